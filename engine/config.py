@@ -1,0 +1,147 @@
+"""EngineConfig: the flat door every user comes through; `resolve` turns it into the parts each room receives.
+
+    EngineConfig(model=..., max_num_seqs=...)      what users, flags and TROUPE_<FIELD> set; "auto" allowed
+        │ resolve(model_config, device, memory)
+        ▼
+    ResolvedConfig(worker, cache, scheduler)       no "auto" left; logged once, never changed
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Literal
+
+from engine.errors import ConfigError
+
+DEMO_MODEL = str(Path(__file__).resolve().parents[1] / "assets" / "demo_model")
+
+Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+Device = Literal["auto", "cpu", "cuda"]
+LoadFormat = Literal["auto", "dummy"]
+SchedulingPolicy = Literal["fcfs", "priority"]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """All settings of one engine, flat. Every field is a flag of `python -m app` and of `LLM(...)`.
+
+    Raises:
+        ConfigError: a value outside its range.
+    """
+
+    model: str = field(default=DEMO_MODEL, metadata={"help": "folder or hub name of a Hugging Face checkpoint"})
+    tokenizer: str | None = field(default=None, metadata={"help": "folder or hub name; default: the model's"})
+    served_model_name: str | None = field(default=None, metadata={"help": "name in the API; default: the model's last part"})
+    load_format: LoadFormat = field(default="auto", metadata={"help": "dummy: random weights of the config's shape"})
+    dtype: Dtype = field(default="auto", metadata={"help": "auto: float32 on CPU, the checkpoint's on CUDA"})
+    device: Device = field(default="auto", metadata={"help": "auto: CUDA when there is one"})
+    num_threads: int | None = field(default=None, metadata={"help": "torch threads; default: cores - 1, at least 1"})
+    skip_tokenizer_init: bool = field(default=False, metadata={"help": "token ids in, token ids out"})
+    seed: int = field(default=0, metadata={"help": "seed of dummy weights"})
+    max_model_len: int | None = field(default=None, metadata={"help": "prompt + output tokens; default: the checkpoint's, shrunk to fit the cache"})
+    block_size: int = field(default=16, metadata={"help": "tokens in one KV cache block"})
+    memory_share: float | None = field(default=None, metadata={"help": "share of memory for the KV cache; default 0.1 of RAM, 0.9 of the GPU"})
+    num_blocks: int | None = field(default=None, metadata={"help": "KV cache blocks, instead of memory_share"})
+    enable_prefix_caching: bool = field(default=True, metadata={"help": "reuse the KV blocks of shared prefixes"})
+    max_num_seqs: int = field(default=64, metadata={"help": "requests that run at once"})
+    max_num_batched_tokens: int = field(default=1024, metadata={"help": "tokens of one step, prefill and decode together"})
+    enable_chunked_prefill: bool = field(default=True, metadata={"help": "spread long prompts over several steps"})
+    scheduling_policy: SchedulingPolicy = field(default="fcfs", metadata={"help": "fcfs, or priority (lower runs first)"})
+    priority_ageing_s: float = field(default=10.0, metadata={"help": "waiting that long improves a request's priority by one"})
+    max_num_waiting: int = field(default=512, metadata={"help": "queued requests before new ones are refused with 503"})
+    enable_overlap: bool = field(default=True, metadata={"help": "plan step N+1 while step N runs"})
+    grammar_timeout_s: float = field(default=10.0, metadata={"help": "deadline of one grammar compile"})
+    max_restarts: int = field(default=3, metadata={"help": "restarts after a crash within ten minutes"})
+
+    def __post_init__(self) -> None:
+        _check_choice(self, "load_format", ("auto", "dummy"))
+        _check_choice(self, "dtype", ("auto", "float32", "bfloat16", "float16"))
+        _check_choice(self, "device", ("auto", "cpu", "cuda"))
+        _check_choice(self, "scheduling_policy", ("fcfs", "priority"))
+        _check_range(self, "num_threads", 1, 1024)
+        _check_range(self, "max_model_len", 1, 2**24)
+        _check_range(self, "block_size", 1, 1024)
+        _check_range(self, "memory_share", 0.001, 1.0)
+        _check_range(self, "num_blocks", 2, 2**31 - 1)
+        _check_range(self, "max_num_seqs", 1, 4096)
+        _check_range(self, "max_num_batched_tokens", 1, 2**24)
+        _check_range(self, "priority_ageing_s", 0.001, 86400.0)
+        _check_range(self, "max_num_waiting", 1, 2**20)
+        _check_range(self, "grammar_timeout_s", 0.01, 3600.0)
+        _check_range(self, "max_restarts", 0, 1000)
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise ConfigError(
+                f"max_num_batched_tokens={self.max_num_batched_tokens} must be at least max_num_seqs={self.max_num_seqs}, "
+                "so that every running request gets its token"
+            )
+
+    @property
+    def model_name(self) -> str:
+        """The name the API shows."""
+        return self.served_model_name or Path(self.model).name or self.model
+
+
+@dataclass(frozen=True, slots=True)
+class CacheConfig:
+    """The KV cache: `num_blocks` blocks of `block_size` tokens, block 0 being the null block."""
+
+    num_blocks: int
+    block_size: int
+    enable_prefix_caching: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerConfig:
+    """What the scheduler may put into one step, and who goes first."""
+
+    max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_num_waiting: int
+    enable_chunked_prefill: bool
+    policy: SchedulingPolicy
+    priority_ageing_s: float
+    max_steps_in_flight: int  # 2 with overlap, else 1
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerConfig:
+    """Where and how the model runs. `dtype` and `device` are torch names."""
+
+    model: str
+    load_format: LoadFormat
+    dtype: str
+    device: str
+    num_threads: int
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedConfig:
+    """An EngineConfig with every "auto" filled in, cut into what each room receives."""
+
+    worker: WorkerConfig
+    cache: CacheConfig
+    scheduler: SchedulerConfig
+    notices: tuple[str, ...] = ()  # what was changed to fit, in words for the log
+
+    @property
+    def max_model_len(self) -> int:
+        return self.scheduler.max_model_len
+
+
+def _check_choice(config: EngineConfig, name: str, allowed: tuple[str, ...]) -> None:
+    value = getattr(config, name)
+    if value not in allowed:
+        raise ConfigError(f"{name}={value!r} must be one of {', '.join(allowed)}")
+
+
+def _check_range(config: EngineConfig, name: str, low: float, high: float) -> None:
+    value = getattr(config, name)
+    if value is None and next(f for f in fields(config) if f.name == name).default is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
+        raise ConfigError(f"{name}={value!r} must be a number from {low} to {high}")
+    if isinstance(low, int) and not isinstance(value, int):
+        raise ConfigError(f"{name}={value!r} must be an integer from {low} to {high}")

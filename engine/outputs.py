@@ -1,0 +1,100 @@
+"""RequestOutput and its parts: what a request gets back. Names follow vLLM."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+
+
+@dataclass(frozen=True, slots=True)
+class Logprob:
+    """Log-probability of one token at one position.
+
+    `logprob` and `rank` are of the model's own distribution (before penalties, mask and temperature);
+    `masked_logprob` is under the grammar mask, None for a request without a grammar.
+    """
+
+    token_id: int
+    logprob: float
+    rank: int  # 1 = most likely
+    decoded_token: str = ""
+    masked_logprob: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """One position: the sampled token (or the prompt's), and the most likely alternatives, best first."""
+
+    token: Logprob
+    top: tuple[Logprob, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionOutput:
+    """One of the `n` completions; cumulative or delta as `SamplingParams.output_kind` says."""
+
+    index: int
+    text: str
+    token_ids: list[int]
+    logprobs: list[TokenLogprobs] | None = None
+    cumulative_logprob: float | None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None  # the stop token id or stop string that ended it; None for EOS
+    error: str | None = None  # why, when finish_reason is "error"
+
+    @property
+    def is_finished(self) -> bool:
+        return self.finish_reason is not None
+
+
+@dataclass(frozen=True, slots=True)
+class RequestMetrics:
+    """Times in seconds of the monotonic clock, and counters of one request."""
+
+    arrival_time: float
+    first_scheduled_time: float | None = None
+    first_token_time: float | None = None
+    last_token_time: float | None = None
+    num_preemptions: int = 0
+
+    @property
+    def queue_time(self) -> float | None:
+        return None if self.first_scheduled_time is None else self.first_scheduled_time - self.arrival_time
+
+    @property
+    def ttft(self) -> float | None:
+        """Time to first token, from arrival."""
+        return None if self.first_token_time is None else self.first_token_time - self.arrival_time
+
+    def tokens_per_second(self, num_tokens: int) -> float | None:
+        """Mean decode rate after the first token; None before two tokens."""
+        if self.first_token_time is None or self.last_token_time is None or num_tokens < 2:
+            return None
+        elapsed = self.last_token_time - self.first_token_time
+        return (num_tokens - 1) / elapsed if elapsed > 0 else None
+
+
+@dataclass(frozen=True, slots=True)
+class GrammarInfo:
+    """Which engine enforced the request's grammar, and what was enforced how."""
+
+    backend: str
+    compile_time_s: float
+    plan: tuple[tuple[str, str, str], ...] = ()  # (JSON pointer, keyword, enforced by)
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOutput:
+    """The state of one request. The last one has `finished=True`; there is exactly one such."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    finished: bool
+    num_cached_tokens: int = 0  # prompt tokens found in the prefix cache
+    prompt_logprobs: list[TokenLogprobs | None] | None = None  # the first position has none
+    metrics: RequestMetrics = field(default_factory=lambda: RequestMetrics(0.0))
+    grammar: GrammarInfo | None = None

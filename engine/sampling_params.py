@@ -1,0 +1,157 @@
+"""SamplingParams: what a request asks of the sampler, validated where it is made."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from engine.errors import InvalidRequest
+from grammar import GrammarSpec
+
+OutputKind = Literal["cumulative", "delta", "final"]
+
+MAX_N = 64
+MAX_STOP_STRINGS = 16
+MAX_STOP_STRING_CHARS = 1024
+MAX_ID_LIST = 1024
+MAX_BAD_WORDS = 128
+MAX_LOGPROBS = 20
+MAX_SEED = 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How to turn logits into tokens, and when to stop. Names and defaults follow vLLM.
+
+    Order of the steps: penalties, logit_bias, allowed_token_ids, bad_words, min_tokens, grammar mask,
+    temperature, top_k, top_p, min_p, then one draw whose noise depends only on (seed, position, token id).
+
+    Raises:
+        InvalidRequest: a value outside its range; the message names field, value and range.
+    """
+
+    n: int = 1  # completions of one prompt, 1..64
+    max_tokens: int | None = 16  # None: up to the model length
+    min_tokens: int = 0  # no EOS or stop token before that many
+    temperature: float = 1.0  # 0 = greedy; 0..2
+    top_p: float = 1.0  # (0, 1]
+    top_k: int = 0  # 0 or -1 = off
+    min_p: float = 0.0  # [0, 1], relative to the most likely token
+    presence_penalty: float = 0.0  # [-2, 2]
+    frequency_penalty: float = 0.0  # [-2, 2]
+    repetition_penalty: float = 1.0  # (0, 10]; counts prompt and output
+    seed: int | None = None  # None: a fresh one for every request
+    stop: tuple[str, ...] = ()  # a str or a list is accepted
+    stop_token_ids: tuple[int, ...] = ()
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    logit_bias: Mapping[int, float] = field(default_factory=dict)  # token id -> added to the logit, [-100, 100]
+    allowed_token_ids: tuple[int, ...] | None = None
+    bad_words: tuple[str, ...] = ()
+    logprobs: int | None = None  # top alternatives beside the sampled token, 0..20
+    prompt_logprobs: int | None = None  # 0..20; such a request does not read the prefix cache
+    skip_special_tokens: bool = True
+    grammar: GrammarSpec | None = None
+    output_kind: OutputKind = "cumulative"
+
+    def __post_init__(self) -> None:
+        set_field = object.__setattr__
+        if isinstance(self.stop, str):
+            set_field(self, "stop", (self.stop,))
+        for name in ("stop", "stop_token_ids", "bad_words", "allowed_token_ids"):
+            value = getattr(self, name)
+            if value is None and name != "allowed_token_ids":
+                set_field(self, name, ())
+            elif isinstance(value, list):
+                set_field(self, name, tuple(value))
+        if self.top_k == -1:
+            set_field(self, "top_k", 0)
+        self._check_numbers()
+        self._check_lists()
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.temperature == 0.0
+
+    def _check_numbers(self) -> None:
+        _check_int("n", self.n, 1, MAX_N)
+        if self.max_tokens is not None:
+            _check_int("max_tokens", self.max_tokens, 1, 2**31 - 1)
+        _check_int("min_tokens", self.min_tokens, 0, 2**31 - 1)
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise InvalidRequest(
+                f"min_tokens={self.min_tokens} must not exceed max_tokens={self.max_tokens}", "min_tokens"
+            )
+        _check_float("temperature", self.temperature, 0.0, 2.0)
+        _check_float("top_p", self.top_p, 0.0, 1.0, open_low=True)
+        _check_int("top_k", self.top_k, 0, 2**31 - 1, note="0 or -1 turns it off")
+        _check_float("min_p", self.min_p, 0.0, 1.0)
+        _check_float("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        _check_float("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        _check_float("repetition_penalty", self.repetition_penalty, 0.0, 10.0, open_low=True)
+        if self.seed is not None:
+            _check_int("seed", self.seed, -(2**63), MAX_SEED)
+        for name in ("logprobs", "prompt_logprobs"):
+            value = getattr(self, name)
+            if value is not None:
+                _check_int(name, value, 0, MAX_LOGPROBS)
+
+    def _check_lists(self) -> None:
+        _check_strings("stop", self.stop, MAX_STOP_STRINGS, MAX_STOP_STRING_CHARS)
+        _check_strings("bad_words", self.bad_words, MAX_BAD_WORDS, MAX_STOP_STRING_CHARS)
+        _check_ids("stop_token_ids", self.stop_token_ids)
+        if self.allowed_token_ids is not None:
+            _check_ids("allowed_token_ids", self.allowed_token_ids)
+            if not self.allowed_token_ids:
+                raise InvalidRequest("allowed_token_ids must not be empty; leave it out for no limit", "allowed_token_ids")
+        if len(self.logit_bias) > MAX_ID_LIST:
+            raise InvalidRequest(
+                f"logit_bias has {len(self.logit_bias)} entries; at most {MAX_ID_LIST} are allowed", "logit_bias"
+            )
+        _check_ids("logit_bias", tuple(self.logit_bias))
+        for value in self.logit_bias.values():
+            _check_float("logit_bias", value, -100.0, 100.0)
+        if self.output_kind not in ("cumulative", "delta", "final"):
+            raise InvalidRequest(
+                f"output_kind={self.output_kind!r} must be one of 'cumulative', 'delta', 'final'", "output_kind"
+            )
+        if self.grammar is not None and not isinstance(self.grammar, GrammarSpec):
+            raise InvalidRequest(
+                f"grammar must be a GrammarSpec (for example GrammarSpec.json_schema(...)), not {type(self.grammar).__name__}",
+                "grammar",
+            )
+
+
+def _check_int(name: str, value: object, low: int, high: int, note: str = "") -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        more = f" ({note})" if note else ""
+        raise InvalidRequest(f"{name}={value!r} must be an integer from {low} to {high}{more}", name)
+
+
+def _check_float(name: str, value: object, low: float, high: float, open_low: bool = False) -> None:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if not is_number or not low <= value <= high or (open_low and value == low):  # type: ignore[operator]
+        left = "above" if open_low else "from"
+        raise InvalidRequest(f"{name}={value!r} must be a number {left} {low:g} up to {high:g}", name)
+
+
+def _check_strings(name: str, values: object, max_count: int, max_chars: int) -> None:
+    if not isinstance(values, tuple) or not all(isinstance(value, str) for value in values):
+        raise InvalidRequest(f"{name} must be a string or a list of strings", name)
+    if len(values) > max_count:
+        raise InvalidRequest(f"{name} has {len(values)} entries; at most {max_count} are allowed", name)
+    for value in values:
+        if not 1 <= len(value) <= max_chars:
+            raise InvalidRequest(f"{name}: every string must have 1 to {max_chars} characters, one has {len(value)}", name)
+
+
+def _check_ids(name: str, values: object) -> None:
+    ids = values if isinstance(values, tuple) else ()
+    if not isinstance(values, tuple) or not all(
+        isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**31 for value in ids
+    ):
+        raise InvalidRequest(f"{name} must hold token ids (integers from 0 up)", name)
+    if len(ids) > MAX_ID_LIST:
+        raise InvalidRequest(f"{name} has {len(ids)} entries; at most {MAX_ID_LIST} are allowed", name)
