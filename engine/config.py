@@ -1,9 +1,9 @@
 """EngineConfig: the flat door every user comes through; `resolve` turns it into the parts each room receives.
 
-    EngineConfig(model=..., max_num_seqs=...)      what users, flags and TROUPE_<FIELD> set; "auto" allowed
-        │ resolve(model_config, device, memory)
-        ▼
-    ResolvedConfig(worker, cache, scheduler)       no "auto" left; logged once, never changed
+EngineConfig(model=..., max_num_seqs=...)      what users, flags and TROUPE_<FIELD> set; "auto" allowed
+    │ resolve(model_config, device, memory)
+    ▼
+ResolvedConfig(worker, cache, scheduler)       no "auto" left; logged once, never changed
 """
 
 from __future__ import annotations
@@ -30,26 +30,54 @@ class EngineConfig:
         ConfigError: a value outside its range.
     """
 
-    model: str = field(default=DEMO_MODEL, metadata={"help": "folder or hub name of a Hugging Face checkpoint"})
+    model: str = field(
+        default=DEMO_MODEL, metadata={"help": "folder or hub name of a Hugging Face checkpoint"}
+    )
     tokenizer: str | None = field(default=None, metadata={"help": "folder or hub name; default: the model's"})
-    served_model_name: str | None = field(default=None, metadata={"help": "name in the API; default: the model's last part"})
-    load_format: LoadFormat = field(default="auto", metadata={"help": "dummy: random weights of the config's shape"})
+    served_model_name: str | None = field(
+        default=None, metadata={"help": "name in the API; default: the model's last part"}
+    )
+    load_format: LoadFormat = field(
+        default="auto", metadata={"help": "dummy: random weights of the config's shape"}
+    )
     dtype: Dtype = field(default="auto", metadata={"help": "auto: float32 on CPU, the checkpoint's on CUDA"})
     device: Device = field(default="auto", metadata={"help": "auto: CUDA when there is one"})
-    num_threads: int | None = field(default=None, metadata={"help": "torch threads; default: cores - 1, at least 1"})
+    num_threads: int | None = field(
+        default=None, metadata={"help": "torch threads; default: cores - 1, at least 1"}
+    )
     skip_tokenizer_init: bool = field(default=False, metadata={"help": "token ids in, token ids out"})
     seed: int = field(default=0, metadata={"help": "seed of dummy weights"})
-    max_model_len: int | None = field(default=None, metadata={"help": "prompt + output tokens; default: the checkpoint's, shrunk to fit the cache"})
+    max_model_len: int | None = field(
+        default=None,
+        metadata={"help": "prompt + output tokens; default: the checkpoint's, shrunk to fit the cache"},
+    )
     block_size: int = field(default=16, metadata={"help": "tokens in one KV cache block"})
-    memory_share: float | None = field(default=None, metadata={"help": "share of memory for the KV cache; default 0.1 of RAM, 0.9 of the GPU"})
-    num_blocks: int | None = field(default=None, metadata={"help": "KV cache blocks, instead of memory_share"})
-    enable_prefix_caching: bool = field(default=True, metadata={"help": "reuse the KV blocks of shared prefixes"})
+    memory_share: float | None = field(
+        default=None,
+        metadata={"help": "share of memory for the KV cache; default 0.1 of RAM, 0.9 of the GPU"},
+    )
+    num_blocks: int | None = field(
+        default=None, metadata={"help": "KV cache blocks, instead of memory_share"}
+    )
+    enable_prefix_caching: bool = field(
+        default=True, metadata={"help": "reuse the KV blocks of shared prefixes"}
+    )
     max_num_seqs: int = field(default=64, metadata={"help": "requests that run at once"})
-    max_num_batched_tokens: int = field(default=1024, metadata={"help": "tokens of one step, prefill and decode together"})
-    enable_chunked_prefill: bool = field(default=True, metadata={"help": "spread long prompts over several steps"})
-    scheduling_policy: SchedulingPolicy = field(default="fcfs", metadata={"help": "fcfs, or priority (lower runs first)"})
-    priority_ageing_s: float = field(default=10.0, metadata={"help": "waiting that long improves a request's priority by one"})
-    max_num_waiting: int = field(default=512, metadata={"help": "queued requests before new ones are refused with 503"})
+    max_num_batched_tokens: int = field(
+        default=1024, metadata={"help": "tokens of one step, prefill and decode together"}
+    )
+    enable_chunked_prefill: bool = field(
+        default=True, metadata={"help": "spread long prompts over several steps"}
+    )
+    scheduling_policy: SchedulingPolicy = field(
+        default="fcfs", metadata={"help": "fcfs, or priority (lower runs first)"}
+    )
+    priority_ageing_s: float = field(
+        default=10.0, metadata={"help": "waiting that long improves a request's priority by one"}
+    )
+    max_num_waiting: int = field(
+        default=512, metadata={"help": "queued requests before new ones are refused with 503"}
+    )
     enable_overlap: bool = field(default=True, metadata={"help": "plan step N+1 while step N runs"})
     grammar_timeout_s: float = field(default=10.0, metadata={"help": "deadline of one grammar compile"})
     max_restarts: int = field(default=3, metadata={"help": "restarts after a crash within ten minutes"})
@@ -72,8 +100,8 @@ class EngineConfig:
         _check_range(self, "max_restarts", 0, 1000)
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ConfigError(
-                f"max_num_batched_tokens={self.max_num_batched_tokens} must be at least max_num_seqs={self.max_num_seqs}, "
-                "so that every running request gets its token"
+                f"max_num_batched_tokens={self.max_num_batched_tokens} must be at least "
+                f"max_num_seqs={self.max_num_seqs}, so that every running request gets its token"
             )
 
     @property
@@ -145,3 +173,48 @@ def _check_range(config: EngineConfig, name: str, low: float, high: float) -> No
         raise ConfigError(f"{name}={value!r} must be a number from {low} to {high}")
     if isinstance(low, int) and not isinstance(value, int):
         raise ConfigError(f"{name}={value!r} must be an integer from {low} to {high}")
+
+
+def resolve_config(
+    config: EngineConfig, worker: WorkerConfig, *, model_max_len: int, free_bytes: int, bytes_per_block: int
+) -> ResolvedConfig:
+    """Fill in every "auto" and size the KV cache.
+
+    Args:
+        model_max_len: tokens the checkpoint was made for.
+        free_bytes: memory the KV cache may take.
+        bytes_per_block: of all layers together.
+
+    Raises:
+        ConfigError: the memory does not hold one block, or `max_model_len` exceeds the checkpoint's.
+    """
+    notices = []
+    num_blocks = config.num_blocks or free_bytes // bytes_per_block
+    if num_blocks < 2:
+        raise ConfigError(
+            f"the KV cache gets {free_bytes / 2**20:.0f} MiB, and one block takes {bytes_per_block / 2**20:.1f} MiB; "
+            "raise memory_share, or lower block_size"
+        )
+    if config.max_model_len is not None and config.max_model_len > model_max_len:
+        raise ConfigError(f"max_model_len={config.max_model_len} exceeds the checkpoint's {model_max_len}")
+    max_model_len = config.max_model_len or model_max_len
+    capacity = (num_blocks - 1) * config.block_size
+    if max_model_len > capacity:
+        notices.append(f"max_model_len shrunk from {max_model_len} to {capacity}: the KV cache holds no more")
+        max_model_len = capacity
+    max_num_batched_tokens = config.max_num_batched_tokens
+    if not config.enable_chunked_prefill and max_num_batched_tokens < max_model_len:
+        notices.append(f"max_num_batched_tokens raised to {max_model_len}: prompts are not chunked")
+        max_num_batched_tokens = max_model_len
+    scheduler = SchedulerConfig(
+        max_model_len=max_model_len,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+        max_num_waiting=config.max_num_waiting,
+        enable_chunked_prefill=config.enable_chunked_prefill,
+        policy=config.scheduling_policy,
+        priority_ageing_s=config.priority_ageing_s,
+        max_steps_in_flight=2 if config.enable_overlap else 1,
+    )
+    cache = CacheConfig(num_blocks, config.block_size, config.enable_prefix_caching)
+    return ResolvedConfig(worker, cache, scheduler, tuple(notices))

@@ -47,7 +47,9 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
-    logit_bias: Mapping[int, float] = field(default_factory=dict)  # token id -> added to the logit, [-100, 100]
+    logit_bias: Mapping[int, float] = field(
+        default_factory=dict
+    )  # token id -> added to the logit, [-100, 100]
     allowed_token_ids: tuple[int, ...] | None = None
     bad_words: tuple[str, ...] = ()
     logprobs: int | None = None  # top alternatives beside the sampled token, 0..20
@@ -58,12 +60,12 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         set_field = object.__setattr__
-        if isinstance(self.stop, str):
-            set_field(self, "stop", (self.stop,))
         for name in ("stop", "stop_token_ids", "bad_words", "allowed_token_ids"):
-            value = getattr(self, name)
+            value: object = getattr(self, name)
             if value is None and name != "allowed_token_ids":
                 set_field(self, name, ())
+            elif isinstance(value, str) and name == "stop":
+                set_field(self, name, (value,))
             elif isinstance(value, list):
                 set_field(self, name, tuple(value))
         if self.top_k == -1:
@@ -105,21 +107,26 @@ class SamplingParams:
         if self.allowed_token_ids is not None:
             _check_ids("allowed_token_ids", self.allowed_token_ids)
             if not self.allowed_token_ids:
-                raise InvalidRequest("allowed_token_ids must not be empty; leave it out for no limit", "allowed_token_ids")
+                raise InvalidRequest(
+                    "allowed_token_ids must not be empty; leave it out for no limit", "allowed_token_ids"
+                )
         if len(self.logit_bias) > MAX_ID_LIST:
             raise InvalidRequest(
-                f"logit_bias has {len(self.logit_bias)} entries; at most {MAX_ID_LIST} are allowed", "logit_bias"
+                f"logit_bias has {len(self.logit_bias)} entries; at most {MAX_ID_LIST} are allowed",
+                "logit_bias",
             )
         _check_ids("logit_bias", tuple(self.logit_bias))
         for value in self.logit_bias.values():
             _check_float("logit_bias", value, -100.0, 100.0)
         if self.output_kind not in ("cumulative", "delta", "final"):
             raise InvalidRequest(
-                f"output_kind={self.output_kind!r} must be one of 'cumulative', 'delta', 'final'", "output_kind"
+                f"output_kind={self.output_kind!r} must be one of 'cumulative', 'delta', 'final'",
+                "output_kind",
             )
         if self.grammar is not None and not isinstance(self.grammar, GrammarSpec):
             raise InvalidRequest(
-                f"grammar must be a GrammarSpec (for example GrammarSpec.json_schema(...)), not {type(self.grammar).__name__}",
+                "grammar must be a GrammarSpec, for example GrammarSpec.json_schema(...), "
+                f"not {type(self.grammar).__name__}",
                 "grammar",
             )
 
@@ -144,7 +151,9 @@ def _check_strings(name: str, values: object, max_count: int, max_chars: int) ->
         raise InvalidRequest(f"{name} has {len(values)} entries; at most {max_count} are allowed", name)
     for value in values:
         if not 1 <= len(value) <= max_chars:
-            raise InvalidRequest(f"{name}: every string must have 1 to {max_chars} characters, one has {len(value)}", name)
+            raise InvalidRequest(
+                f"{name}: every string must have 1 to {max_chars} characters, one has {len(value)}", name
+            )
 
 
 def _check_ids(name: str, values: object) -> None:

@@ -1,0 +1,47 @@
+"""Troupe's engine: `Engine` for asyncio programs, `LLM` for everyone else."""
+
+from engine.config import EngineConfig, ResolvedConfig
+from engine.engine import Engine
+from engine.errors import (
+    ConfigError,
+    EngineDead,
+    EngineError,
+    EngineOverloaded,
+    InvalidRequest,
+    RequestTimeout,
+)
+from engine.llm import LLM
+from engine.metrics import EngineStats, Histogram
+from engine.outputs import (
+    CompletionOutput,
+    GrammarInfo,
+    Logprob,
+    RequestMetrics,
+    RequestOutput,
+    TokenLogprobs,
+)
+from engine.sampling_params import SamplingParams
+from engine.tokenizer import Tokenizer
+
+__all__ = [
+    "LLM",
+    "CompletionOutput",
+    "ConfigError",
+    "Engine",
+    "EngineConfig",
+    "EngineDead",
+    "EngineError",
+    "EngineOverloaded",
+    "EngineStats",
+    "GrammarInfo",
+    "Histogram",
+    "InvalidRequest",
+    "Logprob",
+    "RequestMetrics",
+    "RequestOutput",
+    "RequestTimeout",
+    "ResolvedConfig",
+    "SamplingParams",
+    "TokenLogprobs",
+    "Tokenizer",
+]

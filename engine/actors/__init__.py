@@ -1,0 +1,1 @@
+"""The asyncio shells around the machines: one class, one file, one task, one inbox."""

@@ -1,0 +1,52 @@
+"""DetokenizerActor: turns new tokens into text and puts it into each request's own stream."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import assert_never
+
+from engine.actors.actor import Actor
+from engine.core.detokenizer import Detokenizer
+from engine.messages import AbortRequest, AddRequest, DetokenizerInbox, NewTokens
+from engine.output_stream import OutputStream
+
+
+class DetokenizerActor(Actor[DetokenizerInbox]):
+    """The only owner of the Detokenizer. `streams` maps request ids to (stream, index of the completion)."""
+
+    def __init__(
+        self,
+        detokenizer: Detokenizer,
+        streams: dict[str, tuple[OutputStream, int]],
+        tell_scheduler: Callable[[AbortRequest], None],
+    ) -> None:
+        super().__init__()
+        self._detokenizer = detokenizer
+        self._streams = streams
+        self._tell_scheduler = tell_scheduler
+
+    def handle(self, message: DetokenizerInbox) -> None:
+        match message:
+            case NewTokens():
+                self._process(message)
+            case AddRequest():
+                self._detokenizer.add(message.request_id, message.params, message.prompt_token_ids)
+            case _:
+                assert_never(message)
+
+    def _process(self, message: NewTokens) -> None:
+        now = time.monotonic()
+        stopped = []
+        for item in message.items:
+            delta = self._detokenizer.process(item)
+            if delta is None:
+                continue
+            if delta.stopped_by_string:
+                stopped.append(item.request_id)
+            stream, index = self._streams[item.request_id]
+            if delta.finish_reason is not None:
+                del self._streams[item.request_id]
+            stream.put(index, item, delta, now)
+        if stopped:
+            self._tell_scheduler(AbortRequest(tuple(stopped), "stop"))

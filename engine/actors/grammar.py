@@ -1,0 +1,107 @@
+"""GrammarActor: compiles grammars in a pool, at the door; fills masks in one thread, while the forward runs."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import assert_never
+
+from engine.actors.actor import ThreadActor
+from engine.core.grammar_manager import GrammarManager
+from engine.errors import InvalidRequest
+from engine.messages import DropMatchers, FillMasks, GrammarBroken, GrammarInbox, SampleGate
+from engine.outputs import GrammarInfo
+from grammar import CompiledGrammar, GrammarCompiler, GrammarSpec, Matcher
+
+COMPILE_THREADS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class OpenMatcher:
+    """Stays inside this room: a matcher cannot cross a process border."""
+
+    request_id: str
+    matcher: Matcher
+
+
+class GrammarActor(ThreadActor[GrammarInbox | OpenMatcher]):
+    """Owns the compiler and the matchers.
+
+    Args:
+        make_compiler: builds the compiler on first use; the vocabulary of a large model takes a second.
+        vocab_size: width of the model's logits.
+    """
+
+    def __init__(
+        self,
+        make_compiler: Callable[[], GrammarCompiler],
+        vocab_size: int,
+        timeout_s: float,
+        send_gate: Callable[[SampleGate], None],
+        report_broken: Callable[[GrammarBroken], None],
+    ) -> None:
+        super().__init__("troupe-grammar")
+        self._manager = GrammarManager()
+        self._make_compiler = make_compiler
+        self._compiler: GrammarCompiler | None = None
+        self._vocab_size = vocab_size
+        self._timeout_s = timeout_s
+        self._send_gate = send_gate
+        self._report_broken = report_broken
+        self._pool = ThreadPoolExecutor(COMPILE_THREADS, "troupe-compile")
+        self.num_compiling = 0
+
+    async def compile(self, spec: GrammarSpec) -> tuple[CompiledGrammar, GrammarInfo]:
+        """Compile off the loop.
+
+        Raises:
+            GrammarError: the grammar is malformed or cannot be enforced.
+            InvalidRequest: it took longer than the deadline.
+        """
+        start = time.monotonic()
+        self.num_compiling += 1
+        try:
+            job = self._loop.run_in_executor(self._pool, self._compile, spec)
+            compiled = await asyncio.wait_for(job, self._timeout_s)
+        except TimeoutError as error:
+            raise InvalidRequest(
+                f"the grammar took longer than {self._timeout_s:g} s to compile; make it smaller", "grammar"
+            ) from error
+        finally:
+            self.num_compiling -= 1
+        plan = tuple((entry.pointer, entry.keyword, entry.enforced_by) for entry in compiled.plan)
+        return compiled, GrammarInfo(compiled.backend, time.monotonic() - start, plan)
+
+    def open(self, request_id: str, compiled: CompiledGrammar) -> None:
+        """Give the request its own matcher; before its AddRequest is sent."""
+        self.tell(OpenMatcher(request_id, compiled.matcher()))
+
+    async def run(self) -> None:
+        try:
+            await super().run()
+        finally:
+            self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def work(self) -> None:
+        self.mark_ready()
+        while (message := self._queue.get()) is not None:
+            match message:
+                case FillMasks():
+                    gate, broken = self._manager.fill(message, self._vocab_size)
+                    self._send_gate(gate)
+                    for report in broken:
+                        self.post(self._report_broken, report)
+                case OpenMatcher(request_id=request_id, matcher=matcher):
+                    self._manager.open(request_id, matcher)
+                case DropMatchers(request_ids=request_ids):
+                    self._manager.drop(request_ids)
+                case _:
+                    assert_never(message)
+
+    def _compile(self, spec: GrammarSpec) -> CompiledGrammar:
+        if self._compiler is None:
+            self._compiler = self._make_compiler()  # twice at worst, when two threads come first together
+        return self._compiler.compile(spec)

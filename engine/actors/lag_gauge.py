@@ -1,0 +1,18 @@
+"""The lag gauge: how late the event loop is, measured by being late itself."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from engine.metrics import Histogram
+
+PERIOD_S = 0.1
+
+
+async def watch_loop_lag(lag: Histogram) -> None:
+    """Sleep, and note by how much the wake-up came too late; until cancelled."""
+    while True:
+        due = time.monotonic() + PERIOD_S
+        await asyncio.sleep(PERIOD_S)
+        lag.observe(max(0.0, time.monotonic() - due))

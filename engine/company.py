@@ -1,0 +1,138 @@
+"""Company: one life of the engine, from an empty queue to a close or a crash. Its actors share one TaskGroup.
+
+generate ──AddRequest, AbortRequest──▶ Scheduler ──RunStep (at most 2 in flight)──▶ Executor thread
+    ▲                                   ▲ │ │                                           │   ▲
+    │                                   │ │ └──FillMasks──▶ Grammar thread ──SampleGate─┼───┘
+    │                                   └─┼──────────────── StepDone ───────────────────┘
+    └── OutputStream ◀── Detokenizer ◀────┘ NewTokens
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+
+from engine.actors.detokenizer import DetokenizerActor
+from engine.actors.executor import ExecutorActor
+from engine.actors.grammar import GrammarActor
+from engine.actors.lag_gauge import watch_loop_lag
+from engine.actors.scheduler import SchedulerActor
+from engine.config import EngineConfig
+from engine.core.detokenizer import Detokenizer
+from engine.core.kv_cache_manager import KVCacheManager
+from engine.core.scheduler import Scheduler
+from engine.errors import EngineError
+from engine.messages import AbortRequest, AddRequest
+from engine.metrics import EngineStats, Metrics
+from engine.output_stream import OutputStream
+from engine.tokenizer import Tokenizer
+from engine.worker.worker import Worker
+from grammar import CompiledGrammar, GrammarCompiler, Vocabulary
+
+
+class Company:
+    """The wired actors. `open` and `abort` are the only ways in; streams are the only way out."""
+
+    def __init__(
+        self, config: EngineConfig, worker: Worker, tokenizer: Tokenizer | None, eos_token_ids: tuple[int, ...],
+        metrics: Metrics,
+    ) -> None:  # fmt: skip
+        self.streams: dict[str, tuple[OutputStream, int]] = {}
+        self._config = config
+        self._worker = worker
+        self._tokenizer = tokenizer
+        self._eos_token_ids = eos_token_ids
+        self._metrics = metrics
+
+    async def start(self, tasks: asyncio.TaskGroup, is_restart: bool) -> None:
+        """Bring all actors up in `tasks`; back when requests can come."""
+        # The scheduler needs the resolved config, which the executor's thread finds out while it loads.
+        self.executor = ExecutorActor(
+            self._worker, deliver=lambda done: self.scheduler.tell(done), is_restart=is_restart
+        )
+        tasks.create_task(self.executor.run(), name="executor")
+        await self.executor.ready.wait()
+        resolved = self._worker.resolved
+        self.kv_cache = KVCacheManager(resolved.cache)
+        self.machine = Scheduler(resolved.scheduler, self.kv_cache, self._eos_token_ids)
+        self.grammar = GrammarActor(
+            self._make_compiler,
+            vocab_size=self._worker.model_config.vocab_size,
+            timeout_s=self._config.grammar_timeout_s,
+            send_gate=self.executor.tell,
+            report_broken=lambda report: self.scheduler.tell(report),
+        )
+        self.detokenizer = DetokenizerActor(
+            Detokenizer(self._tokenizer),
+            self.streams,
+            tell_scheduler=lambda abort: self.scheduler.tell(abort),
+        )
+        self.scheduler = SchedulerActor(
+            self.machine,
+            self._metrics,
+            tell_executor=self.executor.tell,
+            tell_grammar=self.grammar.tell,
+            tell_detokenizer=self.detokenizer.tell,
+        )
+        tasks.create_task(self.grammar.run(), name="grammar")
+        tasks.create_task(self.detokenizer.run(), name="detokenizer")
+        tasks.create_task(self.scheduler.run(), name="scheduler")
+        tasks.create_task(watch_loop_lag(self._metrics.loop_lag), name="lag gauge")
+
+    @property
+    def num_queued(self) -> int:
+        """Requests that are accepted and not running, and grammars on their way."""
+        return len(self.streams) - len(self.machine.running) + self.grammar.num_compiling
+
+    def open(
+        self, messages: list[AddRequest], stream: OutputStream, compiled: CompiledGrammar | None
+    ) -> None:
+        """Accept a request: from here on its stream gets exactly one end."""
+        for index, message in enumerate(messages):
+            self.streams[message.request_id] = (stream, index)
+            if compiled is not None:
+                self.grammar.open(message.request_id, compiled)
+            self.detokenizer.tell(message)
+            self.scheduler.tell(message)
+        self._metrics.prompt_tokens += len(messages[0].prompt_token_ids)
+
+    def abort(self, request_ids: Iterable[str]) -> None:
+        """End those of the requests that still live."""
+        live = tuple(request_id for request_id in request_ids if request_id in self.streams)
+        if live:
+            self.scheduler.tell(AbortRequest(live))
+
+    def fail_all(self, error: EngineError) -> None:
+        """End every open stream with this error."""
+        for stream, _ in self.streams.values():
+            stream.fail(error)
+        self.streams.clear()
+
+    def stats(self) -> EngineStats:
+        metrics, pool = self._metrics, self.kv_cache.pool
+        num_running = len(self.machine.running)
+        return EngineStats(
+            num_running=num_running,
+            num_waiting=len(self.streams) - num_running,
+            num_waiting_for_grammar=self.grammar.num_compiling,
+            kv_usage=self.kv_cache.usage,
+            num_blocks=pool.num_usable,
+            num_free_blocks=pool.num_free,
+            num_cached_blocks=pool.num_cached,
+            prompt_tokens=metrics.prompt_tokens,
+            generation_tokens=metrics.generation_tokens,
+            prefix_cache_queries=self.kv_cache.num_queried_tokens,
+            prefix_cache_hits=self.kv_cache.num_hit_tokens,
+            num_preemptions=self.machine.num_preemptions,
+            num_steps=metrics.num_steps,
+            num_step_tokens=metrics.num_step_tokens,
+            num_rejected=metrics.num_rejected,
+            num_restarts=metrics.num_restarts,
+            finished=dict(metrics.finished),
+            histograms=metrics.histograms(),
+        )
+
+    def _make_compiler(self) -> GrammarCompiler:
+        assert self._tokenizer is not None, "the intake refuses grammars without a tokenizer"
+        token_bytes = self._tokenizer.token_bytes(self._worker.model_config.vocab_size)
+        return GrammarCompiler(Vocabulary(token_bytes, self._eos_token_ids))

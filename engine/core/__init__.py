@@ -1,0 +1,1 @@
+"""The synchronous machines. They import neither asyncio nor torch."""

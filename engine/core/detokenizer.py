@@ -1,0 +1,200 @@
+"""Detokenizer: the machine behind the DetokenizerActor. Tokens in, text out, stop strings found.
+
+RequestTokens ──▶ IncrementalText ──▶ StopStrings ──▶ TextDelta
+                  whole characters    nothing that may still become a stop string
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from engine.core.stop_strings import StopStrings
+from engine.messages import RequestTokens
+from engine.outputs import FinishReason, Logprob, TokenLogprobs
+from engine.sampling_params import SamplingParams
+
+
+class TextStream(Protocol):
+    """IncrementalText, WindowedText or a stand-in."""
+
+    def feed(self, token_ids: Sequence[int]) -> str: ...
+
+    def finish(self) -> str: ...
+
+
+class TextTokenizer(Protocol):
+    """What the machine needs of a tokenizer."""
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]: ...
+
+    def make_text(self, prompt_token_ids: Sequence[int], skip_special_tokens: bool) -> TextStream: ...
+
+    def token_text(self, token_id: int) -> str: ...
+
+
+class TextDelta(NamedTuple):
+    """What one request got in one step, as text; with `finish_reason` it is the request's last delta.
+
+    A named tuple because 256 of them are made per step: a frozen dataclass costs four times as much.
+    """
+
+    request_id: str
+    text: str
+    token_ids: list[int]  # up to and including the token that completed a stop string
+    logprobs: list[TokenLogprobs] | None = None  # beside token_ids, decoded
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+    error: str | None = None
+    num_cached_tokens: int = 0
+    stopped_by_string: bool = False  # the scheduler does not know yet: abort the request there
+    first_scheduled_time: float | None = None
+    num_preemptions: int = 0
+
+
+class NoText:
+    """The text of an engine without a tokenizer."""
+
+    def feed(self, token_ids: Sequence[int]) -> str:
+        return ""
+
+    def finish(self) -> str:
+        return ""
+
+
+@dataclass(slots=True)
+class _Stream:
+    """One request on its way through."""
+
+    params: SamplingParams
+    text: TextStream
+    feed: Callable[[Sequence[int]], str]  # text.feed, bound once
+    stops: StopStrings | None
+    num_tokens: int = 0  # read so far; counted only beside stop strings
+
+
+class Detokenizer:
+    """Turns the tokens of every running request into text; one instance for the engine.
+
+    Args:
+        tokenizer: None leaves every text empty, and stop strings unseen.
+    """
+
+    def __init__(self, tokenizer: TextTokenizer | None) -> None:
+        self._tokenizer = tokenizer
+        self._eos_token_ids = frozenset(tokenizer.eos_token_ids) if tokenizer else frozenset()
+        self._streams: dict[str, _Stream] = {}
+
+    def add(self, request_id: str, params: SamplingParams, prompt_token_ids: Sequence[int]) -> None:
+        """Open a stream; the prompt decides how the first token is written."""
+        text: TextStream = NoText()
+        stops = None
+        if self._tokenizer is not None:
+            text = self._tokenizer.make_text(prompt_token_ids, params.skip_special_tokens)
+            if params.stop:
+                stops = StopStrings(params.stop, params.include_stop_str_in_output, params.min_tokens)
+        self._streams[request_id] = _Stream(params, text, text.feed, stops)
+
+    def remove(self, request_id: str) -> None:
+        """Forget a request; unknown ids are ignored."""
+        self._streams.pop(request_id, None)
+
+    def process(self, item: RequestTokens) -> TextDelta | None:
+        """The text of these tokens; None when the request has ended already."""
+        request_id = item.request_id
+        stream = self._streams.get(request_id)
+        if stream is None:
+            return None
+        token_ids = item.token_ids
+        if stream.stops is not None or item.finish_reason is not None:
+            return self._process_with_care(stream, item)
+        return TextDelta(
+            request_id,
+            stream.feed(token_ids),
+            token_ids,
+            None if item.logprobs is None else self._name_tokens(item.logprobs),
+            None if item.prompt_logprobs is None else self._name_prompt(item.prompt_logprobs),
+            None,
+            None,
+            None,
+            item.num_cached_tokens,
+            False,
+            item.first_scheduled_time,
+            item.num_preemptions,
+        )
+
+    def _process_with_care(self, stream: _Stream, item: RequestTokens) -> TextDelta:
+        """The general case: stop strings, and the end of a request."""
+        text, num_kept, hit = self._read(stream, item)
+        finish_reason, stop_reason = item.finish_reason, item.stop_reason
+        if hit is not None and finish_reason != "error":
+            finish_reason, stop_reason = "stop", hit
+        if finish_reason is not None:
+            del self._streams[item.request_id]
+        logprobs = None if item.logprobs is None else self._name_tokens(item.logprobs[:num_kept])
+        return TextDelta(
+            item.request_id,
+            text,
+            item.token_ids if hit is None else item.token_ids[:num_kept],
+            logprobs,
+            None if item.prompt_logprobs is None else self._name_prompt(item.prompt_logprobs),
+            finish_reason,
+            stop_reason,
+            item.error,
+            item.num_cached_tokens,
+            hit is not None,
+            item.first_scheduled_time,
+            item.num_preemptions,
+        )
+
+    def _read(self, stream: _Stream, item: RequestTokens) -> tuple[str, int, str | None]:
+        """The text, how many tokens count, and the stop string hit."""
+        token_ids = item.token_ids
+        is_last = item.finish_reason is not None
+        shown_ids = (
+            token_ids[:-1] if is_last and self._ends_with_stop_token(stream.params, item) else token_ids
+        )
+        stops = stream.stops
+        if stops is None:
+            text = stream.feed(shown_ids)
+            return text + stream.text.finish() if is_last else text, len(token_ids), None
+        text = ""
+        for count, token_id in enumerate(shown_ids, 1):
+            released, hit = stops.feed(stream.feed((token_id,)), stream.num_tokens + count)
+            text += released
+            if hit is not None:
+                return text, count, hit
+        stream.num_tokens += len(token_ids)
+        if is_last:
+            released, hit = stops.feed(stream.text.finish(), stream.num_tokens)
+            text += released if hit is not None else released + stops.finish()
+            return text, len(token_ids), hit
+        return text, len(token_ids), None
+
+    def _ends_with_stop_token(self, params: SamplingParams, item: RequestTokens) -> bool:
+        """Whether the last token ended the request and is therefore kept out of the text."""
+        if item.finish_reason != "stop" or not item.token_ids or params.include_stop_str_in_output:
+            return False
+        token_id = item.token_ids[-1]
+        ends = (item.stop_reason, *params.stop_token_ids)
+        return token_id in ends or token_id in self._eos_token_ids
+
+    def _name_tokens(self, positions: Sequence[TokenLogprobs]) -> list[TokenLogprobs]:
+        """The same positions with each token's text beside its id."""
+        if self._tokenizer is None:
+            return list(positions)
+        return [
+            TokenLogprobs(self._name(position.token), tuple(self._name(top) for top in position.top))
+            for position in positions
+        ]
+
+    def _name_prompt(self, positions: Sequence[TokenLogprobs | None]) -> list[TokenLogprobs | None]:
+        return [None if position is None else self._name_tokens([position])[0] for position in positions]
+
+    def _name(self, entry: Logprob) -> Logprob:
+        assert self._tokenizer is not None, "an engine without a tokenizer names no tokens"
+        text = self._tokenizer.token_text(entry.token_id)
+        return Logprob(entry.token_id, entry.logprob, entry.rank, text, entry.masked_logprob)

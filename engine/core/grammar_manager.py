@@ -1,0 +1,58 @@
+"""GrammarManager: the matchers of all running requests, and the masks of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from engine.messages import FillMasks, GrammarBroken, SampleGate
+from grammar import GrammarError, Matcher, allocate_bitmask, fill_bitmask
+
+
+class GrammarManager:
+    """Owns one matcher per request that has a grammar. Synchronous; one owner."""
+
+    def __init__(self) -> None:
+        self._matchers: dict[str, Matcher] = {}
+
+    def __len__(self) -> int:
+        return len(self._matchers)
+
+    def open(self, request_id: str, matcher: Matcher) -> None:
+        self._matchers[request_id] = matcher
+
+    def drop(self, request_ids: Iterable[str]) -> None:
+        for request_id in request_ids:
+            self._matchers.pop(request_id, None)
+
+    def fill(self, order: FillMasks, vocab_size: int) -> tuple[SampleGate, list[GrammarBroken]]:
+        """Advance the matchers by the accepted tokens, then fill the masks of the targets that still live.
+
+        A matcher that fails takes only its own request with it.
+        """
+        broken = self._accept(order.accepted)
+        live = [(index, self._matchers[name]) for index, name in order.targets if name in self._matchers]
+        bitmask = allocate_bitmask(len(live), vocab_size)
+        fill_bitmask([matcher for _, matcher in live], range(len(live)), bitmask)
+        indices = np.array([index for index, _ in live], dtype=np.int64)
+        return SampleGate(order.step_id, indices, bitmask), broken
+
+    def _accept(self, accepted: Iterable[tuple[str, int]]) -> list[GrammarBroken]:
+        broken = []
+        for request_id, token_id in accepted:
+            matcher = self._matchers.get(request_id)
+            if matcher is None:
+                continue
+            try:
+                problem = (
+                    None
+                    if matcher.accept_token(token_id)
+                    else f"token {token_id} is not allowed by the grammar"
+                )
+            except GrammarError as error:
+                problem = str(error)
+            if problem is not None:
+                del self._matchers[request_id]
+                broken.append(GrammarBroken(request_id, problem))
+        return broken

@@ -1,0 +1,86 @@
+"""KVCacheManager: gives requests the blocks their tokens need, and reuses those of shared prefixes."""
+
+from __future__ import annotations
+
+from engine.config import CacheConfig
+from engine.core.block_hash import extend_block_hashes
+from engine.core.block_pool import BlockPool
+from engine.request import Request
+
+
+class KVCacheManager:
+    """Owns the block pool; the scheduler asks it for room and hands requests' blocks back through it."""
+
+    def __init__(self, config: CacheConfig) -> None:
+        self.config = config
+        self.block_size = config.block_size
+        self.pool = BlockPool(config.num_blocks)
+        self.num_queried_tokens = 0
+        self.num_hit_tokens = 0
+
+    @property
+    def usage(self) -> float:
+        """Share of the usable blocks that requests own, 0 to 1."""
+        return 1.0 - self.pool.num_free / self.pool.num_usable
+
+    def admit(self, request: Request) -> bool:
+        """Give the request blocks for all its known tokens, cached prefix first; False and unchanged without room.
+
+        Sets `num_computed_tokens` to the number of cached tokens; at least one token is always computed.
+        """
+        cached = self._find_prefix(request)
+        num_blocks = -(-request.num_tokens // self.block_size)
+        num_new = num_blocks - len(cached)
+        if num_new + self.pool.num_free_among(cached) > self.pool.num_free:
+            return False
+        self.pool.share(cached)
+        fresh = self.pool.allocate(num_new)
+        assert fresh is not None, "counted as free above"
+        request.block_ids = cached + fresh
+        request.num_committed_blocks = len(cached)
+        request.num_computed_tokens = len(cached) * self.block_size
+        self.num_queried_tokens += request.num_tokens
+        self.num_hit_tokens += request.num_computed_tokens
+        return True
+
+    def grow(self, request: Request, num_tokens: int) -> list[int] | None:
+        """Blocks appended so that `num_tokens` tokens have a place ([] when they already had); None without room."""
+        missing = -(-num_tokens // self.block_size) - len(request.block_ids)
+        if missing <= 0:
+            return []
+        fresh = self.pool.allocate(missing)
+        if fresh is not None:
+            request.block_ids += fresh
+        return fresh
+
+    def commit(self, request: Request, num_tokens: int) -> None:
+        """Offer the full blocks among the first `num_tokens` tokens to the prefix cache.
+
+        The caller vouches that these tokens are known and that their KV is written before any later step reads.
+        """
+        num_full = num_tokens // self.block_size
+        if not self.config.enable_prefix_caching or num_full <= request.num_committed_blocks:
+            return
+        self._extend_hashes(request, num_full * self.block_size)
+        for index in range(request.num_committed_blocks, num_full):
+            self.pool.commit(request.block_ids[index], request.block_hashes[index])
+        request.num_committed_blocks = num_full
+
+    def free(self, request: Request) -> None:
+        self.pool.free(request.block_ids)
+        request.block_ids = []
+        request.num_committed_blocks = 0
+        request.num_computed_tokens = 0
+
+    def _find_prefix(self, request: Request) -> list[int]:
+        wants_prompt_logprobs = request.params.prompt_logprobs is not None
+        if not self.config.enable_prefix_caching or wants_prompt_logprobs:
+            return []
+        usable = request.num_tokens - 1
+        self._extend_hashes(request, usable)
+        return self.pool.find(request.block_hashes[: usable // self.block_size])
+
+    def _extend_hashes(self, request: Request, num_tokens: int) -> None:
+        extend_block_hashes(
+            request.block_hashes, request.token_ids, num_tokens, self.block_size, request.salt
+        )

@@ -1,0 +1,64 @@
+"""RequestQueue: who is admitted next.
+
+One key orders both policies, smaller first: fcfs uses the arrival time; priority uses
+priority + arrival / ageing. As all requests age at the same rate, the aged order never changes while
+they wait, so a heap with a fixed key is enough, and nobody starves: after `ageing_s` seconds a request
+stands where one of the next better priority would have stood. A preempted request keeps its key and so
+comes back to the front.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+
+from engine.config import SchedulingPolicy
+from engine.request import Request
+
+
+class RequestQueue:
+    """Waiting requests in the order of their key; removal is lazy."""
+
+    def __init__(self, policy: SchedulingPolicy, ageing_s: float) -> None:
+        self._policy = policy
+        self._ageing_s = ageing_s
+        self._heap: list[tuple[tuple[float, float, int], Request]] = []
+        self._members: dict[str, Request] = {}
+        self._counter = itertools.count()
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._members
+
+    def push(self, request: Request) -> None:
+        """Queue a new request, or a preempted one under its old key."""
+        if request.queue_key[2] == 0:
+            request.queue_key = self._make_key(request)
+        self._members[request.request_id] = request
+        heapq.heappush(self._heap, (request.queue_key, request))
+
+    def peek(self) -> Request | None:
+        while self._heap and self._members.get(self._heap[0][1].request_id) is not self._heap[0][1]:
+            heapq.heappop(self._heap)
+        return self._heap[0][1] if self._heap else None
+
+    def pop(self) -> Request:
+        request = self.peek()
+        assert request is not None, "pop from an empty queue"
+        heapq.heappop(self._heap)
+        del self._members[request.request_id]
+        return request
+
+    def remove(self, request: Request) -> None:
+        del self._members[request.request_id]
+
+    def requests(self) -> list[Request]:
+        return list(self._members.values())
+
+    def _make_key(self, request: Request) -> tuple[float, float, int]:
+        number = next(self._counter) + 1
+        if self._policy == "fcfs":
+            return (0.0, request.arrival_time, number)
+        return (request.priority + request.arrival_time / self._ageing_s, request.arrival_time, number)

@@ -1,0 +1,177 @@
+"""LLM: the synchronous facade. It keeps an Engine on an event loop of its own, in a thread of its own.
+
+That is why it works from a plain script, from any thread, and inside a running loop (a notebook) alike.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from collections.abc import Coroutine, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import replace
+from threading import Thread
+from typing import Any, TypeVar
+
+from tqdm import tqdm
+
+from engine.config import DEMO_MODEL, EngineConfig
+from engine.engine import Engine
+from engine.errors import InvalidRequest
+from engine.intake import Prompt
+from engine.outputs import RequestOutput
+from engine.sampling_params import SamplingParams
+from engine.tokenizer import Tokenizer
+
+Result = TypeVar("Result")
+Messages = Sequence[Mapping[str, Any]]
+
+
+class LLM:
+    """Offline generation: `LLM(model=...).generate(prompts, sampling_params)`.
+
+    Args:
+        model: folder or hub name of a checkpoint; default: the embedded demo model.
+        settings: any field of EngineConfig.
+
+    Raises:
+        ConfigError: the settings or the checkpoint cannot work.
+    """
+
+    def __init__(self, model: str = DEMO_MODEL, **settings: Any) -> None:
+        # Offline work comes in one heap: a bounded queue would only refuse it.
+        settings.setdefault("max_num_waiting", 2**20)
+        self._engine = Engine(EngineConfig(model=str(model), **settings))
+        self._loop = asyncio.new_event_loop()
+        thread = Thread(target=_run_loop, args=(self._loop,), name="troupe-llm", daemon=True)
+        thread.start()
+        # Runs at close, when the last reference goes, or at the interpreter's exit: whichever comes first.
+        self._finalizer = weakref.finalize(self, _shut_down, self._engine, self._loop, thread)
+        try:
+            self._run(self._engine.start())
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        return self._engine.tokenizer
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+        priority: int = 0,
+        cache_salt: str | None = None,
+    ) -> list[RequestOutput]:
+        """Complete prompts (text, token ids, or {"prompt_token_ids": ids}); one finished output each, in order.
+
+        Raises:
+            InvalidRequest, GrammarError: a prompt or its parameters cannot be served; nothing is returned.
+        """
+        listed = _list_prompts(prompts)
+        params = _list_params(sampling_params, len(listed))
+        return self._run(self._generate_all(listed, params, use_tqdm, priority, cache_salt))
+
+    def chat(
+        self,
+        messages: Messages | Sequence[Messages],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+        **template_options: Any,
+    ) -> list[RequestOutput]:
+        """Answer one conversation, or a list of them, under the model's chat template."""
+        is_single = bool(messages) and isinstance(messages[0], Mapping)
+        conversations = [messages] if is_single else list(messages)
+        prompts = [self._run(self._engine.render_chat(each, **template_options)) for each in conversations]  # type: ignore[arg-type]
+        return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
+
+    def close(self) -> None:
+        """Stop the engine, its threads and the loop. Safe to call twice."""
+        self._finalizer()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    async def _generate_all(
+        self,
+        prompts: list[Prompt],
+        params: list[SamplingParams],
+        use_tqdm: bool,
+        priority: int,
+        cache_salt: str | None,
+    ) -> list[RequestOutput]:
+        with tqdm(total=len(prompts), desc="Prompts", disable=not use_tqdm, dynamic_ncols=True) as bar:
+
+            async def run_one(prompt: Prompt, each: SamplingParams) -> RequestOutput:
+                final = replace(each, output_kind="final")
+                outputs = self._engine.generate(prompt, final, priority=priority, cache_salt=cache_salt)
+                last = [output async for output in outputs][-1]
+                bar.update()
+                return last
+
+            async with asyncio.TaskGroup() as tasks:
+                jobs = [tasks.create_task(run_one(*pair)) for pair in zip(prompts, params, strict=True)]
+        return [job.result() for job in jobs]
+
+    def _run(self, work: Coroutine[Any, Any, Result]) -> Result:
+        if not self._finalizer.alive:
+            work.close()
+            raise RuntimeError("this LLM was closed; make a new one")
+        future: Future[Result] = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result()
+        except ExceptionGroup as group:
+            raise _first_error(group) from None
+        except BaseException:
+            future.cancel()  # Ctrl-C: abort what was asked, keep the engine
+            raise
+
+
+def _list_prompts(prompts: Any) -> list[Prompt]:
+    if isinstance(prompts, str | Mapping):
+        return [prompts]
+    listed = list(prompts)
+    if listed and all(isinstance(item, int) for item in listed):
+        return [listed]
+    return listed
+
+
+def _list_params(params: Any, count: int) -> list[SamplingParams]:
+    if params is None or isinstance(params, SamplingParams):
+        return [params or SamplingParams()] * count
+    listed = list(params)
+    if len(listed) != count:
+        raise InvalidRequest(
+            f"sampling_params has {len(listed)} entries for {count} prompts", "sampling_params"
+        )
+    return listed
+
+
+def _first_error(group: ExceptionGroup) -> Exception:
+    error: Exception = group
+    while isinstance(error, ExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
+    asyncio.set_event_loop(loop)
+    try:
+        loop.run_forever()
+    finally:
+        loop.run_until_complete(loop.shutdown_asyncgens())
+        loop.run_until_complete(loop.shutdown_default_executor())
+        loop.close()
+
+
+def _shut_down(engine: Engine, loop: asyncio.AbstractEventLoop, thread: Thread) -> None:
+    asyncio.run_coroutine_threadsafe(engine.close(), loop).result()
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join()

@@ -1,0 +1,8 @@
+"""Models: from a checkpoint on disk to a decoder that runs over the paged KV cache."""
+
+from engine.model.config import ModelConfig
+from engine.model.decoder import DecoderModel
+from engine.model.loader import load_model
+from engine.model.rope_config import RopeConfig
+
+__all__ = ["DecoderModel", "ModelConfig", "RopeConfig", "load_model"]

@@ -1,0 +1,78 @@
+"""Checkpoints on disk: finding the folder of a path or hub name, and reading its safetensors one by one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from engine.errors import ConfigError
+
+WEIGHT_PATTERNS = ("*.safetensors", "*.safetensors.index.json", "config.json")
+_SINGLE_FILE = "model.safetensors"
+_INDEX_FILE = "model.safetensors.index.json"
+
+
+def resolve_checkpoint(path_or_name: str | Path, allow_patterns: tuple[str, ...] = WEIGHT_PATTERNS) -> Path:
+    """Return the folder of a checkpoint, downloading the files that match from the hub if it is not one.
+
+    Raises:
+        ConfigError: neither a folder nor a repository that can be reached or is in the local cache.
+    """
+    path = Path(path_or_name).expanduser()
+    if path.is_dir():
+        return path
+    name = str(path_or_name)
+    if path.is_absolute() or path.exists() or name.startswith((".", "~")) or name.count("/") > 1:
+        raise ConfigError(f"model {name!r} is not a folder")
+    try:
+        return Path(snapshot_download(name, allow_patterns=list(allow_patterns)))
+    except HFValidationError as error:
+        raise ConfigError(f"model {name!r} is neither a folder nor a hub name: {error}") from error
+    except LocalEntryNotFoundError as error:
+        raise ConfigError(
+            f"model {name!r} is not a folder, is not in the local hub cache, and the hub cannot be reached"
+        ) from error
+    except (HfHubHTTPError, OSError) as error:
+        raise ConfigError(f"model {name!r} is not a folder and the hub refused it: {error}") from error
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """Return the safetensors files of a checkpoint: the single one, or those its index names.
+
+    Raises:
+        ConfigError: there are none, or one that the index names is missing.
+    """
+    if (folder / _SINGLE_FILE).is_file():
+        return [folder / _SINGLE_FILE]
+    index = folder / _INDEX_FILE
+    if not index.is_file():
+        raise ConfigError(f"{folder} has neither {_SINGLE_FILE} nor {_INDEX_FILE}; only safetensors are read")
+    try:
+        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(f"{index} is not a valid index: {error!r}") from error
+    for name in names:
+        if Path(name).name != name or not (folder / name).is_file():
+            raise ConfigError(f"{index} names {name!r}, which is not in the folder")
+    return [folder / name for name in names]
+
+
+def read_tensors(files: list[Path]) -> Iterator[tuple[str, Tensor]]:
+    """Yield (name, tensor) one at a time, on the CPU; only the current one is in memory.
+
+    Raises:
+        ConfigError: a file that is cut short or is not safetensors.
+    """
+    for file in files:
+        try:
+            with safe_open(file, framework="pt", device="cpu") as tensors:
+                for name in tensors.keys():  # noqa: SIM118  not a dict
+                    yield name, tensors.get_tensor(name)
+        except SafetensorError as error:
+            raise ConfigError(f"{file} cannot be read as safetensors: {error}") from error

@@ -1,0 +1,88 @@
+"""ConfigReader: takes typed values out of a config.json and knows which keys nobody took."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from engine.errors import ConfigError
+
+_MISSING: Any = object()
+
+
+class ConfigReader:
+    """Reads each key once, with a check; `refuse_rest` then names whatever would be silently ignored.
+
+    Args:
+        data: the parsed JSON object.
+        where: how error messages call it, e.g. "config.json".
+
+    All readers raise ConfigError on a value of the wrong kind or range, naming key and value.
+    """
+
+    def __init__(self, data: dict[str, Any], where: str) -> None:
+        self._data = data
+        self._where = where
+        self._taken: set[str] = set()
+
+    def take(self, key: str, default: Any = None) -> Any:
+        """Return the raw value, or the default when the key is absent."""
+        self._taken.add(key)
+        return self._data.get(key, default)
+
+    def integer(self, key: str, default: Any = _MISSING) -> int:
+        """Return a positive integer; null counts as absent."""
+        value = self._required(key, default)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise self.error(key, value, "must be a positive integer")
+        return value
+
+    def number(self, key: str, default: Any = _MISSING) -> float:
+        """Return a positive number; null counts as absent."""
+        value = self._required(key, default)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
+            raise self.error(key, value, "must be a positive number")
+        return float(value)
+
+    def optional_number(self, key: str) -> float | None:
+        """Return a positive number, or None when the key is absent or null."""
+        if self.take(key) is None:
+            return None
+        return self.number(key)
+
+    def boolean(self, key: str, default: bool) -> bool:
+        """Return true or false; null counts as absent."""
+        value = self._required(key, default)
+        if not isinstance(value, bool):
+            raise self.error(key, value, "must be true or false")
+        return value
+
+    def error(self, key: str, value: Any, reason: str) -> ConfigError:
+        """Make the error for one key of this file."""
+        return ConfigError(f"{self._where}: {key}={value!r} {reason}")
+
+    def refuse_rest(self, inert: frozenset[str]) -> None:
+        """Refuse every key that was not taken, unless it is inert or switched off (null, false, empty).
+
+        Raises:
+            ConfigError: naming all such keys: they might change the arithmetic.
+        """
+        rest = [
+            key
+            for key, value in self._data.items()
+            if key not in self._taken and not _is_inert(key, inert) and value not in (None, False, "", [], {})
+        ]
+        if rest:
+            shown = ", ".join(f"{key}={self._data[key]!r}"[:80] for key in sorted(rest))
+            raise ConfigError(f"{self._where}: fields that this engine does not support: {shown}")
+
+    def _required(self, key: str, default: Any) -> Any:
+        value = self.take(key)
+        if value is None:
+            value = default
+        if value is _MISSING:
+            raise ConfigError(f"{self._where}: the field {key} is missing")
+        return value
+
+
+def _is_inert(key: str, inert: frozenset[str]) -> bool:
+    return key in inert or key.startswith("_") or key.endswith(("_version", "_token_id"))

@@ -1,0 +1,116 @@
+"""Fill a decoder with weights: from a checkpoint, or random ones of the same shape."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from engine.errors import ConfigError
+from engine.model.checkpoint import read_tensors, resolve_checkpoint, weight_files
+from engine.model.config import ModelConfig
+from engine.model.decoder import DecoderModel
+
+_TIED = "lm_head.weight"
+_EMBEDDING = "model.embed_tokens.weight"
+# Buffers that old checkpoints saved and the config determines.
+_DERIVED_SUFFIX = ".rotary_emb.inv_freq"
+_MAX_NAMES = 8
+
+
+def load_model(
+    path_or_name: str | Path,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device = torch.device("cpu"),  # noqa: B008  immutable
+    load_format: Literal["auto", "dummy"] = "auto",
+    config: ModelConfig | None = None,
+    seed: int = 0,
+) -> DecoderModel:
+    """Build the decoder of a checkpoint and load its weights.
+
+    Args:
+        path_or_name: local folder, or name of a repository on the hub.
+        dtype: weights are cast to it.
+        load_format: "auto" reads safetensors; "dummy" makes random weights and reads only config.json.
+        config: already parsed; None: from the checkpoint.
+        seed: of dummy weights, the same on every device.
+
+    Returns the model in eval mode, its parameters without gradients.
+
+    Raises:
+        ConfigError: a checkpoint that cannot be found or read, or whose tensors are not those of its config.
+    """
+    if config is None:
+        config = ModelConfig.from_pretrained(path_or_name)
+    model = DecoderModel(config, dtype, device).eval()
+    if load_format == "dummy":
+        _fill_randomly(model, seed)
+    else:
+        _load_checkpoint(model, resolve_checkpoint(path_or_name))
+    return model
+
+
+def _load_checkpoint(model: DecoderModel, folder: Path) -> None:
+    files = weight_files(folder)
+    targets = model.checkpoint_targets()
+    loaded: set[str] = set()
+    unexpected: list[str] = []
+    has_tied_head = False
+    for name, tensor in read_tensors(files):
+        if name in targets:
+            _copy(targets[name], tensor, name, folder)
+            loaded.add(name)
+        elif name == _TIED:
+            has_tied_head = True
+        elif not name.endswith(_DERIVED_SUFFIX):
+            unexpected.append(name)
+    missing = [name for name in targets if name not in loaded]
+    if missing or unexpected:
+        raise ConfigError(
+            f"the tensors of {folder} are not those of its config: "
+            f"missing: {_shorten(missing)}; unexpected: {_shorten(unexpected)}"
+        )
+    if has_tied_head:
+        _check_tied_head(files, targets[_EMBEDDING], folder)
+
+
+def _copy(target: Tensor, tensor: Tensor, name: str, folder: Path) -> None:
+    # The norms of heads are kept once per head.
+    expected = target.shape[1:] if name.endswith(("q_norm.weight", "k_norm.weight")) else target.shape
+    if tensor.shape != expected:
+        raise ConfigError(
+            f"{folder}: tensor {name} has shape {list(tensor.shape)}, its config says {list(expected)}"
+        )
+    if not tensor.is_floating_point() or tensor.dtype.itemsize < 2:
+        raise ConfigError(
+            f"{folder}: tensor {name} is {tensor.dtype}; quantized checkpoints are not supported"
+        )
+    target.copy_(tensor)
+
+
+def _check_tied_head(files: list[Path], embedding: Tensor, folder: Path) -> None:
+    """Refuse a head that differs from the embedding it is said to be: ignoring it would change the model."""
+    for name, tensor in read_tensors(files):
+        if name == _TIED and not torch.equal(tensor.to(embedding.dtype), embedding.cpu()):
+            raise ConfigError(f"{folder}: tie_word_embeddings is true, but {_TIED} is not the embedding")
+
+
+def _fill_randomly(model: DecoderModel, seed: int) -> None:
+    """Give every parameter the values a fresh model would have: norms 1, biases 0, the rest N(0, 0.02)."""
+    generator = torch.Generator().manual_seed(seed)
+    for name, parameter in model.named_parameters():
+        if name.endswith("norm"):
+            parameter.fill_(1.0)
+        elif name.endswith("bias"):
+            parameter.zero_()
+        else:
+            parameter.copy_(torch.empty(parameter.shape).normal_(0.0, 0.02, generator=generator))
+
+
+def _shorten(names: list[str]) -> str:
+    if not names:
+        return "none"
+    rest = len(names) - _MAX_NAMES
+    return ", ".join(names[:_MAX_NAMES]) + (f" and {rest} more" if rest > 0 else "")

@@ -1,0 +1,149 @@
+"""RotaryEmbedding: cosines and sines per position, for every supported way to scale them.
+
+The formulas follow transformers' `modeling_rope_utils`, operation by operation.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from engine.model.rope_config import RopeConfig
+
+_MIN_POSITIONS = 2048
+
+
+class RotaryEmbedding:
+    """Tables of cos and sin, float32, extended when a longer context comes.
+
+    With dynamic NTK scaling the tokens of a request whose context is longer than the model was trained for
+    are rotated by that length's own frequencies, as transformers does; earlier tokens in the cache keep
+    theirs. Beyond that length a result therefore depends on how the prompt was cut into steps.
+
+    Args:
+        config: which scaling.
+        head_dim: size of the rotated vectors.
+        device: of the tables.
+    """
+
+    def __init__(self, config: RopeConfig, head_dim: int, device: torch.device) -> None:
+        self._config = config
+        self._head_dim = head_dim
+        self._device = device
+        self._inv_freq = compute_inv_freq(config, head_dim)
+        self._scaling = _compute_attention_scaling(config)
+        self._cos = self._sin = torch.empty(0, device=device)
+
+    def compute_cos_sin(
+        self, positions: Tensor, query_lens: list[int], seq_lens: list[int]
+    ) -> tuple[Tensor, Tensor]:
+        """Return cos and sin of each token as `kernels.apply_rope` wants them, [T, 1, head_dim] float32.
+
+        Args:
+            positions: [T] int64.
+            query_lens, seq_lens: host copies of the lengths of each request.
+        """
+        self._extend(max(seq_lens))
+        cos, sin = self._cos.index_select(0, positions), self._sin.index_select(0, positions)
+        if self._config.rope_type == "dynamic":
+            self._rotate_long(cos, sin, positions, query_lens, seq_lens)
+        return cos.unsqueeze(1), sin.unsqueeze(1)
+
+    def _rotate_long(
+        self, cos: Tensor, sin: Tensor, positions: Tensor, query_lens: list[int], seq_lens: list[int]
+    ) -> None:
+        start = 0
+        for query_len, seq_len in zip(query_lens, seq_lens, strict=True):
+            rows = slice(start, start + query_len)
+            start += query_len
+            if seq_len > self._config.original_max_position_embeddings:
+                inv_freq = compute_inv_freq(self._config, self._head_dim, seq_len)
+                cos[rows], sin[rows] = self._tables(positions[rows], inv_freq)
+
+    def _extend(self, num_positions: int) -> None:
+        """Make the tables cover positions [0, num_positions)."""
+        if num_positions <= self._cos.shape[0]:
+            return
+        size = max(_MIN_POSITIONS, 2 * self._cos.shape[0], num_positions)
+        self._cos, self._sin = self._tables(torch.arange(size, device=self._device), self._inv_freq)
+
+    def _tables(self, positions: Tensor, inv_freq: Tensor) -> tuple[Tensor, Tensor]:
+        angles = positions.unsqueeze(1).float() * inv_freq.to(self._device)
+        cos, sin = angles.cos() * self._scaling, angles.sin() * self._scaling
+        return torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
+
+
+def compute_inv_freq(config: RopeConfig, dim: int, seq_len: int | None = None) -> Tensor:
+    """Return the angle per position of each pair of a head, [dim / 2] float32 on the CPU.
+
+    Args:
+        config: which scaling.
+        dim: size of the rotated vectors.
+        seq_len: context length, for dynamic scaling beyond the original length.
+    """
+    base = config.theta
+    original = config.original_max_position_embeddings
+    if config.rope_type == "dynamic" and seq_len is not None and seq_len > original:
+        stretch = config.factor * seq_len / original - (config.factor - 1)
+        base *= stretch ** (dim / (dim - 2))
+    inv_freq = 1.0 / (base ** (torch.arange(0, dim, 2, dtype=torch.float32) / dim))
+    match config.rope_type:
+        case "linear":
+            return inv_freq / config.factor
+        case "llama3":
+            return _scale_llama3(inv_freq, config)
+        case "yarn":
+            return _scale_yarn(inv_freq, config, dim)
+        case _:
+            return inv_freq
+
+
+def _scale_llama3(inv_freq: Tensor, config: RopeConfig) -> Tensor:
+    """Slow down low frequencies by the factor, keep high ones, blend between. Source: Llama 3.1."""
+    original, low, high = (
+        config.original_max_position_embeddings,
+        config.low_freq_factor,
+        config.high_freq_factor,
+    )
+    wavelen = 2 * math.pi / inv_freq
+    smooth = (original / wavelen - low) / (high - low)
+    blended = (1 - smooth) * inv_freq / config.factor + smooth * inv_freq
+    scaled = torch.where(wavelen > original / low, inv_freq / config.factor, blended)
+    return torch.where(wavelen < original / high, inv_freq, scaled)
+
+
+def _scale_yarn(inv_freq: Tensor, config: RopeConfig, dim: int) -> Tensor:
+    """Interpolate the dimensions that turn slowly, extrapolate the others. Source: Peng et al., 2023."""
+    low = _yarn_dim(config.beta_fast, config, dim)
+    high = _yarn_dim(config.beta_slow, config, dim)
+    if config.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, dim - 1)
+    if low == high:
+        # a ramp of no width would divide by zero
+        high += 0.001
+    ramp = ((torch.arange(dim // 2, dtype=torch.float32) - low) / (high - low)).clamp(0, 1)
+    return inv_freq / config.factor * ramp + inv_freq * (1 - ramp)
+
+
+def _yarn_dim(num_rotations: float, config: RopeConfig, dim: int) -> float:
+    """Return the dimension whose pair turns that often within the original context."""
+    turns = config.original_max_position_embeddings / (num_rotations * 2 * math.pi)
+    return dim * math.log(turns) / (2 * math.log(config.theta))
+
+
+def _compute_attention_scaling(config: RopeConfig) -> float:
+    """Return the factor of cos and sin: 1, or YaRN's temperature."""
+    if config.rope_type != "yarn":
+        return 1.0
+    if config.attention_factor is not None:
+        return config.attention_factor
+    if config.mscale and config.mscale_all_dim:
+        return _yarn_mscale(config.factor, config.mscale) / _yarn_mscale(config.factor, config.mscale_all_dim)
+    return _yarn_mscale(config.factor, 1.0)
+
+
+def _yarn_mscale(factor: float, mscale: float) -> float:
+    return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0

@@ -1,0 +1,93 @@
+"""RopeConfig: the parameters of the rotary embedding, from old and new keys of config.json."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from engine.model.config_reader import ConfigReader
+
+ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "llama3")
+_DEFAULT_THETA = 10000.0
+
+
+@dataclass(frozen=True, slots=True)
+class RopeConfig:
+    """One rotary embedding. Fields beyond the first four belong to one type, and are unused by the others."""
+
+    rope_type: str = "default"
+    theta: float = _DEFAULT_THETA
+    factor: float = 1.0
+    original_max_position_embeddings: int = 2048
+    low_freq_factor: float = 1.0  # llama3
+    high_freq_factor: float = 4.0  # llama3
+    attention_factor: float | None = None  # yarn; None: from the factor
+    beta_fast: float = 32.0  # yarn
+    beta_slow: float = 1.0  # yarn
+    mscale: float | None = None  # yarn
+    mscale_all_dim: float | None = None  # yarn
+    truncate: bool = True  # yarn
+
+
+def parse_rope(config: ConfigReader, max_position_embeddings: int, where: str) -> RopeConfig:
+    """Read `rope_parameters` (transformers 5), or `rope_scaling` and `rope_theta` (before).
+
+    Raises:
+        ConfigError: an unsupported type, a missing parameter, or one that this type does not know.
+    """
+    new, old = config.take("rope_parameters"), config.take("rope_scaling")
+    name = "rope_scaling" if old else "rope_parameters"
+    data = old or new or {}
+    if not isinstance(data, dict):
+        raise config.error(name, data, "must be an object")
+    if any(isinstance(value, dict) for value in data.values()):
+        raise config.error(name, data, "is given per layer type, which is not supported")
+    reader = ConfigReader(data, f"{where}: {name}")
+    _refuse_partial(config)
+    _refuse_partial(reader)
+    theta = reader.number("rope_theta", config.number("rope_theta", _DEFAULT_THETA))
+    old_type = reader.take("type")
+    rope_type = reader.take("rope_type") or old_type or "default"
+    if rope_type not in ROPE_TYPES:
+        raise reader.error("rope_type", rope_type, f"is not supported; supported: {', '.join(ROPE_TYPES)}")
+    rope = _parse_scaling(reader, config, rope_type, theta, max_position_embeddings)
+    reader.refuse_rest(frozenset())
+    return rope
+
+
+def _parse_scaling(
+    reader: ConfigReader, config: ConfigReader, rope_type: str, theta: float, max_position_embeddings: int
+) -> RopeConfig:
+    if rope_type == "default":
+        return RopeConfig(rope_type, theta)
+    if rope_type in ("linear", "dynamic"):
+        # transformers scales these from max_position_embeddings; another number would go unused.
+        original = reader.take("original_max_position_embeddings")
+        if original not in (None, max_position_embeddings):
+            raise reader.error("original_max_position_embeddings", original, f"has no use in {rope_type}")
+        return RopeConfig(rope_type, theta, reader.number("factor"), max_position_embeddings)
+    original = reader.integer("original_max_position_embeddings", max_position_embeddings)
+    # Some checkpoints keep it outside, where it has priority.
+    original = config.integer("original_max_position_embeddings", original)
+    if rope_type == "yarn":
+        return RopeConfig(
+            rope_type,
+            theta,
+            reader.number("factor", max_position_embeddings / original),
+            original,
+            attention_factor=reader.optional_number("attention_factor"),
+            beta_fast=reader.number("beta_fast", 32.0),
+            beta_slow=reader.number("beta_slow", 1.0),
+            mscale=reader.optional_number("mscale"),
+            mscale_all_dim=reader.optional_number("mscale_all_dim"),
+            truncate=reader.boolean("truncate", True),
+        )
+    low, high = reader.number("low_freq_factor"), reader.number("high_freq_factor")
+    if high <= low:
+        raise reader.error("high_freq_factor", high, f"must be greater than low_freq_factor={low}")
+    return RopeConfig(rope_type, theta, reader.number("factor"), original, low, high)
+
+
+def _refuse_partial(reader: ConfigReader) -> None:
+    factor = reader.take("partial_rotary_factor")
+    if factor not in (None, 1.0):
+        raise reader.error("partial_rotary_factor", factor, "is not supported; whole heads are rotated")

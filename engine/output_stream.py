@@ -1,0 +1,191 @@
+"""OutputStream: the one slot between the engine and the reader of a request.
+
+The engine puts deltas and never waits; a slow reader finds them merged. So a reader costs memory for its own
+text and nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from engine.core.detokenizer import TextDelta
+from engine.errors import EngineError
+from engine.messages import RequestTokens
+from engine.metrics import Metrics
+from engine.outputs import (
+    CompletionOutput,
+    FinishReason,
+    GrammarInfo,
+    RequestMetrics,
+    RequestOutput,
+    TokenLogprobs,
+)
+from engine.sampling_params import SamplingParams
+
+
+class _Completion:
+    """What one of the n completions has so far; the `sent_*` marks are where the last delta ended."""
+
+    __slots__ = (
+        "cumulative_logprob", "error", "finish_reason", "logprobs", "sent_logprobs", "sent_tokens", "stop_reason",
+        "text_parts", "token_ids",
+    )  # fmt: skip
+
+    def __init__(self, wants_logprobs: bool) -> None:
+        self.text_parts: list[str] = []
+        self.token_ids: list[int] = []
+        self.logprobs: list[TokenLogprobs] | None = [] if wants_logprobs else None
+        self.cumulative_logprob = 0.0
+        self.sent_tokens = 0
+        self.sent_logprobs = 0
+        self.finish_reason: FinishReason | None = None
+        self.stop_reason: int | str | None = None
+        self.error: str | None = None
+
+
+class OutputStream:
+    """Merges the deltas of a request's n completions; `get` waits for something new."""
+
+    def __init__(
+        self,
+        request_id: str,
+        prompt: str | None,
+        prompt_token_ids: list[int],
+        params: SamplingParams,
+        arrival_time: float,
+        grammar: GrammarInfo | None,
+        metrics: Metrics,
+    ) -> None:
+        self.request_id = request_id
+        self.num_unfinished = params.n
+        self._prompt = prompt
+        self._prompt_token_ids = prompt_token_ids
+        self._kind = params.output_kind
+        self._arrival_time = arrival_time
+        self._grammar = grammar
+        self._metrics = metrics
+        self._completions = [_Completion(params.logprobs is not None) for _ in range(params.n)]
+        self._prompt_logprobs: list[TokenLogprobs | None] | None = None
+        self._num_cached_tokens = 0
+        self._num_preemptions = 0
+        self._first_scheduled_time: float | None = None
+        self._first_token_time: float | None = None
+        self._last_token_time: float | None = None
+        self._failure: EngineError | None = None
+        self._is_new = asyncio.Event()
+
+    @property
+    def is_finished(self) -> bool:
+        return self.num_unfinished == 0
+
+    def put(self, index: int, item: RequestTokens, delta: TextDelta, now: float) -> None:
+        """Take a delta; `item` carries what the detokenizer does not need to know."""
+        completion = self._completions[index]
+        if delta.token_ids:
+            self._note_tokens(completion, delta, item, now)
+        if delta.text:
+            completion.text_parts.append(delta.text)
+        if item.prompt_logprobs is not None:
+            self._prompt_logprobs = delta.prompt_logprobs
+        if item.first_scheduled_time is not None:
+            self._num_cached_tokens = max(self._num_cached_tokens, item.num_cached_tokens)
+            self._num_preemptions = max(self._num_preemptions, item.num_preemptions)
+        if delta.finish_reason is not None:
+            completion.finish_reason = delta.finish_reason
+            completion.stop_reason = delta.stop_reason
+            completion.error = delta.error
+            self.num_unfinished -= 1
+            self._metrics.finished[delta.finish_reason] += 1
+            self._metrics.e2e.observe(now - self._arrival_time)
+        if self._kind != "final" or self.is_finished:
+            self._is_new.set()
+
+    def fail(self, error: EngineError) -> None:
+        """End the stream with an error that `get` raises."""
+        self._failure = error
+        self.num_unfinished = 0
+        self._is_new.set()
+
+    async def get(self) -> RequestOutput:
+        """What is new since the last call (delta), or all there is (cumulative, final).
+
+        Raises:
+            EngineError: what `fail` was told.
+        """
+        await self._is_new.wait()
+        self._is_new.clear()
+        if self._failure is not None:
+            raise self._failure
+        outputs = [self._make_output(index, completion) for index, completion in enumerate(self._completions)]
+        if self._kind == "delta":
+            outputs = [
+                output for output in outputs if output.token_ids or output.text or output.finish_reason
+            ]
+            self._forget_finished()
+        return RequestOutput(
+            request_id=self.request_id,
+            prompt=self._prompt,
+            prompt_token_ids=self._prompt_token_ids,
+            outputs=outputs,
+            finished=self.is_finished,
+            num_cached_tokens=self._num_cached_tokens,
+            prompt_logprobs=self._prompt_logprobs,
+            metrics=self._make_metrics(),
+            grammar=self._grammar,
+        )
+
+    def _note_tokens(
+        self, completion: _Completion, delta: TextDelta, item: RequestTokens, now: float
+    ) -> None:
+        completion.token_ids += delta.token_ids
+        self._metrics.generation_tokens += len(delta.token_ids)
+        if delta.logprobs and completion.logprobs is not None:
+            completion.logprobs += delta.logprobs
+            completion.cumulative_logprob += sum(entry.token.logprob for entry in delta.logprobs)
+        if self._first_token_time is None:
+            self._first_token_time = now
+            self._metrics.ttft.observe(now - self._arrival_time)
+            if item.first_scheduled_time is not None:
+                self._first_scheduled_time = item.first_scheduled_time
+                self._metrics.queue_time.observe(item.first_scheduled_time - self._arrival_time)
+        elif self._last_token_time is not None:
+            self._metrics.itl.observe(now - self._last_token_time)
+        self._last_token_time = now
+
+    def _make_output(self, index: int, completion: _Completion) -> CompletionOutput:
+        text = "".join(completion.text_parts)
+        token_ids, logprobs = completion.token_ids, completion.logprobs
+        if self._kind == "delta":
+            completion.text_parts = []
+            token_ids = token_ids[completion.sent_tokens :]
+            logprobs = None if logprobs is None else logprobs[completion.sent_logprobs :]
+            completion.sent_tokens = len(completion.token_ids)
+            completion.sent_logprobs = 0 if completion.logprobs is None else len(completion.logprobs)
+        else:
+            completion.text_parts = [text]
+            token_ids = list(token_ids)
+            logprobs = None if logprobs is None else list(logprobs)
+        return CompletionOutput(
+            index=index,
+            text=text,
+            token_ids=token_ids,
+            logprobs=logprobs,
+            cumulative_logprob=None if completion.logprobs is None else completion.cumulative_logprob,
+            finish_reason=completion.finish_reason,
+            stop_reason=completion.stop_reason,
+            error=completion.error,
+        )
+
+    def _forget_finished(self) -> None:
+        """A finish is told once in delta mode."""
+        for completion in self._completions:
+            completion.finish_reason = None
+
+    def _make_metrics(self) -> RequestMetrics:
+        return RequestMetrics(
+            arrival_time=self._arrival_time,
+            first_scheduled_time=self._first_scheduled_time,
+            first_token_time=self._first_token_time,
+            last_token_time=self._last_token_time,
+            num_preemptions=self._num_preemptions,
+        )

@@ -1,0 +1,92 @@
+"""Request: the scheduler's own record of one prompt being generated."""
+
+from __future__ import annotations
+
+from enum import Enum, auto
+
+from engine.messages import AddRequest
+from engine.outputs import TokenLogprobs
+
+
+class RequestStatus(Enum):
+    WAITING = auto()
+    RUNNING = auto()
+    FINISHED = auto()
+
+
+class Request:
+    """Mutable state of one request; only the scheduler writes it.
+
+    `num_computed_tokens` chases `num_tokens_in_flight`: known tokens plus those sampled by steps that have
+    not answered yet. Prefill, chunked prefill, decode and resumption are this one chase.
+    """
+
+    __slots__ = (
+        "arrival_time",
+        "bad_word_ids",
+        "block_hashes",
+        "block_ids",
+        "first_scheduled_time",
+        "has_grammar",
+        "max_num_tokens",
+        "num_cached_tokens",
+        "num_committed_blocks",
+        "num_computed_tokens",
+        "num_in_flight",
+        "num_preemptions",
+        "num_prompt_tokens",
+        "params",
+        "pending_prompt_logprobs",
+        "priority",
+        "queue_key",
+        "request_id",
+        "row",
+        "salt",
+        "seed",
+        "status",
+        "stop_ids",
+        "token_ids",
+    )
+
+    def __init__(self, message: AddRequest, max_model_len: int, eos_token_ids: frozenset[int]) -> None:
+        params = message.params
+        self.request_id = message.request_id
+        self.params = params
+        self.seed = message.seed
+        self.priority = message.priority
+        self.arrival_time = message.arrival_time
+        self.salt = message.cache_salt
+        self.bad_word_ids = message.bad_word_ids
+        self.has_grammar = params.grammar is not None
+        self.token_ids = list(message.prompt_token_ids)  # prompt, then output
+        self.num_prompt_tokens = len(self.token_ids)
+        limit = max_model_len if params.max_tokens is None else self.num_prompt_tokens + params.max_tokens
+        self.max_num_tokens = min(limit, max_model_len)
+        # A grammar ends its own text: ignoring EOS there would leave nothing to write.
+        ends = frozenset() if params.ignore_eos and not self.has_grammar else eos_token_ids
+        self.stop_ids = ends | frozenset(params.stop_token_ids)
+
+        self.status = RequestStatus.WAITING
+        self.queue_key: tuple[float, float, int] = (0.0, 0.0, 0)
+        self.row = -1
+        self.block_ids: list[int] = []
+        self.block_hashes: list[bytes] = []
+        self.num_committed_blocks = 0  # leading blocks already offered to the prefix cache
+        self.num_computed_tokens = 0  # including those of steps in flight
+        self.num_in_flight = 0  # sampled tokens that have not come back yet
+        self.num_cached_tokens = 0
+        self.num_preemptions = 0
+        self.first_scheduled_time: float | None = None
+        self.pending_prompt_logprobs: list[TokenLogprobs | None] | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def num_output_tokens(self) -> int:
+        return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def is_finished(self) -> bool:
+        return self.status is RequestStatus.FINISHED

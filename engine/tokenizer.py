@@ -1,0 +1,236 @@
+"""Tokenizer: text to token ids and back, chat templates, and the bytes of every token.
+
+A thin cover over transformers. `tokenizer.json` is used exactly as published, through
+PreTrainedTokenizerFast; AutoTokenizer, which is slower to import and rebuilds some tokenizers, only reads
+what has no such file. Methods may be called from several threads at once: the Rust tokenizer is read-only
+after loading (truncation and padding, which transformers would switch per call, are off for good), and
+encoding releases the GIL. A tokenizer written in Python is protected by nothing but the GIL.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import transformers
+
+from engine.core.incremental_text import IncrementalText, WindowedText
+from engine.core.token_pieces import TextRule, TokenPieces, read_text_rule
+from engine.errors import ConfigError, InvalidRequest
+from engine.model.checkpoint import resolve_checkpoint
+
+TOKENIZER_PATTERNS = (
+    *("*token*", "*.model", "vocab.*", "merges.txt", "tekken.json"),
+    *("*.jinja", "chat_template.json", "config.json", "generation_config.json"),
+)
+RESERVED_TEMPLATE_KWARGS = frozenset(
+    {"self", "messages", "conversation", "conversations", "tools", "chat_template", "tokenize"}
+    | {"add_generation_prompt", "continue_final_message", "padding", "truncation", "max_length"}
+    | {"return_tensors", "return_dict", "return_assistant_tokens_mask", "tokenizer_kwargs"}
+    | {"sanitize_control_tokens"}
+)
+# What a template in the sandbox can raise over messages it was not written for.
+_TEMPLATE_ERRORS = (
+    jinja2.TemplateError,
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
+
+
+class Tokenizer:
+    """The tokenizer of one checkpoint.
+
+    Args:
+        model: a folder, or the name of a hub repository.
+
+    Raises:
+        ConfigError: there is no tokenizer, or it cannot be read.
+    """
+
+    def __init__(self, model: str | Path) -> None:
+        self.name = str(model)
+        folder = resolve_checkpoint(model, TOKENIZER_PATTERNS)
+        self._tokenizer = _load(folder, self.name)
+        self._backend = getattr(self._tokenizer, "backend_tokenizer", None)
+        self.eos_token_ids = self._read_eos_token_ids(folder / "generation_config.json")
+        self._special_ids = self._read_special_ids()
+        self._rule: TextRule | None = None
+        if self._backend is not None:
+            self._backend.no_truncation()
+            self._backend.no_padding()
+            decoder = self._backend.decoder
+            self._rule = read_text_rule(None if decoder is None else json.loads(decoder.__getstate__()))
+        self._pieces = self._make_pieces(())
+        self._pieces_without_special = self._make_pieces(self._special_ids)
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of tokens, the added ones included; the model's logits are often wider."""
+        return len(self._tokenizer)
+
+    @property
+    def bos_token_id(self) -> int | None:
+        return self._tokenizer.bos_token_id
+
+    @property
+    def pad_token_id(self) -> int | None:
+        return self._tokenizer.pad_token_id
+
+    @property
+    def has_chat_template(self) -> bool:
+        return bool(self._tokenizer.chat_template)
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of a text. Special tokens written out in it are read as such."""
+        try:
+            if self._backend is None:
+                return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+            # The batch call releases the GIL throughout; the fast form leaves out offsets.
+            return self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+        except (TypeError, UnicodeEncodeError) as error:
+            raise InvalidRequest(f"the text is not valid Unicode: {error}", "prompt") from error
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """Text of token ids; ids beyond the vocabulary add nothing."""
+        try:
+            if self._backend is not None:
+                return self._backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
+            known_ids = [token_id for token_id in token_ids if token_id < self.vocab_size]
+            return self._tokenizer.decode(
+                known_ids, skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
+            )
+        except (OverflowError, TypeError) as error:
+            message = f"token ids must be integers from 0 to {self.vocab_size - 1}: {error}"
+            raise InvalidRequest(message, "tokens") from error
+
+    def apply_chat_template(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        **kwargs: Any,
+    ) -> str:
+        """The prompt of a conversation, special tokens included: encode it with `add_special_tokens=False`.
+
+        Args:
+            continue_final_message: leave the last message open; needs `add_generation_prompt=False`.
+            kwargs: further variables of the template.
+
+        Raises:
+            InvalidRequest: no template, or one that refuses these messages; a reserved name among `kwargs`.
+        """
+        refuse_reserved_kwargs(kwargs)
+        if not self.has_chat_template:
+            raise InvalidRequest(
+                f"{self.name} has no chat template. Use the completions API, "
+                "or put a chat_template.jinja into the model's folder",
+                "messages",
+            )
+        try:
+            return self._tokenizer.apply_chat_template(
+                [dict(message) for message in messages],
+                tools=None if tools is None else [dict(tool) for tool in tools],
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                tokenize=False,
+                **kwargs,
+            )
+        except _TEMPLATE_ERRORS as error:
+            reason = str(error) or type(error).__name__
+            raise InvalidRequest(f"the chat template refused the messages: {reason}", "messages") from error
+
+    def make_text(
+        self, prompt_token_ids: Sequence[int] = (), skip_special_tokens: bool = True
+    ) -> IncrementalText | WindowedText:
+        """The incremental text of one output that continues this prompt."""
+        pieces = self._pieces_without_special if skip_special_tokens else self._pieces
+        if pieces is not None:
+            return IncrementalText(pieces, prompt_token_ids)
+        return WindowedText(partial(self.decode, skip_special_tokens=skip_special_tokens), prompt_token_ids)
+
+    def token_text(self, token_id: int) -> str:
+        """One token as people read it, special ones too; U+FFFD for what is part of a character."""
+        if self._pieces is None:
+            return self.decode([token_id], skip_special_tokens=False)
+        piece = self._pieces[token_id]
+        return piece if isinstance(piece, str) else piece.decode(errors="replace")
+
+    def token_bytes(self, vocab_size: int) -> list[bytes]:
+        """The exact bytes of ids 0 to `vocab_size` - 1, for grammars: b"" for special tokens and unused ids.
+
+        Raises:
+            ConfigError: the tokenizer writes tokens in a way whose bytes are not known.
+        """
+        if self._rule is None or self._backend is None:
+            raise ConfigError(
+                f"tokenizer of {self.name}: structured output needs a byte-level or sentencepiece "
+                f"tokenizer.json; this one's decoder is {getattr(self._backend, 'decoder', None)}"
+            )
+        table = [b""] * vocab_size
+        for token, token_id in self._backend.get_vocab(with_added_tokens=True).items():
+            if token_id < vocab_size and token_id not in self._special_ids:
+                table[token_id] = self._rule.make_bytes(token)
+        return table
+
+    def _make_pieces(self, skipped_ids: Iterable[int]) -> TokenPieces | None:
+        if self._rule is None or self._backend is None:
+            return None
+        return TokenPieces(self._rule, _make_id_to_token(self._backend), frozenset(skipped_ids))
+
+    def _read_special_ids(self) -> frozenset[int]:
+        if self._backend is None:
+            return frozenset(self._tokenizer.all_special_ids)
+        added = self._backend.get_added_tokens_decoder()
+        return frozenset(token_id for token_id, token in added.items() if token.special)
+
+    def _read_eos_token_ids(self, path: Path) -> tuple[int, ...]:
+        """The tokenizer's own first, then those of the generation config."""
+        own = self._tokenizer.eos_token_id
+        ids = [] if own is None else [own]
+        if path.is_file():
+            more = _read_json(path).get("eos_token_id")
+            ids += more if isinstance(more, list) else [] if more is None else [more]
+        return tuple(dict.fromkeys(ids))
+
+
+def refuse_reserved_kwargs(kwargs: Iterable[str]) -> None:
+    """Refuse template variables that are arguments of their own or would change what a call returns."""
+    for name in kwargs:
+        if name in RESERVED_TEMPLATE_KWARGS:
+            raise InvalidRequest(f"chat_template_kwargs must not set {name!r}", "chat_template_kwargs")
+
+
+def _make_id_to_token(backend: Any) -> Callable[[int], str | None]:
+    def id_to_token(token_id: int) -> str | None:
+        return backend.id_to_token(token_id) if 0 <= token_id < 2**32 else None
+
+    return id_to_token
+
+
+def _load(folder: Path, name: str) -> Any:
+    """The transformers tokenizer of a folder."""
+    has_json = (folder / "tokenizer.json").is_file()
+    loader = transformers.PreTrainedTokenizerFast if has_json else transformers.AutoTokenizer
+    try:
+        return loader.from_pretrained(folder, trust_remote_code=False)
+    except Exception as error:  # the Rust library raises this very class on a broken file
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        message = f"tokenizer={name!r} has no usable tokenizer; expected a tokenizer.json there. {reason}"
+        raise ConfigError(message) from error
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ConfigError(f"{path} is not valid JSON: {error}") from error

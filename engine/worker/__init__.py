@@ -1,0 +1,1 @@
+"""The room that owns the device: one thread runs everything here."""

@@ -1,0 +1,29 @@
+"""The memory of the paged KV cache: its size per block and its allocation."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from engine.model.config import ModelConfig
+
+
+def compute_bytes_per_block(config: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
+    """Return the bytes that one block of `block_size` tokens takes over all layers, keys and values."""
+    per_token = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim
+    return per_token * block_size * dtype.itemsize
+
+
+def allocate_kv_cache(
+    config: ModelConfig, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
+) -> list[tuple[Tensor, Tensor]]:
+    """Allocate the cache of every layer, uninitialised. The caller owns it.
+
+    Returns one (k_cache, v_cache) per layer, each [num_blocks, block_size, num_kv_heads, head_dim],
+    contiguous. Block 0 is the null block: padding points there.
+    """
+    shape = (num_blocks, block_size, config.num_key_value_heads, config.head_dim)
+    return [
+        (torch.empty(shape, dtype=dtype, device=device), torch.empty(shape, dtype=dtype, device=device))
+        for _ in range(config.num_hidden_layers)
+    ]

@@ -1,0 +1,208 @@
+"""ModelRunner: turns a step plan into a forward pass and sampled tokens.
+
+    apply changes ─▶ forward ─▶ sample plain rows ─▶ answer
+                                  gated rows ─▶ parked until their masks come (SampleGate) ─▶ answer
+
+A row whose last token is still parked cannot be computed; it is skipped and the scheduler plans it again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.messages import NewRow, SampleGate, StepDone, StepPlan
+from engine.model import DecoderModel
+from engine.outputs import TokenLogprobs
+from engine.worker.input_batch import InputBatch
+from engine.worker.sampler import Sampler
+from engine.worker.sampling_state import SamplingState
+
+
+@dataclass(slots=True)
+class ParkedRows:
+    """Gated rows of one step, waiting for their masks. Arrays are [M], logits [M, V] float32."""
+
+    indices: np.ndarray  # in the step
+    rows: np.ndarray
+    positions: np.ndarray
+    logits: Tensor
+
+
+class ModelRunner:
+    """Runs steps on one model; not thread-safe, one thread owns it."""
+
+    def __init__(
+        self,
+        model: DecoderModel,
+        kv_caches: list[tuple[Tensor, Tensor]],
+        batch: InputBatch,
+        state: SamplingState,
+        eos_token_ids: tuple[int, ...],
+    ) -> None:
+        self.model = model
+        self.kv_caches = kv_caches
+        self.batch = batch
+        self.state = state
+        self.sampler = Sampler(state)
+        self._eos_token_ids = eos_token_ids
+        self._parked: dict[int, ParkedRows] = {}
+        self._parked_rows: set[int] = set()
+        self._prompt_logprobs: dict[int, tuple[int, int]] = {}  # row -> (prompt length, k)
+
+    @property
+    def has_parked(self) -> bool:
+        return bool(self._parked_rows)
+
+    def can_run(self, plan: StepPlan) -> bool:
+        """Whether any row of the plan can be computed now; if not, waiting for a gate costs nobody anything."""
+        return any(row not in self._parked_rows for row in plan.rows.tolist())
+
+    @torch.inference_mode()
+    def execute(self, plan: StepPlan) -> StepDone | None:
+        """Run one step; None when every row waits for its mask and the gate's answer will be the only one."""
+        self._apply(plan)
+        live, skipped = self._split_parked(plan)
+        if not len(live):
+            return StepDone(plan.step_id, [], [], is_last=True, skipped=skipped)
+        rows, starts = plan.rows[live], plan.starts[live]
+        counts = plan.num_scheduled_tokens[live]
+        model_input = self.batch.make_input(rows, starts, counts)
+        hidden = self.model(
+            model_input.input_ids, model_input.positions, self.kv_caches, model_input.attn_metadata
+        )
+        prompt_logprobs = self._compute_prompt_logprobs(live, rows, starts, counts, hidden)
+        sampled, gated = plan.is_sampled[live], plan.is_gated[live]
+        if not sampled.any():
+            return StepDone(plan.step_id, [], [], True, prompt_logprobs=prompt_logprobs, skipped=skipped)
+        picked = np.flatnonzero(sampled)
+        logits = self.model.compute_logits(self._select(hidden, model_input.last_token_index[picked]))
+        is_plain = ~gated[picked]
+        if not is_plain.all():
+            parked = np.flatnonzero(~is_plain)
+            self._park(
+                plan.step_id, live, rows, starts + counts, picked[parked], self._select(logits, parked)
+            )
+            if not is_plain.any() and not skipped and not prompt_logprobs and bool(sampled.all()):
+                return None
+            logits = self._select(logits, np.flatnonzero(is_plain))
+            picked = picked[is_plain]
+        token_ids, logprobs = self._sample(live[picked], rows[picked], (starts + counts)[picked], logits)
+        is_last = bool(is_plain.all())
+        return StepDone(
+            plan.step_id, live[picked].tolist(), token_ids, is_last, logprobs, prompt_logprobs, skipped
+        )
+
+    @torch.inference_mode()
+    def sample_gated(self, gate: SampleGate) -> StepDone | None:
+        """Sample the parked rows of a step under their masks; None when that step parked none."""
+        parked = self._parked.pop(gate.step_id, None)
+        if parked is None:
+            return None
+        self._parked_rows.difference_update(parked.rows.tolist())
+        place = {index: at for at, index in enumerate(parked.indices.tolist())}
+        mask_rows = np.array(
+            [at for at, index in enumerate(gate.indices.tolist()) if index in place], dtype=np.int64
+        )
+        kept = np.array([place[index] for index in gate.indices[mask_rows].tolist()], dtype=np.int64)
+        if not len(kept):
+            return StepDone(gate.step_id, [], [], is_last=True)
+        indices = parked.indices[kept]
+        token_ids, logprobs = self._sample(
+            indices,
+            parked.rows[kept],
+            parked.positions[kept],
+            self._select(parked.logits, kept),
+            np.ascontiguousarray(gate.bitmask[mask_rows]),
+        )
+        return StepDone(gate.step_id, indices.tolist(), token_ids, True, logprobs)
+
+    def _apply(self, plan: StepPlan) -> None:
+        for row in plan.removed_rows:
+            self.state.remove(row)
+            self._prompt_logprobs.pop(row, None)
+        self.batch.apply(plan)
+        for new_row in plan.new_rows:
+            self._add(new_row)
+
+    def _add(self, new_row: NewRow) -> None:
+        prompt = new_row.num_prompt_tokens
+        self.state.add(
+            new_row.row,
+            new_row.params,
+            new_row.seed,
+            new_row.token_ids[:prompt],
+            new_row.token_ids[prompt:],
+            eos_token_ids=self._eos_token_ids,
+            bad_word_ids=new_row.bad_word_ids,
+        )
+        self._prompt_logprobs.pop(new_row.row, None)
+        if new_row.params.prompt_logprobs is not None:
+            self._prompt_logprobs[new_row.row] = (prompt, new_row.params.prompt_logprobs)
+
+    def _split_parked(self, plan: StepPlan) -> tuple[np.ndarray, tuple[int, ...]]:
+        """Indices of the rows that can be computed, and of those that cannot yet."""
+        if not self._parked_rows:
+            return np.arange(len(plan.rows)), ()
+        is_parked = np.isin(plan.rows, np.fromiter(self._parked_rows, dtype=np.int64))
+        return np.flatnonzero(~is_parked), tuple(np.flatnonzero(is_parked).tolist())
+
+    def _park(
+        self,
+        step_id: int,
+        live: np.ndarray,
+        rows: np.ndarray,
+        ends: np.ndarray,
+        picked: np.ndarray,
+        logits: Tensor,
+    ) -> None:
+        self._parked[step_id] = ParkedRows(live[picked], rows[picked], ends[picked], logits)
+        self._parked_rows.update(rows[picked].tolist())
+
+    def _sample(
+        self,
+        indices: np.ndarray,
+        rows: np.ndarray,
+        positions: np.ndarray,
+        logits: Tensor,
+        bitmask: np.ndarray | None = None,
+    ) -> tuple[list[int], dict[int, TokenLogprobs]]:
+        """Sample one token a row; `positions` are where the new tokens will stand."""
+        if not len(rows):
+            return [], {}
+        bitmask_rows = None if bitmask is None else np.arange(len(rows))
+        sampled = self.sampler.sample(logits, rows, positions, bitmask, bitmask_rows)
+        self.batch.append(rows, positions, sampled.token_ids)
+        logprobs = {}
+        if sampled.logprobs is not None:
+            by_row = sampled.logprobs.to_lists()
+            logprobs = {int(indices[at]): values for at, values in by_row.items()}
+        return sampled.token_ids.tolist(), logprobs
+
+    def _compute_prompt_logprobs(
+        self, live: np.ndarray, rows: np.ndarray, starts: np.ndarray, counts: np.ndarray, hidden: Tensor
+    ) -> dict[int, list[TokenLogprobs]]:
+        """Logprobs of the prompt tokens that follow each computed prompt position, for the rows that asked."""
+        if not self._prompt_logprobs:
+            return {}
+        found = {}
+        bounds = np.concatenate(([0], np.cumsum(counts)))
+        for at, row in enumerate(rows.tolist()):
+            if row not in self._prompt_logprobs:
+                continue
+            prompt, num_top = self._prompt_logprobs[row]
+            start = int(starts[at])
+            count = min(int(counts[at]), prompt - 1 - start)
+            if count > 0:
+                logits = self.model.compute_logits(hidden[int(bounds[at]) : int(bounds[at]) + count])
+                next_ids = self.batch.token_ids(row, start + 1, start + 1 + count)
+                found[int(live[at])] = self.sampler.prompt_logprobs(logits, next_ids, num_top)
+        return found
+
+    def _select(self, tensor: Tensor, index: np.ndarray) -> Tensor:
+        if len(index) == len(tensor):
+            return tensor
+        return tensor.index_select(0, torch.from_numpy(index).to(tensor.device))

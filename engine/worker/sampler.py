@@ -1,0 +1,203 @@
+"""Sampler: turns a step's logits into one token per row.
+
+    logits ─▶ penalties ─▶ logit_bias, allowed ids ─▶ bad words ─▶ grammar mask ─▶ min_tokens
+           ─▶ temperature ─▶ top-k ─▶ top-p ─▶ min-p ─▶ draw (noise of seed, position, token id)
+
+A step runs only on the rows that need it, chosen from arrays on the host; nothing here waits for the device.
+A row's token never depends on the rows beside it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.outputs import TokenLogprobs
+from engine.worker.sampling_logprobs import SampledLogprobs, compute_logprobs, compute_prompt_logprobs
+from engine.worker.sampling_state import DrawKind, RowFlag, SamplingState
+from engine.worker.sampling_transfer import pick_rows, put_rows, upload
+from kernels.sampling import draw_filtered, draw_full, draw_greedy, make_row_keys, unpack_bitmask
+
+EDIT_FLAGS = RowFlag.PENALTIES | RowFlag.EDITS | RowFlag.BAD_WORDS | RowFlag.MIN_TOKENS
+
+
+@dataclass(frozen=True, slots=True)
+class SampledTokens:
+    """The tokens of a step.
+
+    A token id is -1 where the row's logits hold NaN or +inf, or where nothing is left that it may produce.
+    """
+
+    token_ids: Tensor  # [R] int64 on the device
+    logprobs: SampledLogprobs | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RowMasks:
+    """Grammar masks of a batch: unpacked, with the logits row each belongs to."""
+
+    allowed: Tensor  # [M, V] bool on the device
+    places: np.ndarray  # [M] ascending
+
+
+class Sampler:
+    """Samples the rows of a `SamplingState`, which it also keeps up to date with the sampled tokens."""
+
+    def __init__(self, state: SamplingState) -> None:
+        self.state = state
+
+    @torch.inference_mode()
+    def sample(
+        self,
+        logits: Tensor,
+        rows: np.ndarray,
+        positions: np.ndarray,
+        bitmask: np.ndarray | Tensor | None = None,
+        bitmask_rows: np.ndarray | None = None,
+    ) -> SampledTokens:
+        """Sample one token per row, and let the row's penalties and bad words follow it.
+
+        Args:
+            logits: [R, V] float32 on the state's device; overwritten.
+            rows: [R] the state's row of each, all different.
+            positions: [R] place in the sequence of the token being sampled.
+            bitmask: [M, ceil(V/32)] int32, bit 1 = allowed.
+            bitmask_rows: [M] index into the logits' rows that each mask is for, all different.
+
+        Raises:
+            ValueError: shapes that do not belong together.
+        """
+        self._check_shapes(logits, rows, positions)
+        masks = self._unpack_masks(bitmask, bitmask_rows, len(rows))
+        if not len(rows):
+            return SampledTokens(torch.empty(0, dtype=torch.int64, device=logits.device))
+        flags = self.state.flags[rows]
+        wants_logprobs = np.flatnonzero(flags & RowFlag.LOGPROBS)
+        raw = logits.index_select(0, upload(wants_logprobs, logits.device)) if len(wants_logprobs) else None
+        if masks is None and not (flags & EDIT_FLAGS).any():
+            token_ids = self._draw(logits, rows, positions)
+        else:
+            # Looked at before the masks, which could hide a NaN.
+            is_sound = logits.amax(dim=-1) < torch.inf
+            self._edit(logits, rows, positions, flags, masks)
+            token_ids = self._draw(logits, rows, positions).where(is_sound, -1)
+        self.state.append(rows, token_ids)
+        if raw is None:
+            return SampledTokens(token_ids)
+        return SampledTokens(token_ids, self._compute_logprobs(raw, wants_logprobs, rows, token_ids, masks))
+
+    @torch.inference_mode()
+    def prompt_logprobs(
+        self, logits: Tensor, next_token_ids: Tensor | np.ndarray, num_top: int
+    ) -> list[TokenLogprobs]:
+        """Log-probabilities of prompt tokens, one entry per position; waits for the device.
+
+        Args:
+            logits: [T, V] float32, at the positions before the tokens.
+            next_token_ids: [T] the prompt token that follows each position.
+            num_top: alternatives per position, 0..20.
+        """
+        next_ids = torch.as_tensor(next_token_ids, dtype=torch.int64, device=logits.device)
+        found = compute_prompt_logprobs(logits.float(), next_ids, num_top).to_lists()
+        return [found[place] for place in range(len(next_ids))]
+
+    def _check_shapes(self, logits: Tensor, rows: np.ndarray, positions: np.ndarray) -> None:
+        expected = (len(rows), self.state.vocab_size)
+        if tuple(logits.shape) != expected or len(positions) != len(rows) or logits.dtype != torch.float32:
+            raise ValueError(
+                f"logits {tuple(logits.shape)} {logits.dtype} and {len(positions)} positions do not fit "
+                f"{len(rows)} rows: expected {expected} float32"
+            )
+
+    def _unpack_masks(
+        self, bitmask: np.ndarray | Tensor | None, bitmask_rows: np.ndarray | None, num_rows: int
+    ) -> RowMasks | None:
+        if bitmask is None or not len(bitmask):
+            return None
+        places = np.asarray([] if bitmask_rows is None else bitmask_rows, np.int64)
+        if len(places) != len(bitmask) or len(np.unique(places)) != len(places):
+            raise ValueError(f"{len(bitmask)} masks need as many distinct bitmask_rows, not {list(places)}")
+        if places.min() < 0 or places.max() >= num_rows:
+            raise ValueError(f"bitmask_rows {places.tolist()} must be from 0 to {num_rows - 1}")
+        device = self.state.device
+        words = bitmask.to(device) if isinstance(bitmask, Tensor) else upload(bitmask, device)
+        order = np.argsort(places)
+        if (order[1:] < order[:-1]).any():
+            words = words.index_select(0, upload(order, device))
+        return RowMasks(unpack_bitmask(words, self.state.vocab_size), places[order])
+
+    def _edit(
+        self,
+        logits: Tensor,
+        rows: np.ndarray,
+        positions: np.ndarray,
+        flags: np.ndarray,
+        masks: RowMasks | None,
+    ) -> None:
+        """Everything that changes logits before the temperature, in place."""
+        state = self.state
+        steps = (
+            (RowFlag.PENALTIES, state.counts.penalise),
+            (RowFlag.EDITS, state.edits.apply),
+            (RowFlag.BAD_WORDS, state.bad_words.forbid),
+        )
+        for flag, step in steps:
+            places = np.flatnonzero(flags & flag)
+            if len(places):
+                step(logits, places, rows[places])
+        if masks is not None:
+            part = pick_rows(logits, masks.places)
+            put_rows(logits, masks.places, part.masked_fill_(~masks.allowed, -torch.inf))
+        is_short = positions - state.num_prompt_tokens[rows] < state.edits.min_tokens[rows]
+        places = np.flatnonzero(is_short)
+        if len(places):
+            has_mask = np.isin(places, [] if masks is None else masks.places)
+            state.edits.forbid_end(logits, places, rows[places], has_mask)
+
+    def _draw(self, logits: Tensor, rows: np.ndarray, positions: np.ndarray) -> Tensor:
+        """One token per row; [R] int64, -1 where a row has none."""
+        kinds = self.state.kind[rows]
+        if not kinds.any():
+            return draw_greedy(logits)
+        token_ids = torch.empty(len(rows), dtype=torch.int64, device=logits.device)
+        for kind in np.unique(kinds):
+            places = np.flatnonzero(kinds == kind)
+            part = pick_rows(logits, places)
+            if kind == DrawKind.GREEDY:
+                drawn = draw_greedy(part)
+            else:
+                drawn = self._draw_random(DrawKind(kind), part, rows[places], positions[places])
+            put_rows(token_ids, places, drawn)
+        return token_ids
+
+    def _draw_random(self, kind: DrawKind, logits: Tensor, rows: np.ndarray, positions: np.ndarray) -> Tensor:
+        state, device = self.state, logits.device
+        seeds = torch.from_numpy(state.seed[rows])
+        keys = upload(make_row_keys(seeds, torch.from_numpy(positions.astype(np.int64))).numpy(), device)
+        numbers = np.stack([state.temperature[rows], state.top_p[rows], state.log_min_p[rows]])
+        temperature, top_p, log_min_p = upload(numbers, device)
+        if kind == DrawKind.FULL:
+            uses_min_p = bool((state.flags[rows] & RowFlag.MIN_P).any())
+            return draw_full(logits, keys, temperature, log_min_p if uses_min_p else None)
+        top_k = state.top_k[rows]
+        width = int(top_k.max()) if kind == DrawKind.NARROW else state.vocab_size
+        return draw_filtered(logits, keys, temperature, upload(top_k, device), top_p, log_min_p, width)
+
+    def _compute_logprobs(
+        self, raw: Tensor, places: np.ndarray, rows: np.ndarray, token_ids: Tensor, masks: RowMasks | None
+    ) -> SampledLogprobs:
+        num_top = self.state.num_logprobs[rows[places]]
+        own_ids = pick_rows(token_ids, places)
+        has_mask = np.zeros(len(places), bool)
+        if masks is None:
+            packed = compute_logprobs(raw, own_ids, int(num_top.max()))
+        else:
+            mask_of = np.full(len(rows), -1, np.int64)
+            mask_of[masks.places] = np.arange(len(masks.places))
+            has_mask = mask_of[places] >= 0
+            allowed_rows = upload(mask_of[places], raw.device)
+            packed = compute_logprobs(raw, own_ids, int(num_top.max()), masks.allowed, allowed_rows)
+        return SampledLogprobs(places, num_top, has_mask, packed)

@@ -1,0 +1,99 @@
+"""LogitEdits: logit_bias, allowed_token_ids and min_tokens, each touching a few logits of a row."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.sampling_params import SamplingParams
+from engine.worker.sampling_transfer import upload, upload_lists
+
+
+@dataclass(frozen=True, slots=True)
+class _RowEdits:
+    """The edits of one row; an empty array where it has none."""
+
+    bias_ids: np.ndarray
+    bias: np.ndarray  # float32
+    allowed_ids: np.ndarray
+    end_ids: np.ndarray  # forbidden before min_tokens
+
+
+class LogitEdits:
+    """Sparse edits of the logits, by row; only the rows of a step that have some are looked at."""
+
+    def __init__(self, max_num_seqs: int) -> None:
+        self.min_tokens = np.zeros(max_num_seqs, np.int64)
+        self._edits: dict[int, _RowEdits] = {}
+
+    def add(self, row: int, params: SamplingParams, eos_token_ids: Sequence[int], vocab_size: int) -> None:
+        """Take a row's edits. Ids are inside the vocabulary, save stop ids, which may be beyond it.
+
+        EOS is only forbidden before min_tokens when it would end the text: not with ignore_eos.
+        """
+        end_ids = list(params.stop_token_ids) + ([] if params.ignore_eos else list(eos_token_ids))
+        reachable = sorted({token_id for token_id in end_ids if 0 <= token_id < vocab_size})
+        self.min_tokens[row] = params.min_tokens if reachable else 0
+        self._edits[row] = _RowEdits(
+            bias_ids=np.array(list(params.logit_bias), np.int64),
+            bias=np.array(list(params.logit_bias.values()), np.float32),
+            allowed_ids=np.array(sorted(set(params.allowed_token_ids or ())), np.int64),
+            end_ids=np.array(reachable, np.int64),
+        )
+
+    def remove(self, row: int) -> None:
+        """Forget the row's edits, if it has any."""
+        self._edits.pop(row, None)
+        self.min_tokens[row] = 0
+
+    def apply(self, logits: Tensor, places: np.ndarray, rows: np.ndarray) -> None:
+        """Add logit_bias, then forbid everything but allowed_token_ids, in place.
+
+        Args:
+            logits: [R, V] float32.
+            places: [r] indices into the logits; rows: [r] the state's row of each.
+        """
+        edits = [self._edits[row] for row in rows.tolist()]
+        bias = np.concatenate([edit.bias for edit in edits])
+        if len(bias):
+            bias_places, bias_ids = _flatten(places, [edit.bias_ids for edit in edits], logits.device)
+            logits[bias_places, bias_ids] += upload(bias, logits.device)
+        allowed = [edit.allowed_ids for edit in edits]
+        is_limited = np.array([len(ids) > 0 for ids in allowed])
+        if is_limited.any():
+            allowed_places, allowed_ids = _flatten(places, allowed, logits.device)
+            kept = logits[allowed_places, allowed_ids]
+            logits.index_fill_(0, upload(places[is_limited], logits.device), -torch.inf)
+            logits[allowed_places, allowed_ids] = kept
+
+    def forbid_end(self, logits: Tensor, places: np.ndarray, rows: np.ndarray, has_mask: np.ndarray) -> None:
+        """Forbid the ids that would end the text, in place, for rows still short of min_tokens.
+
+        Args:
+            logits: [R, V] float32, already masked.
+            places, rows: as in `apply`.
+            has_mask: [r] bool, whether a grammar masks the row. Where it leaves nothing but ending, the text
+                is complete and min_tokens gives way: there is no longer one.
+        """
+        end_ids = [self._edits[row].end_ids for row in rows.tolist()]
+        end_places, token_ids = _flatten(places, end_ids, logits.device)
+        before = logits[end_places, token_ids]
+        logits[end_places, token_ids] = -torch.inf
+        if not has_mask.any():
+            return
+        num_ids = [len(ids) for ids in end_ids]
+        all_places, masked = upload_lists([places, np.repeat(has_mask, num_ids)], logits.device)
+        is_stuck = logits.index_select(0, all_places).amax(dim=-1) == -torch.inf
+        entry_rows = upload(np.repeat(np.arange(len(rows)), num_ids), logits.device)
+        give_way = is_stuck[entry_rows] & (masked > 0)
+        logits[end_places, token_ids] = torch.where(give_way, before, -torch.inf)
+
+
+def _flatten(places: np.ndarray, ids: Sequence[np.ndarray], device: torch.device) -> tuple[Tensor, ...]:
+    """Row and column index of every id, on the device."""
+    lengths = [len(row_ids) for row_ids in ids]
+    return upload_lists([np.repeat(places, lengths), np.concatenate(ids)], device)

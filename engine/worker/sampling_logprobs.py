@@ -1,0 +1,126 @@
+"""Log-probabilities of sampled and prompt tokens, packed so that one copy brings them to the host."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.outputs import Logprob, TokenLogprobs
+from kernels.sampling import select_candidates, split_rows
+
+
+@dataclass(frozen=True, slots=True)
+class SampledLogprobs:
+    """Log-probabilities of the rows of a batch that asked for them.
+
+    `packed` is [K, 1 + 3 * (1 + k)] int32 on the device: the rank of the row's token, then the ids, the bits
+    of the float32 log-probabilities and the bits of those under the grammar mask, each of the row's own token
+    and of the k most likely ones, best first. All but the last are of the model's distribution, before any
+    penalty, mask or temperature.
+    """
+
+    places: np.ndarray  # [K] index of each row in the batch that was sampled
+    num_top: np.ndarray  # [K] how many alternatives the row asked for, at most k
+    has_mask: np.ndarray  # [K] bool
+    packed: Tensor
+
+    def to_lists(self, host: np.ndarray | None = None) -> dict[int, TokenLogprobs]:
+        """By index in the sampled batch; a row whose sampling failed is left out.
+
+        Args:
+            host: `packed` copied to the host; None: it is copied now, which waits for the device.
+        """
+        words = self.packed.cpu().numpy() if host is None else host
+        ids, logprobs, masked = _unpack(words)
+        ranks = words[:, 0].tolist()
+        found = {}
+        for at, place in enumerate(self.places.tolist()):
+            if ids[at][0] < 0:
+                continue
+            row_masked = masked[at] if self.has_mask[at] else [None] * len(ids[at])
+            entries = list(zip(ids[at], logprobs[at], row_masked, strict=True))
+            top = entries[1 : 1 + int(self.num_top[at])]
+            found[place] = TokenLogprobs(
+                _make_logprob(entries[0], ranks[at]),
+                tuple(_make_logprob(entry, 1 + better) for better, entry in enumerate(top)),
+            )
+        return found
+
+
+def compute_logprobs(
+    raw: Tensor,
+    token_ids: Tensor,
+    num_top: int,
+    allowed: Tensor | None = None,
+    allowed_rows: Tensor | None = None,
+) -> Tensor:
+    """Log-probabilities of one token per row and of the most likely ones.
+
+    Args:
+        raw: [K, V] float32, the model's logits.
+        token_ids: [K] int64; -1 for a row whose sampling failed.
+        num_top: k, at least 0; at most V are given.
+        allowed: [M, V] bool, the grammar masks; None: no row has one.
+        allowed_rows: [K] int64, the mask of each row; -1 for none.
+
+    Returns [K, 1 + 3 * (1 + k)] int32, see `SampledLogprobs`. A row's values do not depend on the other rows.
+    """
+    num_top = min(num_top, raw.shape[-1])
+    packed = torch.empty(raw.shape[0], 4 + 3 * num_top, dtype=torch.int32, device=raw.device)
+    vocab = torch.arange(raw.shape[1], device=raw.device)
+    for rows in split_rows(raw.shape[0], raw.shape[1], raw.device):
+        chunk_allowed = None
+        if allowed is not None and allowed_rows is not None:
+            picked = allowed_rows[rows].unsqueeze(-1)
+            chunk_allowed = (picked < 0) | allowed.index_select(0, picked.flatten().clamp(min=0))
+        packed[rows] = _compute_chunk(raw[rows], vocab, token_ids[rows], num_top, chunk_allowed)
+    return packed
+
+
+def compute_prompt_logprobs(logits: Tensor, next_token_ids: Tensor, num_top: int) -> SampledLogprobs:
+    """Log-probabilities of prompt tokens.
+
+    Args:
+        logits: [T, V] float32, at the positions before the tokens.
+        next_token_ids: [T] int64, the prompt token that follows each position.
+        num_top: alternatives per position, 0..20.
+    """
+    count = logits.shape[0]
+    packed = compute_logprobs(logits, next_token_ids, num_top)
+    return SampledLogprobs(np.arange(count), np.full(count, num_top), np.zeros(count, bool), packed)
+
+
+def _compute_chunk(
+    raw: Tensor, vocab: Tensor, token_ids: Tensor, num_top: int, allowed: Tensor | None
+) -> Tensor:
+    own = token_ids.clamp(min=0).unsqueeze(-1)
+    ids = own
+    if num_top > 0:
+        ids = torch.cat([own, select_candidates(raw, vocab, num_top)[1]], dim=1)
+    logprobs = raw.log_softmax(dim=-1).gather(-1, ids)
+    masked = logprobs
+    if allowed is not None:
+        masked = raw.masked_fill(~allowed, -torch.inf).log_softmax(dim=-1).gather(-1, ids)
+    # Equally likely tokens rank by id, as they are listed among the alternatives.
+    own_logit = raw.gather(-1, own)
+    is_before = vocab < own
+    rank = 1 + ((raw > own_logit) | ((raw == own_logit) & is_before)).sum(dim=-1, keepdim=True)
+    ids = torch.cat([token_ids.unsqueeze(-1), ids[:, 1:]], dim=1)
+    words = [rank.to(torch.int32), ids.to(torch.int32), logprobs.view(torch.int32), masked.view(torch.int32)]
+    return torch.cat(words, dim=1)
+
+
+def _unpack(words: np.ndarray) -> tuple[list[list[int]], list[list[float]], list[list[float]]]:
+    """Ids, log-probabilities and masked log-probabilities of packed rows."""
+    width = (words.shape[1] - 1) // 3
+    parts = np.split(words[:, 1:], (width, 2 * width), axis=1)
+    ids, logprobs, masked = (np.ascontiguousarray(part) for part in parts)
+    return ids.tolist(), logprobs.view(np.float32).tolist(), masked.view(np.float32).tolist()
+
+
+def _make_logprob(entry: tuple[int, float, float | None], rank: int) -> Logprob:
+    token_id, logprob, masked_logprob = entry
+    return Logprob(token_id, logprob, rank, masked_logprob=masked_logprob)

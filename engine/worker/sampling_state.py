@@ -1,0 +1,167 @@
+"""SamplingState: what every running request asked of the sampler, in arrays indexed by its row."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import IntEnum, IntFlag
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.errors import InvalidRequest
+from engine.sampling_params import SamplingParams
+from engine.worker.sampling_bad_words import BadWords
+from engine.worker.sampling_counts import TokenCounts
+from engine.worker.sampling_edits import LogitEdits
+from engine.worker.sampling_transfer import pick_rows
+from kernels.sampling import NARROW_WIDTH
+
+# Below this a temperature means greedy: float32 scores divided by it would drown the noise anyway.
+MIN_TEMPERATURE = 1e-5
+
+TokenIds = Sequence[int] | np.ndarray
+
+
+class DrawKind(IntEnum):
+    """How a row draws its token; every kind is one group of the batch."""
+
+    GREEDY = 0
+    FULL = 1  # temperature alone, or with min_p
+    NARROW = 2  # top_k small enough for a bounded candidate set
+    SORTED = 3  # top_p without top_k, or a large top_k
+
+
+class RowFlag(IntFlag):
+    """Which extra steps a row needs."""
+
+    PENALTIES = 1
+    EDITS = 2
+    BAD_WORDS = 4
+    MIN_TOKENS = 8
+    MIN_P = 16
+    LOGPROBS = 32
+
+
+class SamplingState:
+    """Sampling parameters and histories of the running requests.
+
+    Arrays on the host hold the parameters, so that a step picks its groups without reading the device; the
+    histories that follow sampled tokens (penalty counts, tails for bad words) live on the device. Rows are
+    0..max_num_seqs-1. One thread owns the object.
+    """
+
+    def __init__(self, max_num_seqs: int, vocab_size: int, device: torch.device | str) -> None:
+        self.max_num_seqs = max_num_seqs
+        self.vocab_size = vocab_size
+        self.device = torch.device(device)
+        self.kind = np.zeros(max_num_seqs, np.int8)
+        self.flags = np.zeros(max_num_seqs, np.int32)
+        self.seed = np.zeros(max_num_seqs, np.int64)
+        self.temperature = np.ones(max_num_seqs, np.float32)
+        self.top_k = np.full(max_num_seqs, vocab_size, np.int64)  # vocab_size: off
+        self.top_p = np.full(max_num_seqs, 2.0, np.float32)  # above 1: off
+        self.log_min_p = np.full(max_num_seqs, -np.inf, np.float32)
+        self.num_logprobs = np.full(max_num_seqs, -1, np.int32)  # -1: none asked
+        self.num_prompt_tokens = np.zeros(max_num_seqs, np.int64)
+        self.counts = TokenCounts(max_num_seqs, vocab_size, self.device)
+        self.bad_words = BadWords(max_num_seqs, self.device)
+        self.edits = LogitEdits(max_num_seqs)
+
+    @torch.inference_mode()
+    def add(
+        self,
+        row: int,
+        params: SamplingParams,
+        seed: int,
+        prompt_token_ids: TokenIds,
+        output_token_ids: TokenIds,
+        *,
+        eos_token_ids: Sequence[int],
+        bad_word_ids: Sequence[Sequence[int]],
+    ) -> None:
+        """Put a request into a row, new or resumed after a preemption.
+
+        Args:
+            row: replaces what the row held.
+            seed: of this completion; taken modulo 2**64.
+            prompt_token_ids, output_token_ids: what was generated so far goes into the second, so that
+                penalties, bad words and min_tokens go on as if the request had never been preempted.
+            eos_token_ids: ids that end a text for this model.
+            bad_word_ids: token ids of every bad word.
+
+        Raises:
+            InvalidRequest: a token id outside the vocabulary; the row is then left as it was.
+        """
+        check_token_ids(params, self.vocab_size)
+        self.remove(row)
+        output = np.asarray(output_token_ids, np.int64)
+        self.seed[row] = np.uint64(seed % 2**64).astype(np.int64)
+        self.num_prompt_tokens[row] = len(prompt_token_ids)
+        self._set_draw(row, params)
+        if params.logprobs is not None:
+            self.num_logprobs[row] = params.logprobs
+            self.flags[row] |= RowFlag.LOGPROBS
+        if params.presence_penalty or params.frequency_penalty or params.repetition_penalty != 1.0:
+            self.counts.add(row, params, np.asarray(prompt_token_ids, np.int64), output)
+            self.flags[row] |= RowFlag.PENALTIES
+        self.edits.add(row, params, eos_token_ids, self.vocab_size)
+        if params.logit_bias or params.allowed_token_ids is not None:
+            self.flags[row] |= RowFlag.EDITS
+        if self.edits.min_tokens[row] > 0:
+            self.flags[row] |= RowFlag.MIN_TOKENS
+        if self.bad_words.add(row, bad_word_ids, output, self.vocab_size):
+            self.flags[row] |= RowFlag.BAD_WORDS
+
+    def remove(self, row: int) -> None:
+        """Forget the row's request and free its histories; an empty row is fine."""
+        self.flags[row] = 0
+        self.kind[row] = DrawKind.GREEDY
+        self.num_logprobs[row] = -1
+        self.counts.remove(row)
+        self.bad_words.remove(row)
+        self.edits.remove(row)
+
+    @torch.inference_mode()
+    def append(self, rows: np.ndarray, token_ids: Tensor) -> None:
+        """Let penalties and bad words follow the sampled tokens, on the device.
+
+        Args:
+            rows: [R] rows, each at most once.
+            token_ids: [R] int64 on the device; -1 (a failed or rejected token) is ignored.
+        """
+        flags = self.flags[rows]
+        if not (flags & (RowFlag.PENALTIES | RowFlag.BAD_WORDS)).any():
+            return
+        for flag, history in ((RowFlag.PENALTIES, self.counts), (RowFlag.BAD_WORDS, self.bad_words)):
+            places = np.flatnonzero(flags & flag)
+            if len(places):
+                history.append(rows[places], pick_rows(token_ids, places))
+
+    def _set_draw(self, row: int, params: SamplingParams) -> None:
+        top_k = min(params.top_k or self.vocab_size, self.vocab_size)
+        self.temperature[row] = params.temperature
+        self.top_k[row] = top_k
+        # One token of mass 1 - 1e-7 below top_p 1 would be lost to rounding; above 1 nothing is.
+        self.top_p[row] = params.top_p if params.top_p < 1.0 else 2.0
+        self.log_min_p[row] = np.log(params.min_p) if params.min_p > 0 else -np.inf
+        if params.temperature < MIN_TEMPERATURE or top_k == 1:
+            self.kind[row] = DrawKind.GREEDY
+        elif top_k == self.vocab_size and params.top_p >= 1.0:
+            self.kind[row] = DrawKind.FULL
+        else:
+            self.kind[row] = DrawKind.NARROW if top_k <= NARROW_WIDTH else DrawKind.SORTED
+        if params.min_p > 0:
+            self.flags[row] |= RowFlag.MIN_P
+
+
+def check_token_ids(params: SamplingParams, vocab_size: int) -> None:
+    """Raise InvalidRequest when logit_bias or allowed_token_ids name a token the model does not have.
+
+    Ids in stop_token_ids beyond the vocabulary can never be sampled and do no harm.
+    """
+    allowed = params.allowed_token_ids or ()
+    for name, ids in (("logit_bias", tuple(params.logit_bias)), ("allowed_token_ids", allowed)):
+        for token_id in ids:
+            if not 0 <= token_id < vocab_size:
+                raise InvalidRequest(f"{name}: token id {token_id} must be from 0 to {vocab_size - 1}", name)

@@ -1,0 +1,37 @@
+"""Output that keeps to a schema, a pattern or a list of choices, token by token, exactly or not at all.
+
+vocabulary = Vocabulary(token_bytes, eos_token_ids)
+compiled = GrammarCompiler(vocabulary).compile(GrammarSpec.json_schema(schema))
+matcher = compiled.matcher()
+bitmask = allocate_bitmask(1, vocabulary.size)
+matcher.fill_next_token_bitmask(bitmask)
+"""
+
+from .backend import Backend, BatchFiller, CompiledGrammar, Matcher, Program
+from .bitmask import allocate_bitmask, fill_bitmask
+from .compiler import GrammarCompiler
+from .errors import GrammarError, InvalidGrammar, UnsupportedGrammar
+from .limits import GrammarLimits
+from .plan import PlanEntry
+from .spec import GrammarSpec
+from .validator import SchemaValidator
+from .vocabulary import Vocabulary
+
+__all__ = [
+    "Backend",
+    "BatchFiller",
+    "CompiledGrammar",
+    "GrammarCompiler",
+    "GrammarError",
+    "GrammarLimits",
+    "GrammarSpec",
+    "InvalidGrammar",
+    "Matcher",
+    "PlanEntry",
+    "Program",
+    "SchemaValidator",
+    "UnsupportedGrammar",
+    "Vocabulary",
+    "allocate_bitmask",
+    "fill_bitmask",
+]

@@ -1,0 +1,46 @@
+"""Bitmasks: int32 [rows, ceil(V/32)], bit 1 = token allowed; bits beyond the vocabulary are 0."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from .backend import BatchFiller, Matcher
+
+
+def allocate_bitmask(num_rows: int, vocab_size: int) -> np.ndarray:
+    """Return a bitmask that allows everything below `vocab_size`."""
+    num_words, rest = divmod(vocab_size, 32)
+    bitmask = np.full((num_rows, num_words + (rest > 0)), -1, np.int32)
+    if rest:
+        bitmask[:, -1] = (1 << rest) - 1
+    return bitmask
+
+
+def fill_bitmask(matchers: Sequence[Matcher], rows: Sequence[int], bitmask: np.ndarray) -> None:
+    """Write the mask of each matcher into its row; matchers of different backends may mix.
+
+    One call per backend, made without the GIL where the engine can. A matcher must not stand twice in it.
+    """
+    if len(matchers) != len(rows):
+        raise ValueError(f"{len(matchers)} matchers need as many rows, got {len(rows)}")
+    groups: dict[int, tuple[BatchFiller, list[Matcher], list[int]]] = {}
+    for matcher, row in zip(matchers, rows, strict=True):
+        if matcher.is_terminated():
+            matcher.fill_next_token_bitmask(bitmask, row)
+            continue
+        filler = matcher.filler
+        group = groups.setdefault(id(filler), (filler, [], []))
+        group[1].append(matcher)
+        group[2].append(row)
+    for filler, members, member_rows in groups.values():
+        filler.fill(members, member_rows, bitmask)
+
+
+def check_bitmask(bitmask: np.ndarray, num_words: int, rows: Sequence[int]) -> None:
+    """Raise ValueError unless an engine may write into these rows: they are written through raw pointers."""
+    if bitmask.dtype != np.int32 or bitmask.ndim != 2 or bitmask.shape[1] != num_words:
+        raise ValueError(f"a bitmask is int32 [rows, {num_words}], got {bitmask.dtype} {list(bitmask.shape)}")
+    if not bitmask.flags.c_contiguous or not bitmask.flags.writeable:
+        raise ValueError("a bitmask must be contiguous and writeable")
+    if rows and not (min(rows) >= 0 and max(rows) < bitmask.shape[0]):
+        raise ValueError(f"bitmask rows {list(rows)} must lie in 0..{bitmask.shape[0] - 1}")

@@ -1,0 +1,120 @@
+"""GrammarCompiler: from specs to compiled grammars, cached and each compiled once at a time."""
+
+import os
+import threading
+from collections import OrderedDict
+from concurrent.futures import Future
+
+from .backend import Backend, CompiledGrammar
+from .bitmask import allocate_bitmask
+from .errors import InvalidGrammar
+from .limits import GrammarLimits
+from .llguidance_backend import LLGuidanceBackend
+from .outlines_backend import OutlinesBackend
+from .router import compile_spec
+from .spec import GrammarSpec
+from .vocabulary import Vocabulary
+from .xgrammar_backend import XGrammarBackend
+
+
+class GrammarCompiler:
+    """Compiles specs for one vocabulary. Synchronous; safe to call from several threads.
+
+    Args:
+        limits: bounds on single grammars and on the cache.
+        num_threads: threads of one batch fill and one compile; None takes half the cores, at most 8.
+    """
+
+    def __init__(
+        self, vocabulary: Vocabulary, limits: GrammarLimits | None = None, num_threads: int | None = None
+    ) -> None:
+        limits = limits or GrammarLimits()
+        num_threads = num_threads or min(max((os.cpu_count() or 1) // 2, 1), 8)
+        self.vocabulary = vocabulary
+        self._backends: dict[str, Backend] = {
+            "llguidance": LLGuidanceBackend(vocabulary, limits, num_threads),
+            "outlines_core": OutlinesBackend(vocabulary, limits),
+            "xgrammar": XGrammarBackend(vocabulary, limits, num_threads),
+        }
+        self._cache = GrammarCache(limits.cache_bytes)
+        self._lock = threading.Lock()
+        self._in_flight: dict[GrammarSpec, Future[CompiledGrammar]] = {}
+
+    def compile(self, spec: GrammarSpec) -> CompiledGrammar:
+        """Return the compiled grammar, or raise GrammarError.
+
+        A second call for a spec that is being compiled waits for the first. Failures are not cached.
+        """
+        with self._lock:
+            cached = self._cache.find(spec)
+            if cached is not None:
+                return cached
+            pending = self._in_flight.get(spec)
+            if pending is None:
+                own: Future[CompiledGrammar] = Future()
+                self._in_flight[spec] = own
+        if pending is not None:
+            return pending.result()
+        return self._compile_as_owner(spec, own)
+
+    def _compile_as_owner(self, spec: GrammarSpec, future: "Future[CompiledGrammar]") -> CompiledGrammar:
+        try:
+            compiled = compile_spec(spec, self._backends)
+            check_first_mask(compiled, self.vocabulary)
+        except BaseException as error:
+            # Not handled here: whoever waits for this compile must learn of it too.
+            with self._lock:
+                del self._in_flight[spec]
+            future.set_exception(error)
+            raise
+        with self._lock:
+            del self._in_flight[spec]
+            self._cache.add(spec, compiled)
+        future.set_result(compiled)
+        return compiled
+
+
+def check_first_mask(compiled: CompiledGrammar, vocabulary: Vocabulary) -> None:
+    """Refuse a grammar that allows no first token, such as `start: start`."""
+    bitmask = allocate_bitmask(1, vocabulary.size)
+    matcher = compiled.matcher()
+    matcher.fill_next_token_bitmask(bitmask)
+    if matcher.error is not None:
+        raise InvalidGrammar(f"the grammar exceeds a limit at its first token: {matcher.error}")
+    if not bitmask.any():
+        raise InvalidGrammar("the grammar allows no first token: nothing can satisfy it with this vocabulary")
+
+
+class GrammarCache:
+    """Compiled grammars, the least recently used dropped first. Not locked; its owner is."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self.num_bytes = 0
+        self._max_bytes = max_bytes
+        self._entries: OrderedDict[GrammarSpec, CompiledGrammar] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def find(self, spec: GrammarSpec) -> CompiledGrammar | None:
+        """Return the grammar and make it the most recently used."""
+        if spec not in self._entries:
+            return None
+        self._entries.move_to_end(spec)
+        return self._entries[spec]
+
+    def add(self, spec: GrammarSpec, compiled: CompiledGrammar) -> None:
+        """Keep a grammar, unless it alone is larger than the cache."""
+        size = cost_bytes(spec, compiled)
+        if size > self._max_bytes:
+            return
+        self._entries[spec] = compiled
+        self.num_bytes += size
+        while self.num_bytes > self._max_bytes:
+            old_spec, old = self._entries.popitem(last=False)
+            self.num_bytes -= cost_bytes(old_spec, old)
+
+
+def cost_bytes(spec: GrammarSpec, compiled: CompiledGrammar) -> int:
+    """Return what an entry holds: the program, the spec's text and the plan."""
+    return compiled.program.size_bytes + 2 * len(spec.text) + 200 * len(compiled.plan)

@@ -1,0 +1,34 @@
+"""What can go wrong with a grammar, as exceptions whose messages a user can act on.
+
+GrammarError(ValueError)      the grammar cannot be used
++-- InvalidGrammar            it is malformed; the message says where
++-- UnsupportedGrammar        it is well formed, but no engine enforces all of it exactly
+"""
+
+
+class GrammarError(ValueError):
+    """A grammar that cannot be used."""
+
+
+class InvalidGrammar(GrammarError):
+    """A grammar that is malformed, contradicts itself or exceeds a limit."""
+
+
+class UnsupportedGrammar(GrammarError):
+    """A well-formed grammar that no engine here can enforce exactly.
+
+    Attributes:
+        pointer: JSON pointer to the schema that holds the keyword, "" for the root and for other kinds.
+        keyword: the keyword or construct that is not supported.
+        reason: why it is refused, in words.
+    """
+
+    def __init__(self, pointer: str, keyword: str, reason: str) -> None:
+        self.pointer = pointer
+        self.keyword = keyword
+        self.reason = reason
+        super().__init__(f"{keyword!r} at {pointer or '#'} is not supported: {reason}")
+
+    def __reduce__(self) -> tuple[type["UnsupportedGrammar"], tuple[str, str, str]]:
+        # The default rebuilds from the message alone; worker processes send errors home as they are.
+        return type(self), (self.pointer, self.keyword, self.reason)

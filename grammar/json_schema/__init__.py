@@ -1,0 +1,1 @@
+"""JSON Schema: dialects, equivalence-preserving rewrites, and the analysis of who enforces what."""

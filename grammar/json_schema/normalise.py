@@ -1,0 +1,146 @@
+"""Rewrite a schema into an equivalent one that the engines understand, and name what no engine enforces.
+
+Every rule keeps the set of valid instances; tests compare both sides with independent validators.
+Pointers in the result refer to the schema as the user wrote it.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import unquote
+
+from ..errors import InvalidGrammar
+from ..plan import ANNOTATION, ENGINE, PlanEntry, Problem
+from .dialect import DRAFT_2020, detect_dialect, is_dialect_named
+from .keywords import ASSERTIONS, STRUCTURE_KEYWORDS, iterate_children, join_pointer, split_pointer
+from .node import Node
+from .problems import find_problems
+from .rules import RULES
+
+
+@dataclass(frozen=True, slots=True)
+class Normalised:
+    """A rewritten schema with what was learnt on the way.
+
+    Attributes:
+        schema: the equivalent schema, in the forms of draft 2020-12.
+        plan: one entry per keyword; the ones an engine has to enforce have `enforced_by` ENGINE.
+        problems: keywords that llguidance does not enforce exactly.
+    """
+
+    schema: dict[str, Any] | bool
+    plan: tuple[PlanEntry, ...]
+    problems: tuple[Problem, ...]
+
+
+def normalise(schema: dict[str, Any] | bool) -> Normalised:
+    """Return the equivalent schema, the plan and the problems of a well-formed schema.
+
+    The result may share parts with `schema`, which the caller gives away.
+    """
+    walk = _Walk(schema)
+    result = walk.rewrite(schema, "")
+    walk.rewrite_targets(result)
+    if isinstance(result, dict) and "$schema" in result:
+        result["$schema"] = DRAFT_2020.uri
+    return Normalised(result, tuple(walk.plan), tuple(walk.problems))
+
+
+@dataclass(slots=True)
+class _Walk:
+    """One pass over a document."""
+
+    document: dict[str, Any] | bool
+    plan: list[PlanEntry] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
+    visited: set[str] = field(default_factory=set)
+    moved: set[str] = field(default_factory=set)
+    refs: list[tuple[str, str]] = field(default_factory=list)  # (pointer of the schema, its $ref)
+    drops_ref_siblings: bool = field(init=False)
+    has_ids: bool = field(init=False, default=False)
+
+    def __post_init__(self) -> None:
+        dialect = detect_dialect(self.document)
+        self.drops_ref_siblings = dialect.ignores_ref_siblings and is_dialect_named(self.document)
+
+    def rewrite(self, schema: dict[str, Any] | bool, pointer: str) -> dict[str, Any] | bool:
+        """Rewrite a schema and everything below it."""
+        self.visited.add(pointer)
+        if isinstance(schema, bool):
+            return schema
+        node = Node(copy_containers(schema), pointer, self.drops_ref_siblings)
+        self._drop_extensions(node)
+        for rule in RULES:
+            rule(node)
+        self._record(node)
+        for path, child in list(iterate_children(node.schema)):
+            keyword = node.original_name(str(path[0]))
+            place(node.schema, path, self.rewrite(child, join_pointer(pointer, keyword, *path[1:])))
+        return node.schema
+
+    def rewrite_targets(self, result: dict[str, Any] | bool) -> None:
+        """Rewrite what only a `$ref` reaches, say under "components", and check every local `$ref`."""
+        # The list grows while it is read: targets have references of their own.
+        for pointer, ref in self.refs:
+            if not ref.startswith("#/") or self.has_ids:
+                continue
+            target = "".join(join_pointer("", part) for part in split_pointer(unquote(ref[1:])))
+            if any(target == old or target.startswith(old + "/") for old in self.moved):
+                reason = f"its target {ref} lies under a keyword that has to be rewritten"
+                self.problems.append(Problem(pointer, "$ref", reason))
+            elif target not in self.visited:
+                self._rewrite_target(result, pointer, ref, target)
+
+    def _rewrite_target(self, result: Any, pointer: str, ref: str, target: str) -> None:
+        parent, parts = result, split_pointer(target)
+        for part in parts[:-1]:
+            parent = descend(parent, part)
+        found = descend(parent, parts[-1])
+        if not isinstance(found, dict | bool):
+            raise InvalidGrammar(f"$ref at {pointer or '#'} points to {ref}, which is not a schema")
+        rewritten = self.rewrite(found, target)
+        if isinstance(parent, list):
+            parent[int(parts[-1])] = rewritten
+        elif isinstance(parent, dict):
+            parent[parts[-1]] = rewritten
+
+    def _drop_extensions(self, node: Node) -> None:
+        # llguidance reads options from the schema itself, some of which loosen it.
+        if "x-guidance" in node.schema:
+            node.drop("x-guidance", ANNOTATION)
+        if node.pointer and ("$id" in node.schema or "id" in node.schema):
+            self.has_ids = True
+        if isinstance(node.schema.get("$ref"), str):
+            self.refs.append((node.pointer, node.schema["$ref"]))
+
+    def _record(self, node: Node) -> None:
+        self.moved.update(node.moved)
+        self.plan.extend(node.plan)
+        for keyword in node.schema:
+            name = node.original_name(keyword)
+            if keyword in ASSERTIONS:
+                self.plan.append(PlanEntry(node.pointer, name, ENGINE))
+            elif keyword not in STRUCTURE_KEYWORDS:
+                self.plan.append(PlanEntry(node.pointer, name, ANNOTATION))
+        self.problems.extend(find_problems(node))
+
+
+def copy_containers(schema: dict[str, Any]) -> dict[str, Any]:
+    """Copy a schema and the lists and maps directly in it, so that subschemas can be replaced."""
+    return {k: v.copy() if isinstance(v, dict | list) else v for k, v in schema.items()}
+
+
+def place(schema: dict[str, Any], path: tuple[str | int, ...], child: dict[str, Any] | bool) -> None:
+    """Put a subschema where `iterate_children` found it."""
+    if len(path) == 1:
+        schema[str(path[0])] = child
+    else:
+        schema[str(path[0])][path[1]] = child
+
+
+def descend(value: Any, part: str) -> Any:
+    """Follow one part of a JSON pointer; None where it leads nowhere."""
+    if isinstance(value, dict):
+        return value.get(part)
+    if isinstance(value, list) and part.isdecimal() and int(part) < len(value):
+        return value[int(part)]
+    return None

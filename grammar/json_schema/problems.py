@@ -1,0 +1,58 @@
+"""Keywords of a normalised schema that llguidance refuses or does not enforce exactly."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from ..plan import Problem
+from .node import Node
+
+UNSUPPORTED_KEYWORDS = {
+    "not": "exclusion is not enforced token by token",
+    "if": "conditional schemas are not enforced token by token",
+    "contains": "counting matching items is not enforced token by token",
+    "uniqueItems": "distinct items are not enforced token by token",
+    "dependencies": "demands that depend on another property are not enforced token by token",
+    "dependentRequired": "demands that depend on another property are not enforced token by token",
+    "dependentSchemas": "demands that depend on another property are not enforced token by token",
+    "propertyNames": "only a single pattern without other property keywords is enforced",
+    "unevaluatedItems": "only without $ref, allOf, anyOf and the like in the same schema",
+    "unevaluatedProperties": "only without $ref, allOf, anyOf and the like in the same schema",
+    "$dynamicAnchor": "dynamic references are not resolved",
+    "$dynamicRef": "dynamic references are not resolved",
+    "$recursiveRef": "dynamic references are not resolved",
+}
+NUMERIC_BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
+
+
+def find_problems(node: Node) -> Iterator[Problem]:
+    """Yield what stands in this one schema; subschemas are looked at on their own."""
+    for keyword, reason in UNSUPPORTED_KEYWORDS.items():
+        if keyword in node.schema:
+            yield Problem(node.pointer, node.original_name(keyword), reason)
+    for keyword in NUMERIC_BOUNDS:
+        value = node.schema.get(keyword)
+        if isinstance(value, int) and not is_exact(value):
+            reason = f"{value} has no exact binary floating point form, so the bound would shift"
+            yield Problem(node.pointer, node.original_name(keyword), reason)
+    if is_duplicate_prone(node.schema):
+        reason = "names outside properties may repeat in the text, so their number is not enforced"
+        yield Problem(node.pointer, "minProperties", reason)
+
+
+def is_exact(value: int) -> bool:
+    """Tell whether llguidance, which reads bounds as doubles, reads this one exactly."""
+    try:
+        return int(float(value)) == value
+    except OverflowError:
+        return False
+
+
+def is_duplicate_prone(schema: dict[str, Any]) -> bool:
+    """Tell whether repeated names could make up a `minProperties` that distinct names have to.
+
+    A generated text may repeat a name that the schema does not list; a parser keeps the last one.
+    """
+    required = schema.get("required", [])
+    num_sure = max(len(set(required)) if isinstance(required, list) else 0, 1)
+    is_open = schema.get("additionalProperties") is not False or "patternProperties" in schema
+    return is_open and schema.get("minProperties", 0) > num_sure

@@ -1,0 +1,59 @@
+"""Which schemas xgrammar enforces exactly: an allow-list, since what it drops it drops silently."""
+
+from typing import Any
+
+from ..plan import Problem
+from .keywords import STRUCTURE_KEYWORDS, iterate_children, join_pointer
+
+# Per type, the keywords that may stand together; measured one by one and by random walks.
+_ALLOWED: dict[str, frozenset[str]] = {
+    "object": frozenset(["properties", "required", "additionalProperties", "minProperties", "maxProperties"]),
+    "array": frozenset(["items", "minItems", "maxItems"]),
+    "string": frozenset(["minLength", "maxLength"]),
+    "integer": frozenset(["minimum", "maximum"]),
+    "number": frozenset(),
+    "boolean": frozenset(),
+    "null": frozenset(),
+}
+_ANNOTATIONS = frozenset(
+    ["title", "description", "default", "examples", "$comment", "deprecated", "readOnly", "writeOnly"]
+)
+
+
+def find_obstacle(schema: dict[str, Any] | bool, pointer: str = "") -> Problem | None:
+    """Return the first thing in a normalised schema that xgrammar may not enforce, or None."""
+    if isinstance(schema, bool):
+        return Problem(pointer, "schema", "xgrammar takes no boolean schemas") if not schema else None
+    for keyword, reason in find_local(schema):
+        return Problem(pointer, keyword, reason)
+    for path, child in iterate_children(schema):
+        if path == ("additionalProperties",) and child is False:
+            continue
+        obstacle = find_obstacle(child, join_pointer(pointer, *path))
+        if obstacle is not None:
+            return obstacle
+    return None
+
+
+def find_local(schema: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return (keyword, reason) of what stands in this one schema."""
+    if "$ref" in schema and not (schema["$ref"] == "#" or schema["$ref"].startswith("#/")):
+        return [("$ref", "xgrammar follows only JSON pointers")]
+    keywords = schema.keys() - _ANNOTATIONS - STRUCTURE_KEYWORDS
+    if not keywords or keywords in ({"anyOf"}, {"$ref"}, {"enum"}, {"const"}):
+        return []
+    kind = schema.get("type")
+    if not isinstance(kind, str) or kind not in _ALLOWED:
+        return [(min(keywords), "xgrammar enforces keywords only beside a single type")]
+    foreign = sorted(keywords - {"type"} - _ALLOWED[kind])
+    if foreign:
+        return [(foreign[0], "xgrammar drops or distorts it")]
+    if kind != "object":
+        return []
+    properties = schema.get("properties", {})
+    if set(schema.get("required", [])) - properties.keys():
+        return [("required", "xgrammar drops names that are not in properties")]
+    if schema.get("additionalProperties", True) is not False:
+        # Repeated names and the order of names are beyond it.
+        return [("additionalProperties", "xgrammar counts repeated names as different ones")]
+    return []

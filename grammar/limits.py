@@ -1,0 +1,20 @@
+"""Bounds that keep one sender's grammar from costing anybody else time or memory."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class GrammarLimits:
+    """Limits of one compiler; what exceeds them is refused with the limit's name."""
+
+    cache_bytes: int = 256 * 1024 * 1024  # compiled grammars kept, least recently used out first
+    # A lexer state of llguidance takes 1 to 2 kB, so this caps one matcher at about 100 MB.
+    max_lexer_states: int = 50_000
+    step_lexer_fuel: int = 200_000  # llguidance's unit, about 14,000 a millisecond
+    initial_lexer_fuel: int = 1_000_000  # about 50,000 a millisecond
+    max_grammar_size: int = 500_000  # symbols in llguidance's productions
+    # outlines-core visits the vocabulary once per automaton state: 25 million visits are about 0.5 s.
+    max_index_work: int = 25_000_000
+    # xgrammar has no limits of its own; text size and counted repetitions stand in for them.
+    max_xgrammar_bytes: int = 16 * 1024
+    max_xgrammar_repetition: int = 1_000

@@ -1,0 +1,219 @@
+"""llguidance: JSON schemas, and regular expressions that outlines-core cannot take.
+
+Measured in its favour: it never accepts what a schema forbids, compiles within a millisecond, and its limits
+bound a hostile grammar from the inside.
+"""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from llguidance import (
+    LLExecutor,
+    LLMatcher,
+    LLParserLimits,
+    LLTokenizer,
+    TokenizerWrapper,
+    regex_to_lark,
+)
+
+from .bitmask import check_bitmask
+from .errors import InvalidGrammar, UnsupportedGrammar
+from .json_schema.refusal import explain_refusal
+from .limits import GrammarLimits
+from .regex_text import choices_to_regex
+from .spec import GrammarSpec
+from .vocabulary import Vocabulary
+
+# Forcing would allow one tokenisation of a forced text and forbid all others, by a tokeniser it has not got.
+_HEADER = '%llguidance {"no_forcing": true}\n'
+# Every option is given, since a schema could otherwise set it itself under "x-guidance".
+_OPTIONS: Any = {
+    "coerce_one_of": False,
+    "lenient": False,
+    "json_allow_general_unicode_escapes": False,
+}
+_SEPARATORS = {"spaced": (", ", ": "), "compact": (",", ":"), "any": (",", ":")}
+# Unbounded whitespace lets a model write newlines for ever.
+_WHITESPACE = r"[\x20\x0A\x0D\x09]{1,64}"
+
+
+class _TokenizerAdapter:
+    """A vocabulary in the form LLTokenizer asks for."""
+
+    bos_token_id = None
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self.eos_token_id = vocabulary.eos_token_ids[0]
+        self.special_token_ids = list(vocabulary.eos_token_ids)
+        # A leading 0xFF marks a special token there; no UTF-8 text contains that byte.
+        self.tokens = [b"" if b"\xff" in token else token for token in vocabulary.token_bytes]
+        for index in vocabulary.eos_token_ids:
+            self.tokens[index] = b"\xff<eos_%d>" % index
+        self._ids = {token: index for index, token in enumerate(self.tokens) if len(token) == 1}
+
+    def __call__(self, text: bytes | str) -> list[int]:
+        # Asked only for forced tokens, which _HEADER turns off; single bytes are good enough.
+        data = text.encode() if isinstance(text, str) else text
+        return [self._ids[bytes([byte])] for byte in data if bytes([byte]) in self._ids]
+
+
+class LLGuidanceBackend:
+    """Compiles grammars with llguidance for one vocabulary."""
+
+    name = "llguidance"
+
+    def __init__(self, vocabulary: Vocabulary, limits: GrammarLimits, num_threads: int) -> None:
+        self.vocabulary = vocabulary
+        self.filler = LLGuidanceFiller(vocabulary, LLExecutor(num_threads))
+        wrapper = TokenizerWrapper(_TokenizerAdapter(vocabulary))
+        self._tokenizer = LLTokenizer(
+            wrapper, n_vocab=vocabulary.size, eos_token=list(vocabulary.eos_token_ids)
+        )
+        self._limits = LLParserLimits(
+            initial_lexer_fuel=limits.initial_lexer_fuel,
+            step_lexer_fuel=limits.step_lexer_fuel,
+            max_lexer_states=limits.max_lexer_states,
+            max_grammar_size=limits.max_grammar_size,
+            verbose_errors=False,
+        )
+
+    def compile(self, spec: GrammarSpec) -> "LLGuidanceProgram":
+        """Compile a JSON schema (normalised), a regex or a choice."""
+        matcher = self._make_matcher(spec)
+        if matcher.is_error():
+            self._refuse(spec, matcher.get_error())
+        return LLGuidanceProgram(matcher, self, len(spec.text))
+
+    def _make_matcher(self, spec: GrammarSpec) -> LLMatcher:
+        return LLMatcher(self._tokenizer, make_grammar(spec), log_level=0, limits=self._limits)
+
+    def _refuse(self, spec: GrammarSpec, message: str) -> None:
+        if spec.kind == "json_schema":
+            raise explain_refusal(json.loads(spec.text), message, lambda schema: self._probe(spec, schema))
+        if "error" in message and "not supported" not in message:
+            raise InvalidGrammar(f"{spec.kind} cannot be parsed: {message}")
+        raise UnsupportedGrammar("", spec.kind, message)
+
+    def _probe(self, spec: GrammarSpec, schema: object) -> str:
+        """Return llguidance's complaint about a schema, "" when it has none."""
+        matcher = self._make_matcher(GrammarSpec("json_schema", json.dumps(schema), spec.whitespace))
+        return matcher.get_error()
+
+
+def make_grammar(spec: GrammarSpec) -> str:
+    """Return a spec in llguidance's own format: a Lark grammar, with the schema as a grammar beside it."""
+    if spec.kind == "json_schema":
+        item_separator, key_separator = _SEPARATORS[spec.whitespace]
+        options = {**_OPTIONS, "item_separator": item_separator, "key_separator": key_separator}
+        options["whitespace_flexible"] = spec.whitespace == "any"
+        if spec.whitespace == "any":
+            options["whitespace_pattern"] = _WHITESPACE
+        schema = {**json.loads(spec.text), "x-guidance": options}
+        grammars = [
+            {"lark_grammar": _HEADER + "start: @schema"},
+            {"name": "schema", "json_schema": schema},
+        ]
+        return json.dumps({"grammars": grammars})
+    if spec.kind not in ("regex", "choice"):
+        raise UnsupportedGrammar("", spec.kind, "llguidance does not take this kind of grammar")
+    pattern = spec.text if spec.kind == "regex" else choices_to_regex(json.loads(spec.text))
+    return LLMatcher.grammar_from_lark(f"{_HEADER}start: /{regex_to_lark(pattern)}/")
+
+
+class LLGuidanceProgram:
+    """A compiled grammar: a matcher at the start, copied for each request."""
+
+    def __init__(self, pristine: LLMatcher, backend: LLGuidanceBackend, num_characters: int) -> None:
+        self._pristine = pristine
+        self._backend = backend
+        # The engine does not tell; its lexer and productions are a small multiple of the text.
+        self.size_bytes = 64 * 1024 + 32 * num_characters
+
+    def new_matcher(self) -> "LLGuidanceMatcher":
+        """Return a matcher at the start of the grammar."""
+        return LLGuidanceMatcher(self._pristine.deep_copy(), self._backend)
+
+
+class LLGuidanceMatcher:
+    """Grammar state of one request in llguidance.
+
+    EOS never reaches the engine: consuming it there is sometimes a no-op, which a rollback could not undo.
+    """
+
+    def __init__(self, engine: LLMatcher, backend: LLGuidanceBackend) -> None:
+        self.engine = engine
+        self.filler = backend.filler
+        self._vocabulary = backend.vocabulary
+        self._num_tokens = 0
+        self._is_terminated = False
+
+    @property
+    def error(self) -> str | None:
+        """Why the engine gave up (a resource limit), or None."""
+        return self.engine.get_error() if self.engine.is_error() else None
+
+    def accept_token(self, token_id: int) -> bool:
+        """Advance by one token; False, with nothing changed, when it is not allowed here."""
+        if self._is_terminated or not 0 <= token_id < self._vocabulary.size:
+            return False
+        if token_id in self._vocabulary.eos_token_ids:
+            self._is_terminated = self.engine.is_accepting()
+            return self._is_terminated
+        # A refused consume_token would leave the engine in an error state for good.
+        if self.engine.try_consume_tokens([token_id]) != 1:
+            return False
+        self._num_tokens += 1
+        return True
+
+    def fill_next_token_bitmask(self, bitmask: np.ndarray, row: int = 0) -> None:
+        """Write the allowed tokens into one row."""
+        if self._is_terminated:
+            check_bitmask(bitmask, self._vocabulary.num_words, [row])
+            bitmask[row] = self._vocabulary.eos_mask
+        else:
+            self.filler.fill([self], [row], bitmask)
+
+    def rollback(self, num_tokens: int) -> None:
+        """Undo the last `num_tokens` accepted tokens, EOS included."""
+        num_text = num_tokens - (self._is_terminated and num_tokens > 0)
+        if not 0 <= num_text <= self._num_tokens:
+            num_accepted = self._num_tokens + self._is_terminated
+            raise ValueError(f"cannot roll back {num_tokens} tokens of {num_accepted}")
+        if num_text and not self.engine.rollback(num_text):
+            raise ValueError(f"llguidance cannot roll back: {self.engine.get_error()}")
+        self._num_tokens -= num_text
+        self._is_terminated = self._is_terminated and num_tokens == 0
+
+    def is_completed(self) -> bool:
+        """Tell whether the text so far is a complete sentence."""
+        return self.engine.is_accepting()
+
+    def is_terminated(self) -> bool:
+        """Tell whether EOS was accepted."""
+        return self._is_terminated
+
+
+class LLGuidanceFiller:
+    """Fills many rows in one call that releases the GIL."""
+
+    def __init__(self, vocabulary: Vocabulary, executor: LLExecutor) -> None:
+        self._vocabulary = vocabulary
+        self._executor = executor
+
+    def fill(self, matchers: Sequence[LLGuidanceMatcher], rows: Sequence[int], bitmask: np.ndarray) -> None:
+        """Write matcher i's mask into row rows[i]."""
+        check_bitmask(bitmask, self._vocabulary.num_words, rows)
+        if len(matchers) == 1:
+            # The executor's thread hand-over costs more than one mask.
+            width = bitmask.shape[1] * bitmask.itemsize
+            matchers[0].engine.unsafe_compute_mask_ptr(bitmask.ctypes.data + rows[0] * width, width)
+        else:
+            pairs = [(matcher.engine, row) for matcher, row in zip(matchers, rows, strict=True)]
+            address, row_bytes = bitmask.ctypes.data, bitmask.shape[1] * bitmask.itemsize
+            self._executor.unsafe_compute_mask_ptr(pairs, address, row_bytes, len(bitmask))
+        for matcher, row in zip(matchers, rows, strict=True):
+            if matcher.engine.is_error():
+                # In its error state the engine allows EOS, which would end an incomplete text.
+                bitmask[row] = 0

@@ -1,0 +1,33 @@
+"""The plan of a grammar: who enforces which keyword."""
+
+from dataclasses import dataclass
+
+# What stands in `enforced_by` when no engine has to do anything.
+ANNOTATION = "annotation"
+NO_EFFECT = "no effect"
+# Filled in with the backend's name once one is chosen.
+ENGINE = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PlanEntry:
+    """Who enforces one keyword of a grammar.
+
+    Attributes:
+        pointer: JSON pointer to the schema that holds the keyword, "" for the root and for other kinds.
+        keyword: the keyword, or the kind of the grammar.
+        enforced_by: a backend's name, "annotation" (asserts nothing) or "no effect" (cannot fail there).
+    """
+
+    pointer: str
+    keyword: str
+    enforced_by: str
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """A keyword that the first engine does not enforce exactly."""
+
+    pointer: str
+    keyword: str
+    reason: str

@@ -1,0 +1,92 @@
+"""Which backend gets which spec: the one that enforces it exactly, or none.
+
+json_object                      -> json_schema {"type": "object"}
+json_schema   normalise, then    -> llguidance, unless it refuses or a keyword is beyond it;
+                                 -> xgrammar, when everything in the schema is in its exact subset;
+                                 -> UnsupportedGrammar with pointer, keyword and reason
+regex, choice                    -> outlines_core; llguidance where that cannot or would grow too large
+ebnf                             -> xgrammar
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+
+from .backend import Backend, CompiledGrammar
+from .errors import InvalidGrammar, UnsupportedGrammar
+from .json_schema.normalise import Normalised, normalise
+from .json_schema.xgrammar_subset import find_obstacle
+from .plan import ENGINE, PlanEntry
+from .spec import GrammarSpec
+
+# The kinds without an analysis of their own, and the backends to try in order.
+ROUTES: dict[str, tuple[str, ...]] = {
+    "regex": ("outlines_core", "llguidance"),
+    "choice": ("outlines_core", "llguidance"),
+    "ebnf": ("xgrammar",),
+}
+
+
+def compile_spec(spec: GrammarSpec, backends: Mapping[str, Backend]) -> CompiledGrammar:
+    """Compile a spec with the first backend that enforces all of it, or raise GrammarError."""
+    if spec.kind in ("json_schema", "json_object"):
+        return compile_json_schema(replace(spec, kind="json_schema"), backends)
+    names = ROUTES[spec.kind]
+    if spec.backend is not None:
+        check_backend(spec, names)
+        names = (spec.backend,)
+    for name in names[:-1]:
+        try:
+            return compile_with(backends[name], spec)
+        except UnsupportedGrammar:
+            continue
+    return compile_with(backends[names[-1]], spec)
+
+
+def check_backend(spec: GrammarSpec, names: tuple[str, ...]) -> None:
+    """Refuse a backend that does not take this kind."""
+    if spec.backend not in names:
+        reason = f"backend {spec.backend!r} does not take it; choose from {list(names)}"
+        raise UnsupportedGrammar("", spec.kind, reason)
+
+
+def compile_with(backend: Backend, spec: GrammarSpec) -> CompiledGrammar:
+    """Compile a spec whose plan is one entry."""
+    plan = (PlanEntry("", spec.kind, backend.name),)
+    return CompiledGrammar(backend.name, plan, backend.compile(spec))
+
+
+def compile_json_schema(spec: GrammarSpec, backends: Mapping[str, Backend]) -> CompiledGrammar:
+    """Compile a schema with llguidance, else with xgrammar, else refuse it."""
+    if spec.backend is not None:
+        check_backend(spec, ("llguidance", "xgrammar"))
+    normalised = normalise(json.loads(spec.text))
+    if normalised.schema is False:
+        raise InvalidGrammar("no text satisfies the schema: it is false")
+    # The engines take options beside keywords, so they want an object.
+    schema = {} if normalised.schema is True else normalised.schema
+    rewritten = replace(spec, text=json.dumps(schema, ensure_ascii=False))
+    obstacle = find_obstacle(schema)
+    if spec.backend == "xgrammar":
+        if obstacle is not None:
+            raise UnsupportedGrammar(obstacle.pointer, obstacle.keyword, obstacle.reason)
+        return finish(backends["xgrammar"], rewritten, normalised)
+    try:
+        if normalised.problems:
+            problem = normalised.problems[0]
+            raise UnsupportedGrammar(problem.pointer, problem.keyword, problem.reason)
+        return finish(backends["llguidance"], rewritten, normalised)
+    except UnsupportedGrammar:
+        if obstacle is not None or spec.backend is not None:
+            raise
+    return finish(backends["xgrammar"], rewritten, normalised)
+
+
+def finish(backend: Backend, spec: GrammarSpec, normalised: Normalised) -> CompiledGrammar:
+    """Compile, and write the backend's name into the plan."""
+    program = backend.compile(spec)
+    plan = tuple(
+        replace(entry, enforced_by=backend.name) if entry.enforced_by == ENGINE else entry
+        for entry in normalised.plan
+    )
+    return CompiledGrammar(backend.name, plan, program)

@@ -1,0 +1,137 @@
+"""What a request asks its output to look like."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from .errors import InvalidGrammar
+from .json_schema.dialect import check_well_formed
+
+Kind = Literal["json_schema", "json_object", "regex", "choice", "ebnf"]
+Whitespace = Literal["spaced", "compact", "any"]
+
+BACKENDS = ("llguidance", "xgrammar", "outlines_core")
+MAX_SPEC_BYTES = 256 * 1024
+MAX_NESTING_DEPTH = 64
+
+
+@dataclass(frozen=True, slots=True)
+class GrammarSpec:
+    """One constraint on the output; make it with a constructor below, which validates it.
+
+    Attributes:
+        kind: what `text` is.
+        text: the schema or the choices as JSON, the pattern, or the EBNF.
+        whitespace: what separates JSON values: "spaced" as json.dumps does, "compact", or "any" (bounded).
+        backend: the engine to use, or None for the one that is faithful.
+    """
+
+    kind: Kind
+    text: str
+    whitespace: Whitespace = "spaced"
+    backend: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.backend is not None and self.backend not in BACKENDS:
+            raise InvalidGrammar(f"unknown grammar backend {self.backend!r}; choose from {list(BACKENDS)}")
+        if self.whitespace not in get_args(Whitespace):
+            raise InvalidGrammar(
+                f"unknown whitespace {self.whitespace!r}; choose from {list(get_args(Whitespace))}"
+            )
+        check_size(self.text, self.kind)
+
+    @classmethod
+    def json_schema(
+        cls,
+        schema: dict[str, Any] | str | bool,
+        whitespace: Whitespace = "spaced",
+        backend: str | None = None,
+    ) -> "GrammarSpec":
+        """Accept the JSON texts that are valid for a JSON Schema; properties keep the schema's order."""
+        parsed = parse_json(schema, "json_schema") if isinstance(schema, str) else schema
+        if not isinstance(parsed, dict | bool):
+            raise InvalidGrammar(f"a JSON schema is an object or a boolean, not {type(parsed).__name__}")
+        # Order is meaning here (properties are generated in it), so keys are not sorted.
+        text = dump_json(parsed, "json_schema")
+        check_size(text, "json_schema")
+        check_depth(json.loads(text))
+        check_well_formed(json.loads(text))
+        return cls("json_schema", text, whitespace, backend)
+
+    @classmethod
+    def json_object(cls, whitespace: Whitespace = "spaced", backend: str | None = None) -> "GrammarSpec":
+        """Accept any JSON object."""
+        return cls("json_object", '{"type": "object"}', whitespace, backend)
+
+    @classmethod
+    def regex(cls, pattern: str, backend: str | None = None) -> "GrammarSpec":
+        """Accept the texts that a regular expression matches from start to end."""
+        if not isinstance(pattern, str) or not pattern:
+            raise InvalidGrammar("a regex is a string that is not empty")
+        return cls("regex", pattern, backend=backend)
+
+    @classmethod
+    def choice(cls, choices: Sequence[str], backend: str | None = None) -> "GrammarSpec":
+        """Accept exactly one of the given texts."""
+        if isinstance(choices, str) or not all(isinstance(choice, str) for choice in choices):
+            raise InvalidGrammar("a choice is a list of strings")
+        if not any(choices):
+            raise InvalidGrammar("a choice needs at least one string that is not empty")
+        return cls("choice", dump_json(list(dict.fromkeys(choices)), "choice"), backend=backend)
+
+    @classmethod
+    def ebnf(cls, text: str, backend: str | None = None) -> "GrammarSpec":
+        """Accept the sentences of a GBNF grammar (llama.cpp's EBNF) whose start rule is `root`."""
+        if not isinstance(text, str) or not text.strip():
+            raise InvalidGrammar("an EBNF grammar is a string that is not empty")
+        return cls("ebnf", text, backend=backend)
+
+
+def parse_json(text: str, kind: str) -> Any:
+    """Parse JSON text; what is not JSON is an InvalidGrammar that names line and column."""
+    check_size(text, kind)
+    try:
+        return json.loads(text, parse_constant=refuse_constant)
+    except json.JSONDecodeError as error:
+        raise InvalidGrammar(f"{kind} is not JSON: {error}") from error
+    except RecursionError as error:
+        raise InvalidGrammar(f"{kind} is nested deeper than {MAX_NESTING_DEPTH} levels") from error
+    except ValueError as error:
+        raise InvalidGrammar(f"{kind} is not JSON: {error}") from error
+
+
+def refuse_constant(name: str) -> Any:
+    """Refuse NaN and Infinity, which Python's parser takes and JSON has not."""
+    raise InvalidGrammar(f"{name} is not a JSON number")
+
+
+def dump_json(value: Any, kind: str) -> str:
+    """Serialise a value; what is no JSON value is an InvalidGrammar."""
+    try:
+        return json.dumps(value, ensure_ascii=False, allow_nan=False)
+    except RecursionError as error:
+        raise InvalidGrammar(f"{kind} is nested deeper than {MAX_NESTING_DEPTH} levels") from error
+    except (TypeError, ValueError) as error:
+        raise InvalidGrammar(f"{kind} is not a JSON value: {error}") from error
+
+
+def check_size(text: str, kind: str) -> None:
+    """Refuse a text over the size limit or one that UTF-8 cannot carry."""
+    try:
+        num_bytes = len(text.encode())
+    except UnicodeEncodeError as error:
+        raise InvalidGrammar(f"{kind} holds a lone surrogate at character {error.start}") from error
+    if num_bytes > MAX_SPEC_BYTES:
+        raise InvalidGrammar(f"{kind} is {num_bytes} bytes long; the limit is {MAX_SPEC_BYTES} bytes")
+
+
+def check_depth(value: Any) -> None:
+    """Refuse a value nested deeper than the limit, without recursion of our own."""
+    level = [value]
+    for _ in range(MAX_NESTING_DEPTH + 1):
+        containers = [node for node in level if isinstance(node, dict | list)]
+        if not containers:
+            return
+        level = [c for node in containers for c in (node.values() if isinstance(node, dict) else node)]
+    raise InvalidGrammar(f"json_schema is nested deeper than {MAX_NESTING_DEPTH} levels")

@@ -1,0 +1,69 @@
+"""The tokens a grammar is applied to, as bytes."""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Vocabulary:
+    """Token bytes in id order, and the ids that end a text.
+
+    Args:
+        token_bytes: one entry per id; b"" for special, added and padding tokens, which no grammar allows.
+        eos_token_ids: ids that end a text; their own bytes, if any, are ignored.
+    """
+
+    token_bytes: tuple[bytes, ...]
+    eos_token_ids: tuple[int, ...]
+    hash: str = field(init=False)
+    # [num_words] int32: the row that allows the EOS ids and nothing else.
+    eos_mask: np.ndarray = field(init=False, repr=False)
+
+    def __init__(self, token_bytes: Sequence[bytes], eos_token_ids: Sequence[int]) -> None:
+        eos = tuple(sorted(set(eos_token_ids)))
+        if not eos:
+            raise ValueError("a vocabulary needs at least one EOS token id")
+        if eos[0] < 0 or eos[-1] >= len(token_bytes):
+            raise ValueError(f"EOS token ids {list(eos)} must lie in 0..{len(token_bytes) - 1}")
+        ends = set(eos)
+        tokens = tuple(b"" if index in ends else bytes(token) for index, token in enumerate(token_bytes))
+        mask = make_mask(eos, len(tokens))
+        mask.flags.writeable = False
+        for name, value in (("token_bytes", tokens), ("eos_token_ids", eos), ("eos_mask", mask)):
+            object.__setattr__(self, name, value)
+        object.__setattr__(self, "hash", compute_hash(tokens, eos))
+
+    @property
+    def size(self) -> int:
+        """Number of ids, padding included."""
+        return len(self.token_bytes)
+
+    @property
+    def num_words(self) -> int:
+        """Number of int32 words of one bitmask row."""
+        return (len(self.token_bytes) + 31) // 32
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Vocabulary) and self.hash == other.hash
+
+    def __hash__(self) -> int:
+        return hash(self.hash)
+
+
+def make_mask(token_ids: Sequence[int], size: int) -> np.ndarray:
+    """Return the bitmask row, int32 [ceil(size / 32)], that allows exactly `token_ids`."""
+    bits = np.zeros((size + 31) // 32 * 32, np.uint8)
+    bits[list(token_ids)] = 1
+    return np.packbits(bits, bitorder="little").view(np.int32)
+
+
+def compute_hash(tokens: tuple[bytes, ...], eos_token_ids: tuple[int, ...]) -> str:
+    """Hash the tokens with their lengths, so that no two vocabularies share a byte stream."""
+    digest = hashlib.sha256(repr((len(tokens), eos_token_ids)).encode())
+    for token in tokens:
+        digest.update(len(token).to_bytes(4, "little"))
+        digest.update(token)
+    return digest.hexdigest()

@@ -1,0 +1,128 @@
+"""Attention of a flattened batch over paged keys and values."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from kernels.attention_plan import AttentionPlan, Gather, Segment, UniformBatch
+
+
+def paged_attention(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_tables: Tensor,
+    query_start_loc: Tensor,
+    seq_lens: Tensor,
+    *,
+    scale: float,
+    sliding_window: int | None = None,
+    soft_cap: float | None = None,
+    plan: AttentionPlan | None = None,
+) -> Tensor:
+    """Attend the new tokens of each request over its paged context, causally.
+
+    The keys and values of the new tokens must already be in the cache.
+
+    Args:
+        q: [T, num_heads, head_dim], the new tokens of the requests one after another.
+        k_cache, v_cache: [num_blocks, block_size, num_kv_heads, head_dim], contiguous. num_heads is a
+            multiple of num_kv_heads.
+        block_tables: [num_requests, max_blocks] int32.
+        query_start_loc: [num_requests + 1] int32, cumulative query lengths.
+        seq_lens: [num_requests] int32, context length including the new tokens.
+        scale: factor of the scores.
+        sliding_window: each token sees itself and this many minus one tokens before it; None: all.
+        soft_cap: scores become `soft_cap * tanh(scores / soft_cap)`; None: unchanged.
+        plan: this step's plan; without one the lengths are read back from the device.
+
+    Returns [T, num_heads, head_dim], contiguous, dtype of q; accumulates in float32. Memory outside a
+    request's own context never reaches its result.
+    Source: Kwon et al., 2023 (PagedAttention).
+    """
+    if plan is None:
+        query_lens = query_start_loc.diff().tolist()
+        plan = AttentionPlan(block_tables, query_lens, seq_lens.tolist(), k_cache.shape[1])
+    keys, values = k_cache.flatten(0, 1), v_cache.flatten(0, 1)
+    layout = plan.layout(sliding_window, q, k_cache)
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    for batch in layout.batches:
+        _attend_batch(q, keys, values, batch, out, scale, soft_cap)
+    for segment in layout.segments:
+        _attend_segment(q, keys, values, segment, out, scale, soft_cap)
+    return out
+
+
+def _attend_batch(
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    batch: UniformBatch,
+    out: Tensor,
+    scale: float,
+    soft_cap: float | None,
+) -> None:
+    """Attend the requests of one batch. The heads of a group act as more queries of their shared KV head."""
+    index = batch.token_index
+    rows = q if index is None else q.index_select(0, index)
+    result = out if index is None else torch.empty_like(rows)
+    shape = (batch.num_requests, batch.query_len, keys.shape[1], -1, q.shape[2])
+    # [N, query_len, KV, G, D] -> [N, KV, query_len * G, D]; a view where query_len is 1
+    grouped = rows.view(shape).transpose(1, 2).flatten(2, 3)
+    target = result.view(shape).transpose(1, 2)
+    for chunk in batch.chunks:
+        _gather(keys, values, chunk.gather)
+        attended = _attend(grouped[chunk.start : chunk.end], chunk.k, chunk.v, chunk.bias, scale, soft_cap)
+        part = target[chunk.start : chunk.end]
+        part.copy_(attended.view(part.shape))
+    if index is not None:
+        out.index_copy_(0, index, result)
+
+
+def _attend_segment(
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    segment: Segment,
+    out: Tensor,
+    scale: float,
+    soft_cap: float | None,
+) -> None:
+    """Attend one request with many new tokens. KV heads act as a batch, the heads of a group as heads."""
+    _gather(keys, values, segment.gather)
+    for piece in segment.pieces:
+        rows = slice(piece.start, piece.end)
+        shape = (piece.end - piece.start, keys.shape[1], -1, q.shape[2])
+        grouped = q[rows].view(shape).permute(1, 2, 0, 3)
+        is_causal = piece.bias is None
+        attended = _attend(grouped, piece.k, piece.v, piece.bias, scale, soft_cap, is_causal)
+        out[rows].view(shape).copy_(attended.permute(2, 0, 1, 3))
+
+
+def _gather(keys: Tensor, values: Tensor, gather: Gather) -> None:
+    torch.index_select(keys, 0, gather.slots, out=gather.k)
+    torch.index_select(values, 0, gather.slots, out=gather.v)
+
+
+def _attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Tensor | None,
+    scale: float,
+    soft_cap: float | None,
+    is_causal: bool = False,
+) -> Tensor:
+    """Plain attention of [N, H, Q, D] over [N, H, num_keys, D]; `bias` is added to the scores."""
+    if soft_cap is None:
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, is_causal=is_causal, scale=scale)
+    scores = torch.matmul(q.float(), k.float().transpose(-2, -1)).mul_(scale / soft_cap)
+    scores.tanh_().mul_(soft_cap)
+    if bias is not None:
+        scores += bias
+    if is_causal:
+        ones = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool, device=q.device)
+        scores.masked_fill_(~ones.tril_(), -torch.inf)
+    return torch.matmul(scores.softmax(dim=-1), v.float()).to(q.dtype)

@@ -1,0 +1,239 @@
+"""IncrementalText and WindowedText: the deltas join to the full decode and never split a character."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import chain
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.core.incremental_text import REPLACEMENT, WindowedText
+from engine.tokenizer import Tokenizer
+from tests.engine.tokenizer_folders import (
+    make_byte_fallback_folder,
+    make_byte_level_folder,
+    make_metaspace_folder,
+    make_word_piece_folder,
+)
+
+MIXED = "Hello wörld, e\u0301 日本語 🙂👩‍👩‍👧 नमस्ते  two\n\nend "
+
+
+def load(make_folder: Callable[[Path], Path], factory: pytest.TempPathFactory) -> Tokenizer:
+    return Tokenizer(make_folder(factory.mktemp("tokenizer")))
+
+
+@pytest.fixture(scope="module")
+def byte_level(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    return load(make_byte_level_folder, tmp_path_factory)
+
+
+@pytest.fixture(scope="module")
+def byte_fallback(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    return load(make_byte_fallback_folder, tmp_path_factory)
+
+
+@pytest.fixture(scope="module")
+def metaspace(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    return load(make_metaspace_folder, tmp_path_factory)
+
+
+@pytest.fixture(scope="module")
+def word_piece(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    return load(make_word_piece_folder, tmp_path_factory)
+
+
+def stream(
+    tokenizer: Tokenizer, ids: Sequence[int], prompt: Sequence[int] = (), skip_special_tokens: bool = True
+) -> list[str]:
+    """The deltas of one token at a time, and of the end."""
+    text = tokenizer.make_text(prompt, skip_special_tokens)
+    return [*(text.feed([token_id]) for token_id in ids), text.finish()]
+
+
+def ids_of(tokenizer: Tokenizer, *tokens: str) -> list[int]:
+    backend = tokenizer._backend
+    return [backend.token_to_id(token) for token in tokens]
+
+
+@given(text=st.text(max_size=40))
+def test_deltas_of_any_text_join_to_the_text_in_byte_level_tokens(byte_level: Tokenizer, text: str) -> None:
+    assert "".join(stream(byte_level, byte_level.encode(text))) == text
+
+
+@given(data=st.data(), skip=st.booleans())
+def test_deltas_of_any_ids_join_to_the_decode_in_byte_level_tokens(
+    byte_level: Tokenizer, data: st.DataObject, skip: bool
+) -> None:
+    ids = data.draw(st.lists(st.integers(0, byte_level.vocab_size + 3), max_size=30))
+    assert "".join(stream(byte_level, ids, (), skip)) == byte_level.decode(ids, skip_special_tokens=skip)
+
+
+@given(data=st.data(), skip=st.booleans())
+def test_deltas_of_any_ids_join_to_the_decode_in_metaspace_tokens(
+    metaspace: Tokenizer, data: st.DataObject, skip: bool
+) -> None:
+    ids = data.draw(st.lists(st.integers(0, metaspace.vocab_size + 3), max_size=30))
+    assert "".join(stream(metaspace, ids, (), skip)) == metaspace.decode(ids, skip_special_tokens=skip)
+
+
+@given(data=st.data(), skip=st.booleans())
+def test_deltas_of_texts_and_tokens_join_to_the_decode_in_byte_fallback_tokens(
+    byte_fallback: Tokenizer, data: st.DataObject, skip: bool
+) -> None:
+    texts = st.text(max_size=6).map(lambda text: byte_fallback.encode(text, add_special_tokens=False))
+    tokens = st.integers(259, byte_fallback.vocab_size + 3).map(lambda token_id: [token_id])
+    ids = list(chain.from_iterable(data.draw(st.lists(texts | tokens, max_size=12))))
+    assert "".join(stream(byte_fallback, ids, (), skip)) == byte_fallback.decode(
+        ids, skip_special_tokens=skip
+    )
+
+
+@given(data=st.data())
+def test_any_ids_in_byte_fallback_tokens_give_each_broken_byte_one_replacement(
+    byte_fallback: Tokenizer, data: st.DataObject
+) -> None:
+    ids = data.draw(st.lists(st.integers(3, byte_fallback.vocab_size - 1), max_size=20))
+    table = byte_fallback.token_bytes(byte_fallback.vocab_size)
+    text = "".join(stream(byte_fallback, [*ids_of(byte_fallback, "▁▁"), *ids]))[1:]
+    whole = b"".join(table[token_id] for token_id in ids).decode("utf-8", "surrogateescape")
+    assert text == "".join(REPLACEMENT if "\udc80" <= char <= "\udcff" else char for char in whole)
+
+
+@pytest.mark.parametrize("name", ["byte_level", "byte_fallback"])
+def test_no_delta_holds_a_part_of_a_character(name: str, request: pytest.FixtureRequest) -> None:
+    tokenizer = request.getfixturevalue(name)
+    deltas = stream(tokenizer, tokenizer.encode(MIXED))
+    assert "".join(deltas) == MIXED
+    assert not any(REPLACEMENT in delta for delta in deltas)
+
+
+def test_a_character_over_four_tokens_comes_out_with_the_last_one(byte_fallback: Tokenizer) -> None:
+    ids = ids_of(
+        byte_fallback, "<0xF0>", "<0x9F>", "<0x99>", "<0x82>", "<0xF0>", "<0x9F>", "<0x99>", "<0x82>"
+    )
+    assert stream(byte_fallback, ids) == ["", "", "", "🙂", "", "", "", "🙂", ""]
+
+
+def test_a_combining_mark_follows_its_letter(byte_level: Tokenizer) -> None:
+    deltas = stream(byte_level, byte_level.encode("e\u0301x"))
+    assert "".join(deltas) == "e\u0301x"
+    assert deltas[0].startswith("e")
+
+
+@pytest.mark.parametrize(
+    ("tokens", "expected"),
+    [
+        (["<0xE6>", "<0x97>", "h"], "\ufffd\ufffdh"),
+        (["h", "<0xFF>", "h"], "h\ufffdh"),
+        (["<0xF0>", "<0x9F>"], "\ufffd\ufffd"),
+        (["<0xC3>", "<s>", "<0xA9>"], "é"),
+    ],
+)
+def test_broken_bytes_are_shown_as_the_tokenizer_shows_them(
+    byte_fallback: Tokenizer, tokens: list[str], expected: str
+) -> None:
+    ids = ids_of(byte_fallback, *tokens)
+    assert "".join(stream(byte_fallback, ids)) == expected == byte_fallback.decode(ids)
+
+
+def test_characters_already_shown_stay_when_their_run_of_bytes_breaks(byte_fallback: Tokenizer) -> None:
+    ids = ids_of(byte_fallback, "<0xC3>", "<0xA9>", "<0xFF>")
+    assert stream(byte_fallback, ids) == ["", "é", "\ufffd", ""]
+
+
+def test_an_open_character_is_flushed_at_the_end(byte_level: Tokenizer) -> None:
+    text = byte_level.make_text()
+    assert text.feed(ids_of(byte_level, "ð", "Ł")) == ""
+    assert text.finish() == REPLACEMENT
+    assert text.finish() == ""
+
+
+def test_a_replacement_character_in_the_text_is_not_held_back(byte_level: Tokenizer) -> None:
+    text = byte_level.make_text()
+    assert text.feed(byte_level.encode(REPLACEMENT)) == REPLACEMENT
+
+
+def test_the_first_space_is_kept_after_a_visible_prompt(
+    byte_fallback: Tokenizer, metaspace: Tokenizer
+) -> None:
+    for tokenizer in (byte_fallback, metaspace):
+        prompt = tokenizer.encode("hello")
+        hello = tokenizer.encode(" hello", add_special_tokens=False)[-1:]
+        assert (
+            "".join(stream(tokenizer, hello, prompt)) == tokenizer.decode([*prompt, *hello])[len("hello") :]
+        )
+
+
+def test_the_first_space_is_dropped_after_a_prompt_of_special_tokens(byte_fallback: Tokenizer) -> None:
+    output = byte_fallback.encode("hello", add_special_tokens=False)
+    assert "".join(stream(byte_fallback, output, [1])) == "hello"
+    assert "".join(stream(byte_fallback, output, [1], skip_special_tokens=False)) == " hello"
+
+
+def test_only_one_space_is_dropped_at_the_start(byte_fallback: Tokenizer) -> None:
+    ids = ids_of(byte_fallback, "▁▁", "▁▁", "h")
+    assert "".join(stream(byte_fallback, ids)) == byte_fallback.decode(ids) == "   h"
+
+
+def test_a_character_begun_by_the_prompt_is_completed_by_the_output(byte_level: Tokenizer) -> None:
+    first, *rest = ids_of(byte_level, "ð", "Ł", "Ļ", "Ĥ")
+    prompt = [*byte_level.encode("hello"), first]
+    assert stream(byte_level, rest, prompt) == ["", "", "🙂", ""]
+
+
+def test_special_tokens_are_skipped_or_shown(byte_level: Tokenizer) -> None:
+    ids = byte_level.encode("a<s>b</s>")
+    assert "".join(stream(byte_level, ids)) == "ab"
+    assert "".join(stream(byte_level, ids, (), skip_special_tokens=False)) == "a<s>b</s>"
+
+
+def test_added_tokens_that_are_not_special_are_text(byte_level: Tokenizer) -> None:
+    ids = byte_level.encode("<tool_call>   x日本語です")
+    assert "".join(stream(byte_level, ids)) == "<tool_call>   x日本語です"
+
+
+def test_any_chunking_gives_the_same_text(byte_level: Tokenizer) -> None:
+    ids = byte_level.encode(MIXED)
+    for size in (1, 2, 3, 7, len(ids)):
+        text = byte_level.make_text()
+        chunks = [text.feed(ids[start : start + size]) for start in range(0, len(ids), size)]
+        assert "".join(chunks) + text.finish() == MIXED
+
+
+def test_another_decoder_streams_through_a_window(word_piece: Tokenizer) -> None:
+    ids = [*word_piece.encode("hello worlds, hellos 日本"), *word_piece.encode("</s>hello")]
+    assert isinstance(word_piece.make_text(), WindowedText)
+    assert "".join(stream(word_piece, ids)) == word_piece.decode(ids)
+    assert "".join(stream(word_piece, ids, (), False)) == word_piece.decode(ids, skip_special_tokens=False)
+
+
+def test_a_window_continues_the_prompt(word_piece: Tokenizer) -> None:
+    prompt, output = word_piece.encode("hello"), word_piece.encode("world")
+    assert stream(word_piece, output, prompt) == [" world", ""]
+
+
+@given(text=st.text(max_size=20))
+def test_a_window_over_bytes_never_shows_a_part_of_a_character(text: str) -> None:
+    def decode(ids: list[int]) -> str:
+        return bytes(ids).decode(errors="replace")
+
+    window = WindowedText(decode)
+    deltas = [*(window.feed([byte]) for byte in text.encode()), window.finish()]
+    assert "".join(deltas) == text
+    assert all(delta in text for delta in deltas)
+
+
+def test_a_window_forgets_skipped_tokens(word_piece: Tokenizer) -> None:
+    hello, end = word_piece.encode("hello</s>")
+    text = word_piece.make_text()
+    assert text.feed([hello, *[end] * 500, hello]) == "hello hello"
+
+
+def test_a_window_gives_up_on_bytes_that_never_become_a_character() -> None:
+    window = WindowedText(lambda ids: bytes(ids).decode(errors="replace"))
+    deltas = [window.feed([0xFF]) for _ in range(100)]
+    assert sum(map(len, deltas)) >= 90

@@ -1,0 +1,133 @@
+"""Drive a model over pages laid out by hand: shuffled, and NaN wherever nobody has written.
+
+Also builds tiny random checkpoints with transformers, whose logits the tests compare with.
+"""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+from engine.model import DecoderModel
+from engine.worker.attn_metadata import AttnMetadata
+from engine.worker.kv_cache import allocate_kv_cache
+
+FAMILIES = {
+    "llama": (LlamaConfig, LlamaForCausalLM),
+    "mistral": (MistralConfig, MistralForCausalLM),
+    "qwen2": (Qwen2Config, Qwen2ForCausalLM),
+    "qwen3": (Qwen3Config, Qwen3ForCausalLM),
+}
+VOCAB_SIZE = 131
+
+
+def make_transformers_model(family: str, **overrides: Any) -> PreTrainedModel:
+    """Return a tiny float32 model of the family with lively random weights, biases and norms included."""
+    config_class, model_class = FAMILIES[family]
+    shape: dict[str, Any] = {
+        "vocab_size": VOCAB_SIZE,
+        "hidden_size": 48,
+        "intermediate_size": 80,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 1024,
+        "head_dim": 16,
+        "pad_token_id": 0,
+    }
+    config = config_class(**(shape | overrides), attn_implementation="eager")
+    torch.manual_seed(0)
+    model = model_class(config).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "norm" in name:
+                parameter.uniform_(0.5, 1.5)
+            else:
+                parameter.normal_(0.0, 0.15)
+    return model.requires_grad_(False)
+
+
+def save(model: PreTrainedModel, folder: Path, **options: Any) -> Path:
+    """Save the model as a checkpoint and return the folder."""
+    model.save_pretrained(folder, **options)
+    return folder
+
+
+def make_prompt(length: int, seed: int = 0) -> list[int]:
+    return [random.Random(seed * 1000 + i).randrange(1, VOCAB_SIZE) for i in range(length)]
+
+
+class Driver:
+    """A paged cache with its requests. Every block is handed out in shuffled order and starts as NaN."""
+
+    def __init__(
+        self, model: DecoderModel, num_blocks: int = 160, block_size: int = 16, seed: int = 0
+    ) -> None:
+        self.model = model
+        self.block_size = block_size
+        dtype = model.embed_tokens.dtype
+        self.kv_caches = allocate_kv_cache(model.config, num_blocks, block_size, dtype, torch.device("cpu"))
+        for k_cache, v_cache in self.kv_caches:
+            k_cache.fill_(torch.nan)
+            v_cache.fill_(torch.nan)
+        self.free_blocks = list(range(1, num_blocks))
+        random.Random(seed).shuffle(self.free_blocks)
+        self.block_tables: dict[str, list[int]] = {}
+        self.num_computed: dict[str, int] = {}
+
+    def step(self, batch: dict[str, list[int]]) -> dict[str, Tensor]:
+        """Append tokens to requests, in the order given, and return the logits of each, [n, V]."""
+        positions: list[int] = []
+        slots: list[int] = []
+        for request, token_ids in batch.items():
+            table = self.block_tables.setdefault(request, [])
+            start = self.num_computed.get(request, 0)
+            for position in range(start, start + len(token_ids)):
+                if position // self.block_size == len(table):
+                    table.append(self.free_blocks.pop())
+                positions.append(position)
+                slots.append(
+                    table[position // self.block_size] * self.block_size + position % self.block_size
+                )
+            self.num_computed[request] = start + len(token_ids)
+        query_lens = [len(token_ids) for token_ids in batch.values()]
+        tokens = [token for token_ids in batch.values() for token in token_ids]
+        metadata = self._make_metadata(list(batch), query_lens, slots)
+        with torch.inference_mode():
+            hidden = self.model(torch.tensor(tokens), torch.tensor(positions), self.kv_caches, metadata)
+            logits = self.model.compute_logits(hidden)
+        return dict(zip(batch, logits.split(query_lens), strict=True))
+
+    def _make_metadata(self, requests: list[str], query_lens: list[int], slots: list[int]) -> AttnMetadata:
+        tables = [self.block_tables[request] for request in requests]
+        width = max(map(len, tables))
+        seq_lens = [self.num_computed[request] for request in requests]
+        return AttnMetadata(
+            slot_mapping=torch.tensor(slots),
+            block_tables=torch.tensor([t + [0] * (width - len(t)) for t in tables], dtype=torch.int32),
+            query_start_loc=torch.tensor([0, *query_lens]).cumsum(0).int(),
+            seq_lens=torch.tensor(seq_lens, dtype=torch.int32),
+            query_lens_list=query_lens,
+            seq_lens_list=seq_lens,
+        )
+
+
+def compute_expected(model: PreTrainedModel, token_ids: list[int]) -> Tensor:
+    """Return transformers' logits of one sequence computed at once, [n, V]."""
+    with torch.inference_mode():
+        return model(torch.tensor([token_ids]), use_cache=False).logits[0]
