@@ -19,6 +19,7 @@ from engine.config import DEMO_MODEL, EngineConfig
 from engine.engine import Engine
 from engine.errors import InvalidRequest
 from engine.intake import Prompt
+from engine.metrics import EngineStats
 from engine.outputs import RequestOutput
 from engine.sampling_params import SamplingParams
 from engine.tokenizer import Tokenizer
@@ -88,6 +89,10 @@ class LLM:
         conversations = [messages] if is_single else list(messages)
         prompts = [self._run(self._engine.render_chat(each, **template_options)) for each in conversations]  # type: ignore[arg-type]
         return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
+
+    def stats(self) -> EngineStats:
+        """Counters and gauges of the engine."""
+        return self._engine.stats()
 
     def close(self) -> None:
         """Stop the engine, its threads and the loop. Safe to call twice."""

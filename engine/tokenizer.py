@@ -222,9 +222,10 @@ def _load(folder: Path, name: str) -> Any:
     has_json = (folder / "tokenizer.json").is_file()
     loader = transformers.PreTrainedTokenizerFast if has_json else transformers.AutoTokenizer
     try:
-        return loader.from_pretrained(folder, trust_remote_code=False)
+        # Absolute, so that nothing in transformers takes a relative folder for a hub name.
+        return loader.from_pretrained(folder.absolute(), trust_remote_code=False)
     except Exception as error:  # the Rust library raises this very class on a broken file
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        reason = " ".join(str(error).split())[:300] or type(error).__name__
         message = f"tokenizer={name!r} has no usable tokenizer; expected a tokenizer.json there. {reason}"
         raise ConfigError(message) from error
 

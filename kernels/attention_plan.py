@@ -161,16 +161,16 @@ class AttentionPlan:
         firsts = [self._first_key(r, window) for r in requests]
         lens = [self._seq_lens[r] - first for r, first in zip(requests, firsts, strict=True)]
         num_keys = max(lens)
+        is_padded = min(lens) < num_keys
         keys = torch.arange(num_keys, device=self._device)
         lens_tensor = self._tensor(lens).unsqueeze(1)
-        # A padded key repeats the request's own last one: masked, and never another's memory, which may
-        # hold a NaN that no mask can silence (0 * NaN).
-        positions = torch.minimum(keys, lens_tensor - 1)
-        if any(firsts):
-            positions = positions + self._tensor(firsts).unsqueeze(1)
-        slots = self._slots(requests, positions)
+        slots = self._slots(requests, firsts, num_keys)
+        if is_padded:
+            # A padded key repeats the request's own first one: masked, and never another's memory, which
+            # may hold a NaN that no mask can silence (0 * NaN).
+            slots = torch.where(keys < lens_tensor, slots, slots[:, :1])
         bias = None
-        if query_len > 1 or min(lens) < num_keys:
+        if query_len > 1 or is_padded:
             offsets = torch.arange(query_len - 1, -1, -1, device=self._device)
             last = (lens_tensor - 1 - offsets).unsqueeze(2)
             visible = keys <= last
@@ -192,7 +192,7 @@ class AttentionPlan:
         chunks = []
         for start in range(0, num_requests, step):
             end = min(start + step, num_requests)
-            gather = self._make_gather(slots[start:end].view(-1), k_cache)
+            gather = self._make_gather(slots[start:end].flatten(), k_cache)
             shape = (end - start, num_keys, *k_cache.shape[2:])
             k, v = gather.k.view(shape).transpose(1, 2), gather.v.view(shape).transpose(1, 2)
             chunks.append(Chunk(start, end, gather, k, v, None if bias is None else bias[start:end]))
@@ -217,13 +217,21 @@ class AttentionPlan:
             return None
         return self._tensor([starts[r] + i for r in requests for i in range(query_len)])
 
-    def _slots(self, requests: list[int], positions: Tensor) -> Tensor:
-        """Return the cache slots of positions [N, num_keys] of the requests, int64."""
-        tables = self._block_tables
+    def _slots(self, requests: list[int], firsts: list[int], num_keys: int) -> Tensor:
+        """Return the slots of `num_keys` positions of each request from its first on, [N, num_keys] int64.
+
+        Positions beyond the request's context have slots that mean nothing.
+        """
+        tables, size = self._block_tables, self._block_size
         if len(requests) != tables.shape[0] or requests != sorted(requests):
             tables = tables.index_select(0, self._tensor(requests))
-        blocks = tables.gather(1, positions // self._block_size).long()
-        return blocks.mul_(self._block_size).add_(positions % self._block_size)
+        if not any(firsts):
+            starts = tables[:, : -(-num_keys // size)].long().mul_(size)
+            offsets = torch.arange(size, device=self._device)
+            return (starts.unsqueeze(2) + offsets).flatten(1)[:, :num_keys]
+        positions = self._tensor(firsts).unsqueeze(1) + torch.arange(num_keys, device=self._device)
+        places = positions.div(size, rounding_mode="floor").clamp_(max=tables.shape[1] - 1)
+        return tables.gather(1, places).long().mul_(size).add_(positions.remainder_(size))
 
     def _make_template(self, requests: list[int], window: int | None, dtype: torch.dtype) -> Tensor | None:
         """Return a mask of which every piece's mask is a slice, or None where no piece needs one.
@@ -259,8 +267,7 @@ class AttentionPlan:
     ) -> Segment:
         query_len, seq_len = self._query_lens[request], self._seq_lens[request]
         first = self._first_key(request, window)
-        positions = torch.arange(first, seq_len, device=self._device).unsqueeze(0)
-        gather = self._make_gather(self._slots([request], positions).view(-1), k_cache)
+        gather = self._make_gather(self._slots([request], [first], seq_len - first).flatten(), k_cache)
         # [num_keys, KV, D] -> [KV, G, num_keys, D], shared by the heads of a group without a copy
         group_size = q.shape[1] // k_cache.shape[2]
         k = gather.k.transpose(0, 1).unsqueeze(1).expand(-1, group_size, -1, -1)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -29,8 +28,8 @@ MASS_ONE = 2.0**40
 NARROW_WIDTH = 1024
 # On CPU, top-p tries these many candidates before it sorts the vocabulary.
 NUCLEUS_WIDTHS = (256, 8192)
-# Elements of a chunk of rows: on CPU its temporaries stay in the cache, elsewhere they must fit in memory.
-CPU_CHUNK_ELEMENTS = 1 << 16
+# Elements of a chunk of rows: on CPU its temporaries stay in each thread's cache, elsewhere they fit in memory.
+THREAD_CHUNK_ELEMENTS = 1 << 16
 DEVICE_CHUNK_ELEMENTS = 1 << 26
 
 
@@ -88,7 +87,8 @@ def gumbel_noise(seeds: Tensor, positions: Tensor, tokens: int | Tensor) -> Tens
 
 def split_rows(num_rows: int, row_size: int, device: torch.device) -> Iterator[slice]:
     """Slices over the rows of [num_rows, row_size] tensors, so small that temporaries are cheap."""
-    elements = CPU_CHUNK_ELEMENTS if device.type == "cpu" else DEVICE_CHUNK_ELEMENTS
+    on_cpu = device.type == "cpu"
+    elements = THREAD_CHUNK_ELEMENTS * torch.get_num_threads() if on_cpu else DEVICE_CHUNK_ELEMENTS
     chunk = max(1, elements // row_size)
     for start in range(0, num_rows, chunk):
         yield slice(start, min(start + chunk, num_rows))
@@ -226,27 +226,6 @@ def select_candidates(scores: Tensor, vocab: Tensor, width: int) -> tuple[Tensor
         keys = keys.sort(dim=-1).values
     ids = keys & 0xFFFFFFFF
     return scores.gather(-1, ids), ids
-
-
-def unpack_bitmask(bitmask: Tensor, vocab_size: int) -> Tensor:
-    """Turn packed token masks into booleans.
-
-    Args:
-        bitmask: [M, W] int32, bit 1 = allowed, token t in bit t % 32 of word t // 32. Tokens beyond the last
-            word are forbidden: a grammar's vocabulary may be smaller than the padded one of the model.
-
-    Returns [M, vocab_size] bool, True = allowed.
-    """
-    num_words = -(-vocab_size // 32)
-    words = bitmask[:, :num_words]
-    if words.shape[1] < num_words:
-        words = torch.nn.functional.pad(words, (0, num_words - words.shape[1]))
-    if words.device.type == "cpu":
-        octets = words.contiguous().numpy().view(np.uint8)
-        bits = np.unpackbits(octets, axis=1, count=vocab_size, bitorder="little")
-        return torch.from_numpy(bits).view(torch.bool)
-    shifts = torch.arange(32, dtype=torch.int32, device=words.device)
-    return ((words.unsqueeze(-1) >> shifts) & 1).flatten(1)[:, :vocab_size].bool()
 
 
 def _draw_prefix(values: Tensor, ids: Tensor, num_kept: Tensor, keys: Tensor) -> Tensor:

@@ -69,8 +69,8 @@ class ModelConfig:
             raise ConfigError(f"head_dim={self.head_dim} must be even: RoPE rotates pairs")
         if self.sliding_windows and len(self.sliding_windows) != self.num_hidden_layers:
             raise ConfigError(
-                f"layer_types has {len(self.sliding_windows)} entries for "
-                f"num_hidden_layers={self.num_hidden_layers}"
+                f"sliding_windows={self.sliding_windows} must have num_hidden_layers="
+                f"{self.num_hidden_layers} entries"
             )
 
     @classmethod
@@ -191,7 +191,7 @@ def _parse_windows(reader: ConfigReader, family: Family, num_layers: int) -> tup
     layer_types = reader.take("layer_types")
     first_windowed = 0
     if family.sliding_window == "layers":
-        first_windowed = reader.take("max_window_layers", 28)
+        first_windowed = reader.integer("max_window_layers", 28, minimum=0)
         if not reader.boolean("use_sliding_window", False):
             window = None
     elif family.sliding_window == "none" and window is not None:
@@ -202,8 +202,10 @@ def _parse_windows(reader: ConfigReader, family: Family, num_layers: int) -> tup
     if layer_types is None:
         return tuple(expected) if any(expected) else ()
     kinds = {"full_attention": None, "sliding_attention": window}
-    if not isinstance(layer_types, list) or any(kind not in kinds for kind in layer_types):
-        raise reader.error("layer_types", layer_types, f"must be a list of {' or '.join(kinds)}")
+    is_list = isinstance(layer_types, list) and len(layer_types) == num_layers
+    if not is_list or any(not isinstance(kind, str) or kind not in kinds for kind in layer_types):
+        wanted = f"must name {' or '.join(kinds)} for each of {num_layers} layers"
+        raise reader.error("layer_types", layer_types, wanted)
     if window is None and "sliding_attention" in layer_types:
         raise reader.error("layer_types", layer_types, "has sliding layers, but no sliding window is set")
     windows = [kinds[kind] for kind in layer_types]

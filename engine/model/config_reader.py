@@ -29,11 +29,11 @@ class ConfigReader:
         self._taken.add(key)
         return self._data.get(key, default)
 
-    def integer(self, key: str, default: Any = _MISSING) -> int:
-        """Return a positive integer; null counts as absent."""
+    def integer(self, key: str, default: Any = _MISSING, minimum: int = 1) -> int:
+        """Return an integer of at least `minimum`; null counts as absent."""
         value = self._required(key, default)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise self.error(key, value, "must be a positive integer")
+        if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
+            raise self.error(key, value, f"must be an integer of at least {minimum}")
         return value
 
     def number(self, key: str, default: Any = _MISSING) -> float:

@@ -19,7 +19,8 @@ from engine.outputs import TokenLogprobs
 from engine.worker.sampling_logprobs import SampledLogprobs, compute_logprobs, compute_prompt_logprobs
 from engine.worker.sampling_state import DrawKind, RowFlag, SamplingState
 from engine.worker.sampling_transfer import pick_rows, put_rows, upload
-from kernels.sampling import draw_filtered, draw_full, draw_greedy, make_row_keys, unpack_bitmask
+from kernels.sampling import draw_filtered, draw_full, draw_greedy, make_row_keys
+from kernels.token_bitmask import unpack_bitmask
 
 EDIT_FLAGS = RowFlag.PENALTIES | RowFlag.EDITS | RowFlag.BAD_WORDS | RowFlag.MIN_TOKENS
 

@@ -1,0 +1,28 @@
+"""Token masks: int32 [rows, ceil(V/32)], bit 1 = allowed."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+def unpack_bitmask(bitmask: Tensor, vocab_size: int) -> Tensor:
+    """Turn packed token masks into booleans.
+
+    Args:
+        bitmask: [M, W] int32, bit 1 = allowed, token t in bit t % 32 of word t // 32. Tokens beyond the last
+            word are forbidden: a grammar's vocabulary may be smaller than the padded one of the model.
+
+    Returns [M, vocab_size] bool, True = allowed.
+    """
+    num_words = -(-vocab_size // 32)
+    words = bitmask[:, :num_words]
+    if words.shape[1] < num_words:
+        words = torch.nn.functional.pad(words, (0, num_words - words.shape[1]))
+    if words.device.type == "cpu":
+        octets = words.contiguous().numpy().view(np.uint8)
+        bits = np.unpackbits(octets, axis=1, count=vocab_size, bitorder="little")
+        return torch.from_numpy(bits).view(torch.bool)
+    shifts = torch.arange(32, dtype=torch.int32, device=words.device)
+    return ((words.unsqueeze(-1) >> shifts) & 1).flatten(1)[:, :vocab_size].bool()

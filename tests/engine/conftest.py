@@ -1,0 +1,44 @@
+"""A tiny random checkpoint with a tokenizer, made once per session; engines and LLMs over it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer as RustTokenizer
+
+from engine import LLM, EngineConfig
+from tests.engine.model.drive import make_transformers_model, save
+from tests.engine.tokenizer_folders import make_byte_level_folder
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Qwen3, 3 layers, with a byte-level tokenizer of 423 entries; `</s>` ends a text."""
+    folder = make_byte_level_folder(tmp_path_factory.mktemp("checkpoint"))
+    tokenizer = RustTokenizer.from_file(str(folder / "tokenizer.json"))
+    eos = tokenizer.token_to_id("</s>")
+    model = make_transformers_model("qwen3", vocab_size=tokenizer.get_vocab_size(), eos_token_id=eos)
+    return save(model, folder)
+
+
+@pytest.fixture
+def make_config(checkpoint: Path) -> Callable[..., EngineConfig]:
+    """EngineConfig over the tiny checkpoint, small enough to see its limits."""
+
+    def make(**changes: Any) -> EngineConfig:
+        settings: dict[str, Any] = {"num_blocks": 400, "max_num_seqs": 32, "num_threads": 1}
+        return EngineConfig(model=str(checkpoint), **(settings | changes))
+
+    return make
+
+
+@pytest.fixture
+def make_llm(checkpoint: Path) -> Callable[..., LLM]:
+    def make(**changes: Any) -> LLM:
+        settings: dict[str, Any] = {"num_blocks": 400, "max_num_seqs": 32, "num_threads": 1}
+        return LLM(str(checkpoint), **(settings | changes))
+
+    return make

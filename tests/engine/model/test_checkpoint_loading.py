@@ -1,0 +1,181 @@
+"""Loading safetensors: single, sharded, wrong in every way we could think of, and dummy weights."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from engine.errors import ConfigError
+from engine.model import ModelConfig, load_model
+from engine.worker.kv_cache import allocate_kv_cache, compute_bytes_per_block
+from tests.engine.model.drive import Driver, make_prompt, make_transformers_model, save
+
+
+def make_checkpoint(folder: Path, family: str = "qwen3", **overrides: Any) -> Path:
+    return save(make_transformers_model(family, **overrides), folder)
+
+
+def rewrite(folder: Path, **changes: torch.Tensor | None) -> None:
+    """Replace tensors of the checkpoint (dots written as two underscores); None removes one."""
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    for key, tensor in changes.items():
+        name = key.replace("__", ".")
+        tensors.pop(name, None)
+        if tensor is not None:
+            tensors[name] = tensor
+    save_file(tensors, file)
+
+
+def compute_logits(folder: Path) -> torch.Tensor:
+    return Driver(load_model(folder)).step({"a": make_prompt(20)})["a"]
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_sharded_checkpoint_equals_the_single_file(tmp_path: Path, tied: bool) -> None:
+    model = make_transformers_model("qwen2", tie_word_embeddings=tied)
+    single = save(model, tmp_path / "single")
+    sharded = save(model, tmp_path / "sharded", max_shard_size="40KB")
+    assert len(list(sharded.glob("*.safetensors"))) > 2
+    assert torch.equal(compute_logits(sharded), compute_logits(single))
+
+
+def test_weights_are_cast_to_the_dtype_asked_for(tmp_path: Path) -> None:
+    model = load_model(make_checkpoint(tmp_path), dtype=torch.bfloat16)
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
+    assert not any(parameter.requires_grad for parameter in model.parameters())
+    assert not model.training
+
+
+def test_missing_tensor_is_named(tmp_path: Path) -> None:
+    rewrite(make_checkpoint(tmp_path), model__layers__1__self_attn__k_proj__weight=None)
+    with pytest.raises(
+        ConfigError, match=r"missing: model\.layers\.1\.self_attn\.k_proj\.weight; unexpected: none"
+    ):
+        load_model(tmp_path)
+
+
+def test_unexpected_tensor_is_named(tmp_path: Path) -> None:
+    rewrite(make_checkpoint(tmp_path), model__layers__0__self_attn__q_proj__bias=torch.zeros(64))
+    with pytest.raises(ConfigError, match=r"unexpected: model\.layers\.0\.self_attn\.q_proj\.bias"):
+        load_model(tmp_path)
+
+
+@pytest.mark.parametrize("shape", [(3,), (48, 64), (1, 1), ()])
+def test_tensor_of_another_shape_is_named(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    rewrite(make_checkpoint(tmp_path), model__layers__0__self_attn__q_proj__weight=torch.zeros(shape))
+    with pytest.raises(ConfigError, match=r"q_proj\.weight has shape .* its config says \[64, 48\]"):
+        load_model(tmp_path)
+
+
+def test_quantized_tensor_is_refused(tmp_path: Path) -> None:
+    quantized = torch.zeros(48, dtype=torch.int8)
+    rewrite(make_checkpoint(tmp_path), model__norm__weight=quantized)
+    with pytest.raises(ConfigError, match=r"model\.norm\.weight is torch\.int8"):
+        load_model(tmp_path)
+
+
+def test_saved_rope_frequencies_of_old_checkpoints_are_skipped(tmp_path: Path) -> None:
+    before = compute_logits(make_checkpoint(tmp_path))
+    rewrite(tmp_path, model__layers__0__self_attn__rotary_emb__inv_freq=torch.ones(8))
+    assert torch.equal(compute_logits(tmp_path), before)
+
+
+def test_tied_head_that_repeats_the_embedding_is_accepted(tmp_path: Path) -> None:
+    before = compute_logits(make_checkpoint(tmp_path, tie_word_embeddings=True))
+    embedding = load_file(tmp_path / "model.safetensors")["model.embed_tokens.weight"]
+    rewrite(tmp_path, lm_head__weight=embedding.clone())
+    assert torch.equal(compute_logits(tmp_path), before)
+
+
+def test_tied_head_that_differs_is_refused(tmp_path: Path) -> None:
+    embedding = load_file(make_checkpoint(tmp_path, tie_word_embeddings=True) / "model.safetensors")
+    rewrite(tmp_path, lm_head__weight=embedding["model.embed_tokens.weight"] + 1)
+    with pytest.raises(ConfigError, match=r"lm_head\.weight is not the embedding"):
+        load_model(tmp_path)
+
+
+def test_file_cut_short_is_named(tmp_path: Path) -> None:
+    file = make_checkpoint(tmp_path) / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-100])
+    with pytest.raises(ConfigError, match=r"model\.safetensors cannot be read"):
+        load_model(tmp_path)
+
+
+def test_folder_without_safetensors_is_named(tmp_path: Path) -> None:
+    (make_checkpoint(tmp_path) / "model.safetensors").unlink()
+    with pytest.raises(ConfigError, match="only safetensors are read"):
+        load_model(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "index",
+    ["{", "{}", '{"weight_map": {"a": "gone.safetensors"}}', '{"weight_map": {"a": "../config.json"}}'],
+)
+def test_broken_index_is_named(tmp_path: Path, index: str) -> None:
+    (make_checkpoint(tmp_path) / "model.safetensors").unlink()
+    (tmp_path / "model.safetensors.index.json").write_text(index)
+    with pytest.raises(ConfigError, match=r"index\.json"):
+        load_model(tmp_path)
+
+
+def test_dummy_weights_depend_only_on_the_seed(tmp_path: Path) -> None:
+    config = make_transformers_model("qwen2").config.to_dict()
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    models = [load_model(tmp_path, load_format="dummy", seed=seed) for seed in (1, 1, 2)]
+    states = [model.state_dict() for model in models]
+    assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
+    assert not torch.equal(states[0]["embed_tokens"], states[2]["embed_tokens"])
+    logits = Driver(models[0]).step({"a": make_prompt(5)})["a"]
+    assert logits.isfinite().all()
+
+
+@pytest.mark.parametrize("name", ["/no/such/folder", "./none", "~/none-such", "a/b/c"])
+def test_path_that_is_no_folder_is_not_taken_for_a_hub_name(name: str) -> None:
+    with pytest.raises(ConfigError, match="is not a folder"):
+        ModelConfig.from_pretrained(name)
+
+
+def test_hub_name_that_is_not_cached_offline_is_explained(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def snapshot_download(name: str, **options: Any) -> str:
+        return huggingface_hub.snapshot_download(name, local_files_only=True, cache_dir=tmp_path, **options)
+
+    monkeypatch.setattr("engine.model.checkpoint.snapshot_download", snapshot_download)
+    with pytest.raises(ConfigError, match="'some/model' is not a folder, is not in the local hub cache"):
+        load_model("some/model")
+
+
+def test_hub_name_is_downloaded_by_pattern(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    make_checkpoint(tmp_path)
+    asked: list[tuple[str, list[str]]] = []
+
+    def snapshot_download(name: str, allow_patterns: list[str]) -> str:
+        asked.append((name, allow_patterns))
+        return str(tmp_path)
+
+    monkeypatch.setattr("engine.model.checkpoint.snapshot_download", snapshot_download)
+    load_model("some/model")
+    assert asked[0] == ("some/model", ["config.json"])
+    assert "*.safetensors" in asked[1][1]
+
+
+def test_hub_name_of_a_wrong_form_is_explained() -> None:
+    with pytest.raises(ConfigError, match="neither a folder nor a hub name"):
+        load_model("no such model!")
+
+
+def test_kv_cache_takes_the_bytes_announced(tmp_path: Path) -> None:
+    config = ModelConfig.from_pretrained(make_checkpoint(tmp_path))
+    caches = allocate_kv_cache(config, 7, 16, torch.bfloat16, torch.device("cpu"))
+    assert len(caches) == config.num_hidden_layers
+    assert caches[0][0].shape == (7, 16, config.num_key_value_heads, config.head_dim)
+    total = sum(cache.nbytes for pair in caches for cache in pair)
+    assert total == 7 * compute_bytes_per_block(config, 16, torch.bfloat16)

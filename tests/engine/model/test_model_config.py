@@ -1,0 +1,177 @@
+"""What config.json may say, what is refused, and how the refusal reads."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.errors import ConfigError
+from engine.model import ModelConfig
+
+QWEN3 = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "bos_token_id": 151643,
+    "eos_token_id": 151645,
+    "head_dim": 128,
+    "hidden_act": "silu",
+    "hidden_size": 1024,
+    "initializer_range": 0.02,
+    "intermediate_size": 3072,
+    "max_position_embeddings": 40960,
+    "max_window_layers": 28,
+    "model_type": "qwen3",
+    "num_attention_heads": 16,
+    "num_hidden_layers": 28,
+    "num_key_value_heads": 8,
+    "rms_norm_eps": 1e-06,
+    "rope_scaling": None,
+    "rope_theta": 1000000,
+    "sliding_window": None,
+    "tie_word_embeddings": True,
+    "torch_dtype": "bfloat16",
+    "transformers_version": "4.51.0",
+    "use_cache": True,
+    "use_sliding_window": False,
+    "vocab_size": 151936,
+}
+SMOLLM2 = {
+    "architectures": ["LlamaForCausalLM"],
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "hidden_act": "silu",
+    "hidden_size": 576,
+    "initializer_range": 0.041666666666666664,
+    "intermediate_size": 1536,
+    "is_llama_config": True,
+    "max_position_embeddings": 8192,
+    "mlp_bias": False,
+    "model_type": "llama",
+    "num_attention_heads": 9,
+    "num_hidden_layers": 30,
+    "num_key_value_heads": 3,
+    "pad_token_id": 2,
+    "pretraining_tp": 1,
+    "rms_norm_eps": 1e-05,
+    "rope_interleaved": False,
+    "rope_scaling": None,
+    "rope_theta": 100000,
+    "tie_word_embeddings": True,
+    "torch_dtype": "bfloat16",
+    "transformers.js_config": {"kv_cache_dtype": {"q4f16": "float16"}},
+    "transformers_version": "4.42.3",
+    "use_cache": True,
+    "vocab_size": 49152,
+}
+MISTRAL = SMOLLM2 | {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": 4096}
+
+
+def parse(base: dict[str, Any], **overrides: Any) -> ModelConfig:
+    return ModelConfig.from_dict(base | overrides)
+
+
+def test_published_configs_are_read() -> None:
+    qwen3 = parse(QWEN3)
+    assert (qwen3.head_dim, qwen3.qk_norm, qwen3.qkv_bias, qwen3.rope.theta) == (128, True, False, 1e6)
+    assert (qwen3.dtype, qwen3.eos_token_ids, qwen3.sliding_windows) == ("bfloat16", (151645,), ())
+    smollm2 = parse(SMOLLM2)
+    assert (smollm2.head_dim, smollm2.num_key_value_heads, smollm2.tie_word_embeddings) == (64, 3, True)
+
+
+def test_architecture_falls_back_to_the_model_type() -> None:
+    assert parse(SMOLLM2, architectures=None).architecture == "LlamaForCausalLM"
+
+
+@pytest.mark.parametrize("names", [["BertModel"], ["LlamaForCausalLM", "Other"], "LlamaForCausalLM2", [3]])
+def test_unsupported_architecture_lists_the_supported_ones(names: Any) -> None:
+    with pytest.raises(
+        ConfigError, match="supported: LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM"
+    ):
+        parse(SMOLLM2, architectures=names)
+
+
+@pytest.mark.parametrize(
+    ("base", "overrides", "named"),
+    [
+        (SMOLLM2, {"attention_multiplier": 0.5}, "attention_multiplier=0.5"),
+        (SMOLLM2, {"logits_scaling": 8.0, "residual_multiplier": 0.2}, "logits_scaling=8.0, residual_mult"),
+        (SMOLLM2, {"rope_interleaved": True}, "rope_interleaved"),
+        (SMOLLM2, {"quantization_config": {"quant_method": "fp8"}}, "quantization_config"),
+        (SMOLLM2, {"sliding_window": 128}, "sliding_window=128"),
+        (SMOLLM2, {"hidden_act": "gelu"}, "hidden_act='gelu'"),
+        (SMOLLM2, {"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5"),
+        (SMOLLM2, {"model_type": "qwen2"}, "model_type='qwen2'"),
+        (SMOLLM2, {"num_key_value_heads": 4}, "num_key_value_heads=4"),
+        (SMOLLM2, {"hidden_size": 577}, "hidden_size=577"),
+        (SMOLLM2, {"head_dim": 63}, "head_dim=63"),
+        (SMOLLM2, {"vocab_size": "many"}, "vocab_size='many'"),
+        (SMOLLM2, {"vocab_size": None}, "vocab_size is missing"),
+        (SMOLLM2, {"num_hidden_layers": 0}, "num_hidden_layers=0"),
+        (SMOLLM2, {"rms_norm_eps": -1}, "rms_norm_eps=-1"),
+        (SMOLLM2, {"tie_word_embeddings": "yes"}, "tie_word_embeddings='yes'"),
+        (SMOLLM2, {"torch_dtype": "float8_e4m3fn"}, "dtype='float8_e4m3fn'"),
+        (MISTRAL, {"attention_bias": True}, "attention_bias"),
+        (MISTRAL, {"layer_types": ["full_attention"] * 30}, "layer_types"),
+        (QWEN3, {"layer_types": ["full_attention"] * 3}, "each of 28 layers"),
+        (QWEN3, {"layer_types": ["chunked_attention"] * 28}, "layer_types"),
+        (QWEN3, {"layer_types": ["sliding_attention"] * 28}, "no sliding window is set"),
+        (QWEN3, {"layer_types": [["full_attention"]] * 28}, "layer_types"),
+        (QWEN3, {"num_experts": 8}, "num_experts=8"),
+    ],
+)
+def test_field_that_would_be_ignored_is_refused_by_name(
+    base: dict[str, Any], overrides: dict[str, Any], named: str
+) -> None:
+    with pytest.raises(ConfigError, match=named):
+        parse(base, **overrides)
+
+
+@pytest.mark.parametrize(
+    ("base", "overrides", "windows"),
+    [
+        (MISTRAL, {}, {4096}),
+        (MISTRAL, {"sliding_window": None}, set()),
+        (MISTRAL, {"sliding_window": 128}, {128}),
+        (QWEN3, {"sliding_window": 128}, set()),
+        (QWEN3, {"sliding_window": 128, "use_sliding_window": True, "max_window_layers": 28}, set()),
+        (QWEN3, {"sliding_window": 128, "use_sliding_window": True, "max_window_layers": 20}, {None, 128}),
+    ],
+)
+def test_sliding_window_of_each_layer(
+    base: dict[str, Any], overrides: dict[str, Any], windows: set[int | None]
+) -> None:
+    assert set(parse(base, **overrides).sliding_windows) == windows
+
+
+def test_mistral_without_the_key_has_its_default_window() -> None:
+    data = {key: value for key, value in MISTRAL.items() if key != "sliding_window"}
+    assert ModelConfig.from_dict(data).sliding_window(0) == 4096
+
+
+def test_old_generation_settings_are_not_refused() -> None:
+    parse(
+        SMOLLM2, temperature=0.7, max_length=20, id2label={"0": "A"}, _name_or_path="x", unsloth_version="1"
+    )
+
+
+def test_folder_without_config_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"no config\.json"):
+        ModelConfig.from_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1]"])
+def test_broken_config_is_named(tmp_path: Path, text: str) -> None:
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(ConfigError, match=r"config\.json"):
+        ModelConfig.from_pretrained(tmp_path)
+
+
+def test_config_of_a_folder_is_read(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(QWEN3))
+    assert ModelConfig.from_pretrained(str(tmp_path)) == parse(QWEN3)

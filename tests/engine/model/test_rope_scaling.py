@@ -1,0 +1,125 @@
+"""Every RoPE scaling against transformers, from old and new keys of config.json."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from engine.errors import ConfigError
+from engine.model import DecoderModel, ModelConfig, load_model
+from tests.engine.model.drive import Driver, compute_expected, make_prompt, make_transformers_model, save
+
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 4.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+SCALINGS: dict[str, dict[str, Any]] = {
+    "default": {"rope_type": "default"},
+    "linear": {"rope_type": "linear", "factor": 2.5},
+    "llama3": LLAMA3,
+    "yarn": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64},
+    "yarn-all-options": {
+        "rope_type": "yarn",
+        "factor": 4.0,
+        "original_max_position_embeddings": 64,
+        "beta_fast": 16,
+        "beta_slow": 2,
+        "mscale": 0.7,
+        "mscale_all_dim": 0.9,
+        "truncate": False,
+    },
+    "yarn-attention-factor": {
+        "rope_type": "yarn",
+        "factor": 4.0,
+        "original_max_position_embeddings": 64,
+        "attention_factor": 1.3,
+    },
+}
+
+
+def load_pair(
+    folder: Path, scaling: dict[str, Any], max_positions: int = 256, family: str = "llama"
+) -> tuple[PreTrainedModel, DecoderModel]:
+    expected = make_transformers_model(
+        family,
+        max_position_embeddings=max_positions,
+        rope_parameters={"rope_theta": 5000.0} | scaling,
+    )
+    return expected, load_model(save(expected, folder))
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+@pytest.mark.parametrize("name", SCALINGS)
+def test_scaling_equals_transformers(tmp_path: Path, name: str, family: str) -> None:
+    expected, model = load_pair(tmp_path, SCALINGS[name], family=family)
+    prompt = make_prompt(250)
+    driver = Driver(model)
+    parts = [driver.step({"a": part})["a"] for part in (prompt[:100], prompt[100:249], prompt[249:])]
+    torch.testing.assert_close(torch.cat(parts), compute_expected(expected, prompt), atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("length", [10, 64, 65, 200])
+def test_dynamic_scaling_follows_the_context_length(tmp_path: Path, length: int) -> None:
+    expected, model = load_pair(tmp_path, {"rope_type": "dynamic", "factor": 2.0}, max_positions=64)
+    prompt = make_prompt(length)
+    logits = Driver(model).step({"other": make_prompt(30, 1), "a": prompt, "long": make_prompt(90, 2)})
+    torch.testing.assert_close(logits["a"], compute_expected(expected, prompt), atol=1e-4, rtol=0)
+
+
+def test_dynamic_scaling_in_decode_keeps_the_rotation_of_cached_keys(tmp_path: Path) -> None:
+    expected, model = load_pair(tmp_path, {"rope_type": "dynamic", "factor": 2.0}, max_positions=64)
+    prompt = make_prompt(80)
+    driver = Driver(model)
+    with torch.inference_mode():
+        output = expected(torch.tensor([prompt[:60]]), use_cache=True)
+        driver.step({"a": prompt[:60]})
+        for token in prompt[60:]:
+            output = expected(torch.tensor([[token]]), past_key_values=output.past_key_values)
+            logits = driver.step({"a": [token]})["a"]
+            torch.testing.assert_close(logits, output.logits[0], atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("name", ["linear", "llama3", "yarn"])
+def test_old_keys_mean_the_same(tmp_path: Path, name: str) -> None:
+    load_pair(tmp_path, SCALINGS[name])
+    new = ModelConfig.from_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    data = json.loads(path.read_text())
+    scaling = data.pop("rope_parameters")
+    data["rope_theta"] = scaling.pop("rope_theta")
+    data["rope_scaling"] = scaling | {"type": scaling.pop("rope_type")}
+    path.write_text(json.dumps(data))
+    assert ModelConfig.from_pretrained(tmp_path) == new
+
+
+def make_config(**overrides: Any) -> dict[str, Any]:
+    return make_transformers_model("llama").config.to_dict() | overrides
+
+
+@pytest.mark.parametrize(
+    ("scaling", "named"),
+    [
+        ({"rope_type": "longrope", "short_factor": [1.0], "long_factor": [1.0]}, "longrope"),
+        ({"rope_type": "linear"}, "factor"),
+        ({"rope_type": "linear", "factor": 0}, "factor"),
+        ({"rope_type": "linear", "factor": True}, "factor"),
+        ({"rope_type": "linear", "factor": 2.0, "beta_fast": 3}, "beta_fast"),
+        ({"rope_type": "dynamic", "factor": 2.0, "original_max_position_embeddings": 9}, "original_max"),
+        ({"rope_type": "llama3", "factor": 2.0, "low_freq_factor": 1.0}, "high_freq_factor"),
+        (LLAMA3 | {"high_freq_factor": 0.5}, "high_freq_factor"),
+        ({"rope_type": "default", "partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+        ({"full_attention": {"rope_type": "default"}}, "per layer type"),
+        ({"rope_type": "default", "mrope_section": [1, 2]}, "mrope_section"),
+    ],
+)
+def test_unsupported_scaling_is_refused_by_name(scaling: dict[str, Any], named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        ModelConfig.from_dict(make_config(rope_parameters=scaling))

@@ -1,0 +1,133 @@
+"""The same requests give the same tokens whatever the engine does meanwhile; and the tokens transformers gives."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import GenerationConfig
+
+from engine import LLM, RequestOutput, SamplingParams
+from grammar import GrammarSpec
+from tests.engine.model.drive import FAMILIES, make_prompt, make_transformers_model, save
+
+PLAIN: dict[str, Any] = {
+    "enable_prefix_caching": False,
+    "enable_chunked_prefill": False,
+    "max_num_batched_tokens": 1024,
+    "enable_overlap": False,
+}
+FEATURES: dict[str, dict[str, Any]] = {
+    "prefix cache": {"enable_prefix_caching": True},
+    "chunked prefill": {"enable_chunked_prefill": True, "max_num_batched_tokens": 40},
+    "forced preemption": {"num_blocks": 42, "max_model_len": 640},
+    "overlap": {"enable_overlap": True},
+}
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "a": {"type": "string", "maxLength": 12},
+        "b": {"type": "integer", "minimum": 0, "maximum": 999},
+    },
+    "required": ["a", "b"],
+    "additionalProperties": False,
+}
+SHARED = make_prompt(70, seed=1)
+
+
+def make_requests() -> list[tuple[list[int], SamplingParams]]:
+    """Greedy and seeded, short and long, with shared prefixes, n > 1, penalties, and every kind of grammar."""
+    requests = []
+    for number, length in enumerate([1, 2, 15, 16, 17, 33, 64, 100, 250, 600]):
+        prompt = (
+            (SHARED + make_prompt(length, seed=number))[: max(length, 70)]
+            if number % 2
+            else make_prompt(length)
+        )
+        greedy = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True)
+        seeded = SamplingParams(temperature=1.0, top_p=0.9, seed=number, max_tokens=20, ignore_eos=True)
+        requests += [(prompt, greedy), (prompt, seeded)]
+    prompt = [*SHARED, 5, 6]
+    penalties = {"presence_penalty": 0.5, "frequency_penalty": 0.3, "repetition_penalty": 1.2}
+    requests += [
+        (prompt, SamplingParams(n=3, seed=3, max_tokens=24, ignore_eos=True)),
+        (prompt, SamplingParams(seed=4, max_tokens=24, top_k=20, min_p=0.01, **penalties)),
+        (prompt, SamplingParams(seed=5, max_tokens=60, n=2, grammar=GrammarSpec.json_schema(SCHEMA))),
+        (prompt, SamplingParams(temperature=0, max_tokens=60, grammar=GrammarSpec.json_schema(SCHEMA))),
+        (
+            prompt,
+            SamplingParams(seed=6, max_tokens=60, grammar=GrammarSpec.regex(r"[a-f]{3}(-[0-9]{2,4}){1,3}")),
+        ),
+        (
+            prompt,
+            SamplingParams(seed=7, max_tokens=60, grammar=GrammarSpec.choice(["alpha", "beta", "alphabet"])),
+        ),
+    ]
+    return requests
+
+
+def run(llm: LLM) -> list[list[list[int]]]:
+    """Token ids of every completion, after checking that all ended well. Twice, so that the cache has hits."""
+    requests = make_requests()
+    prompts, params = [prompt for prompt, _ in requests], [params for _, params in requests]
+    first, second = (llm.generate(prompts, params, use_tqdm=False) for _ in range(2))
+    assert tokens_of(first) == tokens_of(second)
+    return tokens_of(second)
+
+
+def tokens_of(outputs: list[RequestOutput]) -> list[list[list[int]]]:
+    assert all(each.finish_reason in ("stop", "length") for output in outputs for each in output.outputs)
+    return [[each.token_ids for each in output.outputs] for output in outputs]
+
+
+@pytest.fixture(scope="module")
+def reference(checkpoint: Path) -> list[list[list[int]]]:
+    with LLM(str(checkpoint), num_blocks=2000, max_num_seqs=32, num_threads=1, **PLAIN) as llm:
+        return run(llm)
+
+
+@pytest.mark.parametrize("pair", list(itertools.combinations(FEATURES, 2)), ids=" + ".join)
+def test_every_pair_of_features_gives_identical_tokens(
+    pair: tuple[str, str], reference: list[list[list[int]]], make_llm: Callable[..., LLM]
+) -> None:
+    settings = PLAIN | {"num_blocks": 2000} | FEATURES[pair[0]] | FEATURES[pair[1]]
+    with make_llm(**settings) as llm:
+        assert run(llm) == reference
+        stats = llm.stats()
+    if "forced preemption" in pair:
+        assert stats.num_preemptions > 0
+    if "prefix cache" in pair:
+        assert stats.prefix_cache_hits > 0
+    assert stats.num_free_blocks == stats.num_blocks
+
+
+def test_a_seeded_request_gives_the_same_tokens_alone_and_in_a_batch_of_32(
+    make_llm: Callable[..., LLM],
+) -> None:
+    prompt = make_prompt(30)
+    params = SamplingParams(seed=11, max_tokens=40, top_p=0.95, ignore_eos=True)
+    others = [SamplingParams(seed=seed, max_tokens=30 + seed % 7, ignore_eos=True) for seed in range(31)]
+    with make_llm() as llm:
+        alone = llm.generate(prompt, params, use_tqdm=False)
+        prompts = [make_prompt(5 + seed, seed) for seed in range(31)] + [prompt]
+        together = llm.generate(prompts, [*others, params], use_tqdm=False)
+    assert tokens_of(together)[-1] == tokens_of(alone)[0]
+
+
+@pytest.mark.parametrize("family", list(FAMILIES))
+def test_greedy_tokens_equal_those_of_transformers(family: str, tmp_path: Path) -> None:
+    model = make_transformers_model(family)
+    save(model, tmp_path)
+    prompts = [make_prompt(length, seed=length) for length in (1, 2, 16, 17, 100, 333, 600)]
+    greedy = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True)
+    with LLM(str(tmp_path), skip_tokenizer_init=True, num_blocks=200, num_threads=1) as llm:
+        outputs = llm.generate(prompts, greedy, use_tqdm=False)
+    options = GenerationConfig(max_new_tokens=16, do_sample=False, eos_token_id=None, pad_token_id=0)
+    for prompt, output in zip(prompts, outputs, strict=True):
+        ids = torch.tensor([prompt])
+        expected = model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=options)
+        assert output.outputs[0].token_ids == expected[0, len(prompt) :].tolist(), len(prompt)

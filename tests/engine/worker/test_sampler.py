@@ -1,0 +1,241 @@
+"""The sampler's promises: seeds, batches, order, resumption, masks, greedy, broken rows."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from engine.errors import InvalidRequest
+from engine.sampling_params import SamplingParams
+from engine.worker.sampling_state import SamplingState
+from tests.engine.worker.sampler_cases import Case, add_case, make_logits, make_sampler, sample, sample_alone
+
+VOCAB = 1100
+
+PARAMS = [
+    SamplingParams(temperature=0),
+    SamplingParams(temperature=0.8),
+    SamplingParams(temperature=1.2, min_p=0.02),
+    SamplingParams(top_p=0.8),
+    SamplingParams(top_k=7, top_p=0.9),
+    SamplingParams(top_k=1050, top_p=0.99),
+    SamplingParams(repetition_penalty=1.4, presence_penalty=0.4, frequency_penalty=-0.3),
+    SamplingParams(logit_bias={5: 4.0, 9: -4.0}, min_tokens=9, stop_token_ids=(8,)),
+    SamplingParams(temperature=0, allowed_token_ids=(3, 4, 5, 6), logprobs=2),
+    SamplingParams(bad_words=("x",), frequency_penalty=0.5, logprobs=0),
+]
+
+
+def make_cases(count: int) -> list[Case]:
+    """Requests of every kind, each with its own seed, prompt and output."""
+    return [
+        Case(
+            PARAMS[i % len(PARAMS)],
+            seed=1000 - i,
+            prompt=range(i + 1),
+            output=[3, i % 7, 3],
+            bad_words=[[4], [3, 11], [5, 3, 12]] if PARAMS[i % len(PARAMS)].bad_words else (),
+            mask=np.arange(VOCAB) % 3 > 0 if i % 5 == 0 else None,
+        )
+        for i in range(count)
+    ]
+
+
+@pytest.mark.parametrize("order_seed", [0, 1, 2])
+def test_token_of_a_row_is_the_same_alone_and_in_any_batch(order_seed: int) -> None:
+    cases, logits = make_cases(32), make_logits(32, VOCAB)
+    alone = [sample_alone(case, row) for case, row in zip(cases, logits, strict=True)]
+    order = np.random.default_rng(order_seed).permutation(32)
+    rows = np.random.default_rng(order_seed + 9).permutation(40)[:32].tolist()
+    shuffled = [cases[i] for i in order]
+    sampler = make_sampler(shuffled, VOCAB, rows)
+    drawn = sample(sampler, logits[torch.from_numpy(order)], shuffled, rows).token_ids
+    assert drawn.tolist() == [alone[i] for i in order]
+
+
+def test_seed_and_position_change_the_noise() -> None:
+    logits = make_logits(1, VOCAB)[0]
+    case = Case(SamplingParams(), seed=5)
+    by_seed = {sample_alone(replace(case, seed=seed), logits) for seed in range(20)}
+    by_position = {sample_alone(replace(case, prompt=range(size)), logits) for size in range(1, 21)}
+    assert len(by_seed) > 5
+    assert len(by_position) > 5
+
+
+@pytest.mark.parametrize("seed", [-1, -(2**63), 2**63 - 1, 2**64 - 1])
+def test_every_64_bit_seed_is_accepted(seed: int) -> None:
+    assert 0 <= sample_alone(Case(SamplingParams(), seed=seed), make_logits(1, VOCAB)[0]) < VOCAB
+
+
+def test_seeds_congruent_modulo_two_to_the_64_agree() -> None:
+    logits = make_logits(1, VOCAB)[0]
+    tokens = {sample_alone(Case(SamplingParams(temperature=2.0), seed=seed), logits) for seed in (-1, 2**64 - 1)}
+    assert len(tokens) == 1
+
+
+@pytest.mark.parametrize("stop_at", [0, 1, 5, 11])
+def test_resumed_request_continues_as_if_never_preempted(stop_at: int) -> None:
+    """Penalties, bad words and min_tokens follow tokens on the device; resumption rebuilds them on the host."""
+    case = Case(
+        SamplingParams(
+            temperature=1.5, repetition_penalty=1.5, frequency_penalty=1.0, presence_penalty=0.5,
+            min_tokens=8, bad_words=("x",),
+        ),
+        seed=3,
+        bad_words=[[4], [2, 5], [6, 7, 8], [9, 9]],
+    )  # fmt: skip
+    steps = [make_logits(1, 12, seed=step) for step in range(12)]
+
+    def run(resume_at: int | None) -> list[int]:
+        sampler, output = make_sampler([case], 12), []
+        for step, logits in enumerate(steps):
+            if step == resume_at:
+                sampler.state.remove(0)
+                add_case(sampler.state, 0, replace(case, output=list(output)))
+            now = replace(case, output=list(output))
+            output.append(int(sample(sampler, logits, [now]).token_ids[0]))
+        return output
+
+    assert run(stop_at) == run(None)
+
+
+def test_greedy_takes_the_lowest_of_equal_tokens() -> None:
+    logits = torch.zeros(1, VOCAB)
+    logits[0, [30, 700, 31]] = 2.0
+    assert sample_alone(Case(SamplingParams(temperature=0)), logits[0]) == 30
+
+
+@pytest.mark.parametrize("params", [SamplingParams(temperature=1e-7), SamplingParams(top_k=1, temperature=2.0)])
+def test_vanishing_temperature_and_top_1_are_greedy(params: SamplingParams) -> None:
+    logits = make_logits(1, VOCAB)[0]
+    assert sample_alone(Case(params), logits) == int(logits.argmax())
+
+
+def test_low_temperature_keeps_to_the_best_token() -> None:
+    """Scores are taken from the maximum before the division, so that they stay exact."""
+    logits = make_logits(1, VOCAB)[0] + 1000
+    drawn = {sample_alone(Case(SamplingParams(temperature=2e-5), seed=seed), logits) for seed in range(20)}
+    assert drawn == {int(logits.argmax())}
+
+
+def test_masks_follow_the_map_and_not_their_order() -> None:
+    sampler = make_sampler([Case(SamplingParams(temperature=0))] * 4, 64)
+    logits = make_logits(4, 64)
+    only = np.zeros((2, 64), bool)
+    only[0, 40], only[1, 3] = True, True
+    masks = np.packbits(only.astype(np.uint8), axis=1, bitorder="little").view(np.int32)
+    expected = logits.argmax(dim=1).tolist()
+    expected[3], expected[1] = 40, 3
+    drawn = sampler.sample(logits, np.arange(4), np.full(4, 3), masks, np.array([3, 1]))
+    assert drawn.token_ids.tolist() == expected
+
+
+def test_mask_may_be_a_tensor_and_shorter_than_the_vocabulary() -> None:
+    """The model's vocabulary is often padded beyond the tokenizer's, and padding is never allowed."""
+    sampler = make_sampler([Case(SamplingParams(temperature=0))], 100)
+    logits = make_logits(1, 100)
+    logits[0, 99] = 50.0
+    mask = torch.full((1, 3), -1, dtype=torch.int32)
+    assert int(sampler.sample(logits, np.arange(1), np.array([3]), mask, np.array([0])).token_ids[0]) < 96
+
+
+@pytest.mark.parametrize("rows", [None, [0], [0, 0], [0, 4], [-1, 0]])
+def test_masks_without_a_fitting_map_are_refused(rows: list[int] | None) -> None:
+    sampler = make_sampler([Case(SamplingParams())] * 4, 64)
+    with pytest.raises(ValueError, match="bitmask_rows"):
+        sampler.sample(
+            make_logits(4, 64), np.arange(4), np.full(4, 3), np.zeros((2, 2), np.int32), None if rows is None else np.array(rows)
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_broken_row_fails_alone(bad: float) -> None:
+    cases, logits = make_cases(20), make_logits(20, VOCAB)
+    expected = sample(make_sampler(cases, VOCAB), logits, cases).token_ids
+    for row in range(20):
+        broken = logits.clone()
+        broken[row, 3 if np.isnan(bad) else slice(None)] = bad
+        drawn = sample(make_sampler(cases, VOCAB), broken, cases).token_ids
+        assert drawn.tolist() == [-1 if i == row else int(token) for i, token in enumerate(expected)]
+
+
+def test_nan_behind_the_mask_still_fails_the_row() -> None:
+    mask = np.arange(64) < 10
+    logits = make_logits(1, 64)
+    logits[0, 50] = np.nan
+    assert sample_alone(Case(SamplingParams(), mask=mask), logits[0]) == -1
+
+
+def test_row_without_an_allowed_token_yields_minus_one() -> None:
+    case = Case(SamplingParams(allowed_token_ids=(5,), logprobs=1), mask=np.arange(64) > 5)
+    result = sample(make_sampler([case], 64), make_logits(1, 64), [case])
+    assert result.token_ids.tolist() == [-1]
+    assert result.logprobs is not None
+    assert result.logprobs.to_lists() == {}
+
+
+def test_failed_token_counts_for_nothing() -> None:
+    case = Case(SamplingParams(frequency_penalty=2.0, bad_words=("x",)), bad_words=[[1, 2], [63, 2]])
+    sampler = make_sampler([case], 64)
+    before = sampler.state.counts._counts.clone()
+    sample(sampler, torch.full((1, 64), torch.nan), [case])
+    assert torch.equal(sampler.state.counts._counts, before)
+    assert (sampler.state.bad_words._tails == -1).all()
+
+
+def test_row_used_again_keeps_nothing_of_the_last_request() -> None:
+    logits = make_logits(1, VOCAB)
+    plain = Case(SamplingParams(), seed=8)
+    for case in make_cases(10):
+        sampler = make_sampler([case], VOCAB)
+        sample(sampler, logits, [case])
+        add_case(sampler.state, 0, plain)
+        result = sample(sampler, logits, [plain])
+        assert result.logprobs is None
+        assert int(result.token_ids[0]) == sample_alone(plain, logits[0])
+
+
+@pytest.mark.parametrize(
+    ("name", "params"),
+    [
+        ("logit_bias", SamplingParams(logit_bias={64: 1.0})),
+        ("allowed_token_ids", SamplingParams(allowed_token_ids=(2, 64))),
+    ],
+)
+def test_token_beyond_the_vocabulary_is_refused_and_the_row_kept(name: str, params: SamplingParams) -> None:
+    case = Case(SamplingParams(temperature=0))
+    sampler, logits = make_sampler([case], 64), make_logits(1, 64)
+    with pytest.raises(InvalidRequest, match="64 must be from 0 to 63") as refusal:
+        add_case(sampler.state, 0, Case(params))
+    assert refusal.value.param == name
+    assert int(sample(sampler, logits, [case]).token_ids[0]) == int(logits.argmax())
+
+
+def test_no_rows_give_no_tokens() -> None:
+    sampler = make_sampler([Case(SamplingParams())], 64)
+    none = np.zeros(0, np.int64)
+    assert sampler.sample(torch.zeros(0, 64), none, none).token_ids.shape == (0,)
+
+
+@pytest.mark.parametrize("shape", [(2, 64), (1, 63)])
+def test_logits_of_another_shape_are_refused(shape: tuple[int, int]) -> None:
+    sampler = make_sampler([Case(SamplingParams())], 64)
+    with pytest.raises(ValueError, match="do not fit"):
+        sampler.sample(torch.zeros(shape), np.arange(1), np.array([3]))
+
+
+def test_penalty_memory_follows_the_need() -> None:
+    state = SamplingState(256, VOCAB, "cpu")
+    for row in range(3):
+        add_case(state, row, Case(SamplingParams()))
+    assert state.counts._counts.numel() == 0
+    for row in range(100, 103):
+        add_case(state, row, Case(SamplingParams(presence_penalty=1.0)))
+    assert state.counts._counts.shape == (4, VOCAB)
+    for row in range(100, 103):
+        state.remove(row)
+        add_case(state, row + 100, Case(SamplingParams(presence_penalty=1.0)))
+    assert state.counts._counts.shape == (4, VOCAB)

@@ -1,0 +1,167 @@
+"""Penalties, logit_bias, allowed ids, bad words and min_tokens, one at a time and all at once."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.sampling_params import SamplingParams
+from tests.engine.worker.sampler_cases import (
+    EOS,
+    Case,
+    edit_reference,
+    make_logits,
+    make_sampler,
+    rank_reference,
+    sample,
+    sample_alone,
+)
+
+GREEDY = SamplingParams(temperature=0)
+
+
+def rank_greedy(case: Case, logits: torch.Tensor, count: int) -> list[int]:
+    """The best tokens after the edits, found by forbidding each one once found."""
+    found: list[int] = []
+    for _ in range(count):
+        found.append(sample_alone(case, logits.index_fill(0, torch.tensor(found, dtype=torch.int64), -torch.inf)))
+    return found
+
+
+def test_logit_bias_moves_a_token_by_its_value() -> None:
+    logits = torch.tensor([0.0, 1.0, 2.0, 3.0])
+    params = replace(GREEDY, logit_bias={1: 2.5, 3: -1.5})
+    assert rank_greedy(Case(params), logits, 4) == [1, 2, 3, 0]
+
+
+def test_allowed_token_ids_forbid_all_others() -> None:
+    logits = make_logits(1, 50)[0]
+    assert sorted(rank_greedy(Case(replace(GREEDY, allowed_token_ids=(7, 7, 30))), logits, 2)) == [7, 30]
+
+
+def test_repetition_penalty_counts_prompt_and_output_once() -> None:
+    logits = torch.tensor([-1.0, 4.0, 4.0, 3.0, -2.1])
+    case = Case(replace(GREEDY, repetition_penalty=2.0), prompt=[1, 1, 0], output=[2, 2])
+    assert rank_greedy(case, logits, 5) == [3, 1, 2, 0, 4]
+
+
+def test_frequency_and_presence_penalties_count_the_output_alone() -> None:
+    logits = torch.tensor([5.0, 5.0, 5.0, 4.0])
+    case = Case(replace(GREEDY, frequency_penalty=0.4, presence_penalty=0.5), prompt=[0, 0, 0, 0], output=[1, 2, 2])
+    assert rank_greedy(case, logits, 4) == [0, 1, 3, 2]
+
+
+def test_penalties_follow_the_tokens_sampled_since() -> None:
+    case = Case(replace(GREEDY, frequency_penalty=1.0))
+    sampler, logits = make_sampler([case], 3), torch.tensor([[3.0, 2.5, 0.4]])
+    drawn = [int(sample(sampler, logits, [case]).token_ids[0]) for _ in range(6)]
+    assert drawn == [0, 1, 0, 1, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("output", "is_forbidden"),
+    [([], False), ([5], False), ([5, 6], True), ([6], False), ([5, 6, 6], False), ([9, 5, 6], True)],
+)
+def test_last_token_of_a_bad_word_is_forbidden_after_the_others(output: list[int], is_forbidden: bool) -> None:
+    logits = torch.zeros(10)
+    logits[7] = 9.0
+    case = Case(replace(GREEDY, bad_words=("x",)), prompt=[5, 6], output=output, bad_words=[[5, 6, 7], [6, 6, 8]])
+    assert (sample_alone(case, logits) != 7) == is_forbidden
+
+
+def test_bad_word_of_one_token_is_always_forbidden() -> None:
+    logits = torch.tensor([0.0, 9.0, 1.0])
+    assert sample_alone(Case(replace(GREEDY, bad_words=("x",)), bad_words=[[1], [], [3], [1]]), logits) == 2
+
+
+def test_bad_words_follow_the_tokens_sampled_since() -> None:
+    """Two rows with words of different lengths: the tails grow when the second comes."""
+    cases = [Case(GREEDY, bad_words=[[1, 1]]), Case(GREEDY, bad_words=[[1, 1, 1, 1], [2, 1, 2]])]
+    sampler, logits = make_sampler(cases, 3), torch.tensor([[0.0, 2.0, 1.0]]).repeat(2, 1)
+    drawn = [sample(sampler, logits, cases).token_ids.tolist() for _ in range(6)]
+    assert [pair[0] for pair in drawn] == [1, 2, 1, 2, 1, 2]
+    assert [pair[1] for pair in drawn] == [1, 1, 1, 2, 1, 1]
+
+
+@pytest.mark.parametrize(("num_output", "expected"), [(0, 2), (2, 2), (3, EOS), (4, EOS)])
+def test_ending_tokens_are_forbidden_before_min_tokens(num_output: int, expected: int) -> None:
+    logits = torch.tensor([9.0, 8.0, 7.0])
+    params = replace(GREEDY, min_tokens=3, stop_token_ids=(1, 99))
+    assert sample_alone(Case(params, output=[2] * num_output), logits) == expected
+
+
+def test_ignored_eos_is_not_forbidden_by_min_tokens() -> None:
+    params = replace(GREEDY, min_tokens=3, ignore_eos=True)
+    assert sample_alone(Case(params), torch.tensor([9.0, 8.0])) == EOS
+
+
+def test_ignore_eos_alone_changes_nothing() -> None:
+    assert sample_alone(Case(replace(GREEDY, ignore_eos=True)), torch.tensor([9.0, 8.0])) == EOS
+
+
+def test_min_tokens_gives_way_where_the_grammar_only_ends() -> None:
+    logits, params = make_logits(1, 40)[0], replace(GREEDY, min_tokens=3)
+    ended = np.arange(40) == EOS
+    assert sample_alone(Case(params, mask=ended), logits) == EOS
+    assert sample_alone(Case(params, mask=ended | (np.arange(40) == 9)), logits) == 9
+    assert sample_alone(Case(replace(params, allowed_token_ids=(EOS,))), logits) == -1
+
+
+NUMBERS = st.sampled_from([0.0, 0.0, -1.3, 0.4, 2.0])
+TOKENS = st.integers(0, 11)
+
+
+@st.composite
+def make_cases(draw: st.DrawFn) -> Case:
+    """Requests that combine any parameters over 12 tokens."""
+    params = SamplingParams(
+        temperature=draw(st.sampled_from([0.0, 0.3, 1.0, 2.0])),
+        top_k=draw(st.integers(0, 14)),
+        top_p=draw(st.sampled_from([1.0, 0.9, 0.5, 0.01])),
+        min_p=draw(st.sampled_from([0.0, 0.05, 0.5, 1.0])),
+        presence_penalty=draw(NUMBERS),
+        frequency_penalty=draw(NUMBERS),
+        repetition_penalty=draw(st.sampled_from([1.0, 0.5, 1.7])),
+        logit_bias=draw(st.dictionaries(TOKENS, st.sampled_from([-100.0, -2.0, 3.5]), max_size=3)),
+        allowed_token_ids=draw(st.none() | st.lists(TOKENS, min_size=1, max_size=8).map(tuple)),
+        min_tokens=draw(st.integers(0, 4)),
+        stop_token_ids=draw(st.lists(TOKENS, max_size=2).map(tuple)),
+        ignore_eos=draw(st.booleans()),
+    )
+    return Case(
+        params,
+        seed=draw(st.integers(-(2**63), 2**63 - 1)),
+        prompt=draw(st.lists(TOKENS, min_size=1, max_size=5)),
+        output=draw(st.lists(st.integers(0, 3), max_size=6)),
+        bad_words=draw(st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=3), max_size=3)),
+        mask=draw(st.none() | st.lists(st.booleans(), min_size=12, max_size=12).map(np.array)),
+    )
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(make_cases(), min_size=1, max_size=6), st.integers(0, 2**31))
+def test_any_combination_equals_the_reference(cases: list[Case], logits_seed: int) -> None:
+    """The fast noise is float32: where the reference's two best scores are closer, either may win."""
+    logits = make_logits(len(cases), 12, seed=logits_seed)
+    drawn = sample(make_sampler(cases, 12), logits, cases).token_ids.tolist()
+    for case, row, token_id in zip(cases, logits, drawn, strict=True):
+        ranked = rank_reference(case, row)
+        near_best = {token for score, token in ranked if score > ranked[0][0] - 1e-4 * (not case.params.is_greedy)}
+        assert token_id in (near_best | {ranked[0][1]} if ranked else {-1})
+
+
+@settings(max_examples=100, deadline=None)
+@given(make_cases(), st.integers(0, 2**31))
+def test_edited_logits_have_the_bits_of_the_reference(case: Case, logits_seed: int) -> None:
+    """Sampling overwrites the logits it was given with the edited ones."""
+    logits = make_logits(1, 12, seed=logits_seed)
+    edited = logits.clone()
+    sampler = make_sampler([case], 12)
+    case_without_mask = replace(case, mask=None)
+    sampler.sample(edited, np.zeros(1, int), np.array([case.position]))
+    np.testing.assert_array_equal(edited[0].numpy(), edit_reference(case_without_mask, logits[0]))

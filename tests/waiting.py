@@ -1,0 +1,13 @@
+"""Waiting for what can only be looked at from outside."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+
+async def wait_until(condition: Callable[[], bool], within_s: float = 5.0) -> None:
+    """Poll a condition; the engine has no event for it. Fails after `within_s` seconds."""
+    async with asyncio.timeout(within_s):
+        while not condition():
+            await asyncio.sleep(0.002)
