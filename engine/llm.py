@@ -45,10 +45,11 @@ class LLM:
         self._engine = Engine(EngineConfig(model=str(model), **settings))
         self._loop = asyncio.new_event_loop()
         thread = Thread(target=_run_loop, args=(self._loop,), name="troupe-llm", daemon=True)
-        thread.start()
         # Runs at close, when the last reference goes, or at the interpreter's exit: whichever comes first.
+        # Made before the thread starts: a Ctrl-C may come between any two lines.
         self._finalizer = weakref.finalize(self, _shut_down, self._engine, self._loop, thread)
         try:
+            thread.start()
             self._run(self._engine.start())
         except BaseException:
             self.close()
@@ -177,6 +178,9 @@ def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
 
 
 def _shut_down(engine: Engine, loop: asyncio.AbstractEventLoop, thread: Thread) -> None:
-    asyncio.run_coroutine_threadsafe(engine.close(), loop).result()
-    loop.call_soon_threadsafe(loop.stop)
-    thread.join()
+    if thread.is_alive():
+        asyncio.run_coroutine_threadsafe(engine.close(), loop).result()
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+    elif not loop.is_closed():
+        loop.close()

@@ -11,7 +11,7 @@ from torch import Tensor
 
 def upload(array: np.ndarray, device: torch.device) -> Tensor:
     """Copy a host array to the device; on CUDA through pinned memory, so that the host does not wait."""
-    tensor = torch.from_numpy(np.ascontiguousarray(array))
+    tensor = torch.from_numpy(np.require(array, requirements=("C", "W")))
     if device.type == "cpu":
         return tensor
     return tensor.pin_memory().to(device, non_blocking=True)

@@ -144,9 +144,8 @@ async def test_five_thousand_requests_with_aborts_leave_no_task_and_no_block(mak
         num_tasks = len(asyncio.all_tasks())
 
         async def visit(number: int) -> None:
-            stream = engine.generate(
-                [1 + number % 50, 2, 3], SamplingParams(max_tokens=1 + number % 5, seed=number)
-            )
+            params = SamplingParams(max_tokens=1 + number % 5, seed=number)
+            stream = engine.generate([1 + number % 50, 2, 3], params)
             async for _ in stream:
                 if number % 3 == 0:
                     break

@@ -145,10 +145,9 @@ def test_mask_may_be_a_tensor_and_shorter_than_the_vocabulary() -> None:
 @pytest.mark.parametrize("rows", [None, [0], [0, 0], [0, 4], [-1, 0]])
 def test_masks_without_a_fitting_map_are_refused(rows: list[int] | None) -> None:
     sampler = make_sampler([Case(SamplingParams())] * 4, 64)
+    masks, places = np.zeros((2, 2), np.int32), None if rows is None else np.array(rows)
     with pytest.raises(ValueError, match="bitmask_rows"):
-        sampler.sample(
-            make_logits(4, 64), np.arange(4), np.full(4, 3), np.zeros((2, 2), np.int32), None if rows is None else np.array(rows)
-        )  # fmt: skip
+        sampler.sample(make_logits(4, 64), np.arange(4), np.full(4, 3), masks, places)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
