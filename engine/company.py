@@ -26,6 +26,7 @@ from engine.messages import AbortRequest, AddRequest
 from engine.metrics import EngineStats, Metrics
 from engine.output_stream import OutputStream
 from engine.tokenizer import Tokenizer
+from engine.worker.mock_worker import MockWorker
 from engine.worker.worker import Worker
 from grammar import CompiledGrammar, GrammarCompiler, Vocabulary
 
@@ -34,9 +35,13 @@ class Company:
     """The wired actors. `open` and `abort` are the only ways in; streams are the only way out."""
 
     def __init__(
-        self, config: EngineConfig, worker: Worker, tokenizer: Tokenizer | None, eos_token_ids: tuple[int, ...],
+        self,
+        config: EngineConfig,
+        worker: Worker | MockWorker,
+        tokenizer: Tokenizer | None,
+        eos_token_ids: tuple[int, ...],
         metrics: Metrics,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.streams: dict[str, tuple[OutputStream, int]] = {}
         self._config = config
         self._worker = worker
@@ -65,6 +70,7 @@ class Company:
         self.detokenizer = DetokenizerActor(
             Detokenizer(self._tokenizer),
             self.streams,
+            self._metrics,
             tell_scheduler=lambda abort: self.scheduler.tell(abort),
         )
         self.scheduler = SchedulerActor(

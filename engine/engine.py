@@ -27,6 +27,7 @@ from engine.output_stream import OutputStream
 from engine.outputs import GrammarInfo, RequestOutput
 from engine.sampling_params import SamplingParams
 from engine.tokenizer import Tokenizer
+from engine.worker.mock_worker import MockWorker
 from engine.worker.worker import Worker
 from grammar import CompiledGrammar
 
@@ -183,6 +184,7 @@ class Engine:
         return self._worker.model_config
 
     def stats(self) -> EngineStats:
+        """Counters and gauges as they are now."""
         return (
             EngineStats(num_restarts=self._metrics.num_restarts)
             if self._company is None
@@ -312,7 +314,9 @@ class Engine:
             self._eos_token_ids = (
                 await asyncio.to_thread(ModelConfig.from_pretrained, config.model)
             ).eos_token_ids
-        self._worker = Worker(config, self._eos_token_ids)
+        self._worker: Worker | MockWorker = (
+            Worker(config, self._eos_token_ids) if config.mock_step_ms is None else MockWorker(config)
+        )
         self.timeline.append(("tokenizer", time.monotonic() - start))
 
 

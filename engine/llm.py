@@ -168,6 +168,8 @@ def _first_error(group: ExceptionGroup) -> Exception:
 
 
 def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
+    if loop.is_closed():
+        return  # shut down before this thread came to life
     asyncio.set_event_loop(loop)
     try:
         loop.run_forever()

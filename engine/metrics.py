@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+
+import numpy as np
 
 LATENCY_BUCKETS_S = (
     0.0005,
@@ -38,8 +41,18 @@ class Histogram:
         self.sum = 0.0
 
     def observe(self, value: float) -> None:
+        """Count one value."""
         self.counts[bisect_left(self.buckets, value)] += 1
         self.sum += value
+
+    def observe_many(self, values: Sequence[float]) -> None:
+        """As `observe` for each, at the price of a few: 256 values come with every step."""
+        if not values:
+            return
+        places = np.searchsorted(self.buckets, values)
+        for place, count in enumerate(np.bincount(places, minlength=len(self.counts)).tolist()):
+            self.counts[place] += count
+        self.sum += sum(values)
 
     @property
     def count(self) -> int:
@@ -56,6 +69,7 @@ class Histogram:
         return 0.0
 
     def copy(self) -> Histogram:
+        """A twin that later values do not change."""
         twin = Histogram(self.buckets)
         twin.counts = list(self.counts)
         twin.sum = self.sum

@@ -78,11 +78,15 @@ class OutputStream:
     def is_finished(self) -> bool:
         return self.num_unfinished == 0
 
-    def put(self, index: int, item: RequestTokens, delta: TextDelta, now: float) -> None:
-        """Take a delta; `item` carries what the detokenizer does not need to know."""
+    def put(self, index: int, item: RequestTokens, delta: TextDelta, now: float) -> float:
+        """Take a delta; `item` carries what the detokenizer does not need to know.
+
+        Returns the seconds since the stream's last token, 0 for the first one and for none.
+        """
         completion = self._completions[index]
+        gap = 0.0
         if delta.token_ids:
-            self._note_tokens(completion, delta, item, now)
+            gap = self._note_tokens(completion, delta, item, now)
         if delta.text:
             completion.text_parts.append(delta.text)
         if item.prompt_logprobs is not None:
@@ -94,11 +98,13 @@ class OutputStream:
             completion.finish_reason = delta.finish_reason
             completion.stop_reason = delta.stop_reason
             completion.error = delta.error
-            self.num_unfinished -= 1
+            if self._failure is None:
+                self.num_unfinished -= 1
             self._metrics.finished[delta.finish_reason] += 1
             self._metrics.e2e.observe(now - self._arrival_time)
-        if self._kind != "final" or self.is_finished:
+        if self._kind != "final" or self.num_unfinished == 0:
             self._is_new.set()
+        return gap
 
     def fail(self, error: EngineError) -> None:
         """End the stream with an error that `get` raises."""
@@ -136,21 +142,20 @@ class OutputStream:
 
     def _note_tokens(
         self, completion: _Completion, delta: TextDelta, item: RequestTokens, now: float
-    ) -> None:
+    ) -> float:
         completion.token_ids += delta.token_ids
-        self._metrics.generation_tokens += len(delta.token_ids)
         if delta.logprobs and completion.logprobs is not None:
             completion.logprobs += delta.logprobs
             completion.cumulative_logprob += sum(entry.token.logprob for entry in delta.logprobs)
-        if self._first_token_time is None:
+        last, self._last_token_time = self._last_token_time, now
+        if last is None:
             self._first_token_time = now
             self._metrics.ttft.observe(now - self._arrival_time)
             if item.first_scheduled_time is not None:
                 self._first_scheduled_time = item.first_scheduled_time
                 self._metrics.queue_time.observe(item.first_scheduled_time - self._arrival_time)
-        elif self._last_token_time is not None:
-            self._metrics.itl.observe(now - self._last_token_time)
-        self._last_token_time = now
+            return 0.0
+        return now - last
 
     def _make_output(self, index: int, completion: _Completion) -> CompletionOutput:
         text = "".join(completion.text_parts)

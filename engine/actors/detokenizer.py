@@ -9,6 +9,7 @@ from typing import assert_never
 from engine.actors.actor import Actor
 from engine.core.detokenizer import Detokenizer
 from engine.messages import AbortRequest, AddRequest, DetokenizerInbox, NewTokens
+from engine.metrics import Metrics
 from engine.output_stream import OutputStream
 
 
@@ -19,11 +20,13 @@ class DetokenizerActor(Actor[DetokenizerInbox]):
         self,
         detokenizer: Detokenizer,
         streams: dict[str, tuple[OutputStream, int]],
+        metrics: Metrics,
         tell_scheduler: Callable[[AbortRequest], None],
     ) -> None:
         super().__init__()
         self._detokenizer = detokenizer
         self._streams = streams
+        self._metrics = metrics
         self._tell_scheduler = tell_scheduler
 
     def handle(self, message: DetokenizerInbox) -> None:
@@ -38,6 +41,7 @@ class DetokenizerActor(Actor[DetokenizerInbox]):
     def _process(self, message: NewTokens) -> None:
         now = time.monotonic()
         stopped = []
+        gaps = []
         for item in message.items:
             delta = self._detokenizer.process(item)
             if delta is None:
@@ -47,6 +51,9 @@ class DetokenizerActor(Actor[DetokenizerInbox]):
             stream, index = self._streams[item.request_id]
             if delta.finish_reason is not None:
                 del self._streams[item.request_id]
-            stream.put(index, item, delta, now)
+            self._metrics.generation_tokens += len(delta.token_ids)
+            if gap := stream.put(index, item, delta, now):
+                gaps.append(gap)
+        self._metrics.itl.observe_many(gaps)
         if stopped:
             self._tell_scheduler(AbortRequest(tuple(stopped), "stop"))

@@ -102,7 +102,7 @@ class Scheduler:
             self._admit_waiting(builder, budget)
         if not builder.requests:
             return None
-        plan, record = builder.build()
+        plan, record = builder.build(self.kv_cache.block_size)
         self._removed_rows = []
         self._steps.append(record)
         self.num_steps += 1
@@ -271,15 +271,11 @@ class Scheduler:
         )
 
     def _commit_runs(self, step: StepRecord) -> None:
-        block_size = self.kv_cache.block_size
-        for request, end, epoch in zip(step.requests, step.ends, step.epochs, strict=True):
-            if (
-                end // block_size > request.num_committed_blocks
-                and request.num_preemptions == epoch
-                and request.block_ids
-            ):
+        for index in step.fills_block:
+            request = step.requests[index]
+            if request.num_preemptions == step.epochs[index] and request.block_ids:
                 # A run's input was in flight when planned at most; its answer came before this one.
-                self.kv_cache.commit(request, end)
+                self.kv_cache.commit(request, step.starts[index] + step.counts[index])
 
     def _take_back_skipped(self, step: StepRecord, skipped: Iterable[int]) -> None:
         for index in skipped:
@@ -288,7 +284,8 @@ class Scheduler:
                 request.num_in_flight -= 1
             if request.num_preemptions == step.epochs[index] and not request.is_finished:
                 request.num_computed_tokens -= step.counts[index]
-            step.ends[index] = 0
+            if index in step.fills_block:
+                step.fills_block.remove(index)
             if index in step.gated:
                 step.gated.remove(index)
 

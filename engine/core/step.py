@@ -16,8 +16,9 @@ class StepRecord:
 
     step_id: int
     requests: list[Request]
+    starts: list[int]  # position of the first token of each run
     counts: list[int]  # scheduled tokens
-    ends: list[int]  # position after the last token of each run
+    fills_block: list[int]  # indices of the runs that reach the end of a block
     epochs: list[int]  # num_preemptions when planned: a later value means the run was taken back
     is_sampled: list[bool]
     gated: list[int]  # indices whose token needs a mask
@@ -36,7 +37,6 @@ class PlanBuilder:
         self.requests: list[Request] = []
         self._starts: list[int] = []
         self._counts: list[int] = []
-        self._ends: list[int] = []
         self._is_sampled: list[bool] = []
 
     def add_new_row(self, request: Request) -> None:
@@ -58,19 +58,19 @@ class PlanBuilder:
         A run that reaches the last token, known or in flight, samples a new one.
         """
         start = request.num_computed_tokens
-        end = start + count
+        request.num_computed_tokens = end = start + count
         is_sampled = end == len(request.token_ids) + request.num_in_flight
+        if is_sampled:
+            request.num_in_flight += 1
         self.requests.append(request)
         self._starts.append(start)
         self._counts.append(count)
-        self._ends.append(end)
         self._is_sampled.append(is_sampled)
-        request.num_computed_tokens = end
-        if is_sampled:
-            request.num_in_flight += 1
 
-    def build(self) -> tuple[StepPlan, StepRecord]:
+    def build(self, block_size: int) -> tuple[StepPlan, StepRecord]:
         sampled = self._is_sampled
+        starts, counts = np.array(self._starts, dtype=np.int64), np.array(self._counts, dtype=np.int64)
+        fills_block = np.flatnonzero((starts + counts) // block_size > starts // block_size).tolist()
         gated = [
             index for index, request in enumerate(self.requests) if request.has_grammar and sampled[index]
         ]
@@ -82,11 +82,13 @@ class PlanBuilder:
             new_rows=self.new_rows,
             new_blocks=self.new_blocks,
             rows=np.array([request.row for request in self.requests], dtype=np.int64),
-            starts=np.array(self._starts, dtype=np.int64),
-            num_scheduled_tokens=np.array(self._counts, dtype=np.int64),
+            starts=starts,
+            num_scheduled_tokens=counts,
             is_sampled=np.array(sampled, dtype=bool),
             is_gated=is_gated,
         )
         epochs = [request.num_preemptions for request in self.requests]
-        record = StepRecord(self.step_id, self.requests, self._counts, self._ends, epochs, sampled, gated)
+        record = StepRecord(
+            self.step_id, self.requests, self._starts, self._counts, fills_block, epochs, sampled, gated
+        )
         return plan, record

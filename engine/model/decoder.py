@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from engine.model.attention import Attention, KVCache, StepInputs
 from engine.model.config import ModelConfig
-from engine.model.linear import Linear, make_parameter, make_weight
+from engine.model.linear import Linear, make_parameter, pack_weight
 from engine.model.rope import RotaryEmbedding
 from engine.worker.attn_metadata import AttnMetadata
 from kernels import AttentionPlan, add_rms_norm, rms_norm, silu_mul
@@ -97,7 +97,7 @@ class DecoderModel(nn.Module):
         self.norm = make_parameter(config.hidden_size, dtype=dtype, device=device)
         self.lm_head = self.embed_tokens
         if not config.tie_word_embeddings:
-            self.lm_head = make_weight(config.vocab_size, config.hidden_size, dtype=dtype, device=device)
+            self.lm_head = make_parameter(config.vocab_size, config.hidden_size, dtype=dtype, device=device)
         self._rope = RotaryEmbedding(config.rope, config.head_dim, device)
 
     def forward(
@@ -132,6 +132,14 @@ class DecoderModel(nn.Module):
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """Return the scores of every token of the vocabulary: [R, D] -> [R, V] float32."""
         return F.linear(hidden, self.lm_head).float()
+
+    def pack(self) -> None:
+        """Change the layout of the loaded weights for speed, one matrix at a time. Call once, after loading."""
+        for module in self.modules():
+            if isinstance(module, Linear):
+                module.pack()
+        if not self.config.tie_word_embeddings:
+            self.lm_head = pack_weight(self.lm_head)
 
     def checkpoint_targets(self) -> dict[str, Tensor]:
         """Return the name of every tensor a checkpoint must have, with the memory it goes to.

@@ -49,6 +49,7 @@ def load_model(
         _fill_randomly(model, seed)
     else:
         _load_checkpoint(model, resolve_checkpoint(path_or_name))
+    model.pack()
     return model
 
 

@@ -23,6 +23,7 @@ from kernels.sampling import draw_filtered, draw_full, draw_greedy, make_row_key
 from kernels.token_bitmask import unpack_bitmask
 
 EDIT_FLAGS = RowFlag.PENALTIES | RowFlag.EDITS | RowFlag.BAD_WORDS | RowFlag.MIN_TOKENS
+HISTORY_FLAGS = RowFlag.PENALTIES | RowFlag.BAD_WORDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,16 +77,19 @@ class Sampler:
         if not len(rows):
             return SampledTokens(torch.empty(0, dtype=torch.int64, device=logits.device))
         flags = self.state.flags[rows]
-        wants_logprobs = np.flatnonzero(flags & RowFlag.LOGPROBS)
-        raw = logits.index_select(0, upload(wants_logprobs, logits.device)) if len(wants_logprobs) else None
-        if masks is None and not (flags & EDIT_FLAGS).any():
+        used_flags = int(np.bitwise_or.reduce(flags))
+        raw, wants_logprobs = None, np.flatnonzero(flags & RowFlag.LOGPROBS)
+        if len(wants_logprobs):
+            raw = logits.index_select(0, upload(wants_logprobs, logits.device))
+        if masks is None and not used_flags & EDIT_FLAGS:
             token_ids = self._draw(logits, rows, positions)
         else:
             # Looked at before the masks, which could hide a NaN.
             is_sound = logits.amax(dim=-1) < torch.inf
             self._edit(logits, rows, positions, flags, masks)
             token_ids = self._draw(logits, rows, positions).where(is_sound, -1)
-        self.state.append(rows, token_ids)
+        if used_flags & HISTORY_FLAGS:
+            self.state.append(rows, token_ids)
         if raw is None:
             return SampledTokens(token_ids)
         return SampledTokens(token_ids, self._compute_logprobs(raw, wants_logprobs, rows, token_ids, masks))
@@ -124,7 +128,11 @@ class Sampler:
         if places.min() < 0 or places.max() >= num_rows:
             raise ValueError(f"bitmask_rows {places.tolist()} must be from 0 to {num_rows - 1}")
         device = self.state.device
-        words = bitmask.to(device) if isinstance(bitmask, Tensor) else upload(bitmask, device)
+        if not isinstance(bitmask, Tensor):
+            bitmask = upload(bitmask, device)
+        words = bitmask.to(device, non_blocking=True)
+        if words.dtype != torch.int32:
+            raise ValueError(f"bitmask must be int32, not {words.dtype}")
         order = np.argsort(places)
         if (order[1:] < order[:-1]).any():
             words = words.index_select(0, upload(order, device))
@@ -161,29 +169,28 @@ class Sampler:
     def _draw(self, logits: Tensor, rows: np.ndarray, positions: np.ndarray) -> Tensor:
         """One token per row; [R] int64, -1 where a row has none."""
         kinds = self.state.kind[rows]
-        if not kinds.any():
-            return draw_greedy(logits)
+        first = int(kinds[0])
+        if (kinds == first).all():
+            return self._draw_kind(first, logits, rows, positions)
         token_ids = torch.empty(len(rows), dtype=torch.int64, device=logits.device)
-        for kind in np.unique(kinds):
+        for kind in np.unique(kinds).tolist():
             places = np.flatnonzero(kinds == kind)
-            part = pick_rows(logits, places)
-            if kind == DrawKind.GREEDY:
-                drawn = draw_greedy(part)
-            else:
-                drawn = self._draw_random(DrawKind(kind), part, rows[places], positions[places])
+            drawn = self._draw_kind(kind, pick_rows(logits, places), rows[places], positions[places])
             put_rows(token_ids, places, drawn)
         return token_ids
 
-    def _draw_random(self, kind: DrawKind, logits: Tensor, rows: np.ndarray, positions: np.ndarray) -> Tensor:
+    def _draw_kind(self, kind: int, logits: Tensor, rows: np.ndarray, positions: np.ndarray) -> Tensor:
+        """`_draw` for rows of one `DrawKind`."""
+        if kind == DrawKind.GREEDY:
+            return draw_greedy(logits)
         state, device = self.state, logits.device
-        seeds = torch.from_numpy(state.seed[rows])
-        keys = upload(make_row_keys(seeds, torch.from_numpy(positions.astype(np.int64))).numpy(), device)
-        numbers = np.stack([state.temperature[rows], state.top_p[rows], state.log_min_p[rows]])
-        temperature, top_p, log_min_p = upload(numbers, device)
+        keys = upload(make_row_keys(state.seed[rows], positions), device)
+        temperature = upload(state.temperature[rows], device)
+        log_min_p = upload(state.log_min_p[rows], device)
         if kind == DrawKind.FULL:
             uses_min_p = bool((state.flags[rows] & RowFlag.MIN_P).any())
             return draw_full(logits, keys, temperature, log_min_p if uses_min_p else None)
-        top_k = state.top_k[rows]
+        top_k, top_p = state.top_k[rows], upload(state.top_p[rows], device)
         width = int(top_k.max()) if kind == DrawKind.NARROW else state.vocab_size
         return draw_filtered(logits, keys, temperature, upload(top_k, device), top_p, log_min_p, width)
 

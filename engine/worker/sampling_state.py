@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from enum import IntEnum, IntFlag
 
 import numpy as np
 import torch
@@ -23,8 +22,8 @@ MIN_TEMPERATURE = 1e-5
 TokenIds = Sequence[int] | np.ndarray
 
 
-class DrawKind(IntEnum):
-    """How a row draws its token; every kind is one group of the batch."""
+class DrawKind:
+    """How a row draws its token; a kind is one group of the batch. Plain ints: numpy is slow with enums."""
 
     GREEDY = 0
     FULL = 1  # temperature alone, or with min_p
@@ -32,8 +31,8 @@ class DrawKind(IntEnum):
     SORTED = 3  # top_p without top_k, or a large top_k
 
 
-class RowFlag(IntFlag):
-    """Which extra steps a row needs."""
+class RowFlag:
+    """Which extra steps a row needs, as bits."""
 
     PENALTIES = 1
     EDITS = 2
@@ -131,8 +130,6 @@ class SamplingState:
             token_ids: [R] int64 on the device; -1 (a failed or rejected token) is ignored.
         """
         flags = self.flags[rows]
-        if not (flags & (RowFlag.PENALTIES | RowFlag.BAD_WORDS)).any():
-            return
         for flag, history in ((RowFlag.PENALTIES, self.counts), (RowFlag.BAD_WORDS, self.bad_words)):
             places = np.flatnonzero(flags & flag)
             if len(places):

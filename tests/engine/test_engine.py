@@ -52,7 +52,7 @@ async def test_a_slow_reader_gets_merged_deltas(make_config: MakeConfig) -> None
         params = SamplingParams(max_tokens=50, temperature=0, ignore_eos=True, output_kind="delta")
         stream = engine.generate("hello", params)
         first = await anext(stream)
-        await wait_until(lambda: engine.stats().num_running == 0)
+        await wait_until(lambda: engine.stats().finished["length"] == 1)
         rest = [output async for output in stream]
     assert len(rest) == 1
     assert len(first.outputs[0].token_ids) + len(rest[0].outputs[0].token_ids) == 50

@@ -1,0 +1,51 @@
+"""MockWorker: answers every step after a fixed time, with made-up tokens. It measures the engine, not a model."""
+
+from __future__ import annotations
+
+import time
+
+from engine.config import EngineConfig, ResolvedConfig, WorkerConfig, resolve_config
+from engine.messages import SampleGate, StepDone, StepPlan
+from engine.model import ModelConfig
+
+_NUM_TOKENS = 200  # the made-up tokens are [first, first + _NUM_TOKENS), clear of special ones
+_FIRST_TOKEN = 50
+_MEMORY_BYTES = 2**33
+_BYTES_PER_BLOCK = 2**17
+
+
+class MockWorker:
+    """Same interface as Worker. Loads the checkpoint's config, and no weights."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self.config = config
+        self.timeline: list[tuple[str, float]] = []
+        self.has_parked = False
+        self._step_s = (config.mock_step_ms or 0.0) / 1000
+
+    def load(self) -> None:
+        self.model_config = ModelConfig.from_pretrained(self.config.model)
+        worker = WorkerConfig(self.config.model, "dummy", "float32", "cpu", 1, 0)
+        self.resolved: ResolvedConfig = resolve_config(
+            self.config,
+            worker,
+            model_max_len=self.model_config.max_position_embeddings,
+            free_bytes=_MEMORY_BYTES,
+            bytes_per_block=_BYTES_PER_BLOCK,
+        )
+
+    def reset(self) -> None:
+        """Nothing is kept from step to step."""
+
+    def can_run(self, plan: StepPlan) -> bool:
+        return True
+
+    def execute(self, plan: StepPlan) -> StepDone:
+        if self._step_s:
+            time.sleep(self._step_s)
+        indices = plan.is_sampled.nonzero()[0]
+        token_ids = (plan.starts[indices] + plan.rows[indices]) % _NUM_TOKENS + _FIRST_TOKEN
+        return StepDone(plan.step_id, indices.tolist(), token_ids.tolist(), is_last=True)
+
+    def sample_gated(self, gate: SampleGate) -> None:
+        """The answer came with the step: made-up tokens know no grammar."""
