@@ -8,7 +8,6 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from engine.config import ResolvedConfig
 from engine.errors import InvalidRequest
 from engine.messages import AddRequest
 from engine.sampling_params import SamplingParams
@@ -24,9 +23,9 @@ _SEED_STEP = 0x9E3779B97F4A7C15  # odd, far from 0: siblings of one request get 
 class Intake:
     """Turns prompts into AddRequest messages, or into InvalidRequest."""
 
-    def __init__(self, tokenizer: Tokenizer | None, resolved: ResolvedConfig, vocab_size: int) -> None:
+    def __init__(self, tokenizer: Tokenizer | None, max_model_len: int, vocab_size: int) -> None:
         self._tokenizer = tokenizer
-        self._max_model_len = resolved.max_model_len
+        self._max_model_len = max_model_len
         self._vocab_size = vocab_size
 
     async def encode(self, prompt: Prompt) -> tuple[str | None, list[int]]:

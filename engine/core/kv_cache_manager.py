@@ -43,6 +43,10 @@ class KVCacheManager:
         self.num_hit_tokens += request.num_computed_tokens
         return True
 
+    def count_uncached(self, request: Request) -> int:
+        """Tokens that would have to be computed, were the request admitted now."""
+        return request.num_tokens - len(self._find_prefix(request)) * self.block_size
+
     def grow(self, request: Request, num_tokens: int) -> list[int] | None:
         """Blocks appended so that `num_tokens` tokens have a place ([] when they already had); None without room."""
         missing = -(-num_tokens // self.block_size) - len(request.block_ids)

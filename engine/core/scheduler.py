@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable
 from engine.config import SchedulerConfig
 from engine.core.kv_cache_manager import KVCacheManager
 from engine.core.request_queue import RequestQueue
+from engine.core.row_pool import RowPool
 from engine.core.step import PlanBuilder, StepRecord
 from engine.messages import AddRequest, FillMasks, RequestTokens, StepDone, StepPlan
 from engine.outputs import FinishReason, TokenLogprobs
@@ -47,9 +48,7 @@ class Scheduler:
         self._eos_token_ids = frozenset(eos_token_ids)
         self._requests: dict[str, Request] = {}
         self._steps: deque[StepRecord] = deque()
-        self._free_rows = list(range(config.max_num_seqs - 1, -1, -1))
-        self._removed_rows: list[int] = []
-        self._draining_rows: list[tuple[int, int]] = []  # (step that must be over first, row)
+        self._rows = RowPool(config.max_num_seqs)
         self._accepted: list[tuple[str, int]] = []
 
     def __contains__(self, request_id: str) -> bool:
@@ -63,8 +62,6 @@ class Scheduler:
     @property
     def has_work(self) -> bool:
         return bool(self.running) or len(self.waiting) > 0
-
-    # ------------------------------------------------------------------ requests in, requests out
 
     def add(self, message: AddRequest) -> None:
         """Queue a request. The front has validated it: it fits the model length and the cache."""
@@ -86,14 +83,12 @@ class Scheduler:
                 ended.append(self._make_tokens(request, [], finish_reason=finish_reason, error=error))
         return ended
 
-    # ------------------------------------------------------------------ planning
-
     def schedule(self) -> StepPlan | None:
         """The next step, or None when there is nothing to do or enough is in flight."""
         if self.num_open_steps >= self.config.max_steps_in_flight:
             return None
-        self._release_drained_rows()
-        builder = PlanBuilder(self.num_steps, self._removed_rows)
+        self._rows.drain(self._oldest_step)
+        builder = PlanBuilder(self.num_steps)
         num_preemptions = self.num_preemptions
         if self.config.policy == "priority":
             self._displace(builder)
@@ -102,8 +97,7 @@ class Scheduler:
             self._admit_waiting(builder, budget)
         if not builder.requests:
             return None
-        plan, record = builder.build(self.kv_cache.block_size)
-        self._removed_rows = []
+        plan, record = builder.build(self._rows.collect_removed(), self.kv_cache.block_size)
         self._steps.append(record)
         self.num_steps += 1
         return plan
@@ -161,20 +155,18 @@ class Scheduler:
 
     def _admit_waiting(self, builder: PlanBuilder, budget: int) -> None:
         while budget > 0 and (request := self._peek_admissible()) is not None:
+            if not self.config.enable_chunked_prefill and self.kv_cache.count_uncached(request) > budget:
+                return
             if not self.kv_cache.admit(request):
                 return
-            count = request.num_tokens - request.num_computed_tokens
-            if count > budget and not self.config.enable_chunked_prefill:
-                self.kv_cache.free(request)
-                return
             self._start(request, builder)
-            count = min(count, budget)
+            count = min(request.num_tokens - request.num_computed_tokens, budget)
             budget -= count
             builder.add_run(request, count)
             self.kv_cache.commit(request, request.num_computed_tokens)
 
     def _peek_admissible(self) -> Request | None:
-        if not self._free_rows or len(self.running) >= self.config.max_num_seqs:
+        if not self._rows.num_free or len(self.running) >= self.config.max_num_seqs:
             return None
         request = self.waiting.peek()
         # A preempted request whose tokens are still on their way back waits for them.
@@ -182,7 +174,7 @@ class Scheduler:
 
     def _start(self, request: Request, builder: PlanBuilder) -> None:
         self.waiting.pop()
-        request.row = self._free_rows.pop()
+        request.row = self._rows.take()
         request.status = RequestStatus.RUNNING
         insort(self.running, request, key=lambda other: other.queue_key)
         if request.first_scheduled_time is None:
@@ -197,14 +189,16 @@ class Scheduler:
             if request.queue_key >= victim.queue_key:
                 return
             if (
-                self._free_rows
+                self._rows.num_free
                 and len(self.running) < self.config.max_num_seqs
                 and self.kv_cache.admit(request)
             ):
                 self._start(request, builder)
+            elif self._draining_rows and not self._free_rows:
+                return  # the row of an earlier victim is on its way
             else:
                 self._preempt(victim)
-                self._release_drained_rows()
+                self._rows.drain(self._oldest_step)
 
     def _preempt(self, request: Request) -> None:
         """Take all blocks back; the request keeps its tokens and queues under its old key."""
@@ -217,8 +211,6 @@ class Scheduler:
             request.pending_prompt_logprobs = [None]
         self.num_preemptions += 1
         self.waiting.push(request)
-
-    # ------------------------------------------------------------------ answers
 
     def update(self, done: StepDone) -> list[RequestTokens]:
         """Take a step's answer: append tokens, end requests, offer full blocks to the prefix cache."""
@@ -320,8 +312,6 @@ class Scheduler:
             request.num_preemptions,
         )
 
-    # ------------------------------------------------------------------ ends and rows
-
     def _finish(self, request: Request) -> None:
         if request.status is RequestStatus.RUNNING:
             self.running.remove(request)
@@ -335,21 +325,13 @@ class Scheduler:
 
     def _release_row(self, request: Request) -> None:
         """Give the row back; not before a parked gated sample, which still needs its sampling state, is over."""
-        if request.has_grammar and request.num_in_flight:
-            self._draining_rows.append((self.num_steps - 1, request.row))
-        else:
-            self._free_row(request.row)
+        is_parked = request.has_grammar and request.num_in_flight > 0
+        self._rows.release(request.row, after_step=self.num_steps - 1 if is_parked else None)
         request.row = -1
 
-    def _release_drained_rows(self) -> None:
-        oldest = self._steps[0].step_id if self._steps else self.num_steps
-        for last_step, row in [pair for pair in self._draining_rows if pair[0] < oldest]:
-            self._draining_rows.remove((last_step, row))
-            self._free_row(row)
-
-    def _free_row(self, row: int) -> None:
-        self._removed_rows.append(row)
-        self._free_rows.append(row)
+    @property
+    def _oldest_step(self) -> int:
+        return self._steps[0].step_id if self._steps else self.num_steps
 
 
 def _describe_no_token(request: Request) -> str:

@@ -29,9 +29,8 @@ class StepRecord:
 class PlanBuilder:
     """Collects the rows of one step; `build` turns them into the message and the record."""
 
-    def __init__(self, step_id: int, removed_rows: list[int]) -> None:
+    def __init__(self, step_id: int) -> None:
         self.step_id = step_id
-        self.removed_rows = removed_rows
         self.new_rows: list[NewRow] = []
         self.new_blocks: list[tuple[int, list[int]]] = []
         self.requests: list[Request] = []
@@ -67,7 +66,7 @@ class PlanBuilder:
         self._counts.append(count)
         self._is_sampled.append(is_sampled)
 
-    def build(self, block_size: int) -> tuple[StepPlan, StepRecord]:
+    def build(self, removed_rows: list[int], block_size: int) -> tuple[StepPlan, StepRecord]:
         sampled = self._is_sampled
         starts, counts = np.array(self._starts, dtype=np.int64), np.array(self._counts, dtype=np.int64)
         fills_block = np.flatnonzero((starts + counts) // block_size > starts // block_size).tolist()
@@ -78,7 +77,7 @@ class PlanBuilder:
         is_gated[gated] = True
         plan = StepPlan(
             step_id=self.step_id,
-            removed_rows=self.removed_rows,
+            removed_rows=removed_rows,
             new_rows=self.new_rows,
             new_blocks=self.new_blocks,
             rows=np.array([request.row for request in self.requests], dtype=np.int64),

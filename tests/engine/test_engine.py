@@ -242,7 +242,7 @@ async def test_logits_that_are_not_numbers_fail_only_their_request(
 ) -> None:
     async with Engine(make_config()) as engine:
         healthy = (await complete(engine, [5, 6])).outputs[0].token_ids
-        original = engine._worker.model.compute_logits
+        original = engine._supervisor.worker.model.compute_logits
 
         def poison(hidden: torch.Tensor) -> torch.Tensor:
             logits = original(hidden)
@@ -250,7 +250,7 @@ async def test_logits_that_are_not_numbers_fail_only_their_request(
                 logits[-1] = math.nan
             return logits
 
-        monkeypatch.setattr(engine._worker.model, "compute_logits", poison)
+        monkeypatch.setattr(engine._supervisor.worker.model, "compute_logits", poison)
         first, last = await asyncio.gather(complete(engine, [5, 6]), complete(engine, [7, 8]))
     assert first.outputs[0].token_ids == healthy
     assert last.outputs[0].finish_reason == "error"
