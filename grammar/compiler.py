@@ -31,10 +31,11 @@ class GrammarCompiler:
         limits = limits or GrammarLimits()
         num_threads = num_threads or min(max((os.cpu_count() or 1) // 2, 1), 8)
         self.vocabulary = vocabulary
+        self._xgrammar = XGrammarBackend(vocabulary, limits, num_threads)
         self._backends: dict[str, Backend] = {
             "llguidance": LLGuidanceBackend(vocabulary, limits, num_threads),
             "outlines_core": OutlinesBackend(vocabulary, limits),
-            "xgrammar": XGrammarBackend(vocabulary, limits, num_threads),
+            "xgrammar": self._xgrammar,
         }
         self._cache = GrammarCache(limits.cache_bytes)
         self._lock = threading.Lock()
@@ -56,6 +57,10 @@ class GrammarCompiler:
         if pending is not None:
             return pending.result()
         return self._compile_as_owner(spec, own)
+
+    def close(self) -> None:
+        """End the compile process, if one was needed; the compiler stays usable."""
+        self._xgrammar.close()
 
     def _compile_as_owner(self, spec: GrammarSpec, future: "Future[CompiledGrammar]") -> CompiledGrammar:
         try:

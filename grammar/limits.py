@@ -15,6 +15,8 @@ class GrammarLimits:
     max_grammar_size: int = 500_000  # symbols in llguidance's productions
     # outlines-core visits the vocabulary once per automaton state: 25 million visits are about 0.5 s.
     max_index_work: int = 25_000_000
-    # xgrammar has no limits of its own; text size and counted repetitions stand in for them.
+    # xgrammar has no limits of its own: its compiler is killed after these seconds or bytes.
+    max_xgrammar_s: float = 5.0
+    max_xgrammar_memory_bytes: int = 2 * 1024**3
     max_xgrammar_bytes: int = 16 * 1024
     max_xgrammar_repetition: int = 1_000

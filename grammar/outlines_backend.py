@@ -76,6 +76,14 @@ class OutlinesProgram:
         """Return the state after a token, None where it is not allowed."""
         return self.index.get_next_state(state, token_id)
 
+    def is_accepting(self, state: int) -> bool:
+        """Tell whether the text may end in this state.
+
+        Not wherever the end marker is allowed: `.` takes that byte too, but then the state after it is not final.
+        """
+        after = self.next_state(state, self.backend.end_id)
+        return after is not None and self.index.is_final_state(after)
+
     def mask_of(self, state: int) -> np.ndarray:
         """Return the bitmask row of a state; computed once, since two threads would compute the same."""
         mask = self._masks.get(state)
@@ -83,7 +91,7 @@ class OutlinesProgram:
             vocabulary = self.backend.vocabulary
             allowed = self.index.get_allowed_tokens(state) or []
             mask = make_mask([i for i in allowed if i < vocabulary.size], vocabulary.size)
-            if self.backend.end_id in allowed:
+            if self.is_accepting(state):
                 mask |= vocabulary.eos_mask
             self._masks[state] = mask
         return mask
@@ -137,7 +145,7 @@ class OutlinesMatcher:
 
     def is_completed(self) -> bool:
         """Tell whether the text so far is a complete sentence."""
-        return self.program.next_state(self.state, self.program.backend.end_id) is not None
+        return self.program.is_accepting(self.state)
 
     def is_terminated(self) -> bool:
         """Tell whether EOS was accepted."""

@@ -1,15 +1,17 @@
 """xgrammar: EBNF, and the few JSON schemas that llguidance refuses and xgrammar enforces exactly.
 
 xgrammar drops keywords with no more than a warning on stderr, so schemas come here only through an
-allow-list (json_schema/xgrammar_subset.py). It has no limits of its own and cannot be cancelled, so grammars
-are bounded by text size and counted repetitions before they reach it. It imports torch and transformers,
-which takes seconds, so it is loaded when first used and not when this package is.
+allow-list (json_schema/xgrammar_subset.py). Its compiler has no limits and cannot be cancelled (400 character
+classes in a row take minutes), so it runs in a process that is killed at a deadline (xgrammar_worker.py). It
+imports torch and transformers, which takes seconds, so it is loaded when first used and not before.
 """
 
 import importlib
+import math
 import re
 import threading
 from collections.abc import Sequence
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -17,10 +19,12 @@ import numpy as np
 
 from .bitmask import check_bitmask
 from .errors import InvalidGrammar, UnsupportedGrammar
+from .killable_worker import KillableWorker, WorkerDied
 from .limits import GrammarLimits
 from .spec import GrammarSpec
 from .vocabulary import Vocabulary
 
+WORKER_SCRIPT = Path(__file__).with_name("xgrammar_worker.py")
 _SEPARATORS = {"spaced": (", ", ": "), "compact": (",", ":"), "any": None}
 _REPETITION = re.compile(r"\{\s*(\d*)\s*,?\s*(\d*)\s*\}")
 
@@ -35,36 +39,41 @@ class XGrammarBackend:
         self._limits = limits
         self._num_threads = num_threads
         self._lock = threading.Lock()
-        self._compiler: Any = None
-        self._xgrammar: ModuleType | None = None
+        self._info: Any = None
+        self._loaded: tuple[ModuleType, KillableWorker] | None = None
         self.filler: XGrammarFiller | None = None
 
     def compile(self, spec: GrammarSpec) -> "XGrammarProgram":
         """Compile an EBNF grammar, or a JSON schema from the exact subset."""
+        if spec.kind not in ("ebnf", "json_schema"):
+            raise UnsupportedGrammar("", spec.kind, "xgrammar does not take this kind of grammar")
         check_bounds(spec, self._limits)
+        order = {
+            "kind": spec.kind,
+            "text": spec.text,
+            "separators": _SEPARATORS[spec.whitespace],
+            "max_whitespace": 64 if spec.whitespace == "any" else None,
+        }
         with self._lock:
-            xgrammar = self._load()
+            xgrammar, worker = self._load()
         try:
-            if spec.kind == "ebnf":
-                compiled = self._compiler.compile_grammar(spec.text)
-            elif spec.kind == "json_schema":
-                compiled = self._compiler.compile_json_schema(
-                    spec.text,
-                    any_whitespace=spec.whitespace == "any",
-                    separators=_SEPARATORS[spec.whitespace],
-                    max_whitespace_cnt=64 if spec.whitespace == "any" else None,
-                    strict_mode=False,
-                )
-            else:
-                raise UnsupportedGrammar("", spec.kind, "xgrammar does not take this kind of grammar")
-        except RuntimeError as error:
-            raise InvalidGrammar(f"{spec.kind} cannot be compiled: {tidy(error)}") from error
+            answer = worker.ask(order, self._limits.max_xgrammar_s)
+        except WorkerDied as error:
+            raise UnsupportedGrammar("", spec.kind, f"too large for xgrammar: {error}") from error
+        if "error" in answer:
+            raise InvalidGrammar(f"{spec.kind} cannot be compiled: {tidy(answer['error'])}")
+        compiled = xgrammar.CompiledGrammar.deserialize_json(answer["compiled"], self._info)
         return XGrammarProgram(compiled, xgrammar, self)
 
-    def _load(self) -> ModuleType:
-        if self._xgrammar is None:
+    def close(self) -> None:
+        """End the compile process."""
+        if self._loaded is not None:
+            self._loaded[1].close()
+
+    def _load(self) -> tuple[ModuleType, KillableWorker]:
+        if self._loaded is None:
             xgrammar = importlib.import_module("xgrammar")
-            info = xgrammar.TokenizerInfo(
+            self._info = xgrammar.TokenizerInfo(
                 # Only empty tokens count as special there.
                 list(self.vocabulary.token_bytes),
                 xgrammar.VocabType.RAW,
@@ -72,12 +81,15 @@ class XGrammarBackend:
                 stop_token_ids=list(self.vocabulary.eos_token_ids),
                 add_prefix_space=False,
             )
-            # Compiled grammars are cached one level up, for all backends together.
-            threads = self._num_threads
-            self._compiler = xgrammar.GrammarCompiler(info, max_threads=threads, cache_enabled=False)
-            self.filler = XGrammarFiller(self.vocabulary, xgrammar.BatchGrammarMatcher(threads))
-            self._xgrammar = xgrammar
-        return self._xgrammar
+            hello = {
+                "tokenizer": self._info.serialize_json(),
+                "max_memory_bytes": self._limits.max_xgrammar_memory_bytes,
+                "max_seconds": math.ceil(self._limits.max_xgrammar_s) + 1,
+            }
+            worker = KillableWorker(WORKER_SCRIPT, hello, start_seconds=60)
+            self.filler = XGrammarFiller(self.vocabulary, xgrammar.BatchGrammarMatcher(self._num_threads))
+            self._loaded = xgrammar, worker
+        return self._loaded
 
 
 def check_bounds(spec: GrammarSpec, limits: GrammarLimits) -> None:
@@ -94,9 +106,9 @@ def check_bounds(spec: GrammarSpec, limits: GrammarLimits) -> None:
         raise UnsupportedGrammar("", spec.kind, reason)
 
 
-def tidy(error: RuntimeError) -> str:
+def tidy(message: str) -> str:
     """Return xgrammar's message without its log prefix."""
-    return re.sub(r"^\[[\d:]+\] \S+: ", "", str(error)).strip().split("\n")[0]
+    return re.sub(r"^\[[\d:]+\] \S+: ", "", message).strip().split("\n")[0]
 
 
 class XGrammarProgram:

@@ -9,10 +9,11 @@ Shapes come from host copies of the lengths, so that building a plan never waits
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from kernels.attention_layout import Chunk, Gather, Layout, Piece, Segment, UniformBatch
 
 # Requests with at most this many new tokens (decode, verification of drafts) are attended in batches.
 MAX_UNIFORM_QUERY_LEN = 16
@@ -23,64 +24,6 @@ MIN_BUCKET_LEN = 64
 # Bytes of keys gathered at once; K and V of that size stay in the L2 cache of a CPU core.
 CPU_CHUNK_BYTES = 512 * 1024
 DEVICE_CHUNK_BYTES = 256 * 1024 * 1024
-
-
-@dataclass(frozen=True, slots=True)
-class Gather:
-    """Which slots to copy out of the cache, and the buffers they go to: valid until the next gather."""
-
-    slots: Tensor  # [n] int64
-    k: Tensor  # [n, num_kv_heads, head_dim]
-    v: Tensor
-
-
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """Some requests of a UniformBatch whose keys are gathered together."""
-
-    start: int  # requests [start, end) of the batch
-    end: int
-    gather: Gather
-    k: Tensor  # [end - start, num_kv_heads, num_keys, head_dim], view of the gathered keys
-    v: Tensor
-    bias: Tensor | None  # [end - start, 1, 1 or query_len * group_size, num_keys], 0 or -inf
-
-
-@dataclass(frozen=True, slots=True)
-class UniformBatch:
-    """Requests with the same query length; their contexts are padded to one length."""
-
-    num_requests: int
-    query_len: int
-    token_index: Tensor | None  # [num_requests * query_len] rows of q; None: all of q, in order
-    chunks: list[Chunk]
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """Queries [start, end) of a step over the keys of a Segment that they can see; bias None: causal."""
-
-    start: int
-    end: int
-    k: Tensor  # [num_kv_heads, group_size, num_keys, head_dim], view of the gathered keys
-    v: Tensor
-    bias: Tensor | None  # [end - start, num_keys], 0 or -inf
-
-
-@dataclass(frozen=True, slots=True)
-class Segment:
-    """One request with many new tokens, and the part of its context that they can see."""
-
-    gather: Gather
-    pieces: list[Piece]
-
-
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """What one kind of layer (full attention or one sliding window) has to do in this step."""
-
-    batches: list[UniformBatch]
-    segments: list[Segment]
 
 
 class AttentionPlan:
@@ -162,27 +105,31 @@ class AttentionPlan:
         lens = [self._seq_lens[r] - first for r, first in zip(requests, firsts, strict=True)]
         num_keys = max(lens)
         is_padded = min(lens) < num_keys
-        keys = torch.arange(num_keys, device=self._device)
-        lens_tensor = self._tensor(lens).unsqueeze(1)
         slots = self._slots(requests, firsts, num_keys)
-        if is_padded:
-            # A padded key repeats the request's own first one: masked, and never another's memory, which
-            # may hold a NaN that no mask can silence (0 * NaN).
-            slots = torch.where(keys < lens_tensor, slots, slots[:, :1])
         bias = None
-        if query_len > 1 or is_padded:
-            offsets = torch.arange(query_len - 1, -1, -1, device=self._device)
-            last = (lens_tensor - 1 - offsets).unsqueeze(2)
-            visible = keys <= last
-            if window is not None:
-                visible &= keys > last - window
-            bias = _make_bias(visible, q.dtype)
+        if is_padded or query_len > 1:
+            keys = torch.arange(num_keys, device=self._device)
+            lens_tensor = self._tensor(lens).unsqueeze(1)
+            bias = self._make_batch_bias(keys, lens_tensor, query_len, window, q.dtype)
             if query_len > 1:
                 bias = bias.repeat_interleave(q.shape[1] // k_cache.shape[2], dim=1)
             bias = bias.unsqueeze(1)
+            # A padded key repeats the request's own first one: masked, and never another's memory, which
+            # may hold a NaN that no mask can silence (0 * NaN).
+            slots = torch.where(keys < lens_tensor, slots, slots[:, :1])
         token_index = self._token_index(requests, starts, query_len, q.shape[0])
-        chunks = self._make_chunks(slots, bias, k_cache)
-        return UniformBatch(len(requests), query_len, token_index, chunks)
+        return UniformBatch(len(requests), query_len, token_index, self._make_chunks(slots, bias, k_cache))
+
+    def _make_batch_bias(
+        self, keys: Tensor, lens: Tensor, query_len: int, window: int | None, dtype: torch.dtype
+    ) -> Tensor:
+        """Return the mask [N, query_len, num_keys] of requests with `lens` [N, 1] visible keys."""
+        offsets = torch.arange(query_len - 1, -1, -1, device=self._device)
+        last = (lens - 1 - offsets).unsqueeze(2)
+        visible = keys <= last
+        if window is not None:
+            visible &= keys > last - window
+        return _make_bias(visible, dtype)
 
     def _make_chunks(self, slots: Tensor, bias: Tensor | None, k_cache: Tensor) -> list[Chunk]:
         num_requests, num_keys = slots.shape
@@ -291,7 +238,11 @@ class AttentionPlan:
         return Segment(gather, pieces)
 
     def _tensor(self, values: list[int]) -> Tensor:
-        return torch.tensor(values, device=self._device)
+        tensor = torch.tensor(values)
+        if self._device.type == "cuda":
+            # From pinned memory, or the copy would wait for the device.
+            return tensor.pin_memory().to(self._device, non_blocking=True)
+        return tensor.to(self._device)
 
 
 def _make_bias(visible: Tensor, dtype: torch.dtype) -> Tensor:

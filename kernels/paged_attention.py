@@ -6,7 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.attention_plan import AttentionPlan, Gather, Segment, UniformBatch
+from kernels.attention_layout import Gather, Segment, UniformBatch
+from kernels.attention_plan import AttentionPlan
 
 
 def paged_attention(

@@ -21,8 +21,8 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     if x.is_cuda:
         return F.rms_norm(x, x.shape[-1:], None, eps) * weight
     # On CPU torch runs its own rms_norm as a dozen small ops; these are half as many.
-    norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
-    scale = norm.square_().mul_(1.0 / x.shape[-1]).add_(eps).rsqrt_()
+    norm = torch.linalg.vector_norm(x, 2, -1, True, dtype=torch.float32)
+    scale = torch.addcmul(norm.new_full((), eps), norm, norm, value=1.0 / x.shape[-1]).rsqrt_()
     return (x * scale).mul_(weight).to(x.dtype)
 
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
 import torch
 from torch import Tensor
 
-GOLDEN = 0x9E3779B97F4A7C15
-MIX_1 = 0xBF58476D1CE4E5B9
-MIX_2 = 0x94D049BB133111EB
+GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
+MIX_2 = np.uint64(0x94D049BB133111EB)
 # (shift, odd factor as a signed word) of the token hash. Two rounds are not enough: ids 32 apart correlate.
 HASH_ROUNDS = ((17, 0xED5AD4BB - 2**32), (11, 0xAC4C1B51 - 2**32), (15, 0x31848BAB))
 HASH_LAST_SHIFT = 14
@@ -28,23 +29,23 @@ MASS_ONE = 2.0**40
 NARROW_WIDTH = 1024
 # On CPU, top-p tries these many candidates before it sorts the vocabulary.
 NUCLEUS_WIDTHS = (256, 8192)
-# Elements of a chunk of rows: on CPU its temporaries stay in each thread's cache, elsewhere they fit in memory.
+# Elements of a chunk of rows: on CPU its temporaries stay in a thread's cache, elsewhere they fit in memory.
 THREAD_CHUNK_ELEMENTS = 1 << 16
 DEVICE_CHUNK_ELEMENTS = 1 << 26
 
 
-def make_row_keys(seeds: Tensor, positions: Tensor) -> Tensor:
-    """Mix seed and position into the two words that key a row's noise.
+def make_row_keys(seeds: np.ndarray, positions: np.ndarray) -> np.ndarray:
+    """Mix seed and position into the two words that key a row's noise; on the host, which knows both.
 
     Args:
         seeds, positions: [R] int64.
 
-    Returns [R, 2] int32, the same bits on every device.
+    Returns [R, 2] int32.
     Source: Steele, Lea and Flood, 2014 (SplitMix64), applied twice.
     """
-    state = _mix64(seeds + _signed64(GOLDEN))
-    state = _mix64(state + positions * _signed64(GOLDEN))
-    return state.contiguous().view(torch.int32).view(-1, 2)
+    state = _mix64(seeds.astype(np.int64).view(np.uint64) + GOLDEN)
+    state = _mix64(state + positions.astype(np.int64).view(np.uint64) * GOLDEN)
+    return state.view(np.int32).reshape(-1, 2)
 
 
 def make_gumbel_noise(keys: Tensor, token_ids: Tensor) -> Tensor:
@@ -72,17 +73,21 @@ def make_gumbel_noise(keys: Tensor, token_ids: Tensor) -> Tensor:
     return noise.log1p_().neg_().log_().neg_()
 
 
-def gumbel_noise(seeds: Tensor, positions: Tensor, tokens: int | Tensor) -> Tensor:
-    """`make_gumbel_noise` from seeds and positions, [R] int64 each.
+def gumbel_noise(
+    seeds: np.ndarray, positions: np.ndarray, tokens: int | Tensor, device: torch.device | str = "cpu"
+) -> Tensor:
+    """`make_gumbel_noise` from seeds and positions.
 
     Args:
-        tokens: a vocabulary size V, or ids [R, K] of any integer dtype.
+        seeds, positions: [R] int64.
+        tokens: a vocabulary size V, or ids [R, K] of any integer dtype on the device.
 
-    Returns [R, V] or [R, K] float32.
+    Returns [R, V] or [R, K] float32 on the device.
     """
     if isinstance(tokens, int):
-        tokens = torch.arange(tokens, dtype=torch.int32, device=seeds.device).unsqueeze(0)
-    return make_gumbel_noise(make_row_keys(seeds, positions), tokens.to(torch.int32))
+        tokens = torch.arange(tokens, dtype=torch.int32, device=device).unsqueeze(0)
+    keys = torch.from_numpy(make_row_keys(seeds, positions)).to(device)
+    return make_gumbel_noise(keys, tokens.to(torch.int32))
 
 
 def split_rows(num_rows: int, row_size: int, device: torch.device) -> Iterator[slice]:
@@ -265,24 +270,14 @@ def _make_order_keys(scores: Tensor, vocab: Tensor) -> Tensor:
     return bits.bitwise_xor_(flips).to(torch.int64).bitwise_left_shift_(32).bitwise_or_(vocab)
 
 
-def _mix64(state: Tensor) -> Tensor:
-    """SplitMix64's finaliser on int64 words; products wrap."""
-    state = (state ^ _shift_right(state, 30)) * _signed64(MIX_1)
-    state = (state ^ _shift_right(state, 27)) * _signed64(MIX_2)
-    return state ^ _shift_right(state, 31)
+def _mix64(state: np.ndarray) -> np.ndarray:
+    """SplitMix64's finaliser on uint64 words; products wrap."""
+    state = (state ^ (state >> np.uint64(30))) * MIX_1
+    state = (state ^ (state >> np.uint64(27))) * MIX_2
+    return state ^ (state >> np.uint64(31))
 
 
 def _xor_shifted(words: Tensor, count: int, scratch: Tensor) -> None:
     """words ^= words >> count (logical), in place on int32."""
     torch.bitwise_right_shift(words, count, out=scratch)
     words.bitwise_xor_(scratch.bitwise_and_((1 << (32 - count)) - 1))
-
-
-def _shift_right(words: Tensor, count: int) -> Tensor:
-    """Logical shift; torch's own copies the sign."""
-    return (words >> count) & ((1 << (64 - count)) - 1)
-
-
-def _signed64(word: int) -> int:
-    """The int64 with the bits of an unsigned 64-bit number."""
-    return word - 2**64 if word >= 2**63 else word

@@ -15,6 +15,11 @@ class RowPool:
     def num_free(self) -> int:
         return len(self._free)
 
+    @property
+    def num_draining(self) -> int:
+        """Rows that will be free when the steps in flight are over."""
+        return len(self._draining)
+
     def take(self) -> int:
         return self._free.pop()
 

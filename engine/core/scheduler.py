@@ -194,7 +194,7 @@ class Scheduler:
                 and self.kv_cache.admit(request)
             ):
                 self._start(request, builder)
-            elif self._draining_rows and not self._free_rows:
+            elif self._rows.num_draining and not self._rows.num_free:
                 return  # the row of an earlier victim is on its way
             else:
                 self._preempt(victim)

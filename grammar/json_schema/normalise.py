@@ -11,6 +11,7 @@ from urllib.parse import unquote
 from ..errors import InvalidGrammar
 from ..plan import ANNOTATION, ENGINE, PlanEntry, Problem
 from .dialect import DRAFT_2020, detect_dialect, is_dialect_named
+from .excluded_bounds import ExcludedBounds
 from .keywords import ASSERTIONS, STRUCTURE_KEYWORDS, iterate_children, join_pointer, split_pointer
 from .node import Node
 from .problems import find_problems
@@ -40,6 +41,7 @@ def normalise(schema: dict[str, Any] | bool) -> Normalised:
     walk = _Walk(schema)
     result = walk.rewrite(schema, "")
     walk.rewrite_targets(result)
+    walk.problems.extend(walk.bounds.find_problems())
     if isinstance(result, dict) and "$schema" in result:
         result["$schema"] = DRAFT_2020.uri
     return Normalised(result, tuple(walk.plan), tuple(walk.problems))
@@ -57,6 +59,7 @@ class _Walk:
     refs: list[tuple[str, str]] = field(default_factory=list)  # (pointer of the schema, its $ref)
     drops_ref_siblings: bool = field(init=False)
     has_ids: bool = field(init=False, default=False)
+    bounds: ExcludedBounds = field(default_factory=ExcludedBounds)
 
     def __post_init__(self) -> None:
         dialect = detect_dialect(self.document)
@@ -122,6 +125,7 @@ class _Walk:
             elif keyword not in STRUCTURE_KEYWORDS:
                 self.plan.append(PlanEntry(node.pointer, name, ANNOTATION))
         self.problems.extend(find_problems(node))
+        self.bounds.add(node)
 
 
 def copy_containers(schema: dict[str, Any]) -> dict[str, Any]:

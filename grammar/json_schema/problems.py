@@ -31,7 +31,7 @@ def find_problems(node: Node) -> Iterator[Problem]:
             yield Problem(node.pointer, node.original_name(keyword), reason)
     for keyword in NUMERIC_BOUNDS:
         value = node.schema.get(keyword)
-        if isinstance(value, int) and not is_exact(value):
+        if isinstance(value, int) and not (is_exact(value) or is_clamped(node.schema, keyword, value)):
             reason = f"{value} has no exact binary floating point form, so the bound would shift"
             yield Problem(node.pointer, node.original_name(keyword), reason)
     if is_duplicate_prone(node.schema):
@@ -45,6 +45,13 @@ def is_exact(value: int) -> bool:
         return int(float(value)) == value
     except OverflowError:
         return False
+
+
+def is_clamped(schema: dict[str, Any], keyword: str, value: int) -> bool:
+    """Tell whether the bound lies beyond 64 bits, where llguidance allows fewer integers, never more."""
+    if schema.get("type") != "integer":
+        return False
+    return value >= 2**63 - 1 if "aximum" in keyword else "inimum" in keyword and value <= -(2**63)
 
 
 def is_duplicate_prone(schema: dict[str, Any]) -> bool:

@@ -52,6 +52,9 @@ def modernise_bounds(node: Node) -> None:
 def modernise_items(node: Node) -> None:
     """Turn draft 7's tuples (`items` as a list, then `additionalItems`) into `prefixItems` and `items`."""
     if isinstance(node.schema.get("items"), list):
+        if "prefixItems" in node.schema:
+            # A list of items is legal only in drafts that do not know `prefixItems`.
+            node.drop("prefixItems", ANNOTATION)
         node.rename("items", "prefixItems", node.schema["items"])
         if "additionalItems" in node.schema:
             node.rename("additionalItems", "items", node.schema["additionalItems"])

@@ -48,6 +48,10 @@ def find_local(schema: dict[str, Any]) -> list[tuple[str, str]]:
     foreign = sorted(keywords - {"type"} - _ALLOWED[kind])
     if foreign:
         return [(foreign[0], "xgrammar drops or distorts it")]
+    for bound in ("minimum", "maximum"):
+        value = schema.get(bound, 0)
+        if not isinstance(value, int) or not -(2**63) <= value < 2**63:
+            return [(bound, "xgrammar takes only bounds that are integers of 64 bits")]
     if kind != "object":
         return []
     properties = schema.get("properties", {})

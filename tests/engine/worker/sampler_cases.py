@@ -1,4 +1,4 @@
-"""Builders for the sampler's tests: a sampler with given requests, masks, and the reference's view of a request."""
+"""Builders for the sampler's tests: requests, a sampler that holds them, and the reference's view of them."""
 
 from __future__ import annotations
 

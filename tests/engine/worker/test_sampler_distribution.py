@@ -1,4 +1,4 @@
-"""Draws have the distribution that parameters ask for: chi-square over 20,000 draws at different positions."""
+"""Draws have the distribution the parameters ask for: chi-square over 20,000 draws at different positions."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def check_entry(entry: Logprob, token_id: int, logits: torch.Tensor, mask: np.nd
 @pytest.mark.parametrize("num_top", [0, 1, 5, 20])
 @pytest.mark.parametrize("mask", [None, np.arange(VOCAB) % 4 == 1], ids=["free", "masked"])
 def test_logprobs_are_of_the_distribution_before_all_steps(num_top: int, mask: np.ndarray | None) -> None:
-    params = SamplingParams(temperature=0.3, top_k=9, repetition_penalty=3.0, logit_bias={9: 50.0}, logprobs=num_top)
+    params = SamplingParams(temperature=0.3, repetition_penalty=3.0, logit_bias={9: 50.0}, logprobs=num_top)
     logits = make_logits(1, VOCAB)
     token_ids, found = sample_logprobs([Case(params, mask=mask)], logits)
     assert token_ids == [9]
@@ -72,7 +72,8 @@ def test_forbidden_alternative_has_no_masked_probability() -> None:
 
 
 def test_logprobs_of_a_row_have_the_same_bits_in_any_batch() -> None:
-    cases = [Case(SamplingParams(logprobs=4), seed=i, mask=np.arange(2777) > i if i % 2 else None) for i in range(40)]
+    masks = [np.arange(2777) > i if i % 2 else None for i in range(40)]
+    cases = [Case(SamplingParams(logprobs=4), seed=i, mask=mask) for i, mask in enumerate(masks)]
     logits = make_logits(40, 2777)
     _, together = sample_logprobs(cases, logits)
     for place, case in enumerate(cases):

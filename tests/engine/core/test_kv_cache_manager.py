@@ -1,0 +1,174 @@
+"""KVCacheManager: room for tokens, and the prefix cache."""
+
+from __future__ import annotations
+
+import pytest
+
+from engine.config import CacheConfig
+from engine.core.block_hash import extend_block_hashes, hash_root
+from engine.core.kv_cache_manager import KVCacheManager
+from engine.request import Request
+from tests.engine.core import harness
+from tests.engine.core.harness import SchedulerHarness
+
+BLOCK = 4
+
+
+def make_manager(num_usable: int = 20, caching: bool = True) -> KVCacheManager:
+    return KVCacheManager(CacheConfig(num_usable + 1, BLOCK, caching))
+
+
+def make_request(prompt: list[int], salt: str | None = None, **params: object) -> Request:
+    message = harness.make_request("r", prompt, salt=salt, **params)
+    return Request(message, max_model_len=96, eos_token_ids=frozenset())
+
+
+def compute(manager: KVCacheManager, request: Request) -> None:
+    """Admit, compute and end a request, so that its full blocks stay in the cache."""
+    assert manager.admit(request)
+    manager.commit(request, request.num_tokens)
+    manager.free(request)
+
+
+def count_cached(manager: KVCacheManager, request: Request) -> int:
+    assert manager.admit(request)
+    return request.num_computed_tokens
+
+
+def test_a_second_equal_prompt_finds_all_full_blocks() -> None:
+    manager = make_manager()
+    compute(manager, make_request(list(range(10))))
+    assert count_cached(manager, make_request(list(range(10)))) == 8
+
+
+def test_at_least_one_token_is_recomputed() -> None:
+    manager = make_manager()
+    compute(manager, make_request(list(range(8))))
+    assert count_cached(manager, make_request(list(range(8)))) == 4
+
+
+@pytest.mark.parametrize(("length", "cached"), [(1, 0), (4, 0), (5, 4), (8, 4), (9, 8), (12, 8), (13, 12)])
+def test_the_cached_prefix_is_whole_blocks_below_the_prompt(length: int, cached: int) -> None:
+    manager = make_manager()
+    compute(manager, make_request(list(range(length))))
+    assert count_cached(manager, make_request(list(range(length)))) == cached
+
+
+def test_only_full_blocks_are_offered() -> None:
+    manager = make_manager()
+    compute(manager, make_request(list(range(7))))
+    assert manager.pool.num_cached == 1
+
+
+def test_a_prefix_that_differs_early_shares_nothing_after() -> None:
+    manager = make_manager()
+    compute(manager, make_request([1, 2, 3, 4, 5, 6, 7, 8, 9]))
+    assert count_cached(manager, make_request([1, 2, 3, 0, 5, 6, 7, 8, 9])) == 0
+    assert count_cached(manager, make_request([1, 2, 3, 4, 5, 0, 7, 8, 9])) == 4
+
+
+@pytest.mark.parametrize(("one", "other"), [("a", "b"), ("a", None), (None, "a"), ("", None)])
+def test_salts_isolate(one: str | None, other: str | None) -> None:
+    manager = make_manager()
+    compute(manager, make_request(list(range(10)), salt=one))
+    assert count_cached(manager, make_request(list(range(10)), salt=other)) == 0
+    assert count_cached(manager, make_request(list(range(10)), salt=one)) == 8
+
+
+def test_a_salt_cannot_pretend_to_be_the_root() -> None:
+    assert len({hash_root(None), hash_root(""), hash_root("root"), hash_root("salt:")}) == 4
+
+
+def test_hashes_are_the_same_whether_extended_at_once_or_bit_by_bit() -> None:
+    tokens = list(range(30))
+    at_once: list[bytes] = []
+    extend_block_hashes(at_once, tokens, 30, BLOCK, "a")
+    bit_by_bit: list[bytes] = []
+    for num_tokens in range(31):
+        extend_block_hashes(bit_by_bit, tokens, num_tokens, BLOCK, "a")
+    assert bit_by_bit == at_once
+    assert len(set(at_once)) == 7
+
+
+def test_a_request_for_prompt_logprobs_does_not_read_the_cache() -> None:
+    manager = make_manager()
+    compute(manager, make_request(list(range(10))))
+    assert count_cached(manager, make_request(list(range(10)), prompt_logprobs=0)) == 0
+
+
+def test_a_request_for_prompt_logprobs_still_fills_the_cache() -> None:
+    manager = make_manager()
+    compute(manager, make_request(list(range(10)), prompt_logprobs=0))
+    assert count_cached(manager, make_request(list(range(10)))) == 8
+
+
+def test_without_prefix_caching_nothing_is_shared_or_kept() -> None:
+    manager = make_manager(caching=False)
+    compute(manager, make_request(list(range(10))))
+    assert manager.pool.num_cached == 0
+    assert count_cached(manager, make_request(list(range(10)))) == 0
+
+
+def test_admission_without_room_changes_nothing() -> None:
+    manager = make_manager(num_usable=5)
+    assert manager.admit(make_request(list(range(12))))
+    late = make_request(list(range(100, 112)))
+    assert not manager.admit(late)
+    assert (late.block_ids, manager.pool.num_free) == ([], 2)
+
+
+def test_blocks_revived_by_a_hit_count_as_room_that_is_needed() -> None:
+    """Two free blocks hold the prefix; sharing them leaves none for the rest."""
+    manager = make_manager(num_usable=4)
+    compute(manager, make_request(list(range(9))))
+    assert manager.admit(make_request([50] * 8))
+    assert not manager.admit(make_request(list(range(9))))
+    assert manager.pool.num_free == 2
+
+
+def test_admission_beside_a_living_owner_shares_its_blocks() -> None:
+    manager = make_manager(num_usable=4)
+    first, second = make_request(list(range(9))), make_request(list(range(9)))
+    assert manager.admit(first)
+    manager.commit(first, 9)
+    assert manager.admit(second)
+    assert first.block_ids[:2] == second.block_ids[:2]
+    assert manager.pool.num_free == 0
+
+
+def test_growing_takes_blocks_only_at_a_border() -> None:
+    manager = make_manager(num_usable=3)
+    request = make_request(list(range(7)))
+    assert manager.admit(request)
+    assert manager.grow(request, 8) == []
+    assert manager.grow(request, 9) == request.block_ids[2:]
+    assert manager.grow(request, 13) is None
+    assert len(request.block_ids) == 3
+
+
+def test_usage_is_the_share_of_owned_blocks() -> None:
+    manager = make_manager(num_usable=8)
+    request = make_request(list(range(8)))
+    assert manager.usage == 0.0
+    manager.admit(request)
+    assert manager.usage == 0.25
+
+
+def test_the_counters_tell_queried_and_found_tokens() -> None:
+    manager = make_manager()
+    for _ in range(2):
+        compute(manager, make_request(list(range(10))))
+    assert (manager.num_queried_tokens, manager.num_hit_tokens) == (20, 8)
+
+
+def test_two_equal_prompts_admitted_in_one_step_share_blocks() -> None:
+    house = SchedulerHarness(max_num_batched_tokens=64)
+    for name in ("a", "b"):
+        house.outputs[name] = []
+        house.scheduler.add(harness.make_request(name, list(range(10)), max_tokens=3))
+    house.plan()
+    first, second = house.scheduler.running
+    assert first.block_ids[:2] == second.block_ids[:2]
+    assert second.num_cached_tokens == 8
+    house.run()
+    assert house.outputs["a"] == house.outputs["b"]

@@ -1,0 +1,283 @@
+"""Scheduler: who computes what in a step, how requests end, and what overlap costs."""
+
+from __future__ import annotations
+
+import pytest
+
+from engine.messages import AddRequest, RunStep, StepPlan
+from tests.engine.core.fake_worker import EOS, reference_output
+from tests.engine.core.harness import MAX_MODEL_LEN, SchedulerHarness, make_request
+
+WIDE = 64  # a budget that takes any prompt here whole
+
+
+def make_prompt(length: int, first: int = 0) -> list[int]:
+    return [(first + number) % 90 for number in range(length)]
+
+
+def make_long_prompt(num_tokens: int = 20) -> list[int]:
+    """A prompt whose answer does not end by itself within that many tokens."""
+    for first in range(90):
+        prompt = make_prompt(5, first)
+        if EOS not in reference_output(prompt, num_tokens, MAX_MODEL_LEN):
+            return prompt
+    raise AssertionError("every answer is short")
+
+
+def make_ending_prompt() -> tuple[list[int], list[int]]:
+    """A prompt whose answer ends by EOS after 2 to 30 tokens, and that answer."""
+    for first in range(2000):
+        prompt = [first % 90, first // 90, 7]
+        answer = reference_output(prompt, 30, MAX_MODEL_LEN)
+        if answer[-1] == EOS and len(answer) > 2:
+            return prompt, answer
+    raise AssertionError("no answer ends")
+
+
+def add_together(house: SchedulerHarness, *requests: AddRequest) -> None:
+    """All come before the next step is planned."""
+    for request in requests:
+        house.outputs[request.request_id] = []
+        house.scheduler.add(request)
+    house.plan()
+
+
+def pending_plans(house: SchedulerHarness) -> list[StepPlan]:
+    return [message.plan for message in house.to_worker if isinstance(message, RunStep)]
+
+
+def turn(house: SchedulerHarness) -> StepPlan:
+    """One step there and back; returns what was run."""
+    plan = pending_plans(house)[0]
+    house.work()
+    house.answer()
+    return plan
+
+
+def test_decode_and_chunked_prefill_share_one_budget() -> None:
+    house = SchedulerHarness(max_num_batched_tokens=16)
+    house.add(make_request("running", make_long_prompt(), max_tokens=20))
+    turn(house)
+    house.add(make_request("long", make_prompt(60, 30)))
+    turn(house)
+    plan = pending_plans(house)[-1]
+    assert plan.num_scheduled_tokens.tolist() == [1, 15]
+    assert plan.is_sampled.tolist() == [True, False]
+
+
+def test_a_long_prefill_costs_the_running_ones_no_step() -> None:
+    house = SchedulerHarness(max_num_batched_tokens=8)
+    for name in ("a", "b"):
+        house.add(make_request(name, make_long_prompt(), max_tokens=20))
+    for _ in range(4):
+        turn(house)
+    house.add(make_request("long", make_prompt(60, 30), max_tokens=1))
+    plans = [turn(house) for _ in range(10)]
+    decoding = [plan.num_scheduled_tokens.tolist()[:2] for plan in plans]
+    assert decoding == [[1, 1]] * 10
+    assert all(plan.num_tokens <= 8 for plan in plans)
+    assert [plan.num_tokens for plan in plans].count(8) >= 8
+
+
+def test_no_step_exceeds_the_budget() -> None:
+    house = SchedulerHarness(max_num_batched_tokens=7)
+    for number in range(6):
+        house.add(make_request(f"{number}", make_prompt(20, number * 10)))
+    sizes = []
+    while house.to_worker:
+        sizes.append(turn(house).num_tokens)
+    assert max(sizes) == 7
+    assert len(house.ended) == 6
+
+
+def test_without_chunks_a_prompt_comes_whole_or_not_at_all() -> None:
+    house = SchedulerHarness(max_num_batched_tokens=MAX_MODEL_LEN, enable_chunked_prefill=False)
+    house.add(make_request("first", make_prompt(60), max_tokens=2))
+    house.add(make_request("second", make_prompt(60, 30), max_tokens=2))
+    house.add(make_request("third", make_prompt(60, 60), max_tokens=2))
+    while house.to_worker:
+        plan = turn(house)
+        assert set(plan.num_scheduled_tokens.tolist()) <= {60, 1}
+    assert len(house.ended) == 3
+
+
+def test_an_admission_put_off_for_the_budget_leaves_the_cache_alone() -> None:
+    """The attempt must neither evict cached prefixes nor count as a look-up."""
+    house = SchedulerHarness(
+        32, max_num_batched_tokens=MAX_MODEL_LEN, enable_chunked_prefill=False, max_steps_in_flight=1
+    )
+    house.add(make_request("cached", make_prompt(30), max_tokens=1))
+    house.run()
+    num_cached = house.kv_cache.pool.num_cached
+    add_together(
+        house,
+        make_request("first", make_prompt(20, 30), max_tokens=1),
+        make_request("too much now", make_prompt(90, 50), max_tokens=1, arrival=1.0),
+    )
+    assert house.kv_cache.num_queried_tokens == 30 + 20
+    assert house.kv_cache.pool.num_cached == num_cached + 5
+
+
+def test_a_step_holds_at_most_max_num_seqs_requests() -> None:
+    house = SchedulerHarness(max_num_seqs=2, max_num_batched_tokens=WIDE)
+    for number in range(5):
+        house.add(make_request(f"{number}", make_prompt(5, number)))
+    while house.to_worker:
+        assert len(turn(house).rows) <= 2
+        assert len(house.scheduler.running) <= 2
+    assert len(house.ended) == 5
+
+
+def test_admission_reserves_the_whole_prompt() -> None:
+    """Room for 3 of 10 prompts, outputs within their last block: nobody is ever preempted."""
+    house = SchedulerHarness(num_blocks=1 + 3 * 6, caching=False, max_num_seqs=10, max_num_batched_tokens=8)
+    for number in range(10):
+        house.add(make_request(f"{number}", make_prompt(21, number * 7), max_tokens=3))
+    most = 0
+    while house.to_worker:
+        turn(house)
+        most = max(most, len(house.scheduler.running))
+    assert (most, house.scheduler.num_preemptions, len(house.ended)) == (3, 0, 10)
+
+
+def make_tight_house(policy: str = "fcfs") -> SchedulerHarness:
+    """Room for two requests of 5 + 7 tokens; the third block of one comes at the cost of the other."""
+    return SchedulerHarness(num_blocks=1 + 5, caching=False, policy=policy, max_num_batched_tokens=WIDE)
+
+
+def run_until_preemption(house: SchedulerHarness) -> None:
+    while not house.scheduler.num_preemptions:
+        turn(house)
+
+
+def test_the_last_admitted_is_preempted() -> None:
+    house = make_tight_house()
+    for number, name in enumerate(("first", "last")):
+        house.add(make_request(name, make_long_prompt(), max_tokens=12, arrival=float(number)))
+    run_until_preemption(house)
+    assert [request.request_id for request in house.scheduler.running] == ["first"]
+    assert house.scheduler.waiting.peek() is not None
+    house.run()
+    assert len(house.ended) == 2
+
+
+def test_the_lowest_priority_is_preempted() -> None:
+    house = make_tight_house("priority")
+    house.add(make_request("low", make_long_prompt(), max_tokens=12, priority=5))
+    house.add(make_request("high", make_long_prompt(), max_tokens=12, priority=0, arrival=1.0))
+    run_until_preemption(house)
+    assert [request.request_id for request in house.scheduler.running] == ["high"]
+
+
+def test_a_preempted_request_keeps_its_output_tokens() -> None:
+    house = make_tight_house()
+    prompt = make_long_prompt()
+    for number, name in enumerate(("first", "last")):
+        house.add(make_request(name, prompt, max_tokens=12, arrival=float(number)))
+    run_until_preemption(house)
+    assert 0 < len(house.outputs["last"]) < 12
+    house.run()
+    assert house.outputs["last"] == reference_output(prompt, 12, MAX_MODEL_LEN)
+    assert house.ended["last"][0].num_preemptions == 1
+
+
+def test_a_preempted_request_goes_before_those_that_wait() -> None:
+    house = make_tight_house()
+    for number, name in enumerate(("first", "last", "waiting")):
+        house.add(make_request(name, make_long_prompt(), max_tokens=12, arrival=float(number)))
+    run_until_preemption(house)
+    head = house.scheduler.waiting.peek()
+    assert head is not None and head.request_id == "last"
+
+
+def fill_slots(house: SchedulerHarness, count: int) -> None:
+    prompt = make_long_prompt()
+    for number in range(count):
+        house.add(make_request(f"low {number}", prompt, 20, priority=5, arrival=float(number)))
+    for _ in range(3):
+        turn(house)
+
+
+def test_an_important_arrival_takes_a_slot_within_one_step() -> None:
+    house = SchedulerHarness(policy="priority", max_num_seqs=2, max_num_batched_tokens=WIDE)
+    fill_slots(house, 2)
+    house.add(make_request("urgent", make_prompt(9), priority=0, arrival=5.0))
+    turn(house)
+    assert [request.request_id for request in house.scheduler.running] == ["urgent", "low 0"]
+    assert house.scheduler.num_preemptions == 1
+    house.run()
+    assert len(house.ended) == 3
+
+
+def test_an_important_arrival_displaces_one_request_also_while_masks_are_on_their_way() -> None:
+    """A victim's row is free only when its parked sample is over; nobody else pays for that wait."""
+    house = SchedulerHarness(policy="priority", max_num_seqs=4, max_num_batched_tokens=WIDE)
+    lows = [make_request(f"low {number}", make_long_prompt(), 20, priority=5, gated=True) for number in range(4)]
+    add_together(house, *lows)
+    house.add(make_request("urgent", make_prompt(9), priority=0, arrival=5.0))
+    house.run()
+    assert house.scheduler.num_preemptions == 1
+    assert len(house.ended) == 5
+
+
+def test_fcfs_never_displaces() -> None:
+    house = SchedulerHarness(max_num_seqs=2, max_num_batched_tokens=WIDE)
+    fill_slots(house, 2)
+    house.add(make_request("urgent", make_prompt(9), priority=-9, arrival=5.0))
+    house.run()
+    assert house.scheduler.num_preemptions == 0
+
+
+def test_an_equal_priority_does_not_displace() -> None:
+    house = SchedulerHarness(policy="priority", max_num_seqs=2, max_num_batched_tokens=WIDE)
+    fill_slots(house, 2)
+    house.add(make_request("peer", make_prompt(9), priority=5, arrival=5.0))
+    house.run()
+    assert house.scheduler.num_preemptions == 0
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_no_more_steps_fly_than_allowed(depth: int) -> None:
+    house = SchedulerHarness(max_steps_in_flight=depth)
+    house.add(make_request("a", make_long_prompt(), max_tokens=20))
+    seen = set()
+    while house.to_worker:
+        seen.add(house.scheduler.num_open_steps)
+        turn(house)
+    assert max(seen) == depth
+
+
+def test_a_request_has_at_most_two_tokens_in_flight() -> None:
+    house = SchedulerHarness(max_steps_in_flight=2)
+    house.add(make_request("a", make_long_prompt(), max_tokens=20))
+    (request,) = house.scheduler.running
+    seen = set()
+    while house.to_worker:
+        seen.add(request.num_in_flight)
+        turn(house)
+    assert max(seen) == 2
+
+
+def test_an_unforeseen_end_costs_one_token() -> None:
+    prompt, answer = make_ending_prompt()
+    house = SchedulerHarness(caching=False)
+    house.add(make_request("a", prompt, max_tokens=30))
+    house.run()
+    assert house.outputs["a"] == answer
+    assert house.worker.num_computed_tokens == len(prompt) + len(answer) - 1 + 1
+
+
+def test_an_end_by_length_is_foreseen_and_costs_nothing() -> None:
+    house = SchedulerHarness(caching=False)
+    prompt = make_long_prompt()
+    house.add(make_request("a", prompt, max_tokens=6))
+    house.run()
+    assert house.worker.num_computed_tokens == len(prompt) + 6 - 1
+
+
+def test_without_overlap_no_token_is_discarded() -> None:
+    prompt, answer = make_ending_prompt()
+    house = SchedulerHarness(caching=False, max_steps_in_flight=1)
+    house.add(make_request("a", prompt, max_tokens=30))
+    house.run()
+    assert house.worker.num_computed_tokens == len(prompt) + len(answer) - 1

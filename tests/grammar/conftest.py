@@ -1,0 +1,24 @@
+"""Compilers shared by the grammar tests; each keeps its own cache."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from grammar import GrammarCompiler
+from tests.grammar.vocabularies import make_byte_vocabulary, make_merged_vocabulary
+
+
+@pytest.fixture(scope="session")
+def byte_compiler() -> Iterator[GrammarCompiler]:
+    """A compiler over single bytes: what it accepts depends on the grammar alone."""
+    compiler = GrammarCompiler(make_byte_vocabulary(), num_threads=2)
+    yield compiler
+    compiler.close()
+
+
+@pytest.fixture(scope="session")
+def merged_compiler() -> Iterator[GrammarCompiler]:
+    """A compiler over a vocabulary as byte pair encoding makes them."""
+    compiler = GrammarCompiler(make_merged_vocabulary(), num_threads=2)
+    yield compiler
+    compiler.close()

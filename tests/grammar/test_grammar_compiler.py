@@ -1,0 +1,166 @@
+"""GrammarCompiler: caching, single flight, limits."""
+
+import threading
+import time
+
+import pytest
+
+from grammar import GrammarCompiler, GrammarLimits, GrammarSpec, InvalidGrammar, UnsupportedGrammar
+from grammar import compiler as compiler_module
+from tests.grammar.vocabularies import allowed_tokens, make_byte_vocabulary
+
+
+def make_compiler(**limits):
+    return GrammarCompiler(make_byte_vocabulary(), GrammarLimits(**limits), num_threads=1)
+
+
+def test_a_spec_is_compiled_once():
+    compiler = make_compiler()
+    first = compiler.compile(GrammarSpec.json_schema({"type": "null"}))
+    assert compiler.compile(GrammarSpec.json_schema('{"type":  "null"}')) is first
+
+
+def test_the_cache_is_bounded_in_bytes_and_drops_the_least_recently_used():
+    compiler = make_compiler(cache_bytes=200_000)
+    specs = [GrammarSpec.json_schema({"const": number}) for number in range(5)]
+    first, second = compiler.compile(specs[0]), compiler.compile(specs[1])
+    assert compiler.compile(specs[0]) is first
+    for spec in specs[2:]:
+        compiler.compile(spec)
+        assert compiler.compile(specs[0]) is first
+    assert compiler.compile(specs[1]) is not second
+    assert compiler._cache.num_bytes <= 200_000
+
+
+def test_a_grammar_larger_than_the_cache_is_compiled_but_not_kept():
+    compiler = make_compiler(cache_bytes=10)
+    spec = GrammarSpec.json_object()
+    assert compiler.compile(spec) is not compiler.compile(spec)
+
+
+def test_threads_that_want_the_same_spec_share_one_compile(monkeypatch):
+    compiler, calls, results = make_compiler(), [], []
+    real = compiler_module.compile_spec
+    entered, release = threading.Event(), threading.Event()
+
+    def slow_compile(spec, backends):
+        calls.append(spec)
+        entered.set()
+        assert release.wait(10)
+        return real(spec, backends)
+
+    monkeypatch.setattr(compiler_module, "compile_spec", slow_compile)
+    spec = GrammarSpec.choice(["a", "b"])
+    threads = [threading.Thread(target=lambda: results.append(compiler.compile(spec))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    assert entered.wait(10)
+    release.set()
+    for thread in threads:
+        thread.join(10)
+    assert len(calls) == 1
+    assert len(set(map(id, results))) == 1 and len(results) == 4
+
+
+def test_a_failed_compile_is_not_cached_and_blocks_nobody():
+    compiler = make_compiler()
+    spec = GrammarSpec.json_schema({"not": {}})
+    for _ in range(2):
+        with pytest.raises(UnsupportedGrammar):
+            compiler.compile(spec)
+
+
+def test_many_threads_may_compile_different_specs():
+    compiler, errors = make_compiler(), []
+
+    def compile_some(seed):
+        for number in range(20):
+            spec = GrammarSpec.json_schema({"const": f"{seed % 2} {number}"})
+            matcher = compiler.compile(spec).matcher()
+            if allowed_tokens(matcher, compiler.vocabulary) != [ord('"')]:
+                errors.append((seed, number))
+
+    threads = [threading.Thread(target=compile_some, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert not errors
+
+
+@pytest.mark.parametrize("text", ['root ::= root "a"', "root ::= root", "root ::= []"])
+def test_a_grammar_without_a_first_token_is_invalid(byte_compiler, text):
+    with pytest.raises(InvalidGrammar, match="no first token"):
+        byte_compiler.compile(GrammarSpec.ebnf(text))
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        (GrammarSpec.ebnf('root ::= "a" |'), "ebnf"),
+        (GrammarSpec.ebnf('root ::= "a'), "line 1, column 12"),
+        (GrammarSpec.ebnf("root ::= missing"), '"missing" is not defined'),
+        (GrammarSpec.ebnf('main ::= "a"'), '"root" is not found'),
+        (GrammarSpec.regex("(a"), "unclosed group"),
+        (GrammarSpec.regex("[a"), "unclosed character class"),
+    ],
+)
+def test_a_grammar_that_cannot_be_parsed_is_invalid_and_says_why(byte_compiler, spec, message):
+    with pytest.raises(InvalidGrammar, match=message):
+        byte_compiler.compile(spec)
+
+
+@pytest.mark.parametrize("pattern", [r"(a)\1", "a(?=b)", r"\bfoo\b"])
+def test_a_pattern_no_engine_takes_is_unsupported(byte_compiler, pattern):
+    with pytest.raises(UnsupportedGrammar) as refusal:
+        byte_compiler.compile(GrammarSpec.regex(pattern))
+    assert refusal.value.keyword == "regex"
+
+
+def test_xgrammar_is_given_only_bounded_grammars():
+    compiler = make_compiler()
+    with pytest.raises(UnsupportedGrammar, match="repetitions add up to 5000"):
+        compiler.compile(GrammarSpec.ebnf("root ::= [a-z]{1,5000}"))
+    with pytest.raises(UnsupportedGrammar, match="16384"):
+        compiler.compile(GrammarSpec.ebnf('root ::= "' + "a" * 20_000 + '"'))
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "(.*a){30}",
+        ".*a.{20}",
+        ".{0,5000}",
+        "(a|b)*a(a|b){14}",
+        "((a{1,30}){1,30}){1,30}",
+        "(((a*)*)*)*",
+        r"\w{1,300}",
+    ],
+)
+def test_hostile_patterns_cost_little_whatever_becomes_of_them(pattern):
+    compiler, start = make_compiler(), time.perf_counter()
+    try:
+        matcher = compiler.compile(GrammarSpec.regex(pattern)).matcher()
+        for byte in b"ababab":
+            matcher.accept_token(byte)
+            allowed_tokens(matcher, compiler.vocabulary)
+    except (UnsupportedGrammar, InvalidGrammar):
+        pass
+    assert time.perf_counter() - start < 2.0
+
+
+def test_a_matcher_that_hits_a_limit_allows_nothing_and_says_why():
+    compiler = make_compiler(step_lexer_fuel=60)
+    pattern = "|".join(f"[a-z]{{{number}}}{number}" for number in range(1, 40))
+    try:
+        matcher = compiler.compile(GrammarSpec.regex(pattern, backend="llguidance")).matcher()
+    except InvalidGrammar as error:
+        assert "limit" in str(error)
+        return
+    for byte in b"abcdefghijklmnop":
+        if matcher.error is not None:
+            break
+        allowed_tokens(matcher, compiler.vocabulary)
+        matcher.accept_token(byte)
+    assert matcher.error
+    assert allowed_tokens(matcher, compiler.vocabulary) == []

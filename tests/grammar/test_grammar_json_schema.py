@@ -1,0 +1,263 @@
+"""JSON schemas: what is accepted, what is refused and how the refusal reads."""
+
+import json
+
+import pytest
+
+from grammar import GrammarSpec, InvalidGrammar, PlanEntry, SchemaValidator, UnsupportedGrammar
+from tests.grammar.vocabularies import accepts
+
+PERSON = {
+    "type": "object",
+    "properties": {"name": {"type": "string"}, "tags": {"type": "array", "items": {"type": "string"}}},
+    "required": ["name", "tags"],
+    "additionalProperties": False,
+}
+PERSON_VALUE = {"name": "Zoë", "tags": ["a", "b"]}
+
+
+def is_accepted(compiler, schema, text, **options):
+    compiled = compiler.compile(GrammarSpec.json_schema(schema, **options))
+    return accepts(compiled.matcher(), compiler.vocabulary, text)
+
+
+@pytest.mark.parametrize("backend", ["llguidance", "xgrammar"])
+def test_whitespace_modes_separate_as_they_say(byte_compiler, backend):
+    spaced = json.dumps(PERSON_VALUE, ensure_ascii=False)
+    compact = json.dumps(PERSON_VALUE, ensure_ascii=False, separators=(",", ":"))
+    indented = json.dumps(PERSON_VALUE, ensure_ascii=False, indent=2)
+    for whitespace, expected in (
+        ("spaced", [True, False, False]),
+        ("compact", [False, True, False]),
+        ("any", [True, True, True]),
+    ):
+        found = [
+            is_accepted(byte_compiler, PERSON, text, whitespace=whitespace, backend=backend)
+            for text in (spaced, compact, indented)
+        ]
+        assert found == expected, whitespace
+
+
+def test_any_whitespace_is_bounded(byte_compiler):
+    assert not is_accepted(byte_compiler, {"type": "array"}, "[" + "\n" * 100 + "]", whitespace="any")
+
+
+@pytest.mark.parametrize("whitespace", ["spaced", "compact", "any"])
+def test_json_object_accepts_objects_and_nothing_else(byte_compiler, whitespace):
+    compiled = byte_compiler.compile(GrammarSpec.json_object(whitespace=whitespace))
+    separators = (",", ":") if whitespace == "compact" else (", ", ": ")
+    for value in ({}, {"a": None}, {"": {"b": [1.5e3, "x", True]}}):
+        text = json.dumps(value, separators=separators)
+        assert accepts(compiled.matcher(), byte_compiler.vocabulary, text)
+    for text in ("[]", "1", '"a"', "{", "{}}", '{"a"}', "{a: 1}"):
+        assert not accepts(compiled.matcher(), byte_compiler.vocabulary, text)
+
+
+def test_boolean_schemas_mean_anything_and_nothing(byte_compiler):
+    assert is_accepted(byte_compiler, True, '{"a": [1, null]}')
+    with pytest.raises(InvalidGrammar, match="no text satisfies"):
+        byte_compiler.compile(GrammarSpec.json_schema(False))
+
+
+@pytest.mark.parametrize(
+    ("name", "good", "bad"),
+    [
+        (
+            "date",
+            ["2024-02-29", "2000-02-29", "1999-12-31"],
+            ["2023-02-29", "1900-02-29", "2024-04-31", "24-1-1"],
+        ),
+        ("time", ["23:59:59Z", "00:00:00.5+05:30"], ["24:00:00Z", "12:60:00Z", "12:00:00", "12:00:00+24:00"]),
+        ("date-time", ["2024-02-29T12:00:00Z"], ["2023-02-29T12:00:00Z", "2024-02-29 12:00:00Z"]),
+        ("uuid", ["123e4567-e89b-12d3-a456-426614174000"], ["123e4567-e89b-12d3-a456-42661417400"]),
+        ("ipv4", ["127.0.0.1"], ["127.0.0.256", "1.2.3"]),
+        ("ipv6", ["::1", "2001:db8::1"], ["12345::", ":::"]),
+        ("email", ["a@example.com"], ["a@", "example.com"]),
+        ("uri", ["https://example.com/a?b#c"], ["//example.com", "a b"]),
+        ("hostname", ["example.com", "a-b.c"], ["-a", "a..b", "a_b", "xn--x"]),
+    ],
+)
+def test_formats_are_enforced(byte_compiler, name, good, bad):
+    schema = {"type": "string", "format": name}
+    for value in good:
+        assert is_accepted(byte_compiler, schema, json.dumps(value)), value
+    for value in bad:
+        assert not is_accepted(byte_compiler, schema, json.dumps(value)), value
+
+
+def test_a_format_and_a_pattern_are_both_enforced(byte_compiler):
+    schema = {"type": "string", "format": "date", "pattern": "^2024"}
+    assert is_accepted(byte_compiler, schema, '"2024-02-29"')
+    assert not is_accepted(byte_compiler, schema, '"2023-02-28"')
+    assert not is_accepted(byte_compiler, schema, '"2024-02-30"')
+
+
+def test_an_unknown_format_is_an_annotation_and_the_plan_says_so(byte_compiler):
+    schema = {"properties": {"a": {"type": "string", "format": "my-format"}}}
+    compiled = byte_compiler.compile(GrammarSpec.json_schema(schema))
+    assert PlanEntry("/properties/a", "format", "annotation") in compiled.plan
+    assert accepts(compiled.matcher(), byte_compiler.vocabulary, '{"a": "x"}')
+
+
+def test_the_plan_names_an_enforcer_for_every_keyword(byte_compiler):
+    schema = {
+        "title": "t",
+        "type": "object",
+        "properties": {"a/b": {"type": "integer", "exclusiveMinimum": True, "minimum": 3, "maxLength": 5}},
+        "required": ["a/b"],
+    }
+    plan = byte_compiler.compile(GrammarSpec.json_schema(schema)).plan
+    assert set(plan) == {
+        PlanEntry("", "title", "annotation"),
+        PlanEntry("", "type", "llguidance"),
+        PlanEntry("", "properties", "llguidance"),
+        PlanEntry("", "required", "llguidance"),
+        PlanEntry("/properties/a~1b", "type", "llguidance"),
+        PlanEntry("/properties/a~1b", "minimum", "llguidance"),
+        PlanEntry("/properties/a~1b", "maxLength", "no effect"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("schema", "pointer", "keyword"),
+    [
+        ({"not": {"type": "null"}}, "", "not"),
+        ({"items": {"uniqueItems": True}}, "/items", "uniqueItems"),
+        ({"properties": {"a/b": {"contains": {"const": 1}}}}, "/properties/a~1b", "contains"),
+        ({"if": {"required": ["a"]}, "then": {"required": ["b"]}}, "", "if"),
+        ({"allOf": [{"dependentRequired": {"a": ["b"]}}]}, "/allOf/0", "dependentRequired"),
+        ({"dependencies": {"a": ["b"]}}, "", "dependencies"),
+        (
+            {"$ref": "#/$defs/x", "$defs": {"x": {"propertyNames": {"maxLength": 3}}}},
+            "/$defs/x",
+            "propertyNames",
+        ),
+        (
+            {"$ref": "#/$defs/x", "$defs": {"x": {}}, "unevaluatedProperties": False},
+            "",
+            "unevaluatedProperties",
+        ),
+        ({"properties": {"p": {"type": "string", "pattern": "a(?=b)"}}}, "/properties/p", "pattern"),
+        ({"properties": {"p": {"oneOf": [{"type": "string"}, {"minLength": 2}]}}}, "/properties/p", "oneOf"),
+        ({"patternProperties": {"a": {"type": "string"}, "b": {"type": "null"}}}, "", "patternProperties"),
+        ({"minProperties": 2}, "", "minProperties"),
+        ({"type": "number", "minimum": 2**53 + 1}, "", "minimum"),
+        ({"items": {"exclusiveMinimum": 0, "maximum": 0.5}}, "/items", "exclusiveMinimum"),
+        ({"type": "number", "minimum": -1.5, "exclusiveMaximum": -1}, "", "exclusiveMaximum"),
+        ({"minimum": -0.5, "allOf": [{"exclusiveMaximum": 0}]}, "/allOf/0", "exclusiveMaximum"),
+        ({"items": {"$ref": "https://example.com/schema"}}, "/items", "$ref"),
+        ({"$dynamicRef": "#node"}, "", "$dynamicRef"),
+    ],
+)
+def test_a_refusal_names_pointer_and_keyword_as_the_user_wrote_them(byte_compiler, schema, pointer, keyword):
+    with pytest.raises(UnsupportedGrammar) as refusal:
+        byte_compiler.compile(GrammarSpec.json_schema(schema))
+    assert (refusal.value.pointer, refusal.value.keyword) == (pointer, keyword)
+    assert refusal.value.reason
+
+
+@pytest.mark.parametrize(
+    ("schema", "message"),
+    [
+        ({"type": "integer", "minimum": 5, "maximum": 4}, "no text satisfies"),
+        ({"enum": []}, "no text satisfies"),
+        ({"$ref": "#/$defs/missing"}, r"\$ref at # points to #/\$defs/missing"),
+        ({"items": {"$ref": "#/type"}, "type": "array"}, r"\$ref at /items points to #/type"),
+    ],
+)
+def test_a_schema_that_contradicts_itself_is_invalid(byte_compiler, schema, message):
+    with pytest.raises(InvalidGrammar, match=message):
+        byte_compiler.compile(GrammarSpec.json_schema(schema))
+
+
+def test_engine_options_inside_a_schema_do_not_loosen_it(byte_compiler):
+    schema = {"x-guidance": {"lenient": True, "coerce_one_of": True}, "uniqueItems": True}
+    with pytest.raises(UnsupportedGrammar, match="uniqueItems"):
+        byte_compiler.compile(GrammarSpec.json_schema(schema))
+
+
+def test_references_reach_places_that_are_no_schema_keywords(byte_compiler):
+    schema = {
+        "$ref": "#/components/schemas/Pair",
+        "components": {"schemas": {"Pair": {"items": [{"type": "null"}], "additionalItems": False}}},
+    }
+    assert is_accepted(byte_compiler, schema, "[null]")
+    assert not is_accepted(byte_compiler, schema, "[null, null]")
+    assert not is_accepted(byte_compiler, schema, "[1]")
+
+
+def test_a_reference_under_a_rewritten_keyword_is_refused(byte_compiler):
+    schema = {"items": [{"type": "null"}, {"$ref": "#/items/0"}]}
+    with pytest.raises(UnsupportedGrammar, match="rewritten"):
+        byte_compiler.compile(GrammarSpec.json_schema(schema))
+
+
+def test_bounds_of_64_bit_integers_are_enforced(byte_compiler):
+    schema = {"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1}
+    for value, expected in ((2**63 - 1, True), (2**63, False), (-(2**63), True), (-(2**63) - 1, False)):
+        assert is_accepted(byte_compiler, schema, str(value)) == expected
+
+
+@pytest.mark.parametrize("keyword", ["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"])
+def test_a_range_of_numbers_accepts_only_what_is_in_it(byte_compiler, keyword):
+    texts = [
+        "0",
+        "-0",
+        "0.0",
+        "-0.0",
+        "1",
+        "1.0",
+        "0.99",
+        "1.01",
+        "0.5",
+        "0.50",
+        "0.51",
+        "-0.5",
+        "10",
+        "5e-1",
+    ]
+    for bound in (-1, 0, 0.5, 1, 10, -0.25):
+        for other in ({}, {"minimum": -0.5}, {"exclusiveMaximum": 1.5}):
+            schema = {"type": "number", **other, keyword: bound}
+            try:
+                compiled = byte_compiler.compile(GrammarSpec.json_schema(schema))
+            except (InvalidGrammar, UnsupportedGrammar):
+                continue
+            for text in texts:
+                is_valid = SchemaValidator(schema).is_valid(json.loads(text))
+                assert is_valid or not accepts(compiled.matcher(), byte_compiler.vocabulary, text), text
+
+
+def test_keywords_beside_ref_count_except_in_a_named_old_draft(byte_compiler):
+    schema = {"$ref": "#/definitions/s", "maxLength": 2, "definitions": {"s": {"type": "string"}}}
+    assert not is_accepted(byte_compiler, schema, '"abc"')
+    old = {"$schema": "http://json-schema.org/draft-07/schema#", **schema}
+    assert is_accepted(byte_compiler, old, '"abc"')
+
+
+def test_xgrammar_takes_a_schema_only_from_its_exact_subset(byte_compiler):
+    schema = {"type": "string", "pattern": "a"}
+    with pytest.raises(UnsupportedGrammar) as refusal:
+        byte_compiler.compile(GrammarSpec.json_schema(schema, backend="xgrammar"))
+    assert refusal.value.keyword == "pattern"
+
+
+def test_what_llguidance_cannot_count_goes_to_xgrammar(byte_compiler):
+    schema = {
+        "type": "object",
+        "properties": {name: {"type": "integer"} for name in "abc"},
+        "minProperties": 1,
+        "maxProperties": 2,
+        "additionalProperties": False,
+    }
+    compiled = byte_compiler.compile(GrammarSpec.json_schema(schema))
+    assert PlanEntry("", "minProperties", compiled.backend) in compiled.plan
+    for text, expected in (("{}", False), ('{"b": 1}', True), ('{"a": 1, "b": 2}', True)):
+        assert accepts(compiled.matcher(), byte_compiler.vocabulary, text) == expected
+    text = '{"a": 1, "b": 2, "c": 3}'
+    assert not accepts(compiled.matcher(), byte_compiler.vocabulary, text)
+
+
+def test_a_backend_that_was_asked_for_is_not_replaced(byte_compiler):
+    with pytest.raises(UnsupportedGrammar, match="outlines_core"):
+        byte_compiler.compile(GrammarSpec.json_schema({}, backend="outlines_core"))

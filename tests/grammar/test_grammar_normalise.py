@@ -1,0 +1,98 @@
+"""The rewriting rules keep the set of valid instances."""
+
+import copy
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from grammar import GrammarSpec, InvalidGrammar, SchemaValidator
+from grammar.json_schema.dialect import detect_dialect
+from grammar.json_schema.formats import EXACT_PATTERNS
+from grammar.json_schema.normalise import normalise
+from tests.grammar.schemas import SCHEMAS, VALUES
+
+
+def are_equivalent_on(schema, instance):
+    normalised = normalise(copy.deepcopy(schema)).schema
+    return SchemaValidator(schema).is_valid(instance) == SchemaValidator(normalised).is_valid(instance)
+
+
+@settings(
+    max_examples=400, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True, database=None
+)
+@given(schema=SCHEMAS, instances=st.lists(VALUES, min_size=8, max_size=8))
+def test_a_random_schema_and_its_rewriting_agree_on_random_instances(schema, instances):
+    try:
+        GrammarSpec.json_schema(schema)
+        normalise(copy.deepcopy(schema))
+    except InvalidGrammar:
+        return
+    for instance in instances:
+        assert are_equivalent_on(schema, instance), (instance, normalise(copy.deepcopy(schema)).schema)
+
+
+OBJECTS = [{}, {"a": 1}, {"ab": 1}, {"a": 1, "b": 2}, {"b": "x"}, {"a": None, "c": 0}, [], 5, "a"]
+LISTS = [[], [1], [1, 1], [1, "a"], ["a", 1], [1, "a", None], [1, "a", 3], {}, "a"]
+NUMBERS = [0, 1, 1.0, 2, 2.5, 3, 9, "1", None]
+
+
+@pytest.mark.parametrize(
+    ("schema", "instances"),
+    [
+        ({"minimum": 1, "exclusiveMinimum": True, "maximum": 3, "exclusiveMaximum": False}, NUMBERS),
+        ({"items": [{"type": "integer"}], "additionalItems": {"type": "string"}}, LISTS),
+        ({"items": {"type": "integer"}, "additionalItems": False}, LISTS),
+        ({"maxItems": 1, "uniqueItems": True}, LISTS),
+        ({"minItems": 2.0}, LISTS),
+        ({"contains": {"type": "null"}, "minContains": 0}, LISTS),
+        ({"prefixItems": [{"type": "integer"}], "unevaluatedItems": False}, LISTS),
+        ({"items": {"type": "integer"}, "unevaluatedItems": False}, LISTS),
+        ({"contains": {"type": "string"}, "minContains": 0, "unevaluatedItems": False}, LISTS),
+        ({"properties": {"a": {}}, "unevaluatedProperties": False}, OBJECTS),
+        ({"additionalProperties": {"type": "integer"}, "unevaluatedProperties": False}, OBJECTS),
+        ({"allOf": [{"properties": {"a": {}}}], "unevaluatedProperties": False}, OBJECTS),
+        ({"if": {"properties": {"a": {}}}, "unevaluatedProperties": False}, OBJECTS),
+        ({"propertyNames": {"pattern": "^a"}}, OBJECTS),
+        ({"propertyNames": {"pattern": "b"}, "additionalProperties": {"type": "integer"}}, OBJECTS),
+        ({"dependencies": {"a": [], "b": {}}}, OBJECTS),
+        ({"dependencies": {"a": ["b"]}}, OBJECTS),
+        ({"type": "object", "enum": [{"a": 1}, 5, [], None]}, OBJECTS),
+        ({"type": ["integer", "null"], "enum": [1.0, 2.5, None, "1"]}, NUMBERS),
+        ({"type": "string", "minimum": 5, "items": False, "required": ["a"]}, ["", "a", 1, [], {}]),
+        ({"then": False}, NUMBERS),
+        ({"not": False, "if": {"type": "null"}}, NUMBERS),
+        ({"format": "my-format"}, ["a", 1]),
+    ],
+)
+def test_a_rule_keeps_the_valid_instances(schema, instances):
+    for instance in instances:
+        assert are_equivalent_on(schema, instance), (instance, normalise(copy.deepcopy(schema)).schema)
+
+
+@pytest.mark.parametrize("name", EXACT_PATTERNS)
+@settings(max_examples=100, deadline=None, derandomize=True, database=None)
+@given(data=st.data())
+def test_a_format_pattern_matches_only_valid_strings(name, data):
+    text = data.draw(st.from_regex(EXACT_PATTERNS[name].replace("$", r"\Z")))
+    assert SchemaValidator({"type": "string", "format": name}).is_valid(text)
+
+
+def test_the_users_schema_is_not_changed():
+    schema = {"properties": {"a": {"items": [{"format": "x"}]}}, "anyOf": [{"exclusiveMinimum": True}]}
+    before = copy.deepcopy(schema)
+    normalise(schema)
+    assert schema == before
+
+
+@pytest.mark.parametrize(
+    ("schema", "year"),
+    [
+        ({}, "2020-12"),
+        ({"$schema": "http://json-schema.org/draft-07/schema"}, "draft-07"),
+        ({"$schema": "https://example.com/mine", "items": [{}]}, "2019-09"),
+        ({"properties": {"a": {"exclusiveMinimum": True}}}, "draft-04"),
+    ],
+)
+def test_a_dialect_is_named_or_guessed_from_its_forms(schema, year):
+    assert year in detect_dialect(schema).uri

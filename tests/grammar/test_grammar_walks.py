@@ -1,0 +1,81 @@
+"""Whatever random tokens the mask allows, the finished text is valid for the schema."""
+
+import json
+import math
+import random
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, event, given, settings
+from hypothesis import strategies as st
+
+from grammar import GrammarSpec, InvalidGrammar, SchemaValidator, UnsupportedGrammar
+from tests.grammar.schemas import SCHEMAS
+from tests.grammar.vocabularies import walk
+
+SETTINGS = settings(
+    max_examples=150, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True, database=None
+)
+
+
+def find_at(schema: Any, pointer: str) -> Any:
+    """Follow a JSON pointer."""
+    for part in pointer.split("/")[1:]:
+        key = part.replace("~1", "/").replace("~0", "~")
+        schema = schema[int(key)] if isinstance(schema, list) else schema[key]
+    return schema
+
+
+def is_finite(value: Any) -> bool:
+    """Tell whether all numbers fit a double: JSON has 1e999, Python reads infinity."""
+    if isinstance(value, dict | list):
+        return all(map(is_finite, value.values() if isinstance(value, dict) else value))
+    return not isinstance(value, float) or math.isfinite(value)
+
+
+def make_spec(schema: Any, **options: Any) -> GrammarSpec | None:
+    """Return the spec, None for the malformed ones among the random schemas."""
+    try:
+        return GrammarSpec.json_schema(schema, **options)
+    except InvalidGrammar:
+        return None
+
+
+@pytest.mark.parametrize("whitespace", ["spaced", "compact", "any"])
+@SETTINGS
+@given(schema=SCHEMAS, seed=st.integers(0, 2**32))
+def test_what_a_schema_allows_is_valid_and_what_it_refuses_is_named(
+    merged_compiler, whitespace, schema, seed
+):
+    spec = make_spec(schema, whitespace=whitespace)
+    if spec is None:
+        return event("malformed")
+    try:
+        compiled = merged_compiler.compile(spec)
+    except UnsupportedGrammar as refusal:
+        assert refusal.keyword in find_at(schema, refusal.pointer), refusal
+        return event(f"refused: {refusal.keyword}")
+    except InvalidGrammar as error:
+        assert "no text satisfies" in str(error) or "first token" in str(error)
+        return event("contradiction")
+    event(compiled.backend)
+    text = walk(compiled.matcher(), merged_compiler.vocabulary, random.Random(seed), num_free=25)
+    if text is None or not is_finite(value := json.loads(text)):
+        return event("unfinished or infinite")
+    assert SchemaValidator(schema).first_error(value) is None, (text, compiled.backend)
+    return None
+
+
+@SETTINGS
+@given(schema=SCHEMAS, seed=st.integers(0, 2**32))
+def test_what_xgrammar_is_given_it_enforces(merged_compiler, schema, seed):
+    spec = make_spec(schema, backend="xgrammar")
+    if spec is None:
+        return
+    try:
+        compiled = merged_compiler.compile(spec)
+    except (UnsupportedGrammar, InvalidGrammar):
+        return
+    text = walk(compiled.matcher(), merged_compiler.vocabulary, random.Random(seed), num_free=15)
+    if text is not None and is_finite(value := json.loads(text)):
+        assert SchemaValidator(schema).first_error(value) is None, text

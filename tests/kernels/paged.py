@@ -1,0 +1,74 @@
+"""Paged batches for kernel tests: shuffled pages, NaN in every slot that belongs to no request."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kernels import AttentionPlan
+
+
+@dataclass(frozen=True, slots=True)
+class PagedBatch:
+    """The tensors of one attention call, as `kernels.paged_attention` takes them."""
+
+    q: Tensor
+    k_cache: Tensor
+    v_cache: Tensor
+    block_tables: Tensor
+    query_start_loc: Tensor
+    seq_lens: Tensor
+    plan: AttentionPlan
+
+    @property
+    def tensors(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+        return (
+            self.q,
+            self.k_cache,
+            self.v_cache,
+            self.block_tables,
+            self.query_start_loc,
+            self.seq_lens,
+        )
+
+
+def make_batch(
+    lens: list[tuple[int, int]],
+    num_heads: int = 4,
+    num_kv_heads: int = 2,
+    head_dim: int = 64,
+    block_size: int = 16,
+    dtype: torch.dtype = torch.float32,
+    seed: int = 0,
+) -> PagedBatch:
+    """Lay out requests of (query length, context length). The contents of request i depend only on i."""
+    random_blocks = random.Random(seed)
+    counts = [-(-seq_len // block_size) for _, seq_len in lens]
+    free = list(range(1, sum(counts) + 9))
+    random_blocks.shuffle(free)
+    shape = (len(free) + 1, block_size, num_kv_heads, head_dim)
+    k_cache, v_cache = torch.full(shape, torch.nan, dtype=dtype), torch.full(shape, torch.nan, dtype=dtype)
+    tables = torch.zeros(len(lens), max(counts), dtype=torch.int32)
+    queries = []
+    for request, (query_len, seq_len) in enumerate(lens):
+        blocks = [free.pop() for _ in range(counts[request])]
+        tables[request, : len(blocks)] = torch.tensor(blocks)
+        generator = torch.Generator().manual_seed(request)
+        for position in range(seq_len):
+            place = (blocks[position // block_size], position % block_size)
+            k_cache[place] = torch.randn(shape[2:], generator=generator).to(dtype)
+            v_cache[place] = torch.randn(shape[2:], generator=generator).to(dtype)
+        queries.append(torch.randn(query_len, num_heads, head_dim, generator=generator).to(dtype))
+    query_lens, seq_lens = [pair[0] for pair in lens], [pair[1] for pair in lens]
+    return PagedBatch(
+        torch.cat(queries),
+        k_cache,
+        v_cache,
+        tables,
+        torch.tensor([0, *query_lens]).cumsum(0).int(),
+        torch.tensor(seq_lens).int(),
+        AttentionPlan(tables, query_lens, seq_lens, block_size),
+    )

@@ -1,0 +1,229 @@
+"""The house rules that a reader can rely on without reading: who imports whom, and what nobody does.
+
+kernels, grammar ◀── engine ◀── app        checked on the syntax trees; nothing is imported
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGES = ("app", "engine", "grammar", "kernels")
+ALLOWED = {
+    "kernels": {"kernels"},
+    "grammar": {"grammar"},
+    "engine": {"engine", "kernels", "grammar"},
+    "app": {"app", "engine", "grammar"},
+}
+ASYNC_FILES = {
+    "engine/engine.py", "engine/company.py", "engine/llm.py", "engine/intake.py", "engine/output_stream.py",
+}  # fmt: skip
+ASYNC_FOLDERS = ("engine/actors/", "engine/cluster/", "app/")
+# "file: name" of imports that cannot stand at the top, each with its reason beside it.
+IMPORTS_INSIDE_FUNCTIONS: frozenset[str] = frozenset()
+
+
+class Import(NamedTuple):
+    """`from module import name`, or `import module` with no name."""
+
+    module: str
+    name: str | None
+    line: int
+
+    @property
+    def top(self) -> str:
+        return self.module.split(".")[0]
+
+
+def list_files(package: str) -> list[Path]:
+    return sorted((ROOT / package).rglob("*.py"))
+
+
+def name_file(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+@cache
+def parse(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"), str(path))
+
+
+def name_module(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def list_imports(path: Path, tree: ast.AST | None = None) -> Iterator[Import]:
+    """Every import of a file, relative ones spelled out."""
+    package = name_module(path).split(".")
+    if path.name != "__init__.py":
+        package = package[:-1]
+    for node in ast.walk(tree or parse(path)):
+        if isinstance(node, ast.Import):
+            yield from (Import(alias.name, None, node.lineno) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            above = package[: len(package) - node.level + 1] if node.level else []
+            module = ".".join([*above, *([node.module] if node.module else [])])
+            yield from (Import(module, alias.name, node.lineno) for alias in node.names)
+
+
+def list_calls(path: Path) -> Iterator[tuple[str, ast.Call]]:
+    for node in ast.walk(parse(path)):
+        if isinstance(node, ast.Call):
+            yield ast.unparse(node.func), node
+
+
+def make_graph() -> dict[str, set[str]]:
+    """Module -> first-party modules it names. Parents' `__init__` files, which run too, are left out."""
+    paths = {name_module(path): path for package in PACKAGES for path in list_files(package)}
+    graph: dict[str, set[str]] = {}
+    for module, path in paths.items():
+        found = (
+            child if (child := f"{each.module}.{each.name}") in paths else each.module
+            for each in list_imports(path)
+        )
+        graph[module] = {target for target in found if target in paths and target != module}
+    return graph
+
+
+def find_reachable(graph: dict[str, set[str]], start: str) -> set[str]:
+    seen, open_ends = set(), [start]
+    while open_ends:
+        module = open_ends.pop()
+        if module not in seen:
+            seen.add(module)
+            open_ends += graph[module]
+    return seen
+
+
+def list_exported(package: str) -> set[str]:
+    for node in parse(ROOT / package / "__init__.py").body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
+            return set(ast.literal_eval(node.value))
+    raise AssertionError(f"{package} has no __all__")
+
+
+def is_async_place(file: str) -> bool:
+    return file in ASYNC_FILES or file.startswith(ASYNC_FOLDERS)
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_a_package_imports_only_those_below_it(package: str) -> None:
+    wrong = [
+        f"{name_file(path)}:{each.line} imports {each.module}"
+        for path in list_files(package)
+        for each in list_imports(path)
+        if each.top in {*PACKAGES, "tests"} and each.top not in ALLOWED[package]
+    ]
+    assert not wrong
+
+
+def test_the_app_takes_only_public_names() -> None:
+    exported = {package: list_exported(package) for package in ("engine", "grammar")}
+    wrong = [
+        f"{name_file(path)}:{each.line} {each.module} {each.name or ''}"
+        for path in list_files("app")
+        for each in list_imports(path)
+        if each.top in exported and (each.module != each.top or each.name not in exported[each.top])
+    ]
+    assert not wrong
+
+
+@pytest.mark.parametrize("forbidden", ["asyncio", "torch"])
+def test_core_is_free_of_asyncio_and_torch(forbidden: str) -> None:
+    """Through whatever engine modules it imports, too."""
+    graph = make_graph()
+    reached = {name for core in graph if core.startswith("engine.core") for name in find_reachable(graph, core)}
+    wrong = [
+        f"{name_file(path)}:{each.line}"
+        for path in list_files("engine")
+        if name_module(path) in reached
+        for each in list_imports(path)
+        if each.top == forbidden
+    ]
+    assert not wrong
+
+
+def test_asyncio_stays_in_the_shells() -> None:
+    wrong = [
+        f"{name_file(path)}:{each.line}"
+        for package in PACKAGES
+        for path in list_files(package)
+        if not is_async_place(name_file(path))
+        for each in list_imports(path)
+        if each.top == "asyncio"
+    ]
+    assert not wrong
+
+
+def test_the_async_files_exist() -> None:
+    """So that the list above does not outlive a renaming."""
+    assert [file for file in ASYNC_FILES if not (ROOT / file).exists()] == []
+
+
+def test_modules_import_each_other_without_cycles() -> None:
+    graph = make_graph()
+    in_cycles = [
+        module for module in graph if any(module in find_reachable(graph, target) for target in graph[module])
+    ]
+    assert not in_cycles
+
+
+def test_no_import_hides_in_a_function() -> None:
+    hidden = {
+        f"{name_file(path)}: {each.module}"
+        for package in PACKAGES
+        for path in list_files(package)
+        for node in ast.walk(parse(path))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        for each in list_imports(path, node)
+    }
+    assert hidden == IMPORTS_INSIDE_FUNCTIONS
+
+
+def test_nothing_is_pickled_and_no_text_becomes_code() -> None:
+    wrong = []
+    for path in (path for package in PACKAGES for path in list_files(package)):
+        file = name_file(path)
+        wrong += [
+            f"{file}:{each.line} {each.module}"
+            for each in list_imports(path)
+            if each.top in ("pickle", "cloudpickle", "dill", "marshal", "shelve")
+        ]
+        for name, call in list_calls(path):
+            options = {keyword.arg: ast.unparse(keyword.value) for keyword in call.keywords}
+            is_open_load = name == "torch.load" and options.get("weights_only") != "True"
+            is_pickled_array = options.get("allow_pickle") == "True"
+            if name in ("eval", "exec", "builtins.eval", "builtins.exec") or is_open_load or is_pickled_array:
+                wrong.append(f"{file}:{call.lineno} {name}")
+    assert not wrong
+
+
+def test_no_error_is_swallowed_unseen() -> None:
+    """No bare `except:`, and no broad one that does nothing."""
+    wrong = []
+    for path in (path for package in PACKAGES for path in list_files(package)):
+        for node in ast.walk(parse(path)):
+            if not isinstance(node, ast.ExceptHandler):
+                continue
+            is_broad = node.type is None or ast.unparse(node.type) in ("Exception", "BaseException")
+            does_nothing = all(isinstance(each, ast.Pass | ast.Continue) for each in node.body)
+            if node.type is None or (is_broad and does_nothing):
+                wrong.append(f"{name_file(path)}:{node.lineno}")
+    assert not wrong
+
+
+def test_every_module_says_what_it_is() -> None:
+    wrong = [
+        name_file(path)
+        for package in PACKAGES
+        for path in list_files(package)
+        if parse(path).body and not ast.get_docstring(parse(path))
+    ]
+    assert not wrong
