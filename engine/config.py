@@ -91,7 +91,12 @@ class EngineConfig:
         _check_choice(self, "dtype", ("auto", "float32", "bfloat16", "float16"))
         _check_choice(self, "device", ("auto", "cpu", "cuda"))
         _check_choice(self, "scheduling_policy", ("fcfs", "priority"))
+        _check_switch(self, "skip_tokenizer_init")
+        _check_switch(self, "enable_prefix_caching")
+        _check_switch(self, "enable_chunked_prefill")
+        _check_switch(self, "enable_overlap")
         _check_range(self, "num_threads", 1, 1024)
+        _check_range(self, "seed", 0, 2**63 - 1)
         _check_range(self, "max_model_len", 1, 2**24)
         _check_range(self, "block_size", 1, 1024)
         _check_range(self, "memory_share", 0.001, 1.0)
@@ -168,6 +173,12 @@ def _check_choice(config: EngineConfig, name: str, allowed: tuple[str, ...]) -> 
     value = getattr(config, name)
     if value not in allowed:
         raise ConfigError(f"{name}={value!r} must be one of {', '.join(allowed)}")
+
+
+def _check_switch(config: EngineConfig, name: str) -> None:
+    value = getattr(config, name)
+    if not isinstance(value, bool):
+        raise ConfigError(f"{name}={value!r} must be true or false")
 
 
 def _check_range(config: EngineConfig, name: str, low: float, high: float) -> None:

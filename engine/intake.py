@@ -35,7 +35,8 @@ class Intake:
         ids = prompt.get("prompt_token_ids") if isinstance(prompt, Mapping) else prompt
         if isinstance(prompt, Mapping) and ids is None and isinstance(prompt.get("prompt"), str):
             return await self.encode(str(prompt["prompt"]))
-        if not isinstance(ids, Sequence) or not all(type(token_id) is int for token_id in ids):
+        is_bytes = isinstance(ids, bytes | bytearray)  # a sequence of integers, and never meant as ids
+        if is_bytes or not isinstance(ids, Sequence) or not all(type(each) is int for each in ids):
             raise InvalidRequest(
                 "prompt must be text, a list of token ids, or {'prompt_token_ids': [...]}", "prompt"
             )

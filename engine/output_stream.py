@@ -107,7 +107,9 @@ class OutputStream:
         return gap
 
     def fail(self, error: EngineError) -> None:
-        """End the stream with an error that `get` raises."""
+        """End the stream with an error that `get` raises; one that has ended keeps its end."""
+        if self.is_finished:
+            return
         self._failure = error
         self.num_unfinished = 0
         self._is_new.set()

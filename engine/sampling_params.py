@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
@@ -70,6 +69,10 @@ class SamplingParams:
                 set_field(self, name, tuple(value))
         if self.top_k == -1:
             set_field(self, "top_k", 0)
+        bias: object = self.logit_bias
+        if bias is not None and not isinstance(bias, Mapping):
+            raise InvalidRequest("logit_bias must map token ids to numbers", "logit_bias")
+        set_field(self, "logit_bias", dict(bias or {}))  # a copy: what was checked stays as it was
         self._check_numbers()
         self._check_lists()
 
@@ -118,6 +121,9 @@ class SamplingParams:
         _check_ids("logit_bias", tuple(self.logit_bias))
         for value in self.logit_bias.values():
             _check_float("logit_bias", value, -100.0, 100.0)
+        for name in ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens"):
+            if not isinstance(flag := getattr(self, name), bool):
+                raise InvalidRequest(f"{name}={flag!r} must be true or false", name)
         if self.output_kind not in ("cumulative", "delta", "final"):
             raise InvalidRequest(
                 f"output_kind={self.output_kind!r} must be one of 'cumulative', 'delta', 'final'",
@@ -138,7 +144,8 @@ def _check_int(name: str, value: object, low: int, high: int, note: str = "") ->
 
 
 def _check_float(name: str, value: object, low: float, high: float, open_low: bool = False) -> None:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    # NaN and the infinities are outside any range.
     if not is_number or not low <= value <= high or (open_low and value == low):  # type: ignore[operator]
         left = "above" if open_low else "from"
         raise InvalidRequest(f"{name}={value!r} must be a number {left} {low:g} up to {high:g}", name)

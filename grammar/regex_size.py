@@ -78,6 +78,9 @@ class Positions:
     def _add_position(self, char_set: CharSet) -> Fragment:
         if len(self.char_sets) >= MAX_POSITIONS:
             raise TooLarge
+        # The end marker of outlines_backend.py; a pattern that names it cannot be marked with it.
+        if char_set.is_listed and char_set.covers(3):
+            raise UnknownSyntax
         bit = 1 << len(self.char_sets)
         self.char_sets.append(char_set)
         self.follow.append(0)
@@ -122,7 +125,7 @@ class Positions:
 def count_states(positions: Positions, fragment: Fragment, max_states: int) -> int:
     """Determinise from the start and count states, those inside multi-byte characters included."""
     classes = split_alphabet(positions.char_sets)
-    members = [merge(1 << i for i, s in enumerate(positions.char_sets) if covers(s, c)) for c in classes]
+    members = [merge(1 << i for i, s in enumerate(positions.char_sets) if s.covers(c)) for c in classes]
     positions.spend(len(classes) * len(positions.char_sets))
     # A state is the set of positions that may come next.
     seen, waiting, total = {fragment.first}, [fragment.first], 2
@@ -150,11 +153,6 @@ def split_alphabet(char_sets: list[CharSet]) -> list[int]:
         for low, high in char_set.ranges:
             borders.update((low, high + 1))
     return sorted(borders)
-
-
-def covers(char_set: CharSet, code_point: int) -> bool:
-    """Tell whether a set has a code point."""
-    return any(low <= code_point <= high for low, high in char_set.ranges)
 
 
 def merge(masks: Iterable[int]) -> int:

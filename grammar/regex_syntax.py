@@ -5,6 +5,7 @@ patterns then go to an engine that bounds itself.
 """
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 Ranges = tuple[tuple[int, int], ...]  # inclusive code point ranges
@@ -23,6 +24,7 @@ _SHORTHANDS: dict[str, Ranges] = {
 _CONTROLS = {"n": 10, "t": 9, "r": 13, "f": 12, "v": 11, "a": 7}
 _HEX = re.compile(r"x([0-9A-Fa-f]{2})|u([0-9A-Fa-f]{4})|[xu]\{([0-9A-Fa-f]{1,6})\}")
 _COUNT = re.compile(r"\{(\d{1,6})(,(\d{0,6}))?\}")
+_UNICODE_NAME = re.compile(r"\{\^?[\w=:-]+\}|[A-Z]")
 _GROUP = re.compile(r"\((?:\?:|\?P?<[A-Za-z_]\w*>|(?!\?))")
 
 
@@ -32,10 +34,21 @@ class UnknownSyntax(Exception):
 
 @dataclass(frozen=True, slots=True)
 class CharSet:
-    """One character out of some ranges; `num_inner` automaton states lie inside its UTF-8 encodings."""
+    """One character out of some ranges.
+
+    Attributes:
+        ranges: inclusive code point ranges, in any order.
+        num_inner: automaton states that lie inside its UTF-8 encodings.
+        is_listed: the pattern names the members one by one.
+    """
 
     ranges: Ranges
     num_inner: int = 0
+    is_listed: bool = False
+
+    def covers(self, code_point: int) -> bool:
+        """Tell whether a code point is a member."""
+        return any(low <= code_point <= high for low, high in self.ranges)
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,11 +172,16 @@ class RegexReader:
             return _SHORTHANDS[letter], {"d": 60, "s": 20}.get(letter.lower(), 330)
         if letter in _CONTROLS and letter:
             return ((_CONTROLS[letter], _CONTROLS[letter]),), 0
+        if letter in ("p", "P"):
+            return self._read_unicode_class(letter == "P"), 0
         if not letter or letter.isalnum() or not letter.isascii():
             raise UnknownSyntax
         return ((ord(letter), ord(letter)),), 0
 
-    def _read_class(self) -> Node:
+    def _read_unicode_class(self, is_negated: bool) -> Ranges:
+        raise UnknownSyntax
+
+    def _read_class(self) -> CharSet:
         self._at += 1
         is_negated = self._peek() == "^"
         self._at += is_negated
@@ -197,16 +215,47 @@ class RegexReader:
         return ((ord(character), ord(character)),), 0
 
 
+class ClassScanner(RegexReader):
+    """Finds the sets of characters in a pattern, whatever stands between them."""
+
+    def scan(self) -> Iterator[tuple[int, CharSet]]:
+        """Yield (offset, set) of each class, escape and character; UnknownSyntax for a class not understood."""
+        while self._at < len(self._text):
+            start, character = self._at, self._peek()
+            if character == "[":
+                yield start, self._read_class()
+            elif character == "\\":
+                yield start, self._read_known_escape()
+            else:
+                self._at += 1
+                yield start, make_char_set(((ord(character), ord(character)),))
+
+    def _read_known_escape(self) -> CharSet:
+        start = self._at
+        try:
+            return make_char_set(*self._read_escape())
+        except UnknownSyntax:
+            # An assertion or a back reference: no set of characters.
+            self._at = start + 2
+            return CharSet(())
+
+    def _read_unicode_class(self, is_negated: bool) -> Ranges:
+        name = _UNICODE_NAME.match(self._text, self._at)
+        if name is None:
+            raise UnknownSyntax
+        self._at = name.end()
+        # No named class that patterns use has ASCII control characters, except those that have them all.
+        return ((0, MAX_CODE_POINT),) if is_negated else ()
+
+
 def make_char_set(ranges: Ranges, num_inner: int = 0) -> CharSet:
-    """Return a set whose members the pattern names one by one."""
+    """Return a set from the ranges a pattern names."""
     if any(low > high or high > MAX_CODE_POINT for low, high in ranges):
         raise UnknownSyntax
-    # The end marker of outlines_backend.py; a pattern that names it cannot be marked with it.
-    if num_inner == 0 and any(low <= 3 <= high for low, high in ranges):
-        raise UnknownSyntax
-    if num_inner == 0:
-        num_inner = sum(12 if high > 0x7F and high > low else 3 if high > 0x7F else 0 for low, high in ranges)
-    return CharSet(ranges, num_inner)
+    if num_inner:
+        return CharSet(ranges, num_inner)
+    num_inner = sum(12 if high > 0x7F and high > low else 3 if high > 0x7F else 0 for low, high in ranges)
+    return CharSet(ranges, num_inner, is_listed=True)
 
 
 def complement(ranges: list[tuple[int, int]]) -> Ranges:

@@ -24,9 +24,7 @@ FIRST_NAMES = {
 def list_public_methods(owner: type) -> list[tuple[str, object]]:
     """Methods and properties that the class itself defines."""
     found = [(name, value) for name, value in vars(owner).items() if not name.startswith("_")]
-    return [
-        (name, value) for name, value in found if inspect.isroutine(value) or isinstance(value, property)
-    ]
+    return [(name, value) for name, value in found if inspect.isroutine(value) or isinstance(value, property)]
 
 
 def is_obvious(value: object) -> bool:

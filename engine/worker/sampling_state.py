@@ -139,7 +139,7 @@ class SamplingState:
         top_k = min(params.top_k or self.vocab_size, self.vocab_size)
         self.temperature[row] = params.temperature
         self.top_k[row] = top_k
-        # One token of mass 1 - 1e-7 below top_p 1 would be lost to rounding; above 1 nothing is.
+        # At exactly 1, tokens whose fixed-point mass rounds to 0 would be cut; above 1 nothing is.
         self.top_p[row] = params.top_p if params.top_p < 1.0 else 2.0
         self.log_min_p[row] = np.log(params.min_p) if params.min_p > 0 else -np.inf
         if params.temperature < MIN_TEMPERATURE or top_k == 1:

@@ -17,6 +17,7 @@ class Node:
         origin: present keyword -> keyword the user wrote, where a rule renamed it.
         drops_ref_siblings: the schema names a draft in which `$ref` stands alone.
         plan: entries of the keywords that no engine has to enforce.
+        is_narrowed: its pattern excludes a character that the user's does not.
         moved: pointers under which subschemas no longer stand where the user wrote them.
     """
 
@@ -25,6 +26,7 @@ class Node:
     drops_ref_siblings: bool = False
     origin: dict[str, str] = field(default_factory=dict)
     plan: list[PlanEntry] = field(default_factory=list)
+    is_narrowed: bool = False
     moved: list[str] = field(default_factory=list)
 
     def drop(self, keyword: str, why: str = NO_EFFECT) -> None:

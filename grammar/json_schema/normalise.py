@@ -14,7 +14,7 @@ from .dialect import DRAFT_2020, detect_dialect, is_dialect_named
 from .excluded_bounds import ExcludedBounds
 from .keywords import ASSERTIONS, STRUCTURE_KEYWORDS, iterate_children, join_pointer, split_pointer
 from .node import Node
-from .problems import find_problems
+from .problems import PATTERN_REASON, find_problems
 from .rules import RULES
 
 
@@ -42,6 +42,9 @@ def normalise(schema: dict[str, Any] | bool) -> Normalised:
     result = walk.rewrite(schema, "")
     walk.rewrite_targets(result)
     walk.problems.extend(walk.bounds.find_problems())
+    if walk.has_one_of:
+        # A narrower branch could make two of them look exclusive that are not.
+        walk.problems.extend(walk.narrowed)
     if isinstance(result, dict) and "$schema" in result:
         result["$schema"] = DRAFT_2020.uri
     return Normalised(result, tuple(walk.plan), tuple(walk.problems))
@@ -59,6 +62,8 @@ class _Walk:
     refs: list[tuple[str, str]] = field(default_factory=list)  # (pointer of the schema, its $ref)
     drops_ref_siblings: bool = field(init=False)
     has_ids: bool = field(init=False, default=False)
+    has_one_of: bool = False
+    narrowed: list[Problem] = field(default_factory=list)
     bounds: ExcludedBounds = field(default_factory=ExcludedBounds)
 
     def __post_init__(self) -> None:
@@ -126,6 +131,9 @@ class _Walk:
                 self.plan.append(PlanEntry(node.pointer, name, ANNOTATION))
         self.problems.extend(find_problems(node))
         self.bounds.add(node)
+        self.has_one_of |= "oneOf" in node.schema
+        if node.is_narrowed:
+            self.narrowed.append(Problem(node.pointer, "pattern", PATTERN_REASON))
 
 
 def copy_containers(schema: dict[str, Any]) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from typing import Any
 
 from ..plan import Problem
 from .node import Node
+from .patterns import make_safe
 
 UNSUPPORTED_KEYWORDS = {
     "not": "exclusion is not enforced token by token",
@@ -21,6 +22,9 @@ UNSUPPORTED_KEYWORDS = {
     "$dynamicRef": "dynamic references are not resolved",
     "$recursiveRef": "dynamic references are not resolved",
 }
+PATTERN_REASON = (
+    "one of its character classes would be read too loosely, or in another way than JSON Schema does"
+)
 NUMERIC_BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
 
 
@@ -34,6 +38,10 @@ def find_problems(node: Node) -> Iterator[Problem]:
         if isinstance(value, int) and not (is_exact(value) or is_clamped(node.schema, keyword, value)):
             reason = f"{value} has no exact binary floating point form, so the bound would shift"
             yield Problem(node.pointer, node.original_name(keyword), reason)
+    if "pattern" in node.schema and make_safe(node.schema["pattern"]) is None:
+        yield Problem(node.pointer, node.original_name("pattern"), PATTERN_REASON)
+    if any(make_safe(pattern) != pattern for pattern in node.schema.get("patternProperties", ())):
+        yield Problem(node.pointer, node.original_name("patternProperties"), PATTERN_REASON)
     if is_duplicate_prone(node.schema):
         reason = "names outside properties may repeat in the text, so their number is not enforced"
         yield Problem(node.pointer, "minProperties", reason)

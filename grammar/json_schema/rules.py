@@ -7,6 +7,7 @@ from ..plan import ANNOTATION
 from .formats import ASSERTED_FORMATS, EXACT_PATTERNS
 from .keywords import ASSERTIONS, IN_PLACE_APPLICATORS, TYPES_OF_KEYWORD
 from .node import Node
+from .patterns import make_safe
 
 COUNTS = [
     "minLength",
@@ -123,6 +124,15 @@ def settle_format(node: Node) -> None:
         node.origin["pattern"] = node.origin.get("pattern", "format")
 
 
+def settle_pattern(node: Node) -> None:
+    """Put a form of the pattern that llguidance reads exactly; it may exclude U+0000 in addition."""
+    pattern = node.schema.get("pattern")
+    safe = None if pattern is None else make_safe(pattern)
+    if safe is not None and safe != pattern:
+        node.schema["pattern"] = safe
+        node.is_narrowed = True
+
+
 def add_conjunct(schema: dict[str, Any], extra: dict[str, Any]) -> None:
     """Demand `extra` too: beside the other keywords where none of its own is taken, else in `allOf`."""
     if extra.keys().isdisjoint(schema) and "$ref" not in schema:
@@ -209,6 +219,7 @@ RULES: tuple[Callable[[Node], None], ...] = (
     modernise_items,
     exclude_types,
     filter_enum,
+    settle_pattern,
     settle_format,
     drop_idle_dependencies,
     drop_idle,

@@ -9,7 +9,8 @@ from .keywords import STRUCTURE_KEYWORDS, iterate_children, join_pointer
 _ALLOWED: dict[str, frozenset[str]] = {
     "object": frozenset(["properties", "required", "additionalProperties", "minProperties", "maxProperties"]),
     "array": frozenset(["items", "minItems", "maxItems"]),
-    "string": frozenset(["minLength", "maxLength"]),
+    # Not the length keywords: with them raw control characters are let into the string.
+    "string": frozenset(),
     "integer": frozenset(["minimum", "maximum"]),
     "number": frozenset(),
     "boolean": frozenset(),

@@ -92,6 +92,43 @@ def test_a_format_and_a_pattern_are_both_enforced(byte_compiler):
     assert not is_accepted(byte_compiler, schema, '"2024-02-30"')
 
 
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        '^[^"]*$',
+        r"^[^\\]+$",
+        r'^[^"\n]$',
+        r'^(?:[^"\\]|x)*$',
+        r'^(\s|[^"\s])$',
+        r"^[^\W]$",
+        r"^[^\p{L}']+$",
+        r"^\S+$",
+    ],
+)
+def test_patterns_hold_for_characters_that_json_escapes(byte_compiler, pattern):
+    schema = {"type": "string", "pattern": pattern}
+    validator = SchemaValidator(schema)
+    for text in ["a", '"', "\\", 'a"b', "a\\b", '"a', "\n", "\t", "\x01", "x\\", "é", "'", "1", ""]:
+        found = is_accepted(byte_compiler, schema, json.dumps(text, ensure_ascii=False))
+        assert found == validator.is_valid(text), text
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"pattern": "^[[:alpha:]]$"},
+        {"pattern": "^[a-z&&[^b]]$"},
+        {"pattern": r"^[\x00-\x1f]*$"},
+        {"pattern": r'^(\x00|[^"])$'},
+        {"patternProperties": {'^[^"]$': {}}},
+        {"oneOf": [{"type": "null"}, {"type": "string", "pattern": '^[^"]$'}]},
+    ],
+)
+def test_patterns_that_would_be_misread_are_refused(byte_compiler, schema):
+    with pytest.raises(UnsupportedGrammar, match="attern"):
+        byte_compiler.compile(GrammarSpec.json_schema(schema))
+
+
 def test_an_unknown_format_is_an_annotation_and_the_plan_says_so(byte_compiler):
     schema = {"properties": {"a": {"type": "string", "format": "my-format"}}}
     compiled = byte_compiler.compile(GrammarSpec.json_schema(schema))
@@ -235,11 +272,12 @@ def test_keywords_beside_ref_count_except_in_a_named_old_draft(byte_compiler):
     assert is_accepted(byte_compiler, old, '"abc"')
 
 
-def test_xgrammar_takes_a_schema_only_from_its_exact_subset(byte_compiler):
-    schema = {"type": "string", "pattern": "a"}
+@pytest.mark.parametrize("keyword", ["pattern", "minLength"])
+def test_xgrammar_takes_a_schema_only_from_its_exact_subset(byte_compiler, keyword):
+    schema = {"type": "string", keyword: "a" if keyword == "pattern" else 1}
     with pytest.raises(UnsupportedGrammar) as refusal:
         byte_compiler.compile(GrammarSpec.json_schema(schema, backend="xgrammar"))
-    assert refusal.value.keyword == "pattern"
+    assert refusal.value.keyword == keyword
 
 
 def test_what_llguidance_cannot_count_goes_to_xgrammar(byte_compiler):

@@ -19,7 +19,7 @@ def are_equivalent_on(schema, instance):
 
 
 @settings(
-    max_examples=400, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True, database=None
+    max_examples=150, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True, database=None
 )
 @given(schema=SCHEMAS, instances=st.lists(VALUES, min_size=8, max_size=8))
 def test_a_random_schema_and_its_rewriting_agree_on_random_instances(schema, instances):
@@ -71,10 +71,10 @@ def test_a_rule_keeps_the_valid_instances(schema, instances):
 
 
 @pytest.mark.parametrize("name", EXACT_PATTERNS)
-@settings(max_examples=100, deadline=None, derandomize=True, database=None)
+@settings(max_examples=40, deadline=None, derandomize=True, database=None)
 @given(data=st.data())
 def test_a_format_pattern_matches_only_valid_strings(name, data):
-    text = data.draw(st.from_regex(EXACT_PATTERNS[name].replace("$", r"\Z")))
+    text = data.draw(st.from_regex(EXACT_PATTERNS[name].removesuffix("$") + r"\Z"))
     assert SchemaValidator({"type": "string", "format": name}).is_valid(text)
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from grammar import GrammarCompiler, GrammarLimits, GrammarSpec, UnsupportedGrammar
 from grammar.killable_worker import KillableWorker, WorkerDied
-from tests.grammar.vocabularies import accepts, make_byte_vocabulary
+from tests.grammar.vocabularies import make_byte_vocabulary
 
 SCRIPT = """
 import json, os, sys, time
@@ -69,9 +69,7 @@ def test_a_grammar_that_compiles_too_long_is_refused_and_the_next_one_works():
     compiler.close()
 
 
-def test_a_closed_compiler_can_be_used_again():
-    compiler = GrammarCompiler(make_byte_vocabulary(), num_threads=1)
-    for text in ("a", "b"):
-        compiled = compiler.compile(GrammarSpec.ebnf(f'root ::= "{text}"'))
-        compiler.close()
-        assert accepts(compiled.matcher(), compiler.vocabulary, text)
+def test_a_closed_worker_can_be_used_again(worker):
+    pid = worker.ask({}, 30)["pid"]
+    worker.close()
+    assert worker.ask({}, 30)["pid"] != pid

@@ -212,7 +212,9 @@ def test_an_important_arrival_takes_a_slot_within_one_step() -> None:
 def test_an_important_arrival_displaces_one_request_also_while_masks_are_on_their_way() -> None:
     """A victim's row is free only when its parked sample is over; nobody else pays for that wait."""
     house = SchedulerHarness(policy="priority", max_num_seqs=4, max_num_batched_tokens=WIDE)
-    lows = [make_request(f"low {number}", make_long_prompt(), 20, priority=5, gated=True) for number in range(4)]
+    lows = [
+        make_request(f"low {number}", make_long_prompt(), 20, priority=5, gated=True) for number in range(4)
+    ]
     add_together(house, *lows)
     house.add(make_request("urgent", make_prompt(9), priority=0, arrival=5.0))
     house.run()

@@ -1,0 +1,30 @@
+"""Servers as fixtures, with a FakeEngine behind them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from typing import Any
+
+import pytest
+
+from app.config import AppConfig
+from tests.app.api.harness import Server, Start, run_server
+from tests.fakes import FakeEngine
+
+
+@pytest.fixture
+async def start() -> AsyncIterator[Start]:
+    """A function that starts a server: `server = await start(engine, api_key=...)`."""
+    async with AsyncExitStack() as stack:
+
+        async def start_one(engine: Any = None, **settings: Any) -> Server:
+            config = AppConfig(**settings)
+            return await stack.enter_async_context(run_server(engine or FakeEngine(), config))
+
+        yield start_one
+
+
+@pytest.fixture
+async def server(start: Start) -> Server:
+    return await start()

@@ -1,0 +1,81 @@
+"""A real uvicorn on a free port in the test's own loop, and a client for it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+import uvicorn
+
+from app.api import ApiContext, make_api
+from app.config import AppConfig
+
+CHAT = {"model": "fake", "messages": [{"role": "user", "content": "hello"}]}
+
+
+@dataclass
+class Server:
+    """A running server and a client for it."""
+
+    engine: Any
+    url: str
+    client: aiohttp.ClientSession
+
+    async def post(self, path: str, body: Any, **options: Any) -> tuple[int, Any]:
+        async with self.client.post(self.url + path, json=body, **options) as response:
+            return response.status, await response.json()
+
+    async def chat(self, **fields: Any) -> tuple[int, Any]:
+        return await self.post("/v1/chat/completions", CHAT | fields)
+
+    async def complete(self, **fields: Any) -> tuple[int, Any]:
+        return await self.post("/v1/completions", {"model": "fake", "prompt": "hello"} | fields)
+
+    async def stream(self, path: str, body: Any) -> bytes:
+        async with self.client.post(self.url + path, json=body | {"stream": True}) as response:
+            return await response.read()
+
+    async def chat_chunks(self, **fields: Any) -> list[Any]:
+        return events(await self.stream("/v1/chat/completions", CHAT | fields))
+
+
+def events(raw: bytes) -> list[Any]:
+    """The JSON of every event but the [DONE] at the end, which must be there."""
+    parts = raw.split(b"\n\n")
+    assert parts[-2:] == [b"data: [DONE]", b""]
+    return [json.loads(part.removeprefix(b"data: ")) for part in parts[:-2] if part.startswith(b"data: ")]
+
+
+@asynccontextmanager
+async def run_server(engine: Any, config: AppConfig) -> AsyncIterator[Server]:
+    app = make_api(ApiContext(engine, config))
+    settings = uvicorn.Config(app, port=0, log_config=None, lifespan="off", ws="none", http="httptools")
+    settings.load()
+    server = uvicorn.Server(settings)
+    server.lifespan = settings.lifespan_class(settings)
+    # without uvicorn's own loop, whose ticks would make every test wait for a tenth of a second
+    await server.startup()
+    port = server.servers[0].sockets[0].getsockname()[1]
+    async with aiohttp.ClientSession() as client:
+        yield Server(engine, f"http://127.0.0.1:{port}", client)
+    for listener in server.servers:
+        listener.close()
+    tasks = list(server.server_state.tasks)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+Start = Callable[..., Awaitable[Server]]
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait for something that another task does."""
+    async with asyncio.timeout(5):
+        while not condition():
+            await asyncio.sleep(0.005)

@@ -1,0 +1,232 @@
+"""POST /v1/chat/completions against a FakeEngine: whole replies and raw event streams."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from engine import EngineDead, EngineOverloaded, InvalidRequest
+from tests.app.api.harness import CHAT, Server, Start, events, until
+from tests.fakes import RECORD, FakeEngine
+
+SCHEMA = {"type": "object", "properties": {"name": {"type": "string"}}}
+
+
+async def test_a_reply_has_the_openai_shape(server: Server) -> None:
+    status, reply = await server.chat()
+    assert status == 200
+    assert reply["object"] == "chat.completion"
+    assert reply["id"].startswith("chatcmpl-")
+    assert reply["model"] == "fake"
+    choice = reply["choices"][0]
+    assert choice["message"] == {"role": "assistant", "content": "You said <user>hello", "refusal": None}
+    assert choice["finish_reason"] == "stop"
+    assert reply["system_fingerprint"].startswith("troupe-")
+
+
+async def test_usage_counts_prompt_output_and_cached_tokens(server: Server) -> None:
+    _, reply = await server.chat()
+    num_prompt, num_output = len("<user>hello\n<assistant>"), len("You said <user>hello")
+    assert reply["usage"] == {
+        "prompt_tokens": num_prompt,
+        "completion_tokens": num_output,
+        "total_tokens": num_prompt + num_output,
+        "prompt_tokens_details": {"cached_tokens": 3},
+    }
+
+
+async def test_a_stream_sends_role_then_text_then_reason_then_done(server: Server) -> None:
+    chunks = await server.chat_chunks()
+    deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
+    assert deltas[0] == {"role": "assistant", "content": ""}
+    assert "".join(delta.get("content", "") for delta in deltas) == "You said <user>hello"
+    assert deltas[-1] == {}
+    reasons = [chunk["choices"][0]["finish_reason"] for chunk in chunks]
+    assert reasons[-1] == "stop" and set(reasons[:-1]) == {None}
+    assert {chunk["object"] for chunk in chunks} == {"chat.completion.chunk"}
+    assert len({chunk["id"] for chunk in chunks}) == 1
+
+
+async def test_a_stream_is_framed_as_server_sent_events(server: Server) -> None:
+    async with server.client.post(
+        server.url + "/v1/chat/completions", json=CHAT | {"stream": True}
+    ) as response:
+        raw = await response.read()
+        assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
+        assert response.headers["cache-control"] == "no-store"
+    lines = raw.split(b"\n\n")
+    assert lines[-2:] == [b"data: [DONE]", b""]
+    assert all(line.startswith(b"data: {") and b"\n" not in line for line in lines[:-2])
+
+
+async def test_awkward_characters_survive_the_templated_chunks(start: Start) -> None:
+    text = 'a"b\\c\n\n\u2028é😀</script>\x00\x7f'
+    server = await start(FakeEngine(reply=lambda prompt: text))
+    chunks = await server.chat_chunks()
+    assert "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks) == text
+
+
+async def test_the_usage_chunk_comes_last_and_has_no_choices(server: Server) -> None:
+    chunks = await server.chat_chunks(stream_options={"include_usage": True})
+    assert chunks[-1]["choices"] == []
+    assert chunks[-1]["usage"]["completion_tokens"] == len("You said <user>hello")
+    assert all("usage" not in chunk for chunk in chunks[:-1])
+
+
+async def test_continuous_usage_counts_up(server: Server) -> None:
+    chunks = await server.chat_chunks(stream_options={"include_usage": True, "continuous_usage_stats": True})
+    counts = [chunk["usage"]["completion_tokens"] for chunk in chunks[1:-1]]
+    assert counts[:3] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+async def test_n_choices_are_numbered(server: Server, is_stream: bool) -> None:
+    if is_stream:
+        chunks = await server.chat_chunks(n=3)
+        ends = [c["choices"][0] for c in chunks if c["choices"][0]["finish_reason"]]
+    else:
+        ends = (await server.chat(n=3))[1]["choices"]
+    assert sorted(end["index"] for end in ends) == [0, 1, 2]
+
+
+async def test_logprobs_carry_tokens_bytes_and_alternatives(server: Server) -> None:
+    _, reply = await server.chat(logprobs=True, top_logprobs=2)
+    first = reply["choices"][0]["logprobs"]["content"][0]
+    assert (first["token"], first["logprob"], first["bytes"]) == ("Y", -0.25, [89])
+    assert [entry["logprob"] for entry in first["top_logprobs"]] == [-0.25, -9999.0]
+
+
+async def test_streamed_logprobs_come_with_their_text(server: Server) -> None:
+    chunks = await server.chat_chunks(logprobs=True, top_logprobs=1)
+    for chunk in chunks[1:-1]:
+        choice = chunk["choices"][0]
+        assert "".join(e["token"] for e in choice["logprobs"]["content"]) == choice["delta"]["content"]
+
+
+async def test_return_token_ids_adds_prompt_and_output_ids(server: Server) -> None:
+    _, reply = await server.chat(return_token_ids=True)
+    assert "".join(map(chr, reply["prompt_token_ids"])) == "<user>hello\n<assistant>"
+    assert "".join(map(chr, reply["choices"][0]["token_ids"])) == "You said <user>hello"
+
+
+async def test_length_is_the_reason_when_the_limit_cuts(server: Server) -> None:
+    _, reply = await server.chat(max_completion_tokens=3, max_tokens=9)
+    assert reply["choices"][0]["message"]["content"] == "You"
+    assert reply["choices"][0]["finish_reason"] == "length"
+
+
+async def test_a_stop_string_is_named(server: Server) -> None:
+    _, reply = await server.chat(stop=" said")
+    choice = reply["choices"][0]
+    assert (choice["message"]["content"], choice["stop_reason"]) == ("You", " said")
+
+
+async def test_a_grammar_request_says_which_backend_enforced_it(server: Server) -> None:
+    body = {"response_format": {"type": "json_schema", "json_schema": {"name": "r", "schema": SCHEMA}}}
+    _, reply = await server.chat(**body)
+    assert reply["choices"][0]["message"]["content"] == RECORD
+    plan = [{"pointer": "", "keyword": "type", "enforced_by": "grammar"}]
+    assert reply["structured"] == {"backend": "fakegrammar", "compile_time_ms": 4.0, "plan": plan}
+    chunks = await server.chat_chunks(**body)
+    assert chunks[-1]["structured"]["backend"] == "fakegrammar"
+
+
+async def test_metrics_come_only_when_asked_for(server: Server) -> None:
+    _, plain = await server.chat()
+    _, reply = await server.chat(return_metrics=True)
+    assert "metrics" not in plain
+    assert reply["metrics"]["time_to_first_token_ms"] == 1000.0
+    assert reply["metrics"]["queue_time_ms"] == 500.0
+
+
+async def test_sampling_fields_reach_the_engine(server: Server) -> None:
+    fields = {"temperature": 0.5, "top_k": 7, "seed": 42, "logit_bias": {"65": -3}, "min_tokens": 2}
+    await server.chat(**fields, priority=-4, cache_salt="mine", deadline_s=9.5)
+    request = server.engine.requests[-1]
+    assert (request.params.temperature, request.params.top_k, request.params.seed) == (0.5, 7, 42)
+    assert request.params.logit_bias == {65: -3.0}
+    assert request.options == {"priority": -4, "cache_salt": "mine", "deadline_s": 9.5}
+
+
+async def test_text_parts_are_joined_and_developer_is_a_system_role(server: Server) -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    messages = [{"role": "developer", "content": "be brief"}, {"role": "user", "content": parts}]
+    await server.chat(messages=messages)
+    assert server.engine.requests[-1].prompt == "<system>be brief\n<user>ab\n<assistant>"
+
+
+async def test_the_final_message_can_be_continued(server: Server) -> None:
+    messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "Well"}]
+    _, reply = await server.chat(
+        messages=messages, continue_final_message=True, add_generation_prompt=False, echo=True
+    )
+    assert server.engine.requests[-1].prompt.endswith("<assistant>Well")
+    assert reply["choices"][0]["message"]["content"].startswith("WellYou said")
+
+
+async def test_an_error_before_the_first_token_keeps_its_status_in_a_stream(start: Start) -> None:
+    server = await start(FakeEngine(reject=EngineOverloaded("the queue is full", retry_after_s=2.5)))
+    url = server.url + "/v1/chat/completions"
+    async with server.client.post(url, json=CHAT | {"stream": True}) as response:
+        assert response.status == 503
+        assert response.headers["retry-after"] == "3"
+        assert (await response.json())["error"]["code"] == "engine_overloaded"
+
+
+async def test_an_error_in_mid_stream_is_an_event_and_then_done(start: Start) -> None:
+    server = await start(FakeEngine(fail_after=(4, EngineDead("crashed in /home/x/engine.py"))))
+    raw = await server.stream("/v1/chat/completions", CHAT)
+    error = events(raw)[-1]["error"]
+    assert error["code"] == "engine_dead"
+    assert "/home" not in error["message"]
+
+
+async def test_the_engines_own_refusal_is_a_400_naming_the_field(start: Start) -> None:
+    server = await start(FakeEngine(reject=InvalidRequest("the prompt has 9000 tokens", "messages")))
+    status, reply = await server.chat()
+    assert status == 400
+    assert reply["error"] == {
+        "message": "the prompt has 9000 tokens",
+        "type": "invalid_request_error",
+        "param": "messages",
+        "code": "invalid_value",
+    }
+
+
+async def test_a_bug_is_a_500_without_details(start: Start) -> None:
+    server = await start(FakeEngine(reject=RuntimeError("secret")))
+    status, reply = await server.chat()
+    assert status == 500
+    assert reply["error"]["message"] == "internal error"
+
+
+async def test_a_queued_stream_is_kept_alive_by_comments(start: Start) -> None:
+    engine = FakeEngine(hold=asyncio.Event())
+    server = await start(engine, keep_alive_s=0.1)
+    url = server.url + "/v1/chat/completions"
+    async with server.client.post(url, json=CHAT | {"stream": True}) as response:
+        assert await response.content.readuntil(b"\n\n") == b": keep-alive\n\n"
+        engine.hold.set()
+        rest = await response.read()
+    assert events(rest)[0]["choices"][0]["delta"]["role"] == "assistant"
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+async def test_a_disconnect_aborts_while_the_request_still_waits(start: Start, is_stream: bool) -> None:
+    server = await start(FakeEngine(hold=asyncio.Event()))
+    body = CHAT | {"stream": is_stream}
+    task = asyncio.create_task(server.post("/v1/chat/completions", body))
+    await until(lambda: len(server.engine.requests) == 1)
+    task.cancel()
+    await until(lambda: server.engine.requests[0].is_aborted)
+
+
+async def test_a_disconnect_in_mid_stream_aborts(start: Start) -> None:
+    server = await start(FakeEngine(reply=lambda prompt: "x" * 10000, step_s=0.01))
+    url = server.url + "/v1/chat/completions"
+    async with server.client.post(url, json=CHAT | {"stream": True}) as response:
+        await response.content.readuntil(b"\n\n")
+        response.close()
+    await until(lambda: server.engine.requests[0].is_aborted)
+    assert server.engine.requests[0].num_sent < 1000

@@ -1,0 +1,171 @@
+"""Keys, request ids, models, health, version, metrics, tokens, unknown routes."""
+
+from __future__ import annotations
+
+import base64
+from dataclasses import replace
+
+import pytest
+
+from engine import EngineConfig
+from tests.app.api.harness import CHAT, Server, Start
+from tests.fakes import FakeEngine
+
+GUARDED = ["/v1/models", "/version", "/metrics", "/openapi.json", "/v1/nothing", "/"]
+
+
+@pytest.mark.parametrize("path", GUARDED)
+async def test_with_keys_every_route_asks_for_one(start: Start, path: str) -> None:
+    server = await start(api_key=("right", "other"))
+    async with server.client.get(server.url + path) as response:
+        assert response.status == 401
+        assert response.headers["www-authenticate"].startswith("Basic ")
+        assert (await response.json())["error"]["type"] == "authentication_error"
+
+
+async def test_health_is_open_although_there_are_keys(start: Start) -> None:
+    server = await start(api_key=("right",))
+    async with server.client.get(server.url + "/health") as response:
+        assert response.status == 200
+
+
+@pytest.mark.parametrize(
+    ("header", "status"),
+    [
+        ("Bearer right", 200),
+        ("bearer other", 200),
+        ("Basic " + base64.b64encode(b"me:right").decode(), 200),
+        ("Bearer wrong", 401),
+        ("Bearer ", 401),
+        ("Bearer right2", 401),
+        ("Basic " + base64.b64encode(b"right:").decode(), 401),
+        ("Basic ???", 401),
+        ("right", 401),
+    ],
+)
+async def test_a_key_is_a_bearer_token_or_a_basic_password(start: Start, header: str, status: int) -> None:
+    server = await start(api_key=("right", "other"))
+    async with server.client.get(server.url + "/v1/models", headers={"Authorization": header}) as response:
+        assert response.status == status
+
+
+async def test_a_request_id_comes_back_in_header_and_reply(server: Server) -> None:
+    headers = {"x-request-id": "abc-1"}
+    async with server.client.post(
+        server.url + "/v1/chat/completions", json=CHAT, headers=headers
+    ) as response:
+        assert response.headers["x-request-id"] == "abc-1"
+        assert "abc-1" in (await response.json())["id"]
+
+
+@pytest.mark.parametrize("value", ["x" * 129, "a b", "é"])
+async def test_an_odd_request_id_is_replaced(server: Server, value: str) -> None:
+    async with server.client.get(server.url + "/version", headers={"x-request-id": value}) as response:
+        assert len(response.headers["x-request-id"]) == 32
+
+
+async def test_the_same_request_id_twice_makes_two_requests(server: Server) -> None:
+    replies = [await server.chat(request_id="same") for _ in range(2)]
+    assert replies[0][1]["id"] != replies[1][1]["id"]
+
+
+async def test_models_lists_the_served_one(server: Server) -> None:
+    async with server.client.get(server.url + "/v1/models") as response:
+        reply = await response.json()
+    assert reply["object"] == "list"
+    assert [model["id"] for model in reply["data"]] == ["fake"]
+    assert reply["data"][0]["max_model_len"] == 2048
+
+
+async def test_another_model_is_a_404(server: Server) -> None:
+    status, reply = await server.chat(model="gpt-x")
+    assert status == 404
+    assert (reply["error"]["code"], reply["error"]["param"]) == ("model_not_found", "model")
+    async with server.client.get(server.url + "/v1/models/gpt-x") as response:
+        assert response.status == 404
+
+
+@pytest.mark.parametrize("state", ["starting", "restarting", "dead", "closed"])
+async def test_an_engine_that_is_not_ready_is_a_503(server: Server, state: str) -> None:
+    server.engine.state = state
+    async with server.client.get(server.url + "/health") as response:
+        assert (response.status, (await response.json())["state"]) == (503, state)
+    async with server.client.post(server.url + "/v1/chat/completions", json=CHAT) as response:
+        assert response.status == 503
+        assert int(response.headers["retry-after"]) >= 1
+
+
+async def test_unknown_routes_and_methods_answer_in_the_openai_form(server: Server) -> None:
+    status, reply = await server.post("/v1/embeddings", {})
+    assert (status, reply["error"]["code"]) == (404, "route_not_found")
+    async with server.client.get(server.url + "/v1/chat/completions") as response:
+        assert response.status == 405
+        assert (await response.json())["error"]["code"] == "method_not_allowed"
+
+
+async def test_metrics_use_vllms_names_under_our_prefix(server: Server) -> None:
+    await server.chat()
+    async with server.client.get(server.url + "/metrics") as response:
+        text = await response.text()
+    assert 'troupe:num_requests_running{engine="0",model_name="fake"} 0.0' in text
+    assert 'troupe:generation_tokens_total{engine="0",model_name="fake"} 20.0' in text
+    assert 'troupe:request_success_total{engine="0",finished_reason="stop",model_name="fake"} 1.0' in text
+    assert 'troupe:engine_state{engine="0",model_name="fake",state="ready"} 1.0' in text
+
+
+async def test_histogram_buckets_are_cumulative(server: Server) -> None:
+    stats = server.engine.stats()
+    histogram = server.engine.make_histogram((0.1, 1.0), (0.05, 0.5, 0.5, 5.0))
+    server.engine.stats = lambda: replace(stats, histograms={"time_to_first_token_seconds": histogram})
+    async with server.client.get(server.url + "/metrics") as response:
+        lines = [line for line in (await response.text()).splitlines() if "_bucket" in line]
+    assert [line.rsplit(" ", 1)[1] for line in lines] == ["1.0", "3.0", "4.0"]
+
+
+async def test_tokenize_and_detokenize_are_each_others_inverse(server: Server) -> None:
+    status, reply = await server.post("/tokenize", {"prompt": "hé", "return_token_strs": True})
+    assert (status, reply["tokens"], reply["token_strs"]) == (200, [104, 233], ["h", "é"])
+    assert reply["count"] == 2
+    assert await server.post("/detokenize", {"tokens": [104, 233]}) == (200, {"prompt": "hé"})
+
+
+async def test_tokenize_renders_messages(server: Server) -> None:
+    _, reply = await server.post("/tokenize", {"messages": CHAT["messages"]})
+    assert "".join(map(chr, reply["tokens"])) == "<user>hello\n<assistant>"
+
+
+@pytest.mark.parametrize("body", [{"tokens": [-1]}, {"tokens": [2**40]}, {"tokens": ["a"]}, {}])
+async def test_detokenize_refuses_what_is_no_token(server: Server, body: dict) -> None:
+    status, reply = await server.post("/detokenize", body)
+    assert (status, reply["error"]["param"]) == (400, "tokens")
+
+
+async def test_without_a_tokenizer_ids_still_work(start: Start) -> None:
+    config = EngineConfig(served_model_name="fake", skip_tokenizer_init=True)
+    server = await start(FakeEngine(config=config, tokenizer=None))
+    assert (await server.complete(prompt=[104, 105]))[0] == 200
+    status, reply = await server.post("/tokenize", {"prompt": "a"})
+    assert (status, reply["error"]["code"]) == (400, "no_tokenizer")
+    assert (await server.chat())[0] == 400
+
+
+ADMIN = {"Authorization": "Bearer boss"}
+
+
+async def test_admin_routes_do_not_exist_without_an_admin_key(server: Server) -> None:
+    status, reply = await server.post("/reset_prefix_cache", {}, headers=ADMIN)
+    assert (status, reply["error"]["code"]) == (404, "route_not_found")
+
+
+async def test_admin_routes_want_the_admin_key_and_no_other(start: Start) -> None:
+    server = await start(api_key=("right",), admin_key="boss")
+    assert (await server.post("/reset_prefix_cache", {}, headers={"Authorization": "Bearer right"}))[0] == 401
+    assert await server.post("/reset_prefix_cache", {}, headers=ADMIN) == (200, {"is_reset": True})
+    body = {"request_ids": ["chatcmpl-1"]}
+    assert await server.post("/abort_requests", body, headers=ADMIN) == (200, body)
+
+
+async def test_an_admin_key_alone_does_not_close_the_api(start: Start) -> None:
+    server = await start(admin_key="boss")
+    assert (await server.chat())[0] == 200
+    assert (await server.post("/reset_prefix_cache", {}))[0] == 401

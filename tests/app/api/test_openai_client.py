@@ -1,0 +1,127 @@
+"""The official client against our server: what it sends we take, and what we send it understands."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import openai
+import pytest
+from pydantic import BaseModel
+
+from engine import EngineDead, EngineOverloaded
+from tests.app.api.harness import Server, Start
+from tests.fakes import FakeEngine
+
+MESSAGES = [{"role": "user", "content": "hello"}]
+
+
+class Person(BaseModel):
+    name: str
+    age: int
+
+
+def make_client(server: Server, api_key: str = "none") -> openai.AsyncOpenAI:
+    return openai.AsyncOpenAI(base_url=server.url + "/v1", api_key=api_key, max_retries=0)
+
+
+@pytest.fixture
+async def client(server: Server) -> AsyncIterator[openai.AsyncOpenAI]:
+    async with make_client(server) as one:
+        yield one
+
+
+async def test_it_lists_models(client: openai.AsyncOpenAI) -> None:
+    assert [model.id async for model in client.models.list()] == ["fake"]
+
+
+async def test_it_chats(client: openai.AsyncOpenAI) -> None:
+    reply = await client.chat.completions.create(
+        model="fake", messages=MESSAGES, logprobs=True, top_logprobs=1
+    )
+    assert reply.choices[0].message.content == "You said <user>hello"
+    assert reply.choices[0].logprobs.content[0].token == "Y"
+    assert reply.usage.prompt_tokens_details.cached_tokens == 3
+    assert reply._request_id
+
+
+async def test_it_streams(client: openai.AsyncOpenAI) -> None:
+    stream = await client.chat.completions.create(
+        model="fake", messages=MESSAGES, stream=True, stream_options={"include_usage": True}
+    )
+    chunks = [chunk async for chunk in stream]
+    assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == "You said <user>hello"
+    assert chunks[-1].usage.total_tokens > 0
+
+
+async def test_its_stream_helper_ends_with_a_whole_completion(client: openai.AsyncOpenAI) -> None:
+    async with client.chat.completions.stream(model="fake", messages=MESSAGES) as stream:
+        kinds = {event.type async for event in stream}
+        final = await stream.get_final_completion()
+    assert {"chunk", "content.delta", "content.done"} <= kinds
+    assert final.choices[0].message.content == "You said <user>hello"
+
+
+async def test_it_parses_a_pydantic_model(client: openai.AsyncOpenAI, server: Server) -> None:
+    reply = await client.chat.completions.parse(model="fake", messages=MESSAGES, response_format=Person)
+    assert reply.choices[0].message.parsed == Person(name="Ada", age=36)
+    assert server.engine.requests[-1].params.grammar.kind == "json_schema"
+
+
+async def test_a_truncated_parse_is_an_error_on_its_side(client: openai.AsyncOpenAI) -> None:
+    with pytest.raises(openai.LengthFinishReasonError):
+        await client.chat.completions.parse(
+            model="fake", messages=MESSAGES, response_format=Person, max_tokens=5
+        )
+
+
+async def test_it_completes_text(client: openai.AsyncOpenAI) -> None:
+    reply = await client.completions.create(model="fake", prompt=["a", "b"], max_tokens=50)
+    assert [choice.text for choice in reply.choices] == ["You said a", "You said b"]
+    stream = await client.completions.create(model="fake", prompt="a", max_tokens=50, stream=True)
+    assert "".join([chunk.choices[0].text async for chunk in stream]) == "You said a"
+
+
+async def test_extra_body_reaches_the_engine(client: openai.AsyncOpenAI, server: Server) -> None:
+    extra = {"top_k": 3, "structured_outputs": {"choice": ["yes", "no"]}}
+    await client.chat.completions.create(model="fake", messages=MESSAGES, extra_body=extra)
+    assert server.engine.requests[-1].params.top_k == 3
+    assert server.engine.requests[-1].params.grammar.kind == "choice"
+
+
+async def test_a_bad_value_is_its_bad_request_error(client: openai.AsyncOpenAI) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        await client.chat.completions.create(model="fake", messages=MESSAGES, temperature=3)
+    assert caught.value.param == "temperature"
+    assert "0 up to 2" in caught.value.message
+
+
+async def test_an_unknown_model_is_its_not_found_error(client: openai.AsyncOpenAI) -> None:
+    with pytest.raises(openai.NotFoundError) as caught:
+        await client.chat.completions.create(model="other", messages=MESSAGES)
+    assert caught.value.code == "model_not_found"
+
+
+async def test_a_wrong_key_is_its_authentication_error(start: Start) -> None:
+    server = await start(api_key=("right",))
+    async with make_client(server, "right") as right, make_client(server, "wrong") as wrong:
+        await right.chat.completions.create(model="fake", messages=MESSAGES)
+        with pytest.raises(openai.AuthenticationError):
+            await wrong.chat.completions.create(model="fake", messages=MESSAGES)
+
+
+async def test_a_full_queue_is_retried_by_it(start: Start) -> None:
+    server = await start(FakeEngine(reject=EngineOverloaded("full", retry_after_s=0.01)))
+    async with make_client(server).with_options(max_retries=1) as one:
+        with pytest.raises(openai.InternalServerError):
+            await one.chat.completions.create(model="fake", messages=MESSAGES)
+    assert len(server.engine.requests) == 2
+
+
+async def test_an_error_in_mid_stream_is_its_api_error(start: Start) -> None:
+    server = await start(FakeEngine(fail_after=(3, EngineDead("crash"))))
+    async with make_client(server) as one:
+        stream = await one.chat.completions.create(model="fake", messages=MESSAGES, stream=True)
+        with pytest.raises(openai.APIError) as caught:
+            async for _ in stream:
+                pass
+    assert caught.value.code == "engine_dead"

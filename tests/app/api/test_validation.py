@@ -1,0 +1,241 @@
+"""Requests that must not be served: each is a quick 400 that names its field and reaches no engine."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from typing import Any
+
+import pytest
+
+from tests.app.api.harness import CHAT, Server, Start
+
+MANY = list(range(50_000))
+SCHEMA_FORMAT = {"type": "json_schema", "json_schema": {"name": "r", "schema": {"type": "object"}}}
+IMAGE = [{"type": "image_url", "image_url": {"url": "http://127.0.0.1/x.png"}}]
+
+WRONG: list[tuple[str, Any]] = [
+    ("n", 0),
+    ("n", 1_000_000),
+    ("n", -1),
+    ("n", 1.5),
+    ("n", True),
+    ("temperature", -0.1),
+    ("temperature", 2.5),
+    ("temperature", "0.7"),
+    ("temperature", [1]),
+    ("top_p", 0),
+    ("top_p", 1.01),
+    ("top_k", -2),
+    ("top_k", 2**40),
+    ("min_p", -1),
+    ("presence_penalty", 3),
+    ("frequency_penalty", -3),
+    ("repetition_penalty", 0),
+    ("seed", 2**64),
+    ("seed", "1"),
+    ("max_tokens", 0),
+    ("max_tokens", -5),
+    ("max_tokens", 2**63),
+    ("min_tokens", -1),
+    ("stop", ["a"] * 17),
+    ("stop", [""]),
+    ("stop", [1, 2]),
+    ("stop", {"a": 1}),
+    ("stop_token_ids", MANY),
+    ("stop_token_ids", [-1]),
+    ("stop_token_ids", ["a"]),
+    ("allowed_token_ids", MANY),
+    ("allowed_token_ids", []),
+    ("bad_words", ["a"] * 100_000),
+    ("bad_words", [""]),
+    ("logit_bias", {str(i): 1 for i in MANY}),
+    ("logit_bias", {"x": 1}),
+    ("logit_bias", {"5": 101}),
+    ("logit_bias", {"5": "much"}),
+    ("logit_bias", {"-5": 1}),
+    ("top_logprobs", 3),
+    ("add_special_tokens", True),
+    ("prompt_logprobs", 21),
+    ("priority", 2**40),
+    ("cache_salt", ""),
+    ("cache_salt", "x" * 1025),
+    ("request_id", "two words"),
+    ("deadline_s", 0),
+    ("stream", "yes"),
+    ("stream_options", {"include_usage": True}),
+    ("messages", []),
+    ("messages", "hello"),
+    ("messages", [{"role": "wizard", "content": "x"}]),
+    ("messages", [{"role": "user"}]),
+    ("messages", [{"role": "user", "content": 3}]),
+    ("messages", [{"role": "user", "content": IMAGE}]),
+    ("messages", [{"role": "tool", "content": "x", "tool_call_id": "1"}]),
+    ("response_format", {"type": "json_schema"}),
+    ("response_format", {"type": "yaml"}),
+    ("response_format", {"type": "structural_tag"}),
+    (
+        "response_format",
+        {"type": "json_schema", "json_schema": {"name": "r", "schema": {"type": "nonsense"}}},
+    ),
+    ("structured_outputs", {}),
+    ("structured_outputs", {"jsn": {}}),
+    ("structured_outputs", {"regex": "a", "whitespace_pattern": " "}),
+    ("structured_outputs", {"regex": "a", "backend": "nonsense"}),
+    ("structured_outputs", {"structural_tag": "{}"}),
+    ("guided_jsonn", {"type": "object"}),
+    ("guided_whitespace_pattern", " "),
+    ("guided_decoding_backend", "lm-format-enforcer"),
+    ("structured", {}),
+    ("grammar_file", "x"),
+    ("json_schema", {"type": "object"}),
+    ("ebnf", "root ::= 'a'"),
+    ("tools", [{"type": "function", "function": {"name": "f"}}]),
+    ("tool_choice", "required"),
+    ("audio", {"voice": "x"}),
+    ("modalities", ["text", "audio"]),
+    ("use_beam_search", True),
+    ("best_of", 1_000_000_000),
+    ("length_penalty", 2.0),
+    ("prompt_embeds", "AAAA"),
+    ("chat_template", "{{ messages }}"),
+    ("spaces_between_special_tokens", False),
+    ("truncate_prompt_tokens", 5),
+    ("chat_template_kwargs", {"tokenize": True}),
+    ("chat_template_kwargs", {"chat_template": "x"}),
+    ("chat_template_kwargs", {"tools": []}),
+    ("continue_final_message", True),
+]
+
+
+@pytest.mark.parametrize(("field", "value"), WRONG, ids=lambda value: repr(value)[:40])
+async def test_a_wrong_field_is_a_400_naming_it(server: Server, field: str, value: Any) -> None:
+    extra = {"guided_regex": "a"} if field == "guided_decoding_backend" else {}
+    began = time.monotonic()
+    status, reply = await server.chat(**{field: value}, **extra)
+    assert status == 400, reply
+    assert time.monotonic() - began < 1
+    error = reply["error"]
+    assert set(error) >= {"message", "type", "param", "code"}
+    assert error["type"] == "invalid_request_error"
+    assert (error["param"] or "").split(".")[0] == field
+    assert len(error["message"]) <= 1000
+    assert server.engine.requests == []
+
+
+@pytest.mark.parametrize("text", ["NaN", "Infinity", "-Infinity", "1e999"])
+@pytest.mark.parametrize("field", ["temperature", "top_p", "min_p", "repetition_penalty", "deadline_s"])
+async def test_numbers_that_are_none_are_refused(server: Server, field: str, text: str) -> None:
+    body = json.dumps(CHAT)[:-1] + f', "{field}": {text}}}'
+    headers = {"content-type": "application/json"}
+    async with server.client.post(
+        server.url + "/v1/chat/completions", data=body, headers=headers
+    ) as response:
+        assert response.status == 400
+        assert (await response.json())["error"]["param"] == field
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"{", b"[]", b"null", b'"x"', b"\xff", b"[" * 100_000, b'{"a": 1e400}']
+)
+async def test_a_body_that_is_no_json_object_is_a_400(server: Server, body: bytes) -> None:
+    headers = {"content-type": "application/json"}
+    async with server.client.post(
+        server.url + "/v1/chat/completions", data=body, headers=headers
+    ) as response:
+        assert response.status == 400
+        assert (await response.json())["error"]["message"]
+
+
+async def test_a_missing_content_type_is_explained(server: Server) -> None:
+    headers = {"content-type": "text/plain"}
+    async with server.client.post(
+        server.url + "/v1/chat/completions", data=b"{}", headers=headers
+    ) as response:
+        assert response.status == 400
+        assert "application/json" in (await response.json())["error"]["message"]
+
+
+async def test_two_constraints_are_one_too_many(server: Server) -> None:
+    status, reply = await server.chat(response_format=SCHEMA_FORMAT, guided_regex="a+")
+    assert (status, reply["error"]["code"]) == (400, "too_many_constraints")
+    status, _ = await server.chat(structured_outputs={"regex": "a", "choice": ["a"]})
+    assert status == 400
+
+
+@pytest.mark.parametrize(
+    ("fields", "kind"),
+    [
+        ({"response_format": SCHEMA_FORMAT}, "json_schema"),
+        ({"response_format": {"type": "json_object"}}, "json_object"),
+        ({"response_format": {"type": "text"}}, None),
+        ({"structured_outputs": {"json": '{"type": "object"}'}}, "json_schema"),
+        ({"structured_outputs": {"regex": "a+"}}, "regex"),
+        ({"structured_outputs": {"choice": ["yes", "no"]}}, "choice"),
+        ({"structured_outputs": {"grammar": 'root ::= "a"'}}, "ebnf"),
+        ({"structured_outputs": {"json_object": True, "disable_any_whitespace": True}}, "json_object"),
+        (
+            {"guided_json": {"type": "object"}, "guided_decoding_backend": "xgrammar:no-fallback"},
+            "json_schema",
+        ),
+        ({"guided_regex": "a+", "guided_decoding_backend": "guidance"}, "regex"),
+        ({"guided_choice": ["a"], "guided_decoding_backend": "outlines"}, "choice"),
+        ({"guided_grammar": 'root ::= "a"', "guided_decoding_backend": "auto"}, "ebnf"),
+    ],
+)
+async def test_every_way_to_ask_for_a_grammar_arrives(server: Server, fields: dict, kind: str | None) -> None:
+    status, reply = await server.chat(**fields)
+    assert status == 200, reply
+    grammar = server.engine.requests[-1].params.grammar
+    assert (None if grammar is None else grammar.kind) == kind
+
+
+async def test_bookkeeping_fields_and_empty_values_are_ignored(server: Server) -> None:
+    fields = {"user": "u", "metadata": {"a": "b"}, "store": True, "service_tier": "auto", "tools": None}
+    more = {"tool_choice": "none", "best_of": 1, "modalities": ["text"], "parallel_tool_calls": True}
+    status, _ = await server.chat(**fields, **more, some_new_field=1, stream_options=None)
+    assert status == 200
+
+
+async def test_a_body_over_the_limit_is_a_413(start: Start) -> None:
+    server = await start(max_body_bytes=1024)
+    status, reply = await server.chat(user="x" * 2000)
+    assert (status, reply["error"]["type"]) == (413, "invalid_request_error")
+
+
+async def test_a_body_without_a_length_is_counted(start: Start) -> None:
+    server = await start(max_body_bytes=1024)
+
+    async def endless() -> Any:
+        for _ in range(100):
+            yield b" " * 100
+
+    headers = {"content-type": "application/json"}
+    async with server.client.post(
+        server.url + "/v1/completions", data=endless(), headers=headers
+    ) as response:
+        assert response.status == 413
+
+
+async def test_a_bad_request_does_not_hurt_the_next(server: Server) -> None:
+    await asyncio.gather(*(server.chat(n=10**9) for _ in range(20)))
+    assert (await server.chat())[0] == 200
+
+
+@pytest.mark.parametrize("value", [-1, 21, 10**30, "5"])
+async def test_top_logprobs_out_of_range_is_named_as_such(server: Server, value: Any) -> None:
+    status, reply = await server.chat(logprobs=True, top_logprobs=value)
+    assert (status, reply["error"]["param"]) == (400, "top_logprobs")
+
+
+async def test_prompt_logprobs_cannot_be_streamed(server: Server) -> None:
+    status, reply = await server.chat(stream=True, prompt_logprobs=1)
+    assert (status, reply["error"]["param"]) == (400, "prompt_logprobs")
+
+
+async def test_half_a_surrogate_pair_is_refused_and_not_a_crash(server: Server) -> None:
+    status, reply = await server.chat(**{"guided_\ud800": 1})
+    assert status == 400
+    status, reply = await server.chat(model="\ud800")
+    assert (status, reply["error"]["code"]) == (404, "model_not_found")

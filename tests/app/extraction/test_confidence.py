@@ -1,0 +1,58 @@
+"""Confidence comes from a value's own tokens, and not from those the grammar forced."""
+
+import math
+
+import pytest
+
+from app.extraction.confidence import field_confidence, score_tokens
+from app.extraction.json_spans import scan
+from engine import Logprob, TokenLogprobs
+
+
+def position(text: str, logprob: float, masked: float | None = None) -> TokenLogprobs:
+    return TokenLogprobs(Logprob(0, logprob, 1, text, masked))
+
+
+def confidence_of(*tokens: tuple[str, float] | tuple[str, float, float]) -> dict[str, float]:
+    text = "".join(token[0] for token in tokens)
+    scored = score_tokens(text, [0] * len(tokens), [position(*token) for token in tokens], lambda ids: "")
+    return field_confidence(scan(text).leaves, scored)
+
+
+def test_only_tokens_of_the_value_count() -> None:
+    found = confidence_of(('{"a": ', -9.0), ("12", math.log(0.5)), (', "b": ', -9.0), ("7", 0.0), ("}", -9.0))
+    assert found == {"/a": 0.5, "/b": 1.0}
+
+
+def test_the_mean_is_over_tokens() -> None:
+    found = confidence_of(('{"a": ', 0.0), ('"x', math.log(0.9)), ('y"', math.log(0.4)), ("}", 0.0))
+    assert found["/a"] == pytest.approx(0.6, abs=1e-4)
+
+
+def test_forced_tokens_do_not_count() -> None:
+    found = confidence_of(('{"a": ', 0.0), ('"U', math.log(0.8), -0.1), ('SD"', -5.0, 0.0), ("}", 0.0))
+    assert found == {"/a": 0.8}
+
+
+def test_a_value_the_schema_decided_alone_has_no_confidence() -> None:
+    assert confidence_of(('{"a": ', 0.0), ("true", -3.0, 0.0), ("}", 0.0)) == {}
+
+
+def test_a_token_that_the_model_was_sure_of_counts_though_nothing_else_was_allowed() -> None:
+    assert confidence_of(('{"a": ', 0.0), ("true", -1e-6, 0.0), ("}", 0.0)) == {"/a": 1.0}
+
+
+def test_characters_of_several_tokens_are_placed_by_decoding_prefixes() -> None:
+    text = '{"a": "é!"}'
+    prefixes = ['{"a": "', '{"a": "\ufffd', '{"a": "é', '{"a": "é!"', text]
+    logprobs = [
+        position(piece, value)
+        for piece, value in [('{"a": "', 0.0), ("\ufffd", -1.0), ("\ufffd", -1.0), ('!"', -1.0), ("}", 0.0)]
+    ]
+    scored = score_tokens(text, range(5), logprobs, lambda ids: prefixes[len(ids) - 1])
+    assert [(token.start, token.end) for token in scored] == [(0, 7), (7, 7), (7, 8), (8, 10), (10, 11)]
+
+
+def test_a_last_special_token_has_no_text() -> None:
+    scored = score_tokens("12", [1, 2], [position("12", -0.5), position("<|im_end|>", 0.0)], lambda ids: "12")
+    assert [(token.start, token.end) for token in scored] == [(0, 2), (2, 2)]

@@ -1,0 +1,137 @@
+"""A record is valid only when it is complete and an independent validator agrees with the user's schema."""
+
+from typing import Any
+
+import pytest
+
+from app.extraction import ExtractionResult, Extractor, PartialExtraction, TextTooLong, extract_records
+from app.extraction.extractor import check_record
+from engine import CompletionOutput, EngineDead, EngineOverloaded
+from grammar import GrammarError
+from tests.fakes import FakeEngine
+
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {"name": {"type": "string"}, "age": {"type": "integer"}},
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+TEXT = "Ada is 36 years old."
+
+
+async def extract(
+    engine: Any, schema: dict[str, Any] = SCHEMA, text: str = TEXT, **options: Any
+) -> ExtractionResult:
+    return await Extractor(engine, **options).extract(schema, text)
+
+
+async def test_a_complete_record_is_valid_with_confidence_and_evidence() -> None:
+    result = await extract(FakeEngine())
+    assert result.valid and result.record == {"name": "Ada", "age": 36} and result.errors == ()
+    assert result.confidence == {"/name": 0.7788, "/age": 0.7788}
+    assert {pointer: found.quote for pointer, found in result.evidence.items()} == {
+        "/name": "Ada",
+        "/age": "36",
+    }
+
+
+async def test_the_record_grows_and_ends_in_one_result() -> None:
+    parts = [part async for part in Extractor(FakeEngine()).stream(SCHEMA, TEXT)]
+    assert [type(part) for part in parts[-2:]] == [PartialExtraction, ExtractionResult]
+    records = [part.record for part in parts[:-1]]
+    assert records[0] == {} and {"name": "Ad"} in records and records[-1] == {"name": "Ada", "age": 36}
+
+
+async def test_generation_is_greedy_and_bound_by_the_schema_with_limits() -> None:
+    engine = FakeEngine()
+    await extract(engine)
+    params = engine.requests[0].params
+    assert (
+        params.temperature == 0 and params.grammar is not None and '"maxLength": 200' in params.grammar.text
+    )
+
+
+async def test_limits_can_be_switched_off() -> None:
+    engine = FakeEngine()
+    result = await extract(engine, limits=None)
+    assert engine.requests[0].params.grammar.text.find("maxLength") == -1 and result.bounds.added == ()
+
+
+async def test_a_record_cut_off_by_length_is_not_valid() -> None:
+    result = await extract(FakeEngine(record='{"name": "Ada", "age": 36}'), max_tokens=20)
+    assert not result.valid and result.finish_reason == "length" and result.record == {"name": "Ada"}
+
+
+async def test_a_record_that_the_validator_refuses_is_not_valid() -> None:
+    result = await extract(FakeEngine(record='{"name": "Ada", "age": "old"}'))
+    assert not result.valid and "/age" in result.errors[0]
+
+
+async def test_what_is_no_json_is_not_valid() -> None:
+    result = await extract(FakeEngine(record="{oops"))
+    assert not result.valid and result.errors[0].startswith("not JSON")
+
+
+def test_what_is_nested_too_deeply_is_not_valid() -> None:
+    text = "[" * 100_000 + "]" * 100_000
+    record, errors = check_record({}, CompletionOutput(0, text, [], finish_reason="stop"), "stop")
+    assert record is None and "nested" in errors[0]
+
+
+async def test_a_value_as_long_as_an_added_limit_is_noted() -> None:
+    result = await extract(FakeEngine(record='{"name": "%s", "age": 1}' % ("x" * 200)))
+    assert result.valid and "/name" in result.notes[0]
+
+
+async def test_a_text_that_does_not_fit_is_refused_with_the_counts() -> None:
+    engine = FakeEngine()
+    with pytest.raises(TextTooLong, match=r"[\d,]+ tokens, but the model takes 2,048"):
+        await extract(engine, text="x" * 3000)
+    assert engine.requests == []
+
+
+async def test_an_unusable_schema_is_refused_before_anything_runs() -> None:
+    engine = FakeEngine()
+    with pytest.raises(GrammarError):
+        await extract(engine, schema={"type": "strin"})
+    assert engine.requests == []
+
+
+async def test_leaving_a_stream_aborts_its_request() -> None:
+    engine = FakeEngine()
+    stream = Extractor(engine).stream(SCHEMA, TEXT)
+    await anext(stream)
+    await stream.aclose()
+    assert engine.requests[0].is_aborted
+
+
+async def test_the_salt_reaches_the_engine() -> None:
+    engine = FakeEngine()
+    await Extractor(engine).extract(SCHEMA, TEXT, cache_salt="me")
+    assert engine.requests[0].options["cache_salt"] == "me"
+
+
+async def test_many_sources_come_in_order_as_json_able_lines() -> None:
+    sources = [(f"{number}.txt", TEXT) for number in range(5)]
+    lines = [line async for line in extract_records(FakeEngine(), SCHEMA, sources, max_concurrent=2)]
+    assert [line["source"] for line in lines] == [name for name, _ in sources]
+    assert set(lines[0]) == {"source", "record", "valid", "finish_reason", "confidence", "evidence"}
+    assert lines[0]["evidence"]["/name"] == {"match": "exact", "start": 0, "end": 3, "quote": "Ada"}
+
+
+async def test_one_bad_source_does_not_stop_the_others() -> None:
+    sources = [("long", "x" * 3000), ("good", TEXT)]
+    lines = [line async for line in extract_records(FakeEngine(), SCHEMA, sources)]
+    assert [line["valid"] for line in lines] == [False, True]
+    assert "tokens" in lines[0]["error"]
+
+
+@pytest.mark.parametrize("error", [EngineDead("gone"), EngineOverloaded("full")])
+async def test_a_dead_engine_ends_the_batch_and_a_full_one_does_not(error: Exception) -> None:
+    lines = extract_records(FakeEngine(reject=error), SCHEMA, [("a", TEXT)])
+    if isinstance(error, EngineDead):
+        with pytest.raises(EngineDead):
+            await anext(lines)
+    else:
+        assert (await anext(lines))["error"] == "full"
+    await lines.aclose()

@@ -1,0 +1,76 @@
+"""Evidence is where a value stands in the source: as it is, written otherwise, or nowhere."""
+
+import json
+
+import pytest
+
+from app.extraction.grounding import Evidence, find_evidence
+from app.extraction.json_spans import scan
+
+SOURCE = "Invoice No. 42-A\nNorthwind  Paper Ltd, 3rd of March 2024\n2 x Pens 1,234.50\n1 x Ink 3.5\nDue at 2:30 pm"
+
+
+def evidence_of(value: object, source: str = SOURCE) -> Evidence:
+    return find_evidence(scan(json.dumps({"v": value}) + " ").leaves, source)["/v"]
+
+
+@pytest.mark.parametrize(
+    ("value", "match", "quote"),
+    [
+        ("42-A", "exact", "42-A"),
+        ("northwind paper ltd", "normalised", "Northwind  Paper Ltd"),
+        ("2024-03-03", "normalised", "3rd of March 2024"),
+        ("14:30", "normalised", "2:30 pm"),
+        ("Southwind", "none", ""),
+        (1234.5, "normalised", "1,234.50"),
+        (3.5, "exact", "3.5"),
+        (2, "exact", "2"),
+        (99, "none", ""),
+    ],
+)
+def test_a_value_is_found_as_it_is_or_written_otherwise(value: object, match: str, quote: str) -> None:
+    found = evidence_of(value)
+    assert (found.match, found.quote) == (match, quote)
+    assert SOURCE[found.start : found.end] == quote
+
+
+@pytest.mark.parametrize(
+    "written",
+    ["2026-04-09", "9 April 2026", "Apr 9, 2026", "09.04.2026", "04/09/2026", "2026/04/09", "9-Apr-2026"],
+)
+def test_a_date_is_found_in_every_common_spelling(written: str) -> None:
+    assert evidence_of("2026-04-09", f"Due {written}.").quote == written
+
+
+def test_a_date_that_does_not_exist_is_no_date() -> None:
+    assert evidence_of("2026-02-30", "31.02.2026, 30 February 2026").match == "none"
+
+
+@pytest.mark.parametrize(
+    ("number", "written"),
+    [(1200, "1,200.00"), (1200, "1.200,00"), (1200, "1 200"), (1200.5, "1'200.50"), (3, "three")],
+)
+def test_a_number_is_found_in_every_common_spelling(number: float, written: str) -> None:
+    assert evidence_of(number, f"Sum: {written} EUR").quote == written
+
+
+def test_digits_inside_a_longer_number_are_no_evidence() -> None:
+    assert evidence_of(20, "2024, 1.20, 20.5 and 120").match == "none"
+    assert evidence_of(1.2, "1,200.00").match == "none"
+
+
+def test_a_whole_word_goes_before_a_part_of_one() -> None:
+    assert evidence_of("art", "smart art").start == 6
+    assert evidence_of("mart", "smart").match == "exact"
+
+
+def test_flags_nulls_and_empty_texts_have_no_evidence_to_find() -> None:
+    leaves = scan('{"a": true, "b": null, "c": ""}').leaves
+    assert find_evidence(leaves, SOURCE) == {}
+
+
+def test_items_of_a_list_are_found_one_behind_the_other() -> None:
+    source = "2 pens at 1.50\n2 pads at 1.50"
+    leaves = scan('{"i": [{"n": 2, "p": 1.5}, {"n": 2, "p": 1.5}]}').leaves
+    starts = [found.start for found in find_evidence(leaves, source).values()]
+    assert starts == [0, 10, 15, 25]

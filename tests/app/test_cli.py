@@ -1,0 +1,206 @@
+"""Flags, variables, verbs, and what the user reads when something is wrong."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+
+import app.cli.talk
+from app.cli import extract
+from app.cli.main import Parser, main
+from app.config import AppConfig, UsageError, add_flags, make_config
+from app.space import make_arguments
+from engine import EngineConfig
+from tests.fakes import FakeEngine
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One field of every kind."""
+
+    name: str = "x"
+    count: int = 1
+    share: float | None = field(default=None, metadata={"help": "50 % of it"})
+    is_on: bool = True
+    mode: Literal["fast", "slow"] = "fast"
+    keys: tuple[str, ...] = ()
+
+
+def parse(*arguments: str, environ: dict[str, str] | None = None) -> Sample:
+    parser = Parser(allow_abbrev=False)
+    add_flags(parser, Sample)
+    return make_config(Sample, vars(parser.parse_args(arguments)), environ or {})
+
+
+def test_every_field_is_a_flag() -> None:
+    sample = parse(
+        "--name", "y", "--count", "2", "--share", "0.5", "--no-is-on", "--mode", "slow", "--keys", "a,b"
+    )
+    assert sample == Sample("y", 2, 0.5, False, "slow", ("a", "b"))
+
+
+def test_a_list_flag_may_be_repeated() -> None:
+    assert parse("--keys", "a", "--keys", "b, c").keys == ("a", "b", "c")
+
+
+def test_a_variable_gives_a_default_that_a_flag_overrides() -> None:
+    environ = {"TROUPE_COUNT": "5", "TROUPE_IS_ON": "off", "TROUPE_KEYS": "a,b", "TROUPE_NAME": ""}
+    assert parse(environ=environ) == Sample(count=5, is_on=False, keys=("a", "b"))
+    assert parse("--count", "6", environ=environ).count == 6
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--count", "two"], "'two' is not an integer"),
+        (["--share", "much"], "'much' is not a number"),
+        (["--mode", "medium"], "is not one of fast, slow"),
+        (["--cuont", "2"], "did you mean --count?"),
+        (["--coun", "2"], "unknown argument --coun"),
+        (["stray"], "unknown argument stray"),
+    ],
+)
+def test_a_wrong_flag_is_explained_in_one_line(arguments: list[str], message: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse(*arguments)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"), [("COUNT", "x"), ("IS_ON", "maybe"), ("MODE", "x"), ("SHARE", "x")]
+)
+def test_a_wrong_variable_is_named(variable: str, value: str) -> None:
+    with pytest.raises(UsageError, match=f"TROUPE_{variable}='{value}'"):
+        parse(environ={f"TROUPE_{variable}": value})
+
+
+@pytest.mark.parametrize(
+    "settings", [{"port": 65536}, {"port": -1}, {"api_key": ("a b",)}, {"admin_key": "é"}]
+)
+def test_app_settings_out_of_range_are_usage_errors(settings: dict[str, Any]) -> None:
+    with pytest.raises(UsageError):
+        AppConfig(**settings)
+
+
+def test_every_setting_of_the_engine_and_the_app_has_help_and_no_flag_twice() -> None:
+    parser = Parser()
+    add_flags(parser, EngineConfig)
+    add_flags(parser, AppConfig)
+    assert all(action.help and action.help is not argparse.SUPPRESS for action in parser._actions)
+    parser.format_help()
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["frobnicate"], "unknown verb 'frobnicate'"),
+        (["--port", "abc"], "'abc' is not an integer"),
+        (["--port", "99999"], "port=99999"),
+        (["--max-num-seqs", "0"], "max_num_seqs=0"),
+        (["--dtype", "int3"], "is not one of auto, float32"),
+        (["complete", "x", "--temperature", "9"], "temperature=9.0"),
+        (["complete", ""], "the prompt is empty"),
+        (["complete", "x", "--url", "http://[nonsense"], "troupe:"),
+        (["extract", "x"], "--schema"),
+        (["extract", "--schema", "missing.json", "x"], "cannot read missing.json"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(argv: list[str], message: str, capsys: Any) -> None:
+    assert main(argv) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert message in lines[-1]
+    assert lines[-1].startswith("troupe: ")
+    assert not any("Traceback" in line for line in lines)
+
+
+def test_an_unreachable_server_is_exit_code_1(capsys: Any) -> None:
+    assert main(["complete", "x", "--url", "http://127.0.0.1:1"]) == 1
+    assert "does not answer" in capsys.readouterr().err
+
+
+def test_version_and_help_need_nothing_else(capsys: Any) -> None:
+    assert main(["--version"]) == 0
+    with pytest.raises(SystemExit) as caught:
+        main(["--help"])
+    assert caught.value.code == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith("troupe ")
+    for word in ("chat", "extract", "--max-num-seqs", "--api-key", "--no-ui"):
+        assert word in printed
+
+
+@pytest.fixture
+def fake_local(monkeypatch: pytest.MonkeyPatch) -> FakeEngine:
+    """The engine that the verbs find in this process."""
+    engine = FakeEngine()
+
+    @asynccontextmanager
+    async def local_engine(given: dict[str, Any]) -> AsyncIterator[FakeEngine]:
+        yield engine
+
+    monkeypatch.setattr(extract, "local_engine", local_engine)
+    monkeypatch.setattr(app.cli.talk, "local_engine", local_engine)
+    return engine
+
+
+@pytest.fixture
+def schema_file(tmp_path: Path) -> Path:
+    path = tmp_path / "schema.json"
+    properties = {"name": {"type": "string"}, "age": {"type": "integer"}}
+    path.write_text(json.dumps({"type": "object", "properties": properties, "required": ["name", "age"]}))
+    return path
+
+
+def test_extract_prints_one_json_line_per_file(
+    fake_local: FakeEngine, schema_file: Path, tmp_path: Path, capsys: Any
+) -> None:
+    files = [tmp_path / "a.txt", tmp_path / "b.txt"]
+    for file in files:
+        file.write_text("Ada is 36")
+    assert main(["extract", "--schema", str(schema_file), *map(str, files)]) == 0
+    printed = capsys.readouterr()
+    records = [json.loads(line) for line in printed.out.splitlines()]
+    assert [record["source"] for record in records] == [str(file) for file in files]
+    assert set(records[0]) == {"source", "record", "valid", "finish_reason", "confidence", "evidence"}
+    assert records[0]["record"] == {"name": "Ada", "age": 36}
+    assert records[0]["valid"] is True
+    assert "[2/2]" in printed.err
+
+
+@pytest.mark.parametrize("text", ["not json", "[1]", '{"type": "nonsense"}', "[" * 5000])
+def test_extract_refuses_a_file_that_is_no_schema(tmp_path: Path, text: str, capsys: Any) -> None:
+    (tmp_path / "s.json").write_text(text)
+    assert main(["extract", "--schema", str(tmp_path / "s.json"), str(tmp_path / "s.json")]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_extract_refuses_a_file_that_is_no_text(schema_file: Path, tmp_path: Path, capsys: Any) -> None:
+    (tmp_path / "x.bin").write_bytes(b"\xff\xfe\x00")
+    assert main(["extract", "--schema", str(schema_file), str(tmp_path / "x.bin")]) == 2
+    assert "is not UTF-8 text" in capsys.readouterr().err
+
+
+def test_chat_answers_line_by_line(
+    fake_local: FakeEngine, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    lines = iter(["hello", "/new", "again", "/exit", "never"])
+    monkeypatch.setattr("builtins.input", lambda prompt: next(lines))
+    monkeypatch.setattr("app.cli.chat.is_terminal", lambda: False)
+    assert main(["chat", "--system-prompt", "be kind"]) == 0
+    assert capsys.readouterr().out == "You said <user>hello\nYou said <user>again\n"
+    assert fake_local.requests[-1].prompt == "<system>be kind\n<user>again\n<assistant>"
+
+
+def test_a_space_serves_every_interface() -> None:
+    assert make_arguments({}) == ["serve"]
+    assert make_arguments({"SYSTEM": "spaces"}) == ["serve", "--host", "0.0.0.0", "--port", "7860"]
+    on_zero = make_arguments({"SYSTEM": "spaces", "SPACES_ZERO_GPU": "true"})
+    assert on_zero[-2:] == ["--device", "cpu"]

@@ -1,0 +1,260 @@
+"""The life of the server: early answers, the ready line, draining, signals, and what must not hang."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+from urllib.request import urlopen
+
+import aiohttp
+import pytest
+
+import app.server
+from app.config import AppConfig, UsageError
+from app.server import serve
+from app.timeline import Timeline
+from engine import ConfigError, EngineConfig
+from tests.app.api.harness import CHAT, events, until
+from tests.fakes import FakeEngine
+
+DEMO_MODEL = EngineConfig().model
+LONG = "x" * 200
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port: int = listener.getsockname()[1]
+        return port
+
+
+class SlowEngine(FakeEngine):
+    """Starts when it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__(state="new")
+        self.may_start = asyncio.Event()
+        self.was_cancelled = False
+
+    async def start(self) -> None:
+        self.state = "starting"
+        try:
+            await self.may_start.wait()
+        except asyncio.CancelledError:
+            self.was_cancelled = True
+            raise
+        self.state = "ready"
+
+
+class House:
+    """A server in a task, and a client for it."""
+
+    def __init__(
+        self, engine: FakeEngine, url: str, client: aiohttp.ClientSession, task: asyncio.Task[None]
+    ) -> None:
+        self.engine = engine
+        self.url = url
+        self.client = client
+        self.task = task
+        self.is_stopped = False
+
+    def stop(self, number: int) -> None:
+        """Send a signal, unless one was sent: the second would end the process, which is ours, at once."""
+        if not self.is_stopped and not self.task.done():
+            os.kill(os.getpid(), number)
+        self.is_stopped = True
+
+    async def health(self) -> tuple[int, Any]:
+        async with self.client.get(self.url + "/health") as response:
+            return response.status, await response.json()
+
+    async def wait_ready(self) -> None:
+        async with asyncio.timeout(5):
+            while (await self.health())[0] != 200:
+                await asyncio.sleep(0.01)
+
+
+@pytest.fixture
+def open_house(monkeypatch: pytest.MonkeyPatch) -> Any:
+    @asynccontextmanager
+    async def open_one(engine: FakeEngine, **settings: Any) -> AsyncIterator[House]:
+        monkeypatch.setattr(app.server, "Engine", lambda config: engine)
+        port = free_port()
+        config = AppConfig(port=port, ui=False, **settings)
+        task = asyncio.create_task(serve(engine.config, config, Timeline(time.perf_counter())))
+        url = f"http://127.0.0.1:{port}"
+        async with aiohttp.ClientSession() as client:
+            await until(lambda: task.done() or is_listening(port))
+            house = House(engine, url, client, task)
+            yield house
+            house.stop(signal.SIGTERM)
+            async with asyncio.timeout(10):
+                await task
+
+    return open_one
+
+
+def is_listening(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+async def test_it_answers_starting_until_the_engine_is_ready(open_house: Any) -> None:
+    engine = SlowEngine()
+    async with open_house(engine) as house:
+        assert await house.health() == (503, {"status": "starting", "state": "starting"})
+        async with house.client.post(house.url + "/v1/chat/completions", json=CHAT) as response:
+            assert (response.status, response.headers["retry-after"]) == (503, "2")
+            assert (await response.json())["error"]["code"] == "engine_not_ready"
+        async with house.client.get(house.url + "/") as response:
+            assert response.status == 503
+            assert "Loading fake" in await response.text()
+        engine.may_start.set()
+        await house.wait_ready()
+
+
+async def test_it_says_where_it_is_and_where_the_time_went(open_house: Any, capsys: Any) -> None:
+    async with open_house(FakeEngine()) as house:
+        await house.wait_ready()
+    printed = capsys.readouterr()
+    assert printed.out == f"Troupe is ready at {house.url} (model fake, device cpu, float32)\n"
+    assert "weights" in printed.err and "start-up" in printed.err
+
+
+async def test_a_signal_lets_running_streams_finish(open_house: Any) -> None:
+    engine = FakeEngine(reply=lambda prompt: LONG, step_s=0.002)
+    async with open_house(engine) as house:
+        await house.wait_ready()
+        async with house.client.post(
+            house.url + "/v1/chat/completions", json=CHAT | {"stream": True}
+        ) as response:
+            await response.content.readuntil(b"\n\n")
+            house.stop(signal.SIGINT)
+            raw = await response.read()
+        await house.task
+    assert events(raw)[-1]["choices"][0]["finish_reason"] == "stop"
+    assert engine.state == "closed"
+
+
+async def test_while_it_drains_new_requests_are_refused(open_house: Any) -> None:
+    engine = FakeEngine(reply=lambda prompt: LONG, step_s=0.01)
+    async with open_house(engine, shutdown_grace_s=0.5) as house:
+        await house.wait_ready()
+        async with house.client.post(
+            house.url + "/v1/chat/completions", json=CHAT | {"stream": True}
+        ) as response:
+            await response.content.readuntil(b"\n\n")
+            house.stop(signal.SIGINT)
+            await asyncio.sleep(0.05)
+            assert await house.health() == (503, {"status": "closing", "state": "closing"})
+
+
+async def test_after_the_grace_streams_end_with_an_error(open_house: Any) -> None:
+    engine = FakeEngine(reply=lambda prompt: LONG, step_s=0.05)
+    async with open_house(engine, shutdown_grace_s=0.1) as house:
+        await house.wait_ready()
+        async with house.client.post(
+            house.url + "/v1/chat/completions", json=CHAT | {"stream": True}
+        ) as response:
+            await response.content.readuntil(b"\n\n")
+            house.stop(signal.SIGINT)
+            raw = await response.read()
+    assert events(raw)[-1]["error"]["code"] == "engine_dead"
+
+
+async def test_a_signal_during_the_start_cancels_it(open_house: Any) -> None:
+    engine = SlowEngine()
+    async with open_house(engine) as house:
+        await house.health()
+        house.stop(signal.SIGINT)
+        async with asyncio.timeout(5):
+            await house.task
+    assert engine.was_cancelled
+
+
+async def test_a_taken_port_is_a_usage_error() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        config = AppConfig(port=taken.getsockname()[1], ui=False)
+        with pytest.raises(UsageError, match=r"cannot listen on .* in use"):
+            await serve(EngineConfig(), config, Timeline(0.0))
+
+
+async def test_an_unknown_host_is_a_usage_error() -> None:
+    with pytest.raises(UsageError, match="cannot listen on"):
+        await serve(EngineConfig(), AppConfig(host="999.1.2.3", port=0, ui=False), Timeline(0.0))
+
+
+async def test_a_config_error_of_the_engine_reaches_the_caller_as_itself(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Broken(FakeEngine):
+        async def start(self) -> None:
+            raise ConfigError("no such model")
+
+    monkeypatch.setattr(app.server, "Engine", lambda config: Broken())
+    with pytest.raises(ConfigError, match="no such model"):
+        await serve(EngineConfig(), AppConfig(port=0, ui=False), Timeline(0.0))
+
+
+async def test_endless_headers_are_cut_off(open_house: Any) -> None:
+    async with open_house(FakeEngine()) as house:
+        await house.wait_ready()
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(house.url.rsplit(":", 1)[1]))
+        writer.write(b"GET /health HTTP/1.1\r\nHost: x\r\nX-Long: " + b"a" * 200_000)
+        assert (await reader.readline()).startswith(b"HTTP/1.1 400 ")
+        writer.close()
+        assert (await house.health())[0] == 200
+
+
+async def test_a_kept_connection_may_send_many_requests(open_house: Any) -> None:
+    async with open_house(FakeEngine()) as house:
+        await house.wait_ready()
+        for _ in range(30):
+            body = CHAT | {"user": "x" * 5000}
+            async with house.client.post(house.url + "/v1/chat/completions", json=body) as response:
+                assert response.status == 200
+                await response.read()
+
+
+def test_the_timeline_is_a_short_table() -> None:
+    timeline = Timeline(time.perf_counter())
+    timeline.add("imports", 1.25)
+    timeline.add("page", 2.0, is_parallel=True)
+    lines = timeline.table().splitlines()
+    assert lines[0].split() == ["imports", "1.25", "s"]
+    assert lines[1].split() == ["page", "2.00", "s", "(meanwhile)"]
+    assert len(lines) == 3
+
+
+@pytest.mark.skipif(
+    not (Path(DEMO_MODEL) / "model.safetensors").exists(), reason="the demo model is not here"
+)
+def test_the_whole_program_serves_page_and_api_and_leaves_quietly() -> None:
+    port = free_port()
+    command = [sys.executable, "-m", "app", "--port", str(port), "--num-blocks", "256"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            # the line comes when the page answers; readline returns at once if the process ends
+            assert process.stdout.readline().startswith(f"Troupe is ready at http://127.0.0.1:{port} ")
+            with urlopen(f"http://127.0.0.1:{port}/", timeout=20) as page:
+                assert b"gradio_config" in page.read()
+            with urlopen(f"http://127.0.0.1:{port}/v1/models", timeout=20) as models:
+                assert json.load(models)["data"][0]["id"] == "demo_model"
+            # an open page holds a stream that never ends
+            with urlopen(f"http://127.0.0.1:{port}/gradio_api/heartbeat/test", timeout=20):
+                process.send_signal(signal.SIGINT)
+                _, errors = process.communicate(timeout=30)
+        finally:
+            process.kill()
+    assert process.returncode == 0
+    assert "Traceback" not in errors

@@ -1,0 +1,65 @@
+"""The page as a whole: it builds, keeps to itself, and tells what answers in it."""
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import gradio as gr
+import pytest
+
+from app.ui import make_demo, mount_options
+from app.ui.api_hint import make_snippets
+from app.ui.demo import describe_model
+from app.ui.theme import STYLE_SHEET
+from engine import EngineConfig
+from tests.fakes import FakeEngine
+
+CONFIG: Any = SimpleNamespace(api_key=())
+
+
+@pytest.fixture(scope="module")
+def demo() -> gr.Blocks:
+    # In a loop, which Gradio would otherwise make and never close.
+    async def build() -> gr.Blocks:
+        return make_demo(FakeEngine(state="starting"), CONFIG)
+
+    return asyncio.run(build())
+
+
+def test_the_page_builds_while_the_engine_is_starting(demo: gr.Blocks) -> None:
+    labels = [block.label for block in demo.blocks.values() if isinstance(block, gr.Tab)]
+    assert labels == ["Chat", "Extract", "Fields", "JSON", "API"]
+
+
+def test_no_analytics_and_room_for_many_events(demo: gr.Blocks) -> None:
+    assert demo.analytics_enabled is False
+    assert demo._queue.max_thread_count >= 256 and demo._queue.default_concurrency_limit is None
+
+
+def test_no_handler_is_offered_as_an_api(demo: gr.Blocks) -> None:
+    assert [fn.api_name for fn in demo.fns.values() if fn.api_visibility == "public"] == []
+
+
+def test_theme_and_style_ask_no_other_host() -> None:
+    options = mount_options()
+    assert options["theme"]._stylesheets == []
+    assert "http" not in STYLE_SHEET.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        (EngineConfig(), "embedded demo model"),
+        (EngineConfig(load_format="dummy"), "Random weights"),
+        (EngineConfig(model="some/model", served_model_name="real"), "real"),
+    ],
+)
+def test_the_empty_chat_says_what_answers(config: EngineConfig, words: str) -> None:
+    assert words in describe_model(FakeEngine(config=config))
+
+
+def test_snippets_carry_the_pages_address_and_a_key_where_one_is_needed() -> None:
+    base_url, curl, *python = make_snippets("http://host:1/", "m", needs_key=True)
+    assert base_url == "http://host:1/v1" and all(base_url in text for text in (curl, *python))
+    assert "Bearer YOUR_KEY" in curl
+    assert "Bearer" not in make_snippets("http://host:1/gradio_api/run", "m", needs_key=False)[1]

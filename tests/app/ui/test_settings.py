@@ -1,0 +1,65 @@
+"""Settings become sampling parameters, or an error that names the setting."""
+
+import dataclasses
+
+import gradio as gr
+import pytest
+
+from app.ui.settings import Settings, build_settings, make_grammar, make_sampling_params, show_grammar
+from engine import InvalidRequest
+from grammar import GrammarError
+
+
+async def test_components_come_in_the_order_of_the_fields() -> None:
+    with gr.Blocks():
+        components = build_settings(Settings())
+    values = dataclasses.astuple(Settings())
+    assert [component.value for component in components] == list(values)
+
+
+def test_values_reach_the_sampler() -> None:
+    settings = Settings(
+        temperature=0, top_p=0.5, top_k=7.0, min_p=0.1, max_tokens=9.0, seed=" 42 ", stop="a\n\nb"
+    )
+    params = make_sampling_params(settings, 10, 100)
+    assert (params.temperature, params.top_p, params.top_k, params.min_p) == (0, 0.5, 7, 0.1)
+    assert (params.max_tokens, params.seed, params.stop, params.grammar) == (9, 42, ("a", "b"), None)
+
+
+def test_an_empty_seed_is_a_random_one() -> None:
+    assert make_sampling_params(Settings(), 1, 100).seed is None
+
+
+def test_the_output_is_cut_to_what_the_model_has_left() -> None:
+    assert make_sampling_params(Settings(max_tokens=500), 90, 100).max_tokens == 10
+
+
+def test_a_conversation_that_fills_the_model_is_refused_with_the_counts() -> None:
+    with pytest.raises(InvalidRequest, match=r"is 3,000 tokens and the model takes 2,048"):
+        make_sampling_params(Settings(), 3000, 2048)
+
+
+def test_a_seed_that_is_no_number_is_refused_by_name() -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        make_sampling_params(Settings(seed="lucky"), 1, 100)
+    assert caught.value.param == "seed" and "lucky" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "spec"),
+    [("JSON schema", "{}", "json_schema"), ("regex", "a+", "regex"), ("choice", "a\n\nb", "choice")],
+)
+def test_a_grammar_is_made_of_the_chosen_kind(kind: str, text: str, spec: str) -> None:
+    grammar = make_grammar(kind, text)
+    assert grammar is not None and grammar.kind == spec
+
+
+def test_a_malformed_grammar_is_refused() -> None:
+    with pytest.raises(GrammarError):
+        make_grammar("JSON schema", "{")
+
+
+def test_choosing_a_kind_shows_an_example_that_works() -> None:
+    assert show_grammar("none")["visible"] is False
+    for kind in ("JSON schema", "regex", "choice", "EBNF"):
+        assert make_grammar(kind, show_grammar(kind)["value"]) is not None

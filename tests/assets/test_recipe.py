@@ -1,0 +1,257 @@
+"""The demo model's recipe: documents hold their values, tokens round-trip, exports load, schemas are schemas."""
+
+import json
+from pathlib import Path
+from random import Random
+
+import jsonschema_rs
+import pytest
+import torch
+from tokenizers import Tokenizer
+from transformers import AutoTokenizer, Qwen3ForCausalLM
+
+from assets.demo_model.recipe.batches import STAGES, find_stage, group_by_length, make_batch
+from assets.demo_model.recipe.chat import sample_chat
+from assets.demo_model.recipe.documents import count_templates, missing_values, write_document
+from assets.demo_model.recipe.entities import point
+from assets.demo_model.recipe.evaluate import bound_schema, read_lines
+from assets.demo_model.recipe.examples import Encoder, sample_example, sample_extraction, write_answer
+from assets.demo_model.recipe.export import export_checkpoint
+from assets.demo_model.recipe.invented import invent
+from assets.demo_model.recipe.kinds import KINDS
+from assets.demo_model.recipe.longer import lengthen
+from assets.demo_model.recipe.model import Decoder, ModelShape, attend
+from assets.demo_model.recipe.optimizer import Optimizer, orthogonalize
+from assets.demo_model.recipe.phrases import expand, parse
+from assets.demo_model.recipe.prompt import extraction_messages, render_chat
+from assets.demo_model.recipe.schemas import SCHEMAS, load_schema, vary
+from assets.demo_model.recipe.scoring import score_field
+from assets.demo_model.recipe.tokenizer import sample_texts, save_tokenizer, train_tokenizer
+from assets.demo_model.recipe.train import compute_rate
+
+RECIPE = Path(__file__).parents[2] / "assets" / "demo_model" / "recipe"
+TINY = ModelShape(
+    num_layers=2, width=32, num_heads=2, num_kv_heads=1, head_size=16, mlp_width=48, vocabulary_size=400
+)
+TEXTS = [
+    '{"name": "Zofia Żak", "phone": null, "pros": ["a", "b"]}',
+    "Meet Zofia, +49 30 12 (x@y.com), €1,200.00\n\n- ☆ ok",
+]
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return train_tokenizer(sample_texts(60, Random(1)), vocabulary_size=400)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_documents_hold_the_values_they_are_labelled_with(kind: str) -> None:
+    rng = Random(2)
+    for _ in range(40):
+        document = write_document(kind, rng)
+        assert not missing_values(document.record, document.text)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_records_are_valid_for_their_schema(kind: str) -> None:
+    rng = Random(3)
+    for _ in range(20):
+        jsonschema_rs.validate(load_schema(kind), write_document(kind, rng).record)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_varied_schemas_fit_the_varied_records(kind: str) -> None:
+    rng = Random(4)
+    for _ in range(20):
+        schema, record = vary(kind, write_document(kind, rng).record, rng)
+        jsonschema_rs.validate(schema, record)
+        assert list(schema["properties"]) == list(record)
+
+
+def test_every_kind_has_many_whole_document_templates() -> None:
+    assert min(count_templates().values()) >= 25
+
+
+def test_invented_and_pointer_records_fit_their_schema() -> None:
+    rng = Random(5)
+    for make in (invent, point):
+        for _ in range(60):
+            document, schema = make(rng)
+            jsonschema_rs.validate(schema, document.record)
+
+
+def test_same_seed_gives_the_same_documents() -> None:
+    first, second = ([write_document(kind, rng).text for kind in KINDS] for rng in (Random(6), Random(6)))
+    assert first == second
+
+
+def test_long_documents_keep_their_text_whole() -> None:
+    rng = Random(7)
+    document = write_document("shipment", rng)
+    longer = lengthen(document, rng)
+    assert document.text in longer.text
+    assert len(longer.text) > 600
+
+
+def test_alternatives_nest_and_bars_outside_braces_are_text() -> None:
+    assert expand("| {a|{b|b}} |", Random(1)) in ("| a |", "| b |")
+    assert parse("a | b") == ("a | b",)
+
+
+def test_dialogues_start_with_the_user_and_end_with_the_model() -> None:
+    rng = Random(8)
+    for _ in range(100):
+        messages = [message for message in sample_chat(rng) if message["role"] != "system"]
+        assert [message["role"] for message in messages] == ["user", "assistant"] * (len(messages) // 2)
+
+
+def test_answers_are_default_json_with_value_spans() -> None:
+    record = {"name": "Å B", "items": [1, 2], "phone": None}
+    answer = write_answer(record)
+    assert answer.text == json.dumps(record, ensure_ascii=False)
+    assert [answer.text[begin:end] for _, begin, end in answer.values] == ['"Å B"', "[1, 2]", "null"]
+
+
+def test_tokenizer_round_trips_any_text(tokenizer: Tokenizer) -> None:
+    for text in TEXTS:
+        assert tokenizer.decode(tokenizer.encode(text).ids) == text
+
+
+def test_names_are_cut_alike_in_prose_and_in_json(tokenizer: Tokenizer) -> None:
+    prose, quoted = tokenizer.encode("of Quimbolo.").tokens, tokenizer.encode('{"a": "Quimbolo"}').tokens
+    name = tokenizer.encode("Quimbolo").tokens
+    for tokens in (prose, quoted):
+        assert any(tokens[i : i + len(name)] == name for i in range(len(tokens)))
+
+
+def test_digits_and_spaces_are_tokens_of_their_own(tokenizer: Tokenizer) -> None:
+    assert tokenizer.encode("a 12").tokens[1:] == ["Ġ", "1", "2"]
+
+
+def test_loss_falls_on_answer_tokens_only(tokenizer: Tokenizer) -> None:
+    encoder, rng = Encoder(tokenizer), Random(9)
+    prompt = [{"role": "user", "content": "Fields:\n- a: string\n\nDocument:\na is b"}]
+    example = encoder.extraction("invented", prompt, {"a": "b"}, key_weight=0.3)
+    counted = tokenizer.decode(example.token_ids[example.weights > 0].tolist(), skip_special_tokens=False)
+    assert counted == '{"a": "b"}<|im_end|>'
+    assert sample_example(encoder, rng).weights.max() == 1.0
+
+
+def test_spans_point_at_the_values(tokenizer: Tokenizer) -> None:
+    example = Encoder(tokenizer).extraction("x", [], {"city": "Ghent", "items": 12}, key_weight=0.3)
+    values = [tokenizer.decode(example.token_ids[begin:end].tolist()) for _, begin, end in example.spans]
+    assert "Ghent" in values[0]
+    assert "12" in values[1]
+
+
+def test_chat_template_renders_what_training_saw(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    save_tokenizer(tokenizer, tmp_path)
+    messages = extraction_messages(load_schema("event"), "Talk at noon")
+    text = AutoTokenizer.from_pretrained(tmp_path).apply_chat_template(
+        messages, tokenize=False, add_generation_prompt=True
+    )
+    assert text == render_chat(messages, add_generation_prompt=True)
+
+
+def test_batches_stay_under_their_token_budget(tokenizer: Tokenizer) -> None:
+    encoder, rng = Encoder(tokenizer), Random(10)
+    groups = group_by_length([sample_example(encoder, rng) for _ in range(60)], tokens_per_batch=2048)
+    assert sum(len(group) for group in groups) == 60
+    for group in groups:
+        batch = make_batch(group)
+        assert len(group) == 1 or batch.token_ids.numel() <= 2048
+        assert len(batch.positions) == len(batch.targets) == len(batch.weights)
+
+
+def test_export_loads_in_transformers_with_the_same_logits(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = Decoder(TINY)
+    export_checkpoint(dict(model.named_parameters()), TINY, tokenizer, tmp_path, dtype=torch.float32)
+    ids = torch.randint(0, TINY.vocabulary_size, (2, 33))
+    loaded = Qwen3ForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    with torch.no_grad():
+        expected = loaded(ids).logits.reshape(-1, TINY.vocabulary_size)
+        found = model.logits_at(ids, torch.arange(ids.numel()))
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_written_out_attention_equals_the_fused_one() -> None:
+    torch.manual_seed(0)
+    q, k, v = torch.randn(2, 4, 9, 16), torch.randn(2, 2, 9, 16), torch.randn(2, 2, 9, 16)
+    wide = (heads.repeat_interleave(2, 1) for heads in (k, v))
+    expected = torch.nn.functional.scaled_dot_product_attention(q, *wide, is_causal=True)
+    torch.testing.assert_close(attend(q, k, v), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_a_few_steps_lower_the_loss_and_a_restored_state_goes_on_alike() -> None:
+    torch.manual_seed(0)
+    model = Decoder(TINY)
+    optimizer = Optimizer(model)
+    ids = torch.randint(0, 400, (4, 24))
+
+    def loss() -> torch.Tensor:
+        logits = model.logits_at(ids, torch.arange(ids.numel()))
+        return torch.nn.functional.cross_entropy(logits, ids.reshape(-1))
+
+    before = loss().item()
+    for _ in range(5):
+        loss().backward()
+        optimizer.step(0.5)
+    assert loss().item() < before
+    other = Decoder(TINY)
+    copy = Optimizer(other)
+    copy.restore(optimizer.state(), optimizer.num_steps)
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
+
+
+def test_orthogonalized_updates_have_singular_values_near_one() -> None:
+    torch.manual_seed(0)
+    values = torch.linalg.svdvals(orthogonalize(torch.randn(3, 16, 24)))
+    assert values.min() > 0.5
+    assert values.max() < 1.4
+
+
+def test_schedule_warms_up_holds_and_decays() -> None:
+    assert compute_rate(0.0, 0) < 0.1
+    assert compute_rate(0.4, 1000) == 1.0
+    assert compute_rate(1.0, 5000) == pytest.approx(0.02)
+    assert find_stage(0.0) is STAGES[0]
+    assert find_stage(1.0) is STAGES[-1]
+
+
+def test_list_scores_are_f1_and_strings_ignore_case() -> None:
+    assert score_field(" Ghent ", "ghent") == 1.0
+    assert score_field(["a", "b"], ["A"]) == pytest.approx(2 / 3)
+    assert score_field(12, 12.0) == 1.0
+    assert score_field(True, 1) == 0.0
+    assert score_field([], []) == 1.0
+
+
+@pytest.mark.parametrize("path", sorted(SCHEMAS.glob("*.json")), ids=lambda path: path.stem)
+def test_schemas_are_valid_json_schema(path: Path) -> None:
+    schema = json.loads(path.read_text(encoding="utf-8"))
+    assert jsonschema_rs.meta.is_valid(schema)
+    assert schema["additionalProperties"] is False
+    assert schema["required"] == list(schema["properties"])
+
+
+def test_handwritten_records_fit_their_schema_and_cover_every_kind() -> None:
+    documents = read_lines(RECIPE / "handwritten.jsonl")
+    assert {document["kind"] for document in documents} == set(KINDS)
+    for document in documents:
+        jsonschema_rs.validate(load_schema(document["kind"]), document["record"])
+        assert not missing_values(document["record"], document["text"])
+
+
+def test_bounded_schemas_limit_free_strings_and_lists_only() -> None:
+    bounded = bound_schema(load_schema("product"))["properties"]
+    assert bounded["name"]["maxLength"] == 100
+    assert "maxLength" not in bounded["currency"]
+    assert bounded["features"]["maxItems"] == 12
+
+
+def test_extractions_come_with_a_schema_that_names_every_field() -> None:
+    rng = Random(12)
+    for _ in range(50):
+        document, schema = sample_extraction(rng, long_share=0.1)
+        assert set(schema["properties"]) == set(document.record)

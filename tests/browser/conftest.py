@@ -1,0 +1,99 @@
+"""One server with the demo model and one headless Chromium; each test gets a fresh page that it must keep clean."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.browser.site import Site
+
+playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+
+ROOT = Path(__file__).resolve().parents[2]
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+FLAGS = [
+    "--no-sandbox",
+    "--disable-dev-shm-usage",
+    "--disable-gpu",
+    "--disable-background-networking",
+    "--no-first-run",
+]
+READY = "Troupe is ready at "
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--screenshots", metavar="DIR", help="write the README's screenshots into this folder")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.browser)
+
+
+@pytest.fixture(scope="session")
+def chromium() -> Iterator[Any]:
+    path = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if path is None:
+        pytest.skip("no Chromium on this machine")
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=path, args=FLAGS)
+        browser.phone = driver.devices["Pixel 7"]
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="session")
+def base_url() -> Iterator[str]:
+    if not (ROOT / "assets" / "demo_model" / "model.safetensors").exists():
+        pytest.skip("assets/demo_model has no weights")
+    command = [sys.executable, "-m", "app", "--port", "0"]
+    with subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as server:
+        assert server.stdout is not None
+        try:
+            line = next((line for line in server.stdout if line.startswith(READY)), None)
+            assert line is not None, f"the server ended with {server.wait()} before it was ready"
+            yield line.removeprefix(READY).split()[0]
+        finally:
+            server.terminate()
+            server.wait(20)
+
+
+@pytest.fixture(scope="session")
+def desk(chromium: Any) -> Iterator[Any]:
+    """One context for all desktop pages: they share the browser's cache, which saves seconds a test."""
+    context = chromium.new_context(viewport={"width": 1280, "height": 800})
+    yield context
+    context.close()
+
+
+@pytest.fixture
+def site(desk: Any, base_url: str) -> Iterator[Site]:
+    """A desktop page."""
+    yield from open_site(desk, base_url)
+
+
+@pytest.fixture(params=["light", "dark"])
+def phone(chromium: Any, base_url: str, request: pytest.FixtureRequest) -> Iterator[Site]:
+    """A page on a phone."""
+    context = chromium.new_context(**chromium.phone, color_scheme=request.param)
+    yield from open_site(context, base_url)
+    context.close()
+
+
+def open_site(context: Any, base_url: str) -> Iterator[Site]:
+    """A page that at the end must not have complained or called out."""
+    site = Site(context.new_page(), base_url)
+    site.open()
+    yield site
+    site.page.close()
+    assert site.complaints == []
+    assert site.external_requests == []

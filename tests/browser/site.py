@@ -1,0 +1,138 @@
+"""Site: one open page of the app, in the words of a person who uses it."""
+
+from __future__ import annotations
+
+import re
+import time
+import urllib.request
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import urlsplit
+
+# A grammar that keeps any model busy: no end before the token limit.
+ENDLESS_SCHEMA = '{"type": "array", "items": {"type": "integer"}, "minItems": 5000}'
+POLL_S = 0.02
+
+
+class Site:
+    """A page, what it complained about, and what it asked of other hosts."""
+
+    def __init__(self, page: Any, base_url: str) -> None:
+        self.page = page
+        self.base_url = base_url
+        self.complaints: list[str] = []
+        self.external_requests: list[str] = []
+        page.on("console", self._hear)
+        page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        page.on("request", self._watch)
+
+    def open(self) -> None:
+        self.page.goto(self.base_url)
+        self.composer.wait_for()
+
+    @property
+    def composer(self) -> Any:
+        return self.page.locator("#composer textarea")
+
+    @property
+    def answer(self) -> str:
+        """The last answer's text, without its figures."""
+        return str(
+            self.page.locator("#chatbot .bot-row .message:not(.thought) .message-content").last.inner_text()
+        )
+
+    @property
+    def figures(self) -> Any:
+        """The muted lines under answers."""
+        return self.page.locator("#chatbot .thought-group")
+
+    def ask(self, text: str) -> None:
+        self.composer.fill(text)
+        self.composer.press("Enter")
+
+    @property
+    def send_button(self) -> Any:
+        """There while nothing is being answered; in its place is the stop button otherwise."""
+        return self.page.locator("#composer button.submit-button")
+
+    def press_stop(self) -> None:
+        self.page.locator("#composer button.stop-button").click()
+
+    def make_answers_endless(self) -> None:
+        """Through the settings: a grammar that never ends, and many tokens."""
+        self.page.locator("#settings .toggle-button").click()
+        self.page.get_by_label("Max tokens").first.fill("4000")
+        self.page.get_by_label("Grammar of the answer").click()
+        self.page.get_by_role("option", name="JSON schema").click()
+        self.page.get_by_label("Grammar: JSON schema").fill(ENDLESS_SCHEMA)
+        self.page.locator("#settings .toggle-button").click()
+
+    def go_to(self, tab: str) -> None:
+        self.page.get_by_role("tab", name=tab, exact=True).click()
+
+    def extract(self, text: str) -> None:
+        self.go_to("Extract")
+        self.page.locator("#source textarea").fill(text)
+        self.page.locator("#run").click()
+
+    def find_overflow(self) -> list[str]:
+        """Visible elements that reach beyond the right edge, unless something around them scrolls or hides them."""
+        return list(self.page.evaluate(FIND_OVERFLOW))
+
+    def wait_for(self, condition: Callable[[], bool], within_s: float) -> float:
+        """Poll until it holds; returns the seconds it took."""
+        start = time.monotonic()
+        while not condition():
+            waited = time.monotonic() - start
+            assert waited < within_s, f"did not happen within {within_s} s"
+            # Through the page, so that its events are heard meanwhile.
+            if self.page.is_closed():
+                time.sleep(POLL_S)
+            else:
+                self.page.wait_for_timeout(POLL_S * 1000)
+        return time.monotonic() - start
+
+    def num_running(self) -> int:
+        """Requests in the engine, as it says itself."""
+        return self._read_metric("num_requests_running")
+
+    def num_finished(self) -> int:
+        """Requests that came to a regular end."""
+        return self._read_metric("request_success_total")
+
+    def _read_metric(self, name: str) -> int:
+        with urllib.request.urlopen(f"{self.base_url}/metrics", timeout=5) as reply:
+            found = re.findall(rf"^troupe:{name}\S* ([\d.]+)", reply.read().decode(), re.MULTILINE)
+        assert found, name
+        return int(sum(map(float, found)))
+
+    def _hear(self, message: Any) -> None:
+        if message.type == "error":
+            self.complaints.append(message.text)
+
+    def _watch(self, request: Any) -> None:
+        if request.url.startswith(("data:", "blob:")):
+            return
+        if urlsplit(request.url).netloc != urlsplit(self.base_url).netloc:
+            self.external_requests.append(request.url)
+
+
+FIND_OVERFLOW = """() => {
+  const width = document.documentElement.clientWidth;
+  const isContained = (element) => {
+    for (let box = element.parentElement; box && box !== document.body; box = box.parentElement) {
+      const scrolls = ["auto", "scroll", "hidden"].includes(getComputedStyle(box).overflowX);
+      if (scrolls && box.getBoundingClientRect().right <= width + 1 && !box.classList.contains("gradio-container"))
+        return true;
+    }
+    return false;
+  };
+  const found = document.documentElement.scrollWidth > width + 1 ? ["the page scrolls sideways"] : [];
+  for (const element of document.querySelectorAll("main *:not(.sidebar):not(.sidebar *)")) {
+    const box = element.getBoundingClientRect();
+    const isSeen = box.width > 1 && box.height > 1 && element.checkVisibility();
+    if (isSeen && box.right > width + 1 && !isContained(element))
+      found.push(`${element.tagName}#${element.id}.${element.className} reaches ${Math.round(box.right)} of ${width}`);
+  }
+  return found;
+}"""

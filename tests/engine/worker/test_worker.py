@@ -1,0 +1,111 @@
+"""Worker: what it makes of the config on this machine, and what it refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from engine import ConfigError, EngineConfig
+from engine.worker.kv_cache import allocate_kv_cache, compute_bytes_per_block
+from engine.worker.worker import Worker
+
+MakeConfig = Callable[..., EngineConfig]
+
+
+@pytest.fixture(autouse=True)
+def keep_threads() -> object:
+    """`load` sets torch's threads for the whole process."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def make_worker(config: EngineConfig) -> Worker:
+    return Worker(config, eos_token_ids=(1,))
+
+
+def test_a_device_that_is_not_there_is_refused_with_a_way_out(
+    make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(
+        ConfigError, match="device='cuda': no CUDA device is visible to torch; use --device cpu"
+    ):
+        make_worker(make_config(device="cuda")).load()
+
+
+def test_auto_falls_back_to_cpu_and_float32(make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    worker = make_worker(make_config())
+    worker.load()
+    resolved = worker.resolved.worker
+    assert (resolved.device, resolved.dtype, resolved.num_threads) == ("cpu", "float32", 1)
+    assert torch.get_num_threads() == 1
+
+
+def test_a_dtype_is_taken_at_its_word(make_config: MakeConfig) -> None:
+    worker = make_worker(make_config(device="cpu", dtype="bfloat16"))
+    worker.load()
+    assert {cache.dtype for pair in worker.kv_caches for cache in pair} == {torch.bfloat16}
+
+
+def test_loading_tells_its_phases(make_config: MakeConfig) -> None:
+    worker = make_worker(make_config(device="cpu"))
+    worker.load()
+    assert [phase for phase, _ in worker.timeline] == ["weights", "kv cache", "warm-up"]
+    assert all(seconds >= 0 for _, seconds in worker.timeline)
+
+
+def test_the_cache_has_the_blocks_that_were_asked_for(make_config: MakeConfig) -> None:
+    worker = make_worker(make_config(device="cpu", num_blocks=9, block_size=8))
+    worker.load()
+    config = worker.model_config
+    assert len(worker.kv_caches) == config.num_hidden_layers
+    assert worker.kv_caches[0][0].shape == (9, 8, config.num_key_value_heads, config.head_dim)
+    assert worker.resolved.max_model_len == 64
+
+
+def test_a_memory_share_becomes_blocks(make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engine.worker.worker._measure_host_memory", lambda: (2**30, 2**29))
+    worker = make_worker(make_config(device="cpu", num_blocks=None, memory_share=0.01))
+    worker.load()
+    bytes_per_block = compute_bytes_per_block(worker.model_config, 16, torch.float32)
+    assert worker.resolved.cache.num_blocks == int(2**30 * 0.01) // bytes_per_block
+
+
+def test_no_more_than_the_free_memory_is_taken(
+    make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engine.worker.worker._measure_host_memory", lambda: (2**30, 2**22))
+    worker = make_worker(make_config(device="cpu", num_blocks=None, memory_share=1.0))
+    worker.load()
+    bytes_per_block = compute_bytes_per_block(worker.model_config, 16, torch.float32)
+    assert worker.resolved.cache.num_blocks * bytes_per_block <= 0.8 * 2**22
+
+
+def test_no_memory_at_all_is_a_config_error(make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engine.worker.worker._measure_host_memory", lambda: (2**30, 0))
+    with pytest.raises(ConfigError, match="the KV cache gets 0 MiB, and one block takes"):
+        make_worker(make_config(device="cpu", num_blocks=None)).load()
+
+
+def test_a_reset_forgets_rows_and_keeps_weights_and_memory(make_config: MakeConfig) -> None:
+    worker = make_worker(make_config(device="cpu"))
+    worker.load()
+    model, cache, runner = worker.model, worker.kv_caches[0][0].data_ptr(), worker.runner
+    worker.reset()
+    assert worker.runner is not runner
+    assert worker.runner.model is model
+    assert worker.kv_caches[0][0].data_ptr() == cache
+    assert not worker.has_parked
+
+
+def test_bytes_per_block_are_those_of_the_allocation(make_config: MakeConfig) -> None:
+    worker = make_worker(make_config(device="cpu"))
+    worker.load()
+    for dtype in (torch.float32, torch.bfloat16):
+        caches = allocate_kv_cache(worker.model_config, 3, 16, dtype, torch.device("cpu"))
+        total = sum(cache.nbytes for pair in caches for cache in pair)
+        assert total == 3 * compute_bytes_per_block(worker.model_config, 16, dtype)

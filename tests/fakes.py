@@ -1,0 +1,263 @@
+"""FakeEngine: the engine's public surface without a model, for tests of everything that stands before it.
+
+A token is a character, a prompt is answered by a script, and a test decides when tokens come.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+from engine import (
+    CompletionOutput,
+    EngineConfig,
+    EngineDead,
+    EngineStats,
+    GrammarInfo,
+    Histogram,
+    InvalidRequest,
+    Logprob,
+    RequestMetrics,
+    RequestOutput,
+    SamplingParams,
+    TokenLogprobs,
+)
+
+EOS = 0
+RECORD = '{"name": "Ada", "age": 36}'
+
+
+class FakeTokenizer:
+    """One token per character; the token's id is the character's number."""
+
+    vocab_size = 0x110000
+    eos_token_ids = (EOS,)
+    has_chat_template = True
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        return [ord(char) for char in text]
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        return "".join(chr(i) for i in token_ids if i != EOS or not skip_special_tokens)
+
+    def token_text(self, token_id: int) -> str:
+        return chr(token_id)
+
+    def apply_chat_template(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        **kwargs: Any,
+    ) -> str:
+        lines = "".join(f"<{message['role']}>{message['content']}\n" for message in messages)
+        return lines.rstrip("\n") if continue_final_message else lines + "<assistant>" * add_generation_prompt
+
+
+@dataclass
+class FakeRequest:
+    """What one call of `generate` was given, and how it ended."""
+
+    request_id: str
+    prompt: str
+    params: SamplingParams
+    options: dict[str, Any]
+    num_sent: int = 0
+    is_finished: bool = False
+    is_aborted: bool = False
+
+
+@dataclass
+class FakeEngine:
+    """Answers with `reply(prompt)`; a request with a grammar gets `record`.
+
+    Attributes:
+        reject: raised before the first output.
+        fail_after: (number of tokens, error) raised in the middle.
+        hold: when set to an Event, nothing comes before it is set.
+        step_s: time between two tokens.
+    """
+
+    reply: Callable[[str], str] = lambda prompt: (
+        f"You said {prompt.splitlines()[-2 if '<' in prompt else -1]}"
+    )
+    record: str = RECORD
+    reject: Exception | None = None
+    fail_after: tuple[int, Exception] | None = None
+    hold: asyncio.Event | None = None
+    step_s: float = 0.0
+    config: EngineConfig = field(default_factory=lambda: EngineConfig(served_model_name="fake"))
+    state: str = "ready"
+    error: str | None = None
+    requests: list[FakeRequest] = field(default_factory=list)
+    tokenizer: FakeTokenizer | None = field(default_factory=FakeTokenizer)
+    timeline: list[tuple[str, float]] = field(default_factory=lambda: [("weights", 0.01), ("warm-up", 0.02)])
+
+    @property
+    def model_name(self) -> str:
+        return self.config.model_name
+
+    @property
+    def resolved(self) -> Any:
+        return SimpleNamespace(
+            max_model_len=2048, notices=(), worker=SimpleNamespace(device="cpu", dtype="float32")
+        )
+
+    async def start(self) -> None:
+        self.state = "ready"
+
+    async def close(self) -> None:
+        self.state = "closed"
+
+    async def __aenter__(self) -> FakeEngine:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self.close()
+
+    async def encode(self, text: str) -> list[int]:
+        return self._need_tokenizer().encode(text)
+
+    async def render_chat(self, messages: Sequence[Mapping[str, Any]], **kwargs: Any) -> list[int]:
+        tokenizer = self._need_tokenizer()
+        return tokenizer.encode(tokenizer.apply_chat_template(messages, **kwargs))
+
+    async def abort(self, request_id: str) -> None:
+        for request in self.requests:
+            if request.request_id == request_id:
+                request.is_aborted = True
+
+    async def reset_prefix_cache(self) -> bool:
+        return True
+
+    def stats(self) -> EngineStats:
+        running = [r for r in self.requests if not r.is_finished and not r.is_aborted]
+        return EngineStats(
+            num_running=len(running),
+            num_blocks=100,
+            num_free_blocks=100 - len(running),
+            kv_usage=len(running) / 100,
+            generation_tokens=sum(r.num_sent for r in self.requests),
+            finished={"stop": sum(r.is_finished for r in self.requests)},
+        )
+
+    @staticmethod
+    def make_histogram(buckets: tuple[float, ...], values: Sequence[float]) -> Histogram:
+        histogram = Histogram(buckets)
+        for value in values:
+            histogram.observe(value)
+        return histogram
+
+    async def generate(
+        self,
+        prompt: str | list[int] | Mapping[str, Any],
+        sampling_params: SamplingParams,
+        request_id: str | None = None,
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
+        deadline_s: float | None = None,
+    ) -> AsyncGenerator[RequestOutput]:
+        text = self._read(prompt)
+        options = {"priority": priority, "cache_salt": cache_salt, "deadline_s": deadline_s}
+        request = FakeRequest(request_id or f"fake-{len(self.requests)}", text, sampling_params, options)
+        self.requests.append(request)
+        if self.reject is not None:
+            raise self.reject
+        try:
+            async for output in self._play(request):
+                yield output
+            request.is_finished = True
+        finally:
+            request.is_aborted = not request.is_finished
+
+    async def _play(self, request: FakeRequest) -> AsyncGenerator[RequestOutput]:
+        if self.hold is not None:
+            await self.hold.wait()
+        params = request.params
+        answer, reason, stop_reason = self._cut(request)
+        ends = range(1, len(answer) + 1)
+        if params.output_kind == "final":
+            ends = range(len(answer), len(answer) + 1)
+        start = 0
+        for end in ends or [0]:
+            if self.fail_after is not None and end > self.fail_after[0]:
+                raise self.fail_after[1]
+            await asyncio.sleep(self.step_s)
+            if self.state == "closed":
+                raise EngineDead("the engine was closed")
+            first = start if params.output_kind == "delta" else 0
+            is_last = end == len(answer)
+            request.num_sent = end
+            outputs = [
+                make_completion(index, answer[first:end], params, (reason, stop_reason) if is_last else None)
+                for index in range(params.n)
+            ]
+            yield self._output(request, outputs, is_last)
+            start = end
+
+    def _cut(self, request: FakeRequest) -> tuple[str, str, str | None]:
+        params = request.params
+        answer = self.record if params.grammar is not None else self.reply(request.prompt)
+        for stop in params.stop:
+            if stop in answer:
+                return answer.split(stop)[0], "stop", stop
+        if params.max_tokens is not None and len(answer) > params.max_tokens:
+            return answer[: params.max_tokens], "length", None
+        return answer, "stop", None
+
+    def _output(self, request: FakeRequest, outputs: list[CompletionOutput], is_last: bool) -> RequestOutput:
+        ids = [ord(char) for char in request.prompt]
+        grammar = request.params.grammar
+        wants_prompt = request.params.prompt_logprobs is not None
+        return RequestOutput(
+            request_id=request.request_id,
+            prompt=request.prompt,
+            prompt_token_ids=ids,
+            outputs=outputs,
+            finished=is_last,
+            num_cached_tokens=3,
+            prompt_logprobs=[None, *map(make_logprob, ids[1:])] if wants_prompt else None,
+            metrics=RequestMetrics(1.0, 1.5, 2.0, 3.0),
+            grammar=None
+            if grammar is None
+            else GrammarInfo("fakegrammar", 0.004, (("", "type", "grammar"),)),
+        )
+
+    def _read(self, prompt: str | list[int] | Mapping[str, Any]) -> str:
+        if isinstance(prompt, str):
+            return prompt
+        ids = prompt["prompt_token_ids"] if isinstance(prompt, Mapping) else prompt
+        return "".join(map(chr, ids))
+
+    def _need_tokenizer(self) -> FakeTokenizer:
+        if self.tokenizer is None:
+            raise InvalidRequest("the engine has no tokenizer", "messages")
+        return self.tokenizer
+
+
+def make_logprob(token_id: int) -> TokenLogprobs:
+    """A token that was quite likely, and one that was less so."""
+    token = Logprob(token_id, -0.25, 1, chr(token_id))
+    return TokenLogprobs(token, (token, Logprob(ord("~"), float("-inf"), 2, "~")))
+
+
+def make_completion(
+    index: int, text: str, params: SamplingParams, end: tuple[Any, str | None] | None
+) -> CompletionOutput:
+    """One choice, cumulative or delta as its text is."""
+    ids = [ord(char) for char in text]
+    return CompletionOutput(
+        index=index,
+        text=text,
+        token_ids=ids,
+        logprobs=[make_logprob(i) for i in ids] if params.logprobs is not None else None,
+        finish_reason=None if end is None else end[0],
+        stop_reason=None if end is None else end[1],
+    )
