@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
+from dataclasses import replace
 
 from engine.actors.detokenizer import DetokenizerActor
 from engine.actors.executor import ExecutorActor
@@ -115,9 +116,10 @@ class Company:
         self.streams.clear()
 
     def stats(self) -> EngineStats:
-        metrics, pool = self._metrics, self.kv_cache.pool
+        """The gauges of now, and all counters; those of the machines come on top of earlier companies'."""
+        pool = self.kv_cache.pool
         num_running = len(self.machine.running)
-        return EngineStats(
+        stats = self._metrics.make_stats(
             num_running=num_running,
             num_waiting=len(self.streams) - num_running,
             num_waiting_for_grammar=self.grammar.num_compiling,
@@ -125,18 +127,19 @@ class Company:
             num_blocks=pool.num_usable,
             num_free_blocks=pool.num_free,
             num_cached_blocks=pool.num_cached,
-            prompt_tokens=metrics.prompt_tokens,
-            generation_tokens=metrics.generation_tokens,
-            prefix_cache_queries=self.kv_cache.num_queried_tokens,
-            prefix_cache_hits=self.kv_cache.num_hit_tokens,
-            num_preemptions=self.machine.num_preemptions,
-            num_steps=metrics.num_steps,
-            num_step_tokens=metrics.num_step_tokens,
-            num_rejected=metrics.num_rejected,
-            num_restarts=metrics.num_restarts,
-            finished=dict(metrics.finished),
-            histograms=metrics.histograms(),
         )
+        return replace(
+            stats,
+            prefix_cache_queries=stats.prefix_cache_queries + self.kv_cache.num_queried_tokens,
+            prefix_cache_hits=stats.prefix_cache_hits + self.kv_cache.num_hit_tokens,
+            num_preemptions=stats.num_preemptions + self.machine.num_preemptions,
+        )
+
+    def settle(self) -> None:
+        """Leave the machines' counters to the metrics, which outlive this company."""
+        self._metrics.num_queried_tokens += self.kv_cache.num_queried_tokens
+        self._metrics.num_hit_tokens += self.kv_cache.num_hit_tokens
+        self._metrics.num_preemptions += self.machine.num_preemptions
 
     def _make_compiler(self) -> GrammarCompiler:
         assert self._tokenizer is not None, "the intake refuses grammars without a tokenizer"

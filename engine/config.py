@@ -97,7 +97,7 @@ class EngineConfig:
         _check_switch(self, "enable_overlap")
         _check_range(self, "num_threads", 1, 1024)
         _check_range(self, "seed", 0, 2**63 - 1)
-        _check_range(self, "max_model_len", 1, 2**24)
+        _check_range(self, "max_model_len", 2, 2**24)
         _check_range(self, "block_size", 1, 1024)
         _check_range(self, "memory_share", 0.001, 1.0)
         _check_range(self, "num_blocks", 2, 2**31 - 1)

@@ -162,9 +162,9 @@ class Engine:
         return self._supervisor.worker.model_config
 
     def stats(self) -> EngineStats:
-        """A snapshot of counters and gauges; zeros while no company is up."""
+        """A snapshot of counters and gauges; no gauges while no company is up."""
         company = self._supervisor.company
-        return EngineStats(num_restarts=self._metrics.num_restarts) if company is None else company.stats()
+        return self._metrics.make_stats() if company is None else company.stats()
 
     async def reset_prefix_cache(self) -> bool:
         """Forget all cached prefixes; False while requests own blocks."""

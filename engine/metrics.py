@@ -85,6 +85,8 @@ class Metrics:
         self.prompt_tokens = 0
         self.generation_tokens = 0
         self.num_preemptions = 0
+        self.num_queried_tokens = 0
+        self.num_hit_tokens = 0
         self.num_rejected = 0
         self.num_restarts = 0
         self.finished: dict[str, int] = {"stop": 0, "length": 0, "abort": 0, "error": 0}
@@ -99,6 +101,23 @@ class Metrics:
     def count_step(self, num_tokens: int) -> None:
         self.num_steps += 1
         self.num_step_tokens += num_tokens
+
+    def make_stats(self, **gauges: float) -> EngineStats:
+        """All counters and histograms, with the gauges of a running company, if there is one."""
+        return EngineStats(
+            prompt_tokens=self.prompt_tokens,
+            generation_tokens=self.generation_tokens,
+            prefix_cache_queries=self.num_queried_tokens,
+            prefix_cache_hits=self.num_hit_tokens,
+            num_preemptions=self.num_preemptions,
+            num_steps=self.num_steps,
+            num_step_tokens=self.num_step_tokens,
+            num_rejected=self.num_rejected,
+            num_restarts=self.num_restarts,
+            finished=dict(self.finished),
+            histograms=self.histograms(),
+            **gauges,  # type: ignore[arg-type]
+        )
 
     def histograms(self) -> dict[str, Histogram]:
         """Copies, under their Prometheus names."""

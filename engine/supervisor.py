@@ -118,6 +118,8 @@ class Supervisor:
             company.fail_all(EngineDead(f"the engine crashed: {_first_cause(group)}"))
             raise
         finally:
+            if self.company is not None:
+                company.settle()
             self.company = None
             company.fail_all(EngineDead("the engine was closed"))
 

@@ -84,6 +84,8 @@ class GrammarActor(ThreadActor[GrammarInbox | OpenMatcher]):
             await super().run()
         finally:
             self._pool.shutdown(wait=False, cancel_futures=True)
+            if self._compiler is not None:
+                self._compiler.close()
 
     def work(self) -> None:
         self.mark_ready()

@@ -32,11 +32,17 @@ class GrammarManager:
         A matcher that fails takes only its own request with it.
         """
         broken = self._accept(order.accepted)
-        live = [(index, self._matchers[name]) for index, name in order.targets if name in self._matchers]
+        live = [(index, name) for index, name in order.targets if name in self._matchers]
+        matchers = [self._matchers[name] for _, name in live]
         bitmask = allocate_bitmask(len(live), vocab_size)
-        fill_bitmask([matcher for _, matcher in live], range(len(live)), bitmask)
-        indices = np.array([index for index, _ in live], dtype=np.int64)
-        return SampleGate(order.step_id, indices, bitmask), broken
+        fill_bitmask(matchers, range(len(live)), bitmask)
+        for (_, name), matcher in zip(live, matchers, strict=True):
+            if matcher.error is not None:  # a limit was hit; the row allows nothing
+                broken.append(GrammarBroken(name, f"the grammar could not go on: {matcher.error}"))
+                del self._matchers[name]
+        kept = [row for row, (_, name) in enumerate(live) if name in self._matchers]
+        indices = np.array([live[row][0] for row in kept], dtype=np.int64)
+        return SampleGate(order.step_id, indices, bitmask if len(kept) == len(live) else bitmask[kept]), broken
 
     def _accept(self, accepted: Iterable[tuple[str, int]]) -> list[GrammarBroken]:
         broken = []

@@ -131,7 +131,7 @@ class Worker:
         if self.device.type == "cuda":
             free, total = torch.cuda.mem_get_info(self.device)
             share = self.config.memory_share or 0.9
-            return min(int(total * share) - (total - free), free)
+            return max(0, min(int(total * share) - (total - free), free))
         total, free = _measure_host_memory()
         return min(int(total * (self.config.memory_share or 0.1)), int(free * 0.8))
 

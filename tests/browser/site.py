@@ -50,11 +50,6 @@ class Site:
         self.composer.fill(text)
         self.composer.press("Enter")
 
-    @property
-    def send_button(self) -> Any:
-        """There while nothing is being answered; in its place is the stop button otherwise."""
-        return self.page.locator("#composer button.submit-button")
-
     def press_stop(self) -> None:
         self.page.locator("#composer button.stop-button").click()
 
@@ -94,17 +89,12 @@ class Site:
 
     def num_running(self) -> int:
         """Requests in the engine, as it says itself."""
-        return self._read_metric("num_requests_running")
-
-    def num_finished(self) -> int:
-        """Requests that came to a regular end."""
-        return self._read_metric("request_success_total")
-
-    def _read_metric(self, name: str) -> int:
         with urllib.request.urlopen(f"{self.base_url}/metrics", timeout=5) as reply:
-            found = re.findall(rf"^troupe:{name}\S* ([\d.]+)", reply.read().decode(), re.MULTILINE)
-        assert found, name
-        return int(sum(map(float, found)))
+            found = re.search(
+                r"^troupe:num_requests_running\S* ([\d.]+)", reply.read().decode(), re.MULTILINE
+            )
+        assert found is not None
+        return int(float(found[1]))
 
     def _hear(self, message: Any) -> None:
         if message.type == "error":

@@ -21,8 +21,8 @@ BAD = [
     ("num_threads", 0, "must be a number from 1 to 1024"),
     ("num_threads", 1.5, "must be an integer from 1 to 1024"),
     ("num_threads", True, "num_threads=True must be a number"),
-    ("max_model_len", 0, "must be a number from 1"),
-    ("max_model_len", -1, "must be a number from 1"),
+    ("max_model_len", 1, "must be a number from 2"),
+    ("max_model_len", -1, "must be a number from 2"),
     ("max_model_len", "8k", "max_model_len='8k' must be a number"),
     ("block_size", 0, "must be a number from 1 to 1024"),
     ("block_size", 2048, "must be a number from 1 to 1024"),
@@ -75,7 +75,7 @@ def test_a_value_outside_its_range_is_refused_by_name(field: str, value: Any, me
 
 
 GOOD = [
-    ("num_threads", 1), ("max_model_len", 1), ("block_size", 1), ("memory_share", 1), ("num_blocks", 2),
+    ("num_threads", 1), ("max_model_len", 2), ("block_size", 1), ("memory_share", 1), ("num_blocks", 2),
     ("max_num_seqs", 1), ("max_num_batched_tokens", 64), ("priority_ageing_s", 0.001), ("max_num_waiting", 1),
     ("grammar_timeout_s", 3600), ("max_restarts", 0), ("num_threads", None), ("memory_share", None),
 ]  # fmt: skip

@@ -202,6 +202,7 @@ async def test_a_crash_fails_what_is_in_flight_and_the_engine_serves_again(
 ) -> None:
     async with Engine(make_config()) as engine:
         before = (await complete(engine)).outputs[0].token_ids
+        queried = engine.stats().prefix_cache_queries
         streams = [engine.generate("hello", LONG) for _ in range(3)]
         for stream in streams:
             await anext(stream)
@@ -216,6 +217,7 @@ async def test_a_crash_fails_what_is_in_flight_and_the_engine_serves_again(
         await wait_until(lambda: engine.state == "ready")
         assert (await complete(engine)).outputs[0].token_ids == before
         assert engine.stats().num_restarts == 1
+        assert engine.stats().prefix_cache_queries == 5 * queried  # three of them before the crash
         assert engine.stats().num_free_blocks == engine.stats().num_blocks
 
 

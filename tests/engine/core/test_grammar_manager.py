@@ -113,3 +113,17 @@ def test_a_broken_request_is_reported_once(compiler: GrammarCompiler) -> None:
 def test_an_order_without_targets_is_an_empty_gate(compiler: GrammarCompiler) -> None:
     gate, _ = make_manager(compiler).fill(FillMasks(7, [], []), VOCAB)
     assert (gate.step_id, len(gate.indices), len(gate.bitmask)) == (7, 0, 0)
+
+
+def test_a_matcher_that_hits_a_limit_loses_its_row_and_says_why(
+    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manager = make_manager(compiler, tired=["ab"], fresh=["xy"])
+    monkeypatch.setattr(type(manager._matchers["tired"]), "error", None, raising=False)
+    manager._matchers["tired"].error = "out of fuel"  # type: ignore[misc]
+    gate, broken = manager.fill(FillMasks(0, [], [(0, "tired"), (1, "fresh")]), VOCAB)
+    assert gate.indices.tolist() == [1]
+    assert read_mask(gate.bitmask[0]) == ids("x")
+    assert [(each.request_id, each.error) for each in broken] == [
+        ("tired", "the grammar could not go on: out of fuel")
+    ]

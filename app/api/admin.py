@@ -1,0 +1,54 @@
+"""Routes for the one who runs the server; without an admin key they do not exist."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Request
+from pydantic import BaseModel, ConfigDict, Field
+
+from app.api.context import ApiContext, context_of
+from app.api.errors import ApiError
+from app.api.gate import is_one_of, read_key
+
+
+class AbortBody(BaseModel):
+    """POST /abort_requests: the ids as their replies carry them."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    request_ids: Annotated[list[str], Field(min_length=1, max_length=1024)]
+
+
+def require_admin(request: Request, context: Annotated[ApiContext, Depends(context_of)]) -> ApiContext:
+    """Let the admin key through.
+
+    Raises:
+        ApiError: 404 without an admin key in the settings, 401 without it in the request.
+    """
+    key = context.config.admin_key
+    if key is None:
+        raise ApiError(404, f"there is no {request.method} {request.url.path}", code="route_not_found")
+    given = read_key(request.headers.get("authorization", "").encode("latin-1"))
+    if not is_one_of(given, (key.encode(),)):
+        raise ApiError(401, "this route needs the admin key", code="invalid_api_key")
+    return context
+
+
+router = APIRouter()
+Context = Annotated[ApiContext, Depends(require_admin)]
+
+
+@router.post("/reset_prefix_cache")
+async def reset_prefix_cache(context: Context) -> dict[str, Any]:
+    """Forget all cached prefixes; false while requests own blocks."""
+    context.require_ready()
+    return {"is_reset": await context.engine.reset_prefix_cache()}
+
+
+@router.post("/abort_requests")
+async def abort_requests(body: AbortBody, context: Context) -> dict[str, Any]:
+    """End requests; their clients get finish_reason abort. Unknown ids are no error."""
+    for request_id in body.request_ids:
+        await context.engine.abort(request_id)
+    return {"request_ids": body.request_ids}

@@ -1,0 +1,52 @@
+"""make_api: the FastAPI app with every route of the API; the page is mounted behind them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fastapi import FastAPI, Request
+from fastapi.responses import Response
+from starlette.routing import BaseRoute, Match
+
+from app import __version__
+from app.api import admin, chat, completions, models, tokens
+from app.api.context import ApiContext
+from app.api.errors import ApiError, add_error_handlers
+from app.api.gate import Gate
+from app.config import AppConfig
+
+ALL_METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
+
+
+def make_api(context: ApiContext) -> FastAPI:
+    """Build the app around an engine."""
+    # no page of documentation: FastAPI's would load its scripts from another host
+    app = FastAPI(title="Troupe", version=__version__, docs_url=None, redoc_url=None)
+    app.state.context = context
+    for module in (admin, chat, completions, models, tokens):
+        app.include_router(module.router)
+    known = list(app.routes)
+
+    @app.api_route("/v1/{path:path}", methods=ALL_METHODS, include_in_schema=False)
+    async def refuse(path: str, request: Request) -> Response:
+        """Without this the page's own 404 would answer, in a form no API client reads."""
+        raise no_route(request, known)
+
+    add_error_handlers(app)
+    app.add_middleware(Gate, keys=accepted_keys(context.config), max_body_bytes=context.config.max_body_bytes)
+    return app
+
+
+def accepted_keys(config: AppConfig) -> tuple[str, ...]:
+    """Keys that open the gate; the admin key alone guards nothing but its own routes."""
+    admin = () if config.admin_key is None else (config.admin_key,)
+    return (*config.api_key, *admin) if config.api_key else ()
+
+
+def no_route(request: Request, known: Sequence[BaseRoute]) -> ApiError:
+    """404, or 405 when the path exists for another method."""
+    if any(route.matches(request.scope)[0] is Match.PARTIAL for route in known):
+        return ApiError(
+            405, f"{request.method} is not allowed on {request.url.path}", code="method_not_allowed"
+        )
+    return ApiError(404, f"there is no {request.method} {request.url.path}", code="route_not_found")

@@ -1,0 +1,108 @@
+"""Call: one request on its way through the engine, whatever the route it came by."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import AsyncGenerator, Coroutine
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any
+
+import anyio
+from fastapi import Request
+
+from app.api.constraint import Constraint
+from app.api.context import ApiContext
+from app.api.errors import ApiError, to_api_error
+from app.api.protocol import GenerationFields
+from engine import RequestOutput, SamplingParams
+from grammar import GrammarError
+
+Prompt = str | list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A validated request: prompts, sampling, and the ids and names that its reply carries."""
+
+    context: ApiContext
+    body: GenerationFields
+    reply_id: str
+    model: str
+    prompts: list[Prompt]
+    sampling: SamplingParams
+    constraint: Constraint | None = None
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    async def generate(self, index: int = 0) -> AsyncGenerator[RequestOutput]:
+        """Run one of the prompts; closing the generator aborts it in the engine.
+
+        Raises:
+            ApiError: the request's grammar turned out to be unusable.
+            EngineError: as `Engine.generate` does.
+        """
+        request_id = self.reply_id if len(self.prompts) == 1 else f"{self.reply_id}-{index}"
+        prompt = self.prompts[index]
+        outputs = self.context.engine.generate(
+            prompt if isinstance(prompt, str) else {"prompt_token_ids": prompt},
+            self.sampling,
+            request_id,
+            priority=self.body.priority,
+            cache_salt=self.body.cache_salt,
+            deadline_s=self.body.deadline_s,
+        )
+        try:
+            async with aclosing(outputs):
+                async for output in outputs:
+                    yield _checked(output)
+        except GrammarError as error:
+            raise to_api_error(error, None if self.constraint is None else self.constraint.param) from error
+
+    async def finish(self, index: int = 0) -> RequestOutput:
+        """Run one of the prompts to its end and return the last output."""
+        last: RequestOutput | None = None
+        async with aclosing(self.generate(index)) as outputs:
+            async for output in outputs:
+                last = output
+        assert last is not None, "the engine ends every request with an output"
+        return last
+
+
+def _checked(output: RequestOutput) -> RequestOutput:
+    """Turn a completion that the engine gave up into an error: its text is not an answer."""
+    for completion in output.outputs:
+        if completion.finish_reason == "error":
+            reason = completion.error or "the engine could not go on with this request"
+            raise ApiError(500, reason, code="generation_failed")
+    return output
+
+
+def make_reply_id(prefix: str, request: Request, body: GenerationFields) -> str:
+    """The id of the reply: the client's own request_id, or the one of its x-request-id header."""
+    given: str = body.request_id or request.state.request_id
+    # Two live requests must not share an id, and a client may send the same header twice.
+    return f"{prefix}-{given}-{uuid.uuid4().hex[:8]}"
+
+
+async def run_all(works: list[Coroutine[Any, Any, None]]) -> None:
+    """Run coroutines side by side; the first error cancels the rest and is raised as itself."""
+    if len(works) == 1:
+        await works[0]
+        return
+    try:
+        async with anyio.create_task_group() as group:
+            for work in works:
+                group.start_soon(_await, work)
+    except BaseExceptionGroup as errors:
+        raise _first_leaf(errors) from None
+
+
+async def _await(work: Coroutine[Any, Any, None]) -> None:
+    await work
+
+
+def _first_leaf(error: BaseException) -> BaseException:
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

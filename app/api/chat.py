@@ -1,0 +1,113 @@
+"""POST /v1/chat/completions."""
+
+from __future__ import annotations
+
+from contextlib import aclosing
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Request
+from fastapi.responses import JSONResponse, Response
+
+from app.api import replies
+from app.api.call import Call, make_reply_id
+from app.api.chunks import Chunks
+from app.api.constraint import read_constraint
+from app.api.context import ApiContext, context_of
+from app.api.errors import ApiError
+from app.api.messages import read_messages, read_template_kwargs
+from app.api.protocol import ChatRequest
+from app.api.sampling import chat_sampling
+from app.api.sse import CLIENT_CLOSED_REQUEST, Emit, EventStream, unless_gone
+from engine import RequestOutput
+
+router = APIRouter()
+
+
+@router.post("/v1/chat/completions")
+async def create_chat_completion(
+    body: ChatRequest, request: Request, context: Annotated[ApiContext, Depends(context_of)]
+) -> Response:
+    """Answer a conversation, in one piece or as a stream."""
+    call, echo = await prepare(body, request, context)
+    if body.stream:
+        return EventStream(lambda emit: stream(call, echo, emit), context.config.keep_alive_s)
+    output = await unless_gone(request.receive, call.finish())
+    if output is None:
+        return Response(status_code=CLIENT_CLOSED_REQUEST)
+    return JSONResponse(whole_reply(call, output, echo))
+
+
+async def prepare(body: ChatRequest, request: Request, context: ApiContext) -> tuple[Call, str]:
+    """Check everything that costs nothing, then render and tokenise off the loop.
+
+    Returns the call, and the text that the reply begins with when the request asks for an echo.
+
+    Raises:
+        ApiError, InvalidRequest: the request cannot be served as asked.
+    """
+    model = context.check_model(body.model)
+    context.require_ready()
+    constraint = read_constraint(body)
+    sampling = chat_sampling(body, constraint)
+    messages = read_messages(body.messages)
+    if body.add_special_tokens:
+        message = "add_special_tokens is not supported here: the chat template writes them"
+        raise ApiError(400, message, "add_special_tokens", "unsupported_field")
+    if body.continue_final_message and body.add_generation_prompt:
+        message = "continue_final_message needs add_generation_prompt=false"
+        raise ApiError(400, message, "continue_final_message", "invalid_value")
+    prompt = await context.engine.render_chat(
+        messages,
+        add_generation_prompt=body.add_generation_prompt,
+        continue_final_message=body.continue_final_message,
+        **read_template_kwargs(body.chat_template_kwargs),
+    )
+    echo = messages[-1]["content"] if body.echo and messages[-1]["role"] == "assistant" else ""
+    reply_id = make_reply_id("chatcmpl", request, body)
+    return Call(context, body, reply_id, model, [prompt], sampling, constraint), echo
+
+
+def whole_reply(call: Call, output: RequestOutput, echo: str) -> dict[str, Any]:
+    """The chat.completion object."""
+    choices = []
+    for choice in output.outputs:
+        entry: dict[str, Any] = {
+            "index": choice.index,
+            "message": {"role": "assistant", "content": echo + choice.text, "refusal": None},
+            "logprobs": replies.chat_logprobs(call, choice),
+            "finish_reason": choice.finish_reason,
+            "stop_reason": choice.stop_reason,
+        }
+        if call.body.return_token_ids:
+            entry["token_ids"] = list(choice.token_ids)
+        choices.append(entry)
+    reply = {
+        **replies.header(call, "chat.completion"),
+        "choices": choices,
+        "usage": replies.usage_of([output]),
+    }
+    if call.sampling.prompt_logprobs is not None:
+        reply["prompt_logprobs"] = replies.prompt_logprobs(output)
+    if call.body.return_token_ids:
+        reply["prompt_token_ids"] = output.prompt_token_ids
+    return reply | replies.extras(call, output)
+
+
+async def stream(call: Call, echo: str, emit: Emit) -> None:
+    """Emit the chunks of a chat completion: per choice its role, its text, its end; then the usage."""
+    chunks = Chunks(call, "chat.completion.chunk", is_chat=True)
+    is_first = True
+    async with aclosing(call.generate()) as outputs:
+        async for output in outputs:
+            parts = []
+            if is_first:
+                parts += [chunks.first(index, output, echo) for index in range(call.sampling.n)]
+                is_first = False
+            for choice in output.outputs:
+                parts.append(chunks.delta(choice.index, choice, output))
+                if choice.is_finished:
+                    parts.append(chunks.last(choice.index, choice, output))
+            if data := b"".join(parts):
+                await emit(data)
+    if call.body.include_usage:
+        await emit(chunks.total([output]))

@@ -1,0 +1,121 @@
+"""Stream chunks of chat and text completions; the usual one is a template with only its text put in.
+
+A chunk of plain text costs one JSON string and two joins. Chunks that carry more (logprobs, token ids,
+running usage, an end) are built as dicts: they are rare, or their reader asked for the work.
+"""
+
+from __future__ import annotations
+
+import json
+from json.encoder import encode_basestring_ascii
+from typing import Any
+
+from app.api import replies
+from app.api.call import Call
+from engine import CompletionOutput, RequestOutput
+
+Json = dict[str, Any]
+
+
+def frame(chunk: Json) -> bytes:
+    """One event of the stream."""
+    return b"data: " + json.dumps(chunk, separators=(",", ":")).encode() + b"\n\n"
+
+
+class Chunks:
+    """Writes the chunks of one request with all its choices.
+
+    Args:
+        kind: the value of `object`.
+        is_chat: chat deltas, or the texts of a text completion.
+    """
+
+    def __init__(self, call: Call, kind: str, is_chat: bool) -> None:
+        self._call = call
+        self._is_chat = is_chat
+        self._header = replies.header(call, kind)
+        body = call.body
+        self._is_plain = not (
+            call.sampling.logprobs is not None or body.return_token_ids or body.continuous_usage
+        )
+        self._templates: dict[int, tuple[bytes, bytes]] = {}
+        self._num_tokens: dict[int, int] = {}
+        self._text_offsets: dict[int, int] = {}
+
+    def first(self, index: int, output: RequestOutput, echo: str = "") -> bytes:
+        """What comes before a choice's own text: the role of a chat message, or an echoed prompt."""
+        choice: Json = {"role": "assistant", "content": echo}
+        more: Json = {}
+        if self._call.body.return_token_ids:
+            more["prompt_token_ids"] = output.prompt_token_ids
+        if self._is_chat:
+            return frame({**self._header, "choices": [self._choice(index, choice)], **more})
+        entry = self._choice(index, echo)
+        if echo and self._call.sampling.logprobs is not None and output.prompt_logprobs is not None:
+            entry["logprobs"] = replies.completion_logprobs(
+                self._call, output.prompt_logprobs, output.prompt_token_ids, 0
+            )
+        self._text_offsets[index] = len(echo)
+        return frame({**self._header, "choices": [entry], **more}) if echo or more else b""
+
+    def delta(self, index: int, choice: CompletionOutput, output: RequestOutput) -> bytes:
+        """What one choice has got since its last chunk; b"" when that is nothing to show."""
+        self._num_tokens[index] = self._num_tokens.get(index, 0) + len(choice.token_ids)
+        if self._is_plain:
+            if not choice.text:
+                return b""
+            head, tail = self._templates.get(index) or self._make_template(index)
+            return head + encode_basestring_ascii(choice.text).encode("ascii") + tail
+        if not (choice.text or choice.token_ids):
+            return b""
+        return frame(self._rich(index, choice, output))
+
+    def last(self, index: int, choice: CompletionOutput, output: RequestOutput) -> bytes:
+        """The end of one choice."""
+        entry = self._choice(index, {} if self._is_chat else "")
+        entry |= {"finish_reason": choice.finish_reason, "stop_reason": choice.stop_reason}
+        chunk = {**self._header, "choices": [entry], **replies.extras(self._call, output)}
+        if self._call.body.continuous_usage:
+            chunk["usage"] = self._usage(index, output)
+        return frame(chunk)
+
+    def total(self, outputs: list[RequestOutput]) -> bytes:
+        """The chunk without choices that carries the usage of the whole request."""
+        prompt = sum(len(output.prompt_token_ids) for output in outputs)
+        cached = sum(output.num_cached_tokens for output in outputs)
+        usage = replies.usage(prompt, sum(self._num_tokens.values()), cached)
+        return frame({**self._header, "choices": [], "usage": usage})
+
+    def _choice(self, index: int, content: Any) -> Json:
+        name = "delta" if self._is_chat else "text"
+        return {"index": index, name: content, "logprobs": None, "finish_reason": None}
+
+    def _make_template(self, index: int) -> tuple[bytes, bytes]:
+        mark = "\x00"
+        content = {"content": mark} if self._is_chat else mark
+        whole = frame({**self._header, "choices": [self._choice(index, content)]})
+        head, tail = whole.split(encode_basestring_ascii(mark).encode("ascii"))
+        self._templates[index] = (head, tail)
+        return head, tail
+
+    def _rich(self, index: int, choice: CompletionOutput, output: RequestOutput) -> Json:
+        entry = self._choice(index, {"content": choice.text} if self._is_chat else choice.text)
+        if self._is_chat:
+            entry["logprobs"] = replies.chat_logprobs(self._call, choice)
+        elif self._call.sampling.logprobs is not None and choice.logprobs is not None:
+            offset = self._text_offsets.get(index, 0)
+            entry["logprobs"] = replies.completion_logprobs(
+                self._call, choice.logprobs, choice.token_ids, offset
+            )
+        self._text_offsets[index] = self._text_offsets.get(index, 0) + len(choice.text)
+        if self._call.body.return_token_ids:
+            entry["token_ids"] = list(choice.token_ids)
+        chunk = {**self._header, "choices": [entry]}
+        if self._call.body.continuous_usage:
+            chunk["usage"] = self._usage(index, output)
+        return chunk
+
+    def _usage(self, index: int, output: RequestOutput) -> Json:
+        return replies.usage(
+            len(output.prompt_token_ids), self._num_tokens.get(index, 0), output.num_cached_tokens
+        )

@@ -1,0 +1,160 @@
+"""POST /v1/completions."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Request
+from fastapi.responses import JSONResponse, Response
+
+from app.api import replies
+from app.api.call import Call, make_reply_id, run_all
+from app.api.chunks import Chunks
+from app.api.constraint import read_constraint
+from app.api.context import ApiContext, context_of
+from app.api.errors import ApiError
+from app.api.protocol import CompletionRequest
+from app.api.sampling import completion_sampling, read_prompts
+from app.api.sse import CLIENT_CLOSED_REQUEST, Emit, EventStream, unless_gone
+from app.api.tokens import encode_bare
+from engine import CompletionOutput, RequestOutput
+
+router = APIRouter()
+MAX_CHOICES = 1024
+
+
+@router.post("/v1/completions")
+async def create_completion(
+    body: CompletionRequest, request: Request, context: Annotated[ApiContext, Depends(context_of)]
+) -> Response:
+    """Continue one text or several, in one piece or as a stream."""
+    call = await prepare(body, request, context)
+    if body.stream:
+        return EventStream(lambda emit: stream(call, emit), context.config.keep_alive_s)
+    outputs = await unless_gone(request.receive, finish_all(call))
+    if outputs is None:
+        return Response(status_code=CLIENT_CLOSED_REQUEST)
+    return JSONResponse(whole_reply(call, outputs))
+
+
+async def prepare(body: CompletionRequest, request: Request, context: ApiContext) -> Call:
+    """Check the request and tokenise its prompts off the loop.
+
+    Raises:
+        ApiError, InvalidRequest: the request cannot be served as asked.
+    """
+    model = context.check_model(body.model)
+    context.require_ready()
+    constraint = read_constraint(body)
+    sampling = completion_sampling(body, constraint)
+    prompts = read_prompts(body.prompt)
+    if len(prompts) * sampling.n > MAX_CHOICES:
+        message = f"{len(prompts)} prompts with n={sampling.n} are more than {MAX_CHOICES} choices"
+        raise ApiError(400, message, "n", "invalid_value")
+    if body.add_special_tokens is False:
+        prompts = [p if isinstance(p, list) else await encode_bare(p, context) for p in prompts]
+    reply_id = make_reply_id("cmpl", request, body)
+    return Call(context, body, reply_id, model, prompts, sampling, constraint)
+
+
+async def finish_all(call: Call) -> list[RequestOutput]:
+    """Run every prompt to its end, side by side."""
+    outputs: dict[int, RequestOutput] = {}
+
+    async def finish(index: int) -> None:
+        outputs[index] = await call.finish(index)
+
+    await run_all([finish(index) for index in range(len(call.prompts))])
+    return [outputs[index] for index in range(len(call.prompts))]
+
+
+def whole_reply(call: Call, outputs: list[RequestOutput]) -> dict[str, Any]:
+    """The text_completion object; choices are numbered through all prompts."""
+    choices = [
+        _choice(call, number * call.sampling.n + choice.index, output, choice)
+        for number, output in enumerate(outputs)
+        for choice in output.outputs
+    ]
+    usage = replies.usage_of(outputs)
+    if is_scoring(call):
+        usage = replies.usage(usage["prompt_tokens"], 0, usage["prompt_tokens_details"]["cached_tokens"])
+    reply = {**replies.header(call, "text_completion"), "choices": choices, "usage": usage}
+    return reply | replies.extras(call, outputs[0])
+
+
+def is_scoring(call: Call) -> bool:
+    """Whether only the prompt is wanted back, with its probabilities: echo with max_tokens=0."""
+    return call.body.max_tokens == 0
+
+
+def prompt_text(call: Call, output: RequestOutput) -> str:
+    """The prompt as text, also when it came as token ids."""
+    if output.prompt is not None:
+        return output.prompt
+    tokenizer = call.context.engine.tokenizer
+    return "" if tokenizer is None else tokenizer.decode(output.prompt_token_ids)
+
+
+def _choice(call: Call, index: int, output: RequestOutput, choice: CompletionOutput) -> dict[str, Any]:
+    echo = prompt_text(call, output) if call.body.echo else ""
+    text = echo if is_scoring(call) else echo + choice.text
+    entry: dict[str, Any] = {
+        "index": index,
+        "text": text,
+        "logprobs": _logprobs(call, output, choice),
+        "finish_reason": choice.finish_reason,
+        "stop_reason": choice.stop_reason,
+    }
+    if call.sampling.prompt_logprobs is not None:
+        entry["prompt_logprobs"] = replies.prompt_logprobs(output)
+    if call.body.return_token_ids:
+        entry |= {"token_ids": list(choice.token_ids), "prompt_token_ids": output.prompt_token_ids}
+    return entry
+
+
+def _logprobs(call: Call, output: RequestOutput, choice: CompletionOutput) -> dict[str, Any] | None:
+    if call.sampling.logprobs is None or choice.logprobs is None:
+        return None
+    positions = [] if is_scoring(call) else list(choice.logprobs)
+    ids = list(choice.token_ids)
+    if not call.body.echo:
+        return replies.completion_logprobs(call, positions, ids, 0)
+    before = output.prompt_logprobs or [None] * len(output.prompt_token_ids)
+    return replies.completion_logprobs(call, [*before, *positions], [*output.prompt_token_ids, *ids], 0)
+
+
+async def stream(call: Call, emit: Emit) -> None:
+    """Emit the chunks of every prompt as they come, then the usage."""
+    chunks = Chunks(call, "text_completion", is_chat=False)
+    last: dict[int, RequestOutput] = {}
+    # two prompts may have news at once; their events must not be torn
+    turn = asyncio.Lock()
+
+    async def run(number: int) -> None:
+        async with aclosing(call.generate(number)) as outputs:
+            async for output in outputs:
+                data = _events(call, chunks, number, output, is_first=number not in last)
+                last[number] = output
+                if data:
+                    async with turn:
+                        await emit(data)
+
+    await run_all([run(number) for number in range(len(call.prompts))])
+    if call.body.include_usage:
+        await emit(chunks.total(list(last.values())))
+
+
+def _events(call: Call, chunks: Chunks, number: int, output: RequestOutput, is_first: bool) -> bytes:
+    base = number * call.sampling.n
+    parts = []
+    if is_first:
+        echo = prompt_text(call, output) if call.body.echo else ""
+        parts += [chunks.first(base + index, output, echo) for index in range(call.sampling.n)]
+    for choice in output.outputs:
+        if not is_scoring(call):
+            parts.append(chunks.delta(base + choice.index, choice, output))
+        if choice.is_finished:
+            parts.append(chunks.last(base + choice.index, choice, output))
+    return b"".join(parts)

@@ -1,0 +1,153 @@
+"""From a request's constraint fields to one GrammarSpec, or a 400 that names the field."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from app.api.errors import ApiError, to_api_error
+from app.api.protocol import GenerationFields, StructuredOutputs
+from grammar import GrammarError, GrammarSpec
+
+Whitespace = Literal["spaced", "compact", "any"]
+
+# the names other engines give to the backends
+BACKENDS = {"guidance": "llguidance", "outlines": "outlines_core", "auto": None}
+
+
+@dataclass(frozen=True, slots=True)
+class Constraint:
+    """A grammar, and the request field that an error about it should name."""
+
+    param: str
+    spec: GrammarSpec
+
+
+def read_constraint(body: GenerationFields) -> Constraint | None:
+    """Find the request's one constraint.
+
+    Raises:
+        ApiError: 400 for two constraints, a malformed one, or one that cannot be honoured.
+    """
+    found = [
+        (param, make) for param, make in (*_response_format(body), *_structured_outputs(body), *_guided(body))
+    ]
+    if len(found) > 1:
+        names = " and ".join(param for param, _ in found)
+        raise ApiError(
+            400, f"a request can have one constraint, not {names}", found[1][0], "too_many_constraints"
+        )
+    if not found:
+        return None
+    param, make = found[0]
+    try:
+        return Constraint(param, make())
+    except GrammarError as error:
+        raise to_api_error(error, param) from error
+
+
+Candidates = list[tuple[str, Callable[[], GrammarSpec]]]
+
+
+def _response_format(body: GenerationFields) -> Candidates:
+    asked = body.response_format
+    if asked is None or asked.type == "text":
+        return []
+    if asked.type == "structural_tag":
+        raise ApiError(
+            400,
+            "response_format.type structural_tag is not supported",
+            "response_format",
+            "unsupported_field",
+        )
+    if asked.type == "json_object":
+        return [("response_format", GrammarSpec.json_object)]
+    if asked.json_schema is None:
+        raise ApiError(400, "response_format.json_schema is required", "response_format", "missing_field")
+    schema = asked.json_schema.schema_
+    return [("response_format", lambda: GrammarSpec.json_schema(schema))]
+
+
+def _structured_outputs(body: GenerationFields) -> Candidates:
+    asked = body.structured_outputs
+    if asked is None:
+        return []
+    for name in ("structural_tag", "whitespace_pattern", "disable_additional_properties"):
+        if getattr(asked, name):
+            raise ApiError(
+                400, f"structured_outputs.{name} is not supported", "structured_outputs", "unsupported_field"
+            )
+    candidates = _candidates(
+        "structured_outputs.",
+        asked.json_,
+        asked.regex,
+        asked.choice,
+        asked.grammar,
+        asked.json_object,
+        backend=_backend(asked.backend, "structured_outputs"),
+        whitespace=_whitespace(asked),
+    )
+    if not candidates:
+        raise ApiError(400, "structured_outputs names no constraint", "structured_outputs", "missing_field")
+    return candidates
+
+
+def _guided(body: GenerationFields) -> Candidates:
+    if body.guided_whitespace_pattern is not None:
+        raise ApiError(
+            400,
+            "guided_whitespace_pattern is not supported",
+            "guided_whitespace_pattern",
+            "unsupported_field",
+        )
+    return _candidates(
+        "guided_",
+        body.guided_json,
+        body.guided_regex,
+        body.guided_choice,
+        body.guided_grammar,
+        body.guided_json_object,
+        backend=_backend(body.guided_decoding_backend, "guided_decoding_backend"),
+    )
+
+
+def _candidates(
+    prefix: str,
+    schema: dict[str, Any] | bool | str | None,
+    regex: str | None,
+    choice: list[str] | None,
+    grammar: str | None,
+    json_object: bool | None,
+    *,
+    backend: str | None,
+    whitespace: Whitespace = "spaced",
+) -> Candidates:
+    found: Candidates = []
+    if schema is not None:
+        found.append((prefix + "json", lambda: GrammarSpec.json_schema(schema, whitespace, backend)))
+    if regex is not None:
+        found.append((prefix + "regex", lambda: GrammarSpec.regex(regex, backend)))
+    if choice is not None:
+        found.append((prefix + "choice", lambda: GrammarSpec.choice(choice, backend)))
+    if grammar is not None:
+        found.append((prefix + "grammar", lambda: GrammarSpec.ebnf(grammar, backend)))
+    if json_object:
+        found.append((prefix + "json_object", lambda: GrammarSpec.json_object(whitespace, backend)))
+    return found
+
+
+def _whitespace(asked: StructuredOutputs) -> Whitespace:
+    if asked.disable_any_whitespace:
+        return "compact"
+    return asked.whitespace or "spaced"
+
+
+def _backend(name: str | None, param: str) -> str | None:
+    if name is None:
+        return None
+    # vLLM's old form carries options behind a colon, such as "xgrammar:no-fallback"
+    plain = name.split(":", 1)[0]
+    if plain == "lm-format-enforcer":
+        raise ApiError(400, f"{name!r} is not a backend of this server", param, "unsupported_field")
+    return BACKENDS.get(plain, plain)

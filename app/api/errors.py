@@ -1,0 +1,180 @@
+"""The OpenAI error body, and which of our errors answers with which status.
+
+InvalidRequest, GrammarError, bad JSON or fields    400 invalid_request_error
+missing or wrong key                                401 authentication_error
+unknown model or route                              404 not_found_error
+body over the limit                                 413 invalid_request_error
+EngineOverloaded, a starting or dead engine         503 overloaded_error / service_unavailable, Retry-After
+RequestTimeout                                      504 timeout_error
+EngineDead in mid-request, a bug                    500 server_error
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse, Response
+
+from engine import EngineDead, EngineError, EngineOverloaded, InvalidRequest, RequestTimeout
+from grammar import GrammarError, UnsupportedGrammar
+
+logger = logging.getLogger("troupe.api")
+
+MAX_MESSAGE_CHARS = 1000
+MAX_VALUE_CHARS = 80
+TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    404: "not_found_error",
+    405: "invalid_request_error",
+    413: "invalid_request_error",
+    429: "rate_limit_error",
+    503: "service_unavailable",
+    504: "timeout_error",
+}
+HIDDEN = re.compile(r"(?<![\w.])/(?:[\w.+-]+/)+[\w.+-]*|\b[A-Za-z]:\\\S+|\b0x[0-9a-fA-F]{4,}\b")
+
+
+class ApiError(Exception):
+    """An answer other than 200, in the words of the API."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        param: str | None = None,
+        code: str | None = None,
+        retry_after_s: float | None = None,
+        details: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.param = param
+        self.code = code
+        self.retry_after_s = retry_after_s
+        self.details = dict(details or {})
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """The OpenAI error object; a refused grammar adds keyword, pointer and reason."""
+        error = {
+            "message": scrub(str(self)),
+            "type": TYPES.get(self.status, "server_error"),
+            "param": None if self.param is None else _printable(self.param),
+            "code": self.code,
+        }
+        return {"error": error | self.details}
+
+    @property
+    def response(self) -> Response:
+        headers = {}
+        if self.retry_after_s is not None:
+            headers["Retry-After"] = str(max(1, math.ceil(self.retry_after_s)))
+        if self.status == 401:
+            # Basic makes a browser ask for the key, so that one check guards the page and the API.
+            headers["WWW-Authenticate"] = 'Basic realm="Troupe: any user name, an API key as password"'
+        return JSONResponse(self.body, self.status, headers)
+
+    @property
+    def sse_frame(self) -> bytes:
+        """The same object as an event, for a stream that has begun."""
+        return b"data: " + json.dumps(self.body).encode() + b"\n\n"
+
+
+def scrub(message: str) -> str:
+    """Drop file paths and addresses, which tell a client nothing and an attacker something, and keep it UTF-8."""
+    return _printable(HIDDEN.sub("...", message)[:MAX_MESSAGE_CHARS])
+
+
+def _printable(text: str) -> str:
+    # a lone surrogate is legal in JSON's escapes, so a client's own text may hold one
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def to_api_error(error: Exception, param: str | None = None) -> ApiError:
+    """Translate an error of the engine, the grammar or the protocol.
+
+    Args:
+        param: the field to blame for a grammar, which knows nothing of requests.
+    """
+    match error:
+        case ApiError():
+            return error
+        case InvalidRequest():
+            return ApiError(400, str(error), error.param or param, "invalid_value")
+        case UnsupportedGrammar():
+            details = {"keyword": error.keyword, "pointer": error.pointer, "reason": error.reason}
+            return ApiError(400, str(error), param, "unsupported_grammar", details=details)
+        case GrammarError():
+            return ApiError(400, str(error), param, "invalid_grammar")
+        case EngineOverloaded():
+            return ApiError(503, str(error), code="engine_overloaded", retry_after_s=error.retry_after_s)
+        case RequestTimeout():
+            return ApiError(504, str(error), code="request_timeout")
+        case EngineDead():
+            return ApiError(
+                500, "the engine stopped while the request was in it; try again", code="engine_dead"
+            )
+        case EngineError():
+            return ApiError(500, "the engine could not serve the request", code="engine_error")
+    return ApiError(500, "internal error", code="internal_error")
+
+
+def describe_fields(errors: Sequence[Any]) -> ApiError:
+    """Put the first of pydantic's errors into one sentence that names the field and its value."""
+    first = errors[0]
+    kind = first["type"]
+    if kind == "json_invalid":
+        reason = first.get("ctx", {}).get("error", first["msg"])
+        return ApiError(400, f"the body is not JSON: {reason}", code="invalid_json")
+    # Union members leave their type's name in the location; they are no field of the request.
+    where = [str(part) for part in first["loc"] if part != "body" and "[" not in str(part)]
+    if not where:
+        return ApiError(
+            400, "the body must be a JSON object sent as Content-Type: application/json", code="invalid_json"
+        )
+    name = ".".join(where)
+    if kind == "missing":
+        return ApiError(400, f"{name} is required", where[0], "missing_field")
+    if kind == "extra_forbidden":
+        return ApiError(400, f"{name} is not a known field", where[0], "unknown_field")
+    message = f"{name}={_shorten(first['input'])}: {first['msg']}"
+    return ApiError(400, message, where[0], "invalid_value")
+
+
+def _shorten(value: object) -> str:
+    # repr of a huge list costs more than the check that refused it
+    if isinstance(value, list | dict):
+        return f"({type(value).__name__} of {len(value)})"
+    text = repr(value[:MAX_VALUE_CHARS]) if isinstance(value, str) else repr(value)
+    return text if len(text) <= MAX_VALUE_CHARS else text[:MAX_VALUE_CHARS] + "..."
+
+
+def add_error_handlers(app: FastAPI) -> None:
+    """Make every error of the app answer with the OpenAI body."""
+
+    async def answer(request: Request, error: Exception) -> Response:
+        return to_api_error(error).response
+
+    async def answer_fields(request: Request, error: Exception) -> Response:
+        assert isinstance(error, RequestValidationError)
+        return describe_fields(error.errors()).response
+
+    async def answer_http(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        response = ApiError(error.status_code, str(error.detail)).response
+        response.headers.update(error.headers or {})
+        return response
+
+    for kind in (ApiError, EngineError, GrammarError, Exception):
+        app.add_exception_handler(kind, answer)
+    app.add_exception_handler(RequestValidationError, answer_fields)
+    app.add_exception_handler(HTTPException, answer_http)

@@ -1,0 +1,110 @@
+"""EngineStats as Prometheus metrics: vLLM's names with the prefix `troupe:`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from engine import Engine, EngineStats
+
+PREFIX = "troupe:"
+LABELS = ("model_name", "engine")
+STATES = ("starting", "ready", "restarting", "dead", "closed")
+
+# name, EngineStats field, help
+GAUGES = (
+    ("num_requests_running", "num_running", "Requests in the running batch."),
+    ("num_requests_waiting", "num_waiting", "Requests that wait to be scheduled."),
+    (
+        "num_requests_waiting_for_grammar",
+        "num_waiting_for_grammar",
+        "Requests that wait for a grammar to compile.",
+    ),
+    ("kv_cache_usage_perc", "kv_usage", "Share of the KV blocks in use; 1 is all of them."),
+    ("kv_cache_blocks", "num_blocks", "KV cache blocks."),
+    ("kv_cache_free_blocks", "num_free_blocks", "KV cache blocks no request owns."),
+    ("kv_cache_cached_blocks", "num_cached_blocks", "KV cache blocks that a prefix can be found in."),
+)
+COUNTERS = (
+    ("prompt_tokens", "prompt_tokens", "Prompt tokens processed."),
+    ("generation_tokens", "generation_tokens", "Tokens generated."),
+    ("prefix_cache_queries", "prefix_cache_queries", "Prompt tokens looked up in the prefix cache."),
+    ("prefix_cache_hits", "prefix_cache_hits", "Prompt tokens found in the prefix cache."),
+    ("num_preemptions", "num_preemptions", "Times a running request lost its blocks."),
+    ("engine_steps", "num_steps", "Steps of the engine."),
+    ("admission_rejections", "num_rejected", "Requests refused because the queue was full."),
+    ("engine_restarts", "num_restarts", "Restarts after a crash."),
+)
+HISTOGRAM_HELP = {
+    "time_to_first_token_seconds": "From arrival to the first token.",
+    "inter_token_latency_seconds": "Between two tokens of a request.",
+    "e2e_request_latency_seconds": "From arrival to the end.",
+    "request_queue_time_seconds": "From arrival to the first step.",
+    "step_gap_seconds": "Between the end of a step and the start of the next.",
+    "event_loop_lag_seconds": "How late the event loop wakes up.",
+    "grammar_compile_seconds": "Compiling one grammar.",
+}
+
+
+class EngineCollector(Collector):
+    """Reads a snapshot of the engine whenever Prometheus asks."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield every metric family of one snapshot."""
+        stats = self.engine.stats()
+        labels = (self.engine.model_name, "0")
+        yield from self._plain(stats, labels)
+        finished = CounterMetricFamily(
+            PREFIX + "request_success", "Finished requests by reason.", labels=(*LABELS, "finished_reason")
+        )
+        for reason, count in stats.finished.items():
+            finished.add_metric((*labels, reason), count)
+        yield finished
+        state = GaugeMetricFamily(
+            PREFIX + "engine_state", "1 for the engine's state.", labels=(*LABELS, "state")
+        )
+        for name in STATES:
+            state.add_metric((*labels, name), float(self.engine.state == name))
+        yield state
+        yield from self._histograms(stats, labels)
+
+    def _plain(self, stats: EngineStats, labels: tuple[str, str]) -> Iterator[Metric]:
+        for name, field, text in GAUGES:
+            gauge = GaugeMetricFamily(PREFIX + name, text, labels=LABELS)
+            gauge.add_metric(labels, getattr(stats, field))
+            yield gauge
+        for name, field, text in COUNTERS:
+            counter = CounterMetricFamily(PREFIX + name, text, labels=LABELS)
+            counter.add_metric(labels, getattr(stats, field))
+            yield counter
+
+    def _histograms(self, stats: EngineStats, labels: tuple[str, str]) -> Iterator[Metric]:
+        for name, histogram in stats.histograms.items():
+            family = HistogramMetricFamily(PREFIX + name, HISTOGRAM_HELP.get(name, name), labels=LABELS)
+            # Prometheus counts every value in all buckets above it, too
+            total = 0
+            buckets = []
+            for bound, count in zip((*map(str, histogram.buckets), "+Inf"), histogram.counts, strict=True):
+                total += count
+                buckets.append((bound, total))
+            family.add_metric(labels, buckets, histogram.sum)
+            yield family
+
+
+def make_registry(engine: Engine) -> CollectorRegistry:
+    """A registry of its own, so that two servers in one process do not clash."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(EngineCollector(engine))
+    return registry
+
+
+def render(registry: CollectorRegistry) -> bytes:
+    """The text that Prometheus scrapes."""
+    return generate_latest(registry)

@@ -1,0 +1,64 @@
+"""GET /v1/models, and the routes by which machines watch the server: health, version, metrics."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends
+from fastapi.responses import JSONResponse, Response
+
+from app import __version__
+from app.api.context import ApiContext, context_of
+
+router = APIRouter()
+Context = Annotated[ApiContext, Depends(context_of)]
+
+METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+@router.get("/v1/models")
+async def list_models(context: Context) -> dict[str, Any]:
+    """The served model, in OpenAI's list form."""
+    return {"object": "list", "data": [describe_model(context)]}
+
+
+@router.get("/v1/models/{model:path}")
+async def retrieve_model(model: str, context: Context) -> dict[str, Any]:
+    """One model by name."""
+    context.check_model(model)
+    return describe_model(context)
+
+
+def describe_model(context: ApiContext) -> dict[str, Any]:
+    """OpenAI's model object with vLLM's max_model_len."""
+    name = context.engine.model_name
+    return {
+        "id": name,
+        "object": "model",
+        "created": context.created,
+        "owned_by": "troupe",
+        "root": name,
+        "parent": None,
+        "max_model_len": context.engine.resolved.max_model_len,
+    }
+
+
+@router.get("/health")
+@router.get("/ping")
+async def check_health(context: Context) -> JSONResponse:
+    """200 when the engine takes requests, else 503 with its state."""
+    state = context.engine.state
+    is_ready = state == "ready"
+    return JSONResponse({"status": "ok" if is_ready else state, "state": state}, 200 if is_ready else 503)
+
+
+@router.get("/version")
+async def show_version() -> dict[str, str]:
+    """The version of this server."""
+    return {"version": __version__}
+
+
+@router.get("/metrics")
+async def show_metrics(context: Context) -> Response:
+    """The engine's counters in Prometheus' text format."""
+    return Response(context.render_metrics(), media_type=METRICS_TYPE)

@@ -1,0 +1,175 @@
+"""The requests of the API as pydantic models: names and types; ranges are checked by SamplingParams."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from app.api.errors import ApiError
+from app.api.fields import check_extra_fields
+
+MAX_IDS = 1024
+MAX_MESSAGES = 4096
+MAX_PROMPTS = 128
+
+TokenIds = Annotated[list[int], Field(max_length=MAX_IDS)]
+Strings = Annotated[list[str], Field(max_length=MAX_IDS)]
+
+
+class StreamOptions(BaseModel):
+    """What a stream carries beside its text."""
+
+    model_config = ConfigDict(strict=True)
+
+    include_usage: bool = False
+    continuous_usage_stats: bool = False
+
+
+class JsonSchemaFormat(BaseModel):
+    """The schema of a response_format; `strict` changes nothing, a schema is always enforced."""
+
+    model_config = ConfigDict(strict=True)
+
+    name: str | None = None
+    description: str | None = None
+    schema_: dict[str, Any] | bool = Field(alias="schema")
+    strict: bool | None = None
+
+
+class ResponseFormat(BaseModel):
+    """OpenAI's response_format."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    type: Literal["text", "json_object", "json_schema", "structural_tag"]
+    json_schema: JsonSchemaFormat | None = None
+
+
+class StructuredOutputs(BaseModel):
+    """vLLM's structured_outputs: one constraint, and how to write it."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    json_: dict[str, Any] | bool | str | None = Field(default=None, alias="json")
+    regex: str | None = None
+    choice: Annotated[list[str], Field(max_length=16384)] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    structural_tag: str | dict[str, Any] | None = None
+    backend: str | None = None
+    whitespace: Literal["spaced", "compact", "any"] | None = None
+    disable_any_whitespace: bool = False
+    disable_fallback: bool = False  # there is none: a grammar is enforced or refused
+    disable_additional_properties: bool = False
+    whitespace_pattern: str | None = None
+
+
+class GenerationFields(BaseModel):
+    """What chat and text completions have in common."""
+
+    # strict: "0.7" is no number and true is no integer; extra fields are looked at in `check_fields`
+    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
+
+    model: str | None = None
+    n: int | None = None
+    max_tokens: int | None = None
+    min_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    seed: int | None = None
+    stop: str | Strings | None = None
+    stop_token_ids: TokenIds | None = None
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    logit_bias: Annotated[dict[str, float], Field(max_length=MAX_IDS)] | None = None
+    allowed_token_ids: TokenIds | None = None
+    bad_words: Strings | None = None
+    prompt_logprobs: int | None = None
+    skip_special_tokens: bool = True
+    add_special_tokens: bool | None = None
+    echo: bool = False
+
+    stream: bool | None = False
+    stream_options: StreamOptions | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: dict[str, Any] | bool | str | None = None
+    guided_regex: str | None = None
+    guided_choice: Annotated[list[str], Field(max_length=16384)] | None = None
+    guided_grammar: str | None = None
+    guided_json_object: bool | None = None
+    guided_decoding_backend: str | None = None
+    guided_whitespace_pattern: str | None = None
+
+    priority: int = Field(default=0, ge=-(2**31), le=2**31 - 1)
+    cache_salt: str | None = Field(default=None, min_length=1, max_length=1024)
+    request_id: str | None = Field(default=None, min_length=1, max_length=128, pattern=r"^[\w.:-]+$")
+    deadline_s: float | None = Field(default=None, gt=0, le=86400)
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    return_metrics: bool | None = None
+
+    @model_validator(mode="after")
+    def check_fields(self) -> Self:
+        """Refuse fields that would be dropped, and stream options without a stream."""
+        check_extra_fields(self.model_extra)
+        if self.stream_options is not None and not self.stream:
+            raise ApiError(400, "stream_options needs stream=true", "stream_options", "invalid_value")
+        return self
+
+    @property
+    def include_usage(self) -> bool:
+        return self.stream_options is not None and self.stream_options.include_usage
+
+    @property
+    def continuous_usage(self) -> bool:
+        return self.stream_options is not None and self.stream_options.continuous_usage_stats
+
+
+class ChatRequest(GenerationFields):
+    """POST /v1/chat/completions."""
+
+    messages: Annotated[list[dict[str, Any]], Field(min_length=1, max_length=MAX_MESSAGES)]
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = False
+    top_logprobs: int | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class CompletionRequest(GenerationFields):
+    """POST /v1/completions."""
+
+    prompt: Any
+    logprobs: int | None = None
+
+
+class TokenizeRequest(BaseModel):
+    """POST /tokenize: a prompt or chat messages."""
+
+    model_config = ConfigDict(strict=True)
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: Annotated[list[dict[str, Any]], Field(min_length=1, max_length=MAX_MESSAGES)] | None = None
+    add_special_tokens: bool = True
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    chat_template_kwargs: dict[str, Any] | None = None
+    return_token_strs: bool | None = False
+
+
+class DetokenizeRequest(BaseModel):
+    """POST /detokenize."""
+
+    model_config = ConfigDict(strict=True)
+
+    model: str | None = None
+    tokens: Annotated[list[int], Field(max_length=2**20)]

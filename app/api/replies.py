@@ -1,0 +1,167 @@
+"""The parts of a reply that chat, completions and streams share, as plain dicts ready for JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from app.api.call import Call
+from engine import CompletionOutput, GrammarInfo, Logprob, RequestMetrics, RequestOutput, TokenLogprobs
+
+# JSON has no -Infinity; vLLM writes the same number
+MIN_LOGPROB = -9999.0
+
+Json = dict[str, Any]
+
+
+def usage(num_prompt: int, num_output: int, num_cached: int) -> Json:
+    """OpenAI's usage object."""
+    return {
+        "prompt_tokens": num_prompt,
+        "completion_tokens": num_output,
+        "total_tokens": num_prompt + num_output,
+        "prompt_tokens_details": {"cached_tokens": num_cached},
+    }
+
+
+def usage_of(outputs: Iterable[RequestOutput]) -> Json:
+    """Usage of finished requests, summed over their prompts and choices."""
+    finished = list(outputs)
+    return usage(
+        sum(len(output.prompt_token_ids) for output in finished),
+        sum(len(choice.token_ids) for output in finished for choice in output.outputs),
+        sum(output.num_cached_tokens for output in finished),
+    )
+
+
+def structured(info: GrammarInfo | None) -> Json | None:
+    """Which backend enforced the grammar, and by what plan; None without a grammar."""
+    if info is None:
+        return None
+    plan = [{"pointer": pointer, "keyword": keyword, "enforced_by": by} for pointer, keyword, by in info.plan]
+    return {"backend": info.backend, "compile_time_ms": _ms(info.compile_time_s), "plan": plan}
+
+
+def metrics(times: RequestMetrics, num_tokens: int) -> Json:
+    """Times of one request in milliseconds; what has not happened is null."""
+    span = None
+    if times.first_token_time is not None and times.last_token_time is not None:
+        span = times.last_token_time - times.first_token_time
+    gap = span / (num_tokens - 1) if span is not None and num_tokens > 1 else None
+    return {
+        "time_to_first_token_ms": _ms(times.ttft),
+        "generation_time_ms": _ms(span),
+        "queue_time_ms": _ms(times.queue_time),
+        "mean_itl_ms": _ms(gap),
+        "tokens_per_second": times.tokens_per_second(num_tokens),
+        "num_preemptions": times.num_preemptions,
+    }
+
+
+def _ms(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds * 1000, 3)
+
+
+def extras(call: Call, output: RequestOutput) -> Json:
+    """What a reply carries only when the request asked for it."""
+    found: Json = {}
+    grammar = structured(output.grammar)
+    if grammar is not None:
+        found["structured"] = grammar
+    if call.body.return_metrics:
+        found["metrics"] = metrics(output.metrics, sum(len(choice.token_ids) for choice in output.outputs))
+    return found
+
+
+def header(call: Call, kind: str) -> Json:
+    """The first fields of every reply and chunk."""
+    return {
+        "id": call.reply_id,
+        "object": kind,
+        "created": call.created,
+        "model": call.model,
+        "system_fingerprint": call.context.system_fingerprint,
+    }
+
+
+def chat_logprobs(call: Call, choice: CompletionOutput) -> Json | None:
+    """OpenAI's chat form: one entry a token with its alternatives."""
+    if call.sampling.logprobs is None or choice.logprobs is None:
+        return None
+    content = []
+    for position in choice.logprobs:
+        top = [_chat_entry(call, entry) for entry in position.top[: call.sampling.logprobs]]
+        content.append({**_chat_entry(call, position.token), "top_logprobs": top})
+    return {"content": content, "refusal": None}
+
+
+def _chat_entry(call: Call, entry: Logprob) -> Json:
+    found: Json = {
+        "token": _token_text(call, entry),
+        "logprob": _finite(entry.logprob),
+        "bytes": list(entry.decoded_token.encode("utf-8", "replace")),
+    }
+    if entry.masked_logprob is not None:
+        found["masked_logprob"] = _finite(entry.masked_logprob)
+    return found
+
+
+def completion_logprobs(
+    call: Call, positions: Sequence[TokenLogprobs | None], ids: Sequence[int], offset: int
+) -> Json:
+    """The older form of text completions: four lists. The first token of an echoed prompt has no probability.
+
+    Args:
+        offset: where the first token's text begins in the choice's text.
+    """
+    tokens: list[str] = []
+    offsets: list[int] = []
+    for position, token_id in zip(positions, ids, strict=False):
+        known = position.token if position is not None else Logprob(token_id, 0.0, 0, _decode(call, token_id))
+        offsets.append(offset)
+        tokens.append(_token_text(call, known))
+        offset += len(known.decoded_token)
+    return {
+        "tokens": tokens,
+        "token_logprobs": [None if p is None else _finite(p.token.logprob) for p in positions],
+        "top_logprobs": [None if p is None else _top(call, p) for p in positions],
+        "text_offset": offsets,
+    }
+
+
+def _top(call: Call, position: TokenLogprobs) -> dict[str, float]:
+    entries = (*position.top, position.token)
+    return {_token_text(call, entry): _finite(entry.logprob) for entry in entries}
+
+
+def prompt_logprobs(output: RequestOutput) -> list[Json | None] | None:
+    """vLLM's form: for each prompt token, a map from token id to its probability."""
+    if output.prompt_logprobs is None:
+        return None
+    return [
+        None
+        if position is None
+        else {
+            str(entry.token_id): {
+                "logprob": _finite(entry.logprob),
+                "rank": entry.rank,
+                "decoded_token": entry.decoded_token,
+            }
+            for entry in (*position.top, position.token)
+        }
+        for position in output.prompt_logprobs
+    ]
+
+
+def _finite(value: float) -> float:
+    # written so that NaN becomes the floor too
+    return value if value > MIN_LOGPROB else MIN_LOGPROB
+
+
+def _token_text(call: Call, entry: Logprob) -> str:
+    return f"token_id:{entry.token_id}" if call.body.return_tokens_as_token_ids else entry.decoded_token
+
+
+def _decode(call: Call, token_id: int) -> str:
+    tokenizer = call.context.engine.tokenizer
+    return "" if tokenizer is None else tokenizer.decode([token_id], skip_special_tokens=False)

@@ -1,0 +1,116 @@
+"""From a request's sampling fields to SamplingParams, and from its prompt fields to what the engine takes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from app.api.constraint import Constraint
+from app.api.errors import ApiError
+from app.api.protocol import MAX_PROMPTS, ChatRequest, CompletionRequest, GenerationFields
+from engine import SamplingParams
+
+MAX_LOGPROBS = 20
+COPIED = [
+    "n",
+    "min_tokens",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "seed",
+    "stop",
+    "stop_token_ids",
+    "allowed_token_ids",
+    "bad_words",
+    "prompt_logprobs",
+]
+
+
+def chat_sampling(body: ChatRequest, constraint: Constraint | None) -> SamplingParams:
+    """Sampling of a chat request; without a limit it runs up to the model's length.
+
+    Raises:
+        InvalidRequest: a value outside its range.
+        ApiError: top_logprobs without logprobs.
+    """
+    if body.top_logprobs and not body.logprobs:
+        raise ApiError(400, "top_logprobs needs logprobs=true", "top_logprobs", "invalid_value")
+    if body.top_logprobs is not None and not 0 <= body.top_logprobs <= MAX_LOGPROBS:
+        message = f"top_logprobs={body.top_logprobs} must be an integer from 0 to {MAX_LOGPROBS}"
+        raise ApiError(400, message[:200], "top_logprobs", "invalid_value")
+    limit = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+    logprobs = (body.top_logprobs or 0) if body.logprobs else None
+    return _make(body, constraint, max_tokens=limit, logprobs=logprobs)
+
+
+def completion_sampling(body: CompletionRequest, constraint: Constraint | None) -> SamplingParams:
+    """Sampling of a text completion; the default limit is OpenAI's 16 tokens.
+
+    Raises:
+        InvalidRequest: a value outside its range.
+    """
+    limit = 16 if body.max_tokens is None else body.max_tokens
+    if limit == 0 and body.echo:
+        # The engine always draws; scoring a prompt means one token that the reply leaves out.
+        limit = 1
+    changes: dict[str, Any] = {"max_tokens": limit, "logprobs": body.logprobs}
+    if body.echo and body.logprobs is not None and body.prompt_logprobs is None:
+        changes["prompt_logprobs"] = body.logprobs
+    return _make(body, constraint, **changes)
+
+
+def _make(body: GenerationFields, constraint: Constraint | None, **changes: Any) -> SamplingParams:
+    if body.stream and body.prompt_logprobs is not None:
+        raise ApiError(400, "prompt_logprobs needs stream=false", "prompt_logprobs", "unsupported_field")
+    values = {name: getattr(body, name) for name in COPIED if getattr(body, name) is not None}
+    return SamplingParams(
+        **(values | changes),
+        logit_bias=read_logit_bias(body.logit_bias),
+        include_stop_str_in_output=body.include_stop_str_in_output,
+        ignore_eos=body.ignore_eos,
+        skip_special_tokens=body.skip_special_tokens,
+        grammar=None if constraint is None else constraint.spec,
+        output_kind="delta" if body.stream else "final",
+    )
+
+
+def read_logit_bias(bias: dict[str, float] | None) -> dict[int, float]:
+    """JSON has only text keys; token ids come as digits."""
+    try:
+        return {int(token): value for token, value in (bias or {}).items()}
+    except ValueError:
+        raise ApiError(
+            400, "logit_bias must map token ids to numbers", "logit_bias", "invalid_value"
+        ) from None
+
+
+def read_prompts(value: Any) -> list[str | list[int]]:
+    """The prompts of a text completion: a text, token ids, or a list of either.
+
+    Raises:
+        ApiError: 400 for anything else, an empty prompt, or too many.
+    """
+    if isinstance(value, str) or _is_ids(value):
+        prompts = [value]
+    elif isinstance(value, list) and value and all(isinstance(item, str) or _is_ids(item) for item in value):
+        prompts = value
+    else:
+        message = "prompt must be a text, a list of token ids, or a list of either, none of them empty"
+        raise ApiError(400, message, "prompt", "invalid_value")
+    if len(prompts) > MAX_PROMPTS:
+        raise ApiError(400, f"prompt has {len(prompts)} entries; at most {MAX_PROMPTS} are allowed", "prompt")
+    if not all(prompts):
+        raise ApiError(400, "prompt must not be empty", "prompt", "invalid_value")
+    return prompts
+
+
+def _is_ids(value: object) -> bool:
+    # type() and not isinstance(): true is no token id
+    return (
+        isinstance(value, list)
+        and bool(value)
+        and all(type(item) is int and 0 <= item < 2**31 for item in value)
+    )

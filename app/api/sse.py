@@ -1,0 +1,120 @@
+"""EventStream: server-sent events whose errors, silences and vanished clients are all handled.
+
+before the first frame    an error still becomes a plain answer with its own status
+a long wait for it        the stream opens, with a comment every few seconds
+after the first frame     an error becomes a last event that holds the error object
+the client goes away      the producer is cancelled wherever it waits, which aborts its request
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+import anyio
+from starlette.background import BackgroundTask
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from app.api.errors import to_api_error
+
+logger = logging.getLogger("troupe.api")
+
+Emit = Callable[[bytes], Awaitable[None]]
+Producer = Callable[[Emit], Awaitable[None]]
+Result = TypeVar("Result")
+
+DONE = b"data: [DONE]\n\n"
+KEEP_ALIVE = b": keep-alive\n\n"
+CLIENT_CLOSED_REQUEST = 499
+
+
+class EventStream(Response):
+    """A response whose frames come from `produce(emit)`; `[DONE]` follows by itself."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, produce: Producer, keep_alive_s: float) -> None:
+        self.produce = produce
+        self.keep_alive_s = keep_alive_s
+        self.status_code = 200
+        self.background: BackgroundTask | None = None
+        # no proxy may collect the stream before it passes it on
+        self.init_headers({"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
+        self._is_open = False
+        self._has_frame = False
+        self._send: Send
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._send = send
+        failure: Exception | None = None
+        async with anyio.create_task_group() as group:
+            group.start_soon(self._watch, receive, group.cancel_scope)
+            try:
+                await self.produce(self.emit)
+                await self._write(DONE, more_body=False)
+            except Exception as error:
+                # the border of the process: whatever it was, the client gets one answer
+                failure = error
+            group.cancel_scope.cancel()
+        if failure is not None:
+            await self._fail(failure, scope, receive)
+
+    async def emit(self, frame: bytes) -> None:
+        """Send one or more events."""
+        self._has_frame = True
+        await self._write(frame)
+
+    async def _watch(self, receive: Receive, cancel_scope: anyio.CancelScope) -> None:
+        """Cancel the producer when the client is gone; until its first frame, show that we live."""
+        while True:
+            with anyio.move_on_after(None if self._has_frame else self.keep_alive_s):
+                await wait_for_disconnect(receive)
+                cancel_scope.cancel()
+                return
+            if not self._has_frame:
+                await self._write(KEEP_ALIVE)
+
+    async def _write(self, frame: bytes, more_body: bool = True) -> None:
+        if not self._is_open:
+            self._is_open = True
+            await self._send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        await self._send({"type": "http.response.body", "body": frame, "more_body": more_body})
+
+    async def _fail(self, error: Exception, scope: Scope, receive: Receive) -> None:
+        known = to_api_error(error)
+        if known.status == 500:
+            logger.error("a stream failed", exc_info=error)
+        if self._is_open:
+            await self._write(known.sse_frame + DONE, more_body=False)
+        else:
+            await known.response(scope, receive, self._send)
+
+
+async def wait_for_disconnect(receive: Receive) -> None:
+    """Return when the client has closed the connection."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def unless_gone(receive: Receive, work: Awaitable[Result]) -> Result | None:
+    """Await the work of an answer in one piece; cancel it and return None when its client goes away."""
+    result: Result | None = None
+    failure: Exception | None = None
+    async with anyio.create_task_group() as group:
+
+        async def watch() -> None:
+            await wait_for_disconnect(receive)
+            group.cancel_scope.cancel()
+
+        group.start_soon(watch)
+        try:
+            result = await work
+        except Exception as error:
+            # raised again below: the task group would wrap it, and its handler would not know it
+            failure = error
+        group.cancel_scope.cancel()
+    if failure is not None:
+        raise failure
+    return result

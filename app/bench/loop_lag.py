@@ -1,0 +1,108 @@
+"""Event-loop lag while many clients stream over HTTP.
+
+    python -m app.bench.loop_lag --clients 64 --seconds 10
+
+Starts a server of its own on a free port with the embedded model (or drives `--url`), streams completions from
+so many clients at once, and reads the server's own lag histogram before and after.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import re
+import socket
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import aiohttp
+
+LAG = re.compile(r'^troupe:event_loop_lag_seconds_bucket\{[^}]*le="([^"]+)"[^}]*\} (\S+)', re.MULTILINE)
+START_TIMEOUT_S = 120.0
+
+
+@asynccontextmanager
+async def run_server(url: str | None) -> AsyncIterator[str]:
+    """The given server's address, or that of one that lives as long as the block."""
+    if url is not None:
+        yield url
+        return
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    process = await asyncio.create_subprocess_exec(sys.executable, "-m", "app", "serve", "--port", str(port))
+    try:
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        process.terminate()
+        await process.wait()
+
+
+async def wait_until_ready(session: aiohttp.ClientSession, url: str) -> None:
+    async with asyncio.timeout(START_TIMEOUT_S):
+        while True:
+            try:
+                async with session.get(f"{url}/health") as response:
+                    if response.status == 200:
+                        return
+            except aiohttp.ClientConnectionError:
+                pass  # not listening yet
+            await asyncio.sleep(0.1)
+
+
+async def stream(session: aiohttp.ClientSession, url: str, model: str, until: float) -> int:
+    """Stream completions one after another; the number of events that came."""
+    body = {"model": model, "prompt": "Once upon a time", "max_tokens": 500, "ignore_eos": True, "stream": True}
+    num_events = 0
+    while time.monotonic() < until:
+        async with session.post(f"{url}/v1/completions", json=body) as response:
+            response.raise_for_status()
+            async for line in response.content:
+                num_events += line.startswith(b"data:")
+                if time.monotonic() >= until:
+                    break
+    return num_events
+
+
+async def read_lag(session: aiohttp.ClientSession, url: str) -> dict[float, float]:
+    """Cumulative counts by upper bound in seconds."""
+    async with session.get(f"{url}/metrics") as response:
+        return {float(bound): float(count) for bound, count in LAG.findall(await response.text())}
+
+
+def find_quantile(before: dict[float, float], after: dict[float, float], share: float) -> float:
+    """Upper bound of the bucket that holds this share of what came between the two readings."""
+    counts = {bound: after[bound] - before.get(bound, 0.0) for bound in sorted(after)}
+    total = counts[max(counts)]
+    return next((bound for bound, count in counts.items() if count >= share * total), max(counts))
+
+
+async def run(url: str | None, num_clients: int, seconds: float) -> None:
+    connector = aiohttp.TCPConnector(limit=0)
+    async with run_server(url) as address, aiohttp.ClientSession(connector=connector) as session:
+        await wait_until_ready(session, address)
+        async with session.get(f"{address}/v1/models") as response:
+            model = (await response.json())["data"][0]["id"]
+        before = await read_lag(session, address)
+        until = time.monotonic() + seconds
+        counts = await asyncio.gather(*(stream(session, address, model, until) for _ in range(num_clients)))
+        after = await read_lag(session, address)
+    quantiles = ", ".join(
+        f"p{share * 100:g} at most {find_quantile(before, after, share) * 1000:g} ms" for share in (0.5, 0.9, 0.99)
+    )
+    print(f"{num_clients} clients, {sum(counts) / seconds:.0f} events/s: event-loop lag {quantiles}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--clients", type=int, default=64, help="concurrent streams")
+    parser.add_argument("--seconds", type=float, default=10.0, help="how long they stream")
+    parser.add_argument("--url", help="a running server; default: one is started")
+    args = parser.parse_args()
+    asyncio.run(run(args.url, args.clients, args.seconds))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,100 @@
+"""`python -m app extract --schema S FILE...`: one JSON record a line for every file."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from app.cli.talk import local_engine, plain_errors
+from app.config import UsageError, add_flags
+from app.extraction import extract_records
+from engine import EngineConfig
+from grammar import GrammarSpec
+
+EXIT_SOME_FAILED = 1
+MAX_FILE_BYTES = 16 * 2**20
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The schema, the files, and the flags of the engine."""
+    parser.add_argument(
+        "--schema", required=True, metavar="FILE", help="file with the JSON Schema of a record"
+    )
+    parser.add_argument("files", nargs="+", metavar="FILE", help="UTF-8 text files; - reads stdin")
+    add_flags(parser, EngineConfig)
+
+
+def run(arguments: argparse.Namespace, start: float) -> int:
+    """Print the records; 1 when a file gave none.
+
+    Raises:
+        UsageError: a file cannot be read, or the schema cannot be used.
+    """
+    # everything is read before the engine loads: a wrong name should not cost seconds
+    schema = read_schema(arguments.schema)
+    sources = [(name, read_text(name)) for name in arguments.files]
+    return asyncio.run(extract(schema, sources, vars(arguments)))
+
+
+async def extract(schema: dict[str, Any], sources: list[tuple[str, str]], given: dict[str, Any]) -> int:
+    """Records to stdout, progress to stderr."""
+    num_failed = 0
+    async with local_engine(given) as engine:
+        number = 0
+        async for record in extract_records(engine, schema, sources):
+            number += 1
+            print(json.dumps(record, ensure_ascii=False), flush=True)
+            num_failed += "error" in record
+            print(f"[{number}/{len(sources)}] {record['source']}: {describe(record)}", file=sys.stderr)
+    return EXIT_SOME_FAILED if num_failed else 0
+
+
+def describe(record: dict[str, Any]) -> str:
+    """One record's fate in a few words."""
+    if "error" in record:
+        return f"failed, {record['error']}"
+    return "valid" if record["valid"] else f"not valid ({record['finish_reason']})"
+
+
+def read_schema(path: str) -> dict[str, Any]:
+    """A JSON Schema from a file.
+
+    Raises:
+        UsageError: it is none.
+    """
+    text = read_text(path)
+    try:
+        schema = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{path} is not JSON: {error}") from error
+    if not isinstance(schema, dict):
+        raise UsageError(f"{path}: a schema is a JSON object, not {type(schema).__name__}")
+    with plain_errors():
+        GrammarSpec.json_schema(schema)
+    return schema
+
+
+def read_text(path: str) -> str:
+    """The text of a file, or of stdin for `-`.
+
+    Raises:
+        UsageError: it cannot be read, is no UTF-8, or is too large.
+    """
+    try:
+        data = sys.stdin.buffer.read(MAX_FILE_BYTES + 1) if path == "-" else _read_bytes(path)
+        if len(data) > MAX_FILE_BYTES:
+            raise UsageError(f"{path} is larger than {MAX_FILE_BYTES >> 20} MiB")
+        return data.decode("utf-8-sig")
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path} is not UTF-8 text: {error.reason} at byte {error.start}") from error
+
+
+def _read_bytes(path: str) -> bytes:
+    with Path(path).open("rb") as file:
+        return file.read(MAX_FILE_BYTES + 1)

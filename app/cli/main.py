@@ -1,0 +1,112 @@
+"""`main`: which verb is meant, its flags, and one line on stderr for whatever the user got wrong."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import gc
+import importlib
+import io
+import re
+import sys
+import time
+from collections.abc import Sequence
+from typing import NoReturn
+
+from app import __version__
+from app.cli.failure import Failure
+from app.config import UsageError
+
+# verb -> (module, summary); a module is imported when its verb is used, because some take seconds
+VERBS = {
+    "serve": ("app.cli.serve", "serve the page and the API (what happens without a verb)"),
+    "chat": ("app.cli.chat", "chat in the terminal, with an engine of its own or a running server"),
+    "complete": ("app.cli.complete", "continue one text"),
+    "extract": ("app.cli.extract", "turn text files into JSON records that fit a schema"),
+}
+EXIT_FAILURE = 1
+EXIT_USAGE = 2
+EXIT_INTERRUPTED = 130
+
+
+class Parser(argparse.ArgumentParser):
+    """An ArgumentParser that says what is wrong in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raise, instead of printing the usage and leaving."""
+        raise UsageError(self._explain(message))
+
+    def _explain(self, message: str) -> str:
+        unknown = re.match(r"unrecognized arguments: (\S+)", message)
+        if unknown is None:
+            return message
+        flag = unknown.group(1)
+        close = difflib.get_close_matches(flag.split("=")[0], self._option_string_actions, n=1)
+        hint = f"; did you mean {close[0]}?" if close else ""
+        return f"unknown argument {flag}{hint} (--help lists them all)"
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run one verb and return the process's exit code."""
+    start = time.perf_counter()
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # what stdout cannot encode, such as half a surrogate pair, is written as its escape, which JSON reads
+        sys.stdout.reconfigure(errors="backslashreplace")
+    try:
+        code = dispatch(list(argv), start)
+        # what is left is about to be dropped as a whole: spare the interpreter's last search through it
+        gc.freeze()
+        return code
+    except UsageError as error:
+        complain(str(error))
+        return EXIT_USAGE
+    except Failure as error:
+        complain(str(error))
+        return EXIT_FAILURE
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+
+
+def dispatch(argv: list[str], start: float) -> int:
+    """Find the verb, parse its flags, run it.
+
+    Raises:
+        UsageError: anything that the user can put right.
+    """
+    if argv and argv[0] in ("--version", "-V"):
+        print(f"troupe {__version__}")
+        return 0
+    verb = "serve"
+    if argv and not argv[0].startswith("-"):
+        verb = argv.pop(0)
+        if verb not in VERBS:
+            raise UsageError(f"unknown verb {verb!r}: choose from {', '.join(VERBS)}")
+        is_named = True
+    else:
+        is_named = False
+    path, summary = VERBS[verb]
+    # an import makes hundreds of thousands of objects and hardly any garbage; looking for it takes a fifth of the time
+    gc.disable()
+    module = importlib.import_module(path)
+    gc.freeze()
+    gc.enable()
+    parser = Parser(
+        prog=f"python -m app {verb}" if is_named else "python -m app",
+        description=summary if is_named else list_verbs(),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    module.add_arguments(parser)
+    code: int = module.run(parser.parse_args(argv), start)
+    return code
+
+
+def list_verbs() -> str:
+    """What --help says without a verb."""
+    lines = "\n".join(f"  {verb:<9} {summary}" for verb, (_, summary) in VERBS.items())
+    return f"Troupe, an LLM inference engine. Verbs:\n{lines}\n\nFlags of serve:"
+
+
+def complain(message: str) -> None:
+    """One line on stderr, whatever the message looked like."""
+    print("troupe: " + " ".join(message.split()), file=sys.stderr)

@@ -1,0 +1,50 @@
+"""`python -m app serve`: the page at `/`, the API at `/v1`."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import os
+import threading
+import time
+
+from app.config import AppConfig, UsageError, add_flags, make_config
+from app.server import serve
+from app.timeline import Timeline
+from engine import ConfigError, EngineConfig
+
+# After the grace: a thread that does not end must not keep the process.
+LAST_RESORT_S = 10.0
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Flags from the fields of both configs."""
+    add_flags(parser, EngineConfig)
+    add_flags(parser, AppConfig)
+
+
+def run(arguments: argparse.Namespace, start: float) -> int:
+    """Serve until a signal comes.
+
+    Raises:
+        UsageError: the configuration cannot work.
+    """
+    timeline = Timeline(start)
+    timeline.add("imports", time.perf_counter() - start)
+    try:
+        engine_config = make_config(EngineConfig, vars(arguments))
+        app_config = make_config(AppConfig, vars(arguments))
+        set_up_logging(app_config.log_level)
+        guard = threading.Timer(app_config.shutdown_grace_s + LAST_RESORT_S, os._exit, (1,))
+        guard.daemon = True
+        asyncio.run(serve(engine_config, app_config, timeline, on_stop=guard.start))
+    except ConfigError as error:
+        raise UsageError(str(error)) from error
+    return 0
+
+
+def set_up_logging(level: str) -> None:
+    """Our own log at the asked level, everyone else's warnings."""
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    logging.getLogger("troupe").setLevel(level.upper())

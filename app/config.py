@@ -1,0 +1,189 @@
+"""AppConfig, and how the fields of any config dataclass become command-line flags.
+
+dataclass field ── default ── TROUPE_<FIELD> ── --flag        the right-most one that is set wins
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import types
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, Field, dataclass, field, fields
+from typing import Any, Literal, TypeVar
+
+Config = TypeVar("Config")
+
+ENV_PREFIX = "TROUPE_"
+TRUE_WORDS = ("1", "true", "yes", "on")
+FALSE_WORDS = ("0", "false", "no", "off")
+
+LogLevel = Literal["debug", "info", "warning", "error"]
+
+
+class UsageError(ValueError):
+    """A flag, variable or file of the user's that cannot be used; its message is one line."""
+
+
+@dataclass(frozen=True, slots=True)
+class AppConfig:
+    """Settings of the front of house; the engine has its own.
+
+    Raises:
+        UsageError: a value outside its range.
+    """
+
+    host: str = field(
+        default="127.0.0.1", metadata={"help": "address to listen on; 0.0.0.0: every interface"}
+    )
+    port: int = field(default=7860, metadata={"help": "port of the page and the API; 0 takes a free one"})
+    api_key: tuple[str, ...] = field(
+        default=(),
+        metadata={"help": "key that every request must carry; repeat it or use commas for several"},
+    )
+    admin_key: str | None = field(
+        default=None, metadata={"help": "key of the admin routes, which are off without it"}
+    )
+    log_level: LogLevel = field(default="info", metadata={"help": "how much is logged to stderr"})
+    max_body_bytes: int = field(default=32 * 2**20, metadata={"help": "largest request body"})
+    shutdown_grace_s: float = field(
+        default=5.0, metadata={"help": "seconds that running requests get at the end"}
+    )
+    keep_alive_s: float = field(
+        default=5.0,
+        metadata={"help": "seconds between comments on a stream whose first token is not there yet"},
+    )
+    ui: bool = field(default=True, metadata={"help": "serve the web page beside the API"})
+
+    def __post_init__(self) -> None:
+        _check_range(self, "port", 0, 65535)
+        _check_range(self, "max_body_bytes", 1024, 2**31)
+        _check_range(self, "shutdown_grace_s", 0.0, 3600.0)
+        _check_range(self, "keep_alive_s", 0.1, 3600.0)
+        for key in (*self.api_key, *(() if self.admin_key is None else (self.admin_key,))):
+            # Keys travel in a header, which carries neither spaces nor letters beyond ASCII.
+            if not key or not key.isascii() or not key.isprintable() or " " in key:
+                raise UsageError("api_key and admin_key must be printable ASCII without spaces")
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only this machine can reach the server."""
+        return self.host in ("127.0.0.1", "localhost", "::1")
+
+
+def add_flags(parser: argparse.ArgumentParser, config_class: type) -> None:
+    """Give the parser one flag for every field of a config dataclass; what is not given stays absent."""
+    group = parser.add_argument_group(config_class.__name__.removesuffix("Config").lower() + " settings")
+    hints = typing.get_type_hints(config_class)
+    for item in fields(config_class):
+        flag = "--" + item.name.replace("_", "-")
+        text = _help_of(item)
+        kind = _plain_type(hints[item.name])
+        options: dict[str, Any] = {"dest": item.name, "default": argparse.SUPPRESS, "help": text}
+        if kind is bool:
+            group.add_argument(flag, action=argparse.BooleanOptionalAction, **options)
+        elif typing.get_origin(kind) is tuple:
+            group.add_argument(flag, action="append", metavar="TEXT", **options)
+        else:
+            group.add_argument(flag, type=_argument_type(kind), metavar=_metavar(kind), **options)
+
+
+def make_config(
+    config_class: type[Config], given: Mapping[str, Any], environ: Mapping[str, str] = os.environ
+) -> Config:
+    """Build a config from parsed flags over TROUPE_<FIELD> variables over the fields' defaults.
+
+    Raises:
+        UsageError: a variable whose text is no value of its field.
+    """
+    hints = typing.get_type_hints(config_class)
+    values: dict[str, Any] = {}
+    for item in fields(config_class):  # type: ignore[arg-type]
+        variable = ENV_PREFIX + item.name.upper()
+        kind = _plain_type(hints[item.name])
+        if item.name in given:
+            values[item.name] = given[item.name]
+        elif environ.get(variable, "") != "":
+            values[item.name] = _parse_variable(kind, variable, environ[variable])
+        if typing.get_origin(kind) is tuple and item.name in values:
+            values[item.name] = _split(values[item.name])
+    return config_class(**values)
+
+
+def _parse_variable(kind: Any, variable: str, text: str) -> Any:
+    try:
+        return text if typing.get_origin(kind) is tuple else parse_value(kind, text)
+    except UsageError as error:
+        raise UsageError(f"{variable}={text!r}: {error}") from None
+
+
+def parse_value(kind: Any, text: str) -> Any:
+    """Turn a flag's text into a value of its field's type.
+
+    Raises:
+        UsageError: the text is no value of that type.
+    """
+    if typing.get_origin(kind) is Literal:
+        choices = typing.get_args(kind)
+        if text not in choices:
+            raise UsageError(f"{text!r} is not one of {', '.join(choices)}")
+        return text
+    if kind is bool:
+        return _parse_bool(text)
+    if kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            raise UsageError(f"{text!r} is not {'an integer' if kind is int else 'a number'}") from None
+    return text
+
+
+def _parse_bool(text: str) -> bool:
+    word = text.strip().lower()
+    if word not in TRUE_WORDS + FALSE_WORDS:
+        raise UsageError(f"{text!r} is neither true nor false")
+    return word in TRUE_WORDS
+
+
+def _argument_type(kind: Any) -> Callable[[str], Any]:
+    def parse(text: str) -> Any:
+        try:
+            return parse_value(kind, text)
+        except UsageError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return parse
+
+
+def _plain_type(hint: Any) -> Any:
+    """Drop the None of an optional field: an absent flag says None."""
+    if typing.get_origin(hint) in (types.UnionType, typing.Union):
+        return next(part for part in typing.get_args(hint) if part is not types.NoneType)
+    return hint
+
+
+def _metavar(kind: Any) -> str:
+    if typing.get_origin(kind) is Literal:
+        return "{" + ",".join(typing.get_args(kind)) + "}"
+    return {int: "INT", float: "NUMBER"}.get(kind, "TEXT")
+
+
+def _help_of(item: Field[Any]) -> str:
+    text = item.metadata.get("help", "")
+    default = None if item.default is MISSING else item.default
+    is_shown = default not in (None, "", ()) and "default" not in text
+    # The demo model's default is a path of this installation, which tells a reader nothing.
+    shown = "the embedded demo model" if item.name == "model" else default
+    return f"{text} (default: {shown})".replace("%", "%%") if is_shown else text.replace("%", "%%")
+
+
+def _split(values: str | list[str] | tuple[str, ...]) -> tuple[str, ...]:
+    texts = [values] if isinstance(values, str) else values
+    return tuple(part.strip() for text in texts for part in text.split(",") if part.strip())
+
+
+def _check_range(config: AppConfig, name: str, low: float, high: float) -> None:
+    value = getattr(config, name)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
+        raise UsageError(f"{name}={value!r} must be a number from {low} to {high}")

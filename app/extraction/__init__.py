@@ -1,0 +1,24 @@
+"""From text to a checked record: prompt, limits, confidence and evidence. The UI, the CLI and the API share it."""
+
+from app.extraction.batch import extract_records
+from app.extraction.bounds import Bound, BoundedSchema, Limits, add_bounds
+from app.extraction.extractor import ExtractionResult, Extractor, PartialExtraction, TextTooLong
+from app.extraction.grounding import Evidence
+from app.extraction.json_spans import Leaf
+from app.extraction.prompt import Schema, make_messages
+
+__all__ = [
+    "Bound",
+    "BoundedSchema",
+    "Evidence",
+    "ExtractionResult",
+    "Extractor",
+    "Leaf",
+    "Limits",
+    "PartialExtraction",
+    "Schema",
+    "TextTooLong",
+    "add_bounds",
+    "extract_records",
+    "make_messages",
+]

@@ -1,0 +1,75 @@
+"""How sure the model was of each value, from the log-probabilities of the value's own tokens.
+
+The figure is exp(mean log-probability) of the model's distribution before the grammar mask. It is
+relative: it ranks the fields of a record, it is not a calibrated probability of being right.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from app.extraction.json_spans import Leaf
+from engine import TokenLogprobs
+
+# Under the mask exactly one token has probability one, up to float32 rounding.
+FORCED_MASKED_LOGPROB = -1e-6
+# A token the model itself was that sure of says something, forced or not.
+CERTAIN_LOGPROB = -1e-4
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredToken:
+    """One output token: its half-open character range in the text and its log-probability before the mask."""
+
+    start: int
+    end: int
+    logprob: float
+    is_forced: bool
+
+
+def score_tokens(
+    text: str, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs], decode: Callable[[list[int]], str]
+) -> list[ScoredToken]:
+    """Place the output's tokens in its text."""
+    pieces = [position.token.decoded_token for position in logprobs]
+    if "".join(pieces).startswith(text) and text:
+        ends = _running_ends([len(piece) for piece in pieces], len(text))
+    else:
+        # A character made of several tokens has no text per token: decode the prefixes instead.
+        ids = list(token_ids)
+        ends = [
+            min(len(decode(ids[: index + 1]).rstrip("\ufffd")), len(text)) for index in range(len(logprobs))
+        ]
+    starts = [0, *ends[:-1]]
+    return [
+        ScoredToken(start, end, position.token.logprob, _is_forced(position))
+        for start, end, position in zip(starts, ends, logprobs, strict=True)
+    ]
+
+
+def field_confidence(leaves: Sequence[Leaf], tokens: Sequence[ScoredToken]) -> dict[str, float]:
+    """Confidence by JSON pointer; a value that the schema alone decided has none."""
+    found: dict[str, float] = {}
+    starts, ends = [token.start for token in tokens], [token.end for token in tokens]
+    for leaf in leaves:
+        inside = tokens[bisect_right(ends, leaf.start) : bisect_left(starts, leaf.end)]
+        free = [token.logprob for token in inside if token.end > token.start and not token.is_forced]
+        if free:
+            found[leaf.pointer] = round(math.exp(sum(free) / len(free)), 4)
+    return found
+
+
+def _running_ends(lengths: Sequence[int], limit: int) -> list[int]:
+    ends, total = [], 0
+    for length in lengths:
+        total += length
+        ends.append(min(total, limit))
+    return ends
+
+
+def _is_forced(position: TokenLogprobs) -> bool:
+    masked = position.token.masked_logprob
+    return masked is not None and masked >= FORCED_MASKED_LOGPROB and position.token.logprob < CERTAIN_LOGPROB

@@ -1,0 +1,200 @@
+"""Extractor: one text and one JSON Schema in, one checked record out, streamed while it is written.
+
+messages -> engine with the (bounded) schema as grammar -> JSON text
+         -> independent validation against the user's own schema -> confidence and evidence of each value
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any
+
+from app.extraction.bounds import BoundedSchema, Limits, add_bounds
+from app.extraction.confidence import field_confidence, score_tokens
+from app.extraction.grounding import Evidence, find_evidence
+from app.extraction.json_spans import Leaf, scan
+from app.extraction.prompt import Schema, make_messages, make_plain_prompt
+from engine import CompletionOutput, Engine, InvalidRequest, RequestOutput, SamplingParams
+from grammar import GrammarSpec, SchemaValidator
+
+DEFAULT_LIMITS = Limits()
+DEFAULT_MAX_TOKENS = 1024
+# Less room than this cannot hold even a small record.
+MIN_OUTPUT_TOKENS = 32
+
+
+class TextTooLong(InvalidRequest):
+    """Text and schema leave the model no room for a record; the message has the counts."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartialExtraction:
+    """The record while it is being written."""
+
+    raw: str
+    output: RequestOutput
+
+    @property
+    def record(self) -> Any:
+        """The values so far; read from the text each time, so ask only when you show it."""
+        return scan(self.raw).value
+
+
+@dataclass(frozen=True, slots=True)
+class ExtractionResult:
+    """One finished extraction. `valid` holds only for a complete record that an independent validator accepts."""
+
+    source: str
+    record: Any
+    raw: str
+    valid: bool
+    errors: tuple[str, ...]
+    finish_reason: str
+    confidence: dict[str, float]  # by JSON pointer; relative, see app.extraction.confidence
+    evidence: dict[str, Evidence]  # by JSON pointer
+    leaves: tuple[Leaf, ...]
+    bounds: BoundedSchema
+    notes: tuple[str, ...] = ()
+    output: RequestOutput | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """What the command line prints for one source, as a JSON-able dict."""
+        return {
+            "source": self.source,
+            "record": self.record,
+            "valid": self.valid,
+            "finish_reason": self.finish_reason,
+            "confidence": self.confidence,
+            "evidence": {
+                pointer: {"match": found.match, "start": found.start, "end": found.end, "quote": found.quote}
+                for pointer, found in self.evidence.items()
+            },
+        }
+
+
+@dataclass(slots=True)
+class Extractor:
+    """Turns texts into records on one engine."""
+
+    engine: Engine
+    limits: Limits | None = DEFAULT_LIMITS
+    max_tokens: int = DEFAULT_MAX_TOKENS
+    backend: str | None = field(default=None)
+
+    async def stream(
+        self, schema: Schema, text: str, *, source: str = "", cache_salt: str | None = None
+    ) -> AsyncGenerator[PartialExtraction | ExtractionResult, None]:
+        """Yield the record as it grows, then one ExtractionResult.
+
+        Raises:
+            TextTooLong: text and schema do not fit the model.
+            GrammarError: the schema is malformed or cannot be enforced exactly.
+            EngineError: the engine refused or lost the request.
+        """
+        bounds = add_bounds(schema, self.limits)
+        grammar = GrammarSpec.json_schema(bounds.schema, whitespace="spaced", backend=self.backend)
+        prompt_ids = await self._encode(schema, text)
+        params = SamplingParams(
+            max_tokens=self._fit(len(prompt_ids)), temperature=0.0, logprobs=0, grammar=grammar
+        )
+        final: RequestOutput | None = None
+        async with aclosing(self.engine.generate(prompt_ids, params, cache_salt=cache_salt)) as outputs:
+            async for output in outputs:
+                if output.finished:
+                    final = output
+                else:
+                    yield PartialExtraction(output.outputs[0].text, output)
+        if final is None:
+            raise RuntimeError("the engine ended a request without a last output")
+        # In a thread: looking for evidence in a long text takes a while, and the loop serves everyone.
+        yield await asyncio.to_thread(self._conclude, schema, bounds, text, source, final)
+
+    async def extract(
+        self, schema: Schema, text: str, *, source: str = "", cache_salt: str | None = None
+    ) -> ExtractionResult:
+        """The finished record alone."""
+        async with aclosing(self.stream(schema, text, source=source, cache_salt=cache_salt)) as parts:
+            async for part in parts:
+                if isinstance(part, ExtractionResult):
+                    return part
+        raise RuntimeError("the extraction ended without a result")
+
+    async def _encode(self, schema: Schema, text: str) -> list[int]:
+        messages = make_messages(schema, text)
+        tokenizer = self.engine.tokenizer
+        if tokenizer is None:
+            raise InvalidRequest("extraction needs a tokenizer; start the engine without skip_tokenizer_init")
+        if tokenizer.has_chat_template:
+            return await self.engine.render_chat(messages)
+        return await self.engine.encode(make_plain_prompt(messages))
+
+    def _fit(self, num_prompt_tokens: int) -> int:
+        limit = self.engine.resolved.max_model_len
+        room = limit - num_prompt_tokens
+        if room < MIN_OUTPUT_TOKENS:
+            raise TextTooLong(
+                f"text and schema are {num_prompt_tokens:,} tokens, but the model takes {limit:,} together with the "
+                f"record, which needs at least {MIN_OUTPUT_TOKENS}: shorten the text by about "
+                f"{MIN_OUTPUT_TOKENS - room:,} tokens or split it",
+                "text",
+            )
+        return min(self.max_tokens, room)
+
+    def _conclude(
+        self, schema: Schema, bounds: BoundedSchema, text: str, source: str, output: RequestOutput
+    ) -> ExtractionResult:
+        completion = output.outputs[0]
+        reason = completion.finish_reason or "abort"
+        record, errors = check_record(schema, completion, reason)
+        seen = scan(completion.text)
+        return ExtractionResult(
+            source=source,
+            record=record if record is not None else seen.value,
+            raw=completion.text,
+            valid=not errors,
+            errors=errors,
+            finish_reason=reason,
+            confidence=self._confidence(completion, seen.leaves),
+            evidence=find_evidence(seen.leaves, text),
+            leaves=tuple(seen.leaves),
+            bounds=bounds,
+            notes=tuple(_notes(bounds, seen.leaves)),
+            output=output,
+        )
+
+    def _confidence(self, completion: CompletionOutput, leaves: list[Leaf]) -> dict[str, float]:
+        tokenizer = self.engine.tokenizer
+        if not completion.logprobs or tokenizer is None:
+            return {}
+        tokens = score_tokens(completion.text, completion.token_ids, completion.logprobs, tokenizer.decode)
+        return field_confidence(leaves, tokens)
+
+
+def check_record(schema: Schema, completion: CompletionOutput, reason: str) -> tuple[Any, tuple[str, ...]]:
+    """The record and why it is not valid; a record that was cut off is never valid, whatever it looks like."""
+    if reason == "length":
+        return None, ("cut off: the record reached the token limit before it was complete",)
+    if reason != "stop":
+        return None, (completion.error or f"the request ended early ({reason})",)
+    try:
+        record = json.loads(completion.text)
+    except json.JSONDecodeError as error:
+        return None, (f"not JSON: {error}",)
+    except RecursionError:
+        return None, ("nested too deeply to be checked",)
+    violation = SchemaValidator(schema).first_error(record)
+    return record, () if violation is None else (f"{violation[0] or 'the record'}: {violation[1]}",)
+
+
+def _notes(bounds: BoundedSchema, leaves: list[Leaf]) -> list[str]:
+    """Values as long as an added limit: there the limit, not the model, may have ended the text."""
+    lengths = {bound.value for bound in bounds.added if bound.keyword == "maxLength"}
+    return [
+        f"{leaf.pointer or '/'} ends at the added limit of {len(leaf.value)} characters; raise or switch off the limit"
+        for leaf in leaves
+        if isinstance(leaf.value, str) and len(leaf.value) in lengths
+    ]

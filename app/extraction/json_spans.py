@@ -1,0 +1,157 @@
+"""Where each value lies in a JSON text that may still be growing: the base of confidence, evidence and previews."""
+
+from __future__ import annotations
+
+import json
+import re
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from app.extraction.bounds import escape_pointer
+
+Scalar = str | int | float | bool | None
+
+NUMBER = re.compile(r"-?\d+(\.\d+)?([eE][+-]?\d+)?")
+# Deeper than any record that a person reads; a recursive schema could otherwise exhaust Python's stack.
+MAX_DEPTH = 64
+LITERALS: dict[str, Scalar] = {"true": True, "false": False, "null": None}
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """One scalar of a record and the half-open character range [start, end) of its JSON text."""
+
+    pointer: str
+    value: Scalar
+    start: int
+    end: int
+    is_complete: bool = True
+
+
+@dataclass(slots=True)
+class Scan:
+    """What a JSON text says so far: its value (None before anything can be told) and its scalars in order."""
+
+    value: Any = None
+    leaves: list[Leaf] = field(default_factory=list)
+
+
+class _EndOfText(Exception):
+    """The text stops inside a value; what was read until there stays."""
+
+
+def scan(text: str) -> Scan:
+    """Read JSON as far as it goes; a value that is cut off is kept when its beginning means something."""
+    scanner = _Scanner(text)
+    result = Scan(leaves=scanner.leaves)
+    with suppress(_EndOfText):
+        scanner.read_value("", lambda value: setattr(result, "value", value))
+    return result
+
+
+class _Scanner:
+    """A recursive descent over JSON; containers are handed over before they are filled, so that a cut keeps them."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.position = 0
+        self.depth = 0
+        self.leaves: list[Leaf] = []
+
+    def read_value(self, pointer: str, put: Any) -> None:
+        char = self.peek()
+        if char in "{[":
+            if self.depth == MAX_DEPTH:
+                raise _EndOfText
+            self.depth += 1
+            (self.read_object if char == "{" else self.read_array)(pointer, put)
+            self.depth -= 1
+        elif char == '"':
+            start = self.position
+            value, is_complete = self.read_string()
+            self.add_leaf(pointer, value, start, is_complete, put)
+        else:
+            self.read_number_or_literal(pointer, put)
+
+    def read_object(self, pointer: str, put: Any) -> None:
+        record: dict[str, Any] = {}
+        put(record)
+        self.position += 1
+        while self.peek() != "}":
+            if self.peek() == ",":
+                self.position += 1
+            self.expect('"')
+            name, is_complete = self.read_string()
+            if not is_complete:
+                raise _EndOfText
+            self.expect(":")
+            self.position += 1
+            self.read_value(
+                f"{pointer}/{escape_pointer(name)}", lambda v, name=name: record.__setitem__(name, v)
+            )
+        self.position += 1
+
+    def read_array(self, pointer: str, put: Any) -> None:
+        items: list[Any] = []
+        put(items)
+        self.position += 1
+        while self.peek() != "]":
+            if self.peek() == ",":
+                self.position += 1
+            self.read_value(f"{pointer}/{len(items)}", items.append)
+        self.position += 1
+
+    def read_string(self) -> tuple[str, bool]:
+        start = self.position
+        self.position += 1
+        while self.position < len(self.text) and self.text[self.position] != '"':
+            self.position += 2 if self.text[self.position] == "\\" else 1
+        is_complete = self.position < len(self.text)
+        self.position = min(self.position + 1, len(self.text))
+        if is_complete:
+            return _decode_string(self.text[start : self.position]), True
+        return _decode_prefix(self.text[start:]), False
+
+    def read_number_or_literal(self, pointer: str, put: Any) -> None:
+        start = self.position
+        for name, value in LITERALS.items():
+            if self.text.startswith(name, start):
+                self.position += len(name)
+                return self.add_leaf(pointer, value, start, True, put)
+        match = NUMBER.match(self.text, start)
+        if match is None:
+            raise _EndOfText
+        self.position = match.end()
+        is_complete = self.position < len(self.text)
+        return self.add_leaf(pointer, json.loads(match.group()), start, is_complete, put)
+
+    def add_leaf(self, pointer: str, value: Scalar, start: int, is_complete: bool, put: Any) -> None:
+        put(value)
+        self.leaves.append(Leaf(pointer, value, start, self.position, is_complete))
+        if not is_complete:
+            raise _EndOfText
+
+    def peek(self) -> str:
+        while self.position < len(self.text) and self.text[self.position] in " \t\r\n":
+            self.position += 1
+        if self.position >= len(self.text):
+            raise _EndOfText
+        return self.text[self.position]
+
+    def expect(self, char: str) -> None:
+        if self.peek() != char:
+            raise _EndOfText
+
+
+def _decode_string(literal: str) -> str:
+    try:
+        return str(json.loads(literal, strict=False))
+    except json.JSONDecodeError:
+        return literal[1:-1]
+
+
+def _decode_prefix(literal: str) -> str:
+    """A string without its end: an escape that is cut in the middle is left out."""
+    body = re.sub(r"\\(u[0-9a-fA-F]{0,3})?$", "", literal[1:])
+    return _decode_string(f'"{body}"')

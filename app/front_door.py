@@ -1,0 +1,57 @@
+"""FrontDoor: the ASGI app that uvicorn gets. It answers by itself until the house is open."""
+
+from __future__ import annotations
+
+from html import escape
+
+from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from app.api.errors import ApiError
+from engine import Engine
+
+API_PREFIXES = ("/v1", "/metrics", "/version", "/tokenize", "/detokenize")
+RETRY_AFTER_S = 2.0
+
+# 503 keeps a load balancer away; a browser shows the page all the same and looks again.
+PAGE = """<!doctype html><html lang="en"><head><meta charset="utf-8">
+<meta http-equiv="refresh" content="1"><meta name="viewport" content="width=device-width">
+<title>Troupe</title><style>:root{{color-scheme:light dark}}
+body{{font:16px system-ui,sans-serif;display:grid;place-items:center;height:90vh}}
+</style></head><body><main><h1>Troupe</h1><p>{text}</p></main></body></html>"""
+
+
+class FrontDoor:
+    """Opens once and may close once; in between every request goes to the app behind it."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.is_draining = False
+        self._app: ASGIApp | None = None
+
+    def open(self, app: ASGIApp) -> None:
+        """Let requests through to the app."""
+        self._app = app
+
+    def close(self) -> None:
+        """Let nothing through any more."""
+        self._app = None
+        self.is_draining = True
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self._app is not None and not self.is_draining:
+            await self._app(scope, receive, send)
+        elif scope["type"] == "http":
+            await self._answer(scope["path"])(scope, receive, send)
+
+    def _answer(self, path: str) -> Response:
+        state = "closing" if self.is_draining else "starting"
+        if path in ("/health", "/ping"):
+            return JSONResponse({"status": state, "state": state}, 503)
+        if path.startswith(API_PREFIXES):
+            message = f"the server is {state}; try again later"
+            return ApiError(503, message, code="engine_not_ready", retry_after_s=RETRY_AFTER_S).response
+        text = (
+            "The server is closing." if self.is_draining else f"Loading {escape(self.engine.model_name)} ..."
+        )
+        return HTMLResponse(PAGE.format(text=text), 503, {"Retry-After": "2"})

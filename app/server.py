@@ -1,0 +1,216 @@
+"""The server: one uvicorn, one FastAPI app with Gradio behind it, one engine, all in one event loop.
+
+main thread   bind ─▶ answer "starting" ─▶ engine.start() ─▶ open the door ─▶ serve ─▶ drain ─▶ close
+a thread                                   import Gradio, build the page
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import importlib
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from types import FrameType
+from typing import Any
+
+import uvicorn
+from fastapi import FastAPI
+
+from app.api import ApiContext, make_api
+from app.api.http_limits import BoundedHttp
+from app.config import AppConfig, UsageError
+from app.front_door import FrontDoor
+from app.timeline import Timeline
+from engine import Engine, EngineConfig
+
+logger = logging.getLogger("troupe.server")
+
+# Nothing leaves this machine. Gradio reads its variables when it is imported.
+QUIET = {"GRADIO_ANALYTICS_ENABLED": "False", "HF_HUB_DISABLE_TELEMETRY": "1", "DO_NOT_TRACK": "1"}
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class Server(uvicorn.Server):
+    """A uvicorn that leaves signals to us: its own handling ends the process before the engine is closed."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Capture none."""
+        yield
+
+
+async def serve(
+    engine_config: EngineConfig,
+    app_config: AppConfig,
+    timeline: Timeline,
+    on_stop: Callable[[], None] = lambda: None,
+) -> None:
+    """Serve until a signal comes.
+
+    Args:
+        on_stop: called in the signal's handler.
+
+    Raises:
+        UsageError: the address cannot be bound.
+        ConfigError: the engine cannot start as configured.
+    """
+    engine = Engine(engine_config)
+    door = FrontDoor(engine)
+    app = make_api(ApiContext(engine, app_config))
+    with bind(app_config) as listener, stop_on_signals(on_stop) as stop:
+        async with run_uvicorn(door, listener, stop):
+            try:
+                if not await finish_unless(stop, prepare(app, engine, app_config, timeline)):
+                    return
+                # Gradio's queue starts with the app's lifespan; uvicorn, up for long, does not run it
+                async with app.router.lifespan_context(app):
+                    door.open(app)
+                    announce(engine, app_config, listener, timeline)
+                    await stop.wait()
+                    await drain(door, engine, app_config.shutdown_grace_s)
+            finally:
+                door.close()
+                await engine.close()
+
+
+async def prepare(app: FastAPI, engine: Engine, app_config: AppConfig, timeline: Timeline) -> None:
+    """Start the engine, and build the page meanwhile."""
+    gc.disable()
+    if app_config.ui:
+        await asyncio.gather(engine.start(), asyncio.to_thread(mount_page, app, engine, app_config, timeline))
+    else:
+        await engine.start()
+    timeline.extend(engine.timeline)
+    # what is here now stays: the collector need not look at it again
+    gc.freeze()
+    gc.enable()
+
+
+def mount_page(app: FastAPI, engine: Engine, app_config: AppConfig, timeline: Timeline) -> None:
+    """Import Gradio and mount the page at `/`, behind the routes of the API; runs in a thread."""
+    with timeline.phase("page", is_parallel=True):
+        for name, value in QUIET.items():
+            os.environ.setdefault(name, value)
+        # by name, because importing Gradio takes longer than everything else and happens only here
+        gradio = importlib.import_module("gradio")
+        ui = importlib.import_module("app.ui")
+        demo = ui.make_demo(engine, app_config)
+        gradio.mount_gradio_app(app, demo, path="/", **ui.mount_options())
+
+
+def announce(engine: Engine, app_config: AppConfig, listener: socket.socket, timeline: Timeline) -> None:
+    """Print where the time went, and where to go."""
+    print(timeline.table(), file=sys.stderr, flush=True)
+    worker = engine.resolved.worker
+    port = listener.getsockname()[1]
+    host = "127.0.0.1" if app_config.host in ("0.0.0.0", "::") else app_config.host
+    print(
+        f"Troupe is ready at http://{f'[{host}]' if ':' in host else host}:{port} "
+        f"(model {engine.model_name}, device {worker.device}, {worker.dtype})",
+        flush=True,
+    )
+    if not app_config.is_loopback and not app_config.api_key:
+        logger.warning("listening on %s without an API key: whoever reaches it may use it", app_config.host)
+
+
+@contextmanager
+def bind(app_config: AppConfig) -> Iterator[socket.socket]:
+    """Open the listening socket, before anything slow: a taken port is known at once."""
+    host, port = app_config.host, app_config.port
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+        yield listener
+    except (OSError, OverflowError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise UsageError(
+            f"cannot listen on {host}:{port}: {reason}; choose another with --port or --host"
+        ) from None
+    finally:
+        listener.close()
+
+
+@asynccontextmanager
+async def run_uvicorn(door: FrontDoor, listener: socket.socket, stop: asyncio.Event) -> AsyncIterator[None]:
+    """Answer on the socket until the block ends."""
+    settings = uvicorn.Config(
+        door,
+        http=BoundedHttp,
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        # longer than clients keep an idle connection: who closes first must not be a race
+        timeout_keep_alive=30,
+        timeout_graceful_shutdown=1,
+    )
+    server = Server(settings)
+    task = asyncio.ensure_future(server.serve([listener]))
+    task.add_done_callback(lambda _: stop.set())
+    try:
+        yield
+    finally:
+        # An open page holds a stream that never ends; uvicorn would call its cancellation an error.
+        logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
+        server.should_exit = True
+        await task
+
+
+@contextmanager
+def stop_on_signals(on_stop: Callable[[], None]) -> Iterator[asyncio.Event]:
+    """An event that the first SIGINT or SIGTERM sets; a second one ends the process at once."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    num_signals = 0
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        nonlocal num_signals
+        num_signals += 1
+        if num_signals > 1:
+            os._exit(128 + number)
+        loop.call_soon_threadsafe(stop.set)
+        on_stop()
+
+    previous = {number: signal.signal(number, handle) for number in STOP_SIGNALS}
+    try:
+        yield stop
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+async def finish_unless(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
+    """Run the work; cancel it when `stop` is set first. Tells whether it was finished."""
+    task = asyncio.ensure_future(work)
+    stopping = asyncio.ensure_future(stop.wait())
+    try:
+        await asyncio.wait((task, stopping), return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            return False
+        await task
+        return True
+    finally:
+        for waiter in (task, stopping):
+            waiter.cancel()
+        await asyncio.gather(task, stopping, return_exceptions=True)
+
+
+async def drain(door: FrontDoor, engine: Engine, grace_s: float) -> None:
+    """Take nothing new, and give what runs its grace."""
+    door.is_draining = True
+    deadline = asyncio.get_running_loop().time() + grace_s
+    while asyncio.get_running_loop().time() < deadline:
+        stats = engine.stats()
+        if not (stats.num_running or stats.num_waiting or stats.num_waiting_for_grammar):
+            return
+        await asyncio.sleep(0.02)

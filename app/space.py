@@ -1,0 +1,44 @@
+"""The app_file of a Hugging Face Space: `serve` on the address that a Space is asked on.
+
+The only file that touches sys.path: a Space runs it as a script, so its own folder would be searched instead
+of the root.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+sys.path[:] = [str(HERE.parent), *(path for path in sys.path if Path(path).resolve() != HERE)]
+
+import os  # noqa: E402
+
+from app.cli.main import main  # noqa: E402
+
+ZERO_GPU = (
+    "This Space runs on ZeroGPU, which lends a GPU for single calls only, while Troupe keeps model and cache on it "
+    "for as long as it runs: it uses the CPU here; choose a dedicated GPU in the Space's settings."
+)
+
+
+def make_arguments(environ: Mapping[str, str]) -> list[str]:
+    """The flags of `serve` for where we run; flags given by hand come after them and win."""
+    arguments = ["serve"]
+    if environ.get("SYSTEM") == "spaces":
+        arguments += ["--host", "0.0.0.0", "--port", "7860"]
+    if is_zero_gpu(environ):
+        arguments += ["--device", "cpu"]
+    return arguments
+
+
+def is_zero_gpu(environ: Mapping[str, str]) -> bool:
+    """Whether the GPU comes and goes."""
+    return environ.get("SPACES_ZERO_GPU", "").lower() in ("1", "true")
+
+
+if __name__ == "__main__":
+    if is_zero_gpu(os.environ):
+        print(ZERO_GPU, file=sys.stderr)
+    sys.exit(main([*make_arguments(os.environ), *sys.argv[1:]]))

@@ -1,0 +1,80 @@
+"""The API tab: the address of this server and two snippets that work as they are."""
+
+from __future__ import annotations
+
+import gradio as gr
+
+from engine import Engine
+
+CURL = """curl {base_url}/chat/completions \\
+  -H 'Content-Type: application/json' \\{key_line}
+  -d '{{"model": "{model}", "messages": [{{"role": "user", "content": "Hello!"}}]}}'"""
+
+PYTHON = """from openai import OpenAI
+
+client = OpenAI(base_url="{base_url}", api_key="{api_key}")
+answer = client.chat.completions.create(
+    model="{model}",
+    messages=[{{"role": "user", "content": "Hello!"}}],
+)
+print(answer.choices[0].message.content)"""
+
+STRUCTURED = """from openai import OpenAI
+from pydantic import BaseModel
+
+
+class Contact(BaseModel):
+    name: str
+    email: str
+
+
+client = OpenAI(base_url="{base_url}", api_key="{api_key}")
+answer = client.chat.completions.parse(
+    model="{model}",
+    messages=[{{"role": "user", "content": "Ada Lovelace, ada@example.com"}}],
+    response_format=Contact,
+)
+print(answer.choices[0].message.parsed)"""
+
+
+def build_api_tab(demo: gr.Blocks, engine: Engine, needs_key: bool) -> None:
+    """Put the address and the snippets on the page; they follow the address the page was opened at."""
+    gr.Markdown("The same engine speaks the OpenAI API, on the same port. Point any client at the base URL.")
+    base_url = gr.Textbox(label="Base URL", interactive=False, buttons=["copy"], max_lines=1)
+    with gr.Row(equal_height=False):
+        with gr.Column(min_width=300):
+            curl = gr.Code(
+                language="shell", label="curl", interactive=False, wrap_lines=True, lines=3, max_lines=6
+            )
+            python = gr.Code(language="python", label="Python", interactive=False, wrap_lines=True)
+        with gr.Column(min_width=300):
+            structured = gr.Code(
+                language="python",
+                label="Python, a record instead of text",
+                interactive=False,
+                wrap_lines=True,
+            )
+
+    def fill(request: gr.Request) -> tuple[str, str, str, str]:
+        return make_snippets(str(request.base_url), engine.model_name, needs_key)
+
+    demo.load(
+        fill,
+        None,
+        [base_url, curl, python, structured],
+        queue=False,
+        show_progress="hidden",
+        api_visibility="private",
+    )
+
+
+def make_snippets(page_url: str, model: str, needs_key: bool) -> tuple[str, str, str, str]:
+    """Base URL, curl, Python and Python for a record, for a page address such as http://127.0.0.1:7860/."""
+    base_url = page_url.split("/gradio_api")[0].rstrip("/") + "/v1"
+    api_key = "YOUR_KEY" if needs_key else "none"
+    key_line = f"\n  -H 'Authorization: Bearer {api_key}' \\" if needs_key else ""
+    curl = CURL.format(base_url=base_url, model=model, key_line=key_line)
+    python, structured = (
+        text.format(base_url=base_url, model=model, api_key=api_key) for text in (PYTHON, STRUCTURED)
+    )
+    return base_url, curl, python, structured

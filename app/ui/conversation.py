@@ -1,0 +1,97 @@
+"""The chat history as Gradio keeps it: reading it for the model, writing answers, figures and errors into it.
+
+An answer is followed by a quiet line of figures, a message with a title; it and failed turns are not
+part of what the model reads.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from app.ui.explain import Explanation
+from engine import RequestOutput
+
+Message = dict[str, Any]
+History = list[Message]
+
+ERROR_ID = "error"
+FINISH_WORDS = {
+    "stop": "complete",
+    "length": "cut off at the token limit",
+    "abort": "stopped",
+    "error": "failed",
+}
+
+
+def user_message(text: str) -> Message:
+    return {"role": "user", "content": text}
+
+
+def answer_message(text: str) -> Message:
+    return {"role": "assistant", "content": text}
+
+
+def figures_message(line: str) -> Message:
+    """The muted line under an answer."""
+    return {"role": "assistant", "content": "", "metadata": {"title": line, "status": "done"}}
+
+
+def error_message(explanation: Explanation) -> Message:
+    return {"role": "assistant", "content": explanation.as_markdown(), "metadata": {"id": ERROR_ID}}
+
+
+def read_text(content: Any) -> str:
+    """The text of a message, which Gradio gives as a string or as a list of blocks."""
+    if isinstance(content, str):
+        return content
+    if isinstance(content, dict):
+        return str(content.get("text", ""))
+    return "".join(read_text(block) for block in content or [])
+
+
+def to_model_messages(history: History, system_prompt: str) -> list[dict[str, str]]:
+    """What the model reads: no figures, and no turn that failed."""
+    messages: list[dict[str, str]] = []
+    for message in history:
+        metadata = message.get("metadata") or {}
+        if metadata.get("id") == ERROR_ID:
+            # Its question goes too: a template may insist on turns that alternate.
+            if messages and messages[-1]["role"] == "user":
+                messages.pop()
+        elif not metadata.get("title"):
+            messages.append({"role": message["role"], "content": read_text(message["content"])})
+    system = [{"role": "system", "content": system_prompt.strip()}] if system_prompt.strip() else []
+    return system + messages
+
+
+def drop_answer(history: History) -> History:
+    """The history up to and including the last question."""
+    kept = list(history)
+    while kept and kept[-1]["role"] != "user":
+        kept.pop()
+    return kept
+
+
+def describe_output(output: RequestOutput) -> str:
+    """The figures of one answer, as one line."""
+    completion = output.outputs[0]
+    num_tokens = len(completion.token_ids)
+    num_prompt = len(output.prompt_token_ids)
+    parts = []
+    if output.metrics.ttft is not None:
+        parts.append(f"first token {format_seconds(output.metrics.ttft)}")
+    rate = output.metrics.tokens_per_second(num_tokens)
+    if rate is not None:
+        parts.append(f"{rate:,.0f} tok/s")
+    parts.append(f"{num_tokens:,} tokens")
+    if num_prompt:
+        parts.append(f"prompt {num_prompt:,}, {output.num_cached_tokens / num_prompt:.0%} cached")
+    if output.grammar is not None:
+        parts.append(f"grammar by {output.grammar.backend}")
+    if completion.finish_reason is not None:
+        parts.append(FINISH_WORDS.get(completion.finish_reason, completion.finish_reason))
+    return " · ".join(parts)
+
+
+def format_seconds(seconds: float) -> str:
+    return f"{seconds * 1000:,.0f} ms" if seconds < 1 else f"{seconds:,.1f} s"

@@ -1,0 +1,83 @@
+"""make_demo: the whole page as one gr.Blocks."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import gradio as gr
+
+from app.ui.api_hint import build_api_tab
+from app.ui.chat import ChatTab
+from app.ui.examples import load_examples
+from app.ui.extract import ExtractTab
+from app.ui.header import build_header
+from app.ui.settings import Settings
+from engine import Engine, EngineConfig
+
+# A mounted app otherwise runs 40 events at once, whatever the concurrency limits say.
+MAX_EVENTS = 1024
+
+WELCOME = (
+    "### Troupe\n{about}\n\nAnswers stream from the engine in this process; nothing leaves this machine."
+)
+ABOUT_DEMO = (
+    "This is the **embedded demo model**: a few million parameters, trained to extract data from short texts. "
+    "In the chat it knows little beyond this app. For a real model start with `--model Qwen/Qwen3-0.6B`."
+)
+ABOUT_DUMMY = "**Random weights** (`--load-format dummy`): this shows the engine, the text means nothing."
+DEMO_EXAMPLES = ["Hello! Who are you?", "What can you do?", "How do I extract data from a text?"]
+EXAMPLES = [
+    "Explain paged attention to a new colleague.",
+    "Write a haiku about a cache that is never cold.",
+    "What is the difference between a process and a thread?",
+]
+
+
+class AppConfig(Protocol):
+    """What the page needs to know of the app's configuration."""
+
+    @property
+    def api_key(self) -> tuple[str, ...]: ...
+
+
+def make_demo(engine: Engine, app_config: AppConfig) -> gr.Blocks:
+    """Build the page; mount it with `mount_options()`. The engine may still be starting."""
+    with gr.Blocks(title="Troupe", analytics_enabled=False, fill_height=True, fill_width=True) as demo:
+        build_header(demo, engine)
+        with gr.Tabs(elem_id="tabs"):
+            with gr.Tab("Chat", elem_id="chat-tab"):
+                ChatTab(
+                    engine, describe_model(engine), choose_examples(engine), choose_settings(engine)
+                ).build()
+            with gr.Tab("Extract", elem_id="extract-tab"):
+                ExtractTab(engine, load_examples()).build()
+            with gr.Tab("API", elem_id="api-tab"):
+                build_api_tab(demo, engine, needs_key=bool(app_config.api_key))
+    demo.queue(default_concurrency_limit=None)
+    demo._queue.max_thread_count = MAX_EVENTS
+    # After that many events Gradio makes a table of all of them in a thread; nobody reads it here.
+    demo._queue.ANAYLTICS_CACHE_FREQUENCY = 2**31
+    demo._queue.ANALYTICS_MAX_EVENTS = 1
+    return demo
+
+
+def describe_model(engine: Engine) -> str:
+    """The chat's empty state: what answers here, and what to expect of it."""
+    if engine.config.load_format == "dummy":
+        return WELCOME.format(about=ABOUT_DUMMY)
+    if is_demo_model(engine):
+        return WELCOME.format(about=ABOUT_DEMO)
+    return WELCOME.format(about=f"You talk to **{engine.model_name}**.")
+
+
+def choose_examples(engine: Engine) -> list[str]:
+    return DEMO_EXAMPLES if is_demo_model(engine) else EXAMPLES
+
+
+def choose_settings(engine: Engine) -> Settings:
+    """The demo model knows few answers; sampling only makes it miss them."""
+    return Settings(temperature=0.0) if is_demo_model(engine) else Settings()
+
+
+def is_demo_model(engine: Engine) -> bool:
+    return engine.config.model == EngineConfig().model

@@ -1,0 +1,59 @@
+"""The example schemas and texts that come with the app; both folders may be empty."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+ASSETS = Path(__file__).resolve().parents[2] / "assets"
+SAMPLE_SUFFIXES = (".txt", ".md", ".eml", ".csv", ".log", ".html", ".xml")
+MAX_SOURCE_BYTES = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Examples:
+    """Example files by the name that is shown."""
+
+    schemas: dict[str, str]  # name -> JSON Schema text
+    samples: dict[str, Path]
+
+    def schema_for(self, sample: str) -> str | None:
+        """The schema whose name begins the sample's, as in invoice and invoice_01."""
+        fitting = [name for name in self.schemas if sample.startswith(name)]
+        return max(fitting, key=len, default=None)
+
+
+def load_examples(assets: Path = ASSETS) -> Examples:
+    """Read the names of all examples, and the schemas."""
+    schemas = {
+        show_name(path): path.read_text(encoding="utf-8") for path in sorted(assets.glob("schemas/*.json"))
+    }
+    samples = {
+        show_name(path): path
+        for path in sorted(assets.glob("samples/**/*"))
+        if path.suffix in SAMPLE_SUFFIXES
+    }
+    return Examples(schemas, samples)
+
+
+def show_name(path: Path) -> str:
+    return path.stem.replace("_", " ").replace("-", " ")
+
+
+def read_source(path: str | Path) -> str:
+    """The text of a file, whatever its line ends.
+
+    Raises:
+        ValueError: it is too large or not text; the message says which.
+    """
+    path = Path(path)
+    num_bytes = path.stat().st_size
+    if num_bytes > MAX_SOURCE_BYTES:
+        raise ValueError(
+            f"{path.name} has {num_bytes:,} bytes; at most {MAX_SOURCE_BYTES:,} can be opened here"
+        )
+    try:
+        text = path.read_bytes().decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path.name} is not UTF-8 text: {error.reason} at byte {error.start:,}") from error
+    return text.replace("\r\n", "\n").replace("\r", "\n")

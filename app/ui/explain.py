@@ -1,0 +1,64 @@
+"""Errors in words: what happened, why, and what to do next."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from app.extraction import TextTooLong
+from engine import EngineDead, EngineError, EngineOverloaded, InvalidRequest, RequestTimeout
+from grammar import GrammarError, UnsupportedGrammar
+
+# What the handlers turn into words; anything else is a bug and may show as one.
+EXPLAINED = (EngineError, GrammarError)
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """One error for a person."""
+
+    what: str
+    why: str
+    next_step: str
+
+    def as_markdown(self) -> str:
+        return f"**{self.what}** {self.why}\n\n{self.next_step}"
+
+
+def explain(error: Exception, engine_state: str = "ready") -> Explanation:
+    """Put an error of the engine or the grammar into words."""
+    why = _sentence(str(error))
+    match error:
+        case UnsupportedGrammar():
+            where = error.pointer or "the root"
+            return Explanation(
+                f"Unsupported keyword “{error.keyword}” at {where}.",
+                _sentence(error.reason),
+                "Nothing is loosened silently: take the keyword out or say it another way, then run again.",
+            )
+        case GrammarError():
+            return Explanation("This grammar is not usable.", why, "Correct it and run again.")
+        case TextTooLong():
+            return Explanation("The text is too long.", why, "Nothing was generated.")
+        case EngineOverloaded():
+            wait = f"{error.retry_after_s:.0f} s" if error.retry_after_s >= 1 else "a moment"
+            return Explanation("The queue is full.", why, f"Try again in {wait}.")
+        case RequestTimeout():
+            return Explanation("This took too long.", why, "Try again, or ask for fewer tokens.")
+        case EngineDead() if engine_state in ("restarting", "starting"):
+            return Explanation(
+                "The engine is restarting.", why, "It comes back by itself: try again in a few seconds."
+            )
+        case EngineDead():
+            return Explanation("The engine has stopped.", why, "Its log has the cause; restart the app.")
+        case InvalidRequest(param=param):
+            field = f" ({param})" if param else ""
+            return Explanation(f"This request cannot be served{field}.", why, "Change it and send it again.")
+        case _:
+            return Explanation("The engine reported an error.", why, "Try again.")
+
+
+def _sentence(text: str) -> str:
+    text = text.strip()
+    if not text:
+        return ""
+    return text[0].upper() + text[1:] + ("" if text.endswith((".", "!", "?")) else ".")

@@ -1,0 +1,88 @@
+"""The strip on top: model, device, state, load. One small line, refreshed once a second."""
+
+from __future__ import annotations
+
+import html
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import gradio as gr
+
+from engine import Engine
+
+POLL_INTERVAL_S = 1.0
+# The rate is a mean over the last seconds: long enough to be calm, short enough to be live.
+RATE_WINDOW_S = 3.0
+
+STATE_WORDS = {
+    "new": "loading",
+    "starting": "loading",
+    "restarting": "restarting",
+    "dead": "stopped",
+    "closed": "closed",
+}
+
+
+class RateMeter:
+    """Tokens per second of an engine, from its counter, shared by every open page."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.clock = clock
+        self.samples: deque[tuple[float, int]] = deque()
+
+    def update(self, num_tokens: int) -> float:
+        """Take in the counter and return the rate over the window."""
+        now = self.clock()
+        if self.samples and num_tokens < self.samples[-1][1]:
+            # The counter went back: the engine was restarted.
+            self.samples.clear()
+        self.samples.append((now, num_tokens))
+        while len(self.samples) > 2 and self.samples[1][0] <= now - RATE_WINDOW_S:
+            self.samples.popleft()
+        (start, before), (end, after) = self.samples[0], self.samples[-1]
+        return (after - before) / (end - start) if end > start else 0.0
+
+
+def render_header(engine: Engine, tokens_per_second: float) -> str:
+    """The strip as HTML."""
+    stats = engine.stats()
+    state = STATE_WORDS.get(engine.state) or ("busy" if stats.num_running else "ready")
+    figures = [
+        ("running", f"{stats.num_running}"),
+        ("waiting", f"{stats.num_waiting + stats.num_waiting_for_grammar}"),
+        ("KV", f"{stats.kv_usage:.0%}"),
+        ("tok/s", f"{tokens_per_second:,.0f}"),
+    ]
+    cells = "".join(f'<span class="figure"><b>{value}</b> {name}</span>' for name, value in figures)
+    title = html.escape(engine.error or "", quote=True) if engine.state in ("dead", "restarting") else ""
+    return (
+        '<div class="strip"><span class="brand">Troupe</span>'
+        f'<span class="model">{html.escape(engine.model_name)}</span>'
+        f'<span class="device">{html.escape(describe_device(engine))}</span>'
+        f'<span class="state {state}" title="{title}"><i></i>{state}</span>'
+        f'<span class="figures">{cells}</span></div>'
+    )
+
+
+def describe_device(engine: Engine) -> str:
+    """Device and number format, once they are known."""
+    if engine.state in ("new", "starting"):
+        return ""
+    worker = engine.resolved.worker
+    return f"{worker.device} · {worker.dtype}"
+
+
+def build_header(demo: gr.Blocks, engine: Engine) -> None:
+    """Put the strip and its timer on the page."""
+    meter = RateMeter()
+
+    def refresh() -> str:
+        return render_header(engine, meter.update(engine.stats().generation_tokens))
+
+    strip = gr.HTML(render_header(engine, 0), elem_id="strip", container=False, padding=False)
+    # queue=False: a plain request, so that the strip stays live when every event slot is taken.
+    quiet: dict[str, Any] = {"queue": False, "show_progress": "hidden", "api_visibility": "private"}
+    demo.load(refresh, None, strip, **quiet)
+    gr.Timer(POLL_INTERVAL_S).tick(refresh, None, strip, **quiet)

@@ -1,0 +1,119 @@
+"""The generation settings of the chat: components on the page and their values as SamplingParams."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+import gradio as gr
+
+from engine import InvalidRequest, SamplingParams
+from grammar import GrammarSpec
+
+DEFAULT_SYSTEM_PROMPT = "You are a helpful assistant."
+DEFAULT_MAX_TOKENS = 512
+# As far as the slider goes; the model's own limit is applied when a request is made.
+MAX_TOKENS_LIMIT = 4096
+
+GRAMMARS = ("none", "JSON schema", "regex", "choice", "EBNF")
+GRAMMAR_HINTS = {
+    "JSON schema": '{"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}',
+    "regex": r"(yes|no), [a-z ]+\.",
+    "choice": "positive\nneutral\nnegative",
+    "EBNF": 'root ::= "Dear " [A-Z] [a-z]+ ","',
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Values of the settings components, in their order on the page."""
+
+    system_prompt: str = DEFAULT_SYSTEM_PROMPT
+    temperature: float = 0.7
+    top_p: float = 0.95
+    top_k: float = 0
+    min_p: float = 0.0
+    max_tokens: float = DEFAULT_MAX_TOKENS
+    seed: str = ""
+    stop: str = ""
+    grammar_kind: str = "none"
+    grammar_text: str = ""
+
+
+def make_sampling_params(settings: Settings, num_prompt_tokens: int, max_model_len: int) -> SamplingParams:
+    """Settings as sampling parameters, the output limited to what the model has left.
+
+    Raises:
+        InvalidRequest: the prompt fills the model, or a value is out of range.
+        GrammarError: the grammar is malformed.
+    """
+    room = max_model_len - num_prompt_tokens
+    if room < 1:
+        raise InvalidRequest(
+            f"the conversation is {num_prompt_tokens:,} tokens and the model takes {max_model_len:,} together with "
+            "the answer; undo a turn, shorten the message or start a new chat"
+        )
+    return SamplingParams(
+        max_tokens=min(int(settings.max_tokens), room),
+        temperature=settings.temperature,
+        top_p=settings.top_p,
+        top_k=int(settings.top_k),
+        min_p=settings.min_p,
+        seed=parse_seed(settings.seed),
+        stop=tuple(line for line in settings.stop.split("\n") if line),
+        grammar=make_grammar(settings.grammar_kind, settings.grammar_text),
+    )
+
+
+def parse_seed(text: str) -> int | None:
+    """The seed that was typed, None for an empty field."""
+    if not text.strip():
+        return None
+    try:
+        return int(text)
+    except ValueError as error:
+        message = f"the seed {text.strip()!r} is not a whole number; leave it empty for a random one"
+        raise InvalidRequest(message, "seed") from error
+
+
+def make_grammar(kind: str, text: str) -> GrammarSpec | None:
+    """The constraint chosen on the page, None for none."""
+    match kind:
+        case "JSON schema":
+            return GrammarSpec.json_schema(text)
+        case "regex":
+            return GrammarSpec.regex(text)
+        case "choice":
+            return GrammarSpec.choice([line for line in text.split("\n") if line])
+        case "EBNF":
+            return GrammarSpec.ebnf(text)
+        case _:
+            return None
+
+
+def build_settings(defaults: Settings) -> list[gr.components.Component]:
+    """Put the settings on the page; the components come in the order of Settings' fields."""
+    system = gr.Textbox(defaults.system_prompt, label="System prompt", lines=2, max_lines=8)
+    temperature = gr.Slider(0, 2, defaults.temperature, step=0.05, label="Temperature")
+    max_tokens = gr.Slider(1, MAX_TOKENS_LIMIT, defaults.max_tokens, step=1, label="Max tokens")
+    top_p = gr.Slider(0.01, 1, defaults.top_p, step=0.01, label="Top-p")
+    top_k = gr.Slider(0, 200, defaults.top_k, step=1, label="Top-k (0 = off)")
+    min_p = gr.Slider(0, 1, defaults.min_p, step=0.01, label="Min-p")
+    # Not gr.Number: it shows an empty field as 0, which is a seed.
+    seed = gr.Textbox("", label="Seed (same seed, same text)", placeholder="random", max_lines=1)
+    stop = gr.Textbox("", label="Stop strings, one a line", lines=1, max_lines=4)
+    kind = gr.Dropdown(list(GRAMMARS), value=defaults.grammar_kind, label="Grammar of the answer")
+    text = gr.Textbox("", label="Grammar", lines=5, max_lines=16, visible=False, elem_classes="mono")
+    kind.change(show_grammar, kind, text, queue=False, show_progress="hidden", api_visibility="private")
+    by_name: dict[str, gr.components.Component] = {
+        "system_prompt": system, "temperature": temperature, "top_p": top_p, "top_k": top_k, "min_p": min_p,
+        "max_tokens": max_tokens, "seed": seed, "stop": stop, "grammar_kind": kind, "grammar_text": text,
+    }  # fmt: skip
+    return [by_name[field.name] for field in fields(Settings)]
+
+
+def show_grammar(kind: str) -> dict[str, Any]:
+    """Show the grammar's text box with an example of the chosen kind."""
+    return gr.update(
+        visible=kind in GRAMMAR_HINTS, value=GRAMMAR_HINTS.get(kind, ""), label=f"Grammar: {kind}"
+    )

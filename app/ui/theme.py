@@ -1,0 +1,74 @@
+"""How the app looks: neutral slate, one teal accent, fonts that ship with Gradio (no host is asked for anything)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import gradio as gr
+
+STYLE_SHEET = Path(__file__).resolve().parents[2] / "assets" / "style.css"
+
+# Not 600: Gradio's semi-bold files are subsets without most letters. Browsers take 700 for it.
+WEIGHTS = (400, 700)
+SANS = (gr.themes.LocalFont("IBM Plex Sans", weights=WEIGHTS), "ui-sans-serif", "system-ui", "sans-serif")
+MONO = (gr.themes.LocalFont("IBM Plex Mono", weights=WEIGHTS), "ui-monospace", "monospace")
+
+# Slate surfaces, thin borders, no shadows; the accent is kept for what acts.
+SURFACES = {
+    "body_background_fill": "*neutral_50",
+    "body_background_fill_dark": "#0b1120",
+    "background_fill_primary_dark": "#0f172a",
+    "background_fill_secondary_dark": "#111a2e",
+    "block_background_fill": "white",
+    "block_background_fill_dark": "#0f172a",
+    "block_border_width": "1px",
+    "block_border_color_dark": "#1e293b",
+    "border_color_primary": "*neutral_200",
+    "border_color_primary_dark": "#1e293b",
+    "block_shadow": "none",
+    "block_label_background_fill": "transparent",
+    "block_label_background_fill_dark": "transparent",
+    "block_label_border_width": "0px",
+    "block_label_text_color": "*neutral_500",
+    "block_title_text_weight": "500",
+    "block_title_text_size": "*text_sm",
+    "input_background_fill": "*neutral_50",
+    "input_background_fill_dark": "#0b1120",
+    "input_border_color_dark": "#1e293b",
+    "button_primary_background_fill": "*primary_700",
+    "button_primary_background_fill_hover": "*primary_800",
+    "button_primary_background_fill_dark": "*primary_700",
+    "button_primary_background_fill_hover_dark": "*primary_600",
+    "button_primary_text_color": "white",
+    "button_secondary_background_fill": "white",
+    "button_secondary_background_fill_dark": "#111a2e",
+    "button_secondary_border_color": "*neutral_200",
+    "button_secondary_border_color_dark": "#26334a",
+    "color_accent_soft": "*primary_50",
+    "color_accent_soft_dark": "#10302f",
+    "slider_color": "*primary_600",
+}
+
+
+def make_theme() -> gr.themes.Base:
+    """The theme of every page."""
+    theme = gr.themes.Base(
+        primary_hue="teal", secondary_hue="slate", neutral_hue="slate", font=SANS, font_mono=MONO,
+        radius_size="md", text_size="md", spacing_size="sm",
+    )  # fmt: skip
+    return theme.set(**SURFACES)
+
+
+def mount_options() -> dict[str, Any]:
+    """Arguments for `gr.mount_gradio_app` besides the app and the path."""
+    return {
+        "theme": make_theme(),
+        "css_paths": [STYLE_SHEET],
+        "footer_links": [],
+        # Texts that people paste are theirs: the browser keeps no history of runs.
+        "run_history": False,
+        "enable_monitoring": False,
+        "ssr_mode": False,
+        "show_error": True,
+    }

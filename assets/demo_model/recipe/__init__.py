@@ -1,0 +1,1 @@
+"""The recipe of the embedded demo model: synthetic documents, tokenizer, training, export, evaluation."""

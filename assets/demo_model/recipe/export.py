@@ -1,0 +1,86 @@
+"""Writes a checkpoint in Hugging Face format that `Qwen3ForCausalLM.from_pretrained` loads."""
+
+import argparse
+import json
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from .model import ModelShape
+from .tokenizer import save_tokenizer
+
+END_OF_TURN, PADDING = 2, 0
+
+
+def make_config(shape: ModelShape) -> dict[str, object]:
+    """The `config.json` of the shape."""
+    return {
+        "architectures": ["Qwen3ForCausalLM"],
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        "bos_token_id": None,
+        "dtype": "bfloat16",
+        "eos_token_id": END_OF_TURN,
+        "head_dim": shape.head_size,
+        "hidden_act": "silu",
+        "hidden_size": shape.width,
+        "initializer_range": 0.02,
+        "intermediate_size": shape.mlp_width,
+        "layer_types": ["full_attention"] * shape.num_layers,
+        "max_position_embeddings": shape.context,
+        "max_window_layers": shape.num_layers,
+        "model_type": "qwen3",
+        "num_attention_heads": shape.num_heads,
+        "num_hidden_layers": shape.num_layers,
+        "num_key_value_heads": shape.num_kv_heads,
+        "pad_token_id": PADDING,
+        "rms_norm_eps": shape.norm_eps,
+        "rope_parameters": {"rope_theta": shape.rope_base, "rope_type": "default"},
+        "sliding_window": None,
+        "tie_word_embeddings": True,
+        "use_cache": True,
+        "use_sliding_window": False,
+        "vocab_size": shape.vocabulary_size,
+    }
+
+
+def export_checkpoint(
+    weights: dict[str, Tensor],
+    shape: ModelShape,
+    tokenizer: Tokenizer,
+    folder: Path,
+    dtype: torch.dtype = torch.bfloat16,
+) -> None:
+    """Write weights, configuration and tokenizer into `folder`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    named = {f"model.{name}": weight.detach().to(dtype).contiguous() for name, weight in weights.items()}
+    save_file(named, folder / "model.safetensors", metadata={"format": "pt"})
+    generation = {
+        "eos_token_id": [END_OF_TURN],
+        "pad_token_id": PADDING,
+        "do_sample": False,
+        "use_cache": True,
+    }
+    (folder / "config.json").write_text(json.dumps(make_config(shape), indent=2) + "\n", encoding="utf-8")
+    (folder / "generation_config.json").write_text(json.dumps(generation, indent=2) + "\n", encoding="utf-8")
+    save_tokenizer(tokenizer, folder)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Export a training state as a Hugging Face checkpoint.")
+    parser.add_argument("--state", type=Path, required=True, help="state.safetensors of a run")
+    parser.add_argument("--tokenizer", type=Path, required=True, help="tokenizer.json of the run")
+    parser.add_argument("--out", type=Path, required=True)
+    args = parser.parse_args()
+    state = load_file(args.state)
+    masters = {
+        name.removeprefix("master."): tensor for name, tensor in state.items() if name.startswith("master.")
+    }
+    export_checkpoint(masters, ModelShape(), Tokenizer.from_file(str(args.tokenizer)), args.out)
+
+
+if __name__ == "__main__":
+    main()

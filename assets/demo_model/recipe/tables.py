@@ -1,0 +1,26 @@
+"""Loads the word pools and template tables that lie beside the code as plain text."""
+
+from functools import cache
+from pathlib import Path
+
+TEMPLATES = Path(__file__).parent / "templates"
+
+
+@cache
+def read_sections(name: str) -> dict[str, tuple[str, ...]]:
+    """Lines of `templates/{name}.txt` under each `[section]` header; `#` starts a comment line."""
+    sections: dict[str, list[str]] = {}
+    current: list[str] = []
+    for line in (TEMPLATES / f"{name}.txt").read_text(encoding="utf-8").splitlines():
+        if line.startswith("[") and line.endswith("]") and " " not in line:
+            current = sections.setdefault(line[1:-1], [])
+        elif line.strip() and not line.startswith("#"):
+            current.append(line.replace("\\n", "\n"))
+    return {section: tuple(lines) for section, lines in sections.items()}
+
+
+@cache
+def words(section: str) -> tuple[str, ...]:
+    """The comma-separated entries of one section of `words.txt`."""
+    lines = read_sections("words")[section]
+    return tuple(word.strip() for line in lines for word in line.split(",") if word.strip())
