@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import weakref
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from threading import Thread
@@ -43,13 +43,12 @@ class LLM:
         # Offline work comes in one heap: a bounded queue would only refuse it.
         settings.setdefault("max_num_waiting", 2**20)
         self._engine = Engine(EngineConfig(model=str(model), **settings))
-        self._loop = asyncio.new_event_loop()
-        thread = Thread(target=_run_loop, args=(self._loop,), name="troupe-llm", daemon=True)
+        self._loop = LoopThread()
         # Runs at close, when the last reference goes, or at the interpreter's exit: whichever comes first.
         # Made before the thread starts: a Ctrl-C may come between any two lines.
-        self._finalizer = weakref.finalize(self, _shut_down, self._engine, self._loop, thread)
+        self._finalizer = weakref.finalize(self, self._loop.stop, self._engine.close)
         try:
-            thread.start()
+            self._loop.start()
             self._run(self._engine.start())
         except BaseException:
             self.close()
@@ -130,7 +129,7 @@ class LLM:
         if not self._finalizer.alive:
             work.close()
             raise RuntimeError("this LLM was closed; make a new one")
-        future: Future[Result] = asyncio.run_coroutine_threadsafe(work, self._loop)
+        future: Future[Result] = self._loop.submit(work)
         try:
             return future.result()
         except ExceptionGroup as group:
@@ -167,22 +166,33 @@ def _first_error(group: ExceptionGroup) -> Exception:
     return error
 
 
-def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
-    if loop.is_closed():
-        return  # shut down before this thread came to life
-    asyncio.set_event_loop(loop)
-    try:
-        loop.run_forever()
-    finally:
-        loop.run_until_complete(loop.shutdown_asyncgens())
-        loop.run_until_complete(loop.shutdown_default_executor())
-        loop.close()
+class LoopThread:
+    """An event loop that lives and dies in a thread of its own.
 
+    Signals reach the main thread only, so nothing here can be cut in two by a Ctrl-C.
+    """
 
-def _shut_down(engine: Engine, loop: asyncio.AbstractEventLoop, thread: Thread) -> None:
-    if thread.is_alive():
-        asyncio.run_coroutine_threadsafe(engine.close(), loop).result()
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join()
-    elif not loop.is_closed():
-        loop.close()
+    def __init__(self) -> None:
+        self._loop: Future[asyncio.AbstractEventLoop] = Future()
+        self._thread = Thread(target=self._live, name="troupe-llm", daemon=True)
+        self._is_started = False
+
+    def start(self) -> None:
+        self._is_started = True
+        self._thread.start()
+
+    def submit(self, work: Coroutine[Any, Any, Result]) -> Future[Result]:
+        return asyncio.run_coroutine_threadsafe(work, self._loop.result())
+
+    def stop(self, last_work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Run one last coroutine and end the thread; nothing to do when it was never started."""
+        if self._is_started:
+            self.submit(last_work()).result()
+            loop = self._loop.result()
+            loop.call_soon_threadsafe(loop.stop)
+            self._thread.join()
+
+    def _live(self) -> None:
+        with asyncio.Runner() as runner:
+            self._loop.set_result(runner.get_loop())
+            runner.get_loop().run_forever()

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import random
 import re
 import socket
 import sys
@@ -21,6 +22,7 @@ import aiohttp
 
 LAG = re.compile(r'^troupe:event_loop_lag_seconds_bucket\{[^}]*le="([^"]+)"[^}]*\} (\S+)', re.MULTILINE)
 START_TIMEOUT_S = 120.0
+RAMP_UP_S = 2.0
 
 
 @asynccontextmanager
@@ -52,11 +54,13 @@ async def wait_until_ready(session: aiohttp.ClientSession, url: str) -> None:
             await asyncio.sleep(0.1)
 
 
-async def stream(session: aiohttp.ClientSession, url: str, model: str, until: float) -> int:
-    """Stream completions one after another; the number of events that came."""
-    body = {"model": model, "prompt": "Once upon a time", "max_tokens": 500, "ignore_eos": True, "stream": True}
+async def stream(session: aiohttp.ClientSession, url: str, model: str, until: float, chance: random.Random) -> int:
+    """Stream completions of 300 to 700 tokens one after another; the number of events that came."""
+    body = {"model": model, "prompt": "Once upon a time", "ignore_eos": True, "stream": True}
     num_events = 0
+    await asyncio.sleep(chance.random() * RAMP_UP_S)
     while time.monotonic() < until:
+        body["max_tokens"] = chance.randrange(300, 700)
         async with session.post(f"{url}/v1/completions", json=body) as response:
             response.raise_for_status()
             async for line in response.content:
@@ -85,20 +89,25 @@ async def run(url: str | None, num_clients: int, seconds: float) -> None:
         await wait_until_ready(session, address)
         async with session.get(f"{address}/v1/models") as response:
             model = (await response.json())["data"][0]["id"]
+        chance = random.Random(0)
+        until = time.monotonic() + RAMP_UP_S + seconds
+        streams = [
+            asyncio.create_task(stream(session, address, model, until, chance)) for _ in range(num_clients)
+        ]
+        await asyncio.sleep(RAMP_UP_S)
         before = await read_lag(session, address)
-        until = time.monotonic() + seconds
-        counts = await asyncio.gather(*(stream(session, address, model, until) for _ in range(num_clients)))
+        counts = await asyncio.gather(*streams)
         after = await read_lag(session, address)
     quantiles = ", ".join(
         f"p{share * 100:g} at most {find_quantile(before, after, share) * 1000:g} ms" for share in (0.5, 0.9, 0.99)
     )
-    print(f"{num_clients} clients, {sum(counts) / seconds:.0f} events/s: event-loop lag {quantiles}")
+    print(f"{num_clients} clients, {sum(counts) / (seconds + RAMP_UP_S / 2):.0f} events/s: event-loop lag {quantiles}")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--clients", type=int, default=64, help="concurrent streams")
-    parser.add_argument("--seconds", type=float, default=10.0, help="how long they stream")
+    parser.add_argument("--seconds", type=float, default=20.0, help="how long they stream")
     parser.add_argument("--url", help="a running server; default: one is started")
     args = parser.parse_args()
     asyncio.run(run(args.url, args.clients, args.seconds))

@@ -37,8 +37,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.browser)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def chromium() -> Iterator[Any]:
+    # Until the package ends and no longer: Playwright keeps a loop of its own running in this thread.
     path = next(filter(None, map(shutil.which, BROWSERS)), None)
     if path is None:
         pytest.skip("no Chromium on this machine")
@@ -49,7 +50,7 @@ def chromium() -> Iterator[Any]:
         browser.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def base_url() -> Iterator[str]:
     if not (ROOT / "assets" / "demo_model" / "model.safetensors").exists():
         pytest.skip("assets/demo_model has no weights")
@@ -67,7 +68,7 @@ def base_url() -> Iterator[str]:
             server.wait(20)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def desk(chromium: Any) -> Iterator[Any]:
     """One context for all desktop pages: they share the browser's cache, which saves seconds a test."""
     context = chromium.new_context(viewport={"width": 1280, "height": 800})

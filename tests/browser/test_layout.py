@@ -23,6 +23,14 @@ def test_nothing_overflows_on_a_phone(phone: Site) -> None:
     assert phone.find_overflow() == []
 
 
+def test_the_settings_open_and_close_on_a_phone(phone: Site) -> None:
+    phone.make_answers_endless()
+    phone.ask("Count, please.")
+    phone.wait_for(lambda: phone.num_running() == 1, 10)
+    phone.press_stop()
+    phone.figures.wait_for()
+
+
 def test_the_chat_fills_the_window_and_no_more(site: Site) -> None:
     box = site.page.locator("#composer").bounding_box()
     assert 740 < box["y"] + box["height"] <= 800
