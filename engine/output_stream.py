@@ -106,6 +106,17 @@ class OutputStream:
             self._is_new.set()
         return gap
 
+    def put_token(self, index: int, token_id: int, text: str, now: float) -> float:
+        """Take one token from the middle of a completion; the fast path of `put`. Returns the same gap."""
+        completion = self._completions[index]
+        completion.token_ids.append(token_id)
+        if text:
+            completion.text_parts.append(text)
+        last, self._last_token_time = self._last_token_time, now
+        if self._kind != "final":
+            self._is_new.set()
+        return 0.0 if last is None else now - last
+
     def fail(self, error: EngineError) -> None:
         """End the stream with an error that `get` raises; one that has ended keeps its end."""
         if self.is_finished:

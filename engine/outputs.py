@@ -1,4 +1,7 @@
-"""RequestOutput and its parts: what a request gets back. Names follow vLLM."""
+"""RequestOutput and its parts: what a request gets back. Names follow vLLM.
+
+The three that are made for every token of every reader are not frozen: that would triple their cost.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,7 @@ class TokenLogprobs:
     top: tuple[Logprob, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class CompletionOutput:
     """One of the `n` completions; cumulative or delta as `SamplingParams.output_kind` says."""
 
@@ -49,7 +52,7 @@ class CompletionOutput:
         return self.finish_reason is not None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RequestMetrics:
     """Times in seconds of the monotonic clock, and counters of one request."""
 
@@ -85,7 +88,7 @@ class GrammarInfo:
     plan: tuple[tuple[str, str, str], ...] = ()  # (JSON pointer, keyword, enforced by)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RequestOutput:
     """The state of one request. The last one has `finished=True`; there is exactly one such."""
 

@@ -28,6 +28,7 @@ class Request:
         "block_ids",
         "first_scheduled_time",
         "has_grammar",
+        "is_watched",
         "max_num_tokens",
         "num_cached_tokens",
         "num_committed_blocks",
@@ -58,6 +59,7 @@ class Request:
         self.salt = message.cache_salt
         self.bad_word_ids = message.bad_word_ids
         self.has_grammar = params.grammar is not None
+        self.is_watched = self.has_grammar or params.logprobs is not None  # every token has more to tell than its id
         self.token_ids = list(message.prompt_token_ids)  # prompt, then output
         self.num_prompt_tokens = len(self.token_ids)
         limit = max_model_len if params.max_tokens is None else self.num_prompt_tokens + params.max_tokens

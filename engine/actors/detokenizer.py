@@ -8,7 +8,7 @@ from typing import assert_never
 
 from engine.actors.actor import Actor
 from engine.core.detokenizer import Detokenizer
-from engine.messages import AbortRequest, AddRequest, DetokenizerInbox, NewTokens
+from engine.messages import AbortRequest, AddRequest, DetokenizerInbox, NewTokens, RequestTokens
 from engine.metrics import Metrics
 from engine.output_stream import OutputStream
 
@@ -40,20 +40,31 @@ class DetokenizerActor(Actor[DetokenizerInbox]):
 
     def _process(self, message: NewTokens) -> None:
         now = time.monotonic()
-        stopped = []
-        gaps = []
+        gaps: list[float] = []
+        num_plain = 0
+        feed, streams = self._detokenizer.feed, self._streams
+        for request_id, token_id in message.plain:
+            text = feed(request_id, token_id)
+            if text is None:
+                self._process_item(RequestTokens(request_id, [token_id]), now, gaps)
+            else:
+                stream, index = streams[request_id]
+                gaps.append(stream.put_token(index, token_id, text, now))
+                num_plain += 1
+        self._metrics.generation_tokens += num_plain
         for item in message.items:
-            delta = self._detokenizer.process(item)
-            if delta is None:
-                continue
-            if delta.stopped_by_string:
-                stopped.append(item.request_id)
-            stream, index = self._streams[item.request_id]
-            if delta.finish_reason is not None:
-                del self._streams[item.request_id]
-            self._metrics.generation_tokens += len(delta.token_ids)
-            if gap := stream.put(index, item, delta, now):
-                gaps.append(gap)
+            self._process_item(item, now, gaps)
         self._metrics.itl.observe_many(gaps)
-        if stopped:
-            self._tell_scheduler(AbortRequest(tuple(stopped), "stop"))
+
+    def _process_item(self, item: RequestTokens, now: float, gaps: list[float]) -> None:
+        delta = self._detokenizer.process(item)
+        if delta is None:
+            return  # it has ended: what comes after a stop string is dropped
+        if delta.stopped_by_string:
+            self._tell_scheduler(AbortRequest((item.request_id,), "stop"))
+        stream, index = self._streams[item.request_id]
+        if delta.finish_reason is not None:
+            del self._streams[item.request_id]
+        self._metrics.generation_tokens += len(delta.token_ids)
+        if gap := stream.put(index, item, delta, now):
+            gaps.append(gap)

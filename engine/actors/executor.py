@@ -18,7 +18,9 @@ GATE_PATIENCE_S = 0.002  # how long plain rows wait for the masks of the step be
 class ExecutorActor(ThreadActor[ExecutorInbox]):
     """Drives the Worker. Loads it on its first start, empties it on a restart."""
 
-    def __init__(self, worker: Worker | MockWorker, deliver: Callable[[StepDone], None], is_restart: bool) -> None:
+    def __init__(
+        self, worker: Worker | MockWorker, deliver: Callable[[StepDone], None], is_restart: bool
+    ) -> None:
         super().__init__("troupe-executor")
         self._worker = worker
         self._deliver = deliver

@@ -16,7 +16,6 @@ from engine.messages import (
     GrammarBroken,
     GrammarInbox,
     NewTokens,
-    RequestTokens,
     RunStep,
     SchedulerInbox,
     StepDone,
@@ -55,9 +54,9 @@ class SchedulerActor(Actor[SchedulerInbox]):
                     self._with_grammar.add(message.request_id)
                 self.scheduler.add(message)
             case AbortRequest(request_ids=request_ids, finish_reason=reason, error=error):
-                self._publish(self.scheduler.abort(request_ids, reason, error))
+                self._publish(NewTokens(self.scheduler.abort(request_ids, reason, error)))
             case GrammarBroken(request_id=request_id, error=error):
-                self._publish(self.scheduler.abort((request_id,), "error", error))
+                self._publish(NewTokens(self.scheduler.abort((request_id,), "error", error)))
             case _:
                 assert_never(message)
 
@@ -78,14 +77,13 @@ class SchedulerActor(Actor[SchedulerInbox]):
         if order is not None:
             self._tell_grammar(order)
 
-    def _publish(self, items: list[RequestTokens]) -> None:
-        if not items:
-            return
-        self._tell_detokenizer(NewTokens(items))
+    def _publish(self, new_tokens: NewTokens) -> None:
+        if new_tokens.items or new_tokens.plain:
+            self._tell_detokenizer(new_tokens)
         if self._with_grammar:
             ended = tuple(
                 item.request_id
-                for item in items
+                for item in new_tokens.items
                 if item.finish_reason is not None and item.request_id in self._with_grammar
             )
             if ended:

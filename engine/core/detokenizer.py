@@ -87,6 +87,7 @@ class Detokenizer:
         self._tokenizer = tokenizer
         self._eos_token_ids = frozenset(tokenizer.eos_token_ids) if tokenizer else frozenset()
         self._streams: dict[str, _Stream] = {}
+        self._feeds: dict[str, Callable[[Sequence[int]], str]] = {}  # of the streams without stop strings
 
     def add(self, request_id: str, params: SamplingParams, prompt_token_ids: Sequence[int]) -> None:
         """Open a stream; the prompt decides how the first token is written."""
@@ -97,10 +98,18 @@ class Detokenizer:
             if params.stop:
                 stops = StopStrings(params.stop, params.include_stop_str_in_output, params.min_tokens)
         self._streams[request_id] = _Stream(params, text, text.feed, stops)
+        if stops is None:
+            self._feeds[request_id] = text.feed
 
     def remove(self, request_id: str) -> None:
         """Forget a request; unknown ids are ignored."""
         self._streams.pop(request_id, None)
+        self._feeds.pop(request_id, None)
+
+    def feed(self, request_id: str, token_id: int) -> str | None:
+        """The text of one token in the middle of a request; None when it needs `process`, or has ended."""
+        feed = self._feeds.get(request_id)
+        return None if feed is None else feed((token_id,))
 
     def process(self, item: RequestTokens) -> TextDelta | None:
         """The text of these tokens; None when the request has ended already."""
@@ -133,7 +142,7 @@ class Detokenizer:
         if hit is not None and finish_reason != "error":
             finish_reason, stop_reason = "stop", hit
         if finish_reason is not None:
-            del self._streams[item.request_id]
+            self.remove(item.request_id)
         logprobs = None if item.logprobs is None else self._name_tokens(item.logprobs[:num_kept])
         return TextDelta(
             item.request_id,

@@ -21,7 +21,7 @@ from engine.core.kv_cache_manager import KVCacheManager
 from engine.core.request_queue import RequestQueue
 from engine.core.row_pool import RowPool
 from engine.core.step import PlanBuilder, StepRecord
-from engine.messages import AddRequest, FillMasks, RequestTokens, StepDone, StepPlan
+from engine.messages import AddRequest, FillMasks, NewTokens, RequestTokens, StepDone, StepPlan
 from engine.outputs import FinishReason, TokenLogprobs
 from engine.request import Request, RequestStatus
 
@@ -212,7 +212,7 @@ class Scheduler:
         self.num_preemptions += 1
         self.waiting.push(request)
 
-    def update(self, done: StepDone) -> list[RequestTokens]:
+    def update(self, done: StepDone) -> NewTokens:
         """Take a step's answer: append tokens, end requests, offer full blocks to the prefix cache."""
         step = next(step for step in self._steps if step.step_id == done.step_id)
         if not step.is_answered:
@@ -220,21 +220,36 @@ class Scheduler:
             self._take_back_skipped(step, done.skipped)
             self._take_prompt_logprobs(step, done)
             self._commit_runs(step)
-        items = []
-        requests = step.requests
-        for index, token_id in zip(done.indices, done.token_ids, strict=True):
-            request = requests[index]
-            request.num_in_flight -= 1
-            if request.status is not RequestStatus.FINISHED:
-                items.append(self._append_token(request, token_id, done.logprobs.get(index)))
+        new_tokens = self._append_tokens(step.requests, done)
         if step.gated and done.indices:
             came = set(done.indices)
             step.gated = [index for index in step.gated if index not in came]
         if done.is_last:
             for index in step.gated:  # rows that ended before their mask came
-                requests[index].num_in_flight -= 1
+                step.requests[index].num_in_flight -= 1
             self._steps.remove(step)
-        return items
+        return new_tokens
+
+    def _append_tokens(self, requests: list[Request], done: StepDone) -> NewTokens:
+        items: list[RequestTokens] = []
+        plain: list[tuple[str, int]] = []
+        for index, token_id in zip(done.indices, done.token_ids, strict=True):
+            request = requests[index]
+            request.num_in_flight -= 1
+            if request.status is RequestStatus.FINISHED:
+                continue
+            token_ids = request.token_ids
+            if (
+                request.num_prompt_tokens < len(token_ids) < request.max_num_tokens - 1
+                and not request.is_watched
+                and token_id >= 0
+                and token_id not in request.stop_ids
+            ):
+                token_ids.append(token_id)
+                plain.append((request.request_id, token_id))
+            else:
+                items.append(self._append_token(request, token_id, done.logprobs.get(index)))
+        return NewTokens(items, plain)
 
     def _append_token(self, request: Request, token_id: int, logprobs: TokenLogprobs | None) -> RequestTokens:
         if token_id < 0:
@@ -244,16 +259,12 @@ class Scheduler:
         token_ids.append(token_id)
         if request.has_grammar:
             self._accepted.append((request.request_id, token_id))
-        num_tokens = len(token_ids)
-        is_first = num_tokens == request.num_prompt_tokens + 1
         if token_id in request.stop_ids:  # the sampler forbids them before min_tokens
             reason: FinishReason | None = "stop"
-        elif num_tokens >= request.max_num_tokens:
+        elif len(token_ids) >= request.max_num_tokens:
             reason = "length"
         else:
             reason = None
-        if reason is None and logprobs is None and not is_first:
-            return RequestTokens(request.request_id, [token_id])
         stop_reason = token_id if reason == "stop" and token_id not in self._eos_token_ids else None
         if reason is not None:
             self._finish(request)

@@ -37,6 +37,7 @@ class PlanBuilder:
         self._starts: list[int] = []
         self._counts: list[int] = []
         self._is_sampled: list[bool] = []
+        self._gated: list[int] = []
 
     def add_new_row(self, request: Request) -> None:
         self.new_rows.append(
@@ -61,6 +62,8 @@ class PlanBuilder:
         is_sampled = end == len(request.token_ids) + request.num_in_flight
         if is_sampled:
             request.num_in_flight += 1
+            if request.has_grammar:
+                self._gated.append(len(self.requests))
         self.requests.append(request)
         self._starts.append(start)
         self._counts.append(count)
@@ -70,9 +73,7 @@ class PlanBuilder:
         sampled = self._is_sampled
         starts, counts = np.array(self._starts, dtype=np.int64), np.array(self._counts, dtype=np.int64)
         fills_block = np.flatnonzero((starts + counts) // block_size > starts // block_size).tolist()
-        gated = [
-            index for index, request in enumerate(self.requests) if request.has_grammar and sampled[index]
-        ]
+        gated = self._gated
         is_gated = np.zeros(len(sampled), dtype=bool)
         is_gated[gated] = True
         plan = StepPlan(

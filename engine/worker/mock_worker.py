@@ -8,8 +8,9 @@ from engine.config import EngineConfig, ResolvedConfig, WorkerConfig, resolve_co
 from engine.messages import SampleGate, StepDone, StepPlan
 from engine.model import ModelConfig
 
-_NUM_TOKENS = 200  # the made-up tokens are [first, first + _NUM_TOKENS), clear of special ones
-_FIRST_TOKEN = 50
+# The made-up tokens are [first, first + number): clear of special ones and of single bytes in most vocabularies.
+_FIRST_TOKEN = 260
+_NUM_TOKENS = 150
 _MEMORY_BYTES = 2**33
 _BYTES_PER_BLOCK = 2**17
 

@@ -115,7 +115,10 @@ class SchedulerHarness:
         """Let the scheduler take one answer."""
         if not self.to_scheduler:
             return False
-        self._collect(self.scheduler.update(self.to_scheduler.popleft()))
+        new_tokens = self.scheduler.update(self.to_scheduler.popleft())
+        self._collect(
+            [*new_tokens.items, *(RequestTokens(name, [token]) for name, token in new_tokens.plain)]
+        )
         self.plan()
         return True
 
