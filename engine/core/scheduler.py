@@ -128,8 +128,8 @@ class Scheduler:
             count = num_known - request.num_computed_tokens
             if count <= 0 or request.num_in_flight >= MAX_IN_FLIGHT or num_known >= request.max_num_tokens:
                 continue
-            if count > budget:
-                count = budget
+            if count > 1:
+                count = min(count, self._limit_chunk(budget, num_behind=len(self.running) - index))
             end = request.num_computed_tokens + count
             if end > len(request.block_ids) * block_size and not self._make_room(request, end, builder):
                 continue
@@ -139,6 +139,13 @@ class Scheduler:
                 # Later requests of this very step may share these blocks: each layer writes before it reads.
                 self.kv_cache.commit(request, end)
         return budget
+
+    def _limit_chunk(self, budget: int, num_behind: int) -> int:
+        """Tokens a prefill may take: one is left for each running request behind it, half for those that wait."""
+        rest = budget - num_behind
+        if self._peek_admissible() is not None:
+            rest = min(rest, budget // 2)
+        return max(1, rest)
 
     def _make_room(self, request: Request, num_tokens: int, builder: PlanBuilder) -> bool:
         """Blocks for `num_tokens` tokens, preempting from the back; False when the request itself had to go."""

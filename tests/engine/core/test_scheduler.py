@@ -79,6 +79,29 @@ def test_a_long_prefill_costs_the_running_ones_no_step() -> None:
     assert [plan.num_tokens for plan in plans].count(8) >= 8
 
 
+def test_a_long_prefill_costs_those_behind_it_no_step() -> None:
+    house = SchedulerHarness(max_num_batched_tokens=8)
+    house.add(make_request("long", make_prompt(90, 30), max_tokens=1))
+    house.add(make_request("short", make_long_prompt(), max_tokens=20))
+    for _ in range(4):
+        turn(house)
+    lengths = []
+    for _ in range(6):
+        turn(house)
+        lengths.append(len(house.outputs["short"]))
+    assert lengths == list(range(lengths[0], lengths[0] + 6))
+    assert not house.outputs["long"], "the long prompt is still being computed"
+
+
+def test_a_short_prompt_behind_a_long_one_answers_after_a_few_steps() -> None:
+    house = SchedulerHarness(max_num_batched_tokens=8)
+    house.add(make_request("long", make_prompt(90, 30), max_tokens=1))
+    house.add(make_request("short", make_long_prompt(), max_tokens=20))
+    for _ in range(5):
+        turn(house)
+    assert house.outputs["short"]
+
+
 def test_no_step_exceeds_the_budget() -> None:
     house = SchedulerHarness(max_num_batched_tokens=7)
     for number in range(6):
