@@ -10,6 +10,7 @@ import weakref
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
+from functools import partial
 from threading import Thread
 from typing import Any, TypeVar
 
@@ -26,6 +27,7 @@ from engine.tokenizer import Tokenizer
 
 Result = TypeVar("Result")
 Messages = Sequence[Mapping[str, Any]]
+Work = Callable[[], Coroutine[Any, Any, Result]]
 
 
 class LLM:
@@ -49,7 +51,7 @@ class LLM:
         self._finalizer = weakref.finalize(self, self._loop.stop, self._engine.close)
         try:
             self._loop.start()
-            self._run(self._engine.start())
+            self._run(self._engine.start)
         except BaseException:
             self.close()
             raise
@@ -74,7 +76,7 @@ class LLM:
         """
         listed = _list_prompts(prompts)
         params = _list_params(sampling_params, len(listed))
-        return self._run(self._generate_all(listed, params, use_tqdm, priority, cache_salt))
+        return self._run(partial(self._generate_all, listed, params, use_tqdm, priority, cache_salt))
 
     def chat(
         self,
@@ -87,7 +89,10 @@ class LLM:
         """Answer one conversation, or a list of them, under the model's chat template."""
         is_single = bool(messages) and isinstance(messages[0], Mapping)
         conversations = [messages] if is_single else list(messages)
-        prompts = [self._run(self._engine.render_chat(each, **template_options)) for each in conversations]  # type: ignore[arg-type]
+        prompts = [
+            self._run(partial(self._engine.render_chat, each, **template_options))  # type: ignore[arg-type]
+            for each in conversations
+        ]
         return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
 
     def stats(self) -> EngineStats:
@@ -125,11 +130,10 @@ class LLM:
                 jobs = [tasks.create_task(run_one(*pair)) for pair in zip(prompts, params, strict=True)]
         return [job.result() for job in jobs]
 
-    def _run(self, work: Coroutine[Any, Any, Result]) -> Result:
+    def _run(self, work: Work[Result]) -> Result:
         if not self._finalizer.alive:
-            work.close()
             raise RuntimeError("this LLM was closed; make a new one")
-        future: Future[Result] = self._loop.submit(work)
+        future = self._loop.submit(work)
         try:
             return future.result()
         except ExceptionGroup as group:
@@ -181,13 +185,17 @@ class LoopThread:
         self._is_started = True
         self._thread.start()
 
-    def submit(self, work: Coroutine[Any, Any, Result]) -> Future[Result]:
-        return asyncio.run_coroutine_threadsafe(work, self._loop.result())
+    def submit(self, work: Work[Result]) -> Future[Result]:
+        """Run a coroutine there; it is made there too, so that it cannot be left behind unawaited."""
+        outer: Future[Result] = Future()
+        loop = self._loop.result()
+        loop.call_soon_threadsafe(_start, loop, work, outer)
+        return outer
 
-    def stop(self, last_work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    def stop(self, last_work: Work[None]) -> None:
         """Run one last coroutine and end the thread; nothing to do when it was never started."""
         if self._is_started:
-            self.submit(last_work()).result()
+            self.submit(last_work).result()
             loop = self._loop.result()
             loop.call_soon_threadsafe(loop.stop)
             self._thread.join()
@@ -196,3 +204,22 @@ class LoopThread:
         with asyncio.Runner() as runner:
             self._loop.set_result(runner.get_loop())
             runner.get_loop().run_forever()
+
+
+def _start(loop: asyncio.AbstractEventLoop, work: Work[Result], outer: Future[Result]) -> None:
+    task = loop.create_task(work())
+    outer.add_done_callback(lambda _: loop.call_soon_threadsafe(task.cancel) if outer.cancelled() else None)
+    task.add_done_callback(lambda _: _hand_over(task, outer))
+
+
+def _hand_over(task: asyncio.Task[Result], outer: Future[Result]) -> None:
+    if task.cancelled():
+        outer.cancel()
+        return
+    error = task.exception()
+    if not outer.set_running_or_notify_cancel():
+        return  # nobody waits any more
+    if error is None:
+        outer.set_result(task.result())
+    else:
+        outer.set_exception(error)
