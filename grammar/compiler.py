@@ -7,6 +7,7 @@ from concurrent.futures import Future
 
 from .backend import Backend, CompiledGrammar
 from .bitmask import allocate_bitmask
+from .closing_tokens import ClosingTokens
 from .errors import InvalidGrammar
 from .limits import GrammarLimits
 from .llguidance_backend import LLGuidanceBackend
@@ -38,6 +39,7 @@ class GrammarCompiler:
             "xgrammar": self._xgrammar,
         }
         self._cache = GrammarCache(limits.cache_bytes)
+        self._closing_tokens: ClosingTokens | None = None
         self._lock = threading.Lock()
         self._in_flight: dict[GrammarSpec, Future[CompiledGrammar]] = {}
 
@@ -62,9 +64,15 @@ class GrammarCompiler:
         """End the compile process, if one was needed; the compiler stays usable."""
         self._xgrammar.close()
 
+    def _find_closing_tokens(self) -> ClosingTokens:
+        # Reading 100,000 tokens takes a tenth of a second, and most schemas need no residual checks.
+        if self._closing_tokens is None:
+            self._closing_tokens = ClosingTokens(self.vocabulary)
+        return self._closing_tokens
+
     def _compile_as_owner(self, spec: GrammarSpec, future: "Future[CompiledGrammar]") -> CompiledGrammar:
         try:
-            compiled = compile_spec(spec, self._backends)
+            compiled = compile_spec(spec, self._backends, self._find_closing_tokens)
             check_first_mask(compiled, self.vocabulary)
         except BaseException as error:
             # Not handled here: whoever waits for this compile must learn of it too.
@@ -85,7 +93,7 @@ def check_first_mask(compiled: CompiledGrammar, vocabulary: Vocabulary) -> None:
     matcher = compiled.matcher()
     matcher.fill_next_token_bitmask(bitmask)
     if matcher.error is not None:
-        raise InvalidGrammar(f"the grammar exceeds a limit at its first token: {matcher.error}")
+        raise InvalidGrammar(f"the grammar cannot go on at its first token: {matcher.error}")
     if not bitmask.any():
         raise InvalidGrammar("the grammar allows no first token: nothing can satisfy it with this vocabulary")
 

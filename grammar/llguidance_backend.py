@@ -19,8 +19,10 @@ from llguidance import (
 )
 
 from .bitmask import check_bitmask
+from .csv_table import make_csv_pattern
 from .errors import InvalidGrammar, UnsupportedGrammar
 from .json_schema.refusal import explain_refusal
+from .lark import explain_complaint
 from .limits import GrammarLimits
 from .regex_text import choices_to_regex
 from .spec import GrammarSpec
@@ -80,7 +82,7 @@ class LLGuidanceBackend:
         )
 
     def compile(self, spec: GrammarSpec) -> "LLGuidanceProgram":
-        """Compile a JSON schema (normalised), a regex or a choice."""
+        """Compile a JSON schema (normalised), a Lark grammar or a regular language."""
         matcher = self._make_matcher(spec)
         if matcher.is_error():
             self._refuse(spec, matcher.get_error())
@@ -92,6 +94,8 @@ class LLGuidanceBackend:
     def _refuse(self, spec: GrammarSpec, message: str) -> None:
         if spec.kind == "json_schema":
             raise explain_refusal(json.loads(spec.text), message, lambda schema: self._probe(spec, schema))
+        if spec.kind == "lark":
+            raise InvalidGrammar(f"the Lark grammar cannot be used: {explain_complaint(message)}")
         if "error" in message and "not supported" not in message:
             raise InvalidGrammar(f"{spec.kind} cannot be parsed: {message}")
         raise UnsupportedGrammar("", spec.kind, message)
@@ -116,10 +120,22 @@ def make_grammar(spec: GrammarSpec) -> str:
             {"name": "schema", "json_schema": schema},
         ]
         return json.dumps({"grammars": grammars})
-    if spec.kind not in ("regex", "choice"):
-        raise UnsupportedGrammar("", spec.kind, "llguidance does not take this kind of grammar")
-    pattern = spec.text if spec.kind == "regex" else choices_to_regex(json.loads(spec.text))
-    return LLMatcher.grammar_from_lark(f"{_HEADER}start: /{regex_to_lark(pattern)}/")
+    if spec.kind == "lark":
+        return LLMatcher.grammar_from_lark(_HEADER + spec.text)
+    return LLMatcher.grammar_from_lark(f"{_HEADER}start: /{regex_to_lark(make_pattern(spec))}/")
+
+
+def make_pattern(spec: GrammarSpec) -> str:
+    """Return the pattern of a spec that is a regular language."""
+    match spec.kind:
+        case "regex":
+            return spec.text
+        case "choice":
+            return choices_to_regex(json.loads(spec.text))
+        case "csv":
+            return make_csv_pattern(spec.text)
+        case _:
+            raise UnsupportedGrammar("", spec.kind, "llguidance does not take this kind of grammar")
 
 
 class LLGuidanceProgram:

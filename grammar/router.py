@@ -3,20 +3,24 @@
 json_object                      -> json_schema {"type": "object"}
 json_schema   normalise, then    -> llguidance, unless it refuses or a keyword is beyond it;
                                  -> xgrammar, when everything in the schema is in its exact subset;
+                                 -> llguidance without what is beyond it, which residual checks enforce;
                                  -> UnsupportedGrammar with pointer, keyword and reason
 regex, choice                    -> outlines_core; llguidance where that cannot or would grow too large
 ebnf                             -> xgrammar
+lark, csv                        -> llguidance
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from .backend import Backend, CompiledGrammar
+from .closing_tokens import ClosingTokens
 from .errors import InvalidGrammar, UnsupportedGrammar
 from .json_schema.normalise import Normalised, normalise
 from .json_schema.xgrammar_subset import find_obstacle
 from .plan import ENGINE, PlanEntry
+from .residual_compile import compile_residual
 from .spec import GrammarSpec
 
 # The kinds without an analysis of their own, and the backends to try in order.
@@ -24,13 +28,21 @@ ROUTES: dict[str, tuple[str, ...]] = {
     "regex": ("outlines_core", "llguidance"),
     "choice": ("outlines_core", "llguidance"),
     "ebnf": ("xgrammar",),
+    "lark": ("llguidance",),
+    "csv": ("llguidance",),
 }
 
 
-def compile_spec(spec: GrammarSpec, backends: Mapping[str, Backend]) -> CompiledGrammar:
-    """Compile a spec with the first backend that enforces all of it, or raise GrammarError."""
+def compile_spec(
+    spec: GrammarSpec, backends: Mapping[str, Backend], closing_tokens: Callable[[], ClosingTokens]
+) -> CompiledGrammar:
+    """Compile a spec with the first backend that enforces all of it, or raise GrammarError.
+
+    Args:
+        closing_tokens: what residual checks need to know about the vocabulary, made when it is first asked for.
+    """
     if spec.kind in ("json_schema", "json_object"):
-        return compile_json_schema(replace(spec, kind="json_schema"), backends)
+        return compile_json_schema(replace(spec, kind="json_schema"), backends, closing_tokens)
     names = ROUTES[spec.kind]
     if spec.backend is not None:
         check_backend(spec, names)
@@ -56,8 +68,10 @@ def compile_with(backend: Backend, spec: GrammarSpec) -> CompiledGrammar:
     return CompiledGrammar(backend.name, plan, backend.compile(spec))
 
 
-def compile_json_schema(spec: GrammarSpec, backends: Mapping[str, Backend]) -> CompiledGrammar:
-    """Compile a schema with llguidance, else with xgrammar, else refuse it."""
+def compile_json_schema(
+    spec: GrammarSpec, backends: Mapping[str, Backend], closing_tokens: Callable[[], ClosingTokens]
+) -> CompiledGrammar:
+    """Compile a schema with llguidance, else with xgrammar, else with residual checks, else refuse it."""
     if spec.backend is not None:
         check_backend(spec, ("llguidance", "xgrammar"))
     normalised = normalise(json.loads(spec.text))
@@ -71,15 +85,16 @@ def compile_json_schema(spec: GrammarSpec, backends: Mapping[str, Backend]) -> C
         if obstacle is not None:
             raise UnsupportedGrammar(obstacle.pointer, obstacle.keyword, obstacle.reason)
         return finish(backends["xgrammar"], rewritten, normalised)
-    try:
-        if normalised.problems:
-            problem = normalised.problems[0]
-            raise UnsupportedGrammar(problem.pointer, problem.keyword, problem.reason)
-        return finish(backends["llguidance"], rewritten, normalised)
-    except UnsupportedGrammar:
-        if obstacle is not None or spec.backend is not None:
-            raise
-    return finish(backends["xgrammar"], rewritten, normalised)
+    if not normalised.problems:
+        try:
+            return finish(backends["llguidance"], rewritten, normalised)
+        except UnsupportedGrammar:
+            pass
+    if obstacle is None and spec.backend is None:
+        return finish(backends["xgrammar"], rewritten, normalised)
+    return compile_residual(
+        backends["llguidance"], rewritten, json.loads(spec.text), normalised, closing_tokens()
+    )
 
 
 def finish(backend: Backend, spec: GrammarSpec, normalised: Normalised) -> CompiledGrammar:

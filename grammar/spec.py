@@ -1,14 +1,16 @@
 """What a request asks its output to look like."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
+from .csv_table import describe_table
 from .errors import InvalidGrammar
 from .json_schema.dialect import check_well_formed
+from .lark import check_lark
 
-Kind = Literal["json_schema", "json_object", "regex", "choice", "ebnf"]
+Kind = Literal["json_schema", "json_object", "regex", "choice", "ebnf", "lark", "csv"]
 Whitespace = Literal["spaced", "compact", "any"]
 
 BACKENDS = ("llguidance", "xgrammar", "outlines_core")
@@ -22,7 +24,7 @@ class GrammarSpec:
 
     Attributes:
         kind: what `text` is.
-        text: the schema or the choices as JSON, the pattern, or the EBNF.
+        text: the schema, the choices or the table as JSON, the pattern, the EBNF or the Lark grammar.
         whitespace: what separates JSON values: "spaced" as json.dumps does, "compact", or "any" (bounded).
         backend: the engine to use, or None for the one that is faithful.
     """
@@ -86,6 +88,27 @@ class GrammarSpec:
         if not isinstance(text, str) or not text.strip():
             raise InvalidGrammar("an EBNF grammar is a string that is not empty")
         return cls("ebnf", text, backend=backend)
+
+    @classmethod
+    def lark(cls, text: str, backend: str | None = None) -> "GrammarSpec":
+        """Accept the sentences of a Lark grammar whose start rule is `start`."""
+        if not isinstance(text, str) or not text.strip():
+            raise InvalidGrammar("a Lark grammar is a string that is not empty")
+        check_lark(text)
+        return cls("lark", text, backend=backend)
+
+    @classmethod
+    def csv(
+        cls,
+        columns: Mapping[str, str | Sequence[str]],
+        has_header: bool = True,
+        delimiter: str = ",",
+        is_quoting: bool = True,
+        backend: str | None = None,
+    ) -> "GrammarSpec":
+        """Accept CSV tables with these columns: name -> type, or a list of the values allowed."""
+        table = describe_table(columns, has_header, delimiter, is_quoting)
+        return cls("csv", dump_json(table, "csv"), backend=backend)
 
 
 def parse_json(text: str, kind: str) -> Any:

@@ -1,6 +1,7 @@
 """The last check of a finished text: a JSON Schema validator independent of the grammar engines."""
 
 from typing import Any
+from urllib.parse import quote
 
 import jsonschema_rs
 
@@ -23,6 +24,8 @@ _OTHER_FORMATS = frozenset(
         "regex",
     ]
 )
+# Stands for the document while a subschema of it is the schema.
+_BASE_URI = "urn:troupe:schema"
 
 
 def accept_anything(text: str) -> bool:
@@ -31,13 +34,23 @@ def accept_anything(text: str) -> bool:
 
 
 class SchemaValidator:
-    """Validates parsed JSON against a schema, in the draft it is written in; never fetches anything."""
+    """Validates parsed JSON against a schema, in the draft it is written in; never fetches anything.
 
-    def __init__(self, schema: dict[str, Any] | bool) -> None:
+    Args:
+        pointer: JSON pointer to the subschema to validate against; its references mean what they mean in `schema`.
+    """
+
+    def __init__(self, schema: dict[str, Any] | bool, pointer: str = "") -> None:
         dialect = detect_dialect(schema)
+        document = with_dialect(schema, dialect)
+        registry = None
         try:
+            if pointer:
+                registry = jsonschema_rs.Registry([(_BASE_URI, document)])
+                document = {"$ref": f"{_BASE_URI}#{quote(pointer)}"}
             self._validator = dialect.validator_class(
-                with_dialect(schema, dialect),
+                document,
+                registry=registry,
                 formats=dict.fromkeys(_OTHER_FORMATS - ASSERTED_FORMATS, accept_anything),
                 validate_formats=True,
                 ignore_unknown_formats=True,

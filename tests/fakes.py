@@ -30,12 +30,18 @@ EOS = 0
 RECORD = '{"name": "Ada", "age": 36}'
 
 
+@dataclass
 class FakeTokenizer:
-    """One token per character; the token's id is the character's number."""
+    """One token per character; the token's id is the character's number.
+
+    Attributes:
+        knows_tools: whether the chat template writes tools into the prompt.
+    """
 
     vocab_size = 0x110000
     eos_token_ids = (EOS,)
     has_chat_template = True
+    knows_tools: bool = False
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         return [ord(char) for char in text]
@@ -56,6 +62,8 @@ class FakeTokenizer:
         **kwargs: Any,
     ) -> str:
         lines = "".join(f"<{message['role']}>{message['content']}\n" for message in messages)
+        if self.knows_tools:
+            lines = "".join(f"<tool>{tool['function']['name']}\n" for tool in tools or ()) + lines
         return lines.rstrip("\n") if continue_final_message else lines + "<assistant>" * add_generation_prompt
 
 

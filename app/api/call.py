@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import anyio
-from fastapi import Request
 
 from app.api.constraint import Constraint
 from app.api.context import ApiContext
 from app.api.errors import ApiError, to_api_error
 from app.api.protocol import GenerationFields
+from app.api.tools import ToolUse
 from engine import RequestOutput, SamplingParams
 from grammar import GrammarError
 
@@ -33,6 +33,7 @@ class Call:
     prompts: list[Prompt]
     sampling: SamplingParams
     constraint: Constraint | None = None
+    tools: ToolUse | None = None
     created: int = field(default_factory=lambda: int(time.time()))
 
     async def generate(self, index: int = 0) -> AsyncGenerator[RequestOutput]:
@@ -78,11 +79,11 @@ def _checked(output: RequestOutput) -> RequestOutput:
     return output
 
 
-def make_reply_id(prefix: str, request: Request, body: GenerationFields) -> str:
+def make_reply_id(prefix: str, request_id: str, body: GenerationFields) -> str:
     """The id of the reply: the client's own request_id, or the one of its x-request-id header."""
-    given: str = body.request_id or request.state.request_id
+    given = body.request_id or request_id
     # Two live requests must not share an id, and a client may send the same header twice.
-    return f"{prefix}-{given}-{uuid.uuid4().hex[:8]}"
+    return f"{prefix}{given}-{uuid.uuid4().hex[:8]}"
 
 
 async def run_all(works: list[Coroutine[Any, Any, None]]) -> None:

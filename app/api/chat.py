@@ -14,11 +14,13 @@ from app.api.chunks import Chunks
 from app.api.constraint import read_constraint
 from app.api.context import ApiContext, context_of
 from app.api.errors import ApiError
-from app.api.messages import read_messages, read_template_kwargs
+from app.api.messages import has_tool_messages, read_messages, read_template_kwargs
 from app.api.protocol import ChatRequest
 from app.api.sampling import chat_sampling
 from app.api.sse import CLIENT_CLOSED_REQUEST, Emit, EventStream, unless_gone
-from engine import RequestOutput
+from app.api.tool_calls import make_message
+from app.api.tools import ToolUse, combine, read_tools
+from engine import CompletionOutput, RequestOutput
 
 router = APIRouter()
 
@@ -28,7 +30,7 @@ async def create_chat_completion(
     body: ChatRequest, request: Request, context: Annotated[ApiContext, Depends(context_of)]
 ) -> Response:
     """Answer a conversation, in one piece or as a stream."""
-    call, echo = await prepare(body, request, context)
+    call, echo = await prepare(body, request.state.request_id, context)
     if body.stream:
         return EventStream(lambda emit: stream(call, echo, emit), context.config.keep_alive_s)
     output = await unless_gone(request.receive, call.finish())
@@ -37,7 +39,9 @@ async def create_chat_completion(
     return JSONResponse(whole_reply(call, output, echo))
 
 
-async def prepare(body: ChatRequest, request: Request, context: ApiContext) -> tuple[Call, str]:
+async def prepare(
+    body: ChatRequest, request_id: str, context: ApiContext, id_prefix: str = "chatcmpl-"
+) -> tuple[Call, str]:
     """Check everything that costs nothing, then render and tokenise off the loop.
 
     Returns the call, and the text that the reply begins with when the request asks for an echo.
@@ -47,9 +51,12 @@ async def prepare(body: ChatRequest, request: Request, context: ApiContext) -> t
     """
     model = context.check_model(body.model)
     context.require_ready()
-    constraint = read_constraint(body)
+    tools = read_tools(body)
+    constraint = combine(tools, read_constraint(body))
     sampling = chat_sampling(body, constraint)
     messages = read_messages(body.messages)
+    if has_tool_messages(messages):
+        await context.require_tool_template("messages")
     if body.add_special_tokens:
         message = "add_special_tokens is not supported here: the chat template writes them"
         raise ApiError(400, message, "add_special_tokens", "unsupported_field")
@@ -60,22 +67,37 @@ async def prepare(body: ChatRequest, request: Request, context: ApiContext) -> t
         messages,
         add_generation_prompt=body.add_generation_prompt,
         continue_final_message=body.continue_final_message,
+        **await show_tools(tools, context),
         **read_template_kwargs(body.chat_template_kwargs),
     )
     echo = messages[-1]["content"] if body.echo and messages[-1]["role"] == "assistant" else ""
-    reply_id = make_reply_id("chatcmpl", request, body)
-    return Call(context, body, reply_id, model, [prompt], sampling, constraint), echo
+    reply_id = make_reply_id(id_prefix, request_id, body)
+    return Call(context, body, reply_id, model, [prompt], sampling, constraint, tools), echo
+
+
+async def show_tools(tools: ToolUse | None, context: ApiContext) -> dict[str, Any]:
+    """The chat template's argument for the tools.
+
+    Raises:
+        ApiError: the template does not know tools, and without it the model could not call one.
+    """
+    if tools is None:
+        return {}
+    if tools.spec is None:
+        await context.require_tool_template("tools")
+    return {"tools": tools.definitions} if await context.knows_tools() else {}
 
 
 def whole_reply(call: Call, output: RequestOutput, echo: str) -> dict[str, Any]:
     """The chat.completion object."""
     choices = []
     for choice in output.outputs:
+        message = read_message(call, choice, echo)
         entry: dict[str, Any] = {
             "index": choice.index,
-            "message": {"role": "assistant", "content": echo + choice.text, "refusal": None},
+            "message": message,
             "logprobs": replies.chat_logprobs(call, choice),
-            "finish_reason": choice.finish_reason,
+            "finish_reason": replies.finish_reason(choice, "tool_calls" in message),
             "stop_reason": choice.stop_reason,
         }
         if call.body.return_token_ids:
@@ -91,6 +113,13 @@ def whole_reply(call: Call, output: RequestOutput, echo: str) -> dict[str, Any]:
     if call.body.return_token_ids:
         reply["prompt_token_ids"] = output.prompt_token_ids
     return reply | replies.extras(call, output)
+
+
+def read_message(call: Call, choice: CompletionOutput, echo: str) -> dict[str, Any]:
+    """The message of one choice, with its tool calls if there are any."""
+    if call.tools is not None:
+        return make_message(call.tools, choice.text)
+    return {"role": "assistant", "content": echo + choice.text, "refusal": None}
 
 
 async def stream(call: Call, echo: str, emit: Emit) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 from app.api import replies
 from app.api.call import Call
+from app.api.tool_calls import ToolParser, make_parser
 from engine import CompletionOutput, RequestOutput
 
 Json = dict[str, Any]
@@ -38,13 +39,18 @@ class Chunks:
         self._is_plain = not (
             call.sampling.logprobs is not None or body.return_token_ids or body.continuous_usage
         )
+        self._parsers: dict[int, ToolParser] = {}
         self._templates: dict[int, tuple[bytes, bytes]] = {}
         self._num_tokens: dict[int, int] = {}
         self._text_offsets: dict[int, int] = {}
 
     def first(self, index: int, output: RequestOutput, echo: str = "") -> bytes:
         """What comes before a choice's own text: the role of a chat message, or an echoed prompt."""
-        choice: Json = {"role": "assistant", "content": echo}
+        tools = self._call.tools
+        if tools is not None:
+            self._parsers[index] = make_parser(tools)
+        is_wordless = tools is not None and tools.spec is not None
+        choice: Json = {"role": "assistant", "content": None if is_wordless else echo}
         more: Json = {}
         if self._call.body.return_token_ids:
             more["prompt_token_ids"] = output.prompt_token_ids
@@ -61,6 +67,10 @@ class Chunks:
     def delta(self, index: int, choice: CompletionOutput, output: RequestOutput) -> bytes:
         """What one choice has got since its last chunk; b"" when that is nothing to show."""
         self._num_tokens[index] = self._num_tokens.get(index, 0) + len(choice.token_ids)
+        if index in self._parsers:
+            told = self._parsers[index].feed(choice.text)
+            is_empty = not told and (self._is_plain or not choice.token_ids)
+            return b"" if is_empty else frame(self._rich(index, choice, output, told))
         if self._is_plain:
             if not choice.text:
                 return b""
@@ -68,12 +78,15 @@ class Chunks:
             return head + encode_basestring_ascii(choice.text).encode("ascii") + tail
         if not (choice.text or choice.token_ids):
             return b""
-        return frame(self._rich(index, choice, output))
+        content = {"content": choice.text} if self._is_chat else choice.text
+        return frame(self._rich(index, choice, output, content))
 
     def last(self, index: int, choice: CompletionOutput, output: RequestOutput) -> bytes:
         """The end of one choice."""
-        entry = self._choice(index, {} if self._is_chat else "")
-        entry |= {"finish_reason": choice.finish_reason, "stop_reason": choice.stop_reason}
+        parser = self._parsers.get(index)
+        entry = self._choice(index, "" if not self._is_chat else {} if parser is None else parser.close())
+        reason = replies.finish_reason(choice, parser is not None and parser.num_calls > 0)
+        entry |= {"finish_reason": reason, "stop_reason": choice.stop_reason}
         chunk = {**self._header, "choices": [entry], **replies.extras(self._call, output)}
         if self._call.body.continuous_usage:
             chunk["usage"] = self._usage(index, output)
@@ -98,8 +111,8 @@ class Chunks:
         self._templates[index] = (head, tail)
         return head, tail
 
-    def _rich(self, index: int, choice: CompletionOutput, output: RequestOutput) -> Json:
-        entry = self._choice(index, {"content": choice.text} if self._is_chat else choice.text)
+    def _rich(self, index: int, choice: CompletionOutput, output: RequestOutput, content: Any) -> Json:
+        entry = self._choice(index, content)
         if self._is_chat:
             entry["logprobs"] = replies.chat_logprobs(self._call, choice)
         elif self._call.sampling.logprobs is not None and choice.logprobs is not None:

@@ -30,7 +30,7 @@ async def create_completion(
     body: CompletionRequest, request: Request, context: Annotated[ApiContext, Depends(context_of)]
 ) -> Response:
     """Continue one text or several, in one piece or as a stream."""
-    call = await prepare(body, request, context)
+    call = await prepare(body, request.state.request_id, context)
     if body.stream:
         return EventStream(lambda emit: stream(call, emit), context.config.keep_alive_s)
     outputs = await unless_gone(request.receive, finish_all(call))
@@ -39,7 +39,7 @@ async def create_completion(
     return JSONResponse(whole_reply(call, outputs))
 
 
-async def prepare(body: CompletionRequest, request: Request, context: ApiContext) -> Call:
+async def prepare(body: CompletionRequest, request_id: str, context: ApiContext) -> Call:
     """Check the request and tokenise its prompts off the loop.
 
     Raises:
@@ -55,7 +55,7 @@ async def prepare(body: CompletionRequest, request: Request, context: ApiContext
         raise ApiError(400, message, "n", "invalid_value")
     if body.add_special_tokens is False:
         prompts = [p if isinstance(p, list) else await encode_bare(p, context) for p in prompts]
-    reply_id = make_reply_id("cmpl", request, body)
+    reply_id = make_reply_id("cmpl-", request_id, body)
     return Call(context, body, reply_id, model, prompts, sampling, constraint)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import time
 from dataclasses import dataclass, field
@@ -14,7 +15,9 @@ from app import __version__
 from app.api import metrics
 from app.api.errors import ApiError
 from app.config import AppConfig
-from engine import Engine
+from engine import Engine, InvalidRequest
+
+PROBE = "probe_of_troupe"
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,34 @@ class ApiContext:
     def render_metrics(self) -> bytes:
         """The engine's counters as Prometheus reads them."""
         return metrics.render(self._registry)
+
+    @cached_property
+    def _knows_tools(self) -> bool:
+        tokenizer = self.engine.tokenizer
+        if tokenizer is None:
+            return False
+        tool = {"type": "function", "function": {"name": PROBE, "description": "", "parameters": {}}}
+        try:
+            return PROBE in tokenizer.apply_chat_template([{"role": "user", "content": "x"}], tools=[tool])
+        except InvalidRequest:
+            return False
+
+    async def knows_tools(self) -> bool:
+        """Whether the model's chat template writes tools into the prompt; tried once, off the loop."""
+        return await asyncio.to_thread(lambda: self._knows_tools)
+
+    async def require_tool_template(self, param: str) -> None:
+        """Refuse what only a chat template for tools can render.
+
+        Raises:
+            ApiError: 400, naming the field.
+        """
+        if not await self.knows_tools():
+            message = (
+                f"the chat template of {self.engine.model_name!r} does not know tools; "
+                "tool_choice required or a named function works without it, and so does response_format"
+            )
+            raise ApiError(400, message, param, "tools_not_supported")
 
     def check_model(self, name: str | None) -> str:
         """Return the served name.

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from app.api.errors import ApiError
 
-ROLES = ("system", "developer", "user", "assistant")
+ROLES = ("system", "developer", "user", "assistant", "tool")
 RESERVED_KWARGS = frozenset(
     [
         "add_generation_prompt",
@@ -27,9 +28,10 @@ RESERVED_KWARGS = frozenset(
     ]
 )
 MAX_KWARGS = 32
+MAX_TOOL_CALLS = 128
 
 
-def read_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
+def read_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Check roles and flatten content parts.
 
     Raises:
@@ -38,12 +40,16 @@ def read_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]
     return [_read_message(f"messages[{i}]", message) for i, message in enumerate(messages)]
 
 
-def _read_message(where: str, message: Mapping[str, Any]) -> dict[str, str]:
+def has_tool_messages(messages: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether a conversation that was read holds calls or their results."""
+    return any(message["role"] == "tool" or "tool_calls" in message for message in messages)
+
+
+def _read_message(where: str, message: Mapping[str, Any]) -> dict[str, Any]:
     role = message.get("role")
-    if role in ("tool", "function") or message.get("tool_calls") or message.get("function_call"):
-        raise ApiError(
-            400, f"{where}: tool calls are not supported by this server", "messages", "unsupported_field"
-        )
+    if role == "function" or message.get("function_call"):
+        text = f"{where}: functions are not supported by this server; use tools"
+        raise ApiError(400, text, "messages", "unsupported_field")
     if role not in ROLES:
         raise ApiError(
             400, f"{where}.role={role!r} must be one of {', '.join(ROLES)}"[:300], "messages", "invalid_value"
@@ -52,7 +58,40 @@ def _read_message(where: str, message: Mapping[str, Any]) -> dict[str, str]:
     if content is None and role == "assistant":
         content = ""
     # OpenAI's newer name for a system message; chat templates know only the old one
-    return {"role": "system" if role == "developer" else role, "content": _read_content(where, content)}
+    read = {"role": "system" if role == "developer" else role, "content": _read_content(where, content)}
+    if calls := message.get("tool_calls"):
+        if role != "assistant" or not isinstance(calls, list) or len(calls) > MAX_TOOL_CALLS:
+            text = f"{where}.tool_calls must be a list of at most {MAX_TOOL_CALLS}, of an assistant"
+            raise ApiError(400, text, "messages", "invalid_value")
+        read["tool_calls"] = [_read_call(f"{where}.tool_calls[{i}]", call) for i, call in enumerate(calls)]
+    if role == "tool":
+        read["tool_call_id"] = _read_text(f"{where}.tool_call_id", message.get("tool_call_id"))
+    return read
+
+
+def _read_call(where: str, call: object) -> dict[str, Any]:
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(call, dict) or not isinstance(function, dict):
+        text = f'{where} must be {{"id": ..., "type": "function", "function": {{...}}}}'
+        raise ApiError(400, text, "messages", "invalid_value")
+    text = _read_text(f"{where}.function.arguments", function.get("arguments"))
+    try:
+        # chat templates write them with tojson, which would put a text into quotes once more
+        arguments = json.loads(text or "{}")
+    except (ValueError, RecursionError):
+        arguments = None
+    if not isinstance(arguments, dict):
+        text = f"{where}.function.arguments must be the text of a JSON object"
+        raise ApiError(400, text, "messages", "invalid_value")
+    name = _read_text(f"{where}.function.name", function.get("name"))
+    identity = _read_text(f"{where}.id", call.get("id"))
+    return {"id": identity, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def _read_text(where: str, value: object) -> str:
+    if not isinstance(value, str):
+        raise ApiError(400, f"{where} must be a text", "messages", "invalid_value")
+    return value
 
 
 def _read_content(where: str, content: object) -> str:

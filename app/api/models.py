@@ -9,6 +9,7 @@ from fastapi.responses import JSONResponse, Response
 
 from app import __version__
 from app.api.context import ApiContext, context_of
+from app.api.errors import scrub
 
 router = APIRouter()
 Context = Annotated[ApiContext, Depends(context_of)]
@@ -46,10 +47,13 @@ def describe_model(context: ApiContext) -> dict[str, Any]:
 @router.get("/health")
 @router.get("/ping")
 async def check_health(context: Context) -> JSONResponse:
-    """200 when the engine takes requests, else 503 with its state."""
+    """200 when the engine takes requests, else 503 with its state, and the cause once it has crashed."""
     state = context.engine.state
-    is_ready = state == "ready"
-    return JSONResponse({"status": "ok" if is_ready else state, "state": state}, 200 if is_ready else 503)
+    if state == "ready":
+        return JSONResponse({"status": "ok", "state": state})
+    cause = context.engine.error
+    error = {} if cause is None else {"error": scrub(cause)}
+    return JSONResponse({"status": state, "state": state, **error}, 503)
 
 
 @router.get("/version")

@@ -12,6 +12,7 @@ from app.api.fields import check_extra_fields
 MAX_IDS = 1024
 MAX_MESSAGES = 4096
 MAX_PROMPTS = 128
+MAX_TOOLS = 128
 
 TokenIds = Annotated[list[int], Field(max_length=MAX_IDS)]
 Strings = Annotated[list[str], Field(max_length=MAX_IDS)]
@@ -142,6 +143,9 @@ class ChatRequest(GenerationFields):
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     chat_template_kwargs: dict[str, Any] | None = None
+    tools: Annotated[list[dict[str, Any]], Field(max_length=MAX_TOOLS)] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
 
 
 class CompletionRequest(GenerationFields):

@@ -73,6 +73,11 @@ def extras(call: Call, output: RequestOutput) -> Json:
     return found
 
 
+def finish_reason(choice: CompletionOutput, has_tool_calls: bool) -> str | None:
+    """OpenAI's word for the end of a choice: one that stopped after calling tools waits for them."""
+    return "tool_calls" if has_tool_calls and choice.finish_reason == "stop" else choice.finish_reason
+
+
 def header(call: Call, kind: str) -> Json:
     """The first fields of every reply and chunk."""
     return {

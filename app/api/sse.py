@@ -17,7 +17,7 @@ from starlette.background import BackgroundTask
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from app.api.errors import to_api_error
+from app.api.errors import ApiError, to_api_error
 
 logger = logging.getLogger("troupe.api")
 
@@ -31,13 +31,27 @@ CLIENT_CLOSED_REQUEST = 499
 
 
 class EventStream(Response):
-    """A response whose frames come from `produce(emit)`; `[DONE]` follows by itself."""
+    """A response whose frames come from `produce(emit)`.
+
+    Args:
+        keep_alive_s: seconds between comments before the first frame.
+        end: what follows the last frame.
+        frame_error: how an error after the first frame is written.
+    """
 
     media_type = "text/event-stream"
 
-    def __init__(self, produce: Producer, keep_alive_s: float) -> None:
+    def __init__(
+        self,
+        produce: Producer,
+        keep_alive_s: float,
+        end: bytes = DONE,
+        frame_error: Callable[[ApiError], bytes] = lambda error: error.sse_frame,
+    ) -> None:
         self.produce = produce
         self.keep_alive_s = keep_alive_s
+        self.end = end
+        self.frame_error = frame_error
         self.status_code = 200
         self.background: BackgroundTask | None = None
         # no proxy may collect the stream before it passes it on
@@ -53,7 +67,7 @@ class EventStream(Response):
             group.start_soon(self._watch, receive, group.cancel_scope)
             try:
                 await self.produce(self.emit)
-                await self._write(DONE, more_body=False)
+                await self._write(self.end, more_body=False)
             except Exception as error:
                 # the border of the process: whatever it was, the client gets one answer
                 failure = error
@@ -87,7 +101,7 @@ class EventStream(Response):
         if known.status == 500:
             logger.error("a stream failed", exc_info=error)
         if self._is_open:
-            await self._write(known.sse_frame + DONE, more_body=False)
+            await self._write(self.frame_error(known) + self.end, more_body=False)
         else:
             await known.response(scope, receive, self._send)
 

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Depends
 
 from app.api.context import ApiContext, context_of
 from app.api.errors import ApiError
-from app.api.messages import read_messages, read_template_kwargs
+from app.api.messages import has_tool_messages, read_messages, read_template_kwargs
 from app.api.protocol import DetokenizeRequest, TokenizeRequest
 from engine import Tokenizer
 
@@ -26,8 +26,11 @@ async def tokenize(body: TokenizeRequest, context: Context) -> dict[str, Any]:
     context.require_ready()
     tokenizer = require_tokenizer(context)
     if body.messages is not None:
+        messages = read_messages(body.messages)
+        if has_tool_messages(messages):
+            await context.require_tool_template("messages")
         tokens = await context.engine.render_chat(
-            read_messages(body.messages),
+            messages,
             add_generation_prompt=body.add_generation_prompt and not body.continue_final_message,
             continue_final_message=body.continue_final_message,
             **read_template_kwargs(body.chat_template_kwargs),

@@ -23,6 +23,8 @@ VERBS = {
     "chat": ("app.cli.chat", "chat in the terminal, with an engine of its own or a running server"),
     "complete": ("app.cli.complete", "continue one text"),
     "extract": ("app.cli.extract", "turn text files into JSON records that fit a schema"),
+    "grammar": ("app.cli.grammar", "explain how a schema is enforced, and test instances against it"),
+    "run-batch": ("app.cli.run_batch", "answer the rows of an OpenAI batch file"),
 }
 EXIT_FAILURE = 1
 EXIT_USAGE = 2

@@ -26,11 +26,17 @@ class Normalised:
         schema: the equivalent schema, in the forms of draft 2020-12.
         plan: one entry per keyword; the ones an engine has to enforce have `enforced_by` ENGINE.
         problems: keywords that llguidance does not enforce exactly.
+        places: pointer into `schema` -> (pointer where the user wrote it, present keyword -> the user's).
+        has_ids: a subschema has an identifier of its own, so that pointers do not tell all.
+        drops_ref_siblings: what stands beside `$ref` asserts nothing.
     """
 
     schema: dict[str, Any] | bool
     plan: tuple[PlanEntry, ...]
     problems: tuple[Problem, ...]
+    places: dict[str, tuple[str, dict[str, str]]]
+    has_ids: bool
+    drops_ref_siblings: bool
 
 
 def normalise(schema: dict[str, Any] | bool) -> Normalised:
@@ -39,7 +45,7 @@ def normalise(schema: dict[str, Any] | bool) -> Normalised:
     The result may share parts with `schema`, which the caller gives away.
     """
     walk = _Walk(schema)
-    result = walk.rewrite(schema, "")
+    result = walk.rewrite(schema, "", "")
     walk.rewrite_targets(result)
     walk.problems.extend(walk.bounds.find_problems())
     if walk.has_one_of:
@@ -47,7 +53,14 @@ def normalise(schema: dict[str, Any] | bool) -> Normalised:
         walk.problems.extend(walk.narrowed)
     if isinstance(result, dict) and "$schema" in result:
         result["$schema"] = DRAFT_2020.uri
-    return Normalised(result, tuple(walk.plan), tuple(walk.problems))
+    return Normalised(
+        result,
+        tuple(walk.plan),
+        tuple(walk.problems),
+        walk.places,
+        walk.has_ids,
+        walk.drops_ref_siblings,
+    )
 
 
 @dataclass(slots=True)
@@ -63,6 +76,7 @@ class _Walk:
     drops_ref_siblings: bool = field(init=False)
     has_ids: bool = field(init=False, default=False)
     has_one_of: bool = False
+    places: dict[str, tuple[str, dict[str, str]]] = field(default_factory=dict)
     narrowed: list[Problem] = field(default_factory=list)
     bounds: ExcludedBounds = field(default_factory=ExcludedBounds)
 
@@ -70,8 +84,8 @@ class _Walk:
         dialect = detect_dialect(self.document)
         self.drops_ref_siblings = dialect.ignores_ref_siblings and is_dialect_named(self.document)
 
-    def rewrite(self, schema: dict[str, Any] | bool, pointer: str) -> dict[str, Any] | bool:
-        """Rewrite a schema and everything below it."""
+    def rewrite(self, schema: dict[str, Any] | bool, pointer: str, place: str) -> dict[str, Any] | bool:
+        """Rewrite a schema and everything below it; `pointer` is where the user wrote it, `place` where it goes."""
         self.visited.add(pointer)
         if isinstance(schema, bool):
             return schema
@@ -80,9 +94,11 @@ class _Walk:
         for rule in RULES:
             rule(node)
         self._record(node)
+        self.places[place] = pointer, node.origin
         for path, child in list(iterate_children(node.schema)):
             keyword = node.original_name(str(path[0]))
-            place(node.schema, path, self.rewrite(child, join_pointer(pointer, keyword, *path[1:])))
+            old, new = join_pointer(pointer, keyword, *path[1:]), join_pointer(place, *path)
+            put(node.schema, path, self.rewrite(child, old, new))
         return node.schema
 
     def rewrite_targets(self, result: dict[str, Any] | bool) -> None:
@@ -105,7 +121,7 @@ class _Walk:
         found = descend(parent, parts[-1])
         if not isinstance(found, dict | bool):
             raise InvalidGrammar(f"$ref at {pointer or '#'} points to {ref}, which is not a schema")
-        rewritten = self.rewrite(found, target)
+        rewritten = self.rewrite(found, target, target)
         if isinstance(parent, list):
             parent[int(parts[-1])] = rewritten
         elif isinstance(parent, dict):
@@ -141,7 +157,7 @@ def copy_containers(schema: dict[str, Any]) -> dict[str, Any]:
     return {k: v.copy() if isinstance(v, dict | list) else v for k, v in schema.items()}
 
 
-def place(schema: dict[str, Any], path: tuple[str | int, ...], child: dict[str, Any] | bool) -> None:
+def put(schema: dict[str, Any], path: tuple[str | int, ...], child: dict[str, Any] | bool) -> None:
     """Put a subschema where `iterate_children` found it."""
     if len(path) == 1:
         schema[str(path[0])] = child

@@ -30,8 +30,8 @@ def test_a_schema_that_cannot_be_enforced_is_refused_beside_the_editor(site: Sit
     editor = site.page.locator("#schema .cm-content")
     editor.click()
     editor.press("ControlOrMeta+a")
-    site.page.keyboard.insert_text('{"type": "array", "uniqueItems": true}')
-    site.page.get_by_text("Unsupported keyword “uniqueItems” at the root.").wait_for()
+    site.page.keyboard.insert_text('{"type": "array", "$dynamicRef": "#a"}')
+    site.page.get_by_text("Unsupported keyword “$dynamicRef” at the root.").wait_for()
 
 
 def test_choosing_a_sample_brings_its_text_and_schema(site: Site) -> None:

@@ -45,4 +45,4 @@ def test_no_schema_accepts_an_invalid_instance(byte_compiler, capsys):
     with capsys.disabled():
         print(f"\nJSON-Schema-Test-Suite 2020-12: {dict(counts)}")
     assert [result for result in results if result[1] == "too permissive"] == []
-    assert counts["correct"] > 750
+    assert counts["correct"] >= 1150

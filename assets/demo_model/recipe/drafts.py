@@ -15,7 +15,7 @@ from .phrases import (
     join_list,
     make_clause,
 )
-from .tables import read_sections
+from .tables import read_sections, words
 
 Record = dict[str, Any]
 
@@ -74,7 +74,16 @@ def make_distractors(rng: Random) -> dict[str, str]:
 def list_slots(name: str, items: list[str], rng: Random) -> dict[str, str]:
     if not items:
         return {}
-    return {name: join_list(items, rng), f"{name}_lines": join_bullets(items, rng)}
+    spoken = [add_article(item, rng) for item in items] if chance(rng, 0.3) else items
+    return {name: join_list(spoken, rng), f"{name}_lines": join_bullets(items, rng)}
+
+
+def add_article(item: str, rng: Random) -> str:
+    """The item with an article that is no part of its value, where one may stand."""
+    first = item.split()[0]
+    if first not in words("feature_adjectives") + words("quality_good") + words("quality_bad"):
+        return item
+    return f"{rng.choice(['an' if first[0] in 'aeiou' else 'a', 'the', 'its', ''])} {item}".strip()
 
 
 def draft_contact(rng: Random) -> Draft:

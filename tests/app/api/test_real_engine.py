@@ -92,13 +92,13 @@ async def test_a_request_may_name_its_backend(server: Server, backend: str, want
 
 
 async def test_a_schema_that_cannot_be_kept_exactly_is_refused_with_keyword_and_place(server: Server) -> None:
-    schema = {"type": "object", "properties": {"a": {"not": {"type": "string"}}}, "required": ["a"]}
+    schema = {"type": "object", "properties": {"a": {"$dynamicRef": "#a"}}, "required": ["a"]}
     response_format = {"type": "json_schema", "json_schema": {"name": "r", "schema": schema}}
     status, reply = await chat(server, response_format=response_format)
     assert status == 400
     assert reply["error"]["code"] == "unsupported_grammar"
     assert reply["error"]["param"] == "response_format"
-    assert reply["error"]["keyword"] == "not"
+    assert reply["error"]["keyword"] == "$dynamicRef"
 
 
 async def test_bad_grammars_leave_the_engine_as_it_was(server: Server) -> None:
@@ -177,3 +177,16 @@ async def test_tokenize_agrees_with_usage(server: Server) -> None:
     assert tokens["count"] == reply["usage"]["prompt_tokens"]
     _, back = await server.post("/detokenize", {"tokens": tokens["tokens"]})
     assert "Hello! Who are you?" in back["prompt"]
+
+
+async def test_a_response_keeps_its_schema_and_streams_the_same_text(server: Server) -> None:
+    body = {"input": "Who is it?", "max_output_tokens": 200, "seed": 1}
+    body |= {"text": {"format": {"type": "json_schema", "name": "r", "schema": SCHEMA}}}
+    status, reply = await server.post("/v1/responses", body)
+    assert (status, reply["status"]) == (200, "completed"), reply
+    text = reply["output"][0]["content"][0]["text"]
+    assert SchemaValidator(SCHEMA).is_valid(json.loads(text))
+    raw = await server.stream("/v1/responses", body)
+    last = json.loads(raw.removesuffix(b"\n\n").rsplit(b"\ndata: ", 1)[1])
+    assert last["response"]["output"][0]["content"][0]["text"] == text
+    assert last["response"]["usage"]["output_tokens"] == reply["usage"]["output_tokens"]

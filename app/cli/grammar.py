@@ -1,0 +1,108 @@
+"""`python -m app grammar explain|test SCHEMA`: who enforces which keyword, and which instances are accepted."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from app.config import UsageError
+from grammar import CompiledGrammar, GrammarCompiler, GrammarError, GrammarSpec, Vocabulary
+
+EXIT_REFUSED = 1
+WHITESPACES = ("spaced", "compact", "any")
+# Single bytes, so that a refusal has an exact place; the last token ends the text.
+VOCABULARY = Vocabulary([*(bytes([byte]) for byte in range(256)), b"<eos>"], [256])
+MAX_CONTEXT = 30
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What to do, the schema, and for `test` the instances."""
+    parser.add_argument(
+        "action", choices=("explain", "test"), help="print the plan, or try instances against it"
+    )
+    parser.add_argument("schema", metavar="SCHEMA", help="file with a JSON Schema; - reads stdin")
+    parser.add_argument(
+        "instances",
+        nargs="*",
+        metavar="INSTANCE",
+        help="for test: JSON texts, or @FILE for the text of a file",
+    )
+    parser.add_argument(
+        "--whitespace",
+        choices=WHITESPACES,
+        default="any",
+        help="what separates JSON values (default: any)",
+    )
+
+
+def run(arguments: argparse.Namespace, start: float) -> int:
+    """Print the table or the verdicts; 1 when an instance is refused.
+
+    Raises:
+        UsageError: the schema cannot be read or used, or there is nothing to test.
+    """
+    if (arguments.action == "test") != bool(arguments.instances):
+        raise UsageError("explain takes a schema alone, test a schema and at least one instance")
+    text = read_text(arguments.schema)
+    instances = [
+        read_text(name.removeprefix("@")).strip() if name.startswith("@") else name
+        for name in arguments.instances
+    ]
+    compiler = GrammarCompiler(VOCABULARY)
+    try:
+        compiled = compiler.compile(GrammarSpec.json_schema(text, arguments.whitespace))
+        if arguments.action == "explain":
+            print(make_table(compiled))
+            return 0
+        verdicts = [judge(compiled, instance.encode()) for instance in instances]
+    except GrammarError as error:
+        raise UsageError(str(error)) from error
+    finally:
+        compiler.close()
+    for name, verdict in zip(arguments.instances, verdicts, strict=True):
+        print(f"{shorten(name)}: {verdict or 'accepted'}")
+    return EXIT_REFUSED if any(verdicts) else 0
+
+
+def read_text(name: str) -> str:
+    """Return a file's text, or stdin's for `-`.
+
+    Raises:
+        UsageError: it cannot be read or is not UTF-8.
+    """
+    try:
+        return sys.stdin.read() if name == "-" else Path(name).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"cannot read {name}: {error}") from error
+
+
+def make_table(compiled: CompiledGrammar) -> str:
+    """Return the plan, one keyword a line."""
+    rows = [("POINTER", "KEYWORD", "ENFORCED BY")]
+    rows += [(entry.pointer or "#", entry.keyword, entry.enforced_by) for entry in compiled.plan]
+    return format_rows(rows)
+
+
+def format_rows(rows: Sequence[tuple[str, str, str]]) -> str:
+    """Return rows as columns as wide as their widest cell."""
+    first, second = (max(len(row[column]) for row in rows) for column in (0, 1))
+    return "\n".join(f"{row[0]:<{first}}  {row[1]:<{second}}  {row[2]}" for row in rows)
+
+
+def judge(compiled: CompiledGrammar, data: bytes) -> str:
+    """Return where and why a text is refused, "" when it is accepted."""
+    matcher = compiled.matcher()
+    for position, byte in enumerate(data):
+        if not matcher.accept_token(byte):
+            before = data[max(position - MAX_CONTEXT, 0) : position].decode(errors="replace")
+            at = data[position:].decode(errors="replace")[0]
+            return f"refused at byte {position}, {at!r} after {before!r}"
+    return "" if matcher.is_completed() else f"refused at byte {len(data)}, the end: the text is not complete"
+
+
+def shorten(name: str) -> str:
+    """Return the start of a long instance."""
+    line = " ".join(name.split())
+    return line if len(line) <= 60 else line[:57] + "..."

@@ -1,0 +1,160 @@
+"""`python -m app run-batch -i IN -o OUT`: answer every row of an OpenAI batch file, and go on after a kill.
+
+IN    one {"custom_id", "method", "url", "body"} a line
+OUT   one {"id", "custom_id", "response", "error"} a line, written as each row is done; its rows are not redone
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TextIO
+
+from tqdm import tqdm
+
+from app.api import ApiContext
+from app.api.batch import answer_row
+from app.api.call import run_all
+from app.cli.talk import local_engine, plain_errors
+from app.config import AppConfig, UsageError, add_flags
+from engine import EngineConfig
+
+Row = dict[str, Any]
+
+EXIT_SOME_FAILED = 1
+DEFAULT_IN_FLIGHT = 64
+MAX_IN_FLIGHT = 4096
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The two files, and the flags of the engine."""
+    parser.add_argument("-i", "--input-file", required=True, metavar="IN", help="batch file to read")
+    parser.add_argument(
+        "-o", "--output-file", required=True, metavar="OUT", help="file to write or go on with"
+    )
+    parser.add_argument(
+        "--max-in-flight",
+        type=int,
+        default=DEFAULT_IN_FLIGHT,
+        metavar="INT",
+        help=f"rows that run at once (default: {DEFAULT_IN_FLIGHT})",
+    )
+    add_flags(parser, EngineConfig)
+
+
+def run(arguments: argparse.Namespace, start: float) -> int:
+    """Answer the rows that are not in OUT yet; 1 when one of them could not be served.
+
+    Raises:
+        UsageError: a file cannot be used; nothing was loaded or written yet.
+        Failure: the engine died; running it again goes on.
+    """
+    source, target = Path(arguments.input_file), Path(arguments.output_file)
+    if not 1 <= arguments.max_in_flight <= MAX_IN_FLIGHT:
+        raise UsageError(f"--max-in-flight must be from 1 to {MAX_IN_FLIGHT}")
+    try:
+        if target.exists() and source.samefile(target):
+            raise UsageError("IN and OUT are the same file")
+        num_rows = check_rows(source)
+        done = read_done(target)
+        with target.open("a", encoding="utf-8") as file:
+            return asyncio.run(run_batch(source, file, done, num_rows, arguments))
+    except OSError as error:
+        raise UsageError(f"cannot use {error.filename or target}: {error.strerror or error}") from error
+
+
+async def run_batch(
+    source: Path, file: TextIO, done: frozenset[str], num_rows: int, arguments: argparse.Namespace
+) -> int:
+    """Answer what is left of the source, several rows at once, each written when it is done."""
+    num_failed = 0
+    rows = (row for _, row in iterate_rows(source) if row["custom_id"] not in done)
+    async with local_engine(vars(arguments)) as engine:
+        with tqdm(
+            total=num_rows, initial=num_rows - count_left(source, done), unit="row", file=sys.stderr
+        ) as bar:
+
+            def write(result: Row) -> None:
+                nonlocal num_failed
+                num_failed += result["error"] is not None
+                file.write(json.dumps(result) + "\n")
+                file.flush()
+                bar.update()
+
+            context = ApiContext(engine, AppConfig())
+            with plain_errors():
+                await run_all([work(context, rows, write) for _ in range(arguments.max_in_flight)])
+    print(f"{num_rows} rows, {num_failed} of them failed in this run", file=sys.stderr)
+    return EXIT_SOME_FAILED if num_failed else 0
+
+
+async def work(context: ApiContext, rows: Iterator[Row], write: Callable[[Row], None]) -> None:
+    """Take rows, one at a time, as long as there are any."""
+    for row in rows:
+        write(await answer_row(context, row))
+
+
+def iterate_rows(source: Path) -> Iterator[tuple[int, Row]]:
+    """The rows of a batch file with their line numbers.
+
+    Raises:
+        UsageError: a line that is no row.
+    """
+    with source.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            if not line.strip():
+                continue
+            try:
+                row = json.loads(line)
+            except (ValueError, RecursionError):
+                row = None
+            if not isinstance(row, dict) or not isinstance(row.get("custom_id"), str):
+                raise UsageError(f"{source}:{number} is not a JSON object with a custom_id")
+            yield number, row
+
+
+def check_rows(source: Path) -> int:
+    """Count the rows.
+
+    Raises:
+        UsageError: a line that is no row, or a custom_id that comes twice, and so could not be resumed.
+    """
+    seen: set[str] = set()
+    for number, row in iterate_rows(source):
+        if row["custom_id"] in seen:
+            raise UsageError(f"{source}:{number} has the custom_id {row['custom_id']!r} of an earlier line")
+        seen.add(row["custom_id"])
+    return len(seen)
+
+
+def count_left(source: Path, done: frozenset[str]) -> int:
+    """How many rows are still to be answered."""
+    return sum(row["custom_id"] not in done for _, row in iterate_rows(source))
+
+
+def read_done(target: Path) -> frozenset[str]:
+    """The rows that an earlier run answered; the line that a kill cut short is taken back.
+
+    Raises:
+        UsageError: the file holds something else, which must not be written over.
+    """
+    if not target.exists():
+        return frozenset()
+    text = target.read_bytes()
+    end = text.rfind(b"\n") + 1
+    done = set()
+    for number, line in enumerate(text[:end].splitlines(), 1):
+        try:
+            done.add(str(json.loads(line)["custom_id"]))
+        except (ValueError, KeyError, TypeError, RecursionError):
+            raise UsageError(f"{target}:{number} is not a row of a batch's output") from None
+    if end < len(text):
+        if not text[end:].startswith(b'{"id": "batch_req_'[: len(text) - end]):
+            raise UsageError(f"{target} ends with something that is not a row of a batch's output")
+        with target.open("r+b") as file:
+            file.truncate(end)
+    return frozenset(done)

@@ -1,0 +1,101 @@
+"""Loosen a normalised schema: leave out what no engine enforces, so that a residual check can enforce it.
+
+Only assertions are dropped, and only where schemas add up (never inside `not` or `if`, which are dropped as a
+whole), so the loosened schema accepts every valid instance. `oneOf` stays while the engine can show that its
+branches exclude each other, and becomes `anyOf` where it cannot.
+"""
+
+import copy
+from dataclasses import dataclass, field
+from typing import Any
+
+from .keywords import iterate_children, join_pointer, split_pointer
+from .node import Node
+from .problems import find_problems
+
+# These decide what the other keywords mean; without them nothing would guide the text.
+NOT_CHECKED = frozenset(["$ref", "$dynamicRef", "$dynamicAnchor", "$recursiveRef"])
+# Keywords that mean nothing, or something else, without the first one.
+_COMPANIONS: dict[str, tuple[str, ...]] = {
+    "if": ("then", "else"),
+    "contains": ("minContains", "maxContains"),
+    # What no pattern matches any more would be additional.
+    "patternProperties": ("additionalProperties",),
+}
+# What an engine may refuse and a validator can check.
+_DROPPABLE = frozenset(
+    [
+        *("minProperties", "maxProperties", "patternProperties", "pattern", "format", "multipleOf"),
+        *("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"),
+    ]
+)
+
+
+@dataclass(slots=True)
+class Loosening:
+    """A schema on its way to what an engine takes.
+
+    Attributes:
+        schema: the schema in its present form.
+        dropped: (pointer into the normalised schema, keyword) of what it no longer says.
+    """
+
+    schema: dict[str, Any]
+    dropped: list[tuple[str, str]] = field(default_factory=list)
+
+    def drop_problems(self) -> None:
+        """Drop every keyword that llguidance is known not to take or not to read exactly."""
+        self.schema = copy.deepcopy(self.schema)
+        visited: set[str] = set()
+        pending = [("", self.schema)]
+        while pending:
+            pointer, schema = pending.pop()
+            if pointer in visited or not isinstance(schema, dict):
+                continue
+            visited.add(pointer)
+            for problem in list(find_problems(Node(schema, pointer))):
+                # A `minProperties` that repeated names could make up still guides; it is only not enough.
+                if problem.keyword not in NOT_CHECKED | {"minProperties"}:
+                    self._drop(schema, pointer, problem.keyword)
+            pending.extend((join_pointer(pointer, *path), child) for path, child in iterate_children(schema))
+            ref = schema.get("$ref")
+            if isinstance(ref, str) and ref.startswith("#/"):
+                pending.append((ref[1:], find_at(self.schema, ref[1:])))
+
+    def drop_refused(self, pointer: str, keyword: str) -> bool:
+        """Drop a keyword that an engine refused; False when it cannot be dropped."""
+        schema = find_at(self.schema, pointer)
+        if not isinstance(schema, dict) or keyword not in schema:
+            return False
+        if keyword == "oneOf":
+            self._turn_into_any_of(schema, pointer)
+            return True
+        if keyword not in _DROPPABLE:
+            return False
+        self._drop(schema, pointer, keyword)
+        return True
+
+    def _drop(self, schema: dict[str, Any], pointer: str, keyword: str) -> None:
+        for name in (keyword, *_COMPANIONS.get(keyword, ())):
+            if schema.pop(name, None) is not None:
+                self.dropped.append((pointer, name))
+
+    def _turn_into_any_of(self, schema: dict[str, Any], pointer: str) -> None:
+        branches = schema.pop("oneOf")
+        if "anyOf" in schema:
+            schema["allOf"] = [*schema.get("allOf", []), {"anyOf": branches}]
+        else:
+            schema["anyOf"] = branches
+        self.dropped.append((pointer, "oneOf"))
+
+
+def find_at(schema: Any, pointer: str) -> Any:
+    """Follow a JSON pointer; None where it leads nowhere."""
+    for part in split_pointer(pointer):
+        if isinstance(schema, list) and part.isdecimal() and int(part) < len(schema):
+            schema = schema[int(part)]
+        elif isinstance(schema, dict):
+            schema = schema.get(part)
+        else:
+            return None
+    return schema

@@ -1,0 +1,208 @@
+"""Follow a JSON text byte by byte and say which value is complete where, for texts known to be JSON.
+
+States are immutable, so trying a token out costs nothing to undo.
+"""
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import NamedTuple
+
+from .json_schema.sites import Site
+
+# Further away than any token reaches.
+FAR = 1 << 20
+_SPACE = frozenset(b" \t\r\n")
+_NUMBER = frozenset(b"-+.eE0123456789")
+_LITERALS = {ord("t"): b"true", ord("f"): b"false", ord("n"): b"null"}
+
+
+class Mode(IntEnum):
+    """What the next byte is part of."""
+
+    VALUE = 0  # a value is about to begin, or an empty array to end
+    KEY = 1  # a property name is about to begin, or an object to end
+    STRING = 2
+    NAME = 3
+    NUMBER = 4
+    LITERAL = 5
+    AFTER = 6  # after a value
+    END = 7  # after the whole text
+
+
+_IN_STRING = (Mode.STRING, Mode.NAME)
+_STRING_STOP = re.compile(rb'["\\]')
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Frame:
+    """An object or array that is open.
+
+    Attributes:
+        start: offset of its opening bracket.
+        index: its own place in the container around it.
+        num_closers: how many brackets have to be closed before a checked value can be complete.
+    """
+
+    parent: "Frame | None"
+    is_object: bool
+    start: int
+    site: Site | None
+    index: int
+    num_closers: int
+
+
+class State(NamedTuple):
+    """Where in a JSON text we are.
+
+    Attributes:
+        frame: the innermost open container.
+        start: offset of the scalar being read.
+        site: place of the value being read or about to be read.
+        place: index of that value in its array.
+        is_escaped: the next byte belongs to an escape.
+        num_left: bytes that a literal still wants.
+    """
+
+    mode: Mode
+    frame: Frame | None
+    start: int
+    site: Site | None
+    place: int = 0
+    is_escaped: bool = False
+    num_left: int = 0
+
+
+# Called with a place and the text of the value complete there; False stops the walk.
+Judge = Callable[[Site, bytes], bool]
+
+
+def begin(root: Site) -> State:
+    """Return the state before the first byte."""
+    return State(Mode.VALUE, None, 0, root)
+
+
+def advance(state: State, text: bytearray, token: bytes, judge: Judge) -> State | None:
+    """Return the state after a token, None as soon as `judge` refuses a value that it completes.
+
+    Args:
+        text: everything before the token.
+    """
+    position = 0
+    while position < len(token):
+        if state.mode in _IN_STRING and not state.is_escaped:
+            stop = _STRING_STOP.search(token, position)
+            if stop is None:
+                return state
+            position = stop.start()
+        found = _step(state, token[position], _Reader(text, token, position), judge)
+        if found is None:
+            return None
+        state = found
+        position += 1
+    return state
+
+
+class _Reader(NamedTuple):
+    """The text up to a byte of the token being tried."""
+
+    text: bytearray
+    token: bytes
+    position: int
+
+    @property
+    def offset(self) -> int:
+        return len(self.text) + self.position
+
+    def read(self, start: int, end: int) -> bytes:
+        """Return a part of the text and token."""
+        split = len(self.text)
+        if start >= split:
+            return self.token[start - split : end - split]
+        return bytes(self.text[start:end]) + self.token[: max(end - split, 0)]
+
+
+def _step(state: State, byte: int, reader: _Reader, judge: Judge) -> State | None:
+    mode = state.mode
+    if mode is Mode.STRING or mode is Mode.NAME:
+        if state.is_escaped:
+            return state._replace(is_escaped=False)
+        if byte == 0x5C:
+            return state._replace(is_escaped=True)
+        return _end_string(state, reader, judge) if byte == 0x22 else state
+    if mode is Mode.LITERAL:
+        if state.num_left > 1:
+            return state._replace(num_left=state.num_left - 1)
+        return after(state.frame, state.place)
+    if mode is Mode.NUMBER:
+        if byte in _NUMBER:
+            return state
+        if not _is_fine(state.site, state.start, reader.offset, reader, judge):
+            return None
+        return _step_between(after(state.frame, state.place), byte, reader, judge)
+    return _step_between(state, byte, reader, judge)
+
+
+def _step_between(state: State, byte: int, reader: _Reader, judge: Judge) -> State | None:
+    """Take a byte outside strings, numbers and literals."""
+    frame, offset = state.frame, reader.offset
+    if byte in _SPACE or byte == 0x3A:
+        return state
+    if byte == 0x22:
+        return state._replace(mode=Mode.NAME if state.mode is Mode.KEY else Mode.STRING, start=offset)
+    if byte == 0x7B or byte == 0x5B:
+        return _open(state, byte == 0x7B, offset)
+    if byte == 0x7D or byte == 0x5D:
+        assert frame is not None, "a bracket is closed only where one is open"
+        if not _is_fine(frame.site, frame.start, offset + 1, reader, judge):
+            return None
+        return after(frame.parent, frame.index)
+    if byte == 0x2C:
+        assert frame is not None, "commas stand only in containers"
+        if frame.is_object:
+            return State(Mode.KEY, frame, offset, None)
+        index = state.place + 1
+        return State(Mode.VALUE, frame, offset, frame.site and frame.site.element(index), index)
+    literal = _LITERALS.get(byte)
+    if literal is not None:
+        # Its first letter decides, while there is still a choice.
+        if state.site is not None and state.site.checks and not judge(state.site, literal):
+            return None
+        return state._replace(mode=Mode.LITERAL, num_left=len(literal) - 1)
+    return state._replace(mode=Mode.NUMBER, start=offset)
+
+
+def _end_string(state: State, reader: _Reader, judge: Judge) -> State | None:
+    end = reader.offset + 1
+    if state.mode is Mode.NAME:
+        frame = state.frame
+        assert frame is not None, "names stand only in objects"
+        site = frame.site and frame.site.member(json.loads(reader.read(state.start, end)))
+        return State(Mode.VALUE, frame, end, site)
+    if not _is_fine(state.site, state.start, end, reader, judge):
+        return None
+    return after(state.frame, state.place)
+
+
+def _open(state: State, is_object: bool, offset: int) -> State:
+    site, outer = state.site, state.frame
+    num_closers = outer.num_closers + 1 if outer else FAR
+    if site is not None:
+        num_closers = 0 if site.has_children else min(num_closers, 1 if site.checks else FAR)
+    frame = Frame(outer, is_object, offset, site, state.place, num_closers)
+    if is_object:
+        return State(Mode.KEY, frame, offset, None)
+    return State(Mode.VALUE, frame, offset, site and site.element(0))
+
+
+def after(frame: Frame | None, index: int) -> State:
+    """Return the state after a value."""
+    return State(Mode.END if frame is None else Mode.AFTER, frame, 0, None, index)
+
+
+def _is_fine(site: Site | None, start: int, end: int, reader: _Reader, judge: Judge) -> bool:
+    if site is None or not site.checks:
+        return True
+    return judge(site, reader.read(start, end))

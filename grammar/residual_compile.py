@@ -1,0 +1,82 @@
+"""Compile a schema that no engine enforces as a whole: a loosened grammar and the checks that close the gap."""
+
+import json
+from dataclasses import replace
+from typing import Any
+
+from .backend import Backend, CompiledGrammar, Program
+from .closing_tokens import ClosingTokens
+from .errors import UnsupportedGrammar
+from .json_schema.keywords import join_pointer
+from .json_schema.loosen import NOT_CHECKED, Loosening
+from .json_schema.normalise import Normalised
+from .json_schema.sites import SiteMap
+from .plan import ENGINE, RESIDUAL, PlanEntry
+from .residual import ResidualProgram
+from .spec import GrammarSpec
+
+# Each refusal costs a compile and up to 200 probes.
+MAX_NUM_REFUSALS = 16
+
+
+def compile_residual(
+    backend: Backend, spec: GrammarSpec, document: Any, normalised: Normalised, tokens: ClosingTokens
+) -> CompiledGrammar:
+    """Compile what the backend takes of a normalised schema and check the rest; or raise UnsupportedGrammar.
+
+    Args:
+        spec: the normalised schema.
+        document: the schema as the user wrote it.
+    """
+    for problem in normalised.problems:
+        if problem.keyword in NOT_CHECKED:
+            raise UnsupportedGrammar(problem.pointer, problem.keyword, problem.reason)
+    loosening = Loosening(json.loads(spec.text))
+    loosening.drop_problems()
+    program = compile_loosened(backend, spec, loosening)
+    residual = find_residual(normalised, loosening)
+    # With identifiers inside, pointers do not tell what applies where: only the whole document is checked then.
+    sites = SiteMap({} if normalised.has_ids else document, residual, normalised.drops_ref_siblings)
+    plan = make_plan(normalised, residual, backend.name)
+    return CompiledGrammar(backend.name, plan, ResidualProgram(program, document, sites, tokens))
+
+
+def compile_loosened(backend: Backend, spec: GrammarSpec, loosening: Loosening) -> Program:
+    """Compile, dropping what the backend refuses as long as it can be checked instead."""
+    for _ in range(MAX_NUM_REFUSALS):
+        loosened = replace(spec, text=json.dumps(loosening.schema, ensure_ascii=False))
+        try:
+            return backend.compile(loosened)
+        except UnsupportedGrammar as refusal:
+            if not loosening.drop_refused(refusal.pointer, refusal.keyword):
+                raise
+    return backend.compile(loosened)
+
+
+def find_residual(normalised: Normalised, loosening: Loosening) -> dict[str, tuple[str, ...]]:
+    """Return user's pointer -> user's keywords that are left to the checks."""
+    found: dict[str, dict[str, None]] = {}
+    for place, keyword in loosening.dropped:
+        pointer, origin = normalised.places.get(place, (place, {}))
+        found.setdefault(pointer, {})[origin.get(keyword, keyword)] = None
+    for problem in normalised.problems:
+        found.setdefault(problem.pointer, {})[problem.keyword] = None
+    return {pointer: tuple(keywords) for pointer, keywords in found.items()}
+
+
+def make_plan(
+    normalised: Normalised, residual: dict[str, tuple[str, ...]], engine: str
+) -> tuple[PlanEntry, ...]:
+    """Return the plan: what is dropped, and what stands below it, is left to the checks."""
+    pairs = {(pointer, keyword) for pointer, keywords in residual.items() for keyword in keywords}
+    # Below `oneOf` the branches are still the engine's.
+    roots = tuple(join_pointer(p, keyword) + "/" for p, keyword in pairs if keyword != "oneOf")
+    plan = []
+    for entry in normalised.plan:
+        pair = entry.pointer, entry.keyword
+        is_residual = pair in pairs or (entry.pointer + "/").startswith(roots)
+        enforced_by = RESIDUAL if is_residual else engine
+        plan.append(replace(entry, enforced_by=enforced_by) if entry.enforced_by == ENGINE else entry)
+    listed = {(entry.pointer, entry.keyword) for entry in plan if entry.enforced_by == RESIDUAL}
+    plan.extend(PlanEntry(*pair, RESIDUAL) for pair in sorted(pairs - listed))
+    return tuple(plan)

@@ -1,0 +1,114 @@
+"""Tools on the real engine with the embedded demo model, whose chat template knows none."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+import pytest_asyncio
+from pydantic import BaseModel
+
+from app.config import AppConfig
+from engine import Engine, EngineConfig
+from grammar import SchemaValidator
+from tests.app.api.harness import Server, events, run_server
+
+pytestmark = [
+    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.skipif(
+        not (Path(EngineConfig().model) / "model.safetensors").exists(), reason="the demo model is not here"
+    ),
+]
+
+MESSAGES: list[dict[str, Any]] = [{"role": "user", "content": "Is it raining in Paris?"}]
+WEATHER = {
+    "type": "object",
+    "properties": {"city": {"type": "string", "maxLength": 20}, "days": {"$ref": "#/$defs/days"}},
+    "required": ["city", "days"],
+    "additionalProperties": False,
+    "$defs": {"days": {"type": "integer", "minimum": 1, "maximum": 14}},
+}
+TOOLS = [
+    {"type": "function", "function": {"name": "weather", "parameters": WEATHER}},
+    {"type": "function", "function": {"name": "clock"}},
+]
+NAMED = {"type": "function", "function": {"name": "weather"}}
+
+
+class Weather(BaseModel):
+    """Look at the sky."""
+
+    city: str
+    is_hot: bool
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def server() -> AsyncIterator[Server]:
+    async with Engine(EngineConfig(num_blocks=512)) as engine, run_server(engine, AppConfig()) as running:
+        yield running
+
+
+async def chat(server: Server, **fields: Any) -> tuple[int, Any]:
+    body = {"messages": MESSAGES, "max_tokens": 300, "tools": TOOLS, "seed": 1}
+    return await server.post("/v1/chat/completions", body | fields)
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_a_named_function_gets_arguments_that_fit(server: Server, seed: int) -> None:
+    status, reply = await chat(server, tool_choice=NAMED, seed=seed)
+    assert status == 200, reply
+    choice = reply["choices"][0]
+    assert choice["finish_reason"] == "tool_calls"
+    function = choice["message"]["tool_calls"][0]["function"]
+    assert function["name"] == "weather"
+    assert SchemaValidator(WEATHER).is_valid(json.loads(function["arguments"]))
+    assert reply["structured"]["backend"]
+
+
+async def test_required_calls_only_what_there_is(server: Server) -> None:
+    status, reply = await chat(server, tool_choice="required", max_tokens=1200)
+    assert status == 200, reply
+    calls = reply["choices"][0]["message"]["tool_calls"]
+    assert calls and {call["function"]["name"] for call in calls} <= {"weather", "clock"}
+    assert all(json.loads(call["function"]["arguments"]) is not None for call in calls)
+
+
+async def test_streamed_arguments_are_always_the_beginning_of_valid_json(server: Server) -> None:
+    body = {"messages": MESSAGES, "max_tokens": 300, "tools": TOOLS, "tool_choice": NAMED, "seed": 2}
+    chunks = events(await server.stream("/v1/chat/completions", body))
+    parts = [part for c in chunks for part in c["choices"][0]["delta"].get("tool_calls", ())]
+    texts = [part["function"]["arguments"] for part in parts]
+    whole = "".join(texts)
+    assert SchemaValidator(WEATHER).is_valid(json.loads(whole))
+    assert len(texts) > 3 and (texts[0], parts[0]["function"]["name"]) == ("", "weather")
+
+
+async def test_a_schema_that_no_backend_takes_is_a_400_of_its_tool(server: Server) -> None:
+    for bad in ({"$dynamicRef": "#a"}, {"$ref": "http://127.0.0.1/schema"}):
+        parameters = {"type": "object", "properties": {"a": bad}, "required": ["a"]}
+        tools = [{"type": "function", "function": {"name": "f", "parameters": parameters}}]
+        status, reply = await chat(server, tools=tools, tool_choice="required")
+        assert (status, reply["error"]["param"]) == (400, "tools"), reply
+    assert (await chat(server, tool_choice=NAMED))[0] == 200
+
+
+async def test_auto_says_that_the_model_knows_no_tools(server: Server) -> None:
+    status, reply = await chat(server)
+    assert (status, reply["error"]["code"], reply["error"]["param"]) == (400, "tools_not_supported", "tools")
+
+
+async def test_the_official_client_parses_arguments(server: Server) -> None:
+    async with openai.AsyncOpenAI(base_url=server.url + "/v1", api_key="x", max_retries=0) as client:
+        reply = await client.chat.completions.parse(
+            model="demo_model",
+            messages=MESSAGES,
+            tools=[openai.pydantic_function_tool(Weather)],
+            tool_choice={"type": "function", "function": {"name": "Weather"}},
+            temperature=0,
+            max_tokens=600,
+        )
+    assert isinstance(reply.choices[0].message.tool_calls[0].function.parsed_arguments, Weather)

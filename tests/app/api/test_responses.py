@@ -1,0 +1,248 @@
+"""POST /v1/responses: its object, its events, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import openai
+import pytest
+from pydantic import BaseModel
+
+from engine import EngineDead, EngineOverloaded, InvalidRequest
+from tests.app.api.harness import Server, Start
+from tests.fakes import FakeEngine, FakeTokenizer
+
+SCHEMA = {"type": "object", "properties": {"name": {"type": "string"}, "age": {"type": "integer"}}}
+FORMAT = {"format": {"type": "json_schema", "name": "p", "schema": SCHEMA}}
+TOOL = {"type": "function", "name": "weather", "parameters": {"type": "object"}, "strict": True}
+CALL = '{"name": "weather", "arguments": {"city": "Paris"}}'
+TEXT_EVENTS = [
+    "created", "in_progress", "output_item.added", "content_part.added", "output_text.delta",
+    "output_text.done", "content_part.done", "output_item.done", "completed",
+]  # fmt: skip
+
+
+class Person(BaseModel):
+    name: str
+    age: int
+
+
+@pytest.fixture
+async def client(server: Server) -> AsyncIterator[openai.AsyncOpenAI]:
+    async with openai.AsyncOpenAI(base_url=server.url + "/v1", api_key="x", max_retries=0) as one:
+        yield one
+
+
+async def respond(server: Server, **fields: Any) -> tuple[int, Any]:
+    return await server.post("/v1/responses", {"model": "fake", "input": "hello"} | fields)
+
+
+async def stream(server: Server, **fields: Any) -> list[Any]:
+    """The events, whose names and numbers are checked."""
+    raw = await server.stream("/v1/responses", {"model": "fake", "input": "hello"} | fields)
+    assert raw.endswith(b"\n\n") and b"[DONE]" not in raw
+    events = []
+    for number, block in enumerate(raw.decode().removesuffix("\n\n").split("\n\n")):
+        name, data = block.split("\n")
+        event = json.loads(data.removeprefix("data: "))
+        assert (name, event["sequence_number"]) == (f"event: {event['type']}", number)
+        events.append(event)
+    return events
+
+
+async def test_a_text_is_answered_by_a_message(server: Server) -> None:
+    status, reply = await respond(server, instructions="be kind", max_output_tokens=100, metadata={"a": "b"})
+    assert status == 200, reply
+    assert server.engine.requests[-1].prompt == "<system>be kind\n<user>hello\n<assistant>"
+    assert (reply["object"], reply["status"], reply["model"]) == ("response", "completed", "fake")
+    assert reply["id"].startswith("resp_")
+    (item,) = reply["output"]
+    assert (item["type"], item["role"], item["status"]) == ("message", "assistant", "completed")
+    part = {"type": "output_text", "text": "You said <user>hello", "annotations": [], "logprobs": []}
+    assert item["content"] == [part]
+    assert reply["usage"]["total_tokens"] == reply["usage"]["input_tokens"] + 20
+    assert reply["usage"]["input_tokens_details"] == {"cached_tokens": 3}
+    assert (reply["instructions"], reply["max_output_tokens"], reply["metadata"]) == (
+        "be kind",
+        100,
+        {"a": "b"},
+    )
+    assert (reply["previous_response_id"], reply["store"]) == (None, False)
+
+
+async def test_events_come_in_order_and_tell_the_whole_text(server: Server) -> None:
+    events = await stream(server)
+    kinds = [event["type"].removeprefix("response.") for event in events]
+    assert list(dict.fromkeys(kinds)) == TEXT_EVENTS
+    assert "".join(e["delta"] for e in events if "delta" in e) == "You said <user>hello"
+    item = events[2]["item"]
+    assert (item["status"], item["content"]) == ("in_progress", [])
+    assert {event["item_id"] for event in events if "item_id" in event} == {item["id"]}
+    final = events[-1]["response"]
+    assert final["id"] == events[0]["response"]["id"] and events[0]["response"]["status"] == "in_progress"
+    assert final["output"] == [events[-2]["item"]]
+    assert final["usage"]["output_tokens"] == 20
+
+
+async def test_a_cut_answer_is_incomplete(server: Server) -> None:
+    _, reply = await respond(server, max_output_tokens=4)
+    events = await stream(server, max_output_tokens=4)
+    for response in (reply, events[-1]["response"]):
+        assert response["status"] == response["output"][0]["status"] == "incomplete"
+        assert response["incomplete_details"] == {"reason": "max_output_tokens"}
+    assert events[-1]["type"] == "response.incomplete"
+
+
+async def test_a_conversation_may_be_the_input(server: Server) -> None:
+    items = [
+        {"role": "developer", "content": "be brief"},
+        {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "hi"}]},
+        {"type": "reasoning", "summary": []},
+        {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "ho"}]},
+        {"role": "user", "content": "again"},
+    ]
+    status, _ = await respond(server, input=items)
+    assert status == 200
+    assert server.engine.requests[-1].prompt == (
+        "<system>be brief\n<user>hi\n<assistant>ho\n<user>again\n<assistant>"
+    )
+
+
+async def test_a_schema_arrives_as_a_grammar(server: Server) -> None:
+    _, reply = await respond(server, text=FORMAT)
+    assert server.engine.requests[-1].params.grammar.kind == "json_schema"
+    assert reply["text"]["format"]["schema"] == SCHEMA
+    await respond(server, text={"format": {"type": "json_object"}})
+    assert server.engine.requests[-1].params.grammar.kind == "json_object"
+
+
+async def test_sampling_reaches_the_engine(server: Server) -> None:
+    fields = {"temperature": 0.5, "top_p": 0.25, "max_output_tokens": 9, "top_k": 7, "seed": 3}
+    await respond(server, **fields)
+    params = server.engine.requests[-1].params
+    assert (params.temperature, params.top_p, params.max_tokens, params.top_k) == (0.5, 0.25, 9, 7)
+
+
+async def test_a_forced_call_is_an_item(start: Start) -> None:
+    server = await start(FakeEngine(record=CALL))
+    fields = {"tools": [TOOL], "tool_choice": {"type": "function", "name": "weather"}}
+    _, reply = await respond(server, **fields)
+    (item,) = reply["output"]
+    assert (item["type"], item["name"], item["status"]) == ("function_call", "weather", "completed")
+    assert json.loads(item["arguments"]) == {"city": "Paris"} and item["call_id"].startswith("call_")
+    events = await stream(server, **fields)
+    deltas = [e["delta"] for e in events if e["type"] == "response.function_call_arguments.delta"]
+    assert "".join(deltas) == item["arguments"] and len(deltas) > 5
+    assert events[-1]["response"]["output"][0]["arguments"] == item["arguments"]
+
+
+async def test_results_of_calls_go_back_in(start: Start) -> None:
+    engine = FakeEngine(
+        reply=lambda prompt: f"ok <tool_call>{CALL}</tool_call>", tokenizer=FakeTokenizer(knows_tools=True)
+    )
+    server = await start(engine)
+    items = [
+        {"role": "user", "content": "weather?"},
+        {"type": "function_call", "call_id": "1", "name": "weather", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "1", "output": "rain"},
+    ]
+    status, reply = await respond(server, input=items, tools=[TOOL])
+    assert status == 200, reply
+    assert "<tool>rain\n" in engine.requests[-1].prompt
+    assert [item["type"] for item in reply["output"]] == ["message", "function_call"]
+    kinds = [event["type"] for event in await stream(server, input=items, tools=[TOOL])]
+    assert kinds.count("response.output_item.added") == kinds.count("response.output_item.done") == 2
+
+
+WRONG: list[tuple[str, Any]] = [
+    ("previous_response_id", "resp_1"),
+    ("conversation", "conv_1"),
+    ("background", True),
+    ("prompt", {"id": "p"}),
+    ("top_logprobs", 3),
+    ("truncation", "auto"),
+    ("include", ["message.output_text.logprobs"]),
+    ("input", []),
+    ("input", 3),
+    ("input", [{"type": "item_reference", "id": "x"}]),
+    ("input", [{"role": "wizard", "content": "x"}]),
+    ("input", [{"role": "user", "content": [{"type": "input_image", "image_url": "http://127.0.0.1/x"}]}]),
+    ("input", [{"type": "function_call", "call_id": "1"}]),
+    ("max_output_tokens", 0),
+    ("max_output_tokens", 2**63),
+    ("max_tokens", 5),
+    ("n", 2),
+    ("messages", [{"role": "user", "content": "x"}]),
+    ("temperature", 3),
+    ("top_p", "1"),
+    ("text", {"format": {"type": "json_schema", "name": "p"}}),
+    ("text", {"format": {"type": "json_schema", "name": "p", "schema": {"type": "nonsense"}}}),
+    ("text", {"format": {"type": "grammar"}}),
+    ("tools", [{"type": "web_search"}]),
+    ("tools", [TOOL]),
+    ("tool_choice", "required"),
+    ("guided_jsonn", {}),
+    ("structured", {}),
+]
+
+
+@pytest.mark.parametrize(("field", "value"), WRONG, ids=lambda value: repr(value)[:40])
+async def test_a_wrong_field_is_a_400_naming_it(server: Server, field: str, value: Any) -> None:
+    status, reply = await respond(server, **{field: value})
+    assert status == 400, reply
+    assert reply["error"]["type"] == "invalid_request_error"
+    assert (reply["error"]["param"] or "").split(".")[0] == field
+    assert server.engine.requests == []
+
+
+async def test_a_previous_response_is_refused_with_the_way_out(server: Server) -> None:
+    _, reply = await respond(server, previous_response_id="resp_1")
+    assert "send the whole conversation as input" in reply["error"]["message"]
+
+
+async def test_the_engines_refusal_names_this_routes_field(start: Start) -> None:
+    refusal = InvalidRequest("max_tokens=9 leaves no room", "max_tokens")
+    server = await start(FakeEngine(reject=refusal))
+    for is_stream in (False, True):
+        status, reply = await respond(server, stream=is_stream)
+        assert (status, reply["error"]["param"]) == (400, "max_output_tokens")
+        assert reply["error"]["message"] == "max_output_tokens=9 leaves no room"
+
+
+async def test_a_full_queue_is_a_503_before_the_first_event(start: Start) -> None:
+    server = await start(FakeEngine(reject=EngineOverloaded("full", retry_after_s=1)))
+    status, reply = await respond(server, stream=True)
+    assert (status, reply["error"]["code"]) == (503, "engine_overloaded")
+
+
+async def test_an_error_in_mid_stream_is_the_last_event(start: Start) -> None:
+    server = await start(FakeEngine(fail_after=(3, EngineDead("crash"))))
+    event = (await stream(server))[-1]
+    assert (event["type"], event["code"]) == ("error", "engine_dead")
+    async with openai.AsyncOpenAI(base_url=server.url + "/v1", api_key="x", max_retries=0) as client:
+        events = await client.responses.create(model="fake", input="hello", stream=True)
+        with pytest.raises(openai.APIError) as caught:
+            async for _ in events:
+                pass
+    assert caught.value.code == "engine_dead"
+
+
+async def test_the_official_client_reads_a_response(client: openai.AsyncOpenAI) -> None:
+    reply = await client.responses.create(model="fake", input="hello")
+    assert reply.output_text == "You said <user>hello"
+    assert reply.usage.output_tokens == 20
+
+
+async def test_the_official_client_parses_a_model(client: openai.AsyncOpenAI) -> None:
+    reply = await client.responses.parse(model="fake", input="hello", text_format=Person)
+    assert reply.output_parsed == Person(name="Ada", age=36)
+
+
+async def test_the_official_stream_helper_ends_with_a_whole_response(client: openai.AsyncOpenAI) -> None:
+    async with client.responses.stream(model="fake", input="hello", text_format=Person) as events:
+        kinds = [event.type async for event in events]
+        final = await events.get_final_response()
+    assert (kinds[0], kinds[-1]) == ("response.created", "response.completed")
+    assert final.output_parsed == Person(name="Ada", age=36)

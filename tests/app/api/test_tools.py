@@ -1,0 +1,298 @@
+"""Tools: forced through the grammar, found in the text, and refused when they cannot work."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import openai
+import pytest
+
+from app.api.protocol import ChatRequest
+from app.api.tool_calls import make_message
+from app.api.tools import read_tools
+from grammar import SchemaValidator
+from tests.app.api.harness import Server, Start
+from tests.fakes import FakeEngine, FakeTokenizer
+
+MESSAGES: list[dict[str, Any]] = [{"role": "user", "content": "weather in Paris?"}]
+CITY = {
+    "type": "object",
+    "properties": {"city": {"type": "string"}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+
+
+def tool(name: str = "weather", parameters: Any = CITY) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "description": "d", "parameters": parameters}}
+
+
+TOOLS = [tool(), tool("clock", None)]
+NAMED = {"type": "function", "function": {"name": "weather"}}
+CALL = '{"name": "weather", "arguments": {"city": "a \\"}{ \\\\ b"}}'
+TWO = f'[{CALL}, {{"name": "clock", "arguments": {{}}}}]'
+ARGUMENTS = {"city": 'a "}{ \\ b'}
+
+
+def tagged(*calls: str) -> str:
+    return "\n".join(f"<tool_call>\n{call}\n</tool_call>" for call in calls)
+
+
+@pytest.fixture
+async def forced(start: Start) -> Server:
+    """Its engine answers every grammar with one call."""
+    return await start(FakeEngine(record=CALL))
+
+
+@pytest.fixture
+async def knowing(start: Start) -> Server:
+    """Its chat template knows tools; its engine says something and calls two of them."""
+    text = "Let me < see.\n" + tagged(CALL, '{"name": "clock", "arguments": "{}"}') + "\n"
+    return await start(FakeEngine(reply=lambda prompt: text, tokenizer=FakeTokenizer(knows_tools=True)))
+
+
+@pytest.fixture
+async def client(forced: Server) -> AsyncIterator[openai.AsyncOpenAI]:
+    async with openai.AsyncOpenAI(base_url=forced.url + "/v1", api_key="x", max_retries=0) as one:
+        yield one
+
+
+def schema_of(server: Server) -> Any:
+    return json.loads(server.engine.requests[-1].params.grammar.text)
+
+
+def collect(chunks: list[Any]) -> tuple[str, list[dict[str, Any]], str]:
+    """Words, calls and end of a stream, put together as a client does."""
+    words, end, calls = "", "", []
+    for chunk in chunks:
+        choice = chunk["choices"][0]
+        words += choice["delta"].get("content") or ""
+        end = choice["finish_reason"] or end
+        for part in choice["delta"].get("tool_calls", ()):
+            if part["index"] == len(calls):
+                calls.append(part)
+            else:
+                calls[part["index"]]["function"]["arguments"] += part["function"]["arguments"]
+    return words, calls, end
+
+
+@pytest.mark.parametrize("choice", ["required", NAMED], ids=["required", "named"])
+async def test_a_forced_call_is_in_the_message(forced: Server, choice: Any) -> None:
+    status, reply = await forced.chat(tools=TOOLS, tool_choice=choice, parallel_tool_calls=False)
+    assert status == 200, reply
+    message = reply["choices"][0]["message"]
+    assert (message["content"], reply["choices"][0]["finish_reason"]) == (None, "tool_calls")
+    (call,) = message["tool_calls"]
+    assert call["type"] == "function" and call["id"].startswith("call_") and "index" not in call
+    assert call["function"]["name"] == "weather"
+    assert json.loads(call["function"]["arguments"]) == ARGUMENTS
+
+
+async def test_a_named_function_leaves_no_other(forced: Server) -> None:
+    await forced.chat(tools=TOOLS, tool_choice=NAMED)
+    validator = SchemaValidator(schema_of(forced))
+    assert validator.is_valid(json.loads(CALL))
+    assert not validator.is_valid({"name": "clock", "arguments": {}})
+
+
+async def test_required_takes_any_of_the_tools_and_only_valid_arguments(forced: Server) -> None:
+    await forced.chat(tools=TOOLS, tool_choice="required", parallel_tool_calls=False)
+    validator = SchemaValidator(schema_of(forced))
+    assert validator.is_valid({"name": "clock", "arguments": {}})
+    assert not validator.is_valid({"name": "clock", "arguments": {"city": "x"}})
+    assert not validator.is_valid(json.loads(TWO))
+
+
+@pytest.mark.parametrize("parallel", [{}, {"parallel_tool_calls": True}], ids=["default", "asked"])
+async def test_parallel_calls_are_an_array(start: Start, parallel: dict[str, Any]) -> None:
+    server = await start(FakeEngine(record=TWO))
+    _, reply = await server.chat(tools=TOOLS, tool_choice="required", **parallel)
+    calls = reply["choices"][0]["message"]["tool_calls"]
+    assert [call["function"]["name"] for call in calls] == ["weather", "clock"]
+    assert len({call["id"] for call in calls}) == 2
+    assert SchemaValidator(schema_of(server)).is_valid(json.loads(TWO))
+    _, again, end = collect(await server.chat_chunks(tools=TOOLS, tool_choice="required", **parallel))
+    assert [call["function"] for call in again] == [call["function"] for call in calls]
+    assert end == "tool_calls"
+
+
+async def test_references_within_parameters_still_lead_somewhere(forced: Server) -> None:
+    parameters = {
+        "type": "object",
+        "properties": {"tree": {"$ref": "#/$defs/tree"}, "$ref": {"const": {"$ref": "#/x"}}},
+        "required": ["tree"],
+        "$defs": {"tree": {"type": "array", "items": {"$ref": "#/$defs/tree"}}},
+    }
+    status, reply = await forced.chat(tools=[tool("grow", parameters)], tool_choice="required")
+    assert status == 200, reply
+    validator = SchemaValidator(schema_of(forced))
+    assert validator.is_valid([{"name": "grow", "arguments": {"tree": [[], [[]]], "$ref": {"$ref": "#/x"}}}])
+    assert not validator.is_valid([{"name": "grow", "arguments": {"tree": [1]}}])
+
+
+async def test_streamed_arguments_come_in_pieces_after_id_and_name(forced: Server) -> None:
+    chunks = await forced.chat_chunks(tools=TOOLS, tool_choice=NAMED)
+    assert chunks[0]["choices"][0]["delta"] == {"role": "assistant", "content": None}
+    parts = [part for c in chunks for part in c["choices"][0]["delta"].get("tool_calls", ())]
+    assert parts[0]["id"] and parts[0]["function"] == {"name": "weather", "arguments": ""}
+    assert all(set(part) == {"index", "function"} for part in parts[1:])
+    assert len(parts) > 10
+    words, (call,), end = collect(chunks)
+    assert (words, end) == ("", "tool_calls")
+    assert call["function"]["arguments"] == CALL[CALL.index('{"city') : -1]
+
+
+async def test_a_call_cut_short_ends_with_length(forced: Server) -> None:
+    fields = {"tools": TOOLS, "tool_choice": NAMED, "max_tokens": 45}
+    _, (call,), end = collect(await forced.chat_chunks(**fields))
+    _, reply = await forced.chat(**fields)
+    assert end == reply["choices"][0]["finish_reason"] == "length"
+    assert call["function"] == reply["choices"][0]["message"]["tool_calls"][0]["function"]
+    assert CALL[:45].endswith(call["function"]["arguments"]) and call["function"]["arguments"]
+
+
+async def test_auto_shows_the_tools_and_finds_the_calls(knowing: Server) -> None:
+    status, reply = await knowing.chat(tools=TOOLS)
+    assert status == 200, reply
+    assert knowing.engine.requests[-1].prompt.startswith("<tool>weather\n<tool>clock\n")
+    assert knowing.engine.requests[-1].params.grammar is None
+    choice = reply["choices"][0]
+    assert (choice["message"]["content"], choice["finish_reason"]) == ("Let me < see.\n", "tool_calls")
+    calls = choice["message"]["tool_calls"]
+    assert [json.loads(call["function"]["arguments"]) for call in calls] == [ARGUMENTS, {}]
+    words, again, end = collect(await knowing.chat_chunks(tools=TOOLS, tool_choice="auto"))
+    assert (words, end) == ("Let me < see.\n", "tool_calls")
+    assert [call["function"] for call in again] == [call["function"] for call in calls]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "no call at all <tool_cal",
+        "<tool_call>\nnot json\n</tool_call> and on",
+        tagged('{"name": "unknown", "arguments": {}}'),
+        tagged('{"name": "clock", "arguments": [1]}'),
+        tagged('{"name": ["clock"], "arguments": {}}'),
+        "<tool_call>" + "[" * 5000,
+        "<tool_call>" * 3,
+    ],
+)
+async def test_what_is_no_call_stays_text(start: Start, text: str) -> None:
+    server = await start(FakeEngine(reply=lambda prompt: text, tokenizer=FakeTokenizer(knows_tools=True)))
+    _, reply = await server.chat(tools=TOOLS)
+    message = reply["choices"][0]["message"]
+    assert (message["content"], "tool_calls" in message) == (text, False)
+    assert reply["choices"][0]["finish_reason"] == "stop"
+    assert collect(await server.chat_chunks(tools=TOOLS)) == (text, [], "stop")
+
+
+async def test_a_call_without_its_closing_tag_counts(start: Start) -> None:
+    text = f"<tool_call>{CALL}"
+    server = await start(FakeEngine(reply=lambda prompt: text, tokenizer=FakeTokenizer(knows_tools=True)))
+    words, calls, end = collect(await server.chat_chunks(tools=TOOLS))
+    assert (words, end, len(calls)) == ("", "tool_calls", 1)
+
+
+def test_a_megabyte_of_tags_is_read_in_a_moment() -> None:
+    tools = read_tools(ChatRequest(messages=MESSAGES, tools=TOOLS))
+    assert tools is not None
+    for text in ("<tool_call></tool_call>" * 45_000, "<tool_call>" * 95_000, "<tool_cal" * 110_000):
+        began = time.process_time()
+        message = make_message(tools, text)
+        assert time.process_time() - began < 1
+        assert (message["content"], "tool_calls" in message) == (text, False)
+
+
+async def test_none_leaves_the_tools_out(knowing: Server) -> None:
+    _, reply = await knowing.chat(tools=TOOLS, tool_choice="none")
+    assert "<tool>" not in knowing.engine.requests[-1].prompt
+    assert "<tool_call>" in reply["choices"][0]["message"]["content"]
+
+
+HISTORY = [
+    *MESSAGES,
+    {
+        "role": "assistant",
+        "tool_calls": [{"id": "1", "type": "function", "function": {"name": "weather", "arguments": "{}"}}],
+    },
+    {"role": "tool", "tool_call_id": "1", "content": "rain"},
+]
+
+
+async def test_results_of_calls_reach_a_template_that_knows_them(knowing: Server) -> None:
+    status, _ = await knowing.chat(messages=HISTORY, tools=TOOLS)
+    assert status == 200
+    assert "<tool>rain\n" in knowing.engine.requests[-1].prompt
+
+
+@pytest.mark.parametrize("fields", [{"tools": TOOLS}, {"messages": HISTORY}], ids=["tools", "messages"])
+async def test_a_template_without_tools_is_a_400_that_says_so(server: Server, fields: dict[str, Any]) -> None:
+    status, reply = await server.chat(**fields)
+    assert (status, reply["error"]["code"]) == (400, "tools_not_supported")
+    assert reply["error"]["param"] in fields
+    assert "does not know tools" in reply["error"]["message"]
+
+
+DEEP: Any = {"type": "object"}
+for _ in range(100):
+    DEEP = {"type": "object", "properties": {"a": DEEP}}
+WRONG: list[dict[str, Any]] = [
+    {"tools": [{"type": "function"}]},
+    {"tools": [{"type": "retrieval"}]},
+    {"tools": [tool("two words")]},
+    {"tools": [tool("x" * 65)]},
+    {"tools": [tool(), tool()]},
+    {"tools": [tool(f"t{i}") for i in range(129)]},
+    {"tools": "weather"},
+    {"tools": [tool(parameters="text")]},
+    {"tools": [tool(parameters={"type": "array"})]},
+    {"tools": [tool(parameters={"type": "nonsense"})]},
+    {"tools": [tool(parameters={"type": ["object", 7]})]},
+    {"tools": [tool(parameters={"properties": []})]},
+    {"tools": [tool(parameters=DEEP)]},
+    {"tools": [tool(parameters={"properties": {"a": {"enum": ["x" * 10] * 40_000}}})]},
+    {"tools": TOOLS, "tool_choice": "always"},
+    {"tools": TOOLS, "tool_choice": {"type": "function"}},
+    {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "other"}}},
+    {"tools": TOOLS, "tool_choice": 3},
+    {"tool_choice": "required"},
+    {"tools": TOOLS, "tool_choice": "required", "structured_outputs": {"regex": "a"}},
+]
+
+
+@pytest.mark.parametrize("fields", WRONG)
+async def test_a_hostile_tool_is_a_400_and_reaches_no_engine(server: Server, fields: dict[str, Any]) -> None:
+    status, reply = await server.chat(**{"tool_choice": "required"} | fields)
+    assert (status, reply["error"]["type"]) == (400, "invalid_request_error")
+    assert reply["error"]["param"] in ("tools", "tool_choice")
+    assert server.engine.requests == []
+
+
+@pytest.mark.parametrize(
+    "call",
+    ["x", {"id": "1"}, {"id": "1", "function": {"name": "f", "arguments": "[1]"}},
+     {"id": "1", "function": {"name": "f", "arguments": "{"}}, {"id": 1, "function": {"name": "f", "arguments": ""}}],
+)  # fmt: skip
+async def test_a_malformed_call_in_the_history_is_a_400(knowing: Server, call: Any) -> None:
+    status, reply = await knowing.chat(messages=[{"role": "assistant", "tool_calls": [call]}])
+    assert (status, reply["error"]["param"]) == (400, "messages")
+
+
+async def test_the_official_client_reads_calls(client: openai.AsyncOpenAI) -> None:
+    reply = await client.chat.completions.create(
+        model="fake", messages=MESSAGES, tools=TOOLS, tool_choice=NAMED
+    )
+    assert json.loads(reply.choices[0].message.tool_calls[0].function.arguments) == ARGUMENTS
+
+
+async def test_the_official_stream_helper_follows_the_arguments(client: openai.AsyncOpenAI) -> None:
+    async with client.chat.completions.stream(
+        model="fake", messages=MESSAGES, tools=TOOLS, tool_choice=NAMED
+    ) as stream:
+        kinds = [event.type async for event in stream]
+        final = await stream.get_final_completion()
+    assert "tool_calls.function.arguments.delta" in kinds and "tool_calls.function.arguments.done" in kinds
+    assert json.loads(final.choices[0].message.tool_calls[0].function.arguments) == ARGUMENTS

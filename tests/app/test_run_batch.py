@@ -1,0 +1,216 @@
+"""run-batch: the OpenAI batch format, row by row, and over a kill."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.cli import run_batch
+from app.cli.main import main
+from engine import EngineConfig, EngineDead, EngineOverloaded
+from tests.fakes import FakeEngine
+
+CHAT = "/v1/chat/completions"
+
+
+def row(name: str, url: str = CHAT, method: str = "POST", **fields: Any) -> dict[str, Any]:
+    body = {"model": "fake", "messages": [{"role": "user", "content": name}]} | fields
+    return {"custom_id": name, "method": method, "url": url, "body": body}
+
+
+class Files:
+    """IN and OUT of a batch, and the command that runs it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.source = folder / "in.jsonl"
+        self.target = folder / "out.jsonl"
+
+    def write(self, *rows: Any) -> None:
+        self.source.write_text("".join(json.dumps(one) + "\n" for one in rows))
+
+    @property
+    def results(self) -> dict[str, Any]:
+        rows = [json.loads(line) for line in self.target.read_text().splitlines()]
+        assert len({one["custom_id"] for one in rows}) == len(rows)
+        return {one["custom_id"]: one for one in rows}
+
+    @property
+    def argv(self) -> list[str]:
+        return ["run-batch", "-i", str(self.source), "-o", str(self.target)]
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Files:
+    return Files(tmp_path)
+
+
+@pytest.fixture
+def engine(monkeypatch: pytest.MonkeyPatch) -> FakeEngine:
+    """The engine that the verb finds in this process."""
+    fake = FakeEngine()
+
+    @asynccontextmanager
+    async def local_engine(given: dict[str, Any]) -> AsyncIterator[FakeEngine]:
+        yield fake
+
+    monkeypatch.setattr(run_batch, "local_engine", local_engine)
+    return fake
+
+
+def test_every_row_gets_the_answer_of_its_route(files: Files, engine: FakeEngine, capsys: Any) -> None:
+    text = {"custom_id": "t", "method": "POST", "url": "/v1/completions", "body": {"prompt": ["a", "b"]}}
+    files.write(row("hello"), text)
+    assert main(files.argv) == 0
+    hello = files.results["hello"]
+    assert (hello["error"], hello["response"]["status_code"]) == (None, 200)
+    reply = hello["response"]["body"]
+    assert reply["object"] == "chat.completion"
+    assert reply["choices"][0]["message"]["content"] == "You said <user>hello"
+    choices = files.results["t"]["response"]["body"]["choices"]
+    assert [choice["text"] for choice in choices] == ["You said a", "You said b"]
+    printed = capsys.readouterr()
+    assert printed.out == "" and "2/2" in printed.err
+
+
+def test_a_bad_row_has_its_own_error_and_the_others_go_on(files: Files, engine: FakeEngine) -> None:
+    files.write(
+        row("value", temperature=9),
+        row("type", temperature="hot"),
+        row("stream", stream=True),
+        row("url", url="/v1/embeddings"),
+        row("method", method="GET"),
+        row("schema", guided_json={"type": "nonsense"}),
+        {"custom_id": "body", "method": "POST", "url": CHAT, "body": "text"},
+        row("good"),
+    )
+    assert main(files.argv) == 1
+    results = files.results
+    assert results.pop("good")["response"]["status_code"] == 200
+    assert {one["response"]["status_code"] for one in results.values()} == {400}
+    assert all(one["error"]["message"] for one in results.values())
+    assert results["type"]["response"]["body"]["error"]["param"] == "temperature"
+
+
+def test_rows_in_flight_are_bounded(files: Files, engine: FakeEngine) -> None:
+    files.write(*(row(str(i)) for i in range(12)))
+    most = 0
+    play = engine._play
+
+    def count(request: Any) -> Any:
+        nonlocal most
+        most = max(most, engine.stats().num_running)
+        return play(request)
+
+    engine._play = count  # type: ignore[method-assign]
+    assert main([*files.argv, "--max-in-flight", "3"]) == 0
+    assert (most, len(files.results)) == (3, 12)
+
+
+def test_rows_that_are_done_are_not_done_again(files: Files, engine: FakeEngine) -> None:
+    files.write(row("a"), row("b"))
+    assert main(files.argv) == 0
+    whole = files.target.read_text()
+    files.write(row("a"), row("b"), row("c"))
+    # as a kill in the middle of a write would leave it
+    files.target.write_text(whole + '{"id": "batch_req_12')
+    assert main(files.argv) == 0
+    assert files.target.read_text().startswith(whole)
+    assert [request.prompt for request in engine.requests][2:] == ["<user>c\n<assistant>"]
+    assert set(files.results) == {"a", "b", "c"}
+
+
+def test_a_full_queue_is_waited_for(
+    files: Files, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files.write(row("a"))
+    engine.reject = EngineOverloaded("full", retry_after_s=7)
+
+    async def wait(delay: float) -> None:
+        assert delay in (7, 0)
+        engine.reject = None
+
+    monkeypatch.setattr(asyncio, "sleep", wait)
+    assert main(files.argv) == 0
+    assert files.results["a"]["error"] is None
+
+
+def test_a_dead_engine_ends_the_run_and_leaves_its_rows_to_the_next(
+    files: Files, engine: FakeEngine, capsys: Any
+) -> None:
+    files.write(row("a"), row("b"))
+    engine.fail_after = (3, EngineDead("the device is on fire"))
+    assert main(files.argv) == 1
+    assert files.results == {}
+    assert "troupe: the device is on fire" in capsys.readouterr().err
+    engine.fail_after = None
+    assert main(files.argv) == 0
+    assert set(files.results) == {"a", "b"}
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "message"),
+    [
+        (None, None, "cannot use"),
+        ("not json\n", None, "in.jsonl:1 is not a JSON object with a custom_id"),
+        ('{"url": "x"}\n', None, "in.jsonl:1 is not"),
+        (
+            '{"custom_id": "a"}\n\n{"custom_id": "a"}\n',
+            None,
+            "in.jsonl:3 has the custom_id 'a' of an earlier",
+        ),
+        ("", "my diary\n", "out.jsonl:1 is not a row"),
+        ("", "my diary", "out.jsonl ends with something"),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_one_line(
+    files: Files, source: str | None, target: str | None, message: str, capsys: Any
+) -> None:
+    if source is not None:
+        files.source.write_text(source)
+    if target is not None:
+        files.target.write_text(target)
+    assert main(files.argv) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert message in line
+    assert target is None or files.target.read_text() == target
+
+
+def test_in_and_out_must_be_two_files(files: Files, capsys: Any) -> None:
+    files.write(row("a"))
+    files.target = files.source
+    assert main(files.argv) == 2
+    assert main([*files.argv, "--max-in-flight", "0"]) == 2
+
+
+@pytest.mark.skipif(
+    not (Path(EngineConfig().model) / "model.safetensors").exists(), reason="the demo model is not here"
+)
+def test_a_killed_run_is_resumed_with_the_real_engine(files: Files) -> None:
+    files.write(*(row(str(i), model="demo_model", max_tokens=100, ignore_eos=True) for i in range(24)))
+    command = [sys.executable, "-m", "app", *files.argv, "--num-blocks", "256", "--max-in-flight", "2"]
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
+        deadline = time.monotonic() + 60
+        while not files.target.exists() or files.target.read_bytes().count(b"\n") < 3:
+            assert time.monotonic() < deadline and process.poll() is None
+            time.sleep(0.01)
+        process.send_signal(signal.SIGKILL)
+    before = files.target.read_bytes()
+    kept = before[: before.rfind(b"\n") + 1]
+    assert 3 <= kept.count(b"\n") < 24
+    done = subprocess.run(command, capture_output=True, text=True, timeout=90)
+    assert done.returncode == 0, done.stderr
+    assert "24/24" in done.stderr and done.stdout == ""
+    assert files.target.read_bytes().startswith(kept)
+    results = files.results
+    assert set(results) == {str(i) for i in range(24)}
+    assert {one["response"]["body"]["usage"]["completion_tokens"] for one in results.values()} == {100}

@@ -1,0 +1,173 @@
+"""Residual checks: what no engine enforces is checked where a value is completed."""
+
+import json
+
+import pytest
+
+from grammar import GrammarSpec, PlanEntry, SchemaValidator, allocate_bitmask, fill_bitmask
+from tests.grammar.vocabularies import EOS, accepts, allowed_tokens
+
+VALUES = [
+    *(None, True, 0, 1, 2, 2.5, 12, "", "a", "b", "ab", [], [1], [1, 1], [1, "a"], [1, 2, 3], [[1], [1]]),
+    *({}, {"a": 1}, {"b": 2}, {"a": 1, "b": 2}, {"a": "x", "b": None}, {"c": [1, 1]}, {"a": [1, 2]}),
+]
+
+
+def feed(matcher, text):
+    """Feed a text byte by byte; return the rest that was refused."""
+    data = text.encode()
+    for position, byte in enumerate(data):
+        if not matcher.accept_token(byte):
+            return data[position:].decode()
+    return ""
+
+
+@pytest.mark.parametrize(
+    ("schema", "pointer", "keyword"),
+    [
+        ({"not": {"type": "null"}}, "", "not"),
+        ({"items": {"uniqueItems": True}}, "/items", "uniqueItems"),
+        ({"properties": {"a/b": {"contains": {"const": 1}}}}, "/properties/a~1b", "contains"),
+        ({"if": {"required": ["a"]}, "then": {"required": ["b"]}}, "", "if"),
+        ({"allOf": [{"dependentRequired": {"a": ["b"]}}]}, "/allOf/0", "dependentRequired"),
+        ({"dependencies": {"a": ["b"]}}, "", "dependencies"),
+        (
+            {"$ref": "#/$defs/x", "$defs": {"x": {"propertyNames": {"maxLength": 3}}}},
+            "/$defs/x",
+            "propertyNames",
+        ),
+        (
+            {"$ref": "#/$defs/x", "$defs": {"x": {}}, "unevaluatedProperties": False},
+            "",
+            "unevaluatedProperties",
+        ),
+        ({"properties": {"p": {"type": "string", "pattern": "a(?=b)"}}}, "/properties/p", "pattern"),
+        ({"properties": {"p": {"oneOf": [{"type": "string"}, {"minLength": 2}]}}}, "/properties/p", "oneOf"),
+        ({"patternProperties": {"a": {"type": "string"}, "b": {"type": "null"}}}, "", "patternProperties"),
+        ({"minProperties": 2}, "", "minProperties"),
+        ({"type": "number", "minimum": 2**53 + 1}, "", "minimum"),
+        ({"items": {"exclusiveMinimum": 0, "maximum": 0.5}}, "/items", "exclusiveMinimum"),
+        ({"type": "number", "minimum": -1.5, "exclusiveMaximum": -1}, "", "exclusiveMaximum"),
+        ({"minimum": -0.5, "allOf": [{"exclusiveMaximum": 0}]}, "/allOf/0", "exclusiveMaximum"),
+    ],
+)
+def test_what_no_engine_enforces_is_left_to_residual_checks(byte_compiler, schema, pointer, keyword):
+    plan = byte_compiler.compile(GrammarSpec.json_schema(schema)).plan
+    assert PlanEntry(pointer, keyword, "residual") in plan
+
+
+@pytest.mark.parametrize("whitespace", ["spaced", "compact"])
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"not": {"type": "null"}},
+        {"not": {"enum": [1, "a", [], {"a": 1}]}},
+        {"uniqueItems": True},
+        {"items": {"uniqueItems": True}},
+        {"additionalProperties": {"uniqueItems": True}},
+        {"contains": {"const": 1}, "minContains": 1, "maxContains": 1},
+        {"if": {"required": ["a"]}, "then": {"required": ["b"]}, "else": {"maxProperties": 1}},
+        {"dependentRequired": {"a": ["b"]}},
+        {"dependencies": {"b": ["a"], "a": {"properties": {"a": {"type": "integer"}}}}},
+        {"oneOf": [{"type": "integer"}, {"minimum": 2}]},
+        {"anyOf": [{"type": "string"}, {"type": "array", "uniqueItems": True}]},
+        {"propertyNames": {"maxLength": 1, "not": {"const": "b"}}},
+        {"allOf": [{"properties": {"a": {}}}], "unevaluatedProperties": False},
+        {
+            "patternProperties": {"a": {"type": "integer"}, "^a": {"minimum": 1}},
+            "additionalProperties": False,
+        },
+        {"type": "string", "pattern": "^(?!b)"},
+        {"items": [{"not": {"const": 0}}], "additionalItems": {"not": {"const": 1}}},
+        {"$ref": "#/$defs/x", "$defs": {"x": {"items": {"$ref": "#/$defs/x"}, "not": {"const": 1}}}},
+        {"properties": {"a": {"not": {"const": 1}}, "c": {"items": {"not": {"const": 1}}}}},
+    ],
+)
+def test_what_is_accepted_is_what_is_valid(byte_compiler, schema, whitespace):
+    compiled = byte_compiler.compile(GrammarSpec.json_schema(schema, whitespace))
+    separators = (", ", ": ") if whitespace == "spaced" else (",", ":")
+    validator = SchemaValidator(schema)
+    for value in VALUES:
+        text = json.dumps(value, separators=separators)
+        assert accepts(compiled.matcher(), byte_compiler.vocabulary, text) == validator.is_valid(value), text
+
+
+@pytest.mark.parametrize(
+    ("schema", "text", "rest"),
+    [
+        ({"properties": {"a": {"not": {"const": "x"}}}}, '{"a": "x"}', '"}'),
+        ({"properties": {"a": {"not": {"const": 12}}}}, '{"a": 12}', "}"),
+        ({"items": {"not": {"type": "null"}}}, "[1, null]", "null]"),
+        ({"items": {"uniqueItems": True}}, "[[1, 2], [1, 1], 5]", "], 5]"),
+        (
+            {"properties": {"a": {"type": "object", "dependentRequired": {"x": ["y"]}}}},
+            '{"a": {"x": 1}}',
+            "}}",
+        ),
+        ({"anyOf": [{"items": {"not": {"const": "x"}}}]}, '["x"]', "]"),
+    ],
+)
+def test_the_token_that_completes_the_violating_value_is_refused(byte_compiler, schema, text, rest):
+    matcher = byte_compiler.compile(GrammarSpec.json_schema(schema)).matcher()
+    assert feed(matcher, text) == rest
+    assert rest.encode()[0] not in allowed_tokens(matcher, byte_compiler.vocabulary)
+
+
+def test_a_number_at_the_end_of_the_text_is_checked_at_eos(byte_compiler):
+    matcher = byte_compiler.compile(
+        GrammarSpec.json_schema({"type": "integer", "not": {"const": 12}})
+    ).matcher()
+    assert feed(matcher, "12") == ""
+    assert EOS not in allowed_tokens(matcher, byte_compiler.vocabulary)
+    assert not matcher.accept_token(EOS) and not matcher.is_completed()
+    assert matcher.accept_token(ord("3")) and matcher.accept_token(EOS) and matcher.is_terminated()
+
+
+@pytest.mark.parametrize("text", ['{"a": "x"', "[[1, 1]", "{"])
+def test_mask_and_matcher_agree_with_long_tokens(merged_compiler, text):
+    schema = {
+        "properties": {"a": {"not": {"const": "x"}}},
+        "items": {"uniqueItems": True},
+        "minProperties": 1,
+    }
+    matcher = merged_compiler.compile(
+        GrammarSpec.json_schema({**schema, "not": {"const": {"b": 1}}})
+    ).matcher()
+    for byte in text.encode()[:-1]:
+        assert matcher.accept_token(byte)
+    allowed = set(allowed_tokens(matcher, merged_compiler.vocabulary))
+    for token_id in range(merged_compiler.vocabulary.size):
+        is_accepted = matcher.accept_token(token_id)
+        assert is_accepted == (token_id in allowed), merged_compiler.vocabulary.token_bytes[token_id]
+        matcher.rollback(int(is_accepted))
+
+
+def test_rollback_undoes_what_was_read(byte_compiler):
+    matcher = byte_compiler.compile(GrammarSpec.json_schema({"uniqueItems": True})).matcher()
+    assert feed(matcher, "[1, 1]") == "]"
+    matcher.rollback(1)
+    assert feed(matcher, "2]") == "" and matcher.accept_token(EOS)
+    matcher.rollback(3)
+    assert feed(matcher, "1]") == "]"
+
+
+def test_a_dead_end_names_the_keyword(byte_compiler):
+    schema = {"items": {"enum": ["a"]}, "minItems": 2, "maxItems": 2, "uniqueItems": True}
+    matcher = byte_compiler.compile(GrammarSpec.json_schema({"properties": {"x/y": schema}})).matcher()
+    assert feed(matcher, '{"x/y": ["a", "a"]}') == "]}"
+    assert matcher.error is None
+    assert allowed_tokens(matcher, byte_compiler.vocabulary) == []
+    assert matcher.error == "dead end: no way on satisfies uniqueItems at /properties/x~1y"
+    matcher.rollback(1)
+    assert matcher.error is None
+
+
+def test_one_batch_mixes_checked_and_plain_rows(byte_compiler):
+    schemas = [{"type": "integer"}, {"not": {"type": "null"}}, {"not": {"type": "boolean"}}]
+    matchers = [byte_compiler.compile(GrammarSpec.json_schema(schema)).matcher() for schema in schemas]
+    bitmask = allocate_bitmask(3, byte_compiler.vocabulary.size)
+    fill_bitmask(matchers, [2, 0, 1], bitmask)
+    for matcher, row in zip(matchers, [2, 0, 1], strict=True):
+        alone = allocate_bitmask(1, byte_compiler.vocabulary.size)
+        matcher.fill_next_token_bitmask(alone)
+        assert (bitmask[row] == alone[0]).all()

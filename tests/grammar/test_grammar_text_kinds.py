@@ -1,0 +1,113 @@
+"""Lark grammars and CSV tables."""
+
+import csv
+import io
+import random
+
+import pytest
+
+from grammar import GrammarSpec, InvalidGrammar, PlanEntry, UnsupportedGrammar
+from tests.grammar.vocabularies import accepts, walk
+
+COLUMNS = {
+    "name": "string",
+    "n": "integer",
+    "x": "number",
+    "ok": "boolean",
+    "day": "date",
+    "kind": ["a,b", "c"],
+}
+HEADER = "name,n,x,ok,day,kind"
+
+
+def is_accepted(compiler, spec, text):
+    return accepts(compiler.compile(spec).matcher(), compiler.vocabulary, text)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"), [("1+(2+3)", True), ("1+", False), ("(1", False), ("12", True)]
+)
+def test_lark_grammars_are_context_free(byte_compiler, text, expected):
+    spec = GrammarSpec.lark('start: term ("+" term)*\nterm: /[0-9]+/ | "(" start ")"')
+    assert is_accepted(byte_compiler, spec, text) == expected
+    assert byte_compiler.compile(spec).plan == (PlanEntry("", "lark", "llguidance"),)
+
+
+@pytest.mark.parametrize(
+    ("text", "sign"),
+    [
+        ('%llguidance {}\nstart: "a"', "%llguidance"),
+        ('start: %json {"uniqueItems": true}', "%json"),
+        ("start: <[256]>", "<"),
+        ("start: @other", "@"),
+    ],
+)
+def test_lark_extensions_are_refused(text, sign):
+    with pytest.raises(UnsupportedGrammar) as refusal:
+        GrammarSpec.lark(text)
+    assert refusal.value.keyword == sign
+
+
+def test_what_looks_like_an_extension_may_stand_in_quotes(byte_compiler):
+    spec = GrammarSpec.lark('start: "<a@b>" /[<#]+/ "%json" // @ <\n')
+    assert is_accepted(byte_compiler, spec, "<a@b><#%json")
+
+
+@pytest.mark.parametrize("text", ["", "  ", 'root: "a"', 'start: "a" ('])
+def test_malformed_lark_is_invalid(byte_compiler, text):
+    with pytest.raises(InvalidGrammar):
+        byte_compiler.compile(GrammarSpec.lark(text))
+
+
+@pytest.mark.parametrize(
+    ("row", "expected"),
+    [
+        ('Zoë,1,-2.5,true,2024-02-29,"a,b"', True),
+        ('"a ""b"", c",0,0,false,2023-12-31,c', True),
+        (",1,1,true,2024-01-01,c", True),
+        ("a,1.5,1,true,2024-01-01,c", False),
+        ("a,1,1,yes,2024-01-01,c", False),
+        ("a,1,1,true,2023-02-29,c", False),
+        ("a,1,1,true,2024-01-01,d", False),
+        ("a,1,1,true,2024-01-01", False),
+        ("a,01,1,true,2024-01-01,c", False),
+        ('a"b,1,1,true,2024-01-01,c', False),
+    ],
+)
+def test_csv_fields_keep_to_their_types(byte_compiler, row, expected):
+    assert is_accepted(byte_compiler, GrammarSpec.csv(COLUMNS), f"{HEADER}\n{row}") == expected
+    assert is_accepted(byte_compiler, GrammarSpec.csv(COLUMNS, has_header=False), row) == expected
+
+
+def test_csv_delimiter_and_quoting_are_as_asked(byte_compiler):
+    spec = GrammarSpec.csv({"a": "string", "b": "integer"}, delimiter=";", is_quoting=False)
+    assert is_accepted(byte_compiler, spec, "a;b\nx, y;1\nz;2")
+    assert not is_accepted(byte_compiler, spec, 'a;b\n"x";1')
+    assert not is_accepted(byte_compiler, spec, "a,b\nx,1")
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_random_csv_reads_back_with_as_many_fields(merged_compiler, seed):
+    compiled = merged_compiler.compile(GrammarSpec.csv({"s, t": "string", "n": "integer", "u": "string"}))
+    text = walk(compiled.matcher(), merged_compiler.vocabulary, random.Random(seed), num_free=60)
+    if text is not None:
+        rows = list(csv.reader(io.StringIO(text.decode(), newline=""), strict=True))
+        assert rows[0] == ["s, t", "n", "u"] and all(
+            len(row) == 3 and int(row[1]) >= -(2**63) for row in rows[1:]
+        )
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"columns": {}},
+        {"columns": {"a": "text"}},
+        {"columns": {"a": []}},
+        {"columns": {"a": "string"}, "delimiter": "ab"},
+        {"columns": {"a,b": "string"}, "is_quoting": False},
+        {"columns": {"a\nb": "string"}},
+    ],
+)
+def test_malformed_tables_are_invalid(options):
+    with pytest.raises(InvalidGrammar):
+        GrammarSpec.csv(**options)
