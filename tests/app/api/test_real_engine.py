@@ -11,7 +11,7 @@ from typing import Any
 import openai
 import pytest
 import pytest_asyncio
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from app.config import AppConfig
 from engine import Engine, EngineConfig
@@ -35,7 +35,9 @@ SCHEMA = {
 
 
 class Person(BaseModel):
-    name: str
+    """Bounded, because a tiny model may not find the end of a text."""
+
+    name: str = Field(max_length=20)
     is_nice: bool
 
 
