@@ -21,6 +21,8 @@ class TextStream(Protocol):
 
     def feed(self, token_ids: Sequence[int]) -> str: ...
 
+    def feed_token(self, token_id: int) -> str: ...
+
     def finish(self) -> str: ...
 
 
@@ -61,6 +63,9 @@ class NoText:
     def feed(self, token_ids: Sequence[int]) -> str:
         return ""
 
+    def feed_token(self, token_id: int) -> str:
+        return ""
+
     def finish(self) -> str:
         return ""
 
@@ -87,7 +92,7 @@ class Detokenizer:
         self._tokenizer = tokenizer
         self._eos_token_ids = frozenset(tokenizer.eos_token_ids) if tokenizer else frozenset()
         self._streams: dict[str, _Stream] = {}
-        self._feeds: dict[str, Callable[[Sequence[int]], str]] = {}  # of the streams without stop strings
+        self._feeds: dict[str, Callable[[int], str]] = {}  # of the streams without stop strings
 
     def add(self, request_id: str, params: SamplingParams, prompt_token_ids: Sequence[int]) -> None:
         """Open a stream; the prompt decides how the first token is written."""
@@ -99,7 +104,7 @@ class Detokenizer:
                 stops = StopStrings(params.stop, params.include_stop_str_in_output, params.min_tokens)
         self._streams[request_id] = _Stream(params, text, text.feed, stops)
         if stops is None:
-            self._feeds[request_id] = text.feed
+            self._feeds[request_id] = text.feed_token
 
     def remove(self, request_id: str) -> None:
         """Forget a request; unknown ids are ignored."""
@@ -109,7 +114,7 @@ class Detokenizer:
     def feed(self, request_id: str, token_id: int) -> str | None:
         """The text of one token in the middle of a request; None when it needs `process`, or has ended."""
         feed = self._feeds.get(request_id)
-        return None if feed is None else feed((token_id,))
+        return None if feed is None else feed(token_id)
 
     def process(self, item: RequestTokens) -> TextDelta | None:
         """The text of these tokens; None when the request has ended already."""

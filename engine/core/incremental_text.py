@@ -49,15 +49,14 @@ class IncrementalText:
 
     def feed(self, token_ids: Sequence[int]) -> str:
         """The text that these tokens complete; "" while a character is open."""
-        pieces = self._pieces
-        text = ""
-        for token_id in token_ids:
-            piece = pieces[token_id]
-            if self._is_plain and piece.__class__ is str:
-                text += piece
-            else:
-                text += self._join(token_id, piece)
-        return text
+        return "".join([self.feed_token(token_id) for token_id in token_ids])
+
+    def feed_token(self, token_id: int) -> str:
+        """The same for one token; it runs for every token of every request."""
+        piece = self._pieces[token_id]
+        if self._is_plain and piece.__class__ is str:
+            return piece  # type: ignore[return-value]
+        return self._join(token_id, piece)
 
     def finish(self) -> str:
         """What is left of an open character, as U+FFFD."""
@@ -118,7 +117,7 @@ class WindowedText:
 
     def feed(self, token_ids: Sequence[int]) -> str:
         """The text that these tokens complete; "" while a character is open."""
-        return "".join(self._feed_one(token_id) for token_id in token_ids)
+        return "".join([self.feed_token(token_id) for token_id in token_ids])
 
     def finish(self) -> str:
         """What is still held back."""
@@ -126,7 +125,8 @@ class WindowedText:
         self._advance()
         return text
 
-    def _feed_one(self, token_id: int) -> str:
+    def feed_token(self, token_id: int) -> str:
+        """The same for one token."""
         self._window.append(token_id)
         text = self._decode(self._window)
         is_full = len(self._window) - self._num_read >= _MAX_HELD_TOKENS

@@ -120,16 +120,16 @@ class Scheduler:
 
     def _schedule_running(self, builder: PlanBuilder, budget: int) -> int:
         block_size = self.kv_cache.block_size
-        index = 0
-        while index < len(self.running) and budget > 0:
-            request = self.running[index]
-            index += 1
+        running = self.running  # shrinks at its end when somebody is preempted
+        for index, request in enumerate(running):
+            if budget <= 0:
+                break
             num_known = len(request.token_ids) + request.num_in_flight
             count = num_known - request.num_computed_tokens
             if count <= 0 or request.num_in_flight >= MAX_IN_FLIGHT or num_known >= request.max_num_tokens:
                 continue
             if count > 1:
-                count = min(count, self._limit_chunk(budget, num_behind=len(self.running) - index))
+                count = min(count, self._limit_chunk(budget, num_behind=len(running) - index - 1))
             end = request.num_computed_tokens + count
             if end > len(request.block_ids) * block_size and not self._make_room(request, end, builder):
                 continue
