@@ -106,7 +106,7 @@ class SiteMap:
     def element_pointer(self, pointer: str, index: int) -> str | None:
         """Return the schema that surely applies to an element, None when there is none."""
         schema = self._find(pointer)
-        keyword, rest = ("items", "additionalItems") if self._is_tuple(schema) else ("prefixItems", "items")
+        keyword, rest = self._item_keywords(schema)
         places = schema.get(keyword)
         if isinstance(places, list) and index < len(places):
             return join_pointer(pointer, keyword, index)
@@ -121,8 +121,9 @@ class SiteMap:
         return found
 
     @staticmethod
-    def _is_tuple(schema: dict[str, Any]) -> bool:
-        return isinstance(schema.get("items"), list)
+    def _item_keywords(schema: dict[str, Any]) -> tuple[str, str]:
+        """Return the keyword for elements by place and the one for the rest; older drafts name them otherwise."""
+        return ("items", "additionalItems") if isinstance(schema.get("items"), list) else ("prefixItems", "items")
 
     def _expand(self, start: str) -> Iterator[str]:
         """Yield a schema and what it demands of the same value without condition."""
@@ -151,7 +152,7 @@ class SiteMap:
         yield from (join_pointer(pointer, "properties", name) for name in self.properties(pointer))
         if "additionalProperties" in schema and "patternProperties" not in schema:
             yield join_pointer(pointer, "additionalProperties")
-        keyword, rest = ("items", "additionalItems") if self._is_tuple(schema) else ("prefixItems", "items")
+        keyword, rest = self._item_keywords(schema)
         places = schema.get(keyword)
         if isinstance(places, list):
             self.num_places = max(self.num_places, len(places))
