@@ -50,7 +50,7 @@ class FrontDoor:
             return JSONResponse({"status": state, "state": state}, 503)
         if path.startswith(API_PREFIXES):
             message = f"the server is {state}; try again later"
-            return ApiError(503, message, code="engine_not_ready", retry_after_s=RETRY_AFTER_S).response
+            return ApiError(503, message, code="engine_not_ready", retry_after_s=RETRY_AFTER_S).answer(path)
         text = (
             "The server is closing." if self.is_draining else f"Loading {escape(self.engine.model_name)} ..."
         )

@@ -9,7 +9,7 @@ from fastapi.responses import Response
 from starlette.routing import BaseRoute, Match
 
 from app import __version__
-from app.api import admin, chat, completions, models, responses, tokens
+from app.api import admin, anthropic, chat, completions, models, responses, tokens
 from app.api.context import ApiContext
 from app.api.errors import ApiError, add_error_handlers
 from app.api.gate import Gate
@@ -23,7 +23,7 @@ def make_api(context: ApiContext) -> FastAPI:
     # no page of documentation: FastAPI's would load its scripts from another host
     app = FastAPI(title="Troupe", version=__version__, docs_url=None, redoc_url=None)
     app.state.context = context
-    for module in (admin, chat, completions, models, responses, tokens):
+    for module in (admin, anthropic, chat, completions, models, responses, tokens):
         app.include_router(module.router)
     known = list(app.routes)
 

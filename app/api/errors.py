@@ -40,6 +40,16 @@ TYPES = {
     503: "service_unavailable",
     504: "timeout_error",
 }
+ANTHROPIC_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    404: "not_found_error",
+    405: "invalid_request_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
 HIDDEN = re.compile(r"(?<![\w.])/(?:[\w.+-]+/)+[\w.+-]*|\b[A-Za-z]:\\\S+|\b0x[0-9a-fA-F]{4,}\b")
 
 
@@ -74,14 +84,21 @@ class ApiError(Exception):
         return {"error": error | self.details}
 
     @property
-    def response(self) -> Response:
+    def anthropic_body(self) -> dict[str, Any]:
+        """The same error in the words of /v1/messages."""
+        kind = ANTHROPIC_TYPES.get(self.status, "api_error")
+        return {"type": "error", "error": {"type": kind, "message": scrub(str(self))}}
+
+    def answer(self, path: str = "") -> Response:
+        """The answer on the given path; /v1/messages has its own form of errors."""
         headers = {}
         if self.retry_after_s is not None:
             headers["Retry-After"] = str(max(1, math.ceil(self.retry_after_s)))
         if self.status == 401:
             # Basic makes a browser ask for the key, so that one check guards the page and the API.
             headers["WWW-Authenticate"] = 'Basic realm="Troupe: any user name, an API key as password"'
-        return JSONResponse(self.body, self.status, headers)
+        is_anthropic = path.startswith("/v1/messages")
+        return JSONResponse(self.anthropic_body if is_anthropic else self.body, self.status, headers)
 
     @property
     def sse_frame(self) -> bytes:
@@ -162,15 +179,15 @@ def add_error_handlers(app: FastAPI) -> None:
     """Make every error of the app answer with the OpenAI body."""
 
     async def answer(request: Request, error: Exception) -> Response:
-        return to_api_error(error).response
+        return to_api_error(error).answer(request.url.path)
 
     async def answer_fields(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
-        return describe_fields(error.errors()).response
+        return describe_fields(error.errors()).answer(request.url.path)
 
     async def answer_http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        response = ApiError(error.status_code, str(error.detail)).response
+        response = ApiError(error.status_code, str(error.detail)).answer(request.url.path)
         response.headers.update(error.headers or {})
         return response
 

@@ -1,8 +1,8 @@
 """Gate: the ASGI layer around every route, the page included. Keys, request ids, body size.
 
-With keys set, everything but /health asks for one. A program sends `Authorization: Bearer KEY`; a browser asks
-its user (Basic: any name, a key as password) and then sends it with every request, so that page and API have
-one and the same guard.
+With keys set, everything but /health asks for one. A program sends `Authorization: Bearer KEY` or
+`x-api-key: KEY`; a browser asks its user (Basic: any name, a key as password) and then sends it with every
+request, so that page and API have one and the same guard.
 
 It is no `BaseHTTPMiddleware`: that would put a queue between a stream and its socket and hide disconnects.
 """
@@ -49,14 +49,14 @@ class Gate:
                 self._check_key(headers)
             self._check_length(headers)
         except ApiError as error:
-            await error.response(scope, receive, send)
+            await error.answer(scope["path"])(scope, receive, send)
             return
         await self.app(scope, self._bounded(receive), send)
 
     def _check_key(self, headers: Headers) -> None:
         if not self.keys:
             return
-        given = read_key(headers.get(b"authorization", b""))
+        given = headers.get(b"x-api-key") or read_key(headers.get(b"authorization", b""))
         if not is_one_of(given, self.keys):
             what = "the API key is wrong" if given else "an API key is needed: send Authorization: Bearer KEY"
             raise ApiError(401, what, code="invalid_api_key")

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from app.api.errors import ApiError, describe_fields, to_api_error
+from app.api.errors import ApiError, describe_fields
 from app.api.protocol import MAX_MESSAGES, MAX_TOOLS, ChatRequest
-from engine import InvalidRequest
-from grammar import GrammarError
 
 Json = dict[str, Any]
 
@@ -113,22 +110,6 @@ def make_chat_request(body: ResponsesRequest) -> ChatRequest:
         return ChatRequest.model_validate(fields)
     except ValidationError as error:
         raise describe_fields(error.errors()) from error
-
-
-@contextmanager
-def own_names() -> Iterator[None]:
-    """Make errors of the chat path name this route's fields."""
-    try:
-        yield
-    except (ApiError, InvalidRequest, GrammarError) as error:
-        known = to_api_error(error)
-        own = RENAMED.get(known.param or "")
-        if own is None or known.code == "unknown_field":
-            raise
-        message = str(known)
-        if message.startswith(f"{known.param}="):
-            message = own + message.removeprefix(known.param or "")
-        raise ApiError(known.status, message, own, known.code, known.retry_after_s, known.details) from error
 
 
 def _check_unsupported(body: ResponsesRequest) -> None:

@@ -11,7 +11,8 @@ from fastapi.responses import JSONResponse, Response
 from app.api import chat
 from app.api.call import Call
 from app.api.context import ApiContext, context_of
-from app.api.response_request import ResponsesRequest, echo_fields, make_chat_request, own_names
+from app.api.own_names import own_names
+from app.api.response_request import RENAMED, ResponsesRequest, echo_fields, make_chat_request
 from app.api.response_writer import ResponseWriter
 from app.api.sse import CLIENT_CLOSED_REQUEST, Emit, EventStream, unless_gone
 from engine import CompletionOutput, RequestOutput
@@ -27,13 +28,13 @@ async def create_response(
     body: ResponsesRequest, request: Request, context: Annotated[ApiContext, Depends(context_of)]
 ) -> Response:
     """Answer an input, in one piece or as a stream."""
-    with own_names():
+    with own_names(RENAMED):
         call, _ = await chat.prepare(make_chat_request(body), request.state.request_id, context, "resp_")
     writer = ResponseWriter(lambda *parts: describe(call, body, *parts), call.tools)
     if body.stream:
         keep_alive_s = context.config.keep_alive_s
         return EventStream(lambda emit: stream(call, writer, emit), keep_alive_s, b"", writer.frame_error)
-    with own_names():
+    with own_names(RENAMED):
         output = await unless_gone(request.receive, call.finish())
     if output is None:
         return Response(status_code=CLIENT_CLOSED_REQUEST)
@@ -48,7 +49,7 @@ async def stream(call: Call, writer: ResponseWriter, emit: Emit) -> None:
     """Emit the events of a response."""
     num_tokens = 0
     is_begun = False
-    with own_names():
+    with own_names(RENAMED):
         async with aclosing(call.generate()) as outputs:
             async for output in outputs:
                 choice = output.outputs[0]

@@ -103,7 +103,7 @@ class EventStream(Response):
         if self._is_open:
             await self._write(self.frame_error(known) + self.end, more_body=False)
         else:
-            await known.response(scope, receive, self._send)
+            await known.answer(scope["path"])(scope, receive, self._send)
 
 
 async def wait_for_disconnect(receive: Receive) -> None:

@@ -1,0 +1,179 @@
+"""POST /v1/messages: what Anthropic's own client makes of it, its events, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import anthropic
+import pytest
+
+from engine import EngineDead, EngineOverloaded
+from tests.app.api.harness import Server, Start
+from tests.fakes import FakeEngine, FakeTokenizer
+
+HELLO = [{"role": "user", "content": "hello"}]
+BODY = {"model": "fake", "max_tokens": 100, "messages": HELLO}
+SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+TOOL = {"name": "weather", "description": "tells it", "input_schema": SCHEMA}
+FORCED = {"tools": [TOOL], "tool_choice": {"type": "tool", "name": "weather"}}
+CALL = '{"name": "weather", "arguments": {"city": "Paris"}}'
+
+
+@pytest.fixture
+async def client(server: Server) -> AsyncIterator[anthropic.AsyncAnthropic]:
+    async with make_client(server) as one:
+        yield one
+
+
+def make_client(server: Server, key: str = "x") -> anthropic.AsyncAnthropic:
+    return anthropic.AsyncAnthropic(base_url=server.url, api_key=key, max_retries=0)
+
+
+async def send(server: Server, **fields: Any) -> tuple[int, Any]:
+    return await server.post("/v1/messages", BODY | fields)
+
+
+async def stream(server: Server, **fields: Any) -> list[Any]:
+    """The events, whose names are checked."""
+    raw = await server.stream("/v1/messages", BODY | fields)
+    assert raw.endswith(b"\n\n") and b"[DONE]" not in raw
+    events = []
+    for block in raw.decode().removesuffix("\n\n").split("\n\n"):
+        name, data = block.split("\n")
+        events.append(json.loads(data.removeprefix("data: ")))
+        assert name == f"event: {events[-1]['type']}"
+    return events
+
+
+async def test_the_official_client_reads_a_message(client: anthropic.AsyncAnthropic, server: Server) -> None:
+    message = await client.messages.create(
+        **BODY, system="be kind", extra_body={"temperature": 0.5, "top_k": 7}
+    )
+    request = server.engine.requests[-1]
+    assert request.prompt == "<system>be kind\n<user>hello\n<assistant>"
+    assert (request.params.temperature, request.params.top_k, request.params.max_tokens) == (0.5, 7, 100)
+    assert (message.role, message.stop_reason, message.stop_sequence) == ("assistant", "end_turn", None)
+    assert message.content[0].text == "You said <user>hello"
+    assert message.usage.input_tokens + message.usage.cache_read_input_tokens == len(request.prompt)
+    assert message.usage.output_tokens == 20
+
+
+async def test_the_official_client_follows_a_stream(client: anthropic.AsyncAnthropic) -> None:
+    texts = []
+    async with client.messages.stream(**BODY) as events:
+        async for text in events.text_stream:
+            texts.append(text)
+        message = await events.get_final_message()
+    assert len(texts) > 5 and "".join(texts) == message.content[0].text == "You said <user>hello"
+    assert (message.stop_reason, message.usage.output_tokens) == ("end_turn", 20)
+
+
+async def test_events_come_in_order(server: Server) -> None:
+    kinds = [event["type"] for event in await stream(server)]
+    assert list(dict.fromkeys(kinds)) == [
+        "message_start", "content_block_start", "content_block_delta", "content_block_stop",
+        "message_delta", "message_stop",
+    ]  # fmt: skip
+
+
+async def test_the_official_client_reads_a_forced_call(start: Start) -> None:
+    server = await start(FakeEngine(record=CALL))
+    async with make_client(server) as client:
+        message = await client.messages.create(**BODY, **FORCED)
+        async with client.messages.stream(**BODY, **FORCED) as events:
+            async for _ in events:
+                pass
+            streamed = await events.get_final_message()
+    assert server.engine.requests[-1].params.grammar.kind == "json_schema"
+    for one in (message, streamed):
+        (block,) = one.content
+        assert (one.stop_reason, block.type, block.name) == ("tool_use", "tool_use", "weather")
+        assert block.input == {"city": "Paris"}
+
+
+async def test_results_of_tools_reach_the_template(start: Start) -> None:
+    server = await start(FakeEngine(tokenizer=FakeTokenizer(knows_tools=True)))
+    use = {"type": "tool_use", "id": "toolu_1", "name": "weather", "input": {"city": "Paris"}}
+    result = {"type": "tool_result", "tool_use_id": "toolu_1", "content": [{"type": "text", "text": "sun"}]}
+    messages = [
+        *HELLO,
+        {"role": "assistant", "content": [{"type": "thinking", "thinking": "hm", "signature": "s"}, use]},
+        {"role": "user", "content": [result, {"type": "text", "text": "so?"}]},
+    ]
+    status, reply = await send(server, messages=messages, tools=[TOOL])
+    assert status == 200, reply
+    assert server.engine.requests[-1].prompt.endswith("<assistant>\n<tool>sun\n<user>so?\n<assistant>")
+
+
+async def test_a_schema_is_enforced(server: Server) -> None:
+    for field in ("output_config", "output_format"):
+        asked: dict[str, Any] = {"type": "json_schema", "schema": SCHEMA}
+        status, _ = await send(server, **{field: asked if field == "output_format" else {"format": asked}})
+        assert status == 200
+        assert server.engine.requests[-1].params.grammar.kind == "json_schema"
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason", "sequence"),
+    [({"max_tokens": 4}, "max_tokens", None), ({"stop_sequences": ["said"]}, "stop_sequence", "said")],
+)
+async def test_the_end_has_its_reason(
+    server: Server, fields: dict[str, Any], reason: str, sequence: str | None
+) -> None:
+    _, reply = await send(server, **fields)
+    end = next(event for event in await stream(server, **fields) if event["type"] == "message_delta")
+    for found in (reply, end["delta"]):
+        assert (found["stop_reason"], found["stop_sequence"]) == (reason, sequence)
+
+
+async def test_tokens_are_counted_without_generating(
+    client: anthropic.AsyncAnthropic, server: Server
+) -> None:
+    count = await client.messages.count_tokens(model="fake", messages=HELLO, system="be kind")
+    assert count.input_tokens == len("<system>be kind\n<user>hello\n<assistant>")
+    assert server.engine.requests == []
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"max_tokens": 0}, "max_tokens=0"),
+        ({"temperature": 1.5}, "temperature"),
+        ({"messages": [{"role": "system", "content": "x"}]}, "messages[0].role='system'"),
+        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "only text is supported"),
+        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "web_search"),
+        ({"tools": [TOOL], "tool_choice": {"type": "all"}}, "auto, any, none, tool"),
+        ({"mcp_servers": [{"url": "x"}]}, "mcp_servers is not supported"),
+        ({"response_format": {"type": "json_object"}}, "response_format is not a field"),
+        ({"guided_json": {}}, "guided_json"),
+        ({"output_format": {"type": "xml"}}, "json_schema"),
+    ],
+)
+async def test_what_cannot_be_honoured_is_refused(server: Server, fields: dict[str, Any], said: str) -> None:
+    status, reply = await send(server, **fields)
+    assert (status, reply["type"], reply["error"]["type"]) == (400, "error", "invalid_request_error"), reply
+    assert said in reply["error"]["message"]
+
+
+async def test_the_key_may_come_in_anthropics_header(start: Start) -> None:
+    server = await start(api_key=("secret",))
+    async with make_client(server, "secret") as right, make_client(server, "wrong") as wrong:
+        await right.messages.create(**BODY)
+        with pytest.raises(anthropic.AuthenticationError) as caught:
+            await wrong.messages.create(**BODY)
+    assert caught.value.body["error"]["type"] == "authentication_error"
+
+
+async def test_a_full_queue_is_overloaded(start: Start) -> None:
+    server = await start(FakeEngine(reject=EngineOverloaded("full", retry_after_s=3)))
+    for fields in ({}, {"stream": True}):
+        status, reply = await send(server, **fields)
+        assert (status, reply["error"]["type"]) == (503, "overloaded_error")
+
+
+async def test_an_error_in_a_stream_is_an_event(start: Start) -> None:
+    server = await start(FakeEngine(fail_after=(3, EngineDead("gone"))))
+    last = (await stream(server))[-1]
+    assert (last["type"], last["error"]["type"]) == ("error", "api_error")
