@@ -45,6 +45,10 @@ class AppConfig:
     admin_key: str | None = field(
         default=None, metadata={"help": "key of the admin routes, which are off without it"}
     )
+    max_requests_per_key: int | None = field(
+        default=None,
+        metadata={"help": "requests that each API key may have running or queued; more get a 429"},
+    )
     log_level: LogLevel = field(default="info", metadata={"help": "how much is logged to stderr"})
     max_body_bytes: int = field(default=32 * 2**20, metadata={"help": "largest request body"})
     shutdown_grace_s: float = field(
@@ -61,6 +65,10 @@ class AppConfig:
         _check_range(self, "max_body_bytes", 1024, 2**31)
         _check_range(self, "shutdown_grace_s", 0.0, 3600.0)
         _check_range(self, "keep_alive_s", 0.1, 3600.0)
+        if self.max_requests_per_key is not None:
+            _check_range(self, "max_requests_per_key", 1, 2**20)
+            if not self.api_key:
+                raise UsageError("max_requests_per_key needs api_key: without keys nobody is told apart")
         for key in (*self.api_key, *(() if self.admin_key is None else (self.admin_key,))):
             # Keys travel in a header, which carries neither spaces nor letters beyond ASCII.
             if not key or not key.isascii() or not key.isprintable() or " " in key:

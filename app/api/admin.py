@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from app.api.context import ApiContext, context_of
 from app.api.errors import ApiError
-from app.api.gate import is_one_of, read_key
+from app.api.gate import find_key, read_key
 
 
 class AbortBody(BaseModel):
@@ -30,7 +30,7 @@ def require_admin(request: Request, context: Annotated[ApiContext, Depends(conte
     if key is None:
         raise ApiError(404, f"there is no {request.method} {request.url.path}", code="route_not_found")
     given = read_key(request.headers.get("authorization", "").encode("latin-1"))
-    if not is_one_of(given, (key.encode(),)):
+    if not find_key(given, (key.encode(),)):
         raise ApiError(401, "this route needs the admin key", code="invalid_api_key")
     return context
 

@@ -27,7 +27,7 @@ router = APIRouter()
 async def create_message(body: MessagesRequest, request: Request, context: Context) -> Response:
     """Answer a conversation, in one piece or as a stream."""
     with own_names(RENAMED):
-        call, _ = await chat.prepare(make_chat_request(body), request.state.request_id, context, "msg_")
+        call, _ = await chat.prepare(make_chat_request(body), request.state.visit, context, "msg_")
     writer = MessageWriter(call.tools)
     if body.stream:
         keep_alive_s = context.config.keep_alive_s
@@ -48,7 +48,7 @@ async def count_tokens(body: CountRequest, request: Request, context: Context) -
     """How long the prompt of a message request is."""
     with own_names(RENAMED):
         chat_request = make_chat_request(body.as_request())
-        call, _ = await chat.prepare(chat_request, request.state.request_id, context, "msg_")
+        call, _ = await chat.prepare(chat_request, request.state.visit, context, "msg_")
     prompt = call.prompts[0]
     tokens = await context.engine.encode(prompt) if isinstance(prompt, str) else prompt
     return {"input_tokens": len(tokens)}

@@ -33,7 +33,13 @@ def make_api(context: ApiContext) -> FastAPI:
         raise no_route(request, known)
 
     add_error_handlers(app)
-    app.add_middleware(Gate, keys=accepted_keys(context.config), max_body_bytes=context.config.max_body_bytes)
+    config = context.config
+    app.add_middleware(
+        Gate,
+        keys=accepted_keys(config),
+        max_body_bytes=config.max_body_bytes,
+        max_requests_per_key=config.max_requests_per_key,
+    )
     return app
 
 

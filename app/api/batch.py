@@ -12,6 +12,7 @@ from app.api import chat, completions
 from app.api.context import ApiContext
 from app.api.errors import ApiError, describe_fields, to_api_error
 from app.api.protocol import ChatRequest, CompletionRequest
+from app.api.visit import Visit
 from engine import EngineDead, EngineError, EngineOverloaded
 from grammar import GrammarError
 
@@ -57,18 +58,18 @@ async def _answer(context: ApiContext, row: Json, request_id: str) -> Json:
     while True:
         try:
             if url == URLS[0]:
-                return await _chat(context, body, request_id)
-            return await _complete(context, body, request_id)
+                return await _chat(context, body, Visit(request_id))
+            return await _complete(context, body, Visit(request_id))
         except EngineOverloaded as error:
             # a batch has time
             await asyncio.sleep(error.retry_after_s)
 
 
-async def _chat(context: ApiContext, body: Any, request_id: str) -> Json:
-    call, echo = await chat.prepare(ChatRequest.model_validate(body), request_id, context)
+async def _chat(context: ApiContext, body: Any, visit: Visit) -> Json:
+    call, echo = await chat.prepare(ChatRequest.model_validate(body), visit, context)
     return chat.whole_reply(call, await call.finish(), echo)
 
 
-async def _complete(context: ApiContext, body: Any, request_id: str) -> Json:
-    call = await completions.prepare(CompletionRequest.model_validate(body), request_id, context)
+async def _complete(context: ApiContext, body: Any, visit: Visit) -> Json:
+    call = await completions.prepare(CompletionRequest.model_validate(body), visit, context)
     return completions.whole_reply(call, await completions.finish_all(call))

@@ -16,6 +16,7 @@ from app.api.context import ApiContext
 from app.api.errors import ApiError, to_api_error
 from app.api.protocol import GenerationFields
 from app.api.tools import ToolUse
+from app.api.visit import Visit
 from engine import RequestOutput, SamplingParams
 from grammar import GrammarError
 
@@ -27,6 +28,7 @@ class Call:
     """A validated request: prompts, sampling, and the ids and names that its reply carries."""
 
     context: ApiContext
+    visit: Visit
     body: GenerationFields
     reply_id: str
     model: str
@@ -56,6 +58,7 @@ class Call:
         try:
             async with aclosing(outputs):
                 async for output in outputs:
+                    self.visit.note(output)
                     yield _checked(output)
         except GrammarError as error:
             raise to_api_error(error, None if self.constraint is None else self.constraint.param) from error
@@ -79,9 +82,9 @@ def _checked(output: RequestOutput) -> RequestOutput:
     return output
 
 
-def make_reply_id(prefix: str, request_id: str, body: GenerationFields) -> str:
+def make_reply_id(prefix: str, visit: Visit, body: GenerationFields) -> str:
     """The id of the reply: the client's own request_id, or the one of its x-request-id header."""
-    given = body.request_id or request_id
+    given = body.request_id or visit.request_id
     # Two live requests must not share an id, and a client may send the same header twice.
     return f"{prefix}{given}-{uuid.uuid4().hex[:8]}"
 

@@ -20,6 +20,7 @@ from app.api.sampling import chat_sampling
 from app.api.sse import CLIENT_CLOSED_REQUEST, Emit, EventStream, unless_gone
 from app.api.tool_calls import make_message
 from app.api.tools import ToolUse, combine, read_tools
+from app.api.visit import Visit
 from engine import CompletionOutput, RequestOutput
 
 router = APIRouter()
@@ -30,7 +31,7 @@ async def create_chat_completion(
     body: ChatRequest, request: Request, context: Annotated[ApiContext, Depends(context_of)]
 ) -> Response:
     """Answer a conversation, in one piece or as a stream."""
-    call, echo = await prepare(body, request.state.request_id, context)
+    call, echo = await prepare(body, request.state.visit, context)
     if body.stream:
         return EventStream(lambda emit: stream(call, echo, emit), context.config.keep_alive_s)
     output = await unless_gone(request.receive, call.finish())
@@ -40,7 +41,7 @@ async def create_chat_completion(
 
 
 async def prepare(
-    body: ChatRequest, request_id: str, context: ApiContext, id_prefix: str = "chatcmpl-"
+    body: ChatRequest, visit: Visit, context: ApiContext, id_prefix: str = "chatcmpl-"
 ) -> tuple[Call, str]:
     """Check everything that costs nothing, then render and tokenise off the loop.
 
@@ -49,7 +50,7 @@ async def prepare(
     Raises:
         ApiError, InvalidRequest: the request cannot be served as asked.
     """
-    model = context.check_model(body.model)
+    model = visit.model = context.check_model(body.model)
     context.require_ready()
     tools = read_tools(body)
     constraint = combine(tools, read_constraint(body))
@@ -71,8 +72,8 @@ async def prepare(
         **read_template_kwargs(body.chat_template_kwargs),
     )
     echo = messages[-1]["content"] if body.echo and messages[-1]["role"] == "assistant" else ""
-    reply_id = make_reply_id(id_prefix, request_id, body)
-    return Call(context, body, reply_id, model, [prompt], sampling, constraint, tools), echo
+    reply_id = make_reply_id(id_prefix, visit, body)
+    return Call(context, visit, body, reply_id, model, [prompt], sampling, constraint, tools), echo
 
 
 async def show_tools(tools: ToolUse | None, context: ApiContext) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from app.api.protocol import CompletionRequest
 from app.api.sampling import completion_sampling, read_prompts
 from app.api.sse import CLIENT_CLOSED_REQUEST, Emit, EventStream, unless_gone
 from app.api.tokens import encode_bare
+from app.api.visit import Visit
 from engine import CompletionOutput, RequestOutput
 
 router = APIRouter()
@@ -30,7 +31,7 @@ async def create_completion(
     body: CompletionRequest, request: Request, context: Annotated[ApiContext, Depends(context_of)]
 ) -> Response:
     """Continue one text or several, in one piece or as a stream."""
-    call = await prepare(body, request.state.request_id, context)
+    call = await prepare(body, request.state.visit, context)
     if body.stream:
         return EventStream(lambda emit: stream(call, emit), context.config.keep_alive_s)
     outputs = await unless_gone(request.receive, finish_all(call))
@@ -39,13 +40,13 @@ async def create_completion(
     return JSONResponse(whole_reply(call, outputs))
 
 
-async def prepare(body: CompletionRequest, request_id: str, context: ApiContext) -> Call:
+async def prepare(body: CompletionRequest, visit: Visit, context: ApiContext) -> Call:
     """Check the request and tokenise its prompts off the loop.
 
     Raises:
         ApiError, InvalidRequest: the request cannot be served as asked.
     """
-    model = context.check_model(body.model)
+    model = visit.model = context.check_model(body.model)
     context.require_ready()
     constraint = read_constraint(body)
     sampling = completion_sampling(body, constraint)
@@ -55,8 +56,8 @@ async def prepare(body: CompletionRequest, request_id: str, context: ApiContext)
         raise ApiError(400, message, "n", "invalid_value")
     if body.add_special_tokens is False:
         prompts = [p if isinstance(p, list) else await encode_bare(p, context) for p in prompts]
-    reply_id = make_reply_id("cmpl-", request_id, body)
-    return Call(context, body, reply_id, model, prompts, sampling, constraint)
+    reply_id = make_reply_id("cmpl-", visit, body)
+    return Call(context, visit, body, reply_id, model, prompts, sampling, constraint)
 
 
 async def finish_all(call: Call) -> list[RequestOutput]:

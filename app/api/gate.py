@@ -1,4 +1,4 @@
-"""Gate: the ASGI layer around every route, the page included. Keys, request ids, body size.
+"""Gate: the ASGI layer around every route, the page included. Keys, request ids, body size, the log.
 
 With keys set, everything but /health asks for one. A program sends `Authorization: Bearer KEY` or
 `x-api-key: KEY`; a browser asks its user (Basic: any name, a key as password) and then sends it with every
@@ -11,29 +11,49 @@ from __future__ import annotations
 
 import base64
 import binascii
+import logging
 import re
 import secrets
 import uuid
-from collections.abc import Iterable, MutableMapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, MutableMapping
+from contextlib import contextmanager
 from typing import Any
 
 from fastapi import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.api.errors import ApiError
+from app.api.visit import Visit
+
+logger = logging.getLogger("troupe.requests")
 
 OPEN_PATHS = frozenset(("/health", "/ping"))
 REQUEST_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
+MAX_LOGGED_PATH = 200
 Headers = dict[bytes, bytes]
 
 
 class Gate:
-    """Lets a request through when its key and size are right, and names it."""
+    """Lets a request through when its key and size are right, names it, and logs its end.
 
-    def __init__(self, app: ASGIApp, keys: Iterable[str] = (), max_body_bytes: int = 32 * 2**20) -> None:
+    Args:
+        keys: what opens the gate; none: everybody may pass.
+        max_requests_per_key: requests to /v1 that one key may have open at a time; None: any number.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        keys: Iterable[str] = (),
+        max_body_bytes: int = 32 * 2**20,
+        max_requests_per_key: int | None = None,
+    ) -> None:
         self.app = app
         self.keys = tuple(key.encode() for key in keys)
         self.max_body_bytes = max_body_bytes
+        self.max_requests_per_key = max_requests_per_key
+        self._num_open: Counter[int] = Counter()  # by the number of the key
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -41,25 +61,52 @@ class Gate:
                 await self.app(scope, receive, send)
             return
         headers: Headers = dict(scope["headers"])
-        request_id = _read_request_id(headers)
-        _state_of(scope)["request_id"] = request_id
-        send = _with_header(send, b"x-request-id", request_id.encode())
+        visit = Visit(_read_request_id(headers))
+        _state_of(scope)["visit"] = visit
+        send = _watched(send, visit)
+        is_work = scope["method"] == "POST" and scope["path"].startswith("/v1/")
         try:
             if scope["path"] not in OPEN_PATHS:
-                self._check_key(headers)
+                visit.key_number = self._find_key(headers)
             self._check_length(headers)
+            with self._counted(visit.key_number if is_work else 0):
+                await self.app(scope, self._bounded(receive), send)
         except ApiError as error:
             await error.answer(scope["path"])(scope, receive, send)
-            return
-        await self.app(scope, self._bounded(receive), send)
+        finally:
+            if is_work or visit.status >= 400:
+                logger.log(logging.INFO if is_work else logging.DEBUG, "%s", _describe(visit, scope))
 
-    def _check_key(self, headers: Headers) -> None:
+    def _find_key(self, headers: Headers) -> int:
+        """The number of the request's key, counted from 1; 0 when none is needed."""
         if not self.keys:
-            return
+            return 0
         given = headers.get(b"x-api-key") or read_key(headers.get(b"authorization", b""))
-        if not is_one_of(given, self.keys):
+        number = find_key(given, self.keys)
+        if not number:
             what = "the API key is wrong" if given else "an API key is needed: send Authorization: Bearer KEY"
             raise ApiError(401, what, code="invalid_api_key")
+        return number
+
+    @contextmanager
+    def _counted(self, key_number: int) -> Iterator[None]:
+        """Count a request of a key while it is open.
+
+        Raises:
+            ApiError: 429 when the key has as many as it may.
+        """
+        limit = self.max_requests_per_key
+        if not key_number or limit is None:
+            yield
+            return
+        if self._num_open[key_number] >= limit:
+            message = f"this key has {limit} requests open, as many as it may; try again when one has ended"
+            raise ApiError(429, message, code="too_many_requests", retry_after_s=1)
+        self._num_open[key_number] += 1
+        try:
+            yield
+        finally:
+            self._num_open[key_number] -= 1
 
     def _check_length(self, headers: Headers) -> None:
         length = headers.get(b"content-length", b"0")
@@ -94,10 +141,10 @@ def _read_request_id(headers: Headers) -> str:
     return given if REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
 
 
-def is_one_of(given: bytes, keys: Iterable[bytes]) -> bool:
-    """Compare with every key, in constant time: how long it takes says nothing about any of them."""
+def find_key(given: bytes, keys: Iterable[bytes]) -> int:
+    """Number of the key, counted from 1, or 0; in constant time: how long it takes says nothing about any key."""
     matches = [secrets.compare_digest(given, key) for key in keys]
-    return any(matches)
+    return matches.index(True) + 1 if any(matches) else 0
 
 
 def read_key(authorization: bytes) -> bytes:
@@ -119,10 +166,19 @@ def _state_of(scope: Scope) -> MutableMapping[str, Any]:
     return state
 
 
-def _with_header(send: Send, name: bytes, value: bytes) -> Send:
-    async def send_with_header(message: Message) -> None:
+def _describe(visit: Visit, scope: Scope) -> str:
+    # a path is what a client typed: it must not be able to write lines of its own
+    return visit.describe(scope["method"], scope["path"][:MAX_LOGGED_PATH].encode("unicode_escape").decode())
+
+
+def _watched(send: Send, visit: Visit) -> Send:
+    """Remember the status, and send the request's id along."""
+
+    async def send_watched(message: Message) -> None:
         if message["type"] == "http.response.start":
-            message["headers"] = [*message.get("headers", ()), (name, value)]
+            visit.status = message["status"]
+            header = (b"x-request-id", visit.request_id.encode())
+            message["headers"] = [*message.get("headers", ()), header]
         await send(message)
 
-    return send_with_header
+    return send_watched

@@ -29,7 +29,7 @@ async def create_response(
 ) -> Response:
     """Answer an input, in one piece or as a stream."""
     with own_names(RENAMED):
-        call, _ = await chat.prepare(make_chat_request(body), request.state.request_id, context, "resp_")
+        call, _ = await chat.prepare(make_chat_request(body), request.state.visit, context, "resp_")
     writer = ResponseWriter(lambda *parts: describe(call, body, *parts), call.tools)
     if body.stream:
         keep_alive_s = context.config.keep_alive_s

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
+import logging
 from dataclasses import replace
 
 import pytest
 
 from engine import EngineConfig
-from tests.app.api.harness import CHAT, Server, Start
+from tests.app.api.harness import CHAT, Server, Start, until
 from tests.fakes import FakeEngine
 
 GUARDED = ["/v1/models", "/version", "/metrics", "/openapi.json", "/v1/nothing", "/"]
@@ -169,3 +171,35 @@ async def test_an_admin_key_alone_does_not_close_the_api(start: Start) -> None:
     server = await start(admin_key="boss")
     assert (await server.chat())[0] == 200
     assert (await server.post("/reset_prefix_cache", {}))[0] == 401
+
+
+async def test_a_key_has_as_many_requests_open_as_it_may(start: Start) -> None:
+    hold = asyncio.Event()
+    engine = FakeEngine(hold=hold)
+    server = await start(engine, api_key=("a", "b"), max_requests_per_key=1)
+    mine, other = {"Authorization": "Bearer a"}, {"Authorization": "Bearer b"}
+    first = asyncio.ensure_future(server.post("/v1/chat/completions", CHAT, headers=mine))
+    await until(lambda: len(engine.requests) == 1)
+    async with server.client.post(server.url + "/v1/chat/completions", json=CHAT, headers=mine) as refused:
+        assert (refused.status, refused.headers["Retry-After"]) == (429, "1")
+        assert (await refused.json())["error"]["type"] == "rate_limit_error"
+    second = asyncio.ensure_future(server.post("/v1/chat/completions", CHAT, headers=other))
+    await until(lambda: len(engine.requests) == 2)
+    hold.set()
+    assert [status for status, _ in await asyncio.gather(first, second)] == [200, 200]
+    assert (await server.post("/v1/chat/completions", CHAT, headers=mine))[0] == 200
+
+
+async def test_every_request_leaves_one_line_without_its_words(
+    server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "troupe.requests")
+    await server.post("/v1/chat/completions", CHAT, headers={"x-request-id": "mine"})
+    await server.stream("/v1/chat/completions", CHAT)
+    await server.post("/v1/%0aFAKE", {})
+    await until(lambda: len(caplog.messages) == 3)
+    whole, streamed, wrong = caplog.messages
+    assert whole.startswith("POST /v1/chat/completions 200 id=mine model=fake prompt_tokens=")
+    for line in (whole, streamed):
+        assert " output_tokens=20 finish=stop " in line and "total_ms=" in line and "hello" not in line
+    assert wrong.startswith("POST /v1/\\nFAKE 404 id=")
