@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import SimpleNamespace
 from typing import Any
 
 from engine import (
@@ -67,6 +66,19 @@ class FakeTokenizer:
         return lines.rstrip("\n") if continue_final_message else lines + "<assistant>" * add_generation_prompt
 
 
+@dataclass(frozen=True)
+class FakeWorkerConfig:
+    device: str = "cpu"
+    dtype: str = "float32"
+
+
+@dataclass(frozen=True)
+class FakeResolvedConfig:
+    max_model_len: int = 2048
+    notices: tuple[str, ...] = ()
+    worker: FakeWorkerConfig = FakeWorkerConfig()
+
+
 @dataclass
 class FakeRequest:
     """What one call of `generate` was given, and how it ended."""
@@ -111,10 +123,8 @@ class FakeEngine:
         return self.config.model_name
 
     @property
-    def resolved(self) -> Any:
-        return SimpleNamespace(
-            max_model_len=2048, notices=(), worker=SimpleNamespace(device="cpu", dtype="float32")
-        )
+    def resolved(self) -> FakeResolvedConfig:
+        return FakeResolvedConfig()
 
     async def start(self) -> None:
         self.state = "ready"

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Request
 from pydantic import BaseModel, ConfigDict, Field
 
+from app import __version__
 from app.api.context import ApiContext, context_of
 from app.api.errors import ApiError
 from app.api.gate import find_key, read_key
@@ -28,7 +30,9 @@ def require_admin(request: Request, context: Annotated[ApiContext, Depends(conte
     """
     key = context.config.admin_key
     if key is None:
-        raise ApiError(404, f"there is no {request.method} {request.url.path}", code="route_not_found")
+        raise ApiError(
+            404, "admin routes are off; the server was started without an admin key", code="route_not_found"
+        )
     given = read_key(request.headers.get("authorization", "").encode("latin-1"))
     if not find_key(given, (key.encode(),)):
         raise ApiError(401, "this route needs the admin key", code="invalid_api_key")
@@ -37,6 +41,21 @@ def require_admin(request: Request, context: Annotated[ApiContext, Depends(conte
 
 router = APIRouter()
 Context = Annotated[ApiContext, Depends(require_admin)]
+
+
+@router.get("/server_info")
+async def show_server(context: Context) -> dict[str, Any]:
+    """What the server made of its settings; keys are left out."""
+    context.require_ready()
+    hidden = {"api_key", "admin_key"}
+    settings = {name: value for name, value in asdict(context.config).items() if name not in hidden}
+    return {
+        "version": __version__,
+        "model": context.engine.model_name,
+        "engine": asdict(context.engine.resolved),
+        "app": settings,
+        "timeline": [{"phase": phase, "seconds": round(s, 3)} for phase, s in context.engine.timeline],
+    }
 
 
 @router.post("/reset_prefix_cache")

@@ -13,6 +13,7 @@ from app.api import admin, anthropic, chat, completions, models, responses, toke
 from app.api.context import ApiContext
 from app.api.errors import ApiError, add_error_handlers
 from app.api.gate import Gate
+from app.api.openapi import make_openapi
 from app.config import AppConfig
 
 ALL_METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
@@ -32,6 +33,8 @@ def make_api(context: ApiContext) -> FastAPI:
         """Without this the page's own 404 would answer, in a form no API client reads."""
         raise no_route(request, known)
 
+    # the documented way to change the description is to put another function in its place
+    app.openapi = lambda: make_openapi(app)  # type: ignore[method-assign]
     add_error_handlers(app)
     config = context.config
     app.add_middleware(
@@ -51,8 +54,14 @@ def accepted_keys(config: AppConfig) -> tuple[str, ...]:
 
 def no_route(request: Request, known: Sequence[BaseRoute]) -> ApiError:
     """404, or 405 when the path exists for another method."""
-    if any(route.matches(request.scope)[0] is Match.PARTIAL for route in known):
-        return ApiError(
-            405, f"{request.method} is not allowed on {request.url.path}", code="method_not_allowed"
-        )
-    return ApiError(404, f"there is no {request.method} {request.url.path}", code="route_not_found")
+    # without the first slash: a message loses whatever looks like a path of this machine
+    path = request.url.path.lstrip("/")[:200]
+    allowed = ", ".join(
+        method
+        for method in ALL_METHODS
+        if any(route.matches({**request.scope, "method": method})[0] is Match.FULL for route in known)
+    )
+    if allowed:
+        message = f"{request.method} is not allowed on {path}; it takes {allowed}"
+        return ApiError(405, message, code="method_not_allowed", headers={"Allow": allowed})
+    return ApiError(404, f"there is no route {path} for {request.method}", code="route_not_found")

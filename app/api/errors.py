@@ -64,6 +64,7 @@ class ApiError(Exception):
         code: str | None = None,
         retry_after_s: float | None = None,
         details: Mapping[str, Any] | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(message)
         self.status = status
@@ -71,6 +72,7 @@ class ApiError(Exception):
         self.code = code
         self.retry_after_s = retry_after_s
         self.details = dict(details or {})
+        self.headers = dict(headers or {})
 
     @property
     def body(self) -> dict[str, Any]:
@@ -91,7 +93,7 @@ class ApiError(Exception):
 
     def answer(self, path: str = "") -> Response:
         """The answer on the given path; /v1/messages has its own form of errors."""
-        headers = {}
+        headers = dict(self.headers)
         if self.retry_after_s is not None:
             headers["Retry-After"] = str(max(1, math.ceil(self.retry_after_s)))
         if self.status == 401:

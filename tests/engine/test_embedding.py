@@ -185,15 +185,18 @@ def test_ctrl_c_ends_the_program_at_any_moment(way: str, delay_s: float, checkpo
         """,
     }
     code = f"MODEL = {str(checkpoint)!r}\n" + textwrap.dedent(programs[way])
-    process = subprocess.Popen(
+    with subprocess.Popen(
         [sys.executable, "-W", "error", "-c", code],
         cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ,
-    )  # fmt: skip
-    assert process.stdout is not None
-    assert process.stdout.readline() == "up\n"
-    time.sleep(delay_s)
-    process.send_signal(signal.SIGINT)
-    _, stderr = process.communicate(timeout=15)
+    ) as process:  # fmt: skip
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "up\n"
+            time.sleep(delay_s)
+            process.send_signal(signal.SIGINT)
+            _, stderr = process.communicate(timeout=60)
+        finally:
+            process.kill()  # does nothing to one that has ended
     assert process.returncode in (-signal.SIGINT, 1, 130)
     assert "KeyboardInterrupt" in stderr
     for sign in ("Warning", "never retrieved", "never awaited", "was destroyed", "Exception ignored"):

@@ -203,3 +203,31 @@ async def test_every_request_leaves_one_line_without_its_words(
     for line in (whole, streamed):
         assert " output_tokens=20 finish=stop " in line and "total_ms=" in line and "hello" not in line
     assert wrong.startswith("POST /v1/\\nFAKE 404 id=")
+
+
+async def test_a_wrong_method_is_told_the_right_one(server: Server) -> None:
+    async with server.client.put(server.url + "/v1/chat/completions", json=CHAT) as response:
+        assert (response.status, response.headers["Allow"]) == (405, "POST")
+        message = (await response.json())["error"]["message"]
+    assert message == "PUT is not allowed on v1/chat/completions; it takes POST"
+
+
+async def test_the_admin_sees_what_became_of_the_settings(start: Start) -> None:
+    server = await start(admin_key="boss", shutdown_grace_s=7.0)
+    async with server.client.get(server.url + "/server_info") as response:
+        assert response.status == 401
+    headers = {"Authorization": "Bearer boss"}
+    async with server.client.get(server.url + "/server_info", headers=headers) as response:
+        reply = await response.json()
+    assert (response.status, reply["model"], reply["app"]["shutdown_grace_s"]) == (200, "fake", 7.0)
+    assert "boss" not in str(reply)
+
+
+async def test_the_description_names_every_error_and_no_other(server: Server) -> None:
+    async with server.client.get(server.url + "/openapi.json") as response:
+        paths = (await response.json())["paths"]
+    assert "/v1/messages" in paths and "/metrics" in paths
+    for operations in paths.values():
+        for method, operation in operations.items():
+            assert "422" not in operation["responses"] and {"401", "503"} <= operation["responses"].keys()
+            assert method == "get" or {"400", "413", "429", "504"} <= operation["responses"].keys()

@@ -1,0 +1,70 @@
+"""make_openapi: the API's own description, with the answers that FastAPI does not know of."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+
+Json = dict[str, Any]
+
+ERRORS = {
+    "400": "The request cannot be served as asked; the message names the field, its value and what is allowed.",
+    "401": "A key is needed, or the one that came is wrong.",
+    "404": "There is no such model or route.",
+    "413": "The body is larger than the server takes.",
+    "429": "This key has as many requests open as it may; Retry-After says when to try again.",
+    "500": "The engine failed with this request in it.",
+    "503": "The queue is full, or the engine is starting or restarting; Retry-After says when to try again.",
+    "504": "The request's own deadline has passed.",
+}
+OF_WATCHING = ("401", "404", "500", "503")  # what a GET may answer
+ERROR_SCHEMA: Json = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {
+        "type": {"const": "error", "description": "on /v1/messages"},
+        "error": {
+            "type": "object",
+            "required": ["message", "type"],
+            "properties": {
+                "message": {"type": "string"},
+                "type": {"type": "string"},
+                "param": {"type": ["string", "null"]},
+                "code": {"type": ["string", "null"]},
+            },
+        },
+    },
+}
+STREAMING = ("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses")
+WATCHING = ("/health", "/ping")
+
+
+def make_openapi(app: FastAPI) -> Json:
+    """The document of GET /openapi.json; made once and kept by the app."""
+    if app.openapi_schema is None:
+        document = get_openapi(title=app.title, version=app.version, routes=app.routes)
+        components = document.setdefault("components", {})
+        components.setdefault("schemas", {})["Error"] = ERROR_SCHEMA
+        components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+        document["security"] = [{}, {"key": []}]
+        for path, methods in document["paths"].items():
+            for method, operation in methods.items():
+                _complete(path, method, operation["responses"])
+        app.openapi_schema = document
+    return app.openapi_schema
+
+
+def _complete(path: str, method: str, responses: Json) -> None:
+    """Name the answers of one operation."""
+    responses.pop("422", None)  # FastAPI's status for wrong fields; ours is 400
+    error = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
+    for status in ERRORS if method == "post" else OF_WATCHING:
+        responses[status] = {"description": ERRORS[status], "content": error}
+    if path in STREAMING:
+        responses["200"]["content"]["text/event-stream"] = {}
+    elif path == "/metrics":
+        responses["200"]["content"] = {"text/plain": {"schema": {"type": "string"}}}
+    elif path in WATCHING:
+        responses["503"] = {**responses["200"], "description": "The engine does not take requests."}
