@@ -184,7 +184,9 @@ def test_ctrl_c_ends_the_program_at_any_moment(way: str, delay_s: float, checkpo
                 llm.generate("hello", SamplingParams(max_tokens=900, ignore_eos=True), use_tqdm=False)
         """,
     }
-    code = f"MODEL = {str(checkpoint)!r}\n" + textwrap.dedent(programs[way])
+    # a shell's background job ignores Ctrl-C and hands that down
+    head = "import signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n"
+    code = f"{head}MODEL = {str(checkpoint)!r}\n" + textwrap.dedent(programs[way])
     with subprocess.Popen(
         [sys.executable, "-W", "error", "-c", code],
         cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ,
