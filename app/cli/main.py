@@ -7,6 +7,7 @@ import difflib
 import gc
 import importlib
 import io
+import os
 import re
 import sys
 import time
@@ -56,6 +57,7 @@ def main(argv: Sequence[str]) -> int:
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         code = dispatch(list(argv), start)
+        sys.stdout.flush()  # a full disk is noticed here at the latest
         # what is left is about to be dropped as a whole: spare the interpreter's last search through it
         gc.freeze()
         return code
@@ -67,6 +69,21 @@ def main(argv: Sequence[str]) -> int:
         return EXIT_FAILURE
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        return EXIT_FAILURE  # whoever read our output has gone; nobody is left to be told
+    except OSError as error:
+        complain(f"{error.filename or 'the output'}: {error.strerror or error}")
+        return EXIT_FAILURE
+    finally:
+        drop_broken_output()
+
+
+def drop_broken_output() -> None:
+    """Keep the interpreter from a last complaint about output that cannot be written."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def dispatch(argv: list[str], start: float) -> int:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -204,3 +206,26 @@ def test_a_space_serves_every_interface() -> None:
     assert make_arguments({"SYSTEM": "spaces"}) == ["serve", "--host", "0.0.0.0", "--port", "7860"]
     on_zero = make_arguments({"SYSTEM": "spaces", "SPACES_ZERO_GPU": "true"})
     assert on_zero[-2:] == ["--device", "cpu"]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+def test_a_full_disk_is_one_line_and_exit_code_1() -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "app", "--version"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert (done.returncode, done.stderr) == (1, "troupe: the output: No space left on device\n")
+
+
+def test_a_reader_that_has_gone_is_no_traceback() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-m", "app", "--help"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == ""
+    assert process.returncode in (0, 1)
