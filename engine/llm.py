@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from tqdm import tqdm
 
-from engine.config import DEMO_MODEL, EngineConfig
+from engine.config import DEMO_MODEL, EngineConfig, ResolvedConfig
 from engine.engine import Engine
 from engine.errors import InvalidRequest
 from engine.intake import Prompt
@@ -59,6 +59,11 @@ class LLM:
     @property
     def tokenizer(self) -> Tokenizer | None:
         return self._engine.tokenizer
+
+    @property
+    def resolved(self) -> ResolvedConfig:
+        """What became of the settings."""
+        return self._engine.resolved
 
     def generate(
         self,

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import gc
 import importlib
 import io
 import os
-import re
 import sys
 import time
 from collections.abc import Sequence
-from typing import NoReturn
 
 from app import __version__
 from app.cli.failure import Failure
+from app.cli.parser import Parser
 from app.config import UsageError
 
 # verb -> (module, summary); a module is imported when its verb is used, because some take seconds
@@ -25,28 +23,12 @@ VERBS = {
     "complete": ("app.cli.complete", "continue one text"),
     "extract": ("app.cli.extract", "turn text files into JSON records that fit a schema"),
     "grammar": ("app.cli.grammar", "explain how a schema is enforced, and test instances against it"),
+    "bench": ("app.cli.bench", "measure latency, throughput, serving, start-up, and the machine's limits"),
     "run-batch": ("app.cli.run_batch", "answer the rows of an OpenAI batch file"),
 }
 EXIT_FAILURE = 1
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
-
-
-class Parser(argparse.ArgumentParser):
-    """An ArgumentParser that says what is wrong in one line."""
-
-    def error(self, message: str) -> NoReturn:
-        """Raise, instead of printing the usage and leaving."""
-        raise UsageError(self._explain(message))
-
-    def _explain(self, message: str) -> str:
-        unknown = re.match(r"unrecognized arguments: (\S+)", message)
-        if unknown is None:
-            return message
-        flag = unknown.group(1)
-        close = difflib.get_close_matches(flag.split("=")[0], self._option_string_actions, n=1)
-        hint = f"; did you mean {close[0]}?" if close else ""
-        return f"unknown argument {flag}{hint} (--help lists them all)"
 
 
 def main(argv: Sequence[str]) -> int:

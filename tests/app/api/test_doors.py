@@ -220,6 +220,7 @@ async def test_the_admin_sees_what_became_of_the_settings(start: Start) -> None:
     async with server.client.get(server.url + "/server_info", headers=headers) as response:
         reply = await response.json()
     assert (response.status, reply["model"], reply["app"]["shutdown_grace_s"]) == (200, "fake", 7.0)
+    assert reply["runtime"] == {"ops": "none"}
     assert "boss" not in str(reply)
 
 

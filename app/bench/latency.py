@@ -1,0 +1,146 @@
+"""`bench latency`: one batch again and again, its latency, and prefill and decode told apart.
+
+python -m app bench latency --shape qwen3-0.6b --dtype bfloat16 --input-len 128 --output-len 64 --batch-size 16
+python -m app bench latency ... --roofline --peer transformers
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from tqdm import tqdm
+
+from app.bench.compare import Cell, measure
+from app.bench.roofline import Roofline, measure_roofline
+from app.bench.runners import PEERS, Runner, TroupeRunner, make_peer
+from app.bench.settings import (
+    add_engine_flags,
+    as_settings,
+    bytes_per_value,
+    engine_settings,
+    fit,
+    read_model_config,
+    write_json,
+)
+from app.bench.shapes import Footprint
+from app.bench.spread import percentiles, ratio
+from app.bench.workload import check_range, make_random
+from app.config import UsageError
+from engine import EngineConfig
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """vLLM's flags, the peers and the roofline."""
+    parser.add_argument("--input-len", "--input-tokens", type=int, default=32, help="tokens of a prompt (32)")
+    parser.add_argument(
+        "--output-len", "--output-tokens", type=int, default=128, help="tokens of an answer (128)"
+    )
+    parser.add_argument("--batch-size", type=int, default=8, help="requests at once (8)")
+    parser.add_argument("--num-iters-warmup", type=int, default=2, help="rounds that do not count (2)")
+    parser.add_argument("--num-iters", type=int, default=5, help="rounds (5)")
+    parser.add_argument("--peer", action="append", choices=PEERS, default=[], help="do the same with a peer")
+    parser.add_argument("--roofline", action="store_true", help="measure what the machine could do at most")
+    add_engine_flags(parser)
+
+
+def run(arguments: argparse.Namespace, start: float) -> int:
+    """Measure and print.
+
+    Raises:
+        UsageError: a flag outside its range, or a peer that is not here.
+    """
+    for name, high in (
+        ("input_len", 10**6),
+        ("output_len", 10**6),
+        ("batch_size", 4096),
+        ("num_iters", 10**6),
+    ):
+        check_range(arguments, name, 2 if name == "output_len" else 1, high)
+    check_range(arguments, "num_iters_warmup", 0, 10**6)
+    with engine_settings(arguments, enable_prefix_caching=False) as config:
+        figures = measure_all(arguments, config)
+        write_json(arguments.output_json, config, figures)
+    return 0
+
+
+def measure_all(arguments: argparse.Namespace, config: EngineConfig) -> dict[str, Any]:
+    """Load ours and the peers, run them, print a table; returns the figures."""
+    model = read_model_config(config)
+    num, length = arguments.batch_size, arguments.input_len + arguments.output_len
+    if config.enable_prefix_caching:
+        raise UsageError(
+            "--enable-prefix-caching would make the second round measure the cache: leave it off"
+        )
+    config = fit(config, num, num * length, length)
+    jobs = make_random(num, arguments.input_len, arguments.output_len, 0, model["vocab_size"], 0)
+    ours = TroupeRunner(as_settings(config))
+    runners: list[Runner] = [ours]
+    roofs: list[Roofline] = []
+    try:
+        worker = ours.llm.resolved.worker
+        runners += [make_peer(name, config, worker.num_threads) for name in arguments.peer]
+        num_rounds = arguments.num_iters_warmup + arguments.num_iters
+        with tqdm(total=num_rounds, unit="round", leave=False) as bar:
+
+            def finish_round() -> None:
+                if arguments.roofline and worker.device == "cpu":
+                    roofs.append(measure_roofline(DTYPES[worker.dtype], worker.num_threads))
+                bar.update()
+
+            cells = measure(runners, jobs, arguments.num_iters, arguments.num_iters_warmup, finish_round)
+    finally:
+        for runner in runners:
+            runner.close()
+    bound = make_bound(roofs, model, arguments, config)
+    print("\n".join(report(cells, num, bound)))
+    figures: dict[str, Any] = {"cells": [describe(cell) for cell in cells]}
+    return figures if bound is None else figures | {"bound_step_ms": bound[0] * 1000, "roofline": bound[1]}
+
+
+def make_bound(
+    roofs: list[Roofline], model: dict[str, Any], arguments: argparse.Namespace, config: EngineConfig
+) -> tuple[float, str] | None:
+    """Seconds of a decode step at best, by the best of the measured roofs, and that roof in words."""
+    if not roofs:
+        return None
+    best = max(roofs, key=lambda roof: roof.all_threads)
+    context = arguments.input_len + arguments.output_len // 2
+    footprint = Footprint.from_config(model)
+    size = 1 if config.quantization == "int8" else bytes_per_value(config)
+    return best.step_time(footprint, arguments.batch_size, context, size), best.describe()
+
+
+def report(cells: list[Cell], batch_size: int, bound: tuple[float, str] | None) -> Iterator[str]:
+    """The table, line by line; `?` marks a cell whose repeats lie far apart."""
+    yield f"{'':14}{'latency s':>28}{'prefill tok/s':>30}{'decode tok/s':>30}"
+    for cell in cells:
+        yield f"{cell.name:14}{cell.latency_s!s:>28}{cell.prefill_rate!s:>30}{cell.decode_rate!s:>30}"
+    ours = cells[0]
+    for cell in cells[1:]:
+        prefill, decode = (
+            ratio(ours.prefill_rate, cell.prefill_rate),
+            ratio(ours.decode_rate, cell.decode_rate),
+        )
+        yield f"{'over ' + cell.name:14}{'':>28}{prefill!s:>30}{decode!s:>30}"
+    points = percentiles(ours.latency_s.values)
+    yield "latency " + "  ".join(f"{name} {value:.4f}" for name, value in points.items()) + " s"
+    if bound is not None:
+        step_s, words = bound
+        best = batch_size / step_s
+        shares = "  ".join(f"{cell.name} {cell.decode_rate.median / best:.2f}" for cell in cells)
+        yield f"{words}: a step takes {step_s * 1000:.2f} ms at least, {best:.1f} tok/s; share: {shares}"
+
+
+def describe(cell: Cell) -> dict[str, Any]:
+    """A cell for JSON."""
+    return {
+        "name": cell.name,
+        "latency_s": cell.latency_s.values,
+        "prefill_tokens_per_s": cell.prefill_rate.values,
+        "decode_tokens_per_s": cell.decode_rate.values,
+    }

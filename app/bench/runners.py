@@ -1,0 +1,124 @@
+"""Runners: engines that can do the same offline work, ours and its peers."""
+
+from __future__ import annotations
+
+import importlib
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Protocol
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from app.bench.workload import Job
+from app.config import UsageError
+from engine import LLM, EngineConfig, SamplingParams
+from grammar import GrammarSpec
+
+PEERS = ("transformers", "llama.cpp")
+
+
+class Runner(Protocol):
+    """An engine with a model in it."""
+
+    name: str
+
+    def run(self, jobs: Sequence[Job]) -> float:
+        """Do all jobs, every token of them, and return the seconds it took."""
+        ...
+
+    def close(self) -> None:
+        """Give the memory back."""
+        ...
+
+
+class TroupeRunner:
+    """Our engine, through `LLM.generate`."""
+
+    name = "troupe"
+
+    def __init__(
+        self, settings: dict[str, Any], grammar: GrammarSpec | None = None, temperature: float = 0.0
+    ) -> None:
+        self.llm = LLM(**settings)
+        self._params = SamplingParams(temperature=temperature, ignore_eos=True, seed=0, grammar=grammar)
+
+    def run(self, jobs: Sequence[Job]) -> float:
+        """As `Runner.run`."""
+        params = [replace(self._params, max_tokens=job.max_tokens) for job in jobs]
+        start = time.perf_counter()
+        outputs = self.llm.generate([job.prompt_token_ids for job in jobs], params, use_tqdm=False)
+        spent = time.perf_counter() - start
+        for job, output in zip(jobs, outputs, strict=True):
+            num_tokens = len(output.outputs[0].token_ids)
+            if self._params.grammar is None and num_tokens != job.max_tokens:
+                raise RuntimeError(f"an answer has {num_tokens} tokens instead of {job.max_tokens}")
+        return spent
+
+    def close(self) -> None:
+        """As `Runner.close`."""
+        self.llm.close()
+
+
+class TransformersRunner:
+    """`generate` of transformers on one batch, which is what it offers to whoever has no server."""
+
+    name = "transformers"
+
+    def __init__(self, config: EngineConfig, num_threads: int) -> None:
+        self._num_threads = num_threads
+        dtype = {"bfloat16": torch.bfloat16, "float16": torch.float16}.get(config.dtype, torch.float32)
+        device = "cuda" if config.device == "cuda" else "cpu"
+        if config.load_format == "dummy":
+            shape = AutoConfig.from_pretrained(config.model)
+            with torch.device(device):
+                model = AutoModelForCausalLM.from_config(shape, dtype=dtype)
+        else:
+            model = AutoModelForCausalLM.from_pretrained(config.model, dtype=dtype)
+            model.to(device)  # type: ignore[arg-type]  # its wrapper hides the signature
+        self.model = model.eval()
+        self.model.generation_config.eos_token_id = None
+
+    @torch.inference_mode()
+    def run(self, jobs: Sequence[Job]) -> float:
+        """As `Runner.run`; every prompt and every answer must have one length."""
+        lengths = {(len(job.prompt_token_ids), job.max_tokens) for job in jobs}
+        if len(lengths) != 1:
+            raise UsageError("--peer transformers needs prompts and answers of one length (--range-ratio 0)")
+        (_, num_tokens) = lengths.pop()
+        ids = torch.tensor([job.prompt_token_ids for job in jobs], device=self.model.device)
+        before = torch.get_num_threads()
+        torch.set_num_threads(self._num_threads)
+        try:
+            start = time.perf_counter()
+            out = self.model.generate(
+                ids, attention_mask=torch.ones_like(ids), do_sample=False, min_new_tokens=num_tokens,
+                max_new_tokens=num_tokens, pad_token_id=0,
+            )  # fmt: skip
+            spent = time.perf_counter() - start
+        finally:
+            torch.set_num_threads(before)
+        assert out.shape[1] == ids.shape[1] + num_tokens, "transformers stopped early"
+        return spent
+
+    def close(self) -> None:
+        """As `Runner.close`."""
+        del self.model
+
+
+def make_peer(name: str, config: EngineConfig, num_threads: int) -> Runner:
+    """Load a peer with the model of `config`.
+
+    Raises:
+        UsageError: the peer is not installed, or cannot run this model.
+    """
+    if name == "transformers":
+        return TransformersRunner(config, num_threads)
+    try:
+        # by name: it is an optional package that takes minutes to build
+        peer = importlib.import_module("app.bench.llama_cpp_runner")
+    except ImportError as error:
+        raise UsageError(f"--peer llama.cpp needs packages that are not here: {error}") from error
+    runner: Runner = peer.LlamaCppRunner(config, num_threads)
+    return runner

@@ -1,0 +1,94 @@
+"""Shapes of well-known models, for work with random weights: the same arithmetic without the download."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+Json = dict[str, Any]
+
+
+def _make(model_type: str, architecture: str, **fields: Any) -> Json:
+    return {
+        "architectures": [architecture],
+        "model_type": model_type,
+        "hidden_act": "silu",
+        "rms_norm_eps": 1e-6,
+        "attention_bias": False,
+        "max_position_embeddings": 40960,
+        "rope_theta": 1000000.0,
+        "dtype": "bfloat16",
+        "eos_token_id": 0,
+        "bos_token_id": 0,
+        **fields,
+    }
+
+
+def _qwen3(layers: int, width: int, heads: int, inner: int, is_tied: bool) -> Json:
+    return _make(
+        "qwen3", "Qwen3ForCausalLM", num_hidden_layers=layers, hidden_size=width, num_attention_heads=heads,
+        num_key_value_heads=8, head_dim=128, intermediate_size=inner, vocab_size=151936,
+        tie_word_embeddings=is_tied,
+    )  # fmt: skip
+
+
+SHAPES: dict[str, Json] = {
+    "qwen3-0.6b": _qwen3(28, 1024, 16, 3072, True),
+    "qwen3-8b": _qwen3(36, 4096, 32, 12288, False),
+    "qwen3-14b": _qwen3(40, 5120, 40, 17408, False),
+    "smollm2-135m": _make(
+        "llama", "LlamaForCausalLM", num_hidden_layers=30, hidden_size=576, num_attention_heads=9,
+        num_key_value_heads=3, head_dim=64, intermediate_size=1536, vocab_size=49152,
+        tie_word_embeddings=True, max_position_embeddings=8192, rope_theta=100000.0,
+    ),
+}  # fmt: skip
+
+
+def write_shape(name: str, folder: Path) -> Path:
+    """Write the shape's config.json into `folder` and return it; there are no weights and no tokenizer."""
+    target = folder / name
+    target.mkdir(parents=True, exist_ok=True)
+    (target / "config.json").write_text(json.dumps(SHAPES[name], indent=2) + "\n")
+    return target
+
+
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """What one step of a model must at least read and compute.
+
+    Attributes:
+        num_weights: of all matrices that every token passes, the output embedding included.
+        kv_per_token: keys and values of one token over all layers, in elements.
+        hidden_size, num_layers: for the attention's own arithmetic.
+    """
+
+    num_weights: int
+    kv_per_token: int
+    num_layers: int
+    attention_width: int
+
+    @classmethod
+    def from_config(cls, config: Json) -> Footprint:
+        """Read the sizes of a Hugging Face config."""
+        width, layers = config["hidden_size"], config["num_hidden_layers"]
+        heads = config["num_attention_heads"]
+        kv_heads = config.get("num_key_value_heads") or heads
+        head_dim = config.get("head_dim") or width // heads
+        attention = width * (heads + 2 * kv_heads) * head_dim + heads * head_dim * width
+        layer = attention + 3 * width * config["intermediate_size"]
+        return cls(
+            layers * layer + config["vocab_size"] * width,
+            2 * layers * kv_heads * head_dim,
+            layers,
+            heads * head_dim,
+        )
+
+    def step_bytes(self, num_rows: int, context: int, weight_bytes: float, kv_bytes: float) -> float:
+        """Bytes that one decode step reads: all weights once, and every row's keys and values."""
+        return self.num_weights * weight_bytes + num_rows * context * self.kv_per_token * kv_bytes
+
+    def step_flops(self, num_rows: int, context: int) -> float:
+        """Floating-point operations of one decode step."""
+        return num_rows * (2 * self.num_weights + 4 * self.num_layers * context * self.attention_width)

@@ -1,0 +1,87 @@
+"""`bench startup`: from the start of the process to the port, to readiness, to the first token.
+
+python -m app bench startup --num-iters 3
+python -m app bench startup --server-flags='--model PATH --no-ui'
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import socket
+import sys
+import time
+from pathlib import Path
+
+import aiohttp
+
+from app.bench.client import Target, send
+from app.bench.own_server import wait_until_ready
+from app.bench.serve import find_model
+from app.bench.settings import write_json
+from app.bench.spread import Spread
+from app.bench.workload import Job, check_range
+from app.config import UsageError
+
+PHASES = ("port answers", "ready", "first token")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """How often, and which server."""
+    parser.add_argument("--num-iters", type=int, default=3, help="starts (3)")
+    parser.add_argument("--server-flags", default="", help="flags of the server: --server-flags='--no-ui'")
+    parser.add_argument("--output-json", type=Path, metavar="FILE", help="write the figures there, too")
+
+
+def run(arguments: argparse.Namespace, start: float) -> int:
+    """Measure and print.
+
+    Raises:
+        UsageError: the server did not come up.
+    """
+    check_range(arguments, "num_iters", 1, 100)
+    flags = arguments.server_flags.split()
+    times = [asyncio.run(start_once(flags)) for _ in range(arguments.num_iters)]
+    for phase, values in zip(PHASES, zip(*times, strict=True), strict=True):
+        print(f"{phase:14}{Spread(values)} s")
+    write_json(arguments.output_json, None, {"phases": PHASES, "seconds": times})
+    return 0
+
+
+async def start_once(flags: list[str]) -> tuple[float, float, float]:
+    """Seconds to each of the phases."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    url = f"http://127.0.0.1:{port}"
+    begun = time.perf_counter()
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "app", "serve", "--port", str(port), *flags,
+        stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL,
+    )  # fmt: skip
+    try:
+        await wait_for_port(port, process)
+        port_at = time.perf_counter() - begun
+        await wait_until_ready(url, process)
+        ready_at = time.perf_counter() - begun
+        async with aiohttp.ClientSession() as session:
+            record = await send(session, Target(url, await find_model(url, None)), Job([1, 2, 3, 4], 2))
+        if record.error:
+            raise UsageError(f"the first request failed: {record.error}")
+        return port_at, ready_at, time.perf_counter() - begun - record.e2e + record.ttft
+    finally:
+        if process.returncode is None:
+            process.terminate()
+        await process.wait()
+
+
+async def wait_for_port(port: int, process: asyncio.subprocess.Process) -> None:
+    """Return when somebody listens."""
+    while process.returncode is None:
+        try:
+            _, writer = await asyncio.open_connection("127.0.0.1", port)
+        except OSError:
+            await asyncio.sleep(0.02)
+            continue
+        writer.close()
+        return

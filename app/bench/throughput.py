@@ -1,0 +1,102 @@
+"""`bench throughput`: a heap of requests, offline, as fast as they go.
+
+python -m app bench throughput --num-prompts 200 --input-len 128 --output-len 128
+python -m app bench throughput --work nano --scale 0.1 --shape qwen3-0.6b --dtype bfloat16 --structured
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from app.bench.runners import TroupeRunner
+from app.bench.settings import (
+    add_engine_flags,
+    as_settings,
+    engine_settings,
+    fit,
+    read_model_config,
+    write_json,
+)
+from app.bench.spread import Spread, ratio
+from app.bench.workload import add_random_flags, check_range, count_tokens, read_work
+from engine import EngineConfig
+from grammar import GrammarSpec
+
+# A schema that never ends by itself within the work's lengths: an array of records.
+RECORDS = {
+    "type": "array",
+    "minItems": 10**4,
+    "items": {
+        "type": "object",
+        "properties": {"name": {"type": "string", "minLength": 8}, "count": {"type": "integer"}},
+        "required": ["name", "count"],
+        "additionalProperties": False,
+    },
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """vLLM's flags, and the comparison of constrained with free output."""
+    add_random_flags(parser, num=100, input_len=128, output_len=128)
+    parser.add_argument("--num-iters", type=int, default=1, help="repeats (1)")
+    parser.add_argument("--temperature", type=float, default=0.6, help="of sampling (0.6)")
+    parser.add_argument(
+        "--structured", action="store_true", help="do it again with a JSON schema on every row"
+    )
+    add_engine_flags(parser)
+
+
+def run(arguments: argparse.Namespace, start: float) -> int:
+    """Measure and print.
+
+    Raises:
+        UsageError: a flag outside its range.
+    """
+    check_range(arguments, "num_iters", 1, 1000)
+    check_range(arguments, "temperature", 0, 2)
+    with engine_settings(arguments, max_num_seqs=256, max_num_batched_tokens=2048) as config:
+        write_json(arguments.output_json, config, measure_all(arguments, config))
+    return 0
+
+
+def measure_all(arguments: argparse.Namespace, config: EngineConfig) -> dict[str, Any]:
+    """Run the work, free and if asked structured, in turn; returns the figures."""
+    jobs = read_work(arguments, read_model_config(config)["vocab_size"])
+    num_in, num_out = count_tokens(jobs)
+    longest = max(len(job.prompt_token_ids) + job.max_tokens for job in jobs)
+    config = fit(config, len(jobs), min(num_in + num_out, config.max_num_seqs * longest), longest)
+    settings = as_settings(config)
+    runners = {"free": TroupeRunner(settings, None, arguments.temperature)}
+    if arguments.structured:
+        grammar = GrammarSpec.json_schema(RECORDS)
+        runners["structured"] = TroupeRunner(settings, grammar, arguments.temperature)
+    times: dict[str, list[float]] = {name: [] for name in runners}
+    try:
+        for runner in runners.values():
+            runner.run(jobs[:2])
+        for _ in range(arguments.num_iters):
+            for name, runner in runners.items():
+                times[name].append(runner.run(jobs))
+    finally:
+        for runner in runners.values():
+            runner.close()
+    print(f"{len(jobs)} requests, {num_in} tokens in, {num_out} tokens out")
+    figures: dict[str, Any] = {
+        "num_requests": len(jobs),
+        "num_in": num_in,
+        "num_out": num_out,
+        "elapsed_s": times,
+    }
+    rates = {name: Spread(tuple(num_out / spent for spent in found)) for name, found in times.items()}
+    for name, rate in rates.items():
+        spent = Spread(tuple(times[name]))
+        print(
+            f"{name:12}{len(jobs) / spent.median:10.2f} requests/s{(num_in + num_out) / spent.median:12.1f} total tok/s"
+            f"   {rate} output tok/s"
+        )
+    if arguments.structured:
+        share = ratio(rates["structured"], rates["free"])
+        print(f"structured over free {share}")
+        figures["structured_over_free"] = share.values
+    return figures

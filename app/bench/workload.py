@@ -1,0 +1,115 @@
+"""Workloads: what the benchmarks ask for. Token ids, so that no tokenizer stands between two engines."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from random import Random
+
+from app.config import UsageError
+
+NANO_REQUESTS, NANO_MIN, NANO_MAX, NANO_IDS = 256, 100, 1024, 10000
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One request: its prompt, and exactly how many tokens are to follow."""
+
+    prompt_token_ids: list[int]
+    max_tokens: int
+
+
+def count_tokens(jobs: Sequence[Job]) -> tuple[int, int]:
+    """Tokens (in, out) of the whole work."""
+    return sum(len(job.prompt_token_ids) for job in jobs), sum(job.max_tokens for job in jobs)
+
+
+def make_random(
+    num_jobs: int, input_len: int, output_len: int, range_ratio: float, vocab_size: int, seed: int
+) -> list[Job]:
+    """Random prompts; lengths are drawn evenly from `length * (1 - range_ratio)` to `length * (1 + range_ratio)`."""
+    rng = Random(seed)
+
+    def draw(length: int) -> int:
+        return max(1, rng.randint(round(length * (1 - range_ratio)), round(length * (1 + range_ratio))))
+
+    return [
+        Job([rng.randrange(vocab_size) for _ in range(draw(input_len))], draw(output_len))
+        for _ in range(num_jobs)
+    ]
+
+
+def make_nano(scale: float, vocab_size: int) -> list[Job]:
+    """The work that small engines are compared by: 256 requests, 100 to 1024 tokens in and out, seed 0.
+
+    Args:
+        scale: factor of all lengths, for machines on which the whole work takes hours; 1 is the work itself.
+    """
+    rng = Random(0)
+    prompts = [
+        [rng.randint(0, NANO_IDS) for _ in range(rng.randint(NANO_MIN, NANO_MAX))]
+        for _ in range(NANO_REQUESTS)
+    ]
+    jobs = [Job(prompt, rng.randint(NANO_MIN, NANO_MAX)) for prompt in prompts]
+    return [shrink(job, scale, vocab_size) for job in jobs]
+
+
+def shrink(job: Job, scale: float, vocab_size: int) -> Job:
+    """A job with lengths times `scale`, and ids that a small vocabulary has."""
+    length = max(1, round(len(job.prompt_token_ids) * scale))
+    ids = [token_id % vocab_size for token_id in job.prompt_token_ids[:length]]
+    return replace(job, prompt_token_ids=ids, max_tokens=max(1, round(job.max_tokens * scale)))
+
+
+def add_random_flags(parser: argparse.ArgumentParser, num: int, input_len: int, output_len: int) -> None:
+    """The flags that shape random work, under vLLM's names."""
+    group = parser.add_argument_group("work")
+    group.add_argument(
+        "--work", choices=("random", "nano"), default="random", help="which work (default: random)"
+    )
+    group.add_argument("--scale", type=float, default=1.0, help="factor of all lengths of --work nano")
+    group.add_argument("--num-prompts", type=int, default=num, help=f"requests (default: {num})")
+    group.add_argument(
+        "--input-len", "--random-input-len", "--input-tokens", type=int, default=input_len, dest="input_len",
+        help=f"tokens of a prompt (default: {input_len})",
+    )  # fmt: skip
+    group.add_argument(
+        "--output-len", "--random-output-len", "--output-tokens", type=int, default=output_len,
+        dest="output_len", help=f"tokens of an answer (default: {output_len})",
+    )  # fmt: skip
+    group.add_argument(
+        "--range-ratio", "--random-range-ratio", type=float, default=0.0, dest="range_ratio",
+        help="lengths vary by this share (default: 0)",
+    )  # fmt: skip
+    group.add_argument("--work-seed", type=int, default=0, help="seed of the work (default: 0)")
+
+
+def read_work(arguments: argparse.Namespace, vocab_size: int) -> list[Job]:
+    """The work that the flags of `add_random_flags` describe.
+
+    Raises:
+        UsageError: a flag outside its range.
+    """
+    for name, low, high in (("num_prompts", 1, 10**7), ("input_len", 1, 10**6), ("output_len", 1, 10**6)):
+        check_range(arguments, name, low, high)
+    check_range(arguments, "range_ratio", 0, 0.999)
+    check_range(arguments, "scale", 0.001, 1)
+    if arguments.work == "nano":
+        return make_nano(arguments.scale, vocab_size)
+    return make_random(
+        arguments.num_prompts,
+        arguments.input_len,
+        arguments.output_len,
+        arguments.range_ratio,
+        vocab_size,
+        arguments.work_seed,
+    )
+
+
+def check_range(arguments: argparse.Namespace, name: str, low: float, high: float) -> None:
+    """Raise a UsageError that names the flag, its value and what is allowed."""
+    value = getattr(arguments, name)
+    if not low <= value <= high:
+        flag = "--" + name.replace("_", "-")
+        raise UsageError(f"{flag}={value} must be from {low} to {high}")
