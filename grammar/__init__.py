@@ -8,14 +8,19 @@ matcher.fill_next_token_bitmask(bitmask)
 """
 
 from .backend import Backend, BatchFiller, CompiledGrammar, Matcher, Program
-from .bitmask import allocate_bitmask, fill_bitmask
+from .bitmask import allocate_bitmask, fill_bitmask, fill_draft_bitmask
 from .compiler import GrammarCompiler
 from .errors import GrammarError, InvalidGrammar, UnsupportedGrammar
+from .jump_forward import JumpForward
 from .limits import GrammarLimits
+from .output_check import OutputCheck
 from .plan import PlanEntry
 from .spec import GrammarSpec
+from .spec_reader import read_spec
+from .tool_calls import make_tool_tags
 from .validator import SchemaValidator
 from .vocabulary import Vocabulary
+from .xml_validator import XmlValidator
 
 __all__ = [
     "Backend",
@@ -26,12 +31,18 @@ __all__ = [
     "GrammarLimits",
     "GrammarSpec",
     "InvalidGrammar",
+    "JumpForward",
     "Matcher",
+    "OutputCheck",
     "PlanEntry",
     "Program",
     "SchemaValidator",
     "UnsupportedGrammar",
     "Vocabulary",
+    "XmlValidator",
     "allocate_bitmask",
     "fill_bitmask",
+    "fill_draft_bitmask",
+    "make_tool_tags",
+    "read_spec",
 ]

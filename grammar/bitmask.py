@@ -36,6 +36,45 @@ def fill_bitmask(matchers: Sequence[Matcher], rows: Sequence[int], bitmask: np.n
         filler.fill(members, member_rows, bitmask)
 
 
+def fill_draft_bitmask(
+    matchers: Sequence[Matcher], drafts: Sequence[Sequence[int]], rows: Sequence[int], bitmask: np.ndarray
+) -> list[int]:
+    """Write the masks of drafted tokens, for their verification: position by position, all matchers at once.
+
+    Matcher i's mask after its first p draft tokens goes to row rows[i] + p. A draft ends before the first token
+    that is not allowed, and after an EOS. The matchers stay as they are.
+
+    Args:
+        drafts: one list of token ids for each matcher; an empty one asks for a single mask.
+        rows: for each matcher the first of len(draft) + 1 rows.
+
+    Returns:
+        For each matcher, how many draft tokens its grammar allows; so many rows and one more are written.
+    """
+    if not len(matchers) == len(drafts) == len(rows):
+        raise ValueError(
+            f"{len(matchers)} matchers, {len(drafts)} drafts and {len(rows)} rows do not belong together"
+        )
+    num_accepted = [0] * len(matchers)
+    live = list(range(len(matchers)))
+    position = 0
+    while live:
+        fill_bitmask([matchers[i] for i in live], [rows[i] + position for i in live], bitmask)
+        live = [
+            i
+            for i in live
+            if position < len(drafts[i])
+            and not matchers[i].is_terminated()
+            and matchers[i].accept_token(drafts[i][position])
+        ]
+        position += 1
+        for i in live:
+            num_accepted[i] = position
+    for matcher, num_tokens in zip(matchers, num_accepted, strict=True):
+        matcher.rollback(num_tokens)
+    return num_accepted
+
+
 def check_bitmask(bitmask: np.ndarray, num_words: int, rows: Sequence[int]) -> None:
     """Raise ValueError unless an engine may write into these rows: they are written through raw pointers."""
     if bitmask.dtype != np.int32 or bitmask.ndim != 2 or bitmask.shape[1] != num_words:

@@ -4,63 +4,99 @@ import re
 
 import numpy as np
 
+from .bit_row import BITS
 from .vocabulary import Vocabulary, make_mask
 
 # What leads to a value or begins it, but completes none; a number is complete only at what follows it.
 _OPENER = re.compile(rb'[\s:,\[{]*(?:"[^"]*|[-+.eE0-9]+)?')
+# What can stand outside strings: structure, numbers, and the letters of true, false and null.
+_OUTSIDE = re.compile(rb'[\s:,\[\]{}0-9+\-.Etruefalsn]*(?:"|$)')
+# The rest of a string, if no escape is open, with the quote that ends it.
+_ENDING = re.compile(rb'((?:[^"\\]|\\.)*)"', re.DOTALL)
 _DELIMITER = re.compile(rb"[,}\]\s]")
 # Tokens with more brackets than that are looked at wherever as many are needed.
 MAX_NUM_CLOSERS = 8
 
 
+class TokenClass:
+    """Some tokens of a vocabulary, the shortest first, gathered from a bitmask row without reading all of it."""
+
+    def __init__(self, token_ids: np.ndarray) -> None:
+        self._token_ids: list[int] = token_ids.tolist()
+        self._words = token_ids >> 5
+        self._bits = BITS[token_ids & 31]
+
+    def find(self, words: np.ndarray) -> list[int]:
+        """Return the tokens of the class that a row, int32 [words], allows."""
+        found = words.take(self._words)
+        found &= self._bits
+        return [self._token_ids[place] for place in found.nonzero()[0].tolist()]
+
+
 class ClosingTokens:
-    """Bitmask rows, int32 [ceil(V/32)], of the tokens that may complete a value in one or another situation.
+    """The tokens that may complete a value in one or another situation.
 
     quote: inside a string that is checked. delimiter: inside a number that is checked. far quote: inside another
-    string. any: elsewhere. Each with a number of brackets that have to be closed first.
+    string. escaped quote: inside any string, after a backslash. any: elsewhere. Each with a number of brackets that
+    have to be closed first.
+
+    Attributes:
+        quoted: bitmask row, int32 [ceil(V/32)], of the tokens that end a string in which no escape is open.
+        parts: of those, what stands before and behind the quote that ends it.
+        by_prefix: what stands before it -> the tokens that begin so.
+        escaping: the prefixes with a backslash, which spell something else.
     """
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self.token_bytes = vocabulary.token_bytes
         self.eos_token_ids = frozenset(vocabulary.eos_token_ids)
         self.eos_mask = vocabulary.eos_mask
-        # bits[i] has bit i set; int32 has no positive number for bit 31.
-        self.bits = (np.uint32(1) << np.arange(32, dtype=np.uint32)).view(np.int32)
-        self._lengths = np.array([len(token) for token in vocabulary.token_bytes])
         classes = {
             "quote": has_quote,
             "delimiter": has_delimiter,
             "far quote": reaches_far,
+            "escaped quote": has_any_quote,
             "any": is_closing,
         }
-        texts = list(enumerate(vocabulary.token_bytes))
-        self._classes = {
-            name: make_mask([index for index, token in texts if test(token)], vocabulary.size)
+        order = sorted(range(vocabulary.size), key=lambda index: len(self.token_bytes[index]))
+        self._members = {
+            name: np.array([i for i in order if test(self.token_bytes[i])], np.int64)
             for name, test in classes.items()
         }
-        closers = [(index, token.count(b"}") + token.count(b"]")) for index, token in texts]
-        self._closers = [
-            make_mask([index for index, count in closers if count >= needed], vocabulary.size)
-            for needed in range(MAX_NUM_CLOSERS + 1)
-        ]
+        self._num_closers = np.array([token.count(b"}") + token.count(b"]") for token in self.token_bytes])
+        self._classes: dict[tuple[str, int], TokenClass] = {}
+        quoted: list[int] = self._members["quote"].tolist()
+        self.quoted = make_mask(quoted, vocabulary.size)
+        self.parts = {token_id: split_ending(self.token_bytes[token_id]) for token_id in quoted}
+        self.by_prefix: dict[bytes, list[int]] = {}
+        for token_id, (prefix, _) in self.parts.items():
+            self.by_prefix.setdefault(prefix, []).append(token_id)
+        self.escaping = frozenset(prefix for prefix in self.by_prefix if b"\\" in prefix)
 
     def find(self, words: np.ndarray, name: str, num_closers: int) -> list[int]:
         """Return the allowed tokens of a class that close at least so many brackets, the shortest first."""
-        found = words & self._classes[name]
-        if num_closers:
-            found &= self._closers[min(num_closers, MAX_NUM_CLOSERS)]
-        # Most words are zero, so only the others are unpacked.
-        index = np.flatnonzero(found)
-        if not len(index):
-            return []
-        word, bit = np.nonzero(np.unpackbits(found[index].view(np.uint8), bitorder="little").reshape(-1, 32))
-        token_ids = 32 * index[word] + bit
-        order = np.argsort(self._lengths[token_ids], kind="stable")
-        return token_ids[order].tolist()
+        key = name, min(num_closers, MAX_NUM_CLOSERS)
+        found = self._classes.get(key)
+        if found is None:
+            members = self._members[name]
+            found = self._classes[key] = TokenClass(members[self._num_closers[members] >= key[1]])
+        return found.find(words)
+
+
+def split_ending(token: bytes) -> tuple[bytes, bytes]:
+    """Return what stands before and behind the quote that ends a string, for a token that has one."""
+    found = _ENDING.match(token)
+    assert found is not None, "only tokens that end a string are split"
+    return found[1], token[found.end() :]
 
 
 def has_quote(token: bytes) -> bool:
-    """Tell whether a token may end a string."""
+    """Tell whether a token ends a string in which no escape is open."""
+    return _ENDING.match(token) is not None
+
+
+def has_any_quote(token: bytes) -> bool:
+    """Tell whether a token may end a string, whatever stands before it."""
     return b'"' in token
 
 
@@ -71,10 +107,9 @@ def has_delimiter(token: bytes) -> bool:
 
 def reaches_far(token: bytes) -> bool:
     """Tell whether a token may end a string and complete something after it."""
-    _, quote, rest = token.partition(b'"')
-    return bool(quote) and not _OPENER.fullmatch(rest)
+    return has_quote(token) and not _OPENER.fullmatch(split_ending(token)[1])
 
 
 def is_closing(token: bytes) -> bool:
     """Tell whether a token may complete a value, begun before it or in it."""
-    return not _OPENER.fullmatch(token)
+    return _OUTSIDE.match(token) is not None and not _OPENER.fullmatch(token)

@@ -9,11 +9,15 @@ from .backend import Backend, CompiledGrammar
 from .bitmask import allocate_bitmask
 from .closing_tokens import ClosingTokens
 from .errors import InvalidGrammar
+from .grounded import compile_grounded, split_grounding
 from .limits import GrammarLimits
 from .llguidance_backend import LLGuidanceBackend
 from .outlines_backend import OutlinesBackend
+from .prefix_index import StringTokens
 from .router import compile_spec
 from .spec import GrammarSpec
+from .tag_compile import add_bytes, compile_tags
+from .tag_tokens import TagTokens
 from .vocabulary import Vocabulary
 from .xgrammar_backend import XGrammarBackend
 
@@ -29,8 +33,8 @@ class GrammarCompiler:
     def __init__(
         self, vocabulary: Vocabulary, limits: GrammarLimits | None = None, num_threads: int | None = None
     ) -> None:
-        limits = limits or GrammarLimits()
-        num_threads = num_threads or min(max((os.cpu_count() or 1) // 2, 1), 8)
+        self._limits = limits = limits or GrammarLimits()
+        self._num_threads = num_threads = num_threads or min(max((os.cpu_count() or 1) // 2, 1), 8)
         self.vocabulary = vocabulary
         self._xgrammar = XGrammarBackend(vocabulary, limits, num_threads)
         self._backends: dict[str, Backend] = {
@@ -40,6 +44,9 @@ class GrammarCompiler:
         }
         self._cache = GrammarCache(limits.cache_bytes)
         self._closing_tokens: ClosingTokens | None = None
+        self._tag_tokens: TagTokens | None = None
+        self._inner: GrammarCompiler | None = None
+        self._string_tokens: StringTokens | None = None
         self._lock = threading.Lock()
         self._in_flight: dict[GrammarSpec, Future[CompiledGrammar]] = {}
 
@@ -63,6 +70,8 @@ class GrammarCompiler:
     def close(self) -> None:
         """End the compile process, if one was needed; the compiler stays usable."""
         self._xgrammar.close()
+        if self._inner not in (None, self):
+            self._inner.close()
 
     def _find_closing_tokens(self) -> ClosingTokens:
         # Reading 100,000 tokens takes a tenth of a second, and most schemas need no residual checks.
@@ -70,9 +79,37 @@ class GrammarCompiler:
             self._closing_tokens = ClosingTokens(self.vocabulary)
         return self._closing_tokens
 
+    def _compile_new(self, spec: GrammarSpec) -> CompiledGrammar:
+        if spec.kind == "structural_tag":
+            return self._compile_tags(spec)
+        if spec.source is None:
+            return compile_spec(spec, self._backends, self._find_closing_tokens)
+        places, plain = split_grounding(spec)
+        compiled = self.compile(plain)
+        if places is None:
+            return compiled
+        if self._string_tokens is None:
+            self._string_tokens = StringTokens(self.vocabulary)
+        return compile_grounded(compiled, places, spec.source, self.vocabulary, self._string_tokens)
+
+    def _compile_tags(self, spec: GrammarSpec) -> CompiledGrammar:
+        if self._tag_tokens is None or self._inner is None:
+            self._tag_tokens, self._inner = TagTokens(self.vocabulary), self._make_inner()
+        inner = self._inner
+        return compile_tags(spec, self._tag_tokens, inner.vocabulary, inner.compile, self._limits.max_tags_s)
+
+    def _make_inner(self) -> "GrammarCompiler":
+        """Return the compiler of the values in structural tags: this one, unless bytes are missing as tokens."""
+        vocabulary = add_bytes(self.vocabulary)
+        return (
+            self
+            if vocabulary is self.vocabulary
+            else GrammarCompiler(vocabulary, self._limits, self._num_threads)
+        )
+
     def _compile_as_owner(self, spec: GrammarSpec, future: "Future[CompiledGrammar]") -> CompiledGrammar:
         try:
-            compiled = compile_spec(spec, self._backends, self._find_closing_tokens)
+            compiled = self._compile_new(spec)
             check_first_mask(compiled, self.vocabulary)
         except BaseException as error:
             # Not handled here: whoever waits for this compile must learn of it too.
@@ -130,4 +167,6 @@ class GrammarCache:
 
 def cost_bytes(spec: GrammarSpec, compiled: CompiledGrammar) -> int:
     """Return what an entry holds: the program, the spec's text and the plan."""
-    return compiled.program.size_bytes + 2 * len(spec.text) + 200 * len(compiled.plan)
+    return (
+        compiled.program.size_bytes + 2 * (len(spec.text) + len(spec.source or "")) + 200 * len(compiled.plan)
+    )

@@ -8,9 +8,8 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import NamedTuple
-
-from .json_schema.sites import Site
+from functools import partial
+from typing import Any, NamedTuple, Protocol
 
 # Further away than any token reaches.
 FAR = 1 << 20
@@ -34,6 +33,28 @@ class Mode(IntEnum):
 
 _IN_STRING = (Mode.STRING, Mode.NAME)
 _STRING_STOP = re.compile(rb'["\\]')
+
+
+class Site(Protocol):
+    """A place in an instance."""
+
+    @property
+    def checks(self) -> tuple[Any, ...]:
+        """What a value has to pass here; empty when it needs no look."""
+
+    @property
+    def has_children(self) -> bool:
+        """Tell whether something below has checks."""
+
+    @property
+    def names(self) -> "Site | None":
+        """The place of property names, as strings; None when they are not checked."""
+
+    def member(self, name: str) -> "Site | None":
+        """Return the place of a property's value, None when nothing is checked there or below."""
+
+    def element(self, index: int) -> "Site | None":
+        """Return the place of an array's element, None when nothing is checked there or below."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -75,11 +96,12 @@ class State(NamedTuple):
     num_left: int = 0
 
 
-# Called with a place and the text of the value complete there; False stops the walk.
-Judge = Callable[[Site, bytes], bool]
+# Called with a place, the text of the value complete there, and what gives the text from the bracket around it to
+# the value; False stops the walk. The place is one of its own map.
+Judge = Callable[[Any, bytes, Callable[[], bytes]], bool]
 
 
-def begin(root: Site) -> State:
+def begin(root: Site | None) -> State:
     """Return the state before the first byte."""
     return State(Mode.VALUE, None, 0, root)
 
@@ -128,18 +150,18 @@ def _step(state: State, byte: int, reader: _Reader, judge: Judge) -> State | Non
     mode = state.mode
     if mode is Mode.STRING or mode is Mode.NAME:
         if state.is_escaped:
-            return state._replace(is_escaped=False)
+            return State(mode, state.frame, state.start, state.site, state.place)
         if byte == 0x5C:
-            return state._replace(is_escaped=True)
+            return State(mode, state.frame, state.start, state.site, state.place, is_escaped=True)
         return _end_string(state, reader, judge) if byte == 0x22 else state
     if mode is Mode.LITERAL:
         if state.num_left > 1:
-            return state._replace(num_left=state.num_left - 1)
+            return State(mode, state.frame, state.start, state.site, state.place, False, state.num_left - 1)
         return after(state.frame, state.place)
     if mode is Mode.NUMBER:
         if byte in _NUMBER:
             return state
-        if not _is_fine(state.site, state.start, reader.offset, reader, judge):
+        if not _is_fine(state.site, state.start, reader.offset, state.frame, reader, judge):
             return None
         return _step_between(after(state.frame, state.place), byte, reader, judge)
     return _step_between(state, byte, reader, judge)
@@ -151,12 +173,13 @@ def _step_between(state: State, byte: int, reader: _Reader, judge: Judge) -> Sta
     if byte in _SPACE or byte == 0x3A:
         return state
     if byte == 0x22:
-        return state._replace(mode=Mode.NAME if state.mode is Mode.KEY else Mode.STRING, start=offset)
+        mode = Mode.NAME if state.mode is Mode.KEY else Mode.STRING
+        return State(mode, frame, offset, state.site, state.place)
     if byte == 0x7B or byte == 0x5B:
         return _open(state, byte == 0x7B, offset)
     if byte == 0x7D or byte == 0x5D:
         assert frame is not None, "a bracket is closed only where one is open"
-        if not _is_fine(frame.site, frame.start, offset + 1, reader, judge):
+        if not _is_fine(frame.site, frame.start, offset + 1, frame.parent, reader, judge):
             return None
         return after(frame.parent, frame.index)
     if byte == 0x2C:
@@ -168,10 +191,12 @@ def _step_between(state: State, byte: int, reader: _Reader, judge: Judge) -> Sta
     literal = _LITERALS.get(byte)
     if literal is not None:
         # Its first letter decides, while there is still a choice.
-        if state.site is not None and state.site.checks and not judge(state.site, literal):
-            return None
-        return state._replace(mode=Mode.LITERAL, num_left=len(literal) - 1)
-    return state._replace(mode=Mode.NUMBER, start=offset)
+        if state.site is not None and state.site.checks:
+            before = partial(reader.read, frame.start if frame else offset, offset)
+            if not judge(state.site, literal, before):
+                return None
+        return State(Mode.LITERAL, frame, state.start, state.site, state.place, False, len(literal) - 1)
+    return State(Mode.NUMBER, frame, offset, state.site, state.place)
 
 
 def _end_string(state: State, reader: _Reader, judge: Judge) -> State | None:
@@ -179,9 +204,12 @@ def _end_string(state: State, reader: _Reader, judge: Judge) -> State | None:
     if state.mode is Mode.NAME:
         frame = state.frame
         assert frame is not None, "names stand only in objects"
-        site = frame.site and frame.site.member(json.loads(reader.read(state.start, end)))
-        return State(Mode.VALUE, frame, end, site)
-    if not _is_fine(state.site, state.start, end, reader, judge):
+        if frame.site is None:
+            return State(Mode.VALUE, frame, end, None)
+        if not _is_fine(frame.site.names, state.start, end, frame, reader, judge):
+            return None
+        return State(Mode.VALUE, frame, end, frame.site.member(json.loads(reader.read(state.start, end))))
+    if not _is_fine(state.site, state.start, end, state.frame, reader, judge):
         return None
     return after(state.frame, state.place)
 
@@ -202,7 +230,9 @@ def after(frame: Frame | None, index: int) -> State:
     return State(Mode.END if frame is None else Mode.AFTER, frame, 0, None, index)
 
 
-def _is_fine(site: Site | None, start: int, end: int, reader: _Reader, judge: Judge) -> bool:
+def _is_fine(
+    site: Site | None, start: int, end: int, frame: Frame | None, reader: _Reader, judge: Judge
+) -> bool:
     if site is None or not site.checks:
         return True
-    return judge(site, reader.read(start, end))
+    return judge(site, reader.read(start, end), partial(reader.read, frame.start if frame else start, start))

@@ -6,6 +6,7 @@ bound a hostile grammar from the inside.
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from llguidance import (
     regex_to_lark,
 )
 
+from .any_order import make_any_order
 from .bitmask import check_bitmask
 from .csv_table import make_csv_pattern
 from .errors import InvalidGrammar, UnsupportedGrammar
@@ -27,6 +29,7 @@ from .limits import GrammarLimits
 from .regex_text import choices_to_regex
 from .spec import GrammarSpec
 from .vocabulary import Vocabulary
+from .xml_lark import make_xml_lark
 
 # Forcing would allow one tokenisation of a forced text and forbid all others, by a tokeniser it has not got.
 _HEADER = '%llguidance {"no_forcing": true}\n'
@@ -68,7 +71,7 @@ class LLGuidanceBackend:
 
     def __init__(self, vocabulary: Vocabulary, limits: GrammarLimits, num_threads: int) -> None:
         self.vocabulary = vocabulary
-        self.filler = LLGuidanceFiller(vocabulary, LLExecutor(num_threads))
+        self.filler = LLGuidanceFiller(vocabulary, num_threads)
         wrapper = TokenizerWrapper(_TokenizerAdapter(vocabulary))
         self._tokenizer = LLTokenizer(
             wrapper, n_vocab=vocabulary.size, eos_token=list(vocabulary.eos_token_ids)
@@ -102,27 +105,36 @@ class LLGuidanceBackend:
 
     def _probe(self, spec: GrammarSpec, schema: object) -> str:
         """Return llguidance's complaint about a schema, "" when it has none."""
-        matcher = self._make_matcher(GrammarSpec("json_schema", json.dumps(schema), spec.whitespace))
+        matcher = self._make_matcher(replace(spec, text=json.dumps(schema), property_order="schema"))
         return matcher.get_error()
 
 
 def make_grammar(spec: GrammarSpec) -> str:
     """Return a spec in llguidance's own format: a Lark grammar, with the schema as a grammar beside it."""
     if spec.kind == "json_schema":
-        item_separator, key_separator = _SEPARATORS[spec.whitespace]
-        options = {**_OPTIONS, "item_separator": item_separator, "key_separator": key_separator}
-        options["whitespace_flexible"] = spec.whitespace == "any"
-        if spec.whitespace == "any":
-            options["whitespace_pattern"] = _WHITESPACE
-        schema = {**json.loads(spec.text), "x-guidance": options}
-        grammars = [
-            {"lark_grammar": _HEADER + "start: @schema"},
-            {"name": "schema", "json_schema": schema},
-        ]
-        return json.dumps({"grammars": grammars})
+        return make_json_grammar(json.loads(spec.text), spec)
     if spec.kind == "lark":
         return LLMatcher.grammar_from_lark(_HEADER + spec.text)
+    if spec.kind == "xml":
+        return LLMatcher.grammar_from_lark(_HEADER + make_xml_lark(spec.text, spec.whitespace))
     return LLMatcher.grammar_from_lark(f"{_HEADER}start: /{regex_to_lark(make_pattern(spec))}/")
+
+
+def make_json_grammar(schema: dict[str, Any], spec: GrammarSpec) -> str:
+    """Return the grammar of a normalised schema."""
+    item_separator, key_separator = _SEPARATORS[spec.whitespace]
+    options = {**_OPTIONS, "item_separator": item_separator, "key_separator": key_separator}
+    options["whitespace_flexible"] = spec.whitespace == "any"
+    if spec.whitespace == "any":
+        options["whitespace_pattern"] = _WHITESPACE
+    lark, values = "start: @v0", [schema]
+    if spec.property_order == "any":
+        separators = None if spec.whitespace == "any" else (item_separator, key_separator)
+        lark, values = make_any_order(schema, separators)
+    grammars: list[dict[str, Any]] = [{"lark_grammar": _HEADER + lark}]
+    for number, value in enumerate(values):
+        grammars.append({"name": f"v{number}", "json_schema": {**value, "x-guidance": options}})
+    return json.dumps({"grammars": grammars})
 
 
 def make_pattern(spec: GrammarSpec) -> str:
@@ -183,6 +195,13 @@ class LLGuidanceMatcher:
         self._num_tokens += 1
         return True
 
+    def count_valid(self, token_ids: list[int]) -> int:
+        """Return how many of some tokens, one after the other, are allowed; EOS is where a text may end.
+
+        Nothing changes. Much cheaper than accepting them where they end the text.
+        """
+        return 0 if self._is_terminated else self.engine.validate_tokens(token_ids)
+
     def fill_next_token_bitmask(self, bitmask: np.ndarray, row: int = 0) -> None:
         """Write the allowed tokens into one row."""
         if self._is_terminated:
@@ -212,22 +231,22 @@ class LLGuidanceMatcher:
 
 
 class LLGuidanceFiller:
-    """Fills many rows in one call that releases the GIL."""
+    """Fills many rows, with the GIL released: by threads of its own if it may have several."""
 
-    def __init__(self, vocabulary: Vocabulary, executor: LLExecutor) -> None:
+    def __init__(self, vocabulary: Vocabulary, num_threads: int) -> None:
         self._vocabulary = vocabulary
-        self._executor = executor
+        self._executor = LLExecutor(num_threads) if num_threads > 1 else None
 
     def fill(self, matchers: Sequence[LLGuidanceMatcher], rows: Sequence[int], bitmask: np.ndarray) -> None:
         """Write matcher i's mask into row rows[i]."""
         check_bitmask(bitmask, self._vocabulary.num_words, rows)
-        if len(matchers) == 1:
-            # The executor's thread hand-over costs more than one mask.
-            width = bitmask.shape[1] * bitmask.itemsize
-            matchers[0].engine.unsafe_compute_mask_ptr(bitmask.ctypes.data + rows[0] * width, width)
+        address, row_bytes = bitmask.ctypes.data, bitmask.shape[1] * bitmask.itemsize
+        if len(matchers) == 1 or self._executor is None:
+            # Handing over to another thread costs more than one mask.
+            for matcher, row in zip(matchers, rows, strict=True):
+                matcher.engine.unsafe_compute_mask_ptr(address + row * row_bytes, row_bytes)
         else:
             pairs = [(matcher.engine, row) for matcher, row in zip(matchers, rows, strict=True)]
-            address, row_bytes = bitmask.ctypes.data, bitmask.shape[1] * bitmask.itemsize
             self._executor.unsafe_compute_mask_ptr(pairs, address, row_bytes, len(bitmask))
         for matcher, row in zip(matchers, rows, strict=True):
             if matcher.engine.is_error():

@@ -7,6 +7,8 @@ ANNOTATION = "annotation"
 NO_EFFECT = "no effect"
 # Checked at the token that completes a value (residual.py).
 RESIDUAL = "residual"
+# Quotations from a source text (grounded.py).
+GROUNDING = "grounding"
 # Filled in with the backend's name once one is chosen.
 ENGINE = ""
 
@@ -18,8 +20,8 @@ class PlanEntry:
     Attributes:
         pointer: JSON pointer to the schema that holds the keyword, "" for the root and for other kinds.
         keyword: the keyword, or the kind of the grammar.
-        enforced_by: a backend's name, "residual" (checked where a value is completed), "annotation" (asserts
-            nothing) or "no effect" (cannot fail there).
+        enforced_by: a backend's name, "residual" (checked where a value is completed), "grounding" (quotations from
+            the source), "annotation" (asserts nothing) or "no effect" (cannot fail there).
     """
 
     pointer: str

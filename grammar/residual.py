@@ -2,26 +2,30 @@
 
 A matcher around the matcher of a loosened grammar. Where a token would complete a value that violates the schema
 that surely applies to it, the token is taken out of the mask and refused; so nothing invalid can be finished. It
-does not steer: a value that can no longer become valid ends in a mask of zeros, and `error` names the keyword.
+steers only as far as elements and property names are checked on their own: a value that can no longer become valid
+ends in a mask of zeros, and `error` names the keyword.
 """
 
 import json
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, cast
 
 import numpy as np
 
 from .backend import Matcher, Program
+from .bit_row import clear_bits, is_set, set_bits
 from .bitmask import fill_bitmask
 from .closing_tokens import ClosingTokens
-from .json_schema.sites import Check, Site, SiteMap
+from .json_schema.sites import Check, Site, SiteMap, spell
 from .json_text import FAR, Mode, State, advance, begin
-from .validator import SchemaValidator
+from .open_string import KnownString
+from .residual_checks import ResidualChecks, read_elements
 
 # Per mask, the shortest tokens first: how many are tried, and how many different values validated for them. What is
 # beyond is left out of the mask; shorter tokens spell the same text.
 MAX_NUM_CANDIDATES = 512
-MAX_NUM_CHECKS = 48
+MAX_NUM_CHECKS = 64
+NO_STRINGS: frozenset[bytes] = frozenset()
 
 
 class ResidualProgram:
@@ -30,29 +34,14 @@ class ResidualProgram:
     def __init__(self, inner: Program, schema: dict[str, Any], sites: SiteMap, tokens: ClosingTokens) -> None:
         self.sites = sites
         self.tokens = tokens
+        self.checks = ResidualChecks(schema)
         self._inner = inner
-        self._schema = schema
-        self._validators: dict[str, SchemaValidator] = {"": SchemaValidator(schema)}
         # The engine's grammar, the document and one validator for each checked place.
         self.size_bytes = inner.size_bytes + 32 * len(json.dumps(schema))
 
     def new_matcher(self) -> "ResidualMatcher":
         """Return a matcher at the start of the grammar."""
         return ResidualMatcher(self._inner.new_matcher(), self)
-
-    def find_violation(self, site: Site, value: bytes) -> Check | None:
-        """Return the first check that a complete value fails."""
-        try:
-            instance = json.loads(value)
-        except (ValueError, RecursionError):
-            # Not UTF-8, or a number of more digits than Python reads: what cannot be checked is not let through.
-            return site.checks[0]
-        return next((c for c in site.checks if not self._validator(c.pointer).is_valid(instance)), None)
-
-    def _validator(self, pointer: str) -> SchemaValidator:
-        if pointer not in self._validators:
-            self._validators[pointer] = SchemaValidator(self._schema, pointer)
-        return self._validators[pointer]
 
 
 class ResidualMatcher:
@@ -68,7 +57,8 @@ class ResidualMatcher:
         self._state = begin(program.sites.root)
         self._violation: Check | None = None
         self._dead_end: str | None = None
-        self._verdicts: dict[tuple[int, bytes], Check | None] = {}
+        self._verdicts: dict[tuple[int, bytes, bytes], Check | None] = {}
+        self._string: KnownString | None = None
 
     @property
     def error(self) -> str | None:
@@ -108,6 +98,7 @@ class ResidualMatcher:
             del self._text[len(self._text) - length :]
         self._dead_end = None
         self._verdicts.clear()
+        self._string = None
 
     def is_completed(self) -> bool:
         """Tell whether the text so far is a complete sentence, so that EOS is allowed."""
@@ -115,7 +106,7 @@ class ResidualMatcher:
             return False
         # Only a number is complete without a byte that ends it.
         return self._state.mode is not Mode.NUMBER or self._is_allowed(
-            self._program.sites.root, bytes(self._text)
+            self._program.sites.root, bytes(self._text), bytes
         )
 
     def is_terminated(self) -> bool:
@@ -134,16 +125,122 @@ class ResidualMatcher:
         self._violation = self._dead_end = None
 
     def _clear_candidates(self, words: np.ndarray) -> None:
-        tokens = self._program.tokens
-        if self._state.mode is Mode.NUMBER and self._state.frame is None and not self.is_completed():
+        tokens, state = self._program.tokens, self._state
+        if state.mode is Mode.NUMBER and state.frame is None and not self.is_completed():
             words &= ~tokens.eos_mask
         kind = self._candidate_kind()
-        if kind is not None:
-            candidates = tokens.find(words, *kind)
-            for number, token_id in enumerate(candidates):
-                token = tokens.token_bytes[token_id]
-                if number >= MAX_NUM_CANDIDATES or not self._is_candidate_allowed(token):
-                    words[token_id >> 5] &= ~tokens.bits[token_id & 31]
+        if kind is None:
+            return
+        if state.mode in (Mode.STRING, Mode.NAME) and not state.is_escaped:
+            known = self._find_string()
+            if known is not None:
+                self._clear_in_string(words, kind, known)
+                return
+        if kind[0] == "quote":
+            self._clear_prefixes(words)
+            kind = self._far_kind()
+        if kind is None:
+            return
+        candidates = tokens.find(words, *kind)
+        wrong = [i for i in candidates[:MAX_NUM_CANDIDATES] if not self._is_candidate_allowed(i)]
+        clear_bits(words, [*wrong, *candidates[MAX_NUM_CANDIDATES:]])
+
+    def _string_site(self) -> Site | None:
+        """Return the place of the string that is open, which may be a property name."""
+        state = self._state
+        if state.mode is Mode.NAME:
+            return cast(Site | None, state.frame and state.frame.site and state.frame.site.names)
+        return cast(Site | None, state.site)
+
+    def _find_string(self) -> KnownString | None:
+        """Return what is known of the open string; None where its verdict may depend on all of its content."""
+        site, start = self._string_site(), self._state.start
+        telling = site.strings if site is not None else NO_STRINGS
+        if telling is None:
+            return None
+        content = bytes(self._text[start + 1 :])
+        known = self._string
+        if known is None or known.start != start:
+            siblings = self._list_siblings() if site is not None and site.telling.is_compared else ()
+            known = self._string = KnownString(start, [*telling, *siblings])
+        known.near = [string for string in known.near if string.startswith(content)]
+        known.length = len(content)
+        # What escapes spell is not compared here; few strings need any.
+        return None if b"\\" in content else known
+
+    def _list_siblings(self) -> list[bytes]:
+        """Return the strings that stand before the open one in its array, in JSON's spelling."""
+        frame = self._state.frame
+        assert frame is not None and not frame.is_object, "only elements are compared with siblings"
+        before = bytes(self._text[frame.start : self._state.start])
+        return [spell(value) for value in read_elements(before) if isinstance(value, str)]
+
+    def _clear_in_string(self, words: np.ndarray, kind: tuple[str, int], known: KnownString) -> None:
+        """Clear candidates inside a string all of whose endings but a few share one verdict."""
+        tokens = self._program.tokens
+        special = NO_STRINGS
+        if known.near:
+            # An escape can spell any character, so it may lead to one of these too.
+            special = tokens.escaping.union(string[known.length :] for string in known.near)
+        if kind[0] == "quote":
+            self._clear_endings(words, known, special)
+        far = self._far_kind()
+        if far is None:
+            return
+        wrong = []
+        # What comes after a property name depends on the name.
+        is_name = self._state.mode is Mode.NAME
+        for token_id in tokens.find(words, *far):
+            prefix, rest = tokens.parts[token_id]
+            if is_name or prefix in special:
+                is_allowed = self._is_candidate_allowed(token_id)
+            else:
+                verdict = known.verdicts.get(rest)
+                is_allowed = self._is_candidate_allowed(token_id) if verdict is None else verdict
+                if len(self._verdicts) < MAX_NUM_CHECKS:
+                    known.verdicts[rest] = is_allowed
+            if not is_allowed:
+                wrong.append(token_id)
+        clear_bits(words, wrong)
+
+    def _clear_endings(self, words: np.ndarray, known: KnownString, special: frozenset[bytes]) -> None:
+        """Clear the tokens that end a string which is checked itself."""
+        tokens = self._program.tokens
+        found = [i for prefix in special for i in tokens.by_prefix.get(prefix, ()) if is_set(words, i)]
+        if known.is_fine is None:
+            plain = (i for i in tokens.find(words, "quote", 0) if i not in found)
+            token_id = next(plain, None)
+            if token_id is not None:
+                known.is_fine = self._is_end_allowed(token_id)
+        fine = [i for i in found if self._is_end_allowed(i)]
+        if known.is_fine is False:
+            words &= ~tokens.quoted
+            set_bits(words, fine)
+        else:
+            clear_bits(words, [i for i in found if i not in fine])
+
+    def _clear_prefixes(self, words: np.ndarray) -> None:
+        """Clear the tokens that end a string which is checked itself: one check for all that end it alike."""
+        tokens = self._program.tokens
+        verdicts: dict[bytes, bool] = {}
+        wrong = []
+        for token_id in tokens.find(words, "quote", 0):
+            prefix = tokens.parts[token_id][0]
+            if prefix not in verdicts:
+                verdicts[prefix] = len(verdicts) < MAX_NUM_CHECKS and self._is_end_allowed(token_id)
+            if not verdicts[prefix]:
+                wrong.append(token_id)
+        clear_bits(words, wrong)
+
+    def _is_end_allowed(self, token_id: int) -> bool:
+        """Tell whether a string may end at the quote of a token."""
+        end = self._program.tokens.parts[token_id][0] + b'"'
+        return advance(self._state, self._text, end, self._is_allowed) is not None
+
+    def _far_kind(self) -> tuple[str, int] | None:
+        """Return which tokens may complete a value around the string that is open, None where no token reaches it."""
+        num_closers = self._state.frame.num_closers if self._state.frame else 0
+        return None if num_closers >= FAR else ("far quote", num_closers)
 
     def _candidate_kind(self) -> tuple[str, int] | None:
         """Return which tokens may complete a checked value: the class of ClosingTokens, and the brackets needed."""
@@ -151,31 +248,35 @@ class ResidualMatcher:
         if state.mode is Mode.END:
             return None
         num_closers = state.frame.num_closers if state.frame else 0
-        is_checked = state.site is not None and bool(state.site.checks)
-        if state.mode is Mode.STRING and is_checked:
-            return "quote", 0
+        in_string = state.mode in (Mode.STRING, Mode.NAME)
+        site = self._string_site() if in_string else state.site
+        is_checked = site is not None and bool(site.checks)
+        if in_string and is_checked:
+            return "escaped quote" if state.is_escaped else "quote", 0
         if state.mode is Mode.NUMBER and is_checked:
             return "delimiter", 0
         if num_closers >= FAR:
             return None
-        in_string = state.mode in (Mode.STRING, Mode.NAME)
-        return "far quote" if in_string else "any", num_closers
+        if not in_string:
+            return "any", num_closers
+        return "escaped quote" if state.is_escaped else "far quote", num_closers
 
-    def _is_candidate_allowed(self, token: bytes) -> bool:
+    def _is_candidate_allowed(self, token_id: int) -> bool:
+        token = self._program.tokens.token_bytes[token_id]
         judge = self._is_allowed if len(self._verdicts) < MAX_NUM_CHECKS else self._is_known_allowed
         return advance(self._state, self._text, token, judge) is not None
 
-    def _is_allowed(self, site: Site, value: bytes) -> bool:
-        key = id(site), value
+    def _is_allowed(self, site: Site, value: bytes, before: Callable[[], bytes]) -> bool:
+        key = id(site), value, before() if site.checks[0].is_distinct else b""
         if key not in self._verdicts:
-            self._verdicts[key] = self._program.find_violation(site, value)
+            self._verdicts[key] = self._program.checks.find_violation(site, *key[1:])
         violation = self._verdicts[key]
         self._violation = violation or self._violation
         return violation is None
 
-    def _is_known_allowed(self, site: Site, value: bytes) -> bool:
-        key = id(site), value
-        return key in self._verdicts and self._is_allowed(site, value)
+    def _is_known_allowed(self, site: Site, value: bytes, before: Callable[[], bytes]) -> bool:
+        key = id(site), value, before() if site.checks[0].is_distinct else b""
+        return key in self._verdicts and self._is_allowed(site, value, before)
 
 
 class ResidualFiller:

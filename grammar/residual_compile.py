@@ -6,7 +6,7 @@ from typing import Any
 
 from .backend import Backend, CompiledGrammar, Program
 from .closing_tokens import ClosingTokens
-from .errors import UnsupportedGrammar
+from .errors import GrammarError, UnsupportedGrammar
 from .json_schema.keywords import join_pointer
 from .json_schema.loosen import NOT_CHECKED, Loosening
 from .json_schema.normalise import Normalised
@@ -31,9 +31,14 @@ def compile_residual(
     for problem in normalised.problems:
         if problem.keyword in NOT_CHECKED:
             raise UnsupportedGrammar(problem.pointer, problem.keyword, problem.reason)
-    loosening = Loosening(json.loads(spec.text))
-    loosening.drop_problems()
-    program = compile_loosened(backend, spec, loosening)
+    try:
+        loosening, program = compile_loosened(backend, spec, is_guided=True)
+        for place, keyword in loosening.dropped:
+            if place not in normalised.places:
+                raise UnsupportedGrammar(place, keyword, "it stands in a guide")
+    except GrammarError:
+        # A guide can be more than the engine takes where the schema without it is not.
+        loosening, program = compile_loosened(backend, spec, is_guided=False)
     residual = find_residual(normalised, loosening)
     # With identifiers inside, pointers do not tell what applies where: only the whole document is checked then.
     sites = SiteMap({} if normalised.has_ids else document, residual, normalised.drops_ref_siblings)
@@ -41,16 +46,18 @@ def compile_residual(
     return CompiledGrammar(backend.name, plan, ResidualProgram(program, document, sites, tokens))
 
 
-def compile_loosened(backend: Backend, spec: GrammarSpec, loosening: Loosening) -> Program:
+def compile_loosened(backend: Backend, spec: GrammarSpec, is_guided: bool) -> tuple[Loosening, Program]:
     """Compile, dropping what the backend refuses as long as it can be checked instead."""
+    loosening = Loosening(json.loads(spec.text), is_guided=is_guided)
+    loosening.drop_problems()
     for _ in range(MAX_NUM_REFUSALS):
         loosened = replace(spec, text=json.dumps(loosening.schema, ensure_ascii=False))
         try:
-            return backend.compile(loosened)
+            return loosening, backend.compile(loosened)
         except UnsupportedGrammar as refusal:
-            if not loosening.drop_refused(refusal.pointer, refusal.keyword):
+            if not loosening.drop_refused(refusal.pointer, refusal.keyword, refusal.reason):
                 raise
-    return backend.compile(loosened)
+    return loosening, backend.compile(loosened)
 
 
 def find_residual(normalised: Normalised, loosening: Loosening) -> dict[str, tuple[str, ...]]:

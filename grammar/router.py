@@ -7,7 +7,9 @@ json_schema   normalise, then    -> llguidance, unless it refuses or a keyword i
                                  -> UnsupportedGrammar with pointer, keyword and reason
 regex, choice                    -> outlines_core; llguidance where that cannot or would grow too large
 ebnf                             -> xgrammar
-lark, csv                        -> llguidance
+lark, csv, xml                   -> llguidance
+structural_tag                   -> its own matcher, and for each value in it the backend it would have alone
+                                    (tag_compile.py)
 """
 
 import json
@@ -19,7 +21,7 @@ from .closing_tokens import ClosingTokens
 from .errors import InvalidGrammar, UnsupportedGrammar
 from .json_schema.normalise import Normalised, normalise
 from .json_schema.xgrammar_subset import find_obstacle
-from .plan import ENGINE, PlanEntry
+from .plan import ENGINE, PlanEntry, Problem
 from .residual_compile import compile_residual
 from .spec import GrammarSpec
 
@@ -30,6 +32,7 @@ ROUTES: dict[str, tuple[str, ...]] = {
     "ebnf": ("xgrammar",),
     "lark": ("llguidance",),
     "csv": ("llguidance",),
+    "xml": ("llguidance",),
 }
 
 
@@ -81,6 +84,9 @@ def compile_json_schema(
     schema = {} if normalised.schema is True else normalised.schema
     rewritten = replace(spec, text=json.dumps(schema, ensure_ascii=False))
     obstacle = find_obstacle(schema)
+    if spec.property_order == "any" and obstacle is None:
+        # Its own any_order checks neither what is required nor what is written twice.
+        obstacle = Problem("", "property_order", "xgrammar writes properties in the order of the schema only")
     if spec.backend == "xgrammar":
         if obstacle is not None:
             raise UnsupportedGrammar(obstacle.pointer, obstacle.keyword, obstacle.reason)

@@ -6,12 +6,17 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from .csv_table import describe_table
-from .errors import InvalidGrammar
+from .errors import InvalidGrammar, UnsupportedGrammar
 from .json_schema.dialect import check_well_formed
 from .lark import check_lark
+from .structural_tag import describe_tags, list_leaves, name_place
+from .xml_tree import describe_document
 
-Kind = Literal["json_schema", "json_object", "regex", "choice", "ebnf", "lark", "csv"]
+Kind = Literal[
+    "json_schema", "json_object", "regex", "choice", "ebnf", "lark", "csv", "xml", "structural_tag"
+]
 Whitespace = Literal["spaced", "compact", "any"]
+PropertyOrder = Literal["schema", "any"]
 
 BACKENDS = ("llguidance", "xgrammar", "outlines_core")
 MAX_SPEC_BYTES = 256 * 1024
@@ -27,12 +32,16 @@ class GrammarSpec:
         text: the schema, the choices or the table as JSON, the pattern, the EBNF or the Lark grammar.
         whitespace: what separates JSON values: "spaced" as json.dumps does, "compact", or "any" (bounded).
         backend: the engine to use, or None for the one that is faithful.
+        source: the text of which strings with `"x-grounded": true` have to be parts.
+        property_order: of JSON objects: that of the schema, or any.
     """
 
     kind: Kind
     text: str
     whitespace: Whitespace = "spaced"
     backend: str | None = None
+    source: str | None = None
+    property_order: PropertyOrder = "schema"
 
     def __post_init__(self) -> None:
         if self.backend is not None and self.backend not in BACKENDS:
@@ -41,7 +50,11 @@ class GrammarSpec:
             raise InvalidGrammar(
                 f"unknown whitespace {self.whitespace!r}; choose from {list(get_args(Whitespace))}"
             )
+        if self.property_order not in get_args(PropertyOrder):
+            raise InvalidGrammar(f"unknown property order {self.property_order!r}; choose schema or any")
         check_size(self.text, self.kind)
+        if self.source is not None:
+            check_size(self.source, "source")
 
     @classmethod
     def json_schema(
@@ -49,8 +62,15 @@ class GrammarSpec:
         schema: dict[str, Any] | str | bool,
         whitespace: Whitespace = "spaced",
         backend: str | None = None,
+        source: str | None = None,
+        property_order: PropertyOrder = "schema",
     ) -> "GrammarSpec":
-        """Accept the JSON texts that are valid for a JSON Schema; properties keep the schema's order."""
+        """Accept the JSON texts that are valid for a JSON Schema.
+
+        Args:
+            source: strings of schemas with `"x-grounded": true` have to be parts of this text (see source_text.py).
+            property_order: "schema" writes properties in its order, "any" in all (see any_order.py).
+        """
         parsed = parse_json(schema, "json_schema") if isinstance(schema, str) else schema
         if not isinstance(parsed, dict | bool):
             raise InvalidGrammar(f"a JSON schema is an object or a boolean, not {type(parsed).__name__}")
@@ -59,7 +79,7 @@ class GrammarSpec:
         check_size(text, "json_schema")
         check_depth(json.loads(text))
         check_well_formed(json.loads(text))
-        return cls("json_schema", text, whitespace, backend)
+        return cls("json_schema", text, whitespace, backend, source, property_order)
 
     @classmethod
     def json_object(cls, whitespace: Whitespace = "spaced", backend: str | None = None) -> "GrammarSpec":
@@ -110,6 +130,53 @@ class GrammarSpec:
         table = describe_table(columns, has_header, delimiter, is_quoting)
         return cls("csv", dump_json(table, "csv"), backend=backend)
 
+    @classmethod
+    def xml(
+        cls,
+        root: Mapping[str, Any],
+        definitions: Mapping[str, Any] | None = None,
+        declaration: str = "none",
+        whitespace: Whitespace = "spaced",
+        backend: str | None = None,
+    ) -> "GrammarSpec":
+        """Accept XML documents with this tree of elements (xml_tree.py says what may stand in it)."""
+        document = describe_document(root, definitions, declaration)
+        return cls("xml", dump_json(document, "xml"), whitespace, backend)
+
+    @classmethod
+    def structural_tag(
+        cls, tags: Mapping[str, Any] | str, whitespace: Whitespace = "spaced", backend: str | None = None
+    ) -> "GrammarSpec":
+        """Accept text with tagged parts that keep to schemas (structural_tag.py says what may stand in it).
+
+        Args:
+            backend: the engine of the schemas in it.
+        """
+        parsed = parse_json(tags, "structural_tag") if isinstance(tags, str) else tags
+        check_depth(parsed, "structural_tag")
+        described = describe_tags(parsed)
+        spec = cls("structural_tag", dump_json(described, "structural_tag"), whitespace, backend)
+        for pointer, leaf in list_leaves(described["format"], "/format"):
+            spec.make_leaf(name_place(pointer, described["is_legacy"]), leaf)
+        return spec
+
+    def make_leaf(self, pointer: str, leaf: Mapping[str, Any]) -> "GrammarSpec":
+        """Return the spec of a schema, pattern or grammar in a structural tag, or say what is wrong with it there."""
+        try:
+            if leaf["type"] == "regex":
+                # An automaton for each of many patterns would take long; llguidance builds what it needs.
+                return GrammarSpec.regex(leaf["pattern"], "llguidance")
+            if leaf["type"] == "grammar":
+                return GrammarSpec.ebnf(leaf["grammar"])
+            order: PropertyOrder = "any" if leaf["any_order"] else "schema"
+            return GrammarSpec.json_schema(
+                leaf["json_schema"], self.whitespace, self.backend, property_order=order
+            )
+        except UnsupportedGrammar as error:
+            raise UnsupportedGrammar(pointer + error.pointer, error.keyword, error.reason) from error
+        except InvalidGrammar as error:
+            raise InvalidGrammar(f"{pointer}: {error}") from error
+
 
 def parse_json(text: str, kind: str) -> Any:
     """Parse JSON text; what is not JSON is an InvalidGrammar that names line and column."""
@@ -149,7 +216,7 @@ def check_size(text: str, kind: str) -> None:
         raise InvalidGrammar(f"{kind} is {num_bytes} bytes long; the limit is {MAX_SPEC_BYTES} bytes")
 
 
-def check_depth(value: Any) -> None:
+def check_depth(value: Any, kind: str = "json_schema") -> None:
     """Refuse a value nested deeper than the limit, without recursion of our own."""
     level = [value]
     for _ in range(MAX_NESTING_DEPTH + 1):
@@ -157,4 +224,4 @@ def check_depth(value: Any) -> None:
         if not containers:
             return
         level = [c for node in containers for c in (node.values() if isinstance(node, dict) else node)]
-    raise InvalidGrammar(f"json_schema is nested deeper than {MAX_NESTING_DEPTH} levels")
+    raise InvalidGrammar(f"{kind} is nested deeper than {MAX_NESTING_DEPTH} levels")

@@ -1,8 +1,9 @@
 """The tokens a grammar is applied to, as bytes."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 import numpy as np
 
@@ -14,15 +15,23 @@ class Vocabulary:
     Args:
         token_bytes: one entry per id; b"" for special, added and padding tokens, which no grammar allows.
         eos_token_ids: ids that end a text; their own bytes, if any, are ignored.
+        special_tokens: name -> id of the special tokens that structural tags may name; those that end a text are
+            left out. No other grammar allows them.
     """
 
     token_bytes: tuple[bytes, ...]
     eos_token_ids: tuple[int, ...]
+    special_tokens: Mapping[str, int] = field(repr=False)
     hash: str = field(init=False)
     # [num_words] int32: the row that allows the EOS ids and nothing else.
     eos_mask: np.ndarray = field(init=False, repr=False)
 
-    def __init__(self, token_bytes: Sequence[bytes], eos_token_ids: Sequence[int]) -> None:
+    def __init__(
+        self,
+        token_bytes: Sequence[bytes],
+        eos_token_ids: Sequence[int],
+        special_tokens: Mapping[str, int] | None = None,
+    ) -> None:
         eos = tuple(sorted(set(eos_token_ids)))
         if not eos:
             raise ValueError("a vocabulary needs at least one EOS token id")
@@ -30,11 +39,14 @@ class Vocabulary:
             raise ValueError(f"EOS token ids {list(eos)} must lie in 0..{len(token_bytes) - 1}")
         ends = set(eos)
         tokens = tuple(b"" if index in ends else bytes(token) for index, token in enumerate(token_bytes))
+        specials = {name: index for name, index in (special_tokens or {}).items() if index not in ends}
+        check_special_tokens(specials, tokens)
         mask = make_mask(eos, len(tokens))
         mask.flags.writeable = False
         for name, value in (("token_bytes", tokens), ("eos_token_ids", eos), ("eos_mask", mask)):
             object.__setattr__(self, name, value)
-        object.__setattr__(self, "hash", compute_hash(tokens, eos))
+        object.__setattr__(self, "special_tokens", MappingProxyType(specials))
+        object.__setattr__(self, "hash", compute_hash(tokens, eos, specials))
 
     @property
     def size(self) -> int:
@@ -53,6 +65,17 @@ class Vocabulary:
         return hash(self.hash)
 
 
+def check_special_tokens(special_tokens: Mapping[str, int], tokens: Sequence[bytes]) -> None:
+    """Refuse a special token that is none, or is text at the same time."""
+    for name, index in special_tokens.items():
+        if not name or not 0 <= index < len(tokens):
+            raise ValueError(
+                f"special token {name!r} has id {index}; ids are 0..{len(tokens) - 1}, names not empty"
+            )
+        if tokens[index]:
+            raise ValueError(f"special token {name!r} also has the bytes {tokens[index]!r}; they must be b''")
+
+
 def make_mask(token_ids: Sequence[int], size: int) -> np.ndarray:
     """Return the bitmask row, int32 [ceil(size / 32)], that allows exactly `token_ids`."""
     bits = np.zeros((size + 31) // 32 * 32, np.uint8)
@@ -60,9 +83,11 @@ def make_mask(token_ids: Sequence[int], size: int) -> np.ndarray:
     return np.packbits(bits, bitorder="little").view(np.int32)
 
 
-def compute_hash(tokens: tuple[bytes, ...], eos_token_ids: tuple[int, ...]) -> str:
+def compute_hash(
+    tokens: tuple[bytes, ...], eos_token_ids: tuple[int, ...], special_tokens: Mapping[str, int]
+) -> str:
     """Hash the tokens with their lengths, so that no two vocabularies share a byte stream."""
-    digest = hashlib.sha256(repr((len(tokens), eos_token_ids)).encode())
+    digest = hashlib.sha256(repr((len(tokens), eos_token_ids, sorted(special_tokens.items()))).encode())
     for token in tokens:
         digest.update(len(token).to_bytes(4, "little"))
         digest.update(token)

@@ -3,16 +3,46 @@
 Frames on stdin and stdout: 4 bytes of length, big endian, then JSON text; nothing is pickled. The first frame
 in is {"tokenizer": ..., "max_memory_bytes": ..., "max_seconds": ...}; each further one a compile order, answered
 by {"compiled": ...} or {"error": ...}. Imports nothing of ours, so that it starts without a package around it.
+
+xgrammar imports torch, for masks on the device, and transformers, for the name of a type; compiling needs neither,
+and importing them takes ten times as long as everything else. So stand-ins take their place here. Should a version
+of xgrammar not put up with that, the process starts once more with the real ones (argument `whole`).
 """
 
+import importlib
 import json
 import os
 import resource
 import signal
 import sys
+from types import ModuleType
 from typing import Any, BinaryIO
 
-import xgrammar
+WHOLE = "whole"
+
+
+class StandIn(ModuleType):
+    """A module that has every name, each a class that takes any arguments."""
+
+    def __getattr__(self, name: str) -> type:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return type(name, (), {"__init__": lambda self, *values, **options: None})
+
+
+def import_xgrammar() -> Any:
+    """Return xgrammar, imported without torch and transformers where it lets us."""
+    if WHOLE in sys.argv:
+        return importlib.import_module("xgrammar")
+    try:
+        # Its foreign function layer asks whether torch is there, and gets by without.
+        sys.modules["torch"] = None  # type: ignore[assignment]
+        importlib.import_module("tvm_ffi")
+        for name in ("torch", "transformers"):
+            sys.modules[name] = StandIn(name)
+        return importlib.import_module("xgrammar")
+    except (ImportError, AttributeError, TypeError):
+        os.execv(sys.executable, [sys.executable, "-P", __file__, WHOLE])
 
 
 def read_frame(stream: BinaryIO) -> Any:
@@ -61,6 +91,8 @@ def limit_memory(num_bytes: int) -> None:
 
 def main() -> None:
     """Answer orders until the other side closes the stream."""
+    # Before the first frame is read: a process that starts once more would miss it.
+    xgrammar = import_xgrammar()
     orders, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     # What libraries print must not get between the frames.
     os.dup2(2, 1)

@@ -17,6 +17,14 @@ KINDS = {
     "throughput": ("app.bench.throughput", "a heap of requests offline, free or structured"),
     "serve": ("app.bench.serve", "drive an OpenAI-compatible server: TTFT, TPOT, ITL, goodput"),
     "startup": ("app.bench.startup", "from process start to the first token"),
+    "gpu": (
+        "app.bench.gpu",
+        "everything that proves a GPU machine, in ten minutes: limits, kernels, graphs, work",
+    ),
+    "grammar": (
+        "app.bench.grammar",
+        "compile and mask times over many schemas, beside raw xgrammar and llguidance",
+    ),
     "sweep": ("app.bench.sweep", "throughput against latency, its knee, and settings for this machine"),
 }
 

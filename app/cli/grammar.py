@@ -1,4 +1,4 @@
-"""`python -m app grammar explain|test SCHEMA`: who enforces which keyword, and which instances are accepted."""
+"""`python -m app grammar explain|test GRAMMAR`: who enforces which keyword, and which texts are accepted."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from app.config import UsageError
-from grammar import CompiledGrammar, GrammarCompiler, GrammarError, GrammarSpec, Vocabulary
+from grammar import CompiledGrammar, GrammarCompiler, GrammarError, Vocabulary, read_spec
 
 EXIT_REFUSED = 1
+KINDS = ("json_schema", "regex", "choice", "ebnf", "lark", "csv", "xml", "structural_tag")
 WHITESPACES = ("spaced", "compact", "any")
 # Single bytes, so that a refusal has an exact place; the last token ends the text.
 VOCABULARY = Vocabulary([*(bytes([byte]) for byte in range(256)), b"<eos>"], [256])
@@ -22,18 +23,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "action", choices=("explain", "test"), help="print the plan, or try instances against it"
     )
-    parser.add_argument("schema", metavar="SCHEMA", help="file with a JSON Schema; - reads stdin")
+    parser.add_argument(
+        "schema",
+        metavar="GRAMMAR",
+        help="file with a JSON Schema or a grammar of another kind; - reads stdin",
+    )
     parser.add_argument(
         "instances",
         nargs="*",
         metavar="INSTANCE",
-        help="for test: JSON texts, or @FILE for the text of a file",
+        help="for test: texts, or @FILE for the text of a file",
+    )
+    parser.add_argument(
+        "--kind", choices=KINDS, default="json_schema", help="what GRAMMAR is (default: json_schema)"
+    )
+    parser.add_argument(
+        "--property-order",
+        choices=("schema", "any"),
+        default="schema",
+        help="of the objects of a JSON Schema (default: schema)",
     )
     parser.add_argument(
         "--whitespace",
         choices=WHITESPACES,
         default="any",
-        help="what separates JSON values (default: any)",
+        help="what separates JSON values and XML tags (default: any)",
     )
 
 
@@ -46,13 +60,16 @@ def run(arguments: argparse.Namespace, start: float) -> int:
     if (arguments.action == "test") != bool(arguments.instances):
         raise UsageError("explain takes a schema alone, test a schema and at least one instance")
     text = read_text(arguments.schema)
+    if arguments.kind in ("regex", "choice"):
+        text = text.strip("\n")
     instances = [
         read_text(name.removeprefix("@")).strip() if name.startswith("@") else name
         for name in arguments.instances
     ]
     compiler = GrammarCompiler(VOCABULARY)
     try:
-        compiled = compiler.compile(GrammarSpec.json_schema(text, arguments.whitespace))
+        spec = read_spec(arguments.kind, text, arguments.whitespace, property_order=arguments.property_order)
+        compiled = compiler.compile(spec)
         if arguments.action == "explain":
             print(make_table(compiled))
             return 0

@@ -9,12 +9,13 @@ import copy
 from dataclasses import dataclass, field
 from typing import Any
 
+from .guides import exclude_others, find_guides
 from .keywords import iterate_children, join_pointer, split_pointer
 from .node import Node
 from .problems import find_problems
 
 # These decide what the other keywords mean; without them nothing would guide the text.
-NOT_CHECKED = frozenset(["$ref", "$dynamicRef", "$dynamicAnchor", "$recursiveRef"])
+NOT_CHECKED = frozenset(["$ref", "$dynamicRef", "$dynamicAnchor", "$recursiveRef", "x-grounded"])
 # Keywords that mean nothing, or something else, without the first one.
 _COMPANIONS: dict[str, tuple[str, ...]] = {
     "if": ("then", "else"),
@@ -38,10 +39,12 @@ class Loosening:
     Attributes:
         schema: the schema in its present form.
         dropped: (pointer into the normalised schema, keyword) of what it no longer says.
+        is_guided: what is dropped leaves a guide behind, where there is one.
     """
 
     schema: dict[str, Any]
     dropped: list[tuple[str, str]] = field(default_factory=list)
+    is_guided: bool = False
 
     def drop_problems(self) -> None:
         """Drop every keyword that llguidance is known not to take or not to read exactly."""
@@ -62,7 +65,7 @@ class Loosening:
             if isinstance(ref, str) and ref.startswith("#/"):
                 pending.append((ref[1:], find_at(self.schema, ref[1:])))
 
-    def drop_refused(self, pointer: str, keyword: str) -> bool:
+    def drop_refused(self, pointer: str, keyword: str, reason: str) -> bool:
         """Drop a keyword that an engine refused; False when it cannot be dropped."""
         schema = find_at(self.schema, pointer)
         if not isinstance(schema, dict) or keyword not in schema:
@@ -70,18 +73,31 @@ class Loosening:
         if keyword == "oneOf":
             self._turn_into_any_of(schema, pointer)
             return True
-        if keyword not in _DROPPABLE:
+        # A schema that refers to itself cannot be met with another; the others still guide.
+        is_circular = keyword == "$ref" and "ircular" in reason
+        if keyword not in _DROPPABLE and not is_circular:
             return False
         self._drop(schema, pointer, keyword)
         return True
 
     def _drop(self, schema: dict[str, Any], pointer: str, keyword: str) -> None:
+        guides = find_guides(schema, keyword) if self.is_guided and keyword in schema else []
         for name in (keyword, *_COMPANIONS.get(keyword, ())):
             if schema.pop(name, None) is not None:
                 self.dropped.append((pointer, name))
+        self._add_guides(schema, guides)
+
+    def _add_guides(self, schema: dict[str, Any], guides: list[dict[str, Any]]) -> None:
+        for guide in guides:
+            # What a guide says may itself be more than an engine takes; that is no loss.
+            loosened = Loosening(guide)
+            loosened.drop_problems()
+            schema["allOf"] = [*schema.get("allOf", []), loosened.schema]
 
     def _turn_into_any_of(self, schema: dict[str, Any], pointer: str) -> None:
         branches = schema.pop("oneOf")
+        if self.is_guided:
+            branches = exclude_others(schema, branches) or branches
         if "anyOf" in schema:
             schema["allOf"] = [*schema.get("allOf", []), {"anyOf": branches}]
         else:

@@ -14,6 +14,7 @@ from .dialect import DRAFT_2020, detect_dialect, is_dialect_named
 from .excluded_bounds import ExcludedBounds
 from .keywords import ASSERTIONS, STRUCTURE_KEYWORDS, iterate_children, join_pointer, split_pointer
 from .node import Node
+from .number_spelling import spell_numbers
 from .problems import PATTERN_REASON, find_problems
 from .rules import RULES
 
@@ -51,6 +52,10 @@ def normalise(schema: dict[str, Any] | bool) -> Normalised:
     if walk.has_one_of:
         # A narrower branch could make two of them look exclusive that are not.
         walk.problems.extend(walk.narrowed)
+    else:
+        # Constants, not ranges, show llguidance that branches of `oneOf` exclude each other.
+        for schema in walk.enumerated:
+            spell_numbers(schema)
     if isinstance(result, dict) and "$schema" in result:
         result["$schema"] = DRAFT_2020.uri
     return Normalised(
@@ -78,6 +83,7 @@ class _Walk:
     has_one_of: bool = False
     places: dict[str, tuple[str, dict[str, str]]] = field(default_factory=dict)
     narrowed: list[Problem] = field(default_factory=list)
+    enumerated: list[dict[str, Any]] = field(default_factory=list)
     bounds: ExcludedBounds = field(default_factory=ExcludedBounds)
 
     def __post_init__(self) -> None:
@@ -148,6 +154,8 @@ class _Walk:
         self.problems.extend(find_problems(node))
         self.bounds.add(node)
         self.has_one_of |= "oneOf" in node.schema
+        if "enum" in node.schema or "const" in node.schema:
+            self.enumerated.append(node.schema)
         if node.is_narrowed:
             self.narrowed.append(Problem(node.pointer, "pattern", PATTERN_REASON))
 

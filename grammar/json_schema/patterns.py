@@ -5,11 +5,14 @@ newline apart) but not both the quote and the backslash: `[^"]` then matches an 
 that also excludes U+0000 is exact again, so that is what we compile; a text with U+0000 is then refused.
 """
 
+from functools import lru_cache
+
 from ..regex_syntax import CharSet, ClassScanner, UnknownSyntax
 
 CONTROLS = [code for code in range(0x20) if code != 0x0A]
 
 
+@lru_cache(maxsize=4096)
 def make_safe(pattern: str) -> str | None:
     """Return a pattern that llguidance reads exactly, None when there is none.
 

@@ -33,6 +33,8 @@ def find_problems(node: Node) -> Iterator[Problem]:
     for keyword, reason in UNSUPPORTED_KEYWORDS.items():
         if keyword in node.schema:
             yield Problem(node.pointer, node.original_name(keyword), reason)
+    if node.schema.get("x-grounded") is True:
+        yield Problem(node.pointer, "x-grounded", "it needs a source text to quote from")
     for keyword in NUMERIC_BOUNDS:
         value = node.schema.get(keyword)
         if isinstance(value, int) and not (is_exact(value) or is_clamped(node.schema, keyword, value)):

@@ -1,12 +1,14 @@
 """Where in an instance the residual keywords of a schema apply, whatever else the instance holds."""
 
+import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
-from urllib.parse import unquote
 
-from .keywords import iterate_children, join_pointer, split_pointer
+from .keywords import iterate_children, join_pointer
 from .loosen import find_at
+from .references import find_targets, item_keywords
+from .telling import ANYTHING, NOTHING, Item, Telling, TellingMap
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,10 +18,12 @@ class Check:
     Attributes:
         pointer: where the user wrote it.
         keywords: the residual keywords in it, for messages.
+        is_distinct: not the schema, but that the value is none of those before it in the array.
     """
 
     pointer: str
     keywords: tuple[str, ...]
+    is_distinct: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -29,21 +33,34 @@ class Site:
     Attributes:
         checks: what a value at this place is checked against when it is complete.
         has_children: a residual keyword applies surely below this place too.
+        telling: what decides checks at this place, or around it.
+        names: the place of property names, as strings; None when they are not checked.
+        distinct: the checks of an element's own, when elements have to be distinct.
+        strings: the JSON spelling of the strings on which a verdict may depend; None where it may on any.
     """
 
     map: "SiteMap"
     pointers: frozenset[str]
     checks: tuple[Check, ...]
     has_children: bool
+    telling: Telling
+    names: "Site | None" = None
+    distinct: tuple[Check, ...] = ()
+    strings: frozenset[bytes] | None = field(init=False)
     _names: dict[str | None, "Site | None"] = field(default_factory=dict)
     _places: dict[int, "Site | None"] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        found = self.telling.strings
+        self.strings = None if found is None else frozenset(map(spell, found))
+
     def member(self, name: str) -> "Site | None":
         """Return the place of a property's value, None when nothing is checked there or below."""
-        known: str | None = name if any(name in self.map.properties(p) for p in self.pointers) else None
+        is_known = any(name in self.map.properties(p) for p in self.pointers)
+        known: str | None = name if is_known or self.map.is_told(self.telling, name) else None
         if known not in self._names:
             found = (self.map.member_pointer(pointer, name) for pointer in self.pointers)
-            self._names[known] = self.map.site(found)
+            self._names[known] = self.map.site(found, self.map.telling.member(self.telling, name))
         return self._names[known]
 
     def element(self, index: int) -> "Site | None":
@@ -51,8 +68,13 @@ class Site:
         index = min(index, self.map.num_places)
         if index not in self._places:
             found = (self.map.element_pointer(pointer, index) for pointer in self.pointers)
-            self._places[index] = self.map.site(found)
+            self._places[index] = self.map.site(found, self.map.telling.element(self.telling), self.distinct)
         return self._places[index]
+
+
+def spell(text: str) -> bytes:
+    """Return a string's inside as JSON has it."""
+    return json.dumps(text, ensure_ascii=False)[1:-1].encode("utf-8", "surrogatepass")
 
 
 class SiteMap:
@@ -68,25 +90,61 @@ class SiteMap:
         self._document = document
         self._residual = residual
         self._is_ref_alone = is_ref_alone
-        self._sites: dict[frozenset[str], Site | None] = {}
+        self._sites: dict[tuple[frozenset[str], Telling, tuple[Check, ...]], Site | None] = {}
+        self._schemas: dict[str, dict[str, Any]] = {}
         self._reachable: dict[str, frozenset[str]] = {}
         self.num_places = 0
-        root = self.site([""])
+        self.telling = TellingMap(document, self._find)
+        root = self.site([""], NOTHING) or self._make_site(frozenset([""]), NOTHING, ())
         every = tuple(dict.fromkeys(keyword for names in residual.values() for keyword in names))
         # The whole document is checked in any case.
-        inner = tuple(check for check in root.checks if check.pointer) if root else ()
-        checks = (Check("", every), *inner)
-        pointers = root.pointers if root else frozenset([""])
-        self.root = Site(self, pointers, checks, root.has_children if root else False)
+        checks = (Check("", every), *(check for check in root.checks if check.pointer))
+        self.root = replace(root, checks=checks)
 
-    def site(self, pointers: Any) -> Site | None:
-        """Return the place to which all these schemas apply."""
-        key = frozenset(p for start in pointers if start is not None for p in self._expand(start))
+    def site(self, pointers: Any, telling: Telling, extra: tuple[Check, ...] = ()) -> Site | None:
+        """Return the place to which all these schemas apply, None when nothing is checked there or below.
+
+        Args:
+            telling: what decides checks around the place.
+            extra: what is checked there beside the schemas.
+        """
+        found = frozenset(p for start in pointers if start is not None for p in self._expand(start))
+        key = found, telling, extra
         if key not in self._sites:
-            checks = tuple(check for p in sorted(key) if (check := self._make_check(p)) is not None)
-            has_children = any(self._reach(child) for p in key for child in self._sure_children(p))
-            self._sites[key] = Site(self, key, checks, has_children) if checks or has_children else None
+            site = self._make_site(found, telling, extra)
+            is_needed = site.checks or site.has_children or site.telling != NOTHING
+            self._sites[key] = site if is_needed else None
         return self._sites[key]
+
+    def _make_site(self, found: frozenset[str], telling: Telling, extra: tuple[Check, ...]) -> Site:
+        checks = tuple(check for p in sorted(found) if (check := self._make_check(p)) is not None)
+        items = [item for check in checks for item in self._list_live(check.pointer)]
+        is_lost = any(keyword not in self._find(pointer) for pointer, keyword in items)
+        here = ANYTHING if is_lost else self.telling.gather(telling, items)
+        distinct = tuple(
+            Check(p, ("uniqueItems",), True) for p in sorted(found) if self._is_left(p, "uniqueItems")
+        )
+        named = [join_pointer(p, "propertyNames") for p in sorted(found) if self._is_left(p, "propertyNames")]
+        names = None
+        if named:
+            told = self.telling.gather(NOTHING, [item for p in named for item in self.telling.list_items(p)])
+            names = Site(
+                self, frozenset(named), tuple(Check(p, ("propertyNames",)) for p in named), False, told
+            )
+        is_above = any(self._reach(child) for p in found for child in self._sure_children(p))
+        has_children = is_above or bool(distinct or named)
+        return Site(self, found, (*extra, *checks), has_children, here, names, distinct)
+
+    def _is_left(self, pointer: str, keyword: str) -> bool:
+        """Tell whether a keyword of a schema is left to the checks."""
+        return (
+            keyword in self._residual.get(pointer, ())
+            and self._find(pointer).get(keyword, False) is not False
+        )
+
+    def is_told(self, telling: Telling, name: str) -> bool:
+        """Tell whether a property has a schema of its own in what decides checks."""
+        return any(keyword == "properties" and name in self.properties(p) for p, keyword in telling.items)
 
     def properties(self, pointer: str) -> Mapping[str, Any]:
         """Return the `properties` of a schema."""
@@ -106,24 +164,21 @@ class SiteMap:
     def element_pointer(self, pointer: str, index: int) -> str | None:
         """Return the schema that surely applies to an element, None when there is none."""
         schema = self._find(pointer)
-        keyword, rest = self._item_keywords(schema)
+        keyword, rest = item_keywords(schema)
         places = schema.get(keyword)
         if isinstance(places, list) and index < len(places):
             return join_pointer(pointer, keyword, index)
         return join_pointer(pointer, rest) if rest in schema else None
 
     def _find(self, pointer: str) -> dict[str, Any]:
-        found = find_at(self._document, pointer)
-        if not isinstance(found, dict):
-            return {}
-        if self._is_ref_alone and isinstance(found.get("$ref"), str):
-            return {"$ref": found["$ref"]}
-        return found
-
-    @staticmethod
-    def _item_keywords(schema: dict[str, Any]) -> tuple[str, str]:
-        """Return the keyword for elements by place and the one for the rest; older drafts name them otherwise."""
-        return ("items", "additionalItems") if isinstance(schema.get("items"), list) else ("prefixItems", "items")
+        known = self._schemas.get(pointer)
+        if known is None:
+            found = find_at(self._document, pointer)
+            known = found if isinstance(found, dict) else {}
+            if self._is_ref_alone and isinstance(known.get("$ref"), str):
+                known = {"$ref": known["$ref"]}
+            self._schemas[pointer] = known
+        return known
 
     def _expand(self, start: str) -> Iterator[str]:
         """Yield a schema and what it demands of the same value without condition."""
@@ -139,26 +194,30 @@ class SiteMap:
             branches = schema.get("allOf")
             if isinstance(branches, list):
                 pending.extend(join_pointer(pointer, "allOf", index) for index in range(len(branches)))
-            pending.extend(self._targets(schema))
-
-    @staticmethod
-    def _targets(schema: dict[str, Any]) -> Iterator[str]:
-        ref = schema.get("$ref")
-        if isinstance(ref, str) and (ref == "#" or ref.startswith("#/")):
-            yield "".join(join_pointer("", part) for part in split_pointer(unquote(ref[1:])))
+            pending.extend(find_targets(schema))
 
     def _sure_children(self, pointer: str) -> Iterator[str]:
         schema = self._find(pointer)
         yield from (join_pointer(pointer, "properties", name) for name in self.properties(pointer))
         if "additionalProperties" in schema and "patternProperties" not in schema:
             yield join_pointer(pointer, "additionalProperties")
-        keyword, rest = self._item_keywords(schema)
+        keyword, rest = item_keywords(schema)
         places = schema.get(keyword)
         if isinstance(places, list):
             self.num_places = max(self.num_places, len(places))
             yield from (join_pointer(pointer, keyword, index) for index in range(len(places)))
         if rest in schema:
             yield join_pointer(pointer, rest)
+
+    def _list_live(self, pointer: str) -> list[Item]:
+        """Return the keywords of a checked schema whose verdict the engine has not settled."""
+        keywords = dict.fromkeys(self._residual.get(pointer, ()))
+        sure = {*self._sure_children(pointer)}
+        for path, _ in iterate_children(self._find(pointer)):
+            child = join_pointer(pointer, *path)
+            if path[0] not in ("$defs", "definitions", "allOf") and child not in sure and self._reach(child):
+                keywords[str(path[0])] = None
+        return [(pointer, keyword) for keyword in keywords]
 
     def _make_check(self, pointer: str) -> Check | None:
         """Return the check of a schema: its own residual keywords, and those that apply under a condition."""
@@ -184,7 +243,7 @@ class SiteMap:
                 seen.add(pointer)
                 found.update(self._residual.get(pointer, ()))
                 schema = self._find(pointer)
-                pending.extend(self._targets(schema))
+                pending.extend(find_targets(schema))
                 pending.extend(
                     join_pointer(pointer, *path)
                     for path, _ in iterate_children(schema)

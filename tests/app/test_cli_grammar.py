@@ -79,3 +79,50 @@ def test_wrong_use_is_one_line_and_exit_code_2(
     assert main(["grammar", *(names.get(argument, argument) for argument in arguments)]) == 2
     output = capsys.readouterr().err
     assert words in output and output.count("\n") == 1
+
+
+TREE = {"name": "a", "children": [{"name": "b", "text": "integer", "min": 1, "max": None}]}
+TAG = {
+    "type": "tag",
+    "begin": "<n>",
+    "content": {"type": "json_schema", "json_schema": SCHEMA},
+    "end": "</n>",
+}
+TAGS = {"type": "structural_tag", "format": {"type": "triggered_tags", "triggers": ["<n"], "tags": [TAG]}}
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "row", "good", "bad", "byte"),
+    [
+        ("regex", "[0-9]+\n", "# regex outlines_core", "12", "1a", 1),
+        ("choice", '["yes", "no"]', "# choice outlines_core", "yes", "yex", 2),
+        ("lark", 'start: "a"+', "# lark llguidance", "aa", "ab", 1),
+        ("csv", '{"columns": {"n": "integer"}}', "# csv llguidance", "n\n1", "n\nx", 2),
+        ("xml", json.dumps(TREE), "# xml llguidance", "<a>\n<b>1</b>\n</a>", "<a><b>x</b></a>", 6),
+        ("structural_tag", json.dumps(TAGS), "/format/tags/0/content/json_schema/properties/tags uniqueItems residual",
+         'so <n>{"name": "a"}</n>.', '<n>{"name": 1}</n>', 12),
+    ],
+)  # fmt: skip
+def test_every_kind_is_explained_and_tried(
+    kind: str,
+    text: str,
+    row: str,
+    good: str,
+    bad: str,
+    byte: int,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    path = tmp_path / "grammar"
+    path.write_text(text)
+    assert main(["grammar", "explain", str(path), "--kind", kind]) == 0
+    assert row.split() in [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert main(["grammar", "test", str(path), good, bad, "--kind", kind]) == 1
+    accepted, refused = capsys.readouterr().out.splitlines()
+    assert accepted.endswith("accepted") and f"refused at byte {byte}," in refused
+
+
+def test_properties_may_come_in_any_order(schema: str, capsys: pytest.CaptureFixture[str]) -> None:
+    instance = '{"tags": [], "name": "a"}'
+    assert main(["grammar", "test", schema, instance]) == 1
+    assert main(["grammar", "test", schema, instance, "--property-order", "any"]) == 0

@@ -14,6 +14,13 @@ OBJECT = {
     "required": ["é"],
     "additionalProperties": False,
 }
+TAG = {
+    "type": "tag",
+    "begin": "<t>",
+    "content": {"type": "json_schema", "json_schema": OBJECT},
+    "end": "</t>",
+}
+UNIQUE = TAG | {"content": {"type": "json_schema", "json_schema": {"type": "array", "uniqueItems": True}}}
 CASES = {
     "llguidance": (GrammarSpec.json_schema(OBJECT), '{"é": "日本 {"}'),
     "llguidance regex": (GrammarSpec.regex("a(bc)?|日本+", backend="llguidance"), "日本本"),
@@ -22,6 +29,17 @@ CASES = {
     "outlines_core choice": (GrammarSpec.choice(["a", "abc", "日"]), "abc"),
     "xgrammar": (GrammarSpec.ebnf('root ::= item ("," item)*\nitem ::= [a-z]+ | "日本"'), "ab,日本,c"),
     "xgrammar schema": (GrammarSpec.json_schema(OBJECT, backend="xgrammar"), '{"é": "日本 {"}'),
+    "llguidance any order": (GrammarSpec.json_schema(OBJECT, property_order="any"), '{"é": "日本 {"}'),
+    "llguidance xml": (
+        GrammarSpec.xml({"name": "a", "children": [{"name": "é", "text": "string"}]}),
+        "<a><é>日&amp;</é></a>",
+    ),
+    "llguidance csv": (GrammarSpec.csv({"a": "string", "n": "integer"}), 'a,n\n"日,",1'),
+    "structural_tag": (
+        GrammarSpec.structural_tag({"format": {"type": "triggered_tags", "triggers": ["<t"], "tags": [TAG]}}),
+        'é <t>{"é": "日本 {"}</t>日',
+    ),
+    "structural_tag with residual checks": (GrammarSpec.structural_tag({"format": UNIQUE}), "<t>[1, 2]</t>"),
 }
 
 

@@ -43,3 +43,13 @@ def test_a_fresh_bitmask_allows_exactly_the_vocabulary(size):
     assert bitmask.dtype == np.int32
     assert bits[:, :size].all()
     assert not bits[:, size:].any()
+
+
+def test_special_tokens_are_named_and_are_no_text():
+    vocabulary = Vocabulary([b"a", b"", b""], [2], {"<call>": 1, "<eos>": 2})
+    assert dict(vocabulary.special_tokens) == {"<call>": 1}
+    assert vocabulary != Vocabulary([b"a", b"", b""], [2])
+    with pytest.raises(ValueError, match="also has the bytes"):
+        Vocabulary([b"a", b""], [1], {"<a>": 0})
+    with pytest.raises(ValueError, match="ids are 0"):
+        Vocabulary([b"a", b""], [1], {"<b>": 7})

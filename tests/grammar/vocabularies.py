@@ -48,6 +48,8 @@ _JSON = [
     "]}",
     "\\n",
     '\\"',
+    '\\""',
+    'a\\"b"',
 ]
 _MULTI_BYTE = ["é", "à", "日本", "語", "ß", "😀", "—", "č", "日"]
 # Halves of characters, as byte-level BPE has them.

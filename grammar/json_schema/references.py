@@ -1,0 +1,43 @@
+"""References within a document: where they lead, and whether there are others."""
+
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import unquote
+
+from .keywords import join_pointer, split_pointer
+
+
+def item_keywords(schema: dict[str, Any]) -> tuple[str, str]:
+    """Return the keyword for elements by place and the one for the rest; older drafts name them otherwise."""
+    return ("items", "additionalItems") if isinstance(schema.get("items"), list) else ("prefixItems", "items")
+
+
+def is_local(ref: Any) -> bool:
+    """Tell whether a `$ref` is a JSON pointer into the document."""
+    return isinstance(ref, str) and (ref == "#" or ref.startswith("#/"))
+
+
+def find_targets(schema: dict[str, Any]) -> Iterator[str]:
+    """Yield where a local `$ref` points to."""
+    ref = schema.get("$ref")
+    if is_local(ref):
+        yield "".join(join_pointer("", part) for part in split_pointer(unquote(str(ref)[1:])))
+
+
+def has_foreign_references(document: Any) -> bool:
+    """Tell whether any object, schema or not, has a reference that is no JSON pointer, or an identifier of its own."""
+    pending = [document]
+    while pending:
+        node = pending.pop()
+        if isinstance(node, dict):
+            ref = node.get("$ref")
+            is_foreign = isinstance(ref, str) and not is_local(ref)
+            if is_foreign or "$dynamicRef" in node or "$recursiveRef" in node:
+                return True
+            is_nested = node is not document
+            if is_nested and any(isinstance(node.get(keyword), str) for keyword in ("$id", "id")):
+                return True
+            pending.extend(node.values())
+        elif isinstance(node, list):
+            pending.extend(node)
+    return False

@@ -1,0 +1,22 @@
+"""What the masks of a residual matcher remember of the string that is open."""
+
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class KnownString:
+    """What earlier masks found out about the string that is open.
+
+    Attributes:
+        start: offset of its opening quote.
+        near: the strings with a verdict of their own that it may still become, in JSON's spelling.
+        length: bytes of its content so far.
+        is_fine: the verdict on it if it becomes none of them; None while not known.
+        verdicts: what follows its quote in a token -> whether that is allowed if it becomes none of them.
+    """
+
+    start: int
+    near: list[bytes]
+    length: int = 0
+    is_fine: bool | None = None
+    verdicts: dict[bytes, bool] = field(default_factory=dict)

@@ -1,0 +1,197 @@
+"""Properties in any order: every order of a valid instance, nothing else, and refusals with a place."""
+
+import itertools
+import json
+import random
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from grammar import GrammarSpec, InvalidGrammar, SchemaValidator, UnsupportedGrammar
+from tests.grammar.vocabularies import accepts, allowed_tokens, walk
+
+SETTINGS = settings(deadline=None, suppress_health_check=list(HealthCheck), derandomize=True, database=None)
+POINT = {
+    "type": "object",
+    "properties": {"u": {"type": "integer"}, "v": {"$ref": "#/$defs/p"}},
+    "required": ["u"],
+    "additionalProperties": False,
+}
+NESTED = {
+    "type": "object",
+    "properties": {
+        "a": {"type": "integer", "minimum": 0},
+        "b": {"type": ["string", "null"], "maxLength": 3},
+        "c": {
+            "type": "object",
+            "properties": {"x": {"type": "null"}, "y": {"type": "array", "items": {"$ref": "#/$defs/p"}}},
+            "additionalProperties": False,
+        },
+    },
+    "required": ["a", "c"],
+    "additionalProperties": False,
+    "$defs": {"p": POINT},
+}  # fmt: skip
+VALUES = [("a", 1), ("b", "é"), ("c", {"y": [{"v": {"u": 1}, "u": 2}, {"u": 3}], "x": None})]
+SEPARATORS = {"spaced": (", ", ": "), "compact": (",", ":"), "any": (" ,\n", " : ")}
+
+
+def any_order(schema, whitespace="spaced"):
+    return GrammarSpec.json_schema(schema, whitespace, property_order="any")
+
+
+def write(pairs, whitespace="spaced"):
+    return json.dumps(dict(pairs), ensure_ascii=False, separators=SEPARATORS[whitespace])
+
+
+@pytest.mark.parametrize("whitespace", SEPARATORS)
+def test_every_order_of_every_subset_is_accepted_exactly_when_valid(byte_compiler, whitespace):
+    compiled = byte_compiler.compile(any_order(NESTED, whitespace))
+    validator = SchemaValidator(NESTED)
+    for length in range(4):
+        for pairs in itertools.permutations(VALUES, length):
+            text = write(pairs, whitespace)
+            expected = validator.is_valid(dict(pairs))
+            assert accepts(compiled.matcher(), byte_compiler.vocabulary, text) == expected, text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"a": 1, "a": 1, "c": {}}',
+        '{"c": {}, "a": -1}',
+        '{"c": {}, "a": 1, "d": 1}',
+        '{"c": {"x": 1}, "a": 1}',
+        '{"b": "long", "c": {}, "a": 1}',
+        '{"c": {}, "a": 1,}',
+        '{, "c": {}, "a": 1}',
+        '{"c": {"y": [{"v": {}, "u": 1}]}, "a": 1}',
+    ],
+)
+def test_what_is_wrong_in_one_order_is_wrong_in_all(byte_compiler, text):
+    assert not accepts(byte_compiler.compile(any_order(NESTED)).matcher(), byte_compiler.vocabulary, text)
+
+
+@pytest.mark.parametrize(
+    ("schema", "good", "bad"),
+    [
+        ({"properties": {"a": {}, "b": {"type": "integer"}}},
+         ['{"b": 1, "a": 1}', '{"z": [], "b": 1, "q\\n": 1}', "{}", "null", "[3]"],
+         ['{"b": "x"}', '{"b": 1, "b": "x"}']),
+        ({"type": ["object", "null"], "required": ["a", "b"]}, ['{"b": 1, "x": 2, "a": 1}', "null"], ['{"b": 1}', "3"]),
+        ({"type": "object", "properties": {"a": True, "b": False}},
+         ['{"z": 1, "a": 1}'], ['{"b": 1}', '{"z": 1, "b": 1}']),
+        ({"anyOf": [{"type": "object", "properties": {"a": {}, "b": {}}, "required": ["a"]}, {"type": "null"}]},
+         ['{"b": 1, "a": 1}', "null"], ['{"b": 1}', "1"]),
+        ({"type": "array", "minItems": 1, "maxItems": 2, "items": {"type": "object", "required": ["a", "b"]}},
+         ['[{"b": 1, "a": 2}, {"a": 1, "b": 2}]'],
+         ["[]", '[{"b": 1}]', '[{"b": 1, "a": 2}' + ', {"a": 1, "b": 2}' * 2 + "]"]),
+        ({"type": "object", "properties": {'a"b': {}, "é\n": {}}, "required": ['a"b', "é\n"]},
+         ['{"é\\n": 1, "a\\"b": 2}'], ['{"é\\n": 1}']),
+        ({"type": "object", "additionalProperties": {"type": "integer"}}, ['{"b": 1, "a": 2}'], ['{"b": "x"}']),
+        ({"enum": [{"a": "x", "b": {"c": "y", "d": "z"}}, "w"]},
+         ['{"b": {"d": "z", "c": "y"}, "a": "x"}', '"w"'], ['{"b": "y"}', '{"b": {"d": "z"}, "a": "x"}']),
+    ],
+)  # fmt: skip
+def test_schemas_of_many_shapes(byte_compiler, schema, good, bad):
+    compiled = byte_compiler.compile(any_order(schema))
+    for text in good:
+        assert accepts(compiled.matcher(), byte_compiler.vocabulary, text), text
+    for text in bad:
+        assert not accepts(compiled.matcher(), byte_compiler.vocabulary, text), text
+
+
+@pytest.mark.parametrize(
+    ("schema", "good", "bad"),
+    [
+        ({"type": "object", "properties": {"a": {}, "b": {}}, "minProperties": 1}, '{"b": 1, "a": 1}', "{}"),
+        ({"type": "array", "uniqueItems": True, "items": {"type": "object", "properties": {"a": {}, "b": {}}}},
+         '[{"b": 1, "a": 2}, {"a": 1}]', '[{"b": 1, "a": 2}, {"a": 2, "b": 1}]'),
+        ({"type": "object", "properties": {"a": {}, "b": {}}, "dependentRequired": {"a": ["b"]}},
+         '{"b": 1, "a": 2}', '{"a": 2}'),
+    ],
+)  # fmt: skip
+def test_residual_checks_hold_in_any_order(byte_compiler, schema, good, bad):
+    compiled = byte_compiler.compile(any_order(schema))
+    assert "residual" in {entry.enforced_by for entry in compiled.plan}
+    assert accepts(compiled.matcher(), byte_compiler.vocabulary, good)
+    assert not accepts(compiled.matcher(), byte_compiler.vocabulary, bad)
+
+
+def schemas():
+    scalar = st.sampled_from(
+        [{"type": "integer"}, {"type": "string", "maxLength": 2}, {"enum": ["a", 1]}, {"type": "null"}]
+    )
+
+    def compose(inner):
+        names = st.lists(st.sampled_from(["a", "b", "c", "d"]), unique=True, min_size=1, max_size=3)
+        objects = names.flatmap(
+            lambda found: st.builds(
+                lambda values, required, extra: {
+                    "type": "object", "properties": dict(zip(found, values, strict=False)),
+                    "required": required, "additionalProperties": extra,
+                },
+                st.lists(inner, min_size=len(found), max_size=len(found)),
+                st.lists(st.sampled_from(found), unique=True),
+                st.sampled_from([False, {"type": "integer"}]),
+            )
+        )  # fmt: skip
+        return objects | inner.map(lambda item: {"type": "array", "items": item, "maxItems": 2})
+
+    return st.recursive(scalar, compose, max_leaves=4)
+
+
+@settings(SETTINGS, max_examples=40)
+@given(schema=schemas(), seed=st.integers(0, 99))
+def test_random_texts_in_any_order_are_valid(merged_compiler, schema, seed):
+    compiled = merged_compiler.compile(any_order(schema))
+    text = walk(compiled.matcher(), merged_compiler.vocabulary, random.Random(seed), num_free=25)
+    assert text is None or SchemaValidator(schema).is_valid(json.loads(text))
+
+
+def test_sixty_names_take_no_longer_than_a_few(byte_compiler):
+    names = [f"n{i}" for i in range(60)]
+    schema = {
+        "type": "object",
+        "properties": {name: {"type": "integer"} for name in names},
+        "required": names[1:],
+    }
+    compiled = byte_compiler.compile(any_order(schema | {"additionalProperties": False}))
+    assert compiled.program.size_bytes < 2**20
+    random.Random(1).shuffle(names)
+    for left_out in (None, "n0", "n7"):
+        text = write([(name, 1) for name in names if name != left_out])
+        assert accepts(compiled.matcher(), byte_compiler.vocabulary, text) == (left_out != "n7")
+
+
+def test_all_names_that_are_left_may_come_next(merged_compiler):
+    matcher = merged_compiler.compile(any_order(NESTED, "compact")).matcher()
+    vocabulary = merged_compiler.vocabulary
+    assert all(matcher.accept_token(byte) for byte in b'{"b":null,"')
+    assert set(allowed_tokens(matcher, vocabulary)) & {*b"abcd}"} == {*b"ac"}
+
+
+@pytest.mark.parametrize(
+    ("schema", "pointer", "keyword"),
+    [
+        ({"properties": {str(i): {} for i in range(64)}}, "", "properties"),
+        ({"type": "object", "properties": {"a": {}, "b": {}}, "allOf": [{"required": ["a"]}, {"required": ["b"]}]},
+         "", "allOf"),
+        ({"const": [{"a": "x", "b": "y"}]}, "", "enum"),
+        ({"type": "array", "prefixItems": [{"required": ["a", "b"]}]}, "", "prefixItems"),
+    ],
+)  # fmt: skip
+def test_what_would_fix_an_order_is_refused_with_its_place(byte_compiler, schema, pointer, keyword):
+    with pytest.raises(UnsupportedGrammar, match="property order any") as refusal:
+        byte_compiler.compile(any_order(schema))
+    assert (refusal.value.pointer, refusal.value.keyword) == (pointer, keyword)
+
+
+def test_xgrammar_is_not_asked_for_it(byte_compiler):
+    schema = {"type": "object", "properties": {"a": {"type": "null"}}, "additionalProperties": False}
+    spec = GrammarSpec.json_schema(schema, backend="xgrammar", property_order="any")
+    with pytest.raises(UnsupportedGrammar, match="in the order of the schema only"):
+        byte_compiler.compile(spec)
+    with pytest.raises(InvalidGrammar, match="choose schema or any"):
+        GrammarSpec.json_schema(schema, property_order="sorted")

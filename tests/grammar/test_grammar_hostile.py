@@ -1,0 +1,178 @@
+"""Hostile grammars: each is refused or compiled within its limits, and nothing of it stays behind."""
+
+import gc
+import json
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from grammar import GrammarCompiler, GrammarError, GrammarLimits, GrammarSpec
+from tests.grammar.vocabularies import accepts, allowed_tokens, make_merged_vocabulary
+
+# The slowest takes a fifth of that on a quiet core; a limit that failed would take minutes or for ever.
+MAX_SECONDS = 15.0
+
+
+def nest(depth, keyword):
+    schema = {"type": "string"}
+    for _ in range(depth):
+        schema = {keyword: schema}
+    return schema
+
+
+def fan_out(depth, keyword, **extra):
+    """Schemas of which each refers to the next one twice: 2 ** depth paths."""
+    refs = {i: {"$ref": f"#/$defs/a{i + 1}"} for i in range(depth)}
+    pair = (lambda ref: {"x": ref, "y": ref}) if keyword == "properties" else lambda ref: [ref, ref]
+    layers = {f"a{i}": {keyword: pair(ref), **extra} for i, ref in refs.items()}
+    return {"$ref": "#/$defs/a0", "$defs": {**layers, f"a{depth}": {"type": "object"}}}
+
+
+def number_texts(count):
+    return [f"value {i:06d} of many" for i in range(count)]
+
+
+def string(**keywords):
+    return GrammarSpec.json_schema({"type": "string", **keywords})
+
+
+REFUSED = {
+    "10,000 levels": (lambda: GrammarSpec.json_schema(nest(10_000, "items")), "deeper than 64"),
+    "10,000 levels of text": (lambda: GrammarSpec.json_schema('{"a":' * 10_000), "deeper than 64"),
+    "a schema that is itself": (lambda: GrammarSpec.json_schema({"$ref": "#"}), "first token"),
+    "an enumeration of 1 MB": (
+        lambda: GrammarSpec.json_schema({"enum": number_texts(45_000)}),
+        "limit is 262144",
+    ),
+    "a choice of 1 MB": (lambda: GrammarSpec.choice(number_texts(45_000)), "limit is 262144"),
+    "100,000 repeats in EBNF": (lambda: GrammarSpec.ebnf('root ::= "a"{100000}'), "add up to 100000"),
+    "a number of 5,000 digits": (
+        lambda: GrammarSpec.json_schema('{"minimum": ' + "9" * 5000 + "}"),
+        "4300 digits",
+    ),
+    "a product of 2 ** 12": (
+        lambda: GrammarSpec.json_schema(
+            {
+                "allOf": [
+                    {
+                        "anyOf": [
+                            {"properties": {f"a{i}": {"type": "null"}}},
+                            {"properties": {f"b{i}": {"const": 1}}},
+                        ]
+                    }
+                    for i in range(12)
+                ]
+            }
+        ),
+        "too large",
+    ),
+}
+BOUNDED = {
+    "60 levels": lambda: GrammarSpec.json_schema(nest(60, "items")),
+    "60 levels of not": lambda: GrammarSpec.json_schema(nest(60, "not")),
+    "a recursive schema": lambda: GrammarSpec.json_schema(
+        {"properties": {"a": {"$ref": "#"}}, "required": ["a"]}
+    ),
+    "a recursive not": lambda: GrammarSpec.json_schema({"not": {"$ref": "#"}}),
+    "2 ** 25 paths of allOf": lambda: GrammarSpec.json_schema(fan_out(25, "allOf")),
+    "2 ** 25 paths of anyOf": lambda: GrammarSpec.json_schema(fan_out(25, "anyOf")),
+    "2 ** 25 places": lambda: GrammarSpec.json_schema(
+        fan_out(25, "properties", **{"not": {"required": ["z"]}})
+    ),
+    "2 ** 25 sources": lambda: GrammarSpec.json_schema(
+        fan_out(25, "properties", additionalProperties={"x-grounded": True}), source="a b"
+    ),
+    "an enumeration of 200 kB": lambda: GrammarSpec.json_schema({"enum": number_texts(9_000)}),
+    "a distinct enumeration": lambda: GrammarSpec.json_schema(
+        {"items": {"enum": number_texts(9_000)}, "uniqueItems": True}
+    ),
+    "(.*a){30}": lambda: GrammarSpec.regex("(.*a){30}"),
+    "(.*a){30} in a schema": lambda: string(pattern="(.*a){30}"),
+    ".*a.{20}": lambda: GrammarSpec.regex(".*a.{20}"),
+    "100,000 repeats": lambda: GrammarSpec.regex("a{100000}"),
+    "a million repeats": lambda: GrammarSpec.regex("((a{100}){100}){100}"),
+    "100,000 repeats in a schema": lambda: string(pattern="^a{100000}$"),
+    "100,000 characters": lambda: string(minLength=100_000, maxLength=100_000),
+    "a billion items": lambda: GrammarSpec.json_schema({"type": "array", "minItems": 10**9}),
+    "a million properties": lambda: GrammarSpec.json_schema({"minProperties": 10**6}),
+    "a number of 400 digits": lambda: GrammarSpec.json_schema({"minimum": 10**400}),
+    "an ambiguous grammar": lambda: GrammarSpec.lark('start: e\ne: e e | "a" | e "a"'),
+    "200 overlapping patterns": lambda: GrammarSpec.json_schema(
+        {"patternProperties": {f"^a.*{i}.*b": {} for i in range(200)}}
+    ),
+    "look-ahead that backtracks": lambda: string(pattern="^(?=(a|aa)+$)(a+)+b$"),
+}
+
+
+def read_memory():
+    """Return the bytes this process holds."""
+    statm = Path("/proc/self/statm")
+    if not statm.exists():
+        pytest.skip("memory is read from /proc, which this system has not")
+    gc.collect()
+    return int(statm.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_exceeds_a_limit_is_refused_by_name(merged_compiler, name):
+    make_spec, message = REFUSED[name]
+    start = time.monotonic()
+    with pytest.raises(GrammarError, match=message):
+        merged_compiler.compile(make_spec())
+    assert time.monotonic() - start < MAX_SECONDS
+
+
+@pytest.mark.parametrize("name", BOUNDED)
+def test_what_looks_large_is_compiled_and_walked_within_the_limits_or_refused(merged_compiler, name):
+    start = time.monotonic()
+    try:
+        matcher = merged_compiler.compile(BOUNDED[name]()).matcher()
+    except GrammarError as error:
+        assert str(error)
+    else:
+        for _ in range(40):
+            allowed = allowed_tokens(matcher, merged_compiler.vocabulary)
+            if not allowed:
+                assert matcher.error
+                break
+            # The letter wherever it may stand: it drives the patterns above to their worst.
+            assert matcher.accept_token(ord("a") if ord("a") in allowed else allowed[-1])
+            if matcher.is_terminated():
+                break
+    assert time.monotonic() - start < MAX_SECONDS
+
+
+@pytest.mark.timeout(900)
+def test_5000_schemas_in_a_row_leave_no_more_than_the_cache_holds():
+    limits = GrammarLimits(cache_bytes=4 * 1024 * 1024)
+    compiler = GrammarCompiler(make_merged_vocabulary(), limits, num_threads=1)
+
+    def compile_many(first, count):
+        for number in range(first, first + count):
+            schema = {"properties": {f"p{number}": {"type": "integer"}}, "required": [f"p{number}"]}
+            if number % 25 == 0:
+                schema["not"] = {"required": [f"q{number}"]}
+            compiled = compiler.compile(GrammarSpec.json_schema(schema))
+            assert compiled.matcher().accept_token(ord("{"))
+
+    compile_many(0, 500)
+    before = read_memory()
+    compile_many(500, 4500)
+    assert read_memory() - before < 24 * 1024 * 1024
+
+
+def test_a_refusal_leaves_the_compiler_as_it_was(merged_compiler):
+    good = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    bad = [{"type": "nonsense"}, {"$ref": "#/nowhere"}, {"$dynamicRef": "#x"}, {"minimum": "1"}, False]
+    before = read_memory()
+    for number in range(200):
+        with pytest.raises(GrammarError):
+            merged_compiler.compile(GrammarSpec.json_schema(bad[number % len(bad)]))
+        compiled = merged_compiler.compile(
+            GrammarSpec.json_schema({**good, "title": f"number {number % 10}"})
+        )
+        assert accepts(compiled.matcher(), merged_compiler.vocabulary, json.dumps({"a": number}))
+        assert not accepts(compiled.matcher(), merged_compiler.vocabulary, '{"a": "x"}')
+    assert read_memory() - before < 16 * 1024 * 1024

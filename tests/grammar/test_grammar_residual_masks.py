@@ -1,0 +1,163 @@
+"""What masks remember of an open string makes no difference: they allow what a matcher without a memory accepts."""
+
+import json
+import random
+from functools import cache
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, event, given, settings
+from hypothesis import strategies as st
+
+from grammar import GrammarError, GrammarSpec, SchemaValidator
+from grammar.residual import ResidualMatcher
+from tests.grammar.test_grammar_walks import is_finite
+from tests.grammar.vocabularies import allowed_tokens, choose, walk
+
+TEXT = {"type": "string"}
+NAMES = ["a", "ab", "abc", "an", "the", "name", "in", "on", "é"]
+# What the names consist of, so that walks come close to them.
+PIECES = {b"a", b"b", b"c", b"in", b"on", b"the", b"name", b'"', b", ", b'", "', b": "}
+SCHEMAS = {
+    "excluded values": {"items": {"not": {"enum": NAMES}}},
+    "excluded beside a pattern": {
+        "items": {"type": "string", "pattern": "^[a-n]{1,4}$", "not": {"enum": NAMES}}
+    },
+    "an excluded object": {
+        "properties": {"a": TEXT, "b": TEXT},
+        "required": ["a", "b"],
+        "additionalProperties": False,
+        "not": {"properties": {"a": {"enum": ["a", "b", "c", "in"]}, "b": {"enum": ["in", "on", "a"]}}},
+    },
+    "a condition": {
+        "properties": {"kind": {"enum": ["in", "on"]}, "a": TEXT},
+        "required": ["kind", "a"],
+        "additionalProperties": False,
+        "if": {"properties": {"kind": {"const": "in"}}},
+        "then": {"properties": {"a": {"enum": NAMES}}},
+        "else": {"properties": {"a": {"not": {"enum": NAMES}}}},
+    },
+    "a length under a condition": {
+        "properties": {"kind": TEXT, "a": TEXT},
+        "required": ["kind", "a"],
+        "additionalProperties": False,
+        "dependentSchemas": {"kind": {"properties": {"a": {"maxLength": 2}}}},
+    },
+    "distinct strings": {"items": {"enum": NAMES}, "uniqueItems": True, "minItems": 2},
+    "distinct values": {"uniqueItems": True, "maxItems": 4},
+    "distinct records": {"items": {"properties": {"a": {"enum": ["in", "on"]}}}, "uniqueItems": True},
+    "one of": {"items": {"oneOf": [{"enum": NAMES}, {"maxLength": 2}, {"type": "number"}]}},
+    "containing": {"items": {"enum": NAMES}, "contains": {"const": "the"}, "maxContains": 1},
+    "names in a list": {"propertyNames": {"enum": NAMES}, "additionalProperties": TEXT},
+    "names not in a list": {"propertyNames": {"not": {"enum": NAMES}}, "maxProperties": 3},
+    "names of a length": {"propertyNames": {"minLength": 2, "maxLength": 3}},
+    "unevaluated": {
+        "properties": {"kind": {"enum": ["in", "on"]}},
+        "anyOf": [
+            {"properties": {"kind": {"const": "in"}, "a": {"const": "the"}}, "required": ["a"]},
+            {"properties": {"kind": {"const": "on"}, "ab": TEXT}},
+        ],
+        "unevaluatedProperties": False,
+    },
+    "below a reference": {
+        "$ref": "#/$defs/node",
+        "$defs": {"node": {"items": {"$ref": "#/$defs/node"}, "not": {"enum": ["a", ["a"], [["in"]]]}}},
+    },
+    "through an anchor": {
+        "items": {"$ref": "#word"},
+        "$defs": {"word": {"$anchor": "word", "not": {"enum": NAMES}}},
+    },
+}
+# Where walks seldom come to the place at which the check has something to say.
+STARTS = {"an excluded object": b'{"a": "in", "b": "', "a condition": b'{"kind": "on", "a": "'}
+# Without a type most walks would be over with a number.
+SCHEMAS = {
+    name: {"type": "object" if {"properties", "propertyNames"} & schema.keys() else "array", **schema}
+    for name, schema in SCHEMAS.items()
+}
+DATA = Path(__file__).parents[2].parent / "shared" / "data" / "maskbench_dev.jsonl"
+
+
+@cache
+def read_cases():
+    return [json.loads(line) for line in DATA.read_text(encoding="utf-8").splitlines()]
+
+
+def is_checked(compiled):
+    return any(entry.enforced_by == "residual" for entry in compiled.plan)
+
+
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_masks_along_a_walk_are_those_of_a_matcher_that_tries_every_token(merged_compiler, name):
+    vocabulary = merged_compiler.vocabulary
+    compiled = merged_compiler.compile(GrammarSpec.json_schema(SCHEMAS[name]))
+    assert is_checked(compiled)
+    num_cleared = 0
+    for seed in range(12):
+        rng = random.Random(seed)
+        matcher, reference = compiled.matcher(), compiled.matcher()
+        assert isinstance(matcher, ResidualMatcher)
+        for byte in STARTS.get(name, b""):
+            assert matcher.accept_token(byte) and reference.accept_token(byte)
+        for step in range(40):
+            allowed = allowed_tokens(matcher, vocabulary)
+            accepted = []
+            for token_id in allowed_tokens(reference.inner, vocabulary):
+                if reference.accept_token(token_id):
+                    accepted.append(token_id)
+                    reference.rollback(1)
+            # A mask may leave out what takes too many checks, never let in what is refused.
+            assert set(allowed) <= set(accepted)
+            assert len(allowed) >= min(len(accepted), 40)
+            num_cleared += len(allowed_tokens(reference.inner, vocabulary)) - len(allowed)
+            if not allowed:
+                break
+            near = [token_id for token_id in allowed if vocabulary.token_bytes[token_id] in PIECES]
+            is_near = near and rng.random() < 0.7
+            token_id = rng.choice(near) if is_near else choose(allowed, vocabulary, rng, is_free=step < 25)
+            assert matcher.accept_token(token_id) and reference.accept_token(token_id)
+            if matcher.is_terminated():
+                break
+    assert num_cleared, "no check ever had anything to say"
+
+
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_a_walk_through_residual_checks_ends_in_a_valid_text(merged_compiler, name):
+    compiled = merged_compiler.compile(GrammarSpec.json_schema(SCHEMAS[name]))
+    validator = SchemaValidator(SCHEMAS[name])
+    num_texts = 0
+    for seed in range(25):
+        matcher = compiled.matcher()
+        text = walk(matcher, merged_compiler.vocabulary, random.Random(seed), num_free=30)
+        if text is not None:
+            assert validator.first_error(json.loads(text)) is None, text
+            num_texts += 1
+    assert num_texts > 5
+
+
+# Where a property's name alone decides, by a double negation, that no way on is left.
+DEAD_ENDS_KNOWN = {"Handwritten---notnames9"}
+
+
+@pytest.mark.skipif(
+    not DATA.exists(), reason="the development part of MaskBench is not beside the repository"
+)
+@settings(
+    max_examples=250, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True, database=None
+)
+@given(number=st.integers(0, 396), seed=st.integers(0, 2**32))
+def test_a_walk_over_a_schema_of_maskbench_meets_no_dead_end_and_ends_valid(merged_compiler, number, seed):
+    case = read_cases()[number]
+    try:
+        compiled = merged_compiler.compile(GrammarSpec.json_schema(case["schema"]))
+    except GrammarError:
+        return event("refused")
+    matcher = compiled.matcher()
+    text = walk(matcher, merged_compiler.vocabulary, random.Random(seed), num_free=40)
+    if text is None:
+        assert matcher.error is None or case["name"] in DEAD_ENDS_KNOWN, (case["name"], matcher.error)
+        return event("unfinished")
+    if not is_finite(value := json.loads(text)):
+        return event("a number too large for a double")
+    assert SchemaValidator(case["schema"]).first_error(value) is None, (case["name"], text)
+    return event("checked" if is_checked(compiled) else "plain")

@@ -1,0 +1,369 @@
+"""Structural tags: what they accept, how tokens cross their borders, and what is refused."""
+
+import json
+import random
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from grammar import (
+    GrammarCompiler,
+    GrammarSpec,
+    InvalidGrammar,
+    PlanEntry,
+    SchemaValidator,
+    UnsupportedGrammar,
+    Vocabulary,
+    allocate_bitmask,
+    fill_bitmask,
+)
+from tests.grammar.vocabularies import BYTES, accepts, allowed_tokens, walk
+
+SETTINGS = settings(deadline=None, suppress_health_check=list(HealthCheck), derandomize=True, database=None)
+EOS, CALL, PYTHON, OTHER = 256, 257, 258, 259
+# Tokens that cross the borders of the tags below, in all the ways there are.
+CROSSING = [
+    *(
+        "<a",
+        "<a>",
+        "<a>x",
+        ">x</",
+        "x</a>",
+        "</a>",
+        "</a><",
+        "a>b",
+        "<t",
+        "<t>{",
+        ">{",
+        '{"',
+        '"}',
+        '"}<',
+        "}</",
+        "}</t",
+    ),
+    *(
+        "</t>",
+        ">\n",
+        "t>\n<t>",
+        "}</t> so",
+        "1}</t>",
+        '":',
+        ' "',
+        '{"n"',
+        ": 1",
+        "12",
+        "1}",
+        "1<",
+        "},",
+        "}{",
+        "[1]",
+        "]<",
+    ),
+    *(
+        "no",
+        "n",
+        "END",
+        "E",
+        "éE",
+        "NDé",
+        "é<",
+        "<tool_call>",
+        "\n{",
+        '{"name": "',
+        "}\n</tool_call>",
+        "}}",
+        "}}\n",
+        "abend",
+    ),
+]
+VOCABULARY = Vocabulary(
+    [*BYTES, b"<eos>", b"", b"", b"", *(text.encode() for text in CROSSING), b"\xc3", b"\xa9<", b""],
+    [EOS],
+    {"[CALL]": CALL, "<|python|>": PYTHON, "<eos>": EOS},
+)
+NUMBER = {"type": "json_schema", "json_schema": {"type": "object", "properties": {"n": {"type": "integer"}},
+                                                "required": ["n"], "additionalProperties": False}}  # fmt: skip
+A = {"type": "tag", "begin": "<a>", "content": {"type": "const_string", "value": "x"}, "end": "</a>"}
+T = {"type": "tag", "begin": "<t>", "content": NUMBER, "end": "</t>"}
+TEXT = {"type": "any_text"}
+TRIGGERED = {"type": "triggered_tags", "triggers": ["<"], "tags": [A, T]}
+
+
+def const(text):
+    return {"type": "const_string", "value": text}
+
+
+def sequence(*elements):
+    return {"type": "sequence", "elements": list(elements)}
+
+
+@pytest.fixture(scope="module")
+def compiler():
+    compiler = GrammarCompiler(VOCABULARY, num_threads=1)
+    yield compiler
+    compiler.close()
+
+
+def compile_format(compiler, part, **options):
+    return compiler.compile(GrammarSpec.structural_tag({"type": "structural_tag", "format": part}, **options))
+
+
+# What xgrammar 0.2 accepts too, where it takes the format.
+ACCEPTED = [
+    (TRIGGERED, ["", "hi", "<a>x</a>", 'é<a>x</a>u<t>{"n": 1}</t>v'], ["<", "a<c", '<t>{"n": 1.5}</t>', "<a>x"]),
+    (TRIGGERED | {"at_least_one": True}, ["<a>x</a>", '<a>x</a>t<t>{"n": 1}</t>'], ["", "hi", "t<a>x</a>"]),
+    (TRIGGERED | {"stop_after_first": True}, ["", "hi", "t<a>x</a>"], ["t<a>x</a>t"]),
+    (TRIGGERED | {"stop_after_first": True, "at_least_one": True}, ["<a>x</a>"], ["", "<a>x</a>t", "t<a>x</a>"]),
+    (TRIGGERED | {"excludes": ["no"]}, ["n", "<a>x</a>n"], ["ano", "<a>x</a>no"]),
+    ({"type": "tags_with_separator", "tags": [A, T], "separator": ","},
+     ["", "<a>x</a>", '<a>x</a>,<t>{"n": 1}</t>'], ["<a>x</a>,", "<a>x</a><a>x</a>"]),
+    ({"type": "tags_with_separator", "tags": [A], "separator": ",", "at_least_one": True, "stop_after_first": True},
+     ["<a>x</a>"], ["", "<a>x</a>,<a>x</a>"]),
+    ({"type": "tag", "begin": "<t>", "content": TEXT, "end": "</t>"},
+     ["<t>a</t>", "<t></t>"], ["<t>a</t>b</t>", "<t>a"]),
+    ({"type": "tag", "begin": "<t>", "content": TEXT, "end": ["</t>", "!"]}, ["<t>a!", "<t>a</t>"], ["<t>a!!"]),
+    ({"type": "tag", "begin": "<t>", "content": TRIGGERED, "end": "</t>"},
+     ["<t>a</t>", "<t>a<a>x</a></t>"], ["<t>a<a>x</a>", "<t></t>a"]),
+    (sequence(TEXT, const("END")), ["END", "abEND", "abENDcEND"], ["ab", "abENDc"]),
+    (sequence({"type": "regex", "pattern": "[a-z]*"}, const("end")), ["abend", "end", "endend"], ["ab", "endx"]),
+    (sequence({"type": "optional", "content": A}, {"type": "star", "content": T}, const("!")),
+     ["!", "<a>x</a>!", '<t>{"n": 1}</t><t>{"n": 2}</t>!'], ["", '<t>{"n": 1}</t><a>x</a>!']),
+    ({"type": "repeat", "min": 1, "max": 2, "content": A}, ["<a>x</a>", "<a>x</a><a>x</a>"], ["", "<a>x</a>" * 3]),
+    ({"type": "plus", "content": NUMBER}, ['{"n": 1}', '{"n": 1}{"n": 2}'], ["", '{"n": 1}{']),
+    ({"type": "or", "elements": [A, T]}, ["<a>x</a>", '<t>{"n": 0}</t>'], ["", "<a>x</a><a>x</a>"]),
+    ({"type": "dispatch", "rules": [["<a>", const("x")]]}, ["hi", "hi<a>xyo<a>x"], ["<a>y", "<a>"]),
+    ({"type": "dispatch", "rules": [["<a>", const("x")]], "loop": False}, ["hi<a>x"], ["<a>xy"]),
+    ({"type": "grammar", "grammar": 'root ::= "a" root | "b"'}, ["b", "aab"], ["a", "ba"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("part", "good", "bad"), ACCEPTED)
+def test_formats_mean_what_they_mean_elsewhere(compiler, part, good, bad):
+    compiled = compile_format(compiler, part)
+    for text in good:
+        assert accepts(compiled.matcher(), VOCABULARY, text), text
+    for text in bad:
+        assert not accepts(compiled.matcher(), VOCABULARY, text), text
+
+
+def takes(matcher, data):
+    """Tell byte by byte whether a text can be gone on with, and leave the matcher as it was."""
+    num_taken = 0
+    for byte in data:
+        if not matcher.accept_token(byte):
+            break
+        num_taken += 1
+    matcher.rollback(num_taken)
+    return num_taken == len(data)
+
+
+@pytest.mark.parametrize(("part", "good", "bad"), ACCEPTED)
+def test_a_token_is_allowed_exactly_where_its_bytes_are(compiler, part, good, bad):
+    """Over tokens that cross every border there is, the mask and the matcher agree with single bytes."""
+    compiled = compile_format(compiler, part)
+    for text in good:
+        matcher = compiled.matcher()
+        for byte in [*text.encode(), None]:
+            allowed = set(allowed_tokens(matcher, VOCABULARY))
+            for token_id in range(260, VOCABULARY.size - 1):
+                expected = takes(matcher, VOCABULARY.token_bytes[token_id])
+                assert (token_id in allowed) == expected, (text, byte, VOCABULARY.token_bytes[token_id])
+                assert matcher.accept_token(token_id) == expected
+                matcher.rollback(int(expected))
+            assert byte is None or matcher.accept_token(byte)
+
+
+@pytest.mark.parametrize(("part", "good", "bad"), ACCEPTED)
+def test_texts_written_in_long_tokens_are_the_same_texts(compiler, part, good, bad):
+    compiled = compile_format(compiler, part)
+    for seed, text in enumerate(good * 3):
+        matcher, rest, rng = compiled.matcher(), text.encode(), random.Random(seed)
+        while rest:
+            fitting = [i for i, t in enumerate(VOCABULARY.token_bytes) if t and rest.startswith(t)]
+            token_id = rng.choice(fitting)
+            assert token_id in allowed_tokens(matcher, VOCABULARY)
+            assert matcher.accept_token(token_id)
+            rest = rest[len(VOCABULARY.token_bytes[token_id]) :]
+        assert matcher.is_completed() and matcher.accept_token(EOS)
+
+
+def formats():
+    leaves = st.sampled_from([
+        const("n"), const("12"), NUMBER, {"type": "json_schema", "json_schema": {"type": "array", "maxItems": 1}},
+        {"type": "regex", "pattern": "(ab)+c?"}, {"type": "json_schema", "json_schema": {"enum": [1, 12, "a"]}},
+    ])  # fmt: skip
+
+    def compose(inner):
+        tag = st.builds(
+            lambda content, begin: {"type": "tag", "begin": begin, "content": content, "end": "</t>"},
+            inner, st.sampled_from(["<t>", "<a>"]),
+        )  # fmt: skip
+        return (
+            st.lists(inner, min_size=1, max_size=3).map(lambda parts: sequence(*parts))
+            | st.lists(inner, min_size=1, max_size=2).map(lambda parts: {"type": "or", "elements": parts})
+            | st.sampled_from(["star", "plus", "optional"]).flatmap(
+                lambda kind: inner.map(lambda content: {"type": kind, "content": content})
+            )
+            | st.lists(tag, min_size=1, max_size=2).map(
+                lambda tags: {"type": "triggered_tags", "triggers": ["<"], "tags": tags}
+            )
+            | tag
+        )
+
+    return st.recursive(leaves, compose, max_leaves=5)
+
+
+@settings(SETTINGS, max_examples=60)
+@given(part=formats(), seed=st.integers(0, 1000))
+def test_random_formats_allow_exactly_the_tokens_whose_bytes_they_take(compiler, part, seed):
+    try:
+        compiled = compile_format(compiler, part)
+    except (UnsupportedGrammar, InvalidGrammar):
+        return
+    matcher, rng = compiled.matcher(), random.Random(seed)
+    for _ in range(12):
+        allowed = [i for i in allowed_tokens(matcher, VOCABULARY) if i != EOS]
+        if matcher.error or not allowed:
+            assert matcher.error or matcher.is_completed()
+            return
+        for token_id in rng.sample(range(260, VOCABULARY.size - 1), 15):
+            assert (token_id in allowed) == takes(matcher, VOCABULARY.token_bytes[token_id])
+        assert matcher.accept_token(rng.choice(allowed))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_random_texts_hold_only_valid_tags(compiler, seed):
+    schema = {"type": "object", "properties": {"u": {"type": "array", "uniqueItems": True, "items": {"enum": [1, 2]}}},
+              "required": ["u"], "not": {"required": ["v"]}}  # fmt: skip
+    tag = {
+        "type": "tag",
+        "begin": "<t>",
+        "content": {"type": "json_schema", "json_schema": schema},
+        "end": "</t>",
+    }
+    compiled = compile_format(compiler, {"type": "tags_with_separator", "tags": [tag], "separator": "\n"})
+    assert {entry.enforced_by for entry in compiled.plan} == {"structural_tag", "llguidance", "residual"}
+    text = walk(compiled.matcher(), VOCABULARY, random.Random(seed), num_free=30)
+    for part in (text or b"").decode().split("</t>")[:-1]:
+        assert SchemaValidator(schema).is_valid(json.loads(part.split("<t>", 1)[1]))
+
+
+def test_a_residual_check_refuses_the_token_that_ends_the_tag(compiler):
+    schema = {"type": "array", "uniqueItems": True}
+    tag = {
+        "type": "tag",
+        "begin": "<t>",
+        "content": {"type": "json_schema", "json_schema": schema},
+        "end": "</t>",
+    }
+    compiled = compile_format(compiler, tag, whitespace="compact")
+    assert accepts(compiled.matcher(), VOCABULARY, "<t>[1,2]</t>")
+    matcher = compiled.matcher()
+    assert all(matcher.accept_token(byte) for byte in b"<t>[1,1")
+    crossing = VOCABULARY.token_bytes.index(b"]<")
+    assert not {ord("]"), crossing} & set(allowed_tokens(matcher, VOCABULARY))
+    assert not matcher.accept_token(crossing)
+    matcher.rollback(1)
+    assert matcher.accept_token(ord("2")) and matcher.accept_token(crossing)
+
+
+def test_rollback_returns_to_any_earlier_moment(compiler):
+    compiled = compile_format(compiler, TRIGGERED)
+    text = 'é<a>x</a>u<t>{"n": 12}</t>v'.encode()
+    masks, matcher = [], compiled.matcher()
+    for token_id in [*text, EOS]:
+        masks.append(allowed_tokens(matcher, VOCABULARY))
+        assert matcher.accept_token(token_id)
+    for length in (len(text), 20, 21, 12, 3, 0):
+        matcher.rollback(len(text) + 1 - length)
+        assert allowed_tokens(matcher, VOCABULARY) == masks[length]
+        assert all(matcher.accept_token(token_id) for token_id in [*text[length:], EOS])
+    with pytest.raises(ValueError, match="cannot roll back"):
+        matcher.rollback(len(text) + 2)
+
+
+def test_free_text_is_utf8_and_ends_between_characters(compiler):
+    matcher = compile_format(compiler, TEXT).matcher()
+    assert not matcher.accept_token(0x80) and not matcher.accept_token(0xFF)
+    assert matcher.accept_token(0xC3) and not matcher.accept_token(EOS)
+    assert set(allowed_tokens(matcher, VOCABULARY)) == {
+        *range(0x80, 0xC0),
+        VOCABULARY.token_bytes.index(b"\xa9<"),
+    }
+    assert matcher.accept_token(0xA9) and matcher.accept_token(EOS)
+
+
+def test_a_special_token_stands_for_its_name_in_a_tag_and_nowhere_else(compiler):
+    tag = {"type": "tag", "begin": "[CALL]", "content": NUMBER, "end": "<|python|>"}
+    matcher = compile_format(
+        compiler, {"type": "triggered_tags", "triggers": ["[CALL]"], "tags": [tag]}
+    ).matcher()
+    assert not {PYTHON, OTHER} & set(allowed_tokens(matcher, VOCABULARY))
+    for token_id in (*b"so [CA", CALL, *b'{"n": 1}'):
+        assert token_id in allowed_tokens(matcher, VOCABULARY)
+        assert matcher.accept_token(token_id)
+    assert not matcher.is_completed() and not matcher.accept_token(CALL)
+    assert {PYTHON, ord("<")} == set(allowed_tokens(matcher, VOCABULARY)) - {
+        VOCABULARY.token_bytes.index(b"<a")
+    } & {PYTHON, ord("<"), OTHER}
+    assert matcher.accept_token(PYTHON) and matcher.accept_token(EOS)
+    matcher.rollback(2)
+    assert all(matcher.accept_token(byte) for byte in b"<|python|>")
+
+
+@pytest.mark.parametrize("token", [CALL, "[CALL]", "END"])
+def test_a_token_may_be_named_by_id_or_text(compiler, token):
+    part = {"type": "tag", "begin": {"type": "token", "token": token}, "content": NUMBER, "end": ""}
+    matcher = compile_format(compiler, part).matcher()
+    (first,) = allowed_tokens(matcher, VOCABULARY)
+    assert VOCABULARY.token_bytes[first] == (b"END" if token == "END" else b"")
+    assert all(matcher.accept_token(token_id) for token_id in (first, *b'{"n": 1}', EOS))
+
+
+def test_a_vocabulary_without_all_bytes_gets_by():
+    """The vocabulary of the values is then another one, with the bytes behind its own."""
+    tokens = [
+        b"<eos>",
+        *(t.encode() for t in ("<t>", "</t>", '{"n"', ": ", "1", "2", "}", "}</", "t>", "hi ")),
+    ]
+    vocabulary = Vocabulary(tokens, [0])
+    matcher = GrammarCompiler(vocabulary, num_threads=1).compile(
+        GrammarSpec.structural_tag({"type": "structural_tag", "format": TRIGGERED})
+    ).matcher()  # fmt: skip
+    for token_id, expected in [(10, {0, 1, 10, 3, 4, 5, 6, 7, 9}), (1, {3}), (3, {4}), (4, {5, 6}), (5, {5, 6, 7, 8}),
+                               (8, {9}), (9, {0, 1, 10, 3, 4, 5, 6, 7, 9})]:  # fmt: skip
+        assert matcher.accept_token(token_id)
+        assert set(allowed_tokens(matcher, vocabulary)) == expected
+
+
+def test_the_older_form_is_the_same_grammar(compiler):
+    legacy = {
+        "structures": [{"begin": "<t>", "schema": NUMBER["json_schema"], "end": "</t>"}],
+        "triggers": ["<t"],
+    }
+    compiled = compiler.compile(GrammarSpec.structural_tag(json.dumps(legacy)))
+    assert accepts(compiled.matcher(), VOCABULARY, '< <t>{"n": 1}</t>')
+    assert not accepts(compiled.matcher(), VOCABULARY, '<t>{"n": "1"}</t>')
+    assert compiled.plan[0] == PlanEntry("/triggers", "triggers", "structural_tag")
+    assert PlanEntry("/structures/0/schema/properties/n", "type", "llguidance") in compiled.plan
+
+
+def test_a_batch_mixes_structural_tags_with_all_other_kinds(compiler):
+    table = GrammarSpec.csv({"a": "integer"})
+    tree = GrammarSpec.xml({"name": "a", "text": "integer"})
+    tags = GrammarSpec.structural_tag({"type": "structural_tag", "format": TRIGGERED})
+    specs = [(GrammarSpec.json_object(), "{"), (GrammarSpec.regex("a+b"), "a"), (GrammarSpec.choice(["ab", "ac"]), "a"),
+             (GrammarSpec.ebnf('root ::= "a" [b-d]+'), "a"), (GrammarSpec.lark('start: "a" /[b-d]+/'), "a"),
+             (GrammarSpec.json_schema({"uniqueItems": True}), "[1"), (table, "a\n1"), (tree, "<a>1"), (tags, "hi <a>"),
+             (tags, 'hi <t>{"n": 1')]  # fmt: skip
+    matchers = [compiler.compile(spec).matcher() for spec, _ in specs]
+    for matcher, (_, text) in zip(matchers, specs, strict=True):
+        assert all(matcher.accept_token(byte) for byte in text.encode())
+    rows = random.Random(3).sample(range(len(matchers) + 2), len(matchers))
+    batch = allocate_bitmask(len(matchers) + 2, VOCABULARY.size)
+    fill_bitmask(matchers, rows, batch)
+    for matcher, row in zip(matchers, rows, strict=True):
+        single = allocate_bitmask(1, VOCABULARY.size)
+        matcher.fill_next_token_bitmask(single)
+        assert (batch[row] == single[0]).all() and single.any()

@@ -1,0 +1,227 @@
+"""XML documents: what the grammar accepts, an XML parser that agrees, and descriptions that are refused."""
+
+import json
+import random
+from xml.etree import ElementTree
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from grammar import GrammarSpec, InvalidGrammar, PlanEntry, UnsupportedGrammar, XmlValidator
+from tests.grammar.vocabularies import accepts, walk
+
+SETTINGS = settings(deadline=None, suppress_health_check=list(HealthCheck), derandomize=True, database=None)
+ORDER = {
+    "name": "order",
+    "attributes": {
+        "id": {"type": "integer", "required": True},
+        "état": {"enum": ["open", 'a"b<&']},
+        "note": "string",
+    },
+    "children": [
+        {"name": "customer", "text": {"type": "string", "min_length": 1, "max_length": 5}},
+        {"name": "item", "min": 0, "max": None, "attributes": {"sku": {"pattern": "[A-Z]{2}[0-9]+", "required": True}},
+         "text": "number"},
+        {"choice": [{"name": "paid", "text": "boolean"}, {"name": "due", "text": "date"}, {"name": "free"}], "min": 0},
+    ],
+}  # fmt: skip
+CUSTOMER = "<customer>Bob</customer>"
+TREE = {"name": "n", "attributes": {"v": "string"}, "children": [{"ref": "n", "min": 0, "max": 2}]}
+
+
+def verdicts(compiler, spec, text):
+    """Whether the grammar accepts a text, and whether the validator does."""
+    compiled = compiler.compile(spec)
+    return accepts(compiled.matcher(), compiler.vocabulary, text), XmlValidator(spec.text).is_valid(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (f'<order id="1">{CUSTOMER}</order>', True),
+        (
+            f'<order id="-7" état="a&quot;b&lt;&amp;" note="x &gt; y">\n  {CUSTOMER}\n\t<free/>\n</order>',
+            True,
+        ),
+        (
+            f'<order id="1">{CUSTOMER}<item sku="AB1">1.5</item><item sku="XY22">-2</item><paid>true</paid></order>',
+            True,
+        ),
+        ('<order id="1"><customer>a&lt;b</customer><due>2024-02-29</due></order>', True),
+        ('<order id="1"><customer>&amp;&amp;é日&gt;</customer><free></free></order>', True),
+        (f"<order>{CUSTOMER}</order>", False),
+        (f'<order id="1.5">{CUSTOMER}</order>', False),
+        (f'<order id="1" état="shut">{CUSTOMER}</order>', False),
+        ('<order id="1"><customer></customer></order>', False),
+        ('<order id="1"><customer>&amp;&amp;&amp;&amp;&amp;&amp;</customer></order>', False),
+        (f'<order id="1">{CUSTOMER}<item sku="ab1">1</item></order>', False),
+        (f'<order id="1">{CUSTOMER}<item sku="AB1">one</item></order>', False),
+        (f'<order id="1">{CUSTOMER}<due>2023-02-29</due></order>', False),
+        (f'<order id="1">{CUSTOMER}<free/><free/></order>', False),
+        (f'<order id="1"><free/>{CUSTOMER}</order>', False),
+        (f'<order id="1">words {CUSTOMER}</order>', False),
+        (f'<order id="1">{CUSTOMER}', False),
+        (f'<order id="1">{CUSTOMER}</order><order/>', False),
+        ('<order id="1"><customer>a<b</customer></order>', False),
+        (f'<!DOCTYPE order><order id="1">{CUSTOMER}</order>', False),
+    ],
+)
+def test_grammar_and_parser_agree_on_what_is_valid(byte_compiler, text, expected):
+    assert verdicts(byte_compiler, GrammarSpec.xml(ORDER), text) == (expected, expected)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"<order note='x' id=\"1\">{CUSTOMER}</order>",
+        f'<order  id="1" >{CUSTOMER}</order >',
+        f'<order id="1"><!-- c -->{CUSTOMER}</order>',
+        '<order id="1"><customer>&#66;ob</customer></order>',
+        '<order id="1"><customer><![CDATA[Bob]]></customer></order>',
+    ],
+)
+def test_of_equal_spellings_one_is_written(byte_compiler, text):
+    assert verdicts(byte_compiler, GrammarSpec.xml(ORDER), text) == (False, True)
+
+
+def test_white_space_and_declaration_are_as_asked(byte_compiler):
+    declared = f'<?xml version="1.0" encoding="UTF-8"?>\n<order id="1">\n{CUSTOMER}\n</order>'
+    plain, spaced = f'<order id="1">{CUSTOMER}</order>', f'<order id="1">   {CUSTOMER}</order>'
+    for declaration, expected in [("none", (0, 1)), ("optional", (1, 1)), ("required", (1, 0))]:
+        spec = GrammarSpec.xml(ORDER, declaration=declaration)
+        for text, is_fine in zip((declared, plain), expected, strict=True):
+            assert verdicts(byte_compiler, spec, text) == (is_fine, is_fine)
+    for whitespace, expected in [("compact", (1, 0)), ("spaced", (1, 0)), ("any", (1, 1))]:
+        spec = GrammarSpec.xml(ORDER, whitespace=whitespace)
+        assert tuple(verdicts(byte_compiler, spec, text)[0] for text in (plain, spaced)) == expected
+    assert not verdicts(byte_compiler, GrammarSpec.xml(ORDER), "\n" + plain)[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("<n/>", True),
+        ('<n v=""><n><n/></n><n/></n>', True),
+        ("<n><n/><n/><n/></n>", False),
+        ("<n><m/></n>", False),
+    ],
+)
+def test_elements_may_contain_themselves(byte_compiler, text, expected):
+    spec = GrammarSpec.xml(
+        {"name": "n", "attributes": {"v": "string"}, "children": TREE["children"]}, {"n": TREE}
+    )
+    assert verdicts(byte_compiler, spec, text) == (expected, expected)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("<a/>", True), ("<a><b/><c/><b/></a>", True), ("<a><c/><c/><c/></a>", True), ("<a><d/></a>", False)],
+)
+def test_what_may_be_nothing_may_be_repeated(byte_compiler, text, expected):
+    inner = [{"name": "b", "min": 0, "max": None}, {"name": "c", "min": 0}]
+    spec = GrammarSpec.xml({"name": "a", "children": [{"sequence": inner, "min": 2, "max": None}]})
+    assert verdicts(byte_compiler, spec, text) == (expected, expected)
+
+
+@SETTINGS
+@given(text=st.text(max_size=12), attribute=st.text(max_size=12))
+def test_any_text_survives_its_escapes(byte_compiler, text, attribute):
+    """What ElementTree writes is accepted exactly where XML can carry it and no equal spelling is another one."""
+    node = ElementTree.Element("a", {"b": attribute})
+    node.text = text
+    written = ElementTree.tostring(node, "unicode", short_empty_elements=False)
+    spec = GrammarSpec.xml({"name": "a", "attributes": {"b": "string"}, "text": "string"})
+    is_accepted, is_valid = verdicts(byte_compiler, spec, written)
+    is_plain = not any((ord(c) < 32 and c not in "\n\t") or c in "\ufffe\uffff" for c in text)
+    is_plain &= not any(ord(c) < 32 or c in "\ufffe\uffff" for c in attribute)
+    assert is_accepted == is_plain
+    assert is_valid or not is_accepted
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_random_documents_are_valid(merged_compiler, seed):
+    spec = GrammarSpec.xml(ORDER, declaration="optional", whitespace=["compact", "spaced", "any"][seed % 3])
+    compiled = merged_compiler.compile(spec)
+    assert compiled.plan == (PlanEntry("", "xml", "llguidance"),)
+    text = walk(compiled.matcher(), merged_compiler.vocabulary, random.Random(seed), num_free=60)
+    assert text is None or XmlValidator(spec.text).first_error(text.decode()) is None
+
+
+@pytest.mark.parametrize("kind", ["lolz", "file", "parameter"])
+def test_the_validator_resolves_no_entities(kind):
+    doctype = {
+        "lolz": '<!DOCTYPE a [<!ENTITY x "yyyyyyyyyy"><!ENTITY z "&x;&x;&x;">]>',
+        "file": '<!DOCTYPE a [<!ENTITY z SYSTEM "file:///etc/passwd">]>',
+        "parameter": '<!DOCTYPE a [<!ENTITY % z "x">]>',
+    }[kind]
+    validator = XmlValidator(GrammarSpec.xml({"name": "a", "text": "string"}).text)
+    assert "document types" in validator.first_error(f"{doctype}<a>&z;</a>")
+
+
+def test_the_validator_says_where():
+    validator = XmlValidator(GrammarSpec.xml(ORDER).text)
+    assert validator.first_error(f'<order id="x">{CUSTOMER}</order>') == "/order/@id: 'x' is not allowed"
+    assert validator.first_error("<order/>") == "/order: the attribute 'id' is missing"
+    assert "not XML" in validator.first_error("<order>")
+    deep = "<n>" * 5000 + "</n>" * 5000
+    deep_spec = GrammarSpec.xml(TREE | {"children": [{"ref": "n", "min": 0}]}, {"n": TREE})
+    assert "too deeply" in XmlValidator(deep_spec.text).first_error(deep)
+
+
+@pytest.mark.parametrize(
+    ("root", "options", "words"),
+    [
+        ([], {}, "list, not an object"),
+        ({}, {}, "needs a name"),
+        ({"name": "1a"}, {}, "not an XML name"),
+        ({"name": "a>"}, {}, "not an XML name"),
+        ({"name": "a", "txt": "string"}, {}, "unknown key 'txt'"),
+        ({"name": "a", "text": "float"}, {}, "choose from"),
+        ({"name": "a", "text": {"enum": []}}, {}, "at least one"),
+        ({"name": "a", "text": {"enum": ["\x00"]}}, {}, r"U\+0000"),
+        ({"name": "a", "text": {"type": "string", "pattern": "x"}}, {}, "exactly one of"),
+        ({"name": "a", "text": {"type": "string", "min_length": 3, "max_length": 2}}, {}, "larger than"),
+        ({"name": "a", "children": []}, {}, "at least one entry"),
+        ({"name": "a", "children": [{"name": "b", "min": 2, "max": 1}]}, {}, "larger than max"),
+        ({"name": "a", "children": [{"ref": "b"}]}, {}, "not among the definitions"),
+        ({"name": "a", "min": 0}, {}, "stands alone"),
+        ({"name": "a"}, {"declaration": "yes"}, "declaration"),
+        ({"name": "a"}, {"definitions": {"b": {"name": "b", "children": [{"ref": "b"}]}}}, "without end"),
+    ],
+)
+def test_a_malformed_description_is_invalid_and_says_where(root, options, words):
+    with pytest.raises(InvalidGrammar, match=words):
+        GrammarSpec.xml(root, **options)
+
+
+@pytest.mark.parametrize(
+    ("root", "pointer", "keyword"),
+    [
+        ({"name": "x:a"}, "/root", "name"),
+        ({"name": "xmlns"}, "/root", "name"),
+        ({"name": "a", "text": "string", "children": [{"name": "b"}]}, "/root", "text"),
+        ({"name": "a", "text": {"pattern": r"\p{Lu}"}}, "/root/text", "pattern"),
+        ({"name": "a", "text": {"pattern": "[[:alpha:]]"}}, "/root/text", "pattern"),
+        ({"name": "a", "text": {"type": "integer", "max_length": 3}}, "/root/text", "max_length"),
+    ],
+)
+def test_what_is_not_written_is_refused_with_its_place(root, pointer, keyword):
+    with pytest.raises(UnsupportedGrammar) as refusal:
+        GrammarSpec.xml(root)
+    assert (refusal.value.pointer, refusal.value.keyword) == (pointer, keyword)
+
+
+def test_hostile_descriptions_are_refused(byte_compiler):
+    deep = {"name": "a"}
+    for _ in range(40):
+        deep = {"name": "a", "children": [deep]}
+    with pytest.raises(InvalidGrammar, match="nested deeper than 32"):
+        GrammarSpec.xml(deep)
+    with pytest.raises(InvalidGrammar, match="from 0 to 10000"):
+        GrammarSpec.xml({"name": "a", "children": [{"name": "b", "max": 10**9}]})
+    wide = {"name": "a", "children": [{"sequence": [{"name": "b", "max": 10_000}] * 50, "max": 10_000}]}
+    spec = GrammarSpec.xml(wide)
+    assert (
+        byte_compiler.compile(spec).backend == "llguidance" and json.loads(spec.text)["root"]["name"] == "a"
+    )
