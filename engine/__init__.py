@@ -21,6 +21,7 @@ from engine.outputs import (
     TokenLogprobs,
 )
 from engine.sampling_params import SamplingParams
+from engine.snapshot import EngineSnapshot, RequestView
 from engine.tokenizer import Tokenizer
 
 __all__ = [
@@ -32,6 +33,7 @@ __all__ = [
     "EngineDead",
     "EngineError",
     "EngineOverloaded",
+    "EngineSnapshot",
     "EngineStats",
     "GrammarInfo",
     "Histogram",
@@ -40,6 +42,7 @@ __all__ = [
     "RequestMetrics",
     "RequestOutput",
     "RequestTimeout",
+    "RequestView",
     "ResolvedConfig",
     "SamplingParams",
     "TokenLogprobs",

@@ -143,5 +143,6 @@ class Company:
 
     def _make_compiler(self) -> GrammarCompiler:
         assert self._tokenizer is not None, "the intake refuses grammars without a tokenizer"
-        token_bytes = self._tokenizer.token_bytes(self._worker.model_config.vocab_size)
-        return GrammarCompiler(Vocabulary(token_bytes, self._eos_token_ids))
+        vocab_size = self._worker.model_config.vocab_size
+        token_bytes, names = self._tokenizer.token_bytes(vocab_size), self._tokenizer.special_tokens(vocab_size)
+        return GrammarCompiler(Vocabulary(token_bytes, self._eos_token_ids, names))

@@ -20,6 +20,9 @@ Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 Device = Literal["auto", "cpu", "cuda"]
 LoadFormat = Literal["auto", "dummy"]
 SchedulingPolicy = Literal["fcfs", "priority"]
+AttentionBackend = Literal["auto", "triton", "sdpa", "flex", "native"]
+Quantization = Literal["none", "int8", "int4", "fp8"]
+KVCacheDtype = Literal["auto", "fp8"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +45,32 @@ class EngineConfig:
     )
     dtype: Dtype = field(default="auto", metadata={"help": "auto: float32 on CPU, the checkpoint's on CUDA"})
     device: Device = field(default="auto", metadata={"help": "auto: CUDA when there is one"})
+    attention_backend: AttentionBackend = field(
+        default="auto",
+        metadata={"help": "who attends; auto: triton on CUDA, on CPU sdpa until the native ops are built"},
+    )
+    quantization: Quantization = field(
+        default="none",
+        metadata={"help": "weights in fewer bits: int8 anywhere, int4 and fp8 on CUDA"},
+    )
+    kv_cache_dtype: KVCacheDtype = field(
+        default="auto", metadata={"help": "auto: as the model; fp8: half the memory, on CUDA"}
+    )
+    enable_native_ops: bool = field(
+        default=True, metadata={"help": "on CPU: build the C++ ops in the background and change over to them"}
+    )
+    enable_cuda_graphs: bool = field(
+        default=True, metadata={"help": "on CUDA: record decode steps in the background and replay them"}
+    )
+    compile: bool = field(
+        default=False, metadata={"help": "torch.compile the model; its first steps take long"}
+    )
+    check_syncs: bool = field(
+        default=False, metadata={"help": "on CUDA, to debug: fail when launching a step waits for the device"}
+    )
     num_threads: int | None = field(
-        default=None, metadata={"help": "torch threads; default: cores - 1, at least 1"}
+        default=None,
+        metadata={"help": "threads of a step; default: cores - 1 for torch, every core for the native ops"},
     )
     skip_tokenizer_init: bool = field(default=False, metadata={"help": "token ids in, token ids out"})
     seed: int = field(default=0, metadata={"help": "seed of dummy weights"})
@@ -91,6 +118,11 @@ class EngineConfig:
         _check_choice(self, "dtype", ("auto", "float32", "bfloat16", "float16"))
         _check_choice(self, "device", ("auto", "cpu", "cuda"))
         _check_choice(self, "scheduling_policy", ("fcfs", "priority"))
+        _check_choice(self, "attention_backend", ("auto", "triton", "sdpa", "flex", "native"))
+        _check_choice(self, "quantization", ("none", "int8", "int4", "fp8"))
+        _check_choice(self, "kv_cache_dtype", ("auto", "fp8"))
+        for name in ("enable_native_ops", "enable_cuda_graphs", "compile", "check_syncs"):
+            _check_switch(self, name)
         _check_switch(self, "skip_tokenizer_init")
         _check_switch(self, "enable_prefix_caching")
         _check_switch(self, "enable_chunked_prefill")
@@ -153,6 +185,13 @@ class WorkerConfig:
     device: str
     num_threads: int
     seed: int
+    attention_backend: str = "sdpa"  # at the start; native ops may follow it later
+    quantization: Quantization = "none"
+    kv_cache_dtype: str = "auto"  # auto: as `dtype`
+    enable_native_ops: bool = False
+    enable_cuda_graphs: bool = False
+    compile: bool = False
+    check_syncs: bool = False
 
 
 @dataclass(frozen=True, slots=True)

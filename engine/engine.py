@@ -22,6 +22,7 @@ from engine.model import ModelConfig
 from engine.output_stream import OutputStream
 from engine.outputs import GrammarInfo, RequestOutput
 from engine.sampling_params import SamplingParams
+from engine.snapshot import EngineSnapshot, take_snapshot
 from engine.supervisor import EngineState, Supervisor
 from engine.tokenizer import Tokenizer
 from grammar import CompiledGrammar
@@ -161,10 +162,21 @@ class Engine:
     def model_config(self) -> ModelConfig:
         return self._supervisor.worker.model_config
 
+    def describe_runtime(self) -> dict[str, str | int]:
+        """What steps run on now: the ops, and how far native ops and recorded graphs have come."""
+        return self._supervisor.worker.describe()
+
     def stats(self) -> EngineStats:
         """A snapshot of counters and gauges; no gauges while no company is up."""
         company = self._supervisor.company
         return self._metrics.make_stats() if company is None else company.stats()
+
+    def snapshot(self) -> EngineSnapshot | None:
+        """The requests and KV blocks of this moment; None while no company is up. Call it on the engine's loop."""
+        company = self._supervisor.company
+        if company is None:
+            return None
+        return take_snapshot(company.machine, company.kv_cache.pool, company.kv_cache.block_size)
 
     async def reset_prefix_cache(self) -> bool:
         """Forget all cached prefixes; False while requests own blocks."""

@@ -7,11 +7,12 @@
     Detokenizer ──AbortRequest (stop string)──▶ Scheduler
 
 Messages are frozen, hold no tensors, locks or back references, and are sent once per step, never per token.
-Arrays in them belong to the receiver: the sender never touches them again.
+Arrays and lists in them are never changed again, by nobody: steps with the same rows share theirs.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -19,6 +20,8 @@ import numpy as np
 
 from engine.outputs import FinishReason, TokenLogprobs
 from engine.sampling_params import SamplingParams
+
+Integers = np.ndarray | Sequence[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,8 +123,8 @@ class StepDone:
     """What a step sampled. A step with plain and gated rows answers twice: plain rows never wait."""
 
     step_id: int
-    indices: list[int]  # index of the row in the step
-    token_ids: list[int]  # beside indices; -1: nothing could be sampled (NaN logits, or no token allowed)
+    indices: Integers  # indices of the rows in the step, ascending
+    token_ids: Integers  # beside indices; -1: nothing could be sampled (NaN logits, or no token allowed)
     is_last: bool  # no further answer for this step will come
     logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)  # by index, for rows that asked
     prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)  # by index, in order
@@ -150,12 +153,13 @@ class RequestTokens(NamedTuple):
 class NewTokens:
     """What a step brought, or an abort.
 
-    Most rows of most steps got one token and nothing else: they stand in `plain` as (request_id, token id), which
-    costs a tenth of a RequestTokens.
+    Most rows of most steps got one token and nothing else: they stand in `plain_ids` and, beside it, in
+    `plain_tokens`. As long as the batch stays the same, `plain_ids` is the same object.
     """
 
     items: list[RequestTokens]
-    plain: list[tuple[str, int]] = field(default_factory=list)
+    plain_ids: list[str] = field(default_factory=list)
+    plain_tokens: list[int] = field(default_factory=list)
 
 
 SchedulerInbox = AddRequest | AbortRequest | GrammarBroken | StepDone

@@ -40,10 +40,10 @@ class Histogram:
         self.counts = [0] * (len(buckets) + 1)  # the last one is +Inf
         self.sum = 0.0
 
-    def observe(self, value: float) -> None:
-        """Count one value."""
-        self.counts[bisect_left(self.buckets, value)] += 1
-        self.sum += value
+    def observe(self, value: float, count: int = 1) -> None:
+        """Count a value, once or as often as it came."""
+        self.counts[bisect_left(self.buckets, value)] += count
+        self.sum += value * count
 
     def observe_many(self, values: Sequence[float]) -> None:
         """As `observe` for each, at the price of a few: 256 values come with every step."""

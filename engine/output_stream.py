@@ -7,11 +7,12 @@ text and nothing else.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 from engine.core.detokenizer import TextDelta
 from engine.errors import EngineError
 from engine.messages import RequestTokens
-from engine.metrics import Metrics
+from engine.metrics import Histogram, Metrics
 from engine.outputs import (
     CompletionOutput,
     FinishReason,
@@ -24,11 +25,10 @@ from engine.sampling_params import SamplingParams
 
 
 class _Completion:
-    """What one of the n completions has so far; the `sent_*` marks are where the last delta ended."""
+    """What one of the n completions has so far; in delta mode, since the last delta."""
 
     __slots__ = (
-        "cumulative_logprob", "error", "finish_reason", "logprobs", "sent_logprobs", "sent_tokens", "stop_reason",
-        "text_parts", "token_ids",
+        "cumulative_logprob", "error", "finish_reason", "logprobs", "stop_reason", "text_parts", "token_ids",
     )  # fmt: skip
 
     def __init__(self, wants_logprobs: bool) -> None:
@@ -36,15 +36,13 @@ class _Completion:
         self.token_ids: list[int] = []
         self.logprobs: list[TokenLogprobs] | None = [] if wants_logprobs else None
         self.cumulative_logprob = 0.0
-        self.sent_tokens = 0
-        self.sent_logprobs = 0
         self.finish_reason: FinishReason | None = None
         self.stop_reason: int | str | None = None
         self.error: str | None = None
 
 
 class OutputStream:
-    """Merges the deltas of a request's n completions; `get` waits for something new."""
+    """Merges the deltas of a request's n completions; `get` waits for something new. One reader."""
 
     def __init__(
         self,
@@ -71,8 +69,10 @@ class OutputStream:
         self._first_scheduled_time: float | None = None
         self._first_token_time: float | None = None
         self._last_token_time: float | None = None
+        self._told_time: float | None = None  # the last token's, when the reader was told last
         self._failure: EngineError | None = None
-        self._is_new = asyncio.Event()
+        self._is_new = False
+        self._waiter: asyncio.Future[None] | None = None
 
     @property
     def is_finished(self) -> bool:
@@ -103,19 +103,13 @@ class OutputStream:
             self._metrics.finished[delta.finish_reason] += 1
             self._metrics.e2e.observe(now - self._arrival_time)
         if self._kind != "final" or self.num_unfinished == 0:
-            self._is_new.set()
+            self._wake()
         return gap
 
-    def put_token(self, index: int, token_id: int, text: str, now: float) -> float:
-        """Take one token from the middle of a completion; the fast path of `put`. Returns the same gap."""
-        completion = self._completions[index]
-        completion.token_ids.append(token_id)
-        if text:
-            completion.text_parts.append(text)
-        last, self._last_token_time = self._last_token_time, now
-        if self._kind != "final":
-            self._is_new.set()
-        return 0.0 if last is None else now - last
+    def wake(self) -> None:
+        """Tell the reader of tokens that came by a StreamGroup; without any, do nothing."""
+        if self._told_time != self._last_token_time:
+            self._wake()
 
     def fail(self, error: EngineError) -> None:
         """End the stream with an error that `get` raises; one that has ended keeps its end."""
@@ -123,7 +117,7 @@ class OutputStream:
             return
         self._failure = error
         self.num_unfinished = 0
-        self._is_new.set()
+        self._wake()
 
     async def get(self) -> RequestOutput:
         """What is new since the last call (delta), or all there is (cumulative, final).
@@ -131,8 +125,11 @@ class OutputStream:
         Raises:
             EngineError: what `fail` was told.
         """
-        await self._is_new.wait()
-        self._is_new.clear()
+        while not self._is_new:
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        self._is_new = False
+        self._told_time = self._last_token_time
         if self._failure is not None:
             raise self._failure
         outputs = [self._make_output(index, completion) for index, completion in enumerate(self._completions)]
@@ -153,6 +150,11 @@ class OutputStream:
             grammar=self._grammar,
         )
 
+    def _wake(self) -> None:
+        self._is_new = True
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
     def _note_tokens(
         self, completion: _Completion, delta: TextDelta, item: RequestTokens, now: float
     ) -> float:
@@ -172,17 +174,15 @@ class OutputStream:
 
     def _make_output(self, index: int, completion: _Completion) -> CompletionOutput:
         text = "".join(completion.text_parts)
-        token_ids, logprobs = completion.token_ids, completion.logprobs
-        if self._kind == "delta":
-            completion.text_parts = []
-            token_ids = token_ids[completion.sent_tokens :]
-            logprobs = None if logprobs is None else logprobs[completion.sent_logprobs :]
-            completion.sent_tokens = len(completion.token_ids)
-            completion.sent_logprobs = 0 if completion.logprobs is None else len(completion.logprobs)
+        token_ids = completion.token_ids[:]
+        logprobs = None if completion.logprobs is None else completion.logprobs[:]
+        completion.text_parts.clear()
+        if self._kind != "delta":
+            completion.text_parts.append(text)
         else:
-            completion.text_parts = [text]
-            token_ids = list(token_ids)
-            logprobs = None if logprobs is None else list(logprobs)
+            completion.token_ids.clear()
+            if completion.logprobs is not None:
+                completion.logprobs.clear()
         return CompletionOutput(
             index=index,
             text=text,
@@ -207,3 +207,31 @@ class OutputStream:
             last_token_time=self._last_token_time,
             num_preemptions=self._num_preemptions,
         )
+
+
+class StreamGroup:
+    """Completions that get one token each in the same step, from the middle of their texts."""
+
+    def __init__(self, members: Sequence[tuple[OutputStream, int]]) -> None:
+        completions = [stream._completions[index] for stream, index in members]
+        self._add_token = [completion.token_ids.append for completion in completions]
+        self._add_text = [completion.text_parts.append for completion in completions]
+        self._streams = [stream for stream, _ in members]
+        self.awaited = [
+            stream for stream in self._streams if stream._kind != "final"
+        ]  # to be woken after `put`
+        self._last_time: float | None = None  # of the group's last tokens
+
+    def put(self, token_ids: Sequence[int], texts: Sequence[str], now: float, gaps: Histogram) -> None:
+        """Take the tokens, and count the seconds since the last ones into `gaps`."""
+        for add_token, token_id in zip(self._add_token, token_ids, strict=True):
+            add_token(token_id)
+        for add_text, text in zip(self._add_text, texts, strict=True):
+            add_text(text)
+        if self._last_time is None:
+            gaps.observe_many([now - (stream._last_token_time or now) for stream in self._streams])
+        else:
+            gaps.observe(now - self._last_time, len(self._streams))
+        self._last_time = now
+        for stream in self._streams:
+            stream._last_token_time = now

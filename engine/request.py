@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from enum import Enum, auto
 
+from engine.core.request_table import RequestTable
 from engine.messages import AddRequest
 from engine.outputs import TokenLogprobs
 
@@ -17,8 +18,7 @@ class RequestStatus(Enum):
 class Request:
     """Mutable state of one request; only the scheduler writes it.
 
-    `num_computed_tokens` chases `num_tokens_in_flight`: known tokens plus those sampled by steps that have
-    not answered yet. Prefill, chunked prefill, decode and resumption are this one chase.
+    What changes with every step stands in the scheduler's RequestTable, in the request's slot there.
     """
 
     __slots__ = (
@@ -32,9 +32,6 @@ class Request:
         "max_num_tokens",
         "num_cached_tokens",
         "num_committed_blocks",
-        "num_computed_tokens",
-        "num_in_flight",
-        "num_preemptions",
         "num_prompt_tokens",
         "params",
         "pending_prompt_logprobs",
@@ -44,12 +41,16 @@ class Request:
         "row",
         "salt",
         "seed",
+        "slot",
         "status",
         "stop_ids",
+        "table",
         "token_ids",
     )
 
-    def __init__(self, message: AddRequest, max_model_len: int, eos_token_ids: frozenset[int]) -> None:
+    def __init__(
+        self, message: AddRequest, table: RequestTable, max_model_len: int, eos_token_ids: frozenset[int]
+    ) -> None:
         params = message.params
         self.request_id = message.request_id
         self.params = params
@@ -59,7 +60,6 @@ class Request:
         self.salt = message.cache_salt
         self.bad_word_ids = message.bad_word_ids
         self.has_grammar = params.grammar is not None
-        self.is_watched = self.has_grammar or params.logprobs is not None  # every token has more to tell than its id
         self.token_ids = list(message.prompt_token_ids)  # prompt, then output
         self.num_prompt_tokens = len(self.token_ids)
         limit = max_model_len if params.max_tokens is None else self.num_prompt_tokens + params.max_tokens
@@ -67,6 +67,8 @@ class Request:
         # A grammar ends its own text: ignoring EOS there would leave nothing to write.
         ends = frozenset() if params.ignore_eos and not self.has_grammar else eos_token_ids
         self.stop_ids = ends | frozenset(params.stop_token_ids)
+        # Every token has more to tell than its id, or may be one of its own ends.
+        self.is_watched = params.logprobs is not None or bool(params.stop_token_ids)
 
         self.status = RequestStatus.WAITING
         self.queue_key: tuple[float, float, int] = (0.0, 0.0, 0)
@@ -74,12 +76,29 @@ class Request:
         self.block_ids: list[int] = []
         self.block_hashes: list[bytes] = []
         self.num_committed_blocks = 0  # leading blocks already offered to the prefix cache
-        self.num_computed_tokens = 0  # including those of steps in flight
-        self.num_in_flight = 0  # sampled tokens that have not come back yet
         self.num_cached_tokens = 0
-        self.num_preemptions = 0
         self.first_scheduled_time: float | None = None
         self.pending_prompt_logprobs: list[TokenLogprobs | None] | None = None
+
+        self.table = table
+        self.slot = slot = table.take()
+        table.num_planned[slot] = self.num_prompt_tokens
+        table.max_num_tokens[slot] = self.max_num_tokens
+        table.has_grammar[slot] = self.has_grammar
+        table.is_watched[slot] = True  # the first token comes with the times and the number of cached tokens
+
+    @property
+    def num_computed_tokens(self) -> int:
+        return int(self.table.num_computed[self.slot])
+
+    @property
+    def num_in_flight(self) -> int:
+        """Sampled tokens that have not come back yet."""
+        return int(self.table.num_in_flight[self.slot])
+
+    @property
+    def num_preemptions(self) -> int:
+        return int(self.table.num_preemptions[self.slot])
 
     @property
     def num_tokens(self) -> int:

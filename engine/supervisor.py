@@ -39,6 +39,7 @@ class Supervisor:
         self.company: Company | None = None
         self.tokenizer: Tokenizer | None = None
         self.worker: Worker | MockWorker
+        self._is_worker_made = False
         self.timeline: list[tuple[str, float]] = []  # start-up phases, seconds
         self._config = config
         self._metrics = metrics
@@ -69,6 +70,8 @@ class Supervisor:
         if self._task is not None and not self._task.done():
             self._task.cancel()
             await asyncio.wait([self._task])
+        if self._is_worker_made:
+            self.worker.close()
 
     def require_company(self) -> Company:
         """The company that takes requests.
@@ -134,6 +137,7 @@ class Supervisor:
             self._eos_token_ids = model_config.eos_token_ids
         is_mock = config.mock_step_ms is not None
         self.worker = MockWorker(config) if is_mock else Worker(config, self._eos_token_ids)
+        self._is_worker_made = True
         self.timeline.append(("tokenizer", time.monotonic() - start))
 
 

@@ -182,6 +182,13 @@ class Tokenizer:
                 table[token_id] = self._rule.make_bytes(token)
         return table
 
+    def special_tokens(self, vocab_size: int) -> dict[str, int]:
+        """Names and ids of the special tokens below `vocab_size`, which structural tags may name."""
+        if self._backend is None:
+            return {}
+        added = self._backend.get_added_tokens_decoder()
+        return {added[i].content: i for i in sorted(self._special_ids) if i < vocab_size and i in added}
+
     def _make_pieces(self, skipped_ids: Iterable[int]) -> TokenPieces | None:
         if self._rule is None or self._backend is None:
             return None

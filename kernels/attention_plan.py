@@ -109,7 +109,7 @@ class AttentionPlan:
         bias = None
         if is_padded or query_len > 1:
             keys = torch.arange(num_keys, device=self._device)
-            lens_tensor = self._tensor(lens).unsqueeze(1)
+            lens_tensor = upload_list(lens, self._device).unsqueeze(1)
             bias = self._make_batch_bias(keys, lens_tensor, query_len, window, q.dtype)
             if query_len > 1:
                 bias = bias.repeat_interleave(q.shape[1] // k_cache.shape[2], dim=1)
@@ -118,7 +118,9 @@ class AttentionPlan:
             # may hold a NaN that no mask can silence (0 * NaN).
             slots = torch.where(keys < lens_tensor, slots, slots[:, :1])
         token_index = self._token_index(requests, starts, query_len, q.shape[0])
-        return UniformBatch(len(requests), query_len, token_index, self._make_chunks(slots, bias, k_cache))
+        return UniformBatch(
+            len(requests), query_len, token_index, self._make_chunks(slots, bias, k_cache, q.dtype)
+        )
 
     def _make_batch_bias(
         self, keys: Tensor, lens: Tensor, query_len: int, window: int | None, dtype: torch.dtype
@@ -131,21 +133,23 @@ class AttentionPlan:
             visible &= keys > last - window
         return _make_bias(visible, dtype)
 
-    def _make_chunks(self, slots: Tensor, bias: Tensor | None, k_cache: Tensor) -> list[Chunk]:
+    def _make_chunks(
+        self, slots: Tensor, bias: Tensor | None, k_cache: Tensor, dtype: torch.dtype
+    ) -> list[Chunk]:
         num_requests, num_keys = slots.shape
         limit = CPU_CHUNK_BYTES if self._device.type == "cpu" else DEVICE_CHUNK_BYTES
-        key_bytes = k_cache.stride(1) * k_cache.element_size()
+        key_bytes = k_cache.stride(1) * dtype.itemsize
         step = max(1, limit // (num_keys * key_bytes))
         chunks = []
         for start in range(0, num_requests, step):
             end = min(start + step, num_requests)
-            gather = self._make_gather(slots[start:end].flatten(), k_cache)
+            gather = self._make_gather(slots[start:end].flatten(), k_cache, dtype)
             shape = (end - start, num_keys, *k_cache.shape[2:])
             k, v = gather.k.view(shape).transpose(1, 2), gather.v.view(shape).transpose(1, 2)
             chunks.append(Chunk(start, end, gather, k, v, None if bias is None else bias[start:end]))
         return chunks
 
-    def _make_gather(self, slots: Tensor, k_cache: Tensor) -> Gather:
+    def _make_gather(self, slots: Tensor, k_cache: Tensor, dtype: torch.dtype) -> Gather:
         """Give the slots a place in the plan's one pair of buffers.
 
         Why one pair: fresh memory for gathered keys costs more in page faults than the gathering itself.
@@ -153,7 +157,7 @@ class AttentionPlan:
         num_keys = slots.shape[0]
         if self._scratch is None or self._scratch[0].shape[0] < num_keys:
             shape = (num_keys, *k_cache.shape[2:])
-            self._scratch = (k_cache.new_empty(shape), k_cache.new_empty(shape))
+            self._scratch = (k_cache.new_empty(shape, dtype=dtype), k_cache.new_empty(shape, dtype=dtype))
         k, v = self._scratch
         return Gather(slots, k[:num_keys], v[:num_keys])
 
@@ -162,7 +166,7 @@ class AttentionPlan:
     ) -> Tensor | None:
         if len(requests) * query_len == num_tokens and requests == sorted(requests):
             return None
-        return self._tensor([starts[r] + i for r in requests for i in range(query_len)])
+        return upload_list([starts[r] + i for r in requests for i in range(query_len)], self._device)
 
     def _slots(self, requests: list[int], firsts: list[int], num_keys: int) -> Tensor:
         """Return the slots of `num_keys` positions of each request from its first on, [N, num_keys] int64.
@@ -171,12 +175,14 @@ class AttentionPlan:
         """
         tables, size = self._block_tables, self._block_size
         if len(requests) != tables.shape[0] or requests != sorted(requests):
-            tables = tables.index_select(0, self._tensor(requests))
+            tables = tables.index_select(0, upload_list(requests, self._device))
         if not any(firsts):
             starts = tables[:, : -(-num_keys // size)].long().mul_(size)
             offsets = torch.arange(size, device=self._device)
             return (starts.unsqueeze(2) + offsets).flatten(1)[:, :num_keys]
-        positions = self._tensor(firsts).unsqueeze(1) + torch.arange(num_keys, device=self._device)
+        positions = upload_list(firsts, self._device).unsqueeze(1) + torch.arange(
+            num_keys, device=self._device
+        )
         places = positions.div(size, rounding_mode="floor").clamp_(max=tables.shape[1] - 1)
         return tables.gather(1, places).long().mul_(size).add_(positions.remainder_(size))
 
@@ -214,7 +220,9 @@ class AttentionPlan:
     ) -> Segment:
         query_len, seq_len = self._query_lens[request], self._seq_lens[request]
         first = self._first_key(request, window)
-        gather = self._make_gather(self._slots([request], [first], seq_len - first).flatten(), k_cache)
+        gather = self._make_gather(
+            self._slots([request], [first], seq_len - first).flatten(), k_cache, q.dtype
+        )
         # [num_keys, KV, D] -> [KV, G, num_keys, D], shared by the heads of a group without a copy
         group_size = q.shape[1] // k_cache.shape[2]
         k = gather.k.transpose(0, 1).unsqueeze(1).expand(-1, group_size, -1, -1)
@@ -237,12 +245,13 @@ class AttentionPlan:
             pieces.append(Piece(begin, begin + length, k[:, :, seen], v[:, :, seen], bias))
         return Segment(gather, pieces)
 
-    def _tensor(self, values: list[int]) -> Tensor:
-        tensor = torch.tensor(values)
-        if self._device.type == "cuda":
-            # From pinned memory, or the copy would wait for the device.
-            return tensor.pin_memory().to(self._device, non_blocking=True)
-        return tensor.to(self._device)
+
+def upload_list(values: list[int], device: torch.device) -> Tensor:
+    """Copy integers to the device as int64; from pinned memory, or the copy would wait for the device."""
+    tensor = torch.tensor(values)
+    if device.type == "cuda":
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.to(device)
 
 
 def _make_bias(visible: Tensor, dtype: torch.dtype) -> Tensor:

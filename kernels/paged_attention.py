@@ -8,6 +8,7 @@ from torch import Tensor
 
 from kernels.attention_layout import Gather, Segment, UniformBatch
 from kernels.attention_plan import AttentionPlan
+from kernels.store_kv import take_slots
 
 
 def paged_attention(
@@ -29,8 +30,8 @@ def paged_attention(
 
     Args:
         q: [T, num_heads, head_dim], the new tokens of the requests one after another.
-        k_cache, v_cache: [num_blocks, block_size, num_kv_heads, head_dim], contiguous. num_heads is a
-            multiple of num_kv_heads.
+        k_cache, v_cache: [num_blocks, block_size, num_kv_heads, head_dim], contiguous, dtype of q or float8.
+            num_heads is a multiple of num_kv_heads.
         block_tables: [num_requests, max_blocks] int32.
         query_start_loc: [num_requests + 1] int32, cumulative query lengths.
         seq_lens: [num_requests] int32, context length including the new tokens.
@@ -103,8 +104,12 @@ def _attend_segment(
 
 
 def _gather(keys: Tensor, values: Tensor, gather: Gather) -> None:
-    torch.index_select(keys, 0, gather.slots, out=gather.k)
-    torch.index_select(values, 0, gather.slots, out=gather.v)
+    if keys.dtype == gather.k.dtype:
+        torch.index_select(keys, 0, gather.slots, out=gather.k)
+        torch.index_select(values, 0, gather.slots, out=gather.v)
+    else:
+        gather.k.copy_(take_slots(keys, gather.slots))
+        gather.v.copy_(take_slots(values, gather.slots))
 
 
 def _attend(

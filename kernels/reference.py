@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from kernels.attention_plan import AttentionPlan
+from kernels.sampling import make_gumbel_noise
+from kernels.step_buffers import StepBuffers
 
 
 def store_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
@@ -95,3 +97,106 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     """Twin of `kernels.silu_mul`."""
     gate, up = gate_up.float().chunk(2, dim=-1)
     return (gate * torch.sigmoid(gate) * up).to(gate_up.dtype)
+
+
+def norm_rope_store(
+    heads: Tensor,
+    qk_norm: Tensor | None,
+    eps: float,
+    cos: Tensor,
+    sin: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    slot_mapping: Tensor,
+    num_heads: int,
+) -> Tensor:
+    """Twin of `kernels.norm_rope_store`; rounds once, and saturates where the cache is float8."""
+    num_rotated = heads.shape[1] - k_cache.shape[2]
+    wide = heads.float()
+    qk, v = wide[:, :num_rotated], wide[:, num_rotated:]
+    if qk_norm is not None:
+        qk = rms_norm(qk, qk_norm.float(), eps)
+    qk = apply_rope(qk, cos, sin)
+    is_fp8 = k_cache.dtype == torch.float8_e4m3fn
+    keys, values = ((each.clamp(-448, 448) if is_fp8 else each) for each in (qk[:, num_heads:], v))
+    for token, slot in enumerate(slot_mapping.tolist()):
+        block, offset = divmod(slot, k_cache.shape[1])
+        k_cache[block, offset] = keys[token].to(k_cache.dtype)
+        v_cache[block, offset] = values[token].to(v_cache.dtype)
+    return qk[:, :num_heads].to(heads.dtype)
+
+
+def gather_inputs(
+    token_pool: Tensor,
+    block_tables: Tensor,
+    rows: Tensor,
+    starts: Tensor,
+    query_start_loc: Tensor,
+    block_size: int,
+    out: StepBuffers,
+) -> None:
+    """Twin of `kernels.gather_inputs.gather_inputs`."""
+    for buffer in (out.input_ids, out.positions, out.slot_mapping, out.block_tables):
+        buffer.zero_()
+    out.seq_lens.fill_(1)
+    bounds = query_start_loc.tolist()
+    for request, row in enumerate(rows.tolist()):
+        if row < 0:
+            continue
+        start, num_new = int(starts[request]), bounds[request + 1] - bounds[request]
+        out.seq_lens[request] = start + num_new
+        out.block_tables[request] = block_tables[row, : out.block_tables.shape[1]]
+        for i in range(num_new):
+            token, position = bounds[request] + i, start + i
+            out.positions[token] = position
+            out.input_ids[token] = token_pool[row, position]
+            block = int(block_tables[row, position // block_size])
+            out.slot_mapping[token] = block * block_size + position % block_size
+
+
+def apply_bitmask(logits: Tensor, bitmask: Tensor, rows: Tensor) -> None:
+    """Twin of `kernels.token_bitmask.apply_bitmask`."""
+    for words, row in zip(bitmask.tolist(), rows.tolist(), strict=True):
+        for token in range(logits.shape[1]):
+            word = words[token // 32] if token // 32 < len(words) else 0
+            if not word >> (token % 32) & 1:
+                logits[row, token] = -torch.inf
+
+
+def linear_int8(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Twin of a product with int8 weights: each row of both sides is rounded to -127..127 of its greatest value."""
+    columns = []
+    for row in weight.float():
+        scale = row.abs().max() / 127
+        columns.append((row / scale).round() * scale if scale > 0 else row)
+    tokens = []
+    for token in x.float():
+        scale = token.abs().max() / 127
+        tokens.append((token / scale).round() * scale if scale > 0 else token)
+    result = torch.stack(tokens) @ torch.stack(columns).t()
+    return (result if bias is None else result + bias.float()).to(x.dtype)
+
+
+def lm_head_sample(
+    hidden: Tensor,
+    weight: Tensor,
+    keys: Tensor,
+    temperature: Tensor,
+    bitmask: Tensor | None = None,
+    mask_rows: Tensor | None = None,
+) -> Tensor:
+    """Twin of `kernels.triton.lm_head_sample`."""
+    logits = (hidden.float() @ weight.float().t()).to(hidden.dtype).float()
+    noise = make_gumbel_noise(keys, torch.arange(len(weight), dtype=torch.int32).unsqueeze(0))
+    token_ids = []
+    for row, scores in enumerate(logits):
+        is_broken = not bool((scores < torch.inf).all())
+        if temperature[row] > 0:
+            scores = scores / temperature[row] + noise[row]
+        if bitmask is not None and mask_rows is not None and mask_rows[row] >= 0:
+            masked = scores.unsqueeze(0).clone()
+            apply_bitmask(masked, bitmask[mask_rows[row]].unsqueeze(0), torch.zeros(1, dtype=torch.int64))
+            scores = masked[0]
+        best = int(scores.argmax())
+        token_ids.append(-1 if is_broken or scores[best] == -torch.inf else best)
+    return torch.tensor(token_ids)

@@ -13,6 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kernels.device_kernels import find_device_kernels
+
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
 MIX_2 = np.uint64(0x94D049BB133111EB)
@@ -107,6 +109,9 @@ def draw_greedy(logits: Tensor) -> Tensor:
 
     Returns [R] int64.
     """
+    kernels = find_device_kernels(logits.device.type, "sampling")
+    if kernels is not None:
+        return kernels.draw_greedy(logits)
     best, token_ids = logits.max(dim=-1)
     return token_ids.where(best.isfinite(), -1)
 
@@ -122,6 +127,9 @@ def draw_full(logits: Tensor, keys: Tensor, temperature: Tensor, log_min_p: Tens
 
     Returns [R] int64; -1 where no token is allowed or the logits hold NaN or +inf.
     """
+    kernels = find_device_kernels(logits.device.type, "sampling")
+    if kernels is not None:
+        return kernels.draw_full(logits, keys, temperature, log_min_p)
     num_rows, vocab_size = logits.shape
     ids = torch.arange(vocab_size, dtype=torch.int32, device=logits.device).unsqueeze(0)
     token_ids = torch.empty(num_rows, dtype=torch.int64, device=logits.device)
@@ -153,6 +161,9 @@ def draw_filtered(
 
     Returns [R] int64; -1 as in `draw_full`.
     """
+    kernels = find_device_kernels(logits.device.type, "sampling")
+    if kernels is not None:
+        return kernels.draw_filtered(logits, keys, temperature, top_k, top_p, log_min_p, width)
     num_rows, vocab_size = logits.shape
     vocab = torch.arange(vocab_size, device=logits.device)
     token_ids = torch.empty(num_rows, dtype=torch.int64, device=logits.device)

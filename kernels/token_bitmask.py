@@ -6,6 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kernels.device_kernels import find_device_kernels
+
 
 def unpack_bitmask(bitmask: Tensor, vocab_size: int) -> Tensor:
     """Turn packed token masks into booleans.
@@ -26,3 +28,19 @@ def unpack_bitmask(bitmask: Tensor, vocab_size: int) -> Tensor:
         return torch.from_numpy(bits).view(torch.bool)
     shifts = torch.arange(32, dtype=torch.int32, device=words.device)
     return ((words.unsqueeze(-1) >> shifts) & 1).flatten(1)[:, :vocab_size].bool()
+
+
+def apply_bitmask(logits: Tensor, bitmask: Tensor, rows: Tensor) -> None:
+    """Set the logits of forbidden tokens to -inf, in place.
+
+    Args:
+        logits: [R, V], contiguous.
+        bitmask: [M, W] int32 as for `unpack_bitmask`.
+        rows: [M] int64, the row of the logits that each mask is for; all different.
+    """
+    kernels = find_device_kernels(logits.device.type, "token_bitmask")
+    if kernels is not None:
+        kernels.apply_bitmask(logits, bitmask, rows)
+        return
+    allowed = unpack_bitmask(bitmask, logits.shape[1])
+    logits.index_copy_(0, rows, logits.index_select(0, rows).masked_fill_(~allowed, -torch.inf))

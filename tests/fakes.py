@@ -126,6 +126,9 @@ class FakeEngine:
     def resolved(self) -> FakeResolvedConfig:
         return FakeResolvedConfig()
 
+    def describe_runtime(self) -> dict[str, str | int]:
+        return {"ops": "none"}
+
     async def start(self) -> None:
         self.state = "ready"
 

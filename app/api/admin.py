@@ -53,6 +53,7 @@ async def show_server(context: Context) -> dict[str, Any]:
         "version": __version__,
         "model": context.engine.model_name,
         "engine": asdict(context.engine.resolved),
+        "runtime": context.engine.describe_runtime(),
         "app": settings,
         "timeline": [{"phase": phase, "seconds": round(s, 3)} for phase, s in context.engine.timeline],
     }

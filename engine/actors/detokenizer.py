@@ -7,10 +7,12 @@ from collections.abc import Callable
 from typing import assert_never
 
 from engine.actors.actor import Actor
+from engine.actors.reader_pacing import ReaderPacing
 from engine.core.detokenizer import Detokenizer
+from engine.core.text_group import TextGroup
 from engine.messages import AbortRequest, AddRequest, DetokenizerInbox, NewTokens, RequestTokens
 from engine.metrics import Metrics
-from engine.output_stream import OutputStream
+from engine.output_stream import OutputStream, StreamGroup
 
 
 class DetokenizerActor(Actor[DetokenizerInbox]):
@@ -28,6 +30,8 @@ class DetokenizerActor(Actor[DetokenizerInbox]):
         self._streams = streams
         self._metrics = metrics
         self._tell_scheduler = tell_scheduler
+        self._pacing = ReaderPacing()
+        self._rows: _PlainRows | None = None
 
     def handle(self, message: DetokenizerInbox) -> None:
         match message:
@@ -40,23 +44,25 @@ class DetokenizerActor(Actor[DetokenizerInbox]):
 
     def _process(self, message: NewTokens) -> None:
         now = time.monotonic()
-        gaps: list[float] = []
-        num_plain = 0
-        feed, streams = self._detokenizer.feed, self._streams
-        for request_id, token_id in message.plain:
-            text = feed(request_id, token_id)
-            if text is None:
-                self._process_item(RequestTokens(request_id, [token_id]), now, gaps)
-            else:
-                stream, index = streams[request_id]
-                gaps.append(stream.put_token(index, token_id, text, now))
-                num_plain += 1
-        self._metrics.generation_tokens += num_plain
+        if message.plain_ids:
+            self._process_plain(message.plain_ids, message.plain_tokens, now)
         for item in message.items:
-            self._process_item(item, now, gaps)
-        self._metrics.itl.observe_many(gaps)
+            self._process_item(item, now)
 
-    def _process_item(self, item: RequestTokens, now: float, gaps: list[float]) -> None:
+    def _process_plain(self, request_ids: list[str], token_ids: list[int], now: float) -> None:
+        rows = self._rows
+        if rows is None or rows.request_ids is not request_ids:
+            rows = self._rows = _PlainRows(request_ids, self._detokenizer, self._streams)
+        for index in rows.others:
+            self._process_item(RequestTokens(request_ids[index], [token_ids[index]]), now)
+        if rows.others:
+            token_ids = [token_ids[index] for index in rows.indices]
+        rows.streams.put(token_ids, rows.texts.feed(token_ids), now, self._metrics.itl)
+        if rows.streams.awaited:
+            self._pacing.wake(rows.streams.awaited)
+        self._metrics.generation_tokens += len(token_ids)
+
+    def _process_item(self, item: RequestTokens, now: float) -> None:
         delta = self._detokenizer.process(item)
         if delta is None:
             return  # it has ended: what comes after a stop string is dropped
@@ -65,6 +71,22 @@ class DetokenizerActor(Actor[DetokenizerInbox]):
         stream, index = self._streams[item.request_id]
         if delta.finish_reason is not None:
             del self._streams[item.request_id]
+            self._rows = None
         self._metrics.generation_tokens += len(delta.token_ids)
         if gap := stream.put(index, item, delta, now):
-            gaps.append(gap)
+            self._metrics.itl.observe(gap)
+
+
+class _PlainRows:
+    """What is behind the plain rows of a step, looked up once for as long as the batch stays the same."""
+
+    def __init__(
+        self, request_ids: list[str], detokenizer: Detokenizer, streams: dict[str, tuple[OutputStream, int]]
+    ) -> None:
+        self.request_ids = request_ids
+        texts = [detokenizer.find_text(name) for name in request_ids]
+        self.indices = [index for index, text in enumerate(texts) if text is not None]
+        # Those with stop strings, and those that have ended.
+        self.others = [index for index, text in enumerate(texts) if text is None]
+        self.texts = TextGroup([text for text in texts if text is not None])
+        self.streams = StreamGroup([streams[request_ids[index]] for index in self.indices])

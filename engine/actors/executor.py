@@ -1,4 +1,7 @@
-"""ExecutorActor: the one thread that owns the device. Steps in, answers out."""
+"""ExecutorActor: the one thread that owns the device. Steps in, answers out.
+
+On CUDA a step is answered when its results have come back, and the next one is launched before that.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +12,12 @@ from queue import Empty
 
 from engine.actors.actor import ThreadActor
 from engine.messages import ExecutorInbox, RunStep, SampleGate, StepDone, StepPlan
+from engine.worker.device_link import HostFetch, PendingStep
 from engine.worker.mock_worker import MockWorker
 from engine.worker.worker import Worker
 
 GATE_PATIENCE_S = 0.002  # how long plain rows wait for the masks of the step before, at most
+POLL_S = 0.00005  # how often results on their way are looked for, while no message comes
 
 
 class ExecutorActor(ThreadActor[ExecutorInbox]):
@@ -25,6 +30,7 @@ class ExecutorActor(ThreadActor[ExecutorInbox]):
         self._worker = worker
         self._deliver = deliver
         self._is_restart = is_restart
+        self._pending: deque[PendingStep] = deque()  # launched, their results on the way from the device
         self._held: deque[ExecutorInbox | None] = deque()  # taken from the queue while waiting for a gate
 
     def work(self) -> None:
@@ -33,7 +39,7 @@ class ExecutorActor(ThreadActor[ExecutorInbox]):
         else:
             self._worker.load()
         self.mark_ready()
-        while (message := self._held.popleft() if self._held else self._queue.get()) is not None:
+        while (message := self._take()) is not None:
             match message:
                 case RunStep(plan=plan):
                     if self._worker.has_parked:
@@ -42,13 +48,38 @@ class ExecutorActor(ThreadActor[ExecutorInbox]):
                 case SampleGate():
                     self._answer(self._worker.sample_gated(message))
 
+    def _take(self) -> ExecutorInbox | None:
+        """The next message, or None at the end; a quiet moment before it is used for chores."""
+        if self._held:
+            return self._held.popleft()
+        while self._worker.has_chore and self._queue.empty() and not self._pending:
+            self._worker.do_chore()
+        return self._receive()
+
+    def _receive(self, deadline: float | None = None) -> ExecutorInbox | None:
+        """Wait for a message, and hand out the answers of launched steps meanwhile.
+
+        Raises:
+            Empty: the deadline passed.
+        """
+        while self._pending:
+            if self._pending[0].is_done():
+                self.post(self._deliver, self._pending.popleft().wait())
+                continue
+            try:
+                return self._queue.get(timeout=POLL_S)
+            except Empty:
+                if deadline is not None and time.monotonic() >= deadline:
+                    raise
+        timeout = None if deadline is None else max(0.0, deadline - time.monotonic())
+        return self._queue.get(timeout=timeout)
+
     def _await_gate(self, plan: StepPlan) -> None:
         """Give late masks a moment, so that their rows join this step; without plain rows wait as long as it takes."""
         deadline = time.monotonic() + GATE_PATIENCE_S if self._worker.can_run(plan) else None
         while self._worker.has_parked:
             try:
-                timeout = None if deadline is None else max(0.0, deadline - time.monotonic())
-                message = self._queue.get(timeout=timeout)
+                message = self._receive(deadline)
             except Empty:
                 return
             if isinstance(message, SampleGate):
@@ -58,6 +89,11 @@ class ExecutorActor(ThreadActor[ExecutorInbox]):
                 if message is None:
                     return
 
-    def _answer(self, done: StepDone | None) -> None:
-        if done is not None:
-            self.post(self._deliver, done)
+    def _answer(self, answer: StepDone | PendingStep | None) -> None:
+        """Send an answer, or remember to: answers leave in the order of their steps."""
+        if isinstance(answer, StepDone) and not self._pending:
+            self.post(self._deliver, answer)
+        elif isinstance(answer, StepDone):
+            self._pending.append(PendingStep(HostFetch([]), lambda _: answer))
+        elif answer is not None:
+            self._pending.append(answer)

@@ -78,7 +78,7 @@ class SchedulerActor(Actor[SchedulerInbox]):
             self._tell_grammar(order)
 
     def _publish(self, new_tokens: NewTokens) -> None:
-        if new_tokens.items or new_tokens.plain:
+        if new_tokens.items or new_tokens.plain_ids:
             self._tell_detokenizer(new_tokens)
         if self._with_grammar:
             ended = tuple(

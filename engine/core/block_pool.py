@@ -127,6 +127,10 @@ class BlockPool:
         """Owned block ids with their number of owners; for tests and the observatory."""
         return {block.block_id: block.ref_count for block in self._blocks if block.ref_count}
 
+    def cached_ids(self) -> list[int]:
+        """Ids of the blocks that carry a hash, owned or free; for the observatory."""
+        return [block.block_id for block in self._by_hash.values()]
+
     @staticmethod
     def _insert_before(place: Block, block: Block) -> None:
         before = place.prev

@@ -10,20 +10,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+from engine.core.incremental_text import NO_PIECES
 from engine.core.stop_strings import StopStrings
+from engine.core.text_group import TextStream
 from engine.messages import RequestTokens
 from engine.outputs import FinishReason, Logprob, TokenLogprobs
 from engine.sampling_params import SamplingParams
-
-
-class TextStream(Protocol):
-    """IncrementalText, WindowedText or a stand-in."""
-
-    def feed(self, token_ids: Sequence[int]) -> str: ...
-
-    def feed_token(self, token_id: int) -> str: ...
-
-    def finish(self) -> str: ...
 
 
 class TextTokenizer(Protocol):
@@ -60,6 +52,9 @@ class TextDelta(NamedTuple):
 class NoText:
     """The text of an engine without a tokenizer."""
 
+    pieces = NO_PIECES
+    is_settled = True
+
     def feed(self, token_ids: Sequence[int]) -> str:
         return ""
 
@@ -92,7 +87,7 @@ class Detokenizer:
         self._tokenizer = tokenizer
         self._eos_token_ids = frozenset(tokenizer.eos_token_ids) if tokenizer else frozenset()
         self._streams: dict[str, _Stream] = {}
-        self._feeds: dict[str, Callable[[int], str]] = {}  # of the streams without stop strings
+        self._plain_texts: dict[str, TextStream] = {}  # of the streams without stop strings
 
     def add(self, request_id: str, params: SamplingParams, prompt_token_ids: Sequence[int]) -> None:
         """Open a stream; the prompt decides how the first token is written."""
@@ -104,17 +99,16 @@ class Detokenizer:
                 stops = StopStrings(params.stop, params.include_stop_str_in_output, params.min_tokens)
         self._streams[request_id] = _Stream(params, text, text.feed, stops)
         if stops is None:
-            self._feeds[request_id] = text.feed_token
+            self._plain_texts[request_id] = text
 
     def remove(self, request_id: str) -> None:
         """Forget a request; unknown ids are ignored."""
         self._streams.pop(request_id, None)
-        self._feeds.pop(request_id, None)
+        self._plain_texts.pop(request_id, None)
 
-    def feed(self, request_id: str, token_id: int) -> str | None:
-        """The text of one token in the middle of a request; None when it needs `process`, or has ended."""
-        feed = self._feeds.get(request_id)
-        return None if feed is None else feed(token_id)
+    def find_text(self, request_id: str) -> TextStream | None:
+        """The text of a running request whose tokens may be fed past `process`; None when it has stop strings."""
+        return self._plain_texts.get(request_id)
 
     def process(self, item: RequestTokens) -> TextDelta | None:
         """The text of these tokens; None when the request has ended already."""

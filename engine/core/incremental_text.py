@@ -8,7 +8,7 @@ start of a text drops it only when nothing visible stands before, as `decode(pro
 from __future__ import annotations
 
 import codecs
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from engine.core.token_pieces import TokenPieces
 
@@ -16,6 +16,22 @@ REPLACEMENT = "\ufffd"
 _MAX_CHARACTER_BYTES = 4
 _NUM_WINDOW_PROMPT_TOKENS = 6
 _MAX_HELD_TOKENS = 8  # a character has at most four bytes: whatever is longer is broken, and is shown as such
+
+
+class NoPieces(Mapping[int, str]):
+    """No token adds anything."""
+
+    def __getitem__(self, token_id: int) -> str:
+        return ""
+
+    def __len__(self) -> int:
+        return 0
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(())
+
+
+NO_PIECES = NoPieces()
 
 
 def _replace_each_byte(error: UnicodeError) -> tuple[str, int]:
@@ -35,17 +51,17 @@ class IncrementalText:
     have been shown by then, and rightly so.
     """
 
-    __slots__ = ("_errors", "_is_at_start", "_is_plain", "_num_stripped", "_pending", "_pieces")
+    __slots__ = ("_errors", "_is_at_start", "_num_stripped", "_pending", "is_settled", "pieces")
 
     def __init__(self, pieces: TokenPieces, prompt_token_ids: Sequence[int] = ()) -> None:
         rule = pieces.rule
         is_at_start = not any(pieces[token_id] for token_id in reversed(prompt_token_ids))
-        self._pieces = pieces
+        self.pieces = pieces
         self._errors = "troupe.replace_each_byte" if rule.has_byte_tokens else "replace"
         self._pending = self._read_open_character(prompt_token_ids)
         self._is_at_start = is_at_start and rule.drops_first_marks
         self._num_stripped = rule.num_stripped if is_at_start else 0
-        self._is_plain = self._is_settled()
+        self.is_settled = self._has_settled()
 
     def feed(self, token_ids: Sequence[int]) -> str:
         """The text that these tokens complete; "" while a character is open."""
@@ -53,8 +69,8 @@ class IncrementalText:
 
     def feed_token(self, token_id: int) -> str:
         """The same for one token; it runs for every token of every request."""
-        piece = self._pieces[token_id]
-        if self._is_plain and piece.__class__ is str:
+        piece = self.pieces[token_id]
+        if self.is_settled and piece.__class__ is str:
             return piece  # type: ignore[return-value]
         return self._join(token_id, piece)
 
@@ -63,14 +79,14 @@ class IncrementalText:
         data, self._pending = self._pending, b""
         return codecs.utf_8_decode(data, self._errors, True)[0]
 
-    def _is_settled(self) -> bool:
+    def _has_settled(self) -> bool:
         return not (self._pending or self._is_at_start or self._num_stripped)
 
     def _join(self, token_id: int, piece: str | bytes) -> str:
         if not piece:
             return ""
         if self._is_at_start:
-            piece = self._pieces.make_first_piece(token_id)
+            piece = self.pieces.make_first_piece(token_id)
             self._is_at_start = False
         if isinstance(piece, str):
             text = self.finish() + piece
@@ -80,7 +96,7 @@ class IncrementalText:
             self._pending = data[num_used:]
         if self._num_stripped and text:
             text = self._strip(text)
-        self._is_plain = self._is_settled()
+        self.is_settled = self._has_settled()
         return text
 
     def _strip(self, text: str) -> str:
@@ -93,7 +109,7 @@ class IncrementalText:
         """The bytes of a character that the prompt begins and the output may complete."""
         data = b""
         for token_id in reversed(prompt_token_ids):
-            piece = self._pieces[token_id]
+            piece = self.pieces[token_id]
             if (piece and isinstance(piece, str)) or len(data) >= _MAX_CHARACTER_BYTES:
                 break
             if isinstance(piece, bytes):
@@ -108,6 +124,9 @@ class WindowedText:
     """
 
     __slots__ = ("_decode", "_num_read", "_shown", "_window")
+
+    pieces = NO_PIECES
+    is_settled = False
 
     def __init__(self, decode: Callable[[list[int]], str], prompt_token_ids: Sequence[int] = ()) -> None:
         self._decode = decode

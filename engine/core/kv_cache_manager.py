@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from engine.config import CacheConfig
 from engine.core.block_hash import extend_block_hashes
 from engine.core.block_pool import BlockPool
@@ -23,25 +25,25 @@ class KVCacheManager:
         """Share of the usable blocks that requests own, 0 to 1."""
         return 1.0 - self.pool.num_free / self.pool.num_usable
 
-    def admit(self, request: Request) -> bool:
-        """Give the request blocks for all its known tokens, cached prefix first; False and unchanged without room.
+    def admit(self, request: Request) -> int | None:
+        """Give the request blocks for all its known tokens, cached prefix first.
 
-        Sets `num_computed_tokens` to the number of cached tokens; at least one token is always computed.
+        Returns the number of cached tokens, at least one less than there are; None and unchanged without room.
         """
         cached = self._find_prefix(request)
         num_blocks = -(-request.num_tokens // self.block_size)
         num_new = num_blocks - len(cached)
         if num_new + self.pool.num_free_among(cached) > self.pool.num_free:
-            return False
+            return None
         self.pool.share(cached)
         fresh = self.pool.allocate(num_new)
         assert fresh is not None, "counted as free above"
         request.block_ids = cached + fresh
         request.num_committed_blocks = len(cached)
-        request.num_computed_tokens = len(cached) * self.block_size
+        num_cached_tokens = len(cached) * self.block_size
         self.num_queried_tokens += request.num_tokens
-        self.num_hit_tokens += request.num_computed_tokens
-        return True
+        self.num_hit_tokens += num_cached_tokens
+        return num_cached_tokens
 
     def count_uncached(self, request: Request) -> int:
         """Tokens that would have to be computed, were the request admitted now."""
@@ -55,6 +57,14 @@ class KVCacheManager:
         fresh = self.pool.allocate(missing)
         if fresh is not None:
             request.block_ids += fresh
+        return fresh
+
+    def grow_each(self, requests: Sequence[Request]) -> list[int] | None:
+        """One more block for each; None and unchanged when there is not room for all."""
+        fresh = self.pool.allocate(len(requests))
+        if fresh is not None:
+            for request, block_id in zip(requests, fresh, strict=True):
+                request.block_ids.append(block_id)
         return fresh
 
     def commit(self, request: Request, num_tokens: int) -> None:
@@ -74,7 +84,6 @@ class KVCacheManager:
         self.pool.free(request.block_ids)
         request.block_ids = []
         request.num_committed_blocks = 0
-        request.num_computed_tokens = 0
 
     def _find_prefix(self, request: Request) -> list[int]:
         wants_prompt_logprobs = request.params.prompt_logprobs is not None

@@ -4,23 +4,30 @@
        ▲                                               │
        └────────── preempt (blocks taken back) ────────┘
 
-Every request has `num_computed_tokens` chasing its tokens; a step spends one token budget, running requests
-first. Steps overlap: the next one is planned while the last one runs, each sampled row counted as one token
-in flight. The running list is sorted by the queue key, so the last one is always the victim.
+Every request has `num_computed` chasing `num_planned`, its tokens known or in flight; a step spends one token
+budget, running requests first. Steps overlap: the next one is planned while the last one runs. The running
+requests are sorted by the queue key, so the last one is always the victim. What most requests need in most
+steps is done for all at once in arrays (RequestTable); only those at a border of something cost a loop.
 """
 
 from __future__ import annotations
 
 import time
-from bisect import insort
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from itertools import compress
+from typing import Any
+
+import numpy as np
 
 from engine.config import SchedulerConfig
+from engine.core.answers import describe_no_token, make_tokens, match_rows
 from engine.core.kv_cache_manager import KVCacheManager
 from engine.core.request_queue import RequestQueue
+from engine.core.request_table import RequestTable
+from engine.core.roster import Roster
 from engine.core.row_pool import RowPool
-from engine.core.step import PlanBuilder, StepRecord
+from engine.core.step import StepChanges, StepRecord
 from engine.messages import AddRequest, FillMasks, NewTokens, RequestTokens, StepDone, StepPlan
 from engine.outputs import FinishReason, TokenLogprobs
 from engine.request import Request, RequestStatus
@@ -41,7 +48,7 @@ class Scheduler:
         self.config = config
         self.kv_cache = kv_cache
         self.waiting = RequestQueue(config.policy, config.priority_ageing_s)
-        self.running: list[Request] = []  # sorted by queue_key
+        self.table = RequestTable(config.max_num_seqs)
         self.num_preemptions = 0
         self.num_steps = 0
         self._clock = clock
@@ -49,10 +56,25 @@ class Scheduler:
         self._requests: dict[str, Request] = {}
         self._steps: deque[StepRecord] = deque()
         self._rows = RowPool(config.max_num_seqs)
+        self._roster = Roster.make_empty()
+        self._is_stale = False  # somebody on the roster does not run any more
         self._accepted: list[tuple[str, int]] = []
 
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._requests
+
+    @property
+    def roster(self) -> Roster:
+        """The running requests, best queue key first."""
+        if self._is_stale:
+            self._is_stale = False
+            is_running = [request.status is RequestStatus.RUNNING for request in self._roster.requests]
+            self._roster = self._roster.select(np.array(is_running, dtype=bool))
+        return self._roster
+
+    @property
+    def running(self) -> list[Request]:
+        return self.roster.requests
 
     @property
     def num_open_steps(self) -> int:
@@ -65,7 +87,7 @@ class Scheduler:
 
     def add(self, message: AddRequest) -> None:
         """Queue a request. The front has validated it: it fits the model length and the cache."""
-        request = Request(message, self.config.max_model_len, self._eos_token_ids)
+        request = Request(message, self.table, self.config.max_model_len, self._eos_token_ids)
         if message.params.prompt_logprobs is not None:
             request.pending_prompt_logprobs = [None]
         self._requests[request.request_id] = request
@@ -75,70 +97,62 @@ class Scheduler:
         self, request_ids: Iterable[str], finish_reason: FinishReason = "abort", error: str | None = None
     ) -> list[RequestTokens]:
         """End requests wherever they are; unknown ids are ignored."""
-        ended = []
-        for request_id in request_ids:
-            request = self._requests.get(request_id)
-            if request is not None:
-                self._finish(request)
-                ended.append(self._make_tokens(request, [], finish_reason=finish_reason, error=error))
-        return ended
+        found = [self._requests[name] for name in request_ids if name in self._requests]
+        return [self._finish(request, [], finish_reason, error=error) for request in found]
 
     def schedule(self) -> StepPlan | None:
         """The next step, or None when there is nothing to do or enough is in flight."""
         if self.num_open_steps >= self.config.max_steps_in_flight:
             return None
-        self._rows.drain(self._oldest_step)
-        builder = PlanBuilder(self.num_steps)
+        oldest_step = self._steps[0].step_id if self._steps else self.num_steps
+        self._rows.drain(oldest_step)
+        self.table.drain(oldest_step)
+        changes = StepChanges()
         num_preemptions = self.num_preemptions
         if self.config.policy == "priority":
-            self._displace(builder)
-        budget = self._schedule_running(builder, self.config.max_num_batched_tokens)
+            self._displace(changes, oldest_step)
+        budget = self._plan_running(changes)
         if self.num_preemptions == num_preemptions:
-            self._admit_waiting(builder, budget)
-        if not builder.requests:
-            return None
-        plan, record = builder.build(self._rows.collect_removed(), self.kv_cache.block_size)
-        self._steps.append(record)
-        self.num_steps += 1
-        return plan
+            self._admit_waiting(changes, budget)
+        return self._make_step(changes)
 
     def order_masks(self) -> FillMasks | None:
         """The oldest step whose masks can be filled: all grammar tokens before it are known."""
-        for step in self._steps:
-            if step.gated and not step.has_masks_ordered:
-                step.has_masks_ordered = True
-                accepted, self._accepted = self._accepted, []
-                targets = [
-                    (index, step.requests[index].request_id)
-                    for index in step.gated
-                    if not step.requests[index].is_finished
-                ]
-                return FillMasks(step.step_id, accepted, targets)
-            if step.gated:
-                return None
-        return None
+        step = next((step for step in self._steps if step.gated), None)
+        if step is None or step.has_masks_ordered:
+            return None
+        step.has_masks_ordered = True
+        accepted, self._accepted = self._accepted, []
+        requests = step.roster.requests
+        gated = [(index, requests[index]) for index in step.gated]
+        targets = [(index, request.request_id) for index, request in gated if not request.is_finished]
+        return FillMasks(step.step_id, accepted, targets)
 
-    def _schedule_running(self, builder: PlanBuilder, budget: int) -> int:
-        block_size = self.kv_cache.block_size
-        running = self.running  # shrinks at its end when somebody is preempted
-        for index, request in enumerate(running):
-            if budget <= 0:
-                break
-            num_known = len(request.token_ids) + request.num_in_flight
-            count = num_known - request.num_computed_tokens
-            if count <= 0 or request.num_in_flight >= MAX_IN_FLIGHT or num_known >= request.max_num_tokens:
-                continue
-            if count > 1:
-                count = min(count, self._limit_chunk(budget, num_behind=len(running) - index - 1))
-            end = request.num_computed_tokens + count
-            if end > len(request.block_ids) * block_size and not self._make_room(request, end, builder):
-                continue
-            budget -= count
-            builder.add_run(request, count)
-            if end <= len(request.token_ids):
+    def _plan_running(self, changes: StepChanges) -> int:
+        """Give each running request its tokens of this step; returns what is left of the budget."""
+        table, roster = self.table, self.roster
+        slots = roster.slots
+        planned = table.num_planned[slots]
+        counts = planned - table.num_computed[slots]
+        is_done = (table.num_in_flight[slots] >= MAX_IN_FLIGHT) | (planned >= table.max_num_tokens[slots])
+        counts[is_done] = 0
+        budget = self.config.max_num_batched_tokens
+        chunks = np.flatnonzero(counts > 1).tolist()
+        for index in chunks:
+            left = budget - int(counts[:index].sum())
+            counts[index] = min(int(counts[index]), self._limit_chunk(left, len(roster) - index - 1))
+        if counts.sum() > budget:
+            counts[counts.cumsum() > budget] = 0
+        table.num_scheduled[slots] = counts
+        ends = table.num_computed[slots] + counts
+        is_short = (ends > table.num_places[slots]) & (counts > 0)
+        if is_short.any():
+            self._grow(roster, np.flatnonzero(is_short), ends, changes)
+        for index in chunks:
+            if index < len(self.roster):
                 # Later requests of this very step may share these blocks: each layer writes before it reads.
-                self.kv_cache.commit(request, end)
-        return budget
+                self.kv_cache.commit(roster.requests[index], int(ends[index]))
+        return budget - int(table.num_scheduled[self.roster.slots].sum())
 
     def _limit_chunk(self, budget: int, num_behind: int) -> int:
         """Tokens a prefill may take: one is left for each running request behind it, half for those that wait."""
@@ -147,30 +161,40 @@ class Scheduler:
             rest = min(rest, budget // 2)
         return max(1, rest)
 
-    def _make_room(self, request: Request, num_tokens: int, builder: PlanBuilder) -> bool:
-        """Blocks for `num_tokens` tokens, preempting from the back; False when the request itself had to go."""
-        while True:
-            fresh = self.kv_cache.grow(request, num_tokens)
-            if fresh is not None:
-                if fresh:
-                    builder.new_blocks.append((request.row, fresh))
-                return True
+    def _grow(self, roster: Roster, short: np.ndarray, ends: np.ndarray, changes: StepChanges) -> None:
+        """Blocks for those whose tokens have no place; a decode misses one block, a prefill has all of its own."""
+        requests = [roster.requests[index] for index in short.tolist()]
+        fresh = self.kv_cache.grow_each(requests)
+        if fresh is not None:
+            changes.new_blocks += [(r.row, [block_id]) for r, block_id in zip(requests, fresh, strict=True)]
+            self.table.num_places[roster.slots[short]] += self.kv_cache.block_size
+            return
+        for index, request in zip(short.tolist(), requests, strict=True):
+            if index < len(self.roster):  # else preempted for one before it
+                self._make_room(request, int(ends[index]), changes)
+
+    def _make_room(self, request: Request, num_tokens: int, changes: StepChanges) -> None:
+        """Blocks for `num_tokens` tokens, preempting from the back, at the worst the request itself."""
+        while (fresh := self.kv_cache.grow(request, num_tokens)) is None:
             victim = self.running[-1]
             self._preempt(victim)
             if victim is request:
-                return False
+                return
+        changes.new_blocks.append((request.row, fresh))
+        self.table.num_places[request.slot] = len(request.block_ids) * self.kv_cache.block_size
 
-    def _admit_waiting(self, builder: PlanBuilder, budget: int) -> None:
+    def _admit_waiting(self, changes: StepChanges, budget: int) -> None:
         while budget > 0 and (request := self._peek_admissible()) is not None:
             if not self.config.enable_chunked_prefill and self.kv_cache.count_uncached(request) > budget:
                 return
-            if not self.kv_cache.admit(request):
+            num_cached = self.kv_cache.admit(request)
+            if num_cached is None:
                 return
-            self._start(request, builder)
-            count = min(request.num_tokens - request.num_computed_tokens, budget)
+            self._start(request, num_cached, changes)
+            count = min(request.num_tokens - num_cached, budget)
             budget -= count
-            builder.add_run(request, count)
-            self.kv_cache.commit(request, request.num_computed_tokens)
+            self.table.num_scheduled[request.slot] = count
+            self.kv_cache.commit(request, num_cached + count)
 
     def _peek_admissible(self) -> Request | None:
         if not self._rows.num_free or len(self.running) >= self.config.max_num_seqs:
@@ -179,182 +203,186 @@ class Scheduler:
         # A preempted request whose tokens are still on their way back waits for them.
         return None if request is None or request.num_in_flight else request
 
-    def _start(self, request: Request, builder: PlanBuilder) -> None:
+    def _start(self, request: Request, num_cached: int, changes: StepChanges) -> None:
         self.waiting.pop()
         request.row = self._rows.take()
+        self._roster = self.roster.add(request)
         request.status = RequestStatus.RUNNING
-        insort(self.running, request, key=lambda other: other.queue_key)
+        self.table.num_computed[request.slot] = num_cached
+        self.table.num_places[request.slot] = len(request.block_ids) * self.kv_cache.block_size
         if request.first_scheduled_time is None:
             request.first_scheduled_time = self._clock()
-            request.num_cached_tokens = request.num_computed_tokens
-        builder.add_new_row(request)
+            request.num_cached_tokens = num_cached
+        changes.add_row(request)
 
-    def _displace(self, builder: PlanBuilder) -> None:
+    def _displace(self, changes: StepChanges, oldest_step: int) -> None:
         """Let better waiting requests take the slots and blocks of worse running ones."""
-        while (request := self.waiting.peek()) is not None and self.running and not request.num_in_flight:
+        while (request := self.waiting.peek()) is not None and self.running:
             victim = self.running[-1]
-            if request.queue_key >= victim.queue_key:
+            if request.num_in_flight or request.queue_key >= victim.queue_key:
                 return
-            if (
-                self._rows.num_free
-                and len(self.running) < self.config.max_num_seqs
-                and self.kv_cache.admit(request)
-            ):
-                self._start(request, builder)
+            has_place = self._rows.num_free and len(self.running) < self.config.max_num_seqs
+            if has_place and (num_cached := self.kv_cache.admit(request)) is not None:
+                self._start(request, num_cached, changes)
             elif self._rows.num_draining and not self._rows.num_free:
                 return  # the row of an earlier victim is on its way
             else:
                 self._preempt(victim)
-                self._rows.drain(self._oldest_step)
+                self._rows.drain(oldest_step)
+
+    def _make_step(self, changes: StepChanges) -> StepPlan | None:
+        """Put the scheduled tokens into a plan, and count them as computed and sampled from now on.
+
+        A run that reaches the last token, known or in flight, samples a new one.
+        """
+        table, roster = self.table, self.roster
+        counts = table.num_scheduled[roster.slots]
+        if not counts.all():
+            roster, counts = roster.select(counts > 0), counts[counts > 0]
+        if not len(roster):
+            return None
+        slots = roster.slots
+        starts = table.num_computed[slots]
+        ends = starts + counts
+        is_sampled = ends == table.num_planned[slots]
+        is_gated = is_sampled & (table.has_grammar[slots] > 0)
+        table.num_computed[slots] = ends
+        table.num_planned[slots] += is_sampled
+        table.num_in_flight[slots] += is_sampled
+        plan = StepPlan(
+            step_id=self.num_steps,
+            removed_rows=self._rows.collect_removed(),
+            new_rows=changes.new_rows,
+            new_blocks=changes.new_blocks,
+            rows=roster.rows,
+            starts=starts,
+            num_scheduled_tokens=counts,
+            is_sampled=is_sampled,
+            is_gated=is_gated,
+        )
+        gated = np.flatnonzero(is_gated).tolist()
+        self._steps.append(
+            StepRecord(plan.step_id, roster, counts, table.num_preemptions[slots], is_sampled, gated)
+        )
+        self.num_steps += 1
+        return plan
 
     def _preempt(self, request: Request) -> None:
         """Take all blocks back; the request keeps its tokens and queues under its old key."""
-        self.running.remove(request)
-        self.kv_cache.free(request)
-        self._release_row(request)
+        self._leave(request)
         request.status = RequestStatus.WAITING
-        request.num_preemptions += 1
         if request.pending_prompt_logprobs is not None:
             request.pending_prompt_logprobs = [None]
+        self.table.num_preemptions[request.slot] += 1
         self.num_preemptions += 1
         self.waiting.push(request)
 
     def update(self, done: StepDone) -> NewTokens:
-        """Take a step's answer: append tokens, end requests, offer full blocks to the prefix cache."""
+        """Take a step's answer: append tokens, end requests."""
         step = next(step for step in self._steps if step.step_id == done.step_id)
         if not step.is_answered:
             step.is_answered = True
-            self._take_back_skipped(step, done.skipped)
+            self._take_back_runs(step, done.skipped)
             self._take_prompt_logprobs(step, done)
-            self._commit_runs(step)
-        new_tokens = self._append_tokens(step.requests, done)
-        if step.gated and done.indices:
-            came = set(done.indices)
+        new_tokens = self._take_tokens(step, done)
+        if step.gated and len(done.indices):
+            came = set(np.asarray(done.indices).tolist())
             step.gated = [index for index in step.gated if index not in came]
         if done.is_last:
-            for index in step.gated:  # rows that ended before their mask came
-                step.requests[index].num_in_flight -= 1
+            self._take_back_samples(step, step.gated)  # rows that ended before their mask came
             self._steps.remove(step)
         return new_tokens
 
-    def _append_tokens(self, requests: list[Request], done: StepDone) -> NewTokens:
-        items: list[RequestTokens] = []
-        plain: list[tuple[str, int]] = []
-        for index, token_id in zip(done.indices, done.token_ids, strict=True):
-            request = requests[index]
-            request.num_in_flight -= 1
-            if request.status is RequestStatus.FINISHED:
-                continue
-            token_ids = request.token_ids
-            if (
-                request.num_prompt_tokens < len(token_ids) < request.max_num_tokens - 1
-                and not request.is_watched
-                and token_id >= 0
-                and token_id not in request.stop_ids
-            ):
-                token_ids.append(token_id)
-                plain.append((request.request_id, token_id))
-            else:
-                items.append(self._append_token(request, token_id, done.logprobs.get(index)))
-        return NewTokens(items, plain)
+    def _take_tokens(self, step: StepRecord, done: StepDone) -> NewTokens:
+        roster, indices, token_ids = match_rows(step, done)
+        table, slots = self.table, roster.slots
+        table.num_in_flight[slots] -= 1
+        num_tokens = table.num_planned[slots] - table.num_in_flight[slots]
+        is_special = (table.is_watched[slots] > 0) | (num_tokens >= table.max_num_tokens[slots])
+        is_special |= token_ids < 0
+        for eos_token_id in self._eos_token_ids:
+            is_special |= token_ids == eos_token_id
+        items = []
+        if is_special.any():
+            for at in np.flatnonzero(is_special).tolist():
+                request = roster.requests[at]
+                if not request.is_finished:
+                    logprobs = done.logprobs.get(int(indices[at]))
+                    items.append(self._take_token(request, int(token_ids[at]), logprobs))
+            roster, token_ids = roster.select(~is_special), token_ids[~is_special]
+        plain = token_ids.tolist()
+        for append, token_id in zip(roster.appends, plain, strict=True):
+            append(token_id)
+        if step.gated:
+            has_grammar = table.has_grammar[roster.slots].tolist()
+            self._accepted += compress(zip(roster.names, plain, strict=True), has_grammar)
+        return NewTokens(items, roster.names, plain)
 
-    def _append_token(self, request: Request, token_id: int, logprobs: TokenLogprobs | None) -> RequestTokens:
+    def _take_token(self, request: Request, token_id: int, logprobs: TokenLogprobs | None) -> RequestTokens:
+        """One token of a request that has more to tell, or may be over."""
         if token_id < 0:
-            self._finish(request)
-            return self._make_tokens(request, [], finish_reason="error", error=_describe_no_token(request))
-        token_ids = request.token_ids
-        token_ids.append(token_id)
+            return self._finish(request, [], "error", error=describe_no_token(request))
+        request.token_ids.append(token_id)
+        if token_id in request.stop_ids:  # the sampler forbids them before min_tokens
+            stop_reason = None if token_id in self._eos_token_ids else token_id
+            return self._finish(request, [token_id], "stop", logprobs=logprobs, stop_reason=stop_reason)
+        if request.num_tokens >= request.max_num_tokens:
+            return self._finish(request, [token_id], "length", logprobs=logprobs)
         if request.has_grammar:
             self._accepted.append((request.request_id, token_id))
-        if token_id in request.stop_ids:  # the sampler forbids them before min_tokens
-            reason: FinishReason | None = "stop"
-        elif len(token_ids) >= request.max_num_tokens:
-            reason = "length"
-        else:
-            reason = None
-        stop_reason = token_id if reason == "stop" and token_id not in self._eos_token_ids else None
-        if reason is not None:
-            self._finish(request)
-        listed = None if logprobs is None else [logprobs]
-        return self._make_tokens(
-            request, [token_id], logprobs=listed, finish_reason=reason, stop_reason=stop_reason
-        )
+        self.table.is_watched[request.slot] = request.is_watched
+        return make_tokens(request, [token_id], logprobs=logprobs)
 
-    def _commit_runs(self, step: StepRecord) -> None:
-        for index in step.fills_block:
-            request = step.requests[index]
-            if request.num_preemptions == step.epochs[index] and request.block_ids:
-                # A run's input was in flight when planned at most; its answer came before this one.
-                self.kv_cache.commit(request, step.starts[index] + step.counts[index])
+    def _take_back_samples(self, step: StepRecord, indices: Sequence[int]) -> None:
+        """No token will come for these rows."""
+        slots = step.roster.slots[indices]
+        self.table.num_in_flight[slots] -= 1
+        self.table.num_planned[slots] -= 1
 
-    def _take_back_skipped(self, step: StepRecord, skipped: Iterable[int]) -> None:
-        for index in skipped:
-            request = step.requests[index]
-            if step.is_sampled[index]:
-                request.num_in_flight -= 1
-            if request.num_preemptions == step.epochs[index] and not request.is_finished:
-                request.num_computed_tokens -= step.counts[index]
-            if index in step.fills_block:
-                step.fills_block.remove(index)
-            if index in step.gated:
-                step.gated.remove(index)
+    def _take_back_runs(self, step: StepRecord, skipped: Sequence[int]) -> None:
+        """These rows were not computed; those that were not preempted meanwhile are planned again."""
+        if not skipped:
+            return
+        self._take_back_samples(step, [index for index in skipped if step.is_sampled[index]])
+        step.gated = [index for index in step.gated if index not in skipped]
+        places = list(skipped)
+        slots = step.roster.slots[places]
+        is_same = self.table.num_preemptions[slots] == step.num_preemptions[places]
+        self.table.num_computed[slots] -= np.where(is_same, step.counts[places], 0)
 
     def _take_prompt_logprobs(self, step: StepRecord, done: StepDone) -> None:
         for index, logprobs in done.prompt_logprobs.items():
-            request = step.requests[index]
-            pending = request.pending_prompt_logprobs
-            if pending is not None and request.num_preemptions == step.epochs[index]:
-                pending += logprobs
+            request = step.roster.requests[index]
+            is_same = request.num_preemptions == step.num_preemptions[index]
+            if request.pending_prompt_logprobs is not None and is_same:
+                request.pending_prompt_logprobs += logprobs
 
-    def _make_tokens(
-        self,
-        request: Request,
-        token_ids: list[int],
-        *,
-        logprobs: list[TokenLogprobs] | None = None,
-        finish_reason: FinishReason | None = None,
-        stop_reason: int | None = None,
-        error: str | None = None,
+    def _finish(
+        self, request: Request, token_ids: list[int], finish_reason: FinishReason, **more: Any
     ) -> RequestTokens:
-        prompt_logprobs, request.pending_prompt_logprobs = request.pending_prompt_logprobs, None
-        return RequestTokens(
-            request.request_id,
-            token_ids,
-            logprobs,
-            prompt_logprobs,
-            finish_reason,
-            stop_reason,
-            error,
-            request.num_cached_tokens,
-            request.first_scheduled_time,
-            request.num_preemptions,
-        )
-
-    def _finish(self, request: Request) -> None:
+        """End a request with its last tokens; those still in flight are dropped when they come."""
         if request.status is RequestStatus.RUNNING:
-            self.running.remove(request)
-            self.kv_cache.free(request)
-            self._release_row(request)
+            self._leave(request)
         elif request.request_id in self.waiting:
             self.waiting.remove(request)
         request.status = RequestStatus.FINISHED
+        self.table.is_watched[request.slot] = True
+        self.table.release(request.slot, after_step=self.num_steps - 1)
         del self._requests[request.request_id]
         self._accepted = [pair for pair in self._accepted if pair[0] != request.request_id]
+        return make_tokens(request, token_ids, finish_reason=finish_reason, **more)
 
-    def _release_row(self, request: Request) -> None:
-        """Give the row back; not before a parked gated sample, which still needs its sampling state, is over."""
+    def _leave(self, request: Request) -> None:
+        """Take the request off the roster; what it has written stays in the prefix cache.
+
+        The KV of the last token may not be there: what is planned may still be skipped.
+        """
+        table, slot = self.table, request.slot
+        self.kv_cache.commit(request, min(request.num_computed_tokens, request.num_tokens - 1))
+        self.kv_cache.free(request)
+        table.num_computed[slot] = table.num_places[slot] = 0
+        # A parked gated sample still needs its sampling state.
         is_parked = request.has_grammar and request.num_in_flight > 0
         self._rows.release(request.row, after_step=self.num_steps - 1 if is_parked else None)
         request.row = -1
-
-    @property
-    def _oldest_step(self) -> int:
-        return self._steps[0].step_id if self._steps else self.num_steps
-
-
-def _describe_no_token(request: Request) -> str:
-    if request.has_grammar:
-        why = "the grammar and the other sampling parameters together allow none"
-    else:
-        why = "the sampling parameters allow none"
-    return f"no token could be sampled: {why}, or the model's logits were not numbers"
+        self._is_stale = True

@@ -10,17 +10,17 @@ from torch import Tensor, nn
 from engine.model.config import ModelConfig
 from engine.model.linear import Linear, make_parameter
 from engine.worker.attn_metadata import AttnMetadata
-from kernels import AttentionPlan, apply_rope, paged_attention, rms_norm, store_kv
-
-KVCache = tuple[Tensor, Tensor]
+from kernels import Ops
+from kernels.ops import KVCache, Plan
 
 
 @dataclass(frozen=True, slots=True)
 class StepInputs:
     """What all layers of one step share, computed once."""
 
+    ops: Ops
     attn_metadata: AttnMetadata
-    plan: AttentionPlan
+    plan: Plan
     cos: Tensor  # [T, 1, head_dim] float32
     sin: Tensor
 
@@ -38,7 +38,7 @@ class Attention(nn.Module):
         self._head_dim = config.head_dim
         self._eps = config.rms_norm_eps
         self._scale = config.head_dim**-0.5
-        self._sliding_window = config.sliding_window(layer)
+        self.sliding_window = config.sliding_window(layer)
         q_size, kv_size = self._num_heads * self._head_dim, self._num_kv_heads * self._head_dim
         self.qkv_proj = Linear(
             config.hidden_size,
@@ -58,23 +58,26 @@ class Attention(nn.Module):
     def forward(self, hidden: Tensor, kv_cache: KVCache, step: StepInputs) -> Tensor:
         """Map [T, hidden_size] to [T, hidden_size], writing this step's keys and values into the cache."""
         num_tokens = hidden.shape[0]
-        heads = self.qkv_proj(hidden).view(num_tokens, -1, self._head_dim)
-        num_rotated = self._num_heads + self._num_kv_heads
-        qk, v = heads[:, :num_rotated], heads[:, num_rotated:]
-        if self.qk_norm is not None:
-            qk = rms_norm(qk, self.qk_norm, self._eps)
-        qk = apply_rope(qk, step.cos, step.sin)
-        metadata = step.attn_metadata
+        ops, metadata = step.ops, step.attn_metadata
         # All keys are written before any are read: a request may read a block that another one fills now.
-        store_kv(qk[:, self._num_heads :], v, *kv_cache, metadata.slot_mapping)
-        attended = paged_attention(
-            qk[:, : self._num_heads],
+        q = ops.norm_rope_store(
+            self.qkv_proj(hidden).view(num_tokens, -1, self._head_dim),
+            self.qk_norm,
+            self._eps,
+            step.cos,
+            step.sin,
+            *kv_cache,
+            metadata.slot_mapping,
+            self._num_heads,
+        )
+        attended = ops.paged_attention(
+            q,
             *kv_cache,
             metadata.block_tables,
             metadata.query_start_loc,
             metadata.seq_lens,
             scale=self._scale,
-            sliding_window=self._sliding_window,
+            sliding_window=self.sliding_window,
             plan=step.plan,
         )
         return self.o_proj(attended.view(num_tokens, -1))

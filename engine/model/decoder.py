@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from engine.model.attention import Attention, KVCache, StepInputs
+from engine.model.attention import Attention, StepInputs
 from engine.model.config import ModelConfig
-from engine.model.linear import Linear, make_parameter, pack_weight
+from engine.model.linear import Linear, make_parameter
 from engine.model.rope import RotaryEmbedding
 from engine.worker.attn_metadata import AttnMetadata
-from kernels import AttentionPlan, add_rms_norm, rms_norm, silu_mul
+from kernels import LayerWeights, Ops
+from kernels.ops import KVCache, Quantization
+from kernels.torch_ops import make_ops
 
 
 class MLP(nn.Module):
@@ -32,8 +34,8 @@ class MLP(nn.Module):
         )
         self.down_proj = Linear(inner, hidden, config.mlp_bias, dtype=dtype, device=device)
 
-    def forward(self, hidden: Tensor) -> Tensor:
-        return self.down_proj(silu_mul(self.gate_up_proj(hidden)))
+    def forward(self, hidden: Tensor, ops: Ops) -> Tensor:
+        return self.down_proj(ops.silu_mul(self.gate_up_proj(hidden)))
 
     def checkpoint_targets(self) -> dict[str, Tensor]:
         """Return the checkpoint tensors of this part as views of its parameters."""
@@ -63,13 +65,32 @@ class DecoderLayer(nn.Module):
 
         Returns (hidden, residual) for the next layer.
         """
+        ops = step.ops
         if hidden is None:
-            normed = rms_norm(residual, self.input_norm, self._eps)
+            normed = ops.rms_norm(residual, self.input_norm, self._eps)
         else:
-            normed, residual = add_rms_norm(hidden, residual, self.input_norm, self._eps)
+            normed, residual = ops.add_rms_norm(hidden, residual, self.input_norm, self._eps)
         hidden = self.attention(normed, kv_cache, step)
-        normed, residual = add_rms_norm(hidden, residual, self.post_attention_norm, self._eps)
-        return self.mlp(normed), residual
+        normed, residual = ops.add_rms_norm(hidden, residual, self.post_attention_norm, self._eps)
+        return self.mlp(normed, ops), residual
+
+    def list_weights(self) -> LayerWeights:
+        """Return the packed weights for ops that run whole layers."""
+        attention, mlp = self.attention, self.mlp
+        return LayerWeights(
+            input_norm=self.input_norm,
+            qkv=attention.qkv_proj.packed,
+            qkv_bias=attention.qkv_proj.bias,
+            qk_norm=attention.qk_norm,
+            output=attention.o_proj.packed,
+            output_bias=attention.o_proj.bias,
+            post_attention_norm=self.post_attention_norm,
+            gate_up=mlp.gate_up_proj.packed,
+            gate_up_bias=mlp.gate_up_proj.bias,
+            down=mlp.down_proj.packed,
+            down_bias=mlp.down_proj.bias,
+            sliding_window=attention.sliding_window,
+        )
 
     def checkpoint_targets(self) -> dict[str, Tensor]:
         """Return the checkpoint tensors of this layer as views of its parameters."""
@@ -85,20 +106,33 @@ class DecoderModel(nn.Module):
     """A decoder-only language model over a paged KV cache.
 
     Parameters are uninitialised until `engine.model.loader` fills them.
+
+    Args:
+        ops: what its forward pass calls; default: torch's.
     """
 
-    def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self, config: ModelConfig, dtype: torch.dtype, device: torch.device, ops: Ops | None = None
+    ) -> None:
         super().__init__()
         self.config = config
+        self.ops = ops or make_ops()
+        self.quantization: Quantization | None = None
         self.embed_tokens = make_parameter(config.vocab_size, config.hidden_size, dtype=dtype, device=device)
         self.layers = nn.ModuleList(
             DecoderLayer(config, layer, dtype, device) for layer in range(config.num_hidden_layers)
         )
         self.norm = make_parameter(config.hidden_size, dtype=dtype, device=device)
-        self.lm_head = self.embed_tokens
-        if not config.tie_word_embeddings:
-            self.lm_head = make_parameter(config.vocab_size, config.hidden_size, dtype=dtype, device=device)
-        self._rope = RotaryEmbedding(config.rope, config.head_dim, device)
+        self.lm_head = Linear(
+            config.hidden_size,
+            config.vocab_size,
+            bias=False,
+            dtype=dtype,
+            device=device,
+            shared=self.embed_tokens if config.tie_word_embeddings else None,
+        )
+        self.rope = RotaryEmbedding(config.rope, config.head_dim, device)
+        self._layer_weights: list[LayerWeights] = []  # for ops that run whole layers
 
     def forward(
         self,
@@ -113,33 +147,55 @@ class DecoderModel(nn.Module):
             input_ids: [T] int64, the new tokens of all requests, one request after another.
             positions: [T] int64, place of each token in its request.
             kv_caches: (k_cache, v_cache) of each layer, each
-                [num_blocks, block_size, num_kv_heads, head_dim], dtype of the model.
+                [num_blocks, block_size, num_kv_heads, head_dim].
             attn_metadata: where tokens and contexts sit.
 
         Returns the final hidden states, [T, D], dtype of the model.
         """
-        query_lens, seq_lens = attn_metadata.query_lens_list, attn_metadata.seq_lens_list
-        block_size = kv_caches[0][0].shape[1]
-        plan = AttentionPlan(attn_metadata.block_tables, query_lens, seq_lens, block_size)
-        cos, sin = self._rope.compute_cos_sin(positions, query_lens, seq_lens)
-        step = StepInputs(attn_metadata, plan, cos, sin)
+        ops = self.ops  # read once: another thread may put faster ones there for the next step
+        step = self._prepare(ops, positions, kv_caches, attn_metadata)
         hidden, residual = None, F.embedding(input_ids, self.embed_tokens)
+        if ops.run_layers is not None:
+            return self._run_layers(ops, residual, kv_caches, step)
         for layer, kv_cache in zip(self.layers, kv_caches, strict=True):
             hidden, residual = layer(hidden, residual, kv_cache, step)
         assert hidden is not None, "a decoder has at least one layer"
-        return add_rms_norm(hidden, residual, self.norm, self.config.rms_norm_eps)[0]
+        return ops.add_rms_norm(hidden, residual, self.norm, self.config.rms_norm_eps)[0]
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """Return the scores of every token of the vocabulary: [R, D] -> [R, V] float32."""
-        return F.linear(hidden, self.lm_head).float()
+        return self.lm_head(hidden).float()
 
-    def pack(self) -> None:
-        """Change the layout of the loaded weights for speed, one matrix at a time. Call once, after loading."""
+    def pack(self, quantization: Quantization | None = None) -> None:
+        """Change the layout of the loaded weights for the ops, one matrix at a time. Call once, after loading.
+
+        Raises:
+            ValueError: a matrix that does not allow this quantization.
+        """
+        self.quantization = quantization
         for module in self.modules():
             if isinstance(module, Linear):
-                module.pack()
-        if not self.config.tie_word_embeddings:
-            self.lm_head = pack_weight(self.lm_head)
+                module.pack(self.ops, quantization)
+        self._layer_weights = self._list_weights(self.ops)
+
+    def repack(self, ops: Ops, is_stopped: Callable[[], bool] = lambda: False) -> bool:
+        """Move to other ops, one matrix at a time, while another thread runs steps.
+
+        A step that runs meanwhile may multiply with old and new matrices; they hold the same values.
+
+        Args:
+            is_stopped: asked before each matrix; what is moved by then stays, and the model's ops too.
+
+        Returns whether the model has moved.
+        """
+        for module in self.modules():
+            if isinstance(module, Linear):
+                if is_stopped():
+                    return False
+                module.repack(self.ops, ops, self.quantization)
+        self._layer_weights = self._list_weights(ops)
+        self.ops = ops
+        return True
 
     def checkpoint_targets(self) -> dict[str, Tensor]:
         """Return the name of every tensor a checkpoint must have, with the memory it goes to.
@@ -151,8 +207,50 @@ class DecoderModel(nn.Module):
             "model.norm.weight": self.norm,
         }
         if not self.config.tie_word_embeddings:
-            targets["lm_head.weight"] = self.lm_head
+            targets["lm_head.weight"] = self.lm_head.checkpoint_targets()["weight"]
         for index, layer in enumerate(self.layers):
             assert isinstance(layer, DecoderLayer)
             targets |= {f"model.layers.{index}.{name}": t for name, t in layer.checkpoint_targets().items()}
         return targets
+
+    def _prepare(
+        self, ops: Ops, positions: Tensor, kv_caches: Sequence[KVCache], metadata: AttnMetadata
+    ) -> StepInputs:
+        query_lens, seq_lens = metadata.query_lens_list, metadata.seq_lens_list
+        plan = ops.make_plan(
+            metadata.block_tables,
+            metadata.query_start_loc,
+            metadata.seq_lens,
+            query_lens,
+            seq_lens,
+            kv_caches[0][0].shape[1],
+        )
+        cos, sin = self.rope.compute_cos_sin(positions, query_lens, seq_lens)
+        return StepInputs(ops, metadata, plan, cos, sin)
+
+    def _run_layers(self, ops: Ops, hidden: Tensor, kv_caches: Sequence[KVCache], step: StepInputs) -> Tensor:
+        assert ops.run_layers is not None
+        metadata, config = step.attn_metadata, self.config
+        return ops.run_layers(
+            self._layer_weights,
+            hidden,
+            kv_caches,
+            step.cos,
+            step.sin,
+            metadata.slot_mapping,
+            metadata.block_tables,
+            metadata.query_start_loc,
+            metadata.seq_lens,
+            step.plan,
+            num_heads=config.num_attention_heads,
+            eps=config.rms_norm_eps,
+            scale=config.head_dim**-0.5,
+            final_norm=self.norm,
+        )
+
+    def _list_weights(self, ops: Ops) -> list[LayerWeights]:
+        """Return what `run_layers` wants; nothing without it, so that nobody keeps old matrices alive."""
+        if ops.run_layers is None:
+            return []
+        layers = [layer for layer in self.layers if isinstance(layer, DecoderLayer)]
+        return [layer.list_weights() for layer in layers]

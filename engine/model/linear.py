@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
+
+from kernels import Ops
+from kernels.linear import linear
+from kernels.ops import PackedWeight, Quantization
+
+Multiply = Callable[[Tensor, PackedWeight, Tensor | None], Tensor]
 
 
 class Linear(nn.Module):
-    """y = x W^T + b, with uninitialised weights until the loader fills them.
+    """y = x W^T + b, with uninitialised weights until the loader fills them, and packed after that.
 
     Args:
         in_features, out_features: sizes of x and y.
         parts: name and rows of each checkpoint matrix stacked into W, in order; default: one, called "".
+        shared: a matrix that stays in use elsewhere, instead of one of its own.
     """
 
     def __init__(
@@ -24,22 +32,53 @@ class Linear(nn.Module):
         *,
         dtype: torch.dtype,
         device: torch.device,
+        shared: nn.Parameter | None = None,
     ) -> None:
         super().__init__()
         self._parts = parts or {"": out_features}
-        self.weight = make_parameter(out_features, in_features, dtype=dtype, device=device)
+        self._shared = shared
+        self.weight: nn.Parameter | None = None
+        if shared is None:
+            self.weight = make_parameter(out_features, in_features, dtype=dtype, device=device)
         self.bias = make_parameter(out_features, dtype=dtype, device=device) if bias else None
+        # One tuple, so that another thread may repack the matrix while this one multiplies with it.
+        self._packed: tuple[Multiply, PackedWeight] = (linear, self.weight if shared is None else shared)
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.weight, self.bias)
+        multiply, packed = self._packed
+        return multiply(x, packed, self.bias)
 
-    def pack(self) -> None:
-        """Change the layout of the loaded weights for speed; views taken before no longer belong to them."""
-        self.weight = pack_weight(self.weight)
+    @property
+    def packed(self) -> PackedWeight:
+        """The matrix as the ops laid it out."""
+        return self._packed[1]
+
+    def pack(self, ops: Ops, quantization: Quantization | None) -> None:
+        """Lay the loaded matrix out as the ops want it; views taken before no longer belong to it.
+
+        Raises:
+            ValueError: the matrix does not allow this quantization.
+        """
+        source = self._shared if self.weight is None else self.weight
+        assert source is not None, "a layer is packed once; after that it is repacked"
+        is_copy_worthwhile = self._shared is None or quantization is not None or ops.packs_shared
+        packed = ops.pack_linear(source.data, self.bias, quantization) if is_copy_worthwhile else source.data
+        self._packed = (ops.linear, packed)
+        self.weight = None
+
+    def repack(self, old: Ops, new: Ops, quantization: Quantization | None) -> None:
+        """Move from one implementation to another, while other threads use the layer."""
+        if self._shared is not None:
+            self.pack(new, quantization)
+            return
+        assert old.unpack_linear is not None, f"weights packed by {old.name} cannot be unpacked"
+        weight = old.unpack_linear(self.packed)
+        self._packed = (new.linear, new.pack_linear(weight.contiguous(), self.bias, quantization))
 
     def checkpoint_targets(self) -> dict[str, Tensor]:
         """Return the checkpoint tensors of this layer, `part.weight`, as views of the fused parameters."""
-        targets = {}
+        assert self.weight is not None, "weights are loaded before they are packed"
+        targets: dict[str, Tensor] = {}
         row = 0
         for part, rows in self._parts.items():
             prefix = f"{part}." if part else ""
@@ -53,13 +92,3 @@ class Linear(nn.Module):
 def make_parameter(*shape: int, dtype: torch.dtype, device: torch.device) -> nn.Parameter:
     """Make an uninitialised parameter without gradient."""
     return nn.Parameter(torch.empty(shape, dtype=dtype, device=device), requires_grad=False)
-
-
-def pack_weight(weight: nn.Parameter) -> nn.Parameter:
-    """Return the matrix of a product x W^T, same shape and values, laid out as its device likes it.
-
-    Why: on CPU in float32 a column-major W makes products of 4 to 16 rows up to three times as fast.
-    """
-    if weight.device.type == "cpu" and weight.dtype == torch.float32:
-        return nn.Parameter(weight.t().contiguous().t(), requires_grad=False)
-    return weight

@@ -12,6 +12,8 @@ from engine.errors import ConfigError
 from engine.model.checkpoint import read_tensors, resolve_checkpoint, weight_files
 from engine.model.config import ModelConfig
 from engine.model.decoder import DecoderModel
+from kernels import Ops
+from kernels.ops import Quantization
 
 _TIED = "lm_head.weight"
 _EMBEDDING = "model.embed_tokens.weight"
@@ -27,6 +29,8 @@ def load_model(
     load_format: Literal["auto", "dummy"] = "auto",
     config: ModelConfig | None = None,
     seed: int = 0,
+    ops: Ops | None = None,
+    quantization: Quantization | None = None,
 ) -> DecoderModel:
     """Build the decoder of a checkpoint and load its weights.
 
@@ -36,20 +40,26 @@ def load_model(
         load_format: "auto" reads safetensors; "dummy" makes random weights and reads only config.json.
         config: already parsed; None: from the checkpoint.
         seed: of dummy weights, the same on every device.
+        ops: what the forward pass calls; default: torch's. The weights are packed for them.
+        quantization: of every matrix but the embedding.
 
     Returns the model in eval mode, its parameters without gradients.
 
     Raises:
-        ConfigError: a checkpoint that cannot be found or read, or whose tensors are not those of its config.
+        ConfigError: a checkpoint that cannot be found or read, or whose tensors are not those of its config, or
+            that this quantization does not fit.
     """
     if config is None:
         config = ModelConfig.from_pretrained(path_or_name)
-    model = DecoderModel(config, dtype, device).eval()
+    model = DecoderModel(config, dtype, device, ops).eval()
     if load_format == "dummy":
         _fill_randomly(model, seed)
     else:
         _load_checkpoint(model, resolve_checkpoint(path_or_name))
-    model.pack()
+    try:
+        model.pack(quantization)
+    except ValueError as error:
+        raise ConfigError(f"quantization={quantization!r}: {error}") from error
     return model
 
 

@@ -32,7 +32,7 @@ class RotaryEmbedding:
         self._config = config
         self._head_dim = head_dim
         self._device = device
-        self._inv_freq = compute_inv_freq(config, head_dim)
+        self._inv_freq = compute_inv_freq(config, head_dim).to(device)
         self._scaling = _compute_attention_scaling(config)
         self._cos = self._sin = torch.empty(0, device=device)
 
@@ -45,7 +45,7 @@ class RotaryEmbedding:
             positions: [T] int64.
             query_lens, seq_lens: host copies of the lengths of each request.
         """
-        self._extend(max(seq_lens))
+        self.reserve(max(seq_lens))
         cos, sin = self._cos.index_select(0, positions), self._sin.index_select(0, positions)
         if self._config.rope_type == "dynamic":
             self._rotate_long(cos, sin, positions, query_lens, seq_lens)
@@ -60,17 +60,20 @@ class RotaryEmbedding:
             start += query_len
             if seq_len > self._config.original_max_position_embeddings:
                 inv_freq = compute_inv_freq(self._config, self._head_dim, seq_len)
+                if self._device.type == "cuda":
+                    # From pinned memory, or the copy would wait for the device.
+                    inv_freq = inv_freq.pin_memory().to(self._device, non_blocking=True)
                 cos[rows], sin[rows] = self._tables(positions[rows], inv_freq)
 
-    def _extend(self, num_positions: int) -> None:
-        """Make the tables cover positions [0, num_positions)."""
+    def reserve(self, num_positions: int) -> None:
+        """Make the tables cover positions [0, num_positions); whoever holds on to them calls this before."""
         if num_positions <= self._cos.shape[0]:
             return
         size = max(_MIN_POSITIONS, 2 * self._cos.shape[0], num_positions)
         self._cos, self._sin = self._tables(torch.arange(size, device=self._device), self._inv_freq)
 
     def _tables(self, positions: Tensor, inv_freq: Tensor) -> tuple[Tensor, Tensor]:
-        angles = positions.unsqueeze(1).float() * inv_freq.to(self._device)
+        angles = positions.unsqueeze(1).float() * inv_freq
         cos, sin = angles.cos() * self._scaling, angles.sin() * self._scaling
         return torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
 

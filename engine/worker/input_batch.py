@@ -91,7 +91,8 @@ class InputBatch:
         self._block_tables[row, : len(block_ids)] = block_ids
         self._num_blocks[row] = len(block_ids)
         offset = row * self._stride
-        self._token_pool[offset : offset + len(new_row.token_ids)] = torch.from_numpy(new_row.token_ids)
+        places = self._token_pool[offset : offset + len(new_row.token_ids)]
+        places.copy_(self._to_device(new_row.token_ids), non_blocking=True)
 
     def _to_device(self, array: np.ndarray) -> Tensor:
         tensor = torch.from_numpy(array)

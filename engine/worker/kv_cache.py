@@ -7,6 +7,9 @@ from torch import Tensor
 
 from engine.model.config import ModelConfig
 
+# Of the config's `kv_cache_dtype`; "auto" is the model's.
+KV_DTYPES = {"fp8": torch.float8_e4m3fn}
+
 
 def compute_bytes_per_block(config: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
     """Return the bytes that one block of `block_size` tokens takes over all layers, keys and values."""

@@ -22,6 +22,7 @@ class MockWorker:
         self.config = config
         self.timeline: list[tuple[str, float]] = []
         self.has_parked = False
+        self.has_chore = False
         self._step_s = (config.mock_step_ms or 0.0) / 1000
 
     def load(self) -> None:
@@ -41,12 +42,21 @@ class MockWorker:
     def can_run(self, plan: StepPlan) -> bool:
         return True
 
+    def close(self) -> None:
+        """Nothing goes on in the background."""
+
+    def describe(self) -> dict[str, str | int]:
+        return {"ops": "mock"}
+
+    def do_chore(self) -> None:
+        """There is none."""
+
     def execute(self, plan: StepPlan) -> StepDone:
         if self._step_s:
             time.sleep(self._step_s)
         indices = plan.is_sampled.nonzero()[0]
         token_ids = (plan.starts[indices] + plan.rows[indices]) % _NUM_TOKENS + _FIRST_TOKEN
-        return StepDone(plan.step_id, indices.tolist(), token_ids.tolist(), is_last=True)
+        return StepDone(plan.step_id, indices, token_ids, is_last=True)
 
     def sample_gated(self, gate: SampleGate) -> None:
         """The answer came with the step: made-up tokens know no grammar."""

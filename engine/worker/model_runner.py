@@ -8,6 +8,7 @@ A row whose last token is still parked cannot be computed; it is skipped and the
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,10 +17,13 @@ from torch import Tensor
 
 from engine.messages import NewRow, SampleGate, StepDone, StepPlan
 from engine.model import DecoderModel
-from engine.outputs import TokenLogprobs
-from engine.worker.input_batch import InputBatch
+from engine.worker.device_link import DeviceLink, HostLink, PendingStep
+from engine.worker.input_batch import InputBatch, ModelInput
+from engine.worker.launched_step import LaunchedStep
 from engine.worker.sampler import Sampler
+from engine.worker.sampling_logprobs import SampledLogprobs, compute_prompt_logprobs
 from engine.worker.sampling_state import SamplingState
+from engine.worker.sampling_transfer import upload
 
 
 @dataclass(slots=True)
@@ -33,7 +37,12 @@ class ParkedRows:
 
 
 class ModelRunner:
-    """Runs steps on one model; not thread-safe, one thread owns it."""
+    """Runs steps on one model; not thread-safe, one thread owns it.
+
+    Args:
+        link: how results come back; default: the CPU's.
+        forward: runs a step through the model; default: plainly.
+    """
 
     def __init__(
         self,
@@ -42,6 +51,8 @@ class ModelRunner:
         batch: InputBatch,
         state: SamplingState,
         eos_token_ids: tuple[int, ...],
+        link: DeviceLink | None = None,
+        forward: Callable[[ModelInput], Tensor] | None = None,
     ) -> None:
         self.model = model
         self.kv_caches = kv_caches
@@ -49,9 +60,15 @@ class ModelRunner:
         self.state = state
         self.sampler = Sampler(state)
         self._eos_token_ids = eos_token_ids
+        self._link = link or HostLink()
+        self._forward = forward or self.run_model
         self._parked: dict[int, ParkedRows] = {}
         self._parked_rows: set[int] = set()
         self._prompt_logprobs: dict[int, tuple[int, int]] = {}  # row -> (prompt length, k)
+
+    def run_model(self, step: ModelInput) -> Tensor:
+        """The plain way through the model: [T, D]."""
+        return self.model(step.input_ids, step.positions, self.kv_caches, step.attn_metadata)
 
     @property
     def has_parked(self) -> bool:
@@ -62,22 +79,33 @@ class ModelRunner:
         return any(row not in self._parked_rows for row in plan.rows.tolist())
 
     @torch.inference_mode()
-    def execute(self, plan: StepPlan) -> StepDone | None:
-        """Run one step; None when every row waits for its mask and the gate's answer will be the only one."""
+    def execute(self, plan: StepPlan) -> StepDone | PendingStep | None:
+        """Launch one step; None when every row waits for its mask and the gate's answer will be the only one."""
+        with self._link.launch_section():
+            launched = self._launch(plan)
+        return None if launched is None else self._bring_back(launched)
+
+    @torch.inference_mode()
+    def sample_gated(self, gate: SampleGate) -> StepDone | PendingStep | None:
+        """Sample the parked rows of a step under their masks; None when that step parked none."""
+        with self._link.launch_section():
+            launched = self._launch_gated(gate)
+        return None if launched is None else self._bring_back(launched)
+
+    def _launch(self, plan: StepPlan) -> LaunchedStep | None:
         self._apply(plan)
         live, skipped = self._split_parked(plan)
+        launched = LaunchedStep(plan.step_id, skipped=skipped)
         if not len(live):
-            return StepDone(plan.step_id, [], [], is_last=True, skipped=skipped)
+            return launched
         rows, starts = plan.rows[live], plan.starts[live]
         counts = plan.num_scheduled_tokens[live]
         model_input = self.batch.make_input(rows, starts, counts)
-        hidden = self.model(
-            model_input.input_ids, model_input.positions, self.kv_caches, model_input.attn_metadata
-        )
-        prompt_logprobs = self._compute_prompt_logprobs(live, rows, starts, counts, hidden)
+        hidden = self._forward(model_input)
+        launched.prompt_logprobs = self._compute_prompt_logprobs(live, rows, starts, counts, hidden)
         sampled, gated = plan.is_sampled[live], plan.is_gated[live]
         if not sampled.any():
-            return StepDone(plan.step_id, [], [], True, prompt_logprobs=prompt_logprobs, skipped=skipped)
+            return launched
         picked = np.flatnonzero(sampled)
         logits = self.model.compute_logits(self._select(hidden, model_input.last_token_index[picked]))
         is_plain = ~gated[picked]
@@ -86,19 +114,15 @@ class ModelRunner:
             self._park(
                 plan.step_id, live, rows, starts + counts, picked[parked], self._select(logits, parked)
             )
-            if not is_plain.any() and not skipped and not prompt_logprobs and bool(sampled.all()):
+            if not is_plain.any() and not skipped and not launched.prompt_logprobs and bool(sampled.all()):
                 return None
             logits = self._select(logits, np.flatnonzero(is_plain))
             picked = picked[is_plain]
-        token_ids, logprobs = self._sample(live[picked], rows[picked], (starts + counts)[picked], logits)
-        is_last = bool(is_plain.all())
-        return StepDone(
-            plan.step_id, live[picked].tolist(), token_ids, is_last, logprobs, prompt_logprobs, skipped
-        )
+        launched.is_last = bool(is_plain.all())
+        self._sample(launched, live[picked], rows[picked], (starts + counts)[picked], logits)
+        return launched
 
-    @torch.inference_mode()
-    def sample_gated(self, gate: SampleGate) -> StepDone | None:
-        """Sample the parked rows of a step under their masks; None when that step parked none."""
+    def _launch_gated(self, gate: SampleGate) -> LaunchedStep | None:
         parked = self._parked.pop(gate.step_id, None)
         if parked is None:
             return None
@@ -108,17 +132,21 @@ class ModelRunner:
             [at for at, index in enumerate(gate.indices.tolist()) if index in place], dtype=np.int64
         )
         kept = np.array([place[index] for index in gate.indices[mask_rows].tolist()], dtype=np.int64)
-        if not len(kept):
-            return StepDone(gate.step_id, [], [], is_last=True)
-        indices = parked.indices[kept]
-        token_ids, logprobs = self._sample(
-            indices,
-            parked.rows[kept],
-            parked.positions[kept],
-            self._select(parked.logits, kept),
-            np.ascontiguousarray(gate.bitmask[mask_rows]),
-        )
-        return StepDone(gate.step_id, indices.tolist(), token_ids, True, logprobs)
+        launched = LaunchedStep(gate.step_id)
+        if len(kept):
+            self._sample(
+                launched,
+                parked.indices[kept],
+                parked.rows[kept],
+                parked.positions[kept],
+                self._select(parked.logits, kept),
+                np.ascontiguousarray(gate.bitmask[mask_rows]),
+            )
+        return launched
+
+    def _bring_back(self, launched: LaunchedStep) -> StepDone | PendingStep:
+        pending = PendingStep(self._link.fetch(launched.list_tensors()), launched.finish)
+        return pending.wait() if self._link.is_immediate else pending
 
     def _apply(self, plan: StepPlan) -> None:
         for row in plan.removed_rows:
@@ -164,27 +192,24 @@ class ModelRunner:
 
     def _sample(
         self,
+        launched: LaunchedStep,
         indices: np.ndarray,
         rows: np.ndarray,
         positions: np.ndarray,
         logits: Tensor,
         bitmask: np.ndarray | None = None,
-    ) -> tuple[list[int], dict[int, TokenLogprobs]]:
+    ) -> None:
         """Sample one token a row; `positions` are where the new tokens will stand."""
         if not len(rows):
-            return [], {}
+            return
         bitmask_rows = None if bitmask is None else np.arange(len(rows))
         sampled = self.sampler.sample(logits, rows, positions, bitmask, bitmask_rows)
         self.batch.append(rows, positions, sampled.token_ids)
-        logprobs = {}
-        if sampled.logprobs is not None:
-            by_row = sampled.logprobs.to_lists()
-            logprobs = {int(indices[at]): values for at, values in by_row.items()}
-        return sampled.token_ids.tolist(), logprobs
+        launched.indices, launched.sampled = indices, sampled
 
     def _compute_prompt_logprobs(
         self, live: np.ndarray, rows: np.ndarray, starts: np.ndarray, counts: np.ndarray, hidden: Tensor
-    ) -> dict[int, list[TokenLogprobs]]:
+    ) -> dict[int, SampledLogprobs]:
         """Logprobs of the prompt tokens that follow each computed prompt position, for the rows that asked."""
         if not self._prompt_logprobs:
             return {}
@@ -199,10 +224,10 @@ class ModelRunner:
             if count > 0:
                 logits = self.model.compute_logits(hidden[int(bounds[at]) : int(bounds[at]) + count])
                 next_ids = self.batch.token_ids(row, start + 1, start + 1 + count)
-                found[int(live[at])] = self.sampler.prompt_logprobs(logits, next_ids, num_top)
+                found[int(live[at])] = compute_prompt_logprobs(logits, next_ids, num_top)
         return found
 
     def _select(self, tensor: Tensor, index: np.ndarray) -> Tensor:
         if len(index) == len(tensor):
             return tensor
-        return tensor.index_select(0, torch.from_numpy(index).to(tensor.device))
+        return tensor.index_select(0, upload(index, tensor.device))

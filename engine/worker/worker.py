@@ -1,28 +1,39 @@
 """Worker: brings a model up on a device and runs its steps. Synchronous; one thread owns it.
 
 load ─▶ (config resolved, cache allocated) ─▶ warm_up ─▶ execute / sample_gated ... ─▶ reset after a crash
+                                                          └ chores between steps: recording decode graphs
 """
 
 from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from engine.config import EngineConfig, ResolvedConfig, WorkerConfig, resolve_config
-from engine.errors import ConfigError
 from engine.messages import NewRow, SampleGate, StepDone, StepPlan
 from engine.model import DecoderModel, ModelConfig, load_model
 from engine.sampling_params import SamplingParams
+from engine.worker.cuda_link import CudaGraphRecorder, CudaLink
+from engine.worker.decode_graphs import DecodeBuffers, DecodeGraphs, list_padded_sizes
+from engine.worker.device_choice import choose_worker_config, probe_device
+from engine.worker.device_link import DeviceLink, HostLink, PendingStep
 from engine.worker.input_batch import InputBatch
-from engine.worker.kv_cache import allocate_kv_cache, compute_bytes_per_block
+from engine.worker.kv_cache import KV_DTYPES, allocate_kv_cache, compute_bytes_per_block
 from engine.worker.model_runner import ModelRunner
+from engine.worker.native_swap import NativeSwap
+from engine.worker.ops_choice import make_ops
 from engine.worker.sampling_state import SamplingState
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+# While steps come without a pause, one chore is done after this many of them.
+STEPS_PER_CHORE = 8
 
 
 class Worker:
@@ -32,6 +43,9 @@ class Worker:
         self.config = config
         self.timeline: list[tuple[str, float]] = []  # (phase, seconds)
         self._eos_token_ids = eos_token_ids
+        self._native: NativeSwap | None = None
+        self._graphs: DecodeGraphs | None = None
+        self._num_steps = 0
 
     def load(self) -> None:
         """Read the checkpoint, size and allocate the KV cache, run one step.
@@ -40,46 +54,37 @@ class Worker:
             ConfigError: the device, dtype, checkpoint or memory does not allow what the config asks.
         """
         model_config = ModelConfig.from_pretrained(self.config.model)
-        worker_config = self._choose_device(model_config)
+        facts = probe_device(self.config.device)
+        worker_config, notices = choose_worker_config(self.config, model_config, facts)
         torch.set_num_threads(worker_config.num_threads)
         self.device = torch.device(worker_config.device)
-        dtype = DTYPES[worker_config.dtype]
-        start = time.monotonic()
-        self.model: DecoderModel = load_model(
-            self.config.model,
-            dtype=dtype,
-            device=self.device,
-            load_format=self.config.load_format,
-            config=model_config,
-            seed=worker_config.seed,
-        )
-        self._note("weights", start)
-        start = time.monotonic()
-        bytes_per_block = compute_bytes_per_block(model_config, self.config.block_size, dtype)
-        self.resolved: ResolvedConfig = resolve_config(
-            self.config,
-            worker_config,
-            model_max_len=model_config.max_position_embeddings,
-            free_bytes=self._measure_free_bytes(),
-            bytes_per_block=bytes_per_block,
-        )
-        self.model_config = model_config
-        cache = self.resolved.cache
-        self.kv_caches = allocate_kv_cache(
-            model_config, cache.num_blocks, cache.block_size, dtype, self.device
-        )
-        self.reset()
-        self._note("kv cache", start)
-        start = time.monotonic()
-        self.warm_up()
-        self._note("warm-up", start)
+        self._link = self._make_link(worker_config)
+        self._link.enter_thread()
+        with self._phase("weights"):
+            self.model = self._load_model(model_config, worker_config)
+        with self._phase("kv cache"):
+            self._allocate_cache(model_config, worker_config, notices)
+            self._graphs = self._make_graphs()
+            self.reset()
+        with self._phase("warm-up"):
+            self.warm_up()
+        if self._native is not None:
+            self._native.follow(self.model)
 
     def reset(self) -> None:
-        """Forget all rows: an empty batch over the same weights and cache memory."""
+        """Forget all rows: an empty batch over the same weights, cache memory and recordings."""
+        self._link.enter_thread()
         scheduler, cache = self.resolved.scheduler, self.resolved.cache
         batch = InputBatch(scheduler.max_num_seqs, scheduler.max_model_len, cache.block_size, self.device)
         state = SamplingState(scheduler.max_num_seqs, self.model_config.vocab_size, self.device)
-        self.runner = ModelRunner(self.model, self.kv_caches, batch, state, self._eos_token_ids)
+        self.runner = ModelRunner(
+            self.model, self.kv_caches, batch, state, self._eos_token_ids, self._link, self._graphs
+        )
+
+    def close(self) -> None:
+        """Stop what goes on in the background."""
+        if self._native is not None:
+            self._native.stop()
 
     def warm_up(self) -> None:
         """Run a prefill and a decode step in the null block, so that the first request does not pay for set-up."""
@@ -97,34 +102,94 @@ class Worker:
     def can_run(self, plan: StepPlan) -> bool:
         return self.runner.can_run(plan)
 
-    def execute(self, plan: StepPlan) -> StepDone | None:
-        return self.runner.execute(plan)
+    def execute(self, plan: StepPlan) -> StepDone | PendingStep | None:
+        answer = self.runner.execute(plan)
+        self._num_steps += 1
+        if self._num_steps % STEPS_PER_CHORE == 0:
+            self.do_chore()
+        return answer
 
-    def sample_gated(self, gate: SampleGate) -> StepDone | None:
+    def sample_gated(self, gate: SampleGate) -> StepDone | PendingStep | None:
         return self.runner.sample_gated(gate)
 
-    def _note(self, phase: str, start: float) -> None:
-        self.timeline.append((phase, time.monotonic() - start))
+    @property
+    def has_chore(self) -> bool:
+        """Whether there is something to do that may wait for a quiet moment."""
+        return self._graphs is not None and self._graphs.has_more
 
-    def _choose_device(self, model_config: ModelConfig) -> WorkerConfig:
-        config = self.config
-        has_cuda = torch.cuda.is_available()
-        device = ("cuda" if has_cuda else "cpu") if config.device == "auto" else config.device
-        if device == "cuda" and not has_cuda:
-            raise ConfigError("device='cuda': no CUDA device is visible to torch; use --device cpu, or auto")
-        dtype: str = config.dtype
-        if dtype == "auto":
-            # float32 on CPU: the same seed gives the same text whatever the batch; bfloat16 rounds too coarsely.
-            dtype = model_config.dtype if device == "cuda" else "float32"
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        return WorkerConfig(
-            model=config.model,
-            load_format=config.load_format,
+    def do_chore(self) -> None:
+        """Do one piece of it, which takes about as long as a few steps."""
+        if self._graphs is not None and self._graphs.has_more:
+            self._graphs.record_next()
+
+    def describe(self) -> dict[str, str | int]:
+        """What the next step will run on, in words; changes while recordings and native ops come in."""
+        found: dict[str, str | int] = {"ops": self.model.ops.name}
+        if self._native is not None:
+            found["native_ops"] = self._native.status
+        if self._graphs is not None:
+            found["num_recorded_graphs"] = self._graphs.num_recorded
+        return found
+
+    @contextmanager
+    def _phase(self, name: str) -> Iterator[None]:
+        start = time.monotonic()
+        yield
+        self.timeline.append((name, time.monotonic() - start))
+
+    def _make_link(self, config: WorkerConfig) -> DeviceLink:
+        if self.device.type == "cpu":
+            return HostLink()
+        return CudaLink(self.device, config.check_syncs)
+
+    def _load_model(self, model_config: ModelConfig, config: WorkerConfig) -> DecoderModel:
+        dtype = DTYPES[config.dtype]
+        ops = None
+        if config.enable_native_ops:
+            self._native = NativeSwap(dtype, self.config.num_threads)
+            ops = self._native.start()
+        return load_model(
+            self.config.model,
             dtype=dtype,
-            device=device,
-            num_threads=config.num_threads or max(1, cores - 1),
+            device=self.device,
+            load_format=self.config.load_format,
+            config=model_config,
             seed=config.seed,
+            ops=ops or make_ops(config, dtype, self.config.num_threads),
+            quantization=None if config.quantization == "none" else config.quantization,
         )
+
+    def _allocate_cache(
+        self, model_config: ModelConfig, worker_config: WorkerConfig, notices: list[str]
+    ) -> None:
+        dtype = KV_DTYPES.get(worker_config.kv_cache_dtype, DTYPES[worker_config.dtype])
+        resolved = resolve_config(
+            self.config,
+            worker_config,
+            model_max_len=model_config.max_position_embeddings,
+            free_bytes=self._measure_free_bytes(),
+            bytes_per_block=compute_bytes_per_block(model_config, self.config.block_size, dtype),
+        )
+        self.model_config = model_config
+        self.resolved: ResolvedConfig = replace(resolved, notices=(*notices, *resolved.notices))
+        cache = self.resolved.cache
+        self.kv_caches = allocate_kv_cache(
+            model_config, cache.num_blocks, cache.block_size, dtype, self.device
+        )
+        if self.device.type == "cuda":
+            # Recordings keep the address of these tables, so they must not grow later.
+            self.model.rope.reserve(self.resolved.max_model_len)
+
+    def _make_graphs(self) -> DecodeGraphs | None:
+        """Decode graphs, where the config asks for them and the model allows it."""
+        scheduler, cache = self.resolved.scheduler, self.resolved.cache
+        # Dynamic RoPE depends on lengths that a recording would freeze.
+        is_static = self.model.ops.is_graph_safe and self.model_config.rope.rope_type != "dynamic"
+        if not self.resolved.worker.enable_cuda_graphs or not is_static:
+            return None
+        sizes = list_padded_sizes(scheduler.max_num_seqs)
+        buffers = DecodeBuffers(sizes[-1], scheduler.max_model_len, cache.block_size, self.device)
+        return DecodeGraphs(self.model, self.kv_caches, buffers, sizes, CudaGraphRecorder())
 
     def _measure_free_bytes(self) -> int:
         """Bytes the KV cache may take: the configured share, and never more than is free now."""

@@ -10,7 +10,7 @@ from engine import EngineDead, Logprob, RequestTimeout, SamplingParams, TokenLog
 from engine.core.detokenizer import TextDelta
 from engine.messages import RequestTokens
 from engine.metrics import Metrics
-from engine.output_stream import OutputStream
+from engine.output_stream import OutputStream, StreamGroup
 from engine.outputs import FinishReason
 
 
@@ -215,3 +215,41 @@ async def test_metrics_count_each_request_once() -> None:
     assert (metrics.ttft.count, metrics.ttft.sum) == (1, 2.0)
     assert (metrics.queue_time.count, metrics.queue_time.sum) == (1, 0.5)
     assert (metrics.e2e.sum, metrics.finished["stop"]) == (4.0, 1)
+
+
+def make_group(*streams: OutputStream) -> StreamGroup:
+    return StreamGroup([(stream, 0) for stream in streams])
+
+
+async def test_a_group_gives_each_of_its_streams_a_token() -> None:
+    streams = [make_stream(), make_stream("cumulative")]
+    group, gaps = make_group(*streams), Metrics().itl
+    for stream in streams:
+        put(stream, "a", 1, now=11.0)
+        await stream.get()
+    group.put([2, 3], ["b", "c"], 11.5, gaps)
+    for stream in group.awaited:
+        stream.wake()
+    assert [(await stream.get()).outputs[0].text for stream in streams] == ["b", "ac"]
+    assert (gaps.count, gaps.sum) == (2, 1.0)
+
+
+async def test_a_group_counts_one_gap_for_each_token() -> None:
+    stream, gaps = make_stream("final"), Metrics().itl
+    put(stream, "a", 1, now=11.0)
+    group = make_group(stream)
+    for now in (11.5, 12.5):
+        group.put([2], ["b"], now, gaps)
+    assert (gaps.count, gaps.sum) == (2, 1.5)
+    put(stream, "", finish="length", now=13.0)
+    output = await stream.get()
+    assert (output.outputs[0].text, output.metrics.last_token_time) == ("abb", 12.5)
+
+
+async def test_a_late_wake_without_news_tells_nothing() -> None:
+    """A reader may have been told by something else since its wake-up was put off."""
+    stream = make_stream()
+    put(stream, "a", 1)
+    await stream.get()
+    stream.wake()
+    assert await is_silent(stream)

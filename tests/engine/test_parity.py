@@ -20,12 +20,15 @@ PLAIN: dict[str, Any] = {
     "enable_chunked_prefill": False,
     "max_num_batched_tokens": 1024,
     "enable_overlap": False,
+    "enable_native_ops": False,
 }
 FEATURES: dict[str, dict[str, Any]] = {
     "prefix cache": {"enable_prefix_caching": True},
     "chunked prefill": {"enable_chunked_prefill": True, "max_num_batched_tokens": 40},
     "forced preemption": {"num_blocks": 42, "max_model_len": 640},
     "overlap": {"enable_overlap": True},
+    # Where there is a compiler; where not, this is the plain engine once more.
+    "native ops": {"enable_native_ops": True},
 }
 SCHEMA = {
     "type": "object",

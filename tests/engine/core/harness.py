@@ -43,6 +43,10 @@ def make_request(
     )
 
 
+def make_plain_item(request_id: str, token_id: int) -> RequestTokens:
+    return RequestTokens(request_id, [token_id])
+
+
 class SchedulerHarness:
     """Owns a scheduler and moves its messages; `ended` and `outputs` collect what comes out."""
 
@@ -79,9 +83,7 @@ class SchedulerHarness:
         """What the actor does whenever its inbox is empty."""
         self._order_masks()
         while (plan := self.scheduler.schedule()) is not None:
-            self._note_due(plan)
-            self.to_worker.append(RunStep(plan))
-            self._order_masks()
+            self._send(plan)
 
     def work(self) -> bool:
         """Let the worker take one message."""
@@ -117,7 +119,7 @@ class SchedulerHarness:
             return False
         new_tokens = self.scheduler.update(self.to_scheduler.popleft())
         self._collect(
-            [*new_tokens.items, *(RequestTokens(name, [token]) for name, token in new_tokens.plain)]
+            [*new_tokens.items, *map(make_plain_item, new_tokens.plain_ids, new_tokens.plain_tokens)]
         )
         self.plan()
         return True
@@ -142,6 +144,11 @@ class SchedulerHarness:
         held = [block for request in self.scheduler.running for block in request.block_ids]
         assert sorted(held) == sorted(block for block, owners in owned.items() for _ in range(owners))
         assert all(not request.block_ids for request in self.scheduler.waiting.requests())
+
+    def _send(self, plan: StepPlan) -> None:
+        self._note_due(plan)
+        self.to_worker.append(RunStep(plan))
+        self._order_masks()
 
     def _note_due(self, plan: StepPlan) -> None:
         for index in np.flatnonzero(plan.is_gated).tolist():

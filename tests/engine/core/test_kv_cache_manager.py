@@ -7,6 +7,7 @@ import pytest
 from engine.config import CacheConfig
 from engine.core.block_hash import extend_block_hashes, hash_root
 from engine.core.kv_cache_manager import KVCacheManager
+from engine.core.request_table import RequestTable
 from engine.request import Request
 from tests.engine.core import harness
 from tests.engine.core.harness import SchedulerHarness
@@ -20,19 +21,20 @@ def make_manager(num_usable: int = 20, caching: bool = True) -> KVCacheManager:
 
 def make_request(prompt: list[int], salt: str | None = None, **params: object) -> Request:
     message = harness.make_request("r", prompt, salt=salt, **params)
-    return Request(message, max_model_len=96, eos_token_ids=frozenset())
+    return Request(message, RequestTable(1), max_model_len=96, eos_token_ids=frozenset())
 
 
 def compute(manager: KVCacheManager, request: Request) -> None:
     """Admit, compute and end a request, so that its full blocks stay in the cache."""
-    assert manager.admit(request)
+    assert manager.admit(request) is not None
     manager.commit(request, request.num_tokens)
     manager.free(request)
 
 
 def count_cached(manager: KVCacheManager, request: Request) -> int:
-    assert manager.admit(request)
-    return request.num_computed_tokens
+    num_cached = manager.admit(request)
+    assert num_cached is not None
+    return num_cached
 
 
 def test_a_second_equal_prompt_finds_all_full_blocks() -> None:
@@ -111,9 +113,9 @@ def test_without_prefix_caching_nothing_is_shared_or_kept() -> None:
 
 def test_admission_without_room_changes_nothing() -> None:
     manager = make_manager(num_usable=5)
-    assert manager.admit(make_request(list(range(12))))
+    assert manager.admit(make_request(list(range(12)))) is not None
     late = make_request(list(range(100, 112)))
-    assert not manager.admit(late)
+    assert manager.admit(late) is None
     assert (late.block_ids, manager.pool.num_free) == ([], 2)
 
 
@@ -121,17 +123,17 @@ def test_blocks_revived_by_a_hit_count_as_room_that_is_needed() -> None:
     """Two free blocks hold the prefix; sharing them leaves none for the rest."""
     manager = make_manager(num_usable=4)
     compute(manager, make_request(list(range(9))))
-    assert manager.admit(make_request([50] * 8))
-    assert not manager.admit(make_request(list(range(9))))
+    assert manager.admit(make_request([50] * 8)) is not None
+    assert manager.admit(make_request(list(range(9)))) is None
     assert manager.pool.num_free == 2
 
 
 def test_admission_beside_a_living_owner_shares_its_blocks() -> None:
     manager = make_manager(num_usable=4)
     first, second = make_request(list(range(9))), make_request(list(range(9)))
-    assert manager.admit(first)
+    assert manager.admit(first) is not None
     manager.commit(first, 9)
-    assert manager.admit(second)
+    assert manager.admit(second) is not None
     assert first.block_ids[:2] == second.block_ids[:2]
     assert manager.pool.num_free == 0
 
@@ -139,7 +141,7 @@ def test_admission_beside_a_living_owner_shares_its_blocks() -> None:
 def test_growing_takes_blocks_only_at_a_border() -> None:
     manager = make_manager(num_usable=3)
     request = make_request(list(range(7)))
-    assert manager.admit(request)
+    assert manager.admit(request) is not None
     assert manager.grow(request, 8) == []
     assert manager.grow(request, 9) == request.block_ids[2:]
     assert manager.grow(request, 13) is None

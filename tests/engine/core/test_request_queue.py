@@ -6,6 +6,7 @@ import pytest
 
 from engine.config import SchedulingPolicy
 from engine.core.request_queue import RequestQueue
+from engine.core.request_table import RequestTable
 from engine.request import Request
 from tests.engine.core import harness
 
@@ -18,7 +19,7 @@ def make_queue(policy: SchedulingPolicy = "fcfs") -> RequestQueue:
 
 def make_request(name: str, arrival: float = 0.0, priority: int = 0) -> Request:
     message = harness.make_request(name, [1, 2, 3], arrival=arrival, priority=priority)
-    return Request(message, max_model_len=96, eos_token_ids=frozenset())
+    return Request(message, RequestTable(1), max_model_len=96, eos_token_ids=frozenset())
 
 
 def drain(queue: RequestQueue) -> list[str]:

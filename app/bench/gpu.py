@@ -1,0 +1,178 @@
+"""`bench gpu`: all that has to be proven on a GPU, in one run of ten minutes on a machine that has nothing yet.
+
+    python -m app.bench.gpu --output-json gpu.json
+    python -m app.bench.gpu --smoke        the same parts on a CPU, tiny; shows that they work, and no speed
+
+Every part is a process of its own with its own time: one that fails, hangs or takes the device down with it is
+recorded, and the next one goes on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from app.bench.gpu_report import report
+from app.bench.settings import describe_machine
+from app.bench.workload import check_range
+from app.config import UsageError
+
+KERNELS, ENGINE = "kernels.triton.bench", "app.bench.gpu_parts"
+ERROR_CHARS = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One process.
+
+    Attributes:
+        budget_s: its share of the time; the sum is what a whole run takes at most.
+    """
+
+    name: str
+    module: str
+    budget_s: float
+    is_extra: bool = False  # runs only when it is asked for
+
+
+# In order of what must be known first: what the machine can do, what is right, then what is fast.
+PARTS = (
+    Part("ceilings", KERNELS, 20),
+    Part("checks", KERNELS, 80),
+    Part("parity", ENGINE, 40),
+    Part("syncs", ENGINE, 30),
+    Part("table", KERNELS, 70),
+    Part("nano-0.6b", ENGINE, 60),
+    Part("nano-14b", ENGINE, 90),
+    Part("single", ENGINE, 50),
+    Part("switches", ENGINE, 60),
+    Part("idle", ENGINE, 30),
+    Part("structured", ENGINE, 60),
+    Part("tune", KERNELS, 300, is_extra=True),
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Which parts, how long, and where the figures go."""
+    names = ", ".join(part.name for part in PARTS)
+    parser.add_argument("--parts", default="", metavar="A,B", help=f"only these of: {names}")
+    parser.add_argument("--budget-s", type=float, default=600.0, help="time of the whole run (600)")
+    parser.add_argument(
+        "--smoke", action="store_true", help="tiny sizes on the CPU: shows that the parts work"
+    )
+    parser.add_argument(
+        "--output-json", type=Path, default=Path("gpu.json"), metavar="FILE", help="(gpu.json)"
+    )
+
+
+def run(arguments: argparse.Namespace, start: float) -> int:
+    """Run the parts, write the figures, print the table; 1 when a part failed.
+
+    Raises:
+        UsageError: an unknown part, a flag outside its range, or no GPU.
+    """
+    check_range(arguments, "budget_s", 1, 86400)
+    if not arguments.smoke and not torch.cuda.is_available():
+        raise UsageError(
+            f"bench gpu needs a CUDA device, and torch {torch.__version__} sees none; "
+            "--smoke tries the parts on the CPU"
+        )
+    parts = pick_parts(arguments.parts)
+    results = run_parts(parts, arguments.budget_s, arguments.smoke)
+    figures = {"machine": describe_machine(), "is_smoke": arguments.smoke, "parts": results}
+    arguments.output_json.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+    print("\n".join(report(figures)))
+    return int(any(result["status"] != "ok" for result in results.values()))
+
+
+def pick_parts(names: str) -> list[Part]:
+    """The parts of a comma-separated list, in their own order; all but the extras for an empty one.
+
+    Raises:
+        UsageError: a name that is no part.
+    """
+    wanted = [name.strip() for name in names.split(",") if name.strip()]
+    known = [part.name for part in PARTS]
+    for name in wanted:
+        if name not in known:
+            raise UsageError(f"--parts {name!r} must be one of {', '.join(known)}")
+    return [part for part in PARTS if part.name in wanted or not (wanted or part.is_extra)]
+
+
+def run_parts(parts: Sequence[Part], budget_s: float, is_smoke: bool) -> dict[str, Any]:
+    """Run one after another until the time is up; what was left out is recorded as skipped."""
+    deadline = time.monotonic() + budget_s
+    results: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory(prefix="troupe-gpu-") as folder:
+        for part in parts:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                results[part.name] = {
+                    "status": "skipped",
+                    "error": f"the {budget_s:g} s of the run were over",
+                }
+                continue
+            limit = left if is_smoke else min(part.budget_s, left)
+            results[part.name] = run_part(part, Path(folder) / f"{part.name}.json", limit, is_smoke)
+    return results
+
+
+def run_part(part: Part, target: Path, limit_s: float, is_smoke: bool) -> dict[str, Any]:
+    """Run one process; its figures, or why there are none."""
+    command = [sys.executable, "-m", part.module, part.name, "--json", str(target)]
+    environment = dict(os.environ)
+    if is_smoke:
+        command.append("--smoke")
+        environment["TRITON_INTERPRET"] = "1"
+    start = time.monotonic()
+    # A process group of its own, so that what a hanging part started goes with it.
+    process = subprocess.Popen(
+        command,
+        env=environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        _, errors = process.communicate(timeout=limit_s)
+        status = "ok" if process.returncode == 0 else "failed"
+    except subprocess.TimeoutExpired:
+        status, errors = "timeout", f"stopped after {limit_s:.0f} s"
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
+    result: dict[str, Any] = {"status": status, "seconds": round(time.monotonic() - start, 1)}
+    if status == "ok":
+        return result | {"figures": json.loads(target.read_text(encoding="utf-8"))}
+    return result | {"exit_code": process.returncode, "error": errors.strip()[-ERROR_CHARS:]}
+
+
+def main() -> int:
+    """The command line of this module alone."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add_arguments(parser)
+    try:
+        return run(parser.parse_args(), time.perf_counter())
+    except UsageError as error:
+        print(error, file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,206 @@
+"""The parts of `bench gpu` that run a whole engine: `python -m app.bench.gpu_parts nano-14b --json FILE`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from app.bench.gpu_ceiling import compute_ceiling
+from app.bench.gpu_idle import measure_idle
+from app.bench.gpu_parity import compare_with_transformers
+from app.bench.runners import TroupeRunner
+from app.bench.shapes import SHAPES, Json
+from app.bench.throughput import RECORDS
+from app.bench.workload import Job, count_tokens, make_nano, make_random
+from grammar import GrammarSpec
+
+DEMO_MODEL = Path(__file__).resolve().parents[2] / "assets" / "demo_model"
+TEMPERATURE = 0.6
+# Measured on one H200: bytes a second of a copy, operations a second of a bfloat16 product.
+H200 = (4.3e12, 790e12)
+SMOKE_SHAPE = {
+    "num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8,
+    "intermediate_size": 48, "vocab_size": 3200, "dtype": "float32",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """Where the engine runs, and how large the work is."""
+
+    folder: Path  # for the configs of models
+    is_smoke: bool
+
+    def pick(self, full: int, smoke: int) -> int:
+        """A size of the work."""
+        return smoke if self.is_smoke else full
+
+    def shape(self, name: str) -> Json:
+        """The config of a model's shape, or of something tiny in its place."""
+        return SHAPES[name] | (SMOKE_SHAPE if self.is_smoke else {})
+
+    def settings(self, name: str, **changes: Any) -> dict[str, Any]:
+        """Settings of an engine with random weights of a shape."""
+        target = self.folder / name
+        target.mkdir(exist_ok=True)
+        (target / "config.json").write_text(json.dumps(self.shape(name)), encoding="utf-8")
+        settings: dict[str, Any] = {
+            "model": str(target), "load_format": "dummy", "skip_tokenizer_init": True, "max_model_len": 2176,
+            "max_num_seqs": 256, "max_num_batched_tokens": 8192, "device": "cuda", "attention_backend": "triton",
+        }  # fmt: skip
+        if self.is_smoke:
+            settings |= {"device": "cpu", "attention_backend": "sdpa", "num_blocks": 600, "max_num_seqs": 8}
+            settings |= {"max_model_len": 256, "enable_native_ops": False}
+        return settings | changes
+
+
+def run_work(settings: dict[str, Any], jobs: list[Job], grammar: GrammarSpec | None = None) -> float:
+    """Seconds of the work on a warm engine; the graphs are recorded while the warm-up runs."""
+    runner = TroupeRunner(settings, grammar, TEMPERATURE)
+    try:
+        warm = [Job(job.prompt_token_ids, max(2, job.max_tokens // 8)) for job in jobs]
+        runner.run(warm)
+        return runner.run(jobs)
+    finally:
+        runner.close()
+
+
+def measure_nano(setup: Setup, shape: str) -> Json:
+    """The small engines' work: output tokens a second, and their share of what the device allows."""
+    config = setup.shape(shape)
+    jobs = make_nano(0.02 if setup.is_smoke else 1.0, config["vocab_size"])[: setup.pick(256, 6)]
+    seconds = run_work(setup.settings(shape), jobs)
+    rate = count_tokens(jobs)[1] / seconds
+    measured = compute_ceiling(config, jobs, *measure_rates(setup))
+    h200 = compute_ceiling(config, jobs, *H200)
+    return {
+        "seconds": seconds,
+        "tokens_per_s": rate,
+        "measured_ceiling": measured,
+        "share_of_measured_ceiling": rate / measured,
+        "h200_ceiling": h200,
+        "share_of_h200_ceiling": rate / h200,
+    }
+
+
+def measure_rates(setup: Setup) -> tuple[float, float]:
+    """Bytes a second of a copy and operations a second of a product, now, on this device."""
+    device = "cpu" if setup.is_smoke else "cuda"
+    source = torch.ones(setup.pick(2**28, 2**16), device=device)
+    matrix = torch.ones(setup.pick(8192, 64), setup.pick(8192, 64), device=device)
+    if not setup.is_smoke:
+        matrix = matrix.bfloat16()
+    target = torch.empty_like(source)
+    copy = _time(lambda: target.copy_(source))
+    product = _time(lambda: matrix @ matrix)
+    return 2 * source.numel() * 4 / copy, 2 * matrix.shape[0] ** 3 / product
+
+
+def _time(work: Callable[[], object]) -> float:
+    best = float("inf")
+    for _ in range(8):
+        start = time.perf_counter()
+        work()
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        best = min(best, time.perf_counter() - start)
+    return best
+
+
+def measure_single(setup: Setup) -> Json:
+    """Milliseconds a token of one request alone: two lengths, so that the prefill falls out."""
+    found = {}
+    for shape in ("qwen3-0.6b", "qwen3-8b"):
+        runner = TroupeRunner(setup.settings(shape), None, TEMPERATURE)
+        try:
+            prompt = [7] * setup.pick(128, 8)
+            short, long = setup.pick(64, 4), setup.pick(320, 12)
+            runner.run([Job(prompt, long)])
+            times = [min(runner.run([Job(prompt, size)]) for _ in range(3)) for size in (short, long)]
+        finally:
+            runner.close()
+        found[shape] = (times[1] - times[0]) / (long - short) * 1e3
+    return {"ms_per_token": found}
+
+
+def measure_switches(setup: Setup) -> Json:
+    """The same work with graphs and overlap, and without one or the other."""
+    jobs = make_random(setup.pick(64, 3), setup.pick(128, 6), setup.pick(256, 6), 0.0, 1000, 0)
+    variants: dict[str, dict[str, Any]] = {
+        "all on": {},
+        "no graphs": {"enable_cuda_graphs": False},
+        "no overlap": {"enable_overlap": False},
+        "neither": {"enable_cuda_graphs": False, "enable_overlap": False},
+    }
+    num_out = count_tokens(jobs)[1]
+    settings = {name: setup.settings("qwen3-0.6b", **changes) for name, changes in variants.items()}
+    return {"tokens_per_s": {name: num_out / run_work(each, jobs) for name, each in settings.items()}}
+
+
+def measure_structured(setup: Setup) -> Json:
+    """A JSON schema on every row against free text; the demo model's tokenizer stands in for the shape's."""
+    tokenizer = {"tokenizer": str(DEMO_MODEL), "skip_tokenizer_init": False}
+    jobs = make_random(setup.pick(128, 3), setup.pick(128, 6), setup.pick(256, 8), 0.0, 1000, 0)
+    settings = setup.settings("qwen3-0.6b", **tokenizer)
+    num_out = count_tokens(jobs)[1]
+    free = num_out / run_work(settings, jobs)
+    structured = num_out / run_work(settings, jobs, GrammarSpec.json_schema(RECORDS))
+    return {
+        "free_tokens_per_s": free,
+        "structured_tokens_per_s": structured,
+        "structured_over_free": structured / free,
+    }
+
+
+def check_syncs(setup: Setup) -> Json:
+    """Prefill, decode, sampling and filters under torch's check for waits in the launch section."""
+    jobs = make_random(setup.pick(40, 3), setup.pick(200, 6), setup.pick(40, 6), 0.5, 1000, 0)
+    run_work(setup.settings("qwen3-0.6b", check_syncs=not setup.is_smoke), jobs)
+    return {"verdict": "not checked on a CPU" if setup.is_smoke else "no launch waits for the device"}
+
+
+def run_part(name: str, setup: Setup) -> Json:
+    """Measure one part."""
+    match name:
+        case "parity":
+            return compare_with_transformers(setup.folder, is_smoke=setup.is_smoke)
+        case "syncs":
+            return check_syncs(setup)
+        case "nano-0.6b" | "nano-14b":
+            return measure_nano(setup, f"qwen3-{name.removeprefix('nano-')}")
+        case "single":
+            return measure_single(setup)
+        case "switches":
+            return measure_switches(setup)
+        case "idle":
+            jobs = make_random(setup.pick(32, 3), setup.pick(64, 4), setup.pick(300, 8), 0.0, 1000, 0)
+            return measure_idle(setup.settings("qwen3-0.6b"), jobs)
+        case _:
+            return measure_structured(setup)
+
+
+def main() -> int:
+    """Write the part's figures as JSON."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    names = ("parity", "syncs", "nano-0.6b", "nano-14b", "single", "switches", "idle", "structured")
+    parser.add_argument("part", choices=names)
+    parser.add_argument("--json", type=Path, required=True, metavar="FILE")
+    parser.add_argument("--smoke", action="store_true", help="tiny sizes on the CPU")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="troupe-gpu-") as folder:
+        figures = run_part(arguments.part, Setup(Path(folder), arguments.smoke))
+    arguments.json.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,153 @@
+"""Tokens per second over server-sent events, without a model: what the host alone can pass on.
+
+    python -m app.bench.sse_rate --streams 256 --tokens 600
+
+Starts a server with a mock engine on a free port and streams so many completions at once over loopback. The
+client reads bytes and looks only at the last ones, so that nearly all that is measured is the server. Beside
+the rate stands the server's CPU time a token, which other processes on the machine disturb less.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import re
+import socket
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+USAGE = re.compile(rb'"completion_tokens":(\d+)')
+START_TIMEOUT_S = 120.0
+
+
+@asynccontextmanager
+async def run_server(streams: int, step_ms: float) -> AsyncIterator[tuple[int, int]]:
+    """(process id, port) of a mock server that lives as long as the block."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    flags = {
+        "port": port, "mock-step-ms": step_ms, "max-num-seqs": streams, "max-num-waiting": 2 * streams,
+        "max-num-batched-tokens": 4 * streams, "num-blocks": 140 * streams,
+    }  # fmt: skip
+    words = [word for name, value in flags.items() for word in (f"--{name}", str(value))]
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "app", "serve", "--no-ui", "--log-level", "warning", *words
+    )
+    try:
+        await _wait_until_ready(port)
+        yield process.pid, port
+    finally:
+        process.terminate()
+        await process.wait()
+
+
+async def _wait_until_ready(port: int) -> None:
+    async with asyncio.timeout(START_TIMEOUT_S):
+        while True:
+            if b" 200 " in (await _exchange(port, b"GET /health HTTP/1.0\r\n\r\n"))[:20]:
+                return
+            await asyncio.sleep(0.1)
+
+
+async def _exchange(port: int, request: bytes) -> bytes:
+    try:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    except ConnectionRefusedError:
+        return b""
+    writer.write(request)
+    answer = await reader.read()
+    writer.close()
+    return answer
+
+
+class Client(asyncio.Protocol):
+    """One streaming request; `num_tokens` is what the server says it has sent."""
+
+    def __init__(self, request: bytes) -> None:
+        self.request = request
+        self.num_events = 0
+        self.done: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._tail = b""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.WriteTransport)
+        transport.write(self.request)
+
+    def data_received(self, data: bytes) -> None:
+        self.num_events += data.count(b"data: ")
+        self._tail = (self._tail + data)[-2000:]
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        found = USAGE.findall(self._tail)
+        if found:
+            self.done.set_result(int(found[-1]))
+        else:
+            self.done.set_exception(ConnectionError(f"a stream ended early: {self._tail[-300:]!r}"))
+
+
+def make_request(tokens: int, is_chat: bool) -> bytes:
+    """A whole HTTP request; the server closes the connection after its answer."""
+    body = {"model": "demo_model", "max_tokens": tokens, "ignore_eos": True, "stream": True}
+    body["stream_options"] = {"include_usage": True}
+    path = "/v1/chat/completions" if is_chat else "/v1/completions"
+    body |= {"messages": [{"role": "user", "content": "Hello"}]} if is_chat else {"prompt": "Hello"}
+    data = json.dumps(body).encode()
+    head = (
+        f"POST {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Type: application/json\r\n"
+    )
+    return f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data
+
+
+def read_cpu_seconds(pid: int) -> float:
+    """CPU time of a process so far; 0 where the system does not tell."""
+    stat = Path(f"/proc/{pid}/stat")
+    if not stat.exists():
+        return 0.0
+    fields = stat.read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+async def measure(pid: int, port: int, streams: int, tokens: int, is_chat: bool) -> str:
+    """Stream everything once; a line about it."""
+    request = make_request(tokens, is_chat)
+    loop = asyncio.get_running_loop()
+    start, cpu, own_cpu = time.monotonic(), read_cpu_seconds(pid), time.process_time()
+    pairs = [await loop.create_connection(lambda: Client(request), "127.0.0.1", port) for _ in range(streams)]
+    num_tokens = sum(await asyncio.gather(*(client.done for _, client in pairs)))
+    spent, cpu = time.monotonic() - start, read_cpu_seconds(pid) - cpu
+    num_events = sum(client.num_events for _, client in pairs)
+    own_us = (time.process_time() - own_cpu) / num_tokens * 1e6
+    return (
+        f"{streams} streams: {num_tokens / spent:.0f} tok/s, {num_tokens / num_events:.2f} tokens an event, "
+        f"server {cpu / num_tokens * 1e6:.1f} us of CPU a token, client {own_us:.1f} us"
+    )
+
+
+async def run(streams: int, tokens: int, step_ms: float, repeats: int, is_chat: bool) -> None:
+    async with run_server(streams, step_ms) as (pid, port):
+        await measure(pid, port, min(streams, 16), 50, is_chat)
+        for _ in range(repeats):
+            print(await measure(pid, port, streams, tokens, is_chat), flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--streams", type=int, default=256, help="streams at once")
+    parser.add_argument("--tokens", type=int, default=600, help="tokens of each")
+    parser.add_argument("--step-ms", type=float, default=0.0, help="time of a mock step")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--chat", action="store_true", help="chat completions instead of text completions")
+    args = parser.parse_args()
+    asyncio.run(run(args.streams, args.tokens, args.step_ms, args.repeats, args.chat))
+
+
+if __name__ == "__main__":
+    main()

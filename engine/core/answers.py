@@ -1,0 +1,55 @@
+"""What the scheduler tells of a request that got a first token, a watched one or an end."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from engine.core.roster import Roster
+from engine.core.step import StepRecord
+from engine.messages import RequestTokens, StepDone
+from engine.outputs import FinishReason, TokenLogprobs
+from engine.request import Request
+
+
+def match_rows(step: StepRecord, done: StepDone) -> tuple[Roster, np.ndarray, np.ndarray]:
+    """The requests that an answer is for, their indices in the step, and their tokens."""
+    indices = np.asarray(done.indices, dtype=np.int64)
+    roster = step.roster
+    if len(indices) < len(roster):
+        is_answered = np.zeros(len(roster), dtype=bool)
+        is_answered[indices] = True
+        roster = roster.select(is_answered)
+    return roster, indices, np.asarray(done.token_ids, dtype=np.int64)
+
+
+def make_tokens(
+    request: Request,
+    token_ids: list[int],
+    *,
+    logprobs: TokenLogprobs | None = None,
+    finish_reason: FinishReason | None = None,
+    stop_reason: int | None = None,
+    error: str | None = None,
+) -> RequestTokens:
+    """The general message; it takes along what is known of the prompt."""
+    prompt_logprobs, request.pending_prompt_logprobs = request.pending_prompt_logprobs, None
+    return RequestTokens(
+        request.request_id,
+        token_ids,
+        None if logprobs is None else [logprobs],
+        prompt_logprobs,
+        finish_reason,
+        stop_reason,
+        error,
+        request.num_cached_tokens,
+        request.first_scheduled_time,
+        request.num_preemptions,
+    )
+
+
+def describe_no_token(request: Request) -> str:
+    if request.has_grammar:
+        why = "the grammar and the other sampling parameters together allow none"
+    else:
+        why = "the sampling parameters allow none"
+    return f"no token could be sampled: {why}, or the model's logits were not numbers"

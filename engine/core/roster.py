@@ -1,0 +1,67 @@
+"""Roster: requests side by side, as the rows of a step. Rows rarely change, and so do the lists made for them."""
+
+from __future__ import annotations
+
+from bisect import bisect
+from collections.abc import Callable
+from itertools import compress
+
+import numpy as np
+
+from engine.request import Request
+
+
+class Roster:
+    """Parallel lists and arrays of some requests. Never changed: steps with the same requests share one."""
+
+    __slots__ = ("appends", "names", "requests", "rows", "slots")
+
+    def __init__(
+        self,
+        requests: list[Request],
+        names: list[str],
+        appends: list[Callable[[int], None]],
+        slots: np.ndarray,
+        rows: np.ndarray,
+    ) -> None:
+        self.requests = requests
+        self.names = names
+        self.appends = appends  # token_ids.append of each
+        self.slots = slots  # [R] int64
+        self.rows = rows  # [R] int64
+
+    @staticmethod
+    def make_empty() -> Roster:
+        nothing = np.zeros(0, dtype=np.int64)
+        return Roster([], [], [], nothing, nothing)
+
+    def __len__(self) -> int:
+        return len(self.requests)
+
+    def add(self, request: Request) -> Roster:
+        """With one more request; the order is that of the queue keys."""
+        at = bisect(self.requests, request.queue_key, key=lambda other: other.queue_key)
+        return Roster(
+            [*self.requests[:at], request, *self.requests[at:]],
+            [*self.names[:at], request.request_id, *self.names[at:]],
+            [*self.appends[:at], request.token_ids.append, *self.appends[at:]],
+            np.concatenate((self.slots[:at], (request.slot,), self.slots[at:])),
+            np.concatenate((self.rows[:at], (request.row,), self.rows[at:])),
+        )
+
+    def remove(self, request: Request) -> Roster:
+        """Without this request."""
+        is_kept = np.ones(len(self), dtype=bool)
+        is_kept[self.requests.index(request)] = False
+        return self.select(is_kept)
+
+    def select(self, is_kept: np.ndarray) -> Roster:
+        """Those that a mask [R] keeps."""
+        kept = is_kept.tolist()
+        return Roster(
+            list(compress(self.requests, kept)),
+            list(compress(self.names, kept)),
+            list(compress(self.appends, kept)),
+            self.slots[is_kept],
+            self.rows[is_kept],
+        )

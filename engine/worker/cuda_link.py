@@ -1,0 +1,88 @@
+"""CudaLink and CudaGraphRecorder: every literal call to CUDA's streams, events and graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+class CudaFetch:
+    """Copies into pinned memory, and the event behind the last of them."""
+
+    def __init__(self, event: torch.cuda.Event, hosts: list[Tensor], sources: Sequence[Tensor]) -> None:
+        self._event = event
+        self._hosts = hosts
+        self._sources = sources  # kept alive until they are copied
+
+    def is_done(self) -> bool:
+        return self._event.query()
+
+    def wait(self) -> list[np.ndarray]:
+        self._event.synchronize()
+        return [host.numpy() for host in self._hosts]
+
+
+class CudaLink:
+    """The link to one CUDA device: forwards on one stream, results on another.
+
+    Args:
+        check_syncs: raise when something in a launch section waits for the device.
+    """
+
+    is_immediate = False
+
+    def __init__(self, device: torch.device, check_syncs: bool = False) -> None:
+        self._check_syncs = check_syncs
+        self._forward = torch.cuda.Stream(device)
+        self._copies = torch.cuda.Stream(device)
+
+    def enter_thread(self) -> None:
+        # What ran on another stream so far, such as the loading of weights, is finished first.
+        torch.cuda.synchronize()
+        torch.cuda.set_stream(self._forward)
+
+    def fetch(self, tensors: Sequence[Tensor]) -> CudaFetch:
+        computed = torch.cuda.Event()
+        computed.record()
+        arrived = torch.cuda.Event(blocking=True)
+        with torch.cuda.stream(self._copies):
+            self._copies.wait_event(computed)
+            hosts = [torch.empty(each.shape, dtype=each.dtype, pin_memory=True) for each in tensors]
+            for host, tensor in zip(hosts, tensors, strict=True):
+                host.copy_(tensor, non_blocking=True)
+            arrived.record()
+        return CudaFetch(arrived, hosts, tensors)
+
+    def launch_section(self) -> AbstractContextManager[None]:
+        return forbid_syncs() if self._check_syncs else nullcontext()
+
+
+class CudaGraphRecorder:
+    """Records into CUDA graphs that share one memory pool."""
+
+    def __init__(self) -> None:
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def record(self, run: Callable[[], None]) -> Callable[[], None]:
+        """Run once as a rehearsal, for whatever is compiled or set up at a first call; then record."""
+        run()
+        graph = torch.cuda.CUDAGraph()
+        # Other threads may allocate pinned memory meanwhile.
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+            run()
+        return graph.replay
+
+
+@contextmanager
+def forbid_syncs() -> Iterator[None]:
+    """Make torch raise on a hidden wait for the device; in the whole process, so for debugging only."""
+    before = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode(before)

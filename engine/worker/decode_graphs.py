@@ -1,0 +1,154 @@
+"""DecodeGraphs: decode steps recorded once per padded size and replayed over the same buffers.
+
+    step of R rows ─▶ smallest recorded size ≥ R ─▶ buffers [R rows | rows that pad] ─▶ replay ─▶ hidden[:R]
+                  └─▶ none yet, or not one token a row ─▶ eager
+
+Recording goes on between steps, the largest size first, so that one recording already serves every batch.
+A row that pads reads one token of the null block and writes there.
+"""
+
+from __future__ import annotations
+
+import logging
+from bisect import bisect_left, insort
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.model import DecoderModel
+from engine.worker.attn_metadata import AttnMetadata
+from engine.worker.input_batch import ModelInput
+from kernels.ops import KVCache
+
+logger = logging.getLogger("troupe.worker")
+
+
+class Recorder(Protocol):
+    """Turns a function of device tensors into one that does the same again, over their new contents."""
+
+    def record(self, run: Callable[[], None]) -> Callable[[], None]:
+        """Run it at least once, and return the replay."""
+
+
+def list_padded_sizes(max_num_seqs: int) -> list[int]:
+    """Return 1, 2, 4 and then every 8, up to the first that holds `max_num_seqs`."""
+    sizes = [1, 2, 4, *range(8, max_num_seqs + 8, 8)]
+    return sizes[: bisect_left(sizes, max_num_seqs) + 1]
+
+
+class DecodeBuffers:
+    """The tensors that recorded steps read: `max_num_rows` rows of one token each; rows in no use pad."""
+
+    def __init__(self, max_num_rows: int, max_model_len: int, block_size: int, device: torch.device) -> None:
+        self._max_model_len = max_model_len
+        width = -(-max_model_len // block_size)
+        self._input_ids = torch.zeros(max_num_rows, dtype=torch.int64, device=device)
+        self._positions = torch.zeros(max_num_rows, dtype=torch.int64, device=device)
+        self._slot_mapping = torch.zeros(max_num_rows, dtype=torch.int64, device=device)
+        self._seq_lens = torch.ones(max_num_rows, dtype=torch.int32, device=device)
+        self._block_tables = torch.zeros(max_num_rows, width, dtype=torch.int32, device=device)
+        self._query_start_loc = torch.arange(max_num_rows + 1, dtype=torch.int32, device=device)
+        self._num_used = 0
+
+    def clear(self) -> None:
+        """Make every row pad."""
+        self._clear_rows(0, self._num_used)
+        self._num_used = 0
+
+    def fill(self, step: ModelInput) -> None:
+        """Copy a decode step into the first rows; the rows behind it pad."""
+        metadata = step.attn_metadata
+        num_rows = len(metadata.query_lens_list)
+        targets = [self._input_ids, self._positions, self._slot_mapping]
+        sources = [step.input_ids, step.positions, metadata.slot_mapping]
+        torch._foreach_copy_([target[:num_rows] for target in targets], sources)
+        self._seq_lens[:num_rows].copy_(metadata.seq_lens)
+        # Columns beyond the step's are left: nobody reads a table beyond the length of its row.
+        self._block_tables[:num_rows, : metadata.block_tables.shape[1]].copy_(metadata.block_tables)
+        if num_rows < self._num_used:
+            self._clear_rows(num_rows, self._num_used)
+        self._num_used = num_rows
+
+    def view(self, size: int) -> ModelInput:
+        """Return the first rows as a step; its lists are upper bounds, since a recording outlives any length."""
+        metadata = AttnMetadata(
+            slot_mapping=self._slot_mapping[:size],
+            block_tables=self._block_tables[:size],
+            query_start_loc=self._query_start_loc[: size + 1],
+            seq_lens=self._seq_lens[:size],
+            query_lens_list=[1] * size,
+            seq_lens_list=[self._max_model_len] * size,
+        )
+        return ModelInput(self._input_ids[:size], self._positions[:size], metadata, np.arange(size))
+
+    def _clear_rows(self, start: int, end: int) -> None:
+        for tensor in (self._input_ids, self._positions, self._slot_mapping, self._block_tables):
+            tensor[start:end].zero_()
+        self._seq_lens[start:end].fill_(1)
+
+
+class DecodeGraphs:
+    """Runs steps: recorded ones by replay, all others eagerly. One thread owns it."""
+
+    def __init__(
+        self,
+        model: DecoderModel,
+        kv_caches: Sequence[KVCache],
+        buffers: DecodeBuffers,
+        sizes: Sequence[int],
+        recorder: Recorder,
+    ) -> None:
+        self._model = model
+        self._kv_caches = kv_caches
+        self._buffers = buffers
+        self._recorder = recorder
+        self._to_record = sorted(sizes)
+        self._replays: dict[int, Callable[[], None]] = {}
+        self._sizes: list[int] = []  # recorded, ascending
+        embedding = model.embed_tokens
+        self._hidden = embedding.new_zeros(max(sizes), embedding.shape[1])
+
+    @property
+    def num_recorded(self) -> int:
+        return len(self._sizes)
+
+    @property
+    def has_more(self) -> bool:
+        """Whether a size waits to be recorded."""
+        return bool(self._to_record)
+
+    @torch.inference_mode()
+    def record_next(self) -> None:
+        """Record one more size. A device that refuses keeps what it has; everything else stays eager."""
+        size = self._to_record.pop()
+        self._buffers.clear()
+        step = self._buffers.view(size)
+
+        def run() -> None:
+            self._hidden[:size].copy_(self._run_model(step))
+
+        try:
+            self._replays[size] = self._recorder.record(run)
+        except RuntimeError as error:
+            self._to_record.clear()
+            logger.warning("decode steps of %d rows and fewer stay eager: recording failed: %s", size, error)
+            return
+        insort(self._sizes, size)
+        if not self._to_record:
+            logger.info("decode steps are recorded at %d sizes", len(self._sizes))
+
+    def __call__(self, step: ModelInput) -> Tensor:
+        """Return the hidden states of the step [T, D], valid until the next step."""
+        num_rows = len(step.attn_metadata.query_lens_list)
+        place = bisect_left(self._sizes, num_rows)
+        if place == len(self._sizes) or step.input_ids.shape[0] != num_rows:
+            return self._run_model(step)
+        self._buffers.fill(step)
+        self._replays[self._sizes[place]]()
+        return self._hidden[:num_rows]
+
+    def _run_model(self, step: ModelInput) -> Tensor:
+        return self._model(step.input_ids, step.positions, self._kv_caches, step.attn_metadata)

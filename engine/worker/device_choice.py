@@ -1,0 +1,149 @@
+"""What this machine makes of the config: device, dtype, who attends, and in how many bits.
+
+probe_device ─▶ DeviceFacts ─▶ choose_worker_config ─▶ WorkerConfig without any "auto", and notices for the log
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from dataclasses import dataclass
+
+import torch
+
+from engine.config import EngineConfig, WorkerConfig
+from engine.errors import ConfigError
+from engine.model import ModelConfig
+
+# Compute capabilities of NVIDIA's GPUs.
+_WITH_BFLOAT16 = (8, 0)
+_WITH_TRITON = (8, 0)
+_WITH_INT4 = (8, 0)
+_WITH_FP8 = (8, 9)
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceFacts:
+    """What a device can do, as far as choices depend on it."""
+
+    kind: str  # cpu or cuda
+    capability: tuple[int, int] = (0, 0)  # of a CUDA device
+    has_triton: bool = False
+    num_cores: int = 1
+
+
+def probe_device(device: str) -> DeviceFacts:
+    """Look at the device the config names.
+
+    Raises:
+        ConfigError: CUDA is asked for and there is none.
+    """
+    has_cuda = torch.cuda.is_available()
+    kind = ("cuda" if has_cuda else "cpu") if device == "auto" else device
+    if kind == "cuda" and not has_cuda:
+        raise ConfigError("device='cuda': no CUDA device is visible to torch; use --device cpu, or auto")
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    capability = torch.cuda.get_device_capability() if kind == "cuda" else (0, 0)
+    return DeviceFacts(kind, capability, importlib.util.find_spec("triton") is not None, cores)
+
+
+def choose_worker_config(
+    config: EngineConfig, model_config: ModelConfig, facts: DeviceFacts
+) -> tuple[WorkerConfig, list[str]]:
+    """Fill in every "auto" that depends on the device.
+
+    Returns the worker's config, and what was chosen against expectation, in words for the log.
+
+    Raises:
+        ConfigError: something was asked for that the device cannot do; says what would do.
+    """
+    notices: list[str] = []
+    dtype = _choose_dtype(config, model_config, facts, notices)
+    backend = _choose_backend(config, facts, notices)
+    _check_quantization(config, dtype, facts)
+    if config.kv_cache_dtype == "fp8" and facts.kind != "cuda":
+        raise ConfigError("kv_cache_dtype='fp8' needs a CUDA device, this engine runs on the CPU; use auto")
+    is_cpu, is_auto = facts.kind == "cpu", config.attention_backend == "auto"
+    worker = WorkerConfig(
+        model=config.model,
+        load_format=config.load_format,
+        dtype=dtype,
+        device=facts.kind,
+        num_threads=config.num_threads or max(1, facts.num_cores - 1),
+        seed=config.seed,
+        attention_backend=backend,
+        quantization=config.quantization,
+        kv_cache_dtype=config.kv_cache_dtype,
+        enable_native_ops=is_cpu and config.enable_native_ops and not config.compile and is_auto,
+        enable_cuda_graphs=not is_cpu and config.enable_cuda_graphs and backend == "triton",
+        compile=config.compile,
+        check_syncs=not is_cpu and config.check_syncs,
+    )
+    return worker, notices
+
+
+def _choose_dtype(
+    config: EngineConfig, model_config: ModelConfig, facts: DeviceFacts, notices: list[str]
+) -> str:
+    has_bfloat16 = facts.kind == "cpu" or facts.capability >= _WITH_BFLOAT16
+    if config.dtype == "bfloat16" and not has_bfloat16:
+        raise ConfigError(
+            f"dtype='bfloat16': this GPU (compute capability {_spell(facts)}) has none; use float16, or auto"
+        )
+    if config.dtype != "auto":
+        return config.dtype
+    if facts.kind == "cpu":
+        # The same seed gives the same text whatever the batch; bfloat16 rounds too coarsely for that.
+        return "float32"
+    if model_config.dtype == "bfloat16" and not has_bfloat16:
+        notices.append("float16 instead of the checkpoint's bfloat16, which this GPU does not have")
+        return "float16"
+    return model_config.dtype
+
+
+def _choose_backend(config: EngineConfig, facts: DeviceFacts, notices: list[str]) -> str:
+    asked, is_cpu = config.attention_backend, facts.kind == "cpu"
+    if asked == "triton":
+        if is_cpu:
+            raise ConfigError("attention_backend='triton' needs a CUDA device; use auto, native or sdpa")
+        if not facts.has_triton:
+            raise ConfigError("attention_backend='triton': triton is not installed; install it, or use sdpa")
+        if facts.capability < _WITH_TRITON:
+            raise ConfigError(
+                f"attention_backend='triton': this GPU (compute capability {_spell(facts)}) is older than 8.0; "
+                "use sdpa"
+            )
+    if asked == "native":
+        if not is_cpu:
+            raise ConfigError("attention_backend='native' runs on the CPU only; use auto, triton or sdpa")
+        if not config.enable_native_ops:
+            raise ConfigError("attention_backend='native' contradicts enable_native_ops=False")
+    if asked != "auto":
+        return asked
+    if is_cpu:
+        return "sdpa"
+    if facts.has_triton and facts.capability >= _WITH_TRITON:
+        return "triton"
+    why = "this GPU is older than compute capability 8.0" if facts.has_triton else "triton is not installed"
+    notices.append(f"attention_backend sdpa, because {why}; CUDA graphs are off with it")
+    return "sdpa"
+
+
+def _check_quantization(config: EngineConfig, dtype: str, facts: DeviceFacts) -> None:
+    name = config.quantization
+    if name in ("none", "int8"):
+        return
+    if facts.kind == "cpu":
+        raise ConfigError(f"quantization={name!r} needs a CUDA device, this engine runs on the CPU; use int8")
+    needed = _WITH_FP8 if name == "fp8" else _WITH_INT4
+    if facts.capability < needed:
+        raise ConfigError(
+            f"quantization={name!r} needs compute capability {needed[0]}.{needed[1]}, this GPU has {_spell(facts)}; "
+            "use int8"
+        )
+    if dtype != "bfloat16":
+        raise ConfigError(f"quantization={name!r} needs dtype bfloat16, not {dtype}")
+
+
+def _spell(facts: DeviceFacts) -> str:
+    return f"{facts.capability[0]}.{facts.capability[1]}"

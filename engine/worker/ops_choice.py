@@ -1,0 +1,55 @@
+"""Make the ops that a worker's config names."""
+
+from __future__ import annotations
+
+import importlib
+
+import torch
+
+from engine.config import WorkerConfig
+from engine.errors import ConfigError
+from engine.worker.native_swap import NativeSwap
+from kernels import Ops, torch_ops
+from kernels.compiled_ops import compile_ops
+
+
+def make_ops(config: WorkerConfig, dtype: torch.dtype, num_threads: int | None) -> Ops:
+    """Return what the model calls from its first step on.
+
+    Args:
+        num_threads: as the user set it; native ops take every core without it.
+
+    Raises:
+        ConfigError: the implementation is not there, or not made for this.
+    """
+    device = torch.device(config.device)
+    match config.attention_backend:
+        case "triton":
+            ops = _make_triton_ops(device, dtype)
+        case "native":
+            ops = _make_native_ops(dtype, num_threads)
+        case backend:
+            ops = torch_ops.make_ops("flex" if backend == "flex" else "sdpa", device)
+            if config.compile:
+                ops = compile_ops(ops)
+    if config.kv_cache_dtype == "fp8" and not ops.takes_fp8_cache:
+        raise ConfigError(f"kv_cache_dtype='fp8' is not supported by the {ops.name} ops; use auto, or sdpa")
+    return ops
+
+
+def _make_triton_ops(device: torch.device, dtype: torch.dtype) -> Ops:
+    try:
+        # By name: it imports triton, which only machines with a GPU have.
+        ops = importlib.import_module("kernels.triton").make_ops(device, dtype)
+    except ImportError as error:
+        raise ConfigError(f"attention_backend='triton': {error}; use sdpa") from error
+    assert isinstance(ops, Ops), "kernels.triton makes Ops"
+    return ops
+
+
+def _make_native_ops(dtype: torch.dtype, num_threads: int | None) -> Ops:
+    swap = NativeSwap(dtype, num_threads)
+    ops = swap.start() or swap.wait()
+    if ops is None:
+        raise ConfigError(f"attention_backend='native': native ops are {swap.status}; use auto, or sdpa")
+    return ops

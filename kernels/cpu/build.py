@@ -1,0 +1,207 @@
+"""NativeBuild: compiles `src/*.cpp` once per machine, in the background, and says what became of it.
+
+    ~/.cache/troupe/kernels/<hash of sources, compiler, flags, processor>.so
+
+The file appears whole or not at all, in a folder that only its owner may write to.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import shutil
+import stat
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+from kernels.cpu.library import NativeLibrary
+
+_SOURCES = Path(__file__).resolve().parent / "src"
+_COMPILERS = ("g++", "c++", "clang++")
+_FLAGS = (
+    *("-std=c++17", "-O3", "-fPIC", "-shared", "-fvisibility=hidden", "-pthread"),
+    # No exceptions cross the C border and nobody reads errno or floating-point flags. NaN and infinity stay exact.
+    *("-fno-exceptions", "-fno-rtti", "-fno-math-errno", "-fno-trapping-math"),
+)
+_NEEDED_CPU_FLAGS = ("avx2", "fma", "bmi2")
+_BUILD_LIMIT_S = 600
+_PROBE_LIMIT_S = 20
+_NICENESS = 5
+
+
+class BuildError(Exception):
+    """Why there are no native ops, in one line."""
+
+
+class NativeBuild:
+    """Finds or builds the library; never raises, `status` tells. Thread-safe.
+
+    Args:
+        cache: folder of built libraries; default: in the user's cache folder.
+        architecture: what the compiler is told to build for; default: this machine.
+    """
+
+    def __init__(self, cache: Path | None = None, architecture: str = "native") -> None:
+        self._cache = cache or _default_cache()
+        self._architecture = architecture
+        self._library: NativeLibrary | None = None
+        self._status = "not started"
+        self._is_done = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    @property
+    def library(self) -> NativeLibrary | None:
+        """The library once it is there."""
+        return self._library
+
+    @property
+    def status(self) -> str:
+        """One line: ready, being built, or why it is not available."""
+        return self._status
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the status is final."""
+        return self._is_done.is_set()
+
+    def start(self, builds: bool = True) -> None:
+        """Begin in the background; a library from the cache is there before this returns.
+
+        Args:
+            builds: False: look into the cache only.
+        """
+        if self._thread is not None:
+            return
+        try:
+            command = self._prepare()
+            target = self._cache / f"{self._hash(command)}.so"
+            if _is_file(target):
+                self._load(target)
+                return
+            if not builds:
+                raise BuildError("nothing built yet")
+        except (BuildError, OSError) as error:
+            self._finish(f"not available: {error}")
+            return
+        self._status = "being built"
+        self._thread = threading.Thread(
+            target=self._build, args=(command, target), name="native-build", daemon=True
+        )
+        self._thread.start()
+
+    def wait(self, timeout_s: float | None = None) -> NativeLibrary | None:
+        """Wait for the end of the build that was started; the library, or None where there is none (yet)."""
+        self._is_done.wait(timeout_s)
+        return self._library
+
+    def _prepare(self) -> list[str]:
+        """Return the compiler and its flags, or raise what is missing."""
+        if sys.platform != "linux" or platform.machine() not in ("x86_64", "AMD64"):
+            raise BuildError(
+                f"native ops are for Linux on x86-64, not {sys.platform} on {platform.machine()}"
+            )
+        missing = [flag for flag in _NEEDED_CPU_FLAGS if flag not in read_cpu_flags()]
+        if missing:
+            raise BuildError(f"the processor lacks {', '.join(missing)}")
+        compiler = next((found for name in _COMPILERS if (found := shutil.which(name))), None)
+        if compiler is None:
+            raise BuildError(f"no C++ compiler found ({', '.join(_COMPILERS)})")
+        _make_private(self._cache)
+        return [compiler, *_FLAGS, f"-march={self._architecture}"]
+
+    def _hash(self, command: Sequence[str]) -> str:
+        """Name everything that the compiled code depends on."""
+        probe = subprocess.run(
+            [command[0], "--version"], capture_output=True, text=True, timeout=_PROBE_LIMIT_S, check=False
+        )
+        digest = hashlib.sha256()
+        for part in (*command, probe.stdout, *sorted(read_cpu_flags())):
+            digest.update(part.encode() + b"\0")
+        for path in sorted(_SOURCES.iterdir()):
+            digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+        return digest.hexdigest()[:32]
+
+    def _build(self, command: list[str], target: Path) -> None:
+        try:
+            with tempfile.TemporaryDirectory(dir=self._cache, prefix="build-") as folder:
+                output = Path(folder) / target.name
+                sources = [os.fspath(path) for path in sorted(_SOURCES.glob("*.cpp"))]
+                _compile([*command, *sources, "-o", os.fspath(output)])
+                output.chmod(stat.S_IRWXU)
+                output.replace(target)
+            self._load(target)
+        except (BuildError, OSError, subprocess.SubprocessError) as error:
+            self._finish(f"not available: {error}")
+
+    def _load(self, path: Path) -> None:
+        try:
+            self._library = NativeLibrary(path)
+        except (OSError, AttributeError) as error:
+            raise BuildError(f"{path.name} cannot be loaded: {error}") from error
+        self._finish(f"ready ({self._library.isa_name})")
+
+    def _finish(self, status: str) -> None:
+        self._status = status.splitlines()[0]
+        self._is_done.set()
+
+
+def read_cpu_flags() -> frozenset[str]:
+    """Return the features of this machine's processor as Linux names them."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return frozenset()
+    return frozenset(next((line.partition(":")[2] for line in lines if line.startswith("flags")), "").split())
+
+
+def _compile(command: list[str]) -> None:
+    # Into files: a full pipe would stop the compiler while nobody reads.
+    with (
+        tempfile.TemporaryFile() as messages,
+        subprocess.Popen(command, stdout=messages, stderr=messages) as process,
+    ):
+        # A lower priority than the server that answers meanwhile.
+        os.setpriority(os.PRIO_PROCESS, process.pid, _NICENESS)
+        try:
+            code = process.wait(_BUILD_LIMIT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            raise BuildError(f"the compiler took longer than {_BUILD_LIMIT_S} s") from None
+        messages.seek(0)
+        lines = messages.read().decode(errors="replace").splitlines()
+    if code:
+        first = next(
+            (line for line in lines if "error" in line), lines[0] if lines else f"exit status {code}"
+        )
+        raise BuildError(f"the compiler failed: {first.strip()}")
+
+
+def _default_cache() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path("~/.cache").expanduser()) / "troupe" / "kernels"
+
+
+def _make_private(folder: Path) -> None:
+    """Make the folder, or refuse one that others could put a library into."""
+    folder.mkdir(mode=stat.S_IRWXU, parents=True, exist_ok=True)
+    found = folder.stat()
+    if found.st_uid != os.getuid():
+        raise BuildError(f"{folder} belongs to another user")
+    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise BuildError(f"others may write to {folder}; run chmod 700 on it")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise BuildError(f"{folder} cannot be written to")
+
+
+def _is_file(path: Path) -> bool:
+    """Whether a library is there, ours alone."""
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return False
+    return stat.S_ISREG(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o022

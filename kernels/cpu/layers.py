@@ -1,0 +1,114 @@
+"""NativeDecoder: all layers of a model as one structure, made once and used in every step."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from kernels.cpu.structs import DecoderStruct, LayerStruct, LinearStruct, StepStruct
+from kernels.cpu.weights import DTYPES, NativeWeight, address
+from kernels.ops import KVCache, LayerWeights
+
+
+class NativeDecoder:
+    """A model's layers and caches as C sees them; keeps alive what it points to."""
+
+    def __init__(
+        self,
+        layers: Sequence[LayerWeights],
+        kv_caches: Sequence[KVCache],
+        num_heads: int,
+        eps: float,
+        scale: float,
+        final_norm: Tensor,
+    ) -> None:
+        assert len(layers) == len(kv_caches), f"{len(layers)} layers, {len(kv_caches)} caches"
+        self.dtype, self.hidden_size = final_norm.dtype, final_norm.shape[0]
+        k_cache = kv_caches[0][0]
+        _, block_size, num_kv_heads, self.head_dim = k_cache.shape
+        for cache in (cache for pair in kv_caches for cache in pair):
+            is_fit = cache.shape == k_cache.shape and cache.dtype == self.dtype and cache.is_contiguous()
+            assert is_fit, (
+                f"a cache must be {list(k_cache.shape)} {self.dtype}, not {cache.shape} {cache.dtype}"
+            )
+        self._kept: list[Tensor] = [final_norm]
+        self._layers = (LayerStruct * len(layers))(*(self._make_layer(layer) for layer in layers))
+        self._sources = (layers, kv_caches)
+        addresses = [cache.data_ptr() for pair in kv_caches for cache in pair]
+        self._caches = (ctypes.c_void_p * len(addresses))(*addresses)
+        self._struct = DecoderStruct(
+            self._layers,
+            final_norm.data_ptr(),
+            *(len(layers), num_heads, num_kv_heads, self.head_dim, block_size, self.hidden_size),
+            layers[0].down.in_features,
+            eps,
+            scale,
+            DTYPES[self.dtype],
+        )
+        self.pointer = ctypes.byref(self._struct)
+
+    def make_step(self, hidden: Tensor, out: Tensor, cos: Tensor, sin: Tensor, slots: Tensor) -> StepStruct:
+        """Return the operands of one step; the tensors must outlive the call."""
+        tensors = (hidden, out, cos, sin, slots)
+        return StepStruct(
+            *(tensor.data_ptr() for tensor in tensors), ctypes.addressof(self._caches), hidden.shape[0]
+        )
+
+    def _make_layer(self, layer: LayerWeights) -> LayerStruct:
+        norms = (layer.input_norm, layer.post_attention_norm, layer.qk_norm)
+        return LayerStruct(
+            *(address(self._keep(norm)) for norm in norms),
+            *(_struct(matrix) for matrix in (layer.qkv, layer.output, layer.gate_up, layer.down)),
+            layer.sliding_window or 0,
+        )
+
+    def _keep(self, norm: Tensor | None) -> Tensor | None:
+        """Return a norm's weight as C wants it, kept alive."""
+        if norm is None:
+            return None
+        kept = norm.to(self.dtype).contiguous()
+        self._kept.append(kept)
+        return kept
+
+
+class DecoderCache:
+    """The decoder of the last step, made anew when the model or its caches are others."""
+
+    def __init__(self) -> None:
+        self._key: tuple[object, ...] = ()
+        self._decoder: NativeDecoder | None = None
+
+    def find(
+        self,
+        layers: Sequence[LayerWeights],
+        kv_caches: Sequence[KVCache],
+        num_heads: int,
+        eps: float,
+        scale: float,
+        final_norm: Tensor,
+    ) -> NativeDecoder:
+        """Return the decoder of these very objects: they are compared by identity."""
+        objects = (layers, kv_caches, final_norm)
+        is_same = self._decoder is not None and all(
+            old is new for old, new in zip(self._key, objects, strict=True)
+        )
+        if not is_same:
+            self._decoder = NativeDecoder(layers, kv_caches, num_heads, eps, scale, final_norm)
+            self._key = objects
+        assert self._decoder is not None
+        return self._decoder
+
+
+def _struct(matrix: object) -> LinearStruct:
+    assert isinstance(matrix, NativeWeight), (
+        f"matrices must be packed by native ops, not {type(matrix).__name__}"
+    )
+    return matrix.struct
+
+
+def can_run(dtype: torch.dtype) -> bool:
+    """Whether native ops run models of this dtype."""
+    return dtype in DTYPES

@@ -1,0 +1,99 @@
+"""NativeLibrary: the compiled kernels, with their C signatures. Calls release the GIL."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import weakref
+from ctypes import POINTER, c_float, c_int, c_int32, c_int64, c_void_p
+from pathlib import Path
+
+from kernels.cpu.structs import (
+    AttentionShapeStruct,
+    BatchStruct,
+    DecoderStruct,
+    LinearStruct,
+    RopeStoreStruct,
+    StepStruct,
+)
+
+_ISA_NAMES = ("AVX2", "AVX-512", "AVX-512 with bfloat16 and int8 products")
+MAX_THREADS = 256
+# function -> (result, arguments); those that compute run in a pool, their first argument
+_SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
+    "pack_weight": (None, [c_void_p, c_int32, c_void_p, c_int32, c_int64, c_int64, *[c_void_p] * 3]),
+    "unpack_weight": (None, [c_void_p, POINTER(LinearStruct), c_void_p]),
+    "fits_bfloat16": (c_int, [c_void_p, c_void_p, c_int64]),
+    "linear": (None, [c_void_p, POINTER(LinearStruct), c_void_p, c_int32, c_void_p, c_int32, c_int64]),
+    "attention": (
+        None,
+        [
+            *(c_void_p, POINTER(BatchStruct), POINTER(AttentionShapeStruct), c_void_p, c_int64),
+            *(c_void_p, c_void_p, c_void_p),
+        ],
+    ),
+    "rms_norm": (
+        None,
+        [c_void_p, c_int32, c_void_p, c_void_p, c_int64, c_float, c_void_p, c_int64, c_int64],
+    ),
+    "add_rms_norm": (
+        None,
+        [c_void_p, c_int32, c_void_p, c_void_p, c_void_p, c_float, c_void_p, c_int64, c_int64],
+    ),
+    "silu_mul": (None, [c_void_p, c_int32, c_void_p, c_void_p, c_int64, c_int64]),
+    "rope_store": (None, [c_void_p, POINTER(RopeStoreStruct)]),
+    "layers": (None, [c_void_p, POINTER(DecoderStruct), POINTER(BatchStruct), POINTER(StepStruct)]),
+    "read": (c_int32, [c_void_p, c_void_p, c_int64]),
+    "isa": (c_int, []),
+    "make_pool": (c_void_p, [c_int]),
+    "free_pool": (None, [c_void_p]),
+    "packed_bytes": (c_int64, [c_int32, c_int64, c_int64]),
+}
+
+
+class NativeLibrary:
+    """A loaded shared library; several engines may use it, each with its own pool of threads."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._library = ctypes.CDLL(os.fspath(path))
+        self._functions = {}
+        for name, (result, arguments) in _SIGNATURES.items():
+            function = self._library[f"troupe_{name}"]
+            function.restype, function.argtypes = result, arguments
+            self._functions[name] = function
+
+    def __getattr__(self, name: str) -> ctypes._NamedFuncPointer:
+        try:
+            return self._functions[name]
+        except KeyError:
+            raise AttributeError(f"the native library has no function {name!r}") from None
+
+    @property
+    def isa_name(self) -> str:
+        """The instruction set it was compiled for."""
+        return _ISA_NAMES[self._functions["isa"]()]
+
+
+class ThreadPool:
+    """The threads of one engine's native ops; `handle` is the first argument of most functions."""
+
+    def __init__(self, library: NativeLibrary, num_threads: int) -> None:
+        if not 1 <= num_threads <= MAX_THREADS:
+            raise ValueError(f"num_threads={num_threads} must be between 1 and {MAX_THREADS}")
+        self.num_threads = num_threads
+        self.handle: int = library.make_pool(num_threads)
+        finalizer = weakref.finalize(self, library.free_pool, self.handle)
+        # When the process ends its threads end with it, and there may be a step still running.
+        finalizer.atexit = False
+
+
+def count_cores() -> int:
+    """Return how many cores this process may use: its affinity, and its container's share of them."""
+    num_cores = len(os.sched_getaffinity(0))
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="ascii").split()
+        return max(1, min(num_cores, round(int(quota) / int(period))))
+    except (OSError, ValueError):
+        # no such file, or "max": no limit
+        return num_cores

@@ -1,0 +1,279 @@
+"""NativeOps: the ops of a forward pass on the compiled kernels, with every operand checked before C sees it."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kernels.cpu.layers import DecoderCache
+from kernels.cpu.library import NativeLibrary, ThreadPool
+from kernels.cpu.structs import AttentionShapeStruct, BatchStruct, RopeStoreStruct
+from kernels.cpu.weights import DTYPES, NativeWeight, address, pack, unpack
+from kernels.ops import KVCache, LayerWeights, Ops, Quantization
+
+
+@dataclass(frozen=True, slots=True)
+class NativePlan:
+    """The requests of one step as C sees them; the tensors own the memory."""
+
+    struct: BatchStruct
+    block_size: int
+    tensors: tuple[Tensor, Tensor, Tensor]
+
+
+class NativeOps:
+    """One engine's native ops. Calls are serialised by their pool; results do not depend on its threads."""
+
+    def __init__(self, library: NativeLibrary, num_threads: int) -> None:
+        self.library = library
+        self.pool = ThreadPool(library, num_threads)
+        self._decoders = DecoderCache()
+
+    def make_ops(self) -> Ops:
+        """These ops as the model takes them."""
+        return Ops(
+            name="native",
+            rms_norm=self.rms_norm,
+            add_rms_norm=self.add_rms_norm,
+            silu_mul=self.silu_mul,
+            norm_rope_store=self.norm_rope_store,
+            make_plan=self.make_plan,
+            paged_attention=self.paged_attention,
+            linear=self.linear,
+            pack_linear=self.pack_linear,
+            unpack_linear=self.unpack_linear,
+            packs_shared=True,
+            run_layers=self.run_layers,
+        )
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """As `kernels.rms_norm`."""
+        x, weight = x.contiguous(), weight.to(x.dtype).contiguous()
+        size = x.shape[-1]
+        assert weight.shape[-1] == size, f"a weight of {list(weight.shape)} for rows of {size}"
+        out = torch.empty_like(x)
+        self.library.rms_norm(
+            self.pool.handle,
+            _code(x),
+            x.data_ptr(),
+            weight.data_ptr(),
+            weight.numel() // size,
+            eps,
+            out.data_ptr(),
+            x.numel() // size,
+            size,
+        )
+        return out
+
+    def add_rms_norm(
+        self, hidden: Tensor, residual: Tensor, weight: Tensor, eps: float
+    ) -> tuple[Tensor, Tensor]:
+        """As `kernels.add_rms_norm`."""
+        hidden, weight = hidden.contiguous(), weight.to(hidden.dtype).contiguous()
+        _check(residual, hidden.shape, hidden.dtype, "residual")
+        size = hidden.shape[-1]
+        _check(weight, (size,), hidden.dtype, "weight")
+        out = torch.empty_like(hidden)
+        self.library.add_rms_norm(
+            self.pool.handle,
+            _code(hidden),
+            hidden.data_ptr(),
+            residual.data_ptr(),
+            weight.data_ptr(),
+            eps,
+            out.data_ptr(),
+            hidden.numel() // size,
+            size,
+        )
+        return out, residual
+
+    def silu_mul(self, gate_up: Tensor) -> Tensor:
+        """As `kernels.silu_mul`."""
+        gate_up = gate_up.contiguous()
+        rows, size = gate_up.shape[0], gate_up.shape[1] // 2
+        out = torch.empty(rows, size, dtype=gate_up.dtype)
+        self.library.silu_mul(
+            self.pool.handle, _code(gate_up), gate_up.data_ptr(), out.data_ptr(), rows, size
+        )
+        return out
+
+    def norm_rope_store(
+        self,
+        heads: Tensor,
+        qk_norm: Tensor | None,
+        eps: float,
+        cos: Tensor,
+        sin: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        slot_mapping: Tensor,
+        num_heads: int,
+    ) -> Tensor:
+        """As `kernels.ops.NormRopeStore` says."""
+        heads, cos, sin = heads.contiguous(), cos.contiguous(), sin.contiguous()
+        num_tokens, _, head_dim = heads.shape
+        num_kv_heads = k_cache.shape[2]
+        _check(heads, (num_tokens, num_heads + 2 * num_kv_heads, head_dim), k_cache.dtype, "heads")
+        _check_caches(k_cache, v_cache, head_dim)
+        _check(cos, (num_tokens, 1, head_dim), torch.float32, "cos")
+        _check(sin, (num_tokens, 1, head_dim), torch.float32, "sin")
+        _check(slot_mapping, (num_tokens,), torch.int64, "slot_mapping")
+        if qk_norm is not None:
+            qk_norm = qk_norm.to(heads.dtype).contiguous()
+            _check(qk_norm, (num_heads + num_kv_heads, head_dim), heads.dtype, "qk_norm")
+        q = torch.empty(num_tokens, num_heads, head_dim, dtype=heads.dtype)
+        pointers = (heads, qk_norm, cos, sin, k_cache, v_cache, slot_mapping, q)
+        struct = RopeStoreStruct(
+            *(address(tensor) for tensor in pointers),
+            *(num_tokens, num_heads, num_kv_heads, head_dim, eps, _code(heads)),
+        )
+        self.library.rope_store(self.pool.handle, ctypes.byref(struct))
+        return q
+
+    def make_plan(
+        self,
+        block_tables: Tensor,
+        query_start_loc: Tensor,
+        seq_lens: Tensor,
+        query_lens: Sequence[int],
+        seq_lens_list: Sequence[int],
+        block_size: int,
+    ) -> NativePlan:
+        """Check the requests of a step once; lists are not needed, the memory is the host's."""
+        num_requests = block_tables.shape[0]
+        if block_tables.stride(1) != 1:
+            block_tables = block_tables.contiguous()
+        _check(query_start_loc, (num_requests + 1,), torch.int32, "query_start_loc")
+        _check(seq_lens, (num_requests,), torch.int32, "seq_lens")
+        assert block_tables.dtype == torch.int32, f"block_tables must be int32, not {block_tables.dtype}"
+        tensors = (block_tables, query_start_loc, seq_lens)
+        pointers = (tensor.data_ptr() for tensor in tensors)
+        return NativePlan(BatchStruct(*pointers, num_requests, block_tables.stride(0)), block_size, tensors)
+
+    def paged_attention(
+        self,
+        q: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        block_tables: Tensor,
+        query_start_loc: Tensor,
+        seq_lens: Tensor,
+        *,
+        scale: float,
+        sliding_window: int | None = None,
+        soft_cap: float | None = None,
+        plan: NativePlan | None = None,
+    ) -> Tensor:
+        """As `kernels.paged_attention`; equal bit for bit however requests are batched and cut into chunks."""
+        _, num_heads, head_dim = q.shape
+        _check_caches(k_cache, v_cache, head_dim)
+        num_kv_heads, block_size = k_cache.shape[2], k_cache.shape[1]
+        assert q.dtype == k_cache.dtype, f"queries are {q.dtype}, the cache is {k_cache.dtype}"
+        assert num_heads % num_kv_heads == 0, f"{num_heads} heads cannot share {num_kv_heads}"
+        if q.stride(2) != 1 or q.stride(1) != head_dim:
+            q = q.contiguous()
+        if plan is None:
+            plan = self.make_plan(block_tables, query_start_loc, seq_lens, (), (), block_size)
+        shape = AttentionShapeStruct(
+            *(num_heads, num_kv_heads, head_dim, block_size, sliding_window or 0),
+            *(scale, soft_cap or 0.0, _code(q)),
+        )
+        out = torch.empty(q.shape, dtype=q.dtype)
+        self.library.attention(
+            self.pool.handle,
+            ctypes.byref(plan.struct),
+            ctypes.byref(shape),
+            q.data_ptr(),
+            q.stride(0),
+            k_cache.data_ptr(),
+            v_cache.data_ptr(),
+            out.data_ptr(),
+        )
+        return out
+
+    def pack_linear(
+        self, weight: Tensor, bias: Tensor | None, quantization: Quantization | None
+    ) -> NativeWeight:
+        """Pack a matrix [out, in] and its bias.
+
+        Raises:
+            ValueError: a dtype or quantization that native ops do not have.
+        """
+        return pack(self.library, self.pool, weight, bias, quantization)
+
+    def unpack_linear(self, weight: NativeWeight) -> Tensor:
+        """The matrix [out, in] again, rounded where it was quantized."""
+        return unpack(self.library, self.pool, weight)
+
+    def linear(self, x: Tensor, weight: NativeWeight, bias: Tensor | None) -> Tensor:
+        """Return x W^T + b, [T, in] -> [T, out]; the bias is the one that was packed."""
+        assert (bias is None) == (weight.bias is None), "the bias must be the one that was packed"
+        x = x.contiguous()
+        num_rows = x.shape[0]
+        _check(x, (num_rows, weight.in_features), x.dtype, "x")
+        out = torch.empty(num_rows, weight.out_features, dtype=x.dtype)
+        code = _code(x)
+        self.library.linear(
+            self.pool.handle,
+            ctypes.byref(weight.struct),
+            x.data_ptr(),
+            code,
+            out.data_ptr(),
+            code,
+            num_rows,
+        )
+        return out
+
+    def run_layers(
+        self,
+        layers: Sequence[LayerWeights],
+        hidden: Tensor,
+        kv_caches: Sequence[KVCache],
+        cos: Tensor,
+        sin: Tensor,
+        slot_mapping: Tensor,
+        block_tables: Tensor,
+        query_start_loc: Tensor,
+        seq_lens: Tensor,
+        plan: NativePlan,
+        *,
+        num_heads: int,
+        eps: float,
+        scale: float,
+        final_norm: Tensor,
+    ) -> Tensor:
+        """Run a whole step in one call, which gives the results of the single ops bit for bit."""
+        decoder = self._decoders.find(layers, kv_caches, num_heads, eps, scale, final_norm)
+        num_tokens = hidden.shape[0]
+        hidden, cos, sin = hidden.contiguous(), cos.contiguous(), sin.contiguous()
+        _check(hidden, (num_tokens, decoder.hidden_size), decoder.dtype, "hidden")
+        _check(cos, (num_tokens, 1, decoder.head_dim), torch.float32, "cos")
+        _check(sin, (num_tokens, 1, decoder.head_dim), torch.float32, "sin")
+        _check(slot_mapping, (num_tokens,), torch.int64, "slot_mapping")
+        out = torch.empty_like(hidden)
+        step = decoder.make_step(hidden, out, cos, sin, slot_mapping)
+        self.library.layers(self.pool.handle, decoder.pointer, ctypes.byref(plan.struct), ctypes.byref(step))
+        return out
+
+
+def _code(tensor: Tensor) -> int:
+    assert tensor.dtype in DTYPES, f"native ops take float32 and bfloat16, not {tensor.dtype}"
+    return DTYPES[tensor.dtype]
+
+
+def _check(tensor: Tensor, shape: Sequence[int], dtype: torch.dtype, name: str) -> None:
+    is_fit = tensor.shape == tuple(shape) and tensor.dtype == dtype and tensor.is_contiguous()
+    assert is_fit, (
+        f"{name} must be {list(shape)} {dtype}, contiguous, not {list(tensor.shape)} {tensor.dtype}"
+    )
+
+
+def _check_caches(k_cache: Tensor, v_cache: Tensor, head_dim: int) -> None:
+    assert head_dim % 2 == 0, f"head_dim={head_dim} must be even"
+    assert k_cache.shape[3] == head_dim, f"heads of {head_dim} for a cache of {list(k_cache.shape)}"
+    for cache in (k_cache, v_cache):
+        _check(cache, k_cache.shape, k_cache.dtype, "a cache")

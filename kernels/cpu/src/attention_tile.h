@@ -1,0 +1,132 @@
+// A tile of keys and values on its way from the pages of the cache to the panels of a product, and the memory for it.
+
+#pragma once
+
+#include "dispatch.h"
+#include "pool.h"
+#include "transpose.h"
+
+namespace troupe {
+
+constexpr int kTileKeys = 64;
+
+template <class T>
+struct ArithmeticOf;
+template <>
+struct ArithmeticOf<float> {
+    using type = Float32;
+};
+template <>
+struct ArithmeticOf<bf16> {
+    using type = BFloat16;
+};
+
+// Where a tile's keys and values are; zeros where no row of the work may look.
+template <class T>
+struct Tile {
+    const T *keys[kTileKeys], *values[kTileKeys];
+};
+
+template <class T>
+class TilePacker {
+    static constexpr int kGroup = ArithmeticOf<T>::type::kGroup;
+
+public:
+    explicit TilePacker(int64_t head_dim) : head_dim_(head_dim), dim_words_(head_dim / kGroup) {}
+
+    // Ask for the memory of a tile ahead of its use.
+    void fetch(const Tile<T>& tile) const {
+        for (int key = 0; key < kTileKeys; ++key) fetch_head(tile.keys[key]);
+        for (int key = 0; key < kTileKeys; ++key) fetch_head(tile.values[key]);
+    }
+
+    // panel[word of the head][key]: the keys are the outputs.
+    void pack_keys(const Tile<T>& tile, const Tile<T>& next, uint32_t* panels) const {
+        for (int key = 0; key < kTileKeys; key += kLanes) {
+            uint32_t* panel = panels + key / kPanelWidth * dim_words_ * kPanelWidth + key % kPanelWidth;
+            for (int lane = 0; lane < kLanes; ++lane) fetch_head(next.keys[key + lane]);
+            int64_t word = 0;
+            for (; word + kLanes <= dim_words_; word += kLanes) {
+                VecInt square[kLanes];
+#pragma GCC unroll 16
+                for (int lane = 0; lane < kLanes; ++lane) square[lane] = load_int(tile.keys[key + lane] + word * kGroup);
+                transpose(square);
+#pragma GCC unroll 16
+                for (int row = 0; row < kLanes; ++row) store_int(panel + (word + row) * kPanelWidth, square[row]);
+            }
+            if (word < dim_words_) pack_last_words(tile.keys + key, word, panel);
+        }
+    }
+
+    // panel[group of keys][dimension]: the dimensions are the outputs.
+    void pack_values(const Tile<T>& tile, const Tile<T>& next, uint32_t* panels) const {
+        constexpr int64_t panel_words = kTileKeys / kGroup * kPanelWidth;
+        int64_t whole = head_dim_ / kPanelWidth * kPanelWidth;
+        int rest = int(head_dim_ - whole);
+        for (int key = 0; key < kTileKeys; key += kGroup) {
+            const T* const* sources = tile.values + key;
+            uint32_t* target = panels + key / kGroup * kPanelWidth;
+            for (int member = 0; member < kGroup; ++member) fetch_head(next.values[key + member]);
+            for (int64_t dim = 0; dim < whole; dim += kPanelWidth, target += panel_words) put_values(sources, dim, target);
+            if (rest) {
+                T padded[kGroup][kPanelWidth] = {};
+                const T* lines[kGroup];
+                for (int member = 0; member < kGroup; ++member) {
+                    lines[member] = padded[member];
+                    std::memcpy(padded[member], sources[member] + whole, rest * sizeof(T));
+                }
+                put_values(lines, 0, target);
+            }
+        }
+    }
+
+private:
+    static void put_values(const float* const* sources, int64_t dim, uint32_t* target) {
+        for (int lane = 0; lane < kPanelWidth; lane += kLanes) store_int(target + lane, load_int(sources[0] + dim + lane));
+    }
+
+    static void put_values(const bf16* const* sources, int64_t dim, uint32_t* target) {
+        interleave(sources[0] + dim, sources[1] + dim, target);
+    }
+
+    void fetch_head(const T* head) const {
+        for (int64_t dim = 0; dim < head_dim_; dim += 64 / sizeof(T)) _mm_prefetch(head + dim, _MM_HINT_T0);
+    }
+
+    void pack_last_words(const T* const* keys, int64_t word, uint32_t* panel) const {
+        VecInt square[kLanes];
+        for (int lane = 0; lane < kLanes; ++lane) {
+            auto* source = reinterpret_cast<const int32_t*>(keys[lane]);
+            square[lane] = load_int_first(source + word, int(dim_words_ - word));
+        }
+        transpose(square);
+        for (int row = 0; row < dim_words_ - word; ++row) store_int(panel + (word + row) * kPanelWidth, square[row]);
+    }
+
+    int64_t head_dim_, dim_words_;
+};
+
+// Where everything of one piece of work lies in its thread's memory; sizes in 32-bit words.
+struct Workspace {
+    uint32_t *queries, *keys, *values, *weights, *zeros;
+    float *scores, *result, *maximum, *total;
+
+    Workspace(Pool* pool, int thread, int64_t rows, int64_t dim_words, int64_t dim_padded, int key_group) {
+        int64_t sizes[] = {
+            rows * dim_words, dim_words * kTileKeys,      kTileKeys / key_group * dim_padded, rows * kTileKeys / key_group,
+            rows * kTileKeys, rows * dim_padded, rows, rows, dim_padded,
+        };
+        int64_t total_words = 0;
+        for (int64_t& size : sizes) total_words += size = ceil_div(size, 16) * 16;
+        auto* memory = static_cast<uint32_t*>(pool_scratch(pool, thread, kTileScratch, total_words * 4));
+        uint32_t* parts[9];
+        for (int part = 0; part < 9; memory += sizes[part++]) parts[part] = memory;
+        queries = parts[0], keys = parts[1], values = parts[2], weights = parts[3];
+        scores = reinterpret_cast<float*>(parts[4]), result = reinterpret_cast<float*>(parts[5]);
+        maximum = reinterpret_cast<float*>(parts[6]), total = reinterpret_cast<float*>(parts[7]);
+        zeros = parts[8];
+        std::memset(zeros, 0, dim_padded * 4);
+    }
+};
+
+}  // namespace troupe

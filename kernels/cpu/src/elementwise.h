@@ -1,0 +1,43 @@
+// The small ops between the products: norms, RoPE with the cache write, the gated activation.
+// Arithmetic is float32; each result is rounded once to its dtype.
+
+#pragma once
+
+#include <cstdint>
+
+#include "linear.h"
+#include "pool.h"
+
+namespace troupe {
+
+// out = x / rms(x) * weight for each row of x [rows, size]; row r has weight row r % weight_rows.
+void run_rms_norm(
+    Pool* pool, int32_t dtype, const void* x, const void* weight, int64_t weight_rows, float eps, void* out, int64_t rows,
+    int64_t size);
+
+// residual += x, rounded to its dtype; out = norm of the sum. All [rows, size].
+void run_add_rms_norm(
+    Pool* pool, int32_t dtype, const void* x, void* residual, const void* weight, float eps, void* out, int64_t rows,
+    int64_t size);
+
+// gate_up: [rows, 2 size], gate first; out: [rows, size].
+void run_silu_mul(Pool* pool, int32_t dtype, const void* gate_up, void* out, int64_t rows, int64_t size);
+
+// Mirrored by `kernels.cpu.structs`.
+struct RopeStore {
+    const void* heads;    // [tokens, num_heads + 2 num_kv_heads, head_dim], contiguous
+    const void* qk_norm;  // [num_heads + num_kv_heads, head_dim] or null
+    const float* cos;     // [tokens, head_dim], both halves alike
+    const float* sin;     // [tokens, head_dim], the first half negated
+    void* k_cache;        // [slots, num_kv_heads, head_dim]
+    void* v_cache;
+    const int64_t* slots;  // [tokens]
+    void* q;               // [tokens, num_heads, head_dim], may be the place of no other operand
+    int64_t num_tokens, num_heads, num_kv_heads, head_dim;
+    float eps;
+    int32_t dtype;
+};
+
+void run_rope_store(Pool* pool, const RopeStore& rope);
+
+}  // namespace troupe

@@ -1,0 +1,107 @@
+// The C interface that `kernels.cpu.library` loads. Pointers are to contiguous memory that the caller keeps alive.
+
+#include "attention.h"
+#include "elementwise.h"
+#include "layers.h"
+#include "linear.h"
+#include "pool.h"
+#include "simd.h"
+
+using namespace troupe;
+
+#define EXPORT extern "C" __attribute__((visibility("default")))
+
+// The instruction set this was compiled for: 2 AVX-512 with bfloat16 and int8 products, 1 AVX-512, 0 AVX2.
+EXPORT int troupe_isa() {
+#if defined(TROUPE_AVX512) && defined(__AVX512BF16__) && defined(__AVX512VNNI__)
+    return 2;
+#elif defined(TROUPE_AVX512)
+    return 1;
+#else
+    return 0;
+#endif
+}
+
+EXPORT Pool* troupe_make_pool(int num_threads) { return make_pool(num_threads); }
+EXPORT void troupe_free_pool(Pool* pool) { free_pool(pool); }
+
+EXPORT int64_t troupe_packed_bytes(int32_t kind, int64_t out_features, int64_t in_features) {
+    return packed_bytes(kind, out_features, in_features);
+}
+
+EXPORT void troupe_pack_weight(
+    Pool* pool, int32_t kind, const void* weight, int32_t dtype, int64_t out_features, int64_t in_features,
+    uint8_t* panels, float* scales, int32_t* corrections) {
+    PoolLock lock(pool);
+    pack_weight(pool, kind, weight, dtype, out_features, in_features, panels, scales, corrections);
+}
+
+EXPORT void troupe_unpack_weight(Pool* pool, const Linear* linear, float* weight) {
+    PoolLock lock(pool);
+    unpack_weight(pool, *linear, weight);
+}
+
+EXPORT int troupe_fits_bfloat16(Pool* pool, const float* values, int64_t count) {
+    PoolLock lock(pool);
+    return fits_bfloat16(pool, values, count);
+}
+
+EXPORT void troupe_linear(
+    Pool* pool, const Linear* linear, const void* x, int32_t x_dtype, void* y, int32_t y_dtype, int64_t rows) {
+    PoolLock lock(pool);
+    run_linear(pool, *linear, x, x_dtype, y, y_dtype, rows);
+}
+
+EXPORT void troupe_attention(
+    Pool* pool, const Batch* batch, const AttentionShape* shape, const void* q, int64_t q_stride, const void* k_cache,
+    const void* v_cache, void* out) {
+    PoolLock lock(pool);
+    run_attention(pool, *batch, *shape, q, q_stride, k_cache, v_cache, out);
+}
+
+EXPORT void troupe_rms_norm(
+    Pool* pool, int32_t dtype, const void* x, const void* weight, int64_t weight_rows, float eps, void* out, int64_t rows,
+    int64_t size) {
+    PoolLock lock(pool);
+    run_rms_norm(pool, dtype, x, weight, weight_rows, eps, out, rows, size);
+}
+
+EXPORT void troupe_add_rms_norm(
+    Pool* pool, int32_t dtype, const void* x, void* residual, const void* weight, float eps, void* out, int64_t rows,
+    int64_t size) {
+    PoolLock lock(pool);
+    run_add_rms_norm(pool, dtype, x, residual, weight, eps, out, rows, size);
+}
+
+EXPORT void troupe_silu_mul(Pool* pool, int32_t dtype, const void* gate_up, void* out, int64_t rows, int64_t size) {
+    PoolLock lock(pool);
+    run_silu_mul(pool, dtype, gate_up, out, rows, size);
+}
+
+EXPORT void troupe_rope_store(Pool* pool, const RopeStore* rope) {
+    PoolLock lock(pool);
+    run_rope_store(pool, *rope);
+}
+
+EXPORT void troupe_layers(Pool* pool, const Decoder* decoder, const Batch* batch, const Step* step) {
+    PoolLock lock(pool);
+    run_layers(pool, *decoder, *batch, *step);
+}
+
+// Read memory as fast as the pool can, for the benchmark's bandwidth; the result only keeps the reads alive.
+EXPORT int32_t troupe_read(Pool* pool, const void* memory, int64_t bytes) {
+    PoolLock lock(pool);
+    constexpr int64_t piece = 1 << 20;
+    int32_t result = 0;
+    parallel(pool, bytes / piece, [&](int64_t tile, int) {
+        auto* start = static_cast<const uint8_t*>(memory) + tile * piece;
+        VecInt sums[4] = {zero_int(), zero_int(), zero_int(), zero_int()};
+        constexpr int64_t width = sizeof(VecInt);
+        for (int64_t at = 0; at < piece; at += 4 * width)
+            for (int lane = 0; lane < 4; ++lane) sums[lane] = or_int(sums[lane], load_int(start + at + lane * width));
+        int32_t lanes[kLanes];
+        store_int(lanes, or_int(or_int(sums[0], sums[1]), or_int(sums[2], sums[3])));
+        __atomic_fetch_or(&result, lanes[0], __ATOMIC_RELAXED);
+    });
+    return result;
+}

@@ -1,0 +1,42 @@
+// y = x W^T + b over packed weights.
+
+#pragma once
+
+#include <cstdint>
+
+#include "pool.h"
+
+namespace troupe {
+
+// Mirrored by `kernels.cpu.weights`.
+enum Dtype : int32_t { kFloat32 = 0, kBFloat16 = 1 };
+enum WeightKind : int32_t { kWeightFloat32 = 0, kWeightFloat32Half = 1, kWeightBFloat16 = 2, kWeightInt8 = 3 };
+
+struct Linear {
+    const uint8_t* panels;
+    const float* scales;         // [out], kWeightInt8 only
+    const int32_t* corrections;  // [out], kWeightInt8 only: what the products' zero point adds to each sum
+    const float* bias;           // [out] or null
+    int64_t in_features;
+    int64_t out_features;
+    int32_t kind;
+    int32_t reserved;
+};
+
+int64_t packed_bytes(int32_t kind, int64_t out_features, int64_t in_features);
+
+// Write the panels of a row-major matrix [out, in]; for kWeightInt8 also `scales` and `corrections`.
+void pack_weight(
+    Pool* pool, int32_t kind, const void* weight, int32_t dtype, int64_t out_features, int64_t in_features,
+    uint8_t* panels, float* scales, int32_t* corrections);
+
+// The inverse, into float32; int8 weights come back times their scales.
+void unpack_weight(Pool* pool, const Linear& linear, float* weight);
+
+// Whether bfloat16 holds each of the values exactly.
+bool fits_bfloat16(Pool* pool, const float* values, int64_t count);
+
+// x: [rows, in] of `x_dtype`; y: [rows, out] of `y_dtype`, both contiguous.
+void run_linear(Pool* pool, const Linear& linear, const void* x, int32_t x_dtype, void* y, int32_t y_dtype, int64_t rows);
+
+}  // namespace troupe

@@ -1,0 +1,128 @@
+// Matrices into panels and back.
+
+#include <cmath>
+
+#include "dispatch.h"
+#include "memory.h"
+
+namespace troupe {
+
+namespace {
+
+template <class From>
+float row_scale(const From* row, int64_t count) {
+    float largest = 0.0f;
+    for (int64_t i = 0; i < count; ++i) largest = std::fmax(largest, std::fabs(to_float(row[i])));
+    return largest / 127.0f;
+}
+
+inline void put(Float32, float value, float, uint8_t* word, int) { std::memcpy(word, &value, 4); }
+inline void put(Float32Half, float value, float, uint8_t* word, int at) {
+    bf16 half = to_bf16(value);
+    std::memcpy(word + 2 * at, &half, 2);
+}
+inline void put(BFloat16, float value, float scale, uint8_t* word, int at) { put(Float32Half(), value, scale, word, at); }
+inline void put(Int8, float value, float scale, uint8_t* word, int at) {
+    word[at] = uint8_t(int8_t(scale > 0 ? std::lrintf(value / scale) : 0));
+}
+
+inline float get(Float32, const uint8_t* word, int) {
+    float value;
+    std::memcpy(&value, word, 4);
+    return value;
+}
+inline float get(Float32Half, const uint8_t* word, int at) {
+    bf16 half;
+    std::memcpy(&half, word + 2 * at, 2);
+    return to_float(half);
+}
+inline float get(BFloat16, const uint8_t* word, int at) { return get(Float32Half(), word, at); }
+inline float get(Int8, const uint8_t* word, int at) { return float(int8_t(word[at])); }
+
+template <class Arithmetic, class From>
+void pack_panel(const From* weight, int64_t panel, int64_t outs, int64_t ins, uint8_t* panels, float* scales, int32_t* corrections) {
+    constexpr int GROUP = Arithmetic::kGroup;
+    int64_t num_groups = ceil_div(ins, GROUP);
+    uint8_t* target = panels + panel * num_groups * kPanelBytes;
+    std::memset(target, 0, num_groups * kPanelBytes);
+    for (int lane = 0; lane < kPanelWidth && panel * kPanelWidth + lane < outs; ++lane) {
+        int64_t output = panel * kPanelWidth + lane;
+        const From* row = weight + output * ins;
+        float scale = scales ? row_scale(row, ins) : 1.0f;
+        int32_t row_sum = 0;
+        for (int64_t i = 0; i < ins; ++i) {
+            uint8_t* word = target + (i / GROUP) * kPanelBytes + lane * 4;
+            put(Arithmetic(), to_float(row[i]), scale, word, int(i % GROUP));
+            if (scales) row_sum += int32_t(get(Arithmetic(), word, int(i % GROUP)));
+        }
+        if (scales) {
+            scales[output] = scale;
+            corrections[output] = Int8::kSurplus * row_sum;
+        }
+    }
+}
+
+}  // namespace
+
+int64_t packed_bytes(int32_t kind, int64_t out_features, int64_t in_features) {
+    int64_t bytes = 0;
+    with_arithmetic(kind, [&](auto arithmetic) {
+        bytes = ceil_div(out_features, kPanelWidth) * ceil_div(in_features, decltype(arithmetic)::kGroup) * kPanelBytes;
+    });
+    return bytes;
+}
+
+void pack_weight(
+    Pool* pool, int32_t kind, const void* weight, int32_t dtype, int64_t out_features, int64_t in_features,
+    uint8_t* panels, float* scales, int32_t* corrections) {
+    advise_huge_pages(panels, packed_bytes(kind, out_features, in_features));
+    if (kind != kWeightInt8) scales = nullptr;
+    with_arithmetic(kind, [&](auto arithmetic) {
+        using Arithmetic = decltype(arithmetic);
+        parallel(pool, ceil_div(out_features, kPanelWidth), [&](int64_t panel, int) {
+            if (dtype == kBFloat16)
+                pack_panel<Arithmetic>(
+                    static_cast<const bf16*>(weight), panel, out_features, in_features, panels, scales, corrections);
+            else
+                pack_panel<Arithmetic>(
+                    static_cast<const float*>(weight), panel, out_features, in_features, panels, scales, corrections);
+        });
+    });
+}
+
+void unpack_weight(Pool* pool, const Linear& linear, float* weight) {
+    with_arithmetic(linear.kind, [&](auto arithmetic) {
+        using Arithmetic = decltype(arithmetic);
+        constexpr int GROUP = Arithmetic::kGroup;
+        int64_t num_groups = ceil_div(linear.in_features, GROUP);
+        parallel(pool, ceil_div(linear.out_features, kPanelWidth), [&](int64_t panel, int) {
+            const uint8_t* source = linear.panels + panel * num_groups * kPanelBytes;
+            for (int lane = 0; lane < kPanelWidth && panel * kPanelWidth + lane < linear.out_features; ++lane) {
+                int64_t output = panel * kPanelWidth + lane;
+                float scale = linear.scales ? linear.scales[output] : 1.0f;
+                for (int64_t i = 0; i < linear.in_features; ++i) {
+                    const uint8_t* word = source + (i / GROUP) * kPanelBytes + lane * 4;
+                    weight[output * linear.in_features + i] = scale * get(Arithmetic(), word, int(i % GROUP));
+                }
+            }
+        });
+    });
+}
+
+bool fits_bfloat16(Pool* pool, const float* values, int64_t count) {
+    constexpr int64_t step = 1 << 16;
+    uint32_t lost = 0;
+    parallel(pool, ceil_div(count, step), [&](int64_t tile, int) {
+        int64_t end = (tile + 1) * step < count ? (tile + 1) * step : count;
+        uint32_t low = 0;
+        for (int64_t i = tile * step; i < end; ++i) {
+            uint32_t bits;
+            std::memcpy(&bits, values + i, 4);
+            low |= bits & 0xffff;
+        }
+        __atomic_fetch_or(&lost, low, __ATOMIC_RELAXED);
+    });
+    return lost == 0;
+}
+
+}  // namespace troupe

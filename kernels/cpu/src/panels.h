@@ -1,0 +1,143 @@
+// The one inner loop: a few rows of activations times panels of 32 outputs.
+//
+// A matrix [out, in] is stored as panels of 32 outputs. Within a panel the inputs come in groups of as many as one
+// 32-bit word holds (1 float32, 2 bfloat16, 4 int8), one word per output:
+//
+//     panel[group][output 0..31][input of the group]          128 bytes a group
+//
+// so that a vector load brings the same inputs of 16 (or 8) neighbouring outputs, and the matching word of an
+// activation row is broadcast against it. Rows come packed in blocks of up to kMaxRows: block[group][row].
+//
+// Each output sums its products group after group in one accumulator, whatever the number of rows or panels at
+// work beside it. That is the promise on which "same result alone and in a batch" rests: keep it.
+
+#pragma once
+
+#include "simd.h"
+
+namespace troupe {
+
+constexpr int kPanelWidth = 32;
+constexpr int kPanelBytes = kPanelWidth * 4;  // of one group
+constexpr int kPanelVecs = kPanelWidth / kLanes;
+
+#ifdef TROUPE_AVX512
+// 6 rows x 4 vectors of accumulators, 4 vectors of weights, 1 of activations: 29 of 32 registers
+constexpr int kMaxRows = 6;
+constexpr int kMaxPanels = 2;
+#else
+// 3 rows x 4 vectors of accumulators: 12 of 16 registers
+constexpr int kMaxRows = 3;
+constexpr int kMaxPanels = 1;
+#endif
+
+// An arithmetic says how a word of weights meets a word of activations. `kParts` counts the passes over the words of
+// a group; `kWords` the 32-bit words per row and group of packed activations.
+
+// float32 activations and weights; groups of 1.
+struct Float32 {
+    using Acc = Vec;
+    static constexpr int kGroup = 1, kParts = 1, kWords = 1;
+    static Vec weight(const uint8_t* w, int) { return load(reinterpret_cast<const float*>(w)); }
+    static Vec activation(const uint32_t* x, int) { return splat(*reinterpret_cast<const float*>(x)); }
+    static Acc product(Acc acc, Vec x, Vec w) { return fma(x, w, acc); }
+};
+
+// float32 activations, weights that bfloat16 holds exactly; groups of 2. The sums are those of Float32, bit for bit.
+struct Float32Half {
+    using Acc = Vec;
+    static constexpr int kGroup = 2, kParts = 2, kWords = 2;
+    static Vec weight(const uint8_t* w, int part) {
+        VecInt words = load_int(w);
+        return as_float(part ? upper_16(words) : shift_left_16(words));
+    }
+    static Vec activation(const uint32_t* x, int part) { return splat(reinterpret_cast<const float*>(x)[part]); }
+    static Acc product(Acc acc, Vec x, Vec w) { return fma(x, w, acc); }
+};
+
+// bfloat16 activations and weights; groups of 2.
+struct BFloat16 {
+    using Acc = Vec;
+    static constexpr int kGroup = 2, kWords = 1;
+#ifdef __AVX512BF16__
+    static constexpr int kParts = 1;
+    static VecInt weight(const uint8_t* w, int) { return load_int(w); }
+    static VecInt activation(const uint32_t* x, int) { return splat_int(int32_t(*x)); }
+    static Acc product(Acc acc, VecInt x, VecInt w) { return _mm512_dpbf16_ps(acc, (__m512bh)x, (__m512bh)w); }
+#else
+    static constexpr int kParts = 2;
+    static Vec weight(const uint8_t* w, int part) { return Float32Half::weight(w, part); }
+    static Vec activation(const uint32_t* x, int part) {
+        uint32_t bits = part ? *x & 0xffff0000u : *x << 16;
+        float value;
+        std::memcpy(&value, &bits, 4);
+        return splat(value);
+    }
+    static Acc product(Acc acc, Vec x, Vec w) { return fma(x, w, acc); }
+#endif
+};
+
+// int8 weights in [-127, 127]; activations in [-127, 127], stored as unsigned bytes around kZeroPoint; groups of 4.
+struct Int8 {
+    using Acc = VecInt;
+    static constexpr int kGroup = 4, kParts = 1, kWords = 1;
+    static constexpr int kZeroPoint = 128;
+    static VecInt weight(const uint8_t* w, int) { return load_int(w); }
+    static VecInt activation(const uint32_t* x, int) { return splat_int(int32_t(*x)); }
+#if defined(TROUPE_AVX512) && defined(__AVX512VNNI__)
+    // Sums of (x + kZeroPoint) * w: the caller takes kZeroPoint * sum(w) away again.
+    static constexpr int kSurplus = kZeroPoint;
+    static Acc product(Acc acc, VecInt x, VecInt w) { return _mm512_dpbusd_epi32(acc, x, w); }
+#else
+    // Sums of x * w: |x| times w with the sign of x, so that pairs stay within 16 bits.
+    static constexpr int kSurplus = 0;
+#ifdef TROUPE_AVX512
+    static Acc product(Acc acc, VecInt x, VecInt w) {
+        __m512i signs = _mm512_xor_si512(x, _mm512_set1_epi8(int8_t(0x80)));
+        __mmask64 is_negative = _mm512_movepi8_mask(signs);
+        __m512i turned = _mm512_mask_sub_epi8(w, is_negative, _mm512_setzero_si512(), w);
+        __m512i pairs = _mm512_maddubs_epi16(_mm512_abs_epi8(signs), turned);
+        return _mm512_add_epi32(acc, _mm512_madd_epi16(pairs, _mm512_set1_epi16(1)));
+    }
+#else
+    static Acc product(Acc acc, VecInt x, VecInt w) {
+        __m256i signs = _mm256_xor_si256(x, _mm256_set1_epi8(int8_t(0x80)));
+        __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(signs), _mm256_sign_epi8(w, signs));
+        return _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+    }
+#endif
+#endif
+};
+
+// c[row][output] = x[row][:] . w[output][:], or += where `adds`, for `rows` rows packed together (at most kMaxRows) and
+// `panels` neighbouring panels (at most kMaxPanels). c holds the accumulators' words: float32, or int32 for Int8.
+struct TileProduct {
+    const uint32_t* x;
+    const uint8_t* w;
+    int64_t panel_stride;  // bytes
+    int64_t num_groups;
+    float* c;
+    int64_t c_stride;  // words from row to row
+    bool adds;
+};
+
+template <class Arithmetic>
+void multiply_tile(const TileProduct& tile, int rows, int panels);
+
+extern template void multiply_tile<Float32>(const TileProduct&, int, int);
+extern template void multiply_tile<Float32Half>(const TileProduct&, int, int);
+extern template void multiply_tile<BFloat16>(const TileProduct&, int, int);
+extern template void multiply_tile<Int8>(const TileProduct&, int, int);
+
+// How M rows are cut into blocks of at most kMaxRows, all nearly alike.
+struct RowBlocks {
+    int64_t num_rows, num_blocks;
+    explicit RowBlocks(int64_t rows) : num_rows(rows), num_blocks((rows + kMaxRows - 1) / kMaxRows) {}
+    int64_t start(int64_t block) const {
+        int64_t base = num_rows / num_blocks, extra = num_rows % num_blocks;
+        return block * base + (block < extra ? block : extra);
+    }
+    int size(int64_t block) const { return int(start(block + 1) - start(block)); }
+};
+
+}  // namespace troupe

@@ -1,0 +1,110 @@
+"""The structures of `src/*.h` as ctypes sees them, field by field."""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import POINTER, c_float, c_int32, c_int64, c_void_p
+from typing import ClassVar
+
+Field = tuple[str, type]
+
+
+class LinearStruct(ctypes.Structure):
+    """`Linear`: a packed matrix."""
+
+    _fields_: ClassVar[list[Field]] = [
+        ("panels", c_void_p),
+        ("scales", c_void_p),
+        ("corrections", c_void_p),
+        ("bias", c_void_p),
+        ("in_features", c_int64),
+        ("out_features", c_int64),
+        ("kind", c_int32),
+        ("reserved", c_int32),
+    ]
+
+
+class BatchStruct(ctypes.Structure):
+    """`Batch`: the requests of a step."""
+
+    _fields_: ClassVar[list[Field]] = [
+        ("block_tables", c_void_p),
+        ("query_start_loc", c_void_p),
+        ("seq_lens", c_void_p),
+        ("num_requests", c_int64),
+        ("max_blocks", c_int64),
+    ]
+
+
+class AttentionShapeStruct(ctypes.Structure):
+    """`AttentionShape`: one layer's view of the cache."""
+
+    _fields_: ClassVar[list[Field]] = [
+        ("num_heads", c_int64),
+        ("num_kv_heads", c_int64),
+        ("head_dim", c_int64),
+        ("block_size", c_int64),
+        ("sliding_window", c_int64),
+        ("scale", c_float),
+        ("soft_cap", c_float),
+        ("dtype", c_int32),
+        ("reserved", c_int32),
+    ]
+
+
+class RopeStoreStruct(ctypes.Structure):
+    """`RopeStore`: the operands of norm_rope_store."""
+
+    _fields_: ClassVar[list[Field]] = [
+        *(
+            (name, c_void_p)
+            for name in ("heads", "qk_norm", "cos", "sin", "k_cache", "v_cache", "slots", "q")
+        ),
+        *((name, c_int64) for name in ("num_tokens", "num_heads", "num_kv_heads", "head_dim")),
+        ("eps", c_float),
+        ("dtype", c_int32),
+    ]
+
+
+class LayerStruct(ctypes.Structure):
+    """`Layer`: one layer's weights."""
+
+    _fields_: ClassVar[list[Field]] = [
+        ("input_norm", c_void_p),
+        ("post_attention_norm", c_void_p),
+        ("qk_norm", c_void_p),
+        ("qkv", LinearStruct),
+        ("output", LinearStruct),
+        ("gate_up", LinearStruct),
+        ("down", LinearStruct),
+        ("sliding_window", c_int64),
+    ]
+
+
+class DecoderStruct(ctypes.Structure):
+    """`Decoder`: all layers and what they share."""
+
+    _fields_: ClassVar[list[Field]] = [
+        ("layers", POINTER(LayerStruct)),
+        ("final_norm", c_void_p),
+        ("num_layers", c_int64),
+        ("num_heads", c_int64),
+        ("num_kv_heads", c_int64),
+        ("head_dim", c_int64),
+        ("block_size", c_int64),
+        ("hidden_size", c_int64),
+        ("inner_size", c_int64),
+        ("eps", c_float),
+        ("scale", c_float),
+        ("dtype", c_int32),
+        ("reserved", c_int32),
+    ]
+
+
+class StepStruct(ctypes.Structure):
+    """`Step`: the tensors of one step."""
+
+    _fields_: ClassVar[list[Field]] = [
+        *((name, c_void_p) for name in ("hidden", "out", "cos", "sin", "slots", "caches")),
+        ("num_tokens", c_int64),
+    ]

@@ -1,0 +1,118 @@
+"""NativeWeight: a matrix in the panels that the native products read; see `src/panels.h` for the layout."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from enum import IntEnum
+
+import torch
+from torch import Tensor
+
+from kernels.cpu.library import NativeLibrary, ThreadPool
+from kernels.cpu.structs import LinearStruct
+from kernels.ops import Quantization
+
+# The codes of `Dtype` in src/linear.h.
+DTYPES = {torch.float32: 0, torch.bfloat16: 1}
+
+
+class WeightKind(IntEnum):
+    """How a matrix is stored; the codes of `WeightKind` in src/linear.h."""
+
+    FLOAT32 = 0
+    FLOAT32_HALF = (
+        1  # float32 arithmetic over weights that bfloat16 holds exactly: half the memory, same results
+    )
+    BFLOAT16 = 2
+    INT8 = 3
+
+
+@dataclass(frozen=True, slots=True)
+class NativeWeight:
+    """A packed matrix [out, in]; the tensors own the memory that `struct` points to."""
+
+    kind: WeightKind
+    dtype: torch.dtype  # of the matrix that was packed
+    in_features: int
+    out_features: int
+    panels: Tensor
+    scales: Tensor | None  # [out] float32, INT8 only
+    corrections: Tensor | None  # [out] int32, INT8 only
+    bias: Tensor | None  # [out] float32
+    struct: LinearStruct
+
+    @property
+    def num_bytes(self) -> int:
+        """What a product with it reads."""
+        return self.panels.numel()
+
+
+def pack(
+    library: NativeLibrary,
+    pool: ThreadPool,
+    weight: Tensor,
+    bias: Tensor | None,
+    quantization: Quantization | None,
+) -> NativeWeight:
+    """Pack a matrix [out, in].
+
+    Raises:
+        ValueError: another dtype than float32 and bfloat16, or another quantization than int8.
+    """
+    if weight.dtype not in DTYPES or weight.dim() != 2 or weight.device.type != "cpu":
+        raise ValueError(
+            "native ops take float32 and bfloat16 matrices on the CPU, "
+            f"not {weight.dtype} {list(weight.shape)} on {weight.device.type}"
+        )
+    if quantization not in (None, "int8"):
+        raise ValueError(f"quantization={quantization!r} is not available in native ops; allowed: int8")
+    weight = weight.contiguous()
+    out_features, in_features = weight.shape
+    kind = WeightKind.INT8 if quantization == "int8" else _choose_kind(library, pool, weight)
+    panels = torch.empty(library.packed_bytes(kind, out_features, in_features), dtype=torch.uint8)
+    scales = torch.empty(out_features) if kind == WeightKind.INT8 else None
+    corrections = torch.empty(out_features, dtype=torch.int32) if kind == WeightKind.INT8 else None
+    bias = None if bias is None else bias.float().contiguous()
+    library.pack_weight(
+        pool.handle,
+        kind,
+        weight.data_ptr(),
+        DTYPES[weight.dtype],
+        out_features,
+        in_features,
+        panels.data_ptr(),
+        address(scales),
+        address(corrections),
+    )
+    struct = LinearStruct(
+        panels.data_ptr(),
+        address(scales),
+        address(corrections),
+        address(bias),
+        in_features,
+        out_features,
+        kind,
+    )
+    return NativeWeight(
+        kind, weight.dtype, in_features, out_features, panels, scales, corrections, bias, struct
+    )
+
+
+def unpack(library: NativeLibrary, pool: ThreadPool, packed: NativeWeight) -> Tensor:
+    """Return the matrix [out, in] in the dtype it came in, rounded where it was quantized."""
+    weight = torch.empty(packed.out_features, packed.in_features)
+    library.unpack_weight(pool.handle, ctypes.byref(packed.struct), weight.data_ptr())
+    return weight.to(packed.dtype)
+
+
+def address(tensor: Tensor | None) -> int | None:
+    """The address of a tensor's memory; None for none."""
+    return None if tensor is None else tensor.data_ptr()
+
+
+def _choose_kind(library: NativeLibrary, pool: ThreadPool, weight: Tensor) -> WeightKind:
+    if weight.dtype == torch.bfloat16:
+        return WeightKind.BFLOAT16
+    is_half = library.fits_bfloat16(pool.handle, weight.data_ptr(), weight.numel())
+    return WeightKind.FLOAT32_HALF if is_half else WeightKind.FLOAT32

@@ -1,0 +1,147 @@
+"""Ops: everything a forward pass calls, as one object. The model knows these signatures and no implementation.
+
+    kernels.torch_ops.make_ops     torch alone, on CPU and CUDA
+    kernels.triton.make_ops        Triton kernels on CUDA
+    kernels.cpu.make_ops           the native extension on CPU, once it is built
+
+Letters in shapes: T tokens, R requests, H query heads, KV key heads, D head size, M model size, I inner size.
+Tensors are on the device of the ops; results are contiguous, of the dtype of the input; sums are float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+from torch import Tensor
+
+Quantization = Literal["int8", "int4", "fp8"]
+KVCache = tuple[Tensor, Tensor]  # keys and values, each [num_blocks, block_size, KV, D]
+# What `pack_linear` made of a matrix: a tensor, or a small dataclass of the same implementation.
+PackedWeight = Any
+# What `make_plan` made of a step: the implementation's own.
+Plan = Any
+
+
+@dataclass(frozen=True, slots=True)
+class LayerWeights:
+    """One layer's weights, for an implementation that runs whole layers; matrices are packed."""
+
+    input_norm: Tensor
+    qkv: PackedWeight
+    qkv_bias: Tensor | None
+    qk_norm: Tensor | None  # [H + KV, D]
+    output: PackedWeight
+    output_bias: Tensor | None
+    post_attention_norm: Tensor
+    gate_up: PackedWeight
+    gate_up_bias: Tensor | None
+    down: PackedWeight
+    down_bias: Tensor | None
+    sliding_window: int | None
+
+
+class NormRopeStore(Protocol):
+    def __call__(
+        self,
+        heads: Tensor,
+        qk_norm: Tensor | None,
+        eps: float,
+        cos: Tensor,
+        sin: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        slot_mapping: Tensor,
+        num_heads: int,
+    ) -> Tensor:
+        """Norm and rotate the queries and keys of a step, write its keys and values, return the queries.
+
+        Args:
+            heads: [T, H + 2 KV, D], queries, keys and values side by side; may be overwritten.
+            qk_norm: [H + KV, D], the weights of the head norms; None: there are none.
+            cos, sin: [T, 1, D] float32 as `kernels.apply_rope` takes them.
+            slot_mapping: [T] int64; tokens that only pad point into block 0, the null block.
+            num_heads: H.
+
+        Returns [T, H, D].
+        """
+
+
+class MakePlan(Protocol):
+    def __call__(
+        self,
+        block_tables: Tensor,
+        query_start_loc: Tensor,
+        seq_lens: Tensor,
+        query_lens: Sequence[int],
+        seq_lens_list: Sequence[int],
+        block_size: int,
+    ) -> Plan:
+        """Do the index work of one step once, for all layers. Lists are host copies, or upper bounds in a graph."""
+
+
+class PagedAttention(Protocol):
+    def __call__(
+        self,
+        q: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        block_tables: Tensor,
+        query_start_loc: Tensor,
+        seq_lens: Tensor,
+        *,
+        scale: float,
+        sliding_window: int | None = None,
+        soft_cap: float | None = None,
+        plan: Plan = None,
+    ) -> Tensor:
+        """Attend the new tokens over their paged contexts, see `kernels.paged_attention`; [T, H, D]."""
+
+
+class RunLayers(Protocol):
+    def __call__(
+        self,
+        layers: Sequence[LayerWeights],
+        hidden: Tensor,
+        kv_caches: Sequence[KVCache],
+        cos: Tensor,
+        sin: Tensor,
+        slot_mapping: Tensor,
+        block_tables: Tensor,
+        query_start_loc: Tensor,
+        seq_lens: Tensor,
+        plan: Plan,
+        *,
+        num_heads: int,
+        eps: float,
+        scale: float,
+        final_norm: Tensor,
+    ) -> Tensor:
+        """Run all layers and the last norm over the embedded tokens [T, M], which may be overwritten; [T, M]."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ops:
+    """The functions of one implementation. Two engines of one process may use different ones."""
+
+    name: str  # what logs and /server_info call it
+    rms_norm: Callable[[Tensor, Tensor, float], Tensor]  # (x [..., D], weight, eps)
+    add_rms_norm: Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
+    silu_mul: Callable[[Tensor], Tensor]  # [T, 2 I] -> [T, I]
+    norm_rope_store: NormRopeStore
+    make_plan: MakePlan
+    paged_attention: PagedAttention
+    # (x [T, in], packed weight, bias) -> [T, out]
+    linear: Callable[[Tensor, PackedWeight, Tensor | None], Tensor]
+    # (weight [out, in], bias, quantization) -> packed weight
+    pack_linear: Callable[[Tensor, Tensor | None, Quantization | None], PackedWeight]
+    # The matrix [out, in] that was packed, as near as the packing kept it; None: packing is a one-way street.
+    unpack_linear: Callable[[PackedWeight], Tensor] | None = None
+    # Whether a matrix that must also stay as it is (an embedding that is the head too) deserves a packed copy.
+    packs_shared: bool = False
+    run_layers: RunLayers | None = None
+    # Whether keys and values may be stored in float8 (e4m3).
+    takes_fp8_cache: bool = False
+    # Whether a pure decode step may be recorded once and replayed over new contents of the same tensors.
+    is_graph_safe: bool = False

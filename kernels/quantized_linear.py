@@ -1,0 +1,145 @@
+"""Quantized matrices and their products, on torch's own ops.
+
+int8   one scale per output channel, activations rounded per token: int8 times int8, summed in int32
+fp8    the same with float8 (e4m3); CUDA only
+int4   groups of 128 inputs, one scale and zero point each, activations as they are; CUDA and bfloat16 only
+"""
+
+from __future__ import annotations
+
+from typing import Protocol, runtime_checkable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from kernels.ops import Quantization
+
+INT4_GROUP = 128
+_INT4_TILES = 8
+_INT8_MAX = 127.0
+_FP8 = torch.float8_e4m3fn
+_FP8_MAX = torch.finfo(_FP8).max
+# The smallest number of rows that CUDA's int8 product takes.
+_MIN_CUDA_ROWS = 32
+_TINY = 1e-12
+
+
+@runtime_checkable
+class QuantizedWeight(Protocol):
+    """A matrix in fewer bits."""
+
+    def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """x W^T + b, dtype of x."""
+
+    def unpack(self) -> Tensor:
+        """The rounded matrix [out, in]."""
+
+
+def pack_quantized(weight: Tensor, quantization: Quantization) -> QuantizedWeight:
+    """Round a matrix [out, in].
+
+    Raises:
+        ValueError: the matrix or its device does not allow it; says what would.
+    """
+    match quantization:
+        case "int8":
+            return Int8Weight(weight)
+        case "fp8":
+            return Fp8Weight(weight)
+        case "int4":
+            return Int4Weight(weight)
+
+
+class Int8Weight:
+    """W8A8: weights rounded per output channel, activations per token."""
+
+    def __init__(self, weight: Tensor) -> None:
+        self.values, scales = round_rows(weight, _INT8_MAX)
+        self.scales = scales.flatten()  # [out] float32
+        self._dtype = weight.dtype
+
+    def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        values, scales = round_rows(x, _INT8_MAX)
+        num_rows = len(values)
+        if values.is_cuda and num_rows < _MIN_CUDA_ROWS:
+            values = F.pad(values, (0, 0, 0, _MIN_CUDA_ROWS - num_rows))
+        products = torch._int_mm(values, self.values.t())[:num_rows]
+        result = (products * scales).mul_(self.scales)
+        if bias is not None:
+            result += bias
+        return result.to(x.dtype)
+
+    def unpack(self) -> Tensor:
+        return (self.values * self.scales.unsqueeze(1)).to(self._dtype)
+
+
+class Fp8Weight:
+    """W8A8 in float8: weights rounded per output channel, activations per token."""
+
+    def __init__(self, weight: Tensor) -> None:
+        if weight.shape[0] % 16 or weight.shape[1] % 16:
+            raise ValueError(f"fp8 needs both sizes of a matrix divisible by 16, not {list(weight.shape)}")
+        self.values, scales = round_rows(weight, _FP8_MAX, _FP8)
+        self.scales = scales.t().contiguous()  # [1, out] float32
+        self._dtype = weight.dtype
+
+    def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        values, scales = round_rows(x, _FP8_MAX, _FP8)
+        result = torch._scaled_mm(values, self.values.t(), scales, self.scales, out_dtype=torch.bfloat16)
+        if bias is not None:
+            result = result + bias
+        return result.to(x.dtype)
+
+    def unpack(self) -> Tensor:
+        return (self.values.float() * self.scales.t()).to(self._dtype)
+
+
+class Int4Weight:
+    """W4A16: weights in groups of 128 inputs with 16 levels between their smallest and greatest value."""
+
+    def __init__(self, weight: Tensor) -> None:
+        if weight.dtype != torch.bfloat16:
+            raise ValueError(f"int4 needs bfloat16 weights, not {weight.dtype}; use --dtype bfloat16")
+        if weight.shape[1] % INT4_GROUP or weight.shape[0] % 8:
+            raise ValueError(
+                f"int4 needs inputs in groups of {INT4_GROUP} and outputs in eights, not {list(weight.shape)}"
+            )
+        self.levels, self.scales_and_zeros = round_groups(weight)
+        octets = (self.levels[:, ::2] << 4 | self.levels[:, 1::2]).to(torch.uint8)
+        self.packed = torch._convert_weight_to_int4pack(octets, _INT4_TILES)
+        # The levels are needed once, on the way to another implementation; eightfold memory is too dear for that.
+        del self.levels
+
+    def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        result = torch._weight_int4pack_mm(x, self.packed, INT4_GROUP, self.scales_and_zeros)
+        return result if bias is None else result + bias
+
+    def unpack(self) -> Tensor:
+        raise NotImplementedError("int4 matrices stay as they are")
+
+
+def round_rows(x: Tensor, greatest: float, dtype: torch.dtype = torch.int8) -> tuple[Tensor, Tensor]:
+    """Scale each row of x [N, K] so that its greatest magnitude becomes `greatest`, and round.
+
+    Returns (values [N, K] of the dtype, scales [N, 1] float32) with values * scales near x.
+    """
+    scales = x.abs().amax(dim=-1, keepdim=True).float().clamp_(min=_TINY).div_(greatest)
+    values = x.float().div(scales)
+    if dtype == torch.int8:
+        values = values.round_()
+    return values.clamp_(-greatest, greatest).to(dtype), scales
+
+
+def round_groups(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Round each group of inputs to 16 levels.
+
+    Returns (levels [out, in] int32, 0 to 15; scales and middles [in / 128, out, 2] bfloat16) with
+    (levels - 8) * scale + middle near the weight, as torch's product reads them.
+    """
+    groups = weight.float().unflatten(1, (-1, INT4_GROUP))
+    low, high = groups.amin(dim=-1, keepdim=True), groups.amax(dim=-1, keepdim=True)
+    scales = ((high - low) / 15).clamp_(min=1e-6)
+    levels = ((groups - low) / scales).round_().clamp_(0, 15).int().flatten(1)
+    middles = low + 8 * scales
+    return levels, torch.cat((scales, middles), dim=-1).transpose(0, 1).bfloat16().contiguous()

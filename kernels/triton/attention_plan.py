@@ -1,0 +1,50 @@
+"""AttentionPlan: what the launches of one step need beside its tensors; made on the host, shared by all layers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+# Requests with at most this many new tokens go to the kernel that splits contexts.
+SHORT_LIMIT = 16
+
+
+class AttentionPlan:
+    """Sizes of one step, from host copies of its lengths or, in a graph, from upper bounds of them.
+
+    Args:
+        query_lens: new tokens of each request, all at least 1.
+        seq_lens: context length of each request including the new tokens.
+    """
+
+    def __init__(self, query_lens: Sequence[int], seq_lens: Sequence[int]) -> None:
+        self.num_requests = len(query_lens)
+        self.max_short_len = max((each for each in query_lens if each <= SHORT_LIMIT), default=0)
+        self.has_long = any(each > SHORT_LIMIT for each in query_lens)
+        self.max_seq_len = max(seq_lens, default=0)
+        self._scratch: Tensor | None = None
+
+    def take_scratch(self, num_parts: int, head_dim: int, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Return room for parts of sums [num_parts, head_dim] and their statistics [num_parts, 2], float32.
+
+        Layers run one after another, so all get the same memory.
+        """
+        size = num_parts * (head_dim + 2)
+        if self._scratch is None or self._scratch.numel() < size:
+            self._scratch = torch.empty(size, dtype=torch.float32, device=device)
+        parts, stats = self._scratch[:size].split((num_parts * head_dim, 2 * num_parts))
+        return parts, stats
+
+
+def make_plan(
+    block_tables: Tensor,
+    query_start_loc: Tensor,
+    seq_lens: Tensor,
+    query_lens: Sequence[int],
+    seq_lens_list: Sequence[int],
+    block_size: int,
+) -> AttentionPlan:
+    """Return the plan of one step; nothing is read from the tensors."""
+    return AttentionPlan(query_lens, seq_lens_list)

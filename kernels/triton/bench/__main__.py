@@ -1,0 +1,59 @@
+"""One part of the kernel benchmarks, run by itself: `python -m kernels.triton.bench table --json FILE`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from kernels.triton.bench.ceilings import measure_ceilings
+from kernels.triton.bench.checks import check_kernels
+from kernels.triton.bench.table import measure_table
+from kernels.triton.bench.timing import Bench
+from kernels.triton.bench.tuner import tune
+
+
+def run_part(part: str, bench: Bench, folder: Path) -> dict[str, Any]:
+    """Measure one part; `folder` is where a tuned table goes."""
+    if part == "ceilings":
+        return measure_ceilings(bench)
+    if part == "checks":
+        found = check_kernels(bench)
+        wrong = [each["name"] for each in found if not each["is_right"]]
+        return {"num_checks": len(found), "wrong": wrong, "checks": found}
+    if part == "table":
+        return {"kernels": measure_table(bench, measure_ceilings(bench))}
+    return tune(bench, folder)
+
+
+def main() -> int:
+    """Write the part's figures as JSON."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("part", choices=("ceilings", "checks", "table", "tune"))
+    parser.add_argument("--json", type=Path, required=True, metavar="FILE")
+    parser.add_argument(
+        "--smoke", action="store_true", help="tiny sizes on the CPU, under TRITON_INTERPRET=1"
+    )
+    arguments = parser.parse_args()
+    if arguments.smoke:
+        if os.environ.get("TRITON_INTERPRET") != "1":
+            print("--smoke needs TRITON_INTERPRET=1 in the environment", file=sys.stderr)
+            return 2
+        bench = Bench(torch.device("cpu"), is_smoke=True)
+    elif torch.cuda.is_available():
+        bench = Bench(torch.device("cuda"), is_smoke=False)
+    else:
+        print(f"no CUDA device: torch {torch.__version__} sees none", file=sys.stderr)
+        return 2
+    figures = run_part(arguments.part, bench, arguments.json.parent)
+    arguments.json.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

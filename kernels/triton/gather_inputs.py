@@ -1,0 +1,135 @@
+"""The inputs of a step, gathered on the device in two launches; the twin of `kernels.gather_inputs`."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernels.step_buffers import StepBuffers
+from kernels.triton.launch import FUSED, check_contiguous, check_shape
+
+BLOCK = 128
+
+
+@triton.jit(do_not_specialize=["num_tokens", "num_requests"])
+def gather_tokens_kernel(
+    input_ids_ptr: tl.tensor,
+    positions_ptr: tl.tensor,
+    slots_ptr: tl.tensor,
+    pool_ptr: tl.tensor,
+    tables_ptr: tl.tensor,
+    rows_ptr: tl.tensor,
+    starts_ptr: tl.tensor,
+    query_start_ptr: tl.tensor,
+    pool_stride: tl.tensor,
+    table_stride: tl.tensor,
+    num_tokens: tl.tensor,
+    num_requests: tl.tensor,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:
+    token = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    # The first request that ends after the token: binary search, every lane on its own.
+    low = tl.zeros([BLOCK], tl.int32)
+    high = tl.zeros([BLOCK], tl.int32) + num_requests
+    remaining = num_requests + 1
+    while remaining > 1:
+        middle = (low + high) // 2
+        is_open = low < high
+        end = tl.load(query_start_ptr + 1 + middle, mask=is_open, other=0)
+        low = tl.where(is_open & (end <= token), middle + 1, low)
+        high = tl.where(is_open & (end > token), middle, high)
+        remaining = (remaining + 1) // 2
+    is_owned = low < num_requests
+    row = tl.load(rows_ptr + low, mask=is_owned, other=-1).to(tl.int64)
+    is_real = is_owned & (row >= 0)
+    start = tl.load(starts_ptr + low, mask=is_real, other=0).to(tl.int64)
+    first = tl.load(query_start_ptr + low, mask=is_real, other=0)
+    position = tl.where(is_real, start + token - first, 0)
+    input_id = tl.load(pool_ptr + row * pool_stride + position, mask=is_real, other=0)
+    block = tl.load(tables_ptr + row * table_stride + position // BLOCK_SIZE, mask=is_real, other=0)
+    slot = tl.where(is_real, block.to(tl.int64) * BLOCK_SIZE + position % BLOCK_SIZE, 0)
+    mask = token < num_tokens
+    tl.store(input_ids_ptr + token, input_id, mask=mask)
+    tl.store(positions_ptr + token, position, mask=mask)
+    tl.store(slots_ptr + token, slot, mask=mask)
+
+
+@triton.jit(do_not_specialize=["width"])
+def gather_tables_kernel(
+    out_ptr: tl.tensor,
+    seq_lens_ptr: tl.tensor,
+    tables_ptr: tl.tensor,
+    rows_ptr: tl.tensor,
+    starts_ptr: tl.tensor,
+    query_start_ptr: tl.tensor,
+    table_stride: tl.tensor,
+    width: tl.tensor,
+    BLOCK: tl.constexpr,
+) -> None:
+    request = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    row = tl.load(rows_ptr + request).to(tl.int64)
+    mask = column < width
+    is_known = column < tl.where(row >= 0, width, 0)
+    blocks = tl.load(tables_ptr + row * table_stride + column, mask=is_known, other=0)
+    tl.store(out_ptr + request * width + column, blocks, mask=mask)
+    start = tl.load(starts_ptr + request)
+    query_len = tl.load(query_start_ptr + request + 1) - tl.load(query_start_ptr + request)
+    tl.store(seq_lens_ptr + request, tl.where(row >= 0, start + query_len, 1).to(tl.int32))
+
+
+def gather_inputs(
+    token_pool: Tensor,
+    block_tables: Tensor,
+    rows: Tensor,
+    starts: Tensor,
+    query_start_loc: Tensor,
+    block_size: int,
+    out: StepBuffers,
+) -> None:
+    """Fill the buffers of a step; see `kernels.gather_inputs.gather_inputs`."""
+    num_tokens, num_requests = out.input_ids.shape[0], rows.shape[0]
+    width = out.block_tables.shape[1]
+    for name in ("input_ids", "positions", "slot_mapping", "block_tables", "seq_lens"):
+        check_contiguous(name, getattr(out, name))
+    check_shape("positions", out.positions, (num_tokens,))
+    check_shape("slot_mapping", out.slot_mapping, (num_tokens,))
+    check_shape("seq_lens", out.seq_lens, (num_requests,))
+    check_shape("query_start_loc", query_start_loc, (num_requests + 1,))
+    if width > block_tables.shape[1]:
+        raise ValueError(f"out.block_tables has {width} columns, more than {block_tables.shape[1]}")
+    if num_tokens:
+        gather_tokens_kernel[(triton.cdiv(num_tokens, BLOCK),)](
+            out.input_ids,
+            out.positions,
+            out.slot_mapping,
+            token_pool,
+            block_tables,
+            rows,
+            starts,
+            query_start_loc,
+            token_pool.stride(0),
+            block_tables.stride(0),
+            num_tokens,
+            num_requests,
+            BLOCK_SIZE=block_size,
+            BLOCK=BLOCK,
+            num_warps=4,
+            **FUSED,
+        )
+    if num_requests:
+        gather_tables_kernel[(num_requests, triton.cdiv(max(1, width), BLOCK))](
+            out.block_tables,
+            out.seq_lens,
+            block_tables,
+            rows,
+            starts,
+            query_start_loc,
+            block_tables.stride(0),
+            width,
+            BLOCK=BLOCK,
+            num_warps=4,
+            **FUSED,
+        )

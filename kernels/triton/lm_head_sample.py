@@ -1,0 +1,180 @@
+"""The last product, the grammar masks and the draw in one pass over the weights, for small batches.
+
+No logits are written: a tile of the vocabulary keeps its best noisy score of each row. Rows that filter by top-k or
+top-p, or want logprobs, need the logits and take the other path.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernels.triton.draw_tiles import pick_winner_kernel
+from kernels.triton.gumbel import make_noise
+from kernels.triton.launch import EXACT, FUSED, check_contiguous, check_float, check_shape, next_power_of_2
+
+# Above this many rows the product deserves cuBLAS.
+MAX_ROWS = 64
+BLOCK_ROWS, BLOCK_VOCAB, BLOCK_WIDTH = 16, 128, 128
+
+
+@triton.jit(do_not_specialize=["num_rows", "num_words"])
+def lm_head_sample_kernel(
+    best_ptr: tl.tensor,
+    best_id_ptr: tl.tensor,
+    hidden_ptr: tl.tensor,
+    weight_ptr: tl.tensor,
+    keys_ptr: tl.tensor,
+    temperature_ptr: tl.tensor,
+    bitmask_ptr: tl.tensor,
+    mask_rows_ptr: tl.tensor,
+    num_rows: tl.tensor,
+    num_words: tl.tensor,
+    VOCAB: tl.constexpr,
+    WIDTH: tl.constexpr,
+    HAS_MASK: tl.constexpr,
+    NUM_TILES: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_VOCAB: tl.constexpr,
+    BLOCK_WIDTH: tl.constexpr,
+) -> None:
+    tile = tl.program_id(0)
+    row = tl.program_id(1) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    token = tile * BLOCK_VOCAB + tl.arange(0, BLOCK_VOCAB)
+    is_row, is_token = row < num_rows, token < VOCAB
+    row_offsets = row.to(tl.int64)[:, None] * WIDTH
+    token_offsets = token.to(tl.int64)[:, None] * WIDTH
+    products = tl.zeros([BLOCK_ROWS, BLOCK_VOCAB], dtype=tl.float32)
+    for start in range(0, WIDTH, BLOCK_WIDTH):
+        column = start + tl.arange(0, BLOCK_WIDTH)
+        is_column = (column < WIDTH)[None, :]
+        hidden = tl.load(
+            hidden_ptr + row_offsets + column[None, :], mask=is_row[:, None] & is_column, other=0.0
+        )
+        weight = tl.load(
+            weight_ptr + token_offsets + column[None, :], mask=is_token[:, None] & is_column, other=0.0
+        )
+        products += tl.dot(hidden, tl.trans(weight), input_precision="ieee")
+    # Rounded as logits are where they are written.
+    logits = products.to(hidden_ptr.dtype.element_ty).to(tl.float32)
+    temperature = tl.load(temperature_ptr + row, mask=is_row, other=1.0).to(tl.float32)[:, None]
+    is_greedy = temperature <= 0.0
+    scores = tl.div_rn(logits, tl.where(is_greedy, 1.0, temperature) + tl.zeros_like(logits))
+    first_key = tl.load(keys_ptr + row * 2, mask=is_row, other=0)[:, None]
+    second_key = tl.load(keys_ptr + row * 2 + 1, mask=is_row, other=0)[:, None]
+    noise = make_noise(first_key, second_key, token[None, :] + tl.zeros([BLOCK_ROWS, BLOCK_VOCAB], tl.int32))
+    scores = tl.where(is_greedy, scores, scores + noise)
+    # NaN becomes an infinity, which makes the row fail; a mask must not hide it.
+    scores = tl.where(scores != scores, float("inf"), scores)
+    is_open = is_row[:, None] & is_token[None, :]
+    if HAS_MASK:
+        mask_row = tl.load(mask_rows_ptr + row, mask=is_row, other=-1).to(tl.int64)[:, None]
+        is_masked = mask_row >= 0
+        word = token[None, :] // 32
+        words = tl.load(
+            bitmask_ptr + mask_row * num_words + word, mask=is_masked & (word < num_words), other=0
+        )
+        is_open = is_open & (
+            ((words >> (token % 32)[None, :]) & 1 == 1) | (mask_row < 0) | (scores == float("inf"))
+        )
+    scores = tl.where(is_open, scores, float("-inf"))
+    best = tl.max(scores, axis=1)
+    best_id = tl.min(tl.where(scores == best[:, None], token[None, :], 0x7FFFFFFF), axis=1)
+    place = row.to(tl.int64) * NUM_TILES + tile
+    tl.store(best_ptr + place, best, mask=is_row)
+    tl.store(best_id_ptr + place, best_id, mask=is_row)
+
+
+def lm_head_sample(
+    hidden: Tensor,
+    weight: Tensor,
+    keys: Tensor,
+    temperature: Tensor,
+    bitmask: Tensor | None = None,
+    mask_rows: Tensor | None = None,
+) -> Tensor:
+    """Draw one token per row from softmax(hidden W^T / temperature) over the tokens that its mask allows.
+
+    Args:
+        hidden: [R, M], contiguous, at most 64 rows.
+        weight: [V, M], contiguous, dtype of hidden.
+        keys: [R, 2] int32 from `kernels.sampling.make_row_keys`.
+        temperature: [R] float32; 0: the best token.
+        bitmask: [B, W] int32, contiguous, bit 1 = allowed; tokens beyond the last word are forbidden.
+        mask_rows: [R] the mask of each row, -1: none.
+
+    Returns [R] int64; -1 where no token is allowed or a product is NaN or +inf. The tokens are those of the path
+    over logits, except where two noisy scores are closer than their rounding.
+    Source: FlashSampling, 2026; the mask inside is ours.
+    """
+    _check(hidden, weight, keys, temperature, bitmask, mask_rows)
+    num_rows, width = hidden.shape
+    vocab_size = weight.shape[0]
+    num_tiles = triton.cdiv(vocab_size, BLOCK_VOCAB)
+    best = torch.empty(num_rows, num_tiles, dtype=torch.float32, device=hidden.device)
+    best_id = torch.empty(num_rows, num_tiles, dtype=torch.int32, device=hidden.device)
+    token_ids = torch.empty(num_rows, dtype=torch.int64, device=hidden.device)
+    if not num_rows:
+        return token_ids
+    lm_head_sample_kernel[(num_tiles, triton.cdiv(num_rows, BLOCK_ROWS))](
+        best,
+        best_id,
+        hidden,
+        weight,
+        keys,
+        temperature,
+        best_id if bitmask is None else bitmask,
+        best_id if mask_rows is None else mask_rows,
+        num_rows,
+        0 if bitmask is None else bitmask.shape[1],
+        VOCAB=vocab_size,
+        WIDTH=width,
+        HAS_MASK=bitmask is not None,
+        NUM_TILES=num_tiles,
+        BLOCK_ROWS=BLOCK_ROWS,
+        BLOCK_VOCAB=BLOCK_VOCAB,
+        BLOCK_WIDTH=BLOCK_WIDTH if hidden.element_size() == 2 else BLOCK_WIDTH // 4,
+        num_warps=4,
+        num_stages=3,
+        **FUSED,
+    )
+    pick_winner_kernel[(num_rows,)](
+        token_ids,
+        best,
+        best_id,
+        NUM_TILES=num_tiles,
+        BLOCK_TILES=next_power_of_2(num_tiles),
+        num_warps=4,
+        **EXACT,
+    )
+    return token_ids
+
+
+def _check(
+    hidden: Tensor,
+    weight: Tensor,
+    keys: Tensor,
+    temperature: Tensor,
+    bitmask: Tensor | None,
+    mask_rows: Tensor | None,
+) -> None:
+    check_float("hidden", hidden)
+    check_contiguous("hidden", hidden)
+    check_contiguous("weight", weight)
+    num_rows, width = hidden.shape
+    check_shape("weight", weight, (weight.shape[0], width))
+    check_shape("keys", keys, (num_rows, 2))
+    check_shape("temperature", temperature, (num_rows,))
+    if num_rows > MAX_ROWS:
+        raise ValueError(f"hidden must have at most {MAX_ROWS} rows, not {num_rows}")
+    if weight.dtype != hidden.dtype:
+        raise ValueError(f"weight must be {hidden.dtype}, not {weight.dtype}")
+    if (bitmask is None) != (mask_rows is None):
+        raise ValueError("bitmask and mask_rows must be given together")
+    if bitmask is not None and mask_rows is not None:
+        check_contiguous("bitmask", bitmask)
+        check_shape("mask_rows", mask_rows, (num_rows,))
+        if bitmask.dtype != torch.int32:
+            raise ValueError(f"bitmask must be int32, not {bitmask.dtype}")

@@ -1,0 +1,216 @@
+"""Attention of a flattened batch over paged keys and values: decode, drafts, prefill and any mix of them."""
+
+from __future__ import annotations
+
+import torch
+import triton
+from torch import Tensor
+
+from kernels.triton.attention_long import long_attention_kernel
+from kernels.triton.attention_plan import SHORT_LIMIT, AttentionPlan
+from kernels.triton.attention_short import fold_splits_kernel, short_attention_kernel
+from kernels.triton.launch import (
+    FUSED,
+    check_contiguous,
+    check_float,
+    check_rows,
+    check_shape,
+    make_output,
+    next_power_of_2,
+)
+from kernels.triton.tiles import TileTable, load_table
+
+# Parts that a context is cut into at most.
+MAX_SPLITS = 16
+# Rows of a tile of short queries at most, unless one group of heads is larger.
+MAX_SHORT_ROWS = 64
+
+
+def paged_attention(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_tables: Tensor,
+    query_start_loc: Tensor,
+    seq_lens: Tensor,
+    *,
+    scale: float,
+    sliding_window: int | None = None,
+    soft_cap: float | None = None,
+    plan: AttentionPlan | None = None,
+    tiles: TileTable | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """Attend the new tokens of each request over its paged context, causally.
+
+    Args:
+        q: [T, num_heads, head_dim]; tokens may be further apart than that.
+        k_cache, v_cache: [num_blocks, block_size, num_kv_heads, head_dim], contiguous, dtype of q or
+            torch.float8_e4m3fn. num_heads is a multiple of num_kv_heads.
+        block_tables: [num_requests, max_blocks] int32.
+        query_start_loc: [num_requests + 1] int32, cumulative query lengths.
+        seq_lens: [num_requests] int32, context length including the new tokens.
+        scale: factor of the scores.
+        sliding_window: each token sees itself and this many minus one tokens before it; None: all.
+        soft_cap: scores become `soft_cap * tanh(scores / soft_cap)`; None: unchanged.
+        plan: this step's plan; without one the lengths are read back from the device.
+        tiles: choices of tiles; default: the device's.
+        out: written and returned when given.
+
+    Returns [T, num_heads, head_dim], contiguous, dtype of q; accumulates in float32. The order of a request's
+    sums depends on its own lengths alone. Memory outside a request's own context never reaches its result.
+    Source: Kwon et al., 2023 (PagedAttention); split over context after FlashDecoding.
+    """
+    _check(q, k_cache, v_cache, block_tables, query_start_loc, seq_lens, sliding_window)
+    if plan is None:
+        plan = AttentionPlan(query_start_loc.diff().tolist(), seq_lens.tolist())
+    table = tiles or load_table(q.device)
+    result = make_output(out, tuple(q.shape), q)
+    is_fp8 = k_cache.dtype == torch.float8_e4m3fn
+    if is_fp8:
+        k_cache, v_cache = k_cache.view(torch.uint8), v_cache.view(torch.uint8)
+    call = _Call(
+        result, q, k_cache, v_cache, block_tables, query_start_loc, seq_lens, table, scale, soft_cap,
+        sliding_window or 0, is_fp8,
+    )  # fmt: skip
+    if plan.max_short_len:
+        call.attend_short(plan)
+    if plan.has_long:
+        call.attend_long(plan)
+    return result
+
+
+class _Call:
+    """The tensors and sizes that the launches of one call share."""
+
+    def __init__(
+        self,
+        out: Tensor,
+        q: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        block_tables: Tensor,
+        query_start_loc: Tensor,
+        seq_lens: Tensor,
+        table: TileTable,
+        scale: float,
+        soft_cap: float | None,
+        window: int,
+        is_fp8: bool,
+    ) -> None:
+        self._out, self._q = out, q
+        self._inputs = (q, k_cache, v_cache, block_tables, query_start_loc, seq_lens)
+        self._lengths = (query_start_loc, seq_lens)
+        self._strides = (q.stride(0), block_tables.stride(0))
+        self._factors = (scale, soft_cap or 1.0)
+        self._table = table
+        self._num_heads, self._head_dim = q.shape[1], q.shape[2]
+        self._num_kv_heads = k_cache.shape[2]
+        self._group = self._num_heads // self._num_kv_heads
+        self._itemsize = k_cache.element_size()
+        self._window = window
+        self._sizes = {
+            "NUM_HEADS": self._num_heads,
+            "NUM_KV_HEADS": self._num_kv_heads,
+            "HEAD_DIM": self._head_dim,
+            "BLOCK_DIM": max(16, next_power_of_2(self._head_dim)),
+            "BLOCK_SIZE": k_cache.shape[1],
+            "WINDOW": window,
+            "HAS_SOFT_CAP": soft_cap is not None,
+            "IS_FP8": is_fp8,
+            "SHORT_LIMIT": SHORT_LIMIT,
+        }
+
+    def attend_short(self, plan: AttentionPlan) -> None:
+        tile = self._table.choose("short", self._itemsize, self._head_dim)
+        rows = max(tile.block_m, next_power_of_2(self._group))
+        rows = max(rows, min(MAX_SHORT_ROWS, next_power_of_2(plan.max_short_len * self._group)))
+        block_q = rows // self._group
+        min_split = self._table.min_split // tile.block_n * tile.block_n
+        query_tiles = triton.cdiv(plan.max_short_len, block_q)
+        num_units = plan.num_requests * query_tiles * self._num_kv_heads
+        max_splits = min(MAX_SPLITS, triton.cdiv(plan.max_seq_len, min_split))
+        num_programs = max(1, min(max_splits, self._table.target_programs // num_units))
+        num_slots = max_splits if num_programs > 1 else 0
+        num_parts = plan.num_requests * plan.max_short_len * self._num_heads * num_slots
+        parts, stats = plan.take_scratch(num_parts, self._head_dim, self._out.device)
+        splitting = {"MIN_SPLIT": min_split, "MAX_SPLITS": MAX_SPLITS, "BLOCK_N": tile.block_n}
+        short_attention_kernel[(self._num_kv_heads, plan.num_requests * query_tiles, num_programs)](
+            self._out,
+            parts,
+            stats,
+            *self._inputs,
+            *self._strides,
+            query_tiles,
+            plan.max_short_len,
+            num_slots,
+            *self._factors,
+            **self._sizes,
+            **splitting,
+            IS_FOLDED=num_programs == 1,
+            BLOCK_M=rows,
+            num_warps=tile.num_warps,
+            num_stages=tile.num_stages,
+            **FUSED,
+        )
+        if num_programs > 1:
+            fold_splits_kernel[(self._num_heads, plan.num_requests * plan.max_short_len)](
+                self._out,
+                parts,
+                stats,
+                *self._lengths,
+                plan.max_short_len,
+                num_slots,
+                NUM_HEADS=self._num_heads,
+                HEAD_DIM=self._head_dim,
+                BLOCK_DIM=self._sizes["BLOCK_DIM"],
+                WINDOW=self._window,
+                SHORT_LIMIT=SHORT_LIMIT,
+                BLOCK_Q=block_q,
+                **splitting,
+                num_warps=1,
+                **FUSED,
+            )
+
+    def attend_long(self, plan: AttentionPlan) -> None:
+        tile = self._table.choose("long", self._itemsize, self._head_dim)
+        rows = max(tile.block_m, next_power_of_2(self._group))
+        num_tiles = self._q.shape[0] // (rows // self._group) + plan.num_requests
+        long_attention_kernel[(self._num_kv_heads, num_tiles)](
+            self._out,
+            *self._inputs,
+            *self._strides,
+            plan.num_requests,
+            *self._factors,
+            **self._sizes,
+            BLOCK_M=rows,
+            BLOCK_N=tile.block_n,
+            num_warps=tile.num_warps,
+            num_stages=tile.num_stages,
+            **FUSED,
+        )
+
+
+def _check(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_tables: Tensor,
+    query_start_loc: Tensor,
+    seq_lens: Tensor,
+    sliding_window: int | None,
+) -> None:
+    check_float("q", q)
+    check_rows("q", q)
+    for name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
+        check_contiguous(name, cache)
+        if cache.dtype not in (q.dtype, torch.float8_e4m3fn):
+            raise ValueError(f"{name} must be {q.dtype} or float8_e4m3fn, not {cache.dtype}")
+    check_shape("v_cache", v_cache, tuple(k_cache.shape))
+    if q.shape[2] != k_cache.shape[3] or q.shape[1] % k_cache.shape[2]:
+        raise ValueError(f"q {tuple(q.shape)} does not fit a cache of {tuple(k_cache.shape)}")
+    check_shape("query_start_loc", query_start_loc, (seq_lens.shape[0] + 1,))
+    check_rows("block_tables", block_tables)
+    check_shape("block_tables", block_tables, (seq_lens.shape[0], block_tables.shape[1]))
+    if sliding_window is not None and sliding_window < 1:
+        raise ValueError(f"sliding_window must be at least 1, not {sliding_window}")

@@ -1,0 +1,111 @@
+"""`bench gpu` without a GPU: its ceilings, its isolation of parts, its table, and the parts themselves, tiny."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from app.bench import gpu
+from app.bench.gpu_ceiling import compute_ceiling
+from app.bench.gpu_idle import find_gaps
+from app.bench.gpu_report import MAX_LINES, report
+from app.bench.shapes import SHAPES
+from app.bench.workload import Job, make_nano
+from app.config import UsageError
+
+FAKE = "tests.app.gpu_bench_part"
+
+
+def make_part(name: str, budget_s: float = 60.0) -> gpu.Part:
+    return gpu.Part(name, FAKE, budget_s)
+
+
+def parse(*flags: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    gpu.add_arguments(parser)
+    return parser.parse_args(flags)
+
+
+@pytest.mark.parametrize(
+    ("shape", "expected"), [("qwen3-0.6b", 36_040), ("qwen3-8b", 12_970), ("qwen3-14b", 8_310)]
+)
+def test_ceilings_are_those_that_the_goals_were_set_by(shape: str, expected: float) -> None:
+    config = SHAPES[shape]
+    ceiling = compute_ceiling(config, make_nano(1.0, config["vocab_size"]), 4.3e12, 790e12)
+    assert ceiling == pytest.approx(expected, rel=1e-3)
+
+
+def test_twice_the_bandwidth_is_not_twice_the_ceiling_of_a_work_that_computes() -> None:
+    jobs = [Job([1] * 1000, 2)]
+    slow, fast = (compute_ceiling(SHAPES["qwen3-8b"], jobs, rate, 1e12) for rate in (1e12, 2e12))
+    assert slow < fast < 1.01 * slow
+
+
+def test_a_part_that_fails_or_hangs_does_not_stop_the_rest() -> None:
+    parts = [make_part("fails"), make_part("hangs", 2.0), make_part("works")]
+    results = gpu.run_parts(parts, budget_s=60.0, is_smoke=False)
+    assert [result["status"] for result in results.values()] == ["failed", "timeout", "ok"]
+    assert results["fails"]["error"] == "the device fell off"
+    assert results["hangs"]["error"] == "stopped after 2 s"
+    assert results["works"]["figures"] == {"arguments": []}
+
+
+def test_parts_behind_the_budget_are_recorded_as_skipped() -> None:
+    results = gpu.run_parts([make_part("hangs"), make_part("works")], budget_s=1.0, is_smoke=True)
+    assert [result["status"] for result in results.values()] == ["timeout", "skipped"]
+    assert results["works"]["error"] == "the 1 s of the run were over"
+
+
+def test_the_budgets_of_all_parts_fit_into_the_run() -> None:
+    assert sum(part.budget_s for part in gpu.PARTS if not part.is_extra) <= parse().budget_s == 600
+
+
+def test_parts_run_in_their_own_order_and_extras_on_demand() -> None:
+    assert [part.name for part in gpu.pick_parts("tune, ceilings")] == ["ceilings", "tune"]
+    assert "tune" not in [part.name for part in gpu.pick_parts("")]
+    with pytest.raises(UsageError, match="--parts 'speed' must be one of ceilings, checks"):
+        gpu.pick_parts("speed")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_without_a_device_there_is_one_clear_sentence() -> None:
+    with pytest.raises(UsageError, match=r"bench gpu needs a CUDA device, and torch .* sees none"):
+        gpu.run(parse(), 0.0)
+
+
+def test_the_table_has_at_most_forty_lines_and_says_what_it_leaves_out() -> None:
+    kernel = {"name": "attention", "us": 1.0, "share_of_copy": 0.5, "share_of_gemm": 0.0}
+    parts: dict[str, Any] = {
+        "checks": {"status": "ok", "figures": {"num_checks": 9, "wrong": ["silu_mul"], "checks": []}},
+        "nano-14b": {"status": "failed", "error": "a\nout of memory"},
+        "table": {"status": "ok", "figures": {"kernels": [kernel] * 80}},
+    }
+    machine = {"machine": "GPU", "torch": "2", "date": "today"}
+    lines = report({"machine": machine, "is_smoke": False, "parts": parts})
+    assert len(lines) == MAX_LINES and max(map(len, lines)) <= 120
+    assert "WRONG: silu_mul" in lines[2] and lines[3].endswith("FAILED: out of memory")
+    assert lines[-1] == "  ... 46 more kernels in the JSON"
+
+
+def test_gaps_are_where_nothing_runs() -> None:
+    assert find_gaps([(5.0, 9.0), (0.0, 2.0), (1.0, 3.0), (10.0, 11.0)]) == [2.0, 1.0]
+
+
+@pytest.mark.timeout(600)
+def test_the_parts_work_on_a_cpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target = tmp_path / "gpu.json"
+    flags = ("--smoke", "--parts", "ceilings,checks,parity,nano-0.6b", "--output-json", str(target))
+    code = gpu.run(parse(*flags), 0.0)
+    figures = json.loads(target.read_text())
+    assert {name: result["status"] for name, result in figures["parts"].items()} == dict.fromkeys(
+        ("ceilings", "checks", "parity", "nano-0.6b"), "ok"
+    ), figures["parts"]
+    assert code == 0
+    assert figures["parts"]["checks"]["figures"]["wrong"] == []
+    assert figures["parts"]["parity"]["figures"]["different_prompt_lengths"] == []
+    assert "no figure below says anything about speed" in capsys.readouterr().out

@@ -1,0 +1,170 @@
+"""ExecutorActor over a worker whose results come back late, as those of a GPU do."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from threading import Event
+from typing import Any
+
+import numpy as np
+import pytest
+
+from engine.actors.executor import ExecutorActor
+from engine.messages import RunStep, SampleGate, StepDone, StepPlan
+from engine.worker.device_link import PendingStep
+
+
+class LateFetch:
+    """Done when the test says so."""
+
+    def __init__(self) -> None:
+        self.arrived = Event()
+
+    def is_done(self) -> bool:
+        return self.arrived.is_set()
+
+    def wait(self) -> list[np.ndarray]:
+        assert self.arrived.is_set(), "the executor waits for a device that is not done"
+        return []
+
+
+class LateWorker:
+    """Launches a step at once and answers when its fetch is done. Steps from 100 on answer at once."""
+
+    def __init__(self) -> None:
+        self.launched: list[int] = []
+        self.fetches: dict[int, LateFetch] = {}
+        self.has_parked = False
+        self.chores = 0
+        self.on_launch: Callable[[], None] = lambda: None
+        self.make_fetch: Callable[[], LateFetch] = LateFetch
+
+    def load(self) -> None:
+        """Nothing to load."""
+
+    def can_run(self, plan: StepPlan) -> bool:
+        return False
+
+    @property
+    def has_chore(self) -> bool:
+        return self.chores > 0
+
+    def do_chore(self) -> None:
+        self.chores -= 1
+
+    def execute(self, plan: StepPlan) -> StepDone | PendingStep:
+        self.launched.append(plan.step_id)
+        done = StepDone(plan.step_id, [], [], is_last=True)
+        self.on_launch()
+        if plan.step_id >= 100:
+            return done
+        fetch = self.fetches[plan.step_id] = self.make_fetch()
+        return PendingStep(fetch, lambda _: done)
+
+    def sample_gated(self, gate: SampleGate) -> StepDone | None:
+        self.has_parked = False
+        return StepDone(gate.step_id, [], [], is_last=True)
+
+
+def make_plan(step_id: int) -> StepPlan:
+    empty: Any = np.zeros(0, dtype=np.int64)
+    return StepPlan(step_id, [], [], [], empty, empty, empty, empty.astype(bool), empty.astype(bool))
+
+
+class Desk:
+    """The scheduler's side: sends steps, and sees answers in the order they come."""
+
+    def __init__(self, worker: LateWorker) -> None:
+        self.answers: asyncio.Queue[int] = asyncio.Queue()
+        self.launches: asyncio.Queue[None] = asyncio.Queue()
+        loop = asyncio.get_running_loop()
+        worker.on_launch = lambda: loop.call_soon_threadsafe(self.launches.put_nowait, None) and None
+        any_worker: Any = worker
+        self.executor = ExecutorActor(
+            any_worker, lambda done: self.answers.put_nowait(done.step_id), is_restart=False
+        )
+
+    async def send(self, *step_ids: int) -> None:
+        """Send steps and wait until they are launched."""
+        for step_id in step_ids:
+            self.executor.tell(RunStep(make_plan(step_id)))
+        for _ in step_ids:
+            await self.launches.get()
+
+
+@asynccontextmanager
+async def open_desk(worker: LateWorker) -> AsyncIterator[Desk]:
+    desk = Desk(worker)
+    task = asyncio.create_task(desk.executor.run())
+    await desk.executor.ready.wait()
+    try:
+        yield desk
+    finally:
+        desk.executor.tell(None)  # type: ignore[arg-type]
+        await task
+
+
+async def test_the_next_step_is_launched_before_the_last_one_is_read() -> None:
+    worker = LateWorker()
+    async with open_desk(worker) as desk:
+        await desk.send(0, 1)
+        assert (worker.launched, desk.answers.qsize()) == ([0, 1], 0)
+        worker.fetches[0].arrived.set()
+        assert await desk.answers.get() == 0
+        await desk.send(2)
+        worker.fetches[1].arrived.set()
+        assert await desk.answers.get() == 1
+        worker.fetches[2].arrived.set()
+        assert await desk.answers.get() == 2
+
+
+async def test_answers_leave_in_the_order_of_their_steps() -> None:
+    """A later step that is ready earlier, or that nothing had to be computed for, waits for its turn."""
+    worker = LateWorker()
+    async with open_desk(worker) as desk:
+        await desk.send(0, 1, 100)
+        worker.fetches[1].arrived.set()
+        worker.fetches[0].arrived.set()
+        assert [await desk.answers.get() for _ in range(3)] == [0, 1, 100]
+
+
+async def test_a_step_that_waits_for_masks_lets_late_answers_out() -> None:
+    """The masks it waits for need the tokens of the step before."""
+    worker = LateWorker()
+    async with open_desk(worker) as desk:
+        await desk.send(0)
+        worker.has_parked = True
+        desk.executor.tell(RunStep(make_plan(1)))
+        worker.fetches[0].arrived.set()
+        assert await desk.answers.get() == 0
+        assert worker.launched == [0]
+        desk.executor.tell(SampleGate(0, np.zeros(0, np.int64), np.zeros((0, 1), np.int32)))
+        await desk.launches.get()
+        assert worker.launched == [0, 1]
+
+
+async def test_chores_are_done_while_nothing_is_to_do() -> None:
+    worker = LateWorker()
+    worker.chores = 5
+    async with open_desk(worker) as desk:
+        await desk.send(100)
+        assert await desk.answers.get() == 100
+    assert worker.chores == 0
+
+
+async def test_a_device_that_fails_takes_the_executor_down() -> None:
+    class BrokenFetch(LateFetch):
+        def wait(self) -> list[np.ndarray]:
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    worker = LateWorker()
+    worker.make_fetch = BrokenFetch
+    desk = Desk(worker)
+    task = asyncio.create_task(desk.executor.run())
+    await desk.executor.ready.wait()
+    await desk.send(0)
+    worker.fetches[0].arrived.set()
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        await task

@@ -1,0 +1,260 @@
+"""Recorded decode steps: padding, buffers, and the same tokens as without. A fake recorder runs the step again."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import kernels
+from engine.messages import NewRow, StepDone, StepPlan
+from engine.model import DecoderModel, load_model
+from engine.sampling_params import SamplingParams
+from engine.worker.decode_graphs import DecodeBuffers, DecodeGraphs, list_padded_sizes
+from engine.worker.input_batch import InputBatch
+from engine.worker.kv_cache import allocate_kv_cache
+from engine.worker.model_runner import ModelRunner
+from engine.worker.sampling_state import SamplingState
+from kernels import torch_ops
+from tests.engine.model.drive import VOCAB_SIZE, make_prompt, make_transformers_model, save
+
+CPU = torch.device("cpu")
+MAX_ROWS, MAX_LEN, BLOCK = 10, 96, 8
+BLOCKS_PER_ROW = MAX_LEN // BLOCK
+
+
+class FakeRecorder:
+    """A replay runs the function again: it sees new contents of its tensors, and the same shapes."""
+
+    def __init__(self, fails_from: int = 10**9) -> None:
+        self.num_recorded = 0
+        self.num_replayed = 0
+        self._fails_from = fails_from
+
+    def record(self, run: Callable[[], None]) -> Callable[[], None]:
+        self.num_recorded += 1
+        if self.num_recorded >= self._fails_from:
+            raise RuntimeError("out of memory")
+        run()
+
+        def replay() -> None:
+            self.num_replayed += 1
+            run()
+
+        return replay
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> DecoderModel:
+    """Its attention reads lengths from tensors alone, as a recording demands."""
+    folder: Path = save(make_transformers_model("qwen3"), tmp_path_factory.mktemp("model"))
+    ops = replace(
+        torch_ops.make_ops(),
+        make_plan=lambda *_: None,
+        paged_attention=kernels.paged_attention,
+        is_graph_safe=True,
+    )
+    return load_model(folder, ops=ops)
+
+
+class Rows:
+    """A runner and the requests in it, all sampled with seeds; `step` decodes some of them."""
+
+    def __init__(self, model: DecoderModel, recorder: FakeRecorder | None = None) -> None:
+        self.caches = allocate_kv_cache(
+            model.config, MAX_ROWS * BLOCKS_PER_ROW + 1, BLOCK, torch.float32, CPU
+        )
+        for cache in (each for pair in self.caches for each in pair):
+            cache.fill_(torch.nan)
+            cache[0] = 0
+        self.graphs = None
+        if recorder is not None:
+            buffers = DecodeBuffers(16, MAX_LEN, BLOCK, CPU)
+            sizes = list_padded_sizes(MAX_ROWS)
+            self.graphs = DecodeGraphs(model, self.caches, buffers, sizes, recorder)
+        batch, state = InputBatch(MAX_ROWS, MAX_LEN, BLOCK, CPU), SamplingState(MAX_ROWS, VOCAB_SIZE, CPU)
+        self.runner = ModelRunner(model, self.caches, batch, state, (0,), forward=self.graphs)
+        self.ends: dict[int, int] = {}
+        self.tokens: list[list[int]] = []
+
+    def add(self, row: int, prompt: list[int]) -> None:
+        """Prefill a request into a row."""
+        block_ids = list(range(1 + row * BLOCKS_PER_ROW, 1 + (row + 1) * BLOCKS_PER_ROW))
+        params = SamplingParams(temperature=1.0, seed=row, max_tokens=90)
+        new = NewRow(row, np.array(prompt), len(prompt), block_ids, params, row, ())
+        self._run([row], [0], [len(prompt)], [new])
+        self.ends[row] = len(prompt)
+
+    def step(self, rows: list[int]) -> None:
+        """Decode one token of each of the rows."""
+        self._run(rows, [self.ends[row] for row in rows], [1] * len(rows), [])
+        for row in rows:
+            self.ends[row] += 1
+
+    def _run(self, rows: list[int], starts: list[int], counts: list[int], new: list[NewRow]) -> None:
+        arrays = [np.array(each, dtype=np.int64) for each in (rows, starts, counts)]
+        flags = np.ones(len(rows), dtype=bool), np.zeros(len(rows), dtype=bool)
+        done = self.runner.execute(StepPlan(0, [], new, [], *arrays, *flags))
+        assert isinstance(done, StepDone)
+        self.tokens.append(done.token_ids)
+
+
+def record_all(rows: Rows) -> None:
+    assert rows.graphs is not None
+    while rows.graphs.has_more:
+        rows.graphs.record_next()
+
+
+def play(rows: Rows, num_steps: int, seed: int = 0) -> list[list[int]]:
+    """Requests come, decode in changing company, and are replaced when they get long."""
+    dice = random.Random(seed)
+    for row in range(MAX_ROWS):
+        rows.add(row, make_prompt(dice.randint(1, 30), row))
+    for number in range(num_steps):
+        rows.step(dice.sample(range(MAX_ROWS), dice.randint(1, MAX_ROWS)))
+        for row in (row for row, end in list(rows.ends.items()) if end >= MAX_LEN - 2):
+            rows.add(row, make_prompt(dice.randint(1, 30), number))
+    return rows.tokens
+
+
+@pytest.mark.parametrize(
+    ("max_num_seqs", "sizes"),
+    [(1, [1]), (2, [1, 2]), (3, [1, 2, 4]), (5, [1, 2, 4, 8]), (8, [1, 2, 4, 8]), (17, [1, 2, 4, 8, 16, 24])],
+)
+def test_sizes_are_1_2_4_and_then_every_8(max_num_seqs: int, sizes: list[int]) -> None:
+    assert list_padded_sizes(max_num_seqs) == sizes
+
+
+def test_recorded_steps_give_the_tokens_of_plain_ones(model: DecoderModel) -> None:
+    recorder = FakeRecorder()
+    recorded = Rows(model, recorder)
+    record_all(recorded)
+    plain = Rows(model)
+    assert play(recorded, 60) == play(plain, 60)
+    assert recorder.num_replayed == 60
+    for ours, theirs in zip(recorded.caches, plain.caches, strict=True):
+        for one, other in zip(ours, theirs, strict=True):
+            torch.testing.assert_close(one[1:], other[1:], atol=1e-4, rtol=1e-4, equal_nan=True)
+
+
+def test_recording_between_steps_changes_no_token(model: DecoderModel) -> None:
+    recorder = FakeRecorder()
+    recorded = Rows(model, recorder)
+    assert recorded.graphs is not None
+    for row in (0, 1, 2):
+        recorded.add(row, make_prompt(9, row))
+    for _ in range(5):
+        recorded.step([0, 1, 2])
+        recorded.graphs.record_next()
+    plain = Rows(model)
+    for row in (0, 1, 2):
+        plain.add(row, make_prompt(9, row))
+    for _ in range(5):
+        plain.step([0, 1, 2])
+    assert recorded.tokens == plain.tokens
+    assert (recorder.num_recorded, recorder.num_replayed) == (5, 4)
+
+
+def test_recording_writes_only_into_the_null_block(model: DecoderModel) -> None:
+    """The blocks of the step before may belong to another request by now."""
+    rows = Rows(model, FakeRecorder())
+    assert rows.graphs is not None
+    rows.graphs.record_next()
+    rows.add(0, make_prompt(9))
+    rows.step([0])
+    for cache in (each for pair in rows.caches for each in pair):
+        cache.fill_(7)
+    record_all(rows)
+    assert all((cache[1:] == 7).all() and (cache[0, 0] != 7).any() for pair in rows.caches for cache in pair)
+
+
+def test_200_random_steps_record_nothing_more_than_warm_up(model: DecoderModel) -> None:
+    recorder = FakeRecorder()
+    rows = Rows(model, recorder)
+    record_all(rows)
+    num_recorded = recorder.num_recorded
+    play(rows, 200, seed=1)
+    assert num_recorded == recorder.num_recorded == len(list_padded_sizes(MAX_ROWS))
+    assert recorder.num_replayed == 200
+
+
+def test_the_largest_size_is_recorded_first_and_serves_every_batch(model: DecoderModel) -> None:
+    recorder = FakeRecorder()
+    rows = Rows(model, recorder)
+    rows.add(0, make_prompt(5))
+    rows.step([0])
+    assert recorder.num_replayed == 0
+    assert rows.graphs is not None
+    rows.graphs.record_next()
+    rows.step([0])
+    assert recorder.num_replayed == 1
+
+
+def test_a_prompt_is_never_replayed(model: DecoderModel) -> None:
+    recorder = FakeRecorder()
+    rows = Rows(model, recorder)
+    record_all(rows)
+    rows.add(0, make_prompt(2))
+    assert recorder.num_replayed == 0
+    rows.add(1, make_prompt(1))
+    assert recorder.num_replayed == 1, "one token is a decode step, whoever sent it"
+
+
+def test_a_device_that_refuses_to_record_keeps_what_it_has(
+    model: DecoderModel, caplog: pytest.LogCaptureFixture
+) -> None:
+    recorder = FakeRecorder(fails_from=3)
+    rows = Rows(model, recorder)
+    record_all(rows)
+    assert rows.graphs is not None
+    assert (rows.graphs.num_recorded, rows.graphs.has_more) == (2, False)
+    assert "recording failed: out of memory" in caplog.text
+    plain = Rows(model)
+    assert play(rows, 10) == play(plain, 10)
+
+
+def fill(buffers: DecodeBuffers, num_rows: int, width: int) -> None:
+    """A step whose every number is not that of a row that pads."""
+    numbers = torch.arange(5, 5 + num_rows)
+    view = DecodeBuffers(num_rows, MAX_LEN, BLOCK, CPU).view(num_rows)
+    metadata = replace(
+        view.attn_metadata,
+        slot_mapping=numbers * 8,
+        block_tables=numbers.int().unsqueeze(1).expand(-1, width),
+        seq_lens=numbers.int() + 1,
+    )
+    buffers.fill(replace(view, input_ids=numbers, positions=numbers, attn_metadata=metadata))
+
+
+def read(buffers: DecodeBuffers, size: int) -> list[list[int]]:
+    step = buffers.view(size)
+    metadata = step.attn_metadata
+    tensors: list[Tensor] = [step.input_ids, step.positions, metadata.slot_mapping, metadata.seq_lens]
+    return [*(each.tolist() for each in tensors), metadata.block_tables[:, 0].tolist()]
+
+
+def test_rows_of_a_larger_step_before_pad_again() -> None:
+    buffers = DecodeBuffers(8, MAX_LEN, BLOCK, CPU)
+    fill(buffers, 6, 3)
+    fill(buffers, 2, 1)
+    pads = [0] * 6
+    expected = [[5, 6, *pads], [5, 6, *pads], [40, 48, *pads], [6, 7, *[1] * 6], [5, 6, *pads]]
+    assert read(buffers, 8) == expected
+    buffers.clear()
+    assert read(buffers, 8) == [[0] * 8, [0] * 8, [0] * 8, [1] * 8, [0] * 8]
+
+
+def test_views_share_memory_and_have_room_for_the_longest_context() -> None:
+    buffers = DecodeBuffers(8, MAX_LEN, BLOCK, CPU)
+    metadata = buffers.view(4).attn_metadata
+    assert metadata.block_tables.shape == (4, BLOCKS_PER_ROW)
+    assert metadata.seq_lens_list == [MAX_LEN] * 4
+    assert metadata.query_start_loc.tolist() == [0, 1, 2, 3, 4]
+    fill(buffers, 4, 2)
+    assert metadata.slot_mapping.tolist() == [40, 48, 56, 64]

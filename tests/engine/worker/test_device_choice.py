@@ -1,0 +1,94 @@
+"""What a device makes of the config: dtype, attention, quantization; and what is refused, with a way out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from engine import ConfigError, EngineConfig
+from engine.model import ModelConfig, RopeConfig
+from engine.worker.device_choice import DeviceFacts, choose_worker_config, probe_device
+
+CPU = DeviceFacts("cpu", num_cores=2)
+T4 = DeviceFacts("cuda", (7, 5), has_triton=True)
+A100 = DeviceFacts("cuda", (8, 0), has_triton=True)
+H200 = DeviceFacts("cuda", (9, 0), has_triton=True)
+H200_WITHOUT_TRITON = DeviceFacts("cuda", (9, 0))
+MODEL = ModelConfig("Qwen3ForCausalLM", 100, 32, 64, 2, 4, 2, 8, 128, RopeConfig(), dtype="bfloat16")
+
+
+def choose(facts: DeviceFacts, **settings: Any) -> tuple[dict[str, Any], list[str]]:
+    worker, notices = choose_worker_config(EngineConfig(**settings), MODEL, facts)
+    return {name: getattr(worker, name) for name in worker.__slots__}, notices
+
+
+@pytest.mark.parametrize(
+    ("facts", "backend", "dtype", "has_native", "has_graphs"),
+    [
+        (CPU, "sdpa", "float32", True, False),
+        (T4, "sdpa", "float16", False, False),
+        (A100, "triton", "bfloat16", False, True),
+        (H200, "triton", "bfloat16", False, True),
+        (H200_WITHOUT_TRITON, "sdpa", "bfloat16", False, False),
+    ],
+)
+def test_auto_takes_the_best_that_is_there(
+    facts: DeviceFacts, backend: str, dtype: str, has_native: bool, has_graphs: bool
+) -> None:
+    chosen, _ = choose(facts)
+    assert (chosen["attention_backend"], chosen["dtype"]) == (backend, dtype)
+    assert (chosen["enable_native_ops"], chosen["enable_cuda_graphs"]) == (has_native, has_graphs)
+
+
+def test_what_is_chosen_against_expectation_is_said() -> None:
+    assert choose(H200)[1] == []
+    notices = " / ".join(choose(T4)[1])
+    assert "float16 instead of the checkpoint's bfloat16" in notices
+    assert "sdpa, because this GPU is older than compute capability 8.0" in notices
+    assert "triton is not installed" in " / ".join(choose(H200_WITHOUT_TRITON)[1])
+
+
+@pytest.mark.parametrize(
+    ("facts", "settings", "message"),
+    [
+        (CPU, {"attention_backend": "triton"}, "needs a CUDA device; use auto, native or sdpa"),
+        (H200_WITHOUT_TRITON, {"attention_backend": "triton"}, "triton is not installed"),
+        (T4, {"attention_backend": "triton"}, r"compute capability 7.5\) is older than 8.0; use sdpa"),
+        (H200, {"attention_backend": "native"}, "runs on the CPU only; use auto, triton or sdpa"),
+        (CPU, {"attention_backend": "native", "enable_native_ops": False}, "contradicts enable_native_ops"),
+        (T4, {"dtype": "bfloat16"}, r"dtype='bfloat16': this GPU \(compute capability 7.5\) has none"),
+        (CPU, {"quantization": "fp8"}, "quantization='fp8' needs a CUDA device.*use int8"),
+        (CPU, {"quantization": "int4"}, "quantization='int4' needs a CUDA device.*use int8"),
+        (A100, {"quantization": "fp8"}, "needs compute capability 8.9, this GPU has 8.0; use int8"),
+        (H200, {"quantization": "int4", "dtype": "float16"}, "needs dtype bfloat16, not float16"),
+        (CPU, {"kv_cache_dtype": "fp8"}, "kv_cache_dtype='fp8' needs a CUDA device.*use auto"),
+    ],
+)
+def test_what_a_device_cannot_do_is_refused_with_a_way_out(
+    facts: DeviceFacts, settings: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        choose(facts, **settings)
+
+
+def test_int8_runs_everywhere() -> None:
+    assert all(choose(facts, quantization="int8")[0]["quantization"] == "int8" for facts in (CPU, T4, H200))
+
+
+@pytest.mark.parametrize(
+    "off", [{"enable_native_ops": False}, {"attention_backend": "sdpa"}, {"compile": True}]
+)
+def test_native_ops_stay_away_when_told_to(off: dict[str, Any]) -> None:
+    assert not choose(CPU, **off)[0]["enable_native_ops"]
+
+
+def test_a_gpus_debug_switch_means_nothing_on_the_cpu() -> None:
+    assert not choose(CPU, check_syncs=True)[0]["check_syncs"]
+    assert choose(H200, check_syncs=True)[0]["check_syncs"]
+
+
+def test_the_cpu_is_probed_as_it_is() -> None:
+    facts = probe_device("cpu")
+    assert (facts.kind, facts.capability) == ("cpu", (0, 0))
+    assert facts.num_cores >= 1

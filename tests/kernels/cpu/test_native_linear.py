@@ -1,0 +1,146 @@
+"""Native products against float64, and against themselves in other company."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from kernels.cpu.native_ops import NativeOps
+from kernels.cpu.weights import NativeWeight, WeightKind
+from kernels.ops import Quantization
+from tests.kernels.cpu.conftest import require_library
+
+SHAPES = [(1, 1), (33, 2), (64, 64), (100, 63), (300, 131), (96, 1000)]  # (out, in)
+ROWS = [1, 2, 5, 6, 7, 13, 64, 100]
+KINDS = ["float32", "half", "bfloat16", "int8", "int8-bfloat16"]
+
+
+def make(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def make_operands(kind: str, rows: int, shape: tuple[int, int]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Activations and weights for one kind of product."""
+    x, weight = make(rows, shape[1]), make(*shape, seed=1) * 0.1
+    if kind == "half":
+        weight = weight.bfloat16().float()
+    if kind.endswith("bfloat16"):
+        x, weight = x.bfloat16(), weight.bfloat16()
+    return x, weight
+
+
+def pack(ops: NativeOps, kind: str, weight: torch.Tensor, bias: torch.Tensor | None = None) -> NativeWeight:
+    quantization: Quantization | None = "int8" if kind.startswith("int8") else None
+    return ops.pack_linear(weight, bias, quantization)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("kind", ["float32", "half", "bfloat16"])
+def test_equals_the_exact_product(ops: NativeOps, kind: str, shape: tuple[int, int]) -> None:
+    tolerance = 2e-2 if kind == "bfloat16" else 3e-5
+    for rows in ROWS:
+        x, weight = make_operands(kind, rows, shape)
+        bias = make(shape[0], seed=2).to(x.dtype)
+        expected = x.double() @ weight.double().T + bias.double()
+        actual = ops.linear(x, pack(ops, kind, weight, bias), bias)
+        assert actual.dtype == x.dtype
+        torch.testing.assert_close(actual.double(), expected, atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("kind", ["int8", "int8-bfloat16"])
+def test_int8_equals_the_product_of_rounded_operands(
+    ops: NativeOps, kind: str, shape: tuple[int, int]
+) -> None:
+    """Weights rounded per output, activations per row, the sum of the products exact."""
+    tolerance = 2e-2 if kind == "int8-bfloat16" else 3e-5
+    for rows in ROWS:
+        x, weight = make_operands(kind, rows, shape)
+        packed = pack(ops, kind, weight)
+        largest = x.float().abs().amax(dim=1, keepdim=True)
+        rounded = (x.float() * (127 / largest)).round() * (largest / 127)
+        assert packed.scales is not None
+        levels = (weight.float() / packed.scales.unsqueeze(1)).round()
+        expected = rounded.double() @ (levels * packed.scales.unsqueeze(1)).double().T
+        actual = ops.linear(x, packed, None)
+        torch.testing.assert_close(actual.double(), expected, atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("kind", ["int8", "int8-bfloat16"])
+def test_int8_is_close_to_the_exact_product(ops: NativeOps, kind: str) -> None:
+    x, weight = make_operands(kind, 64, (300, 1000))
+    expected = x.double() @ weight.double().T
+    actual = ops.linear(x, pack(ops, kind, weight), None).double()
+    assert (actual - expected).norm() / expected.norm() < 0.02
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_row_does_not_depend_on_the_rows_beside_it(ops: NativeOps, kind: str) -> None:
+    x, weight = make_operands(kind, 100, (300, 131))
+    packed = pack(ops, kind, weight)
+    together = ops.linear(x, packed, None)
+    for rows in ROWS:
+        for start in (0, 100 - rows):
+            part = ops.linear(x[start : start + rows], packed, None)
+            assert torch.equal(part, together[start : start + rows])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("num_threads", [1, 3, 8])
+def test_the_number_of_threads_does_not_matter(native: NativeOps, num_threads: int, kind: str) -> None:
+    x, weight = make_operands(kind, 20, (300, 131))
+    other = NativeOps(require_library(), num_threads)
+    expected = native.linear(x, pack(native, kind, weight), None)
+    assert torch.equal(other.linear(x, pack(other, kind, weight), None), expected)
+
+
+def test_weights_that_bfloat16_holds_take_half_the_memory_and_give_the_same_bits(ops: NativeOps) -> None:
+    x, weight = make_operands("half", 20, (300, 131))
+    half = ops.pack_linear(weight, None, None)
+    assert half.kind == WeightKind.FLOAT32_HALF
+    # one weight that does not fit, in a row of its own
+    spoiled = torch.cat((weight, torch.full((1, 131), 1 + 2**-20)))
+    full = ops.pack_linear(spoiled, None, None)
+    assert full.kind == WeightKind.FLOAT32
+    assert full.num_bytes > 1.9 * half.num_bytes
+    assert torch.equal(ops.linear(x, full, None)[:, :300], ops.linear(x, half, None))
+
+
+@pytest.mark.parametrize("kind", ["float32", "half", "bfloat16"])
+def test_unpacking_returns_the_matrix(ops: NativeOps, kind: str) -> None:
+    _, weight = make_operands(kind, 1, (100, 63))
+    unpacked = ops.unpack_linear(pack(ops, kind, weight))
+    assert unpacked.dtype == weight.dtype
+    assert torch.equal(unpacked, weight)
+
+
+@pytest.mark.parametrize("kind", ["int8", "int8-bfloat16"])
+def test_unpacking_int8_returns_the_rounded_matrix(ops: NativeOps, kind: str) -> None:
+    _, weight = make_operands(kind, 1, (100, 63))
+    unpacked = ops.unpack_linear(pack(ops, kind, weight))
+    step = weight.float().abs().amax(dim=1, keepdim=True) / 127
+    assert ((unpacked.float() - weight.float()).abs() <= 0.51 * step + 0.004 * weight.float().abs()).all()
+
+
+def test_a_row_or_a_column_of_zeros_stays_zero(ops: NativeOps) -> None:
+    x, weight = make(3, 64), make(40, 64, seed=1)
+    x[1], weight[7] = 0, 0
+    out = ops.linear(x, ops.pack_linear(weight, None, "int8"), None)
+    assert torch.equal(out[1], torch.zeros(40))
+    assert torch.equal(out[:, 7], torch.zeros(3))
+
+
+def test_no_rows_are_no_work(native: NativeOps) -> None:
+    packed = native.pack_linear(make(40, 64), None, None)
+    assert native.linear(torch.empty(0, 64), packed, None).shape == (0, 40)
+
+
+@pytest.mark.parametrize("quantization", ["int4", "fp8"])
+def test_other_quantizations_are_refused(native: NativeOps, quantization: Quantization) -> None:
+    with pytest.raises(ValueError, match=rf"quantization='{quantization}' is not available.*int8"):
+        native.pack_linear(make(40, 64), None, quantization)
+
+
+def test_other_dtypes_are_refused(native: NativeOps) -> None:
+    with pytest.raises(ValueError, match=r"not torch\.float16"):
+        native.pack_linear(make(40, 64).half(), None, None)

@@ -1,0 +1,105 @@
+"""Products with packed weights: unchanged values, int8 against its slow twin, and what float8 and int4 keep."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from kernels import reference, torch_ops
+from kernels.quantized_linear import INT4_GROUP, Int8Weight, round_groups, round_rows
+
+OPS = torch_ops.make_ops()
+DTYPES = [torch.float32, torch.bfloat16]
+
+
+def make(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_packed_matrix_keeps_its_values(dtype: torch.dtype) -> None:
+    weight = make(30, 20, dtype=dtype)
+    packed = OPS.pack_linear(weight, None, None)
+    assert OPS.unpack_linear is not None
+    assert torch.equal(OPS.unpack_linear(packed), weight)
+    x, bias = make(5, 20, dtype=dtype, seed=1), make(30, dtype=dtype, seed=2)
+    expected = (x.float() @ weight.float().t() + bias.float()).to(dtype)
+    torch.testing.assert_close(OPS.linear(x, packed, bias), expected, atol=4e-2, rtol=2e-2)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize("num_tokens", [1, 2, 17, 63])
+def test_int8_equals_its_slow_twin(num_tokens: int, has_bias: bool, dtype: torch.dtype) -> None:
+    weight, x = make(48, 100, dtype=dtype), make(num_tokens, 100, dtype=dtype, seed=1)
+    bias = make(48, dtype=dtype, seed=2) if has_bias else None
+    actual = OPS.linear(x, OPS.pack_linear(weight, bias, "int8"), bias)
+    assert actual.dtype == dtype
+    tolerance = 1e-4 if dtype == torch.float32 else 6e-2
+    torch.testing.assert_close(actual, reference.linear_int8(x, weight, bias), atol=tolerance, rtol=tolerance)
+
+
+def test_int8_rounds_weights_and_activations_no_further_than_half_a_step() -> None:
+    for each in (make(9, 64), make(9, 64) * 1e-6, make(9, 64) * 1e6):
+        values, scales = round_rows(each, 127.0)
+        assert values.dtype == torch.int8
+        assert values.abs().amax(dim=1).eq(127).all()
+        assert ((values * scales - each).abs() <= scales * 0.5001).all()
+
+
+def test_a_row_of_zeros_stays_zero_in_int8() -> None:
+    weight = make(4, 8)
+    weight[1] = 0
+    packed = Int8Weight(weight)
+    result = packed.multiply(torch.cat((make(1, 8), torch.zeros(1, 8))), None)
+    assert (result[0, 1], result[1].abs().sum()) == (0, 0)
+    assert result.isfinite().all()
+
+
+def test_a_row_does_not_depend_on_the_rows_beside_it_in_int8() -> None:
+    packed, x = Int8Weight(make(24, 32)), make(7, 32, seed=1)
+    together = packed.multiply(x, None)
+    assert all(torch.equal(packed.multiply(x[i : i + 1], None)[0], together[i]) for i in range(7))
+
+
+def test_an_int8_matrix_packed_again_is_the_same() -> None:
+    """So that moving from torch's ops to the native ones changes nothing."""
+    first = Int8Weight(make(16, 40))
+    again = Int8Weight(first.unpack())
+    assert torch.equal(first.values, again.values)
+    torch.testing.assert_close(first.scales, again.scales, rtol=1e-6, atol=0)
+
+
+def test_float8_keeps_three_bits_of_each_value() -> None:
+    values, scales = round_rows(make(9, 64), 448.0, torch.float8_e4m3fn)
+    assert values.dtype == torch.float8_e4m3fn
+    error = (values.float() * scales - make(9, 64)).abs()
+    assert (error <= make(9, 64).abs() / 16 + scales * 2**-9).all()
+
+
+def test_int4_rounds_to_sixteen_levels_between_a_groups_extremes() -> None:
+    weight = make(8, 2 * INT4_GROUP, dtype=torch.bfloat16)
+    levels, scales_and_zeros = round_groups(weight)
+    assert levels.shape == weight.shape
+    assert (levels.min(), levels.max()) == (0, 15)
+    scales, middles = scales_and_zeros.float().transpose(0, 1).unbind(dim=-1)
+    spread = [each.repeat_interleave(INT4_GROUP, dim=1) for each in (scales, middles)]
+    rounded = (levels - 8) * spread[0] + spread[1]
+    # Half a step, and what bfloat16 makes of the step and the middle.
+    assert ((rounded - weight.float()).abs() <= spread[0] * 0.6).all()
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "quantization", "message"),
+    [
+        ((30, 32), torch.bfloat16, "fp8", "divisible by 16"),
+        ((16, 256), torch.float32, "int4", "needs bfloat16 weights, not torch.float32; use --dtype bfloat16"),
+        ((16, 100), torch.bfloat16, "int4", "inputs in groups of 128"),
+    ],
+)
+def test_a_matrix_that_does_not_fit_is_refused(
+    shape: tuple[int, int], dtype: torch.dtype, quantization: str, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        OPS.pack_linear(make(*shape, dtype=dtype), None, quantization)  # type: ignore[arg-type]

@@ -1,0 +1,66 @@
+"""The fused last product, mask and draw against its slow twin and against the draw over logits."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from kernels import reference, sampling
+from kernels.triton.lm_head_sample import lm_head_sample
+
+pytestmark = pytest.mark.gpu
+
+
+def make(
+    num_rows: int, vocab_size: int, width: int, dtype: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(num_rows + vocab_size)
+    hidden = torch.randn(num_rows, width, generator=generator).to(dtype)
+    weight = torch.randn(vocab_size, width, generator=generator).to(dtype)
+    keys = torch.from_numpy(sampling.make_row_keys(np.arange(num_rows), np.arange(num_rows) + 3))
+    temperature = torch.linspace(0.0, 1.5, num_rows) if num_rows > 1 else torch.ones(1)
+    return hidden, weight, keys, temperature
+
+
+def move(tensors: tuple[Tensor, ...], device: torch.device) -> list[Tensor]:
+    return [each.to(device) for each in tensors]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize(("num_rows", "vocab_size", "width"), [(1, 5, 7), (3, 300, 64), (17, 129, 100)])
+def test_draws_equal_the_reference(
+    device: torch.device, num_rows: int, vocab_size: int, width: int, dtype: torch.dtype
+) -> None:
+    tensors = make(num_rows, vocab_size, width, dtype)
+    assert lm_head_sample(*move(tensors, device)).tolist() == reference.lm_head_sample(*tensors).tolist()
+
+
+def test_draws_equal_those_over_logits(device: torch.device) -> None:
+    hidden, weight, keys, temperature = make(6, 300, 64, torch.float32)
+    temperature += 0.5
+    expected = sampling.draw_full(hidden @ weight.t(), keys, temperature, None)
+    assert lm_head_sample(*move((hidden, weight, keys, temperature), device)).tolist() == expected.tolist()
+
+
+def test_masks_belong_to_the_rows_that_name_them(device: torch.device) -> None:
+    tensors = make(5, 200, 16, torch.float32)
+    words = torch.zeros(3, 6, dtype=torch.int32)  # tokens from 192 on have no word
+    words[0, 2], words[1, :] = 1 << 5, 0x0F0F0F0F
+    mask_rows = torch.tensor([1, -1, 0, 2, 0])
+    drawn = lm_head_sample(*move((*tensors, words, mask_rows), device)).tolist()
+    assert drawn == reference.lm_head_sample(*tensors, words, mask_rows).tolist()
+    assert drawn[2] == drawn[4] == 69 and drawn[3] == -1
+
+
+def test_a_row_that_is_not_finite_gives_no_token_even_where_masked(device: torch.device) -> None:
+    hidden, weight, keys, temperature = make(2, 40, 16, torch.float32)
+    hidden[1, 3] = torch.nan
+    words, rows = torch.full((1, 2), 1, dtype=torch.int32), torch.tensor([0, 0])
+    assert lm_head_sample(*move((hidden, weight, keys, temperature, words, rows), device)).tolist() == [0, -1]
+
+
+def test_more_rows_than_a_small_batch_are_refused(device: torch.device) -> None:
+    with pytest.raises(ValueError, match="at most 64 rows, not 65"):
+        lm_head_sample(*move(make(65, 5, 16, torch.float32), device))

@@ -1,0 +1,163 @@
+"""Triton attention against the slow twin: decode, drafts, chunks, prefill, over NaN in all memory of others."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from kernels import reference
+from kernels.triton.attention_plan import AttentionPlan
+from kernels.triton.paged_attention import paged_attention
+from kernels.triton.tiles import Entry, Tile, TileTable
+from tests.kernels.triton.batches import TOLERANCE, make_paged
+
+pytestmark = pytest.mark.gpu
+
+DECODE = [(1, 1), (1, 15), (1, 16), (1, 17), (1, 40)]
+MIXED = [(1, 40), (33, 33), (1, 20), (5, 37), (20, 41), (1, 1), (17, 17)]
+
+
+def make_table(block_n: int = 16, min_split: int = 32, target_programs: int = 1, rows: int = 16) -> TileTable:
+    """Small tiles, so that small batches have many of them."""
+    entries = tuple(Entry(kind, 4, 16, Tile(rows, block_n, 4, 2)) for kind in ("short", "long"))
+    return TileTable("test", min_split, target_programs, entries)  # type: ignore[arg-type]
+
+
+def attend(tensors: tuple[Tensor, ...], table: TileTable | None = None, **options: Any) -> Tensor:
+    q = tensors[0]
+    poisoned = torch.full(q.shape, torch.nan, dtype=q.dtype, device=q.device)
+    options = {"scale": 0.3} | options
+    out = paged_attention(*tensors, **options, tiles=table or make_table(), out=poisoned)  # type: ignore[arg-type]
+    assert out is poisoned
+    return out
+
+
+def assert_equals_reference(
+    tensors: tuple[Tensor, ...], table: TileTable | None = None, **options: Any
+) -> None:
+    expected = reference.paged_attention(*tensors, **({"scale": 0.3} | options))  # type: ignore[arg-type]
+    assert not expected.isnan().any()
+    tolerance = TOLERANCE[expected.dtype]
+    torch.testing.assert_close(attend(tensors, table, **options), expected, atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("head_dim", [16, 60, 64])
+def test_mixed_batches_equal_the_reference(device: torch.device, head_dim: int, dtype: torch.dtype) -> None:
+    assert_equals_reference(make_paged(MIXED, device, head_dim=head_dim, dtype=dtype))
+
+
+@pytest.mark.parametrize("block_size", [1, 3, 16, 32])
+def test_any_block_size(device: torch.device, block_size: int) -> None:
+    assert_equals_reference(make_paged(DECODE, device, head_dim=16, block_size=block_size))
+
+
+@pytest.mark.parametrize("group_size", range(1, 9))
+def test_heads_of_a_group_share_their_key_head(device: torch.device, group_size: int) -> None:
+    lens = [(1, 17), (3, 18), (19, 33)]
+    assert_equals_reference(make_paged(lens, device, num_heads=2 * group_size, head_dim=16))
+
+
+@pytest.mark.parametrize("window", [1, 7, 16, 30, 100])
+def test_sliding_window_hides_older_keys(device: torch.device, window: int) -> None:
+    assert_equals_reference(make_paged(MIXED, device, head_dim=16), sliding_window=window)
+
+
+@pytest.mark.parametrize("target_programs", [1, 1000])
+def test_soft_cap_bounds_the_scores(device: torch.device, target_programs: int) -> None:
+    table = make_table(target_programs=target_programs)
+    assert_equals_reference(make_paged(MIXED, device, head_dim=16), table, soft_cap=1.5)
+
+
+@pytest.mark.parametrize("window", [None, 70])
+@pytest.mark.parametrize("target_programs", [1, 40, 1000])
+def test_long_contexts_are_split(device: torch.device, target_programs: int, window: int | None) -> None:
+    tensors = make_paged([(1, 200), (4, 97), (1, 31), (1, 33)], device, head_dim=16)
+    assert_equals_reference(tensors, make_table(target_programs=target_programs), sliding_window=window)
+
+
+def test_who_computes_a_split_changes_no_bit(device: torch.device) -> None:
+    tensors = make_paged([(1, 200), (4, 97), (1, 31)], device, head_dim=16)
+    results = [attend(tensors, make_table(target_programs=target)) for target in (1, 30, 1000)]
+    tolerance = 0.0 if device.type == "cpu" else 1e-6  # a device may contract a product and a sum
+    for each in results[1:]:
+        torch.testing.assert_close(each, results[0], atol=tolerance, rtol=tolerance)
+
+
+def test_a_row_does_not_depend_on_the_rows_beside_it(device: torch.device) -> None:
+    q, k_cache, v_cache, tables, _, seq_lens = make_paged([(1, 130), (1, 9), (1, 77)], device, head_dim=16)
+    table = make_table(target_programs=1000)
+    together = attend((q, k_cache, v_cache, tables, torch.arange(4, device=device).int(), seq_lens), table)
+    starts = torch.arange(2, device=device).int()
+    for row in range(3):
+        part = slice(row, row + 1)
+        alone = attend((q[part], k_cache, v_cache, tables[part], starts, seq_lens[part]), table)
+        assert torch.equal(alone[0], together[row])
+
+
+def test_padding_changes_no_bit_of_the_real_rows(device: torch.device) -> None:
+    q, k_cache, v_cache, tables, _, seq_lens = make_paged([(1, 50), (1, 9)], device, head_dim=16)
+    starts = torch.arange(3, device=device).int()
+    bounds = AttentionPlan([1, 1], [64, 64])
+    expected = attend((q, k_cache, v_cache, tables, starts, seq_lens), plan=bounds)
+    zeros = torch.zeros(6, dtype=torch.int32, device=device)
+    padded = (
+        torch.cat((q, q.new_zeros(6, *q.shape[1:]))),
+        k_cache,
+        v_cache,
+        torch.cat((tables, zeros.view(6, 1).expand(6, tables.shape[1]))),
+        torch.arange(9, device=device).int(),
+        torch.cat((seq_lens, zeros + 1)),
+    )
+    out = attend(padded, plan=AttentionPlan([1] * 8, [64] * 8))
+    assert torch.equal(out[:2], expected)
+
+
+def test_a_plan_of_upper_bounds_gives_the_same_result(device: torch.device) -> None:
+    tensors = make_paged([(1, 50), (1, 9)], device, head_dim=16)
+    table = make_table(target_programs=1000)
+    bounds = attend(tensors, table, plan=AttentionPlan([1, 1], [1000, 1000]))
+    torch.testing.assert_close(bounds, attend(tensors, table), atol=0, rtol=0)
+
+
+def test_queries_may_be_a_view_of_a_fused_projection(device: torch.device) -> None:
+    q, *rest = make_paged(DECODE, device, head_dim=16)
+    fused = torch.randn(q.shape[0], 8, 16, device=device)
+    fused[:, :4] = q
+    assert torch.equal(attend((fused[:, :4], *rest)), attend((q, *rest)))
+
+
+def test_prefill_tiles_with_unmasked_parts_equal_the_reference(device: torch.device) -> None:
+    table = make_table(block_n=16, rows=64)
+    tensors = make_paged([(40, 140), (90, 90), (1, 30)], device, num_heads=2, num_kv_heads=1, head_dim=16)
+    assert_equals_reference(tensors, table)
+
+
+def test_fp8_keys_and_values_are_decoded_exactly(device: torch.device) -> None:
+    q, k_cache, v_cache, *rest = make_paged(MIXED, device, head_dim=16)
+    k8, v8 = k_cache.to(torch.float8_e4m3fn), v_cache.to(torch.float8_e4m3fn)
+    expected = reference.paged_attention(q, k8.float(), v8.float(), *rest, scale=0.3)
+    torch.testing.assert_close(attend((q, k8, v8, *rest)), expected, atol=2e-5, rtol=2e-5)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda t: (t[0].double(), *t[1:]), "q must be"),
+        (lambda t: (t[0], t[1].half(), *t[2:]), "k_cache must be"),
+        (lambda t: (t[0], t[1].transpose(0, 1), *t[2:]), "contiguous"),
+        (lambda t: (t[0][:, :3].contiguous(), *t[1:]), "does not fit"),
+        (lambda t: (*t[:4], t[4][:-1], t[5]), "query_start_loc"),
+    ],
+)
+def test_tensors_that_do_not_fit_are_refused(device: torch.device, change: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        paged_attention(*change(make_paged(DECODE, device, head_dim=16)), scale=1.0)
+
+
+def test_windows_below_one_are_refused(device: torch.device) -> None:
+    with pytest.raises(ValueError, match="sliding_window must be at least 1, not 0"):
+        paged_attention(*make_paged(DECODE, device, head_dim=16), scale=1.0, sliding_window=0)
