@@ -1,4 +1,7 @@
-"""`python -m app extract --schema S FILE...`: one JSON record a line for every file."""
+"""`python -m app extract --schema S FILE...`: one JSON record a line for every file.
+
+With `--evaluate`, the figures of the model on documents whose records are known.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from app.cli.evaluate import EvaluateConfig, evaluate
 from app.cli.talk import local_engine, plain_errors
-from app.config import UsageError, add_flags
+from app.config import UsageError, add_flags, make_config
 from app.extraction import extract_records
 from engine import EngineConfig
 from grammar import GrammarSpec
@@ -21,10 +25,9 @@ MAX_FILE_BYTES = 16 * 2**20
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The schema, the files, and the flags of the engine."""
-    parser.add_argument(
-        "--schema", required=True, metavar="FILE", help="file with the JSON Schema of a record"
-    )
-    parser.add_argument("files", nargs="+", metavar="FILE", help="UTF-8 text files; - reads stdin")
+    parser.add_argument("--schema", metavar="FILE", help="file with the JSON Schema of a record")
+    parser.add_argument("files", nargs="*", metavar="FILE", help="UTF-8 text files; - reads stdin")
+    add_flags(parser, EvaluateConfig)
     add_flags(parser, EngineConfig)
 
 
@@ -34,18 +37,27 @@ def run(arguments: argparse.Namespace, start: float) -> int:
     Raises:
         UsageError: a file cannot be read, or the schema cannot be used.
     """
+    config = make_config(EvaluateConfig, vars(arguments))
+    if config.evaluate:
+        if arguments.schema is not None or arguments.files:
+            raise UsageError("--evaluate has its own documents and takes neither --schema nor files")
+        return asyncio.run(evaluate(config, vars(arguments)))
+    if arguments.schema is None or not arguments.files:
+        raise UsageError("extract needs --schema and at least one file, or --evaluate")
     # everything is read before the engine loads: a wrong name should not cost seconds
     schema = read_schema(arguments.schema)
     sources = [(name, read_text(name)) for name in arguments.files]
-    return asyncio.run(extract(schema, sources, vars(arguments)))
+    return asyncio.run(extract(schema, sources, vars(arguments), config.ground))
 
 
-async def extract(schema: dict[str, Any], sources: list[tuple[str, str]], given: dict[str, Any]) -> int:
+async def extract(
+    schema: dict[str, Any], sources: list[tuple[str, str]], given: dict[str, Any], ground: bool = False
+) -> int:
     """Records to stdout, progress to stderr."""
     num_failed = 0
     async with local_engine(given) as engine:
         number = 0
-        async for record in extract_records(engine, schema, sources):
+        async for record in extract_records(engine, schema, sources, ground=ground):
             number += 1
             print(json.dumps(record, ensure_ascii=False), flush=True)
             num_failed += "error" in record

@@ -20,6 +20,7 @@ async def extract_records(
     sources: Iterable[tuple[str, str]],
     *,
     max_concurrent: int = MAX_CONCURRENT,
+    ground: bool = False,
 ) -> AsyncIterator[dict[str, Any]]:
     """Yield one JSON-able dict per (name, text), in the order of the sources, several running at once.
 
@@ -29,7 +30,7 @@ async def extract_records(
         GrammarError: the schema itself cannot be used.
         EngineDead: the engine is gone.
     """
-    extractor = Extractor(engine)
+    extractor = Extractor(engine, ground=ground)
     waiting = iter(sources)
     running: list[asyncio.Task[dict[str, Any]]] = []
     try:

@@ -1,4 +1,6 @@
-"""Limits on strings and lists that a schema leaves open, so that a looping model cannot fill the whole context.
+"""Limits on what a schema leaves open, so that a looping model cannot fill the whole context.
+
+Strings and lists get lengths, dates and times of day the characters that they can have.
 
 Only places where a limit makes the schema stricter are touched: never below `not`, `oneOf`, `if` or
 `contains`, where narrowing a part may widen the whole. What was added is listed, and the record is
@@ -8,6 +10,7 @@ checked against the schema as the user wrote it.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,12 +28,19 @@ ARRAY_LIMITS = ("maxItems", "enum", "const")
 OPPOSING_KEYWORDS = ("not", "oneOf", "if", "then", "else", "contains", "dependentSchemas", "propertyNames")
 
 
+DATE_PATTERN = "^(19|20)[0-9]{2}-(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])$"
+TIME_PATTERN = "^([01][0-9]|2[0-3]):[0-5][0-9]$"
+# A description that names a form; `format: date` needs no description.
+FORMS = ((re.compile(r"\bYYYY-MM-DD\b"), DATE_PATTERN), (re.compile(r"\bHH:MM\b(?!:)"), TIME_PATTERN))
+
+
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What open strings and lists are cut to."""
+    """What open strings and lists are cut to, and whether dates and times have to be plausible ones."""
 
     max_length: int = 200  # characters
     max_items: int = 32
+    plausible_times: bool = True  # years 1900 to 2099, 00:00 to 23:59
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +48,8 @@ class Bound:
     """One limit that was added."""
 
     pointer: str  # JSON pointer to the subschema, "" for the root
-    keyword: str  # "maxLength" or "maxItems"
-    value: int
+    keyword: str  # "maxLength", "maxItems" or "pattern"
+    value: int | str
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +57,8 @@ class BoundedSchema:
     """A schema with limits, and what was added to the user's."""
 
     schema: Schema
-    added: tuple[Bound, ...] = field(default=())
+    added: tuple[Bound, ...] = field(default=())  # lengths
+    patterns: tuple[Bound, ...] = field(default=())  # of dates and times
 
 
 def add_bounds(schema: Schema, limits: Limits | None) -> BoundedSchema:
@@ -57,21 +68,46 @@ def add_bounds(schema: Schema, limits: Limits | None) -> BoundedSchema:
     # Through JSON: a copy in which no two places share one dict.
     bounded = json.loads(json.dumps(schema))
     added: list[Bound] = []
-    for pointer, subschema in _subschemas(bounded, "", skip_definitions=_has_opposed_reference(schema)):
+    patterns: list[Bound] = []
+    for pointer, subschema in walk_narrowable(bounded):
+        if limits.plausible_times:
+            patterns += _shape(subschema, pointer)
         added += _limit(subschema, pointer, limits)
-    return BoundedSchema(bounded, tuple(added))
+    return BoundedSchema(bounded, tuple(added), tuple(patterns))
+
+
+def walk_narrowable(schema: Schema) -> Iterator[tuple[str, Schema]]:
+    """(JSON pointer, subschema) of every place where a stricter part makes the whole stricter."""
+    yield from _subschemas(schema, "", skip_definitions=_has_opposed_reference(schema))
+
+
+def allows_strings(subschema: Schema) -> bool:
+    kinds = subschema.get("type")
+    return "string" in (kinds if isinstance(kinds, list) else [kinds])
+
+
+def _shape(subschema: Schema, pointer: str) -> Iterator[Bound]:
+    """A pattern for a date or a time of day that has none."""
+    if not allows_strings(subschema) or any(word in subschema for word in ("pattern", "enum", "const")):
+        return
+    if subschema.get("format") == "date":
+        yield _set(subschema, pointer, "pattern", DATE_PATTERN)
+    elif "format" not in subschema and isinstance(subschema.get("description"), str):
+        found = [pattern for form, pattern in FORMS if form.search(subschema["description"])]
+        if len(found) == 1:
+            yield _set(subschema, pointer, "pattern", found[0])
 
 
 def _limit(subschema: Schema, pointer: str, limits: Limits) -> Iterator[Bound]:
     kinds = subschema.get("type")
     kinds = kinds if isinstance(kinds, list) else [kinds]
-    if "string" in kinds and not any(keyword in subschema for keyword in STRING_LIMITS):
+    if allows_strings(subschema) and not any(keyword in subschema for keyword in STRING_LIMITS):
         yield _set(subschema, pointer, "maxLength", max(limits.max_length, _least(subschema, "minLength")))
     if "array" in kinds and not any(keyword in subschema for keyword in ARRAY_LIMITS):
         yield _set(subschema, pointer, "maxItems", max(limits.max_items, _least(subschema, "minItems")))
 
 
-def _set(subschema: Schema, pointer: str, keyword: str, value: int) -> Bound:
+def _set(subschema: Schema, pointer: str, keyword: str, value: int | str) -> Bound:
     subschema[keyword] = value
     return Bound(pointer, keyword, value)
 

@@ -18,6 +18,7 @@ from app.extraction.confidence import field_confidence, score_tokens
 from app.extraction.grounding import Evidence, find_evidence
 from app.extraction.json_spans import Leaf, scan
 from app.extraction.prompt import Schema, make_messages, make_plain_prompt
+from app.extraction.verbatim import mark_grounded
 from engine import CompletionOutput, Engine, InvalidRequest, RequestOutput, SamplingParams
 from grammar import GrammarSpec, SchemaValidator
 
@@ -78,12 +79,19 @@ class ExtractionResult:
 
 @dataclass(slots=True)
 class Extractor:
-    """Turns texts into records on one engine."""
+    """Turns texts into records on one engine.
+
+    Attributes:
+        limits: what open strings and lists are cut to; None for nothing.
+        ground: whether free strings have to be parts of the text, and dates and amounts those that stand in
+            it; an empty text grounds nothing.
+    """
 
     engine: Engine
     limits: Limits | None = DEFAULT_LIMITS
     max_tokens: int = DEFAULT_MAX_TOKENS
     backend: str | None = field(default=None)
+    ground: bool = False
 
     async def stream(
         self, schema: Schema, text: str, *, source: str = "", cache_salt: str | None = None
@@ -96,7 +104,7 @@ class Extractor:
             EngineError: the engine refused or lost the request.
         """
         bounds = add_bounds(schema, self.limits)
-        grammar = GrammarSpec.json_schema(bounds.schema, whitespace="spaced", backend=self.backend)
+        grammar = self._make_grammar(bounds.schema, text)
         prompt_ids = await self._encode(schema, text)
         params = SamplingParams(
             max_tokens=self._fit(len(prompt_ids)), temperature=0.0, logprobs=0, grammar=grammar
@@ -122,6 +130,11 @@ class Extractor:
                 if isinstance(part, ExtractionResult):
                     return part
         raise RuntimeError("the extraction ended without a result")
+
+    def _make_grammar(self, schema: Schema, text: str) -> GrammarSpec:
+        if self.ground and text.strip():
+            return GrammarSpec.json_schema(mark_grounded(schema, text), "spaced", self.backend, source=text)
+        return GrammarSpec.json_schema(schema, "spaced", self.backend)
 
     async def _encode(self, schema: Schema, text: str) -> list[int]:
         messages = make_messages(schema, text)

@@ -65,7 +65,7 @@ class _Finder:
         self.source = source
         self.folded, self.origin = _fold(source)
         self.dates = list(find_dates(source))
-        self.numbers = [(_readings(match.group()), match.span()) for match in NUMBER.finditer(source)]
+        self.numbers = [(read_number(match.group()), match.span()) for match in NUMBER.finditer(source)]
 
     def find(self, value: str | float, after: int) -> Evidence:
         if isinstance(value, str):
@@ -133,7 +133,7 @@ def _fold(text: str) -> tuple[str, list[int]]:
     return "".join(folded), origin
 
 
-def _readings(number: str) -> set[float]:
+def read_number(number: str) -> set[float]:
     """What a written number may mean: 1,234.50 and 1.234,50 differ by country, and 1,234 is either."""
     plain = re.sub(r"[' \u00a0\u202f](?=\d{3})", "", number)
     readings = set()

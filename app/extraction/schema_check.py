@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 
 from app.extraction.prompt import Schema
-from grammar import CompiledGrammar, GrammarCompiler, GrammarSpec, InvalidGrammar, Vocabulary
+from grammar import CompiledGrammar, GrammarCompiler, GrammarSpec, InvalidGrammar, PlanEntry, Vocabulary
 
 # Whether a keyword is supported does not depend on the model's tokens; with these 257 a compile takes milliseconds.
 _BYTE_VOCABULARY = [bytes([value]) for value in range(256)] + [b""]
@@ -20,6 +20,7 @@ class CheckedSchema:
     schema: Schema
     backend: str
     num_enforced: int
+    plan: tuple[PlanEntry, ...] = ()
 
 
 class SchemaChecker:
@@ -39,7 +40,7 @@ class SchemaChecker:
         if not isinstance(schema, dict):
             raise InvalidGrammar('the schema of a record is a JSON object, such as {"type": "object", ...}')
         compiled = self._compiler.compile(spec)
-        return CheckedSchema(schema, compiled.backend, _count_enforced(compiled))
+        return CheckedSchema(schema, compiled.backend, _count_enforced(compiled), tuple(compiled.plan))
 
 
 def _count_enforced(compiled: CompiledGrammar) -> int:

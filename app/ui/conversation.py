@@ -1,11 +1,12 @@
 """The chat history as Gradio keeps it: reading it for the model, writing answers, figures and errors into it.
 
-An answer is followed by a quiet line of figures, a message with a title; it and failed turns are not
-part of what the model reads.
+An answer is followed by a quiet line of figures, a message with a title; it, reasoning and failed turns are
+not part of what the model reads.
 """
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from app.ui.explain import Explanation
@@ -15,6 +16,8 @@ Message = dict[str, Any]
 History = list[Message]
 
 ERROR_ID = "error"
+REASONING_ID = "reasoning"
+REASONING_START = re.compile(r"\s*<(think|thinking|reasoning)>")
 FINISH_WORDS = {
     "stop": "complete",
     "length": "cut off at the token limit",
@@ -29,6 +32,18 @@ def user_message(text: str) -> Message:
 
 def answer_message(text: str) -> Message:
     return {"role": "assistant", "content": text}
+
+
+def answer_messages(text: str) -> list[Message]:
+    """An answer with its reasoning, where it has some, in a message of its own that is folded once it is complete."""
+    opened = REASONING_START.match(text)
+    if opened is None:
+        return [answer_message(text)]
+    thought, mark, rest = text[opened.end() :].partition(f"</{opened[1]}>")
+    title = "Reasoning" if mark else "Reasoning …"
+    folded = {"title": title, "id": REASONING_ID, "status": "done" if mark else "pending"}
+    thinking = {"role": "assistant", "content": thought.strip(), "metadata": folded}
+    return [thinking, answer_message(rest.lstrip())] if mark else [thinking]
 
 
 def figures_message(line: str) -> Message:

@@ -7,15 +7,19 @@ from typing import Protocol
 import gradio as gr
 
 from app.ui.api_hint import build_api_tab
+from app.ui.batch import BatchTab
 from app.ui.chat import ChatTab
 from app.ui.examples import load_examples
 from app.ui.extract import ExtractTab
 from app.ui.header import build_header
+from app.ui.observatory import build_observatory_tab
 from app.ui.settings import Settings
 from engine import Engine, EngineConfig
 
 # A mounted app otherwise runs 40 events at once, whatever the concurrency limits say.
 MAX_EVENTS = 1024
+# Files that people open or download: looked through every hour, deleted when a day old.
+KEEP_FILES_S = (3600, 86400)
 
 WELCOME = (
     "### Troupe\n{about}\n\nAnswers stream from the engine in this process; nothing leaves this machine."
@@ -42,17 +46,34 @@ class AppConfig(Protocol):
 
 def make_demo(engine: Engine, app_config: AppConfig) -> gr.Blocks:
     """Build the page; mount it with `mount_options()`. The engine may still be starting."""
-    with gr.Blocks(title="Troupe", analytics_enabled=False, fill_height=True, fill_width=True) as demo:
+    examples = load_examples()
+    with gr.Blocks(
+        title="Troupe", analytics_enabled=False, fill_height=True, fill_width=True, delete_cache=KEEP_FILES_S
+    ) as demo:
         build_header(demo, engine)
         with gr.Tabs(elem_id="tabs"):
             with gr.Tab("Chat", elem_id="chat-tab"):
-                ChatTab(
+                chat = ChatTab(
                     engine, describe_model(engine), choose_examples(engine), choose_settings(engine)
-                ).build()
+                )
+                chat.build(demo)
             with gr.Tab("Extract", elem_id="extract-tab"):
-                ExtractTab(engine, load_examples()).build()
+                extract = ExtractTab(engine, examples)
+                schema = extract.build()
+            with gr.Tab("Batch", elem_id="batch-tab"):
+                batch = BatchTab(engine, examples)
+                batch.build(schema)
+            with gr.Tab("Observatory", elem_id="observatory-tab"):
+                build_observatory_tab(engine, examples)
             with gr.Tab("API", elem_id="api-tab"):
                 build_api_tab(demo, engine, needs_key=bool(app_config.api_key))
+
+        def leave(request: gr.Request) -> None:
+            # A handler's own stream tells of a closed tab only once the page has opened it.
+            for stops in (chat.stops, extract.stops, batch.stops):
+                stops.ask(str(request.session_hash), "discard")
+
+        demo.unload(leave)
     demo.queue(default_concurrency_limit=None)
     demo._queue.max_thread_count = MAX_EVENTS
     # After that many events Gradio makes a table of all of them in a thread; nobody reads it here.

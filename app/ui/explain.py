@@ -50,6 +50,10 @@ def explain(error: Exception, engine_state: str = "ready") -> Explanation:
             )
         case EngineDead():
             return Explanation("The engine has stopped.", why, "Its log has the cause; restart the app.")
+        case InvalidRequest(param="attachment"):
+            return Explanation(
+                "This file cannot be read.", why, "Attach a text file or a PDF with text in it."
+            )
         case InvalidRequest(param=param):
             field = f" ({param})" if param else ""
             return Explanation(f"This request cannot be served{field}.", why, "Change it and send it again.")
@@ -61,4 +65,6 @@ def _sentence(text: str) -> str:
     text = text.strip()
     if not text:
         return ""
-    return text[0].upper() + text[1:] + ("" if text.endswith((".", "!", "?")) else ".")
+    # A file's name stays as it is written.
+    first = text[0] if "." in text.split()[0].rstrip(".") else text[0].upper()
+    return first + text[1:] + ("" if text.endswith((".", "!", "?")) else ".")

@@ -10,6 +10,7 @@ from typing import Any
 
 import gradio as gr
 
+from app.ui.scripts import read_script
 from engine import Engine
 
 POLL_INTERVAL_S = 1.0
@@ -81,7 +82,13 @@ def build_header(demo: gr.Blocks, engine: Engine) -> None:
     def refresh() -> str:
         return render_header(engine, meter.update(engine.stats().generation_tokens))
 
-    strip = gr.HTML(render_header(engine, 0), elem_id="strip", container=False, padding=False)
+    strip = gr.HTML(
+        render_header(engine, 0),
+        elem_id="strip",
+        container=False,
+        padding=False,
+        js_on_load=read_script("polish"),
+    )
     # queue=False: a plain request, so that the strip stays live when every event slot is taken.
     quiet: dict[str, Any] = {"queue": False, "show_progress": "hidden", "api_visibility": "private"}
     demo.load(refresh, None, strip, **quiet)

@@ -4,26 +4,35 @@ from __future__ import annotations
 
 import html
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from app.extraction import Evidence, ExtractionResult, Leaf
+from app.extraction.review import Change
 from app.ui.conversation import describe_output
 from app.ui.explain import Explanation
 
-# The style sheet links rows and marks of the same number on hover for that many fields.
-NUM_LINKED = 48
-MATCH_WORDS = {"exact": "verbatim", "normalised": "reformatted", "none": "not in the text"}
+# Below this a person should look: the field is flagged.
+LOW_CONFIDENCE = 0.6
+HIGH_CONFIDENCE = 0.9
+NO_CHANGES: Mapping[str, Change] = {}
+MATCH_WORDS = {
+    "exact": "verbatim", "normalised": "reformatted", "fuzzy": "similar in the text", "none": "not in the text",
+}  # fmt: skip
 
 EMPTY = (
-    '<div class="empty"><p>The record appears here.</p>'
-    "<p>Every value comes with the model's confidence and the place in the text that shows it.</p></div>"
+    '<div class="empty"><p><b>The record appears here.</b></p>'
+    "<p>Every value comes with the model's confidence and the place in the text that shows it. "
+    "Values can be corrected in place.</p></div>"
+)
+NO_SOURCE = (
+    '<div class="empty"><p>After an extraction the text is shown here with its evidence marked.</p></div>'
 )
 
 
 def render_badge(kind: str, text: str, detail: str = "") -> str:
     """One verdict in words and colour; never colour alone."""
     more = f'<span class="detail">{html.escape(detail)}</span>' if detail else ""
-    return f'<div class="verdict {kind}"><span class="badge">{html.escape(text)}</span>{more}</div>'
+    return f'<div class="verdict {kind}" role="status"><span class="badge">{html.escape(text)}</span>{more}</div>'
 
 
 def render_verdict(result: ExtractionResult) -> str:
@@ -42,13 +51,21 @@ def render_error(explanation: Explanation) -> str:
     return f'<div class="problem" role="alert"><b>{what}</b> <span>{why}</span> <em>{next_step}</em></div>'
 
 
-def render_fields(leaves: Iterable[Leaf], result: ExtractionResult | None, text: str) -> str:
-    """The table of values; with a result also confidence, evidence and the source with its marks."""
+def render_fields(
+    leaves: Iterable[Leaf],
+    result: ExtractionResult | None,
+    changes: Mapping[str, Change] = NO_CHANGES,
+    by_hand: frozenset[str] = frozenset(),
+) -> str:
+    """The table of values; with a result also confidence, evidence and the means to correct and keep it.
+
+    Args:
+        changes: what differs from a verified record, by pointer; empty without one.
+        by_hand: pointers of values that a person typed.
+    """
     rows = list(leaves)
     if not rows:
         return EMPTY
-    confidence = result.confidence if result else {}
-    evidence = result.evidence if result else {}
     body: list[str] = []
     group = ""
     for number, leaf in enumerate(rows):
@@ -56,31 +73,114 @@ def render_fields(leaves: Iterable[Leaf], result: ExtractionResult | None, text:
         if parent != group:
             group = parent
             body += [f'<tr class="group"><th colspan="3">{show_pointer(parent)}</th></tr>'] if parent else []
-        found = (confidence.get(leaf.pointer), evidence.get(leaf.pointer))
-        body.append(_render_row(number, leaf, *found, is_final=result is not None))
-    table = (
-        '<table><thead><tr><th>Field</th><th>Value</th><th title="mean token probability, relative: it ranks fields, '
-        f'it is not a chance of being right">Confidence</th></tr></thead><tbody>{"".join(body)}</tbody></table>'
+        if result is None:
+            body.append(_render_growing(number, leaf))
+        else:
+            body.append(_render_row(number, leaf, result, changes.get(leaf.pointer), leaf.pointer in by_hand))
+    missing = [(pointer, change) for pointer, change in changes.items() if change.kind == "missing"]
+    body += [_render_missing(pointer, change) for pointer, change in missing]
+    head = (
+        '<thead><tr><th scope="col">Field</th><th scope="col">Value</th><th scope="col" title="mean token '
+        'probability, relative: it ranks fields, it is not a chance of being right">Confidence</th></tr></thead>'
     )
-    source = _render_source(rows, evidence, text) if result else ""
-    return f'<div class="record">{table}{source}</div>'
+    table = f"<table>{head}<tbody>{''.join(body)}</tbody></table>"
+    return f'<div class="record">{_render_review(rows, result, changes) if result else ""}{table}</div>'
+
+
+def is_flagged(leaf: Leaf, result: ExtractionResult) -> bool:
+    """Whether a person should look: the model was unsure, or a text stands nowhere in the source."""
+    confidence = result.confidence.get(leaf.pointer)
+    evidence = result.evidence.get(leaf.pointer)
+    return (confidence is not None and confidence < LOW_CONFIDENCE) or (
+        evidence is not None
+        and evidence.match == "none"
+        and confidence is not None
+        and confidence < HIGH_CONFIDENCE
+    )
+
+
+def _render_review(rows: list[Leaf], result: ExtractionResult, changes: Mapping[str, Change]) -> str:
+    num_flagged = sum(is_flagged(leaf, result) for leaf in rows)
+    text = f"Next to check ({num_flagged})" if num_flagged else "All checked"
+    against = ""
+    if changes:
+        num_same = sum(change.kind == "same" for change in changes.values())
+        against = (
+            f'<span class="against">{num_same} of {len(changes)} fields as in the record you verified</span>'
+        )
+    return (
+        f'<div class="review"><button type="button" data-act="next"{"" if num_flagged else " disabled"} '
+        'title="Enter: this value is fine, on to the next · Alt+↓ and Alt+↑: step · Esc: undo">'
+        f'{text}</button><button type="button" data-act="keep">Keep as verified</button>{against}</div>'
+    )
+
+
+def _render_growing(number: int, leaf: Leaf) -> str:
+    name = _name_of(leaf)
+    return (
+        f'<tr data-field="{number}"><th scope="row"{name.indent}>{name.step}</th>'
+        f'<td class="{_kind_of(leaf)}">{html.escape(_spell(leaf))}</td><td></td></tr>'
+    )
 
 
 def _render_row(
-    number: int, leaf: Leaf, confidence: float | None, evidence: Evidence | None, is_final: bool
+    number: int, leaf: Leaf, result: ExtractionResult, change: Change | None, is_by_hand: bool
 ) -> str:
-    parent, _, step = leaf.pointer.rpartition("/")
-    kind = {str: "text", bool: "flag", type(None): "null"}.get(type(leaf.value), "number")
-    shown = leaf.value if isinstance(leaf.value, str) else json.dumps(leaf.value)
-    match = (
-        f' <small class="match {evidence.match}">{MATCH_WORDS[evidence.match]}</small>' if evidence else ""
-    )
-    inner = ' class="inner"' if parent else ""
+    name, shown = _name_of(leaf), _spell(leaf)
+    evidence = result.evidence.get(leaf.pointer)
+    small = []
+    if evidence:
+        small.append(
+            f'<small class="match {evidence.match}">{MATCH_WORDS.get(evidence.match, evidence.match)}</small>'
+        )
+    if change is not None and change.kind in ("changed", "new"):
+        before = "not in it" if change.kind == "new" else json.dumps(change.verified, ensure_ascii=False)
+        small.append(f'<small class="differs">verified: {html.escape(before)}</small>')
+    elif change is not None:
+        small.append('<small class="agrees">as verified</small>')
+    classes = [
+        word for word, holds in (("flagged", is_flagged(leaf, result)), ("by-hand", is_by_hand)) if holds
+    ]
+    num_lines = min(6, max(1, -(-len(shown) // 34)))
     return (
-        f'<tr data-field="{number % NUM_LINKED}"><th{inner}>{show_pointer("/" + step)}</th>'
-        f'<td class="{kind}">{html.escape(shown)}{match}</td>'
-        f"<td>{_render_confidence(confidence, is_final)}</td></tr>"
+        f'<tr data-field="{number}" class="{" ".join(classes)}"><th scope="row"{name.indent}>{name.step}</th>'
+        f'<td class="{_kind_of(leaf)}"><div class="cell"><textarea class="value" rows="{num_lines}" spellcheck="false" '
+        f'data-pointer="{html.escape(leaf.pointer, quote=True)}" aria-label="{name.full}">'
+        f"{html.escape(shown)}</textarea>{''.join(small)}</div></td>"
+        f"<td>{_render_confidence(result.confidence.get(leaf.pointer), is_by_hand)}</td></tr>"
     )
+
+
+def _render_missing(pointer: str, change: Change) -> str:
+    shown = html.escape(json.dumps(change.verified, ensure_ascii=False))
+    return (
+        f'<tr class="gone"><th scope="row">{show_pointer(pointer)}</th><td>no longer there '
+        f'<small class="differs">verified: {shown}</small></td><td></td></tr>'
+    )
+
+
+class _Name:
+    """A field's last step, its whole path, and whether it stands below another."""
+
+    __slots__ = ("full", "indent", "step")
+
+    def __init__(self, pointer: str) -> None:
+        parent, _, step = pointer.rpartition("/")
+        self.step = show_pointer("/" + step)
+        self.full = show_pointer(pointer)
+        self.indent = ' class="inner"' if parent else ""
+
+
+def _name_of(leaf: Leaf) -> _Name:
+    return _Name(leaf.pointer)
+
+
+def _kind_of(leaf: Leaf) -> str:
+    return {str: "text", bool: "flag", type(None): "null"}.get(type(leaf.value), "number")
+
+
+def _spell(leaf: Leaf) -> str:
+    return leaf.value if isinstance(leaf.value, str) else json.dumps(leaf.value)
 
 
 def show_pointer(pointer: str) -> str:
@@ -91,21 +191,25 @@ def show_pointer(pointer: str) -> str:
     )
 
 
-def _render_confidence(confidence: float | None, is_final: bool) -> str:
+def _render_confidence(confidence: float | None, is_by_hand: bool) -> str:
+    if is_by_hand:
+        return '<span class="fixed" title="you typed this value">by hand</span>'
     if confidence is None:
-        return '<span class="fixed" title="the schema left no choice">fixed</span>' if is_final else ""
-    level = "high" if confidence >= 0.9 else "middle" if confidence >= 0.6 else "low"
+        return '<span class="fixed" title="the schema left no choice">fixed</span>'
+    level = "high" if confidence >= HIGH_CONFIDENCE else "middle" if confidence >= LOW_CONFIDENCE else "low"
     return (
         f'<span class="confidence {level}"><i style="width:{confidence:.0%}"></i></span>'
         f'<span class="percent">{confidence:.0%}</span>'
     )
 
 
-def _render_source(rows: list[Leaf], evidence: dict[str, Evidence], text: str) -> str:
+def render_source(rows: Iterable[Leaf], evidence: Mapping[str, Evidence], text: str) -> str:
+    """The source with the evidence of every field marked, by the number of the field's row."""
+    names = [leaf.pointer for leaf in rows]
     marks = [
         (found.start, found.end, number)
-        for number, leaf in enumerate(rows)
-        if (found := evidence.get(leaf.pointer)) is not None and found.match != "none"
+        for number, pointer in enumerate(names)
+        if (found := evidence.get(pointer)) is not None and found.match != "none"
     ]
     pieces: list[str] = []
     position = 0
@@ -113,14 +217,12 @@ def _render_source(rows: list[Leaf], evidence: dict[str, Evidence], text: str) -
         # Marks cannot overlap in HTML as flat as this; the one that starts first stays.
         if start < position:
             continue
-        name = show_pointer(rows[number].pointer)
+        name = show_pointer(names[number])
         pieces.append(html.escape(text[position:start]))
-        pieces.append(
-            f'<mark data-field="{number % NUM_LINKED}" title="{name}">{html.escape(text[start:end])}</mark>'
-        )
+        pieces.append(f'<mark data-field="{number}" title="{name}">{html.escape(text[start:end])}</mark>')
         position = end
     pieces.append(html.escape(text[position:]))
-    return f'<div class="source"><h4>Evidence in the text</h4><pre>{"".join(pieces)}</pre></div>'
+    return f'<div class="source"><pre tabindex="0" aria-label="Text with its evidence">{"".join(pieces)}</pre></div>'
 
 
 def render_figures(result: ExtractionResult) -> str:

@@ -15,6 +15,18 @@ DEFAULT_MAX_TOKENS = 512
 # As far as the slider goes; the model's own limit is applied when a request is made.
 MAX_TOKENS_LIMIT = 4096
 
+# Alternatives recorded beside every token of an answer.
+NUM_RIVALS = 6
+
+PRESETS = {
+    "Helpful assistant": DEFAULT_SYSTEM_PROMPT,
+    "Short answers": "You are a helpful assistant. Answer in one or two sentences.",
+    "Step by step": "You are a careful assistant. Think step by step, then give the answer on a line of its own.",
+    "Programmer": "You are an experienced programmer. Answer with code first, then explain it briefly.",
+    "Editor": "You are an editor. Rewrite what you are given so that it is clear, correct and short.",
+    "None": "",
+}
+
 GRAMMARS = ("none", "JSON schema", "regex", "choice", "EBNF")
 GRAMMAR_HINTS = {
     "JSON schema": '{"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}',
@@ -38,6 +50,8 @@ class Settings:
     stop: str = ""
     grammar_kind: str = "none"
     grammar_text: str = ""
+    priority: float = 0
+    with_tokens: bool = True
 
 
 def make_sampling_params(settings: Settings, num_prompt_tokens: int, max_model_len: int) -> SamplingParams:
@@ -62,6 +76,7 @@ def make_sampling_params(settings: Settings, num_prompt_tokens: int, max_model_l
         seed=parse_seed(settings.seed),
         stop=tuple(line for line in settings.stop.split("\n") if line),
         grammar=make_grammar(settings.grammar_kind, settings.grammar_text),
+        logprobs=NUM_RIVALS if settings.with_tokens else None,
     )
 
 
@@ -93,21 +108,34 @@ def make_grammar(kind: str, text: str) -> GrammarSpec | None:
 
 def build_settings(defaults: Settings) -> list[gr.components.Component]:
     """Put the settings on the page; the components come in the order of Settings' fields."""
+    quiet: dict[str, Any] = {"queue": False, "show_progress": "hidden", "api_visibility": "private"}
+    preset = gr.Dropdown(list(PRESETS), value=next(iter(PRESETS)), label="System prompt preset")
     system = gr.Textbox(defaults.system_prompt, label="System prompt", lines=2, max_lines=8)
+    preset.input(lambda name: PRESETS.get(name, gr.skip()), preset, system, **quiet)
     temperature = gr.Slider(0, 2, defaults.temperature, step=0.05, label="Temperature")
     max_tokens = gr.Slider(1, MAX_TOKENS_LIMIT, defaults.max_tokens, step=1, label="Max tokens")
-    top_p = gr.Slider(0.01, 1, defaults.top_p, step=0.01, label="Top-p")
-    top_k = gr.Slider(0, 200, defaults.top_k, step=1, label="Top-k (0 = off)")
-    min_p = gr.Slider(0, 1, defaults.min_p, step=0.01, label="Min-p")
-    # Not gr.Number: it shows an empty field as 0, which is a seed.
-    seed = gr.Textbox("", label="Seed (same seed, same text)", placeholder="random", max_lines=1)
-    stop = gr.Textbox("", label="Stop strings, one a line", lines=1, max_lines=4)
     kind = gr.Dropdown(list(GRAMMARS), value=defaults.grammar_kind, label="Grammar of the answer")
     text = gr.Textbox("", label="Grammar", lines=5, max_lines=16, visible=False, elem_classes="mono")
-    kind.change(show_grammar, kind, text, queue=False, show_progress="hidden", api_visibility="private")
+    kind.change(show_grammar, kind, text, **quiet)
+    with gr.Accordion("Sampling", open=False):
+        top_p = gr.Slider(0.01, 1, defaults.top_p, step=0.01, label="Top-p")
+        top_k = gr.Slider(0, 200, defaults.top_k, step=1, label="Top-k (0 = off)")
+        min_p = gr.Slider(0, 1, defaults.min_p, step=0.01, label="Min-p")
+        # Not gr.Number: it shows an empty field as 0, which is a seed.
+        seed = gr.Textbox("", label="Seed (same seed, same text)", placeholder="random", max_lines=1)
+        stop = gr.Textbox("", label="Stop strings, one a line", lines=1, max_lines=4)
+    with gr.Accordion("Engine", open=False):
+        priority = gr.Slider(
+            -10, 10, defaults.priority, step=1, label="Priority (lower runs first)",
+            info="Counts where the app runs with --scheduling-policy priority.",
+        )  # fmt: skip
+        with_tokens = gr.Checkbox(
+            defaults.with_tokens, label="Record token probabilities", info="For the look inside an answer."
+        )
     by_name: dict[str, gr.components.Component] = {
         "system_prompt": system, "temperature": temperature, "top_p": top_p, "top_k": top_k, "min_p": min_p,
         "max_tokens": max_tokens, "seed": seed, "stop": stop, "grammar_kind": kind, "grammar_text": text,
+        "priority": priority, "with_tokens": with_tokens,
     }  # fmt: skip
     return [by_name[field.name] for field in fields(Settings)]
 

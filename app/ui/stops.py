@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Literal
 
-StopKind = Literal["keep", "discard"]
+# keep: show what is there; discard: show nothing; leave: the page shows something else by now.
+StopKind = Literal["keep", "discard", "leave"]
 
 
 class Stops:

@@ -10,22 +10,33 @@ import torch
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer, Qwen3ForCausalLM
 
-from assets.demo_model.recipe.batches import STAGES, find_stage, group_by_length, make_batch
-from assets.demo_model.recipe.chat import sample_chat
+from app.extraction.scoring import score_field
+from assets.demo_model.recipe.batches import STAGES, Batch, find_stage, group_by_length, make_batch
+from assets.demo_model.recipe.chat import ask_topic, sample_chat
 from assets.demo_model.recipe.documents import count_templates, missing_values, write_document
 from assets.demo_model.recipe.entities import point
 from assets.demo_model.recipe.evaluate import bound_schema, read_lines
-from assets.demo_model.recipe.examples import Encoder, sample_example, sample_extraction, write_answer
+from assets.demo_model.recipe.examples import (
+    DECISION_WEIGHT,
+    Encoder,
+    find_decisive,
+    sample_example,
+    sample_extraction,
+    share_beginning,
+    write_answer,
+)
 from assets.demo_model.recipe.export import export_checkpoint
 from assets.demo_model.recipe.invented import invent
 from assets.demo_model.recipe.kinds import KINDS
 from assets.demo_model.recipe.longer import lengthen
-from assets.demo_model.recipe.model import Decoder, ModelShape, attend
+from assets.demo_model.recipe.model import Decoder, ModelShape, attend, hide_keys
 from assets.demo_model.recipe.optimizer import Optimizer, orthogonalize
 from assets.demo_model.recipe.phrases import expand, parse
 from assets.demo_model.recipe.prompt import extraction_messages, render_chat
+from assets.demo_model.recipe.scenes import play
 from assets.demo_model.recipe.schemas import SCHEMAS, load_schema, vary
-from assets.demo_model.recipe.scoring import score_field
+from assets.demo_model.recipe.tables import read_sections
+from assets.demo_model.recipe.testset import make_lines
 from assets.demo_model.recipe.tokenizer import sample_texts, save_tokenizer, train_tokenizer
 from assets.demo_model.recipe.train import compute_rate
 
@@ -72,12 +83,17 @@ def test_every_kind_has_many_whole_document_templates() -> None:
     assert min(count_templates().values()) >= 25
 
 
-def test_invented_and_pointer_records_fit_their_schema() -> None:
+def test_invented_pointer_and_scene_records_fit_their_schema() -> None:
     rng = Random(5)
-    for make in (invent, point):
+    for make in (invent, point, play):
         for _ in range(60):
             document, schema = make(rng)
             jsonschema_rs.validate(schema, document.record)
+
+
+def test_the_generated_set_depends_on_its_seed_alone() -> None:
+    assert make_lines(1, seed=3) == make_lines(1, seed=3) != make_lines(1, seed=4)
+    assert [json.loads(line)["kind"] for line in make_lines(1)] == list(KINDS)
 
 
 def test_same_seed_gives_the_same_documents() -> None:
@@ -103,6 +119,15 @@ def test_dialogues_start_with_the_user_and_end_with_the_model() -> None:
     for _ in range(100):
         messages = [message for message in sample_chat(rng) if message["role"] != "system"]
         assert [message["role"] for message in messages] == ["user", "assistant"] * (len(messages) // 2)
+
+
+def test_chat_knows_hundreds_of_pairs_in_many_wordings() -> None:
+    intents, topics = read_sections("chat"), read_sections("chat_topics")
+    assert len(intents) + sum(len(lines) for lines in topics.values()) >= 240
+    rng = Random(8)
+    for lines in topics.values():
+        assert all(len(line.split(" => ")) == 2 for line in lines)
+    assert len({ask_topic(rng) for _ in range(2000)}) > 1000
 
 
 def test_answers_are_default_json_with_value_spans() -> None:
@@ -134,7 +159,42 @@ def test_loss_falls_on_answer_tokens_only(tokenizer: Tokenizer) -> None:
     example = encoder.extraction("invented", prompt, {"a": "b"}, key_weight=0.3)
     counted = tokenizer.decode(example.token_ids[example.weights > 0].tolist(), skip_special_tokens=False)
     assert counted == '{"a": "b"}<|im_end|>'
-    assert sample_example(encoder, rng).weights.max() == 1.0
+    assert 1.0 <= sample_example(encoder, rng).weights.max() <= DECISION_WEIGHT
+
+
+def test_decisions_weigh_more_than_the_rest_of_a_copy(tokenizer: Tokenizer) -> None:
+    record = {"city": "Quimbolo Falls", "tone": "negative"}
+    decisive = find_decisive(
+        {"properties": {"city": {"type": "string"}, "tone": {"type": "string", "enum": ["negative"]}}}
+    )
+    example = Encoder(tokenizer).extraction("x", [], record, key_weight=0.3, decisive=decisive)
+    (_, begin, end), (_, first, last) = example.spans
+    assert set(example.weights[begin : begin + 2]) == {DECISION_WEIGHT}
+    assert set(example.weights[begin + 2 : end - 1]) == {1.0}
+    assert set(example.weights[first:last]) == {DECISION_WEIGHT}
+
+
+def test_branches_are_computed_as_if_each_stood_alone(tokenizer: Tokenizer) -> None:
+    torch.manual_seed(0)
+    model, encoder = Decoder(TINY), Encoder(tokenizer)
+    texts = ("Talk by Ann in Rome", "Quiz, hosted by the Oslo Club", "Fair in Bern")
+    examples = [
+        encoder.extraction("event", extraction_messages(load_schema("event"), text), {"title": text}, 0.3)
+        for text in texts
+    ]
+    shared = share_beginning(examples)
+    assert len(shared.token_ids) < sum(len(example.token_ids) for example in examples) / 2
+
+    def answers(batch: Batch) -> torch.Tensor:
+        return model.logits_at(batch.token_ids, batch.positions, batch.places, batch.branches)
+
+    with torch.no_grad():
+        together = answers(make_batch([shared, sample_example(encoder, Random(1))]))
+        alone = torch.cat([answers(make_batch([example])) for example in examples])
+    torch.testing.assert_close(together[: len(alone)], alone, rtol=1e-4, atol=1e-4)
+    for name, begin, end in shared.spans:
+        assert name == "title"
+        assert tokenizer.decode(shared.token_ids[begin:end].tolist()).strip('": }') in texts
 
 
 def test_spans_point_at_the_values(tokenizer: Tokenizer) -> None:
@@ -180,7 +240,8 @@ def test_written_out_attention_equals_the_fused_one() -> None:
     q, k, v = torch.randn(2, 4, 9, 16), torch.randn(2, 2, 9, 16), torch.randn(2, 2, 9, 16)
     wide = (heads.repeat_interleave(2, 1) for heads in (k, v))
     expected = torch.nn.functional.scaled_dot_product_attention(q, *wide, is_causal=True)
-    torch.testing.assert_close(attend(q, k, v), expected, rtol=1e-5, atol=1e-5)
+    hidden = hide_keys(torch.zeros(1, 9))
+    torch.testing.assert_close(attend(q, k, v, hidden), expected, rtol=1e-5, atol=1e-5)
 
 
 def test_a_few_steps_lower_the_loss_and_a_restored_state_goes_on_alike() -> None:
@@ -253,5 +314,5 @@ def test_bounded_schemas_limit_free_strings_and_lists_only() -> None:
 def test_extractions_come_with_a_schema_that_names_every_field() -> None:
     rng = Random(12)
     for _ in range(50):
-        document, schema = sample_extraction(rng, long_share=0.1)
+        (document, *_), schema = sample_extraction(rng, long_share=0.1)
         assert set(schema["properties"]) == set(document.record)

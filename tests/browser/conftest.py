@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.browser.site import Site
+from tests.browser.site import PATIENCE_S, Site
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 
@@ -28,6 +28,7 @@ READY = "Troupe is ready at "
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--site", metavar="URL", help="drive a server that runs already, instead of a fresh one")
     parser.addoption("--screenshots", metavar="DIR", help="write the README's screenshots into this folder")
 
 
@@ -35,6 +36,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.browser)
+            # The first one also pays for the server and the browser; a loaded machine is slow, not wrong.
+            item.add_marker(pytest.mark.timeout(900))
 
 
 @pytest.fixture(scope="package")
@@ -51,7 +54,16 @@ def chromium() -> Iterator[Any]:
 
 
 @pytest.fixture(scope="package")
-def base_url() -> Iterator[str]:
+def base_url(request: pytest.FixtureRequest) -> Iterator[str]:
+    given = request.config.getoption("--site", default=None)
+    if given is not None:
+        yield given.rstrip("/")
+        return
+    yield from start_server()
+
+
+def start_server() -> Iterator[str]:
+    """The address of a fresh server with the demo model."""
     if not (ROOT / "assets" / "demo_model" / "model.safetensors").exists():
         pytest.skip("assets/demo_model has no weights")
     command = [sys.executable, "-m", "app", "--port", "0"]
@@ -65,7 +77,7 @@ def base_url() -> Iterator[str]:
             yield line.removeprefix(READY).split()[0]
         finally:
             server.terminate()
-            server.wait(20)
+            server.wait(PATIENCE_S)
 
 
 @pytest.fixture(scope="package")

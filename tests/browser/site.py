@@ -12,6 +12,8 @@ from urllib.parse import urlsplit
 # A grammar that keeps any model busy: no end before the token limit.
 ENDLESS_SCHEMA = '{"type": "array", "items": {"type": "integer"}, "minItems": 5000}'
 POLL_S = 0.02
+# No claim about speed, only an end to a wait that will never succeed: a loaded machine may be very slow.
+PATIENCE_S = 90.0
 
 
 class Site:
@@ -22,11 +24,15 @@ class Site:
         self.base_url = base_url
         self.complaints: list[str] = []
         self.external_requests: list[str] = []
+        page.set_default_timeout(PATIENCE_S * 1000)
         page.on("console", self._hear)
         page.on("pageerror", lambda error: self.complaints.append(str(error)))
         page.on("request", self._watch)
 
     def open(self) -> None:
+        # Pages of one context share what the browser keeps. It is cleared where no script of the app can write it back.
+        self.page.goto(f"{self.base_url}/health")
+        self.page.evaluate("localStorage.clear()")
         self.page.goto(self.base_url)
         self.composer.wait_for()
 
@@ -55,26 +61,41 @@ class Site:
 
     def make_answers_endless(self) -> None:
         """Through the settings: a grammar that never ends, and many tokens."""
-        self.page.locator("#settings .toggle-button").click()
+        self.toggle("Settings")
         self.page.get_by_label("Max tokens").first.fill("4000")
         self.page.get_by_label("Grammar of the answer").click()
         self.page.get_by_role("option", name="JSON schema").click()
         self.page.get_by_label("Grammar: JSON schema").fill(ENDLESS_SCHEMA)
-        self.page.locator("#settings .toggle-button").click()
+        self.toggle("Settings")
+
+    def toggle(self, panel: str) -> None:
+        """Open or close the panel of chats or of settings, and wait until it has moved."""
+        button = self.page.get_by_role("button", name=panel, exact=True)
+        is_open = button.get_attribute("aria-expanded") == "true"
+        button.click()
+        self.wait_for(lambda: button.get_attribute("aria-expanded") == str(not is_open).lower())
 
     def go_to(self, tab: str) -> None:
         self.page.get_by_role("tab", name=tab, exact=True).click()
 
     def extract(self, text: str) -> None:
         self.go_to("Extract")
-        self.page.locator("#source textarea").fill(text)
-        self.page.locator("#run").click()
+        self.go_to("Text")
+        self.page.get_by_label("Text", exact=True).fill(text)
+        self.page.get_by_role("button", name="Extract", exact=True).click()
+
+    def type_code(self, editor: str, text: str) -> None:
+        """Replace what stands in a code editor, as a person pastes."""
+        content = self.page.locator(f"{editor} .cm-content")
+        content.click()
+        content.press("ControlOrMeta+a")
+        self.page.keyboard.insert_text(text)
 
     def find_overflow(self) -> list[str]:
         """Visible elements that reach beyond the right edge, unless something around them scrolls or hides them."""
         return list(self.page.evaluate(FIND_OVERFLOW))
 
-    def wait_for(self, condition: Callable[[], bool], within_s: float) -> float:
+    def wait_for(self, condition: Callable[[], bool], within_s: float = PATIENCE_S) -> float:
         """Poll until it holds; returns the seconds it took."""
         start = time.monotonic()
         while not condition():
@@ -89,11 +110,16 @@ class Site:
 
     def num_running(self) -> int:
         """Requests in the engine, as it says itself."""
-        with urllib.request.urlopen(f"{self.base_url}/metrics", timeout=5) as reply:
-            found = re.search(
-                r"^troupe:num_requests_running\S* ([\d.]+)", reply.read().decode(), re.MULTILINE
-            )
-        assert found is not None
+        return self._read_metric("num_requests_running")
+
+    def num_aborted(self) -> int:
+        """Requests that were ended from outside, since the server started."""
+        return self._read_metric('request_success_total{[^}]*finished_reason="abort"')
+
+    def _read_metric(self, name: str) -> int:
+        with urllib.request.urlopen(f"{self.base_url}/metrics", timeout=PATIENCE_S) as reply:
+            found = re.search(rf"^troupe:{name}\S* ([\d.]+)", reply.read().decode(), re.MULTILINE)
+        assert found is not None, f"no metric {name}"
         return int(float(found[1]))
 
     def _hear(self, message: Any) -> None:

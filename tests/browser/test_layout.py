@@ -8,6 +8,7 @@ import pytest
 from tests.browser.site import Site
 from tests.browser.test_extract_page import INVOICE
 
+SAMPLES = sorted((Path(__file__).resolve().parents[2] / "assets" / "samples").glob("event_*.txt"))
 MAX_SCREENSHOT_BYTES = 300_000
 
 
@@ -16,17 +17,22 @@ def test_nothing_overflows_on_a_phone(phone: Site) -> None:
     phone.figures.wait_for()
     assert phone.find_overflow() == []
     phone.extract(INVOICE)
-    phone.page.get_by_text("schema-valid").wait_for(timeout=20_000)
+    phone.page.get_by_text("schema-valid").wait_for()
     assert phone.find_overflow() == []
-    phone.go_to("API")
-    phone.page.get_by_text("Base URL").first.wait_for()
-    assert phone.find_overflow() == []
+    for tab, words in (
+        ("Batch", "Many texts, one schema"),
+        ("Observatory", "Batch lanes"),
+        ("API", "Base URL"),
+    ):
+        phone.go_to(tab)
+        phone.page.get_by_text(words).first.wait_for()
+        assert phone.find_overflow() == [], tab
 
 
 def test_the_settings_open_and_close_on_a_phone(phone: Site) -> None:
     phone.make_answers_endless()
     phone.ask("Count, please.")
-    phone.wait_for(lambda: phone.num_running() == 1, 10)
+    phone.wait_for(lambda: phone.num_running() == 1)
     phone.press_stop()
     phone.figures.wait_for()
 
@@ -42,7 +48,7 @@ def test_the_strip_is_live(site: Site) -> None:
     assert "demo_model" in strip.inner_text() and "ready" in strip.inner_text()
     site.ask("Hello!")
     site.wait_for(
-        lambda: not strip.inner_text().endswith("\n0 tok/s") and " 0 tok/s" not in strip.inner_text(), 5
+        lambda: not strip.inner_text().endswith("\n0 tok/s") and " 0 tok/s" not in strip.inner_text()
     )
 
 
@@ -59,15 +65,32 @@ def test_screenshots_for_the_readme(folder: Path, site: Site) -> None:
     for turn, question in enumerate(["Hello! Who are you?", "What can you do?"]):
         site.ask(question)
         site.figures.nth(turn).wait_for()
+    site.page.get_by_role("button", name="Look inside the last answer").click()
+    site.page.locator("#inside .token").nth(4).hover()
     save(site, folder / "chat.png")
     site.extract(INVOICE)
-    site.page.get_by_text("schema-valid").wait_for(timeout=20_000)
+    site.page.get_by_text("schema-valid").wait_for()
+    site.page.get_by_role("textbox", name="vendor").hover()
     save(site, folder / "extract.png")
+    site.go_to("Batch")
+    site.page.locator("#batch-files input[type=file]").set_input_files(SAMPLES)
+    site.page.get_by_label("Schema of a record").click()
+    site.page.get_by_role("option", name="event", exact=True).click()
+    site.page.get_by_role("button", name="Run all").click()
+    site.page.get_by_text("done in").wait_for()
+    save(site, folder / "batch.png")
+    site.go_to("Observatory")
+    site.page.get_by_role("img", name="blocks owned").wait_for()
+    site.page.get_by_role("button", name="Trace it").click()
+    site.page.locator("#trace .token").first.wait_for()
+    site.page.locator(".lanes rect").first.wait_for()
+    site.page.locator("#observatory").scroll_into_view_if_needed()
+    save(site, folder / "observatory.png")
 
 
 def save(site: Any, path: Path) -> None:
-    # The strip is polled: let it come to rest, and the pointer leave what it pressed.
-    site.page.mouse.move(640, 780)
-    site.wait_for(lambda: "ready" in site.page.locator(".strip").inner_text(), 5)
+    site.page.evaluate("window.scrollTo(0, 0)")
+    # The strip is polled: let it come to rest.
+    site.wait_for(lambda: "ready" in site.page.locator(".strip").inner_text())
     site.page.screenshot(path=path)
     assert path.stat().st_size < MAX_SCREENSHOT_BYTES

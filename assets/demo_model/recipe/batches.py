@@ -22,18 +22,21 @@ class Stage:
     max_length: int
     long_share: float  # share of long documents
     full_share: float  # share of fixed-kind prompts that hold the complete schema
+    num_branches: int  # at most so many documents behind one schema
 
 
-# Short prompts teach copying at the lowest cost; the real prompts and the long ones (a quarter of the
-# tokens) come when there is something to refine.
-STAGES = (Stage(0.36, 220, 0.0, 0.0), Stage(0.6, 600, 0.0, 0.1), Stage(2.0, 1900, 0.07, 0.5))
+# Short prompts teach copying at the lowest cost; the real prompts and the long ones come when there is
+# something to refine. Several documents share a complete schema: it is computed once for all of them.
+STAGES = (Stage(0.36, 220, 0.0, 0.0, 1), Stage(0.6, 700, 0.0, 0.6, 4), Stage(2.0, 1900, 0.04, 0.65, 4))
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Padded tokens [B, T] and the flat positions whose next token counts."""
+    """Padded tokens, places and branches [B, T] and the flat positions whose next token counts."""
 
     token_ids: Tensor
+    places: Tensor
+    branches: Tensor
     positions: Tensor
     targets: Tensor
     weights: Tensor
@@ -42,18 +45,20 @@ class Batch:
 
 def make_batch(examples: list[Example]) -> Batch:
     longest = -(-max(len(example.token_ids) for example in examples) // 16) * 16
-    tokens = np.zeros((len(examples), longest), np.int64)
+    tokens, places, branches = np.zeros((3, len(examples), longest), np.int64)
     weights = np.zeros((len(examples), longest + 1), np.float32)
     for row, example in enumerate(examples):
         tokens[row, : len(example.token_ids)] = example.token_ids
+        places[row, : len(example.token_ids)] = example.places
+        branches[row, : len(example.token_ids)] = example.branches
         weights[row, : len(example.weights)] = example.weights
     ahead = torch.from_numpy(weights[:, 1:].copy()).reshape(-1)
     ids = torch.from_numpy(tokens)
     positions = ahead.nonzero()[:, 0]
     targets = ids.roll(-1, 1).reshape(-1)[positions]
-    return Batch(
-        ids, positions, targets, ahead[positions], sum(len(example.token_ids) for example in examples)
-    )
+    num_tokens = sum(len(example.token_ids) for example in examples)
+    where = torch.from_numpy(places), torch.from_numpy(branches)
+    return Batch(ids, *where, positions, targets, ahead[positions], num_tokens)
 
 
 def group_by_length(examples: list[Example], tokens_per_batch: int = TOKENS_PER_BATCH) -> list[list[Example]]:
@@ -76,7 +81,7 @@ def sample_chunk(encoder: Encoder, rng: Random, progress: float) -> list[Example
     stage = find_stage(progress)
     examples: list[Example] = []
     while len(examples) < CHUNK:
-        example = sample_example(encoder, rng, stage.long_share, stage.full_share)
+        example = sample_example(encoder, rng, stage.long_share, stage.full_share, stage.num_branches)
         if len(example.token_ids) <= stage.max_length:
             examples.append(example)
     return examples

@@ -54,6 +54,15 @@ def intent(rng: Random) -> Exchange:
     return type_question(expand(question, rng, slots), rng), reply
 
 
+def ask_topic(rng: Random) -> Exchange:
+    """A question about one of the topics of `chat_topics.txt`, in one of the frames of its section."""
+    sections = read_sections("chat_topics")
+    name = rng.choices(list(sections), weights=[len(lines) for lines in sections.values()])[0]
+    names, reply = rng.choice(sections[name]).split(" => ")
+    question = ask_for(f"{name}_frames", rng, {"t": rng.choice(names.split("|"))})
+    return type_question(question, rng), reply
+
+
 def greet_by_name(rng: Random) -> tuple[Exchange, str]:
     name = rng.choice([values.person, values.first_name])(rng)
     said = ask_for("name_given", rng, {"n": name})
@@ -183,14 +192,16 @@ def sample_chat(rng: Random) -> list[Message]:
     exchanges: list[Exchange] = []
     for _ in range(rng.choice([1, 1, 1, 2, 2, 3, 4])):
         draw = rng.random()
-        if draw < 0.1 and (name or not exchanges):
+        if draw < 0.06 and (name or not exchanges):
             exchange = recall_name(name, rng)
-        elif draw < 0.18:
+        elif draw < 0.12:
             exchange, name = greet_by_name(rng)
-        elif draw < 0.26:
+        elif draw < 0.17:
             exchange = echo(rng)
-        elif draw < 0.36:
+        elif draw < 0.25:
             exchange = ask_about_text(rng)
+        elif draw < 0.33:
+            exchange = ask_topic(rng)
         else:
             exchange = intent(rng)
         exchanges.append((exchange[0], style(exchange[1])))

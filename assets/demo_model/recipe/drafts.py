@@ -75,7 +75,11 @@ def list_slots(name: str, items: list[str], rng: Random) -> dict[str, str]:
     if not items:
         return {}
     spoken = [add_article(item, rng) for item in items] if chance(rng, 0.3) else items
-    return {name: join_list(spoken, rng), f"{name}_lines": join_bullets(items, rng)}
+    single = {
+        f"{name}_{words('number_words')[len(items)]}_{letter}": item
+        for letter, item in zip("abcdef", items, strict=False)
+    }
+    return single | {name: join_list(spoken, rng), f"{name}_lines": join_bullets(items, rng)}
 
 
 def add_article(item: str, rng: Random) -> str:

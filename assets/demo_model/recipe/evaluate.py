@@ -15,10 +15,11 @@ import torch
 import xgrammar
 from transformers import AutoModelForCausalLM, AutoTokenizer, LogitsProcessor
 
+from app.extraction.scoring import score_record
+
 from .drafts import Record
 from .prompt import Message, extraction_messages
 from .schemas import Schema, load_schema
-from .scoring import score_record
 
 HERE = Path(__file__).parent
 MAX_STRING, MAX_ITEMS, MAX_TOKENS = 100, 12, 500

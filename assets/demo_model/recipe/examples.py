@@ -17,21 +17,24 @@ from .kinds import KINDS
 from .longer import lengthen
 from .phrases import chance
 from .prompt import SPECIAL_TOKENS, SYSTEM_PROMPT, Message, extraction_prompt, list_fields, minify
+from .scenes import play
 from .schemas import Schema, vary
 
-# Kinds whose answers hold free lists come more often: lists are the hardest part.
+# The kinds that are hardest to learn come more often.
 KIND_WEIGHTS = {
-    "contact": 1.1,
-    "invoice": 1.0,
-    "event": 1.1,
-    "job_posting": 1.3,
-    "support_ticket": 1.0,
-    "product": 2.0,
-    "shipment": 0.9,
-    "review": 2.0,
+    "contact": 1.2,
+    "invoice": 1.5,
+    "event": 1.5,
+    "job_posting": 1.4,
+    "support_ticket": 1.4,
+    "product": 1.3,
+    "shipment": 1.1,
+    "review": 1.3,
 }
 KEY_WEIGHT = 0.3  # loss weight of the keys when the prompt names them
 BLIND_KEY_WEIGHT = 0.1  # the same when it does not: the grammar will force them
+
+DECISION_WEIGHT = 2.0
 
 Span = tuple[str, int, int]
 
@@ -41,13 +44,17 @@ class Example:
     """One dialogue in tokens.
 
     `weights[i]` is the loss weight of predicting `token_ids[i]`; `spans` are the token ranges of the
-    record's values, for the field accuracy of the development set.
+    record's values, for the field accuracy of the development set. Several dialogues with one beginning
+    may follow it as branches that do not see each other: `places` are the positions of the tokens in their
+    own dialogue.
     """
 
     kind: str
     token_ids: NDArray[np.uint16]
     weights: NDArray[np.float16]
     spans: tuple[Span, ...]
+    places: NDArray[np.uint16]
+    branches: NDArray[np.uint8]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,14 +83,14 @@ def write_answer(record: Record) -> Answer:
 def ask(document: Document, schema: Schema, rng: Random) -> tuple[list[Message], float]:
     """The prompt in one of the three styles, and the loss weight of the answer's keys."""
     style = rng.random()
-    if style < 0.62:
+    if style < 0.8:
         user = extraction_prompt(schema, document.text)
-        if chance(rng, 0.12):
+        if chance(rng, 0.06):
             user = f"Document:\n{document.text}\n\nSchema:\n{minify(schema)}"
-        if chance(rng, 0.15):
+        if chance(rng, 0.08):
             user = f"{ask_for('schema_opening', rng)}\n\n{user}"
-        return _with_system(user, 0.6, rng), KEY_WEIGHT
-    if style < 0.85:
+        return _with_system(user, 0.85, rng), KEY_WEIGHT
+    if style < 0.92:
         user = f"Fields:\n{list_fields(schema)}\n\nDocument:\n{document.text}"
         return _with_system(user, 0.5, rng), KEY_WEIGHT
     return _with_system(f"{ask_for('blind_opening', rng)}\n{document.text}", 0.4, rng), BLIND_KEY_WEIGHT
@@ -94,19 +101,33 @@ def _with_system(user: str, share: float, rng: Random) -> list[Message]:
     return [*system, {"role": "user", "content": user}]
 
 
-def sample_extraction(rng: Random, long_share: float, full_share: float = 0.4) -> tuple[Document, Schema]:
-    """A document and a schema that asks for (some of) its record."""
+def sample_extraction(
+    rng: Random, long_share: float, full_share: float = 0.4, num_documents: int = 1
+) -> tuple[list[Document], Schema]:
+    """One or more documents and the schema that asks for (some of) their records."""
     draw = rng.random()
-    if draw < 0.26:
-        document, schema = invent(rng)
-    elif draw < 0.36:
-        document, schema = point(rng)
+    if draw < 0.2:
+        documents, schema = _listed(invent(rng))
+    elif draw < 0.45:
+        documents, schema = _listed(play(rng))
+    elif draw < 0.5:
+        documents, schema = _listed(point(rng))
     else:
         kind = rng.choices(list(KIND_WEIGHTS), weights=list(KIND_WEIGHTS.values()))[0]
-        document = write_document(kind, rng)
-        schema, record = vary(kind, document.record, rng, full_share)
-        document = Document(kind, document.text, record)
-    return (lengthen(document, rng), schema) if chance(rng, long_share) else (document, schema)
+        seed = rng.random()
+        documents = []
+        for _ in range(num_documents):
+            document = write_document(kind, rng)
+            # The same seed varies the schema in the same way for every record.
+            schema, record = vary(kind, document.record, Random(seed), full_share)
+            documents.append(Document(kind, document.text, record))
+    if chance(rng, long_share):
+        documents = [lengthen(documents[0], rng)]
+    return documents, schema
+
+
+def _listed(pair: tuple[Document, Schema]) -> tuple[list[Document], Schema]:
+    return [pair[0]], pair[1]
 
 
 class Encoder:
@@ -131,7 +152,15 @@ class Encoder:
                 self._append(ids, weights, message["role"], body, [0.0] * len(body), 0.0)
         return _pack("chat", ids, weights, ())
 
-    def extraction(self, kind: str, prompt: list[Message], record: Record, key_weight: float) -> Example:
+    def extraction(
+        self,
+        kind: str,
+        prompt: list[Message],
+        record: Record,
+        key_weight: float,
+        decisive: frozenset[str] = frozenset(),
+    ) -> Example:
+        """A prompt and its answer; the values of the `decisive` fields are decisions, not copies."""
         ids, weights = self._prompt(prompt)
         answer = write_answer(record)
         encoded = self.tokenizer.encode(answer.text)
@@ -144,6 +173,9 @@ class Encoder:
         for name, first, last in answer.values:
             inside = [i for i, (begin, end) in enumerate(encoded.offsets) if begin < last and end > first]
             spans.append((name, starts + inside[0], starts + inside[-1] + 1))
+            # Where a copy begins and what a choice is are hard; that a copied word goes on is easy.
+            for i in inside if name in decisive else inside[:2]:
+                body_weights[i] = DECISION_WEIGHT
         self._append(ids, weights, "assistant", encoded.ids, body_weights, 1.0)
         return _pack(kind, ids, weights, tuple(spans))
 
@@ -170,18 +202,63 @@ class Encoder:
 
 
 def _pack(kind: str, ids: list[int], weights: list[float], spans: tuple[Span, ...]) -> Example:
-    return Example(kind, np.array(ids, np.uint16), np.array(weights, np.float16), spans)
+    places, branches = np.arange(len(ids), dtype=np.uint16), np.zeros(len(ids), np.uint8)
+    return Example(kind, np.array(ids, np.uint16), np.array(weights, np.float16), spans, places, branches)
+
+
+def share_beginning(examples: list[Example]) -> Example:
+    """One example whose branches are the examples behind their common beginning."""
+    first = examples[0]
+    longest = min(len(example.token_ids) for example in examples)
+    stacked = np.stack([example.token_ids[:longest] for example in examples])
+    common = int((stacked == stacked[0]).all(0).argmin())
+    # At least the last prompt token must be a branch's own: it predicts the first answer token.
+    common = min(common, *(int((example.weights > 0).argmax()) - 1 for example in examples))
+    shifts = np.cumsum([0, *(len(example.token_ids) - common for example in examples[:-1])])
+    spans = [
+        (name, begin + int(shift), end + int(shift))
+        for example, shift in zip(examples, shifts, strict=True)
+        for name, begin, end in example.spans
+    ]
+    branches = [np.full(len(e.token_ids) - common, i, np.uint8) for i, e in enumerate(examples, 1)]
+    return Example(
+        first.kind,
+        np.concatenate([first.token_ids[:common], *(e.token_ids[common:] for e in examples)]),
+        np.concatenate([first.weights[:common], *(e.weights[common:] for e in examples)]),
+        tuple(spans),
+        np.concatenate([first.places[:common], *(e.places[common:] for e in examples)]),
+        np.concatenate([first.branches[:common], *branches]),
+    )
+
+
+def find_decisive(schema: Schema) -> frozenset[str]:
+    """Names of the fields whose value is chosen or reckoned rather than copied as text."""
+    fields = schema["properties"].items()
+    return frozenset(
+        name
+        for name, field in fields
+        if "enum" in field or field.get("type") in ("boolean", "integer", "number")
+    )
 
 
 def sample_example(
-    encoder: Encoder, rng: Random, long_share: float = 0.0, full_share: float = 0.4, chat_share: float = 0.15
+    encoder: Encoder,
+    rng: Random,
+    long_share: float = 0.0,
+    full_share: float = 0.4,
+    num_branches: int = 1,
+    chat_share: float = 0.26,
 ) -> Example:
-    """A fresh example of the mix."""
+    """A fresh example of the mix, with up to `num_branches` documents under one schema."""
     if chance(rng, chat_share):
         return encoder.chat(sample_chat(rng))
-    document, schema = sample_extraction(rng, long_share, full_share)
-    prompt, key_weight = ask(document, schema, rng)
-    return encoder.extraction(document.kind, prompt, document.record, key_weight)
+    documents, schema = sample_extraction(rng, long_share, full_share, rng.randrange(num_branches) + 1)
+    seed, decisive = rng.random(), find_decisive(schema)
+    examples = []
+    for document in documents:
+        prompt, key_weight = ask(document, schema, Random(seed))
+        examples.append(encoder.extraction(document.kind, prompt, document.record, key_weight, decisive))
+    return share_beginning(examples) if len(examples) > 1 else examples[0]
 
 
 assert set(KIND_WEIGHTS) == set(KINDS), "a weight for every kind"

@@ -109,9 +109,24 @@ def product(rng: Random) -> str:
     return re.sub(" +", " ", shape).strip()
 
 
+def plain_thing(rng: Random) -> str:
+    """A noun with something before or behind it, from pools that have nothing to do with each other."""
+    part, material = rng.choice(words("parts")), rng.choice(words("materials"))
+    kind = rng.choice(words("describing") + words("feature_adjectives"))
+    shapes = [f"{material} {part}", f"{kind} {part}", f"{kind} {rng.choice(words('nouns_what'))}"]
+    shapes += [f"{material} {part}", f"{kind} {material} {part}", f"{part} with {material} {part}s"]
+    shapes += [
+        f"{rng.randrange(2, 90)} {material} {part}s",
+        f"{part} and {rng.choice(words('parts'))} {part}",
+    ]
+    return rng.choice(shapes[:6] if chance(rng, 0.7) else shapes)
+
+
 def feature(rng: Random) -> str:
     style = rng.random()
-    if style < 0.42:
+    if style < 0.18:
+        return plain_thing(rng)
+    if style < 0.5:
         return expand(rng.choice(words("feature_phrases")), rng)
     if style < 0.84:
         text = f"{rng.choice(words('feature_adjectives'))} {rng.choice(words('feature_nouns'))}"
@@ -123,22 +138,28 @@ def feature(rng: Random) -> str:
 
 def skill(rng: Random) -> str:
     style = rng.random()
-    if style < 0.1:
+    if style < 0.08:
         return make_name(rng)
-    if style < 0.14:
+    if style < 0.1:
+        return plain_thing(rng)
+    if style < 0.13:
         return f"{rng.randrange(2, 9)} years of {rng.choice(words('skills'))}"
     return rng.choice(words("skills"))
 
 
 def good_point(rng: Random) -> str:
-    if chance(rng, 0.65):
+    if chance(rng, 0.72):
         return rng.choice(words("pros"))
+    if chance(rng, 0.25):
+        return plain_thing(rng)
     return f"{rng.choice(words('quality_good'))} {rng.choice(words('feature_nouns'))}"
 
 
 def bad_point(rng: Random) -> str:
-    if chance(rng, 0.65):
+    if chance(rng, 0.72):
         return rng.choice(words("cons"))
+    if chance(rng, 0.25):
+        return plain_thing(rng)
     return f"{rng.choice(words('quality_bad'))} {rng.choice(words('feature_nouns'))}"
 
 
@@ -175,8 +196,25 @@ def carrier(rng: Random) -> str:
 
 def event_title(rng: Random) -> str:
     topic, kind = rng.choice(words("topics")), rng.choice(words("event_types"))
-    style = rng.random()
-    if style < 0.5:
+    style, other = rng.random(), rng.choice(words("topics"))
+    if style < 0.22:
+        title = rng.choice(
+            [
+                f"{topic} and {other}",
+                f"{topic} & {other}",
+                f"{topic} for {other}",
+                f"{kind}: {topic}",
+                f"{topic} {kind}: {other}",
+                f"The {capitalize(rng.choice(words('adjectives')))} {capitalize(rng.choice(words('things')))}",
+                f"{topic} in {rng.choice(words('cities'))}",
+                f"Introduction to {topic}",
+                f"{rng.choice(words('people_labels')).title()}s {kind}",
+                f"{rng.randrange(2, 40)}th {topic} {kind}",
+                f"{rng.choice(words('months'))} {kind}",
+                f"Annual {topic} {kind}",
+            ]
+        )
+    elif style < 0.5:
         title = f"{topic} {kind}"
     elif style < 0.62:
         title = f"{make_name(rng)} {kind}"

@@ -22,7 +22,7 @@ Tensors = dict[str, Tensor]
 
 def compute_loss(model: Decoder, batch: Batch) -> Tensor:
     """Mean loss over the weighted answer tokens."""
-    logits = model.logits_at(batch.token_ids, batch.positions)
+    logits = model.logits_at(batch.token_ids, batch.positions, batch.places, batch.branches)
     losses = F.cross_entropy(logits, batch.targets, reduction="none")
     return (losses * batch.weights).sum() / batch.weights.sum()
 

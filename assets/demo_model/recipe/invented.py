@@ -15,6 +15,7 @@ from .phrases import (
     expand,
     join_bullets,
     join_list,
+    make_clause,
     make_sentence,
 )
 from .schemas import Schema, dress, to_camel
@@ -193,13 +194,28 @@ def make_field(taken: set[str], rng: Random) -> Field:
 def say_field(field: Field, rng: Random) -> str:
     """One sentence that states the field."""
     style = "any"
-    if isinstance(field.value, bool):
+    if field.text is None:
+        style = "absent"
+    elif isinstance(field.value, bool):
         style = "yes" if field.value else "no"
-    elif field.schema.get("type") == "integer" and chance(rng, 0.5):
-        style = "integer"
-    return compose_sentence(
-        rng.choice(read_sections("statements")[style]), rng, {"label": field.label, "text": field.text}
-    )
+    elif chance(rng, 0.55):
+        style = find_style(field)
+    slots = {"label": field.label, "text": field.text, "c": make_clause(rng)}
+    return compose_sentence(rng.choice(read_sections("statements")[style]), rng, slots)
+
+
+def find_style(field: Field) -> str:
+    """The section of `statements.txt` that suits the kind of value."""
+    kind = field.schema.get("type")
+    if kind in ("integer", "number"):
+        return str(kind)
+    if kind == "array":
+        return "list"
+    if "enum" in field.schema:
+        return "enum"
+    if field.text != field.value:
+        return "date"
+    return "person" if field.label.split()[-1] in words("people_labels") else "any"
 
 
 def write_fields(fields: list[Field], rng: Random) -> str:
@@ -213,7 +229,8 @@ def write_fields(fields: list[Field], rng: Random) -> str:
         ]
         text = layout_form(rows, rng, shuffle=False)
     else:
-        sentences = [say_field(field, rng) for field in known]
+        said = known + [field for field in fields if field.text is None and chance(rng, 0.3)]
+        sentences = [say_field(field, rng) for field in said]
         for _ in range(rng.choice([0, 0, 1, 2])):
             sentences.insert(rng.randrange(len(sentences) + 1), make_sentence(rng))
         text = rng.choice([" ", " ", "\n"]).join(sentences)

@@ -71,10 +71,11 @@ def compose(template: str, rng: Random, slots: Mapping[str, object]) -> str:
     text = choose(parse(template), rng)
     text = re.sub("~", lambda _: make_tail(rng), text)
     text = re.sub("@@", lambda _: make_sentence(rng) if chance(rng, 0.5) else "", text)
-    text = _roughen(text, rng)
+    # A double space is left by an empty alternative; longer ones are columns.
+    text = re.sub(r"(?<! )  (?! )", " ", _roughen(text, rng))
     text = fill_slots(text, slots)
     text = re.sub(r"(?<!\.)\.\.(?!\.)", ".", text)
-    return re.sub(r" +\n", "\n", re.sub(r"  +", " ", text)).strip()
+    return re.sub(r" +\n", "\n", text).strip()
 
 
 def compose_sentence(template: str, rng: Random, slots: Mapping[str, object]) -> str:

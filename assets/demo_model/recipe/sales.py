@@ -7,7 +7,7 @@ from random import Random
 from . import goods, moments, values
 from .drafts import Draft, Record, answer, list_slots, make_distractors, say
 from .goods import Number, money, write_number
-from .phrases import capitalize, chance, compose, expand, join_bullets, join_list
+from .phrases import SLOT, capitalize, chance, compose, expand, join_bullets, join_list
 from .tables import read_sections, words
 
 
@@ -193,15 +193,19 @@ def draft_review(rng: Random) -> Draft:
         "mood": say(f"mood_{sentiment}", rng),
         "verdict": say("recommend_yes" if advised else "recommend_no", rng),
         "verdict_answer": answer("recommend_answer", advised, rng),
-        "praise": compose(rng.choice(read_sections("facts")["praise"]), rng, slots)
-        if pros
-        else say("no_praise", rng),
-        "complaint": compose(rng.choice(read_sections("facts")["complaint"]), rng, slots)
-        if cons
-        else say("no_complaint", rng),
+        "praise": compose_known("praise", rng, slots) if pros else say("no_praise", rng),
+        "complaint": compose_known("complaint", rng, slots) if cons else say("no_complaint", rng),
         "date": moments.calendar_date(rng)[1],
     }
     return Draft("review", record, slots)
+
+
+def compose_known(section: str, rng: Random, slots: dict[str, str]) -> str:
+    """A phrase of `facts.txt` whose slots are all known, with noise."""
+    while True:
+        phrase = rng.choice(read_sections("facts")[section])
+        if all(name in slots for name in SLOT.findall(phrase)):
+            return compose(phrase, rng, slots)
 
 
 def write_rating(rating: int, rng: Random) -> str:

@@ -49,7 +49,7 @@ def to_camel(name: str) -> str:
 def vary(kind: str, record: Record, rng: Random, full_share: float = 0.4) -> tuple[Schema, Record]:
     """The kind's schema as it is, or renamed, reordered, cut down, with fewer words, and the record to match."""
     schema = load_schema(kind)
-    if chance(rng, 0.55):
+    if chance(rng, 0.75):
         del schema["$schema"]
     if chance(rng, full_share):
         return schema, record

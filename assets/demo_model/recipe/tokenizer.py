@@ -27,7 +27,7 @@ def sample_texts(count: int, rng: Random) -> Iterator[str]:
         if chance(rng, 0.15):
             yield from (message["content"] for message in sample_chat(rng))
         else:
-            document, schema = sample_extraction(rng, long_share=0.0)
+            (document,), schema = sample_extraction(rng, long_share=0.0)
             prompt, _ = ask(document, schema, rng)
             yield from (message["content"] for message in prompt)
             yield write_answer(document.record).text

@@ -8,9 +8,24 @@ from random import Random
 from .phrases import capitalize, chance, expand
 from .tables import words
 
+LETTERS = "eeeeetttaaaooiinnnssshhrrrdlllcuumwfgypbvkjxqz"
+FOREIGN = ("ö", "é", "ü", "ä", "å", "ø", "ñ", "ç", "ł", "š", "í", "á", "ó")
+
 
 def make_word(rng: Random, syllables: int | None = None) -> str:
-    """A pronounceable word that no pool contains."""
+    """A word that no pool contains: syllables, parts of two words, or letters as they come.
+
+    The last two are cut into tokens that names are seldom cut into, so that copying does not rest on habits.
+    """
+    style = rng.random()
+    if style < 0.14:
+        return "".join(rng.choice(LETTERS) for _ in range(rng.randrange(3, 10)))
+    if style < 0.3:
+        pools = words("nouns_what"), words("things"), words("topics"), words("adjectives"), words("parts")
+        head, tail = (rng.choice(rng.choice(pools)).split()[0].lower() for _ in range(2))
+        return head[: rng.randrange(2, 7)] + tail[-rng.randrange(2, 7) :]
+    if style < 0.34:
+        return make_word(rng, 1) + rng.choice(FOREIGN) + make_word(rng, 1)
     count = syllables or rng.choice([1, 2, 2, 2, 3])
     return "".join(
         rng.choice(words("onsets"))

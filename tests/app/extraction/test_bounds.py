@@ -2,12 +2,14 @@
 
 import copy
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from app.extraction import Bound, Limits, add_bounds
+from app.extraction.bounds import DATE_PATTERN, TIME_PATTERN
 from app.extraction.schema_check import SchemaChecker
 
 SCHEMAS = Path(__file__).resolve().parents[3] / "assets" / "schemas"
@@ -80,3 +82,49 @@ def test_every_example_schema_is_enforced_with_and_without_limits(path: Path) ->
     checker = SchemaChecker()
     assert checker.check(text).num_enforced > 0
     assert checker.check(json.dumps(add_bounds(json.loads(text), Limits()).schema)).num_enforced > 0
+
+
+@pytest.mark.parametrize(
+    ("subschema", "pattern"),
+    [
+        ({**TEXT, "format": "date"}, DATE_PATTERN),
+        ({**TEXT, "description": "Day, YYYY-MM-DD"}, DATE_PATTERN),
+        ({**TEXT, "description": "24 hour HH:MM"}, TIME_PATTERN),
+    ],
+)
+def test_dates_and_times_get_the_form_they_are_said_to_have(subschema: dict[str, Any], pattern: str) -> None:
+    bounded = add_bounds({"properties": {"a": subschema}}, LIMITS)
+    assert bounded.schema["properties"]["a"]["pattern"] == pattern
+    assert bounded.patterns == (Bound("/properties/a", "pattern", pattern),) and bounded.added == ()
+
+
+@pytest.mark.parametrize(
+    "subschema",
+    [
+        TEXT,
+        {**TEXT, "description": "HH:MM:SS"},
+        {**TEXT, "description": "YYYY-MM-DD or HH:MM"},
+        {**TEXT, "format": "date", "pattern": "^2026"},
+        {**TEXT, "format": "time", "description": "HH:MM"},
+        {"type": "integer", "description": "HH:MM"},
+    ],
+)
+def test_what_has_a_form_already_or_none_gets_no_pattern(subschema: dict[str, Any]) -> None:
+    assert add_bounds(subschema, LIMITS).patterns == ()
+
+
+def test_patterns_of_dates_can_be_switched_off_alone() -> None:
+    limits = Limits(plausible_times=False)
+    assert add_bounds({**TEXT, "format": "date"}, limits).schema == {**TEXT, "format": "date"}
+
+
+@pytest.mark.parametrize(
+    ("pattern", "right", "wrong"),
+    [
+        (DATE_PATTERN, ["1999-12-31", "2026-02-09"], ["1252-01-01", "2026-13-01", "2026-00-10", "2026-1-1"]),
+        (TIME_PATTERN, ["00:00", "23:59"], ["24:00", "9:30", "12:60"]),
+    ],
+)
+def test_the_patterns_take_plausible_values_only(pattern: str, right: list[str], wrong: list[str]) -> None:
+    assert all(re.search(pattern, text) for text in right)
+    assert not any(re.search(pattern, text) for text in wrong)

@@ -4,6 +4,7 @@ import pytest
 
 from app.ui.conversation import (
     answer_message,
+    answer_messages,
     describe_output,
     drop_answer,
     error_message,
@@ -74,3 +75,15 @@ def test_an_output_without_tokens_has_figures_too() -> None:
 @pytest.mark.parametrize(("seconds", "text"), [(0.0004, "0 ms"), (0.25, "250 ms"), (2.04, "2.0 s")])
 def test_seconds_are_short(seconds: float, text: str) -> None:
     assert format_seconds(seconds) == text
+
+
+def test_reasoning_is_a_folded_message_and_not_read_back_to_the_model() -> None:
+    thinking, answer = answer_messages("<think>\nhm\n</think>\n\nYes.")
+    assert (thinking["content"], thinking["metadata"]["title"]) == ("hm", "Reasoning")
+    assert to_model_messages([thinking, answer], "") == [{"role": "assistant", "content": "Yes."}]
+
+
+def test_reasoning_that_goes_on_is_shown_as_it_grows() -> None:
+    (thinking,) = answer_messages("<think>so far")
+    assert thinking["content"] == "so far" and thinking["metadata"]["status"] == "pending"
+    assert answer_messages("It is <think> in the middle") == [answer_message("It is <think> in the middle")]

@@ -1,4 +1,4 @@
-"""The extraction tab's handlers on a fake engine."""
+"""The workbench's handlers on a fake engine: run, explain, keep, compare."""
 
 import asyncio
 from pathlib import Path
@@ -15,6 +15,7 @@ from tests.fakes import FakeEngine
 
 REQUEST: Any = SimpleNamespace(session_hash="abc")
 SCHEMA = '{"type": "object", "properties": {"name": {"type": "string"}, "age": {"type": "integer"}}}'
+PARTS = ("badge", "fields", "record", "table", "figures", "marked", "tabs", "run", "stop", "shown")
 
 
 def make_tab(samples: dict[str, Path] | None = None, **options: Any) -> tuple[ExtractTab, FakeEngine]:
@@ -22,23 +23,36 @@ def make_tab(samples: dict[str, Path] | None = None, **options: Any) -> tuple[Ex
     return ExtractTab(engine, Examples({"person": SCHEMA}, samples or {}), interval_s=0), engine
 
 
-async def run(tab: ExtractTab, text: str = "Ada, 36", schema: str = SCHEMA, limits: bool = True) -> list[Any]:
-    return [update async for update in tab.run(text, schema, limits, REQUEST)]
+async def run(
+    tab: ExtractTab,
+    text: str = "Ada, 36",
+    schema: str = SCHEMA,
+    limits: bool = True,
+    verified: Any = None,
+    verbatim: bool = False,
+) -> list[Any]:
+    updates = [update async for update in tab.run(text, schema, limits, verbatim, verified, REQUEST)]
+    return [SimpleNamespace(**dict(zip(PARTS, update, strict=True))) for update in updates]
 
 
-async def test_a_run_ends_in_badge_fields_json_and_figures() -> None:
+def edit(**edits: str) -> Any:
+    return SimpleNamespace(_data={"edits": {f"/{name}": text for name, text in edits.items()}})
+
+
+async def test_a_run_ends_in_badge_fields_json_table_and_marked_source() -> None:
     tab, _ = make_tab()
-    badge, fields, record, figures, run_button, stop_button = (await run(tab))[-1]
-    assert "schema-valid" in badge and "Ada" in fields and "<mark" in fields
-    assert record == '{\n  "name": "Ada",\n  "age": 36\n}' and "added limits" in figures
-    assert run_button["interactive"] is True and stop_button["visible"] is False
+    last = (await run(tab))[-1]
+    assert "schema-valid" in last.badge and "Ada" in last.fields and "<mark" in last.marked
+    assert last.record == '{\n  "name": "Ada",\n  "age": 36\n}' and "added limits" in last.figures
+    assert "<td>36</td>" in last.table and last.tabs["selected"] == "evidence"
+    assert last.run["interactive"] is True and last.stop["visible"] is False
 
 
 async def test_the_record_is_shown_while_it_is_written() -> None:
     tab, _ = make_tab()
     updates = await run(tab)
-    assert updates[0][5]["visible"] is True
-    assert any(">writing<" in str(update[0]) and "Ad" in str(update[1]) for update in updates)
+    assert updates[0].stop["visible"] is True
+    assert any(">writing<" in str(update.badge) and "Ad" in str(update.fields) for update in updates)
 
 
 async def test_limits_and_salt_reach_the_engine() -> None:
@@ -48,57 +62,101 @@ async def test_limits_and_salt_reach_the_engine() -> None:
     assert engine.requests[0].options["cache_salt"] == "session-abc"
 
 
+async def test_verbatim_texts_are_grounded_in_the_source_by_the_grammar() -> None:
+    tab, engine = make_tab()
+    await run(tab, "Ada Lovelace", verbatim=True)
+    assert engine.requests[0].params.grammar.source == "Ada Lovelace"
+
+
 @pytest.mark.parametrize(
     ("text", "schema", "words"),
     [
         ("", SCHEMA, "no text"),
         ("Ada", "{", "line 1"),
         ("Ada", '{"type": "object", "$dynamicRef": "#a"}', "“$dynamicRef” at the root"),
-        ("x" * 3000, SCHEMA, "too long"),
+        ("Ada", SCHEMA[:-1] + f', "description": "{"x" * 3000}"}}', "too long"),
     ],
 )
 async def test_what_cannot_run_is_explained_and_not_run(text: str, schema: str, words: str) -> None:
     tab, engine = make_tab()
-    update = (await run(tab, text, schema))[-1]
-    assert words in update[0] and update[4]["interactive"] is True and engine.requests == []
+    last = (await run(tab, text, schema))[-1]
+    assert words in last.badge and last.run["interactive"] is True and engine.requests == []
+
+
+async def test_a_text_beyond_the_model_is_read_in_parts() -> None:
+    tab, engine = make_tab()
+    updates = await run(tab, "Ada is here.\n" * 300)
+    assert "schema-valid" in updates[-1].badge and len(engine.requests) > 1
+    assert any("parts; the text is long" in str(update.badge) for update in updates)
+    assert "overlapping parts" in updates[-1].figures
 
 
 async def test_a_full_queue_is_explained() -> None:
     tab, _ = make_tab(reject=EngineOverloaded("9 wait"))
-    assert "queue is full" in (await run(tab))[-1][0]
+    assert "queue is full" in (await run(tab))[-1].badge
 
 
 async def test_stop_says_that_the_record_is_not_complete() -> None:
     tab, engine = make_tab(hold=asyncio.Event())
-    updates = tab.run("Ada", SCHEMA, True, REQUEST)
+    updates = tab.run("Ada", SCHEMA, True, False, None, REQUEST)
     await anext(updates)
     await anext(updates)
     tab.stop(REQUEST)
     last = [update async for update in updates][-1]
-    assert ">stopped<" in last[0] and last[4]["interactive"] is True and engine.requests[0].is_aborted
+    assert ">stopped<" in last[0] and last[7]["interactive"] is True and engine.requests[0].is_aborted
 
 
 async def test_closing_the_tab_aborts_the_request() -> None:
     tab, engine = make_tab(hold=asyncio.Event())
-    updates = tab.run("Ada", SCHEMA, True, REQUEST)
+    updates = tab.run("Ada", SCHEMA, True, False, None, REQUEST)
     await anext(updates)
     await anext(updates)
     await updates.aclose()
     assert engine.requests[0].is_aborted
 
 
-def test_the_editor_tells_at_once_what_is_wrong_and_where() -> None:
+async def test_a_corrected_record_is_kept_and_a_later_run_is_compared_with_it() -> None:
     tab, _ = make_tab()
-    assert "Every keyword is enforced" in tab.check_schema(SCHEMA)
-    assert "line 1 column 2" in tab.check_schema("{")
-    assert "“$dynamicRef” at the root" in tab.check_schema('{"type": "array", "$dynamicRef": "#a"}')
+    shown = (await run(tab))[-1].shown
+    badge, fields, record, *_, store = tab.keep(shown, {}, edit(age="37"))
+    assert ">verified<" in badge and '"age": 37' in record and "by hand" in fields
+    again = (await run(tab, verified=store))[-1]
+    assert "verified: 37" in again.fields and "1 of 2 fields as in the record you verified" in again.fields
+
+
+async def test_a_correction_that_breaks_the_schema_is_not_kept() -> None:
+    tab, _ = make_tab()
+    shown = (await run(tab))[-1].shown
+    update = tab.keep(shown, {}, edit(age="old"))
+    assert "not kept" in update[0] and "/age" in update[0] and update[-1] == gr.skip()
+
+
+async def test_another_text_is_not_compared() -> None:
+    tab, _ = make_tab()
+    *_, store = tab.keep((await run(tab))[-1].shown, {}, edit())
+    assert "you verified" not in (await run(tab, text="Ada, 36!", verified=store))[-1].fields
+
+
+async def test_keeping_before_any_run_does_nothing() -> None:
+    tab, _ = make_tab()
+    assert set(map(str, tab.keep(None, {}, edit()))) == {str(gr.skip())}
 
 
 def test_a_sample_brings_its_schema(tmp_path: Path) -> None:
     path = tmp_path / "person_1.txt"
     path.write_text("Ada")
     tab, _ = make_tab({"person 1": path})
-    assert tab.choose_sample("person 1") == ("Ada", "person", SCHEMA)
+    text, _, name, form, schema, code, verdict = tab.choose_sample("person 1")
+    assert (text, name, schema) == ("Ada", "person", SCHEMA)
+    assert (
+        form["value"]["fields"][0]["name"] == "name" and "class Record" in code and "Every keyword" in verdict
+    )
+
+
+def test_a_list_that_is_left_without_a_choice_changes_nothing() -> None:
+    """A person who tabs past an empty list sends its None."""
+    tab, _ = make_tab()
+    assert set(map(str, (*tab.choose_sample(None), *tab.panel.choose(None)))) == {str(gr.skip())}
 
 
 def test_a_file_that_is_no_text_is_refused_in_words(tmp_path: Path) -> None:

@@ -7,11 +7,14 @@ from typing import Any
 import pytest
 
 from app.extraction import ExtractionResult, Extractor
+from app.extraction.grounding import find_evidence
 from app.extraction.json_spans import scan
+from app.extraction.review import compare
 from app.ui.record_view import (
     EMPTY,
     render_fields,
     render_figures,
+    render_source,
     render_verdict,
     show_pointer,
 )
@@ -31,35 +34,54 @@ async def extract(
 
 async def test_values_and_source_are_escaped_and_linked() -> None:
     text = "<i>Ada <b>, 36"
-    page = render_fields((result := await extract(text)).leaves, result, text)
-    assert "<i>" not in page.replace("<i style", "") and "&lt;i&gt;" in page
-    assert re.findall(r'<mark data-field="(\d)"[^>]*>([^<]*)<', page) == [("0", "Ada &lt;b&gt;"), ("1", "36")]
-    assert page.count('<tr data-field="0">') == 1 and "78%" in page
+    result = await extract(text)
+    page, source = render_fields(result.leaves, result), render_source(result.leaves, result.evidence, text)
+    assert "<i>" not in source and "&lt;i&gt;" in source and "Ada &lt;b&gt;</textarea>" in page
+    assert re.findall(r'<mark data-field="(\d)"[^>]*>([^<]*)<', source) == [
+        ("0", "Ada &lt;b&gt;"),
+        ("1", "36"),
+    ]
+    assert page.count('<tr data-field="0"') == 1 and "78%" in page
 
 
-async def test_a_value_without_evidence_says_so() -> None:
-    page = render_fields((result := await extract("nobody")).leaves, result, "nobody")
-    assert "not in the text" in page and "<mark" not in page
+async def test_a_value_without_evidence_says_so_and_is_flagged() -> None:
+    page = render_fields((result := await extract("nobody")).leaves, result)
+    assert "not in the text" in page and page.count('class="flagged"') == 2 and "Next to check (2)" in page
+    assert "<mark" not in render_source(result.leaves, result.evidence, "nobody")
+
+
+async def test_a_low_confidence_alone_flags_a_value() -> None:
+    result = dataclasses.replace(await extract("Ada <b> 36"), confidence={"/name": 0.59, "/age": 0.61})
+    assert render_fields(result.leaves, result).count('class="flagged"') == 1
 
 
 def test_a_growing_record_shows_values_without_judging_them() -> None:
-    page = render_fields(scan('{"name": "Ad').leaves, None, "Ada")
-    assert "Ad" in page and "confidence" not in page.replace("Confidence", "") and "<mark" not in page
+    page = render_fields(scan('{"name": "Ad').leaves, None)
+    assert "Ad" in page and "confidence" not in page.replace("Confidence", "") and "textarea" not in page
+
+
+async def test_fields_that_differ_from_a_verified_record_show_both() -> None:
+    result = await extract("Ada <b> 36")
+    verified = {"name": "Ada <b>", "age": 35, "gone": True}
+    page = render_fields(result.leaves, result, compare(result.record, verified))
+    assert "1 of 3 fields as in the record you verified" in page
+    assert "verified: 35" in page and "as verified" in page and "no longer there" in page
 
 
 def test_no_value_yet_shows_the_empty_state() -> None:
-    assert render_fields([], None, "") == EMPTY
+    assert render_fields([], None) == EMPTY
 
 
 def test_lists_are_grouped_and_counted_from_one() -> None:
-    page = render_fields(scan('{"items": [{"a": 1}, {"a": 2}], "n": 1}').leaves, None, "")
+    page = render_fields(scan('{"items": [{"a": 1}, {"a": 2}], "n": 1}').leaves, None)
     assert re.findall(r'class="group"><th colspan="3">([^<]*)<', page) == ["items › 1", "items › 2"]
 
 
 def test_overlapping_evidence_is_marked_once() -> None:
-    leaves = scan('{"a": "New York", "b": "York"}').leaves
-    result = dataclasses.replace(EMPTY_RESULT, leaves=tuple(leaves))
-    assert render_fields(leaves, result, "New York").count("<mark") == 0
+    leaves = scan('{"a": "New York", "b": "York"} ').leaves
+    text = "in New York"
+    source = render_source(leaves, find_evidence(leaves, text), text)
+    assert source.count("<mark") == 1 and ">New York</mark>" in source
 
 
 @pytest.mark.parametrize(
@@ -82,9 +104,3 @@ async def test_added_limits_and_the_backend_are_stated() -> None:
 
 def test_pointers_are_shown_as_paths() -> None:
     assert show_pointer("/a~1b/0/c<") == "a/b › 1 › c&lt;"
-
-
-EMPTY_RESULT = ExtractionResult(
-    source="", record={}, raw="", valid=True, errors=(), finish_reason="stop", confidence={}, evidence={}, leaves=(),
-    bounds=None,
-)  # fmt: skip

@@ -1,0 +1,112 @@
+"""`python -m app extract --evaluate`: how well the model extracts, on documents whose right records are known."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from app.cli.talk import local_engine
+from app.config import UsageError
+from app.extraction import Limits
+from app.extraction.cases import SETS, Case, CaseError, read_cases, read_paragraphs, surround
+from app.extraction.evaluate import Figures, Judged, judge_cases, summarize
+from engine import Engine
+
+MAX_SURROUND = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluateConfig:
+    """Flags of --evaluate."""
+
+    evaluate: bool = field(
+        default=False, metadata={"help": "measure the model on the built-in sets instead of reading files"}
+    )
+    sets: tuple[str, ...] = field(
+        default=tuple(SETS), metadata={"help": f"the sets to run, of {', '.join(SETS)}"}
+    )
+    surround: int = field(default=0, metadata={"help": "tokens of other text to put around each document"})
+    ground: bool = field(default=False, metadata={"help": "free strings must be parts of the text"})
+    limits: bool = field(default=True, metadata={"help": "limit open strings, lists, dates and times"})
+    as_json: bool = field(default=False, metadata={"help": "print figures as JSON"})
+    wrong: bool = field(default=False, metadata={"help": "print every field that is wrong"})
+
+
+def read_sets(names: Sequence[str]) -> dict[str, list[Case]]:
+    """The cases of the named sets.
+
+    Raises:
+        UsageError: a set is unknown or cannot be read.
+    """
+    unknown = [name for name in names if name not in SETS]
+    if unknown:
+        raise UsageError(f"unknown set {unknown[0]!r}: choose from {', '.join(SETS)}")
+    try:
+        return {name: read_cases(SETS[name]) for name in names}
+    except (OSError, CaseError) as error:
+        raise UsageError(f"cannot read a set: {error}") from error
+
+
+async def evaluate(config: EvaluateConfig, given: dict[str, Any]) -> int:
+    """Print the figures of each set.
+
+    Raises:
+        UsageError: the flags or a set cannot be used.
+    """
+    if not 0 <= config.surround <= MAX_SURROUND:
+        raise UsageError(f"--surround is {config.surround}, but takes 0 to {MAX_SURROUND} tokens")
+    sets = read_sets(config.sets)
+    report: dict[str, Any] = {}
+    async with local_engine(given) as engine:
+        for name, cases in sets.items():
+            begun = time.perf_counter()
+            judged = await judge_set(engine, cases, config)
+            figures = summarize(judged)
+            report[name] = figures.to_json()
+            spent = time.perf_counter() - begun
+            print(f"{name}: {len(cases)} documents in {spent:.1f} s", file=sys.stderr)
+            if not config.as_json:
+                print("\n".join([*describe_figures(name, figures), ""]), flush=True)
+            if config.wrong:
+                print("\n".join(describe_faults(judged)), file=sys.stderr)
+    if config.as_json:
+        print(json.dumps({"surround": config.surround, "ground": config.ground, "sets": report}, indent=1))
+    return 0
+
+
+async def judge_set(engine: Engine, cases: Sequence[Case], config: EvaluateConfig) -> list[Judged]:
+    """Extract and score one set, with other text around it where that was asked for."""
+    tokenizer = engine.tokenizer
+    if config.surround and tokenizer is not None:
+        paragraphs = read_paragraphs()
+        cases = [
+            surround(case, config.surround, lambda text: len(tokenizer.encode(text)), paragraphs)
+            for case in cases
+        ]
+    limits = Limits() if config.limits else None
+    return await judge_cases(engine, cases, limits=limits, ground=config.ground)
+
+
+def describe_figures(name: str, figures: Figures) -> Iterator[str]:
+    """A set's figures as lines of text."""
+    yield f"{name}: {figures.field:.3f} of {figures.num_fields} fields"
+    whole = f"whole records {figures.num_whole} of {figures.num_cases}"
+    yield f"  {whole}, valid {figures.num_valid} of {figures.num_cases}"
+    yield f"  strings found in the text {figures.found:.3f} ({figures.num_found} of {figures.num_strings})"
+    yield from (f"  {kind:<18} {score:.3f}" for kind, score in figures.kinds.items())
+    if figures.deciles:
+        yield "  confidence " + " ".join(f"{group.confidence:6.3f}" for group in figures.deciles)
+        yield "  accuracy   " + " ".join(f"{group.accuracy:6.3f}" for group in figures.deciles)
+
+
+def describe_faults(judged: Sequence[Judged]) -> Iterator[str]:
+    """What was found instead of what."""
+    for one in judged:
+        wrong = [name for name, score in one.scores.items() if score < 1]
+        if wrong:
+            shown = {"wrong": wrong, "found": one.record, "wanted": one.case.record}
+            yield f"{one.case.kind} {one.error} {json.dumps(shown, ensure_ascii=False)}"

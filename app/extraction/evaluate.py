@@ -1,0 +1,204 @@
+"""Measures extraction on documents whose right records are known, all of them in one running batch.
+
+field      mean score of all fields (scoring.py)        whole    records without a fault
+found      free strings that stand in the source text   valid    records that fit their schema
+deciles    the fields in ten equal groups by confidence, each with its mean confidence and accuracy
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from app.extraction.batch import MAX_CONCURRENT
+from app.extraction.bounds import Limits, add_bounds
+from app.extraction.cases import Case
+from app.extraction.extractor import DEFAULT_LIMITS, ExtractionResult, Extractor
+from app.extraction.scoring import score_record
+from app.extraction.verbatim import is_free_at
+from engine import Engine, EngineDead, EngineError
+
+NUM_GROUPS = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """One case and what became of it; a case that failed has an error and no fields right."""
+
+    case: Case
+    scores: dict[str, float]  # by JSON pointer
+    confidence: dict[str, float]  # by JSON pointer, where the model had a choice
+    is_valid: bool
+    num_strings: int  # free strings of the record, all and those found in the text
+    num_found: int
+    record: Any = None
+    error: str = ""
+
+    @property
+    def is_whole(self) -> bool:
+        return not self.error and min(self.scores.values(), default=1.0) == 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """A tenth of the fields, ordered by confidence."""
+
+    confidence: float
+    accuracy: float
+    num_fields: int
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What one set came to."""
+
+    field: float
+    kinds: dict[str, float]
+    num_fields: int
+    num_whole: int
+    num_valid: int
+    num_cases: int
+    num_strings: int
+    num_found: int
+    deciles: tuple[Group, ...]
+
+    @property
+    def found(self) -> float:
+        return self.num_found / self.num_strings if self.num_strings else 1.0
+
+    def to_json(self) -> dict[str, Any]:
+        """The figures as a JSON-able dict."""
+        return {
+            "field": round(self.field, 4),
+            "kinds": {kind: round(score, 4) for kind, score in self.kinds.items()},
+            "fields": self.num_fields,
+            "whole": self.num_whole,
+            "valid": self.num_valid,
+            "cases": self.num_cases,
+            "strings": self.num_strings,
+            "found": self.num_found,
+            "deciles": [
+                {
+                    "confidence": round(group.confidence, 4),
+                    "accuracy": round(group.accuracy, 4),
+                    "fields": group.num_fields,
+                }
+                for group in self.deciles
+            ],
+        }
+
+
+async def judge_cases(
+    engine: Engine,
+    cases: Sequence[Case],
+    *,
+    limits: Limits | None = DEFAULT_LIMITS,
+    ground: bool = False,
+    max_concurrent: int = MAX_CONCURRENT,
+) -> list[Judged]:
+    """Extract every case and score it; as many run at once as the engine's batch takes.
+
+    Raises:
+        EngineDead: the engine is gone.
+    """
+    extractor = Extractor(engine, limits, ground=ground)
+    room = asyncio.Semaphore(max_concurrent)
+
+    async def judge(case: Case) -> Judged:
+        async with room:
+            try:
+                return judge_result(case, await extractor.extract(case.schema, case.text))
+            except EngineDead:
+                raise
+            except EngineError as error:
+                return Judged(case, score_record(None, case.record), {}, False, 0, 0, error=str(error))
+
+    tasks = [asyncio.ensure_future(judge(case)) for case in cases]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def judge_result(case: Case, result: ExtractionResult) -> Judged:
+    """Score one finished extraction."""
+    scores = score_record(result.record, case.record)
+    schema = add_bounds(case.schema, Limits()).schema
+    free = [
+        leaf.value
+        for leaf in result.leaves
+        if isinstance(leaf.value, str) and leaf.value and is_free_at(schema, leaf.pointer)
+    ]
+    source = _fold(case.text)
+    return Judged(
+        case=case,
+        scores=scores,
+        confidence=_field_confidence(scores, result.confidence),
+        is_valid=result.valid,
+        num_strings=len(free),
+        num_found=sum(_fold(value) in source for value in free),
+        record=result.record,
+    )
+
+
+def summarize(judged: Sequence[Judged]) -> Figures:
+    """The figures of a set.
+
+    Raises:
+        ValueError: the set is empty.
+    """
+    if not judged:
+        raise ValueError("nothing was evaluated: the set is empty")
+    by_kind: dict[str, list[float]] = defaultdict(list)
+    for one in judged:
+        by_kind[one.case.kind] += one.scores.values()
+    everything = [score for scores in by_kind.values() for score in scores]
+    sure = [(one.confidence[name], one.scores[name]) for one in judged for name in one.confidence]
+    return Figures(
+        field=_mean(everything),
+        kinds={kind: _mean(by_kind[kind]) for kind in sorted(by_kind)},
+        num_fields=len(everything),
+        num_whole=sum(one.is_whole for one in judged),
+        num_valid=sum(one.is_valid for one in judged),
+        num_cases=len(judged),
+        num_strings=sum(one.num_strings for one in judged),
+        num_found=sum(one.num_found for one in judged),
+        deciles=tuple(group_by_confidence(sure)),
+    )
+
+
+def group_by_confidence(pairs: Sequence[tuple[float, float]], num_groups: int = NUM_GROUPS) -> list[Group]:
+    """(confidence, score) pairs in groups of equal size, the least confident first; fewer when there are few pairs."""
+    ordered = sorted(pairs)
+    edges = [round(index * len(ordered) / num_groups) for index in range(num_groups + 1)]
+    return [
+        Group(_mean([pair[0] for pair in part]), _mean([pair[1] for pair in part]), len(part))
+        for part in (ordered[a:b] for a, b in pairwise(edges))
+        if part
+    ]
+
+
+def _field_confidence(scores: dict[str, float], confidence: dict[str, float]) -> dict[str, float]:
+    """Of each field the least confidence of any value in it."""
+    found: dict[str, float] = {}
+    for name in scores:
+        inside = [
+            sure for pointer, sure in confidence.items() if pointer == name or pointer.startswith(f"{name}/")
+        ]
+        if inside:
+            found[name] = min(inside)
+    return found
+
+
+def _fold(text: str) -> str:
+    return " ".join(text.casefold().split())
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else 0.0

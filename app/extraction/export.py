@@ -1,0 +1,107 @@
+"""Records as files: JSONL keeps everything, CSV and Parquet have one row a source and one column a field."""
+
+from __future__ import annotations
+
+import csv
+import importlib
+import io
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+FORMATS = ("jsonl", "csv", "parquet")  # in the order in which they are offered
+# Columns about the run, in front of the record's own.
+ABOUT = ("source", "valid", "finish_reason", "error")
+# What a spreadsheet would run; +44 20 7946 and -12.50 are data.
+FORMULA = re.compile(r"[=@\t\r]|[+-](?![\d\s(.])")
+
+
+class ExportError(ValueError):
+    """Records that cannot be written as asked; the message says what to do."""
+
+
+def export(records: Sequence[Mapping[str, Any]], file_format: str) -> bytes:
+    """The content of a file with these records, which are what `ExtractionResult.to_json` and batches give.
+
+    Raises:
+        ExportError: the format is unknown, or its library is not installed.
+    """
+    match file_format:
+        case "jsonl":
+            return "".join(json.dumps(dict(each), ensure_ascii=False) + "\n" for each in records).encode()
+        case "csv":
+            return _write_csv(make_rows(records))
+        case "parquet":
+            return _write_parquet(make_rows(records))
+    raise ExportError(f"format {file_format!r} is not one of {', '.join(FORMATS)}")
+
+
+def make_rows(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """One flat row a record, all with the same columns: objects are spread as `a.b`, lists stay JSON text."""
+    flat = [_flatten(each.get("record")) for each in records]
+    columns = dict.fromkeys(name for row in flat for name in row)
+    rows = []
+    for each, row in zip(records, flat, strict=True):
+        about = {
+            name: each.get(name) for name in ABOUT if name != "error" or any("error" in r for r in records)
+        }
+        # A field of the record may be called as a column about the run.
+        own = {(f"record.{name}" if name in about else name): row.get(name) for name in columns}
+        rows.append(about | own)
+    return rows
+
+
+def _flatten(value: Any, name: str = "") -> dict[str, Any]:
+    if isinstance(value, dict):
+        row: dict[str, Any] = {}
+        for key, inner in value.items():
+            row |= _flatten(inner, f"{name}.{key}" if name else key)
+        return row
+    if not name:
+        return {} if value is None else {"value": _cell(value)}
+    return {name: _cell(value)}
+
+
+def _cell(value: Any) -> Any:
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, list) else value
+
+
+def _write_csv(rows: list[dict[str, Any]]) -> bytes:
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(rows[0]) if rows else list(ABOUT), lineterminator="\r\n")
+    writer.writeheader()
+    for row in rows:
+        writer.writerow({name: _spell(value) for name, value in row.items()})
+    # With a mark, or a spreadsheet reads accents as something else.
+    return b"\xef\xbb\xbf" + text.getvalue().encode()
+
+
+def _spell(value: Any) -> Any:
+    """true and false as JSON has them; a text that a spreadsheet would run as a formula is quoted."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return "'" + value if isinstance(value, str) and FORMULA.match(value) else value
+
+
+def _write_parquet(rows: list[dict[str, Any]]) -> bytes:
+    try:
+        arrow = importlib.import_module("pyarrow")
+        parquet = importlib.import_module("pyarrow.parquet")
+    except ImportError as error:
+        raise ExportError("Parquet needs pyarrow: pip install pyarrow, or export CSV or JSONL") from error
+    columns = list(rows[0]) if rows else list(ABOUT)
+    table = arrow.table({name: _unify([row.get(name) for row in rows]) for name in columns})
+    sink = io.BytesIO()
+    parquet.write_table(table, sink)
+    return sink.getvalue()
+
+
+def _unify(values: list[Any]) -> list[Any]:
+    """One type a column: numbers stay numbers when all are, flags when all are, everything else is text."""
+    kinds = {type(value) for value in values if value is not None}
+    if kinds == {int, float}:
+        return [None if value is None else float(value) for value in values]
+    if len(kinds) <= 1 and (kinds != {int} or all(abs(v) < 2**63 for v in values if v is not None)):
+        return values
+    return [value if value is None or isinstance(value, str) else json.dumps(value) for value in values]

@@ -1,0 +1,205 @@
+"""The batch tab: files in, a column picked, records out, with progress, and the results as files."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+
+import gradio as gr
+from gradio.utils import get_upload_folder
+
+from app.extraction import Extractor, Limits
+from app.extraction.export import FORMATS, ExportError, export
+from app.extraction.schema_check import SchemaChecker
+from app.extraction.sources import Table, UnreadableSource, read_table
+from app.ui.batch_run import BatchRun
+from app.ui.batch_view import (
+    EMPTY_BATCH,
+    NUM_PREVIEWED,
+    render_preview,
+    render_progress,
+    render_records,
+)
+from app.ui.examples import Examples
+from app.ui.explain import EXPLAINED, Explanation, explain
+from app.ui.pacing import pace
+from app.ui.record_view import render_error
+from app.ui.stops import Stops
+from engine import Engine
+
+FILE_TYPES = [
+    ".csv",
+    ".tsv",
+    ".jsonl",
+    ".ndjson",
+    ".txt",
+    ".md",
+    ".eml",
+    ".log",
+    ".html",
+    ".xml",
+    ".json",
+    ".pdf",
+]
+AS_IN_EXTRACT = "as in the Extract tab"
+UPDATE_INTERVAL_S = 0.25
+NO_TABLE = Table((), ())
+
+Update = tuple[Any, ...]  # progress, records, buttons (try, run, stop), downloads
+
+
+class BatchTab:
+    """Many texts, one schema, one engine."""
+
+    def __init__(self, engine: Engine, examples: Examples, interval_s: float = UPDATE_INTERVAL_S) -> None:
+        self.engine = engine
+        self.examples = examples
+        self.interval_s = interval_s
+        self.stops = Stops()
+        self.checker = SchemaChecker()
+
+    def build(self, schema_of_extract: gr.Code) -> None:
+        """Put the tab's components on the page and connect them."""
+        with gr.Row(elem_id="batch", equal_height=False):
+            with gr.Column(scale=4, min_width=300):
+                files = gr.File(
+                    label="CSV, JSONL, texts or PDFs", file_count="multiple", file_types=FILE_TYPES, height=150,
+                    elem_id="batch-files",
+                )  # fmt: skip
+                folder = gr.UploadButton("Open a folder", file_count="directory", size="sm")
+                column = gr.Dropdown([], label="Column with the text", interactive=True)
+                schema = gr.Dropdown(
+                    [AS_IN_EXTRACT, *self.examples.schemas], value=AS_IN_EXTRACT, label="Schema of a record"
+                )
+                with gr.Row():
+                    trial = gr.Button(f"Try the first {NUM_PREVIEWED}", interactive=False, min_width=120)
+                    run = gr.Button("Run all", variant="primary", interactive=False, min_width=120)
+                    stop = gr.Button("Stop", variant="stop", visible=False, min_width=80)
+            with gr.Column(scale=9, min_width=300):
+                progress = gr.HTML("", elem_id="batch-progress", apply_default_css=False)
+                with gr.Row(elem_classes="bar"):
+                    downloads = [
+                        gr.DownloadButton(f"Download {name}", visible=False, size="sm", min_width=120)
+                        for name in ("JSONL", "CSV", "Parquet")
+                    ]
+                records = gr.HTML(EMPTY_BATCH, elem_id="batch-records", apply_default_css=False)
+        table = gr.State(NO_TABLE)
+        quiet: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
+        opened = [table, column, progress, records, trial, run]
+        files.change(self.open_files, files, opened, queue=False, **quiet)
+        folder.upload(self.open_files, folder, opened, queue=False, **quiet)
+        column.input(self.show_column, [table, column], records, queue=False, **quiet)
+        inputs = [table, column, schema, schema_of_extract]
+        outputs = [progress, records, trial, run, stop, *downloads]
+        trial.click(self.run_some, inputs, outputs, **quiet)
+        run.click(self.run_all, inputs, outputs, **quiet)
+        stop.click(self.stop, None, None, queue=False, **quiet)
+
+    def open_files(self, paths: Sequence[str] | None) -> Update:
+        """The files as a table, with the column that most likely holds the texts."""
+        try:
+            # By name: the folders that uploads lie in are named at random.
+            table = read_table(sorted(paths or [], key=lambda path: Path(path).name))
+        except UnreadableSource as error:
+            problem = Explanation("These files cannot be opened.", f"{error}.", "")
+            closed = gr.update(interactive=False)
+            return (
+                NO_TABLE,
+                gr.update(choices=[], value=None),
+                render_error(problem),
+                EMPTY_BATCH,
+                closed,
+                closed,
+            )
+        column = table.pick_text_column()
+        is_ready = gr.update(interactive=column is not None)
+        picker = gr.update(choices=list(table.columns), value=column)
+        return table, picker, "", render_preview(table, column), is_ready, is_ready
+
+    def show_column(self, table: Table, column: str | None) -> str:
+        """The preview with another column first."""
+        return render_preview(table, column)
+
+    async def run_some(
+        self, table: Table, column: str, name: str, schema: str, request: gr.Request
+    ) -> AsyncGenerator[Update, None]:
+        """Extract the first rows only, to see whether the schema fits."""
+        few = Table(table.rows[:NUM_PREVIEWED], table.columns)
+        async with aclosing(self.run_all(few, column, name, schema, request)) as updates:
+            async for update in updates:
+                yield update
+
+    async def run_all(
+        self, table: Table, column: str, name: str, schema: str, request: gr.Request
+    ) -> AsyncGenerator[Update, None]:
+        """Extract every row; what is done when it is stopped or fails stays and can be downloaded."""
+        batch = BatchRun(table.rows, column)
+        session = str(request.session_hash)
+        closed = [gr.update(visible=False)] * 3
+        yield "", EMPTY_BATCH, *_buttons(is_busy=True), *closed
+        try:
+            text = self.examples.schemas.get(name, schema)
+            checked = await asyncio.to_thread(self.checker.check, text)
+            extractor = Extractor(self.engine, Limits())
+            stream = batch.run(extractor, checked.schema, f"session-{session}")
+            with self.stops.running(session):
+                async for update in self._watch(batch, stream, session):
+                    yield update
+                state = "stopped" if self.stops.asked(session) else "done"
+        except EXPLAINED as error:
+            problem = render_error(explain(error, self.engine.state))
+            kept = render_progress(batch, "stopped") if batch.records else ""
+            yield problem + kept, render_records(batch), *_buttons(), *await self._save(batch)
+            return
+        yield render_progress(batch, state), render_records(batch), *_buttons(), *await self._save(batch)
+
+    async def _watch(
+        self, batch: BatchRun, stream: AsyncGenerator[int, None], session: str
+    ) -> AsyncGenerator[Update, None]:
+        """The page while the batch runs; leaving ends the rows that run."""
+        rest = tuple(gr.skip() for _ in range(6))
+        drawn = 0.0
+        async with aclosing(pace(stream, 0)) as steps:
+            async for _ in steps:
+                if self.stops.asked(session):
+                    return
+                now = time.monotonic()
+                if now - drawn >= self.interval_s:
+                    drawn = now
+                    yield render_progress(batch, "running"), render_records(batch), *rest
+
+    def stop(self, request: gr.Request) -> None:
+        """End the batch and keep what is done."""
+        self.stops.ask(str(request.session_hash))
+
+    async def _save(self, batch: BatchRun) -> list[Any]:
+        """The download buttons, each with its file."""
+        if not batch.records:
+            return [gr.update(visible=False)] * 3
+        return await asyncio.to_thread(_write_files, batch.ordered)
+
+
+def _write_files(records: list[dict[str, Any]]) -> list[Any]:
+    # In Gradio's own folder, which is cleared of old files.
+    root = Path(get_upload_folder())
+    root.mkdir(parents=True, exist_ok=True)
+    folder = Path(tempfile.mkdtemp(prefix="batch-", dir=root))
+    buttons = []
+    for file_format in FORMATS:
+        path = folder / f"records.{file_format}"
+        try:
+            path.write_bytes(export(records, file_format))
+            buttons.append(gr.update(visible=True, value=str(path)))
+        except ExportError as error:
+            buttons.append(gr.update(visible=True, interactive=False, value=None, label=str(error)))
+    return buttons
+
+
+def _buttons(is_busy: bool = False) -> tuple[Any, Any, Any]:
+    idle = gr.update(interactive=not is_busy)
+    return idle, idle, gr.update(visible=is_busy)

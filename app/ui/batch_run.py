@@ -1,0 +1,124 @@
+"""One batch: rows in, records out as they finish, and how far it is. The page and its tests drive it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any
+
+from app.extraction import ExtractionResult, Extractor, Schema, TextTooLong
+from app.extraction.chunks import extract_long
+from app.extraction.sources import Row
+from engine import EngineDead, EngineError, EngineOverloaded
+
+# Enough to fill the engine's batch; the rest waits here, not in the engine's bounded queue.
+MAX_CONCURRENT = 16
+RETRY_S = 0.5
+
+
+@dataclass(slots=True)
+class BatchRun:
+    """The rows of a batch and what became of them; `records` are those that ended, by their place."""
+
+    rows: Sequence[Row]
+    column: str
+    records: dict[int, dict[str, Any]] = field(default_factory=dict)
+    num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
+    started: float = 0.0
+    clock: Callable[[], float] = time.monotonic
+
+    async def run(self, extractor: Extractor, schema: Schema, cache_salt: str) -> AsyncGenerator[int, None]:
+        """Extract every row, several at once, and yield how many have ended; leaving ends those that run.
+
+        Raises:
+            GrammarError: the schema cannot be used.
+            EngineDead: the engine is gone.
+        """
+        self.started = self.clock()
+        waiting = iter(range(len(self.rows)))
+        running: set[asyncio.Task[None]] = set()
+        try:
+            while True:
+                while len(running) < MAX_CONCURRENT and (index := next(waiting, None)) is not None:
+                    running.add(asyncio.ensure_future(self._extract(index, extractor, schema, cache_salt)))
+                if not running:
+                    return
+                done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    task.result()
+                yield len(self.records)
+        finally:
+            for task in running:
+                task.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
+
+    async def _extract(self, index: int, extractor: Extractor, schema: Schema, salt: str) -> None:
+        row = self.rows[index]
+        text = row.cells.get(self.column, "")
+        try:
+            if row.error is not None:
+                raise ValueError(row.error)
+            if not text.strip():
+                raise ValueError(f"the column {self.column!r} is empty in this row")
+            result = await self._read(extractor, schema, text, row.name, salt)
+            self.records[index] = result.to_json()
+            self._count(result)
+        except EngineDead:
+            raise
+        except (EngineError, ValueError) as error:
+            self.records[index] = {
+                "source": row.name, "record": None, "valid": False, "finish_reason": "error",
+                "confidence": {}, "evidence": {}, "error": str(error),
+            }  # fmt: skip
+
+    async def _read(
+        self, extractor: Extractor, schema: Schema, text: str, name: str, salt: str
+    ) -> ExtractionResult:
+        while True:
+            try:
+                return await extractor.extract(schema, text, source=name, cache_salt=salt)
+            except TextTooLong:
+                break
+            except EngineOverloaded as error:
+                # Others fill the queue; a batch can wait.
+                await asyncio.sleep(max(error.retry_after_s, RETRY_S))
+        async with aclosing(extract_long(extractor, schema, text, source=name, cache_salt=salt)) as steps:
+            async for step in steps:
+                if isinstance(step, ExtractionResult):
+                    return step
+        raise RuntimeError("the parts ended without a result")
+
+    def _count(self, result: ExtractionResult) -> None:
+        if result.output is not None:
+            self.num_prompt_tokens += len(result.output.prompt_token_ids)
+            self.num_cached_tokens += result.output.num_cached_tokens
+
+    @property
+    def ordered(self) -> list[dict[str, Any]]:
+        """The records that are done, in the order of the rows."""
+        return [self.records[index] for index in sorted(self.records)]
+
+    @property
+    def num_valid(self) -> int:
+        return sum(record["valid"] for record in self.records.values())
+
+    @property
+    def num_failed(self) -> int:
+        return sum("error" in record for record in self.records.values())
+
+    @property
+    def cached_share(self) -> float:
+        """Share of the prompts' tokens that the prefix cache had, 0 to 1."""
+        return self.num_cached_tokens / self.num_prompt_tokens if self.num_prompt_tokens else 0.0
+
+    @property
+    def seconds_left(self) -> float | None:
+        """An estimate from the rate so far; None before there is one."""
+        num_done = len(self.records)
+        if not num_done:
+            return None
+        return (self.clock() - self.started) / num_done * (len(self.rows) - num_done)

@@ -1,0 +1,151 @@
+"""A batch as HTML: the rows before, the progress during, the records after."""
+
+from __future__ import annotations
+
+import html
+import json
+from typing import Any
+
+from app.extraction.sources import Table
+from app.ui.batch_run import BatchRun
+from app.ui.record_view import show_pointer
+
+NUM_PREVIEWED = 5
+# A page with thousands of rows is slow and nobody reads it; the files have them all.
+NUM_SHOWN = 100
+MAX_CELL_CHARS = 160
+
+EMPTY_BATCH = (
+    '<div class="empty"><p><b>Many texts, one schema.</b></p>'
+    "<p>Open a CSV or JSONL file, or several texts and PDFs. Every row becomes a record; "
+    "the instructions they share are computed once.</p></div>"
+)
+
+
+def render_preview(table: Table, column: str | None) -> str:
+    """The first rows, the chosen column first."""
+    if not table.rows:
+        return EMPTY_BATCH
+    columns = sorted(table.columns, key=lambda name: name != column)
+    heads = "".join(
+        f'<th scope="col"{" class=chosen" if name == column else ""}>{html.escape(name)}</th>'
+        for name in columns
+    )
+    body = ""
+    for row in table.rows[:NUM_PREVIEWED]:
+        if row.error is not None:
+            body += (
+                f'<tr class="failed"><td colspan="{max(len(columns), 1)}">{html.escape(row.error)}</td></tr>'
+            )
+        else:
+            cells = "".join(f"<td>{_clip(row.cells.get(name, ''))}</td>" for name in columns)
+            body += f"<tr>{cells}</tr>"
+    num_bad = sum(row.error is not None for row in table.rows)
+    trouble = f", {num_bad:,} of them cannot be read" if num_bad else ""
+    count = f"{len(table.rows):,} row{'s' if len(table.rows) != 1 else ''}{trouble}"
+    more = f"{count}; the first {NUM_PREVIEWED} are shown" if len(table.rows) > NUM_PREVIEWED else count
+    return (
+        f'<div class="batch-table"><table><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table></div>'
+        f'<p class="figures-line">{more}.</p>'
+    )
+
+
+def render_progress(run: BatchRun, state: str) -> str:
+    """How far the batch is: a bar and one line of figures. `state` is running, done or stopped."""
+    num_done, num_rows = len(run.records), len(run.rows)
+    seconds = max(run.clock() - run.started, 1e-9)
+    parts = [f"<b>{num_done:,}</b> of {num_rows:,} rows", f"{run.num_valid:,} valid"]
+    if run.num_failed:
+        parts.append(f'<span class="bad">{run.num_failed:,} failed</span>')
+    not_valid = num_done - run.num_valid - run.num_failed
+    if not_valid:
+        parts.append(f"{not_valid:,} not valid")
+    if num_done:
+        parts.append(f"{num_done / seconds:,.1f} rows/s")
+    if run.num_prompt_tokens:
+        parts.append(f"{run.cached_share:.0%} of the prompts from the prefix cache")
+    left = run.seconds_left
+    words = {
+        "running": f"about {format_duration(left)} left" if left is not None else "starting",
+        "done": f"done in {format_duration(seconds)}",
+        "stopped": "stopped; what is done is kept",
+    }
+    share = num_done / num_rows if num_rows else 1.0
+    return (
+        f'<div class="progress {state}" role="progressbar" aria-label="Batch" aria-valuemin="0" '
+        f'aria-valuemax="{num_rows}" aria-valuenow="{num_done}"><i style="width:{share:.1%}"></i></div>'
+        f'<p class="batch-figures" role="status">{" · ".join([*parts, words[state]])}</p>'
+    )
+
+
+def format_duration(seconds: float) -> str:
+    """Seconds, or minutes and hours once they are many."""
+    if seconds < 90:
+        return f"{seconds:,.1f} s" if seconds < 10 else f"{seconds:,.0f} s"
+    minutes = seconds / 60
+    return f"{minutes:,.0f} min" if minutes < 90 else f"{minutes / 60:,.1f} h"
+
+
+def render_records(run: BatchRun) -> str:
+    """The records that are done, one a row, a column a field."""
+    done = sorted(run.records)
+    if not done:
+        return EMPTY_BATCH
+    shown = done[:NUM_SHOWN]
+    columns = dict.fromkeys(
+        name
+        for index in shown
+        if isinstance(run.records[index]["record"], dict)
+        for name in run.records[index]["record"]
+    )
+    heads = "".join(f'<th scope="col">{html.escape(name)}</th>' for name in columns)
+    body = "".join(_render_record(index + 1, run.records[index], list(columns)) for index in shown)
+    more = f'<p class="figures-line">The first {NUM_SHOWN} of {len(done):,}; the files have all.</p>'
+    return (
+        '<div class="batch-table" tabindex="0"><table><thead><tr><th scope="col">#</th><th scope="col">source</th>'
+        f'<th scope="col">state</th>{heads}</tr></thead><tbody>{body}</tbody></table></div>'
+        f"{more if len(done) > NUM_SHOWN else ''}"
+    )
+
+
+def _render_record(number: int, record: dict[str, Any], columns: list[str]) -> str:
+    head = f'<td>{number}</td><th scope="row">{html.escape(record["source"])}</th>'
+    if "error" in record:
+        span = max(len(columns), 1)
+        return (
+            f'<tr class="failed">{head}<td><span class="state bad">failed</span></td>'
+            f'<td colspan="{span}">{html.escape(record["error"])}</td></tr>'
+        )
+    values = record["record"] if isinstance(record["record"], dict) else {}
+    cells = "".join(
+        f'<td title="{_describe(name, record)}">{_show(values[name]) if name in values else ""}</td>'
+        for name in columns
+    )
+    kind, word = ("good", "valid") if record["valid"] else ("cut", record["finish_reason"])
+    word = "not valid" if word == "stop" else "cut off" if word == "length" else word
+    return f'<tr>{head}<td><span class="state {kind}">{word}</span></td>{cells}</tr>'
+
+
+def _describe(name: str, record: dict[str, Any]) -> str:
+    pointer = "/" + name.replace("~", "~0").replace("/", "~1")
+    confidence = record["confidence"].get(pointer)
+    return (
+        f"{show_pointer(pointer)}: confidence {confidence:.0%}"
+        if confidence is not None
+        else show_pointer(pointer)
+    )
+
+
+def _spell(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _show(value: Any) -> str:
+    if isinstance(value, list) and value and all(isinstance(item, dict) for item in value):
+        first = ", ".join(_spell(inner) for inner in value[0].values())
+        return f"<b>{len(value)} ×</b> {_clip(first)}{' …' if len(value) > 1 else ''}"
+    return _clip(_spell(value))
+
+
+def _clip(text: str) -> str:
+    return html.escape(text if len(text) <= MAX_CELL_CHARS else text[: MAX_CELL_CHARS - 1] + "…")

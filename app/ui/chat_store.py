@@ -1,0 +1,125 @@
+"""The chats that a browser keeps: plain JSON in, plain JSON out. The server remembers none of them.
+
+store = {"current": id, "chats": [{"id", "title", "time", "messages", "forks"}, ...]}, the latest first
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from collections.abc import Callable
+from typing import Any
+
+from app.ui.conversation import History, read_text
+
+Store = dict[str, Any]
+Chat = dict[str, Any]
+
+# A browser gives a page about five megabytes; the oldest chats make room.
+MAX_CHATS = 100
+MAX_STORE_CHARS = 2_000_000
+MAX_TITLE_CHARS = 60
+ROLES = ("user", "assistant", "system")
+
+
+class StoreError(ValueError):
+    """A file that holds no chats; the message says why."""
+
+
+def empty_store() -> Store:
+    return {"current": None, "chats": []}
+
+
+def make_chat_id() -> str:
+    return secrets.token_hex(6)
+
+
+def save_chat(
+    store: Store, chat_id: str, messages: History, forks: list[Any], clock: Callable[[], float] = time.time
+) -> Store:
+    """The store with this chat first; a chat without messages is not kept."""
+    others = [chat for chat in store["chats"] if chat["id"] != chat_id]
+    if not messages:
+        return {"current": chat_id, "chats": others}
+    chat = {
+        "id": chat_id,
+        "title": make_title(messages),
+        "time": int(clock()),
+        "messages": [plain_message(message) for message in messages],
+        "forks": forks,
+    }
+    return shrink({"current": chat_id, "chats": [chat, *others]})
+
+
+def find_chat(store: Store, chat_id: str | None) -> Chat | None:
+    """The chat of that id, None when it is not there."""
+    return next((chat for chat in store["chats"] if chat["id"] == chat_id), None)
+
+
+def remove_chat(store: Store, chat_id: str) -> Store:
+    """The store without that chat."""
+    current = None if store["current"] == chat_id else store["current"]
+    return {"current": current, "chats": [chat for chat in store["chats"] if chat["id"] != chat_id]}
+
+
+def import_chats(store: Store, text: str) -> Store:
+    """The store with the chats of an exported file in front; a chat that is there already is replaced.
+
+    Raises:
+        StoreError: the text is no such file.
+    """
+    try:
+        given = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise StoreError(f"it is not JSON: {error}") from error
+    chats = given.get("chats") if isinstance(given, dict) else None
+    if not isinstance(chats, list):
+        raise StoreError('it has no list "chats"')
+    read = [_read_chat(chat, number) for number, chat in enumerate(chats, 1)]
+    ids = {chat["id"] for chat in read}
+    return shrink(
+        {"current": store["current"], "chats": [*read, *(c for c in store["chats"] if c["id"] not in ids)]}
+    )
+
+
+def _read_chat(chat: Any, number: int) -> Chat:
+    messages = chat.get("messages") if isinstance(chat, dict) else None
+    if not isinstance(messages, list) or not messages:
+        raise StoreError(f"chat {number} has no messages")
+    for message in messages:
+        if not isinstance(message, dict) or message.get("role") not in ROLES or "content" not in message:
+            raise StoreError(f"chat {number} has a message without role and content")
+    plain = [plain_message(message) for message in messages]
+    seconds = chat.get("time")
+    return {
+        "id": str(chat.get("id") or make_chat_id())[:40],
+        "title": str(chat.get("title") or make_title(plain))[:MAX_TITLE_CHARS],
+        "time": seconds if isinstance(seconds, int) else 0,
+        "messages": plain,
+        # How its versions hang together is only trusted where it was made.
+        "forks": [],
+    }
+
+
+def plain_message(message: Any) -> dict[str, Any]:
+    """Role, text and the metadata that this app writes; nothing else is kept."""
+    plain: dict[str, Any] = {"role": message["role"], "content": read_text(message["content"])}
+    metadata = message.get("metadata") or {}
+    kept = {name: metadata[name] for name in ("title", "id", "status") if isinstance(metadata.get(name), str)}
+    return plain | ({"metadata": kept} if kept else {})
+
+
+def make_title(messages: History) -> str:
+    """The first question, shortened."""
+    first = next((read_text(each["content"]) for each in messages if each["role"] == "user"), "")
+    line = " ".join(first.split())
+    return line if len(line) <= MAX_TITLE_CHARS else line[: MAX_TITLE_CHARS - 1] + "…"
+
+
+def shrink(store: Store) -> Store:
+    """The store without the oldest chats that a browser has no room for; the first always stays."""
+    chats = store["chats"][:MAX_CHATS]
+    while len(chats) > 1 and len(json.dumps(chats)) > MAX_STORE_CHARS:
+        chats = chats[:-1]
+    return {"current": store["current"], "chats": chats}

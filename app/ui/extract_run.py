@@ -1,0 +1,220 @@
+"""What the workbench does: extract and show, keep a corrected record, compare later runs with it."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from typing import Any
+
+import gradio as gr
+
+from app.extraction import ExtractionResult, Extractor, Limits, PartialExtraction, Schema, TextTooLong
+from app.extraction.chunks import PartsDone, extract_long
+from app.extraction.grounding import find_evidence
+from app.extraction.json_spans import scan
+from app.extraction.review import Change, EditError, apply_edits, compare
+from app.extraction.schema_check import SchemaChecker
+from app.ui.explain import EXPLAINED, Explanation, explain
+from app.ui.pacing import pace
+from app.ui.record_table import render_table
+from app.ui.record_view import (
+    EMPTY,
+    NO_SOURCE,
+    render_badge,
+    render_error,
+    render_fields,
+    render_figures,
+    render_source,
+    render_verdict,
+)
+from app.ui.stops import Stops
+from engine import Engine
+from grammar import SchemaValidator
+
+IDLE_BUTTONS = (gr.update(interactive=True), gr.update(visible=False))
+BUSY_BUTTONS = (gr.update(interactive=False), gr.update(visible=True))
+STOPPED = render_badge("cut", "stopped", "the record is not complete")
+# A browser gives a page some megabytes; the oldest records make room.
+MAX_VERIFIED = 100
+
+Update = tuple[Any, ...]
+Verified = dict[str, dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """What the result column shows: the result, what it was made from, and which values a person typed."""
+
+    result: ExtractionResult
+    text: str
+    schema: Schema
+    by_hand: frozenset[str] = frozenset()
+
+    @property
+    def key(self) -> str:
+        """The same for the same text and schema: where a verified record is kept."""
+        both = json.dumps([self.schema, self.text], sort_keys=True, ensure_ascii=False)
+        return hashlib.sha256(both.encode(errors="surrogatepass")).hexdigest()[:16]
+
+
+class ExtractRun:
+    """The handlers of one workbench."""
+
+    def __init__(self, engine: Engine, interval_s: float) -> None:
+        self.engine = engine
+        self.interval_s = interval_s
+        self.stops = Stops()
+        self.checker = SchemaChecker()
+
+    async def run(
+        self,
+        text: str,
+        schema_text: str,
+        with_limits: bool,
+        is_verbatim: bool,
+        verified: Verified | None,
+        request: gr.Request,
+    ) -> AsyncGenerator[Update, None]:
+        """Extract one record and show it while it is written."""
+        if not text.strip():
+            problem = Explanation(
+                "There is no text.",
+                "The record is taken from it.",
+                "Paste one, open a file or pick an example.",
+            )
+            yield fail(problem)
+            return
+        yield busy(render_badge("busy", "reading"), EMPTY)
+        session = str(request.session_hash)
+        try:
+            checked = await asyncio.to_thread(self.checker.check, schema_text)
+            extractor = Extractor(self.engine, Limits() if with_limits else None, ground=is_verbatim)
+            with self.stops.running(session):
+                stream = self._extract(extractor, checked.schema, text, f"session-{session}")
+                # Leaving the block closes the stream, and that aborts the engine's requests.
+                async with aclosing(pace(stream, self.interval_s)) as parts:
+                    async for part in parts:
+                        if isinstance(part, ExtractionResult):
+                            yield show(Shown(part, text, checked.schema), verified or {})
+                            return
+                        yield progress(part)
+                        if self.stops.asked(session):
+                            break
+            yield (STOPPED, *(gr.skip() for _ in range(6)), *IDLE_BUTTONS, None)
+        except EXPLAINED as error:
+            yield fail(explain(error, self.engine.state))
+
+    async def _extract(
+        self, extractor: Extractor, schema: Schema, text: str, salt: str
+    ) -> AsyncGenerator[PartialExtraction | PartsDone | ExtractionResult, None]:
+        """As it is written where the text fits; otherwise in parts."""
+        # Its own salt: what one person pastes never shows in another's cache timings.
+        stream = extractor.stream(schema, text, cache_salt=salt)
+        try:
+            async with aclosing(stream) as parts:
+                async for part in parts:
+                    yield part
+            return
+        except TextTooLong:
+            pass
+        async with aclosing(extract_long(extractor, schema, text, cache_salt=salt)) as steps:
+            async for step in steps:
+                yield step
+
+    def stop(self, request: gr.Request) -> None:
+        """End the running extraction."""
+        self.stops.ask(str(request.session_hash))
+
+    def keep(self, shown: Shown | None, verified: Verified | None, data: gr.EventData) -> Update:
+        """Take in what a person corrected, check it again, and keep it for comparison."""
+        if shown is None:
+            return tuple(gr.skip() for _ in range(7))
+        try:
+            edited = correct(shown, data._data.get("edits") or {})
+        except EditError as error:
+            problem = Explanation("This record cannot be kept.", f"{error}.", "Run the extraction again.")
+            return (render_error(problem), *(gr.skip() for _ in range(6)))
+        if not edited.result.valid:
+            badge = render_badge(
+                "bad", "not kept", f"{'; '.join(edited.result.errors)}. Correct it and keep it again."
+            )
+            return (badge, *(gr.skip() for _ in range(6)))
+        store = dict(list((verified or {}).items())[1 - MAX_VERIFIED :])
+        store[edited.key] = {"record": edited.result.record}
+        badge = render_badge(
+            "good", "verified", "kept in this browser; later runs on this text are compared with it"
+        )
+        fields, record, table, marked = views(edited, {})
+        return badge, fields, record, table, marked, edited, store
+
+
+def correct(shown: Shown, edits: Mapping[str, str]) -> Shown:
+    """The same with the edits applied and everything that follows from the values made anew.
+
+    Raises:
+        EditError: an edit names no value of the record.
+    """
+    record = apply_edits(shown.result.record, edits)
+    raw = json.dumps(record, indent=2, ensure_ascii=False)
+    leaves = scan(raw + "\n").leaves
+    violation = SchemaValidator(shown.schema).first_error(record)
+    errors = () if violation is None else (f"{violation[0] or 'the record'}: {violation[1]}",)
+    result = replace(
+        shown.result,
+        record=record,
+        raw=raw,
+        valid=not errors,
+        errors=errors,
+        leaves=tuple(leaves),
+        evidence=find_evidence(leaves, shown.text),
+    )
+    return replace(shown, result=result, by_hand=shown.by_hand | set(edits))
+
+
+def views(shown: Shown, changes: Mapping[str, Change]) -> tuple[str, str, str, str]:
+    """Fields, JSON, table and marked source of a result."""
+    result = shown.result
+    text = json.dumps(result.record, indent=2, ensure_ascii=False) if result.valid else result.raw
+    return (
+        render_fields(result.leaves, result, changes, shown.by_hand),
+        text,
+        render_table(result.record) or EMPTY,
+        render_source(result.leaves, result.evidence, shown.text),
+    )
+
+
+def show(shown: Shown, verified: Verified) -> Update:
+    """Everything about a finished extraction."""
+    before = verified.get(shown.key)
+    changes = compare(shown.result.record, before["record"]) if before else {}
+    fields, record, table, marked = views(shown, changes)
+    badge, figures = render_verdict(shown.result), render_figures(shown.result)
+    to_evidence = gr.update(selected="evidence")
+    return (badge, fields, record, table, figures, marked, to_evidence, *IDLE_BUTTONS, shown)
+
+
+def progress(part: PartialExtraction | PartsDone | None) -> Update:
+    """The record as far as it is written."""
+    if part is None:
+        return tuple(gr.skip() for _ in range(10))
+    if isinstance(part, PartsDone):
+        badge = render_badge(
+            "busy", "reading", f"{part.num_done} of {part.num_parts} parts; the text is long"
+        )
+        return (badge, *(gr.skip() for _ in range(9)))
+    fields = render_fields(scan(part.raw).leaves, None)
+    return (render_badge("busy", "writing"), fields, part.raw, *(gr.skip() for _ in range(7)))
+
+
+def busy(badge: str, fields: str) -> Update:
+    """The columns when a run begins."""
+    return (badge, fields, "", EMPTY, "", NO_SOURCE, gr.skip(), *BUSY_BUTTONS, None)
+
+
+def fail(problem: Explanation) -> Update:
+    """The columns when there is no result, with the reason in place of the badge."""
+    return (render_error(problem), EMPTY, "", EMPTY, "", NO_SOURCE, gr.skip(), *IDLE_BUTTONS, None)

@@ -1,0 +1,212 @@
+"""The schema in the middle of the workbench: form, JSON Schema and Pydantic, each following the one that is edited."""
+
+from __future__ import annotations
+
+import html
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import gradio as gr
+
+from app.extraction import Schema
+from app.extraction.schema_check import CheckedSchema, SchemaChecker
+from app.ui.examples import Examples
+from app.ui.explain import EXPLAINED, Explanation, explain
+from app.ui.record_view import render_error
+from app.ui.schema import (
+    CodeError,
+    NotAClass,
+    NotAForm,
+    form_to_schema,
+    pydantic_to_schema,
+    schema_to_form,
+    schema_to_pydantic,
+)
+from app.ui.schema.form import KINDS
+from app.ui.scripts import read_script
+
+DEFAULT_SCHEMA = "invoice"
+BLANK = '{\n  "type": "object",\n  "properties": {}\n}'
+WHO = {
+    "residual": "checked where the value ends",
+    "annotation": "asks for nothing",
+    "no effect": "cannot fail here",
+}
+
+Views = tuple[Any, ...]  # form, JSON Schema, Pydantic, verdict
+
+
+@dataclass(frozen=True, slots=True)
+class SchemaParts:
+    """The panel's components that others read or write."""
+
+    chooser: gr.Dropdown
+    form: gr.HTML
+    code: gr.Code
+    pydantic: gr.Code
+    verdict: gr.HTML
+
+    @property
+    def views(self) -> list[gr.components.Component]:
+        """What `SchemaPanel.show` fills."""
+        return [self.form, self.code, self.pydantic, self.verdict]
+
+
+class SchemaPanel:
+    """One schema in three forms. The JSON Schema is what runs; the others are made from it, and it from them."""
+
+    def __init__(self, examples: Examples, prefix: str = "") -> None:
+        self.examples = examples
+        self.prefix = prefix  # of the elements' ids, so that two panels fit on one page
+        self.checker = SchemaChecker()
+
+    def build(self) -> SchemaParts:
+        """Put the panel on the page and connect its parts."""
+        names = list(self.examples.schemas)
+        first = DEFAULT_SCHEMA if DEFAULT_SCHEMA in names else names[0] if names else None
+        form, text, code, verdict = self.show(self.examples.schemas.get(first or "", BLANK))
+        chooser = gr.Dropdown(names, value=first, label="Schema", visible=bool(names))
+        with gr.Tabs(elem_classes="schema-tabs"):
+            with gr.Tab("Form"):
+                form_view = gr.HTML(
+                    form["value"], hints=form["hints"], elem_id=f"{self.prefix}schema-form", apply_default_css=False,
+                    html_template=f"<div class='schema-form' data-kinds='{json.dumps(list(KINDS))}'></div>",
+                    js_on_load=read_script("form"),
+                )  # fmt: skip
+            with gr.Tab("JSON Schema"):
+                schema = gr.Code(
+                    text, language="json", label="JSON Schema", show_label=False, lines=14, max_lines=19,
+                    elem_id=f"{self.prefix}schema",
+                )  # fmt: skip
+            with gr.Tab("Pydantic"):
+                pydantic = gr.Code(
+                    code, language="python", label="Pydantic", show_label=False, lines=14, max_lines=19,
+                    elem_id=f"{self.prefix}schema-pydantic",
+                )  # fmt: skip
+        parts = SchemaParts(
+            chooser, form_view, schema, pydantic, gr.HTML(verdict, elem_id=f"{self.prefix}schema-verdict")
+        )
+        quiet: dict[str, Any] = {
+            "queue": False, "show_progress": "hidden", "api_visibility": "private", "trigger_mode": "always_last",
+        }  # fmt: skip
+        chooser.input(self.choose, chooser, parts.views, **quiet)
+        schema.input(self.edit_json, schema, [form_view, pydantic, parts.verdict], **quiet)
+        pydantic.input(self.edit_pydantic, pydantic, [form_view, schema, parts.verdict], **quiet)
+        form_view.edit(self.edit_form, form_view, [form_view, schema, pydantic, parts.verdict], **quiet)
+        return parts
+
+    def choose(self, name: str | None) -> Views:
+        """All views of the example schema of that name; as they are without one."""
+        return (
+            self.show(self.examples.schemas[name]) if name is not None else tuple(gr.skip() for _ in range(4))
+        )
+
+    def show(self, text: str) -> Views:
+        """All views of a schema's text."""
+        form, code, verdict = self.edit_json(text)
+        return form, text, code, verdict
+
+    def edit_json(self, text: str) -> Views:
+        """Form, Pydantic and verdict for what stands in the JSON editor."""
+        try:
+            checked = self.checker.check(text)
+        except EXPLAINED as error:
+            explanation = explain(error)
+            refused = {"refused": f"{explanation.what} {explanation.why}"}
+            schema = _parse(text)
+            if schema is not None:
+                refused = _make_form(schema)
+            return (
+                gr.update(value=refused, hints={}),
+                _make_code(schema) if schema is not None else "# The JSON Schema is not readable yet.\n",
+                render_error(explanation),
+            )
+        return (
+            gr.update(value=_make_form(checked.schema), hints=make_hints(checked)),
+            _make_code(checked.schema),
+            render_plan(checked),
+        )
+
+    def edit_pydantic(self, code: str) -> Views:
+        """Form, JSON Schema and verdict for what stands in the Pydantic editor."""
+        try:
+            schema = pydantic_to_schema(code)
+        except CodeError as error:
+            problem = Explanation(
+                "These classes are not readable.", f"{error}.", "The JSON Schema stays as it was."
+            )
+            return gr.skip(), gr.skip(), render_error(problem)
+        form, text, _, verdict = self.show(_dump(schema))
+        return form, text, verdict
+
+    def edit_form(self, form: dict[str, Any]) -> Views:
+        """Hints, JSON Schema, Pydantic and verdict for what stands in the form."""
+        try:
+            schema = form_to_schema(form)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            why = f"{error}." if isinstance(error, ValueError) else "the form is not complete."
+            problem = Explanation(
+                "The form is not complete.", why[0].upper() + why[1:], "The schema stays as it was."
+            )
+            return gr.skip(), gr.skip(), gr.skip(), render_error(problem)
+        update, text, code, verdict = self.show(_dump(schema))
+        # The form itself is left alone: a person may be typing in it.
+        return gr.update(hints=update["hints"]), text, code, verdict
+
+
+def _parse(text: str) -> Schema | None:
+    try:
+        schema = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return schema if isinstance(schema, dict) else None
+
+
+def _dump(schema: Schema) -> str:
+    return json.dumps(schema, indent=2, ensure_ascii=False)
+
+
+def _make_form(schema: Schema) -> dict[str, Any]:
+    try:
+        return schema_to_form(schema)
+    except NotAForm as error:
+        message = str(error)
+        return {"refused": message[0].upper() + message[1:] + "."}
+
+
+def _make_code(schema: Schema) -> str:
+    try:
+        return schema_to_pydantic(schema)
+    except (NotAClass, TypeError, AttributeError, KeyError) as error:
+        why = str(error) if isinstance(error, NotAClass) else "the schema is not well-formed"
+        return f"# No class says exactly this: {why}.\n# The JSON Schema is what runs.\n"
+
+
+def make_hints(checked: CheckedSchema) -> dict[str, list[list[str]]]:
+    """Keywords and who enforces them, by the pointer of the schema that holds them."""
+    hints: dict[str, list[list[str]]] = {}
+    for entry in checked.plan:
+        hints.setdefault(entry.pointer, []).append(
+            [entry.keyword, WHO.get(entry.enforced_by, entry.enforced_by)]
+        )
+    return hints
+
+
+def render_plan(checked: CheckedSchema) -> str:
+    """The line under the schema, and on demand every keyword with its enforcer."""
+    num_residual = sum(entry.enforced_by == "residual" for entry in checked.plan)
+    more = f", {num_residual} checked where a value ends" if num_residual else ""
+    items = "".join(
+        f"<tr><th scope='row'>{html.escape(pointer) or 'root'}</th><td>"
+        + " ".join(
+            f"<span class='hint'><code>{html.escape(keyword)}</code> {html.escape(who)}</span>"
+            for keyword, who in found
+        )
+        + "</td></tr>"
+        for pointer, found in make_hints(checked).items()
+    )
+    return (
+        f'<details class="plan"><summary>Every keyword is enforced: {checked.num_enforced} by {checked.backend}{more}, '
+        f"none loosened.</summary><table>{items}</table></details>"
+    )

@@ -1,0 +1,157 @@
+// Draws the engine once a second, and only while the drawing can be seen.
+const host = element.querySelector(".observatory");
+const PERIOD_MS = 1000, WINDOW_S = 30, HISTORY = 90;
+const PHASES = { queued: "queued", prefill: "prefill", decode: "decode", grammar: "decode under a grammar", preempted: "preempted" };
+host.innerHTML = `
+  <div class="tiles"></div>
+  <div class="charts">
+    <section class="wide"><h3>Batch lanes</h3><p class="legend phases"></p><div class="plot lanes"></div></section>
+    <section class="wide"><h3>KV cache blocks</h3><p class="legend kv"></p><canvas class="plot map" role="img"></canvas></section>
+    <section><h3>Step and gap</h3><p class="legend"><i class="k-step"></i>between two tokens <i class="k-gap"></i>of it, the engine waited for Python</p><div class="plot steps"></div></section>
+    <section><h3>Time to first token</h3><p class="legend note"></p><div class="plot ttft"></div></section>
+    <section><h3>Between tokens</h3><p class="legend note"></p><div class="plot itl"></div></section>
+    <section><h3>Event-loop lag</h3><p class="legend note"></p><div class="plot lag"></div></section>
+  </div>`;
+const at = (selector) => host.querySelector(selector);
+at(".phases").innerHTML = Object.entries(PHASES).map(([key, word]) => `<i class="p-${key}"></i>${word}`).join(" ");
+const seconds = (value) => value >= 1 ? `${value.toFixed(value < 10 ? 1 : 0)} s`
+  : value >= 1e-3 ? `${(value * 1e3).toFixed(value < 0.01 ? 1 : 0)} ms` : `${Math.round(value * 1e6)} µs`;
+const escape = (text) => text.replace(/[&<>"]/g, (char) => ({ "&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;" })[char]);
+const history = [];
+let before = null;
+
+const quantile = (histogram, share) => {
+  let seen = 0;
+  for (let index = 0; index < histogram.counts.length; index++) {
+    seen += histogram.counts[index];
+    if (histogram.count && seen >= share * histogram.count) return histogram.buckets[index] ?? Infinity;
+  }
+  return 0;
+};
+
+const drawTiles = (data) => {
+  const { stats, limits } = data;
+  const now = { time: data.now, ...stats };
+  const span = before ? Math.max(now.time - before.time, 1e-3) : 1;
+  const rate = before ? Math.max(0, now.generated - before.generated) / span : 0;
+  const steps = before ? now.steps - before.steps : 0;
+  const perStep = steps > 0 ? (now.step_tokens - before.step_tokens) / steps : 0;
+  const hits = stats.queried ? stats.hit / stats.queried : 0;
+  const tiles = [
+    ["running", `${stats.running}`, limits.max_num_seqs ? `of ${limits.max_num_seqs}` : ""],
+    ["waiting", `${stats.waiting}`, stats.compiling ? `${stats.compiling} grammars compile` : ""],
+    ["tokens/s", Math.round(rate).toLocaleString("en"), `${perStep.toFixed(1)} tokens a step`],
+    ["prefix hits", `${Math.round(hits * 100)}%`, `${stats.hit.toLocaleString("en")} of ${stats.queried.toLocaleString("en")} tokens`],
+    ["KV used", `${(stats.kv_usage * 100).toFixed(stats.kv_usage < 0.1 ? 1 : 0)}%`, data.blocks ? `${data.blocks.num_owned} of ${data.blocks.num_blocks.toLocaleString("en")} blocks` : ""],
+    ["preemptions", `${stats.preemptions}`, stats.restarts ? `${stats.restarts} restarts` : `${stats.rejected} refused`],
+    ["loop lag p99", stats.histograms.lag?.count ? `≤ ${seconds(quantile(stats.histograms.lag, 0.99))}` : "–", data.state],
+  ];
+  at(".tiles").innerHTML = tiles.map(([name, value, more]) =>
+    `<div class="tile"><span>${name}</span><b>${value}</b><small>${more}</small></div>`).join("");
+  const mean = (name) => {
+    const one = stats.histograms[name], two = before?.histograms[name];
+    return two && one.count > two.count ? (one.sum - two.sum) / (one.count - two.count) : null;
+  };
+  history.push([mean("itl"), mean("gap")]);
+  if (history.length > HISTORY) history.shift();
+  before = now;
+};
+
+const drawLanes = (lanes) => {
+  const height = 16, gap = 4, width = 1000;
+  const shown = lanes.filter((lane) => lane.segments.at(-1)[2] > -WINDOW_S);
+  if (!shown.length) { at(".lanes").innerHTML = '<p class="quiet">No request in the last 30 seconds. Ask something in the chat, or run a batch.</p>'; return; }
+  const x = (time) => Math.max(0, (1 + time / WINDOW_S) * width);
+  const rows = shown.map((lane, row) => {
+    const y = row * (height + gap);
+    const bars = lane.segments.filter((part) => part[2] > -WINDOW_S).map(([phase, start, end]) =>
+      `<rect class="p-${phase}" x="${x(start).toFixed(1)}" y="${y}" width="${Math.max(2, x(end) - x(start)).toFixed(1)}" height="${height}" rx="2"><title>${PHASES[phase]}, ${seconds(end - start)}: ${escape(lane.tip)}</title></rect>`);
+    return bars.join("");
+  });
+  const total = shown.length * (height + gap);
+  const marks = [0, 10, 20].map((time) => `<line class="grid" x1="${x(time - WINDOW_S)}" x2="${x(time - WINDOW_S)}" y1="0" y2="${total}"/>`).join("");
+  const open = shown.filter((lane) => lane.open).length;
+  at(".lanes").innerHTML = `<svg viewBox="0 0 ${width} ${total}" preserveAspectRatio="none" style="height:${total}px" role="img" aria-label="${shown.length} requests in the last 30 seconds, ${open} of them still running">${marks}${rows.join("")}</svg><p class="axis"><span>30 s ago</span><span>20 s</span><span>10 s</span><span>now</span></p>`;
+};
+
+const drawMap = (blocks) => {
+  const canvas = at(".map");
+  if (!blocks) return;
+  const style = getComputedStyle(host);
+  const colour = (kind) => kind < 3 ? style.getPropertyValue(["--k-free", "--k-cached", "--k-shared"][kind]) : `hsl(${((kind - 3) * 67 + 265) % 360} 62% 55%)`;
+  const cells = blocks.runs.flatMap(([kind, count]) => Array(count).fill(kind));
+  const width = canvas.clientWidth || 600, size = 9, step = size + 2;
+  const perRow = Math.max(1, Math.floor(width / step));
+  const rest = Math.max(0, Math.min(blocks.num_blocks / blocks.group - cells.length, perRow * 2 - (cells.length % perRow)));
+  const total = Math.ceil(cells.length + rest);
+  const scale = window.devicePixelRatio || 1, height = Math.max(1, Math.ceil(total / perRow)) * step;
+  canvas.width = width * scale; canvas.height = height * scale; canvas.style.height = `${height}px`;
+  const pen = canvas.getContext("2d");
+  pen.scale(scale, scale);
+  for (let index = 0; index < total; index++) {
+    pen.fillStyle = colour(cells[index] ?? 0);
+    pen.fillRect((index % perRow) * step, Math.floor(index / perRow) * step, size, size);
+  }
+  const free = blocks.num_blocks - blocks.num_owned;
+  canvas.setAttribute("aria-label", `${blocks.num_owned} blocks owned, ${blocks.num_cached} cached, ${free} free`);
+  const each = blocks.group > 1 ? `a square is ${blocks.group} blocks` : "a square is one block";
+  const beyond = blocks.num_blocks > total * blocks.group ? `; ${Math.round(blocks.num_blocks - total * blocks.group).toLocaleString("en")} more are free` : "";
+  at(".kv").innerHTML = `<i class="k-owned"></i>owned, a colour a request <i class="k-shared"></i>shared <i class="k-cached"></i>cached prefix <i class="k-free"></i>free <span>${each} of ${blocks.block_size} tokens${beyond}</span>`;
+};
+
+const drawSteps = () => {
+  const width = 300, height = 90;
+  const top = Math.max(...history.map(([itl]) => itl || 0), 1e-3) * 1.15;
+  const line = (index) => {
+    let path = "", pen = false;
+    history.forEach((each, place) => {
+      if (each[index] === null) { pen = false; return; }
+      path += `${pen ? "L" : "M"}${((place / (Math.max(history.length, 30) - 1)) * width).toFixed(1)} ${(height - (each[index] / top) * height).toFixed(1)}`;
+      if (!pen) path += "h0.01";
+      pen = true;
+    });
+    return path;
+  };
+  const last = history.findLast(([itl]) => itl !== null);
+  const words = last ? `${seconds(last[0])} a step, ${seconds(last[1] ?? 0)} of it waiting` : "nothing ran yet";
+  at(".steps").innerHTML = `<svg viewBox="0 0 ${width} ${height}" preserveAspectRatio="none" role="img" aria-label="${words}"><path class="k-step" d="${line(0)}"/><path class="k-gap" d="${line(1)}"/></svg><p class="axis"><span>${words}</span><span>top ${seconds(top)}</span></p>`;
+};
+
+const drawHistogram = (name, histogram) => {
+  const box = at(`.${name}`);
+  if (!histogram?.count) { box.innerHTML = '<p class="quiet">Nothing measured yet.</p>'; return; }
+  const first = histogram.counts.findIndex((count) => count > 0);
+  const end = histogram.counts.findLastIndex((count) => count > 0) + 1;
+  const low = Math.max(0, Math.min(first - 1, end - 7)), high = Math.min(histogram.counts.length, Math.max(end, low + 7));
+  const counts = histogram.counts.slice(low, high), top = Math.max(...counts);
+  const bars = counts.map((count, index) => {
+    const bound = histogram.buckets[low + index];
+    const label = bound === undefined ? "more" : `≤ ${seconds(bound)}`;
+    return `<span class="bar-box" title="${label}: ${count.toLocaleString("en")}"><i style="height:${count ? Math.max(2, (count / top) * 72) : 0}px"></i><small>${counts.length > 7 && index % 2 ? "" : bound === undefined ? "∞" : seconds(bound)}</small></span>`;
+  });
+  const p50 = seconds(quantile(histogram, 0.5)), p99 = seconds(quantile(histogram, 0.99));
+  box.innerHTML = `<div class="bars" role="img" aria-label="half of ${histogram.count} within ${p50}, 99 percent within ${p99}">${bars.join("")}</div>`;
+  box.previousElementSibling.textContent = `half within ${p50}, 99% within ${p99}, ${histogram.count.toLocaleString("en")} in all`;
+};
+
+let isAsking = false;
+const look = async () => {
+  if (isAsking || document.hidden || !host.checkVisibility()) return;
+  isAsking = true;
+  try {
+    const data = await server.poll();
+    host.dataset.looks = String(Number(host.dataset.looks || 0) + 1);
+    drawTiles(data);
+    drawLanes(data.lanes);
+    drawMap(data.blocks);
+    drawSteps();
+    for (const name of ["ttft", "itl", "lag"]) drawHistogram(name, data.stats.histograms[name]);
+    host.classList.remove("away");
+  } catch {
+    host.classList.add("away");
+  } finally {
+    isAsking = false;
+  }
+};
+const timer = setInterval(() => { host.isConnected ? look() : clearInterval(timer); }, PERIOD_MS);
+look();

@@ -1,0 +1,89 @@
+// Links fields and evidence, and carries the review: edits in place, stepping, keeping.
+const area = document.querySelector("#extract");
+const all = (selector) => [...element.querySelectorAll(selector)];
+
+const light = (number, isScrolled) => {
+  for (const node of area.querySelectorAll(".lit")) node.classList.remove("lit");
+  if (number === null) return;
+  for (const node of area.querySelectorAll(`[data-field="${number}"]`)) {
+    node.classList.add("lit");
+    const box = node.closest(".source pre");
+    if (box && isScrolled) {
+      const offset = node.getBoundingClientRect().top - box.getBoundingClientRect().top;
+      if (offset < 0 || offset > box.clientHeight - 24) box.scrollTop += offset - box.clientHeight / 3;
+    }
+  }
+};
+
+if (area && !area.dataset.linked) {
+  area.dataset.linked = "yes";
+  const follow = (event) => {
+    const node = event.target.closest?.("[data-field]");
+    if (node) light(node.dataset.field, node.tagName !== "MARK");
+    else if (event.type === "mouseover") light(area.querySelector("tr[data-field]:focus-within")?.dataset.field ?? null, false);
+  };
+  area.addEventListener("mouseover", follow);
+  area.addEventListener("focusin", follow);
+}
+
+const isEdited = (input) => input.value !== input.defaultValue;
+const showEdits = () => {
+  for (const input of all(".value")) input.closest("tr").classList.toggle("edited", isEdited(input));
+};
+const toCheck = () => all("tr.flagged:not(.checked)");
+
+const step = (back) => {
+  const open = toCheck();
+  if (!open.length) { element.querySelector('[data-act="keep"]')?.focus(); return; }
+  const rows = all("tr[data-field]");
+  const at = rows.indexOf(document.activeElement?.closest("tr"));
+  const ahead = open.filter((row) => (back ? rows.indexOf(row) < at : rows.indexOf(row) > at));
+  const next = back ? ahead.at(-1) ?? open.at(-1) : ahead[0] ?? open[0];
+  const input = next.querySelector(".value");
+  input?.focus();
+  input?.select?.();
+  next.scrollIntoView({ block: "nearest" });
+};
+
+const count = () => {
+  const button = element.querySelector('[data-act="next"]');
+  if (!button) return;
+  const left = toCheck().length;
+  button.textContent = left ? `Next to check (${left})` : "All checked";
+  button.disabled = !left;
+};
+
+const keep = () => {
+  const edits = {};
+  for (const input of all(".value")) if (isEdited(input)) edits[input.dataset.pointer] = input.value;
+  trigger("keep", { edits });
+};
+
+element.addEventListener("input", showEdits);
+element.addEventListener("click", (event) => {
+  const act = event.target.closest?.("[data-act]")?.dataset.act;
+  if (act === "next") step(false);
+  if (act === "keep") keep();
+});
+element.addEventListener("keydown", (event) => {
+  const row = event.target.closest?.("tr[data-field]");
+  if (event.altKey && (event.key === "ArrowDown" || event.key === "ArrowUp")) {
+    event.preventDefault();
+    step(event.key === "ArrowUp");
+  } else if (event.key === "Enter" && !event.shiftKey && event.target.matches?.(".value")) {
+    event.preventDefault();
+    row.classList.add("checked");
+    count();
+    step(false);
+  } else if (event.key === "Escape" && event.target.matches?.(".value")) {
+    event.target.value = event.target.defaultValue;
+    showEdits();
+  }
+});
+watch("value", () => {
+  // A result that replaces another must not show what was typed into the one before.
+  for (const input of all(".value")) if (document.activeElement !== input) input.value = input.defaultValue;
+  for (const row of all("tr.checked")) row.classList.remove("checked");
+  showEdits();
+  count();
+});

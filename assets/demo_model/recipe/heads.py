@@ -1,0 +1,201 @@
+"""Trains what drafts from the hidden states of the finished model: Medusa heads and an EAGLE layer.
+
+`python -m assets.demo_model.recipe.heads --what medusa --minutes 4`. Both read hidden states after the final norm.
+
+medusa   head k: x + silu(W x), then the output matrix: guesses the token k + 1 places ahead of the next one
+eagle    fc([embedding of the next token, hidden state]) -> one decoder layer -> the next hidden state
+Sources: Cai et al., 2024 (Medusa); Li et al., 2024 (EAGLE).
+"""
+
+import argparse
+import json
+import time
+from pathlib import Path
+from random import Random
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from .batches import Batch, group_by_length, make_batch
+from .examples import Encoder, sample_example
+from .export import make_config
+from .frozen import FOLDER, Rate, load_decoder, open_encoder
+from .model import Decoder, Layer, ModelShape, hide_keys
+
+NUM_HEADS, HEAD_DECAY = 3, 0.8
+MAX_LENGTH, TOKENS_PER_BATCH, CHUNK = 420, 2048, 256
+PEAK_RATE = 2e-3
+
+
+def make_block(width: int) -> nn.Linear:
+    """A layer that adds nothing yet."""
+    block = nn.Linear(width, width)
+    block.weight.data.zero_()
+    block.bias.data.zero_()
+    return block
+
+
+class MedusaHeads(nn.Module):
+    """`NUM_HEADS` residual blocks, each with an output matrix that starts from the model's own."""
+
+    def __init__(self, base: Decoder) -> None:
+        super().__init__()
+        width = base.shape.width
+        self.blocks = nn.ModuleList(make_block(width) for _ in range(NUM_HEADS))
+        # Softened, because what the model says of the next token is wrong for a later one.
+        self.outputs = nn.ParameterList(base.embed_tokens.weight.float() * 0.25 for _ in self.blocks)
+
+    def forward(self, hidden: Tensor) -> list[Tensor]:
+        """Logits [..., V] of every head."""
+        return [self.guess(k, hidden) for k in range(NUM_HEADS)]
+
+    def guess(self, k: int, hidden: Tensor) -> Tensor:
+        """Logits of head k."""
+        return F.linear(hidden + F.silu(self.blocks[k](hidden)), self.outputs[k])
+
+
+class EagleLayer(nn.Module):
+    """One decoder layer over pairs of a hidden state and the embedding of the token that followed it."""
+
+    def __init__(self, base: Decoder) -> None:
+        super().__init__()
+        width = base.shape.width
+        self.fc = nn.Linear(2 * width, width)
+        self.layer = Layer(base.shape)
+        # Plain tensors: they belong to the model and are not saved with the layer.
+        self.embeddings, self.cos, self.sin = base.embed_tokens.weight.detach(), base.cos, base.sin
+
+    def forward(self, hidden: Tensor, next_ids: Tensor) -> Tensor:
+        """The hidden states that follow [B, T, width], given those up to T and the tokens after each."""
+        pairs = torch.cat((F.embedding(next_ids, self.embeddings).to(hidden.dtype), hidden), -1)
+        places = torch.arange(next_ids.shape[1])[None]
+        cos, sin = (table[places][:, None].to(hidden.dtype) for table in (self.cos, self.sin))
+        found: Tensor = self.layer(self.fc(pairs), cos, sin, hide_keys(torch.zeros_like(places)))
+        return found
+
+
+def medusa_loss(heads: MedusaHeads, base: Decoder, batch: Batch) -> Tensor:
+    """Mean loss of the heads, later heads weighing less, at the positions of answers."""
+    with torch.no_grad():
+        hidden = base(batch.token_ids).float()
+    answers, targets = _spread(batch)
+    total = torch.zeros(())
+    for k in range(1, NUM_HEADS + 1):
+        # Position t predicts the token at t + 1 + k: it must still be in an answer.
+        wanted = answers[:, 1 + k :]
+        logits = heads.guess(k - 1, hidden[:, : -1 - k][wanted])
+        total = total + HEAD_DECAY**k * F.cross_entropy(logits, targets[:, 1 + k :][wanted])
+    return total
+
+
+def eagle_loss(eagle: EagleLayer, base: Decoder, batch: Batch) -> Tensor:
+    """Distance to the true next hidden state plus a little loss on the token that it predicts."""
+    with torch.no_grad():
+        hidden = base(batch.token_ids).float()
+    answers, targets = _spread(batch)
+    found = eagle(hidden[:, :-1], batch.token_ids[:, 1:])  # found[:, t] stands for hidden[:, t + 1]
+    wanted = answers[:, 2:]
+    states, truth = found[:, :-1][wanted], hidden[:, 1:-1][wanted]
+    logits = F.linear(states, eagle.embeddings.float())
+    return F.smooth_l1_loss(states, truth) + 0.1 * F.cross_entropy(logits, targets[:, 2:][wanted])
+
+
+def _spread(batch: Batch) -> tuple[Tensor, Tensor]:
+    """Which tokens [B, T] are answers, and all tokens: `positions` name the place before each answer token."""
+    answers = torch.zeros(batch.token_ids.numel() + 1, dtype=torch.bool)
+    answers[batch.positions + 1] = True
+    return answers[:-1].view(batch.token_ids.shape), batch.token_ids
+
+
+def sample_batches(encoder: Encoder, rng: Random) -> list[Batch]:
+    """Fresh batches of the training mix, short prompts only."""
+    examples = [sample_example(encoder, rng, 0.0, 0.5) for _ in range(CHUNK)]
+    groups = group_by_length([e for e in examples if len(e.token_ids) <= MAX_LENGTH], TOKENS_PER_BATCH)
+    rng.shuffle(groups)
+    return [make_batch(group) for group in groups]
+
+
+def train(what: str, base: Decoder, encoder: Encoder, seconds: float, seed: int) -> nn.Module:
+    """The trained heads or layer, in float32."""
+    torch.manual_seed(seed)
+    module: MedusaHeads | EagleLayer = MedusaHeads(base) if what == "medusa" else EagleLayer(base)
+    optimizer = torch.optim.AdamW([w for w in module.parameters() if w.requires_grad], weight_decay=0.01)
+    rate, rng, begun, mean = Rate(optimizer, PEAK_RATE), Random(seed), time.monotonic(), 0.0
+    while (time.monotonic() - begun) / seconds < 1:
+        for batch in sample_batches(encoder, rng):
+            share = (time.monotonic() - begun) / seconds
+            if share >= 1:
+                break
+            rate.set(share)
+            if isinstance(module, MedusaHeads):
+                loss = medusa_loss(module, base, batch)
+            else:
+                loss = eagle_loss(module, base, batch)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            mean = loss.item() if mean == 0 else mean + 0.05 * (loss.item() - mean)
+    print(f"{what}: {rate.num_steps} steps, loss {mean:.3f}", flush=True)
+    return module
+
+
+def save_medusa(heads: MedusaHeads, folder: Path) -> None:
+    """Names as the Medusa project writes them."""
+    tensors = {}
+    for i, (block, output) in enumerate(zip(heads.blocks, heads.outputs, strict=True)):
+        for name, weight in block.named_parameters():
+            tensors[f"{i}.0.linear.{name}"] = weight.detach().to(torch.bfloat16)
+        tensors[f"{i}.1.weight"] = output.detach().to(torch.bfloat16)
+    config = {
+        "base_model_name_or_path": "assets/demo_model",
+        "medusa_num_heads": NUM_HEADS,
+        "medusa_num_layers": 1,
+        "model_type": "medusa",
+    }
+    _save(tensors, config, folder)
+
+
+def save_eagle(eagle: EagleLayer, folder: Path, shape: ModelShape) -> None:
+    """Names as the EAGLE project writes them; embeddings, final norm and output matrix are the model's own."""
+    tensors = {"fc.weight": eagle.fc.weight, "fc.bias": eagle.fc.bias}
+    tensors |= {f"layers.0.{name}": weight for name, weight in eagle.layer.named_parameters()}
+    config = make_config(shape) | {
+        "architectures": ["EagleQwen3ForCausalLM"],
+        "base_model_name_or_path": "assets/demo_model",
+        "layer_types": ["full_attention"],
+        "max_window_layers": 1,
+        "num_hidden_layers": 1,
+    }
+    _save({name: weight.detach().to(torch.bfloat16) for name, weight in tensors.items()}, config, folder)
+
+
+def _save(tensors: dict[str, Tensor], config: dict[str, object], folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    contiguous = {name: tensor.contiguous() for name, tensor in tensors.items()}
+    save_file(contiguous, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Train Medusa heads or an EAGLE layer on the demo model.")
+    parser.add_argument("--what", choices=("medusa", "eagle"), required=True)
+    parser.add_argument("--model", type=Path, default=FOLDER)
+    parser.add_argument("--out", type=Path, default=None)
+    parser.add_argument("--minutes", type=float, default=4.0)
+    parser.add_argument("--seed", type=int, default=31)
+    parser.add_argument("--threads", type=int, default=1)
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    base, encoder = load_decoder(args.model), open_encoder(args.model)
+    module = train(args.what, base, encoder, args.minutes * 60, args.seed)
+    folder = args.out or FOLDER / args.what
+    if isinstance(module, MedusaHeads):
+        save_medusa(module, folder)
+    elif isinstance(module, EagleLayer):
+        save_eagle(module, folder, base.shape)
+
+
+if __name__ == "__main__":
+    main()

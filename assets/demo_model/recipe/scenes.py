@@ -1,0 +1,187 @@
+"""Small worlds: records of everyday life (a booking, a match, a flat) whose fields go by several names."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+from . import goods, moments, values
+from .documents import Document
+from .drafts import Record, make_distractors
+from .phrases import SLOT, capitalize, chance, compose, expand, join_bullets, join_list
+from .schemas import Schema, dress, make_object, to_camel
+from .tables import read_sections, words
+
+MAKERS: dict[str, Callable[[Random], str]] = {
+    "person": values.person,
+    "first": values.first_name,
+    "company": values.company,
+    "club": lambda r: club(r),
+    "city": values.city,
+    "place": values.place,
+    "street": values.street,
+    "code": values.code,
+    "product": goods.product,
+    "title": goods.event_title,
+    "word": lambda r: values.make_name(r) + r.choice(["", "", f" {values.make_name(r)}"]),
+    "thing": goods.plain_thing,
+    "good": goods.item_name,
+    "skill": goods.skill,
+    "job": values.job_title,
+    "phone": values.phone,
+    "ingredient": lambda r: r.choice(words("ingredients")),
+    "vehicle": lambda r: r.choice(("car", "bus", "bicycle", "lorry", "tram", "scooter", "van")),
+    "flight": lambda r: values.letters(r, 2) + r.choice(["", " "]) + values.digits(r, r.choice([3, 4])),
+    "gate": lambda r: r.choice("ABCDE") + values.digits(r, r.choice([1, 2])),
+    "version": lambda r: f"{r.choice(['', 'v'])}{r.randrange(12)}.{r.randrange(20)}.{r.randrange(9)}",
+}
+
+
+def club(rng: Random) -> str:
+    """A club or a team."""
+    town = values.city(rng).split(",")[0]
+    group = rng.choice(words("group_kinds"))
+    return rng.choice(
+        [f"FC {town}", f"{town} United", f"{town} {group}", f"SV {values.make_name(rng)}", f"{town} Rovers"]
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A field of a scene with its value and the slots that write it."""
+
+    names: tuple[str, ...]
+    schema: Schema
+    value: Any
+    slots: dict[str, str]
+
+
+def make_part(line: str, rng: Random) -> Part:
+    """A field from its line `names: type ...`; a type with `?` may be absent."""
+    heads, rest = line.split(": ", 1)
+    names, (kind, _, details) = tuple(heads.split("|")), rest.partition(" ")
+    slot, optional = names[0], kind.endswith("?")
+    if optional:
+        schema: Schema = {"anyOf": [{"type": "string"}, {"type": "null"}]}
+        schema = {"type": ["string", "null"]} if chance(rng, 0.5) else schema
+        value, text = moments.calendar_date(rng) if kind == "date?" else (MAKERS[kind[:-1]](rng),) * 2
+        known = chance(rng, 0.55)
+        return Part(names, schema, value if known else None, {slot: text} if known else {})
+    if kind in MAKERS:
+        value = MAKERS[kind](rng)
+        return Part(names, {"type": "string"}, value, {slot: value})
+    if kind in ("list", "rows"):
+        return _make_list(names, kind, details, rng)
+    return _make_scalar(names, kind, details, rng)
+
+
+def _make_scalar(names: tuple[str, ...], kind: str, details: str, rng: Random) -> Part:
+    slot = names[0]
+    if kind in ("integer", "number", "money"):
+        low, high = (int(bound) for bound in details.split())
+        value: Any = rng.randrange(low, high + 1)
+        if high > 1000 and kind == "integer" and not 1900 < low < 2100 and chance(rng, 0.5):
+            value = rng.randrange(low, low + 300)
+        if kind == "number":
+            value = goods.as_number(round(rng.uniform(low, high), rng.choice([0, 1, 1, 2])))
+        text = values.count_word(rng, value) if kind == "integer" and value >= 0 else str(value)
+        text = f"{value:,}" if value > 9999 and chance(rng, 0.5) else text
+        if kind == "money":
+            value = goods.price(rng, low, high)
+            text = goods.money(value, goods.currency(rng) if chance(rng, 0.5) else "EUR", rng)
+        return Part(names, {"type": "integer" if kind == "integer" else "number"}, value, {slot: text})
+    if kind == "date":
+        value, text = moments.calendar_date(rng)
+        return Part(names, {"type": "string", "format": "date"}, value, {slot: text})
+    if kind == "time":
+        value, text = moments.clock_time(rng)
+        return Part(names, {"type": "string", "description": "HH:MM"}, value, {slot: text})
+    if kind == "yes":
+        yes, no = details.split(" / ")
+        value = chance(rng, 0.5)
+        return Part(names, {"type": "boolean"}, value, {slot: expand(yes if value else no, rng)})
+    options = dict(option.split("=", 1) for option in details.split("; "))
+    value = rng.choice(list(options))
+    return Part(names, {"type": "string", "enum": list(options)}, value, {slot: expand(options[value], rng)})
+
+
+def _make_list(names: tuple[str, ...], kind: str, details: str, rng: Random) -> Part:
+    slot, count = names[0], rng.choice([1, 2, 2, 3, 3, 4])
+    if kind == "list":
+        found: list[Any] = values.unique(MAKERS[details], min(count, 4), rng)
+        slots = {slot: join_list(found, rng), f"{slot}_lines": join_bullets(found, rng)}
+        return Part(names, {"type": "array", "items": {"type": "string"}}, found, slots)
+    fields, template = details.split(" / ", 1)
+    columns = [column.split("=") for column in fields.split("; ")]
+    rows = [[make_part(f"{name}: {kind}", rng) for name, kind in columns] for _ in range(count)]
+    seed = rng.random()
+    texts = [
+        expand("{" + template + "}", Random(seed), {part.names[0]: part.slots[part.names[0]] for part in row})
+        for row in rows
+    ]
+    items = make_object({part.names[0]: part.schema for part in rows[0]})
+    found = [{part.names[0]: part.value for part in row} for row in rows]
+    return Part(names, {"type": "array", "items": items}, found, {slot: join_list(texts, rng)})
+
+
+def play(rng: Random) -> tuple[Document, Schema]:
+    """A document of a random scene and a schema that asks for some of its fields."""
+    lines = read_sections("scenes")[rng.choice(list(read_sections("scenes")))]
+    while True:
+        parts = [make_part(line, rng) for line in lines if not line.startswith("> ")]
+        slots = make_distractors(rng)
+        for part in parts:
+            slots |= part.slots
+        template = expand(rng.choice([line[2:] for line in lines if line.startswith("> ")]), rng)
+        if all(name in slots for name in SLOT.findall(template)):
+            break
+    said = set(SLOT.findall(template))
+    text = compose(template, rng, slots)
+    wanted = [part for part in parts if part.value is None or said & part.slots.keys() or "?" in part.names]
+    kept = [part for part in wanted if chance(rng, 0.7)] or wanted[:2]
+    if chance(rng, 0.3):
+        rng.shuffle(kept)
+    properties, record = _name(kept, rng)
+    schema = dress("record", properties, rng)
+    if chance(rng, 0.2) and len(record) > 3:
+        schema, record = nest(schema, record, rng)
+    return Document("scene", text, record), schema
+
+
+def _name(parts: list[Part], rng: Random) -> tuple[Schema, Record]:
+    """Properties and record under one of the names of each field."""
+    properties: Schema = {}
+    record: Record = {}
+    style, described = rng.random(), chance(rng, 0.3)
+    for number, part in enumerate(parts, 1):
+        key = rng.choice(part.names)
+        key = key if key not in record else part.names[0]
+        schema = dict(part.schema)
+        if described or style < 0.06:
+            schema.setdefault("description", capitalize(rng.choice(part.names).replace("_", " ")))
+        if style < 0.06:
+            key = f"{rng.choice('abcfqx')}{number}"
+        elif style < 0.2:
+            key = to_camel(key)
+        elif style < 0.24:
+            key = key.upper()
+        elif style < 0.27:
+            key = key.replace("_", "-")
+        properties[key], record[key] = schema, part.value
+    return properties, record
+
+
+def nest(schema: Schema, record: Record, rng: Random) -> tuple[Schema, Record]:
+    """Move some neighbouring fields into an inner object."""
+    keys = list(record)
+    start = rng.randrange(len(keys) - 1)
+    inner = keys[start : start + rng.choice([2, 2, 3])]
+    name = rng.choice(["details", "info", "data", "extra", "meta", "who", "where", "facts", "main", "basics"])
+    fields, properties, nested = schema["properties"], {}, {}
+    for key in keys:
+        if key == inner[0]:
+            properties[name] = dress("", {k: fields[k] for k in inner}, rng)
+            nested[name] = {k: record[k] for k in inner}
+        if key not in inner:
+            properties[key], nested[key] = fields[key], record[key]
+    return dress("record", properties, rng), nested

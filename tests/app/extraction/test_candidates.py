@@ -1,0 +1,62 @@
+"""Grounded dates and amounts are those of the text, in every spelling that people use."""
+
+from typing import Any
+
+import pytest
+
+from app.extraction.candidates import MAX_CANDIDATES, bind_amounts, list_amounts, list_dates
+from app.extraction.verbatim import mark_grounded
+
+NUMBER: dict[str, Any] = {"type": "number"}
+DATE: dict[str, Any] = {"type": "string", "format": "date"}
+
+
+@pytest.mark.parametrize(
+    ("text", "amounts"),
+    [
+        ("2 pens at 3.20, sum 6.40", [2, 3.2, 6.4]),
+        ("CHF 1'250.50", [1250.5]),
+        ("1.234,50 EUR", [1234.5]),
+        ("1,234", [1.234, 1234]),
+        ("62k to 75 k", [62, 62000, 75, 75000]),
+        ("it was -4.5 degrees, 2019-20", [4.5, -4.5, 2019, 20]),
+        ("none", []),
+    ],
+)
+def test_amounts_are_read_in_every_common_spelling(text: str, amounts: list[float]) -> None:
+    assert list_amounts(text) == amounts
+
+
+def test_dates_come_in_the_order_of_the_text_and_both_readings() -> None:
+    assert list_dates("due 03/04/2026, made 9 April 2025") == ["2026-04-03", "2026-03-04", "2025-04-09"]
+
+
+def test_dates_and_amounts_may_only_be_those_of_the_text() -> None:
+    schema = {"properties": {"day": dict(DATE), "sum": dict(NUMBER), "list": {"items": dict(NUMBER)}}}
+    bind_amounts(schema, "9 April 2025: 12.50")
+    assert schema["properties"]["day"] == {"type": "string", "enum": ["2025-04-09"]}
+    assert schema["properties"]["sum"]["enum"] == schema["properties"]["list"]["items"]["enum"]
+    assert 12.5 in schema["properties"]["sum"]["enum"]
+
+
+@pytest.mark.parametrize("text", ["no figures here", " ".join(map(str, range(MAX_CANDIDATES + 1)))])
+def test_a_text_that_offers_none_or_too_many_binds_nothing(text: str) -> None:
+    schema = {"properties": {"sum": dict(NUMBER)}}
+    bind_amounts(schema, text)
+    assert schema["properties"]["sum"] == NUMBER
+
+
+@pytest.mark.parametrize(
+    "settled",
+    [{"type": "integer"}, {**NUMBER, "enum": [1]}, {**NUMBER, "maximum": 3}, {"type": ["number", "null"]}],
+)
+def test_what_is_settled_or_no_plain_amount_stays(settled: dict[str, Any]) -> None:
+    schema = {"properties": {"value": dict(settled)}}
+    bind_amounts(schema, "7.5")
+    assert schema["properties"]["value"] == settled
+
+
+def test_the_given_schema_stays() -> None:
+    schema = {"properties": {"sum": dict(NUMBER)}}
+    assert mark_grounded(schema, "7.5")["properties"]["sum"]["enum"] == [7.5]
+    assert schema == {"properties": {"sum": NUMBER}}

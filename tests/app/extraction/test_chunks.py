@@ -1,0 +1,119 @@
+"""Long texts: the parts cover the text, and merging neither loses nor doubles what they found."""
+
+import json
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.extraction import ExtractionResult, Extractor, TextTooLong
+from app.extraction.bounds import BoundedSchema
+from app.extraction.chunks import Part, PartsDone, cut, extract_long, merge
+from app.extraction.grounding import find_evidence
+from app.extraction.json_spans import scan
+from tests.fakes import FakeEngine
+
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {"items": {"type": "array"}, "total": {"type": "number"}},
+}
+
+
+def make_result(
+    record: Any, text: str, confidence: float = 0.9, finish_reason: str = "stop"
+) -> ExtractionResult:
+    leaves = scan(json.dumps(record) + " ").leaves
+    errors = () if finish_reason == "stop" else ("cut off",)
+    return ExtractionResult(
+        source="", record=record, raw=json.dumps(record), valid=not errors, errors=errors, finish_reason=finish_reason,
+        confidence={leaf.pointer: confidence for leaf in leaves}, evidence=find_evidence(leaves, text),
+        leaves=tuple(leaves), bounds=BoundedSchema({}),
+    )  # fmt: skip
+
+
+@given(st.text(alphabet="ab \n.", max_size=600), st.integers(20, 80))
+def test_parts_cover_the_text_overlap_and_are_never_too_long(text: str, max_chars: int) -> None:
+    parts = cut(text, max_chars)
+    assert parts[0].start == 0 and parts[-1].end == len(text)
+    assert all(part.end - part.start <= max_chars for part in parts)
+    assert all(a.start < b.start <= a.end for a, b in pairwise(parts))
+
+
+def test_a_part_ends_at_a_line_where_there_is_one() -> None:
+    text = "one two three\nfour five six\nseven"
+    assert text[: cut(text, 30)[0].end] == "one two three\nfour five six\n"
+
+
+def test_lists_are_joined_without_what_the_overlap_repeats() -> None:
+    results = [
+        make_result({"items": ["a", "b", "b"]}, "a b b"),
+        make_result({"items": ["b", "b", "c"]}, "b b c"),
+    ]
+    merged = merge(SCHEMA, [Part(0, 5), Part(2, 7)], results)
+    assert merged.record == {"items": ["a", "b", "b", "c"]} and merged.valid
+
+
+def test_a_single_value_comes_from_the_part_that_shows_it_best() -> None:
+    results = [make_result({"total": 1}, "nothing", 0.99), make_result({"total": 7}, "x 7", 0.4)]
+    merged = merge(SCHEMA, [Part(0, 7), Part(7, 10)], results)
+    assert merged.record == {"total": 7} and merged.confidence == {"/total": 0.4}
+    assert (merged.evidence["/total"].start, merged.evidence["/total"].end) == (9, 10)
+
+
+def test_confidence_and_evidence_move_with_the_items() -> None:
+    results = [make_result({"items": ["a"]}, "a", 0.9), make_result({"items": ["a", "c"]}, "a c", 0.5)]
+    merged = merge(SCHEMA, [Part(0, 1), Part(0, 3)], results)
+    assert (
+        merged.confidence == {"/items/0": 0.9, "/items/1": 0.5} and merged.evidence["/items/1"].quote == "c"
+    )
+
+
+def test_one_part_that_was_cut_off_makes_the_whole_not_valid() -> None:
+    results = [make_result({"total": 1}, "1"), make_result({"total": 2}, "2", finish_reason="length")]
+    merged = merge(SCHEMA, [Part(0, 1), Part(1, 2)], results)
+    assert not merged.valid and merged.finish_reason == "length" and "part 2 of 2" in merged.errors[0]
+
+
+def test_the_merged_record_is_checked_again() -> None:
+    schema = SCHEMA | {"properties": {"items": {"maxItems": 1}}}
+    results = [make_result({"items": ["a"]}, "a"), make_result({"items": ["b"]}, "b")]
+    assert not merge(schema, [Part(0, 1), Part(1, 2)], results).valid
+
+
+async def test_a_text_that_fits_is_read_once() -> None:
+    engine = FakeEngine()
+    steps = [step async for step in extract_long(Extractor(engine), {"type": "object"}, "Ada, 36")]
+    assert (
+        len(engine.requests) == 1 and steps[0] == PartsDone(1, 1) and isinstance(steps[-1], ExtractionResult)
+    )
+
+
+async def test_a_long_text_is_read_in_parts_that_fit() -> None:
+    engine = FakeEngine()
+    *steps, last = [
+        step async for step in extract_long(Extractor(engine), {"type": "object"}, "Ada is 36. " * 400)
+    ]
+    num_parts = len(engine.requests)
+    assert num_parts > 2 and steps[-1] == PartsDone(num_parts, num_parts)
+    assert isinstance(last, ExtractionResult) and last.valid
+
+
+async def test_a_schema_that_leaves_no_room_is_refused() -> None:
+    schema = {"type": "object", "description": "x" * 1500}
+    with pytest.raises(TextTooLong, match="leaves no room"):
+        _ = [step async for step in extract_long(Extractor(FakeEngine()), schema, "Ada " * 900)]
+
+
+async def test_leaving_early_ends_the_parts_that_run() -> None:
+    engine = FakeEngine()
+    stream = extract_long(Extractor(engine), {"type": "object"}, "Ada is 36. " * 400)
+    await anext(stream)
+    await stream.aclose()
+    assert all(request.is_finished or request.is_aborted for request in engine.requests)
+
+
+def test_parts_of_different_shapes_do_not_break_the_merge() -> None:
+    results = [make_result({"items": None}, ""), make_result({"items": ["a"]}, "a")]
+    assert merge({}, [Part(0, 0), Part(0, 1)], results).record == {"items": ["a"]}

@@ -1,0 +1,111 @@
+"""Figures of an evaluation: per kind, whole records, strings found, deciles; with other text around."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.extraction.cases import SETS, Case, CaseError, read_cases, read_paragraphs, surround
+from app.extraction.evaluate import Judged, group_by_confidence, judge_cases, summarize
+from engine import EngineDead
+from tests.fakes import FakeEngine
+
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {"name": {"type": "string"}, "age": {"type": "integer"}},
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+
+
+def make_case(text: str = "Ada is 36 years old.", name: str = "Ada", kind: str = "person") -> Case:
+    return Case(kind, SCHEMA, text, {"name": name, "age": 36})
+
+
+async def test_right_and_wrong_fields_are_counted_by_kind() -> None:
+    cases = [make_case(), make_case(name="Bob", kind="other")]
+    figures = summarize(await judge_cases(FakeEngine(), cases))
+    assert figures.field == 0.75 and figures.kinds == {"other": 0.5, "person": 1.0}
+    assert (figures.num_whole, figures.num_valid, figures.num_cases, figures.num_fields) == (1, 2, 2, 4)
+
+
+async def test_strings_that_are_not_in_the_text_are_counted() -> None:
+    figures = summarize(await judge_cases(FakeEngine(), [make_case(), make_case(text="Nobody is 36.")]))
+    assert (figures.num_strings, figures.num_found, figures.found) == (2, 1, 0.5)
+
+
+async def test_a_record_of_the_fake_has_a_confidence_for_every_field() -> None:
+    (judged,) = await judge_cases(FakeEngine(), [make_case()])
+    assert judged.confidence == {"/name": 0.7788, "/age": 0.7788}
+
+
+async def test_a_case_that_fails_alone_counts_as_wrong() -> None:
+    judged = await judge_cases(FakeEngine(), [make_case(text="x" * 3000), make_case()])
+    assert judged[0].error and not judged[0].is_whole and judged[1].is_whole
+    figures = summarize(judged)
+    assert figures.field == 0.5 and figures.num_valid == 1
+
+
+async def test_a_dead_engine_ends_the_evaluation() -> None:
+    with pytest.raises(EngineDead):
+        await judge_cases(FakeEngine(reject=EngineDead("gone")), [make_case(), make_case()])
+
+
+def test_deciles_are_groups_of_equal_size_in_order_of_confidence() -> None:
+    pairs = [(i / 20, float(i >= 10)) for i in range(20)]
+    groups = group_by_confidence(pairs[::-1])
+    assert [group.num_fields for group in groups] == [2] * 10
+    assert [group.accuracy for group in groups] == [0.0] * 5 + [1.0] * 5
+    assert groups[0].confidence == pytest.approx(0.025)
+
+
+def test_few_fields_make_few_groups() -> None:
+    assert [group.num_fields for group in group_by_confidence([(0.1, 1.0), (0.2, 0.0)])] == [1, 1]
+    assert group_by_confidence([]) == []
+
+
+def test_an_empty_set_has_no_figures() -> None:
+    with pytest.raises(ValueError, match="empty"):
+        summarize([])
+
+
+def test_a_record_without_wrong_fields_is_whole() -> None:
+    assert Judged(make_case(), {}, {}, True, 0, 0).is_whole
+    assert not Judged(make_case(), {"/a": 1.0, "/b": 0.5}, {}, True, 0, 0).is_whole
+
+
+def test_other_text_stands_on_both_sides_in_the_asked_amount() -> None:
+    text = surround(make_case(), 100, lambda part: len(part.split()), read_paragraphs()).text
+    before, behind = (part.split() for part in text.split("Ada is 36 years old."))
+    assert 40 <= len(before) <= 50 and 40 <= len(behind) <= 50
+
+
+def test_more_text_than_there_is_repeats_and_none_changes_nothing() -> None:
+    long = surround(make_case(), 40, lambda part: len(part.split()), ["one two three."]).text
+    assert long.count("one two three.") == 12
+    assert surround(make_case(), 0, len, ["a"]).text == make_case().text
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ("{", "line 1 is not JSON"),
+        ("[]", "`kind` and `text`"),
+        ('{"kind": "contact", "text": "a"}', "needs `record`"),
+        ('{"kind": "zebra", "text": "a", "record": {}}', "'zebra' is none of contact, event"),
+    ],
+)
+def test_a_line_that_is_no_case_is_named(line: str, problem: str, tmp_path: Path) -> None:
+    (tmp_path / "set.jsonl").write_text(line)
+    with pytest.raises(CaseError, match=problem):
+        read_cases(tmp_path / "set.jsonl")
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_every_built_in_set_fits_its_schemas(name: str) -> None:
+    cases = read_cases(SETS[name])
+    assert len(cases) >= 16
+    for case in cases:
+        assert list(case.schema["properties"]) == list(case.record)
+        assert json.dumps(case.record) != "{}"

@@ -1,0 +1,102 @@
+"""`extract --evaluate` prints the figures of the named sets, for people or as JSON."""
+
+import json
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.cli import evaluate as command
+from app.cli.extract import add_arguments, run
+from app.cli.main import Parser
+from app.config import UsageError
+from tests.fakes import FakeEngine
+
+CASE = {
+    "kind": "person",
+    "schema": {
+        "type": "object",
+        "properties": {"name": {"type": "string"}, "age": {"type": "integer"}},
+        "required": ["name", "age"],
+        "additionalProperties": False,
+    },
+    "text": "Ada is 36 years old.",
+    "record": {"name": "Ada", "age": 37},
+}
+
+
+@pytest.fixture
+def engine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeEngine:
+    engine = FakeEngine()
+
+    @asynccontextmanager
+    async def fake_engine(given: Mapping[str, Any]) -> AsyncIterator[FakeEngine]:
+        yield engine
+
+    path = tmp_path / "tiny.jsonl"
+    path.write_text(json.dumps(CASE) + "\n")
+    monkeypatch.setattr(command, "local_engine", fake_engine)
+    monkeypatch.setitem(command.SETS, "tiny", path)
+    return engine
+
+
+def evaluate(*argv: str) -> int:
+    parser = Parser(allow_abbrev=False)
+    add_arguments(parser)
+    return run(parser.parse_args(["--evaluate", *argv]), 0.0)
+
+
+def test_figures_are_printed_with_confidence_and_accuracy(
+    engine: FakeEngine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert evaluate("--sets", "tiny") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "tiny: 0.500 of 2 fields"
+    assert lines[1] == "  whole records 0 of 1, valid 1 of 1"
+    assert lines[2] == "  strings found in the text 1.000 (1 of 1)"
+    assert lines[3].split() == ["person", "0.500"]
+    assert [line.split()[0] for line in lines[4:6]] == ["confidence", "accuracy"]
+
+
+def test_figures_as_json_name_the_settings(engine: FakeEngine, capsys: pytest.CaptureFixture[str]) -> None:
+    evaluate("--sets", "tiny", "--as-json", "--ground", "--surround", "20")
+    report = json.loads(capsys.readouterr().out)
+    assert (report["surround"], report["ground"], report["sets"]["tiny"]["field"]) == (20, True, 0.5)
+    grammar = engine.requests[0].params.grammar
+    assert grammar is not None and grammar.source is not None
+    assert len(grammar.source) > len(CASE["text"])
+
+
+def test_wrong_fields_are_shown_when_asked(engine: FakeEngine, capsys: pytest.CaptureFixture[str]) -> None:
+    evaluate("--sets", "tiny", "--wrong")
+    assert '"wrong": ["/age"]' in capsys.readouterr().err
+
+
+def test_limits_can_be_left_away(engine: FakeEngine) -> None:
+    evaluate("--sets", "tiny", "--no-limits")
+    grammar = engine.requests[0].params.grammar
+    assert grammar is not None and "maxLength" not in grammar.text
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--sets", "zebra"], "unknown set 'zebra': choose from generated"),
+        (["--surround", "-1"], "--surround is -1, but takes 0 to"),
+        (["--schema", "a.json"], "takes neither --schema nor files"),
+        (["a.txt"], "takes neither --schema nor files"),
+    ],
+)
+def test_what_cannot_be_used_is_refused(argv: list[str], message: str, engine: FakeEngine) -> None:
+    with pytest.raises(UsageError, match=message):
+        evaluate(*argv)
+    assert engine.requests == []
+
+
+def test_without_evaluate_a_schema_and_files_are_needed() -> None:
+    parser = Parser(allow_abbrev=False)
+    add_arguments(parser)
+    with pytest.raises(UsageError, match="needs --schema and at least one file"):
+        run(parser.parse_args(["a.txt"]), 0.0)

@@ -1,0 +1,88 @@
+"""Exported records come back as they were; CSV and Parquet have one column a field."""
+
+import csv
+import io
+import json
+from typing import Any
+
+import pytest
+
+from app.extraction.export import ExportError, export, make_rows
+
+RECORDS: list[dict[str, Any]] = [
+    {
+        "source": "a",
+        "valid": True,
+        "finish_reason": "stop",
+        "record": {"n": 1, "who": {"name": "Zoë"}, "tags": ["x"]},
+    },
+    {"source": "b", "valid": False, "finish_reason": "error", "record": None, "error": "too long"},
+    {
+        "source": "c",
+        "valid": True,
+        "finish_reason": "stop",
+        "record": {"n": 2.5, "ok": False, "valid": "my own"},
+    },
+]
+
+
+def read_csv(data: bytes) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(data.decode("utf-8-sig"), newline="")))
+
+
+def test_jsonl_keeps_everything() -> None:
+    assert [json.loads(line) for line in export(RECORDS, "jsonl").splitlines()] == RECORDS
+
+
+def test_objects_are_spread_and_lists_stay_json() -> None:
+    first, second, third = make_rows(RECORDS)
+    assert first["who.name"] == "Zoë" and first["tags"] == '["x"]' and second["error"] == "too long"
+    assert (
+        list(first) == list(second) == list(third)
+        and third["record.valid"] == "my own"
+        and third["valid"] is True
+    )
+
+
+def test_csv_is_read_back_by_the_standard_reader() -> None:
+    rows = read_csv(export(RECORDS, "csv"))
+    assert rows[0]["who.name"] == "Zoë" and rows[1]["n"] == "" and rows[2]["ok"] == "false"
+
+
+@pytest.mark.parametrize(
+    ("value", "cell"),
+    [
+        ("=1+1", "'=1+1"),
+        ("@cmd", "'@cmd"),
+        ("+44 20 7946", "+44 20 7946"),
+        ("-12.50", "-12.50"),
+        ("-cmd", "'-cmd"),
+    ],
+)
+def test_a_text_that_a_spreadsheet_would_run_is_quoted_and_data_is_not(value: str, cell: str) -> None:
+    assert read_csv(export([{"source": "s", "record": {"x": value}}], "csv"))[0]["x"] == cell
+
+
+def test_parquet_keeps_types_and_gaps() -> None:
+    parquet = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed")
+    rows = parquet.read_table(io.BytesIO(export(RECORDS, "parquet"))).to_pylist()
+    assert (
+        [row["n"] for row in rows] == [1.0, None, 2.5] and rows[2]["ok"] is False and rows[0]["valid"] is True
+    )
+
+
+def test_a_column_of_mixed_kinds_becomes_text() -> None:
+    parquet = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed")
+    mixed = [{"source": "s", "record": {"x": value}} for value in (1, "a", None, True, 2**70)]
+    values = [row["x"] for row in parquet.read_table(io.BytesIO(export(mixed, "parquet"))).to_pylist()]
+    assert values == ["1", "a", None, "true", str(2**70)]
+
+
+@pytest.mark.parametrize("file_format", ["jsonl", "csv"])
+def test_no_records_make_an_empty_file(file_format: str) -> None:
+    assert len(export([], file_format).splitlines()) <= 1
+
+
+def test_an_unknown_format_is_refused() -> None:
+    with pytest.raises(ExportError, match="'xlsx' is not one of jsonl, csv, parquet"):
+        export(RECORDS, "xlsx")

@@ -1,0 +1,116 @@
+"""The recorder draws lanes out of single looks, and looks only while somebody watches."""
+
+import json
+from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from app.ui.observatory import recorder as module
+from app.ui.observatory.recorder import CACHED, SHARED, Recorder
+from engine import EngineSnapshot, EngineStats, Histogram, RequestView
+
+
+def make_view(name: str = "r", phase: str = "decode", **more: Any) -> RequestView:
+    values: dict[str, Any] = {
+        "request_id": name, "phase": phase, "age_s": 0.0, "priority": 0, "num_prompt_tokens": 8, "num_output_tokens": 2,
+        "num_computed_tokens": 8, "num_cached_tokens": 0, "num_preemptions": 0, "has_grammar": False, "block_ids": (),
+    }  # fmt: skip
+    return RequestView(**(values | more))
+
+
+def make_snapshot(*views: RequestView, cached: tuple[int, ...] = (), num_blocks: int = 100) -> EngineSnapshot:
+    return EngineSnapshot(views, num_blocks, 16, cached, 4, 64)
+
+
+def make_recorder(snapshot: EngineSnapshot | None = None) -> tuple[Recorder, Any]:
+    histogram = Histogram((0.1, 1.0))
+    histogram.observe(0.05)
+    stats = EngineStats(histograms={"time_to_first_token_seconds": histogram})
+    engine: Any = SimpleNamespace(
+        snapshot=lambda with_blocks=True: engine.now, now=snapshot, stats=lambda: stats, state="ready"
+    )
+    house = SimpleNamespace(time=100.0, engine=engine)
+    return Recorder(engine, clock=lambda: house.time), house
+
+
+def test_looks_of_the_same_phase_are_one_segment() -> None:
+    recorder, house = make_recorder()
+    for phase in ("queued", "queued", "prefill", "decode", "decode"):
+        recorder.sample(make_snapshot(make_view(phase=phase)))
+        house.time += 1.0
+    segments = recorder.lanes["r"].segments
+    assert [segment[0] for segment in segments] == ["queued", "prefill", "decode"]
+    assert all(before[2] == after[1] for before, after in pairwise(segments))
+
+
+def test_decoding_under_a_grammar_and_preemption_have_phases_of_their_own() -> None:
+    recorder, _ = make_recorder()
+    recorder.sample(
+        make_snapshot(make_view("g", has_grammar=True), make_view("p", "preempted", num_preemptions=2))
+    )
+    assert recorder.lanes["g"].segments[0][0] == "grammar" and "preempted 2×" in recorder.lanes["p"].tip
+
+
+def test_a_lane_closes_when_its_request_ends_and_is_forgotten_later() -> None:
+    recorder, house = make_recorder()
+    recorder.sample(make_snapshot(make_view()))
+    house.time += 1.0
+    recorder.sample(None)
+    assert recorder.lanes["r"].is_open is False
+    house.time += module.WINDOW_S + 1
+    recorder.sample(make_snapshot())
+    assert recorder.lanes == {}
+
+
+async def test_a_poll_is_small_json_with_all_that_is_drawn() -> None:
+    views = [
+        make_view(str(index), block_ids=tuple(range(1 + index * 4, 5 + index * 4))) for index in range(64)
+    ]
+    recorder, _ = make_recorder(make_snapshot(*views, num_blocks=25_000))
+    data = recorder.poll()
+    assert len(json.dumps(data)) < 12_000 and len(data["lanes"]) == module.MAX_LANES
+    assert data["limits"] == {"max_num_seqs": 4, "max_num_batched_tokens": 64}
+    assert data["stats"]["histograms"]["ttft"]["counts"] == [1, 0, 0]
+    await recorder.close()
+
+
+async def test_an_engine_that_is_down_has_no_blocks_and_no_error() -> None:
+    recorder, _ = make_recorder(None)
+    assert recorder.poll()["blocks"] is None
+    await recorder.close()
+
+
+async def test_nobody_polling_ends_the_looking(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SAMPLE_INTERVAL_S", 0.0)
+    recorder, house = make_recorder(make_snapshot())
+    recorder.poll()
+    task = recorder._task
+    assert task is not None and not task.done()
+    house.time += module.PATIENCE_S
+    await task
+    recorder.poll()
+    assert recorder._task is not task
+    await recorder.close()
+
+
+def test_the_map_tells_owned_shared_and_cached_blocks_apart() -> None:
+    recorder, _ = make_recorder()
+    snapshot = make_snapshot(
+        make_view("a", block_ids=(1, 2)), make_view("b", block_ids=(2, 5)), cached=(2, 6)
+    )
+    recorder.sample(snapshot)
+    blocks = recorder._map_blocks(snapshot)
+    kinds = [kind for kind, count in blocks["runs"] for _ in range(count)]
+    assert kinds[1] == SHARED and kinds[2:4] == [0, 0] and kinds[5] == CACHED and len(kinds) == 6
+    assert kinds[0] >= 3 and kinds[4] >= 3 and kinds[0] != kinds[4]
+    assert (blocks["num_owned"], blocks["num_cached"], blocks["num_blocks"]) == (3, 2, 99)
+
+
+def test_a_large_cache_is_grouped_so_that_the_map_stays_small() -> None:
+    recorder, _ = make_recorder()
+    snapshot = make_snapshot(make_view("a", block_ids=(20_000,)), num_blocks=25_000)
+    recorder.sample(snapshot)
+    blocks = recorder._map_blocks(snapshot)
+    assert blocks["group"] == 14 and sum(count for _, count in blocks["runs"]) <= module.MAX_CELLS

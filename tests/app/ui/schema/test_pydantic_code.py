@@ -1,0 +1,129 @@
+"""Pydantic classes as text: written so that Pydantic itself makes the same schema of them, read without being run."""
+
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.ui.schema import CodeError, NotAClass, pydantic_to_schema, schema_to_pydantic
+
+SCHEMAS = sorted((Path(__file__).resolve().parents[4] / "assets" / "schemas").glob("*.json"))
+
+
+def load_record(code: str, folder: Path) -> Any:
+    """The class that the code ends with, imported as a program would."""
+    path = folder / "written.py"
+    path.write_text(code)
+    spec = importlib.util.spec_from_file_location("written", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return getattr(module, code.split("\nclass ")[-1].split("(")[0])
+
+
+def simplify(schema: Any, definitions: Any = None) -> Any:
+    """One spelling of what two schemas say alike: references resolved, titles, names and order left out."""
+    if isinstance(schema, list):
+        return sorted((simplify(item, definitions) for item in schema), key=json.dumps)
+    if not isinstance(schema, dict):
+        return schema
+    definitions = schema.get("$defs", definitions)
+    if "$ref" in schema:
+        rest = {name: value for name, value in schema.items() if name != "$ref"}
+        return simplify({**definitions[schema["$ref"].split("/")[-1]], **rest}, definitions)
+    if isinstance(schema.get("type"), list):
+        first, *rest = ({**schema, "type": kind} for kind in schema["type"])
+        own = {k: v for k, v in first.items() if k != "description"}
+        schema = {"anyOf": [own, *({"type": each["type"]} for each in rest)]} | {
+            k: v for k, v in schema.items() if k == "description"
+        }
+    silent = ("title", "$schema", "$defs", "default") if "properties" not in schema else ("$schema", "$defs")
+    found = {k: simplify(v, definitions) for k, v in schema.items() if k not in silent}
+    if "properties" in found:
+        found.pop("title", None)
+        found["properties"] = {k: simplify(v, definitions) for k, v in schema["properties"].items()}
+    return found
+
+
+@pytest.mark.parametrize("path", SCHEMAS, ids=lambda path: path.stem)
+def test_pydantic_makes_the_same_schema_of_the_written_classes(path: Path, tmp_path: Path) -> None:
+    schema = json.loads(path.read_text())
+    record = load_record(schema_to_pydantic(schema), tmp_path)
+    assert simplify(record.model_json_schema()) == simplify(schema)
+
+
+@pytest.mark.parametrize("path", SCHEMAS, ids=lambda path: path.stem)
+def test_what_was_written_is_read_back_the_same(path: Path) -> None:
+    schema = json.loads(path.read_text())
+    assert simplify(pydantic_to_schema(schema_to_pydantic(schema))) == simplify(schema)
+
+
+def test_types_fields_and_docstrings_become_keywords() -> None:
+    code = '''
+from enum import Enum
+class Size(Enum):
+    S = "small"
+    L = "large"
+class Item(BaseModel):
+    """One thing."""
+    size: Size
+    price: float = Field(gt=0, description="in EUR")
+class Order(BaseModel):
+    items: list[Item] = Field(min_length=1)
+    note: Optional[str] = None
+    code: Annotated[str, Field(pattern="^[A-Z]+$", max_length=9)]
+    when: datetime.date | None
+'''
+    schema = pydantic_to_schema(code)
+    item = schema["properties"]["items"]
+    assert item["minItems"] == 1 and item["items"]["description"] == "One thing."
+    assert item["items"]["properties"]["size"] == {"type": "string", "enum": ["small", "large"]}
+    assert item["items"]["properties"]["price"] == {
+        "type": "number",
+        "exclusiveMinimum": 0,
+        "description": "in EUR",
+    }
+    assert schema["required"] == ["items", "code", "when"] and schema["additionalProperties"] is False
+    assert schema["properties"]["code"] == {"type": "string", "pattern": "^[A-Z]+$", "maxLength": 9}
+    assert schema["properties"]["when"] == {"type": ["string", "null"], "format": "date"}
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        ("x = 1", "no class yet"),
+        ("class A(BaseModel):\n  x: int =", "line 2"),
+        ("class A(BaseModel):\n  x: dict", "line 2: the type dict"),
+        ("class A(BaseModel):\n  x: list[A]", "A contains itself"),
+        ("class A(BaseModel):\n  x: int = Field(ge=limit)", "`limit` must be a plain value"),
+        ("class A(BaseModel):\n  x: int = Field(frozen=True)", "frozen"),
+        ("class A(BaseModel):\n  def f(self): pass", "line 2"),
+        ("(" * 300, "line 1|too many|nested"),
+    ],
+)
+def test_code_that_says_no_schema_is_refused_with_its_line(code: str, words: str) -> None:
+    with pytest.raises(CodeError, match=words):
+        pydantic_to_schema(code)
+
+
+def test_typed_code_never_runs(tmp_path: Path) -> None:
+    mark = tmp_path / "ran"
+    with pytest.raises(CodeError):
+        pydantic_to_schema(f"class A(BaseModel):\n  x: int = Field(ge=open({str(mark)!r}, 'w'))")
+    assert not mark.exists()
+
+
+@pytest.mark.parametrize(
+    ("subschema", "words"),
+    [
+        ({"not": {}}, "not at /properties/x"),
+        ({"type": "string", "format": "ipv4"}, "ipv4"),
+        ({"type": "array"}, "items"),
+        ({"type": "array", "items": {"type": "string", "maxLength": 3}}, "items of the list"),
+    ],
+)
+def test_a_keyword_without_a_class_is_named(subschema: Any, words: str) -> None:
+    with pytest.raises(NotAClass, match=words):
+        schema_to_pydantic({"type": "object", "properties": {"x": subschema}})

@@ -1,0 +1,151 @@
+"""A batch on a fake engine: every row ends, one that fails fails alone, and what is done stays."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from app.extraction import Extractor
+from app.extraction.sources import Row, Table
+from app.ui.batch import AS_IN_EXTRACT, BatchTab
+from app.ui.batch_run import BatchRun
+from app.ui.batch_view import format_duration, render_preview, render_progress, render_records
+from app.ui.examples import Examples
+from engine import EngineDead
+from tests.fakes import FakeEngine
+
+REQUEST: Any = SimpleNamespace(session_hash="abc")
+SCHEMA = '{"type": "object", "properties": {"name": {"type": "string"}}}'
+ROWS = (
+    Row("a", {"text": "Ada, 36"}),
+    Row("b", error="b is broken"),
+    Row("c", {"text": " "}),
+    Row("d", {"text": "Bob"}),
+)
+
+
+def make_tab(**options: Any) -> tuple[BatchTab, FakeEngine]:
+    engine = FakeEngine(**options)
+    return BatchTab(engine, Examples({"person": SCHEMA}, {}), interval_s=0), engine
+
+
+async def collect(updates: AsyncGenerator[tuple[Any, ...], None]) -> list[tuple[Any, ...]]:
+    return [update async for update in updates]
+
+
+def read(button: Any) -> bytes:
+    """The file behind a download button."""
+    return Path(button["value"]).read_bytes()
+
+
+def make_table(rows: tuple[Row, ...] = ROWS) -> Table:
+    return Table(rows, ("text",))
+
+
+async def test_every_row_ends_and_a_failed_one_fails_alone() -> None:
+    batch = BatchRun(ROWS, "text")
+    counts = [count async for count in batch.run(Extractor(FakeEngine()), {"type": "object"}, "salt")]
+    assert counts[-1] == 4 and [record["source"] for record in batch.ordered] == ["a", "b", "c", "d"]
+    assert (batch.num_valid, batch.num_failed) == (2, 2)
+    assert batch.records[1]["error"] == "b is broken" and "is empty" in batch.records[2]["error"]
+
+
+async def test_a_row_longer_than_the_model_is_read_in_parts() -> None:
+    engine = FakeEngine()
+    batch = BatchRun((Row("long", {"text": "Ada is 36. " * 400}),), "text")
+    _ = [count async for count in batch.run(Extractor(engine), {"type": "object"}, "salt")]
+    assert batch.num_valid == 1 and len(engine.requests) > 2
+
+
+async def test_leaving_ends_the_rows_that_run() -> None:
+    engine = FakeEngine(hold=asyncio.Event())
+    stream = BatchRun(ROWS, "text").run(Extractor(engine), {"type": "object"}, "salt")
+    await anext(stream)
+    await stream.aclose()
+    assert all(request.is_aborted for request in engine.requests)
+
+
+async def test_a_dead_engine_ends_the_batch_and_says_so() -> None:
+    tab, _ = make_tab(reject=EngineDead("boom"))
+    last = (await collect(tab.run_all(make_table(), "text", "person", "", REQUEST)))[-1]
+    assert "engine has stopped" in last[0] and last[2]["interactive"] is True
+
+
+async def test_a_run_shows_progress_and_ends_with_files() -> None:
+    tab, _ = make_tab()
+    updates = await collect(tab.run_all(make_table(), "text", "person", "", REQUEST))
+    assert updates[0][4]["visible"] is True
+    progress, records, _, _, stop, jsonl, csv, _ = updates[-1]
+    assert "<b>4</b> of 4 rows" in progress and "2 failed" in progress and "b is broken" in records
+    assert stop["visible"] is False and read(jsonl).count(b"\n") == 4
+    assert read(csv).count(b"\r\n") == 5
+
+
+async def test_the_trial_takes_the_first_rows_only() -> None:
+    tab, engine = make_tab()
+    rows = tuple(Row(str(index), {"text": "Ada"}) for index in range(9))
+    await collect(tab.run_some(make_table(rows), "text", "person", "", REQUEST))
+    assert len(engine.requests) == 5
+
+
+async def test_the_schema_of_the_extract_tab_is_used_where_it_is_chosen() -> None:
+    tab, engine = make_tab()
+    schema = '{"type": "object", "title": "Mine"}'
+    await collect(tab.run_all(make_table(ROWS[:1]), "text", AS_IN_EXTRACT, schema, REQUEST))
+    assert "Mine" in engine.requests[0].prompt
+
+
+async def test_stop_keeps_what_is_done() -> None:
+    tab, engine = make_tab(hold=asyncio.Event())
+    updates = tab.run_all(make_table(), "text", "person", "", REQUEST)
+    await anext(updates)
+    await anext(updates)  # the rows that failed at once
+    tab.stop(REQUEST)
+    last = (await collect(updates))[-1]
+    assert "stopped; what is done is kept" in last[0] and last[5]["visible"] is True
+    assert all(request.is_aborted for request in engine.requests)
+
+
+async def test_a_schema_that_cannot_be_used_is_explained_and_nothing_runs() -> None:
+    tab, engine = make_tab()
+    last = (await collect(tab.run_all(make_table(), "text", AS_IN_EXTRACT, "{", REQUEST)))[-1]
+    assert "not usable" in last[0] and engine.requests == []
+
+
+def test_opened_files_pick_their_column_and_open_the_buttons(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("id,body\n1,<Ada>\n")
+    table, picker, _, preview, _, run = make_tab()[0].open_files([str(path)])
+    assert picker["value"] == "body" and run["interactive"] is True and len(table.rows) == 1
+    assert "&lt;Ada&gt;" in preview and preview.index("body") < preview.index("id")
+
+
+def test_no_files_close_the_buttons_again() -> None:
+    *_, preview, _, run = make_tab()[0].open_files(None)
+    assert "Many texts, one schema" in preview and run["interactive"] is False
+
+
+def test_a_row_that_cannot_be_read_shows_in_the_preview() -> None:
+    assert "b is broken" in render_preview(make_table(), "text")
+
+
+def test_progress_tells_what_is_left_and_what_the_cache_gave() -> None:
+    batch = BatchRun(ROWS, "text", clock=lambda: 12.0)
+    batch.records, batch.started = {0: {"valid": True}}, 10.0
+    batch.num_prompt_tokens, batch.num_cached_tokens = 100, 60
+    line = render_progress(batch, "running")
+    assert "about 6.0 s left" in line and "60% of the prompts" in line and "width:25.0%" in line
+
+
+def test_nothing_done_shows_the_empty_state() -> None:
+    assert "Many texts" in render_records(BatchRun(ROWS, "text"))
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"), [(4.25, "4.2 s"), (80, "80 s"), (600, "10 min"), (9000, "2.5 h")]
+)
+def test_durations_are_told_in_their_own_unit(seconds: float, words: str) -> None:
+    assert format_duration(seconds) == words

@@ -1,0 +1,96 @@
+"""The chats in the browser: saved, found, removed, carried over, and never more than it has room for."""
+
+import json
+from typing import Any
+
+import gradio as gr
+import pytest
+
+from app.ui import chat_store
+from app.ui.chat_history import ChatHistory, make_thread
+from app.ui.chat_store import (
+    StoreError,
+    empty_store,
+    find_chat,
+    import_chats,
+    make_title,
+    remove_chat,
+    save_chat,
+)
+from app.ui.conversation import answer_message, figures_message, user_message
+
+MESSAGES = [user_message("hello  there"), answer_message("hi"), figures_message("3 tokens")]
+
+
+def save(store: Any, chat_id: str) -> Any:
+    return save_chat(store, chat_id, MESSAGES, [], clock=lambda: 7.0)
+
+
+def test_the_chat_that_was_saved_last_is_first_and_current() -> None:
+    store = save(save(save(empty_store(), "a"), "b"), "a")
+    assert [chat["id"] for chat in store["chats"]] == ["a", "b"] and store["current"] == "a"
+    assert store["chats"][0]["messages"] == MESSAGES and store["chats"][0]["title"] == "hello there"
+
+
+def test_an_empty_chat_is_not_kept() -> None:
+    assert save_chat(save(empty_store(), "a"), "a", [], [])["chats"] == []
+
+
+def test_content_blocks_are_kept_as_text() -> None:
+    block = [{"role": "user", "content": [{"type": "text", "text": "hello"}], "options": None}]
+    assert save_chat(empty_store(), "a", block, [])["chats"][0]["messages"] == [user_message("hello")]
+
+
+def test_a_removed_chat_is_gone_and_no_longer_current() -> None:
+    store = remove_chat(save(save(empty_store(), "a"), "b"), "b")
+    assert store["current"] is None and find_chat(store, "b") is None and find_chat(store, "a") is not None
+
+
+def test_what_was_exported_can_be_imported() -> None:
+    exported = json.dumps({"chats": save(empty_store(), "a")["chats"]})
+    store = import_chats(save(empty_store(), "b"), exported)
+    assert [chat["id"] for chat in store["chats"]] == ["a", "b"] and store["current"] == "b"
+    assert import_chats(store, exported) == store
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("no", "not JSON"),
+        ("[]", 'no list "chats"'),
+        ('{"chats": [{"messages": []}]}', "chat 1 has no messages"),
+        ('{"chats": [{"messages": [{"role": "robot", "content": "x"}]}]}', "without role and content"),
+    ],
+)
+def test_a_file_without_chats_is_refused(text: str, words: str) -> None:
+    with pytest.raises(StoreError, match=words):
+        import_chats(empty_store(), text)
+
+
+def test_the_oldest_chats_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chat_store, "MAX_STORE_CHARS", 700)
+    store = empty_store()
+    for name in "abcdefgh":
+        store = save(store, name)
+    assert 1 <= len(store["chats"]) < 8 and store["chats"][0]["id"] == "h"
+
+
+def test_a_title_is_the_first_question_shortened() -> None:
+    assert make_title([user_message("x" * 99)]) == "x" * 59 + "…" and make_title([]) == ""
+
+
+def test_the_page_opens_with_the_chat_it_was_left_with() -> None:
+    store = save(empty_store(), "a")
+    history, thread, branches, *_ = ChatHistory().restore(store)
+    assert history == MESSAGES and thread == {"id": "a", "forks": []} and branches == []
+
+
+def test_nothing_to_restore_leaves_the_page_alone() -> None:
+    """A person may type before the page has asked; the answer must not be wiped out."""
+    assert ChatHistory().restore(None) == (gr.skip(),) * 6
+    assert ChatHistory().restore(save(empty_store(), "a"))[4] == gr.skip()
+
+
+def test_a_turn_is_kept_under_the_chats_id() -> None:
+    thread, branches, store, shown = ChatHistory().keep(MESSAGES, make_thread(), None)
+    assert store is shown and store["current"] == thread["id"] and branches == []

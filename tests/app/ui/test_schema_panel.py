@@ -1,0 +1,60 @@
+"""The schema's three views: whichever is edited, the others follow, and what cannot be said is explained."""
+
+import json
+from typing import Any
+
+import gradio as gr
+
+from app.ui.examples import Examples
+from app.ui.schema_panel import SchemaPanel
+
+SCHEMA = '{"type": "object", "properties": {"name": {"type": "string"}}}'
+
+
+def make_panel() -> SchemaPanel:
+    return SchemaPanel(Examples({"person": SCHEMA}, {}))
+
+
+def make_form(**field: Any) -> dict[str, Any]:
+    return {"fields": [{"name": "age", "kind": "whole number", "required": True} | field], "more": {}}
+
+
+def test_the_editor_tells_at_once_what_is_wrong_and_where() -> None:
+    panel = make_panel()
+    assert "Every keyword is enforced" in panel.edit_json(SCHEMA)[2]
+    assert "line 1 column 2" in panel.edit_json("{")[2]
+    assert "“$dynamicRef” at the root" in panel.edit_json('{"type": "array", "$dynamicRef": "#a"}')[2]
+
+
+def test_an_edit_of_the_form_reaches_json_and_pydantic() -> None:
+    form, text, code, verdict = make_panel().edit_form(make_form())
+    assert json.loads(text)["properties"] == {"age": {"type": "integer"}} and "age: int" in code
+    assert "value" not in form and "Every keyword is enforced" in verdict
+
+
+def test_an_edit_of_the_classes_reaches_form_and_json() -> None:
+    form, text, _ = make_panel().edit_pydantic("class Trip(BaseModel):\n    city: str")
+    assert form["value"]["fields"][0]["kind"] == "text" and json.loads(text)["required"] == ["city"]
+
+
+def test_a_form_that_is_not_complete_changes_nothing() -> None:
+    form, text, code, verdict = make_panel().edit_form(make_form(name=" "))
+    assert [form, text, code] == [gr.skip()] * 3 and "has no name yet" in verdict
+
+
+def test_code_that_cannot_be_read_changes_nothing_and_names_the_line() -> None:
+    form, text, verdict = make_panel().edit_pydantic("class A(BaseModel):\n    x: dict")
+    assert [form, text] == [gr.skip()] * 2 and "Line 2" in verdict.replace("line 2", "Line 2")
+
+
+def test_a_schema_beyond_the_form_is_sent_to_the_editor() -> None:
+    form, code, _ = make_panel().edit_json('{"type": "array", "items": {"type": "string"}}')
+    assert "edit this one as JSON" in form["value"]["refused"] and code.startswith(
+        "# No class says exactly this"
+    )
+
+
+def test_hints_name_who_enforces_each_keyword_of_a_field() -> None:
+    form, _, verdict = make_panel().edit_json('{"type": "object", "properties": {"day": {"format": "date"}}}')
+    assert [keyword for keyword, _ in form["hints"]["/properties/day"]] == ["format"]
+    assert "<code>format</code>" in verdict

@@ -1,0 +1,101 @@
+"""Everybody can use it: by keyboard alone, with enough contrast, with names that can be read out."""
+
+from typing import Any
+
+import pytest
+
+from tests.browser.axe import list_violations
+from tests.browser.site import Site
+from tests.browser.test_extract_page import INVOICE
+
+MAX_TABS = 120
+
+
+def tab_to(site: Site, condition: str) -> None:
+    """Press Tab until the focused element fulfils a condition in JavaScript over `node`."""
+    for _ in range(MAX_TABS):
+        site.page.keyboard.press("Tab")
+        if site.page.evaluate(
+            f"(() => {{ const node = document.activeElement; return Boolean({condition}); }})()"
+        ):
+            return
+    raise AssertionError(f"the Tab key never reaches {condition}")
+
+
+def test_a_question_is_asked_and_asked_again_by_keyboard_alone(site: Site) -> None:
+    tab_to(site, "node.ariaLabel === 'Message'")
+    site.page.keyboard.type("Hello!")
+    site.page.keyboard.press("Enter")
+    site.figures.wait_for()
+    tab_to(site, "/retry/i.test(node.ariaLabel || node.title)")
+    site.page.keyboard.press("Enter")
+    site.page.get_by_text("2 of 2").wait_for()
+    tab_to(site, "node.ariaLabel === 'Previous version of turn 1'")
+    site.page.keyboard.press("Enter")
+    site.page.get_by_text("1 of 2").wait_for()
+
+
+def test_a_record_is_extracted_corrected_and_kept_by_keyboard_alone(site: Site) -> None:
+    tab_to(site, "node.role === 'tab' && node.innerText === 'Extract'")
+    site.page.keyboard.press("Enter")
+    tab_to(site, "node.closest('#source')")
+    site.page.keyboard.insert_text(INVOICE)
+    tab_to(site, "node.id === 'run'")
+    site.page.keyboard.press("Enter")
+    site.page.get_by_text("schema-valid").wait_for()
+    vendor = site.page.get_by_role("textbox", name="vendor")
+    vendor.wait_for()
+    tab_to(site, "node.ariaLabel === 'vendor'")
+    site.page.keyboard.press("ControlOrMeta+a")
+    site.page.keyboard.type("Northwind")
+    tab_to(site, "node.ariaLabel === 'date'")
+    # Back to the button above the table, as a person would.
+    for _ in range(MAX_TABS):
+        site.page.keyboard.press("Shift+Tab")
+        if site.page.evaluate("document.activeElement.dataset.act === 'keep'"):
+            break
+    site.page.keyboard.press("Enter")
+    site.page.get_by_text("later runs on this text are compared with it").wait_for()
+
+
+def test_flagged_fields_are_stepped_through_by_keyboard(site: Site) -> None:
+    """A text that says none of the fields: every value is a guess, and the review leads through them."""
+    site.extract("The weather was fine and nobody bought anything.")
+    button = site.page.get_by_role("button", name="Next to check")
+    button.or_(site.page.get_by_role("button", name="All checked")).first.wait_for()
+    if not button.count():
+        pytest.skip("the model is sure of every value it made up")
+    flagged = site.page.locator("tr.flagged")
+    total = flagged.count()
+    button.click()
+    first = site.page.evaluate("document.activeElement.dataset.pointer")
+    site.page.keyboard.press("Enter")
+    assert site.page.locator("tr.flagged.checked").count() == 1
+    if total > 1:
+        assert site.page.evaluate("document.activeElement.dataset.pointer") != first
+        site.page.keyboard.press("Alt+ArrowUp")
+
+
+def visit_all(site: Site) -> dict[str, list[str]]:
+    """Every tab with something on it, and what axe says there."""
+    found = {}
+    site.ask("Hello!")
+    site.figures.wait_for()
+    found["Chat"] = list_violations(site.page)
+    site.extract(INVOICE)
+    site.page.get_by_text("schema-valid").wait_for()
+    site.page.get_by_role("textbox", name="vendor").wait_for()
+    found["Extract"] = list_violations(site.page)
+    for tab in ("Batch", "Observatory", "API"):
+        site.go_to(tab)
+        site.page.wait_for_timeout(500)
+        found[tab] = list_violations(site.page)
+    return found
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_nothing_serious(site: Site, scheme: str) -> None:
+    site.page.emulate_media(color_scheme=scheme)
+    site.open()
+    found: Any = visit_all(site)
+    assert {tab: lines for tab, lines in found.items() if lines} == {}

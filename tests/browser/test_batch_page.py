@@ -1,0 +1,65 @@
+"""A batch in a real browser: a CSV in, a column picked, records out, and the files of what was done."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.browser.site import ENDLESS_SCHEMA, Site
+
+
+@pytest.fixture
+def orders(tmp_path: Path) -> Path:
+    path = tmp_path / "orders.csv"
+    lines = [
+        f'{n},"Invoice INV-{n}\nNorthwind Paper Ltd\nDate: 2026-03-0{n}\nTotal: {n}9.50 EUR"'
+        for n in range(1, 8)
+    ]
+    path.write_text("\n".join(["id,note", *lines, "8,"]))
+    return path
+
+
+def open_files(site: Site, path: Path) -> None:
+    site.go_to("Batch")
+    site.page.locator("#batch-files input[type=file]").set_input_files(path)
+    site.page.get_by_role("columnheader", name="note").wait_for()
+
+
+def test_a_csv_becomes_records_and_files(site: Site, orders: Path) -> None:
+    open_files(site, orders)
+    assert site.page.get_by_label("Column with the text").input_value() == "note"
+    site.page.get_by_text("8 rows; the first 5 are shown.").wait_for()
+    site.page.get_by_role("button", name="Try the first 5").click()
+    site.page.get_by_text("done in").wait_for()
+    assert "5 of 5 rows" in site.page.locator("#batch-progress").inner_text()
+    site.page.get_by_role("button", name="Run all").click()
+    site.page.get_by_text("8 of 8 rows").wait_for()
+    site.page.get_by_text("the column 'note' is empty in this row").wait_for()
+    site.page.get_by_text("of the prompts from the prefix cache").wait_for()
+    with site.page.expect_download() as waiting:
+        site.page.get_by_role("button", name="Download JSONL").click()
+    records = [json.loads(line) for line in Path(waiting.value.path()).read_text().splitlines()]
+    assert len(records) == 8 and sum(record["valid"] for record in records) == 7 and "error" in records[7]
+
+
+def test_stopping_keeps_the_rows_that_are_done(site: Site, orders: Path) -> None:
+    site.go_to("Extract")
+    site.go_to("JSON Schema")
+    site.type_code("#schema", ENDLESS_SCHEMA)
+    site.page.get_by_text("Every keyword is enforced").wait_for()
+    open_files(site, orders)
+    site.page.get_by_role("button", name="Run all").click()
+    # The row without a text fails at once, the others never end.
+    site.page.get_by_text("1 failed").wait_for()
+    site.page.get_by_role("button", name="Stop").click()
+    site.page.get_by_text("stopped; what is done is kept").wait_for()
+    site.wait_for(lambda: site.num_running() == 0)
+    site.page.get_by_role("button", name="Download CSV").wait_for()
+
+
+def test_a_file_that_cannot_be_read_is_a_row_that_says_why(site: Site, tmp_path: Path) -> None:
+    path = tmp_path / "bad.txt"
+    path.write_bytes(b"\xff\xfe")
+    site.go_to("Batch")
+    site.page.locator("#batch-files input[type=file]").set_input_files(path)
+    site.page.get_by_text("bad.txt is not UTF-8 text").wait_for()

@@ -1,0 +1,48 @@
+"""The observatory in a real browser: it draws while it is seen, rests when it is not, and steps through masks."""
+
+from tests.browser.site import Site
+
+
+def num_looks(site: Site) -> int:
+    return int(site.page.locator(".observatory").get_attribute("data-looks") or 0)
+
+
+def test_a_running_request_gets_a_lane_and_blocks(site: Site) -> None:
+    site.make_answers_endless()
+    site.ask("Count, please.")
+    site.wait_for(lambda: site.num_running() == 1)
+    site.go_to("Observatory")
+    site.page.locator(".lanes rect.p-grammar").first.wait_for()
+    site.page.get_by_role("img", name="blocks owned").wait_for()
+    site.page.get_by_role("img", name="requests in the last 30 seconds").wait_for()
+    site.wait_for(lambda: "of 64" in site.page.locator(".tiles").inner_text())
+    site.go_to("Chat")
+    site.press_stop()
+    site.figures.wait_for()
+    site.go_to("Observatory")
+    site.page.get_by_role("img", name="half of").first.wait_for()
+
+
+def test_it_polls_only_while_it_is_seen(site: Site) -> None:
+    site.go_to("Observatory")
+    site.wait_for(lambda: num_looks(site) >= 2)
+    site.go_to("Chat")
+    site.page.wait_for_timeout(300)  # a look that was under way
+    before = num_looks(site)
+    site.page.wait_for_timeout(2500)
+    assert num_looks(site) == before
+
+
+def test_an_example_is_traced_and_stepped_through_by_keyboard(site: Site) -> None:
+    site.go_to("Observatory")
+    site.page.get_by_role("button", name="Trace it").click()
+    tokens = site.page.get_by_role("tablist", name="Tokens of the answer").get_by_role("tab")
+    tokens.first.wait_for()
+    tokens.first.focus()
+    site.page.keyboard.press("Home")
+    site.page.get_by_text("Step 1 of").wait_for()
+    site.page.keyboard.press("ArrowRight")
+    site.page.get_by_text("Step 2 of").wait_for()
+    assert "tokens were allowed" in site.page.locator(".trace .step").inner_text()
+    site.page.keyboard.press("End")
+    site.page.get_by_text(f"Step {tokens.count()} of {tokens.count()}").wait_for()
