@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
@@ -15,6 +17,7 @@ from engine.config import EngineConfig, WorkerConfig
 from engine.errors import ConfigError
 from engine.model import ModelConfig
 
+NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
 # Compute capabilities of NVIDIA's GPUs.
 _WITH_BFLOAT16 = (8, 0)
 _WITH_TRITON = (8, 0)
@@ -30,6 +33,9 @@ class DeviceFacts:
     capability: tuple[int, int] = (0, 0)  # of a CUDA device
     has_triton: bool = False
     num_cores: int = 1
+    idle_gpu: str = (
+        ""  # why the GPU that this machine has cannot be used; empty when there is none, or it can
+    )
 
 
 def probe_device(device: str) -> DeviceFacts:
@@ -44,7 +50,23 @@ def probe_device(device: str) -> DeviceFacts:
         raise ConfigError("device='cuda': no CUDA device is visible to torch; use --device cpu, or auto")
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     capability = torch.cuda.get_device_capability() if kind == "cuda" else (0, 0)
-    return DeviceFacts(kind, capability, importlib.util.find_spec("triton") is not None, cores)
+    idle_gpu = "" if has_cuda or device == "cpu" else _explain_idle_gpu(NVIDIA_DRIVER)
+    return DeviceFacts(kind, capability, importlib.util.find_spec("triton") is not None, cores, idle_gpu)
+
+
+def _explain_idle_gpu(driver: Path) -> str:
+    """One sentence on a driver that torch does not work with; empty when no driver is loaded."""
+    if not driver.exists():
+        return ""
+    found = re.search(r"Kernel Module[^\d]*(\d[\d.]*)", driver.read_text(errors="replace"))
+    name = f"driver {found[1]}" if found else "its driver"
+    built = (
+        f"was built for CUDA {torch.version.cuda}" if torch.version.cuda else "is a build for the CPU alone"
+    )
+    return (
+        f"this machine has an NVIDIA GPU ({name}), but torch {torch.__version__} {built} and cannot use it: running "
+        "on the CPU; install a newer driver, or the torch build that fits this one"
+    )
 
 
 def choose_worker_config(
@@ -57,7 +79,7 @@ def choose_worker_config(
     Raises:
         ConfigError: something was asked for that the device cannot do; says what would do.
     """
-    notices: list[str] = []
+    notices: list[str] = [facts.idle_gpu] if facts.idle_gpu else []
     dtype = _choose_dtype(config, model_config, facts, notices)
     backend = _choose_backend(config, facts, notices)
     _check_quantization(config, dtype, facts)

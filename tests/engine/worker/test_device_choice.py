@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from engine import ConfigError, EngineConfig
 from engine.model import ModelConfig, RopeConfig
+from engine.worker import device_choice
 from engine.worker.device_choice import DeviceFacts, choose_worker_config, probe_device
 
 CPU = DeviceFacts("cpu", num_cores=2)
@@ -92,3 +95,17 @@ def test_the_cpu_is_probed_as_it_is() -> None:
     facts = probe_device("cpu")
     assert (facts.kind, facts.capability) == ("cpu", (0, 0))
     assert facts.num_cores >= 1
+
+
+def test_a_gpu_that_torch_cannot_use_is_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = tmp_path / "version"
+    driver.write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  450.80.02  Wed Sep 23\nGCC version:\n")
+    monkeypatch.setattr(device_choice, "NVIDIA_DRIVER", driver)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    facts = probe_device("auto")
+    assert (
+        facts.kind == "cpu" and "driver 450.80.02" in facts.idle_gpu and torch.__version__ in facts.idle_gpu
+    )
+    assert probe_device("cpu").idle_gpu == ""
+    monkeypatch.setattr(device_choice, "NVIDIA_DRIVER", tmp_path / "none")
+    assert probe_device("auto").idle_gpu == ""
