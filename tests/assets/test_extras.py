@@ -22,7 +22,7 @@ from assets.demo_model.recipe.batches import Batch, make_batch
 from assets.demo_model.recipe.draft import SHAPE
 from assets.demo_model.recipe.examples import Encoder, sample_example
 from assets.demo_model.recipe.export import export_checkpoint
-from assets.demo_model.recipe.frozen import load_decoder, open_encoder
+from assets.demo_model.recipe.frozen import FOLDER, load_decoder, open_encoder
 from assets.demo_model.recipe.model import Decoder, ModelShape
 from assets.demo_model.recipe.tokenizer import sample_texts, train_tokenizer
 
@@ -156,3 +156,21 @@ def test_a_model_that_drafts_for_itself_is_always_accepted(base: Decoder) -> Non
         output = draft_with_model(base)([3, 4, 5], 9)
         accepted, proposed = count_accepted([3, 4, 5], output, draft_with_model(base), 3)
     assert accepted == proposed == [2, 2, 2]
+
+
+@pytest.mark.parametrize("name", ["draft", "eagle", "lora", "medusa"])
+def test_what_ships_beside_the_model_belongs_to_it(name: str) -> None:
+    folder = FOLDER / name
+    if not folder.exists():
+        pytest.skip(f"assets/demo_model/{name} is not there")
+    (path,) = folder.glob("*.safetensors")
+    tensors = load_file(path)
+    width = json.loads((FOLDER / "config.json").read_text())["hidden_size"]
+    assert all(tensor.dtype == torch.bfloat16 and tensor.isfinite().all() for tensor in tensors.values())
+    assert name == "draft" or any(width in tensor.shape for tensor in tensors.values())
+
+
+def test_everything_together_stays_below_forty_megabytes() -> None:
+    weights = [path.stat().st_size for path in FOLDER.rglob("*.safetensors")]
+    assert sum(weights) < 40e6
+    assert sum(weights) - (FOLDER / "model.safetensors").stat().st_size < 15e6
