@@ -10,7 +10,7 @@ generate ──AddRequest, AbortRequest──▶ Scheduler ──RunStep (at mos
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from engine.actors.detokenizer import DetokenizerActor
@@ -18,11 +18,12 @@ from engine.actors.executor import ExecutorActor
 from engine.actors.grammar import GrammarActor
 from engine.actors.lag_gauge import watch_loop_lag
 from engine.actors.scheduler import SchedulerActor
+from engine.actors.watchdog import watch_steps
 from engine.config import EngineConfig
 from engine.core.detokenizer import Detokenizer
 from engine.core.kv_cache_manager import KVCacheManager
 from engine.core.scheduler import Scheduler
-from engine.errors import EngineError
+from engine.errors import EngineDead, EngineError
 from engine.messages import AbortRequest, AddRequest
 from engine.metrics import EngineStats, Metrics
 from engine.output_stream import OutputStream
@@ -42,6 +43,7 @@ class Company:
         tokenizer: Tokenizer | None,
         eos_token_ids: tuple[int, ...],
         metrics: Metrics,
+        report_hang: Callable[[TimeoutError], None],
     ) -> None:
         self.streams: dict[str, tuple[OutputStream, int]] = {}
         self._config = config
@@ -49,6 +51,7 @@ class Company:
         self._tokenizer = tokenizer
         self._eos_token_ids = eos_token_ids
         self._metrics = metrics
+        self._report_hang = report_hang
 
     async def start(self, tasks: asyncio.TaskGroup, is_restart: bool) -> None:
         """Bring all actors up in `tasks`; back when requests can come."""
@@ -85,6 +88,9 @@ class Company:
         tasks.create_task(self.detokenizer.run(), name="detokenizer")
         tasks.create_task(self.scheduler.run(), name="scheduler")
         tasks.create_task(watch_loop_lag(self._metrics.loop_lag), name="lag gauge")
+        if self._config.step_timeout_s:
+            watch = watch_steps(self.machine, self._config.step_timeout_s, self._give_up)
+            tasks.create_task(watch, name="watchdog")
 
     @property
     def num_queued(self) -> int:
@@ -115,6 +121,11 @@ class Company:
             stream.fail(error)
         self.streams.clear()
 
+    def _give_up(self, error: TimeoutError) -> None:
+        """The readers are told of a hang at once; the company itself ends when the thread comes back."""
+        self._report_hang(error)
+        self.fail_all(EngineDead(f"the engine hangs: {error}"))
+
     def stats(self) -> EngineStats:
         """The gauges of now, and all counters; those of the machines come on top of earlier companies'."""
         pool = self.kv_cache.pool
@@ -144,5 +155,8 @@ class Company:
     def _make_compiler(self) -> GrammarCompiler:
         assert self._tokenizer is not None, "the intake refuses grammars without a tokenizer"
         vocab_size = self._worker.model_config.vocab_size
-        token_bytes, names = self._tokenizer.token_bytes(vocab_size), self._tokenizer.special_tokens(vocab_size)
+        token_bytes, names = (
+            self._tokenizer.token_bytes(vocab_size),
+            self._tokenizer.special_tokens(vocab_size),
+        )
         return GrammarCompiler(Vocabulary(token_bytes, self._eos_token_ids, names))

@@ -108,6 +108,10 @@ class EngineConfig:
     enable_overlap: bool = field(default=True, metadata={"help": "plan step N+1 while step N runs"})
     grammar_timeout_s: float = field(default=10.0, metadata={"help": "deadline of one grammar compile"})
     max_restarts: int = field(default=3, metadata={"help": "restarts after a crash within ten minutes"})
+    step_timeout_s: float = field(
+        default=300.0,
+        metadata={"help": "a step that takes longer hangs: stacks are logged, requests fail; 0: never"},
+    )
     mock_step_ms: float | None = field(
         default=None,
         metadata={"help": "no model: answer every step after that many milliseconds, to measure the rest"},
@@ -139,6 +143,7 @@ class EngineConfig:
         _check_range(self, "max_num_waiting", 1, 2**20)
         _check_range(self, "grammar_timeout_s", 0.01, 3600.0)
         _check_range(self, "max_restarts", 0, 1000)
+        _check_range(self, "step_timeout_s", 0.0, 86400.0)
         _check_range(self, "mock_step_ms", 0.0, 10000.0)
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ConfigError(

@@ -171,12 +171,12 @@ class Engine:
         company = self._supervisor.company
         return self._metrics.make_stats() if company is None else company.stats()
 
-    def snapshot(self) -> EngineSnapshot | None:
+    def snapshot(self, with_blocks: bool = True) -> EngineSnapshot | None:
         """The requests and KV blocks of this moment; None while no company is up. Call it on the engine's loop."""
         company = self._supervisor.company
         if company is None:
             return None
-        return take_snapshot(company.machine, company.kv_cache.pool, company.kv_cache.block_size)
+        return take_snapshot(company.machine, company.kv_cache.pool, company.kv_cache.block_size, with_blocks)
 
     async def reset_prefix_cache(self) -> bool:
         """Forget all cached prefixes; False while requests own blocks."""

@@ -28,6 +28,7 @@ logger = logging.getLogger("troupe.engine")
 
 EngineState = Literal["new", "starting", "ready", "restarting", "dead", "closed"]
 RESTART_WINDOW_S = 600.0
+HANG_PATIENCE_S = 2.0  # how long a close waits for a step that hangs
 
 
 class Supervisor:
@@ -44,6 +45,7 @@ class Supervisor:
         self._config = config
         self._metrics = metrics
         self._task: asyncio.Task[None] | None = None
+        self._is_hanging = False
 
     async def start(self) -> None:
         """Load and bring the first company up; whatever prevents it is raised here."""
@@ -69,7 +71,8 @@ class Supervisor:
         self.state = "closed"
         if self._task is not None and not self._task.done():
             self._task.cancel()
-            await asyncio.wait([self._task])
+            # the thread of a step that hangs may never end; it is a daemon
+            await asyncio.wait([self._task], timeout=HANG_PATIENCE_S if self._is_hanging else None)
         if self._is_worker_made:
             self.worker.close()
 
@@ -92,6 +95,8 @@ class Supervisor:
                 await self._run_company(is_restart=bool(crashes))
             except ExceptionGroup as group:
                 cause = _first_cause(group)
+                if self.state == "closed":
+                    return  # it hung, and the group told of that instead of the close
                 if not self._is_up.is_set():
                     raise cause from None
                 self.error = f"{type(cause).__name__}: {cause}"
@@ -106,7 +111,9 @@ class Supervisor:
             self._metrics.num_restarts += 1
 
     async def _run_company(self, is_restart: bool) -> None:
-        company = Company(self._config, self.worker, self.tokenizer, self._eos_token_ids, self._metrics)
+        company = Company(
+            self._config, self.worker, self.tokenizer, self._eos_token_ids, self._metrics, self._note_hang
+        )
         try:
             async with asyncio.TaskGroup() as tasks:
                 await company.start(tasks, is_restart)
@@ -117,7 +124,9 @@ class Supervisor:
                 self.company, self.state = company, "ready"
                 self._is_up.set()
         except ExceptionGroup as group:
-            self.state = "restarting"
+            self._is_hanging = False
+            if self.state != "closed":
+                self.state = "restarting"
             company.fail_all(EngineDead(f"the engine crashed: {_first_cause(group)}"))
             raise
         finally:
@@ -125,6 +134,11 @@ class Supervisor:
                 company.settle()
             self.company = None
             company.fail_all(EngineDead("the engine was closed"))
+
+    def _note_hang(self, error: TimeoutError) -> None:
+        """No request may come until the step is back and the next company is up: a thread cannot be stopped."""
+        self.state, self._is_hanging = "restarting", True
+        self.error = f"{type(error).__name__}: {error}"
 
     async def _load_tokenizer(self) -> None:
         start = time.monotonic()

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import JSONResponse, Response
 
-from app.api import chat
+from app.api import chat, replies
 from app.api.anthropic_request import RENAMED, CountRequest, MessagesRequest, make_chat_request
 from app.api.anthropic_writer import MessageWriter, frame_error
 from app.api.call import Call
@@ -28,7 +28,7 @@ async def create_message(body: MessagesRequest, request: Request, context: Conte
     """Answer a conversation, in one piece or as a stream."""
     with own_names(RENAMED):
         call, _ = await chat.prepare(make_chat_request(body), request.state.visit, context, "msg_")
-    writer = MessageWriter(call.tools)
+    writer = MessageWriter(call.make_reader())
     if body.stream:
         keep_alive_s = context.config.keep_alive_s
         return EventStream(lambda emit: stream(call, writer, emit), keep_alive_s, b"", frame_error)
@@ -40,7 +40,7 @@ async def create_message(body: MessagesRequest, request: Request, context: Conte
     writer.feed(choice.text)
     writer.close()
     message = describe(call, writer.blocks, usage_of(output, len(choice.token_ids)))
-    return JSONResponse(message | stop_of(choice, writer.has_calls))
+    return JSONResponse(message | stop_of(choice, writer.has_calls) | replies.structured_of(call, output))
 
 
 @router.post("/v1/messages/count_tokens")
@@ -71,7 +71,8 @@ async def stream(call: Call, writer: MessageWriter, emit: Emit) -> None:
                     data += writer.feed(choice.text)
                 if choice.is_finished:
                     data += writer.close()
-                    data += writer.end(stop_of(choice, writer.has_calls), usage_of(output, num_tokens))
+                    stop, extras = stop_of(choice, writer.has_calls), replies.structured_of(call, output)
+                    data += writer.end(stop, usage_of(output, num_tokens), extras)
                 if data:
                     await emit(data)
 

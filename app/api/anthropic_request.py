@@ -17,7 +17,7 @@ Json = dict[str, Any]
 # the chat fields that this route takes under their own names
 PASSED = frozenset(
     {"cache_salt", "chat_template_kwargs", "deadline_s", "min_p", "priority", "request_id", "seed"}
-    | {"structured_outputs"}
+    | {"include_reasoning", "structured_outputs"}
 )
 # what a chat request calls a field -> what it is called here
 RENAMED = {

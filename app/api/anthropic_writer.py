@@ -10,8 +10,7 @@ import json
 from typing import Any
 
 from app.api.errors import ApiError
-from app.api.tool_calls import make_parser
-from app.api.tools import ToolUse
+from app.api.tool_calls import ToolParser
 
 Json = dict[str, Any]
 
@@ -19,9 +18,9 @@ Json = dict[str, Any]
 class MessageWriter:
     """Writes one message; its methods return the events, which a reply in one piece does not need."""
 
-    def __init__(self, tools: ToolUse | None) -> None:
+    def __init__(self, reader: ToolParser | None) -> None:
         self.blocks: list[Json] = []
-        self._parser = None if tools is None else make_parser(tools)
+        self._parser = reader
         self._pieces: list[str] = []  # of the open block
         self._events: list[bytes] = []
         self._is_open = False
@@ -47,13 +46,22 @@ class MessageWriter:
         self._close_block()
         return self._take()
 
-    def end(self, delta: Json, usage: Json) -> bytes:
-        """The last events."""
-        self._tell("message_delta", delta=delta, usage=usage)
+    def end(self, delta: Json, usage: Json, extras: Json) -> bytes:
+        """The last events.
+
+        Args:
+            extras: fields of ours, beside the protocol's.
+        """
+        self._tell("message_delta", delta=delta, usage=usage, **extras)
         self._tell("message_stop")
         return self._take()
 
     def _add(self, delta: Json) -> None:
+        if thought := delta.get("reasoning"):
+            if not self._is_open or self.blocks[-1]["type"] != "thinking":
+                # the signature is the protocol's; there is nobody here to check one
+                self._open_block({"type": "thinking", "thinking": "", "signature": ""})
+            self._grow("thinking_delta", "thinking", thought)
         if words := delta.get("content"):
             if not self._is_open or self.blocks[-1]["type"] != "text":
                 self._open_block({"type": "text", "text": ""})
@@ -79,8 +87,8 @@ class MessageWriter:
         if not self._is_open:
             return
         block, text = self.blocks[-1], "".join(self._pieces)
-        if block["type"] == "text":
-            block["text"] = text
+        if block["type"] in ("text", "thinking"):
+            block[block["type"]] = text
         else:
             block["input"] = _read_input(text)
         self._tell("content_block_stop", index=len(self.blocks) - 1)

@@ -15,7 +15,11 @@ from app.api.constraint import Constraint
 from app.api.context import ApiContext
 from app.api.errors import ApiError, to_api_error
 from app.api.protocol import GenerationFields
+from app.api.thinking import Thinking
+from app.api.thought_parser import make_reader
+from app.api.tool_calls import ToolParser
 from app.api.tools import ToolUse
+from app.api.verdict import Judge
 from app.api.visit import Visit
 from engine import RequestOutput, SamplingParams
 from grammar import GrammarError
@@ -25,7 +29,11 @@ Prompt = str | list[int]
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A validated request: prompts, sampling, and the ids and names that its reply carries."""
+    """A validated request: prompts, sampling, and the ids and names that its reply carries.
+
+    Attributes:
+        judge: there when something is to be found out about choices that have ended.
+    """
 
     context: ApiContext
     visit: Visit
@@ -36,6 +44,8 @@ class Call:
     sampling: SamplingParams
     constraint: Constraint | None = None
     tools: ToolUse | None = None
+    thinking: Thinking | None = None
+    judge: Judge | None = None
     created: int = field(default_factory=lambda: int(time.time()))
 
     async def generate(self, index: int = 0) -> AsyncGenerator[RequestOutput]:
@@ -59,7 +69,11 @@ class Call:
             async with aclosing(outputs):
                 async for output in outputs:
                     self.visit.note(output)
-                    yield _checked(output)
+                    _check(output)
+                    if self.judge is not None:
+                        for choice in output.outputs:
+                            await self.judge.take(index * self.sampling.n + choice.index, choice)
+                    yield output
         except GrammarError as error:
             raise to_api_error(error, None if self.constraint is None else self.constraint.param) from error
 
@@ -72,14 +86,32 @@ class Call:
         assert last is not None, "the engine ends every request with an output"
         return last
 
+    def make_reader(self) -> ToolParser | None:
+        """What tells the thoughts, the words and the calls of one choice apart; None when all of it is words."""
+        return make_reader(self.tools, self.thinking)
 
-def _checked(output: RequestOutput) -> RequestOutput:
+
+def make_judge(
+    context: ApiContext, constraint: Constraint | None, thinking: Thinking | None = None
+) -> Judge | None:
+    """The judge of a request, None when there is nothing to find out.
+
+    Args:
+        constraint: of the words alone.
+    """
+    tokenizer = context.engine.tokenizer
+    if tokenizer is None or (constraint is None and thinking is None):
+        return None
+    spec = None if constraint is None else constraint.spec
+    return Judge(spec, thinking, lambda ids: tokenizer.decode(ids, skip_special_tokens=False))
+
+
+def _check(output: RequestOutput) -> None:
     """Turn a completion that the engine gave up into an error: its text is not an answer."""
     for completion in output.outputs:
         if completion.finish_reason == "error":
             reason = completion.error or "the engine could not go on with this request"
             raise ApiError(500, reason, code="generation_failed")
-    return output
 
 
 def make_reply_id(prefix: str, visit: Visit, body: GenerationFields) -> str:

@@ -3,27 +3,31 @@
 from __future__ import annotations
 
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import JSONResponse, Response
 
 from app.api import replies
-from app.api.call import Call, make_reply_id
+from app.api.call import Call, make_judge, make_reply_id
 from app.api.chunks import Chunks
-from app.api.constraint import read_constraint
+from app.api.constraint import Constraint, read_constraint
 from app.api.context import ApiContext, context_of
 from app.api.errors import ApiError
 from app.api.messages import has_tool_messages, read_messages, read_template_kwargs
 from app.api.protocol import ChatRequest
 from app.api.sampling import chat_sampling
 from app.api.sse import CLIENT_CLOSED_REQUEST, Emit, EventStream, unless_gone
+from app.api.thinking import Thinking, find_thinking, think_first
 from app.api.tool_calls import make_message
 from app.api.tools import ToolUse, combine, read_tools
 from app.api.visit import Visit
-from engine import CompletionOutput, RequestOutput
+from engine import CompletionOutput, RequestOutput, SamplingParams
 
 router = APIRouter()
+# of a prompt's end: enough to see whether it opens a thought
+TAIL_TOKENS = 24
 
 
 @router.post("/v1/chat/completions")
@@ -53,8 +57,12 @@ async def prepare(
     model = visit.model = context.check_model(body.model)
     context.require_ready()
     tools = read_tools(body)
+    if tools is not None:
+        tools = tools.in_style(await context.tool_style())
     constraint = combine(tools, read_constraint(body))
     sampling = chat_sampling(body, constraint)
+    if tools is not None:
+        sampling = tools.adjust(sampling)
     messages = read_messages(body.messages)
     if has_tool_messages(messages):
         await context.require_tool_template("messages")
@@ -64,16 +72,52 @@ async def prepare(
     if body.continue_final_message and body.add_generation_prompt:
         message = "continue_final_message needs add_generation_prompt=false"
         raise ApiError(400, message, "continue_final_message", "invalid_value")
-    prompt = await context.engine.render_chat(
-        messages,
-        add_generation_prompt=body.add_generation_prompt,
-        continue_final_message=body.continue_final_message,
-        **await show_tools(tools, context),
+    options = {
+        "add_generation_prompt": body.add_generation_prompt,
+        "continue_final_message": body.continue_final_message,
         **read_template_kwargs(body.chat_template_kwargs),
-    )
+    }
+    prompt = await context.engine.render_chat(messages, **options, **await show_tools(tools, context))
+    thinking = await read_thinking(body, prompt, messages, options, context)
+    wanted = constraint
+    if thinking is not None:
+        constraint, thinking, sampling = make_room(thinking, constraint, sampling, context)
+    judge = make_judge(context, wanted, thinking)
     echo = messages[-1]["content"] if body.echo and messages[-1]["role"] == "assistant" else ""
     reply_id = make_reply_id(id_prefix, visit, body)
-    return Call(context, visit, body, reply_id, model, [prompt], sampling, constraint, tools), echo
+    call = Call(context, visit, body, reply_id, model, [prompt], sampling, constraint, tools, thinking, judge)
+    return call, echo
+
+
+async def read_thinking(
+    body: ChatRequest,
+    prompt: list[int],
+    messages: list[dict[str, Any]],
+    options: dict[str, Any],
+    context: ApiContext,
+) -> Thinking | None:
+    """Whether and how the output begins with a thought."""
+    tokenizer = context.engine.tokenizer
+    assert tokenizer is not None, "the prompt was rendered"
+    tail = tokenizer.decode(prompt[-TAIL_TOKENS:], skip_special_tokens=False)
+    thinking = find_thinking(await context.knows_thoughts(), tail, messages, options)
+    return None if thinking is None else replace(thinking, is_shown=body.include_reasoning is not False)
+
+
+def make_room(
+    thinking: Thinking, constraint: Constraint | None, sampling: SamplingParams, context: ApiContext
+) -> tuple[Constraint | None, Thinking, SamplingParams]:
+    """Let the model think before its answer, whatever the answer has to look like.
+
+    Raises:
+        ApiError: 400 for a constraint that cannot stand behind a thought.
+    """
+    if constraint is not None:
+        constraint, thinking = think_first(constraint, thinking)
+        sampling = replace(sampling, grammar=constraint.spec)
+    if context.hides_thoughts:
+        sampling = replace(sampling, skip_special_tokens=False)
+    return constraint, thinking, sampling
 
 
 async def show_tools(tools: ToolUse | None, context: ApiContext) -> dict[str, Any]:
@@ -107,20 +151,22 @@ def whole_reply(call: Call, output: RequestOutput, echo: str) -> dict[str, Any]:
     reply = {
         **replies.header(call, "chat.completion"),
         "choices": choices,
-        "usage": replies.usage_of([output]),
+        "usage": replies.usage_of([output], replies.num_reasoning_tokens(call)),
     }
     if call.sampling.prompt_logprobs is not None:
         reply["prompt_logprobs"] = replies.prompt_logprobs(output)
     if call.body.return_token_ids:
         reply["prompt_token_ids"] = output.prompt_token_ids
-    return reply | replies.extras(call, output)
+    return reply | replies.extras(call, output, range(len(choices)))
 
 
 def read_message(call: Call, choice: CompletionOutput, echo: str) -> dict[str, Any]:
-    """The message of one choice, with its tool calls if there are any."""
-    if call.tools is not None:
-        return make_message(call.tools, choice.text)
-    return {"role": "assistant", "content": echo + choice.text, "refusal": None}
+    """The message of one choice, with its thoughts and tool calls if there are any."""
+    reader = call.make_reader()
+    if reader is None:
+        return {"role": "assistant", "content": echo + choice.text, "refusal": None}
+    message = make_message(reader, choice.text)
+    return message | {"content": echo + (message["content"] or "")} if echo else message
 
 
 async def stream(call: Call, echo: str, emit: Emit) -> None:

@@ -12,7 +12,8 @@ from typing import Any
 
 from app.api import replies
 from app.api.call import Call
-from app.api.tool_calls import ToolParser, make_parser
+from app.api.styled_calls import join_parts
+from app.api.tool_calls import ToolParser
 from engine import CompletionOutput, RequestOutput
 
 Json = dict[str, Any]
@@ -46,9 +47,9 @@ class Chunks:
 
     def first(self, index: int, output: RequestOutput, echo: str = "") -> bytes:
         """What comes before a choice's own text: the role of a chat message, or an echoed prompt."""
-        tools = self._call.tools
-        if tools is not None:
-            self._parsers[index] = make_parser(tools)
+        tools, reader = self._call.tools, self._call.make_reader()
+        if reader is not None:
+            self._parsers[index] = reader
         is_wordless = tools is not None and tools.spec is not None
         choice: Json = {"role": "assistant", "content": None if is_wordless else echo}
         more: Json = {}
@@ -68,7 +69,7 @@ class Chunks:
         """What one choice has got since its last chunk; b"" when that is nothing to show."""
         self._num_tokens[index] = self._num_tokens.get(index, 0) + len(choice.token_ids)
         if index in self._parsers:
-            told = self._parsers[index].feed(choice.text)
+            told = join_parts(self._parsers[index].feed(choice.text))
             is_empty = not told and (self._is_plain or not choice.token_ids)
             return b"" if is_empty else frame(self._rich(index, choice, output, told))
         if self._is_plain:
@@ -84,10 +85,12 @@ class Chunks:
     def last(self, index: int, choice: CompletionOutput, output: RequestOutput) -> bytes:
         """The end of one choice."""
         parser = self._parsers.get(index)
-        entry = self._choice(index, "" if not self._is_chat else {} if parser is None else parser.close())
+        entry = self._choice(
+            index, "" if not self._is_chat else {} if parser is None else join_parts(parser.close())
+        )
         reason = replies.finish_reason(choice, parser is not None and parser.num_calls > 0)
         entry |= {"finish_reason": reason, "stop_reason": choice.stop_reason}
-        chunk = {**self._header, "choices": [entry], **replies.extras(self._call, output)}
+        chunk = {**self._header, "choices": [entry], **replies.extras(self._call, output, (index,))}
         if self._call.body.continuous_usage:
             chunk["usage"] = self._usage(index, output)
         return frame(chunk)
@@ -96,7 +99,8 @@ class Chunks:
         """The chunk without choices that carries the usage of the whole request."""
         prompt = sum(len(output.prompt_token_ids) for output in outputs)
         cached = sum(output.num_cached_tokens for output in outputs)
-        usage = replies.usage(prompt, sum(self._num_tokens.values()), cached)
+        num_reasoning = replies.num_reasoning_tokens(self._call)
+        usage = replies.usage(prompt, sum(self._num_tokens.values()), cached, num_reasoning)
         return frame({**self._header, "choices": [], "usage": usage})
 
     def _choice(self, index: int, content: Any) -> Json:

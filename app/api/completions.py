@@ -10,7 +10,7 @@ from fastapi import APIRouter, Depends, Request
 from fastapi.responses import JSONResponse, Response
 
 from app.api import replies
-from app.api.call import Call, make_reply_id, run_all
+from app.api.call import Call, make_judge, make_reply_id, run_all
 from app.api.chunks import Chunks
 from app.api.constraint import read_constraint
 from app.api.context import ApiContext, context_of
@@ -57,7 +57,8 @@ async def prepare(body: CompletionRequest, visit: Visit, context: ApiContext) ->
     if body.add_special_tokens is False:
         prompts = [p if isinstance(p, list) else await encode_bare(p, context) for p in prompts]
     reply_id = make_reply_id("cmpl-", visit, body)
-    return Call(context, visit, body, reply_id, model, prompts, sampling, constraint)
+    judge = make_judge(context, constraint)
+    return Call(context, visit, body, reply_id, model, prompts, sampling, constraint, judge=judge)
 
 
 async def finish_all(call: Call) -> list[RequestOutput]:
@@ -82,7 +83,7 @@ def whole_reply(call: Call, outputs: list[RequestOutput]) -> dict[str, Any]:
     if is_scoring(call):
         usage = replies.usage(usage["prompt_tokens"], 0, usage["prompt_tokens_details"]["cached_tokens"])
     reply = {**replies.header(call, "text_completion"), "choices": choices, "usage": usage}
-    return reply | replies.extras(call, outputs[0])
+    return reply | replies.extras(call, outputs[0], range(len(choices)))
 
 
 def is_scoring(call: Call) -> bool:

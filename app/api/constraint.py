@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 from app.api.errors import ApiError, to_api_error
 from app.api.protocol import GenerationFields, StructuredOutputs
-from grammar import GrammarError, GrammarSpec
+from grammar import GrammarError, GrammarSpec, read_spec
 
 Whitespace = Literal["spaced", "compact", "any"]
+PropertyOrder = Literal["schema", "any"]
 
 # the names other engines give to the backends
 BACKENDS = {"guidance": "llguidance", "outlines": "outlines_core", "auto": None}
+
+TAG_PARTS = ("format", "structures", "triggers")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,13 +58,14 @@ def _response_format(body: GenerationFields) -> Candidates:
     asked = body.response_format
     if asked is None or asked.type == "text":
         return []
+    parts = {name: getattr(asked, name) for name in TAG_PARTS if getattr(asked, name) is not None}
     if asked.type == "structural_tag":
-        raise ApiError(
-            400,
-            "response_format.type structural_tag is not supported",
-            "response_format",
-            "unsupported_field",
+        return [("response_format", lambda: GrammarSpec.structural_tag(parts))]
+    if parts:
+        message = (
+            f"response_format.{next(iter(parts))} is a part of the type structural_tag, not {asked.type}"
         )
+        raise ApiError(400, message, "response_format", "invalid_value")
     if asked.type == "json_object":
         return [("response_format", GrammarSpec.json_object)]
     if asked.json_schema is None:
@@ -73,11 +78,12 @@ def _structured_outputs(body: GenerationFields) -> Candidates:
     asked = body.structured_outputs
     if asked is None:
         return []
-    for name in ("structural_tag", "whitespace_pattern", "disable_additional_properties"):
+    for name in ("whitespace_pattern", "disable_additional_properties"):
         if getattr(asked, name):
             raise ApiError(
                 400, f"structured_outputs.{name} is not supported", "structured_outputs", "unsupported_field"
             )
+    backend, whitespace = _backend(asked.backend, "structured_outputs"), _whitespace(asked)
     candidates = _candidates(
         "structured_outputs.",
         asked.json_,
@@ -85,9 +91,18 @@ def _structured_outputs(body: GenerationFields) -> Candidates:
         asked.choice,
         asked.grammar,
         asked.json_object,
-        backend=_backend(asked.backend, "structured_outputs"),
-        whitespace=_whitespace(asked),
+        backend=backend,
+        whitespace=whitespace,
+        order=asked.property_order or "schema",
     )
+    if asked.property_order is not None and asked.json_ is None:
+        message = "structured_outputs.property_order belongs to structured_outputs.json"
+        raise ApiError(400, message, "structured_outputs", "invalid_value")
+    for kind in ("csv", "xml", "structural_tag"):
+        if (value := getattr(asked, kind)) is not None:
+            candidates.append(
+                (f"structured_outputs.{kind}", partial(read_spec, kind, value, whitespace, backend))
+            )
     if not candidates:
         raise ApiError(400, "structured_outputs names no constraint", "structured_outputs", "missing_field")
     return candidates
@@ -122,16 +137,18 @@ def _candidates(
     *,
     backend: str | None,
     whitespace: Whitespace = "spaced",
+    order: PropertyOrder = "schema",
 ) -> Candidates:
     found: Candidates = []
     if schema is not None:
-        found.append((prefix + "json", lambda: GrammarSpec.json_schema(schema, whitespace, backend)))
+        make = partial(GrammarSpec.json_schema, schema, whitespace, backend, property_order=order)
+        found.append((prefix + "json", make))
     if regex is not None:
         found.append((prefix + "regex", lambda: GrammarSpec.regex(regex, backend)))
     if choice is not None:
         found.append((prefix + "choice", lambda: GrammarSpec.choice(choice, backend)))
     if grammar is not None:
-        found.append((prefix + "grammar", lambda: GrammarSpec.ebnf(grammar, backend)))
+        found.append((prefix + "grammar", partial(read_spec, "grammar", grammar, backend=backend)))
     if json_object:
         found.append((prefix + "json_object", lambda: GrammarSpec.json_object(whitespace, backend)))
     return found

@@ -14,6 +14,8 @@ from prometheus_client import CollectorRegistry
 from app import __version__
 from app.api import metrics
 from app.api.errors import ApiError
+from app.api.thinking import CLOSE, knows_thoughts
+from app.api.tool_styles import find_style
 from app.config import AppConfig
 from engine import Engine, InvalidRequest
 
@@ -53,6 +55,32 @@ class ApiContext:
             return PROBE in tokenizer.apply_chat_template([{"role": "user", "content": "x"}], tools=[tool])
         except InvalidRequest:
             return False
+
+    @cached_property
+    def _tool_style(self) -> str | None:
+        return (
+            None if self.engine.tokenizer is None else find_style(self.engine.tokenizer.apply_chat_template)
+        )
+
+    @cached_property
+    def _knows_thoughts(self) -> bool:
+        return self.engine.tokenizer is not None and knows_thoughts(self.engine.tokenizer.apply_chat_template)
+
+    @cached_property
+    def hides_thoughts(self) -> bool:
+        """Whether the end of a thought is a special token, which texts usually leave out."""
+        tokenizer = self.engine.tokenizer
+        if tokenizer is None:
+            return False
+        return CLOSE not in tokenizer.decode(tokenizer.encode(CLOSE, add_special_tokens=False))
+
+    async def knows_thoughts(self) -> bool:
+        """Whether the model's chat template knows thoughts; tried once, off the loop."""
+        return await asyncio.to_thread(lambda: self._knows_thoughts)
+
+    async def tool_style(self) -> str | None:
+        """How the model's chat template writes tool calls; tried once, off the loop."""
+        return await asyncio.to_thread(lambda: self._tool_style)
 
     async def knows_tools(self) -> bool:
         """Whether the model's chat template writes tools into the prompt; tried once, off the loop."""

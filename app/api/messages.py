@@ -64,6 +64,10 @@ def _read_message(where: str, message: Mapping[str, Any]) -> dict[str, Any]:
             text = f"{where}.tool_calls must be a list of at most {MAX_TOOL_CALLS}, of an assistant"
             raise ApiError(400, text, "messages", "invalid_value")
         read["tool_calls"] = [_read_call(f"{where}.tool_calls[{i}]", call) for i, call in enumerate(calls)]
+    thought = message.get("reasoning_content") or message.get("reasoning")
+    if role == "assistant" and thought is not None:
+        # templates that know thoughts decide by themselves which of them are still worth reading
+        read["reasoning_content"] = _read_text(f"{where}.reasoning_content", thought)
     if role == "tool":
         read["tool_call_id"] = _read_text(f"{where}.tool_call_id", message.get("tool_call_id"))
     return read

@@ -45,6 +45,10 @@ class ResponseFormat(BaseModel):
 
     type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: JsonSchemaFormat | None = None
+    # of a structural tag: the newer form, or the two of the older one
+    format: dict[str, Any] | None = None
+    structures: list[Any] | None = None
+    triggers: list[Any] | None = None
 
 
 class StructuredOutputs(BaseModel):
@@ -57,7 +61,10 @@ class StructuredOutputs(BaseModel):
     choice: Annotated[list[str], Field(max_length=16384)] | None = None
     grammar: str | None = None
     json_object: bool | None = None
+    csv: dict[str, Any] | None = None
+    xml: dict[str, Any] | None = None
     structural_tag: str | dict[str, Any] | None = None
+    property_order: Literal["schema", "any"] | None = None
     backend: str | None = None
     whitespace: Literal["spaced", "compact", "any"] | None = None
     disable_any_whitespace: bool = False
@@ -146,6 +153,7 @@ class ChatRequest(GenerationFields):
     tools: Annotated[list[dict[str, Any]], Field(max_length=MAX_TOOLS)] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
+    include_reasoning: bool | None = True
 
 
 class CompletionRequest(GenerationFields):

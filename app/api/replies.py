@@ -14,32 +14,43 @@ MIN_LOGPROB = -9999.0
 Json = dict[str, Any]
 
 
-def usage(num_prompt: int, num_output: int, num_cached: int) -> Json:
-    """OpenAI's usage object."""
+def usage(num_prompt: int, num_output: int, num_cached: int, num_reasoning: int | None = None) -> Json:
+    """OpenAI's usage object; thoughts are counted where there may be some."""
+    details = (
+        {} if num_reasoning is None else {"completion_tokens_details": {"reasoning_tokens": num_reasoning}}
+    )
     return {
         "prompt_tokens": num_prompt,
         "completion_tokens": num_output,
         "total_tokens": num_prompt + num_output,
         "prompt_tokens_details": {"cached_tokens": num_cached},
+        **details,
     }
 
 
-def usage_of(outputs: Iterable[RequestOutput]) -> Json:
+def num_reasoning_tokens(call: Call) -> int | None:
+    """Tokens of the thoughts of a call; None when it cannot have any."""
+    return None if call.thinking is None or call.judge is None else call.judge.num_reasoning_tokens()
+
+
+def usage_of(outputs: Iterable[RequestOutput], num_reasoning: int | None = None) -> Json:
     """Usage of finished requests, summed over their prompts and choices."""
     finished = list(outputs)
     return usage(
         sum(len(output.prompt_token_ids) for output in finished),
         sum(len(choice.token_ids) for output in finished for choice in output.outputs),
         sum(output.num_cached_tokens for output in finished),
+        num_reasoning,
     )
 
 
-def structured(info: GrammarInfo | None) -> Json | None:
-    """Which backend enforced the grammar, and by what plan; None without a grammar."""
+def structured(info: GrammarInfo | None, is_valid: bool | None) -> Json | None:
+    """Which backend enforced the grammar, by what plan, and what a check after the end says; None without one."""
     if info is None:
         return None
     plan = [{"pointer": pointer, "keyword": keyword, "enforced_by": by} for pointer, keyword, by in info.plan]
-    return {"backend": info.backend, "compile_time_ms": _ms(info.compile_time_s), "plan": plan}
+    compile_time_ms = _ms(info.compile_time_s)
+    return {"backend": info.backend, "compile_time_ms": compile_time_ms, "plan": plan, "valid": is_valid}
 
 
 def metrics(times: RequestMetrics, num_tokens: int) -> Json:
@@ -62,15 +73,22 @@ def _ms(seconds: float | None) -> float | None:
     return None if seconds is None else round(seconds * 1000, 3)
 
 
-def extras(call: Call, output: RequestOutput) -> Json:
-    """What a reply carries only when the request asked for it."""
-    found: Json = {}
-    grammar = structured(output.grammar)
-    if grammar is not None:
-        found["structured"] = grammar
+def extras(call: Call, output: RequestOutput, indices: Iterable[int] = (0,)) -> Json:
+    """What a reply carries only when the request asked for it.
+
+    Args:
+        indices: the choices that it is about, numbered through all prompts.
+    """
+    found = structured_of(call, output, indices)
     if call.body.return_metrics:
         found["metrics"] = metrics(output.metrics, sum(len(choice.token_ids) for choice in output.outputs))
     return found
+
+
+def structured_of(call: Call, output: RequestOutput, indices: Iterable[int] = (0,)) -> Json:
+    """The field that tells of the grammar, of a request that has one."""
+    told = structured(output.grammar, None if call.judge is None else call.judge.is_valid(indices))
+    return {} if told is None else {"structured": told}
 
 
 def finish_reason(choice: CompletionOutput, has_tool_calls: bool) -> str | None:

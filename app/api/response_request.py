@@ -14,7 +14,8 @@ Json = dict[str, Any]
 
 # the chat fields that this route takes under their own names
 PASSED = frozenset(
-    {"cache_salt", "chat_template_kwargs", "deadline_s", "frequency_penalty", "min_p", "min_tokens"}
+    {"cache_salt", "chat_template_kwargs", "deadline_s", "frequency_penalty", "include_reasoning"}
+    | {"min_p", "min_tokens"}
     | {"presence_penalty", "priority", "repetition_penalty", "request_id", "seed", "stop"}
     | {"structured_outputs", "top_k"}
 )

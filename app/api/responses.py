@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import JSONResponse, Response
 
-from app.api import chat
+from app.api import chat, replies
 from app.api.call import Call
 from app.api.context import ApiContext, context_of
 from app.api.own_names import own_names
@@ -30,7 +30,7 @@ async def create_response(
     """Answer an input, in one piece or as a stream."""
     with own_names(RENAMED):
         call, _ = await chat.prepare(make_chat_request(body), request.state.visit, context, "resp_")
-    writer = ResponseWriter(lambda *parts: describe(call, body, *parts), call.tools)
+    writer = ResponseWriter(lambda *parts: describe(call, body, *parts), call.make_reader())
     if body.stream:
         keep_alive_s = context.config.keep_alive_s
         return EventStream(lambda emit: stream(call, writer, emit), keep_alive_s, b"", writer.frame_error)
@@ -40,9 +40,11 @@ async def create_response(
         return Response(status_code=CLIENT_CLOSED_REQUEST)
     choice = output.outputs[0]
     writer.feed(choice.text)
-    usage, status = usage_of(output, len(choice.token_ids)), status_of(choice)
-    writer.finish(status, usage)
-    return JSONResponse(describe(call, body, status, writer.items, usage))
+    usage, status = usage_of(call, output, len(choice.token_ids)), status_of(choice)
+    writer.finish(status, usage, replies.structured_of(call, output))
+    return JSONResponse(
+        describe(call, body, status, writer.items, usage) | replies.structured_of(call, output)
+    )
 
 
 async def stream(call: Call, writer: ResponseWriter, emit: Emit) -> None:
@@ -60,7 +62,8 @@ async def stream(call: Call, writer: ResponseWriter, emit: Emit) -> None:
                 if choice.text:
                     data += writer.feed(choice.text)
                 if choice.is_finished:
-                    data += writer.finish(status_of(choice), usage_of(output, num_tokens))
+                    usage = usage_of(call, output, num_tokens)
+                    data += writer.finish(status_of(choice), usage, replies.structured_of(call, output))
                 if data:
                     await emit(data)
 
@@ -96,13 +99,13 @@ def status_of(choice: CompletionOutput) -> str:
     return "completed" if choice.finish_reason == "stop" else "incomplete"
 
 
-def usage_of(output: RequestOutput, num_output: int) -> Json:
+def usage_of(call: Call, output: RequestOutput, num_output: int) -> Json:
     """Usage under this route's names."""
     num_input = len(output.prompt_token_ids)
     return {
         "input_tokens": num_input,
         "input_tokens_details": {"cached_tokens": output.num_cached_tokens},
         "output_tokens": num_output,
-        "output_tokens_details": {"reasoning_tokens": 0},
+        "output_tokens_details": {"reasoning_tokens": replies.num_reasoning_tokens(call) or 0},
         "total_tokens": num_input + num_output,
     }

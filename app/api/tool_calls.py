@@ -2,6 +2,7 @@
 
 ForcedCalls   the whole text is calls, which a grammar guarantees: arguments are passed on at once, so that
               what a client has of them is always the beginning of valid JSON
+StyledCalls   words with calls among them in a style that a grammar guarantees: passed on at once as well
 TaggedCalls   words with `<tool_call>{...}</tool_call>` among them, as hermes and qwen write it, guaranteed by
               nobody: a call is passed on when it is complete and proves to be one, and stays text otherwise
 """
@@ -10,26 +11,25 @@ from __future__ import annotations
 
 import json
 import re
-import uuid
 from typing import Any, Protocol
 
+from app.api.styled_calls import Brackets, StyledCalls, more_arguments, open_call, overlap
+from app.api.tool_styles import STYLES
 from app.api.tools import ToolUse
 
 Json = dict[str, Any]
 
 HEAD = re.compile(r'[\s\[,}]*\{\s*"name"\s*:\s*"([\w-]+)"\s*,\s*"arguments"\s*:\s*(?=\{)')
+TEXTS = frozenset(("content", "reasoning", "reasoning_content"))  # the names of a delta that add up
 OPEN_TAG = "<tool_call>"
 CLOSE_TAG = "</tool_call>"
 
 
 class ToolParser(Protocol):
-    """Reads one choice.
+    """Reads one choice; `num_calls` of it were calls so far."""
 
-    Attributes:
-        num_calls: calls that were told so far.
-    """
-
-    num_calls: int
+    @property
+    def num_calls(self) -> int: ...
 
     def feed(self, text: str) -> Json:
         """The delta for more text; empty when there is nothing to tell yet."""
@@ -42,17 +42,18 @@ class ToolParser(Protocol):
 
 def make_parser(tools: ToolUse) -> ToolParser:
     """The parser for the way in which these tools are called."""
-    return TaggedCalls(tools.names) if tools.spec is None else ForcedCalls()
+    if tools.spec is not None:
+        return ForcedCalls()
+    return TaggedCalls(tools.names) if tools.style is None else StyledCalls(STYLES[tools.style])
 
 
-def make_message(tools: ToolUse, text: str) -> Json:
-    """The message of a whole text: its words, None without any, and its calls."""
-    parser = make_parser(tools)
+def make_message(parser: ToolParser, text: str) -> Json:
+    """The message of a whole text: its words, None without any, its thoughts and its calls."""
     message: Json = {"role": "assistant", "content": None, "refusal": None}
     calls: list[Json] = []
     for delta in (parser.feed(text), parser.close()):
-        if "content" in delta:
-            message["content"] = (message["content"] or "") + delta["content"]
+        for name in TEXTS & delta.keys():
+            message[name] = (message.get(name) or "") + delta[name]
         for part in delta.get("tool_calls", ()):
             if "id" in part:
                 calls.append({**part, "function": dict(part["function"])})
@@ -62,63 +63,34 @@ def make_message(tools: ToolUse, text: str) -> Json:
     return message | {"tool_calls": calls} if calls else message
 
 
-def _open_call(index: int, name: str, arguments: str) -> Json:
-    return {
-        "index": index,
-        "id": f"call_{uuid.uuid4().hex[:24]}",
-        "type": "function",
-        "function": {"name": name, "arguments": arguments},
-    }
-
-
 class ForcedCalls:
     """Splits one call, or an array of them, into names and arguments."""
 
     def __init__(self) -> None:
         self.num_calls = 0
         self._head = ""
-        self._depth = 0
-        self._is_in_string = False
-        self._is_escaped = False
+        self._brackets = Brackets()
 
     def feed(self, text: str) -> Json:
         """The parts of calls in more text."""
         parts: list[Json] = []
         while text:
-            if self._depth == 0:
+            if self._brackets.depth == 0:
                 self._head += text
                 match = HEAD.match(self._head)
                 if match is None:
                     break
-                parts.append(_open_call(self.num_calls, match[1], ""))
+                parts.append(open_call(self.num_calls, match[1], ""))
                 self.num_calls += 1
                 text, self._head = self._head[match.end() :], ""
-            end = self._find_end(text)
-            parts.append({"index": self.num_calls - 1, "function": {"arguments": text[:end]}})
+            end = self._brackets.find_end(text)
+            parts.append(more_arguments(self.num_calls - 1, text[:end]))
             text = text[end:]
         return {"tool_calls": parts} if parts else {}
 
     def close(self) -> Json:
         """Nothing: whatever is left is brackets."""
         return {}
-
-    def _find_end(self, text: str) -> int:
-        """Where the arguments end in this text: its length when they go on."""
-        for position, char in enumerate(text):
-            if self._is_escaped:
-                self._is_escaped = False
-            elif self._is_in_string:
-                self._is_escaped = char == "\\"
-                self._is_in_string = char != '"'
-            elif char == '"':
-                self._is_in_string = True
-            elif char in "{[":
-                self._depth += 1
-            elif char in "}]":
-                self._depth -= 1
-                if self._depth == 0:
-                    return position + 1
-        return len(text)
 
 
 class TaggedCalls:
@@ -143,7 +115,7 @@ class TaggedCalls:
             self._take(text[start:end])
             self._turn()
             start = end + len(tag)
-        held = max(start, len(text) - _overlap(text, tag))
+        held = max(start, len(text) - overlap(text, tag))
         self._take(text[start:held])
         self._tail = text[held:]
         return self._flush()
@@ -177,7 +149,7 @@ class TaggedCalls:
         if call is None:
             self._take(OPEN_TAG + held + closing)
             return
-        self._parts.append(_open_call(self.num_calls, *call))
+        self._parts.append(open_call(self.num_calls, *call))
         self.num_calls += 1
         self._is_after_call = True
 
@@ -185,11 +157,6 @@ class TaggedCalls:
         words, parts = "".join(self._words), self._parts
         self._words, self._parts = [], []
         return ({"content": words} if words else {}) | ({"tool_calls": parts} if parts else {})
-
-
-def _overlap(text: str, tag: str) -> int:
-    """Length of the longest end of the text that begins the tag."""
-    return next((n for n in range(min(len(tag) - 1, len(text)), 0, -1) if text.endswith(tag[:n])), 0)
 
 
 def _read_call(text: str, names: frozenset[str]) -> tuple[str, str] | None:

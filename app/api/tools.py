@@ -1,7 +1,9 @@
 """The tools of a chat request: which the model may call, which it must, and the grammar that makes it.
 
 tool_choice   none        the tools are left out
-              auto        the chat template shows them; calls are found in the text (`tool_calls.TaggedCalls`)
+              auto        the chat template shows them; what it calls a call triggers a grammar (a structural tag),
+                          so that only the tools there are get called, with arguments that fit. Where the template's
+                          way of writing calls is unknown, they are found in the text (`tool_calls.TaggedCalls`)
               required    a grammar: {"name": ..., "arguments": ...} of one tool, or an array of those
               a function  the same grammar, of that one tool
 """
@@ -10,13 +12,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from app.api.constraint import Constraint
 from app.api.errors import ApiError, to_api_error
 from app.api.protocol import ChatRequest
-from grammar import GrammarError, GrammarSpec
+from engine import SamplingParams
+from grammar import GrammarError, GrammarSpec, make_tool_tags
 
 Json = dict[str, Any]
 
@@ -44,11 +47,17 @@ class ToolUse:
     """The tools of a request that are in use.
 
     Attributes:
-        spec: the grammar that every output keeps to; None when the model may answer in words.
+        spec: the grammar of outputs that are nothing but calls; None when the model may answer in words.
+        is_parallel: whether it may call more than once.
+        style: how the model writes calls among words (`tool_styles.py`); None when unknown.
+        words_spec: the grammar of words with such calls among them; None without a style.
     """
 
     tools: tuple[Tool, ...]
     spec: GrammarSpec | None
+    is_parallel: bool = True
+    style: str | None = None
+    words_spec: GrammarSpec | None = None
 
     @property
     def definitions(self) -> list[Json]:
@@ -57,6 +66,25 @@ class ToolUse:
     @property
     def names(self) -> frozenset[str]:
         return frozenset(tool.name for tool in self.tools)
+
+    def in_style(self, style: str | None) -> ToolUse:
+        """The same tools, called among words as the model writes it.
+
+        Raises:
+            ApiError: 400 for parameters that cannot be a part of such a grammar.
+        """
+        if style is None or self.spec is not None:
+            return self
+        schemas = [(tool.name, tool.parameters) for tool in self.tools]
+        try:
+            spec = GrammarSpec.structural_tag(make_tool_tags(style, schemas, self.is_parallel))
+        except GrammarError as error:
+            raise to_api_error(error, "tools") from error
+        return replace(self, style=style, words_spec=spec)
+
+    def adjust(self, sampling: SamplingParams) -> SamplingParams:
+        """Sampling whose text shows the special tokens that begin a call; the grammar allows no others."""
+        return sampling if self.words_spec is None else replace(sampling, skip_special_tokens=False)
 
 
 def read_tools(body: ChatRequest) -> ToolUse | None:
@@ -74,10 +102,10 @@ def read_tools(body: ChatRequest) -> ToolUse | None:
         return None
     # also when the model is free to use them or not: a schema that is none is refused in any case
     spec = _make_spec(tools, is_array=False)
+    is_array = body.parallel_tool_calls is not False
     if choice in ("none", "auto"):
-        return ToolUse(tuple(tools), None) if choice == "auto" else None
+        return ToolUse(tuple(tools), None, is_array) if choice == "auto" else None
     if choice == "required":
-        is_array = body.parallel_tool_calls is not False
         return ToolUse(tuple(tools), _make_spec(tools, is_array) if is_array else spec)
     chosen = [tool for tool in tools if tool.name == choice.removeprefix("function:")]
     return ToolUse(tuple(chosen), _make_spec(chosen, is_array=False))
@@ -94,7 +122,8 @@ def combine(tools: ToolUse | None, constraint: Constraint | None) -> Constraint 
     if constraint is not None:
         message = f"tools and {constraint.param} cannot both shape one answer; use tool_choice none"
         raise ApiError(400, message, "tool_choice", "too_many_constraints")
-    return None if tools.spec is None else Constraint("tools", tools.spec)
+    spec = tools.words_spec if tools.spec is None else tools.spec
+    return None if spec is None else Constraint("tools", spec)
 
 
 def _read_tool(where: str, tool: Mapping[str, Any]) -> Tool:

@@ -70,3 +70,11 @@ def test_a_snapshot_stays_as_it_was() -> None:
     assert dataclasses.asdict(snapshot) == before
     with pytest.raises(dataclasses.FrozenInstanceError):
         snapshot.num_blocks = 3  # type: ignore[misc]
+
+
+def test_without_blocks_everything_else_is_the_same() -> None:
+    house = SchedulerHarness()
+    house.add(make_request("a", prompt(9), max_tokens=20))
+    whole, light = look(house), take_snapshot(house.scheduler, house.kv_cache.pool, 4, with_blocks=False)
+    (view,), (slim,) = whole.requests, light.requests
+    assert slim == dataclasses.replace(view, block_ids=(), age_s=slim.age_s) and light.cached_block_ids == ()

@@ -55,6 +55,8 @@ def events(raw: bytes) -> list[Any]:
 async def run_server(engine: Any, config: AppConfig) -> AsyncIterator[Server]:
     app = make_api(ApiContext(engine, config))
     settings = uvicorn.Config(app, port=0, log_config=None, lifespan="off", ws="none", http="httptools")
+    # on a slow machine the usual seconds pass between two tests, and a pooled connection would be closed as it is taken
+    settings.timeout_keep_alive = 600
     settings.load()
     server = uvicorn.Server(settings)
     server.lifespan = settings.lifespan_class(settings)

@@ -127,7 +127,12 @@ async def test_a_grammar_request_says_which_backend_enforced_it(server: Server) 
     _, reply = await server.chat(**body)
     assert reply["choices"][0]["message"]["content"] == RECORD
     plan = [{"pointer": "", "keyword": "type", "enforced_by": "grammar"}]
-    assert reply["structured"] == {"backend": "fakegrammar", "compile_time_ms": 4.0, "plan": plan}
+    assert reply["structured"] == {
+        "backend": "fakegrammar",
+        "compile_time_ms": 4.0,
+        "plan": plan,
+        "valid": True,
+    }
     chunks = await server.chat_chunks(**body)
     assert chunks[-1]["structured"]["backend"] == "fakegrammar"
 

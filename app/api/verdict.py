@@ -1,0 +1,111 @@
+"""Judge: what is found out about a choice when it has ended. Is it valid, and how much of it is a thought?
+
+The grammar has enforced the form already; this is the check by other means that the reply tells of.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from app.api.thinking import CLOSE, Thinking
+from app.api.thought_parser import read_thought
+from engine import CompletionOutput
+from grammar import GrammarError, GrammarSpec, OutputCheck, SchemaValidator
+
+# above this many characters of text and schema a check is worth a thread
+MAX_CHARS_ON_LOOP = 16_384
+SHORTHAND = re.compile(r"\\[dwsDWSbB]")
+Decode = Callable[[Sequence[int]], str]
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What is known of a choice.
+
+    Attributes:
+        is_valid: whether it is what its constraint asks for; None where nothing independent can tell.
+        num_reasoning_tokens: how many of its tokens are a thought.
+    """
+
+    is_valid: bool | None
+    num_reasoning_tokens: int
+
+
+class Judge:
+    """Collects the choices of one request and judges each at its end.
+
+    Args:
+        spec: the constraint of the words; None without one.
+        decode: token ids to text, special tokens included.
+    """
+
+    def __init__(self, spec: GrammarSpec | None, thinking: Thinking | None, decode: Decode) -> None:
+        self._spec = spec
+        self._thinking = thinking
+        self._decode = decode
+        self._texts: dict[int, list[str]] = {}
+        self._token_ids: dict[int, list[int]] = {}
+        self._verdicts: dict[int, Verdict] = {}
+
+    async def take(self, index: int, choice: CompletionOutput) -> None:
+        """Take in an output of a choice: a delta, or a whole one."""
+        self._texts.setdefault(index, []).append(choice.text)
+        if self._thinking is not None:
+            self._token_ids.setdefault(index, []).extend(choice.token_ids)
+        if not choice.is_finished:
+            return
+        text, ids = "".join(self._texts.pop(index)), self._token_ids.pop(index, [])
+        num_chars = len(text) + (0 if self._spec is None else len(self._spec.text))
+        if num_chars > MAX_CHARS_ON_LOOP:
+            self._verdicts[index] = await asyncio.to_thread(self._judge, text, ids, choice.finish_reason)
+        else:
+            self._verdicts[index] = self._judge(text, ids, choice.finish_reason)
+
+    def is_valid(self, indices: Iterable[int]) -> bool | None:
+        """One answer for several choices: false when one is, true when all are."""
+        found = [self._verdicts[index].is_valid if index in self._verdicts else None for index in indices]
+        return False if False in found else None if None in found else True
+
+    def num_reasoning_tokens(self) -> int:
+        """Tokens of thoughts in all choices that have ended."""
+        return sum(verdict.num_reasoning_tokens for verdict in self._verdicts.values())
+
+    def _judge(self, text: str, token_ids: list[int], finish_reason: str | None) -> Verdict:
+        words, num_reasoning = text, 0
+        if self._thinking is not None:
+            splitter, words = read_thought(self._thinking, text)
+            if splitter.has_thought:
+                num_reasoning = self._count(token_ids) if splitter.is_closed else len(token_ids)
+        is_valid = None if self._spec is None else check_output(self._spec, words)
+        if is_valid and finish_reason != "stop":
+            is_valid = False  # what was cut is not finished, whatever it looks like
+        return Verdict(is_valid, num_reasoning)
+
+    def _count(self, token_ids: list[int]) -> int:
+        """Tokens up to the end of the thought."""
+        ends = range(len(token_ids) + 1)
+        return bisect_left(ends, True, key=lambda end: CLOSE in self._decode(token_ids[:end]))
+
+
+def check_output(spec: GrammarSpec, text: str) -> bool | None:
+    """Whether a text is what a spec asks for; None where nothing but the grammar itself can tell."""
+    if spec.kind == "xml" and '"pattern"' in spec.text:
+        return None  # Python's re would read it, and may never come back from a hostile one
+    try:
+        check = OutputCheck(spec)
+        if not check.checks:
+            return None
+        return _check_pattern(spec.text, text) if spec.kind == "regex" else check.first_error(text) is None
+    except GrammarError:
+        return None  # a schema that the engines read and the validator does not
+
+
+def _check_pattern(pattern: str, text: str) -> bool | None:
+    """By an engine that takes linear time, which Python's does not; its shorthands are those of ASCII alone."""
+    if not text.isascii() and SHORTHAND.search(pattern):
+        return None
+    return SchemaValidator({"type": "string", "pattern": f"^(?:{pattern})$"}).is_valid(text)

@@ -1,0 +1,226 @@
+"""Every kind of grammar has a field of the API, and what is wrong with it is a 400 that names the field."""
+
+from __future__ import annotations
+
+import asyncio
+import csv
+import json
+import re
+import shutil
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from app.api.styled_calls import StyledCalls
+from app.api.tool_styles import STYLES
+from app.config import AppConfig
+from engine import Engine, EngineConfig
+from grammar import GrammarSpec, SchemaValidator, XmlValidator, make_tool_tags
+from tests.app.api.harness import Server, run_server
+
+HAS_MODEL = (Path(EngineConfig().model) / "model.safetensors").exists()
+TAG = {"type": "tag", "begin": "<n>", "content": {"type": "regex", "pattern": "[0-9]{1,3}"}, "end": "</n>"}
+TAGS = {"type": "triggered_tags", "triggers": ["<n"], "tags": [TAG], "at_least_one": True}
+LEGACY = {"structures": [{"begin": "<n>", "schema": {"type": "integer"}, "end": "</n>"}], "triggers": ["<n"]}
+TREE = {"name": "a", "children": [{"name": "b", "text": "integer", "min": 1, "max": 2}]}
+TABLE = {"columns": {"n": "integer", "s": ["x", "y"]}, "has_header": True}
+PAIR = {"type": "object", "properties": {"a": {}, "b": {}}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "kind"),
+    [
+        ({"response_format": {"type": "structural_tag", "format": TAGS}}, "structural_tag"),
+        ({"response_format": {"type": "structural_tag", **LEGACY}}, "structural_tag"),
+        (
+            {"structured_outputs": {"structural_tag": {"type": "structural_tag", "format": TAGS}}},
+            "structural_tag",
+        ),
+        ({"structured_outputs": {"structural_tag": '{"format": {"type": "any_text"}}'}}, "structural_tag"),
+        ({"structured_outputs": {"xml": TREE}}, "xml"),
+        (
+            {"structured_outputs": {"xml": {"root": TREE, "declaration": "optional"}, "whitespace": "any"}},
+            "xml",
+        ),
+        ({"structured_outputs": {"csv": TABLE}}, "csv"),
+        ({"structured_outputs": {"grammar": 'start: "a"+'}}, "lark"),
+        ({"structured_outputs": {"grammar": 'root ::= "a"+'}}, "ebnf"),
+        ({"structured_outputs": {"json": PAIR, "property_order": "any"}}, "json_schema"),
+    ],
+)
+async def test_a_field_becomes_the_grammar_of_its_kind(
+    server: Server, fields: dict[str, Any], kind: str
+) -> None:
+    status, reply = await server.chat(**fields)
+    assert status == 200, reply
+    spec = server.engine.requests[-1].params.grammar
+    assert spec.kind == kind
+    assert spec.property_order == fields.get("structured_outputs", {}).get("property_order", "schema")
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"response_format": {"type": "structural_tag"}}, "structural tag"),
+        ({"response_format": {"type": "json_object", "format": TAGS}}, "part of the type structural_tag"),
+        (
+            {"response_format": {"type": "structural_tag", "format": {"type": "any_tokens"}}},
+            "'any_tokens' at /format",
+        ),
+        ({"structured_outputs": {"structural_tag": {"format": {"type": "tag"}}}}, "lacks 'begin'"),
+        ({"structured_outputs": {"xml": {"name": "a b"}}}, "not an XML name"),
+        ({"structured_outputs": {"xml": {"root": TREE, "schema": {}}}}, "unknown field 'schema'"),
+        ({"structured_outputs": {"csv": {"columns": ["a"]}}}, "csv.columns"),
+        ({"structured_outputs": {"csv": TABLE | {"has_header": "yes"}}}, "csv.has_header"),
+        ({"structured_outputs": {"csv": TABLE | {"quote": True}}}, "unknown field 'quote'"),
+        ({"structured_outputs": {"grammar": "nothing"}}, "rule named start"),
+        ({"structured_outputs": {"regex": "a", "property_order": "any"}}, "property_order belongs"),
+        ({"structured_outputs": {"csv": TABLE, "xml": TREE}}, "one constraint"),
+    ],
+)
+async def test_a_malformed_grammar_is_a_400_of_its_field(
+    server: Server, fields: dict[str, Any], words: str
+) -> None:
+    status, reply = await server.chat(**fields)
+    assert (status, reply["error"]["type"]) == (400, "invalid_request_error")
+    assert reply["error"]["param"].split(".")[0] == next(iter(fields))
+    assert words in reply["error"]["message"]
+    assert server.engine.requests == []
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def real() -> AsyncIterator[Server]:
+    async with Engine(EngineConfig(num_blocks=512)) as engine, run_server(engine, AppConfig()) as running:
+        yield running
+
+
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.skipif(not HAS_MODEL, reason="the demo model is not here")
+@pytest.mark.parametrize("name", ["xml", "csv", "structural_tag"])
+async def test_the_reply_names_backend_and_plan(real: Server, name: str) -> None:
+    value = {"xml": TREE, "csv": TABLE, "structural_tag": {"format": TAGS}}[name]
+    body = {
+        "messages": [{"role": "user", "content": "Hi"}],
+        "max_tokens": 60,
+        "seed": 3,
+        "structured_outputs": {name: value},
+    }
+    status, reply = await real.post("/v1/chat/completions", body)
+    assert status == 200, reply
+    assert reply["structured"]["backend"] == ("structural_tag" if name == "structural_tag" else "llguidance")
+    assert reply["structured"]["plan"][0]["keyword"] == (
+        "triggered_tags" if name == "structural_tag" else name
+    )
+    text, is_done = reply["choices"][0]["message"]["content"], reply["choices"][0]["finish_reason"] == "stop"
+    if name == "xml" and is_done:
+        assert "<b>" in text and XmlValidator(GrammarSpec.xml(TREE).text).first_error(text) is None
+    if name == "structural_tag":
+        number, mark, _ = text.removeprefix("<n>").partition("</n>")
+        assert text.startswith("<n>") and mark and number.isdecimal()
+
+
+def is_table(text: str) -> bool:
+    head, *rows = csv.reader(text.split("\n"))
+    return head == ["n", "s"] and all(len(row) == 2 and row[1] in "xy" for row in rows)
+
+
+RECORD = {
+    "type": "object",
+    "properties": {"a": {"enum": [1, 2]}, "b": {"type": "boolean"}},
+    "required": ["a", "b"],
+}
+CLOSED = RECORD | {"additionalProperties": False}
+# fields of a request and how its text is checked, one of each kind
+KINDS: list[tuple[dict[str, Any], Any]] = [
+    ({"json": CLOSED}, lambda text: SchemaValidator(CLOSED).is_valid(json.loads(text))),
+    ({"json": CLOSED, "property_order": "any"}, lambda text: SchemaValidator(CLOSED).is_valid(json.loads(text))),
+    ({"json": {"type": "array", "items": {"enum": [1, 2, 3]}, "uniqueItems": True, "maxItems": 2}},
+     lambda text: len(set(json.loads(text))) == len(json.loads(text))),
+    ({"regex": "[a-c]{3}-[0-9]{2}"}, lambda text: re.fullmatch("[a-c]{3}-[0-9]{2}", text)),
+    ({"choice": ["yes", "no"]}, ["yes", "no"].__contains__),
+    ({"grammar": 'root ::= "x" [0-9] "y"'}, lambda text: re.fullmatch("x[0-9]y", text)),
+    ({"grammar": 'start: "(" start ")" | "z"'}, lambda text: re.fullmatch(r"\(*z\)*", text)),
+    ({"csv": TABLE}, is_table),
+    ({"xml": TREE}, XmlValidator(GrammarSpec.xml(TREE).text).is_valid),
+    ({"structural_tag": {"format": TAG}}, lambda text: re.fullmatch("<n>[0-9]{1,3}</n>", text)),
+]  # fmt: skip
+
+
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.skipif(not HAS_MODEL, reason="the demo model is not here")
+async def test_one_batch_mixes_all_kinds(real: Server) -> None:
+    """Thirty requests at once, three of each kind: every text that came to its end is what was asked for."""
+
+    async def ask(number: int, fields: dict[str, Any]) -> Any:
+        body = {"prompt": "Ada is 36.", "max_tokens": 80, "seed": number, "structured_outputs": fields}
+        return await real.post("/v1/completions", body)
+
+    asked = [pair for pair in KINDS for _ in range(3)]
+    replies = await asyncio.gather(*(ask(number, fields) for number, (fields, _) in enumerate(asked)))
+    num_whole = 0
+    for (fields, is_fine), (status, reply) in zip(asked, replies, strict=True):
+        assert status == 200, reply
+        choice = reply["choices"][0]
+        num_whole += choice["finish_reason"] == "stop"
+        assert choice["finish_reason"] in ("stop", "length")
+        assert choice["finish_reason"] == "length" or is_fine(choice["text"]), (fields, choice["text"])
+    assert num_whole >= 15
+
+
+CITY = {"type": "object", "properties": {"city": {"enum": ["Rome", "Oslo"]}}, "required": ["city"],
+        "additionalProperties": False}  # fmt: skip
+
+
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.skipif(not HAS_MODEL, reason="the demo model is not here")
+@pytest.mark.parametrize("style", STYLES)
+async def test_calls_that_a_model_is_led_into_have_valid_arguments(real: Server, style: str) -> None:
+    tags = make_tool_tags(style, [("weather", CITY)], is_parallel=False)
+    if tags["format"]["type"] == "triggered_tags":
+        tags["format"]["at_least_one"] = True
+    else:
+        pattern, call = tags["format"]["rules"][0]
+        tags["format"] = {"type": "tag", "begin": pattern, "content": call, "end": ""}
+    for seed in range(3):
+        body = {"prompt": "Weather in Rome?", "max_tokens": 120, "seed": seed, "skip_special_tokens": False,
+                "structured_outputs": {"structural_tag": tags}}  # fmt: skip
+        status, reply = await real.post("/v1/completions", body)
+        assert status == 200, reply
+        parser = StyledCalls(STYLES[style])
+        parts = [
+            *parser.feed(reply["choices"][0]["text"]).get("tool_calls", ()),
+            *parser.close().get("tool_calls", ()),
+        ]
+        arguments = "".join(part["function"]["arguments"] for part in parts)
+        assert parser.num_calls == 1 and SchemaValidator(CITY).is_valid(json.loads(arguments))
+
+
+TEMPLATE = """{% if tools %}<|im_start|>system
+{% for tool in tools %}{{ tool | tojson }}
+{% endfor %}<|im_end|>
+{% endif %}{% for m in messages %}<|im_start|>{{ m.role }}
+{{ m.content }}{% for call in m.tool_calls or [] %}<tool_call>
+{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}
+</tool_call>{% endfor %}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+
+
+@pytest.mark.skipif(not HAS_MODEL, reason="the demo model is not here")
+async def test_auto_is_enforced_by_the_style_of_the_models_template(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(EngineConfig().model, folder, ignore=shutil.ignore_patterns("recipe"))
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    tool = {"type": "function", "function": {"name": "weather", "parameters": CITY}}
+    config = EngineConfig(model=str(folder), num_blocks=256)
+    async with Engine(config) as engine, run_server(engine, AppConfig()) as server:
+        body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 40, "tools": [tool]}
+        status, reply = await server.post("/v1/chat/completions", body)
+    assert status == 200, reply
+    plan = reply["structured"]["plan"]
+    assert reply["structured"]["backend"] == "structural_tag"
+    place = "/format/tags/0/content/json_schema/properties/city"
+    assert {"pointer": place, "keyword": "enum", "enforced_by": "llguidance"} in plan

@@ -1,0 +1,238 @@
+"""Calls among words, in the styles of the models: the grammar that shapes them and the parser that tells them apart."""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from app.api.styled_calls import StyledCalls
+from app.api.tool_styles import STYLES, find_style
+from engine import InvalidRequest
+from grammar import (
+    GrammarCompiler,
+    GrammarSpec,
+    SchemaValidator,
+    UnsupportedGrammar,
+    Vocabulary,
+    make_tool_tags,
+)
+from tests.app.api.harness import Start
+from tests.app.api.test_tools import CITY, TOOLS, collect, tool
+from tests.fakes import FakeEngine, FakeTokenizer
+from tests.grammar.vocabularies import walk
+
+ARGUMENTS = '{"city": "a \\"}{ \\\\ b"}'
+# Two calls after words, as each style writes them.
+TEXTS = {
+    "hermes": f'So < it.\n<tool_call>\n{{"name": "weather", "arguments": {ARGUMENTS}}}\n</tool_call>\n'
+    '<tool_call>\n{"name": "clock", "arguments": {}}\n</tool_call>',
+    "llama": f'So < it.\n{{"name": "weather", "parameters": {ARGUMENTS}}}\n'
+    '<|python_tag|>{"type": "function", "name": "clock", "parameters": {}}',
+    "mistral": f'So < it.\n[TOOL_CALLS] [{{"name": "weather", "arguments": {ARGUMENTS}}}, '
+    '{"name": "clock", "arguments": {}}]',
+    "named": f"So < it.\n[TOOL_CALLS]weather[ARGS]{ARGUMENTS}[TOOL_CALLS]clock[ARGS]{{}}",
+}
+SPECIALS = ["[TOOL_CALLS]", "[ARGS]", "<|python_tag|>"]
+EOS = 256
+VOCABULARY = Vocabulary(
+    [*(bytes([byte]) for byte in range(256)), b"<eos>", b"", b"", b"", b'"}', b'}\n</', b'":', b', "'],
+    [EOS],
+    {name: 257 + index for index, name in enumerate(SPECIALS)},
+)  # fmt: skip
+SCHEMAS = [("weather", CITY), ("clock", {"type": "object", "additionalProperties": False})]
+
+
+@pytest.fixture(scope="module")
+def compiler() -> GrammarCompiler:
+    return GrammarCompiler(VOCABULARY, num_threads=1)
+
+
+def tokenise(text: str, is_special: bool) -> list[int]:
+    """Single bytes, with the special tokens as tokens or spelled out."""
+    ids: list[int] = []
+    while text:
+        name = next((name for name in SPECIALS if is_special and text.startswith(name)), None)
+        ids += [VOCABULARY.special_tokens[name]] if name else [*text[0].encode()]
+        text = text[len(name) if name else 1 :]
+    return ids
+
+
+def is_accepted(compiler: GrammarCompiler, style: str, text: str, **options: Any) -> bool:
+    compiled = compiler.compile(GrammarSpec.structural_tag(make_tool_tags(style, SCHEMAS, **options)))
+    verdicts = set()
+    for is_special in (True, False):
+        matcher = compiled.matcher()
+        verdicts.add(all(map(matcher.accept_token, tokenise(text, is_special))) and matcher.is_completed())
+    assert len(verdicts) == 1
+    return verdicts.pop()
+
+
+@pytest.mark.parametrize("style", TEXTS)
+def test_the_grammar_takes_valid_calls_of_known_tools_only(compiler: GrammarCompiler, style: str) -> None:
+    text = TEXTS[style]
+    assert is_accepted(compiler, style, text)
+    assert is_accepted(compiler, style, "only words, { and [ and <tool")
+    for wrong in (
+        text.replace("clock", "click"),
+        text.replace('"city"', '"town"'),
+        text.replace("{}", "{1}"),
+    ):
+        assert not is_accepted(compiler, style, wrong)
+    assert not is_accepted(compiler, style, text, is_parallel=False)
+
+
+@pytest.mark.parametrize("size", [1, 3, 1000])
+@pytest.mark.parametrize("style", TEXTS)
+def test_words_and_calls_come_apart_whatever_the_pieces(style: str, size: int) -> None:
+    parser, text = StyledCalls(STYLES[style]), TEXTS[style]
+    deltas = [parser.feed(text[at : at + size]) for at in range(0, len(text), size)] + [parser.close()]
+    assert "".join(delta.get("content", "") for delta in deltas) == "So < it.\n"
+    arguments = ["", ""]
+    for part in (part for delta in deltas for part in delta.get("tool_calls", ())):
+        arguments[part["index"]] += part["function"]["arguments"]
+        assert ARGUMENTS.startswith(arguments[0]) and "{}".startswith(arguments[1])
+    assert (arguments, parser.num_calls) == ([ARGUMENTS, "{}"], 2)
+    if size == 1:
+        assert sum(bool(delta.get("tool_calls")) for delta in deltas) >= len(ARGUMENTS)
+
+
+@pytest.mark.parametrize("style", TEXTS)
+def test_a_text_cut_anywhere_loses_no_words_and_invents_no_call(style: str) -> None:
+    text = TEXTS[style]
+    for length in range(len(text)):
+        parser = StyledCalls(STYLES[style])
+        deltas = [parser.feed(text[:length]), parser.close()]
+        words = "".join(delta.get("content", "") for delta in deltas)
+        if parser.num_calls == 0:
+            assert words == text[:length]
+        else:
+            # of a second call that was cut before its arguments the beginning is shown
+            assert words.startswith("So < it.\n") and text[:length].endswith(words.removeprefix("So < it.\n"))
+
+
+@pytest.mark.parametrize("style", TEXTS)
+def test_whatever_the_grammar_lets_through_is_read_as_valid_calls(
+    compiler: GrammarCompiler, style: str
+) -> None:
+    """Random texts that are led into a call by its first mark: every call is complete and its arguments are valid."""
+    compiled = compiler.compile(GrammarSpec.structural_tag(make_tool_tags(style, SCHEMAS)))
+    num_calls = 0
+    for seed in range(8):
+        matcher, rng = compiled.matcher(), random.Random(seed)
+        mark = STYLES[style].opens[0].encode()
+        assert all(map(matcher.accept_token, mark))
+        text = mark + (walk(matcher, VOCABULARY, rng, num_free=0) or b"")
+        parser, calls = StyledCalls(STYLES[style]), {}
+        for part in (
+            *parser.feed(text.decode()).get("tool_calls", ()),
+            *parser.close().get("tool_calls", ()),
+        ):
+            calls.setdefault(part["index"], []).append(part["function"])
+        for parts in calls.values():
+            arguments = json.loads("".join(part["arguments"] for part in parts))
+            assert SchemaValidator(dict(SCHEMAS)[parts[0]["name"]]).is_valid(arguments)
+        num_calls += len(calls)
+    assert num_calls
+
+
+def test_a_megabyte_of_calls_is_read_in_a_moment() -> None:
+    for text in (TEXTS["hermes"] * 7000, "<tool_call>" * 95_000, "<tool_cal" * 110_000):
+        parser, began = StyledCalls(STYLES["hermes"]), time.process_time()
+        parser.feed(text)
+        parser.close()
+        assert time.process_time() - began < 3
+
+
+@dataclass
+class StyledTokenizer(FakeTokenizer):
+    """A chat template that writes calls in one of the styles."""
+
+    style: str = "hermes"
+    knows_tools: bool = True
+
+    def apply_chat_template(self, messages: Sequence[Mapping[str, Any]], **kwargs: Any) -> str:
+        text = super().apply_chat_template(messages, **kwargs)
+        for call in (call for message in messages for call in message.get("tool_calls", ())):
+            name, arguments = call["function"]["name"], json.dumps(call["function"]["arguments"])
+            text += TEXTS[self.style].replace("weather", name).replace(ARGUMENTS, arguments)
+        return text
+
+
+@pytest.mark.parametrize("style", TEXTS)
+def test_the_style_is_read_from_the_chat_template(style: str) -> None:
+    assert find_style(StyledTokenizer(style=style).apply_chat_template) == style
+
+
+@pytest.mark.parametrize(
+    ("written", "style"),
+    [
+        ('<tool_call>\n{"name": <function-name>, "arguments": <args-json-object>}\n</tool_call>', "hermes"),
+        ("<tool_call>\n<function=probe>", None),
+        ("[TOOL_CALLS]probe[CALL_ID]x[ARGS]{}", None),
+        ("nothing", None),
+    ],
+)
+def test_other_templates_have_their_style_or_none(written: str, style: str | None) -> None:
+    def render(messages: Sequence[Mapping[str, Any]], **kwargs: Any) -> str:
+        if any("tool_calls" in message for message in messages):
+            raise InvalidRequest("no calls, please")
+        return written
+
+    assert find_style(render) == style
+
+
+@pytest.mark.parametrize("style", TEXTS)
+async def test_auto_is_enforced_and_streams_arguments_as_they_come(start: Start, style: str) -> None:
+    server = await start(FakeEngine(record=TEXTS[style], tokenizer=StyledTokenizer(style=style)))
+    status, reply = await server.chat(tools=TOOLS)
+    assert status == 200, reply
+    params = server.engine.requests[-1].params
+    assert (params.grammar.kind, params.skip_special_tokens) == ("structural_tag", False)
+    message = reply["choices"][0]["message"]
+    assert (message["content"], reply["choices"][0]["finish_reason"]) == ("So < it.\n", "tool_calls")
+    assert [call["function"] for call in message["tool_calls"]] == [
+        {"name": "weather", "arguments": ARGUMENTS},
+        {"name": "clock", "arguments": "{}"},
+    ]
+    chunks = await server.chat_chunks(tools=TOOLS, tool_choice="auto")
+    assert chunks[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+    parts = [part for c in chunks for part in c["choices"][0]["delta"].get("tool_calls", ())]
+    assert len(parts) > 15
+    words, calls, end = collect(chunks)
+    assert (words, end) == ("So < it.\n", "tool_calls")
+    assert [call["function"] for call in calls] == [call["function"] for call in message["tool_calls"]]
+
+
+async def test_one_call_is_all_when_parallel_calls_are_off(start: Start) -> None:
+    server = await start(FakeEngine(record="x", tokenizer=StyledTokenizer()))
+    await server.chat(tools=TOOLS, parallel_tool_calls=False)
+    spec = server.engine.requests[-1].params.grammar
+    assert json.loads(spec.text)["format"]["stop_after_first"] is True
+
+
+def test_a_tool_that_cannot_be_enforced_is_refused_with_its_place(compiler: GrammarCompiler) -> None:
+    bad = {"type": "object", "properties": {"a": {"$dynamicRef": "#x"}}}
+    with pytest.raises(UnsupportedGrammar) as refusal:
+        compiler.compile(GrammarSpec.structural_tag(make_tool_tags("hermes", [("f", bad)])))
+    assert refusal.value.pointer == "/format/tags/0/content/json_schema/properties/a"
+
+
+async def test_a_malformed_schema_is_a_400_of_the_tools(start: Start) -> None:
+    server = await start(FakeEngine(tokenizer=StyledTokenizer()))
+    status, reply = await server.chat(tools=[tool(parameters={"type": "nonsense"})])
+    assert (status, reply["error"]["param"]) == (400, "tools")
+
+
+async def test_responses_and_messages_tell_words_and_calls_apart_too(start: Start) -> None:
+    server = await start(FakeEngine(record=TEXTS["hermes"], tokenizer=StyledTokenizer()))
+    tools = [{"type": "function", "name": name, "parameters": schema} for name, schema in SCHEMAS]
+    status, reply = await server.post("/v1/responses", {"model": "fake", "input": "hi", "tools": tools})
+    assert status == 200, reply
+    assert [item["type"] for item in reply["output"]] == ["message", "function_call", "function_call"]
+    assert [item.get("arguments") for item in reply["output"][1:]] == [ARGUMENTS, "{}"]

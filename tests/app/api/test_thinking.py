@@ -1,0 +1,221 @@
+"""Models that think: their thoughts are told apart from their words, and constraints begin behind them."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import anthropic
+import openai
+import pytest
+
+from app.api.thinking import Thinking, find_thinking, knows_thoughts
+from app.api.thought_parser import ThoughtSplitter
+from tests.app.api.harness import CHAT, Start
+from tests.fakes import FakeEngine, FakeTokenizer
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"a": {"enum": [1, 2]}},
+    "required": ["a"],
+    "additionalProperties": False,
+}
+FORMAT = {"type": "json_schema", "json_schema": {"name": "r", "schema": SCHEMA}}
+TOOL = {"type": "function", "function": {"name": "look", "parameters": SCHEMA}}
+THOUGHT = "Let me see.\n\nOne or two?"
+RECORD = '{"a": 2}'
+
+
+@dataclass
+class ThinkingTokenizer(FakeTokenizer):
+    """A template that opens the thought itself (as R1's does) or leaves it to the model (as Qwen's)."""
+
+    opens: bool = True
+
+    def apply_chat_template(self, messages: Sequence[Mapping[str, Any]], **kwargs: Any) -> str:
+        is_on = kwargs.pop("enable_thinking", True)
+        text = super().apply_chat_template(messages, **kwargs)
+        if not kwargs.get("add_generation_prompt", True) or kwargs.get("continue_final_message"):
+            return text
+        if not is_on:
+            return text + "<think>\n\n</think>\n\n"
+        return text + "<think>\n" if self.opens else text
+
+
+def thinker(text: str, opens: bool = True) -> FakeEngine:
+    return FakeEngine(reply=lambda _: text, record=text, tokenizer=ThinkingTokenizer(opens=opens))
+
+
+def message_of(reply: Any) -> Any:
+    return reply["choices"][0]["message"]
+
+
+@pytest.mark.parametrize("opens", [True, False])
+async def test_a_thought_is_told_apart_from_the_words(start: Start, opens: bool) -> None:
+    text = f"{'' if opens else '<think>'}\n{THOUGHT}\n</think>\n\nTwo.\n"
+    server = await start(thinker(text, opens))
+    status, reply = await server.chat()
+    assert status == 200, reply
+    message = message_of(reply)
+    assert (message["reasoning_content"], message["reasoning"]) == (THOUGHT, THOUGHT)
+    assert message["content"] == "Two.\n"
+    num_thought = text.index("</think>") + len("</think>")
+    assert reply["usage"]["completion_tokens_details"] == {"reasoning_tokens": num_thought}
+    chunks = await server.chat_chunks(stream_options={"include_usage": True})
+    deltas = [chunk["choices"][0]["delta"] for chunk in chunks if chunk["choices"]]
+    assert "".join(delta.get("reasoning_content", "") for delta in deltas) == THOUGHT
+    assert "".join(delta.get("content", "") for delta in deltas) == "Two.\n"
+    assert chunks[-1]["usage"]["completion_tokens_details"] == {"reasoning_tokens": num_thought}
+
+
+async def test_thoughts_that_are_not_wanted_stay_away(start: Start) -> None:
+    server = await start(thinker(f"{THOUGHT}</think>Two."))
+    _, reply = await server.chat(include_reasoning=False)
+    assert message_of(reply) == {"role": "assistant", "content": "Two.", "refusal": None}
+    assert reply["usage"]["completion_tokens_details"]["reasoning_tokens"] > 0
+    chunks = await server.chat_chunks(include_reasoning=False)
+    assert not any("reasoning" in json.dumps(chunk["choices"]) for chunk in chunks)
+
+
+async def test_a_thought_that_is_cut_leaves_no_words(start: Start) -> None:
+    server = await start(thinker(f"{THOUGHT}</think>{RECORD}"))
+    _, reply = await server.chat(max_tokens=9, response_format=FORMAT)
+    assert message_of(reply)["content"] is None
+    assert message_of(reply)["reasoning_content"] == THOUGHT[:9]
+    assert (reply["choices"][0]["finish_reason"], reply["structured"]["valid"]) == ("length", False)
+    assert reply["usage"]["completion_tokens_details"] == {"reasoning_tokens": 9}
+
+
+async def test_a_model_that_may_think_need_not(start: Start) -> None:
+    server = await start(thinker("Two.", opens=False))
+    _, reply = await server.chat()
+    assert message_of(reply) == {"role": "assistant", "content": "Two.", "refusal": None}
+    assert reply["usage"]["completion_tokens_details"] == {"reasoning_tokens": 0}
+
+
+@pytest.mark.parametrize("opens", [True, False])
+async def test_thinking_that_is_switched_off_leaves_the_text_alone(start: Start, opens: bool) -> None:
+    server = await start(thinker("<think>x</think>Two.", opens))
+    _, reply = await server.chat(chat_template_kwargs={"enable_thinking": False}, response_format=FORMAT)
+    assert message_of(reply)["content"] == "<think>x</think>Two."
+    assert server.engine.requests[-1].params.grammar.kind == "json_schema"
+
+
+async def test_a_template_that_knows_no_thoughts_leaves_the_text_alone(start: Start) -> None:
+    server = await start(FakeEngine(reply=lambda _: "<think>x</think>y"))
+    _, reply = await server.chat()
+    assert message_of(reply)["content"] == "<think>x</think>y"
+    assert "completion_tokens_details" not in reply["usage"]
+
+
+async def test_only_the_words_are_checked_against_the_constraint(start: Start) -> None:
+    server = await start(thinker(f"{THOUGHT}</think>\n\n{RECORD}"))
+    _, reply = await server.chat(response_format=FORMAT)
+    assert server.engine.requests[-1].params.grammar.kind == "structural_tag"
+    assert (message_of(reply)["content"], reply["structured"]["valid"]) == (RECORD, True)
+
+
+async def test_forced_calls_come_behind_the_thought(start: Start) -> None:
+    call = '[{"name": "look", "arguments": {"a": 1}}]'
+    server = await start(thinker(f"{THOUGHT}</think>\n\n{call}"))
+    _, reply = await server.chat(tools=[TOOL], tool_choice="required")
+    message = message_of(reply)
+    assert message["reasoning_content"] == THOUGHT
+    assert message["tool_calls"][0]["function"] == {"name": "look", "arguments": '{"a": 1}'}
+    assert reply["choices"][0]["finish_reason"] == "tool_calls"
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"csv": {"columns": {"n": "integer"}}},
+        {"xml": {"name": "a"}},
+        {"grammar": 'start: "a"'},
+        {"regex": "a", "backend": "outlines_core"},
+    ],
+)
+async def test_what_cannot_stand_behind_a_thought_is_refused(start: Start, fields: dict[str, Any]) -> None:
+    server = await start(thinker("x"))
+    status, reply = await server.chat(structured_outputs=fields)
+    assert (status, reply["error"]["code"]) == (400, "unsupported_grammar")
+    assert "enable_thinking" in reply["error"]["message"]
+    assert server.engine.requests == []
+
+
+async def test_the_official_clients_read_thoughts(start: Start) -> None:
+    server = await start(thinker(f"{THOUGHT}</think>Two."))
+    client = openai.AsyncOpenAI(base_url=server.url + "/v1", api_key="x", max_retries=0)
+    async with client, client.responses.stream(model="fake", input="x") as events:
+        kinds = [event.type async for event in events]
+        response = await events.get_final_response()
+    assert kinds.index("response.reasoning_text.done") < kinds.index("response.output_text.delta")
+    assert [item.type for item in response.output] == ["reasoning", "message"]
+    assert response.output_text == "Two."
+    assert response.output[0].content[0].text == THOUGHT
+    assert response.usage.output_tokens_details.reasoning_tokens == len(THOUGHT + "</think>")
+    async with (
+        anthropic.AsyncAnthropic(base_url=server.url, api_key="x", max_retries=0) as other,
+        other.messages.stream(
+            model="fake", max_tokens=99, messages=[{"role": "user", "content": "x"}]
+        ) as blocks,
+    ):
+        message = await blocks.get_final_message()
+    assert [(block.type, getattr(block, block.type)) for block in message.content] == [
+        ("thinking", THOUGHT),
+        ("text", "Two."),
+    ]
+
+
+async def test_an_old_thought_reaches_the_template(start: Start) -> None:
+    server = await start(thinker("x"))
+    history = [*CHAT["messages"], {"role": "assistant", "content": "y", "reasoning_content": 5}]
+    status, reply = await server.chat(messages=history)
+    assert (status, reply["error"]["param"]) == (400, "messages")
+    history[-1]["reasoning_content"] = "hm"
+    status, _ = await server.chat(messages=history)
+    assert status == 200
+
+
+@pytest.mark.parametrize(
+    ("is_open", "keeps_breaks", "text", "thought", "words"),
+    [
+        (True, False, "\na\n\nb\n</think>\n\nc\n", "a\n\nb", "c\n"),
+        (True, True, "a</think>\n\nc", "a", "\n\nc"),
+        (True, False, "<think>a</think>b", "a", "b"),
+        (True, False, "a</thin\n\n", "a</thin", ""),
+        (True, False, "", "", ""),
+        (False, False, " \n<think>\na</think>b<think>c</think>", "a", "b<think>c</think>"),
+        (False, False, "a<think>b</think>", "", "a<think>b</think>"),
+        (False, False, "<thi", "", "<thi"),
+        (False, False, "<think>", "", ""),
+        (False, False, "<think></think>", "", ""),
+    ],
+)
+def test_any_cut_into_deltas_gives_the_same(
+    is_open: bool, keeps_breaks: bool, text: str, thought: str, words: str
+) -> None:
+    draw = random.Random(5)
+    for _ in range(60):
+        splitter = ThoughtSplitter(Thinking(is_open, keeps_breaks))
+        cuts = sorted(draw.choices(range(len(text) + 1), k=draw.randint(0, 8)))
+        pieces = [text[i:j] for i, j in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+        told = [*map(splitter.feed, pieces), splitter.close()]
+        assert tuple(map("".join, zip(*told, strict=True))) == (thought, words)
+
+
+def test_a_continued_message_may_have_opened_its_thought() -> None:
+    options = {"continue_final_message": True, "add_generation_prompt": False}
+    for content, is_open in (("<think>so", True), ("<think>so</think>", False), ("so", False)):
+        found = find_thinking(True, "", [{"content": content}], options)
+        assert (found is not None and found.is_open) is is_open
+
+
+@pytest.mark.parametrize(
+    ("knows", "tokenizer"),
+    [(True, ThinkingTokenizer()), (True, ThinkingTokenizer(opens=False)), (False, FakeTokenizer())],
+)
+def test_templates_that_know_thoughts_are_recognised(knows: bool, tokenizer: FakeTokenizer) -> None:
+    assert knows_thoughts(tokenizer.apply_chat_template) is knows
