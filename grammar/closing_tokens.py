@@ -45,6 +45,7 @@ class ClosingTokens:
         parts: of those, what stands before and behind the quote that ends it.
         by_prefix: what stands before it -> the tokens that begin so.
         escaping: the prefixes with a backslash, which spell something else.
+        ids: bytes -> the tokens that are these bytes.
     """
 
     def __init__(self, vocabulary: Vocabulary) -> None:
@@ -71,6 +72,10 @@ class ClosingTokens:
         self.by_prefix: dict[bytes, list[int]] = {}
         for token_id, (prefix, _) in self.parts.items():
             self.by_prefix.setdefault(prefix, []).append(token_id)
+        self.ids: dict[bytes, list[int]] = {}
+        for token_id, token in enumerate(self.token_bytes):
+            if token:
+                self.ids.setdefault(token, []).append(token_id)
         self.escaping = frozenset(prefix for prefix in self.by_prefix if b"\\" in prefix)
 
     def find(self, words: np.ndarray, name: str, num_closers: int) -> list[int]:

@@ -19,6 +19,7 @@ from .closing_tokens import ClosingTokens
 from .json_schema.sites import Check, Site, SiteMap, spell
 from .json_text import FAR, Mode, State, advance, begin
 from .open_string import KnownString
+from .repeats import MAX_NUM_TRIED, find_beginnings, find_element, spell_elements
 from .residual_checks import ResidualChecks, read_elements
 
 # Per mask, the shortest tokens first: how many are tried, and how many different values validated for them. What is
@@ -117,6 +118,7 @@ class ResidualMatcher:
         """Clear the tokens of one mask, int32 [words], that would complete a value that violates its schema."""
         self._forget()
         self._clear_candidates(words)
+        self._clear_repeats(words, {})
         if self._violation is not None and not words.any():
             names = ", ".join(self._violation.keywords)
             self._dead_end = f"dead end: no way on satisfies {names} at {self._violation.pointer or '#'}"
@@ -144,6 +146,39 @@ class ResidualMatcher:
         candidates = tokens.find(words, *kind)
         wrong = [i for i in candidates[:MAX_NUM_CANDIDATES] if not self._is_candidate_allowed(i)]
         clear_bits(words, [*wrong, *candidates[MAX_NUM_CANDIDATES:]])
+
+    def _clear_repeats(self, words: np.ndarray, tried: dict[bytes, bool]) -> None:
+        """Clear the tokens after which an element could only become one that stands before it.
+
+        Args:
+            tried: text -> whether it leads on, as far as this mask has found out.
+        """
+        site, start, leads = find_element(self._state)
+        if site is None or not (site.has_few and any(check.is_distinct for check in site.checks)):
+            return
+        frame, end, mode = self._state.frame, len(self._text), self._state.mode
+        assert frame is not None, "elements stand in arrays"
+        spellings = spell_elements(bytes(self._text[frame.start : end if start is None else start]))
+        written = b"" if start is None else bytes(self._text[start:])
+        for token_id in find_beginnings(self._program.tokens.ids, mode, written, leads, spellings):
+            if is_set(words, token_id) and not self._leads_on(token_id, words.size, tried):
+                clear_bits(words, [token_id])
+
+    def _leads_on(self, token_id: int, num_words: int, tried: dict[bytes, bool]) -> bool:
+        """Tell whether anything is allowed after a token."""
+        text = bytes(self._text) + self._program.tokens.token_bytes[token_id]
+        if text not in tried:
+            if len(tried) >= MAX_NUM_TRIED:
+                return True
+            tried[text] = False
+            if self.accept_token(token_id):
+                row = np.zeros((1, num_words), np.int32)
+                self.inner.fill_next_token_bitmask(row, 0)
+                self._clear_candidates(row[0])
+                self._clear_repeats(row[0], tried)
+                tried[text] = bool(row.any())
+                self.rollback(1)
+        return tried[text]
 
     def _string_site(self) -> Site | None:
         """Return the place of the string that is open, which may be a property name."""

@@ -36,6 +36,7 @@ class Site:
         telling: what decides checks at this place, or around it.
         names: the place of property names, as strings; None when they are not checked.
         distinct: the checks of an element's own, when elements have to be distinct.
+        has_few: a schema there lists its values or bounds a number on both sides.
         strings: the JSON spelling of the strings on which a verdict may depend; None where it may on any.
     """
 
@@ -46,6 +47,7 @@ class Site:
     telling: Telling
     names: "Site | None" = None
     distinct: tuple[Check, ...] = ()
+    has_few: bool = False
     strings: frozenset[bytes] | None = field(init=False)
     _names: dict[str | None, "Site | None"] = field(default_factory=dict)
     _places: dict[int, "Site | None"] = field(default_factory=dict)
@@ -133,7 +135,14 @@ class SiteMap:
             )
         is_above = any(self._reach(child) for p in found for child in self._sure_children(p))
         has_children = is_above or bool(distinct or named)
-        return Site(self, found, (*extra, *checks), has_children, here, names, distinct)
+        has_few = any(self._lists_values(p) for p in found)
+        return Site(self, found, (*extra, *checks), has_children, here, names, distinct, has_few)
+
+    def _lists_values(self, pointer: str) -> bool:
+        """Tell whether a schema has an `enum`, a `const`, or a lower and an upper bound."""
+        names = self._find(pointer).keys()
+        is_bounded = names & {"minimum", "exclusiveMinimum"} and names & {"maximum", "exclusiveMaximum"}
+        return bool(names & {"enum", "const"} or is_bounded)
 
     def _is_left(self, pointer: str, keyword: str) -> bool:
         """Tell whether a keyword of a schema is left to the checks."""
