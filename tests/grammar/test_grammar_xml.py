@@ -196,20 +196,21 @@ def test_a_malformed_description_is_invalid_and_says_where(root, options, words)
 
 
 @pytest.mark.parametrize(
-    ("root", "pointer", "keyword"),
+    ("root", "place", "keyword"),
     [
-        ({"name": "x:a"}, "/root", "name"),
-        ({"name": "xmlns"}, "/root", "name"),
-        ({"name": "a", "text": "string", "children": [{"name": "b"}]}, "/root", "text"),
-        ({"name": "a", "text": {"pattern": r"\p{Lu}"}}, "/root/text", "pattern"),
-        ({"name": "a", "text": {"pattern": "[[:alpha:]]"}}, "/root/text", "pattern"),
-        ({"name": "a", "text": {"type": "integer", "max_length": 3}}, "/root/text", "max_length"),
+        ({"name": "x:a"}, ["root"], "name"),
+        ({"name": "xmlns"}, ["root"], "name"),
+        ({"name": "a", "text": "string", "children": [{"name": "b"}]}, ["root"], "text"),
+        ({"name": "a", "text": {"pattern": r"\p{Lu}"}}, ["root", "text"], "pattern"),
+        ({"name": "a", "text": {"pattern": "[[:alpha:]]"}}, ["root", "text"], "pattern"),
+        ({"name": "a", "text": {"type": "integer", "max_length": 3}}, ["root", "text"], "max_length"),
     ],
 )
-def test_what_is_not_written_is_refused_with_its_place(root, pointer, keyword):
+def test_what_is_not_written_is_refused_with_its_place(root, place, keyword):
     with pytest.raises(UnsupportedGrammar) as refusal:
         GrammarSpec.xml(root)
-    assert (refusal.value.pointer, refusal.value.keyword) == (pointer, keyword)
+    assert refusal.value.pointer.split("/")[1:] == place
+    assert refusal.value.keyword == keyword
 
 
 def test_hostile_descriptions_are_refused(byte_compiler):
