@@ -12,46 +12,15 @@ import argparse
 import asyncio
 import random
 import re
-import socket
-import sys
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack
 
 import aiohttp
 
+from app.bench.own_server import run_server, wait_until_ready
+
 LAG = re.compile(r'^troupe:event_loop_lag_seconds_bucket\{[^}]*le="([^"]+)"[^}]*\} (\S+)', re.MULTILINE)
-START_TIMEOUT_S = 120.0
 RAMP_UP_S = 2.0
-
-
-@asynccontextmanager
-async def run_server(url: str | None) -> AsyncIterator[str]:
-    """The given server's address, or that of one that lives as long as the block."""
-    if url is not None:
-        yield url
-        return
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    process = await asyncio.create_subprocess_exec(sys.executable, "-m", "app", "serve", "--port", str(port))
-    try:
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        process.terminate()
-        await process.wait()
-
-
-async def wait_until_ready(session: aiohttp.ClientSession, url: str) -> None:
-    async with asyncio.timeout(START_TIMEOUT_S):
-        while True:
-            try:
-                async with session.get(f"{url}/health") as response:
-                    if response.status == 200:
-                        return
-            except aiohttp.ClientConnectionError:
-                pass  # not listening yet
-            await asyncio.sleep(0.1)
 
 
 async def stream(session: aiohttp.ClientSession, url: str, model: str, until: float, chance: random.Random) -> int:
@@ -85,8 +54,10 @@ def find_quantile(before: dict[float, float], after: dict[float, float], share: 
 
 async def run(url: str | None, num_clients: int, seconds: float) -> None:
     connector = aiohttp.TCPConnector(limit=0)
-    async with run_server(url) as address, aiohttp.ClientSession(connector=connector) as session:
-        await wait_until_ready(session, address)
+    async with AsyncExitStack() as stack:
+        address: str = await stack.enter_async_context(run_server([])) if url is None else url
+        session = await stack.enter_async_context(aiohttp.ClientSession(connector=connector))
+        await wait_until_ready(address)
         async with session.get(f"{address}/v1/models") as response:
             model = (await response.json())["data"][0]["id"]
         chance = random.Random(0)
