@@ -14,6 +14,8 @@ from .tables import read_sections, words
 Exchange = tuple[str, str]
 Style = Callable[[str], str]
 
+# What newcomers ask first.
+FIRST_ASKED = ("greeting", "who", "who", "who", "not_other", "can", "cannot", "size", "training", "troupe")
 QUESTION = re.compile(r"(what|who|how|are|can|do|is|which|where|why|should|will|when|does)\b", re.IGNORECASE)
 
 
@@ -35,11 +37,14 @@ def type_question(text: str, rng: Random) -> str:
 
 
 def intent(rng: Random) -> Exchange:
-    """A question and its answer from the table; refusals come more often than any other intent."""
+    """A question and its answer from the table; refusals and who the model is come more often than the rest."""
     table = read_sections("chat")
-    name = "offtopic" if chance(rng, 0.18) else rng.choice(list(table))
+    draw = rng.random()
+    name = "offtopic" if draw < 0.16 else rng.choice(FIRST_ASKED if draw < 0.4 else list(table))
     lines = table[name]
     question = rng.choice([line[3:] for line in lines if line.startswith("Q: ")])
+    if name != "greeting" and chance(rng, 0.12):
+        question = ask_for("greeting_first", rng) + question
     reply = rng.choice([line[3:] for line in lines if line.startswith("A: ")])
     slots = {
         "place": values.city(rng),
@@ -61,6 +66,16 @@ def ask_topic(rng: Random) -> Exchange:
     names, reply = rng.choice(sections[name]).split(" => ")
     question = ask_for(f"{name}_frames", rng, {"t": rng.choice(names.split("|"))})
     return type_question(question, rng), reply
+
+
+def learned_replies() -> set[str]:
+    """Every reply of the tables that holds no words of the user."""
+    replies = {
+        line[3:] for lines in read_sections("chat").values() for line in lines if line.startswith("A: ")
+    }
+    return replies | {
+        line.split(" => ")[1] for lines in read_sections("chat_topics").values() for line in lines
+    }
 
 
 def greet_by_name(rng: Random) -> tuple[Exchange, str]:
@@ -185,7 +200,7 @@ def messages(system: str, exchanges: list[Exchange]) -> list[Message]:
 
 def sample_chat(rng: Random) -> list[Message]:
     """A dialogue of one to four exchanges, a third of them under a system prompt."""
-    if chance(rng, 0.05):
+    if chance(rng, 0.04):
         return take_a_name(rng)
     system, style = make_style(rng) if chance(rng, 0.35) else ("", lambda text: text)
     name: str | None = None
@@ -200,7 +215,7 @@ def sample_chat(rng: Random) -> list[Message]:
             exchange = echo(rng)
         elif draw < 0.25:
             exchange = ask_about_text(rng)
-        elif draw < 0.33:
+        elif draw < 0.42:
             exchange = ask_topic(rng)
         else:
             exchange = intent(rng)

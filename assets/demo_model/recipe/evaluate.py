@@ -6,6 +6,7 @@
 import argparse
 import copy
 import json
+import re
 from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,12 +18,14 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LogitsProcessor
 
 from app.extraction.scoring import score_record
 
+from .chat import learned_replies
 from .drafts import Record
 from .prompt import Message, extraction_messages
 from .schemas import Schema, load_schema
 
 HERE = Path(__file__).parent
 MAX_STRING, MAX_ITEMS, MAX_TOKENS = 100, 12, 500
+STUTTER = re.compile(r"(\b\w+\b)(?:\W+\1\b){2}", re.IGNORECASE)
 
 
 def bound_schema(schema: Schema) -> Schema:
@@ -150,19 +153,27 @@ def evaluate_documents(checkpoint: Checkpoint, documents: list[dict[str, Any]], 
     return result
 
 
-def evaluate_chat(checkpoint: Checkpoint, questions: list[dict[str, Any]], verbose: bool) -> float:
-    """Share of the questions whose answer holds every required fact; a fact is a list of alternatives."""
-    num_right = 0
+def evaluate_chat(
+    checkpoint: Checkpoint, questions: list[dict[str, Any]], verbose: bool
+) -> tuple[float, float]:
+    """Share of the questions whose answer holds every required fact, and of those that are not garbled besides.
+
+    A fact is a list of alternatives. Where the answer is a learned sentence (`own_words` is not set) it must
+    be one of them to the letter; elsewhere it must have no word three times in a row.
+    """
+    learned, num_right, num_clean = learned_replies(), 0, 0
     for question in questions:
         reply = checkpoint.answer(question["messages"])
         right = all(
             any(option.casefold() in reply.casefold() for option in fact) for fact in question["facts"]
         )
         right = right and not any(word.casefold() in reply.casefold() for word in question.get("never", ()))
+        clean = right and (reply in learned if not question.get("own_words") else not STUTTER.search(reply))
         num_right += right
-        if verbose and not right:
+        num_clean += clean
+        if verbose and not clean:
             print(question["messages"][-1]["content"], "->", reply, flush=True)
-    return num_right / len(questions)
+    return num_right / len(questions), num_clean / len(questions)
 
 
 def main() -> None:
@@ -177,7 +188,8 @@ def main() -> None:
     checkpoint = Checkpoint(args.model)
     result = evaluate_documents(checkpoint, read_lines(args.documents), args.verbose)
     print(json.dumps(result.summary(), indent=1))
-    print("chat", round(evaluate_chat(checkpoint, read_lines(args.questions), args.verbose), 3))
+    right, clean = evaluate_chat(checkpoint, read_lines(args.questions), args.verbose)
+    print(f"chat: facts {right:.3f}, and not garbled {clean:.3f}")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Small worlds: records of everyday life (a booking, a match, a flat) whose fields go by several names."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
 
@@ -10,7 +10,7 @@ from .documents import Document
 from .drafts import Record, make_distractors
 from .phrases import SLOT, capitalize, chance, compose, expand, join_bullets, join_list
 from .schemas import Schema, dress, make_object, to_camel
-from .tables import read_sections, words
+from .tables import read_worlds, words
 
 MAKERS: dict[str, Callable[[Random], str]] = {
     "person": values.person,
@@ -32,7 +32,28 @@ MAKERS: dict[str, Callable[[Random], str]] = {
     "ingredient": lambda r: r.choice(words("ingredients")),
     "vehicle": lambda r: r.choice(("car", "bus", "bicycle", "lorry", "tram", "scooter", "van")),
     "flight": lambda r: values.letters(r, 2) + r.choice(["", " "]) + values.digits(r, r.choice([3, 4])),
+    "dish": lambda r: expand(
+        "{grilled|pickled|smoked|braised|baked|stuffed|cold} {trout|leek|goose|beetroot|mushrooms|cod|pears}"
+        " {with|on|in} {dill|rye toast|cider|mustard|lentils|brown butter|salt crust|plum sauce}",
+        r,
+    ),
+    "song": lambda r: expand(
+        "{Paper|Winter|Copper|Midnight|Empty|Sailor's|Seven} {Harbour|Letters|Train|Rain|Sister|Roses}"
+        "{| Blues| Waltz| Tonight| Again}",
+        r,
+    ),
+    "animal": lambda r: expand(
+        "{grey|young|tame|wild|spotted|brown|old} {heron|badger|goat|newt|lynx|mule|stoat|hare|adder|swan}", r
+    ),
     "gate": lambda r: r.choice("ABCDE") + values.digits(r, r.choice([1, 2])),
+    "country": lambda r: r.choice(words("countries")),
+    "material": lambda r: r.choice(words("materials")),
+    "department": lambda r: r.choice(words("job_areas")),
+    "task": lambda r: expand(
+        "{check|replace|paint|order|label|test|clean|move|count|repair} {all|the|both|two|the old|our}"
+        " {pumps|lamps|signs|cables|racks|forms|valves|doors|filters|tanks|keys|shelves}",
+        r,
+    ),
     "version": lambda r: f"{r.choice(['', 'v'])}{r.randrange(12)}.{r.randrange(20)}.{r.randrange(9)}",
 }
 
@@ -54,21 +75,31 @@ class Part:
     schema: Schema
     value: Any
     slots: dict[str, str]
+    descriptions: tuple[str, ...] = ()
 
 
 def make_part(line: str, rng: Random) -> Part:
-    """A field from its line `names: type ...`; a type with `?` may be absent."""
+    """A field from its line `names: type ... -- descriptions`; a type with `?` may be absent."""
+    line, _, described = line.partition(" -- ")
     heads, rest = line.split(": ", 1)
-    names, (kind, _, details) = tuple(heads.split("|")), rest.partition(" ")
+    part = _make_value(tuple(heads.split("|")), rest, rng)
+    return replace(part, descriptions=tuple(described.split("|")) if described else ())
+
+
+def _make_value(names: tuple[str, ...], rest: str, rng: Random) -> Part:
+    kind, _, details = rest.partition(" ")
     slot, optional = names[0], kind.endswith("?")
     if optional:
         schema: Schema = {"anyOf": [{"type": "string"}, {"type": "null"}]}
         schema = {"type": ["string", "null"]} if chance(rng, 0.5) else schema
-        value, text = moments.calendar_date(rng) if kind == "date?" else (MAKERS[kind[:-1]](rng),) * 2
+        if kind == "date?":
+            value, text = moments.calendar_date(rng)
+        else:
+            value = text = expand(details, rng) if kind == "text?" else MAKERS[kind[:-1]](rng)
         known = chance(rng, 0.55)
         return Part(names, schema, value if known else None, {slot: text} if known else {})
-    if kind in MAKERS:
-        value = MAKERS[kind](rng)
+    if kind in MAKERS or kind == "text":
+        value = expand(details, rng) if kind == "text" else MAKERS[kind](rng)
         return Part(names, {"type": "string"}, value, {slot: value})
     if kind in ("list", "rows"):
         return _make_list(names, kind, details, rng)
@@ -126,11 +157,13 @@ def _make_list(names: tuple[str, ...], kind: str, details: str, rng: Random) -> 
 
 def play(rng: Random) -> tuple[Document, Schema]:
     """A document of a random scene and a schema that asks for some of its fields."""
-    lines = read_sections("scenes")[rng.choice(list(read_sections("scenes")))]
+    lines = rng.choice(list(read_worlds().values()))
     while True:
         parts = [make_part(line, rng) for line in lines if not line.startswith("> ")]
         slots = make_distractors(rng)
         for part in parts:
+            # A distractor must not stand in for a field of its name that is absent.
+            slots.pop(part.names[0], None)
             slots |= part.slots
         template = expand(rng.choice([line[2:] for line in lines if line.startswith("> ")]), rng)
         if all(name in slots for name in SLOT.findall(template)):
@@ -158,7 +191,8 @@ def _name(parts: list[Part], rng: Random) -> tuple[Schema, Record]:
         key = key if key not in record else part.names[0]
         schema = dict(part.schema)
         if described or style < 0.06:
-            schema.setdefault("description", capitalize(rng.choice(part.names).replace("_", " ")))
+            form = schema.get("description")
+            schema["description"] = _describe(part, rng) + (f", {form}" if form else "")
         if style < 0.06:
             key = f"{rng.choice('abcfqx')}{number}"
         elif style < 0.2:
@@ -169,6 +203,12 @@ def _name(parts: list[Part], rng: Random) -> tuple[Schema, Record]:
             key = key.replace("_", "-")
         properties[key], record[key] = schema, part.value
     return properties, record
+
+
+def _describe(part: Part, rng: Random) -> str:
+    if part.descriptions and chance(rng, 0.7):
+        return expand(rng.choice(part.descriptions), rng)
+    return capitalize(rng.choice(part.names).replace("_", " "))
 
 
 def nest(schema: Schema, record: Record, rng: Random) -> tuple[Schema, Record]:

@@ -20,6 +20,17 @@ def read_sections(name: str) -> dict[str, tuple[str, ...]]:
 
 
 @cache
+def read_worlds() -> dict[str, tuple[str, ...]]:
+    """The sections of every `templates/scenes_*.txt`."""
+    worlds: dict[str, tuple[str, ...]] = {}
+    for path in sorted(TEMPLATES.glob("scenes_*.txt")):
+        sections = read_sections(path.stem)
+        assert not worlds.keys() & sections.keys(), f"{path.stem}: a world of this name exists"
+        worlds |= sections
+    return worlds
+
+
+@cache
 def words(section: str) -> tuple[str, ...]:
     """The comma-separated entries of one section of `words.txt`."""
     lines = read_sections("words")[section]
