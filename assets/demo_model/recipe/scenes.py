@@ -43,7 +43,8 @@ MAKERS: dict[str, Callable[[Random], str]] = {
         r,
     ),
     "animal": lambda r: expand(
-        "{grey|young|tame|wild|spotted|brown|lame} {heron|badger|goat|newt|lynx|mule|stoat|hare|adder|swan}", r
+        "{grey|young|tame|wild|spotted|brown|lame} {heron|badger|goat|newt|lynx|mule|stoat|hare|adder|swan}",
+        r,
     ),
     "gate": lambda r: r.choice("ABCDE") + values.digits(r, r.choice([1, 2])),
     "country": lambda r: r.choice(words("countries")),

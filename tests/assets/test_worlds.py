@@ -1,0 +1,46 @@
+"""The small worlds of the demo model's recipe: what a record holds stands in its document."""
+
+import re
+from collections.abc import Iterator
+from random import Random
+from typing import Any
+
+import pytest
+
+from assets.demo_model.recipe.phrases import SLOT
+from assets.demo_model.recipe.scenes import play
+from assets.demo_model.recipe.schemas import Schema
+from assets.demo_model.recipe.tables import read_worlds
+
+REWRITTEN = re.compile(r"\d\d:\d\d|\d{4}-\d\d-\d\d")  # times and dates take one form in a record
+
+
+def test_documents_hold_every_free_string_of_their_record() -> None:
+    rng = Random(17)
+    for _ in range(1500):
+        document, schema = play(rng)
+        for value in list_free_strings(document.record, schema):
+            assert value in document.text, (value, document.text)
+
+
+@pytest.mark.parametrize("world", read_worlds())
+def test_every_field_of_a_world_is_written_by_one_of_its_documents(world: str) -> None:
+    lines = read_worlds()[world]
+    fields = {line.split(": ", 1)[0].split("|")[0] for line in lines if not line.startswith("> ")}
+    documents = [line for line in lines if line.startswith("> ")]
+    written = {slot.removesuffix("_lines") for line in documents for slot in SLOT.findall(line)}
+    assert len(documents) >= 2
+    assert fields <= written, f"never written: {fields - written}"
+
+
+def list_free_strings(value: Any, schema: Schema) -> Iterator[str]:
+    """The strings of a record that are copied: neither chosen from a list nor rewritten."""
+    schema = next((s for s in schema.get("anyOf", ()) if s.get("type") != "null"), schema)
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            yield from list_free_strings(inner, schema["properties"][name])
+    elif isinstance(value, list):
+        for item in value:
+            yield from list_free_strings(item, schema["items"])
+    elif isinstance(value, str) and not {"enum", "format"} & schema.keys() and not REWRITTEN.fullmatch(value):
+        yield value
