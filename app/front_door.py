@@ -2,30 +2,31 @@
 
 from __future__ import annotations
 
-from html import escape
-
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from app.api.errors import ApiError
+from app.api.errors import RETRY_AFTER_S, ApiError
+from app.loading import Loading
 from engine import Engine
 
-API_PREFIXES = ("/v1", "/metrics", "/version", "/tokenize", "/detokenize")
-RETRY_AFTER_S = 2.0
+API_PREFIXES = (
+    "/v1", "/metrics", "/version", "/tokenize", "/detokenize", "/openapi.json",
+    "/server_info", "/reset_prefix_cache", "/abort_requests", "/sleep", "/wake_up", "/is_sleeping",
+)  # fmt: skip
 
 # 503 keeps a load balancer away; a browser shows the page all the same and looks again.
-PAGE = """<!doctype html><html lang="en"><head><meta charset="utf-8">
-<meta http-equiv="refresh" content="1"><meta name="viewport" content="width=device-width">
-<title>Troupe</title><style>:root{{color-scheme:light dark}}
-body{{font:16px system-ui,sans-serif;display:grid;place-items:center;height:90vh}}
-</style></head><body><main><h1>Troupe</h1><p>{text}</p></main></body></html>"""
+CLOSING = """<!doctype html><html lang="en"><head><meta charset="utf-8">
+<meta http-equiv="refresh" content="2"><meta name="viewport" content="width=device-width">
+<title>Troupe</title><style>:root{color-scheme:light dark}
+body{font:16px system-ui,sans-serif;display:grid;place-items:center;height:90vh}
+</style></head><body><main><h1>Troupe</h1><p>The server is closing.</p></main></body></html>"""
 
 
 class FrontDoor:
     """Opens once and may close once; in between every request goes to the app behind it."""
 
     def __init__(self, engine: Engine) -> None:
-        self.engine = engine
+        self.loading = Loading(engine)
         self.is_draining = False
         self._app: ASGIApp | None = None
 
@@ -48,10 +49,9 @@ class FrontDoor:
         state = "closing" if self.is_draining else "starting"
         if path in ("/health", "/ping"):
             return JSONResponse({"status": state, "state": state}, 503)
+        if path == "/loading" and not self.is_draining:
+            return JSONResponse(self.loading.describe())
         if path.startswith(API_PREFIXES):
             message = f"the server is {state}; try again later"
             return ApiError(503, message, code="engine_not_ready", retry_after_s=RETRY_AFTER_S).answer(path)
-        text = (
-            "The server is closing." if self.is_draining else f"Loading {escape(self.engine.model_name)} ..."
-        )
-        return HTMLResponse(PAGE.format(text=text), 503, {"Retry-After": "2"})
+        return HTMLResponse(CLOSING if self.is_draining else self.loading.draw(), 503, {"Retry-After": "2"})

@@ -7,6 +7,7 @@ from engine.errors import (
     EngineDead,
     EngineError,
     EngineOverloaded,
+    EngineSleeping,
     InvalidRequest,
     RequestTimeout,
 )
@@ -33,6 +34,7 @@ __all__ = [
     "EngineDead",
     "EngineError",
     "EngineOverloaded",
+    "EngineSleeping",
     "EngineSnapshot",
     "EngineStats",
     "GrammarInfo",

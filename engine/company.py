@@ -10,8 +10,9 @@ generate ──AddRequest, AbortRequest──▶ Scheduler ──RunStep (at mos
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import replace
+from typing import Any
 
 from engine.actors.detokenizer import DetokenizerActor
 from engine.actors.executor import ExecutorActor
@@ -24,7 +25,7 @@ from engine.core.detokenizer import Detokenizer
 from engine.core.kv_cache_manager import KVCacheManager
 from engine.core.scheduler import Scheduler
 from engine.errors import EngineDead, EngineError
-from engine.messages import AbortRequest, AddRequest
+from engine.messages import AbortRequest, AddRequest, Sleep
 from engine.metrics import EngineStats, Metrics
 from engine.output_stream import OutputStream
 from engine.tokenizer import Tokenizer
@@ -52,6 +53,7 @@ class Company:
         self._eos_token_ids = eos_token_ids
         self._metrics = metrics
         self._report_hang = report_hang
+        self._others: list[asyncio.Task[None]] = []  # all but the executor's
 
     async def start(self, tasks: asyncio.TaskGroup, is_restart: bool) -> None:
         """Bring all actors up in `tasks`; back when requests can come."""
@@ -59,7 +61,7 @@ class Company:
         self.executor = ExecutorActor(
             self._worker, deliver=lambda done: self.scheduler.tell(done), is_restart=is_restart
         )
-        tasks.create_task(self.executor.run(), name="executor")
+        executor = tasks.create_task(self.executor.run(), name="executor")
         await self.executor.ready.wait()
         resolved = self._worker.resolved
         self.kv_cache = KVCacheManager(resolved.cache)
@@ -70,6 +72,7 @@ class Company:
             timeout_s=self._config.grammar_timeout_s,
             send_gate=self.executor.tell,
             report_broken=lambda report: self.scheduler.tell(report),
+            mask_times=self._metrics.grammar_mask,
         )
         self.detokenizer = DetokenizerActor(
             Detokenizer(self._tokenizer),
@@ -84,13 +87,16 @@ class Company:
             tell_grammar=self.grammar.tell,
             tell_detokenizer=self.detokenizer.tell,
         )
-        tasks.create_task(self.grammar.run(), name="grammar")
-        tasks.create_task(self.detokenizer.run(), name="detokenizer")
-        tasks.create_task(self.scheduler.run(), name="scheduler")
-        tasks.create_task(watch_loop_lag(self._metrics.loop_lag), name="lag gauge")
+        others: dict[str, Coroutine[Any, Any, None]] = {
+            "grammar": self.grammar.run(),
+            "detokenizer": self.detokenizer.run(),
+            "scheduler": self.scheduler.run(),
+            "lag gauge": watch_loop_lag(self._metrics.loop_lag),
+        }
         if self._config.step_timeout_s:
-            watch = watch_steps(self.machine, self._config.step_timeout_s, self._give_up)
-            tasks.create_task(watch, name="watchdog")
+            others["watchdog"] = watch_steps(self.machine, self._config.step_timeout_s, self._give_up)
+        self._others = [tasks.create_task(run, name=name) for name, run in others.items()]
+        executor.add_done_callback(lambda _: self._dismiss())
 
     @property
     def num_queued(self) -> int:
@@ -115,11 +121,25 @@ class Company:
         if live:
             self.scheduler.tell(AbortRequest(live))
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request is in it, not even one whose grammar compiles."""
+        return not self.streams and not self.grammar.num_compiling
+
+    def sleep(self, level: int) -> None:
+        """End this company when the worker has gone to sleep. It must be idle."""
+        assert self.is_idle, "requests end before their company does"
+        self.executor.tell(Sleep(level))
+
     def fail_all(self, error: EngineError) -> None:
         """End every open stream with this error."""
         for stream, _ in self.streams.values():
             stream.fail(error)
         self.streams.clear()
+
+    def _dismiss(self) -> None:
+        for task in self._others:
+            task.cancel()
 
     def _give_up(self, error: TimeoutError) -> None:
         """The readers are told of a hang at once; the company itself ends when the thread comes back."""

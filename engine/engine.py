@@ -83,6 +83,7 @@ class Engine:
         Raises:
             InvalidRequest, GrammarError: the request's own fault.
             EngineOverloaded: the waiting queue is full.
+            EngineSleeping: the engine was put to sleep.
             RequestTimeout: the deadline passed.
             EngineDead: the engine is not up, or crashed meanwhile.
         """
@@ -110,7 +111,27 @@ class Engine:
         company = self._supervisor.company
         if company is not None:
             children = f"{request_id}#"
-            company.abort([name for name in company.streams if name == request_id or name.startswith(children)])
+            company.abort(
+                [name for name in company.streams if name == request_id or name.startswith(children)]
+            )
+
+    def check_room(self, count: int = 1) -> None:
+        """Refuse what `generate` would refuse, before anything is spent on it.
+
+        Args:
+            count: sequences that want to join the waiting queue.
+
+        Raises:
+            EngineOverloaded: there is no room for them; it counts as a rejection.
+        """
+        company = self._supervisor.company
+        if company is None or company.num_queued + count <= self.config.max_num_waiting:
+            return
+        self._metrics.num_rejected += 1
+        raise EngineOverloaded(
+            f"{company.num_queued} requests are waiting and at most {self.config.max_num_waiting} may; "
+            "try again later"
+        )
 
     async def encode(self, text: str) -> list[int]:
         """Token ids of a text, tokenised off the loop when it is long."""
@@ -132,7 +153,7 @@ class Engine:
 
     @property
     def state(self) -> EngineState:
-        """One of new, starting, ready, restarting, dead, closed."""
+        """One of new, starting, ready, restarting, falling_asleep, sleeping, waking_up, dead, closed."""
         return self._supervisor.state
 
     @property
@@ -182,6 +203,35 @@ class Engine:
         """Forget all cached prefixes; False while requests own blocks."""
         return self._supervisor.require_company().kv_cache.pool.reset_cache()
 
+    async def sleep(self, level: int = 1, *, is_patient: bool = True) -> bool:
+        """Give back the memory of the KV cache (level 1: weights stay on the host), or of the weights, too (2).
+
+        From now on new requests raise EngineSleeping. Those that are here run to their end first; impatience
+        ends them with finish_reason "abort". After `wake_up` the same request has the same answer.
+
+        Returns False when `wake_up` came while requests were waited for.
+
+        Raises:
+            InvalidRequest: a level that does not exist, or another one than the engine sleeps at.
+            EngineSleeping: it is on its way there or back.
+            EngineDead: it is not up, or crashed meanwhile.
+        """
+        return await self._supervisor.sleep(level, is_patient)
+
+    async def wake_up(self) -> None:
+        """End a sleep; back when the engine answers. Nothing happens when it is awake.
+
+        Raises:
+            EngineSleeping: somebody else is waking it up.
+            EngineDead: it is not up, or could not wake up and still sleeps.
+        """
+        await self._supervisor.wake_up()
+
+    @property
+    def sleep_level(self) -> int:
+        """0 while it is awake, else what `sleep` was told."""
+        return self._supervisor.sleep_level
+
     @property
     def _intake(self) -> Intake:
         self._supervisor.require_company()
@@ -199,7 +249,7 @@ class Engine:
         intake = self._intake
         text, token_ids = await intake.encode(prompt)
         intake.check(token_ids, params)
-        self._check_room(params.n)
+        self.check_room(params.n)
         compiled, info = await self._compile(params)
         company = self._supervisor.require_company()  # it may have crashed while the grammar compiled
         messages = intake.split(request_id, token_ids, params, priority, cache_salt, arrival_time)
@@ -218,15 +268,6 @@ class Engine:
         self._metrics.grammar_compile.observe(info.compile_time_s)
         return compiled, info
 
-    def _check_room(self, count: int) -> None:
-        num_queued = self._supervisor.require_company().num_queued
-        if num_queued + count > self.config.max_num_waiting:
-            self._metrics.num_rejected += 1
-            raise EngineOverloaded(
-                f"{num_queued} requests are waiting and at most {self.config.max_num_waiting} may; "
-                "try again later"
-            )
-
     def _start_timer(
         self, stream: OutputStream, request_ids: list[str], arrival_time: float, deadline_s: float | None
     ) -> asyncio.TimerHandle | None:
@@ -234,7 +275,9 @@ class Engine:
             return None
 
         def expire() -> None:
-            stream.fail(RequestTimeout(f"the request was not finished within its deadline of {deadline_s:g} s"))
+            stream.fail(
+                RequestTimeout(f"the request was not finished within its deadline of {deadline_s:g} s")
+            )
             self._abort(request_ids)
 
         delay = arrival_time + deadline_s - time.monotonic()
@@ -252,7 +295,9 @@ def _check_request(priority: int, cache_salt: str | None, deadline_s: float | No
             f"priority={priority!r} must be an integer from {-(2**31)} to {2**31 - 1}", "priority"
         )
     if cache_salt is not None and not 1 <= len(cache_salt) <= 1024:
-        raise InvalidRequest(f"cache_salt must have 1 to 1024 characters, not {len(cache_salt)}", "cache_salt")
+        raise InvalidRequest(
+            f"cache_salt must have 1 to 1024 characters, not {len(cache_salt)}", "cache_salt"
+        )
     if deadline_s is not None and not 0 < deadline_s <= 86400:
         raise InvalidRequest(
             f"deadline_s={deadline_s!r} must be above 0 and at most 86400 seconds", "deadline_s"

@@ -4,6 +4,7 @@ EngineError
 ├── ConfigError        a setting or a checkpoint that cannot work (also a ValueError)
 ├── InvalidRequest     the request's own fault: HTTP 400 (also a ValueError)
 ├── EngineOverloaded   the waiting queue is full: HTTP 503 with Retry-After
+├── EngineSleeping     the engine was put to sleep, or is on its way there or back: HTTP 503
 ├── RequestTimeout     the request's deadline passed: HTTP 504
 └── EngineDead         the engine stopped or crashed while the request was in it: HTTP 500, or 503 at the door
 """
@@ -41,6 +42,10 @@ class EngineOverloaded(EngineError):
     def __init__(self, message: str, retry_after_s: float = 1.0) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+
+
+class EngineSleeping(EngineError):
+    """The engine was put to sleep and has not been woken up."""
 
 
 class RequestTimeout(EngineError):

@@ -5,6 +5,7 @@
     Grammar ──SampleGate──▶ Executor                  Grammar ──GrammarBroken──▶ Scheduler
     Executor ──StepDone──▶ Scheduler                  Scheduler ──NewTokens──▶ Detokenizer
     Detokenizer ──AbortRequest (stop string)──▶ Scheduler
+    Company ──Sleep──▶ Executor, when no request is left
 
 Messages are frozen, hold no tensors, locks or back references, and are sent once per step, never per token.
 Arrays and lists in them are never changed again, by nobody: steps with the same rows share theirs.
@@ -111,6 +112,13 @@ class SampleGate:
 
 
 @dataclass(frozen=True, slots=True)
+class Sleep:
+    """The executor's last message: give back the KV cache, and the weights as the level says."""
+
+    level: int  # 1: the host keeps the weights; 2: nobody does
+
+
+@dataclass(frozen=True, slots=True)
 class GrammarBroken:
     """A matcher failed; only its request pays."""
 
@@ -163,6 +171,6 @@ class NewTokens:
 
 
 SchedulerInbox = AddRequest | AbortRequest | GrammarBroken | StepDone
-ExecutorInbox = RunStep | SampleGate
+ExecutorInbox = RunStep | SampleGate | Sleep
 GrammarInbox = FillMasks | DropMatchers
 DetokenizerInbox = AddRequest | NewTokens

@@ -77,7 +77,7 @@ class Histogram:
 
 
 class Metrics:
-    """Lives as long as the engine, over restarts. Written on the event loop only."""
+    """Lives as long as the engine, over restarts. Written on the event loop, but for one histogram."""
 
     def __init__(self) -> None:
         self.num_steps = 0
@@ -95,6 +95,7 @@ class Metrics:
         self.e2e = Histogram(LATENCY_BUCKETS_S)
         self.queue_time = Histogram(LATENCY_BUCKETS_S)
         self.grammar_compile = Histogram(LATENCY_BUCKETS_S)
+        self.grammar_mask = Histogram(GAP_BUCKETS_S)  # written by the grammar thread, and by nobody else
         self.step_gap = Histogram(GAP_BUCKETS_S)
         self.loop_lag = Histogram(GAP_BUCKETS_S)
 
@@ -127,6 +128,7 @@ class Metrics:
             "e2e_request_latency_seconds": self.e2e.copy(),
             "request_queue_time_seconds": self.queue_time.copy(),
             "grammar_compile_seconds": self.grammar_compile.copy(),
+            "grammar_mask_seconds": self.grammar_mask.copy(),
             "step_gap_seconds": self.step_gap.copy(),
             "event_loop_lag_seconds": self.loop_lag.copy(),
         }

@@ -1,10 +1,12 @@
 """Supervisor: the engine's life. It loads once, runs one Company after another, and restarts after a crash.
 
     start ─▶ "starting" ─▶ "ready" ──crash──▶ "restarting" ─▶ "ready" ... ─▶ "dead" after too many
-                              └──close──▶ "closed"
+                              ├──close──▶ "closed"
+                              └──sleep──▶ "falling_asleep" ─▶ "sleeping" ──wake_up──▶ "waking_up" ─▶ "ready"
 
 All tasks of a company live in one TaskGroup, inside the supervisor's one task. A crash fails the requests in
-flight with EngineDead and is logged once; the next company takes over the loaded weights.
+flight with EngineDead and is logged once; the next company takes over the loaded weights. A sleep ends the
+company, so a sleeping engine has no tasks, threads or cache; whoever wakes it up starts the next one.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from typing import Literal
 
 from engine.company import Company
 from engine.config import EngineConfig
-from engine.errors import EngineDead
+from engine.errors import EngineDead, EngineSleeping, InvalidRequest
 from engine.metrics import Metrics
 from engine.model import ModelConfig
 from engine.tokenizer import Tokenizer
@@ -26,8 +28,13 @@ from engine.worker.worker import Worker
 
 logger = logging.getLogger("troupe.engine")
 
-EngineState = Literal["new", "starting", "ready", "restarting", "dead", "closed"]
+EngineState = Literal[
+    "new", "starting", "ready", "restarting", "falling_asleep", "sleeping", "waking_up", "dead", "closed"
+]
+ASLEEP: tuple[EngineState, ...] = ("falling_asleep", "sleeping", "waking_up")
+MAX_SLEEP_LEVEL = 2
 RESTART_WINDOW_S = 600.0
+DRAIN_LOOK_S = 0.02  # how often a sleep that waits for requests looks whether they have ended
 HANG_PATIENCE_S = 2.0  # how long a close waits for a step that hangs
 
 
@@ -46,6 +53,8 @@ class Supervisor:
         self._metrics = metrics
         self._task: asyncio.Task[None] | None = None
         self._is_hanging = False
+        self._alarm = asyncio.Event()
+        self._turn: asyncio.Future[None] | None = None  # of whoever waits for a sleep or for its end
 
     async def start(self) -> None:
         """Load and bring the first company up; whatever prevents it is raised here."""
@@ -75,40 +84,138 @@ class Supervisor:
             await asyncio.wait([self._task], timeout=HANG_PATIENCE_S if self._is_hanging else None)
         if self._is_worker_made:
             self.worker.close()
+        self._end_turn(EngineDead("the engine was closed"))
+
+    async def sleep(self, level: int, is_patient: bool) -> bool:
+        """Take no more requests, let those of now end (or end them), then give the memory back.
+
+        Returns False when somebody woke the engine up meanwhile.
+        """
+        if isinstance(level, bool) or level not in range(1, MAX_SLEEP_LEVEL + 1):
+            raise InvalidRequest(f"level={level!r} must be an integer from 1 to {MAX_SLEEP_LEVEL}", "level")
+        if self.state == "sleeping":
+            if level == self.worker.sleep_level:
+                return True
+            raise InvalidRequest(
+                f"level={level}: the engine sleeps at level {self.worker.sleep_level}; wake it up first",
+                "level",
+            )
+        company = self.require_company()
+        self.state = "falling_asleep"
+        try:
+            if not await self._drain(company, is_patient):
+                return False
+        except asyncio.CancelledError:
+            self._call_off()
+            raise
+        self._turn = asyncio.get_running_loop().create_future()
+        company.sleep(level)
+        await self._turn
+        return True
+
+    async def wake_up(self) -> None:
+        """Take the memory back and bring the next company up; a sleep that still waits is called off."""
+        if self._turn is None:
+            self._call_off()
+        if self.state == "ready":
+            return
+        if self.state != "sleeping":
+            self.require_company()
+        self.state, self.error = "waking_up", None
+        self._turn = asyncio.get_running_loop().create_future()
+        self._alarm.set()
+        await self._turn
+
+    @property
+    def sleep_level(self) -> int:
+        """0 while the engine is awake."""
+        return self.worker.sleep_level if self._is_worker_made else 0
 
     def require_company(self) -> Company:
         """The company that takes requests.
 
         Raises:
-            EngineDead: there is none; the message says why.
+            EngineSleeping, EngineDead: there is none; the message says why.
         """
         if self.company is not None and self.state == "ready":
             return self.company
+        if self.state in ASLEEP:
+            raise EngineSleeping(f"the engine is {self.state.replace('_', ' ')}: it takes no requests")
         why = f" ({self.error})" if self.error else ""
         raise EngineDead(f"the engine is {self.state}{why}")
 
     async def _supervise(self) -> None:
         await self._load_tokenizer()
         crashes: deque[float] = deque()
+        is_restart = False
         while True:
             try:
-                await self._run_company(is_restart=bool(crashes))
+                await self._run_company(is_restart)
             except ExceptionGroup as group:
                 cause = _first_cause(group)
                 if self.state == "closed":
                     return  # it hung, and the group told of that instead of the close
                 if not self._is_up.is_set():
                     raise cause from None
-                self.error = f"{type(cause).__name__}: {cause}"
-                crashes.append(time.monotonic())
-                logger.error("the engine crashed: %s", self.error, exc_info=cause)
-            while crashes[0] < crashes[-1] - RESTART_WINDOW_S:
-                crashes.popleft()
-            if len(crashes) > self._config.max_restarts:
-                self.state = "dead"
-                logger.error("the engine crashed %d times; it stays down", len(crashes))
-                return
+                self._note_crash(cause, crashes)
+                if self.state == "dead":
+                    return
+            is_restart = True
+            if self.state in ASLEEP:
+                await self._rest()
+
+    def _note_crash(self, cause: BaseException, crashes: deque[float]) -> None:
+        """Log it, and decide whether there will be another company."""
+        self.error = f"{type(cause).__name__}: {cause}"
+        if self.state == "waking_up":
+            logger.error("the engine could not wake up: %s", self.error, exc_info=cause)
+            return
+        crashes.append(time.monotonic())
+        logger.error("the engine crashed: %s", self.error, exc_info=cause)
+        while crashes[0] < crashes[-1] - RESTART_WINDOW_S:
+            crashes.popleft()
+        if len(crashes) > self._config.max_restarts:
+            self.state = "dead"
+            logger.error("the engine crashed %d times; it stays down", len(crashes))
+        else:
             self._metrics.num_restarts += 1
+        self._end_turn(EngineDead(f"the engine crashed: {cause}"))
+
+    async def _drain(self, company: Company, is_patient: bool) -> bool:
+        """Wait for the requests to end; False when the sleep was called off."""
+        if not is_patient:
+            company.abort(list(company.streams))
+        # There is no event for it: requests end in many places, and a sleep is rare.
+        while self.state == "falling_asleep" and not company.is_idle:  # noqa: ASYNC110
+            await asyncio.sleep(DRAIN_LOOK_S)
+        if self.state == "falling_asleep":
+            return True
+        if self.company is company and self.state == "ready":
+            return False
+        raise EngineDead(f"the engine crashed before it could sleep: {self.error}")
+
+    def _call_off(self) -> None:
+        if self.state == "falling_asleep":
+            self.state = "ready"
+
+    async def _rest(self) -> None:
+        """Between the company that fell asleep and the next one; also after a failed attempt to wake up."""
+        if self.state == "waking_up":
+            self._end_turn(EngineDead(f"the engine could not wake up and still sleeps: {self.error}"))
+        else:
+            self._end_turn()
+        self.state = "sleeping"
+        self._alarm.clear()
+        await self._alarm.wait()
+
+    def _end_turn(self, error: EngineDead | None = None) -> None:
+        turn, self._turn = self._turn, None
+        if turn is None or turn.done():
+            return
+        if error is None:
+            turn.set_result(None)
+        else:
+            turn.set_exception(error)
 
     async def _run_company(self, is_restart: bool) -> None:
         company = Company(
@@ -123,9 +230,10 @@ class Supervisor:
                         logger.warning("%s", notice)
                 self.company, self.state = company, "ready"
                 self._is_up.set()
+                self._end_turn()
         except ExceptionGroup as group:
             self._is_hanging = False
-            if self.state != "closed":
+            if self.state not in ("closed", "waking_up"):
                 self.state = "restarting"
             company.fail_all(EngineDead(f"the engine crashed: {_first_cause(group)}"))
             raise

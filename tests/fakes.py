@@ -126,6 +126,10 @@ class FakeEngine:
     def resolved(self) -> FakeResolvedConfig:
         return FakeResolvedConfig()
 
+    @property
+    def sleep_level(self) -> int:
+        return 0
+
     def describe_runtime(self) -> dict[str, str | int]:
         return {"ops": "none"}
 
@@ -141,6 +145,9 @@ class FakeEngine:
 
     async def __aexit__(self, *exc_info: object) -> None:
         await self.close()
+
+    def check_room(self, count: int = 1) -> None:
+        """There always is."""
 
     async def encode(self, text: str) -> list[int]:
         return self._need_tokenizer().encode(text)

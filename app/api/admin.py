@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Depends, Request
+from fastapi import APIRouter, Depends, Query, Request
 from pydantic import BaseModel, ConfigDict, Field
 
 from app import __version__
 from app.api.context import ApiContext, context_of
 from app.api.errors import ApiError
 from app.api.gate import find_key, read_key
+from engine import EngineDead
+
+
+class Sleeping(BaseModel):
+    """Answer of the routes around sleep."""
+
+    is_sleeping: bool
 
 
 class AbortBody(BaseModel):
@@ -45,13 +52,15 @@ Context = Annotated[ApiContext, Depends(require_admin)]
 
 @router.get("/server_info")
 async def show_server(context: Context) -> dict[str, Any]:
-    """What the server made of its settings; keys are left out."""
-    context.require_ready()
+    """What the server made of its settings; keys are left out. There in a sleep, too."""
+    if context.engine.state != "sleeping":
+        context.require_ready()
     hidden = {"api_key", "admin_key"}
     settings = {name: value for name, value in asdict(context.config).items() if name not in hidden}
     return {
         "version": __version__,
         "model": context.engine.model_name,
+        "state": context.engine.state,
         "engine": asdict(context.engine.resolved),
         "runtime": context.engine.describe_runtime(),
         "app": settings,
@@ -64,6 +73,40 @@ async def reset_prefix_cache(context: Context) -> dict[str, Any]:
     """Forget all cached prefixes; false while requests own blocks."""
     context.require_ready()
     return {"is_reset": await context.engine.reset_prefix_cache()}
+
+
+@router.post("/sleep")
+async def sleep(
+    context: Context,
+    level: Annotated[int, Query(ge=1, le=2)] = 1,
+    mode: Literal["wait", "abort"] = "wait",
+) -> Sleeping:
+    """Give back the KV cache (level 1), or the weights as well (level 2); answers when the engine sleeps.
+
+    New requests get a 503 from now on. Those that are here run to their end first; mode abort ends them with
+    finish_reason abort. False when a wake-up came while they were waited for.
+    """
+    return Sleeping(is_sleeping=await context.engine.sleep(level, is_patient=mode == "wait"))
+
+
+@router.post("/wake_up")
+async def wake_up(context: Context, tags: str | None = None) -> Sleeping:
+    """End a sleep, or call one off that still waits; answers when the engine takes requests again."""
+    if tags is not None:
+        raise ApiError(
+            400, "tags is not supported: weights and cache wake up together", "tags", "unsupported_field"
+        )
+    try:
+        await context.engine.wake_up()
+    except EngineDead as error:
+        raise ApiError(500, str(error), code="wake_up_failed") from error
+    return Sleeping(is_sleeping=False)
+
+
+@router.get("/is_sleeping")
+async def is_sleeping(context: Context) -> Sleeping:
+    """Whether the engine sleeps; false while it is on its way there."""
+    return Sleeping(is_sleeping=context.engine.state == "sleeping")
 
 
 @router.post("/abort_requests")

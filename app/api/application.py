@@ -42,6 +42,7 @@ def make_api(context: ApiContext) -> FastAPI:
         keys=accepted_keys(config),
         max_body_bytes=config.max_body_bytes,
         max_requests_per_key=config.max_requests_per_key,
+        check_room=context.engine.check_room,
     )
     return app
 

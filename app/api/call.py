@@ -21,7 +21,7 @@ from app.api.tool_calls import ToolParser
 from app.api.tools import ToolUse
 from app.api.verdict import Judge
 from app.api.visit import Visit
-from engine import RequestOutput, SamplingParams
+from engine import InvalidRequest, RequestOutput, SamplingParams
 from grammar import GrammarError
 
 Prompt = str | list[int]
@@ -76,6 +76,11 @@ class Call:
                     yield output
         except GrammarError as error:
             raise to_api_error(error, None if self.constraint is None else self.constraint.param) from error
+        except InvalidRequest as error:
+            if error.param != "grammar" or self.constraint is None:
+                raise
+            # the engine's name for what came in a field of this API: it took too long to compile
+            raise ApiError(400, str(error), self.constraint.param, "invalid_grammar") from error
 
     async def finish(self, index: int = 0) -> RequestOutput:
         """Run one of the prompts to its end and return the last output."""

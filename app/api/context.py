@@ -13,13 +13,19 @@ from prometheus_client import CollectorRegistry
 
 from app import __version__
 from app.api import metrics
-from app.api.errors import ApiError
+from app.api.errors import RETRY_AFTER_S, ApiError
 from app.api.thinking import CLOSE, knows_thoughts
 from app.api.tool_styles import find_style
 from app.config import AppConfig
 from engine import Engine, InvalidRequest
 
 PROBE = "probe_of_troupe"
+ASLEEP = ("falling_asleep", "sleeping", "waking_up")
+ADVICE = {
+    "falling_asleep": "it finishes the requests it has and takes no new ones",
+    "sleeping": "whoever runs this server can wake it up",
+    "dead": "whoever runs this server must start it again",
+}
 
 
 @dataclass(frozen=True)
@@ -115,13 +121,13 @@ class ApiContext:
         """Refuse at the door what the engine could not take.
 
         Raises:
-            ApiError: 503 while the engine starts or restarts, and when it is gone.
+            ApiError: 503 while the engine starts, restarts or sleeps, and when it is gone.
         """
         state = self.engine.state
         if state != "ready":
-            raise ApiError(
-                503, f"the engine is {state}; try again later", code="engine_not_ready", retry_after_s=2
-            )
+            code = "engine_sleeping" if state in ASLEEP else "engine_not_ready"
+            message = f"the engine is {state.replace('_', ' ')}; {ADVICE.get(state, 'try again later')}"
+            raise ApiError(503, message, code=code, retry_after_s=RETRY_AFTER_S)
 
 
 def context_of(request: Request) -> ApiContext:

@@ -4,7 +4,8 @@ InvalidRequest, GrammarError, bad JSON or fields    400 invalid_request_error
 missing or wrong key                                401 authentication_error
 unknown model or route                              404 not_found_error
 body over the limit                                 413 invalid_request_error
-EngineOverloaded, a starting or dead engine         503 overloaded_error / service_unavailable, Retry-After
+EngineOverloaded, EngineSleeping, a starting or     503 service_unavailable (to Anthropic's clients
+dead engine                                             overloaded_error), Retry-After
 RequestTimeout                                      504 timeout_error
 EngineDead in mid-request, a bug                    500 server_error
 """
@@ -23,13 +24,22 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 
-from engine import EngineDead, EngineError, EngineOverloaded, InvalidRequest, RequestTimeout
+from engine import (
+    EngineDead,
+    EngineError,
+    EngineOverloaded,
+    EngineSleeping,
+    InvalidRequest,
+    RequestTimeout,
+)
 from grammar import GrammarError, UnsupportedGrammar
 
 logger = logging.getLogger("troupe.api")
 
 MAX_MESSAGE_CHARS = 1000
 MAX_VALUE_CHARS = 80
+RETRY_AFTER_S = 2.0
+REQUEST_PARTS = ("body", "query", "path", "header")  # of no route a field's name
 TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",
@@ -136,6 +146,8 @@ def to_api_error(error: Exception, param: str | None = None) -> ApiError:
             return ApiError(400, str(error), param, "invalid_grammar")
         case EngineOverloaded():
             return ApiError(503, str(error), code="engine_overloaded", retry_after_s=error.retry_after_s)
+        case EngineSleeping():
+            return ApiError(503, str(error), code="engine_sleeping", retry_after_s=RETRY_AFTER_S)
         case RequestTimeout():
             return ApiError(504, str(error), code="request_timeout")
         case EngineDead():
@@ -155,7 +167,7 @@ def describe_fields(errors: Sequence[Any]) -> ApiError:
         reason = first.get("ctx", {}).get("error", first["msg"])
         return ApiError(400, f"the body is not JSON: {reason}", code="invalid_json")
     # Union members leave their type's name in the location; they are no field of the request.
-    where = [str(part) for part in first["loc"] if part != "body" and "[" not in str(part)]
+    where = [str(part) for part in first["loc"] if part not in REQUEST_PARTS and "[" not in str(part)]
     if not where:
         return ApiError(
             400, "the body must be a JSON object sent as Content-Type: application/json", code="invalid_json"

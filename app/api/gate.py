@@ -16,19 +16,21 @@ import re
 import secrets
 import uuid
 from collections import Counter
-from collections.abc import Iterable, Iterator, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from contextlib import contextmanager
 from typing import Any
 
 from fastapi import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.api.errors import ApiError
+from app.api.errors import ApiError, to_api_error
 from app.api.visit import Visit
+from engine import EngineOverloaded
 
 logger = logging.getLogger("troupe.requests")
 
 OPEN_PATHS = frozenset(("/health", "/ping"))
+WORK_PATHS = frozenset(("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"))
 REQUEST_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 MAX_LOGGED_PATH = 200
 Headers = dict[bytes, bytes]
@@ -40,6 +42,8 @@ class Gate:
     Args:
         keys: what opens the gate; none: everybody may pass.
         max_requests_per_key: requests to /v1 that one key may have open at a time; None: any number.
+        check_room: raises EngineOverloaded when the engine is full; asked before a body is read, so that a crowd
+            of refused clients costs those who were admitted next to nothing.
     """
 
     def __init__(
@@ -48,11 +52,13 @@ class Gate:
         keys: Iterable[str] = (),
         max_body_bytes: int = 32 * 2**20,
         max_requests_per_key: int | None = None,
+        check_room: Callable[[], None] = lambda: None,
     ) -> None:
         self.app = app
         self.keys = tuple(key.encode() for key in keys)
         self.max_body_bytes = max_body_bytes
         self.max_requests_per_key = max_requests_per_key
+        self.check_room = check_room
         self._num_open: Counter[int] = Counter()  # by the number of the key
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -69,10 +75,12 @@ class Gate:
             if scope["path"] not in OPEN_PATHS:
                 visit.key_number = self._find_key(headers)
             self._check_length(headers)
+            if is_work and scope["path"] in WORK_PATHS:
+                self.check_room()
             with self._counted(visit.key_number if is_work else 0):
                 await self.app(scope, self._bounded(receive), send)
-        except ApiError as error:
-            await error.answer(scope["path"])(scope, receive, send)
+        except (ApiError, EngineOverloaded) as error:
+            await to_api_error(error).answer(scope["path"])(scope, receive, send)
         finally:
             if is_work or visit.status >= 400:
                 logger.log(logging.INFO if is_work else logging.DEBUG, "%s", _describe(visit, scope))

@@ -13,7 +13,10 @@ from engine import Engine, EngineStats
 
 PREFIX = "troupe:"
 LABELS = ("model_name", "engine")
-STATES = ("starting", "ready", "restarting", "dead", "closed")
+STATES = (
+    "starting", "ready", "restarting", "falling_asleep", "sleeping", "waking_up", "dead", "closed",
+)  # fmt: skip
+SLEEP_STATES = ("awake", "weights_offloaded", "discard_all")  # by sleep level
 
 # name, EngineStats field, help
 GAUGES = (
@@ -47,6 +50,7 @@ HISTOGRAM_HELP = {
     "step_gap_seconds": "Between the end of a step and the start of the next.",
     "event_loop_lag_seconds": "How late the event loop wakes up.",
     "grammar_compile_seconds": "Compiling one grammar.",
+    "grammar_mask_seconds": "Filling the masks of one step.",
 }
 
 
@@ -73,6 +77,14 @@ class EngineCollector(Collector):
         for name in STATES:
             state.add_metric((*labels, name), float(self.engine.state == name))
         yield state
+        sleep = GaugeMetricFamily(
+            PREFIX + "engine_sleep_state",
+            "1 for how deep the engine sleeps.",
+            labels=(*LABELS, "sleep_state"),
+        )
+        for level, name in enumerate(SLEEP_STATES):
+            sleep.add_metric((*labels, name), float(self.engine.sleep_level == level))
+        yield sleep
         yield from self._histograms(stats, labels)
 
     def _plain(self, stats: EngineStats, labels: tuple[str, str]) -> Iterator[Metric]:

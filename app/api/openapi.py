@@ -16,7 +16,7 @@ ERRORS = {
     "413": "The body is larger than the server takes.",
     "429": "This key has as many requests open as it may; Retry-After says when to try again.",
     "500": "The engine failed with this request in it.",
-    "503": "The queue is full, or the engine is starting or restarting; Retry-After says when to try again.",
+    "503": "The queue is full, or the engine is starting, restarting or asleep; Retry-After says when to try again.",
     "504": "The request's own deadline has passed.",
 }
 OF_WATCHING = ("401", "404", "500", "503")  # what a GET may answer
@@ -46,7 +46,10 @@ def make_openapi(app: FastAPI) -> Json:
     if app.openapi_schema is None:
         document = get_openapi(title=app.title, version=app.version, routes=app.routes)
         components = document.setdefault("components", {})
-        components.setdefault("schemas", {})["Error"] = ERROR_SCHEMA
+        schemas = components.setdefault("schemas", {})
+        schemas["Error"] = ERROR_SCHEMA
+        for name in ("HTTPValidationError", "ValidationError"):  # of that answer, which is never given
+            schemas.pop(name, None)
         components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
         document["security"] = [{}, {"key": []}]
         for path, methods in document["paths"].items():
@@ -58,7 +61,9 @@ def make_openapi(app: FastAPI) -> Json:
 
 def _complete(path: str, method: str, responses: Json) -> None:
     """Name the answers of one operation."""
-    responses.pop("422", None)  # FastAPI's status for wrong fields; ours is 400
+    responses.pop(
+        "422", None
+    )  # FastAPI's status for wrong fields; ours is 400, also on a GET with parameters
     error = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
     for status in ERRORS if method == "post" else OF_WATCHING:
         responses[status] = {"description": ERRORS[status], "content": error}

@@ -6,6 +6,7 @@ from typing import Any
 
 from app.api.constraint import Constraint
 from app.api.errors import ApiError
+from app.api.own_names import own_names
 from app.api.protocol import MAX_PROMPTS, ChatRequest, CompletionRequest, GenerationFields
 from engine import SamplingParams
 
@@ -41,9 +42,11 @@ def chat_sampling(body: ChatRequest, constraint: Constraint | None) -> SamplingP
     if body.top_logprobs is not None and not 0 <= body.top_logprobs <= MAX_LOGPROBS:
         message = f"top_logprobs={body.top_logprobs} must be an integer from 0 to {MAX_LOGPROBS}"
         raise ApiError(400, message[:200], "top_logprobs", "invalid_value")
-    limit = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
-    return _make(body, constraint, max_tokens=limit, logprobs=logprobs)
+    if body.max_completion_tokens is None:
+        return _make(body, constraint, max_tokens=body.max_tokens, logprobs=logprobs)
+    with own_names({"max_tokens": "max_completion_tokens"}):
+        return _make(body, constraint, max_tokens=body.max_completion_tokens, logprobs=logprobs)
 
 
 def completion_sampling(body: CompletionRequest, constraint: Constraint | None) -> SamplingParams:

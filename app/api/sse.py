@@ -18,6 +18,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from app.api.errors import ApiError, to_api_error
+from engine import EngineError
 
 logger = logging.getLogger("troupe.api")
 
@@ -99,7 +100,9 @@ class EventStream(Response):
     async def _fail(self, error: Exception, scope: Scope, receive: Receive) -> None:
         known = to_api_error(error)
         if known.status == 500:
-            logger.error("a stream failed", exc_info=error)
+            # The engine has told its own story; a crash would otherwise be told once for every open stream.
+            is_told = isinstance(error, EngineError | ApiError)
+            logger.error("a stream failed: %s", error, exc_info=None if is_told else error)
         if self._is_open:
             await self._write(self.frame_error(known) + self.end, more_body=False)
         else:

@@ -89,8 +89,13 @@ class ThreadActor(ABC, Generic[Message]):
     def _run_thread(self) -> None:
         try:
             self.work()
-        except BaseException as error:  # the border of the thread: whatever it was goes to the loop
+        except Exception as error:  # the border of the thread: whatever it was goes to the loop
             self.post(_set_exception, self._ended, error)
+        except BaseException as error:
+            # As itself, an exit would end the loop and with it the whole program.
+            end = RuntimeError(f"the thread {self._name} was ended by {type(error).__name__}")
+            end.__cause__ = error
+            self.post(_set_exception, self._ended, end)
         else:
             self.post(_set_result, self._ended)
 

@@ -46,21 +46,28 @@ class DetokenizerActor(Actor[DetokenizerInbox]):
         now = time.monotonic()
         if message.plain_ids:
             self._process_plain(message.plain_ids, message.plain_tokens, now)
+        if message.items and self._rows is not None:
+            self._rows.streams.flush()
         for item in message.items:
             self._process_item(item, now)
 
     def _process_plain(self, request_ids: list[str], token_ids: list[int], now: float) -> None:
         rows = self._rows
         if rows is None or rows.request_ids is not request_ids:
+            self._drop_rows()
             rows = self._rows = _PlainRows(request_ids, self._detokenizer, self._streams)
-        for index in rows.others:
-            self._process_item(RequestTokens(request_ids[index], [token_ids[index]]), now)
-        if rows.others:
-            token_ids = [token_ids[index] for index in rows.indices]
-        rows.streams.put(token_ids, rows.texts.feed(token_ids), now, self._metrics.itl)
+        plain = [token_ids[index] for index in rows.indices] if rows.others else token_ids
+        rows.streams.put(plain, rows.texts.feed(plain), now, self._metrics.itl)
         if rows.streams.awaited:
             self._pacing.wake(rows.streams.awaited)
-        self._metrics.generation_tokens += len(token_ids)
+        self._metrics.generation_tokens += len(plain)
+        for index in rows.others:
+            self._process_item(RequestTokens(request_ids[index], [token_ids[index]]), now)
+
+    def _drop_rows(self) -> None:
+        if self._rows is not None:
+            self._rows.streams.flush()
+            self._rows = None
 
     def _process_item(self, item: RequestTokens, now: float) -> None:
         delta = self._detokenizer.process(item)
@@ -71,7 +78,7 @@ class DetokenizerActor(Actor[DetokenizerInbox]):
         stream, index = self._streams[item.request_id]
         if delta.finish_reason is not None:
             del self._streams[item.request_id]
-            self._rows = None
+            self._drop_rows()
         self._metrics.generation_tokens += len(delta.token_ids)
         if gap := stream.put(index, item, delta, now):
             self._metrics.itl.observe(gap)

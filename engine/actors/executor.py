@@ -11,7 +11,7 @@ from collections.abc import Callable
 from queue import Empty
 
 from engine.actors.actor import ThreadActor
-from engine.messages import ExecutorInbox, RunStep, SampleGate, StepDone, StepPlan
+from engine.messages import ExecutorInbox, RunStep, SampleGate, Sleep, StepDone, StepPlan
 from engine.worker.device_link import HostFetch, PendingStep
 from engine.worker.mock_worker import MockWorker
 from engine.worker.worker import Worker
@@ -21,7 +21,7 @@ POLL_S = 0.00005  # how often results on their way are looked for, while no mess
 
 
 class ExecutorActor(ThreadActor[ExecutorInbox]):
-    """Drives the Worker. Loads it on its first start, empties it on a restart."""
+    """Drives the Worker. Loads it on its first start, empties or wakes it on a later one."""
 
     def __init__(
         self, worker: Worker | MockWorker, deliver: Callable[[StepDone], None], is_restart: bool
@@ -47,6 +47,9 @@ class ExecutorActor(ThreadActor[ExecutorInbox]):
                     self._answer(self._worker.execute(plan))
                 case SampleGate():
                     self._answer(self._worker.sample_gated(message))
+                case Sleep(level=level):
+                    self._worker.sleep(level)
+                    return
 
     def _take(self) -> ExecutorInbox | None:
         """The next message, or None at the end; a quiet moment before it is used for chores."""

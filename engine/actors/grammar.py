@@ -13,6 +13,7 @@ from engine.actors.actor import ThreadActor
 from engine.core.grammar_manager import GrammarManager
 from engine.errors import InvalidRequest
 from engine.messages import DropMatchers, FillMasks, GrammarBroken, GrammarInbox, SampleGate
+from engine.metrics import Histogram
 from engine.outputs import GrammarInfo
 from grammar import CompiledGrammar, GrammarCompiler, GrammarSpec, Matcher
 
@@ -33,6 +34,7 @@ class GrammarActor(ThreadActor[GrammarInbox | OpenMatcher]):
     Args:
         make_compiler: builds the compiler on first use; the vocabulary of a large model takes a second.
         vocab_size: width of the model's logits.
+        mask_times: takes the seconds of each step's masks, from the thread.
     """
 
     def __init__(
@@ -42,6 +44,7 @@ class GrammarActor(ThreadActor[GrammarInbox | OpenMatcher]):
         timeout_s: float,
         send_gate: Callable[[SampleGate], None],
         report_broken: Callable[[GrammarBroken], None],
+        mask_times: Histogram,
     ) -> None:
         super().__init__("troupe-grammar")
         self._manager = GrammarManager()
@@ -51,6 +54,7 @@ class GrammarActor(ThreadActor[GrammarInbox | OpenMatcher]):
         self._timeout_s = timeout_s
         self._send_gate = send_gate
         self._report_broken = report_broken
+        self._mask_times = mask_times
         self._pool = ThreadPoolExecutor(COMPILE_THREADS, "troupe-compile")
         self.num_compiling = 0
 
@@ -92,8 +96,10 @@ class GrammarActor(ThreadActor[GrammarInbox | OpenMatcher]):
         while (message := self._queue.get()) is not None:
             match message:
                 case FillMasks():
+                    start = time.monotonic()
                     gate, broken = self._manager.fill(message, self._vocab_size)
                     self._send_gate(gate)
+                    self._mask_times.observe(time.monotonic() - start)
                     for report in broken:
                         self.post(self._report_broken, report)
                 case OpenMatcher(request_id=request_id, matcher=matcher):

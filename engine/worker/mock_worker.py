@@ -23,6 +23,7 @@ class MockWorker:
         self.timeline: list[tuple[str, float]] = []
         self.has_parked = False
         self.has_chore = False
+        self.sleep_level = 0
         self._step_s = (config.mock_step_ms or 0.0) / 1000
 
     def load(self) -> None:
@@ -38,6 +39,11 @@ class MockWorker:
 
     def reset(self) -> None:
         """Nothing is kept from step to step."""
+        self.sleep_level = 0
+
+    def sleep(self, level: int) -> None:
+        """There is no memory to give back."""
+        self.sleep_level = level
 
     def can_run(self, plan: StepPlan) -> bool:
         return True

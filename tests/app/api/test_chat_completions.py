@@ -235,3 +235,9 @@ async def test_a_disconnect_in_mid_stream_aborts(start: Start) -> None:
         response.close()
     await until(lambda: server.engine.requests[0].is_aborted)
     assert server.engine.requests[0].num_sent < 1000
+
+
+async def test_a_grammar_that_takes_too_long_is_blamed_on_its_own_field(start: Start) -> None:
+    engine = FakeEngine(reject=InvalidRequest("the grammar took longer than 10 s to compile", "grammar"))
+    status, reply = await (await start(engine)).chat(structured_outputs={"regex": "a+"})
+    assert (status, reply["error"]["param"]) == (400, "structured_outputs.regex")

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from engine import EngineConfig
+from engine import EngineConfig, EngineOverloaded
 from tests.app.api.harness import CHAT, Server, Start, until
 from tests.fakes import FakeEngine
 
@@ -87,7 +87,7 @@ async def test_another_model_is_a_404(server: Server) -> None:
         assert response.status == 404
 
 
-@pytest.mark.parametrize("state", ["starting", "restarting", "dead", "closed"])
+@pytest.mark.parametrize("state", ["starting", "restarting", "sleeping", "waking_up", "dead", "closed"])
 async def test_an_engine_that_is_not_ready_is_a_503(server: Server, state: str) -> None:
     server.engine.state = state
     async with server.client.get(server.url + "/health") as response:
@@ -188,6 +188,20 @@ async def test_a_key_has_as_many_requests_open_as_it_may(start: Start) -> None:
     hold.set()
     assert [status for status, _ in await asyncio.gather(first, second)] == [200, 200]
     assert (await server.post("/v1/chat/completions", CHAT, headers=mine))[0] == 200
+
+
+async def test_a_full_engine_refuses_before_it_reads_the_body(start: Start) -> None:
+    def be_full(count: int = 1) -> None:
+        raise EngineOverloaded("4 requests are waiting", retry_after_s=1)
+
+    engine = FakeEngine()
+    engine.check_room = be_full  # type: ignore[method-assign]
+    server = await start(engine)
+    for path in ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"):
+        async with server.client.post(server.url + path, data=b"{ no JSON") as response:
+            assert (response.status, response.headers["Retry-After"]) == (503, "1")
+            assert "4 requests are waiting" in (await response.json())["error"]["message"]
+    assert (await server.post("/tokenize", {"prompt": "a"}))[0] == 200
 
 
 async def test_every_request_leaves_one_line_without_its_words(

@@ -1,0 +1,51 @@
+"""Move a model's tensors to another device and back, in place, whoever refers to them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import fields, is_dataclass
+
+import torch
+from torch import Tensor
+
+from engine.model import DecoderModel
+from engine.model.linear import Linear
+
+
+def list_tensors(model: DecoderModel) -> list[Tensor]:
+    """Every tensor that holds weights, packed ones and their parts included."""
+    found: list[Tensor] = list(model.parameters())
+    for module in model.modules():
+        if isinstance(module, Linear):
+            found += _tensors_of(module.packed)
+    return found
+
+
+def move_tensors(tensors: Iterable[Tensor], device: torch.device) -> None:
+    """Copy the tensors' memory to a device and let them stand there; those that shared some go on sharing it."""
+    # The old storages are kept to the end, so that no address stands for two of them.
+    moved: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}
+    for tensor in tensors:
+        old = tensor.untyped_storage()
+        if old.data_ptr() not in moved:
+            moved[old.data_ptr()] = (old, _copy(old, device))
+        new = torch.empty(0, dtype=tensor.dtype, device=device)
+        new.set_(moved[old.data_ptr()][1], tensor.storage_offset(), tensor.size(), tensor.stride())
+        tensor.data = new
+
+
+def _copy(storage: torch.UntypedStorage, device: torch.device) -> torch.UntypedStorage:
+    copy = torch.UntypedStorage(storage.nbytes(), device=device)
+    copy.copy_(storage)
+    return copy
+
+
+def _tensors_of(packed: object) -> Iterator[Tensor]:
+    if isinstance(packed, Tensor):
+        yield packed
+    elif is_dataclass(packed):
+        for field in fields(packed):
+            yield from _tensors_of(getattr(packed, field.name))
+    elif hasattr(packed, "__dict__"):
+        for part in vars(packed).values():
+            yield from _tensors_of(part)

@@ -1,0 +1,293 @@
+"""What brought other servers down, against a whole server in a process of its own: its keys, memory, CPU and sockets.
+
+Costs are told in the CPU time of the server's event loop, which a busy machine does not change.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+import pytest_asyncio
+
+from app.bench.own_server import run_server
+from engine import EngineConfig
+from tests.app.api.process import KEY, Process, list_listeners
+
+pytestmark = [
+    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.skipif(
+        not (Path(EngineConfig().model) / "model.safetensors").exists(), reason="the demo model is not here"
+    ),
+    pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs Linux's /proc"),
+]
+
+FLAGS = (
+    "--no-ui",
+    "--no-enable-native-ops",
+    "--num-blocks",
+    "512",
+    "--api-key",
+    "key",
+    "--admin-key",
+    "boss",
+)
+CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 4}
+BODIES: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": CHAT,
+    "/v1/completions": {"prompt": "hello", "max_tokens": 4},
+    "/v1/responses": {"input": "hello", "max_output_tokens": 4},
+    "/v1/messages": CHAT | {"model": "demo_model"},
+}
+MB = 2**20
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def server(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Process]:
+    home = tmp_path_factory.mktemp("home")
+    pids: list[int] = []
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("HOME", "TMPDIR", "XDG_CACHE_HOME"):
+            patch.setenv(name, str(home))
+        async with run_server(FLAGS, pids.append) as url, aiohttp.ClientSession() as client:
+            running = Process(url, pids[0], home, client)
+            for path, body in BODIES.items():  # what comes first loads what comes later
+                status, reply = await running.post(path, body)
+                assert status == 200, (path, reply)
+            yield running
+
+
+async def test_with_a_key_only_the_health_is_open(server: Process) -> None:
+    async with server.client.get(server.url + "/openapi.json", headers=KEY) as response:
+        paths = (await response.json())["paths"]
+    found = {}
+    for path, methods in paths.items():
+        for method in methods:
+            async with server.client.request(method, server.url + path) as response:
+                found[path] = response.status
+    assert {path for path, status in found.items() if status != 401} == {"/health", "/ping"}
+    assert len(found) >= 19
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("GET", "/server_info"),
+        ("GET", "/is_sleeping"),
+        ("POST", "/sleep"),
+        ("POST", "/wake_up"),
+        ("POST", "/reset_prefix_cache"),
+        ("POST", "/abort_requests"),
+    ],
+)
+async def test_a_users_key_opens_no_admin_route(server: Process, method: str, path: str) -> None:
+    async with server.client.request(method, server.url + path, headers=KEY) as response:
+        assert (response.status, (await response.json())["error"]["code"]) == (401, "invalid_api_key")
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999", str(2**63), str(-(2**63) - 1)])
+async def test_no_number_of_any_route_takes_what_is_none_or_too_large(server: Process, number: str) -> None:
+    async with server.client.get(server.url + "/openapi.json", headers=KEY) as response:
+        document = await response.json()
+    num_fields = 0
+    for path, body in BODIES.items():
+        reference = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
+        fields = document["components"]["schemas"][reference["$ref"].rpartition("/")[2]]["properties"]
+        for name, schema in fields.items():
+            if not any(part.get("type") in ("integer", "number") for part in schema.get("anyOf", [schema])):
+                continue
+            num_fields += 1
+            more = {"logprobs": True} if name == "top_logprobs" and path != "/v1/responses" else {}
+            text = json.dumps({k: v for k, v in (body | more).items() if k != name})
+            status, reply = await server.post(path, f'{text[:-1]}, "{name}": {number}}}'.encode())
+            assert status == 400, (path, name, reply)
+            assert name in str(reply["error"]), (path, name, reply)
+    assert num_fields >= 38
+
+
+@pytest.mark.parametrize(
+    ("path", "field", "value"),
+    [
+        ("/v1/completions", "prompt", [2**63]),
+        ("/v1/completions", "prompt", [-1]),
+        ("/v1/completions", "stop_token_ids", [2**63]),
+        ("/v1/completions", "allowed_token_ids", [2**63]),
+        ("/v1/completions", "logit_bias", {str(2**63): 1.0}),
+        ("/v1/completions", "logit_bias", {"5": 2**63}),
+        ("/detokenize", "tokens", [2**63]),
+        ("/detokenize", "tokens", [-1]),
+        ("/v1/completions", "n", -(2**31)),
+        ("/v1/completions", "prompt", ""),
+        ("/v1/completions", "best_of", 10**9),
+        ("/tokenize", "chat_template_kwargs", {"tokenize": True}),
+    ],
+)
+async def test_a_number_within_a_list_is_as_checked_as_any(
+    server: Process, path: str, field: str, value: Any
+) -> None:
+    body = {"messages": CHAT["messages"]} if path == "/tokenize" else BODIES["/v1/completions"]
+    status, reply = await server.post(path, body | {field: value})
+    assert (status, reply["error"]["param"]) == (400, field), reply
+
+
+async def test_a_huge_n_costs_neither_time_nor_memory(server: Process) -> None:
+    memory, cpu_s = server.memory_bytes, server.loop_cpu_s
+    for _ in range(10):
+        status, reply = await server.post("/v1/completions", BODIES["/v1/completions"] | {"n": 1_000_000})
+        assert (status, reply["error"]["param"]) == (400, "n")
+    assert server.loop_cpu_s - cpu_s < 10 * 0.05
+    assert server.memory_bytes - memory < 10 * MB
+
+
+@pytest.mark.parametrize(
+    ("field", "entries"),
+    [
+        ("logit_bias", {str(i): 1 for i in range(1_000_000)}),
+        ("stop_token_ids", [1] * 1_000_000),
+        ("allowed_token_ids", [1] * 1_000_000),
+        ("bad_words", ["a"] * 1_000_000),
+        ("stop", ["a"] * 1_000_000),
+        ("prompt", ["a"] * 1_000_000),
+        ("structured_outputs", {"choice": ["a"] * 1_000_000}),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+async def test_a_million_entries_are_refused_before_anything_is_done_with_them(
+    server: Process, field: str, entries: Any
+) -> None:
+    body = json.dumps(BODIES["/v1/completions"] | {field: entries}).encode()
+    cpu_s = server.loop_cpu_s
+    status, reply = await server.post("/v1/completions", body)
+    assert (status, reply["error"]["param"]) == (400, field)
+    assert len(json.dumps(reply)) < 2000
+    # about what it takes to read that much JSON
+    assert server.loop_cpu_s - cpu_s < 2.5
+
+
+async def test_a_hundred_megabytes_of_headers_stay_outside(server: Process) -> None:
+    memory = server.memory_bytes
+    host, port = server.url.removeprefix("http://").split(":")
+    for start in (b"GET /health HTTP/1.1\r\nHost: x\r\nX-Long: ", b"GET /", b"GET /health HTTP/1.1\r\n"):
+        reader, writer = await asyncio.open_connection(host, int(port))
+        chunk = b"a" * MB if not start.endswith(b"\n") else b"X-Many: a\r\n" * (MB // 11)
+        writer.write(start)
+        try:
+            for _ in range(100):
+                writer.write(chunk)
+                await writer.drain()
+            assert (await reader.readline()).startswith(b"HTTP/1.1 400 ")
+        except ConnectionError:
+            pass  # it hung up while we still wrote
+        writer.close()
+    assert server.memory_bytes - memory < 10 * MB
+    async with server.client.get(server.url + "/health") as response:
+        assert response.status == 200
+
+
+NESTED: dict[str, Any] = {"type": "string"}
+for _ in range(400):
+    NESTED = {"type": "array", "items": NESTED}
+DEEP = '{"type": "array", "items": ' * 10_000 + "true" + "}" * 10_000
+HOSTILE: dict[str, Any] = {
+    "nested quantifiers": {"structured_outputs": {"regex": "((((a{1,99}){1,99}){1,99}){1,99}){1,99}"}},
+    "counted repeat": {"structured_outputs": {"regex": "(a|b){1000000}"}},
+    "catastrophic": {"structured_outputs": {"regex": "(a+)+(b+)+((c|d)*e?)*$"}},
+    "self reference": {"structured_outputs": {"json": {"$ref": "#"}}},
+    "references in a circle": {
+        "structured_outputs": {
+            "json": {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}}
+        }
+    },
+    "400 levels": {"structured_outputs": {"json": NESTED}},
+    "a megabyte of enum": {"structured_outputs": {"json": {"enum": [f"{i:08x}" * 8 for i in range(15_000)]}}},
+    "many alternatives": {
+        "structured_outputs": {"json": {"allOf": [{"anyOf": [{"const": i} for i in range(300)]}] * 12}}
+    },
+    "a schema from elsewhere": {"structured_outputs": {"json": {"$ref": "http://127.0.0.1:9/x.json"}}},
+    "left recursion": {"structured_outputs": {"grammar": 'root ::= root "a" | root root | ""'}},
+    "a huge grammar": {"structured_outputs": {"grammar": "root ::= " + " | ".join(['"ab"'] * 50_000)}},
+    "a pattern that is none": {"structured_outputs": {"json": {"type": "string", "pattern": "(?<=a)b["}}},
+    "a type that is none": {"structured_outputs": {"json": {"type": ["string", 5]}}},
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+async def test_a_hostile_schema_costs_its_sender_a_4xx_and_nobody_else_a_thing(
+    server: Process, name: str
+) -> None:
+    long = BODIES["/v1/completions"] | {"stream": True, "max_tokens": 1500, "ignore_eos": True}
+    async with server.client.post(server.url + "/v1/completions", json=long, headers=KEY) as stream:
+        await stream.content.readuntil(b"\n\n")
+        cpu_s = server.loop_cpu_s
+        status, reply = await server.post("/v1/completions", BODIES["/v1/completions"] | HOSTILE[name])
+        assert status in (200, 400), reply
+        if status == 400:
+            assert reply["error"]["param"].startswith("structured_outputs") and reply["error"]["message"]
+        # the loop goes on with the stream meanwhile; what it does itself for the schema is this little
+        assert server.loop_cpu_s - cpu_s < 5
+        assert b'"text"' in await stream.content.readuntil(b"\n\n")
+
+
+async def test_a_body_nested_ten_thousand_deep_is_a_400(server: Process) -> None:
+    body = f'{{"prompt": "a", "structured_outputs": {{"json": {DEEP}}}}}'.encode()
+    status, reply = await server.post("/v1/completions", body)
+    assert status == 400, reply
+    assert (await server.post("/v1/completions", BODIES["/v1/completions"]))[0] == 200
+
+
+async def test_tools_with_any_json_as_their_parameters_kill_nobody(server: Process) -> None:
+    wrong: list[Any] = [5, [], "x", {"type": 5}, {"properties": 5}, {"pattern": 5}, {"enum": []}, {"$ref": 5}]
+    wrong += [{"type": "object", "properties": {"a": one}} for one in ([], {"pattern": "["}, {"type": "x"})]
+    for parameters in wrong:
+        tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
+        status, reply = await server.post(
+            "/v1/chat/completions", CHAT | {"tools": [tool], "tool_choice": "required"}
+        )
+        assert (status, reply["error"]["param"]) == (400, "tools"), (parameters, reply)
+    assert (await server.post("/v1/chat/completions", CHAT))[0] == 200
+
+
+async def test_a_message_of_a_megabyte_leaves_the_loop_free(server: Process) -> None:
+    body = json.dumps({"messages": [{"role": "user", "content": "word " * 200_000}]}).encode()
+    cpu_s = server.loop_cpu_s
+    status, reply = await server.post("/v1/chat/completions", body)
+    assert (status, reply["error"]["code"]) == (400, "invalid_value")
+    assert server.loop_cpu_s - cpu_s < 0.2
+
+
+async def test_schemas_nobody_saw_before_leave_no_files(server: Process) -> None:
+    before = sorted(path for path in server.home.rglob("*"))
+    for number in range(60):
+        schema = {"type": "object", "properties": {f"name_{number}": {"type": "integer"}}, "required": []}
+        asked = {"structured_outputs": {"json": schema}, "max_tokens": 1}
+        assert (await server.post("/v1/completions", BODIES["/v1/completions"] | asked))[0] == 200
+    assert sorted(path for path in server.home.rglob("*")) == before
+
+
+async def test_it_listens_on_one_port_of_loopback_and_nowhere_else(server: Process) -> None:
+    port = int(server.url.rpartition(":")[2])
+    assert list_listeners(server.pid) == [("tcp", f"0100007F:{port:04X}")]
+
+
+async def test_when_all_that_is_over_it_rests(server: Process) -> None:
+    def cpu_s() -> float:
+        fields = Path(f"/proc/{server.pid}/stat").read_text().rpartition(")")[2].split()
+        return sum(map(int, fields[11:13])) / 100
+
+    async with asyncio.timeout(60):
+        while True:
+            before = cpu_s()
+            await asyncio.sleep(1)
+            if cpu_s() - before < 0.05:
+                break
+    async with server.client.get(server.url + "/metrics", headers=KEY) as response:
+        text = await response.text()
+    values = dict(re.findall(r"^troupe:(\w+)\{[^}]*\} (\S+)", text, re.MULTILINE))
+    assert values["kv_cache_free_blocks"] == values["kv_cache_blocks"]
+    assert values["engine_restarts_total"] == "0.0"

@@ -1,0 +1,160 @@
+"""The admin routes around sleep, on the real engine, as an operator and as a client see them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from app.config import AppConfig
+from engine import Engine, EngineConfig
+from engine.worker.worker import Worker
+from tests.app.api.harness import Server, run_server
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.skipif(
+    not (Path(EngineConfig().model) / "model.safetensors").exists(), reason="the demo model is not here"
+)
+
+ADMIN = {"Authorization": "Bearer boss"}
+ASKED: dict[str, Any] = {"prompt": "Once upon a time", "max_tokens": 12, "seed": 3, "temperature": 0.8}
+LONG = {"prompt": "Once upon a time", "max_tokens": 150, "ignore_eos": True, "stream": True}
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[Server]:
+    config = AppConfig(admin_key="boss")
+    async with Engine(EngineConfig(num_blocks=256)) as engine, run_server(engine, config) as running:
+        yield running
+
+
+async def get(server: Server, path: str, **options: Any) -> tuple[int, Any]:
+    async with server.client.get(server.url + path, **options) as response:
+        is_json = response.content_type == "application/json"
+        return response.status, await (response.json() if is_json else response.text())
+
+
+async def admin(server: Server, path: str) -> tuple[int, Any]:
+    return await server.post(path, None, headers=ADMIN)
+
+
+async def complete(server: Server) -> tuple[int, Any]:
+    return await server.post("/v1/completions", ASKED)
+
+
+@pytest.mark.parametrize(
+    ("path", "name"), [("/sleep", "weights_offloaded"), ("/sleep?level=2", "discard_all")]
+)
+async def test_a_sleeping_server_says_so_everywhere_and_wakes_up_the_same(
+    server: Server, path: str, name: str
+) -> None:
+    _, before = await complete(server)
+    assert await admin(server, path) == (200, {"is_sleeping": True})
+    assert await get(server, "/is_sleeping", headers=ADMIN) == (200, {"is_sleeping": True})
+    assert await get(server, "/health") == (503, {"status": "sleeping", "state": "sleeping"})
+    _, metrics = await get(server, "/metrics")
+    assert f'model_name="demo_model",sleep_state="{name}"}} 1.0' in metrics
+    async with server.client.post(server.url + "/v1/completions", json=ASKED) as response:
+        assert (response.status, response.headers["Retry-After"]) == (503, "2")
+        error = (await response.json())["error"]
+    assert error["code"] == "engine_sleeping"
+    assert error["message"] == "the engine is sleeping; whoever runs this server can wake it up"
+    assert (await get(server, "/v1/models"))[0] == 200
+    status, info = await get(server, "/server_info", headers=ADMIN)
+    assert (status, info["state"], info["runtime"]["ops"]) == (200, "sleeping", "asleep")
+    assert await admin(server, "/wake_up") == (200, {"is_sleeping": False})
+    assert await get(server, "/health") == (200, {"status": "ok", "state": "ready"})
+    _, after = await complete(server)
+    assert after["choices"] == before["choices"]
+
+
+async def test_an_open_stream_ends_as_it_would_have_before_the_server_sleeps(server: Server) -> None:
+    async with server.client.post(server.url + "/v1/completions", json=LONG) as stream:
+        await stream.content.readuntil(b"\n\n")
+        falling = asyncio.create_task(admin(server, "/sleep"))
+        await wait_until(lambda: server.engine.state == "falling_asleep")
+        status, reply = await complete(server)
+        assert (status, reply["error"]["code"]) == (503, "engine_sleeping")
+        assert "finishes the requests it has and takes no new ones" in reply["error"]["message"]
+        assert await get(server, "/is_sleeping", headers=ADMIN) == (200, {"is_sleeping": False})
+        raw = await stream.read()
+    assert raw.endswith(b"data: [DONE]\n\n") and b'"finish_reason":"length"' in raw.replace(b": ", b":")
+    assert await falling == (200, {"is_sleeping": True})
+
+
+async def test_mode_abort_ends_open_streams_at_once(server: Server) -> None:
+    async with server.client.post(server.url + "/v1/completions", json=LONG) as stream:
+        await stream.content.readuntil(b"\n\n")
+        assert await admin(server, "/sleep?mode=abort") == (200, {"is_sleeping": True})
+        raw = await stream.read()
+    assert raw.endswith(b"data: [DONE]\n\n") and b'"finish_reason":"abort"' in raw.replace(b": ", b":")
+
+
+async def test_a_wake_up_calls_off_a_sleep_that_waits(server: Server) -> None:
+    async with server.client.post(server.url + "/v1/completions", json=LONG) as stream:
+        await stream.content.readuntil(b"\n\n")
+        falling = asyncio.create_task(admin(server, "/sleep"))
+        await wait_until(lambda: server.engine.state == "falling_asleep")
+        assert await admin(server, "/wake_up") == (200, {"is_sleeping": False})
+        assert await falling == (200, {"is_sleeping": False})
+        assert (await complete(server))[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "param"),
+    [
+        ("/sleep?level=0", "level"),
+        ("/sleep?level=3", "level"),
+        ("/sleep?level=9223372036854775808", "level"),
+        ("/sleep?level=NaN", "level"),
+        ("/sleep?mode=keep", "mode"),
+        ("/wake_up?tags=weights", "tags"),
+    ],
+)
+async def test_a_wrong_parameter_is_a_400_naming_it(server: Server, path: str, param: str) -> None:
+    status, reply = await admin(server, path)
+    assert (status, reply["error"]["param"]) == (400, param), reply
+    assert server.engine.state == "ready"
+
+
+@pytest.mark.parametrize("path", ["/sleep", "/wake_up"])
+async def test_nobody_else_may_put_it_to_sleep(server: Server, path: str) -> None:
+    for headers in ({}, {"Authorization": "Bearer other"}):
+        assert (await server.post(path, None, headers=headers))[0] == 401
+    assert (await get(server, "/is_sleeping"))[0] == 401
+    assert server.engine.state == "ready"
+
+
+async def test_a_failed_wake_up_is_a_500_with_the_cause(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def explode(_: Worker) -> None:
+        raise RuntimeError("no memory left on /dev/gpu/one")
+
+    await admin(server, "/sleep?level=2")
+    with monkeypatch.context() as patch:
+        patch.setattr(Worker, "_make_caches", explode)
+        status, reply = await admin(server, "/wake_up")
+    assert (status, reply["error"]["code"]) == (500, "wake_up_failed")
+    assert reply["error"]["message"].endswith("still sleeps: RuntimeError: no memory left on ...")
+    status, health = await get(server, "/health")
+    assert (status, health["state"], "no memory left" in health["error"]) == (503, "sleeping", True)
+    assert (await admin(server, "/wake_up"))[0] == 200
+
+
+async def test_the_official_client_waits_for_a_wake_up(server: Server) -> None:
+    await admin(server, "/sleep")
+    asyncio.get_running_loop().call_later(0.3, lambda: waking.append(asyncio.ensure_future(wake())))
+    waking: list[asyncio.Future[Any]] = []
+
+    async def wake() -> None:
+        await admin(server, "/wake_up")
+
+    async with openai.AsyncOpenAI(base_url=server.url + "/v1", api_key="x", max_retries=2) as client:
+        reply = await client.completions.create(model="demo_model", prompt="Hello", max_tokens=4)
+    assert reply.choices[0].finish_reason in ("stop", "length")
+    await asyncio.gather(*waking)

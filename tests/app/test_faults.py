@@ -1,0 +1,187 @@
+"""Faults of the world around it: a thread that dies, numbers that are none, a full disk, a signal under load.
+
+Only what was touched fails, and it says why.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import json
+import math
+import os
+import resource
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+import torch
+
+from app.bench.own_server import wait_until_ready
+from app.config import AppConfig
+from engine import Engine, EngineConfig
+from engine.worker.worker import Worker
+from tests.app.api.harness import Server, events, run_server, until
+from tests.app.test_server import free_port
+
+pytestmark = pytest.mark.skipif(
+    not (Path(EngineConfig().model) / "model.safetensors").exists(), reason="the demo model is not here"
+)
+
+ASKED: dict[str, Any] = {"prompt": "Once upon a time", "max_tokens": 12, "temperature": 0, "ignore_eos": True}
+LONG = ASKED | {"max_tokens": 1500, "stream": True}
+
+
+@asynccontextmanager
+async def serve() -> AsyncIterator[Server]:
+    config = EngineConfig(num_blocks=512, enable_native_ops=False)
+    async with Engine(config) as engine, run_server(engine, AppConfig()) as server:
+        yield server
+
+
+async def open_stream(server: Server) -> aiohttp.ClientResponse:
+    response = await server.client.post(server.url + "/v1/completions", json=LONG)
+    await response.content.readuntil(b"\n\n")
+    return response
+
+
+def end_thread(name: str) -> None:
+    """Raise SystemExit in a thread, wherever it is, as `sys.exit` of some library would."""
+    (thread,) = [each for each in threading.enumerate() if each.name == name]
+    assert thread.ident is not None
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(SystemExit))
+
+
+@pytest.mark.parametrize("name", ["troupe-executor", "troupe-grammar"])
+async def test_a_thread_that_dies_fails_what_runs_and_the_next_request_is_served(name: str) -> None:
+    async with serve() as server:
+        _, before = await server.post("/v1/completions", ASKED)
+        streams = [await open_stream(server) for _ in range(3)]
+        end_thread(name)
+        # a thread that waits for work notices when some comes
+        regex = server.post("/v1/completions", ASKED | {"structured_outputs": {"regex": "[ab]{20}"}})
+        await asyncio.gather(regex, return_exceptions=True)
+        for stream in streams:
+            assert events(await stream.read())[-1]["error"]["code"] == "engine_dead"
+        assert server.engine.error == f"RuntimeError: the thread {name} was ended by SystemExit"
+        await until(lambda: server.engine.state == "ready")
+        _, after = await server.post("/v1/completions", ASKED)
+        assert after["choices"] == before["choices"]
+        stats = server.engine.stats()
+        assert (stats.num_restarts, stats.num_free_blocks) == (1, stats.num_blocks)
+
+
+async def test_logits_that_are_no_numbers_are_an_error_of_their_request_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with serve() as server:
+        _, before = await server.post("/v1/completions", ASKED)
+        worker = server.engine._supervisor.worker
+        assert isinstance(worker, Worker)
+        compute = worker.model.compute_logits
+
+        def poison(hidden: torch.Tensor) -> torch.Tensor:
+            logits = compute(hidden)
+            if len(logits) > 1:
+                logits[1:] = math.nan  # of whoever joined the first
+            return logits
+
+        first = asyncio.create_task(server.post("/v1/completions", ASKED | {"max_tokens": 200}))
+        await until(lambda: server.engine.stats().num_running == 1)
+        monkeypatch.setattr(worker.model, "compute_logits", poison)
+        status, reply = await server.post("/v1/completions", ASKED)
+        assert (status, reply["error"]["code"]) == (500, "generation_failed")
+        assert "not numbers" in reply["error"]["message"]
+        raw = await server.stream("/v1/completions", ASKED)
+        assert json.loads(raw)["error"]["code"] == "generation_failed"
+        status, whole = await first
+        assert status == 200 and whole["choices"][0]["text"].startswith(before["choices"][0]["text"])
+        assert server.engine.stats().num_restarts == 0
+
+
+def start_program(*arguments: str, **options: Any) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "app", *arguments, "--num-blocks", "512", "--no-enable-native-ops"]
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen(command, text=True, **(pipes | options))
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+async def test_a_server_whose_log_cannot_be_written_goes_on_serving() -> None:
+    port = free_port()
+    process = start_program("serve", "--no-ui", "--port", str(port), stderr=os.open("/dev/full", os.O_WRONLY))
+    url = f"http://127.0.0.1:{port}"
+    try:
+        await wait_until_ready(url)
+        async with aiohttp.ClientSession() as client:
+            for _ in range(3):
+                async with client.post(url + "/v1/completions", json=ASKED) as response:
+                    assert (await response.json())["usage"]["completion_tokens"] == 12
+    finally:
+        process.terminate()
+        await asyncio.to_thread(process.communicate)
+    assert process.returncode == 0
+
+
+def test_a_batch_whose_disk_is_full_says_so_and_goes_on_when_there_is_room(tmp_path: Path) -> None:
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    rows = [
+        {"custom_id": str(i), "method": "POST", "url": "/v1/completions", "body": ASKED} for i in range(30)
+    ]
+    source.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    def allow_little() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (6000, 6000))
+
+    arguments = ("run-batch", "-i", str(source), "-o", str(target))
+    process = start_program(*arguments, preexec_fn=allow_little)
+    _, errors = process.communicate(timeout=100)
+    assert process.returncode == 2 and "Traceback" not in errors
+    assert errors.splitlines()[-1] == f"troupe: cannot use {target}: File too large"
+    written = target.read_bytes()
+    process = start_program(*arguments)
+    _, errors = process.communicate(timeout=100)
+    assert process.returncode == 0, errors
+    assert target.read_bytes().startswith(written[: written.rfind(b"\n") + 1])
+    results = [json.loads(line) for line in target.read_text().splitlines()]
+    assert sorted(int(result["custom_id"]) for result in results) == list(range(30))
+
+
+async def test_a_signal_under_load_ends_every_stream_with_its_end_or_an_error() -> None:
+    port = free_port()
+    process = start_program("serve", "--no-ui", "--port", str(port), "--shutdown-grace-s", "1")
+    url = f"http://127.0.0.1:{port}"
+    try:
+        await wait_until_ready(url)
+        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as client:
+
+            async def ask(number: int) -> Any:
+                body = LONG if number % 2 else LONG | {"max_tokens": 40}
+                async with client.post(url + "/v1/completions", json=body) as response:
+                    await response.content.readuntil(b"\n\n")
+                    num_begun.append(number)
+                    raw = await response.read()
+                return events(b"data: {}\n\n" + raw)[-1]
+
+            num_begun: list[int] = []
+            asked = [asyncio.create_task(ask(number)) for number in range(24)]
+            async with asyncio.timeout(60):
+                while len(num_begun) < len(asked):
+                    await asyncio.sleep(0.02)
+            os.kill(process.pid, signal.SIGTERM)
+            ends = await asyncio.gather(*asked)
+        _, errors = await asyncio.to_thread(process.communicate, timeout=60)
+    finally:
+        process.kill()
+    finished = [end for end in ends if "choices" in end]
+    cut = [end for end in ends if "error" in end]
+    assert len(finished) + len(cut) == 24
+    assert all(end["choices"][0]["finish_reason"] == "length" for end in finished)
+    assert {end["error"]["code"] for end in cut} == {"engine_dead"}
+    assert process.returncode == 0 and "Traceback" not in errors

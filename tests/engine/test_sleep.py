@@ -1,0 +1,209 @@
+"""Sleep and wake-up: what the engine gives back, who may still finish, and that nothing else changes."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from engine import Engine, EngineConfig, EngineDead, EngineSleeping, InvalidRequest, SamplingParams
+from engine.model import load_model
+from engine.worker.model_runner import ModelRunner
+from engine.worker.moving import list_tensors, move_tensors
+from engine.worker.worker import Worker
+from grammar import GrammarSpec
+from tests.waiting import wait_until
+
+MakeConfig = Callable[..., EngineConfig]
+LONG = SamplingParams(max_tokens=300, temperature=0, ignore_eos=True, output_kind="delta")
+ASKED = [
+    SamplingParams(max_tokens=12, temperature=0, ignore_eos=True),
+    SamplingParams(max_tokens=12, temperature=0.9, seed=7, ignore_eos=True, logprobs=2),
+    SamplingParams(max_tokens=12, temperature=0.8, seed=8, grammar=GrammarSpec.regex("[a-f]{6}")),
+]
+
+
+async def answer_all(engine: Engine) -> list[Any]:
+    outputs = []
+    for params in ASKED:
+        last = [output async for output in engine.generate("Once upon a time", params)][-1]
+        outputs.append((last.outputs[0].token_ids, last.outputs[0].logprobs))
+    return outputs
+
+
+def worker_of(engine: Engine) -> Worker:
+    worker = engine._supervisor.worker
+    assert isinstance(worker, Worker)
+    return worker
+
+
+@pytest.mark.parametrize("level", [1, 2])
+async def test_after_a_sleep_every_answer_is_the_same(make_config: MakeConfig, level: int) -> None:
+    async with Engine(make_config()) as engine:
+        before = await answer_all(engine)
+        for _ in range(2):
+            assert await engine.sleep(level)
+            assert (engine.state, engine.sleep_level) == ("sleeping", level)
+            await engine.wake_up()
+            assert (engine.state, engine.sleep_level) == ("ready", 0)
+            assert await answer_all(engine) == before
+        stats = engine.stats()
+        assert (stats.num_free_blocks, stats.num_restarts) == (stats.num_blocks, 0)
+
+
+@pytest.mark.parametrize(("level", "keeps_weights"), [(1, True), (2, False)])
+async def test_a_sleeping_engine_has_no_cache_and_no_threads(
+    make_config: MakeConfig, level: int, keeps_weights: bool
+) -> None:
+    async with Engine(make_config(enable_native_ops=False)) as engine:
+        await answer_all(engine)
+        worker = worker_of(engine)
+        await engine.sleep(level)
+        assert worker.kv_caches == [] and not hasattr(worker, "runner")
+        assert hasattr(worker, "model") is keeps_weights
+        assert engine.describe_runtime() == {"ops": "asleep", "sleep_level": level}
+        names = ("troupe-executor", "troupe-grammar", "troupe-compile")
+        await wait_until(lambda: not any(each.name.startswith(names) for each in threading.enumerate()))
+        assert engine.snapshot() is None and engine.stats().num_blocks == 0
+
+
+async def test_running_requests_end_before_the_engine_sleeps_and_new_ones_are_refused(
+    make_config: MakeConfig,
+) -> None:
+    async with Engine(make_config()) as engine:
+        stream = engine.generate("hello", LONG)
+        await anext(stream)
+        falling = asyncio.create_task(engine.sleep())
+        await wait_until(lambda: engine.state == "falling_asleep")
+        with pytest.raises(EngineSleeping, match="falling asleep: it takes no requests"):
+            await anext(engine.generate("hello", LONG))
+        with pytest.raises(EngineSleeping):
+            await engine.sleep()
+        rest = [output async for output in stream]
+        assert rest[-1].outputs[0].finish_reason == "length"
+        assert await falling
+        with pytest.raises(EngineSleeping, match="the engine is sleeping"):
+            await anext(engine.generate("hello", LONG))
+
+
+async def test_an_impatient_sleep_aborts_what_runs(make_config: MakeConfig) -> None:
+    async with Engine(make_config()) as engine:
+        streams = [engine.generate("hello", LONG) for _ in range(3)]
+        for stream in streams:
+            await anext(stream)
+        assert await engine.sleep(is_patient=False)
+        for stream in streams:
+            assert [output async for output in stream][-1].outputs[0].finish_reason == "abort"
+
+
+async def test_a_wake_up_calls_off_a_sleep_that_still_waits(make_config: MakeConfig) -> None:
+    async with Engine(make_config()) as engine:
+        stream = engine.generate("hello", LONG)
+        await anext(stream)
+        falling = asyncio.create_task(engine.sleep())
+        await wait_until(lambda: engine.state == "falling_asleep")
+        await engine.wake_up()
+        assert await falling is False and engine.state == "ready"
+        assert (await anext(stream)).outputs
+
+
+async def test_a_sleep_nobody_waits_for_any_more_is_called_off(make_config: MakeConfig) -> None:
+    async with Engine(make_config()) as engine:
+        stream = engine.generate("hello", LONG)
+        await anext(stream)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(engine.sleep(), 0.05)
+        assert engine.state == "ready"
+        await stream.aclose()
+
+
+async def test_sleeping_and_waking_twice_changes_nothing(make_config: MakeConfig) -> None:
+    async with Engine(make_config()) as engine:
+        await engine.wake_up()
+        assert await engine.sleep(1) and await engine.sleep(1)
+        with pytest.raises(InvalidRequest, match="level=2: the engine sleeps at level 1; wake it up first"):
+            await engine.sleep(2)
+        for level in (0, 3, True):
+            with pytest.raises(InvalidRequest, match="must be an integer from 1 to 2"):
+                await engine.sleep(level)
+
+
+async def test_an_engine_that_cannot_wake_up_says_why_and_can_be_asked_again(
+    make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with Engine(make_config()) as engine:
+        before = await answer_all(engine)
+        await engine.sleep(2)
+        with monkeypatch.context() as patch:
+            patch.setattr(Worker, "_make_caches", _explode)
+            with pytest.raises(EngineDead, match=r"could not wake up and still sleeps: .* no memory left"):
+                await engine.wake_up()
+        assert (engine.state, engine.error) == ("sleeping", "RuntimeError: no memory left")
+        await engine.wake_up()
+        assert engine.error is None and await answer_all(engine) == before
+
+
+async def test_a_crash_while_it_waits_ends_the_sleep_with_the_cause(
+    make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with Engine(make_config()) as engine:
+        stream = engine.generate("hello", LONG)
+        await anext(stream)
+        falling = asyncio.create_task(engine.sleep())
+        await wait_until(lambda: engine.state == "falling_asleep")
+        with monkeypatch.context() as patch:
+            patch.setattr(ModelRunner, "execute", _explode)
+            with pytest.raises(EngineDead, match=r"crashed before it could sleep: .* no memory left"):
+                await falling
+        with pytest.raises(EngineDead):
+            await anext(stream)
+        await wait_until(lambda: engine.state == "ready")
+
+
+@pytest.mark.parametrize("when", ["falling_asleep", "sleeping"])
+async def test_an_engine_can_be_closed_in_its_sleep(make_config: MakeConfig, when: str) -> None:
+    engine = Engine(make_config())
+    await engine.start()
+    stream = engine.generate("hello", LONG)
+    await anext(stream)
+    falling = asyncio.create_task(engine.sleep(is_patient=when == "falling_asleep"))
+    await wait_until(lambda: engine.state == when)
+    await engine.close()
+    assert engine.state == "closed"
+    await asyncio.gather(falling, return_exceptions=True)
+    with pytest.raises(EngineDead):
+        await engine.wake_up()
+    await stream.aclose()
+
+
+async def test_an_engine_without_a_model_sleeps_as_well(make_config: MakeConfig) -> None:
+    async with Engine(make_config(mock_step_ms=0.0)) as engine:
+        await engine.sleep(2)
+        await engine.wake_up()
+        assert [output async for output in engine.generate("hello", ASKED[0])][-1].finished
+
+
+@pytest.mark.parametrize("quantization", [None, "int8"])
+def test_moved_tensors_keep_their_values_and_what_they_share(
+    make_config: MakeConfig, quantization: Any
+) -> None:
+    model = load_model(make_config().model, quantization=quantization)
+    tensors = list_tensors(model)
+    before = [(tensor, tensor.clone(), tensor.data_ptr()) for tensor in tensors]
+    tied = model.embed_tokens.data_ptr() == model.lm_head.packed.data_ptr() if quantization is None else None
+    # there may be no other device here: the same one is as far away as any
+    move_tensors(tensors, torch.device("cpu"))
+    assert [id(tensor) for tensor in list_tensors(model)] == [id(tensor) for tensor in tensors]
+    for tensor, values, address in before:
+        assert torch.equal(tensor, values) and tensor.stride() == values.stride()
+        assert tensor.data_ptr() != address
+    if quantization is None:
+        assert (model.embed_tokens.data_ptr() == model.lm_head.packed.data_ptr()) is tied
+
+
+def _explode(*_: object) -> None:
+    raise RuntimeError("no memory left")
