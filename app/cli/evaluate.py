@@ -7,11 +7,13 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from app.cli.talk import local_engine
 from app.config import UsageError
 from app.extraction import Limits
+from app.extraction.calibration import write_calibration
 from app.extraction.cases import SETS, Case, CaseError, read_cases, read_paragraphs, surround
 from app.extraction.evaluate import Figures, Judged, judge_cases, summarize
 from engine import Engine
@@ -34,6 +36,12 @@ class EvaluateConfig:
     limits: bool = field(default=True, metadata={"help": "limit open strings, lists, dates and times"})
     as_json: bool = field(default=False, metadata={"help": "print figures as JSON"})
     wrong: bool = field(default=False, metadata={"help": "print every field that is wrong"})
+    calibration: str | None = field(
+        default=None,
+        metadata={
+            "help": "write confidence and accuracy into this file; the page draws MODEL/calibration.json"
+        },
+    )
 
 
 def read_sets(names: Sequence[str]) -> dict[str, list[Case]]:
@@ -73,9 +81,23 @@ async def evaluate(config: EvaluateConfig, given: dict[str, Any]) -> int:
                 print("\n".join([*describe_figures(name, figures), ""]), flush=True)
             if config.wrong:
                 print("\n".join(describe_faults(judged)), file=sys.stderr)
+            if config.calibration is not None:
+                keep_calibration(Path(config.calibration), engine.model_name, report)
     if config.as_json:
         print(json.dumps({"surround": config.surround, "ground": config.ground, "sets": report}, indent=1))
     return 0
+
+
+def keep_calibration(path: Path, model: str, report: dict[str, Any]) -> None:
+    """Write the sets that are done.
+
+    Raises:
+        UsageError: the file cannot be written.
+    """
+    try:
+        write_calibration(path, model, report)
+    except OSError as error:
+        raise UsageError(f"cannot write --calibration {path}: {error.strerror}") from error
 
 
 async def judge_set(engine: Engine, cases: Sequence[Case], config: EvaluateConfig) -> list[Judged]:

@@ -2,20 +2,48 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import gradio as gr
 
 from app.ui.attachments import FILE_TYPES
-from app.ui.chat_history import NO_TOKENS, ChatHistory
-from app.ui.chat_run import ChatRun
+from app.ui.branches import Thread
+from app.ui.chat_history import ChatHistory
+from app.ui.chat_run import ChatRun, Turn
+from app.ui.chat_store import Store
 from app.ui.pacing import UPDATE_INTERVAL_S
 from app.ui.scripts import read_script
 from app.ui.settings import Settings, build_settings
 from engine import Engine
 
+INSIDE = """<button type="button" class="fold" aria-expanded="false" aria-controls="inside-body">
+Look inside an answer</button>
+<div class="body" id="inside-body" hidden><div class="which"></div><div class="trace" data-answers></div></div>"""
 PLACEHOLDER = "Ask the model something"
 QUIET: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
+# Events that are over at once need no queue.
+AT_ONCE: dict[str, Any] = {"queue": False, **QUIET}
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """The tab's components that events read or write."""
+
+    chatbot: gr.Chatbot
+    growing: gr.Chatbot
+    textbox: gr.MultimodalTextbox
+    tokens: gr.HTML
+    branches: gr.HTML
+    store: gr.BrowserState
+    chats: gr.HTML
+    thread: gr.State
+    turn: gr.State
+
+    @property
+    def opened(self) -> list[gr.components.Component]:
+        """What another chat fills."""
+        return [self.chatbot, self.thread, self.branches, self.tokens, self.store, self.chats]
 
 
 class ChatTab(ChatRun):
@@ -39,73 +67,96 @@ class ChatTab(ChatRun):
         """Put the tab's components on the page and connect them."""
         store, chats = self.history.build_list()
         with gr.Column(elem_id="chat", elem_classes="fill"):
-            chatbot = gr.Chatbot(
-                elem_id="chatbot", show_label=False, container=False, height=None, layout="bubble",
-                editable="user", buttons=["copy"], feedback_options=None, placeholder=self.welcome,
-                examples=[{"text": text} for text in self.examples], allow_tags=False, scale=1,
-            )  # fmt: skip
+            with gr.Column(elem_id="talk"), gr.Column(elem_id="messages"):
+                chatbot, growing = self._build_messages()
             branches = self.history.build_branches()
-            with gr.Accordion("Look inside the last answer", open=False, elem_id="inside"):
-                tokens = gr.HTML(
-                    NO_TOKENS, apply_default_css=False, elem_id="tokens", js_on_load=read_script("trace"),
-                    html_template='<div class="trace" data-empty="Ask something: every token of the answer appears '
-                    'here with its probability and its rivals."></div>',
-                )  # fmt: skip
+            tokens = self._build_inside()
             textbox = gr.MultimodalTextbox(
                 label="Message", show_label=False, container=False, placeholder=PLACEHOLDER, lines=1, max_lines=8,
                 autofocus=True, elem_id="composer", submit_btn=True, stop_btn=False, sources=["upload"],
                 file_count="multiple", file_types=FILE_TYPES,
             )  # fmt: skip
-            live = gr.HTML(
-                "",
-                html_template="<span></span>",
-                apply_default_css=False,
-                js_on_load=read_script("live"),
-                elem_id="live",
-            )
         with gr.Sidebar(position="right", open=False, width=320, elem_id="settings"):
             settings = build_settings(self.defaults)
-        thread = gr.State(None)
-        self._connect(chatbot, textbox, tokens, thread, live, branches, store, chats, settings)
-        opened = [chatbot, thread, branches, tokens, store, chats]
-        demo.load(self.history.restore, store, opened, queue=False, **QUIET)
+        thread, turn = gr.State(None), gr.State(None)
+        parts = _Parts(chatbot, growing, textbox, tokens, branches, store, chats, thread, turn)
+        self._connect_turns(parts, settings)
+        self._connect_history(parts)
+        demo.load(self.history.restore, store, parts.opened, **AT_ONCE)
 
-    def _connect(
-        self,
-        chatbot: gr.Chatbot,
-        textbox: gr.MultimodalTextbox,
-        tokens: gr.HTML,
-        thread: gr.State,
-        live: gr.HTML,
-        branches: gr.HTML,
-        store: gr.BrowserState,
-        chats: gr.HTML,
-        settings: list[gr.components.Component],
-    ) -> None:
-        answered = [chatbot, textbox, tokens, thread, live]
-        kept = {
-            "inputs": [chatbot, thread, store],
-            "outputs": [thread, branches, store, chats],
-            "queue": False,
-        }
-        keep = {"fn": self.history.keep, **kept, **QUIET}
-        textbox.submit(self.send, [textbox, chatbot, thread, *settings], answered, **QUIET).then(**keep)
-        chatbot.example_select(self.send_example, [chatbot, thread, *settings], answered, **QUIET).then(
-            **keep
+    def _build_messages(self) -> tuple[gr.Chatbot, gr.Chatbot]:
+        """The history, and below it the turn that is being written: what grows must not redraw what stands."""
+        chatbot = gr.Chatbot(
+            elem_id="chatbot", show_label=False, container=False, height=None, layout="bubble",
+            editable="user", buttons=["copy"], feedback_options=None, placeholder=self.welcome,
+            examples=[{"text": text} for text in self.examples], allow_tags=False,
+        )  # fmt: skip
+        growing = gr.Chatbot(
+            elem_id="growing", show_label=False, container=False, height=None, layout="bubble", buttons=[],
+            feedback_options=None, placeholder=" ", allow_tags=False, autoscroll=False,
+        )  # fmt: skip
+        return chatbot, growing
+
+    def _build_inside(self) -> gr.HTML:
+        """The tokens of the answers, on demand."""
+        # Not an accordion: Gradio runs nothing inside a closed one, and every answer must be recorded.
+        return gr.HTML(
+            {"ids": []}, apply_default_css=False, elem_id="inside", html_template=INSIDE,
+            js_on_load=read_script("trace") + read_script("inside"),
+        )  # fmt: skip
+
+    def end(self, turn: Turn | None, thread: Thread | None, store: Store | None) -> tuple[Any, ...]:
+        """Put the turn into the history, and the chat into the browser's store."""
+        closed = self.close(turn)
+        history = closed[0]
+        if not isinstance(history, list):
+            return (*closed, *(gr.skip() for _ in range(4)))
+        thread, branches, _, saved, chats = self.history.keep(history, thread, store)
+        return (*closed, thread, branches, saved, chats)
+
+    def _connect_turns(self, parts: _Parts, settings: list[gr.components.Component]) -> None:
+        chatbot, growing, textbox, turn = parts.chatbot, parts.growing, parts.textbox, parts.turn
+        begun = [chatbot, textbox, growing, parts.thread, turn]
+        ended = [
+            chatbot,
+            textbox,
+            growing,
+            parts.tokens,
+            turn,
+            parts.thread,
+            parts.branches,
+            parts.store,
+            parts.chats,
+        ]
+        asked = [chatbot, parts.thread]
+        for begin in (
+            textbox.submit(self.send, [textbox, *asked, turn], begun, **AT_ONCE),
+            chatbot.example_select(self.send_example, asked, begun, **AT_ONCE),
+            chatbot.retry(self.retry, asked, begun, **AT_ONCE),
+            chatbot.edit(self.edit, asked, begun, **AT_ONCE),
+        ):
+            written = begin.then(self.answer, [turn, *settings], growing, **QUIET)
+            written.then(self.end, [turn, parts.thread, parts.store], ended, **AT_ONCE)
+        textbox.stop(self.stop, turn, None, **AT_ONCE)
+
+    def _connect_history(self, parts: _Parts) -> None:
+        chatbot, thread, turn, store, chats = (
+            parts.chatbot,
+            parts.thread,
+            parts.turn,
+            parts.store,
+            parts.chats,
         )
-        chatbot.retry(self.retry, [chatbot, thread, *settings], answered, **QUIET).then(**keep)
-        chatbot.edit(self.edit, [chatbot, thread, *settings], answered, **QUIET).then(**keep)
-        chatbot.undo(self.undo, chatbot, [chatbot, textbox], queue=False, **QUIET).then(**keep)
-        textbox.stop(self.stop, None, None, queue=False, **QUIET)
-        opened = [chatbot, thread, branches, tokens, store, chats]
-        chatbot.clear(self.discard, None, None, queue=False, **QUIET).then(
-            self.history.fresh, store, opened, queue=False, **QUIET
+        opened = parts.opened
+        kept = [thread, parts.branches, parts.tokens, store, chats]
+        chatbot.undo(self.undo, chatbot, [chatbot, parts.textbox], **AT_ONCE).then(
+            self.history.keep, [chatbot, thread, store], kept, **AT_ONCE
         )
         # What another chat was about to write must not reach this one.
-        chats.pick(self.leave, None, None, queue=False, **QUIET)
-        chats.pick(self.history.pick, store, opened, queue=False, **QUIET)
-        chats.fresh(self.leave, None, None, queue=False, **QUIET)
-        chats.fresh(self.history.fresh, store, opened, queue=False, **QUIET)
-        chats.drop(self.history.drop, [store, thread], opened, queue=False, **QUIET)
-        chats.bring(self.history.bring, store, [store, chats], queue=False, **QUIET)
-        branches.turn(self.history.turn, [chatbot, thread, store], opened, queue=False, **QUIET)
+        chats.pick(self.leave, turn, None, **AT_ONCE)
+        chats.pick(self.history.pick, store, opened, **AT_ONCE)
+        chats.fresh(self.leave, turn, None, **AT_ONCE)
+        chats.fresh(self.history.fresh, store, opened, **AT_ONCE)
+        chats.drop(self.history.drop, [store, thread], opened, **AT_ONCE)
+        chats.bring(self.history.bring, store, [store, chats], **AT_ONCE)
+        parts.branches.turn(self.history.turn, [chatbot, thread, store], opened, **AT_ONCE)

@@ -17,14 +17,18 @@ from app.ui.chat_store import (
     remove_chat,
     save_chat,
 )
-from app.ui.conversation import History
+from app.ui.conversation import History, list_titles
 from app.ui.scripts import read_script
 
 # Kept in the browser only. The secret is no secret: it lets the same browser read its own store after a restart.
 STORAGE_KEY, SECRET = "troupe-chats", "troupe-on-this-browser"
-NO_TOKENS: dict[str, Any] = {"steps": []}
 
 Opened = tuple[Any, ...]  # chatbot, thread, branches, tokens, store, list
+
+
+def describe_tokens(history: History) -> dict[str, Any]:
+    """What the page needs to lead from each line of figures to the tokens that the browser keeps."""
+    return {"ids": list_titles(history)}
 
 
 def make_thread() -> Thread:
@@ -52,10 +56,10 @@ class ChatHistory:
         )  # fmt: skip
 
     def keep(self, history: History, thread: Thread | None, store: Store | None) -> tuple[Any, ...]:
-        """After a turn: the chat goes into the store. Gives thread, branches, store and list."""
+        """After an undo: the chat goes into the store as it is. Gives thread, branches, tokens, store and list."""
         thread = prune(thread or make_thread(), history)
         saved = save_chat(store or empty_store(), thread["id"], history, thread["forks"])
-        return thread, describe(thread, history), saved, saved
+        return thread, describe(thread, history), describe_tokens(history), saved, saved
 
     def restore(self, store: Store | None) -> Opened:
         """What was open when the page was left."""
@@ -88,8 +92,8 @@ class ChatHistory:
         try:
             store = import_chats(store or empty_store(), str(data._data.get("text")))
         except StoreError as error:
-            message = f"This file has no chats to import: {error}. Choose one that Export has written."
-            raise gr.Error(message, title="Nothing imported", print_exception=False) from error
+            why = f"Nothing imported: {error}. Choose a file that Export has written."
+            return gr.skip(), (store or empty_store()) | {"problem": why}
         return store, store
 
     def turn(
@@ -99,7 +103,7 @@ class ChatHistory:
         thread = thread or make_thread()
         thread, history = switch(thread, history, int(data._data["at"]), int(data._data["to"]))
         saved = save_chat(store or empty_store(), thread["id"], history, thread["forks"])
-        return history, thread, describe(thread, history), NO_TOKENS, saved, saved
+        return history, thread, describe(thread, history), describe_tokens(history), saved, saved
 
     def _open(self, store: Store, chat_id: str | None) -> Opened:
         chat = find_chat(store, chat_id)
@@ -108,4 +112,4 @@ class ChatHistory:
         else:
             thread, history = {"id": chat["id"], "forks": chat["forks"]}, chat["messages"]
         store = {**store, "current": chat["id"] if chat else None}
-        return history, thread, describe(thread, history), NO_TOKENS, store, store
+        return history, thread, describe(thread, history), describe_tokens(history), store, store

@@ -1,16 +1,21 @@
-"""What the chat does: every handler that answers is one async generator over one engine request."""
+"""What the chat does: a turn begins at once, grows as one stream of its own, and ends in the history.
+
+begin (send, retry, edit, example) ──▶ Turn ──▶ answer: only the growing messages travel ──▶ close: history, figures
+"""
 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 import gradio as gr
 
 from app.ui.attachments import add_attachments
 from app.ui.branches import Thread, fork
-from app.ui.chat_history import NO_TOKENS, make_thread
+from app.ui.chat_history import describe_tokens, make_thread
+from app.ui.chat_store import make_chat_id
 from app.ui.conversation import (
     History,
     answer_message,
@@ -23,20 +28,38 @@ from app.ui.conversation import (
     to_model_messages,
     user_message,
 )
-from app.ui.explain import EXPLAINED, explain
+from app.ui.explain import EXPLAINED, Explanation, explain
 from app.ui.observatory.trace import describe_position
 from app.ui.pacing import pace
 from app.ui.settings import Settings, make_sampling_params
 from app.ui.stops import StopKind, Stops
 from engine import Engine, InvalidRequest, RequestOutput
 
-# From that many messages on only the growing text is sent: Gradio would send, and draw, the whole history each time.
-LONG_HISTORY = 30
 WAITING = "…"
 # A longer answer is shown without its tokens: thousands of them help nobody.
 MAX_INSPECTED = 1024
 
-Update = tuple[Any, Any, Any, Any, Any]  # chatbot, composer, tokens, thread, live text
+Begun = tuple[Any, ...]  # chatbot, composer, growing, thread, turn
+Closed = tuple[Any, ...]  # chatbot, composer, growing, tokens, turn
+
+
+@dataclass(slots=True)
+class Turn:
+    """One question and the answer that is written to it; the session's state while it runs."""
+
+    history: History  # up to and with the question
+    num_shown: int  # messages that the page has in its history already; the others are shown with the answer
+    turn_id: str = field(default_factory=make_chat_id)
+    answer: History = field(default_factory=list)
+    output: RequestOutput | None = None
+    problem: Explanation | None = None
+    asked: StopKind | None = None
+    phase: Literal["new", "running", "over"] = "new"
+
+    @property
+    def growing(self) -> History:
+        """What stands under the history: the question, if it is new, and the answer so far."""
+        return [*self.history[self.num_shown :], *self.answer]
 
 
 class ChatRun:
@@ -47,62 +70,39 @@ class ChatRun:
         self.interval_s = interval_s
         self.stops = Stops()
 
-    async def send(
-        self, typed: Mapping[str, Any], history: History, thread: Thread, request: gr.Request, *settings: Any
-    ) -> AsyncGenerator[Update, None]:
-        """Answer what was typed and attached."""
+    def send(
+        self, typed: Mapping[str, Any], history: History, thread: Thread | None, running: Turn | None
+    ) -> Begun:
+        """Begin a turn with what was typed and attached; nothing while another one runs."""
+        if running is not None and running.phase != "over":
+            return tuple(gr.skip() for _ in range(5))
+        text, problem = typed.get("text") or "", None
         try:
-            text = add_attachments(typed.get("text") or "", typed.get("files") or [])
+            text = add_attachments(text, typed.get("files") or [])
         except InvalidRequest as error:
-            problem = error_message(explain(error, self.engine.state))
-            yield (
-                [*history, user_message(typed.get("text") or ""), problem],
-                open_composer(value=None),
-                gr.skip(),
-                thread,
-                gr.skip(),
-            )
-            return
-        if not text:
-            yield gr.skip(), open_composer(), gr.skip(), gr.skip(), gr.skip()
-            return
-        async with aclosing(
-            self._answer([*history, user_message(text)], thread, settings, request)
-        ) as updates:
-            async for update in updates:
-                yield update
+            problem = explain(error, self.engine.state)
+        if not text and problem is None:
+            return (*(gr.skip() for _ in range(4)), None)
+        turn = Turn([*history, user_message(text)], len(history), problem=problem)
+        return _begin(gr.skip(), turn, thread)
 
-    async def send_example(
-        self, history: History, thread: Thread, data: gr.SelectData, request: gr.Request, *settings: Any
-    ) -> AsyncGenerator[Update, None]:
-        """Answer the example that was clicked."""
-        asked = [*history, user_message(data.value["text"])]
-        async with aclosing(self._answer(asked, thread, settings, request)) as updates:
-            async for update in updates:
-                yield update
+    def send_example(self, history: History, thread: Thread | None, data: gr.SelectData) -> Begun:
+        """Begin a turn with the example that was clicked."""
+        turn = Turn([*history, user_message(data.value["text"])], len(history))
+        return _begin(gr.skip(), turn, thread)
 
-    async def retry(
-        self, history: History, thread: Thread, data: gr.RetryData, request: gr.Request, *settings: Any
-    ) -> AsyncGenerator[Update, None]:
-        """Answer the same question again; the answer before stays as another version."""
+    def retry(self, history: History, thread: Thread | None, data: gr.RetryData) -> Begun:
+        """Ask the same question again; the answer before stays as another version."""
         asked = drop_answer(history[: _first_index(data.index) + 1])
-        forked = fork(thread or make_thread(), history, len(asked))
-        async with aclosing(self._answer(asked, forked, settings, request)) as updates:
-            async for update in updates:
-                yield update
+        return _begin(asked, Turn(asked, len(asked)), fork(thread or make_thread(), history, len(asked)))
 
-    async def edit(
-        self, history: History, thread: Thread, data: gr.EditData, request: gr.Request, *settings: Any
-    ) -> AsyncGenerator[Update, None]:
-        """Answer a question that was changed; what stood there stays as another version."""
+    def edit(self, history: History, thread: Thread | None, data: gr.EditData) -> Begun:
+        """Ask a question that was changed; what stood there stays as another version."""
         index = _first_index(data.index)
         # The page has the new words in place already; the version before must have the old ones.
         before = [*history[:index], user_message(read_text(data.previous_value)), *history[index + 1 :]]
-        forked = fork(thread or make_thread(), before, index)
         asked = [*history[:index], user_message(read_text(data.value))]
-        async with aclosing(self._answer(asked, forked, settings, request)) as updates:
-            async for update in updates:
-                yield update
+        return _begin(asked, Turn(asked, len(asked)), fork(thread or make_thread(), before, index))
 
     def undo(self, history: History, data: gr.UndoData) -> tuple[History, Any]:
         """Take the last turn back into the text box."""
@@ -110,46 +110,60 @@ class ChatRun:
         text = read_text(history[index]["content"])
         return history[:index], open_composer(value={"text": text, "files": []})
 
-    def stop(self, request: gr.Request) -> None:
+    def stop(self, turn: Turn | None) -> None:
         """End the running answer and keep what is there."""
-        self.stops.ask(str(request.session_hash))
+        if turn is not None:
+            turn.asked = "keep"
 
-    def discard(self, request: gr.Request) -> None:
-        """End the running answer of a chat that was cleared."""
-        self.stops.ask(str(request.session_hash), "discard")
-
-    def leave(self, request: gr.Request) -> None:
+    def leave(self, turn: Turn | None) -> None:
         """End the running answer of a chat that is no longer shown, and write nothing more of it."""
-        self.stops.ask(str(request.session_hash), "leave")
+        if turn is not None:
+            turn.asked = "leave"
 
-    async def _answer(
-        self, history: History, thread: Thread, settings: tuple[Any, ...], request: gr.Request
-    ) -> AsyncGenerator[Update, None]:
-        session = str(request.session_hash)
-        busy = gr.update(value=None, submit_btn=False, stop_btn=True)
-        is_long = len(history) >= LONG_HISTORY
-        yield [*history, answer_message(WAITING)] if is_long else history, busy, NO_TOKENS, thread, ""
-        shown, last = history, None
+    async def answer(
+        self, turn: Turn | None, request: gr.Request, *settings: Any
+    ) -> AsyncGenerator[History, None]:
+        """Write the answer. Nothing but the growing messages is sent: the history would be sent, and drawn, whole."""
+        if turn is None or turn.phase != "new":
+            yield gr.skip()
+            return
+        turn.phase = "running"
         try:
-            stream = self._generate(history, Settings(*settings), session)
-            with self.stops.running(session):
-                # Leaving the block closes the stream, and that aborts the engine's request.
-                async with aclosing(stream) as outputs:
-                    async for output in outputs:
-                        if output is not None:
-                            shown, last = [*history, *answer_messages(output.outputs[0].text)], output
-                        if self.stops.asked(session):
-                            break
-                        # Without news too: Gradio sees a closed tab only when a handler yields.
-                        yield _grow(shown, last, is_long)
-                if (asked := self.stops.asked(session)) == "leave":
-                    yield gr.skip(), open_composer(), gr.skip(), gr.skip(), ""
-                    return
-                shown = _conclude(shown, last, asked)
-            yield shown, open_composer(), describe_tokens(last), thread, ""
+            if turn.problem is None:
+                async with aclosing(self._write(turn, request, Settings(*settings))) as updates:
+                    async for growing in updates:
+                        yield growing
         except EXPLAINED as error:
-            problem = error_message(explain(error, self.engine.state))
-            yield [*shown, problem], open_composer(), gr.skip(), thread, ""
+            turn.problem = explain(error, self.engine.state)
+        finally:
+            turn.phase = "over"
+        yield gr.skip()
+
+    def close(self, turn: Turn | None) -> Closed:
+        """Put the turn into the history, with its figures or what went wrong."""
+        if turn is not None and turn.phase == "running":
+            return tuple(gr.skip() for _ in range(5))
+        if turn is None or turn.asked == "leave":
+            return gr.skip(), open_composer(), [], gr.skip(), None
+        history = conclude(turn)
+        return history, open_composer(), [], inspect(history, turn), None
+
+    async def _write(
+        self, turn: Turn, request: gr.Request, settings: Settings
+    ) -> AsyncGenerator[History, None]:
+        turn.answer = [answer_message(WAITING)]
+        yield turn.growing
+        session = str(request.session_hash)
+        with self.stops.running(session):
+            # Leaving the block closes the stream, and that aborts the engine's request.
+            async with aclosing(self._generate(turn.history, settings, session)) as outputs:
+                async for output in outputs:
+                    if output is not None:
+                        turn.output, turn.answer = output, answer_messages(output.outputs[0].text)
+                    if turn.asked or self.stops.asked(session):
+                        return
+                    # Without news too: Gradio sees a closed tab only when a handler yields.
+                    yield turn.growing
 
     async def _generate(
         self, history: History, settings: Settings, session: str
@@ -172,35 +186,37 @@ class ChatRun:
                 yield output
 
 
-def describe_tokens(output: RequestOutput | None) -> dict[str, Any]:
-    """Every token of an answer with its probability and its rivals, where they were recorded."""
-    if output is None or not output.outputs[0].logprobs:
-        return NO_TOKENS
-    positions = output.outputs[0].logprobs[:MAX_INSPECTED]
-    return {"steps": [describe_position(position) | {"is_forced": False} for position in positions]}
-
-
-def _grow(history: History, output: RequestOutput | None, is_long: bool) -> Update:
-    """What is sent while an answer is written: the history, or of a long one the new text alone."""
-    rest = (gr.skip(), gr.skip(), gr.skip())
-    if not is_long:
-        return history, *rest, gr.skip()
-    return gr.skip(), *rest, output.outputs[0].text if output is not None else gr.skip()
-
-
-def _conclude(history: History, output: RequestOutput | None, stop: StopKind | None) -> History:
-    """The history with the figures of the answer that just ended."""
-    if stop == "discard":
-        return []
+def conclude(turn: Turn) -> History:
+    """The history with what became of the turn."""
+    output = turn.output
+    if turn.problem is not None:
+        half = turn.answer if output is not None else []
+        return [*turn.history, *half, error_message(turn.problem)]
     if output is None:
-        return [*history, answer_message(""), figures_message("stopped")]
+        return [*turn.history, answer_message(""), figures_message("stopped", turn.turn_id)]
     figures = describe_output(output)
-    return [*history, figures_message(figures if output.finished else f"{figures} · stopped")]
+    line = figures if output.finished else f"{figures} · stopped"
+    return [*turn.history, *turn.answer, figures_message(line, turn.turn_id)]
+
+
+def inspect(history: History, turn: Turn) -> dict[str, Any]:
+    """Every token of the new answer with its probability and its rivals, where they were recorded."""
+    shown = describe_tokens(history)
+    if turn.output is None or not turn.output.outputs[0].logprobs:
+        return shown
+    positions = turn.output.outputs[0].logprobs[:MAX_INSPECTED]
+    steps = [describe_position(position) | {"is_forced": False} for position in positions]
+    return shown | {"id": turn.turn_id, "steps": steps}
 
 
 def open_composer(**more: Any) -> Any:
     """The text box ready for the next message."""
     return gr.update(submit_btn=True, stop_btn=False, **more)
+
+
+def _begin(chatbot: Any, turn: Turn, thread: Thread | None) -> Begun:
+    busy = gr.update(value=None, submit_btn=False, stop_btn=True)
+    return chatbot, busy, turn.growing, thread or make_thread(), turn
 
 
 def _first_index(index: int | tuple[int, int]) -> int:

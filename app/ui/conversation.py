@@ -40,15 +40,23 @@ def answer_messages(text: str) -> list[Message]:
     if opened is None:
         return [answer_message(text)]
     thought, mark, rest = text[opened.end() :].partition(f"</{opened[1]}>")
-    title = "Reasoning" if mark else "Reasoning …"
+    # Strong, so that the style sheet can tell it from a line of figures.
+    title = "**Reasoning**" if mark else "**Reasoning …**"
     folded = {"title": title, "id": REASONING_ID, "status": "done" if mark else "pending"}
     thinking = {"role": "assistant", "content": thought.strip(), "metadata": folded}
     return [thinking, answer_message(rest.lstrip())] if mark else [thinking]
 
 
-def figures_message(line: str) -> Message:
-    """The muted line under an answer."""
-    return {"role": "assistant", "content": "", "metadata": {"title": line, "status": "done"}}
+def figures_message(line: str, turn_id: str = "") -> Message:
+    """The muted line under an answer; the turn's id leads from it to the answer's tokens."""
+    metadata = {"title": line, "status": "done"} | ({"id": turn_id} if turn_id else {})
+    return {"role": "assistant", "content": "", "metadata": metadata}
+
+
+def list_titles(history: History) -> list[str]:
+    """The ids of all messages with a title, in their order; empty for one without."""
+    found = [message.get("metadata") or {} for message in history]
+    return [str(metadata.get("id") or "") for metadata in found if metadata.get("title")]
 
 
 def error_message(explanation: Explanation) -> Message:

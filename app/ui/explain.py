@@ -5,7 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from app.extraction import TextTooLong
-from engine import EngineDead, EngineError, EngineOverloaded, InvalidRequest, RequestTimeout
+from engine import (
+    EngineDead,
+    EngineError,
+    EngineOverloaded,
+    EngineSleeping,
+    InvalidRequest,
+    RequestTimeout,
+)
 from grammar import GrammarError, UnsupportedGrammar
 
 # What the handlers turn into words; anything else is a bug and may show as one.
@@ -38,10 +45,14 @@ def explain(error: Exception, engine_state: str = "ready") -> Explanation:
         case GrammarError():
             return Explanation("This grammar is not usable.", why, "Correct it and run again.")
         case TextTooLong():
-            return Explanation("The text is too long.", why, "Nothing was generated.")
+            return Explanation(
+                "The text is too long.", why, "Shorten it, or take fields out of the schema, and run again."
+            )
         case EngineOverloaded():
             wait = f"{error.retry_after_s:.0f} s" if error.retry_after_s >= 1 else "a moment"
             return Explanation("The queue is full.", why, f"Try again in {wait}.")
+        case EngineSleeping():
+            return Explanation("The engine sleeps.", why, "Whoever runs this app can wake it up.")
         case RequestTimeout():
             return Explanation("This took too long.", why, "Try again, or ask for fewer tokens.")
         case EngineDead() if engine_state in ("restarting", "starting"):
@@ -53,6 +64,12 @@ def explain(error: Exception, engine_state: str = "ready") -> Explanation:
         case InvalidRequest(param="attachment"):
             return Explanation(
                 "This file cannot be read.", why, "Attach a text file or a PDF with text in it."
+            )
+        case InvalidRequest(param="conversation"):
+            return Explanation(
+                "The conversation is too long.",
+                why,
+                "Undo a turn, shorten the message or the attachment, or start a new chat.",
             )
         case InvalidRequest(param=param):
             field = f" ({param})" if param else ""

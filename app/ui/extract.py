@@ -10,10 +10,12 @@ import gradio as gr
 
 from app.extraction import Limits
 from app.extraction.sources import read_pdf
+from app.ui.calibration_view import render_calibration
 from app.ui.examples import Examples, read_source
+from app.ui.explain import Explanation
 from app.ui.extract_run import ExtractRun
 from app.ui.pacing import UPDATE_INTERVAL_S
-from app.ui.record_view import EMPTY, NO_SOURCE
+from app.ui.record_view import EMPTY, NO_SOURCE, render_error
 from app.ui.schema_panel import SchemaPanel, SchemaParts
 from app.ui.scripts import read_script
 from engine import Engine
@@ -64,7 +66,7 @@ class ExtractTab(ExtractRun):
         stop.click(self.stop, None, None, queue=False, **quiet)
         kept = [badge, fields, record, table, source.marked, state, verified]
         fields.keep(self.keep, [state, verified], kept, queue=False, **quiet)
-        self._connect_source(source, schema, quiet)
+        self._connect_source(source, schema, badge, quiet)
         return schema.code
 
     def _build_source(self) -> _Source:
@@ -114,11 +116,14 @@ class ExtractTab(ExtractRun):
             with gr.Tab("Table"):
                 table = gr.HTML(EMPTY, elem_id="table", apply_default_css=False)
         figures = gr.HTML("", elem_id="figures")
+        gr.HTML(render_calibration(self.engine), elem_id="calibration", apply_default_css=False)
         return badge, fields, record, table, figures
 
-    def _connect_source(self, source: _Source, schema: SchemaParts, quiet: dict[str, Any]) -> None:
+    def _connect_source(
+        self, source: _Source, schema: SchemaParts, badge: gr.HTML, quiet: dict[str, Any]
+    ) -> None:
         opened = [source.text, source.tabs]
-        source.upload.upload(self.open_file, source.upload, opened, queue=False, **quiet)
+        source.upload.upload(self.open_file, source.upload, [*opened, badge], queue=False, **quiet)
         if source.sample is not None:
             source.sample.input(
                 self.choose_sample,
@@ -137,12 +142,15 @@ class ExtractTab(ExtractRun):
         views = self.panel.choose(schema) if schema else tuple(gr.skip() for _ in range(4))
         return text, to_text, schema or gr.skip(), *views
 
-    def open_file(self, path: str) -> tuple[str, Any]:
-        """The text of an uploaded file."""
+    def open_file(self, path: str) -> tuple[Any, Any, str]:
+        """The text of an uploaded file; or, in place of the verdict, why it has none."""
         try:
             file = Path(path)
             is_pdf = file.suffix.lower() == ".pdf"
             text = read_pdf(file.read_bytes(), file.name) if is_pdf else read_source(file)
-            return text, gr.update(selected="text")
+            return text, gr.update(selected="text"), ""
         except ValueError as error:
-            raise gr.Error(str(error), title="This file cannot be opened", print_exception=False) from error
+            problem = Explanation(
+                "This file cannot be read.", f"{error}.", "Open a text file or a PDF with text in it."
+            )
+            return gr.skip(), gr.skip(), render_error(problem)

@@ -21,6 +21,9 @@ STATE_WORDS = {
     "new": "loading",
     "starting": "loading",
     "restarting": "restarting",
+    "falling_asleep": "falling asleep",
+    "sleeping": "sleeping",
+    "waking_up": "waking up",
     "dead": "stopped",
     "closed": "closed",
 }

@@ -64,8 +64,8 @@ def make_sampling_params(settings: Settings, num_prompt_tokens: int, max_model_l
     room = max_model_len - num_prompt_tokens
     if room < 1:
         raise InvalidRequest(
-            f"the conversation is {num_prompt_tokens:,} tokens and the model takes {max_model_len:,} together with "
-            "the answer; undo a turn, shorten the message or start a new chat"
+            f"it has {num_prompt_tokens:,} tokens, and the model takes {max_model_len:,} together with the answer",
+            "conversation",
         )
     return SamplingParams(
         max_tokens=min(int(settings.max_tokens), room),

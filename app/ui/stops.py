@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Literal
 
-# keep: show what is there; discard: show nothing; leave: the page shows something else by now.
-StopKind = Literal["keep", "discard", "leave"]
+# keep: show what is there; leave: the page shows something else by now, or nobody looks at it any more.
+StopKind = Literal["keep", "leave"]
 
 
 class Stops:

@@ -62,11 +62,11 @@ def base_url(request: pytest.FixtureRequest) -> Iterator[str]:
     yield from start_server()
 
 
-def start_server() -> Iterator[str]:
+def start_server(module: str = "app", *arguments: str) -> Iterator[str]:
     """The address of a fresh server with the demo model."""
     if not (ROOT / "assets" / "demo_model" / "model.safetensors").exists():
         pytest.skip("assets/demo_model has no weights")
-    command = [sys.executable, "-m", "app", "--port", "0"]
+    command = [sys.executable, "-m", module, *arguments, "--port", "0"]
     with subprocess.Popen(
         command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     ) as server:

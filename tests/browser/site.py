@@ -44,7 +44,7 @@ class Site:
     def answer(self) -> str:
         """The last answer's text, without its figures."""
         return str(
-            self.page.locator("#chatbot .bot-row .message:not(.thought) .message-content").last.inner_text()
+            self.page.locator("#messages .bot-row .message:not(.thought) .message-content").last.inner_text()
         )
 
     @property
@@ -111,6 +111,10 @@ class Site:
     def num_running(self) -> int:
         """Requests in the engine, as it says itself."""
         return self._read_metric("num_requests_running")
+
+    def num_waiting(self) -> int:
+        """Requests that wait for a place in the batch."""
+        return self._read_metric("num_requests_waiting")
 
     def num_aborted(self) -> int:
         """Requests that were ended from outside, since the server started."""

@@ -15,7 +15,7 @@ def test_an_answer_streams_and_ends_with_its_figures(site: Site) -> None:
 def test_the_text_grows_and_stop_ends_the_request(site: Site) -> None:
     site.make_answers_endless()
     site.ask("Count, please.")
-    site.wait_for(lambda: site.page.locator("#chatbot .bot-row").count() > 0 and len(site.answer) > 0)
+    site.wait_for(lambda: site.page.locator("#growing .bot-row").count() > 0 and len(site.answer) > 0)
     length, num_aborted = len(site.answer), site.num_aborted()
     site.wait_for(lambda: len(site.answer) > length)
     site.press_stop()
@@ -126,12 +126,26 @@ def test_both_answers_of_a_retry_can_be_seen(site: Site) -> None:
 
 def test_a_token_of_the_answer_shows_its_probability_and_its_rivals(site: Site) -> None:
     ask_and_wait(site, "Hello!")
-    site.page.get_by_role("button", name="Look inside the last answer").click()
+    site.page.get_by_role("button", name="Look inside an answer").click()
     tokens = site.page.locator("#inside .token")
     tokens.nth(1).hover()
     site.page.get_by_text("Step 2 of").wait_for()
     site.page.locator("#inside").get_by_role("columnheader", name="probability").wait_for()
     assert site.page.locator("#inside tbody tr").count() == 6
+
+
+def test_an_earlier_answer_is_looked_into_through_its_figures_also_after_a_reload(site: Site) -> None:
+    ask_and_wait(site, "Hello!")
+    ask_and_wait(site, "What can you do?", turn=1)
+    site.page.reload()
+    site.figures.nth(1).wait_for()
+    site.figures.first.click()
+    site.page.get_by_text("Answer 1 of 2").wait_for()
+    first = site.page.locator("#inside .token").all_inner_texts()
+    site.page.get_by_role("button", name="Next answer").press("Enter")
+    site.page.get_by_text("Answer 2 of 2").wait_for()
+    site.wait_for(lambda: site.page.locator("#inside .token").all_inner_texts() not in ([], first))
+    assert first
 
 
 def test_a_text_file_is_attached_and_read(site: Site, tmp_path: Path) -> None:

@@ -65,7 +65,7 @@ def test_screenshots_for_the_readme(folder: Path, site: Site) -> None:
     for turn, question in enumerate(["Hello! Who are you?", "What can you do?"]):
         site.ask(question)
         site.figures.nth(turn).wait_for()
-    site.page.get_by_role("button", name="Look inside the last answer").click()
+    site.page.get_by_role("button", name="Look inside an answer").click()
     site.page.locator("#inside .token").nth(4).hover()
     save(site, folder / "chat.png")
     site.extract(INVOICE)

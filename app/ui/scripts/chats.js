@@ -33,7 +33,8 @@ const fresh = make("button", { type: "button", class: "fresh", onclick: () => tr
 const tools = make("div", { class: "tools" },
   make("button", { type: "button", onclick: save }, "Export"),
   make("button", { type: "button", onclick: () => picker.click() }, "Import"), picker);
-host.append(fresh, search, list, tools);
+const problem = make("p", { class: "problem", role: "alert", hidden: "" });
+host.append(fresh, search, list, tools, problem);
 
 const draw = () => {
   const found = chats().filter(matches);
@@ -43,6 +44,8 @@ const draw = () => {
       onclick: () => trigger("pick", { id: chat.id }) }, chat.title, make("small", {}, day(chat.time))),
     make("button", { type: "button", class: "remove", "aria-label": `Remove ${chat.title}`, onclick: () => trigger("drop", { id: chat.id }) }, "×"))));
   if (!found.length) list.append(make("li", { class: "none" }, empty));
+  problem.textContent = props.value?.problem || "";
+  problem.hidden = !problem.textContent;
 };
 watch("value", draw);
 draw();

@@ -3,7 +3,9 @@ const NAMES = [
   ["#composer textarea", "Message"],
   ["#chats .toggle-button", "Chats"],
   ["#settings .toggle-button", "Settings"],
-  ["#chatbot .bubble-wrap", "Conversation"],
+  ["#talk", "Conversation"],
+  ["#chatbot .bubble-wrap", "Messages"],
+  ["#growing .bubble-wrap", "Answer being written"],
   ["#batch-files button.upload-container", "Drop File Here - or - Click to Upload"],
   ["#schema .cm-content", "JSON Schema"],
   ["#schema-pydantic .cm-content", "Pydantic classes"],
@@ -18,7 +20,23 @@ const name = () => {
     const content = side.querySelector(".sidebar-content");
     if (content && content.inert === isOpen) content.inert = !isOpen;
   }
-  for (const box of document.querySelectorAll(".cm-scroller, #chatbot .bubble-wrap")) if (box.tabIndex !== 0) box.tabIndex = 0;
+  const talk = document.querySelector("#talk");
+  if (talk && !talk.dataset.pinned) { talk.dataset.pinned = "yes"; pin(talk); }
+  for (const box of document.querySelectorAll(".cm-scroller, #talk")) if (box.tabIndex !== 0) box.tabIndex = 0;
+};
+// The conversation stays at its end while it grows, unless a person has scrolled up to read; what was just asked is
+// always shown. Not by a reversed column: there every new line moves, and draws, all that stands above it.
+const pin = (talk) => {
+  let isPinned = true;
+  const follow = () => { if (isPinned) talk.scrollTop = talk.scrollHeight; };
+  talk.addEventListener("scroll", () => { isPinned = talk.scrollHeight - talk.scrollTop - talk.clientHeight < 80; }, { passive: true });
+  const observer = new ResizeObserver(follow);
+  for (const box of [talk, talk.firstElementChild]) if (box) observer.observe(box);
+  document.addEventListener("keydown", (event) => {
+    if (event.key !== "Enter" || event.shiftKey || !event.target.closest?.("#composer")) return;
+    isPinned = true;
+    follow();
+  });
 };
 let isDue = false;
 new MutationObserver(() => {

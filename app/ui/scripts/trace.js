@@ -57,10 +57,10 @@ const go = (to, isFocused) => {
   if (isFocused) token.scrollIntoView({ block: "nearest" });
 };
 
-const draw = () => {
-  steps = props.value?.steps || [];
+const showSteps = (found, words) => {
+  steps = found || [];
   if (!steps.length) {
-    host.replaceChildren(make("p", { class: "quiet" }, props.value?.busy ? "Running the example …" : host.dataset.empty || "Nothing traced yet."));
+    host.replaceChildren(make("p", { class: "quiet" }, words));
     return;
   }
   const tokens = steps.map((step, index) => make("button", {
@@ -91,5 +91,8 @@ host.addEventListener("keydown", (event) => {
   event.preventDefault();
   go(jumps[event.key], true);
 });
-watch("value", draw);
-draw();
+if (!("answers" in host.dataset)) {
+  const take = () => showSteps(props.value?.steps, props.value?.busy ? "Running the example …" : "Nothing traced yet.");
+  watch("value", take);
+  take();
+}

@@ -92,5 +92,5 @@ def test_nothing_to_restore_leaves_the_page_alone() -> None:
 
 
 def test_a_turn_is_kept_under_the_chats_id() -> None:
-    thread, branches, store, shown = ChatHistory().keep(MESSAGES, make_thread(), None)
+    thread, branches, _, store, shown = ChatHistory().keep(MESSAGES, make_thread(), None)
     assert store is shown and store["current"] == thread["id"] and branches == []

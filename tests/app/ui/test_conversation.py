@@ -79,7 +79,7 @@ def test_seconds_are_short(seconds: float, text: str) -> None:
 
 def test_reasoning_is_a_folded_message_and_not_read_back_to_the_model() -> None:
     thinking, answer = answer_messages("<think>\nhm\n</think>\n\nYes.")
-    assert (thinking["content"], thinking["metadata"]["title"]) == ("hm", "Reasoning")
+    assert (thinking["content"], thinking["metadata"]["title"]) == ("hm", "**Reasoning**")
     assert to_model_messages([thinking, answer], "") == [{"role": "assistant", "content": "Yes."}]
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from app.extraction import TextTooLong
 from app.ui.explain import explain
-from engine import ConfigError, EngineDead, EngineOverloaded, InvalidRequest, RequestTimeout
+from engine import ConfigError, EngineDead, EngineOverloaded, EngineSleeping, InvalidRequest, RequestTimeout
 from grammar import InvalidGrammar, UnsupportedGrammar
 
 
@@ -19,7 +19,7 @@ from grammar import InvalidGrammar, UnsupportedGrammar
         (
             TextTooLong("3,000 tokens of 2,048"),
             "ready",
-            ["too long", "3,000 tokens of 2,048.", "Nothing was"],
+            ["too long", "3,000 tokens of 2,048.", "Shorten it"],
         ),
         (UnsupportedGrammar("/a", "not", "no way"), "ready", ["“not” at /a", "No way.", "run again"]),
         (UnsupportedGrammar("", "not", "no way"), "ready", ["“not” at the root"]),
@@ -28,6 +28,7 @@ from grammar import InvalidGrammar, UnsupportedGrammar
         (RequestTimeout("after 3 s"), "ready", ["too long", "After 3 s."]),
         (EngineDead("crashed"), "restarting", ["is restarting", "Crashed.", "in a few seconds"]),
         (EngineDead("crashed"), "dead", ["has stopped", "restart the app"]),
+        (EngineSleeping("it is sleeping"), "sleeping", ["sleeps", "It is sleeping.", "wake it up"]),
         (ConfigError("odd"), "ready", ["an error", "Odd."]),
     ],
 )

@@ -35,7 +35,7 @@ def test_the_output_is_cut_to_what_the_model_has_left() -> None:
 
 
 def test_a_conversation_that_fills_the_model_is_refused_with_the_counts() -> None:
-    with pytest.raises(InvalidRequest, match=r"is 3,000 tokens and the model takes 2,048"):
+    with pytest.raises(InvalidRequest, match=r"has 3,000 tokens, and the model takes 2,048"):
         make_sampling_params(Settings(), 3000, 2048)
 
 

@@ -1,0 +1,193 @@
+"""Many pages that stream a chat answer at once: updates a second on each, and the event-loop lag meanwhile.
+
+    python -m app.bench.ui_load --pages 32 --seconds 20
+
+Starts a server of its own with the embedded model (or drives `--url`). A page here is a client that speaks Gradio's
+protocol as the browser does: it begins a turn, joins the queue, reads the answer from the page's event stream, ends
+the turn, and refreshes the strip on top once a second. Before the crowd one page runs alone, for comparison: on a
+machine that does other work, the ratio of the two says more than either.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import secrets
+import statistics
+import time
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+
+from app.bench.loop_lag import find_quantile, read_lag
+from app.bench.own_server import run_server, wait_until_ready
+
+ENDLESS = '{"type": "array", "items": {"type": "integer"}, "minItems": 5000}'
+# What a person would set so that the answer goes on, by the labels of the page's settings.
+WANTED = {"Grammar of the answer": "JSON schema", "Grammar": ENDLESS, "Max tokens": 4000}
+RAMP_UP_S = 2.0
+ALONE_S = 5.0
+STRIP_INTERVAL_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """The numbers by which a page calls its handlers, and the values of its settings, from the page's own config."""
+
+    send: int
+    answer: int
+    end: int
+    refresh: int
+    settings: list[Any]
+
+
+@dataclass(slots=True)
+class Seen:
+    """When updates came to one page, and what it cost to bring them."""
+
+    times: list[float] = field(default_factory=list)
+    num_bytes: int = 0
+
+    def rate(self) -> float:
+        """Updates a second from the first to the last."""
+        span = self.times[-1] - self.times[0] if len(self.times) > 1 else 0.0
+        return (len(self.times) - 1) / span if span else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What a crowd of pages saw, and how late the server's loop was meanwhile, in seconds."""
+
+    rates: list[float]
+    bytes_per_update: float
+    lag_p50_s: float
+    lag_p99_s: float
+
+    def describe(self) -> str:
+        """The figures in one line."""
+        return (
+            f"{len(self.rates)} pages: updates {min(self.rates):.1f} to {max(self.rates):.1f} Hz, "
+            f"median {statistics.median(self.rates):.1f}, {self.bytes_per_update:.0f} bytes each; "
+            f"event-loop lag p50 at most {self.lag_p50_s * 1000:g} ms, p99 at most {self.lag_p99_s * 1000:g} ms"
+        )
+
+
+def read_form(config: dict[str, Any]) -> Form:
+    """Find the chat's handlers in the config of a page.
+
+    Raises:
+        LookupError: the page has no such chat.
+    """
+    by_name = {each["api_name"]: each for each in reversed(config["dependencies"])}
+    props = {each["id"]: each["props"] for each in config["components"]}
+    values = []
+    for component_id in by_name["answer"]["inputs"][1:]:  # the first is the turn, which the server keeps
+        setting = props[component_id]
+        values.append(WANTED.get(setting.get("label"), setting.get("value")))
+    numbers = {name: by_name[name]["id"] for name in ("send", "answer", "end", "refresh")}
+    return Form(settings=values, **numbers)
+
+
+class Page:
+    """One page: its session, and what it saw."""
+
+    def __init__(self, session: aiohttp.ClientSession, url: str, form: Form) -> None:
+        self.session = session
+        self.url = f"{url}/gradio_api"
+        self.form = form
+        self.name = secrets.token_hex(5)
+        self.seen = Seen()
+
+    async def run(self, until: float) -> Seen:
+        """Ask again and again until then, and watch the strip meanwhile."""
+        strip = asyncio.ensure_future(self._watch_strip())
+        try:
+            while time.monotonic() < until:
+                await self._call(self.form.send, [{"text": "Count, please.", "files": []}, [], None, None])
+                await self._read_answer(until)
+                await self._call(self.form.end, [None, None, None])
+        finally:
+            strip.cancel()
+            await asyncio.gather(strip, return_exceptions=True)
+        return self.seen
+
+    async def _watch_strip(self) -> None:
+        while True:
+            await self._call(self.form.refresh, [])
+            await asyncio.sleep(STRIP_INTERVAL_S)
+
+    async def _call(self, number: int, data: list[Any], route: str = "run/predict") -> dict[str, Any]:
+        body = {"data": data, "fn_index": number, "session_hash": self.name}
+        async with self.session.post(f"{self.url}/{route}", json=body) as reply:
+            reply.raise_for_status()
+            answer: dict[str, Any] = await reply.json()
+            return answer
+
+    async def _read_answer(self, until: float) -> None:
+        await self._call(self.form.answer, [None, *self.form.settings], "queue/join")
+        async with self.session.get(f"{self.url}/queue/data", params={"session_hash": self.name}) as stream:
+            async for line in stream.content:
+                if not line.startswith(b"data:"):
+                    continue
+                message = json.loads(line[5:])
+                if message["msg"] == "process_generating" and message["output"]["data"][0]:
+                    self.seen.times.append(time.monotonic())
+                    self.seen.num_bytes += len(line)
+                if message["msg"] == "process_completed" or time.monotonic() >= until:
+                    return
+
+
+async def crowd(session: aiohttp.ClientSession, url: str, form: Form, num_pages: int, seconds: float) -> Load:
+    """So many pages for so long, the first seconds not counted."""
+    until = time.monotonic() + RAMP_UP_S + seconds
+    chance = random.Random(0)
+
+    async def open_page() -> Seen:
+        await asyncio.sleep(chance.random() * RAMP_UP_S)
+        return await Page(session, url, form).run(until)
+
+    pages = [asyncio.create_task(open_page()) for _ in range(num_pages)]
+    await asyncio.sleep(RAMP_UP_S)
+    before = await read_lag(session, url)
+    seen = await asyncio.gather(*pages)
+    after = await read_lag(session, url)
+    num_updates = sum(len(each.times) for each in seen)
+    return Load(
+        rates=[each.rate() for each in seen],
+        bytes_per_update=sum(each.num_bytes for each in seen) / max(num_updates, 1),
+        lag_p50_s=find_quantile(before, after, 0.5),
+        lag_p99_s=find_quantile(before, after, 0.99),
+    )
+
+
+async def measure(url: str | None, num_pages: int, seconds: float) -> tuple[Load, Load]:
+    """One page alone, then all of them."""
+    async with AsyncExitStack() as stack:
+        address: str = await stack.enter_async_context(run_server([])) if url is None else url
+        connector = aiohttp.TCPConnector(limit=0)
+        session = await stack.enter_async_context(aiohttp.ClientSession(connector=connector))
+        await wait_until_ready(address)
+        async with session.get(f"{address}/config") as reply:
+            form = read_form(await reply.json())
+        alone = await crowd(session, address, form, 1, min(ALONE_S, seconds))
+        return alone, await crowd(session, address, form, num_pages, seconds)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--pages", type=int, default=32, help="pages that stream at once")
+    parser.add_argument("--seconds", type=float, default=20.0, help="how long they stream")
+    parser.add_argument("--url", help="a running server; default: one is started")
+    args = parser.parse_args()
+    for load in asyncio.run(measure(args.url, args.pages, args.seconds)):
+        print(load.describe(), flush=True)
+
+
+if __name__ == "__main__":
+    main()

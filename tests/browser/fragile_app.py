@@ -1,0 +1,43 @@
+"""`python -m tests.browser.fragile_app FILE FLAGS`: the app, whose next step fails once FILE is there.
+
+Everything else is real: the crash, the restart, and what the page says meanwhile.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from app.cli.main import main
+from engine.worker.worker import Worker
+
+# Long enough to be seen, short enough to wait for.
+RESTART_S = 8.0
+
+
+def break_once(flag: Path) -> None:
+    """Let the step fail that finds the flag, which is taken away, and the restart after it take its time."""
+    execute, reset = Worker.execute, Worker.reset
+    has_failed = False
+
+    def fail(worker: Worker, plan: Any) -> Any:
+        nonlocal has_failed
+        if flag.exists():
+            flag.unlink()
+            has_failed = True
+            raise RuntimeError("the device is on fire")
+        return execute(worker, plan)
+
+    def rest(worker: Worker) -> None:
+        if has_failed:
+            time.sleep(RESTART_S)
+        reset(worker)
+
+    Worker.execute, Worker.reset = fail, rest  # type: ignore[method-assign]
+
+
+if __name__ == "__main__":
+    break_once(Path(sys.argv[1]))
+    sys.exit(main(["serve", *sys.argv[2:]]))

@@ -1,0 +1,126 @@
+"""When something goes wrong the page says what, why, and what to do; and goes on working."""
+
+from __future__ import annotations
+
+import json
+import threading
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.browser.conftest import open_site, start_server
+from tests.browser.site import PATIENCE_S, Site
+
+
+@pytest.fixture(scope="module")
+def flag(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The file that makes the fragile server's next step fail."""
+    return tmp_path_factory.mktemp("fragile") / "break"
+
+
+@pytest.fixture(scope="module")
+def small_url(flag: Path) -> Iterator[str]:
+    """A server that runs one request, lets one wait, and can be broken."""
+    yield from start_server(
+        "tests.browser.fragile_app", str(flag), "--max-num-seqs", "1", "--max-num-waiting", "1"
+    )
+
+
+@pytest.fixture
+def small(desk: Any, small_url: str) -> Iterator[Site]:
+    yield from open_site(desk, small_url)
+
+
+def error_of(site: Site) -> str:
+    """The last message of the chat, once the turn has ended."""
+    site.page.locator("#chatbot .bot-row strong").last.wait_for()
+    return site.answer
+
+
+def occupy(url: str, is_over: threading.Event) -> None:
+    """Hold one place of the engine until it is over."""
+    with urllib.request.urlopen(f"{url}/v1/models", timeout=PATIENCE_S) as reply:
+        model = json.load(reply)["data"][0]["id"]
+    body = {"model": model, "prompt": "Once", "max_tokens": 1900, "ignore_eos": True, "stream": True}
+    request = urllib.request.Request(
+        f"{url}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
+    )
+    while not is_over.is_set():
+        try:
+            with urllib.request.urlopen(request, timeout=PATIENCE_S) as stream:
+                for _ in stream:
+                    if is_over.is_set():
+                        return
+        except OSError:
+            is_over.wait(0.2)
+
+
+def test_a_full_queue_says_when_to_try_again(small: Site) -> None:
+    is_over = threading.Event()
+    crowd = [threading.Thread(target=occupy, args=(small.base_url, is_over)) for _ in range(2)]
+    try:
+        for each in crowd:
+            each.start()
+        small.wait_for(lambda: small.num_running() == 1 and small.num_waiting() == 1)
+        small.ask("Hello!")
+        said = error_of(small)
+        assert "The queue is full." in said and "Try again in" in said
+    finally:
+        is_over.set()
+        for each in crowd:
+            each.join()
+    small.wait_for(lambda: small.num_running() == 0)
+    small.page.get_by_role("button", name="Retry").click()
+    small.figures.wait_for()
+
+
+def test_an_engine_that_restarts_says_so_and_then_answers(small: Site, flag: Path) -> None:
+    flag.touch()
+    small.ask("Hello!")
+    said = error_of(small)
+    assert "The engine is restarting." in said and "try again in a few seconds" in said
+    small.page.locator(".strip .state.restarting").wait_for()
+    small.page.locator(".strip .state.ready").wait_for()
+    small.page.get_by_role("button", name="Retry").click()
+    small.figures.wait_for()
+
+
+def test_a_prompt_that_is_too_long_is_counted_and_can_be_undone(site: Site) -> None:
+    site.ask("word " * 3000)
+    said = error_of(site)
+    assert "The conversation is too long." in said and "the model takes 2,048" in said
+    assert "shorten the message" in said
+    site.page.get_by_role("button", name="Undo").click()
+    site.wait_for(lambda: site.composer.input_value().startswith("word word"))
+
+
+def test_a_refused_schema_names_the_keyword_where_the_record_would_stand(site: Site) -> None:
+    site.go_to("Extract")
+    site.go_to("JSON Schema")
+    site.type_code("#schema", '{"type": "array", "$dynamicRef": "#a"}')
+    site.page.get_by_text("Unsupported keyword “$dynamicRef” at the root.").wait_for()
+    site.extract("Some text.")
+    problem = site.page.locator("#verdict .problem")
+    problem.wait_for()
+    assert "$dynamicRef" in problem.inner_text() and "take the keyword out" in problem.inner_text()
+
+
+def test_a_file_that_is_no_text_is_named_in_the_chat_and_in_the_workbench(site: Site, tmp_path: Path) -> None:
+    path = tmp_path / "picture.txt"
+    path.write_bytes(b"\xff\xfe\x00\x01")
+    site.page.locator("#composer input[type=file]").set_input_files(path)
+    site.page.locator("#composer .thumbnails").wait_for()
+    site.ask("What is this?")
+    said = error_of(site)
+    assert "This file cannot be read." in said and "picture.txt is not UTF-8" in said
+    assert "Attach a text file or a PDF" in said
+    site.go_to("Extract")
+    site.page.locator("#extract input[type=file]").set_input_files(path)
+    site.page.locator("#verdict .problem", has_text="picture.txt is not UTF-8").wait_for()
+    site.go_to("Chat")
+    site.toggle("Chats")
+    site.page.get_by_label("Chats to import").set_input_files(path)
+    site.page.locator(".chats .problem", has_text="Nothing imported").wait_for()
