@@ -5,8 +5,10 @@ bound a hostile grammar from the inside.
 """
 
 import json
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -76,6 +78,8 @@ class LLGuidanceBackend:
         self._tokenizer = LLTokenizer(
             wrapper, n_vocab=vocabulary.size, eos_token=list(vocabulary.eos_token_ids)
         )
+        # Written and never read, so compiles of several threads may meet in it.
+        self._scratch = np.empty(vocabulary.num_words, np.int32)
         self._limits = LLParserLimits(
             initial_lexer_fuel=limits.initial_lexer_fuel,
             step_lexer_fuel=limits.step_lexer_fuel,
@@ -89,6 +93,8 @@ class LLGuidanceBackend:
         matcher = self._make_matcher(spec)
         if matcher.is_error():
             self._refuse(spec, matcher.get_error())
+        # The lexer states of the first mask are made once, here: copies share them.
+        matcher.unsafe_compute_mask_ptr(self._scratch.ctypes.data, self._scratch.nbytes)
         return LLGuidanceProgram(matcher, self, len(spec.text))
 
     def _make_matcher(self, spec: GrammarSpec) -> LLMatcher:
@@ -112,7 +118,7 @@ class LLGuidanceBackend:
 def make_grammar(spec: GrammarSpec) -> str:
     """Return a spec in llguidance's own format: a Lark grammar, with the schema as a grammar beside it."""
     if spec.kind == "json_schema":
-        return make_json_grammar(json.loads(spec.text), spec)
+        return make_json_grammar(spec)
     if spec.kind == "lark":
         return LLMatcher.grammar_from_lark(_HEADER + spec.text)
     if spec.kind == "xml":
@@ -120,21 +126,40 @@ def make_grammar(spec: GrammarSpec) -> str:
     return LLMatcher.grammar_from_lark(f"{_HEADER}start: /{regex_to_lark(make_pattern(spec))}/")
 
 
-def make_json_grammar(schema: dict[str, Any], spec: GrammarSpec) -> str:
-    """Return the grammar of a normalised schema."""
-    item_separator, key_separator = _SEPARATORS[spec.whitespace]
-    options = {**_OPTIONS, "item_separator": item_separator, "key_separator": key_separator}
-    options["whitespace_flexible"] = spec.whitespace == "any"
-    if spec.whitespace == "any":
-        options["whitespace_pattern"] = _WHITESPACE
-    lark, values = "start: @v0", [schema]
+def make_json_grammar(spec: GrammarSpec) -> str:
+    """Return the grammar of a normalised schema, which is an object."""
+    options = make_options(spec.whitespace)
     if spec.property_order == "any":
-        separators = None if spec.whitespace == "any" else (item_separator, key_separator)
-        lark, values = make_any_order(schema, separators)
-    grammars: list[dict[str, Any]] = [{"lark_grammar": _HEADER + lark}]
-    for number, value in enumerate(values):
-        grammars.append({"name": f"v{number}", "json_schema": {**value, "x-guidance": options}})
-    return json.dumps({"grammars": grammars})
+        separators = None if spec.whitespace == "any" else _SEPARATORS[spec.whitespace]
+        lark, schemas = make_any_order(json.loads(spec.text), separators)
+        values = [json.dumps(schema, ensure_ascii=False) for schema in schemas]
+    else:
+        lark, values = "start: @v0", [spec.text]
+    return make_grammars(lark, [add_options(text, options) for text in values])
+
+
+def add_options(schema: str, options: str) -> str:
+    """Write options into the text of a schema as it is: reading and writing that again would cost more."""
+    body = schema.strip()[1:-1].strip()
+    return f'{{{body}{", " if body else ""}"x-guidance": {options}}}'
+
+
+@cache
+def make_options(whitespace: str) -> str:
+    """Return, as JSON, how llguidance is to write JSON."""
+    item_separator, key_separator = _SEPARATORS[whitespace]
+    options = {**_OPTIONS, "item_separator": item_separator, "key_separator": key_separator}
+    options["whitespace_flexible"] = whitespace == "any"
+    if whitespace == "any":
+        options["whitespace_pattern"] = _WHITESPACE
+    return json.dumps(options)
+
+
+def make_grammars(lark: str, schemas: Sequence[str]) -> str:
+    """Return a Lark grammar and the schemas that it calls `@v0` and so on, in llguidance's format."""
+    parts = [json.dumps({"lark_grammar": _HEADER + lark})]
+    parts += [f'{{"name": "v{number}", "json_schema": {schema}}}' for number, schema in enumerate(schemas)]
+    return f'{{"grammars": [{", ".join(parts)}]}}'
 
 
 def make_pattern(spec: GrammarSpec) -> str:
@@ -236,11 +261,12 @@ class LLGuidanceFiller:
     def __init__(self, vocabulary: Vocabulary, num_threads: int) -> None:
         self._vocabulary = vocabulary
         self._executor = LLExecutor(num_threads) if num_threads > 1 else None
+        # The last bitmask, its address and its number of rows; an array in use is never moved.
+        self._known: tuple[Callable[[], np.ndarray | None], int, int] = (lambda: None, 0, 0)
 
     def fill(self, matchers: Sequence[LLGuidanceMatcher], rows: Sequence[int], bitmask: np.ndarray) -> None:
         """Write matcher i's mask into row rows[i]."""
-        check_bitmask(bitmask, self._vocabulary.num_words, rows)
-        address, row_bytes = bitmask.ctypes.data, bitmask.shape[1] * bitmask.itemsize
+        address, row_bytes = self._locate(bitmask, rows), 4 * self._vocabulary.num_words
         if len(matchers) == 1 or self._executor is None:
             # Handing over to another thread costs more than one mask.
             for matcher, row in zip(matchers, rows, strict=True):
@@ -252,3 +278,13 @@ class LLGuidanceFiller:
             if matcher.engine.is_error():
                 # In its error state the engine allows EOS, which would end an incomplete text.
                 bitmask[row] = 0
+
+    def _locate(self, bitmask: np.ndarray, rows: Sequence[int]) -> int:
+        """Return the address of a bitmask; one that was checked before is only asked for its rows."""
+        known, address, num_rows = self._known
+        if rows and known() is bitmask and min(rows) >= 0 and max(rows) < num_rows:
+            return address
+        check_bitmask(bitmask, self._vocabulary.num_words, rows)
+        address = bitmask.ctypes.data
+        self._known = weakref.ref(bitmask), address, len(bitmask)
+        return address

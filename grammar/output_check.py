@@ -6,6 +6,7 @@ import json
 import re
 
 from .csv_table import SCALAR_PATTERNS
+from .linear_pattern import LinearPattern, read_pattern
 from .spec import GrammarSpec
 from .validator import SchemaValidator
 from .xml_validator import XmlValidator
@@ -14,22 +15,23 @@ from .xml_validator import XmlValidator
 class OutputCheck:
     """Checks finished texts of one spec; kinds that nothing here can read (`checks` is False) are left alone.
 
-    json_schema and json_object by a JSON Schema validator, xml by an XML parser, csv by Python's csv, regex by
-    Python's re, choice by comparison. EBNF, Lark, structural tags, and patterns that Python does not read are not
-    checked. A text that was cut short (finish_reason length) is not finished and never valid.
+    json_schema and json_object by a JSON Schema validator, xml by an XML parser, csv by Python's csv, regex by an
+    engine of linear time, choice by comparison. EBNF, Lark, structural tags, and patterns that this engine does not
+    read are not checked, nor are texts beyond ASCII where a shorthand such as `\\d` decides. A text that was cut short
+    (finish_reason length) is not finished and never valid.
     """
 
     def __init__(self, spec: GrammarSpec) -> None:
         self._spec = spec
         self._schema: SchemaValidator | None = None
         self._tree: XmlValidator | None = None
-        self._pattern: re.Pattern[str] | None = None
+        self._pattern: LinearPattern | None = None
         if spec.kind in ("json_schema", "json_object"):
             self._schema = SchemaValidator(json.loads(spec.text))
         elif spec.kind == "xml":
             self._tree = XmlValidator(spec.text)
         elif spec.kind == "regex":
-            self._pattern = compile_pattern(spec.text)
+            self._pattern = find_pattern(spec.text)
         self.checks = spec.kind in ("choice", "csv") or any((self._schema, self._tree, self._pattern))
 
     def first_error(self, text: str) -> str | None:
@@ -39,20 +41,17 @@ class OutputCheck:
         if self._tree is not None:
             return self._tree.first_error(text)
         if self._pattern is not None:
-            return None if self._pattern.fullmatch(text) else "the text does not match the pattern"
+            return "the text does not match the pattern" if self._pattern.matches(text) is False else None
         if self._spec.kind == "choice":
             return None if text in json.loads(self._spec.text) else f"{text[:80]!r} is none of the choices"
         return check_table(text, json.loads(self._spec.text)) if self._spec.kind == "csv" else None
 
 
-def compile_pattern(pattern: str) -> re.Pattern[str] | None:
-    """Return a pattern as Python reads it, None where it does not read it or not as Rust does."""
+def find_pattern(pattern: str) -> LinearPattern | None:
+    """Return a pattern, None where it may mean something else to the engines or cannot be matched."""
     if re.search(r"\[\[|\[:|&&|--|~~|\\[pPzAbB]", pattern) is not None:
         return None
-    try:
-        return re.compile(pattern)
-    except re.error:
-        return None
+    return read_pattern(pattern)
 
 
 def check_json(text: str, validator: SchemaValidator) -> str | None:

@@ -1,6 +1,6 @@
 """The plan of a grammar: who enforces which keyword."""
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 # What stands in `enforced_by` when no engine has to do anything.
 ANNOTATION = "annotation"
@@ -13,8 +13,7 @@ GROUNDING = "grounding"
 ENGINE = ""
 
 
-@dataclass(frozen=True, slots=True)
-class PlanEntry:
+class PlanEntry(NamedTuple):
     """Who enforces one keyword of a grammar.
 
     Attributes:
@@ -28,9 +27,12 @@ class PlanEntry:
     keyword: str
     enforced_by: str
 
+    def settle(self, engine: str) -> "PlanEntry":
+        """Return the entry with the engine's name where an engine has to enforce it."""
+        return self if self.enforced_by else PlanEntry(self.pointer, self.keyword, engine)
 
-@dataclass(frozen=True, slots=True)
-class Problem:
+
+class Problem(NamedTuple):
     """A keyword that the first engine does not enforce exactly."""
 
     pointer: str

@@ -7,25 +7,29 @@ ends in a mask of zeros, and `error` names the keyword.
 """
 
 import json
-from collections.abc import Callable, Sequence
-from typing import Any, cast
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
 from .backend import Matcher, Program
 from .bit_row import clear_bits, is_set, set_bits
-from .bitmask import fill_bitmask
-from .closing_tokens import ClosingTokens
-from .json_schema.sites import Check, Site, SiteMap, spell
-from .json_text import FAR, Mode, State, advance, begin
+from .candidates import candidate_kind, far_kind, string_site
+from .closing_tokens import ClosingTokens, RestOfClass
+from .json_schema.check import Check
+from .json_schema.sites import Site, SiteMap, spell
+from .json_text import Mode, State, advance, begin
 from .open_string import KnownString
-from .repeats import MAX_NUM_TRIED, find_beginnings, find_element, spell_elements
+from .repeats import LookAhead
 from .residual_checks import ResidualChecks, read_elements
+from .residual_fill import FILLER
 
 # Per mask, the shortest tokens first: how many are tried, and how many different values validated for them. What is
 # beyond is left out of the mask; shorter tokens spell the same text.
 MAX_NUM_CANDIDATES = 512
 MAX_NUM_CHECKS = 64
+# What is named where tokens were left out only because of what comes after them.
+DISTINCT = Check("", ("uniqueItems",), True)
 NO_STRINGS: frozenset[bytes] = frozenset()
 
 
@@ -60,6 +64,8 @@ class ResidualMatcher:
         self._dead_end: str | None = None
         self._verdicts: dict[tuple[int, bytes, bytes], Check | None] = {}
         self._string: KnownString | None = None
+        self._look_ahead = LookAhead(program.tokens.token_bytes, program.tokens.ids)
+        self.settled: RestOfClass | None = None
 
     @property
     def error(self) -> str | None:
@@ -78,6 +84,8 @@ class ResidualMatcher:
         if state is None:
             self.inner.rollback(1)
             return False
+        if b'"' in token or b"\\" in token:
+            self.settled = None
         self._history.append((len(token), self._state))
         self._text += token
         self._state = state
@@ -86,9 +94,10 @@ class ResidualMatcher:
 
     def fill_next_token_bitmask(self, bitmask: np.ndarray, row: int = 0) -> None:
         """Write the allowed tokens into one row."""
-        self.inner.fill_next_token_bitmask(bitmask, row)
-        if not self.is_terminated():
-            self.clear_violations(bitmask[row])
+        if self.is_terminated():
+            self.inner.fill_next_token_bitmask(bitmask, row)
+        else:
+            FILLER.fill([self], [row], bitmask)
 
     def rollback(self, num_tokens: int) -> None:
         """Undo the last `num_tokens` accepted tokens, EOS included."""
@@ -99,7 +108,7 @@ class ResidualMatcher:
             del self._text[len(self._text) - length :]
         self._dead_end = None
         self._verdicts.clear()
-        self._string = None
+        self._string = self.settled = None
 
     def is_completed(self) -> bool:
         """Tell whether the text so far is a complete sentence, so that EOS is allowed."""
@@ -118,19 +127,20 @@ class ResidualMatcher:
         """Clear the tokens of one mask, int32 [words], that would complete a value that violates its schema."""
         self._forget()
         self._clear_candidates(words)
-        self._clear_repeats(words, {})
+        self._look_ahead.start()
+        self._clear_repeats(words)
         if self._violation is not None and not words.any():
             names = ", ".join(self._violation.keywords)
             self._dead_end = f"dead end: no way on satisfies {names} at {self._violation.pointer or '#'}"
 
     def _forget(self) -> None:
-        self._violation = self._dead_end = None
+        self._violation = self._dead_end = self.settled = None
 
     def _clear_candidates(self, words: np.ndarray) -> None:
         tokens, state = self._program.tokens, self._state
         if state.mode is Mode.NUMBER and state.frame is None and not self.is_completed():
             words &= ~tokens.eos_mask
-        kind = self._candidate_kind()
+        kind = candidate_kind(state)
         if kind is None:
             return
         if state.mode in (Mode.STRING, Mode.NAME) and not state.is_escaped:
@@ -140,56 +150,36 @@ class ResidualMatcher:
                 return
         if kind[0] == "quote":
             self._clear_prefixes(words)
-            kind = self._far_kind()
+            kind = far_kind(self._state)
         if kind is None:
             return
         candidates = tokens.find(words, *kind)
         wrong = [i for i in candidates[:MAX_NUM_CANDIDATES] if not self._is_candidate_allowed(i)]
         clear_bits(words, [*wrong, *candidates[MAX_NUM_CANDIDATES:]])
 
-    def _clear_repeats(self, words: np.ndarray, tried: dict[bytes, bool]) -> None:
-        """Clear the tokens after which an element could only become one that stands before it.
+    def _clear_repeats(self, words: np.ndarray) -> None:
+        """Clear the tokens after which an element could only become one that stands before it."""
+        wrong = self._look_ahead.find_wrong(words, self._state, self._text, self._leads_on)
+        if wrong is not None:
+            self.settled = None
+            clear_bits(words, wrong)
+        if wrong and self._violation is None:
+            self._violation = DISTINCT
 
-        Args:
-            tried: text -> whether it leads on, as far as this mask has found out.
-        """
-        site, start, leads = find_element(self._state)
-        if site is None or not (site.has_few and any(check.is_distinct for check in site.checks)):
-            return
-        frame, end, mode = self._state.frame, len(self._text), self._state.mode
-        assert frame is not None, "elements stand in arrays"
-        spellings = spell_elements(bytes(self._text[frame.start : end if start is None else start]))
-        written = b"" if start is None else bytes(self._text[start:])
-        for token_id in find_beginnings(self._program.tokens.ids, mode, written, leads, spellings):
-            if is_set(words, token_id) and not self._leads_on(token_id, words.size, tried):
-                clear_bits(words, [token_id])
-
-    def _leads_on(self, token_id: int, num_words: int, tried: dict[bytes, bool]) -> bool:
-        """Tell whether anything is allowed after a token."""
-        text = bytes(self._text) + self._program.tokens.token_bytes[token_id]
-        if text not in tried:
-            if len(tried) >= MAX_NUM_TRIED:
-                return True
-            tried[text] = False
-            if self.accept_token(token_id):
-                row = np.zeros((1, num_words), np.int32)
-                self.inner.fill_next_token_bitmask(row, 0)
-                self._clear_candidates(row[0])
-                self._clear_repeats(row[0], tried)
-                tried[text] = bool(row.any())
-                self.rollback(1)
-        return tried[text]
-
-    def _string_site(self) -> Site | None:
-        """Return the place of the string that is open, which may be a property name."""
-        state = self._state
-        if state.mode is Mode.NAME:
-            return cast(Site | None, state.frame and state.frame.site and state.frame.site.names)
-        return cast(Site | None, state.site)
+    def _leads_on(self, token_id: int) -> bool:
+        """Tell whether anything is allowed after a token, and so on."""
+        if not self.accept_token(token_id):
+            return False
+        row = np.zeros((1, len(self._program.tokens.eos_mask)), np.int32)
+        self.inner.fill_next_token_bitmask(row, 0)
+        self._clear_candidates(row[0])
+        found = self._look_ahead.goes_on(row[0], self._state, self._text, self._leads_on)
+        self.rollback(1)
+        return found
 
     def _find_string(self) -> KnownString | None:
         """Return what is known of the open string; None where its verdict may depend on all of its content."""
-        site, start = self._string_site(), self._state.start
+        site, start = string_site(self._state), self._state.start
         telling = site.strings if site is not None else NO_STRINGS
         if telling is None:
             return None
@@ -217,10 +207,13 @@ class ResidualMatcher:
         if known.near:
             # An escape can spell any character, so it may lead to one of these too.
             special = tokens.escaping.union(string[known.length :] for string in known.near)
+        is_settled = not known.near
         if kind[0] == "quote":
             self._clear_endings(words, known, special)
-        far = self._far_kind()
+            is_settled &= known.is_fine is True
+        far = far_kind(self._state)
         if far is None:
+            self.settled = self._program.tokens.nothing if is_settled else None
             return
         wrong = []
         # What comes after a property name depends on the name.
@@ -237,6 +230,8 @@ class ResidualMatcher:
             if not is_allowed:
                 wrong.append(token_id)
         clear_bits(words, wrong)
+        if is_settled and not (is_name or wrong) and len(self._verdicts) < MAX_NUM_CHECKS:
+            self.settled = tokens.get_class(*far).find_rest(words)
 
     def _clear_endings(self, words: np.ndarray, known: KnownString, special: frozenset[bytes]) -> None:
         """Clear the tokens that end a string which is checked itself."""
@@ -272,30 +267,6 @@ class ResidualMatcher:
         end = self._program.tokens.parts[token_id][0] + b'"'
         return advance(self._state, self._text, end, self._is_allowed) is not None
 
-    def _far_kind(self) -> tuple[str, int] | None:
-        """Return which tokens may complete a value around the string that is open, None where no token reaches it."""
-        num_closers = self._state.frame.num_closers if self._state.frame else 0
-        return None if num_closers >= FAR else ("far quote", num_closers)
-
-    def _candidate_kind(self) -> tuple[str, int] | None:
-        """Return which tokens may complete a checked value: the class of ClosingTokens, and the brackets needed."""
-        state = self._state
-        if state.mode is Mode.END:
-            return None
-        num_closers = state.frame.num_closers if state.frame else 0
-        in_string = state.mode in (Mode.STRING, Mode.NAME)
-        site = self._string_site() if in_string else state.site
-        is_checked = site is not None and bool(site.checks)
-        if in_string and is_checked:
-            return "escaped quote" if state.is_escaped else "quote", 0
-        if state.mode is Mode.NUMBER and is_checked:
-            return "delimiter", 0
-        if num_closers >= FAR:
-            return None
-        if not in_string:
-            return "any", num_closers
-        return "escaped quote" if state.is_escaped else "far quote", num_closers
-
     def _is_candidate_allowed(self, token_id: int) -> bool:
         token = self._program.tokens.token_bytes[token_id]
         judge = self._is_allowed if len(self._verdicts) < MAX_NUM_CHECKS else self._is_known_allowed
@@ -312,17 +283,3 @@ class ResidualMatcher:
     def _is_known_allowed(self, site: Site, value: bytes, before: Callable[[], bytes]) -> bool:
         key = id(site), value, before() if site.checks[0].is_distinct else b""
         return key in self._verdicts and self._is_allowed(site, value, before)
-
-
-class ResidualFiller:
-    """Fills the rows of many residual matchers: the engines' rows at once, then the checks."""
-
-    def fill(self, matchers: Sequence[ResidualMatcher], rows: Sequence[int], bitmask: np.ndarray) -> None:
-        """Write matcher i's mask into row rows[i]."""
-        fill_bitmask([matcher.inner for matcher in matchers], rows, bitmask)
-        for matcher, row in zip(matchers, rows, strict=True):
-            matcher.clear_violations(bitmask[row])
-
-
-# It has no state; one object makes all residual matchers of a batch one group.
-FILLER = ResidualFiller()

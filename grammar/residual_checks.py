@@ -3,7 +3,8 @@
 import json
 from typing import Any
 
-from .json_schema.sites import Check, Site
+from .json_schema.check import Check
+from .json_schema.sites import Site
 from .validator import SchemaValidator
 
 
@@ -31,7 +32,7 @@ class ResidualChecks:
         if check.is_distinct:
             known = (make_comparable(sibling) for sibling in read_elements(before))
             return make_comparable(instance) not in known
-        return self._validator(check.pointer).is_valid(instance)
+        return self._validator(check.pointer).is_valid({instance: None} if check.is_alone else instance)
 
     def _validator(self, pointer: str) -> SchemaValidator:
         if pointer not in self._validators:

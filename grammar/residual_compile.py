@@ -6,12 +6,12 @@ from typing import Any
 
 from .backend import Backend, CompiledGrammar, Program
 from .closing_tokens import ClosingTokens
-from .errors import GrammarError, UnsupportedGrammar
+from .errors import UnsupportedGrammar
 from .json_schema.keywords import join_pointer
 from .json_schema.loosen import NOT_CHECKED, Loosening
 from .json_schema.normalise import Normalised
 from .json_schema.sites import SiteMap
-from .plan import ENGINE, RESIDUAL, PlanEntry
+from .plan import RESIDUAL, PlanEntry
 from .residual import ResidualProgram
 from .spec import GrammarSpec
 
@@ -36,7 +36,7 @@ def compile_residual(
         for place, keyword in loosening.dropped:
             if place not in normalised.places:
                 raise UnsupportedGrammar(place, keyword, "it stands in a guide")
-    except GrammarError:
+    except UnsupportedGrammar:
         # A guide can be more than the engine takes where the schema without it is not.
         loosening, program = compile_loosened(backend, spec, is_guided=False)
     residual = find_residual(normalised, loosening)
@@ -82,8 +82,7 @@ def make_plan(
     for entry in normalised.plan:
         pair = entry.pointer, entry.keyword
         is_residual = pair in pairs or (entry.pointer + "/").startswith(roots)
-        enforced_by = RESIDUAL if is_residual else engine
-        plan.append(replace(entry, enforced_by=enforced_by) if entry.enforced_by == ENGINE else entry)
+        plan.append(entry.settle(RESIDUAL if is_residual else engine))
     listed = {(entry.pointer, entry.keyword) for entry in plan if entry.enforced_by == RESIDUAL}
     plan.extend(PlanEntry(*pair, RESIDUAL) for pair in sorted(pairs - listed))
     return tuple(plan)

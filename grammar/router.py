@@ -15,13 +15,14 @@ structural_tag                   -> its own matcher, and for each value in it th
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Any
 
 from .backend import Backend, CompiledGrammar
 from .closing_tokens import ClosingTokens
 from .errors import InvalidGrammar, UnsupportedGrammar
 from .json_schema.normalise import Normalised, normalise
 from .json_schema.xgrammar_subset import find_obstacle
-from .plan import ENGINE, PlanEntry, Problem
+from .plan import PlanEntry, Problem
 from .residual_compile import compile_residual
 from .spec import GrammarSpec
 
@@ -83,11 +84,8 @@ def compile_json_schema(
     # The engines take options beside keywords, so they want an object.
     schema = {} if normalised.schema is True else normalised.schema
     rewritten = replace(spec, text=json.dumps(schema, ensure_ascii=False))
-    obstacle = find_obstacle(schema)
-    if spec.property_order == "any" and obstacle is None:
-        # Its own any_order checks neither what is required nor what is written twice.
-        obstacle = Problem("", "property_order", "xgrammar writes properties in the order of the schema only")
     if spec.backend == "xgrammar":
+        obstacle = find_xgrammar_obstacle(spec, schema)
         if obstacle is not None:
             raise UnsupportedGrammar(obstacle.pointer, obstacle.keyword, obstacle.reason)
         return finish(backends["xgrammar"], rewritten, normalised)
@@ -96,18 +94,24 @@ def compile_json_schema(
             return finish(backends["llguidance"], rewritten, normalised)
         except UnsupportedGrammar:
             pass
-    if obstacle is None and spec.backend is None:
+    if spec.backend is None and find_xgrammar_obstacle(spec, schema) is None:
         return finish(backends["xgrammar"], rewritten, normalised)
     return compile_residual(
         backends["llguidance"], rewritten, json.loads(spec.text), normalised, closing_tokens()
     )
 
 
+def find_xgrammar_obstacle(spec: GrammarSpec, schema: dict[str, Any]) -> Problem | None:
+    """Return why xgrammar may not have a normalised schema, None when it may."""
+    obstacle = find_obstacle(schema)
+    if spec.property_order == "any" and obstacle is None:
+        # Its own any_order checks neither what is required nor what is written twice.
+        obstacle = Problem("", "property_order", "xgrammar writes properties in the order of the schema only")
+    return obstacle
+
+
 def finish(backend: Backend, spec: GrammarSpec, normalised: Normalised) -> CompiledGrammar:
     """Compile, and write the backend's name into the plan."""
     program = backend.compile(spec)
-    plan = tuple(
-        replace(entry, enforced_by=backend.name) if entry.enforced_by == ENGINE else entry
-        for entry in normalised.plan
-    )
+    plan = tuple([entry.settle(backend.name) for entry in normalised.plan])
     return CompiledGrammar(backend.name, plan, program)

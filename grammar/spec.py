@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Literal, get_args
 
 from .csv_table import describe_table
@@ -17,6 +18,8 @@ Kind = Literal[
 ]
 Whitespace = Literal["spaced", "compact", "any"]
 PropertyOrder = Literal["schema", "any"]
+WHITESPACES = get_args(Whitespace)
+PROPERTY_ORDERS = get_args(PropertyOrder)
 
 BACKENDS = ("llguidance", "xgrammar", "outlines_core")
 MAX_SPEC_BYTES = 256 * 1024
@@ -46,11 +49,9 @@ class GrammarSpec:
     def __post_init__(self) -> None:
         if self.backend is not None and self.backend not in BACKENDS:
             raise InvalidGrammar(f"unknown grammar backend {self.backend!r}; choose from {list(BACKENDS)}")
-        if self.whitespace not in get_args(Whitespace):
-            raise InvalidGrammar(
-                f"unknown whitespace {self.whitespace!r}; choose from {list(get_args(Whitespace))}"
-            )
-        if self.property_order not in get_args(PropertyOrder):
+        if self.whitespace not in WHITESPACES:
+            raise InvalidGrammar(f"unknown whitespace {self.whitespace!r}; choose from {list(WHITESPACES)}")
+        if self.property_order not in PROPERTY_ORDERS:
             raise InvalidGrammar(f"unknown property order {self.property_order!r}; choose schema or any")
         check_size(self.text, self.kind)
         if self.source is not None:
@@ -77,8 +78,9 @@ class GrammarSpec:
         # Order is meaning here (properties are generated in it), so keys are not sorted.
         text = dump_json(parsed, "json_schema")
         check_size(text, "json_schema")
-        check_depth(json.loads(text))
-        check_well_formed(json.loads(text))
+        document = json.loads(text)
+        check_depth(document)
+        check_well_formed(document)
         return cls("json_schema", text, whitespace, backend, source, property_order)
 
     @classmethod
@@ -218,10 +220,10 @@ def check_size(text: str, kind: str) -> None:
 
 def check_depth(value: Any, kind: str = "json_schema") -> None:
     """Refuse a value nested deeper than the limit, without recursion of our own."""
-    level = [value]
+    level = [value] if isinstance(value, (dict, list)) else []
     for _ in range(MAX_NESTING_DEPTH + 1):
-        containers = [node for node in level if isinstance(node, dict | list)]
-        if not containers:
+        if not level:
             return
-        level = [c for node in containers for c in (node.values() if isinstance(node, dict) else node)]
+        found = chain.from_iterable([node.values() if isinstance(node, dict) else node for node in level])
+        level = [node for node in found if isinstance(node, (dict, list))]
     raise InvalidGrammar(f"{kind} is nested deeper than {MAX_NESTING_DEPTH} levels")

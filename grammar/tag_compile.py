@@ -3,7 +3,6 @@
 import json
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 from .backend import CompiledGrammar
@@ -175,7 +174,7 @@ def make_plan(document: dict[str, Any], compiled: dict[str, CompiledGrammar]) ->
         place = name_place(pointer, is_legacy)
         if pointer in compiled:
             inside = join_leaf(place, part, is_legacy)
-            entries.extend(replace(each, pointer=inside + each.pointer) for each in compiled[pointer].plan)
+            entries.extend(each._replace(pointer=inside + each.pointer) for each in compiled[pointer].plan)
         elif not is_legacy:
             entries.append(PlanEntry(place, part["type"], NAME))
         for where, child in list_children(part, pointer):

@@ -8,6 +8,7 @@ from xml.etree import ElementTree
 from xml.parsers import expat
 
 from .csv_table import SCALAR_PATTERNS
+from .linear_pattern import read_pattern
 from .xml_tree import counts_of
 
 Json = dict[str, Any]
@@ -119,7 +120,9 @@ def is_value(text: str, value: Json) -> bool:
     if "enum" in value:
         return text in value["enum"]
     if "pattern" in value:
-        return re.fullmatch(value["pattern"], text) is not None
+        pattern = read_pattern(value["pattern"])
+        # What cannot be matched in linear time is left to the grammar.
+        return pattern is None or pattern.matches(text) is not False
     if value["type"] != "string":
         return re.fullmatch(SCALAR_PATTERNS[value["type"]], text) is not None
     most = value.get("max_length")

@@ -36,6 +36,9 @@ def strip_uri(uri: str) -> str:
     return uri.removeprefix("http://").removeprefix("https://").rstrip("#")
 
 
+# What newer drafts write in another way.
+_CHANGED = frozenset(["exclusiveMinimum", "exclusiveMaximum", "dependencies", "items"])
+_CONTAINERS = (dict, list)
 DIALECTS = {strip_uri(d.uri): d for d in (DRAFT_4, DRAFT_6, DRAFT_7, DRAFT_2019, DRAFT_2020)}
 
 
@@ -65,18 +68,19 @@ def find_old_forms(schema: dict[str, Any]) -> set[str]:
     """Look at every object, schema or not: a guess at the draft needs no more."""
     forms: set[str] = set()
     nodes: list[Any] = [schema]
-    while nodes:
-        node = nodes.pop()
+    # The list grows while it is read.
+    for node in nodes:
         if isinstance(node, dict):
-            if isinstance(node.get("exclusiveMinimum"), bool) or isinstance(
-                node.get("exclusiveMaximum"), bool
-            ):
-                forms.add("draft-4")
-            if isinstance(node.get("dependencies"), dict) or isinstance(node.get("items"), list):
-                forms.add("draft-7")
-            nodes.extend(node.values())
-        elif isinstance(node, list):
-            nodes.extend(node)
+            if not _CHANGED.isdisjoint(node):
+                if any(
+                    isinstance(node.get(bound), bool) for bound in ("exclusiveMinimum", "exclusiveMaximum")
+                ):
+                    forms.add("draft-4")
+                if isinstance(node.get("dependencies"), dict) or isinstance(node.get("items"), list):
+                    forms.add("draft-7")
+            nodes.extend([value for value in node.values() if isinstance(value, _CONTAINERS)])
+        else:
+            nodes.extend([value for value in node if isinstance(value, _CONTAINERS)])
     return forms
 
 

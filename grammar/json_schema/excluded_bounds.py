@@ -13,6 +13,8 @@ from ..plan import Problem
 from .keywords import ASSERTIONS
 from .node import Node
 
+_COMBINING = frozenset(["allOf", "$ref", "anyOf", "oneOf"])
+_BOUNDS = frozenset(["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"])
 REASON = "next to a bound less than 1 away, the excluded number itself would be let through"
 
 
@@ -35,10 +37,9 @@ class ExcludedBounds:
 
     def add(self, node: Node) -> None:
         """Take note of one schema."""
-        asserting = node.schema.keys() & ASSERTIONS
-        self.has_conjunction |= "allOf" in asserting
-        self.has_conjunction |= bool(asserting & {"$ref", "anyOf", "oneOf"}) and len(asserting) > 1
-        if node.schema.get("type") == "integer":
+        if not self.has_conjunction and not _COMBINING.isdisjoint(node.schema):
+            self.has_conjunction = "allOf" in node.schema or len(node.schema.keys() & ASSERTIONS) > 1
+        if _BOUNDS.isdisjoint(node.schema) or node.schema.get("type") == "integer":
             return
         above = {math.floor(v) for v in bounds(node.schema, "maximum", "exclusiveMaximum") if v % 1}
         below = {math.ceil(v) for v in bounds(node.schema, "minimum", "exclusiveMinimum") if v % 1}

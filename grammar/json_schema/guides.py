@@ -6,7 +6,7 @@ into a place where the check leaves no way on. It need not say all: the check it
 
 from typing import Any
 
-from .rules import types_of
+from .count_guides import guide_contains, guide_distinct, guide_names, guide_number, list_values
 
 Schema = dict[str, Any]
 
@@ -27,6 +27,12 @@ def find_guides(schema: Schema, keyword: str) -> list[Schema]:
         found = [guide_condition(schema, value)]
     elif keyword == "uniqueItems":
         found = [guide_distinct(schema)]
+    elif keyword == "propertyNames":
+        found = [guide_names(schema, value)]
+    elif keyword == "contains":
+        found = [guide_contains(schema, value)]
+    elif keyword in ("minProperties", "maxProperties"):
+        found = [guide_number(schema, keyword)]
     else:
         found = []
     return [guide for guide in found if guide][:MAX_NUM_GUIDES]
@@ -91,18 +97,6 @@ def guide_value(schema: Schema, condition: Schema, then: Any, other: Any) -> Sch
     return {"anyOf": branches}
 
 
-def guide_distinct(schema: Schema) -> Schema:
-    """Distinct items of a list of values are no more than the values."""
-    items = schema.get("items")
-    if schema.get("prefixItems") or not isinstance(items, dict):
-        return {}
-    values = list_values(items)
-    if values is None:
-        count = {"boolean": 2, "null": 1}.get(str(items.get("type")))
-        return {} if count is None else {"maxItems": count}
-    return {"maxItems": len(values)}
-
-
 def exclude_others(schema: Schema, branches: list[Any]) -> list[Any] | None:
     """Return the branches of `oneOf`, each without what only the others demand; None where that cannot be said."""
     demands = [only_required(branch) for branch in branches]
@@ -129,16 +123,3 @@ def is_listed(schema: Schema, names: set[str]) -> bool:
     """Tell whether a schema lists these properties, so that naming them again does not change their order."""
     properties = schema.get("properties")
     return isinstance(properties, dict) and names <= properties.keys()
-
-
-def list_values(schema: Any) -> list[Any] | None:
-    """Return the values that a schema lists, None when it does not; types are not counted twice."""
-    if not isinstance(schema, dict):
-        return None
-    if "const" in schema:
-        return [schema["const"]]
-    values = schema.get("enum")
-    types = schema.get("type")
-    if not isinstance(values, list):
-        return None
-    return [value for value in values if types is None or isinstance(types, list) or types in types_of(value)]

@@ -23,6 +23,7 @@ SCHEMA_LIST_KEYWORDS = frozenset(["allOf", "anyOf", "items", "oneOf", "prefixIte
 SCHEMA_MAP_KEYWORDS = frozenset(
     ["$defs", "definitions", "dependencies", "dependentSchemas", "patternProperties", "properties"]
 )
+_HOLDERS = SCHEMA_KEYWORDS | SCHEMA_LIST_KEYWORDS | SCHEMA_MAP_KEYWORDS
 
 # A keyword asserts nothing about an instance of a type that is not its own.
 TYPES_OF_KEYWORD: dict[str, tuple[str, ...]] = {
@@ -84,7 +85,12 @@ STRUCTURE_KEYWORDS = frozenset(
 
 def join_pointer(pointer: str, *parts: str | int) -> str:
     """Extend a JSON pointer, escaping as RFC 6901 does."""
-    return pointer + "".join("/" + str(part).replace("~", "~0").replace("/", "~1") for part in parts)
+    for part in parts:
+        text = str(part)
+        if "~" in text or "/" in text:
+            text = text.replace("~", "~0").replace("/", "~1")
+        pointer = f"{pointer}/{text}"
+    return pointer
 
 
 def split_pointer(pointer: str) -> list[str]:
@@ -95,6 +101,8 @@ def split_pointer(pointer: str) -> list[str]:
 def iterate_children(schema: dict[str, Any]) -> Iterator[tuple[tuple[str | int, ...], Any]]:
     """Yield (path, subschema) for the schemas that stand directly in a schema, in document order."""
     for keyword, value in schema.items():
+        if keyword not in _HOLDERS:
+            continue
         if keyword in SCHEMA_MAP_KEYWORDS and isinstance(value, dict):
             # `dependencies` maps names to schemas or to lists of names; only the former are schemas.
             yield from (((keyword, name), sub) for name, sub in value.items() if is_schema(sub))
@@ -106,4 +114,4 @@ def iterate_children(schema: dict[str, Any]) -> Iterator[tuple[tuple[str | int, 
 
 def is_schema(value: Any) -> bool:
     """Tell whether a value can be a schema."""
-    return isinstance(value, dict | bool)
+    return isinstance(value, (dict, bool))

@@ -16,7 +16,10 @@ from .keywords import ASSERTIONS, STRUCTURE_KEYWORDS, iterate_children, join_poi
 from .node import Node
 from .number_spelling import spell_numbers
 from .problems import PATTERN_REASON, find_problems
-from .rules import RULES
+from .rules import apply_rules
+
+# Annotations that no reference can lead into.
+TEXTS = ("title", "description", "$comment")
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +90,8 @@ class _Walk:
     bounds: ExcludedBounds = field(default_factory=ExcludedBounds)
 
     def __post_init__(self) -> None:
-        dialect = detect_dialect(self.document)
-        self.drops_ref_siblings = dialect.ignores_ref_siblings and is_dialect_named(self.document)
+        is_named = is_dialect_named(self.document)
+        self.drops_ref_siblings = is_named and detect_dialect(self.document).ignores_ref_siblings
 
     def rewrite(self, schema: dict[str, Any] | bool, pointer: str, place: str) -> dict[str, Any] | bool:
         """Rewrite a schema and everything below it; `pointer` is where the user wrote it, `place` where it goes."""
@@ -97,13 +100,14 @@ class _Walk:
             return schema
         node = Node(copy_containers(schema), pointer, self.drops_ref_siblings)
         self._drop_extensions(node)
-        for rule in RULES:
-            rule(node)
+        apply_rules(node)
         self._record(node)
         self.places[place] = pointer, node.origin
         for path, child in list(iterate_children(node.schema)):
             keyword = node.original_name(str(path[0]))
-            old, new = join_pointer(pointer, keyword, *path[1:]), join_pointer(place, *path)
+            old = new = join_pointer(pointer, keyword, *path[1:])
+            if place != pointer or keyword != path[0]:
+                new = join_pointer(place, *path)
             put(node.schema, path, self.rewrite(child, old, new))
         return node.schema
 
@@ -146,11 +150,13 @@ class _Walk:
         self.moved.update(node.moved)
         self.plan.extend(node.plan)
         for keyword in node.schema:
-            name = node.original_name(keyword)
-            if keyword in ASSERTIONS:
-                self.plan.append(PlanEntry(node.pointer, name, ENGINE))
-            elif keyword not in STRUCTURE_KEYWORDS:
-                self.plan.append(PlanEntry(node.pointer, name, ANNOTATION))
+            if keyword not in STRUCTURE_KEYWORDS:
+                why = ENGINE if keyword in ASSERTIONS else ANNOTATION
+                self.plan.append(PlanEntry(node.pointer, node.original_name(keyword), why))
+        for keyword in TEXTS:
+            # An engine would only read over them.
+            if isinstance(node.schema.get(keyword), str):
+                del node.schema[keyword]
         self.problems.extend(find_problems(node))
         self.bounds.add(node)
         self.has_one_of |= "oneOf" in node.schema

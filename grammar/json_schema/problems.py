@@ -25,11 +25,17 @@ UNSUPPORTED_KEYWORDS = {
 PATTERN_REASON = (
     "one of its character classes would be read too loosely, or in another way than JSON Schema does"
 )
+_SUSPECTS = frozenset(UNSUPPORTED_KEYWORDS) | {
+    *("x-grounded", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
+    *("pattern", "patternProperties", "minProperties"),
+}
 NUMERIC_BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
 
 
 def find_problems(node: Node) -> Iterator[Problem]:
     """Yield what stands in this one schema; subschemas are looked at on their own."""
+    if _SUSPECTS.isdisjoint(node.schema):
+        return
     for keyword, reason in UNSUPPORTED_KEYWORDS.items():
         if keyword in node.schema:
             yield Problem(node.pointer, node.original_name(keyword), reason)

@@ -21,6 +21,24 @@ COUNTS = [
 ]
 
 
+# Keywords that cannot fail with some value, or without a partner.
+_IDLE = frozenset(
+    [
+        *(
+            "uniqueItems",
+            "not",
+            "propertyNames",
+            "unevaluatedItems",
+            "unevaluatedProperties",
+            "if",
+            "then",
+            "else",
+        ),
+        *("contains", "minContains", "maxContains", "minProperties", "minItems", "minLength"),
+    ]
+)
+
+
 def write_counts_as_integers(node: Node) -> None:
     """Write 2.0 as 2, which the specification takes for the same."""
     for keyword in COUNTS:
@@ -212,17 +230,29 @@ def settle_property_names(node: Node) -> None:
     node.origin["additionalProperties"] = "propertyNames"
 
 
-RULES: tuple[Callable[[Node], None], ...] = (
-    drop_ref_siblings,
-    write_counts_as_integers,
-    modernise_bounds,
-    modernise_items,
-    exclude_types,
-    filter_enum,
-    settle_pattern,
-    settle_format,
-    drop_idle_dependencies,
-    drop_idle,
-    close_unevaluated,
-    settle_property_names,
+# Each rule with the keywords without which it has nothing to do; in the order they are applied.
+RULES: tuple[tuple[Callable[[Node], None], frozenset[str]], ...] = (
+    (drop_ref_siblings, frozenset(["$ref"])),
+    (write_counts_as_integers, frozenset(COUNTS)),
+    (modernise_bounds, frozenset(["exclusiveMinimum", "exclusiveMaximum"])),
+    (modernise_items, frozenset(["items", "additionalItems", "prefixItems"])),
+    (exclude_types, frozenset(TYPES_OF_KEYWORD)),
+    (filter_enum, frozenset(["enum"])),
+    (settle_pattern, frozenset(["pattern"])),
+    (settle_format, frozenset(["format"])),
+    (drop_idle_dependencies, frozenset(["dependencies", "dependentRequired", "dependentSchemas"])),
+    (drop_idle, _IDLE),
+    (close_unevaluated, frozenset(["unevaluatedItems", "unevaluatedProperties"])),
+    (settle_property_names, frozenset(["propertyNames"])),
 )
+# Most schemas have none of these.
+RULED = frozenset().union(*(keywords for _, keywords in RULES))
+
+
+def apply_rules(node: Node) -> None:
+    """Apply all rules to one schema object."""
+    if RULED.isdisjoint(node.schema):
+        return
+    for rule, keywords in RULES:
+        if not keywords.isdisjoint(node.schema):
+            rule(node)

@@ -5,25 +5,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from .check import Check, is_about_names
 from .keywords import iterate_children, join_pointer
 from .loosen import find_at
 from .references import find_targets, item_keywords
 from .telling import ANYTHING, NOTHING, Item, Telling, TellingMap
 
-
-@dataclass(frozen=True, slots=True)
-class Check:
-    """A schema that a finished value has to satisfy.
-
-    Attributes:
-        pointer: where the user wrote it.
-        keywords: the residual keywords in it, for messages.
-        is_distinct: not the schema, but that the value is none of those before it in the array.
-    """
-
-    pointer: str
-    keywords: tuple[str, ...]
-    is_distinct: bool = False
+# How far down few values are looked for.
+MAX_DEPTH = 4
 
 
 @dataclass(slots=True, eq=False)
@@ -36,7 +25,7 @@ class Site:
         telling: what decides checks at this place, or around it.
         names: the place of property names, as strings; None when they are not checked.
         distinct: the checks of an element's own, when elements have to be distinct.
-        has_few: a schema there lists its values or bounds a number on both sides.
+        has_few: a schema there lists its values, bounds a number on both sides, or does so for all its parts.
         strings: the JSON spelling of the strings on which a verdict may depend; None where it may on any.
     """
 
@@ -127,22 +116,50 @@ class SiteMap:
             Check(p, ("uniqueItems",), True) for p in sorted(found) if self._is_left(p, "uniqueItems")
         )
         named = [join_pointer(p, "propertyNames") for p in sorted(found) if self._is_left(p, "propertyNames")]
-        names = None
-        if named:
-            told = self.telling.gather(NOTHING, [item for p in named for item in self.telling.list_items(p)])
-            names = Site(
-                self, frozenset(named), tuple(Check(p, ("propertyNames",)) for p in named), False, told
-            )
+        names = self._make_names(named, self._list_alone(found, checks))
         is_above = any(self._reach(child) for p in found for child in self._sure_children(p))
-        has_children = is_above or bool(distinct or named)
-        has_few = any(self._lists_values(p) for p in found)
+        has_children = is_above or bool(distinct or names)
+        has_few = any(self._has_few(p, MAX_DEPTH) for p in found)
         return Site(self, found, (*extra, *checks), has_children, here, names, distinct, has_few)
 
-    def _lists_values(self, pointer: str) -> bool:
-        """Tell whether a schema has an `enum`, a `const`, or a lower and an upper bound."""
-        names = self._find(pointer).keys()
+    def _make_names(self, named: list[str], alone: tuple[Check, ...]) -> Site | None:
+        """Return the place of an object's property names, None when they are not checked."""
+        if not (named or alone):
+            return None
+        items = [item for pointer in named for item in self.telling.list_items(pointer)]
+        told = ANYTHING if alone else self.telling.gather(NOTHING, items)
+        checks = (*(Check(pointer, ("propertyNames",)) for pointer in named), *alone)
+        return Site(self, frozenset(named), checks, False, told)
+
+    def _list_alone(self, found: frozenset[str], checks: tuple[Check, ...]) -> tuple[Check, ...]:
+        """Return the checks that the name decides, where an object has one property at most."""
+        if not any(self._find(pointer).get("maxProperties") == 1 for pointer in found):
+            return ()
+        decided = (check for check in checks if is_about_names(self._find(check.pointer)))
+        return tuple(replace(check, is_alone=True) for check in decided)
+
+    def _has_few(self, pointer: str, depth: int) -> bool:
+        """Tell whether a schema names its values, or those of all its parts."""
+        schema = self._find(pointer)
+        names, kind = schema.keys(), schema.get("type")
         is_bounded = names & {"minimum", "exclusiveMinimum"} and names & {"maximum", "exclusiveMaximum"}
-        return bool(names & {"enum", "const"} or is_bounded)
+        if names & {"enum", "const"} or is_bounded or kind in ("boolean", "null"):
+            return True
+        if kind == "object" and (
+            schema.get("additionalProperties") is False or schema.get("maxProperties") == 0
+        ):
+            parts = [join_pointer(pointer, "properties", name) for name in self.properties(pointer)]
+        elif kind == "array":
+            rest = item_keywords(schema)[1]
+            is_closed = schema.get(rest) is False
+            if not is_closed and not ("maxItems" in schema and rest in schema):
+                return False
+            parts = [*self._sure_children(pointer)][: -1 if is_closed else None]
+        else:
+            parts = [*find_targets(schema)]
+            if not parts:
+                return False
+        return depth > 0 and all(self._has_few(part, depth - 1) for part in parts)
 
     def _is_left(self, pointer: str, keyword: str) -> bool:
         """Tell whether a keyword of a schema is left to the checks."""

@@ -1,6 +1,7 @@
 """The check after the end agrees with the grammars on what they let through, and finds what they would not."""
 
 import random
+import time
 
 import pytest
 
@@ -53,3 +54,19 @@ def test_whatever_a_grammar_lets_through_passes(merged_compiler, name):
 def test_what_cannot_be_read_otherwise_is_said_not_to_be_checked(spec):
     check = OutputCheck(spec)
     assert not check.checks and check.first_error("anything") is None
+
+
+@pytest.mark.parametrize("pattern", ["(a+)+b", "(.*a){30}", "(?:a|a)*b"])
+def test_a_hostile_pattern_is_checked_in_no_time(pattern):
+    text = "a" * 20 + "!" * 20_000
+    tree = GrammarSpec.xml({"name": "a", "text": {"pattern": pattern}})
+    for spec, written in ((GrammarSpec.regex(pattern), text), (tree, f"<a>{text}</a>")):
+        start = time.process_time()
+        assert OutputCheck(spec).first_error(written) is not None
+        assert time.process_time() - start < 2, "it went back and tried again"
+
+
+def test_beyond_ascii_a_shorthand_is_not_judged():
+    check = OutputCheck(GrammarSpec.regex(r"\d+"))
+    assert check.first_error("12") is None and check.first_error("x") is not None
+    assert check.first_error("\u0661") is None  # a digit to the engines, none to JSON Schema

@@ -6,7 +6,7 @@ from random import Random
 import numpy as np
 import pytest
 
-from grammar import GrammarCompiler, GrammarSpec, SchemaValidator, Vocabulary
+from grammar import GrammarCompiler, GrammarSpec, InvalidGrammar, SchemaValidator, Vocabulary
 
 PIECES = [b"true", b"false", b'"red"', b'"blue"', b", ", b'["', b'", "', b'",', b"1.0", b", 1"]
 NUMBERS = [str(number).encode() for number in range(10, 130)]
@@ -19,6 +19,18 @@ ITEMS = [
     {"enum": [None, True, 1, "a"]},
     {"type": "integer", "minimum": 0, "maximum": 12},
     {"type": "boolean"},
+]
+PAIR = {
+    "type": "object",
+    "properties": {"a": {"enum": [1, 2]}},
+    "required": ["a"],
+    "additionalProperties": False,
+}
+PARTS = [
+    PAIR,
+    {"type": "object", "properties": {"n": PAIR}, "required": ["n"], "additionalProperties": False},
+    {"type": "array", "prefixItems": [{"enum": [1, 12]}], "minItems": 1, "items": False},
+    {"enum": [{"a": 1}, {"a": 2}, [1], [1, 2]]},
 ]
 
 
@@ -40,6 +52,21 @@ def test_no_walk_through_few_distinct_values_ends_nowhere(compiler, items, bound
         assert SchemaValidator(schema).is_valid(json.loads(text)), text
         num_full += len(json.loads(text)) == len(items.get("enum", [True, False]))
     assert num_full or "maxItems" in bounds or "minimum" in items, "no walk used all the values"
+
+
+@pytest.mark.parametrize("items", PARTS, ids=json.dumps)
+def test_no_walk_through_distinct_objects_of_few_values_ends_nowhere(compiler, items):
+    schema = {"type": "array", "items": items, "uniqueItems": True, "minItems": 2}
+    compiled = compiler.compile(GrammarSpec.json_schema(schema))
+    for seed in range(12):
+        text = walk(compiled.matcher(), Random(seed))
+        assert SchemaValidator(schema).is_valid(json.loads(text)), text
+
+
+def test_more_distinct_objects_than_there_are_cannot_be_asked_for(compiler):
+    schema = {"type": "array", "items": PAIR, "uniqueItems": True, "minItems": 3}
+    with pytest.raises(InvalidGrammar, match="no text satisfies"):
+        compiler.compile(GrammarSpec.json_schema(schema))
 
 
 def test_what_begins_like_another_element_may_still_become_a_third(compiler):

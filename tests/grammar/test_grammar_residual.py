@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from grammar import GrammarSpec, PlanEntry, SchemaValidator, allocate_bitmask, fill_bitmask
+from grammar import GrammarSpec, InvalidGrammar, PlanEntry, SchemaValidator, allocate_bitmask, fill_bitmask
 from tests.grammar.vocabularies import EOS, accepts, allowed_tokens
 
 VALUES = [
@@ -156,13 +156,63 @@ def test_rollback_undoes_what_was_read(byte_compiler):
     assert feed(matcher, "1]") == "]"
 
 
+@pytest.mark.parametrize(
+    "schema, reason",
+    [
+        ({"type": "array", "items": {"enum": [1, 2]}, "minItems": 3, "uniqueItems": True}, "minItems"),
+        ({"type": "array", "items": {"type": "null"}, "contains": {"type": "string"}, "maxItems": 2}, ""),
+        (
+            {"type": "array", "contains": {"const": 1}, "minContains": 3, "maxItems": 2, "uniqueItems": True},
+            "",
+        ),
+        ({"type": "object", "propertyNames": {"pattern": "^a"}, "required": ["a", "b"]}, ""),
+        ({"type": "object", "propertyNames": {"type": "number"}, "minProperties": 1}, ""),
+    ],
+)
+def test_what_nothing_can_satisfy_is_refused_and_does_not_end_in_a_dead_end(byte_compiler, schema, reason):
+    with pytest.raises(InvalidGrammar, match=f"no text satisfies the schema: .*{reason}"):
+        byte_compiler.compile(GrammarSpec.json_schema(schema))
+
+
+ONE_NULL = {
+    "type": "array",
+    "items": {"type": ["null", "boolean"]},
+    "contains": {"type": "null"},
+    "maxItems": 2,
+}
+TWO_OF_THREE = {"type": "array", "contains": {"const": "b"}, "minContains": 2, "maxItems": 3}
+ONE_OF_TWO = {
+    "type": "object",
+    "properties": {"a": {}, "b": {}},
+    "additionalProperties": False,
+    "maxProperties": 1,
+}
+
+
+@pytest.mark.parametrize(
+    "schema, text, rest",
+    [
+        # The last place is kept for what has to be there.
+        (ONE_NULL, "[true, t", "t"),
+        (TWO_OF_THREE, '["b", 1, 2', "2"),
+        (ONE_OF_TWO, '{"a": 1, ', ", "),
+        ({"type": "object", "propertyNames": {"enum": ["a", "b"]}}, '{"c', "c"),
+        # The only name has to be the one that is asked for.
+        ({"maxProperties": 1, "not": {"propertyNames": {"not": {"pattern": "^a+$"}}}}, '{"aab"', '"'),
+    ],
+)
+def test_counts_are_kept_where_there_is_still_a_choice(byte_compiler, schema, text, rest):
+    assert feed(byte_compiler.compile(GrammarSpec.json_schema(schema)).matcher(), text) == rest
+
+
 def test_a_dead_end_names_the_keyword(byte_compiler):
-    schema = {"items": {"type": "integer", "minimum": 1, "maximum": 1}, "minItems": 2, "uniqueItems": True}
+    # One of two names has to be found by chance.
+    schema = {"type": "object", "maxProperties": 2, "not": {"propertyNames": {"not": {"pattern": "^a+$"}}}}
     matcher = byte_compiler.compile(GrammarSpec.json_schema({"properties": {"x/y": schema}})).matcher()
-    assert feed(matcher, '{"x/y": [1, 1]}') == "]}"
+    assert feed(matcher, '{"x/y": {"b": true, "c": true}}') == "}}"
     assert matcher.error is None
     assert allowed_tokens(matcher, byte_compiler.vocabulary) == []
-    assert matcher.error == "dead end: no way on satisfies uniqueItems at /properties/x~1y"
+    assert matcher.error == "dead end: no way on satisfies not, propertyNames at /properties/x~1y"
     matcher.rollback(1)
     assert matcher.error is None
 

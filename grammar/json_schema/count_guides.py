@@ -1,0 +1,154 @@
+"""Guides for keywords that count or name: which names an object may have, how many, and where a match must stand."""
+
+import math
+import re
+from itertools import combinations
+from typing import Any
+
+import jsonschema_rs
+
+from .references import find_targets
+from .rules import types_of
+
+Schema = dict[str, Any]
+
+# Ways to choose that a guide may list.
+MAX_NUM_CHOICES = 20
+MAX_NUM_VALUES = 64
+MAX_DEPTH = 4
+TYPES = ("object", "array", "string", "number", "boolean", "null")
+
+
+def guide_names(schema: Schema, names: Any) -> Schema:
+    """Listed properties whose names are not allowed are absent; where names are a list, there are no others."""
+    if names is False:
+        return {"maxProperties": 0}
+    if not isinstance(names, dict) or "$ref" in str(names):
+        return {}
+    validator = jsonschema_rs.Draft202012Validator(names, offline=True)
+    listed = dict.fromkeys([*get_properties(schema), *schema.get("required", [])])
+    guide: Schema = {"properties": {name: False for name in listed if not validator.is_valid(name)}}
+    values = list_values(names)
+    if (
+        values is None
+        and names.get("type", "string") not in ("string", ["string"])
+        and "string" not in names["type"]
+    ):
+        values = []
+    if values is None:
+        return guide if guide["properties"] else {}
+    guide["properties"] = {name: validator.is_valid(name) for name in get_properties(schema)} | guide[
+        "properties"
+    ]
+    fine = [value for value in values if isinstance(value, str) and validator.is_valid(value)]
+    others = [value for value in fine if value not in guide["properties"]]
+    if others:
+        guide["patternProperties"] = {f"^(?:{'|'.join(map(re.escape, others))})$": True}
+    return guide | {"additionalProperties": False}
+
+
+def guide_contains(schema: Schema, wanted: Any) -> Schema:
+    """What has to match stands at one of the places there are."""
+    least, most = schema.get("minContains", 1), schema.get("maxItems")
+    if not least:
+        return {}
+    if most is not None and most < least:
+        return exclude("array")
+    if most is None or not any(choices := list(combinations(range(min(most, MAX_NUM_CHOICES)), least))):
+        return {"minItems": least}
+    if most > MAX_NUM_CHOICES or len(choices) > MAX_NUM_CHOICES:
+        return {"minItems": least}
+    branches = [
+        {"prefixItems": [wanted if place in choice else True for place in range(choice[-1] + 1)]}
+        | {"minItems": choice[-1] + 1}
+        for choice in choices
+    ]
+    return {"anyOf": branches} if len(branches) > 1 else branches[0]
+
+
+def guide_number(schema: Schema, keyword: str) -> Schema:
+    """Of a closed object's properties, so many are present or absent."""
+    names, number = list(get_properties(schema)), schema[keyword]
+    if keyword == "maxProperties" and number == 0:
+        return {"properties": dict.fromkeys(names, False), "additionalProperties": False}
+    if schema.get("additionalProperties") is not False or schema.get("patternProperties"):
+        return {}
+    if keyword == "minProperties" and number > len(names):
+        return exclude("object")
+    size = number if keyword == "minProperties" else len(names) - number
+    chosen = list(combinations(names, size)) if 0 <= size <= len(names) <= MAX_NUM_CHOICES else []
+    if not 0 < len(chosen) <= MAX_NUM_CHOICES:
+        return {}
+    if keyword == "minProperties":
+        return {"anyOf": [{"required": list(choice)} for choice in chosen]}
+    return {"anyOf": [{"properties": dict.fromkeys(choice, False)} for choice in chosen]}
+
+
+def guide_distinct(schema: Schema) -> Schema:
+    """Distinct items of few values are no more than the values."""
+    count = count_values(schema.get("items"), MAX_DEPTH)
+    return {} if count is None else {"maxItems": len(schema.get("prefixItems", ())) + count}
+
+
+def count_values(schema: Any, depth: int) -> int | None:
+    """Return at most how many different values a schema has, None when they are many or it does not tell."""
+    if not isinstance(schema, dict) or not depth:
+        return None
+    values = list_values(schema)
+    if values is not None:
+        return len(values)
+    kind = schema.get("type")
+    if kind in ("boolean", "null"):
+        return 2 if kind == "boolean" else 1
+    if kind in ("integer", "number"):
+        return count_multiples(schema)
+    if "anyOf" in schema and isinstance(schema["anyOf"], list):
+        counts = [count_values(branch, depth - 1) for branch in schema["anyOf"]]
+        return None if None in counts else sum(count or 0 for count in counts)
+    if kind != "object" or schema.get("patternProperties") or [*find_targets(schema)]:
+        return None
+    if schema.get("maxProperties") == 0:
+        return 1
+    if schema.get("additionalProperties") is not False:
+        return None
+    count, required = 1, schema.get("required", [])
+    for name, part in get_properties(schema).items():
+        found = count_values(part, depth - 1)
+        if found is None or count > MAX_NUM_VALUES:
+            return None
+        count *= found + (name not in required)
+    return count if count <= MAX_NUM_VALUES else None
+
+
+def count_multiples(schema: Schema) -> int | None:
+    """Return at most how many numbers lie between two bounds."""
+    step = schema.get("multipleOf", 1 if schema.get("type") == "integer" else 0)
+    low = schema.get("minimum", schema.get("exclusiveMinimum"))
+    high = schema.get("maximum", schema.get("exclusiveMaximum"))
+    if not step or low is None or high is None or not (high - low) / step < MAX_NUM_VALUES:
+        return None
+    return max(math.floor(high / step) - math.ceil(low / step) + 1, 0)
+
+
+def exclude(kind: str) -> Schema:
+    """Return the schema of everything that is not of one type."""
+    return {"type": [name for name in TYPES if name != kind]}
+
+
+def get_properties(schema: Schema) -> dict[str, Any]:
+    """Return the `properties` of a schema."""
+    found = schema.get("properties")
+    return found if isinstance(found, dict) else {}
+
+
+def list_values(schema: Any) -> list[Any] | None:
+    """Return the values that a schema lists, None when it does not; types are not counted twice."""
+    if not isinstance(schema, dict):
+        return None
+    if "const" in schema:
+        return [schema["const"]]
+    values = schema.get("enum")
+    types = schema.get("type")
+    if not isinstance(values, list):
+        return None
+    return [value for value in values if types is None or isinstance(types, list) or types in types_of(value)]
