@@ -21,10 +21,12 @@ from app.bench.runners import TroupeRunner
 from app.bench.shapes import SHAPES, Json
 from app.bench.throughput import RECORDS
 from app.bench.workload import Job, count_tokens, make_nano, make_random
+from engine import LLM
 from grammar import GrammarSpec
 
 DEMO_MODEL = Path(__file__).resolve().parents[2] / "assets" / "demo_model"
 TEMPERATURE = 0.6
+RECORDING_S = 30.0
 # Measured on one H200: bytes a second of a copy, operations a second of a bfloat16 product.
 H200 = (4.3e12, 790e12)
 SMOKE_SHAPE = {
@@ -64,14 +66,22 @@ class Setup:
 
 
 def run_work(settings: dict[str, Any], jobs: list[Job], grammar: GrammarSpec | None = None) -> float:
-    """Seconds of the work on a warm engine; the graphs are recorded while the warm-up runs."""
+    """Seconds of the work on a warm engine, once all its graphs are recorded."""
     runner = TroupeRunner(settings, grammar, TEMPERATURE)
     try:
         warm = [Job(job.prompt_token_ids, max(2, job.max_tokens // 8)) for job in jobs]
         runner.run(warm)
+        await_graphs(runner.llm)
         return runner.run(jobs)
     finally:
         runner.close()
+
+
+def await_graphs(llm: LLM) -> None:
+    """Wait until an idle engine has recorded what it wants to; with a limit, so that the part still ends."""
+    deadline = time.monotonic() + RECORDING_S
+    while llm.describe_runtime().get("num_graphs_left", 0) and time.monotonic() < deadline:
+        time.sleep(0.05)
 
 
 def measure_nano(setup: Setup, shape: str) -> Json:
@@ -125,6 +135,7 @@ def measure_single(setup: Setup) -> Json:
             prompt = [7] * setup.pick(128, 8)
             short, long = setup.pick(64, 4), setup.pick(320, 12)
             runner.run([Job(prompt, long)])
+            await_graphs(runner.llm)
             times = [min(runner.run([Job(prompt, size)]) for _ in range(3)) for size in (short, long)]
         finally:
             runner.close()

@@ -90,6 +90,7 @@ def _report_structured(figures: Figures) -> Iterator[str]:
 
 
 def _report_tune(figures: Figures) -> Iterator[str]:
+    yield f"{figures['table']} for kernels/triton/tiles is in the JSON"
     for kind, tried in figures["tried"].items():
         yield f"{kind}: {tried[0]['us']:.0f} us with {tried[0]['tile']}"
 

@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 from app.bench.compare import Cell, measure
 from app.bench.roofline import Roofline, measure_roofline
-from app.bench.runners import PEERS, Runner, TroupeRunner, make_peer
+from app.bench.runners import PEERS, Runner, TroupeRunner, make_peer, shared_weights
 from app.bench.settings import (
     add_engine_flags,
     as_settings,
@@ -62,7 +62,10 @@ def run(arguments: argparse.Namespace, start: float) -> int:
     ):
         check_range(arguments, name, 2 if name == "output_len" else 1, high)
     check_range(arguments, "num_iters_warmup", 0, 10**6)
-    with engine_settings(arguments, enable_prefix_caching=False) as config:
+    with (
+        engine_settings(arguments, enable_prefix_caching=False) as given,
+        shared_weights(given, arguments.peer) as config,
+    ):
         figures = measure_all(arguments, config)
         write_json(arguments.output_json, config, figures)
     return 0
@@ -117,16 +120,16 @@ def make_bound(
 
 def report(cells: list[Cell], batch_size: int, bound: tuple[float, str] | None) -> Iterator[str]:
     """The table, line by line; `?` marks a cell whose repeats lie far apart."""
-    yield f"{'':14}{'latency s':>28}{'prefill tok/s':>30}{'decode tok/s':>30}"
+    yield f"{'':22}{'latency s':>28}{'prefill tok/s':>30}{'decode tok/s':>30}"
     for cell in cells:
-        yield f"{cell.name:14}{cell.latency_s!s:>28}{cell.prefill_rate!s:>30}{cell.decode_rate!s:>30}"
+        yield f"{cell.name:22}{cell.latency_s!s:>28}{cell.prefill_rate!s:>30}{cell.decode_rate!s:>30}"
     ours = cells[0]
     for cell in cells[1:]:
         prefill, decode = (
             ratio(ours.prefill_rate, cell.prefill_rate),
             ratio(ours.decode_rate, cell.decode_rate),
         )
-        yield f"{'over ' + cell.name:14}{'':>28}{prefill!s:>30}{decode!s:>30}"
+        yield f"{'over ' + cell.name:22}{'':>28}{prefill!s:>30}{decode!s:>30}"
     points = percentiles(ours.latency_s.values)
     yield "latency " + "  ".join(f"{name} {value:.4f}" for name, value in points.items()) + " s"
     if bound is not None:

@@ -23,7 +23,9 @@ LAG = re.compile(r'^troupe:event_loop_lag_seconds_bucket\{[^}]*le="([^"]+)"[^}]*
 RAMP_UP_S = 2.0
 
 
-async def stream(session: aiohttp.ClientSession, url: str, model: str, until: float, chance: random.Random) -> int:
+async def stream(
+    session: aiohttp.ClientSession, url: str, model: str, until: float, chance: random.Random
+) -> int:
     """Stream completions of 300 to 700 tokens one after another; the number of events that came."""
     body = {"model": model, "prompt": "Once upon a time", "ignore_eos": True, "stream": True}
     num_events = 0
@@ -70,13 +72,18 @@ async def run(url: str | None, num_clients: int, seconds: float) -> None:
         counts = await asyncio.gather(*streams)
         after = await read_lag(session, address)
     quantiles = ", ".join(
-        f"p{share * 100:g} at most {find_quantile(before, after, share) * 1000:g} ms" for share in (0.5, 0.9, 0.99)
+        f"p{share * 100:g} at most {find_quantile(before, after, share) * 1000:g} ms"
+        for share in (0.5, 0.9, 0.99)
     )
-    print(f"{num_clients} clients, {sum(counts) / (seconds + RAMP_UP_S / 2):.0f} events/s: event-loop lag {quantiles}")
+    print(
+        f"{num_clients} clients, {sum(counts) / (seconds + RAMP_UP_S / 2):.0f} events/s: event-loop lag {quantiles}"
+    )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--clients", type=int, default=64, help="concurrent streams")
     parser.add_argument("--seconds", type=float, default=20.0, help="how long they stream")
     parser.add_argument("--url", help="a running server; default: one is started")

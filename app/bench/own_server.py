@@ -6,7 +6,7 @@ import asyncio
 import socket
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
 import aiohttp
@@ -17,8 +17,13 @@ START_TIMEOUT_S = 600.0
 
 
 @asynccontextmanager
-async def run_server(flags: Sequence[str]) -> AsyncIterator[str]:
+async def run_server(
+    flags: Sequence[str], on_start: Callable[[int], None] = lambda pid: None
+) -> AsyncIterator[str]:
     """`python -m app serve` with the given flags on a free port, ready to answer; ended with the block.
+
+    Args:
+        on_start: told the id of its process.
 
     Raises:
         UsageError: it did not come up.
@@ -32,6 +37,7 @@ async def run_server(flags: Sequence[str]) -> AsyncIterator[str]:
             sys.executable, "-m", "app", "serve", "--port", str(port), "--log-level", "warning", *flags,
             stdout=asyncio.subprocess.DEVNULL, stderr=complaints,
         )  # fmt: skip
+        on_start(process.pid)
         try:
             try:
                 await wait_until_ready(url, process)

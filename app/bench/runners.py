@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import importlib
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
+from tempfile import TemporaryDirectory
 from typing import Any, Protocol
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from app.bench.workload import Job
+from app.bench.workload import Job, find_lengths
 from app.config import UsageError
 from engine import LLM, EngineConfig, SamplingParams
 from grammar import GrammarSpec
 
 PEERS = ("transformers", "llama.cpp")
+DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}  # "auto" is float32 on CPU
 
 
 class Runner(Protocol):
@@ -52,7 +55,7 @@ class TroupeRunner:
         spent = time.perf_counter() - start
         for job, output in zip(jobs, outputs, strict=True):
             num_tokens = len(output.outputs[0].token_ids)
-            if self._params.grammar is None and num_tokens != job.max_tokens:
+            if num_tokens != job.max_tokens:
                 raise RuntimeError(f"an answer has {num_tokens} tokens instead of {job.max_tokens}")
         return spent
 
@@ -68,7 +71,7 @@ class TransformersRunner:
 
     def __init__(self, config: EngineConfig, num_threads: int) -> None:
         self._num_threads = num_threads
-        dtype = {"bfloat16": torch.bfloat16, "float16": torch.float16}.get(config.dtype, torch.float32)
+        dtype = DTYPES.get(config.dtype, torch.float32)
         device = "cuda" if config.device == "cuda" else "cpu"
         if config.load_format == "dummy":
             shape = AutoConfig.from_pretrained(config.model)
@@ -83,10 +86,7 @@ class TransformersRunner:
     @torch.inference_mode()
     def run(self, jobs: Sequence[Job]) -> float:
         """As `Runner.run`; every prompt and every answer must have one length."""
-        lengths = {(len(job.prompt_token_ids), job.max_tokens) for job in jobs}
-        if len(lengths) != 1:
-            raise UsageError("--peer transformers needs prompts and answers of one length (--range-ratio 0)")
-        (_, num_tokens) = lengths.pop()
+        _, num_tokens = find_lengths(jobs, self.name)
         ids = torch.tensor([job.prompt_token_ids for job in jobs], device=self.model.device)
         before = torch.get_num_threads()
         torch.set_num_threads(self._num_threads)
@@ -115,10 +115,39 @@ def make_peer(name: str, config: EngineConfig, num_threads: int) -> Runner:
     """
     if name == "transformers":
         return TransformersRunner(config, num_threads)
-    try:
-        # by name: it is an optional package that takes minutes to build
-        peer = importlib.import_module("app.bench.llama_cpp_runner")
-    except ImportError as error:
-        raise UsageError(f"--peer llama.cpp needs packages that are not here: {error}") from error
-    runner: Runner = peer.LlamaCppRunner(config, num_threads)
+    runner: Runner = _import_llama_cpp().LlamaCppRunner(config, num_threads)
     return runner
+
+
+@contextmanager
+def shared_weights(config: EngineConfig, peers: Sequence[str]) -> Iterator[EngineConfig]:
+    """The configuration that all runners take; random weights become a checkpoint for a peer that reads files.
+
+    Raises:
+        UsageError: a peer is not installed, or runs elsewhere than on the CPU.
+    """
+    if "llama.cpp" not in peers:
+        yield config
+        return
+    _import_llama_cpp()
+    if config.device == "cuda":
+        raise UsageError("--peer llama.cpp runs on the CPU: give --device cpu")
+    if config.load_format != "dummy":
+        yield config
+        return
+    with TemporaryDirectory(prefix="troupe-bench-") as folder, torch.random.fork_rng(devices=[]):
+        torch.manual_seed(config.seed)
+        shape = AutoConfig.from_pretrained(config.model)
+        dtype = DTYPES.get(config.dtype, torch.float32)
+        AutoModelForCausalLM.from_config(shape, dtype=dtype).save_pretrained(folder)
+        yield replace(config, model=folder, load_format="auto")
+
+
+def _import_llama_cpp() -> Any:
+    """Its runner, by name: it needs optional packages, one of which takes minutes to build."""
+    try:
+        return importlib.import_module("app.bench.llama_cpp_runner")
+    except ImportError as error:
+        raise UsageError(
+            f"--peer llama.cpp needs packages that are not here ({error}): pip install llama-cpp-python gguf"
+        ) from error

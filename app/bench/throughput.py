@@ -23,13 +23,17 @@ from app.bench.workload import add_random_flags, check_range, count_tokens, read
 from engine import EngineConfig
 from grammar import GrammarSpec
 
-# A schema that never ends by itself within the work's lengths: an array of records.
+# A schema that never ends by itself within the work's lengths: an array of records, whose values do end, so that
+# a model that babbles meets every kind of mask.
 RECORDS = {
     "type": "array",
     "minItems": 10**4,
     "items": {
         "type": "object",
-        "properties": {"name": {"type": "string", "minLength": 8}, "count": {"type": "integer"}},
+        "properties": {
+            "name": {"type": "string", "minLength": 8, "maxLength": 16},
+            "count": {"type": "integer", "minimum": 0, "maximum": 9999},
+        },
         "required": ["name", "count"],
         "additionalProperties": False,
     },

@@ -25,6 +25,18 @@ def count_tokens(jobs: Sequence[Job]) -> tuple[int, int]:
     return sum(len(job.prompt_token_ids) for job in jobs), sum(job.max_tokens for job in jobs)
 
 
+def find_lengths(jobs: Sequence[Job], peer: str) -> tuple[int, int]:
+    """The one length of all prompts, and that of all answers.
+
+    Raises:
+        UsageError: they differ; the peer has no scheduler that would fill the gaps.
+    """
+    lengths = {(len(job.prompt_token_ids), job.max_tokens) for job in jobs}
+    if len(lengths) != 1:
+        raise UsageError(f"--peer {peer} needs prompts and answers of one length (--range-ratio 0)")
+    return lengths.pop()
+
+
 def make_random(
     num_jobs: int, input_len: int, output_len: int, range_ratio: float, vocab_size: int, seed: int
 ) -> list[Job]:

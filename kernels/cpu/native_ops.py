@@ -11,6 +11,7 @@ from torch import Tensor
 
 from kernels.cpu.layers import DecoderCache
 from kernels.cpu.library import NativeLibrary, ThreadPool
+from kernels.cpu.panel_memory import PanelMemory
 from kernels.cpu.structs import AttentionShapeStruct, BatchStruct, RopeStoreStruct
 from kernels.cpu.weights import DTYPES, NativeWeight, address, pack, unpack
 from kernels.ops import KVCache, LayerWeights, Ops, Quantization
@@ -32,6 +33,7 @@ class NativeOps:
         self.library = library
         self.pool = ThreadPool(library, num_threads)
         self._decoders = DecoderCache()
+        self._memory = PanelMemory()
 
     def make_ops(self) -> Ops:
         """These ops as the model takes them."""
@@ -203,7 +205,7 @@ class NativeOps:
         Raises:
             ValueError: a dtype or quantization that native ops do not have.
         """
-        return pack(self.library, self.pool, weight, bias, quantization)
+        return pack(self.library, self.pool, self._memory, weight, bias, quantization)
 
     def unpack_linear(self, weight: NativeWeight) -> Tensor:
         """The matrix [out, in] again, rounded where it was quantized."""

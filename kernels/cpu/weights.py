@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from kernels.cpu.library import NativeLibrary, ThreadPool
+from kernels.cpu.panel_memory import PanelMemory
 from kernels.cpu.structs import LinearStruct
 from kernels.ops import Quantization
 
@@ -51,11 +52,12 @@ class NativeWeight:
 def pack(
     library: NativeLibrary,
     pool: ThreadPool,
+    memory: PanelMemory,
     weight: Tensor,
     bias: Tensor | None,
     quantization: Quantization | None,
 ) -> NativeWeight:
-    """Pack a matrix [out, in].
+    """Pack a matrix [out, in] into a piece of `memory`.
 
     Raises:
         ValueError: another dtype than float32 and bfloat16, or another quantization than int8.
@@ -70,7 +72,7 @@ def pack(
     weight = weight.contiguous()
     out_features, in_features = weight.shape
     kind = WeightKind.INT8 if quantization == "int8" else _choose_kind(library, pool, weight)
-    panels = torch.empty(library.packed_bytes(kind, out_features, in_features), dtype=torch.uint8)
+    panels = memory.take(library.packed_bytes(kind, out_features, in_features))
     scales = torch.empty(out_features) if kind == WeightKind.INT8 else None
     corrections = torch.empty(out_features, dtype=torch.int32) if kind == WeightKind.INT8 else None
     bias = None if bias is None else bias.float().contiguous()

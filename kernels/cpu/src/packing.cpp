@@ -3,7 +3,6 @@
 #include <cmath>
 
 #include "dispatch.h"
-#include "memory.h"
 
 namespace troupe {
 
@@ -75,7 +74,6 @@ int64_t packed_bytes(int32_t kind, int64_t out_features, int64_t in_features) {
 void pack_weight(
     Pool* pool, int32_t kind, const void* weight, int32_t dtype, int64_t out_features, int64_t in_features,
     uint8_t* panels, float* scales, int32_t* corrections) {
-    advise_huge_pages(panels, packed_bytes(kind, out_features, in_features));
     if (kind != kWeightInt8) scales = nullptr;
     with_arithmetic(kind, [&](auto arithmetic) {
         using Arithmetic = decltype(arithmetic);

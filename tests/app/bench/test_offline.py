@@ -60,7 +60,6 @@ def test_throughput_counts_what_was_made(flags: list[str], tmp_path: Path, capsy
         (["latency", "--batch-size", "0"], "--batch-size=0 must be from 1"),
         (["latency", "--enable-prefix-caching"], "would make the second round measure the cache"),
         (["latency", "--model", "no/such"], "needs a folder with a config.json"),
-        (["latency", "--peer", "llama.cpp"], "--peer llama.cpp needs packages"),
         (["sweep", "--concurrency", "x"], "--concurrency 'x' must be numbers"),
     ],
 )

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from app.bench.compare import measure
 from app.bench.roofline import Roofline
 from app.bench.shapes import SHAPES, Footprint, write_shape
 from app.bench.spread import Spread, percentiles, ratio
-from app.bench.workload import add_random_flags, count_tokens, make_nano, make_random, read_work
+from app.bench.workload import Job, add_random_flags, count_tokens, make_nano, make_random, read_work
 from app.config import UsageError
 
 
@@ -72,3 +74,20 @@ def test_a_noisy_spread_is_marked() -> None:
     assert "?" in str(Spread((1.0, 2.0, 1.5))) and "?" not in str(Spread((1.0, 1.05, 1.1)))
     assert ratio(Spread((2.0, 4.0)), Spread((1.0, 1.0))).values == (2.0, 4.0)
     assert percentiles([0, 1, 2, 3, 4], (50, 75)) == {"p50": 2.0, "p75": 3.0}
+
+
+def test_a_repeat_that_a_neighbour_disturbed_is_done_again() -> None:
+    """A prefill that took longer than prefill and decode together says nothing about decode."""
+
+    class Scripted:
+        name = "scripted"
+        times = iter([5.0, 3.0, 1.0, 3.0])
+
+        def run(self, jobs: Sequence[Job]) -> float:
+            return next(self.times)
+
+        def close(self) -> None:
+            pass
+
+    (cell,) = measure([Scripted()], [Job([1, 2, 3], 5)], repeats=1, warm_ups=0)
+    assert (cell.decode_rate.values, cell.prefill_rate.values) == ((2.0,), (3.0,))

@@ -1,0 +1,155 @@
+"""LlamaCppRunner: the same work by llama.cpp, through the optional packages `llama-cpp-python` and `gguf`.
+
+All sequences decode as one batch in one context, each with a cache of its own, as in llama.cpp's own
+batched benchmark; greedy sampling is an argmax over the logits.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import llama_cpp
+import numpy as np
+from gguf import GGMLQuantizationType as Kind
+
+from app.bench.gguf_file import write_gguf
+from app.bench.workload import Job, find_lengths
+from app.config import UsageError
+from engine import EngineConfig
+
+BATCH_TOKENS = 2048  # of one call, llama.cpp's default
+MAX_SEQUENCES = 256  # LLAMA_MAX_SEQ
+KINDS = {"bfloat16": Kind.BF16, "float16": Kind.F16}
+
+
+@llama_cpp.llama_log_callback
+def _drop_log(level: int, text: bytes, user_data: object) -> None:
+    """llama.cpp writes pages about every model it loads."""
+
+
+def choose_kind(config: EngineConfig) -> Kind:
+    """How the file stores what our engine stores so; "auto" is float32 on CPU.
+
+    Raises:
+        UsageError: a quantization that has no counterpart there.
+    """
+    if config.quantization not in ("none", "int8"):
+        raise UsageError(f"--peer llama.cpp: --quantization {config.quantization} is not one of none, int8")
+    return Kind.Q8_0 if config.quantization == "int8" else KINDS.get(config.dtype, Kind.F32)
+
+
+class LlamaCppRunner:
+    """A model of llama.cpp, written to a file of its own and dropped with it."""
+
+    def __init__(self, config: EngineConfig, num_threads: int) -> None:
+        kind = choose_kind(config)
+        self.name = f"llama.cpp {kind.name}"
+        self._num_threads = num_threads
+        self._context: Any = None
+        self._capacity = (0, 0)  # sequences, tokens of each
+        llama_cpp.llama_log_set(_drop_log, ctypes.c_void_p(0))
+        with TemporaryDirectory(prefix="troupe-gguf-") as folder:
+            path = Path(folder) / "model.gguf"
+            write_gguf(Path(config.model), path, kind)
+            params = llama_cpp.llama_model_default_params()
+            params.n_gpu_layers = 0
+            # mapped: the pages stay although the name goes
+            self._model = llama_cpp.llama_model_load_from_file(str(path).encode(), params)
+        if not self._model:
+            raise UsageError(f"--peer llama.cpp: it cannot load {config.model}")
+        self._num_tokens = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(self._model))
+        self._batch = llama_cpp.llama_batch_init(BATCH_TOKENS, 0, 1)
+        self._inputs = [
+            np.ctypeslib.as_array(array, (BATCH_TOKENS,))
+            for array in (self._batch.token, self._batch.pos, self._batch.logits)
+        ]
+        np.ctypeslib.as_array(self._batch.n_seq_id, (BATCH_TOKENS,))[:] = 1
+
+    def run(self, jobs: Sequence[Job]) -> float:
+        """As `Runner.run`; every prompt and every answer must have one length."""
+        num_in, num_out = find_lengths(jobs, "llama.cpp")
+        self._prepare(len(jobs), num_in + num_out)
+        prompts = np.array([job.prompt_token_ids for job in jobs])
+        start = time.perf_counter()
+        self.generate(prompts, num_out)
+        return time.perf_counter() - start
+
+    def generate(self, prompts: np.ndarray, num_tokens: int) -> np.ndarray:
+        """Greedy answers [N, num_tokens] to prompts [N, L]."""
+        num, length = prompts.shape
+        self._prepare(num, length + num_tokens)
+        llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(self._context), False)
+        answers = np.empty((num, num_tokens), dtype=np.int64)
+        answers[:, 0] = self._prefill(prompts)
+        rows, ones = np.arange(num), np.ones(num, dtype=bool)
+        for at in range(1, num_tokens):
+            positions = np.full(num, length + at - 1)
+            answers[:, at] = self._forward(answers[:, at - 1], positions, rows, ones)
+        return answers
+
+    def close(self) -> None:
+        """As `Runner.close`."""
+        if self._context is not None:
+            llama_cpp.llama_free(self._context)
+        llama_cpp.llama_batch_free(self._batch)
+        llama_cpp.llama_model_free(self._model)
+
+    def _prepare(self, num_sequences: int, length: int) -> None:
+        """A context with room for that many sequences of that length."""
+        if num_sequences > MAX_SEQUENCES:
+            raise UsageError(f"--batch-size={num_sequences} must be at most {MAX_SEQUENCES} with llama.cpp")
+        if num_sequences == self._capacity[0] and length <= self._capacity[1]:
+            return
+        if self._context is not None:
+            llama_cpp.llama_free(self._context)
+        params = llama_cpp.llama_context_default_params()
+        params.n_ctx = num_sequences * length
+        params.n_seq_max = num_sequences
+        params.n_batch = BATCH_TOKENS
+        params.n_threads = params.n_threads_batch = self._num_threads
+        params.flash_attn_type = llama_cpp.LLAMA_FLASH_ATTN_TYPE_ENABLED
+        params.kv_unified = False
+        params.no_perf = True
+        self._context = llama_cpp.llama_init_from_model(self._model, params)
+        if not self._context:
+            raise UsageError(
+                f"--peer llama.cpp: no context for {num_sequences} sequences of {length} tokens; is there memory?"
+            )
+        self._capacity = (num_sequences, length)
+
+    def _prefill(self, prompts: np.ndarray) -> np.ndarray:
+        """The first token [N] of every answer."""
+        num, length = prompts.shape
+        positions = np.tile(np.arange(length), num)
+        sequences = np.repeat(np.arange(num), length)
+        tokens, is_last = prompts.ravel(), positions == length - 1
+        parts = [slice(at, at + BATCH_TOKENS) for at in range(0, len(tokens), BATCH_TOKENS)]
+        return np.concatenate(
+            [self._forward(tokens[at], positions[at], sequences[at], is_last[at]) for at in parts]
+        )
+
+    def _forward(
+        self, tokens: np.ndarray, positions: np.ndarray, sequences: np.ndarray, is_last: np.ndarray
+    ) -> np.ndarray:
+        """Compute tokens [T]; returns the greedy token after each that is the last of its sequence."""
+        count = self._batch.n_tokens = len(tokens)
+        for array, values in zip(self._inputs, (tokens, positions, is_last), strict=True):
+            array[:count] = values
+        seq_id = self._batch.seq_id
+        for index, sequence in enumerate(sequences.tolist()):
+            seq_id[index][0] = sequence
+        code = llama_cpp.llama_decode(self._context, self._batch)
+        if code:
+            raise RuntimeError(f"llama_decode failed with {code}")
+        num_rows = int(is_last.sum())
+        if not num_rows:
+            return np.empty(0, dtype=np.int64)
+        logits = np.ctypeslib.as_array(
+            llama_cpp.llama_get_logits(self._context), (num_rows, self._num_tokens)
+        )
+        return logits.argmax(axis=1)

@@ -1,0 +1,53 @@
+"""Memory for packed matrices: pieces of one map that never meet, and that stay as long as somebody reads them."""
+
+from __future__ import annotations
+
+import gc
+import mmap
+import weakref
+
+import pytest
+
+from kernels.cpu import panel_memory
+from kernels.cpu.panel_memory import PanelMemory
+
+
+def test_pieces_start_with_a_cache_line_and_do_not_meet() -> None:
+    memory = PanelMemory()
+    pieces = [memory.take(size) for size in (1, 63, 64, 65, 10_000, 0, 3)]
+    for number, piece in enumerate(pieces):
+        piece.fill_(number)
+    assert all(piece.data_ptr() % 64 == 0 for piece in pieces if len(piece))
+    assert all((piece == number).all() for number, piece in enumerate(pieces))
+
+
+def test_matrices_of_a_small_model_share_a_large_page() -> None:
+    memory = PanelMemory()
+    first, second = memory.take(700_000), memory.take(700_000)
+    assert first.data_ptr() % (2 * 2**20) == 0
+    assert 0 <= second.data_ptr() - first.data_ptr() - 700_000 < 64
+
+
+def test_a_matrix_longer_than_a_piece_gets_one_of_its_own() -> None:
+    memory = PanelMemory()
+    assert len(memory.take(panel_memory._PIECE_BYTES + 1)) == panel_memory._PIECE_BYTES + 1
+    assert len(memory.take(100)) == 100
+
+
+def test_the_map_goes_with_its_last_reader(monkeypatch: pytest.MonkeyPatch) -> None:
+    maps: list[weakref.ref[mmap.mmap]] = []
+
+    class Map(mmap.mmap):
+        def __init__(self, *_: int) -> None:
+            maps.append(weakref.ref(self))
+
+    monkeypatch.setattr(panel_memory.mmap, "mmap", Map)
+    memory = PanelMemory()
+    taken = memory.take(5)
+    taken.fill_(7)
+    del memory
+    gc.collect()
+    assert taken.tolist() == [7] * 5 and maps[0]() is not None
+    del taken
+    gc.collect()
+    assert maps[0]() is None
