@@ -104,6 +104,10 @@ class LLM:
         """Counters and gauges of the engine."""
         return self._engine.stats()
 
+    def describe_runtime(self) -> dict[str, str | int]:
+        """As `Engine.describe_runtime`."""
+        return self._engine.describe_runtime()
+
     def close(self) -> None:
         """Stop the engine, its threads and the loop. Safe to call twice."""
         self._finalizer()

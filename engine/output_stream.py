@@ -7,7 +7,8 @@ text and nothing else.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 from engine.core.detokenizer import TextDelta
 from engine.errors import EngineError
@@ -22,6 +23,8 @@ from engine.outputs import (
     TokenLogprobs,
 )
 from engine.sampling_params import SamplingParams
+
+BUNDLE_STEPS = 64  # of a StreamGroup without waiting readers
 
 
 class _Completion:
@@ -210,28 +213,46 @@ class OutputStream:
 
 
 class StreamGroup:
-    """Completions that get one token each in the same step, from the middle of their texts."""
+    """Completions that get one token each in the same step, from the middle of their texts.
+
+    Steps are handed on in bundles: a step costs two list appends while nobody waits for its tokens. Whoever puts
+    something else into a member, or gives the group up, flushes it first.
+    """
 
     def __init__(self, members: Sequence[tuple[OutputStream, int]]) -> None:
-        completions = [stream._completions[index] for stream, index in members]
-        self._add_token = [completion.token_ids.append for completion in completions]
-        self._add_text = [completion.text_parts.append for completion in completions]
         self._streams = [stream for stream, _ in members]
         self.awaited = [
             stream for stream in self._streams if stream._kind != "final"
         ]  # to be woken after `put`
+        # With readers a bundle is one step, and a member gets a token; without, it gets a tuple of them.
+        self._bundle_steps, verb = (1, "append") if self.awaited else (BUNDLE_STEPS, "extend")
+        completions = [stream._completions[index] for stream, index in members]
+        self._add_tokens = [getattr(completion.token_ids, verb) for completion in completions]
+        self._add_texts = [getattr(completion.text_parts, verb) for completion in completions]
+        self._token_ids: list[Sequence[int]] = []  # of each step since the last flush
+        self._texts: list[Sequence[str]] = []
         self._last_time: float | None = None  # of the group's last tokens
 
     def put(self, token_ids: Sequence[int], texts: Sequence[str], now: float, gaps: Histogram) -> None:
         """Take the tokens, and count the seconds since the last ones into `gaps`."""
-        for add_token, token_id in zip(self._add_token, token_ids, strict=True):
-            add_token(token_id)
-        for add_text, text in zip(self._add_text, texts, strict=True):
-            add_text(text)
+        self._token_ids.append(token_ids)
+        self._texts.append(texts)
         if self._last_time is None:
             gaps.observe_many([now - (stream._last_token_time or now) for stream in self._streams])
         else:
             gaps.observe(now - self._last_time, len(self._streams))
         self._last_time = now
+        if len(self._token_ids) == self._bundle_steps:
+            self.flush()
+
+    def flush(self) -> None:
+        """Hand on what the members have not got yet."""
+        if not self._token_ids:
+            return
+        for adders, steps in ((self._add_tokens, self._token_ids), (self._add_texts, self._texts)):
+            news: Iterable[Any] = steps[0] if self.awaited else zip(*steps, strict=True)
+            for add, new in zip(adders, news, strict=True):
+                add(new)
+            steps.clear()
         for stream in self._streams:
-            stream._last_token_time = now
+            stream._last_token_time = self._last_time

@@ -16,6 +16,8 @@ from typing import Any, Literal, Protocol
 
 from torch import Tensor
 
+from kernels.shared_prefixes import SharedPrefixes
+
 Quantization = Literal["int8", "int4", "fp8"]
 KVCache = tuple[Tensor, Tensor]  # keys and values, each [num_blocks, block_size, KV, D]
 # What `pack_linear` made of a matrix: a tensor, or a small dataclass of the same implementation.
@@ -99,6 +101,19 @@ class PagedAttention(Protocol):
         """Attend the new tokens over their paged contexts, see `kernels.paged_attention`; [T, H, D]."""
 
 
+class LmHeadSample(Protocol):
+    def __call__(
+        self,
+        hidden: Tensor,
+        weight: Tensor,
+        keys: Tensor,
+        temperature: Tensor,
+        bitmask: Tensor | None,
+        mask_rows: Tensor | None,
+    ) -> Tensor:
+        """Draw one token per row of hidden states, see `kernels.lm_head_sample`; [R] int64."""
+
+
 class RunLayers(Protocol):
     def __call__(
         self,
@@ -141,6 +156,10 @@ class Ops:
     # Whether a matrix that must also stay as it is (an embedding that is the head too) deserves a packed copy.
     packs_shared: bool = False
     run_layers: RunLayers | None = None
+    # Lets the decodes of a plan attend what they share once, see `kernels.shared_prefixes`; None: each by itself.
+    share_prefixes: Callable[[Plan, SharedPrefixes], Plan] | None = None
+    # See `kernels.lm_head_sample`; None: logits are always computed.
+    lm_head_sample: LmHeadSample | None = None
     # Whether keys and values may be stored in float8 (e4m3).
     takes_fp8_cache: bool = False
     # Whether a pure decode step may be recorded once and replayed over new contents of the same tensors.

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from kernels.attention_plan import AttentionPlan
 from kernels.sampling import make_gumbel_noise
+from kernels.shared_prefixes import SharedPrefixes
 from kernels.step_buffers import StepBuffers
 
 
@@ -70,6 +71,55 @@ def _attend(
                 scores = soft_cap * torch.tanh(scores / soft_cap)
             out[i, head] = scores.softmax(0) @ v[first : position + 1, kv_head]
     return out
+
+
+def cascade_attention(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_tables: Tensor,
+    query_start_loc: Tensor,
+    seq_lens: Tensor,
+    shared: SharedPrefixes,
+    *,
+    scale: float,
+    sliding_window: int | None = None,
+    soft_cap: float | None = None,
+    plan: AttentionPlan | None = None,
+) -> Tensor:
+    """Twin of `kernels.triton.cascade_attention`: the keys of each group once, the rest per member, then the merge."""
+    tensors = (q, k_cache, v_cache, block_tables, query_start_loc, seq_lens)
+    out = paged_attention(*tensors, scale=scale, sliding_window=sliding_window, soft_cap=soft_cap)
+    bounds, starts = shared.group_start.tolist(), query_start_loc.tolist()
+    for group in range(shared.num_groups if sliding_window is None else 0):
+        members = shared.members[bounds[group] : bounds[group + 1]].tolist()
+        if not members:
+            continue
+        shared_len = min(int(shared.shared_lens[request]) for request in members)
+        rows = q[[starts[request] for request in members]].float()
+        table = block_tables[members[0]]
+        k, v = (_gather(cache, table, shared_len) for cache in (k_cache, v_cache))
+        prefix_mean, prefix_lse = _attend_part(rows, k, v, scale, soft_cap)
+        for place, request in enumerate(members):
+            own = block_tables[request], int(seq_lens[request])
+            k, v = (_gather(cache, *own)[shared_len:] for cache in (k_cache, v_cache))
+            mean, lse = _attend_part(rows[place : place + 1], k, v, scale, soft_cap)
+            share = torch.sigmoid(lse - prefix_lse[place : place + 1])
+            merged = prefix_mean[place : place + 1] * (1 - share) + mean * share
+            out[starts[request]] = merged[0].to(q.dtype)
+    return out
+
+
+def _attend_part(
+    q: Tensor, k: Tensor, v: Tensor, scale: float, soft_cap: float | None
+) -> tuple[Tensor, Tensor]:
+    """Attend all queries [n, H, D] over all keys; returns means [n, H, D] and logs of sums [n, H, 1]."""
+    group_size = q.shape[1] // k.shape[1]
+    k, v = (each.repeat_interleave(group_size, dim=1) for each in (k, v))
+    scores = torch.einsum("nhd,khd->nhk", q, k) * scale
+    if soft_cap is not None:
+        scores = soft_cap * torch.tanh(scores / soft_cap)
+    return torch.einsum("nhk,khd->nhd", scores.softmax(-1), v), scores.logsumexp(-1, keepdim=True)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

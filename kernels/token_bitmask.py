@@ -37,10 +37,16 @@ def apply_bitmask(logits: Tensor, bitmask: Tensor, rows: Tensor) -> None:
         logits: [R, V], contiguous.
         bitmask: [M, W] int32 as for `unpack_bitmask`.
         rows: [M] int64, the row of the logits that each mask is for; all different.
+
+    Where every row has a mask and they are in order, nothing is copied on the CPU.
     """
     kernels = find_device_kernels(logits.device.type, "token_bitmask")
     if kernels is not None:
         kernels.apply_bitmask(logits, bitmask, rows)
         return
     allowed = unpack_bitmask(bitmask, logits.shape[1])
+    is_cpu = logits.device.type == "cpu"
+    if is_cpu and len(rows) == len(logits) and torch.equal(rows, torch.arange(len(rows))):
+        logits.masked_fill_(~allowed, -torch.inf)
+        return
     logits.index_copy_(0, rows, logits.index_select(0, rows).masked_fill_(~allowed, -torch.inf))

@@ -40,8 +40,6 @@ def main(argv: Sequence[str]) -> int:
     try:
         code = dispatch(list(argv), start)
         sys.stdout.flush()  # a full disk is noticed here at the latest
-        # what is left is about to be dropped as a whole: spare the interpreter's last search through it
-        gc.freeze()
         return code
     except UsageError as error:
         complain(str(error))
@@ -58,6 +56,15 @@ def main(argv: Sequence[str]) -> int:
         return EXIT_FAILURE
     finally:
         drop_broken_output()
+        prepare_exit()
+
+
+def prepare_exit() -> None:
+    """Spare the interpreter its last search through what is about to be dropped as a whole."""
+    gc.freeze()
+    if "triton" in sys.modules:
+        # it counts what was never collected, and prints hundreds of lines about it
+        gc.unfreeze()
 
 
 def drop_broken_output() -> None:

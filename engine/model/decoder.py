@@ -225,6 +225,8 @@ class DecoderModel(nn.Module):
             seq_lens,
             kv_caches[0][0].shape[1],
         )
+        if metadata.shared is not None and ops.share_prefixes is not None:
+            plan = ops.share_prefixes(plan, metadata.shared)
         cos, sin = self.rope.compute_cos_sin(positions, query_lens, seq_lens)
         return StepInputs(ops, metadata, plan, cos, sin)
 

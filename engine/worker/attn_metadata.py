@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from kernels.shared_prefixes import SharedPrefixes
+
 
 @dataclass(frozen=True, slots=True)
 class AttnMetadata:
@@ -21,3 +23,6 @@ class AttnMetadata:
     seq_lens: Tensor  # [R] int32, context length including this step's tokens
     query_lens_list: list[int]  # new tokens of each request, at least 1
     seq_lens_list: list[int]
+    shared: SharedPrefixes | None = (
+        None  # which decodes begin with the same blocks, where that is worth knowing
+    )

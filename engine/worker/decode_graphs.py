@@ -3,7 +3,8 @@
     step of R rows ─▶ smallest recorded size ≥ R ─▶ buffers [R rows | rows that pad] ─▶ replay ─▶ hidden[:R]
                   └─▶ none yet, or not one token a row ─▶ eager
 
-Recording goes on between steps, the largest size first, so that one recording already serves every batch.
+Recording goes on between steps, the largest size first, so that one recording already serves every batch. Where
+the ops can share prefixes, a second set of recordings does; results are the same bits, so either may serve a step.
 A row that pads reads one token of the null block and writes there.
 """
 
@@ -22,8 +23,12 @@ from engine.model import DecoderModel
 from engine.worker.attn_metadata import AttnMetadata
 from engine.worker.input_batch import ModelInput
 from kernels.ops import KVCache
+from kernels.shared_prefixes import SharedPrefixes, pack_groups
 
 logger = logging.getLogger("troupe.worker")
+
+# Fewer rows hardly share enough to be worth a recording of their own.
+MIN_SHARED_ROWS = 8
 
 
 class Recorder(Protocol):
@@ -51,11 +56,14 @@ class DecodeBuffers:
         self._seq_lens = torch.ones(max_num_rows, dtype=torch.int32, device=device)
         self._block_tables = torch.zeros(max_num_rows, width, dtype=torch.int32, device=device)
         self._query_start_loc = torch.arange(max_num_rows + 1, dtype=torch.int32, device=device)
+        self._no_groups = torch.from_numpy(pack_groups([], max_num_rows)).to(device)
+        self._shared = SharedPrefixes.view(self._no_groups.clone(), max_num_rows)
         self._num_used = 0
 
     def clear(self) -> None:
         """Make every row pad."""
         self._clear_rows(0, self._num_used)
+        self._shared.packed.copy_(self._no_groups)
         self._num_used = 0
 
     def fill(self, step: ModelInput) -> None:
@@ -68,12 +76,18 @@ class DecodeBuffers:
         self._seq_lens[:num_rows].copy_(metadata.seq_lens)
         # Columns beyond the step's are left: nobody reads a table beyond the length of its row.
         self._block_tables[:num_rows, : metadata.block_tables.shape[1]].copy_(metadata.block_tables)
+        if metadata.shared is not None:
+            self._shared.packed.copy_(metadata.shared.packed)
         if num_rows < self._num_used:
             self._clear_rows(num_rows, self._num_used)
         self._num_used = num_rows
 
-    def view(self, size: int) -> ModelInput:
-        """Return the first rows as a step; its lists are upper bounds, since a recording outlives any length."""
+    def view(self, size: int, is_shared: bool = False) -> ModelInput:
+        """Return the first rows as a step; its lists are upper bounds, since a recording outlives any length.
+
+        Args:
+            is_shared: whether the step knows of shared prefixes.
+        """
         metadata = AttnMetadata(
             slot_mapping=self._slot_mapping[:size],
             block_tables=self._block_tables[:size],
@@ -81,6 +95,7 @@ class DecodeBuffers:
             seq_lens=self._seq_lens[:size],
             query_lens_list=[1] * size,
             seq_lens_list=[self._max_model_len] * size,
+            shared=self._shared if is_shared else None,
         )
         return ModelInput(self._input_ids[:size], self._positions[:size], metadata, np.arange(size))
 
@@ -105,15 +120,24 @@ class DecodeGraphs:
         self._kv_caches = kv_caches
         self._buffers = buffers
         self._recorder = recorder
-        self._to_record = sorted(sizes)
-        self._replays: dict[int, Callable[[], None]] = {}
-        self._sizes: list[int] = []  # recorded, ascending
+        has_sharing = model.ops.share_prefixes is not None
+        shared = [(True, size) for size in sorted(sizes) if has_sharing and size >= MIN_SHARED_ROWS]
+        # The last is the next: plain ones before those that share prefixes, large before small. Of the latter only
+        # two, which compile all that is launched; the others wait for a step that shares something.
+        self._to_record = shared[:1] + shared[1:][-1:] + [(False, size) for size in sorted(sizes)]
+        self._waiting = shared[1:-1]
+        self._replays: dict[tuple[bool, int], Callable[[], None]] = {}
+        self._sizes: dict[bool, list[int]] = {False: [], True: []}  # recorded, ascending
         embedding = model.embed_tokens
         self._hidden = embedding.new_zeros(max(sizes), embedding.shape[1])
 
     @property
     def num_recorded(self) -> int:
-        return len(self._sizes)
+        return len(self._replays)
+
+    @property
+    def num_left(self) -> int:
+        return len(self._to_record)
 
     @property
     def has_more(self) -> bool:
@@ -123,32 +147,37 @@ class DecodeGraphs:
     @torch.inference_mode()
     def record_next(self) -> None:
         """Record one more size. A device that refuses keeps what it has; everything else stays eager."""
-        size = self._to_record.pop()
+        is_shared, size = self._to_record.pop()
         self._buffers.clear()
-        step = self._buffers.view(size)
+        step = self._buffers.view(size, is_shared)
 
         def run() -> None:
             self._hidden[:size].copy_(self._run_model(step))
 
         try:
-            self._replays[size] = self._recorder.record(run)
+            self._replays[is_shared, size] = self._recorder.record(run)
         except RuntimeError as error:
-            self._to_record.clear()
+            self._to_record, self._waiting = [], []
             logger.warning("decode steps of %d rows and fewer stay eager: recording failed: %s", size, error)
             return
-        insort(self._sizes, size)
+        insort(self._sizes[is_shared], size)
         if not self._to_record:
-            logger.info("decode steps are recorded at %d sizes", len(self._sizes))
+            logger.info("decode steps are recorded at %d sizes", len(self._sizes[False]))
 
     def __call__(self, step: ModelInput) -> Tensor:
         """Return the hidden states of the step [T, D], valid until the next step."""
         num_rows = len(step.attn_metadata.query_lens_list)
-        place = bisect_left(self._sizes, num_rows)
-        if place == len(self._sizes) or step.input_ids.shape[0] != num_rows:
-            return self._run_model(step)
-        self._buffers.fill(step)
-        self._replays[self._sizes[place]]()
-        return self._hidden[:num_rows]
+        if step.attn_metadata.shared is not None and self._waiting:
+            self._to_record, self._waiting = self._waiting + self._to_record, []
+        if step.input_ids.shape[0] == num_rows:
+            for is_shared in (True, False) if step.attn_metadata.shared is not None else (False,):
+                sizes = self._sizes[is_shared]
+                place = bisect_left(sizes, num_rows)
+                if place < len(sizes):
+                    self._buffers.fill(step)
+                    self._replays[is_shared, sizes[place]]()
+                    return self._hidden[:num_rows]
+        return self._run_model(step)
 
     def _run_model(self, step: ModelInput) -> Tensor:
         return self._model(step.input_ids, step.positions, self._kv_caches, step.attn_metadata)

@@ -2,6 +2,9 @@
 
 Rows persist; a step plan brings only changes. Token ids live on the device in a pool [row, position], so the
 token that one step samples is gathered there by the next, without a detour over the host.
+
+    host assembles:   slots, positions, tables, lengths of the step ─▶ device; token ids ◀─ pool
+    device gathers:   rows, starts, counts ─▶ device; all the rest ◀─ pool and tables there (`kernels.gather_inputs`)
 """
 
 from __future__ import annotations
@@ -14,6 +17,9 @@ from torch import Tensor
 
 from engine.messages import NewRow, StepPlan
 from engine.worker.attn_metadata import AttnMetadata
+from kernels.device_kernels import find_device_kernels
+from kernels.gather_inputs import gather_inputs
+from kernels.step_buffers import StepBuffers
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,17 +33,40 @@ class ModelInput:
 
 
 class InputBatch:
-    """Block tables (host) and token pool (device) of up to `max_num_seqs` rows."""
+    """Block tables and token pool of up to `max_num_seqs` rows.
 
-    def __init__(self, max_num_seqs: int, max_model_len: int, block_size: int, device: torch.device) -> None:
+    Args:
+        is_gathered: the inputs of a step are gathered on the device, which then has the block tables too; default:
+            where there is a kernel for it, since torch would need twenty.
+
+    Attributes:
+        version: changes with every new row.
+        block_tables: [max_num_seqs, max_blocks] int32 on the host.
+    """
+
+    def __init__(
+        self,
+        max_num_seqs: int,
+        max_model_len: int,
+        block_size: int,
+        device: torch.device,
+        is_gathered: bool | None = None,
+    ) -> None:
+        self.max_num_seqs = max_num_seqs
         self.block_size = block_size
         self.device = device
+        self.version = 0
         # One place more than the model length: the last token is sampled but never computed.
         self._stride = max_model_len + 1
         max_blocks = -(-max_model_len // block_size)
-        self._block_tables = np.zeros((max_num_seqs, max_blocks), dtype=np.int32)
+        self.block_tables = np.zeros((max_num_seqs, max_blocks), dtype=np.int32)
         self._num_blocks = [0] * max_num_seqs
         self._token_pool = torch.zeros(max_num_seqs * self._stride, dtype=torch.int64, device=device)
+        self._device_tables: Tensor | None = None
+        if is_gathered is None:
+            is_gathered = find_device_kernels(device.type, "gather_inputs") is not None
+        if is_gathered:
+            self._device_tables = torch.zeros(max_num_seqs, max_blocks, dtype=torch.int32, device=device)
 
     def apply(self, plan: StepPlan) -> None:
         """Take in the rows and blocks that are new with this plan."""
@@ -45,37 +74,30 @@ class InputBatch:
             self._add(new_row)
         for row, block_ids in plan.new_blocks:
             start = self._num_blocks[row]
-            self._block_tables[row, start : start + len(block_ids)] = block_ids
+            self.block_tables[row, start : start + len(block_ids)] = block_ids
             self._num_blocks[row] = start + len(block_ids)
+        if self._device_tables is not None:
+            self._update_tables([new.row for new in plan.new_rows] + [row for row, _ in plan.new_blocks])
 
     def make_input(self, rows: np.ndarray, starts: np.ndarray, counts: np.ndarray) -> ModelInput:
         """Flatten runs [start, start + count) of the given rows into one input; all arrays are [R] int64."""
         ends = starts + counts
         bounds = np.zeros(len(rows) + 1, dtype=np.int64)
         np.cumsum(counts, out=bounds[1:])
-        if bounds[-1] == len(rows):  # one token a row: nothing to repeat
-            positions, token_rows = starts, rows
-        else:
-            positions = np.arange(bounds[-1]) - np.repeat(bounds[:-1] - starts, counts)
-            token_rows = np.repeat(rows, counts)
-        blocks = self._block_tables[token_rows, positions // self.block_size].astype(np.int64)
-        slot_mapping = blocks * self.block_size + positions % self.block_size
         max_blocks = -(-int(ends.max()) // self.block_size)
-        pool_index = self._to_device(token_rows * self._stride + positions)
+        if self._device_tables is None:
+            buffers, query_start_loc = self._assemble(rows, starts, counts, bounds, max_blocks)
+        else:
+            buffers, query_start_loc = self._gather(rows, starts, bounds, max_blocks, self._device_tables)
         metadata = AttnMetadata(
-            slot_mapping=self._to_device(slot_mapping),
-            block_tables=self._to_device(self._block_tables[rows, :max_blocks]),
-            query_start_loc=self._to_device(bounds.astype(np.int32)),
-            seq_lens=self._to_device(ends.astype(np.int32)),
+            slot_mapping=buffers.slot_mapping,
+            block_tables=buffers.block_tables,
+            query_start_loc=query_start_loc,
+            seq_lens=buffers.seq_lens,
             query_lens_list=counts.tolist(),
             seq_lens_list=ends.tolist(),
         )
-        return ModelInput(
-            input_ids=self._token_pool.index_select(0, pool_index),
-            positions=self._to_device(positions),
-            attn_metadata=metadata,
-            last_token_index=bounds[1:] - 1,
-        )
+        return ModelInput(buffers.input_ids, buffers.positions, metadata, bounds[1:] - 1)
 
     def append(self, rows: np.ndarray, positions: np.ndarray, token_ids: Tensor) -> None:
         """Write sampled tokens [R] at their positions; -1 (nothing sampled) is written as 0."""
@@ -86,9 +108,67 @@ class InputBatch:
         """Tokens [start, end) of a row, on the device."""
         return self._token_pool[row * self._stride + start : row * self._stride + end]
 
+    def _assemble(
+        self, rows: np.ndarray, starts: np.ndarray, counts: np.ndarray, bounds: np.ndarray, max_blocks: int
+    ) -> tuple[StepBuffers, Tensor]:
+        """The step's inputs, computed here and sent one by one."""
+        if bounds[-1] == len(rows):  # one token a row: nothing to repeat
+            positions, token_rows = starts, rows
+        else:
+            positions = np.arange(bounds[-1]) - np.repeat(bounds[:-1] - starts, counts)
+            token_rows = np.repeat(rows, counts)
+        blocks = self.block_tables[token_rows, positions // self.block_size].astype(np.int64)
+        slot_mapping = blocks * self.block_size + positions % self.block_size
+        pool_index = self._to_device(token_rows * self._stride + positions)
+        buffers = StepBuffers(
+            input_ids=self._token_pool.index_select(0, pool_index),
+            positions=self._to_device(positions),
+            slot_mapping=self._to_device(slot_mapping),
+            block_tables=self._to_device(self.block_tables[rows, :max_blocks]),
+            seq_lens=self._to_device((starts + counts).astype(np.int32)),
+        )
+        return buffers, self._to_device(bounds.astype(np.int32))
+
+    def _gather(
+        self, rows: np.ndarray, starts: np.ndarray, bounds: np.ndarray, max_blocks: int, tables: Tensor
+    ) -> tuple[StepBuffers, Tensor]:
+        """The step's inputs, gathered on the device from one small record."""
+        num_rows, num_tokens = len(rows), int(bounds[-1])
+        # An even width keeps every part at 16 bytes: an unaligned pointer would compile another kernel.
+        width = num_rows + 2 - num_rows % 2
+        record = np.zeros((3, width), dtype=np.int64)
+        record[0, :num_rows], record[1, :num_rows], record[2, : num_rows + 1] = rows, starts, bounds
+        sent = self._to_device(record)
+        query_start_loc = sent[2, : num_rows + 1].int()
+
+        def make(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
+            return torch.empty(shape, dtype=dtype, device=self.device)
+
+        buffers = StepBuffers(
+            input_ids=make(num_tokens),
+            positions=make(num_tokens),
+            slot_mapping=make(num_tokens),
+            block_tables=make(num_rows, max_blocks, dtype=torch.int32),
+            seq_lens=make(num_rows, dtype=torch.int32),
+        )
+        pool = self._token_pool.view(self.max_num_seqs, self._stride)
+        gather_inputs(
+            pool, tables, sent[0, :num_rows], sent[1, :num_rows], query_start_loc, self.block_size, buffers
+        )
+        return buffers, query_start_loc
+
+    def _update_tables(self, rows: list[int]) -> None:
+        """Send the tables of changed rows, each behind its row, in one transfer."""
+        if not rows or self._device_tables is None:
+            return
+        changed = np.unique(rows)
+        sent = self._to_device(np.column_stack((changed.astype(np.int32), self.block_tables[changed])))
+        self._device_tables.index_copy_(0, sent[:, 0].long(), sent[:, 1:])
+
     def _add(self, new_row: NewRow) -> None:
         row, block_ids = new_row.row, new_row.block_ids
-        self._block_tables[row, : len(block_ids)] = block_ids
+        self.version += 1
+        self.block_tables[row, : len(block_ids)] = block_ids
         self._num_blocks[row] = len(block_ids)
         offset = row * self._stride
         places = self._token_pool[offset : offset + len(new_row.token_ids)]

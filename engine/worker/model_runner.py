@@ -18,9 +18,11 @@ from torch import Tensor
 from engine.messages import NewRow, SampleGate, StepDone, StepPlan
 from engine.model import DecoderModel
 from engine.worker.device_link import DeviceLink, HostLink, PendingStep
+from engine.worker.fused_head import FusedHead
 from engine.worker.input_batch import InputBatch, ModelInput
 from engine.worker.launched_step import LaunchedStep
-from engine.worker.sampler import Sampler
+from engine.worker.prefix_groups import PrefixGroups
+from engine.worker.sampler import SampledTokens, Sampler
 from engine.worker.sampling_logprobs import SampledLogprobs, compute_prompt_logprobs
 from engine.worker.sampling_state import SamplingState
 from engine.worker.sampling_transfer import upload
@@ -59,6 +61,8 @@ class ModelRunner:
         self.batch = batch
         self.state = state
         self.sampler = Sampler(state)
+        self._head = FusedHead(model, state)
+        self._groups = PrefixGroups.of_cache(batch, kv_caches[0]) if model.ops.share_prefixes else None
         self._eos_token_ids = eos_token_ids
         self._link = link or HostLink()
         self._forward = forward or self.run_model
@@ -101,12 +105,19 @@ class ModelRunner:
         rows, starts = plan.rows[live], plan.starts[live]
         counts = plan.num_scheduled_tokens[live]
         model_input = self.batch.make_input(rows, starts, counts)
+        if self._groups is not None:
+            model_input = self._groups.mark(model_input, rows, starts, counts)
         hidden = self._forward(model_input)
         launched.prompt_logprobs = self._compute_prompt_logprobs(live, rows, starts, counts, hidden)
         sampled, gated = plan.is_sampled[live], plan.is_gated[live]
         if not sampled.any():
             return launched
         picked = np.flatnonzero(sampled)
+        if not gated[picked].any() and self._head.takes(rows[picked]):
+            last = self._select(hidden, model_input.last_token_index[picked])
+            tokens = self._head.sample(last, rows[picked], (starts + counts)[picked])
+            self._keep(launched, live[picked], rows[picked], (starts + counts)[picked], tokens)
+            return launched
         logits = self.model.compute_logits(self._select(hidden, model_input.last_token_index[picked]))
         is_plain = ~gated[picked]
         if not is_plain.all():
@@ -204,6 +215,17 @@ class ModelRunner:
             return
         bitmask_rows = None if bitmask is None else np.arange(len(rows))
         sampled = self.sampler.sample(logits, rows, positions, bitmask, bitmask_rows)
+        self._keep(launched, indices, rows, positions, sampled)
+
+    def _keep(
+        self,
+        launched: LaunchedStep,
+        indices: np.ndarray,
+        rows: np.ndarray,
+        positions: np.ndarray,
+        sampled: SampledTokens,
+    ) -> None:
+        """Put the tokens where the next step finds them, and into the answer."""
         self.batch.append(rows, positions, sampled.token_ids)
         launched.indices, launched.sampled = indices, sampled
 

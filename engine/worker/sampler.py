@@ -20,7 +20,7 @@ from engine.worker.sampling_logprobs import SampledLogprobs, compute_logprobs, c
 from engine.worker.sampling_state import DrawKind, RowFlag, SamplingState
 from engine.worker.sampling_transfer import pick_rows, put_rows, upload
 from kernels.sampling import draw_filtered, draw_full, draw_greedy, make_row_keys
-from kernels.token_bitmask import unpack_bitmask
+from kernels.token_bitmask import apply_bitmask, unpack_bitmask
 
 EDIT_FLAGS = RowFlag.PENALTIES | RowFlag.EDITS | RowFlag.BAD_WORDS | RowFlag.MIN_TOKENS
 HISTORY_FLAGS = RowFlag.PENALTIES | RowFlag.BAD_WORDS
@@ -39,9 +39,9 @@ class SampledTokens:
 
 @dataclass(frozen=True, slots=True)
 class RowMasks:
-    """Grammar masks of a batch: unpacked, with the logits row each belongs to."""
+    """Grammar masks of a batch, packed, with the logits row each belongs to."""
 
-    allowed: Tensor  # [M, V] bool on the device
+    words: Tensor  # [M, W] int32 on the device
     places: np.ndarray  # [M] ascending
 
 
@@ -73,7 +73,7 @@ class Sampler:
             ValueError: shapes that do not belong together.
         """
         self._check_shapes(logits, rows, positions)
-        masks = self._unpack_masks(bitmask, bitmask_rows, len(rows))
+        masks = self._read_masks(bitmask, bitmask_rows, len(rows))
         if not len(rows):
             return SampledTokens(torch.empty(0, dtype=torch.int64, device=logits.device))
         flags = self.state.flags[rows]
@@ -117,7 +117,7 @@ class Sampler:
                 f"{len(rows)} rows: expected {expected} float32"
             )
 
-    def _unpack_masks(
+    def _read_masks(
         self, bitmask: np.ndarray | Tensor | None, bitmask_rows: np.ndarray | None, num_rows: int
     ) -> RowMasks | None:
         if bitmask is None or not len(bitmask):
@@ -136,7 +136,7 @@ class Sampler:
         order = np.argsort(places)
         if (order[1:] < order[:-1]).any():
             words = words.index_select(0, upload(order, device))
-        return RowMasks(unpack_bitmask(words, self.state.vocab_size), places[order])
+        return RowMasks(words, places[order])
 
     def _edit(
         self,
@@ -158,8 +158,7 @@ class Sampler:
             if len(places):
                 step(logits, places, rows[places])
         if masks is not None:
-            part = pick_rows(logits, masks.places)
-            put_rows(logits, masks.places, part.masked_fill_(~masks.allowed, -torch.inf))
+            apply_bitmask(logits, masks.words, upload(masks.places, logits.device))
         is_short = positions - state.num_prompt_tokens[rows] < state.edits.min_tokens[rows]
         places = np.flatnonzero(is_short)
         if len(places):
@@ -207,5 +206,6 @@ class Sampler:
             mask_of[masks.places] = np.arange(len(masks.places))
             has_mask = mask_of[places] >= 0
             allowed_rows = upload(mask_of[places], raw.device)
-            packed = compute_logprobs(raw, own_ids, int(num_top.max()), masks.allowed, allowed_rows)
+            allowed = unpack_bitmask(masks.words, self.state.vocab_size)
+            packed = compute_logprobs(raw, own_ids, int(num_top.max()), allowed, allowed_rows)
         return SampledLogprobs(places, num_top, has_mask, packed)

@@ -1,7 +1,8 @@
 """Worker: brings a model up on a device and runs its steps. Synchronous; one thread owns it.
 
 load ─▶ (config resolved, cache allocated) ─▶ warm_up ─▶ execute / sample_gated ... ─▶ reset after a crash
-                                                          └ chores between steps: recording decode graphs
+                                                          ├ chores between steps: recording decode graphs
+                                                          └ sleep ─▶ reset wakes it up
 """
 
 from __future__ import annotations
@@ -13,13 +14,11 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from engine.config import EngineConfig, ResolvedConfig, WorkerConfig, resolve_config
-from engine.messages import NewRow, SampleGate, StepDone, StepPlan
+from engine.messages import SampleGate, StepDone, StepPlan
 from engine.model import DecoderModel, ModelConfig, load_model
-from engine.sampling_params import SamplingParams
 from engine.worker.cuda_link import CudaGraphRecorder, CudaLink
 from engine.worker.decode_graphs import DecodeBuffers, DecodeGraphs, list_padded_sizes
 from engine.worker.device_choice import choose_worker_config, probe_device
@@ -27,9 +26,11 @@ from engine.worker.device_link import DeviceLink, HostLink, PendingStep
 from engine.worker.input_batch import InputBatch
 from engine.worker.kv_cache import KV_DTYPES, allocate_kv_cache, compute_bytes_per_block
 from engine.worker.model_runner import ModelRunner
+from engine.worker.moving import list_tensors, move_tensors
 from engine.worker.native_swap import NativeSwap
 from engine.worker.ops_choice import make_ops
 from engine.worker.sampling_state import SamplingState
+from engine.worker.warm_up import list_warm_up
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 # While steps come without a pause, one chore is done after this many of them.
@@ -46,6 +47,8 @@ class Worker:
         self._native: NativeSwap | None = None
         self._graphs: DecodeGraphs | None = None
         self._num_steps = 0
+        self.kv_caches: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self.sleep_level = 0  # 0: awake; else as `sleep` was told
 
     def load(self) -> None:
         """Read the checkpoint, size and allocate the KV cache, run one step.
@@ -72,8 +75,10 @@ class Worker:
             self._native.follow(self.model)
 
     def reset(self) -> None:
-        """Forget all rows: an empty batch over the same weights, cache memory and recordings."""
+        """Forget all rows: an empty batch over the same weights, cache memory and recordings. Ends a sleep."""
         self._link.enter_thread()
+        if self.sleep_level:
+            self._wake_up()
         scheduler, cache = self.resolved.scheduler, self.resolved.cache
         batch = InputBatch(scheduler.max_num_seqs, scheduler.max_model_len, cache.block_size, self.device)
         state = SamplingState(scheduler.max_num_seqs, self.model_config.vocab_size, self.device)
@@ -81,18 +86,38 @@ class Worker:
             self.model, self.kv_caches, batch, state, self._eos_token_ids, self._link, self._graphs
         )
 
+    def sleep(self, level: int) -> None:
+        """Give back the KV cache and the recordings, and the weights as the level says.
+
+        Args:
+            level: 1: the weights stay on the host; 2: they are dropped, and read again at the end.
+        """
+        self.sleep_level = level
+        del self.runner
+        self.kv_caches, self._graphs = [], None
+        if level == 2:
+            self.close()
+            self._native = None
+            del self.model
+        elif self.device.type != "cpu":
+            move_tensors(list_tensors(self.model), torch.device("cpu"))
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
     def close(self) -> None:
         """Stop what goes on in the background."""
         if self._native is not None:
             self._native.stop()
 
     def warm_up(self) -> None:
-        """Run a prefill and a decode step in the null block, so that the first request does not pay for set-up."""
-        prompt = np.zeros(2, dtype=np.int64)
-        params = SamplingParams(max_tokens=2, temperature=0.7, top_p=0.9, seed=0)
-        row = NewRow(0, prompt, 2, [0], params, 0, ())
-        self.execute(_make_warm_up_plan(0, [row], start=0, count=2))
-        self.execute(_make_warm_up_plan(1, [], start=2, count=1))
+        """Run some steps in the null block, so that the first request does not pay for set-up."""
+        steps = list_warm_up(
+            self.resolved.scheduler.max_model_len,
+            self.model_config.vocab_size,
+            is_thorough=self.device.type == "cuda",
+        )
+        for step in steps:
+            self.runner.execute(step) if isinstance(step, StepPlan) else self.runner.sample_gated(step)
         self.reset()
 
     @property
@@ -124,12 +149,27 @@ class Worker:
 
     def describe(self) -> dict[str, str | int]:
         """What the next step will run on, in words; changes while recordings and native ops come in."""
+        if self.sleep_level:
+            return {"ops": "asleep", "sleep_level": self.sleep_level}
         found: dict[str, str | int] = {"ops": self.model.ops.name}
         if self._native is not None:
             found["native_ops"] = self._native.status
         if self._graphs is not None:
             found["num_recorded_graphs"] = self._graphs.num_recorded
+            found["num_graphs_left"] = self._graphs.num_left
         return found
+
+    def _wake_up(self) -> None:
+        """Take back what `sleep` gave away; after an error the worker still sleeps."""
+        if self.sleep_level == 2:
+            self.model = self._load_model(self.model_config, self.resolved.worker)
+        elif self.device.type != "cpu":
+            move_tensors(list_tensors(self.model), self.device)
+        self._make_caches()
+        self._graphs = self._make_graphs()
+        if self.sleep_level == 2 and self._native is not None:
+            self._native.follow(self.model)
+        self.sleep_level = 0
 
     @contextmanager
     def _phase(self, name: str) -> Iterator[None]:
@@ -162,7 +202,7 @@ class Worker:
     def _allocate_cache(
         self, model_config: ModelConfig, worker_config: WorkerConfig, notices: list[str]
     ) -> None:
-        dtype = KV_DTYPES.get(worker_config.kv_cache_dtype, DTYPES[worker_config.dtype])
+        dtype = _kv_dtype(worker_config)
         resolved = resolve_config(
             self.config,
             worker_config,
@@ -172,9 +212,12 @@ class Worker:
         )
         self.model_config = model_config
         self.resolved: ResolvedConfig = replace(resolved, notices=(*notices, *resolved.notices))
-        cache = self.resolved.cache
+        self._make_caches()
+
+    def _make_caches(self) -> None:
+        config, cache = self.resolved.worker, self.resolved.cache
         self.kv_caches = allocate_kv_cache(
-            model_config, cache.num_blocks, cache.block_size, dtype, self.device
+            self.model_config, cache.num_blocks, cache.block_size, _kv_dtype(config), self.device
         )
         if self.device.type == "cuda":
             # Recordings keep the address of these tables, so they must not grow later.
@@ -201,18 +244,8 @@ class Worker:
         return min(int(total * (self.config.memory_share or 0.1)), int(free * 0.8))
 
 
-def _make_warm_up_plan(step_id: int, new_rows: list[NewRow], start: int, count: int) -> StepPlan:
-    return StepPlan(
-        step_id=step_id,
-        removed_rows=[],
-        new_rows=new_rows,
-        new_blocks=[],
-        rows=np.zeros(1, dtype=np.int64),
-        starts=np.array([start], dtype=np.int64),
-        num_scheduled_tokens=np.array([count], dtype=np.int64),
-        is_sampled=np.ones(1, dtype=bool),
-        is_gated=np.zeros(1, dtype=bool),
-    )
+def _kv_dtype(config: WorkerConfig) -> torch.dtype:
+    return KV_DTYPES.get(config.kv_cache_dtype, DTYPES[config.dtype])
 
 
 def _measure_host_memory() -> tuple[int, int]:

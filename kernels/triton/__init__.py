@@ -10,8 +10,10 @@ import torch
 from kernels.linear import linear, pack_linear, unpack_linear
 from kernels.ops import Ops
 from kernels.triton.add_rms_norm import add_rms_norm
-from kernels.triton.attention_plan import AttentionPlan, make_plan
+from kernels.triton.attention_plan import AttentionPlan, make_plan, share_prefixes
+from kernels.triton.cascade_attention import cascade_attention
 from kernels.triton.launch import FLOATS
+from kernels.triton.lm_head_sample import lm_head_sample
 from kernels.triton.norm_rope_store import norm_rope_store
 from kernels.triton.paged_attention import paged_attention
 from kernels.triton.rms_norm import rms_norm
@@ -20,6 +22,8 @@ from kernels.triton.silu_mul import silu_mul
 __all__ = [
     "AttentionPlan",
     "add_rms_norm",
+    "cascade_attention",
+    "lm_head_sample",
     "make_ops",
     "make_plan",
     "norm_rope_store",
@@ -48,6 +52,8 @@ def make_ops(device: torch.device, dtype: torch.dtype) -> Ops:
         linear=linear,
         pack_linear=pack_linear,
         unpack_linear=unpack_linear,
+        share_prefixes=share_prefixes,
+        lm_head_sample=lm_head_sample,
         is_graph_safe=True,
         takes_fp8_cache=True,
     )

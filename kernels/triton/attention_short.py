@@ -4,7 +4,9 @@
         P = 1: folds its splits and writes the result
         P > 1: writes each split to scratch; `fold_splits_kernel` folds them in the same order
 
-How a context is cut depends on its own length alone; P only says who computes which part.
+How a context is cut depends on its own length alone; P only says who computes which part. Splits that the request
+shares with others are in the scratch already (`attention_shared.py`). Decodes and drafts are launched apart, so that
+the tile of a decode does not depend on the drafts beside it.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import triton
 import triton.language as tl
 
 from kernels.triton.attention_core import attend_keys, finish_rows, fold_part, load_queries, split_context
+from kernels.triton.attention_shared import count_shared_splits
 
 
 @triton.jit(do_not_specialize=["query_tiles", "max_query_len", "table_stride", "num_slots"])
@@ -26,6 +29,8 @@ def short_attention_kernel(
     tables_ptr: tl.tensor,
     query_start_ptr: tl.tensor,
     seq_lens_ptr: tl.tensor,
+    leaders_ptr: tl.tensor,
+    shared_lens_ptr: tl.tensor,
     q_stride: tl.tensor,
     table_stride: tl.tensor,
     query_tiles: tl.tensor,
@@ -41,10 +46,12 @@ def short_attention_kernel(
     WINDOW: tl.constexpr,
     HAS_SOFT_CAP: tl.constexpr,
     IS_FP8: tl.constexpr,
-    SHORT_LIMIT: tl.constexpr,
+    MIN_QUERY: tl.constexpr,
+    MAX_QUERY: tl.constexpr,
     MIN_SPLIT: tl.constexpr,
     MAX_SPLITS: tl.constexpr,
     IS_FOLDED: tl.constexpr,
+    HAS_SHARED: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ) -> None:
@@ -55,7 +62,7 @@ def short_attention_kernel(
     query_tile = tl.program_id(1) % query_tiles
     first_token = tl.load(query_start_ptr + request).to(tl.int64)
     query_len = (tl.load(query_start_ptr + request + 1) - first_token).to(tl.int32)
-    if (query_len > SHORT_LIMIT) | (query_tile * BLOCK_Q >= query_len):
+    if (query_len < MIN_QUERY) | (query_len > MAX_QUERY) | (query_tile * BLOCK_Q >= query_len):
         return
     seq_len = tl.load(seq_lens_ptr + request)
     context_len = seq_len - query_len
@@ -75,7 +82,19 @@ def short_attention_kernel(
     total_sum = tl.zeros([BLOCK_M], dtype=tl.float32)
     slot = (request * max_query_len + query).to(tl.int64) * NUM_HEADS + head
     mask = is_valid[:, None] & (column < HEAD_DIM)[None, :]
-    for split in range(tl.program_id(2), num_splits, tl.num_programs(2)):
+    num_shared = 0
+    if HAS_SHARED:
+        num_shared = count_shared_splits(
+            request, seq_len, True, seq_lens_ptr, leaders_ptr, shared_lens_ptr, BLOCK_N, MIN_SPLIT, MAX_SPLITS
+        )
+        if IS_FOLDED:
+            for split in tl.range(0, num_shared, num_stages=1):
+                part = slot * num_slots + split
+                acc = tl.load(parts_ptr + part[:, None] * HEAD_DIM + column[None, :], mask=mask, other=0.0)
+                row_max = tl.load(stats_ptr + part * 2, mask=is_valid, other=float("-inf"))
+                row_sum = tl.load(stats_ptr + part * 2 + 1, mask=is_valid, other=0.0)
+                total, total_max, total_sum = fold_part(total, total_max, total_sum, acc, row_max, row_sum)
+    for split in range(num_shared + tl.program_id(2), num_splits, tl.num_programs(2)):
         start = first + split * split_len
         acc, row_max, row_sum = attend_keys(
             q,
@@ -128,7 +147,8 @@ def fold_splits_kernel(
     HEAD_DIM: tl.constexpr,
     BLOCK_DIM: tl.constexpr,
     WINDOW: tl.constexpr,
-    SHORT_LIMIT: tl.constexpr,
+    MIN_QUERY: tl.constexpr,
+    MAX_QUERY: tl.constexpr,
     MIN_SPLIT: tl.constexpr,
     MAX_SPLITS: tl.constexpr,
     BLOCK_Q: tl.constexpr,
@@ -139,7 +159,7 @@ def fold_splits_kernel(
     query = tl.program_id(1) % max_query_len
     first_token = tl.load(query_start_ptr + request).to(tl.int64)
     query_len = (tl.load(query_start_ptr + request + 1) - first_token).to(tl.int32)
-    if (query_len > SHORT_LIMIT) | (query >= query_len):
+    if (query_len < MIN_QUERY) | (query_len > MAX_QUERY) | (query >= query_len):
         return
     seq_len = tl.load(seq_lens_ptr + request)
     first_query = seq_len - query_len + query // BLOCK_Q * BLOCK_Q

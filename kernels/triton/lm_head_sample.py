@@ -11,12 +11,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.lm_head_sample import MAX_ROWS
 from kernels.triton.draw_tiles import pick_winner_kernel
 from kernels.triton.gumbel import make_noise
 from kernels.triton.launch import EXACT, FUSED, check_contiguous, check_float, check_shape, next_power_of_2
 
-# Above this many rows the product deserves cuBLAS.
-MAX_ROWS = 64
 BLOCK_ROWS, BLOCK_VOCAB, BLOCK_WIDTH = 16, 128, 128
 
 

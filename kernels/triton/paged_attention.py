@@ -6,8 +6,10 @@ import torch
 import triton
 from torch import Tensor
 
+from kernels.shared_prefixes import SharedPrefixes
 from kernels.triton.attention_long import long_attention_kernel
 from kernels.triton.attention_plan import SHORT_LIMIT, AttentionPlan
+from kernels.triton.attention_shared import shared_prefix_kernel
 from kernels.triton.attention_short import fold_splits_kernel, short_attention_kernel
 from kernels.triton.launch import (
     FUSED,
@@ -23,7 +25,7 @@ from kernels.triton.tiles import TileTable, load_table
 # Parts that a context is cut into at most.
 MAX_SPLITS = 16
 # Rows of a tile of short queries at most, unless one group of heads is larger.
-MAX_SHORT_ROWS = 64
+MAX_SHORT_ROWS = 32
 
 
 def paged_attention(
@@ -73,8 +75,10 @@ def paged_attention(
         result, q, k_cache, v_cache, block_tables, query_start_loc, seq_lens, table, scale, soft_cap,
         sliding_window or 0, is_fp8,
     )  # fmt: skip
-    if plan.max_short_len:
-        call.attend_short(plan)
+    if plan.has_decodes:
+        call.attend_decodes(plan)
+    if plan.max_draft_len:
+        call.attend_drafts(plan)
     if plan.has_long:
         call.attend_long(plan)
     return result
@@ -115,62 +119,110 @@ class _Call:
             "HEAD_DIM": self._head_dim,
             "BLOCK_DIM": max(16, next_power_of_2(self._head_dim)),
             "BLOCK_SIZE": k_cache.shape[1],
-            "WINDOW": window,
             "HAS_SOFT_CAP": soft_cap is not None,
             "IS_FP8": is_fp8,
-            "SHORT_LIMIT": SHORT_LIMIT,
         }
 
-    def attend_short(self, plan: AttentionPlan) -> None:
+    def attend_decodes(self, plan: AttentionPlan) -> None:
+        """Requests with one new token each."""
+        self._attend_short(plan, (1, 1), 1)
+
+    def attend_drafts(self, plan: AttentionPlan) -> None:
+        """Requests with a few; the tile has room for as many as there may be, whatever their number now."""
+        self._attend_short(plan, (2, SHORT_LIMIT), plan.max_draft_len)
+
+    def _attend_short(self, plan: AttentionPlan, limits: tuple[int, int], max_query_len: int) -> None:
         tile = self._table.choose("short", self._itemsize, self._head_dim)
         rows = max(tile.block_m, next_power_of_2(self._group))
-        rows = max(rows, min(MAX_SHORT_ROWS, next_power_of_2(plan.max_short_len * self._group)))
+        rows = max(rows, min(MAX_SHORT_ROWS, next_power_of_2(limits[1] * self._group)))
+        shared = plan.shared if limits == (1, 1) and not self._window else None
         block_q = rows // self._group
         min_split = self._table.min_split // tile.block_n * tile.block_n
-        query_tiles = triton.cdiv(plan.max_short_len, block_q)
+        query_tiles = triton.cdiv(max_query_len, block_q)
         num_units = plan.num_requests * query_tiles * self._num_kv_heads
         max_splits = min(MAX_SPLITS, triton.cdiv(plan.max_seq_len, min_split))
         num_programs = max(1, min(max_splits, self._table.target_programs // num_units))
-        num_slots = max_splits if num_programs > 1 else 0
-        num_parts = plan.num_requests * plan.max_short_len * self._num_heads * num_slots
-        parts, stats = plan.take_scratch(num_parts, self._head_dim, self._out.device)
+        num_slots = max_splits if num_programs > 1 or shared is not None else 0
+        num_parts = plan.num_requests * max_query_len * self._num_heads * num_slots
+        scratch = plan.take_scratch(num_parts, self._head_dim, self._out.device)
         splitting = {"MIN_SPLIT": min_split, "MAX_SPLITS": MAX_SPLITS, "BLOCK_N": tile.block_n}
+        queries = {"MIN_QUERY": limits[0], "MAX_QUERY": limits[1]}
+        shape = splitting | {"BLOCK_M": rows, "num_warps": tile.num_warps, "num_stages": tile.num_stages}
+        if shared is not None:
+            self._attend_shared(shared, plan.num_requests // block_q, scratch, num_slots, shape)
         short_attention_kernel[(self._num_kv_heads, plan.num_requests * query_tiles, num_programs)](
             self._out,
-            parts,
-            stats,
+            *scratch,
             *self._inputs,
+            *(self._lengths if shared is None else (shared.leaders, shared.shared_lens)),
             *self._strides,
             query_tiles,
-            plan.max_short_len,
+            max_query_len,
             num_slots,
             *self._factors,
-            **self._sizes,
-            **splitting,
+            **(self._sizes | queries | shape | FUSED),
+            WINDOW=self._window,
             IS_FOLDED=num_programs == 1,
-            BLOCK_M=rows,
-            num_warps=tile.num_warps,
-            num_stages=tile.num_stages,
-            **FUSED,
+            HAS_SHARED=shared is not None,
         )
         if num_programs > 1:
-            fold_splits_kernel[(self._num_heads, plan.num_requests * plan.max_short_len)](
-                self._out,
-                parts,
-                stats,
-                *self._lengths,
-                plan.max_short_len,
-                num_slots,
-                NUM_HEADS=self._num_heads,
-                HEAD_DIM=self._head_dim,
-                BLOCK_DIM=self._sizes["BLOCK_DIM"],
-                WINDOW=self._window,
-                SHORT_LIMIT=SHORT_LIMIT,
-                BLOCK_Q=block_q,
-                **splitting,
-                num_warps=1,
-                **FUSED,
+            self._fold(
+                plan.num_requests * max_query_len,
+                scratch,
+                (max_query_len, num_slots),
+                block_q,
+                queries | splitting,
             )
+
+    def _fold(
+        self,
+        num_queries: int,
+        scratch: tuple[Tensor, Tensor],
+        sizes: tuple[int, int],
+        block_q: int,
+        constants: dict[str, int],
+    ) -> None:
+        fold_splits_kernel[(self._num_heads, num_queries)](
+            self._out,
+            *scratch,
+            *self._lengths,
+            *sizes,
+            NUM_HEADS=self._num_heads,
+            HEAD_DIM=self._head_dim,
+            BLOCK_DIM=self._sizes["BLOCK_DIM"],
+            WINDOW=self._window,
+            BLOCK_Q=block_q,
+            **constants,
+            num_warps=1,
+            **FUSED,
+        )
+
+    def _attend_shared(
+        self,
+        shared: SharedPrefixes,
+        num_tiles: int,
+        scratch: tuple[Tensor, Tensor],
+        num_slots: int,
+        shape: dict[str, int],
+    ) -> None:
+        check_shape("shared.leaders", shared.leaders, tuple(shared.shared_lens.shape))
+        if shared.leaders.shape[0] < self._lengths[1].shape[0]:
+            raise ValueError(
+                f"shared must have room for {self._lengths[1].shape[0]} requests, not {shared.leaders.shape[0]}"
+            )
+        shared_prefix_kernel[(self._num_kv_heads, num_tiles + shared.num_groups, num_slots)](
+            *scratch,
+            *self._inputs,
+            shared.leaders,
+            shared.shared_lens,
+            shared.members,
+            shared.group_start,
+            *self._strides,
+            shared.num_groups,
+            num_slots,
+            *self._factors,
+            **(self._sizes | shape | FUSED),
+        )
 
     def attend_long(self, plan: AttentionPlan) -> None:
         tile = self._table.choose("long", self._itemsize, self._head_dim)
@@ -183,6 +235,8 @@ class _Call:
             plan.num_requests,
             *self._factors,
             **self._sizes,
+            WINDOW=self._window,
+            SHORT_LIMIT=SHORT_LIMIT,
             BLOCK_M=rows,
             BLOCK_N=tile.block_n,
             num_warps=tile.num_warps,

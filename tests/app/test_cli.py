@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Literal
 
 import pytest
@@ -219,6 +221,14 @@ def test_a_full_disk_is_one_line_and_exit_code_1() -> None:
             check=False,
         )
     assert (done.returncode, done.stderr) == (1, "troupe: the output: No space left on device\n")
+
+
+def test_nothing_is_left_uncollected_at_the_exit_when_triton_would_complain(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "triton", ModuleType("triton"))
+    assert main(["--version"]) == 0
+    assert gc.get_freeze_count() == 0
 
 
 def test_a_reader_that_has_gone_is_no_traceback() -> None:

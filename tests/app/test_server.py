@@ -20,6 +20,8 @@ import aiohttp
 import pytest
 
 import app.server
+from app.bench.overload import read_cpu_s
+from app.bench.own_server import run_server
 from app.config import AppConfig, UsageError
 from app.server import serve
 from app.timeline import Timeline
@@ -188,6 +190,22 @@ async def test_a_taken_port_is_a_usage_error() -> None:
             await serve(EngineConfig(), config, Timeline(0.0))
 
 
+async def test_nothing_waits_for_an_acknowledgement(open_house: Any) -> None:
+    async with open_house(FakeEngine()) as house:
+        await house.wait_ready()
+        port = int(house.url.rsplit(":", 1)[1])
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        times = []
+        for _ in range(21):
+            start = time.perf_counter()
+            writer.write(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+            await reader.readuntil(b'"ready"}')
+            times.append(time.perf_counter() - start)
+        writer.close()
+    # with Nagle's algorithm each but the first takes 40 ms; the machine may be busy in some of them
+    assert min(times[1:]) < 0.02
+
+
 async def test_an_unknown_host_is_a_usage_error() -> None:
     with pytest.raises(UsageError, match="cannot listen on"):
         await serve(EngineConfig(), AppConfig(host="999.1.2.3", port=0, ui=False), Timeline(0.0))
@@ -235,9 +253,21 @@ def test_the_timeline_is_a_short_table() -> None:
     assert len(lines) == 3
 
 
-@pytest.mark.skipif(
-    not (Path(DEMO_MODEL) / "model.safetensors").exists(), reason="the demo model is not here"
-)
+HAS_MODEL = (Path(DEMO_MODEL) / "model.safetensors").exists()
+
+
+@pytest.mark.skipif(not HAS_MODEL, reason="the demo model is not here")
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs Linux's /proc")
+async def test_a_server_that_nobody_asks_for_anything_uses_hardly_any_of_a_core() -> None:
+    pids: list[int] = []
+    async with run_server(["--num-blocks", "256", "--no-enable-native-ops"], pids.append):
+        await asyncio.sleep(2)  # what start-up left to be done
+        before = read_cpu_s(pids[0])[0]
+        await asyncio.sleep(4)
+        assert read_cpu_s(pids[0])[0] - before < 4 * 0.02
+
+
+@pytest.mark.skipif(not HAS_MODEL, reason="the demo model is not here")
 def test_the_whole_program_serves_page_and_api_and_leaves_quietly() -> None:
     port = free_port()
     command = [sys.executable, "-m", "app", "--port", str(port), "--num-blocks", "256"]

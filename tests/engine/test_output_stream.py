@@ -10,7 +10,7 @@ from engine import EngineDead, Logprob, RequestTimeout, SamplingParams, TokenLog
 from engine.core.detokenizer import TextDelta
 from engine.messages import RequestTokens
 from engine.metrics import Metrics
-from engine.output_stream import OutputStream, StreamGroup
+from engine.output_stream import BUNDLE_STEPS, OutputStream, StreamGroup
 from engine.outputs import FinishReason
 
 
@@ -241,9 +241,27 @@ async def test_a_group_counts_one_gap_for_each_token() -> None:
     for now in (11.5, 12.5):
         group.put([2], ["b"], now, gaps)
     assert (gaps.count, gaps.sum) == (2, 1.5)
+    group.flush()
     put(stream, "", finish="length", now=13.0)
     output = await stream.get()
     assert (output.outputs[0].text, output.metrics.last_token_time) == ("abb", 12.5)
+
+
+async def test_a_group_hands_on_every_step_in_order() -> None:
+    """More steps than a bundle has, and two streams, so that nothing can be lost or swapped unseen."""
+    streams = [make_stream("final"), make_stream("final")]
+    for stream in streams:
+        put(stream, "-", 0)
+    group, steps = make_group(*streams), range(1, BUNDLE_STEPS + 10)
+    for step in steps:
+        group.put([step, -step], [f"{step},", f"{-step},"], 11.0, Metrics().itl)
+    group.flush()
+    group.flush()
+    for sign, stream in zip((1, -1), streams, strict=True):
+        put(stream, "", finish="length")
+        output = (await stream.get()).outputs[0]
+        assert output.token_ids == [0, *(sign * step for step in steps)]
+        assert output.text == "-" + "".join(f"{sign * step}," for step in steps)
 
 
 async def test_a_late_wake_without_news_tells_nothing() -> None:

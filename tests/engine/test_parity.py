@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -106,6 +107,29 @@ def test_every_pair_of_features_gives_identical_tokens(
     if "prefix cache" in pair:
         assert stats.prefix_cache_hits > 0
     assert stats.num_free_blocks == stats.num_blocks
+
+
+def test_all_features_together_give_identical_tokens(
+    reference: list[list[list[int]]], make_llm: Callable[..., LLM]
+) -> None:
+    settings = PLAIN.copy()
+    for feature in FEATURES.values():
+        settings |= feature
+    with make_llm(**settings) as llm:
+        assert run(llm) == reference
+        stats = llm.stats()
+    assert stats.num_preemptions > 0 and stats.prefix_cache_hits > 0
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler for torch.compile")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+@pytest.mark.timeout(600)
+def test_compiled_ops_give_identical_tokens(
+    reference: list[list[list[int]]], make_llm: Callable[..., LLM]
+) -> None:
+    settings = PLAIN | {"num_blocks": 2000} | FEATURES["chunked prefill"] | FEATURES["overlap"]
+    with make_llm(**settings, compile=True) as llm:
+        assert run(llm) == reference
 
 
 def test_a_seeded_request_gives_the_same_tokens_alone_and_in_a_batch_of_32(

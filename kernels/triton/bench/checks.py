@@ -10,10 +10,14 @@ import torch
 from torch import Tensor
 
 from kernels import reference, sampling
+from kernels.shared_prefixes import SharedPrefixes
 from kernels.store_kv import FP8
 from kernels.triton.add_rms_norm import add_rms_norm
-from kernels.triton.bench.batches import make_attention
+from kernels.triton.attention_plan import AttentionPlan
+from kernels.triton.bench.batches import make_attention, make_shared_attention
 from kernels.triton.bench.timing import Bench
+from kernels.triton.cascade_attention import cascade_attention
+from kernels.triton.lm_head_sample import lm_head_sample
 from kernels.triton.norm_rope_store import norm_rope_store
 from kernels.triton.paged_attention import paged_attention
 from kernels.triton.rms_norm import rms_norm
@@ -22,6 +26,7 @@ from kernels.triton.silu_mul import silu_mul
 from kernels.triton.token_bitmask import apply_bitmask
 
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 4e-3, torch.bfloat16: 3e-2}
+BITS = {torch.float32: torch.int32, torch.float16: torch.int16, torch.bfloat16: torch.int16}
 Pair = tuple[str, Tensor, Tensor]
 
 
@@ -91,9 +96,28 @@ def _check_attention(bench: Bench, dtype: torch.dtype) -> Iterator[Pair]:
             bench, *sizes, num_heads=10, num_kv_heads=2, head_dim=bench.pick(128, 16), dtype=dtype
         )
         yield f"paged_attention {name}", *_attend(batch.tensors, options, batch.plan)
+    yield from _check_cascade(bench, dtype)
     if dtype == torch.bfloat16:
         batch = make_attention(bench, 2, 1, 300, dtype=dtype, cache_dtype=FP8)
         yield "paged_attention fp8", *_attend(batch.tensors, {}, batch.plan)
+
+
+def _check_cascade(bench: Bench, dtype: torch.dtype) -> Iterator[Pair]:
+    """Shared keys against the slow twin, and against the plain kernels, of which they must be the same bits."""
+    context, shared_len = bench.pick(1300, 40), bench.pick(1088, 16)
+    batch, shared = make_shared_attention(bench, 6, context, shared_len, 10, 2, bench.pick(128, 16), dtype)
+    actual = cascade_attention(*batch.tensors, shared, scale=0.1, plan=batch.plan)
+    plain = paged_attention(*batch.tensors, scale=0.1, plan=AttentionPlan([1] * 6, [context] * 6))
+    yield "cascade_attention bits", actual.view(BITS[dtype]).cpu(), plain.view(BITS[dtype]).cpu()
+    q, k_cache, v_cache, tables, query_start_loc, seq_lens = (each.cpu() for each in batch.tensors)
+    on_host = SharedPrefixes.view(shared.packed.cpu(), len(shared.members))
+    yield (
+        "cascade_attention",
+        actual.cpu(),
+        reference.cascade_attention(
+            q, k_cache.float(), v_cache.float(), tables, query_start_loc, seq_lens, on_host, scale=0.1
+        ),
+    )
 
 
 def _attend(tensors: tuple[Tensor, ...], options: dict[str, Any], plan: Any) -> tuple[Tensor, Tensor]:
@@ -134,6 +158,11 @@ def _check_sampling(bench: Bench) -> Iterator[Pair]:
     for name, (fast, slow, arguments) in rows.items():
         moved = (each.to(bench.device) if isinstance(each, Tensor) else each for each in arguments)
         yield name, fast(*moved).cpu(), slow(*arguments)
+    hidden = torch.randn(17, bench.pick(1024, 16), generator=torch.Generator().manual_seed(2))
+    weight = torch.randn(vocab_size, hidden.shape[1], generator=torch.Generator().manual_seed(3))
+    head = (hidden, weight, keys[:1].expand(17, 2).contiguous(), torch.linspace(0.0, 1.5, 17))
+    drawn = lm_head_sample(*(each.to(bench.device) for each in head))
+    yield "lm_head_sample", drawn.cpu(), reference.lm_head_sample(*head)
     bitmask = torch.randint(-(2**31), 2**31, (2, -(-vocab_size // 32))).int()
     masked, rows_of = logits.to(bench.device), torch.tensor([1, 0])
     apply_bitmask(masked, bitmask.to(bench.device), rows_of.to(bench.device))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ WORK: dict[Kind, tuple[int, int, int]] = {"short": (256, 1, 1024), "long": (4, 2
 def tune(bench: Bench, folder: Path = FOLDER) -> dict[str, Any]:
     """Try all tiles for 128-wide heads in the device's dtype; write the table if any beats what there was.
 
-    Returns what was tried, best first.
+    Returns the table, which belongs into `kernels/triton/tiles/`, and what was tried, best first.
     """
     table = load_table(bench.device)
     entries, tried = list(table.entries), {}
@@ -43,7 +44,7 @@ def tune(bench: Bench, folder: Path = FOLDER) -> dict[str, Any]:
     name = name_device(torch.cuda.get_device_name(bench.device)) if bench.device.type == "cuda" else "cpu"
     path = folder / f"{name}.json"
     write_table(replace(table, name=name, entries=tuple(entries)), path)
-    return {"table": str(path), "tried": tried}
+    return {"table": path.name, "content": json.loads(path.read_text(encoding="utf-8")), "tried": tried}
 
 
 def rank_tiles(bench: Bench, batch: AttentionBatch, kind: Kind, table: TileTable) -> list[tuple[float, Tile]]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,8 +22,10 @@ from engine.worker.decode_graphs import DecodeBuffers, DecodeGraphs, list_padded
 from engine.worker.input_batch import InputBatch
 from engine.worker.kv_cache import allocate_kv_cache
 from engine.worker.model_runner import ModelRunner
+from engine.worker.prefix_groups import PrefixGroups
 from engine.worker.sampling_state import SamplingState
-from kernels import torch_ops
+from kernels import reference, torch_ops
+from kernels.shared_prefixes import SharedPrefixes
 from tests.engine.model.drive import VOCAB_SIZE, make_prompt, make_transformers_model, save
 
 CPU = torch.device("cpu")
@@ -83,9 +87,10 @@ class Rows:
         self.ends: dict[int, int] = {}
         self.tokens: list[list[int]] = []
 
-    def add(self, row: int, prompt: list[int]) -> None:
-        """Prefill a request into a row."""
-        block_ids = list(range(1 + row * BLOCKS_PER_ROW, 1 + (row + 1) * BLOCKS_PER_ROW))
+    def add(self, row: int, prompt: list[int], shared_blocks: Sequence[int] = ()) -> None:
+        """Prefill a request into a row; `shared_blocks` are its first ones, which others may have, too."""
+        own = range(1 + row * BLOCKS_PER_ROW + len(shared_blocks), 1 + (row + 1) * BLOCKS_PER_ROW)
+        block_ids = [*shared_blocks, *own]
         params = SamplingParams(temperature=1.0, seed=row, max_tokens=90)
         new = NewRow(row, np.array(prompt), len(prompt), block_ids, params, row, ())
         self._run([row], [0], [len(prompt)], [new])
@@ -103,6 +108,69 @@ class Rows:
         done = self.runner.execute(StepPlan(0, [], new, [], *arrays, *flags))
         assert isinstance(done, StepDone)
         self.tokens.append(done.token_ids)
+
+
+class SharingPlan:
+    """Nothing but what is shared: all else is read from tensors."""
+
+    def __init__(self, calls: list[int]) -> None:
+        self.shared: SharedPrefixes | None = None
+        self.calls = calls
+
+
+def make_sharing(model: DecoderModel, calls: list[int]) -> DecoderModel:
+    """The same weights with ops that share prefixes by the slow twin; `calls` gets the members of every attention."""
+
+    def attend(*tensors: Tensor, plan: SharingPlan, **options: Any) -> Tensor:
+        if plan.shared is None:
+            return reference.paged_attention(*tensors, **options)  # type: ignore[misc]
+        plan.calls.append(int(plan.shared.group_start[-1]))
+        return reference.cascade_attention(*tensors, plan.shared, **options)  # type: ignore[misc]
+
+    def share(plan: SharingPlan, shared: SharedPrefixes) -> SharingPlan:
+        plan.shared = shared
+        return plan
+
+    ops = replace(
+        model.ops, make_plan=lambda *_: SharingPlan(calls), paged_attention=attend, share_prefixes=share
+    )
+    other = copy.copy(model)
+    other.ops = ops
+    return other
+
+
+def play_sharing(
+    model: DecoderModel, recorder: FakeRecorder | None, num_recorded: int = 99
+) -> list[list[int]]:
+    """Nine requests with one system prompt of two blocks, and one of its own."""
+    rows = Rows(model, recorder)
+    if model.ops.share_prefixes is not None:
+        rows.runner._groups = PrefixGroups(rows.runner.batch, 1, min_keys=BLOCK, min_bytes=1)
+    prefix = make_prompt(2 * BLOCK)
+    rows.add(9, make_prompt(7))
+    for row in range(9):
+        rows.add(row, prefix + make_prompt(row + 1, row + 50), shared_blocks=[1, 2])
+    while rows.graphs is not None and rows.graphs.has_more and rows.graphs.num_recorded < num_recorded:
+        rows.graphs.record_next()
+    for _ in range(4):
+        rows.step(list(range(MAX_ROWS)))
+    rows.step([0, 9])
+    return rows.tokens
+
+
+@pytest.mark.parametrize("num_recorded", [0, 5, 99], ids=["eager", "plain recordings", "all recordings"])
+def test_shared_prefixes_change_no_token(model: DecoderModel, num_recorded: int) -> None:
+    """Members are rows 0 to 8; once only plain recordings are there, nobody shares, and nobody can tell."""
+    calls: list[int] = []
+    recorder = FakeRecorder()
+    tokens = play_sharing(make_sharing(model, calls), recorder, num_recorded)
+    assert tokens == play_sharing(model, None)
+    num_layers = len(model.layers)
+    recordings = 2 * num_layers if num_recorded == 99 else 0
+    used = [count for count in calls if count]
+    assert len(calls) - len(used) == recordings, "recording itself sees no group"
+    assert used == ([] if num_recorded == 5 else [9] * 4 * num_layers)
+    assert recorder.num_recorded == {0: 0, 5: 5, 99: 7}[num_recorded]
 
 
 def record_all(rows: Rows) -> None:

@@ -1,8 +1,9 @@
-"""InputBatch against a slow reference that walks every token."""
+"""InputBatch against a slow reference that walks every token; assembled by the host, and gathered on the device."""
 
 from __future__ import annotations
 
 import random
+import sys
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -15,6 +16,13 @@ from engine.worker.input_batch import InputBatch
 
 CPU = torch.device("cpu")
 MAX_MODEL_LEN = 32
+IS_GATHERED = False
+
+
+@pytest.fixture(params=[False, True], ids=["assembled", "gathered"], autouse=True)
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every test, for both ways to make a step's inputs."""
+    monkeypatch.setattr(sys.modules[__name__], "IS_GATHERED", request.param)
 
 
 @dataclass
@@ -26,7 +34,7 @@ class ReferenceRow:
 
 
 def make_batch(num_rows: int = 4, block_size: int = 4) -> InputBatch:
-    return InputBatch(num_rows, MAX_MODEL_LEN, block_size, CPU)
+    return InputBatch(num_rows, MAX_MODEL_LEN, block_size, CPU, is_gathered=IS_GATHERED)
 
 
 def make_new_row(row: int, tokens: list[int], blocks: list[int]) -> NewRow:

@@ -15,6 +15,7 @@ from engine.worker.input_batch import InputBatch
 from engine.worker.model_runner import ModelRunner
 from engine.worker.sampling_state import SamplingState
 from grammar import allocate_bitmask
+from kernels import torch_ops
 
 VOCAB = 40
 GREEDY = SamplingParams(temperature=0, max_tokens=10)
@@ -22,6 +23,8 @@ GREEDY = SamplingParams(temperature=0, max_tokens=10)
 
 class CountingModel:
     """After token t comes t + 1; the second best is t + 2."""
+
+    ops = torch_ops.make_ops()
 
     def __init__(self) -> None:
         self.seen: list[list[int]] = []  # input ids of every forward

@@ -20,6 +20,7 @@ TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 class Compiled:
     """One kernel for one architecture."""
 
+    ttir: str
     ptx: str
     sass: str
     num_registers: int
@@ -52,17 +53,17 @@ def compile_for(
     constexprs = {(names.index(name),): value for name, value in constants.items()}
     source = ASTSource(kernel, signature, constexprs, attributes)
     built = triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
-    return _inspect(built.asm["ptx"], built.asm["cubin"], built.metadata.shared)
+    return _inspect(str(built.asm["ttir"]), built.asm["ptx"], built.asm["cubin"], built.metadata.shared)
 
 
-def _inspect(ptx: str, cubin: bytes, shared_bytes: int) -> Compiled:
+def _inspect(ttir: str, ptx: str, cubin: bytes, shared_bytes: int) -> Compiled:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
         usage = _run("--dump-resource-usage", file.name)
         sass = _run("--dump-sass", file.name)
     numbers = {name: int(value) for name, value in re.findall(r"\b(REG|STACK):(\d+)", usage)}
-    return Compiled(ptx, sass, numbers["REG"], numbers["STACK"], shared_bytes)
+    return Compiled(ttir, ptx, sass, numbers["REG"], numbers["STACK"], shared_bytes)
 
 
 def _run(option: str, file: str) -> str:

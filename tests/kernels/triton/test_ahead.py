@@ -5,14 +5,17 @@ What is compiled is what the tile tables choose, so that a table cannot ship a t
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
 from kernels.triton.add_rms_norm import add_rms_norm_kernel
 from kernels.triton.attention_long import long_attention_kernel
+from kernels.triton.attention_shared import shared_prefix_kernel
 from kernels.triton.attention_short import fold_splits_kernel, short_attention_kernel
 from kernels.triton.draw_filtered import draw_filtered_kernel
 from kernels.triton.draw_tiles import pick_winner_kernel, tile_mass_kernel, tile_max_kernel, tile_noise_kernel
@@ -20,6 +23,7 @@ from kernels.triton.gather_inputs import gather_tables_kernel, gather_tokens_ker
 from kernels.triton.launch import EXACT, FUSED
 from kernels.triton.lm_head_sample import lm_head_sample_kernel
 from kernels.triton.norm_rope_store import norm_rope_store_kernel
+from kernels.triton.paged_attention import MAX_SHORT_ROWS
 from kernels.triton.rms_norm import rms_norm_kernel
 from kernels.triton.silu_mul import silu_mul_kernel
 from kernels.triton.tiles import Kind, Tile, pick_generation, read_table
@@ -47,36 +51,52 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield folder
 
 
+SHARED = ("leaders_ptr", "shared_lens_ptr", "members_ptr", "group_start_ptr")
+KERNELS = {"short": short_attention_kernel, "long": long_attention_kernel, "shared": shared_prefix_kernel}
+
+
 @cache
 def compile_attention(
     arch: int,
-    kind: Kind,
+    kind: Kind | Literal["shared"],
     dtype: str = "bf16",
     cache_dtype: str | None = None,
     head_dim: int = 128,
     is_folded: bool = True,
     window: int = 0,
+    has_shared: bool = False,
+    is_draft: bool = False,
 ) -> tuple[Compiled, Tile]:
     """Compile the tile that the table of an architecture chooses, for 16 heads in groups of two."""
     cache_dtype = cache_dtype or dtype
     table = read_table(pick_generation(arch))
-    tile = table.choose(kind, ITEMSIZE[cache_dtype], head_dim)
+    tile = table.choose("long" if kind == "long" else "short", ITEMSIZE[cache_dtype], head_dim)
     arguments = dict.fromkeys(("out_ptr", "q_ptr"), f"*{dtype}")
     arguments |= dict.fromkeys(("k_ptr", "v_ptr"), f"*{cache_dtype}")
     arguments |= dict.fromkeys(("tables_ptr", "query_start_ptr", "seq_lens_ptr"), "*i32")
     arguments |= {"q_stride": "i32:16", "table_stride": "i32", "scale": "fp32", "soft_cap": "fp32"}
     constants: dict[str, object] = {
         "NUM_HEADS": 16, "NUM_KV_HEADS": 8, "HEAD_DIM": head_dim, "BLOCK_DIM": head_dim, "BLOCK_SIZE": 16,
-        "WINDOW": window, "HAS_SOFT_CAP": False, "IS_FP8": cache_dtype == "u8", "SHORT_LIMIT": 16,
-        "BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n,
+        "HAS_SOFT_CAP": False, "IS_FP8": cache_dtype == "u8", "BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n,
     }  # fmt: skip
-    if kind == "short":
+    if kind == "shared":
+        arguments |= {"parts_ptr": "*fp32", "stats_ptr": "*fp32", "num_groups": "i32", "num_slots": "i32"}
+        arguments |= dict.fromkeys(SHARED, "*i32")
+        del arguments["out_ptr"]
+        constants |= {"MIN_SPLIT": table.min_split, "MAX_SPLITS": 16}
+    elif kind == "short":
         arguments |= {"parts_ptr": "*fp32", "stats_ptr": "*fp32"}
         arguments |= dict.fromkeys(("query_tiles", "max_query_len", "num_slots"), "i32")
-        constants |= {"MIN_SPLIT": table.min_split, "MAX_SPLITS": 16, "IS_FOLDED": is_folded}
+        arguments |= dict.fromkeys(SHARED[:2], "*i32")
+        constants |= {
+            "MIN_SPLIT": table.min_split, "MAX_SPLITS": 16, "IS_FOLDED": is_folded, "WINDOW": window,
+            "HAS_SHARED": has_shared, "MIN_QUERY": 2 if is_draft else 1, "MAX_QUERY": 16 if is_draft else 1,
+        }  # fmt: skip
+        constants["BLOCK_M"] = max(tile.block_m, MAX_SHORT_ROWS if is_draft else 1)
     else:
         arguments |= {"num_requests": "i32"}
-    kernel = short_attention_kernel if kind == "short" else long_attention_kernel
+        constants |= {"SHORT_LIMIT": 16, "WINDOW": window}
+    kernel = KERNELS[kind]
     options = {"num_warps": tile.num_warps, "num_stages": tile.num_stages}
     return compile_for(arch, kernel, arguments, constants, **options, **FUSED), tile
 
@@ -86,7 +106,7 @@ def assert_fits(compiled: Compiled, arch: int) -> None:
     assert compiled.shared_bytes <= SHARED_BYTES[arch]
 
 
-@pytest.mark.parametrize("kind", ["short", "long"])
+@pytest.mark.parametrize("kind", ["short", "long", "shared"])
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_attention_streams_its_keys(arch: int, kind: Kind) -> None:
     """Copies to shared memory run ahead of the products, 16 bytes a thread."""
@@ -97,9 +117,10 @@ def test_attention_streams_its_keys(arch: int, kind: Kind) -> None:
     assert not compiled.count(r"LDGSTS\.E\.(BYPASS\.)?(64|32) ")
 
 
+@pytest.mark.parametrize("kind", ["short", "shared"])
 @pytest.mark.parametrize("arch", ARCHITECTURES)
-def test_decode_uses_tensor_cores(arch: int) -> None:
-    assert compile_attention(arch, "short")[0].count(r"\bHMMA\.")
+def test_decode_uses_tensor_cores(arch: int, kind: Kind) -> None:
+    assert compile_attention(arch, kind)[0].count(r"\bHMMA\.")
 
 
 def test_prefill_uses_warpgroup_products_where_there_are_some() -> None:
@@ -119,6 +140,29 @@ def test_other_attention_variants_fit(
     for arch in (80, 90):
         compiled, _ = compile_attention(arch, kind, dtype, cache_dtype, head_dim, window=window)
         assert_fits(compiled, arch)
+
+
+@pytest.mark.parametrize("arch", [80, 90])
+@pytest.mark.parametrize(("dtype", "cache_dtype", "head_dim"), [("bf16", "u8", 128), ("fp32", None, 128)])
+def test_other_variants_of_shared_keys_fit(
+    arch: int, dtype: str, cache_dtype: str | None, head_dim: int
+) -> None:
+    assert_fits(compile_attention(arch, "shared", dtype, cache_dtype, head_dim)[0], arch)
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize("is_folded", [False, True])
+def test_decodes_that_take_up_shared_parts_and_drafts_fit(arch: int, is_folded: bool) -> None:
+    assert_fits(compile_attention(arch, "short", is_folded=is_folded, has_shared=True)[0], arch)
+    assert_fits(compile_attention(arch, "short", is_folded=is_folded, is_draft=True)[0], arch)
+
+
+def test_shared_keys_are_multiplied_by_the_instructions_of_a_decode() -> None:
+    """A row's sums are the same bits only where tile, layout and products are the same."""
+    for arch in ARCHITECTURES:
+        shared, plain = (compile_attention(arch, kind)[0] for kind in ("shared", "short"))
+        products = [set(re.findall(r"\bH?G?MMA\.\S+", each.sass)) for each in (shared, plain)]
+        assert products[0] == products[1]
 
 
 def test_a_split_context_costs_no_more_registers_than_a_folded_one() -> None:
@@ -170,8 +214,8 @@ SMALL = {
         fold_splits_kernel,
         PARTS | LENGTHS | {"out_ptr": "*bf16", "max_query_len": "i32", "num_slots": "i32"},
         {
-            "NUM_HEADS": 16, "HEAD_DIM": 128, "BLOCK_DIM": 128, "WINDOW": 0, "SHORT_LIMIT": 16, "MIN_SPLIT": 512,
-            "MAX_SPLITS": 16, "BLOCK_Q": 8, "BLOCK_N": 64,
+            "NUM_HEADS": 16, "HEAD_DIM": 128, "BLOCK_DIM": 128, "WINDOW": 0, "MIN_QUERY": 1, "MAX_QUERY": 1,
+            "MIN_SPLIT": 512, "MAX_SPLITS": 16, "BLOCK_Q": 8, "BLOCK_N": 64,
         },
         1,
         True,
@@ -205,20 +249,71 @@ SMALL = {
         4,
         False,
     ),
+    "lm_head_sample fp32": (
+        lm_head_sample_kernel,
+        DRAW
+        | {
+            "hidden_ptr": "*fp32", "weight_ptr": "*fp32", "bitmask_ptr": "*i32", "mask_rows_ptr": "*i64",
+            "num_rows": "i32", "num_words": "i32",
+        },
+        {
+            "VOCAB": 151936, "WIDTH": 1024, "HAS_MASK": False, "NUM_TILES": 1187, "BLOCK_ROWS": 16,
+            "BLOCK_VOCAB": 128, "BLOCK_WIDTH": 32,
+        },
+        4,
+        False,
+    ),
     "gather_tokens": (gather_tokens_kernel, STEP, {"BLOCK_SIZE": 16, "BLOCK": 128}, 4, False),
     "gather_tables": (gather_tables_kernel, STEP, {"BLOCK": 128}, 4, False),
 }  # fmt: skip
 
 
+@cache
+def compile_small(name: str, arch: int) -> Compiled:
+    kernel, arguments, constants, num_warps, _ = SMALL[name]
+    own = {key: value for key, value in arguments.items() if key in kernel.arg_names}
+    options = EXACT if arguments is DRAW else FUSED
+    return compile_for(arch, kernel, own, constants, num_warps=num_warps, **options)
+
+
 @pytest.mark.parametrize("arch", [80, 90])
 @pytest.mark.parametrize("name", SMALL)
 def test_the_other_kernels_do_not_spill_and_load_wide(name: str, arch: int) -> None:
-    kernel, arguments, constants, num_warps, is_wide = SMALL[name]
-    own = {key: value for key, value in arguments.items() if key in kernel.arg_names}
-    options = EXACT if arguments is DRAW else FUSED
-    compiled = compile_for(arch, kernel, own, constants, num_warps=num_warps, **options)
+    compiled, is_wide = compile_small(name, arch), SMALL[name][-1]
     assert_fits(compiled, arch)
     assert compiled.count(r"LDG\S*\.128") or not is_wide
+
+
+@pytest.mark.parametrize("name", ["short", "long", "shared", *SMALL])
+def test_narrow_floats_are_widened_before_any_arithmetic(name: str) -> None:
+    """Only products of tiles take them as they are; the interpreter is wrong in bfloat16 without saying so."""
+    line = re.compile(
+        r"^.*(?:arith\.(?:add|sub|mul|div|neg|max\w*|min\w*)f|math\.\w+) .*[x ](?:bf16|f16|f8\w+)\b.*$", re.M
+    )
+    assert line.search("%a = arith.mulf %b, %c : tensor<16xbf16>") and line.search(
+        "math.exp2 %a : tensor<8xf16>"
+    )
+    assert not line.findall(read_ttir(name))
+
+
+@pytest.mark.parametrize("name", ["short", "long", "shared", *SMALL])
+def test_strides_are_64_bits_wide_before_they_are_multiplied(name: str) -> None:
+    lines = [line for line in read_ttir(name).split("\n") if "tt.func" not in line]
+    uses = [line for line in lines if re.search(r"%\w*_stride\b(?! = )", line)]
+    assert not [line for line in uses if not re.search(r"= arith\.extsi %\w*_stride : i32 to i64", line)]
+    names = compile_names(name)
+    assert uses or not any(each.endswith("_stride") for each in names), "the pattern finds them"
+
+
+def compile_names(name: str) -> list[str]:
+    """The arguments that a kernel is compiled with."""
+    kernel = KERNELS[name] if name in KERNELS else SMALL[name][0]
+    return list(kernel.arg_names)
+
+
+def read_ttir(name: str) -> str:
+    """The kernel as Triton understood it, before it is fitted to a GPU."""
+    return compile_attention(90, name)[0].ttir if name in KERNELS else compile_small(name, 90).ttir
 
 
 def test_noise_is_made_with_exact_logarithms_and_divisions() -> None:

@@ -12,15 +12,16 @@ import pytest
 from tests.kernels.triton.conftest import IS_INTERPRETED
 
 ROOT = Path(__file__).resolve().parents[3]
-FILES = ("elementwise", "paged_attention", "sampling", "lm_head")
+FILES = ("elementwise", "paged_attention", "cascade_attention", "sampling", "lm_head")
 
 
 @pytest.mark.timeout(900)
 @pytest.mark.skipif(IS_INTERPRETED, reason="this is the process that interprets")
-def test_the_interpreter_agrees_with_the_references() -> None:
-    paths = [f"tests/kernels/triton/test_{name}.py" for name in FILES]
+@pytest.mark.parametrize("name", FILES)
+def test_the_interpreter_agrees_with_the_references(name: str) -> None:
+    path = f"tests/kernels/triton/test_{name}.py"
     result = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--timeout=600", *paths],
+        [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--timeout=600", path],
         cwd=ROOT,
         env=os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
         capture_output=True,

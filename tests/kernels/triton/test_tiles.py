@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from kernels.triton import make_ops
 from kernels.triton.attention_long import long_attention_kernel
 from kernels.triton.attention_plan import SHORT_LIMIT, AttentionPlan
+from kernels.triton.attention_shared import shared_prefix_kernel
 from kernels.triton.attention_short import fold_splits_kernel, short_attention_kernel
 from kernels.triton.gather_inputs import gather_tables_kernel, gather_tokens_kernel
 from kernels.triton.tiles import (
@@ -71,11 +73,31 @@ def test_a_written_table_is_read_back(tmp_path: Path) -> None:
     assert load_table(torch.device("cpu")).entries
 
 
+def test_a_device_has_its_own_table_or_that_of_its_generation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tables = [replace(read_table(path), min_split=256 * (1 + at)) for at, path in enumerate(TABLES)]
+    for table in tables:
+        write_table(table, tmp_path / f"{table.name}.json")
+    monkeypatch.setattr("kernels.triton.tiles.FOLDER", tmp_path)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "NVIDIA H200")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+    device = torch.device("cuda")
+    assert load_table.__wrapped__(device) == read_table(tmp_path / "sm_90.json")
+    write_table(replace(tables[0], min_split=1024), tmp_path / "NVIDIA_H200.json")
+    assert load_table.__wrapped__(device).min_split == 1024
+
+
 def test_a_plan_parts_requests_by_their_new_tokens() -> None:
     plan = AttentionPlan([1, SHORT_LIMIT, SHORT_LIMIT + 1], [9, 400, 30])
-    assert (plan.max_short_len, plan.has_long, plan.max_seq_len) == (SHORT_LIMIT, True, 400)
+    assert (plan.has_decodes, plan.max_draft_len, plan.has_long, plan.max_seq_len) == (
+        True,
+        SHORT_LIMIT,
+        True,
+        400,
+    )
     decode = AttentionPlan([1, 1], [5, 6])
-    assert (decode.max_short_len, decode.has_long) == (1, False)
+    assert (decode.max_draft_len, decode.has_long) == (0, False)
 
 
 def test_layers_of_a_step_share_their_scratch() -> None:
@@ -91,6 +113,7 @@ def test_layers_of_a_step_share_their_scratch() -> None:
     [
         (short_attention_kernel, ("query_tiles", "max_query_len", "table_stride", "num_slots")),
         (fold_splits_kernel, ("max_query_len", "num_slots")),
+        (shared_prefix_kernel, ("table_stride", "num_groups", "num_slots")),
         (long_attention_kernel, ("num_requests", "table_stride")),
         (gather_tokens_kernel, ("num_tokens", "num_requests")),
         (gather_tables_kernel, ("width",)),

@@ -1,0 +1,50 @@
+"""FusedHead: samples rows straight from their hidden states, where nobody looks at their logits."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.model import DecoderModel
+from engine.worker.sampler import SampledTokens
+from engine.worker.sampling_state import DrawKind, SamplingState
+from engine.worker.sampling_transfer import upload
+from kernels.lm_head_sample import MAX_ROWS
+from kernels.sampling import make_row_keys
+
+
+class FusedHead:
+    """The last product, the temperature and the draw in one op, for small batches of plain rows.
+
+    Takes a step only as a whole: rows beside it that need logits would read the matrix a second time.
+    """
+
+    def __init__(self, model: DecoderModel, state: SamplingState) -> None:
+        self._model = model
+        self._state = state
+
+    def takes(self, rows: np.ndarray) -> bool:
+        """Whether all rows only want the best token, or one drawn at a temperature."""
+        if self._model.ops.lm_head_sample is None or not 0 < len(rows) <= MAX_ROWS:
+            return False
+        is_plain = (self._state.flags[rows] == 0) & (self._state.kind[rows] <= DrawKind.FULL)
+        return bool(is_plain.all()) and isinstance(self._model.lm_head.packed, Tensor)
+
+    @torch.inference_mode()
+    def sample(self, hidden: Tensor, rows: np.ndarray, positions: np.ndarray) -> SampledTokens:
+        """Sample one token per row.
+
+        Args:
+            hidden: [R, D] final hidden states, contiguous.
+            rows: [R] the state's row of each; `takes` said yes to them.
+            positions: [R] place in the sequence of the token being sampled.
+        """
+        op, state = self._model.ops.lm_head_sample, self._state
+        assert op is not None, "`takes` was asked first"
+        is_greedy = state.kind[rows] == DrawKind.GREEDY
+        temperature = np.where(is_greedy, 0.0, state.temperature[rows]).astype(np.float32)
+        keys = upload(make_row_keys(state.seed[rows], positions), hidden.device)
+        return SampledTokens(
+            op(hidden, self._model.lm_head.packed, keys, upload(temperature, hidden.device), None, None)
+        )

@@ -1,0 +1,216 @@
+"""What a step launches on a GPU, without one: tensors of the meta device have shapes and no values.
+
+Whatever reads a value back raises there, as torch's check for waits does on a GPU. The launches of Triton are noted
+with all that Triton compiles a kernel for: constants, dtypes, alignment, and which integers are 1 or divided by 16.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from engine.messages import NewRow, SampleGate, StepPlan
+from engine.model import DecoderModel, ModelConfig
+from engine.sampling_params import SamplingParams
+from engine.worker.decode_graphs import DecodeBuffers, DecodeGraphs, list_padded_sizes
+from engine.worker.input_batch import InputBatch
+from engine.worker.kv_cache import allocate_kv_cache
+from engine.worker.launched_step import LaunchedStep
+from engine.worker.model_runner import ModelRunner
+from engine.worker.prefix_groups import PrefixGroups
+from engine.worker.sampling_state import SamplingState
+from engine.worker.warm_up import list_warm_up
+from kernels import gather_inputs, lm_head_sample, sampling, token_bitmask
+from tests.engine.model.drive import VOCAB_SIZE, make_transformers_model, save
+from tests.kernels.triton.conftest import IS_INTERPRETED
+
+pytest.importorskip("triton", reason="needs triton")
+
+from triton.runtime.jit import JITFunction
+
+import kernels.triton as triton_ops
+import kernels.triton.gather_inputs
+import kernels.triton.lm_head_sample
+import kernels.triton.sampling
+import kernels.triton.token_bitmask
+
+pytestmark = [
+    pytest.mark.skipif(IS_INTERPRETED, reason="a process that interprets launches nothing"),
+    pytest.mark.timeout(600),
+]
+
+META = torch.device("meta")
+MAX_ROWS, MAX_LEN, BLOCK = 72, 2048, 16
+BLOCKS_PER_ROW = MAX_LEN // BLOCK
+PARAMS = [
+    SamplingParams(temperature=0, max_tokens=9),
+    SamplingParams(temperature=0.7, max_tokens=9),
+    SamplingParams(top_k=7, top_p=0.9, max_tokens=9),
+    SamplingParams(min_p=0.05, logprobs=3, prompt_logprobs=2, max_tokens=9),
+    SamplingParams(presence_penalty=0.5, repetition_penalty=1.2, bad_words=("x",), max_tokens=9),
+    SamplingParams(logit_bias={3: 1.0}, allowed_token_ids=(3, 4, 5), min_tokens=4, max_tokens=9),
+]
+
+
+class Launches:
+    """Stands in for the launch of every Triton kernel."""
+
+    def __init__(self) -> None:
+        self.variants: set[tuple[Any, ...]] = set()
+        self.names: list[str] = []
+
+    def run(self, kernel: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> None:
+        assert all(isinstance(size, int) for size in grid), "a grid is made on the host"
+        given = dict(zip(kernel.arg_names, args, strict=False)) | options
+        found = [(name, self._classify(kernel, name, value)) for name, value in sorted(given.items())]
+        self.variants.add((kernel.__name__, *found))
+        self.names.append(kernel.__name__)
+
+    def _classify(self, kernel: Any, name: str, value: Any) -> Any:
+        if isinstance(value, Tensor):
+            offset = value.storage_offset() * value.element_size()
+            return value.dtype, offset % 16 == 0
+        if name.isupper() or name not in kernel.arg_names or isinstance(value, float):
+            return value if name.isupper() or name not in kernel.arg_names else "float"
+        free = {each.name for each in kernel.params if each.do_not_specialize}
+        return "int" if name in free else ("int", value == 1, value % 16 == 0)
+
+
+@pytest.fixture
+def launches(monkeypatch: pytest.MonkeyPatch) -> Launches:
+    noted = Launches()
+
+    def run(kernel: Any, *args: Any, **options: Any) -> None:
+        noted.run(kernel, *args, **options)
+
+    monkeypatch.setattr(JITFunction, "run", run)
+    monkeypatch.setattr(Tensor, "pin_memory", lambda tensor: tensor)
+    for module in (gather_inputs, lm_head_sample, sampling, token_bitmask):
+        monkeypatch.setattr(module, "find_device_kernels", lambda _, name: getattr(kernels.triton, name))
+    return noted
+
+
+class NoFetch:
+    """Results that nobody ever reads."""
+
+    def is_done(self) -> bool:
+        return False
+
+    def wait(self) -> list[np.ndarray]:
+        raise AssertionError("there are no values")
+
+
+class MetaLink:
+    is_immediate = False
+
+    def fetch(self, tensors: Any) -> NoFetch:
+        return NoFetch()
+
+    def launch_section(self) -> Any:
+        return torch.no_grad()
+
+
+class Recorder:
+    def record(self, run: Callable[[], None]) -> Callable[[], None]:
+        run()
+        return lambda: None
+
+
+@dataclass
+class Machine:
+    """A runner on the meta device, its rows, and random steps for it."""
+
+    runner: ModelRunner
+    graphs: DecodeGraphs
+    dice: random.Random = field(default_factory=lambda: random.Random(0))
+    ends: dict[int, int] = field(default_factory=dict)
+
+    def warm_up(self) -> None:
+        for step in list_warm_up(MAX_LEN, VOCAB_SIZE, is_thorough=True):
+            self.runner.execute(step) if isinstance(step, StepPlan) else self.runner.sample_gated(step)
+        while self.graphs.has_more:
+            self.graphs.record_next()
+
+    def add(self, row: int, length: int, prefix: int) -> NewRow:
+        """A request with one of three system prompts, or none, in front."""
+        own = range(1000 + row * BLOCKS_PER_ROW, 1000 + (row + 1) * BLOCKS_PER_ROW)
+        blocks = [*range(1 + 100 * prefix, 65 + 100 * prefix), *own][:BLOCKS_PER_ROW] if prefix else list(own)
+        self.ends[row] = length
+        params = self.dice.choice(PARAMS) if self.dice.random() < 0.3 else PARAMS[row % 2]
+        bad_words = ((4,), (3, 5)) if params.bad_words else ()
+        return NewRow(row, np.ones(length, np.int64), length, blocks, params, row, bad_words)
+
+    def step(self, number: int) -> None:
+        """Some requests come with a prompt of any length, some of those that run decode; some wait for masks."""
+        free = [row for row in range(MAX_ROWS) if row not in self.ends]
+        new = []
+        if free and self.dice.random() < 0.4:
+            for row in self.dice.sample(free, min(len(free), self.dice.choice([1, 2, 30]))):
+                length = self.dice.choice([1, 2, 5, 16, 17, 40, 1000, 1100, 1100])
+                new.append(self.add(row, length, self.dice.randint(1, 3) if length >= 1040 else 0))
+        running = [row for row in self.ends if row not in {each.row for each in new}]
+        chosen = self.dice.sample(running, self.dice.randint(0, len(running)))
+        if self.dice.random() < 0.5:
+            chosen = running
+        rows = [each.row for each in new] + [row for row in chosen if self.ends[row] < MAX_LEN]
+        if not rows:
+            return
+        starts = [0] * len(new) + [self.ends[row] for row in rows[len(new) :]]
+        counts = [len(each.token_ids) for each in new] + [1] * (len(rows) - len(new))
+        gated = np.array([self.dice.random() < 0.1 for _ in rows])
+        ids = [np.array(each, dtype=np.int64) for each in (rows, starts, counts)]
+        self.runner.execute(StepPlan(number, [], new, [], *ids, np.ones(len(rows), bool), gated))
+        for row in rows[len(new) :]:
+            self.ends[row] += 1
+        if gated.any():
+            words = np.full((int(gated.sum()), -(-VOCAB_SIZE // 32)), -1, dtype=np.int32)
+            self.runner.sample_gated(SampleGate(number, np.flatnonzero(gated), words))
+        for row in [row for row in rows if self.dice.random() < 0.05]:
+            del self.ends[row]
+
+
+@pytest.fixture
+def machine(launches: Launches, tmp_path: Path) -> Iterator[Machine]:
+    """Many layers would launch the same again; the rows are as many as fill the device and more."""
+    shape = {"head_dim": 64, "hidden_size": 64, "num_hidden_layers": 1}
+    config = ModelConfig.from_pretrained(save(make_transformers_model("qwen3", **shape), tmp_path))
+    model = DecoderModel(config, torch.bfloat16, META, triton_ops.make_ops(META, torch.bfloat16))
+    model.pack()
+    model.rope.reserve(MAX_LEN)
+    caches = allocate_kv_cache(config, 20000, BLOCK, torch.bfloat16, META)
+    sizes = list_padded_sizes(MAX_ROWS)
+    graphs = DecodeGraphs(model, caches, DecodeBuffers(sizes[-1], MAX_LEN, BLOCK, META), sizes, Recorder())
+    batch, state = InputBatch(MAX_ROWS, MAX_LEN, BLOCK, META, True), SamplingState(MAX_ROWS, VOCAB_SIZE, META)
+    link: Any = MetaLink()
+    runner = ModelRunner(model, caches, batch, state, (0,), link, graphs)
+    runner._groups = PrefixGroups(batch, 1, min_bytes=1)
+    yield Machine(runner, graphs)
+
+
+def test_200_random_steps_compile_nothing_that_warm_up_did_not(machine: Machine, launches: Launches) -> None:
+    """And no launch reads a value of the device: it would raise."""
+    machine.warm_up()
+    known, names = set(launches.variants), set(launches.names)
+    launches.names.clear()
+    for number in range(200):
+        machine.step(number)
+    new = sorted(str(variant) for variant in launches.variants - known)
+    assert not new, "\n".join(new)
+    assert set(launches.names) == names, "every kernel of the warm-up is used, or it need not be compiled"
+
+
+def test_reading_a_value_is_caught(launches: Launches) -> None:
+    sampled = LaunchedStep(0)
+    assert sampled.is_last
+    with pytest.raises((RuntimeError, NotImplementedError), match="meta"):
+        torch.ones(2, device=META).sum().item()
+    with pytest.raises((RuntimeError, NotImplementedError), match="meta"):
+        bool(torch.ones(2, device=META).any())

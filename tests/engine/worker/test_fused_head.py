@@ -1,0 +1,131 @@
+"""FusedHead: which steps it takes, and that their tokens are those drawn from logits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from engine.messages import NewRow, StepDone, StepPlan
+from engine.model import DecoderModel, load_model
+from engine.sampling_params import SamplingParams
+from engine.worker.fused_head import FusedHead
+from engine.worker.input_batch import InputBatch
+from engine.worker.kv_cache import allocate_kv_cache
+from engine.worker.model_runner import ModelRunner
+from engine.worker.sampling_state import SamplingState
+from kernels import torch_ops
+from kernels.lm_head_sample import MAX_ROWS, lm_head_sample
+from tests.engine.model.drive import VOCAB_SIZE, make_prompt, make_transformers_model, save
+
+CPU = torch.device("cpu")
+PLAIN = [
+    SamplingParams(temperature=0, max_tokens=20),
+    SamplingParams(temperature=0.8, max_tokens=20),
+    SamplingParams(temperature=1.3, top_k=1, max_tokens=20),
+]
+OTHERS = [
+    SamplingParams(top_k=5, max_tokens=20),
+    SamplingParams(top_p=0.9, max_tokens=20),
+    SamplingParams(min_p=0.1, max_tokens=20),
+    SamplingParams(temperature=0, logprobs=1, max_tokens=20),
+    SamplingParams(presence_penalty=0.5, max_tokens=20),
+    SamplingParams(logit_bias={3: 1.0}, max_tokens=20),
+    SamplingParams(min_tokens=3, max_tokens=20),
+]
+
+
+class Counter:
+    """`lm_head_sample` that counts the rows it was given."""
+
+    def __init__(self) -> None:
+        self.num_rows = 0
+
+    def __call__(self, hidden: Tensor, *rest: Tensor | None) -> Tensor:
+        self.num_rows += len(hidden)
+        return lm_head_sample(hidden, *rest)  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save(make_transformers_model("qwen3"), tmp_path_factory.mktemp("model"))
+
+
+def load(folder: Path, op: Callable[..., Tensor] | None) -> DecoderModel:
+    return load_model(folder, ops=replace(torch_ops.make_ops(), lm_head_sample=op))
+
+
+def make_state(*params: SamplingParams) -> SamplingState:
+    state = SamplingState(max(1, len(params)), VOCAB_SIZE, CPU)
+    for row, each in enumerate(params):
+        state.add(row, each, row, [1, 2], [], eos_token_ids=[0], bad_word_ids=())
+    return state
+
+
+def run(
+    model: DecoderModel, params: list[SamplingParams], *, is_gathered: bool, num_steps: int = 5
+) -> list[list[int]]:
+    """Prefill one request for each of the params, then decode them all."""
+    num_rows = len(params)
+    batch = InputBatch(num_rows, 64, 8, CPU, is_gathered=is_gathered)
+    caches = allocate_kv_cache(model.config, 8 * num_rows + 1, 8, torch.float32, CPU)
+    runner = ModelRunner(model, caches, batch, SamplingState(num_rows, VOCAB_SIZE, CPU), (0,))
+    rows, flags = np.arange(num_rows), np.ones(num_rows, dtype=bool)
+    prompts = [np.array(make_prompt(3 + row, row)) for row in range(num_rows)]
+    new = [
+        NewRow(row, prompt, len(prompt), list(range(1 + 8 * row, 9 + 8 * row)), params[row], row, ())
+        for row, prompt in enumerate(prompts)
+    ]
+    ends, tokens = np.array([len(prompt) for prompt in prompts]), []
+    for number in range(num_steps):
+        starts, counts = (ends * 0, ends) if number == 0 else (ends + number - 1, ends * 0 + 1)
+        done = runner.execute(
+            StepPlan(number, [], new if number == 0 else [], [], rows, starts, counts, flags, ~flags)
+        )
+        assert isinstance(done, StepDone)
+        tokens.append(list(done.token_ids))
+    return tokens
+
+
+@pytest.mark.parametrize("others", [0, 7])
+def test_tokens_are_the_same_with_every_way_on_and_off(folder: Path, others: int) -> None:
+    params = PLAIN * 3 + OTHERS[:others]
+    counter = Counter()
+    plain = run(load(folder, None), params, is_gathered=False)
+    assert run(load(folder, counter), params, is_gathered=True) == plain
+    assert counter.num_rows == (0 if others else 5 * len(params))
+
+
+def test_only_plain_rows_are_taken(folder: Path) -> None:
+    state = make_state(*PLAIN, *OTHERS)
+    head = FusedHead(load(folder, lm_head_sample), state)
+    assert [head.takes(np.array([row])) for row in range(10)] == [True] * 3 + [False] * 7
+    assert head.takes(np.arange(3)) and not head.takes(np.arange(4)) and not head.takes(np.arange(0))
+
+
+def test_a_large_batch_goes_through_its_logits(folder: Path) -> None:
+    head = FusedHead(load(folder, lm_head_sample), make_state(*[PLAIN[0]] * (MAX_ROWS + 1)))
+    assert head.takes(np.arange(MAX_ROWS)) and not head.takes(np.arange(MAX_ROWS + 1))
+
+
+def test_ops_that_cannot_and_weights_that_are_packed_go_through_their_logits(folder: Path) -> None:
+    state = make_state(PLAIN[0])
+    assert not FusedHead(load(folder, None), state).takes(np.arange(1))
+    model = load_model(
+        folder, ops=replace(torch_ops.make_ops(), lm_head_sample=lm_head_sample), quantization="int8"
+    )
+    assert not FusedHead(model, state).takes(np.arange(1))
+
+
+def test_a_row_whose_hidden_state_is_broken_gives_no_token(folder: Path) -> None:
+    model = load(folder, lm_head_sample)
+    hidden = torch.ones(2, model.config.hidden_size)
+    hidden[1, 0] = torch.nan
+    head = FusedHead(model, make_state(PLAIN[1], PLAIN[1]))
+    tokens = head.sample(hidden, np.arange(2), np.array([5, 5])).token_ids.tolist()
+    assert tokens[0] >= 0 and tokens[1] == -1
