@@ -30,6 +30,7 @@ class PrefixGroups:
     Args:
         batch: whose block tables it reads.
         key_bytes: of one token's keys and values in one layer.
+        min_rows: decodes in a step before it is looked at; recordings that share begin at this size.
     """
 
     def __init__(
@@ -38,8 +39,10 @@ class PrefixGroups:
         key_bytes: int,
         min_keys: int = MIN_SHARED_KEYS,
         min_bytes: int = MIN_SAVED_BYTES,
+        min_rows: int = MIN_SHARED_ROWS,
     ) -> None:
         self._batch = batch
+        self._min_rows = min_rows
         self._min_keys = -(-min_keys // batch.block_size) * batch.block_size
         self._min_saved_keys = -(-min_bytes // key_bytes)
         self._capacity = list_padded_sizes(batch.max_num_seqs)[-1]
@@ -70,7 +73,7 @@ class PrefixGroups:
             decodes: indices into `rows` of the requests with one new token.
         """
         decodes = decodes[starts[decodes] >= self._min_keys]
-        if len(decodes) < MIN_SHARED_ROWS:
+        if len(decodes) < self._min_rows:
             return []
         block_size, tables = self._batch.block_size, self._batch.block_tables
         if int(starts[decodes].sum()) < self._min_saved_keys:

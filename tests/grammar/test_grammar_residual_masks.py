@@ -72,6 +72,8 @@ SCHEMAS = {
         "$defs": {"word": {"$anchor": "word", "not": {"enum": NAMES}}},
     },
 }
+# Where a walk may come to a place without a way on: the check of what was written comes when nothing can be added.
+DEAD_ENDS = {"excluded beside a pattern", "a length under a condition"}
 # Where walks seldom come to the place at which the check has something to say.
 STARTS = {"an excluded object": b'{"a": "in", "b": "', "a condition": b'{"kind": "on", "a": "'}
 # Without a type most walks would be over with a number.
@@ -142,7 +144,8 @@ def test_a_walk_through_residual_checks_ends_in_a_valid_text(merged_compiler, na
     num_texts = 0
     for seed in range(25):
         matcher = compiled.matcher()
-        text = walk(matcher, merged_compiler.vocabulary, random.Random(seed), num_free=30)
+        rng = random.Random(seed)
+        text = walk(matcher, merged_compiler.vocabulary, rng, num_free=30, may_end_dead=name in DEAD_ENDS)
         if text is not None:
             assert validator.first_error(json.loads(text)) is None, text
             num_texts += 1

@@ -94,14 +94,23 @@ def accepts(matcher: Matcher, vocabulary: Vocabulary, text: str | bytes) -> bool
     return matcher.is_completed()
 
 
-def walk(matcher: Matcher, vocabulary: Vocabulary, rng: random.Random, num_free: int = 40) -> bytes | None:
+def walk(
+    matcher: Matcher,
+    vocabulary: Vocabulary,
+    rng: random.Random,
+    num_free: int = 40,
+    may_end_dead: bool = False,
+) -> bytes | None:
     """Write a text by random allowed tokens, after `num_free` of them straight to the end.
 
-    Returns None when the end was not reached within 600 more tokens.
+    Returns None when the end was not reached within 600 more tokens, and with `may_end_dead` where checks left no
+    way to it.
     """
     text = b""
     for step in range(num_free + 600):
         allowed = allowed_tokens(matcher, vocabulary)
+        if may_end_dead and not allowed and (matcher.error or "").startswith("dead end: no way on satisfies"):
+            return None
         assert allowed, f"dead end after {text!r}: {matcher.error}"
         token_id = choose(allowed, vocabulary, rng, is_free=step < num_free)
         assert matcher.accept_token(token_id), f"mask allows {token_id} after {text!r}, the matcher does not"

@@ -13,8 +13,8 @@ from engine.worker.prefix_groups import MIN_SAVED_BYTES, MIN_SHARED_KEYS, Prefix
 from kernels.shared_prefixes import MAX_GROUPS
 
 BLOCK, MAX_LEN, MAX_ROWS = 4, 80, 24
-# Bytes of one token's keys and values; 8 keys are the shortest prefix here, and 30 keys must be spared.
-KEY_BYTES, MIN_KEYS, MIN_BYTES = 2, 8, 60
+# Bytes of one token's keys and values; 8 keys are the shortest prefix here, 30 keys must be spared, of 2 rows or more.
+KEY_BYTES, MIN_KEYS, MIN_BYTES, MIN_ROWS = 2, 8, 60, 2
 
 
 def make_batch(tables: list[list[int]]) -> InputBatch:
@@ -30,7 +30,7 @@ def add_rows(batch: InputBatch, tables: dict[int, list[int]]) -> None:
 
 
 def find(batch: InputBatch, num_rows: int, start: int = 18, **options: int) -> list[tuple[list[int], int]]:
-    sizes = {"min_keys": MIN_KEYS, "min_bytes": MIN_BYTES} | options
+    sizes = {"min_keys": MIN_KEYS, "min_bytes": MIN_BYTES, "min_rows": MIN_ROWS} | options
     rows = np.arange(num_rows)
     found = PrefixGroups(batch, KEY_BYTES, **sizes).find(rows, np.full(num_rows, start), rows)
     return [(list(members), shared_len) for members, shared_len in found]
@@ -63,6 +63,12 @@ def test_sharing_that_spares_too_little_is_left() -> None:
     assert find(batch, 4, start=10) == []
 
 
+def test_a_step_of_few_rows_is_not_looked_at() -> None:
+    batch = make_batch([[1, 2, 3, 4, 10 + row] for row in range(8)])
+    assert find(batch, 8, min_rows=8) == [(list(range(8)), 16)]
+    assert find(batch, 7, min_rows=8) == []
+
+
 def test_keys_that_are_not_written_yet_are_not_shared() -> None:
     batch = make_batch([[1, 2, 3, 4, 5, 20 + row] for row in range(6)])
     assert find(batch, 6, start=13) == [(list(range(6)), 12)]
@@ -81,7 +87,7 @@ def test_there_is_a_limit_of_groups_and_the_largest_are_taken() -> None:
 
 def test_only_requests_with_one_new_token_are_members() -> None:
     batch = make_batch([[1, 2, 3, 4, 10 + row] for row in range(5)])
-    groups = PrefixGroups(batch, KEY_BYTES, MIN_KEYS, MIN_BYTES)
+    groups = PrefixGroups(batch, KEY_BYTES, MIN_KEYS, MIN_BYTES, MIN_ROWS)
     shared = mark(groups, batch, [4, 3, 2, 1, 0], [1, 1, 2, 1, 1]).attn_metadata.shared
     assert shared is not None
     assert shared.leaders[:5].tolist() == [0, 0, -1, 0, 0] and shared.shared_lens[:5].tolist() == [
@@ -96,7 +102,7 @@ def test_only_requests_with_one_new_token_are_members() -> None:
 
 def test_a_step_with_the_same_rows_reuses_its_groups() -> None:
     batch = make_batch([[1, 2, 3, 4, 10 + row] for row in range(6)])
-    groups = PrefixGroups(batch, KEY_BYTES, MIN_KEYS, MIN_BYTES)
+    groups = PrefixGroups(batch, KEY_BYTES, MIN_KEYS, MIN_BYTES, MIN_ROWS)
     first = mark(groups, batch, [0, 1, 2, 3, 4]).attn_metadata.shared
     assert first is not None
     assert mark(groups, batch, [0, 1, 2, 3, 4]).attn_metadata.shared is first
@@ -110,7 +116,7 @@ def test_steps_without_groups_stay_as_they_are() -> None:
     batch = make_batch(
         [[10 * row + 1, 10 * row + 2, 10 * row + 3, 10 * row + 4, 10 * row + 5] for row in range(6)]
     )
-    groups = PrefixGroups(batch, KEY_BYTES, MIN_KEYS, MIN_BYTES)
+    groups = PrefixGroups(batch, KEY_BYTES, MIN_KEYS, MIN_BYTES, MIN_ROWS)
     assert mark(groups, batch, list(range(6))).attn_metadata.shared is None
 
 
