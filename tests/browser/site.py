@@ -76,7 +76,9 @@ class Site:
         self.wait_for(lambda: button.get_attribute("aria-expanded") == str(not is_open).lower())
 
     def go_to(self, tab: str) -> None:
-        self.page.get_by_role("tab", name=tab, exact=True).click()
+        # Each token of an answer is a tab, too, and may spell a tab's name; those have a data-index.
+        tabs = self.page.locator('[role="tab"]:not([data-index])')
+        tabs.and_(self.page.get_by_role("tab", name=tab, exact=True)).click()
 
     def extract(self, text: str) -> None:
         self.go_to("Extract")

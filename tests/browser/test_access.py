@@ -29,10 +29,10 @@ def test_a_question_is_asked_and_asked_again_by_keyboard_alone(site: Site) -> No
     site.figures.wait_for()
     tab_to(site, "/retry/i.test(node.ariaLabel || node.title)")
     site.page.keyboard.press("Enter")
-    site.page.get_by_text("2 of 2").wait_for()
+    site.page.locator(".branch").get_by_text("2 of 2").wait_for()
     tab_to(site, "node.ariaLabel === 'Previous version of turn 1'")
     site.page.keyboard.press("Enter")
-    site.page.get_by_text("1 of 2").wait_for()
+    site.page.locator(".branch").get_by_text("1 of 2").wait_for()
 
 
 def test_a_record_is_extracted_corrected_and_kept_by_keyboard_alone(site: Site) -> None:

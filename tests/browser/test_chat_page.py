@@ -117,10 +117,10 @@ def test_both_answers_of_a_retry_can_be_seen(site: Site) -> None:
     ask_and_wait(site, "Hello!")
     first = site.figures.inner_text()
     site.page.get_by_role("button", name="Retry").click()
-    site.page.get_by_text("2 of 2").wait_for()
+    site.page.locator(".branch").get_by_text("2 of 2").wait_for()
     site.wait_for(lambda: site.figures.count() == 1 and site.figures.inner_text() != first)
     site.page.get_by_role("button", name="Previous version of turn 1").click()
-    site.page.get_by_text("1 of 2").wait_for()
+    site.page.locator(".branch").get_by_text("1 of 2").wait_for()
     site.wait_for(lambda: site.figures.inner_text() == first)
 
 
