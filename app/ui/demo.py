@@ -19,7 +19,8 @@ from engine import Engine, EngineConfig
 # A mounted app otherwise runs 40 events at once, whatever the concurrency limits say.
 MAX_EVENTS = 1024
 # How often Gradio looks for new events. Its own 1 ms keeps 7 % of a core busy while nobody is there.
-LOOK_S = 0.02
+LOOK_S = 0.03
+IDLE_LOOK_S = 1.0
 # Files that people open or download: looked through every hour, deleted when a day old.
 KEEP_FILES_S = (3600, 86400)
 
@@ -79,7 +80,8 @@ def make_demo(engine: Engine, app_config: AppConfig) -> gr.Blocks:
     demo.queue(default_concurrency_limit=None)
     demo._queue.max_thread_count = MAX_EVENTS
     demo._queue.sleep_when_free = LOOK_S
-    demo._queue.progress_update_sleep_when_free = LOOK_S
+    # Each look walks all places for events, and no handler here reports progress.
+    demo._queue.progress_update_sleep_when_free = IDLE_LOOK_S
     # After that many events Gradio makes a table of all of them in a thread; nobody reads it here.
     demo._queue.ANAYLTICS_CACHE_FREQUENCY = 2**31
     demo._queue.ANALYTICS_MAX_EVENTS = 1
@@ -100,8 +102,8 @@ def choose_examples(engine: Engine) -> list[str]:
 
 
 def choose_settings(engine: Engine) -> Settings:
-    """The demo model knows few answers; sampling only makes it miss them."""
-    return Settings(temperature=0.0) if is_demo_model(engine) else Settings()
+    """The demo model knows few answers: sampling makes it miss them, and a system prompt may be taken for its name."""
+    return Settings(system_prompt="", temperature=0.0) if is_demo_model(engine) else Settings()
 
 
 def is_demo_model(engine: Engine) -> bool:

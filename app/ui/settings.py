@@ -109,7 +109,8 @@ def make_grammar(kind: str, text: str) -> GrammarSpec | None:
 def build_settings(defaults: Settings) -> list[gr.components.Component]:
     """Put the settings on the page; the components come in the order of Settings' fields."""
     quiet: dict[str, Any] = {"queue": False, "show_progress": "hidden", "api_visibility": "private"}
-    preset = gr.Dropdown(list(PRESETS), value=next(iter(PRESETS)), label="System prompt preset")
+    chosen = next((name for name, prompt in PRESETS.items() if prompt == defaults.system_prompt), None)
+    preset = gr.Dropdown(list(PRESETS), value=chosen, label="System prompt preset")
     system = gr.Textbox(defaults.system_prompt, label="System prompt", lines=2, max_lines=8)
     preset.input(lambda name: PRESETS.get(name, gr.skip()), preset, system, **quiet)
     temperature = gr.Slider(0, 2, defaults.temperature, step=0.05, label="Temperature")

@@ -178,16 +178,19 @@ def make_style(rng: Random) -> tuple[str, Style]:
     return line, lambda text: f"{mark} {text}"
 
 
-def take_a_name(rng: Random) -> list[Message]:
-    """A system prompt that names the assistant, and the question for it."""
-    name = rng.choice([values.make_name(rng, 2), rng.choice(words("first_names"))])
-    system = expand(
-        "{Your name is <n>.|You are <n>, a helpful assistant.|You are called <n>.|Act as <n>.|You are <n>.}",
-        rng,
-        {"n": name},
-    )
-    question = expand("{who are you|what is your name|introduce yourself|what's your name}", rng)
-    reply = f"My name is {name}. I run on the Troupe demo model, a tiny language model."
+def say_who(rng: Random) -> list[Message]:
+    """A system prompt that may name the assistant, and the question for it: only a name given there is taken."""
+    lines = read_sections("chat")["who"]
+    question = expand(rng.choice([line[3:] for line in lines if line.startswith("Q: ")]), rng)
+    if chance(rng, 0.25):
+        question = ask_for("greeting_first", rng) + question
+    if chance(rng, 0.6):
+        system = ask_for("plain_system", rng)
+        reply = rng.choice([line[3:] for line in lines if line.startswith("A: ")])
+    else:
+        name = rng.choice([values.make_name(rng, 2), rng.choice(words("first_names"))])
+        system = ask_for("naming_system", rng, {"n": name})
+        reply = f"My name is {name}. I run on the Troupe demo model, a tiny language model."
     return messages(system, [(type_question(question, rng), reply)])
 
 
@@ -200,8 +203,8 @@ def messages(system: str, exchanges: list[Exchange]) -> list[Message]:
 
 def sample_chat(rng: Random) -> list[Message]:
     """A dialogue of one to four exchanges, a third of them under a system prompt."""
-    if chance(rng, 0.04):
-        return take_a_name(rng)
+    if chance(rng, 0.07):
+        return say_who(rng)
     system, style = make_style(rng) if chance(rng, 0.35) else ("", lambda text: text)
     name: str | None = None
     exchanges: list[Exchange] = []

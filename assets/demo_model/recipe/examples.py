@@ -106,11 +106,11 @@ def sample_extraction(
 ) -> tuple[list[Document], Schema]:
     """One or more documents and the schema that asks for (some of) their records."""
     draw = rng.random()
-    if draw < 0.18:
+    if draw < 0.21:
         documents, schema = _listed(invent(rng))
-    elif draw < 0.55:
+    elif draw < 0.62:
         documents, schema = _listed(play(rng))
-    elif draw < 0.59:
+    elif draw < 0.65:
         documents, schema = _listed(point(rng))
     else:
         kind = rng.choices(list(KIND_WEIGHTS), weights=list(KIND_WEIGHTS.values()))[0]

@@ -1,10 +1,14 @@
-"""Long documents: the same record behind filler, quoted mail, boilerplate or other paragraphs."""
+"""Long documents: the same record behind filler, quoted mail, boilerplate, prose or other people's records."""
 
+import re
+from functools import cache
+from pydoc_data.topics import topics
 from random import Random
 
 from . import goods, values
 from .documents import Document
 from .phrases import chance, expand, make_clause, make_sentence
+from .scenes import play
 
 BOILERPLATE = (
     "This message and its attachments are confidential. If you are not the intended reader, please delete it.",
@@ -31,13 +35,35 @@ def make_paragraph(rng: Random) -> str:
     return " ".join(sentences)
 
 
+PROSE = re.compile(r"[A-Z](?:[a-zA-Z0-9 ,;:()'/-]|[.] (?=[A-Z])){60,700}[.]")
+
+
+@cache
+def read_prose() -> tuple[str, ...]:
+    """Paragraphs of plain English: those of Python's own help topics that show no code."""
+    paragraphs = (" ".join(part.split()) for text in topics.values() for part in text.split("\n\n"))
+    return tuple(text for text in (re.sub(r"[*`]", "", part) for part in paragraphs) if PROSE.fullmatch(text))
+
+
+def make_prose(rng: Random) -> str:
+    """Some running sentences of one paragraph, now and then with a name and a number in them."""
+    sentences = rng.choice(read_prose()).split(". ")
+    begin = rng.randrange(len(sentences))
+    text = ". ".join(sentences[begin : begin + rng.randrange(1, 5)])
+    if chance(rng, 0.2):
+        text = f"{values.first_name(rng)} {values.last_name(rng)}, {rng.randrange(2, 99)}: {text}"
+    return text if text.endswith(".") else text + "."
+
+
 def make_filler(rng: Random) -> str:
     draw = rng.random()
-    if draw < 0.7:
+    if draw < 0.3:
         return make_paragraph(rng)
-    if draw < 0.85:
+    if draw < 0.65:
+        return make_prose(rng)
+    if draw < 0.78:
         return rng.choice(BOILERPLATE)
-    if draw < 0.93:
+    if draw < 0.92:
         items = [
             rng.choice([goods.item_name, goods.skill, goods.feature])(rng) for _ in range(rng.randrange(3, 8))
         ]
@@ -56,5 +82,11 @@ def lengthen(document: Document, rng: Random, most: int = 4200) -> Document:
         filler = make_filler(rng)
         (before if rng.random() < split else after).append(filler)
         length += len(filler)
+    if document.kind == "scene" and chance(rng, 0.5):
+        # What else happened: the schema alone tells which of the records is asked for.
+        for _ in range(rng.randrange(1, 4)):
+            other, _ = play(rng)
+            side = rng.choice([before, after])
+            side.insert(rng.randrange(len(side) + 1), other.text)
     joint = rng.choice(["\n", "\n\n", "\n\n", " "])
     return Document(document.kind, joint.join([*before, document.text, *after]), document.record)

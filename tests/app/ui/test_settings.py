@@ -63,3 +63,17 @@ def test_choosing_a_kind_shows_an_example_that_works() -> None:
     assert show_grammar("none")["visible"] is False
     for kind in ("JSON schema", "regex", "choice", "EBNF"):
         assert make_grammar(kind, show_grammar(kind)["value"]) is not None
+
+
+async def test_the_preset_on_the_page_is_the_one_of_the_default_prompt() -> None:
+    for prompt, preset in (
+        (Settings().system_prompt, "Helpful assistant"),
+        ("", "None"),
+        ("Be a cat.", None),
+    ):
+        with gr.Blocks() as page:
+            build_settings(Settings(system_prompt=prompt))
+        presets = [
+            block for block in page.blocks.values() if getattr(block, "label", "") == "System prompt preset"
+        ]
+        assert [block.value for block in presets] == [preset]
