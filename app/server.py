@@ -26,6 +26,7 @@ from app.api import ApiContext, make_api
 from app.api.http_limits import BoundedHttp
 from app.config import AppConfig, UsageError
 from app.front_door import FrontDoor
+from app.garbage import collect_when_idle
 from app.timeline import Timeline
 from engine import Engine, EngineConfig
 
@@ -72,7 +73,7 @@ async def serve(
                 async with app.router.lifespan_context(app):
                     door.open(app)
                     announce(engine, app_config, listener, timeline)
-                    await stop.wait()
+                    await finish_unless(stop, collect_when_idle(engine))
                     await drain(door, engine, app_config.shutdown_grace_s)
             finally:
                 door.close()
@@ -214,7 +215,6 @@ async def drain(door: FrontDoor, engine: Engine, grace_s: float) -> None:
     door.is_draining = True
     deadline = asyncio.get_running_loop().time() + grace_s
     while asyncio.get_running_loop().time() < deadline:
-        stats = engine.stats()
-        if not (stats.num_running or stats.num_waiting or stats.num_waiting_for_grammar):
+        if not engine.stats().num_unfinished:
             return
         await asyncio.sleep(0.02)

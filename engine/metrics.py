@@ -156,3 +156,8 @@ class EngineStats:
     num_restarts: int = 0
     finished: dict[str, int] = field(default_factory=dict)  # by finish reason
     histograms: dict[str, Histogram] = field(default_factory=dict)
+
+    @property
+    def num_unfinished(self) -> int:
+        """Requests that have come and not ended."""
+        return self.num_running + self.num_waiting + self.num_waiting_for_grammar

@@ -12,15 +12,11 @@ from app.ui.chat import ChatTab
 from app.ui.examples import load_examples
 from app.ui.extract import ExtractTab
 from app.ui.header import build_header
+from app.ui.lean import make_lean
 from app.ui.observatory import build_observatory_tab
 from app.ui.settings import Settings
 from engine import Engine, EngineConfig
 
-# A mounted app otherwise runs 40 events at once, whatever the concurrency limits say.
-MAX_EVENTS = 1024
-# How often Gradio looks for new events. Its own 1 ms keeps 7 % of a core busy while nobody is there.
-LOOK_S = 0.03
-IDLE_LOOK_S = 1.0
 # Files that people open or download: looked through every hour, deleted when a day old.
 KEEP_FILES_S = (3600, 86400)
 
@@ -77,14 +73,7 @@ def make_demo(engine: Engine, app_config: AppConfig) -> gr.Blocks:
                 stops.ask(str(request.session_hash), "leave")
 
         demo.unload(leave)
-    demo.queue(default_concurrency_limit=None)
-    demo._queue.max_thread_count = MAX_EVENTS
-    demo._queue.sleep_when_free = LOOK_S
-    # Each look walks all places for events, and no handler here reports progress.
-    demo._queue.progress_update_sleep_when_free = IDLE_LOOK_S
-    # After that many events Gradio makes a table of all of them in a thread; nobody reads it here.
-    demo._queue.ANAYLTICS_CACHE_FREQUENCY = 2**31
-    demo._queue.ANALYTICS_MAX_EVENTS = 1
+    make_lean(demo)
     return demo
 
 

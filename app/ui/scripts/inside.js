@@ -1,5 +1,5 @@
 // The tokens of every answer: kept in this browser, found through the line of figures under the answer.
-// `props.value.ids` names the titled messages of the conversation in their order; `id` and `steps` are a new answer's.
+// `props.value.ids` names the titled messages of the conversation in their order; `id` and `steps`, a JSON text, are a new answer's.
 const DATABASE = "troupe-tokens", MAX_KEPT = 300;
 const which = element.querySelector(".which"), fold = element.querySelector(".fold"), body = element.querySelector(".body");
 const memory = new Map();
@@ -55,7 +55,7 @@ const show = async (id) => {
 const take = () => {
   const { ids = [], id, steps: fresh } = props.value || {};
   answers = ids.filter((each) => each && each !== "reasoning");
-  if (id && fresh && !memory.has(id)) keep(id, fresh);
+  if (id && fresh && !memory.has(id)) keep(id, JSON.parse(fresh));
   show(answers.at(-1) ?? null);
 };
 const choose = (event) => {

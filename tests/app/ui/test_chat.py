@@ -1,6 +1,7 @@
 """The chat's handlers on a fake engine: answers grow, end in figures, fail in words, and stop."""
 
 import asyncio
+import json
 from collections.abc import AsyncGenerator
 from pathlib import Path
 from types import SimpleNamespace
@@ -196,9 +197,10 @@ async def test_leaving_a_chat_while_it_answers_writes_nothing_into_the_next_one(
 async def test_an_answer_ends_with_its_tokens_and_their_rivals() -> None:
     tab, _ = make_tab()
     tokens = (await play(tab, ask(tab))).tokens
-    assert "".join(step["text"] for step in tokens["steps"]) == "fine, thanks"
-    assert tokens["steps"][0]["p"] == 0.7788
-    assert [each["text"] for each in tokens["steps"][0]["top"]] == ["f", "~"]
+    steps = json.loads(tokens["steps"])
+    assert "".join(step["text"] for step in steps) == "fine, thanks"
+    assert steps[0]["p"] == 0.7788
+    assert [each["text"] for each in steps[0]["top"]] == ["f", "~"]
 
 
 async def test_every_line_of_figures_leads_to_its_own_tokens() -> None:
