@@ -40,7 +40,7 @@ def test_closing_the_tab_aborts_the_request(site: Site) -> None:
 
 
 def test_retry_edit_and_undo_work_on_the_last_turn(site: Site) -> None:
-    site.ask("Hello! Who are you, and what can you do?")  # longer than a block of the cache
+    site.ask("Hello! Who are you, and how do I start?")  # longer than a block of the cache
     site.figures.wait_for()
     assert " 0% cached" in site.figures.inner_text()
     site.page.get_by_role("button", name="Retry").click()
