@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fastapi import FastAPI, Request
-from fastapi.responses import Response
-from starlette.routing import BaseRoute, Match
+from starlette.routing import Match, Route
+from starlette.types import Receive, Scope, Send
 
 from app import __version__
 from app.api import admin, anthropic, chat, completions, models, responses, tokens
@@ -24,14 +24,13 @@ def make_api(context: ApiContext) -> FastAPI:
     # no page of documentation: FastAPI's would load its scripts from another host
     app = FastAPI(title="Troupe", version=__version__, docs_url=None, redoc_url=None)
     app.state.context = context
+    known = [route for route in app.routes if isinstance(route, Route)]
     for module in (admin, anthropic, chat, completions, models, responses, tokens):
         app.include_router(module.router)
-    known = list(app.routes)
-
-    @app.api_route("/v1/{path:path}", methods=ALL_METHODS, include_in_schema=False)
-    async def refuse(path: str, request: Request) -> Response:
-        """Without this the page's own 404 would answer, in a form no API client reads."""
-        raise no_route(request, known)
+        known += [route for route in module.router.routes if isinstance(route, Route)]
+    # Without these the page's own 404 would answer, in a form no API client reads.
+    for path in (*sorted({route.path for route in known}), "/v1/{path:path}"):
+        app.router.routes.append(Route(path, Refusal(known), include_in_schema=False))
 
     # the documented way to change the description is to put another function in its place
     app.openapi = lambda: make_openapi(app)  # type: ignore[method-assign]
@@ -47,13 +46,23 @@ def make_api(context: ApiContext) -> FastAPI:
     return app
 
 
+class Refusal:
+    """Answers whatever no route takes, by any method: a class, since a function would be given GET alone."""
+
+    def __init__(self, known: Sequence[Route]) -> None:
+        self.known = known
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        raise no_route(Request(scope), self.known)
+
+
 def accepted_keys(config: AppConfig) -> tuple[str, ...]:
     """Keys that open the gate; the admin key alone guards nothing but its own routes."""
     admin = () if config.admin_key is None else (config.admin_key,)
     return (*config.api_key, *admin) if config.api_key else ()
 
 
-def no_route(request: Request, known: Sequence[BaseRoute]) -> ApiError:
+def no_route(request: Request, known: Sequence[Route]) -> ApiError:
     """404, or 405 when the path exists for another method."""
     # without the first slash: a message loses whatever looks like a path of this machine
     path = request.url.path.lstrip("/")[:200]

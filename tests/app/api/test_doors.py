@@ -100,9 +100,16 @@ async def test_an_engine_that_is_not_ready_is_a_503(server: Server, state: str) 
 async def test_unknown_routes_and_methods_answer_in_the_openai_form(server: Server) -> None:
     status, reply = await server.post("/v1/embeddings", {})
     assert (status, reply["error"]["code"]) == (404, "route_not_found")
-    async with server.client.get(server.url + "/v1/chat/completions") as response:
-        assert response.status == 405
-        assert (await response.json())["error"]["code"] == "method_not_allowed"
+    for method, path, allowed in (
+        ("GET", "/v1/chat/completions", "POST"),
+        ("TRACE", "/v1/models", "GET"),
+        ("TRACE", "/health", "GET"),
+        ("QUERY", "/sleep", "POST"),
+        ("PATCH", "/openapi.json", "GET, HEAD"),
+    ):
+        async with server.client.request(method, server.url + path) as response:
+            assert (response.status, response.headers["allow"]) == (405, allowed), (method, path)
+            assert (await response.json())["error"]["code"] == "method_not_allowed"
 
 
 async def test_metrics_use_vllms_names_under_our_prefix(server: Server) -> None:
