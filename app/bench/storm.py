@@ -1,10 +1,16 @@
-"""Clients that misbehave: a storm of requests that nobody waits for, and a reader who takes a byte a second."""
+"""Clients that misbehave: a storm of requests that nobody waits for, and a reader who takes a byte a second.
+
+    python -m app.bench.storm URL MODEL NUM_REQUESTS RATE
+
+is the storm in a process of its own, and prints its seconds: whoever measures beside it must not make it himself.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import socket
+import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -87,3 +93,24 @@ async def read_slowly(target: Target) -> None:
         while is_open:
             is_open = bool(await loop.sock_recv(slow, 1))
             await asyncio.sleep(1)
+
+
+async def blow(target: Target, num_requests: int, rate: float) -> float:
+    """Run `storm` in another process; the seconds it took, its start not counted.
+
+    Raises:
+        RuntimeError: the process failed; the message has its last words.
+    """
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "app.bench.storm", target.base_url, target.model, str(num_requests), str(rate),
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    printed, complaints = await process.communicate()
+    if process.returncode:
+        raise RuntimeError(f"the storm failed: {complaints.decode(errors='replace')[-500:]}")
+    return float(printed)
+
+
+if __name__ == "__main__":
+    url, model, num_requests, rate = sys.argv[1:]
+    print(asyncio.run(storm(Target(url, model), int(num_requests), float(rate))))
