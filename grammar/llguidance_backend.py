@@ -28,7 +28,7 @@ from .errors import InvalidGrammar, UnsupportedGrammar
 from .json_schema.refusal import explain_refusal
 from .lark import explain_complaint
 from .limits import GrammarLimits
-from .regex_text import choices_to_regex
+from .regex_text import choices_to_regex, explain_pattern
 from .spec import GrammarSpec
 from .vocabulary import Vocabulary
 from .xml_lark import make_xml_lark
@@ -42,6 +42,7 @@ _OPTIONS: Any = {
     "json_allow_general_unicode_escapes": False,
 }
 _SEPARATORS = {"spaced": (", ", ": "), "compact": (",", ":"), "any": (",", ":")}
+MAX_SHOWN = 80  # characters of a pattern in a message
 # Unbounded whitespace lets a model write newlines for ever.
 _WHITESPACE = r"[\x20\x0A\x0D\x09]{1,64}"
 
@@ -105,9 +106,18 @@ class LLGuidanceBackend:
             raise explain_refusal(json.loads(spec.text), message, lambda schema: self._probe(spec, schema))
         if spec.kind == "lark":
             raise InvalidGrammar(f"the Lark grammar cannot be used: {explain_complaint(message)}")
+        if spec.kind == "regex":
+            self._refuse_pattern(spec.text, message)
         if "error" in message and "not supported" not in message:
             raise InvalidGrammar(f"{spec.kind} cannot be parsed: {message}")
         raise UnsupportedGrammar("", spec.kind, message)
+
+    def _refuse_pattern(self, pattern: str, message: str) -> None:
+        shown = pattern if len(pattern) <= MAX_SHOWN else pattern[:MAX_SHOWN] + "…"
+        reason = f"{shown!r}: {explain_pattern(pattern, message)}"
+        if "regex parse error" in message and "not supported" not in message:
+            raise InvalidGrammar(f"the regex cannot be parsed: {reason}")
+        raise UnsupportedGrammar("", "regex", reason)
 
     def _probe(self, spec: GrammarSpec, schema: object) -> str:
         """Return llguidance's complaint about a schema, "" when it has none."""

@@ -10,6 +10,7 @@ from .csv_table import describe_table
 from .errors import InvalidGrammar, UnsupportedGrammar
 from .json_schema.dialect import check_well_formed
 from .lark import check_lark
+from .regex_text import ends_in_escape
 from .structural_tag import describe_tags, list_leaves, name_place
 from .xml_tree import describe_document
 
@@ -93,6 +94,8 @@ class GrammarSpec:
         """Accept the texts that a regular expression matches from start to end."""
         if not isinstance(pattern, str) or not pattern:
             raise InvalidGrammar("a regex is a string that is not empty")
+        if ends_in_escape(pattern):
+            raise InvalidGrammar("the regex ends with a backslash that escapes nothing")
         return cls("regex", pattern, backend=backend)
 
     @classmethod

@@ -3,7 +3,9 @@
 from collections.abc import Callable
 from typing import Any
 
+from ..errors import InvalidGrammar
 from ..plan import ANNOTATION
+from ..regex_text import ends_in_escape
 from .formats import ASSERTED_FORMATS, EXACT_PATTERNS
 from .keywords import ASSERTIONS, IN_PLACE_APPLICATORS, TYPES_OF_KEYWORD
 from .node import Node
@@ -145,6 +147,11 @@ def settle_format(node: Node) -> None:
 def settle_pattern(node: Node) -> None:
     """Put a form of the pattern that llguidance reads exactly; it may exclude U+0000 in addition."""
     pattern = node.schema.get("pattern")
+    if pattern is not None and ends_in_escape(pattern):
+        where = node.pointer or "#"
+        raise InvalidGrammar(
+            f"the schema is malformed at {where}: its pattern ends with a backslash that escapes nothing"
+        )
     safe = None if pattern is None else make_safe(pattern)
     if safe is not None and safe != pattern:
         node.schema["pattern"] = safe

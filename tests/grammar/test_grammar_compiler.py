@@ -101,13 +101,22 @@ def test_a_grammar_without_a_first_token_is_invalid(byte_compiler, text):
         (GrammarSpec.ebnf('root ::= "a'), "line 1, column 12"),
         (GrammarSpec.ebnf("root ::= missing"), '"missing" is not defined'),
         (GrammarSpec.ebnf('main ::= "a"'), '"root" is not found'),
-        (GrammarSpec.regex("(a"), "unclosed group"),
-        (GrammarSpec.regex("[a"), "unclosed character class"),
+        (GrammarSpec.regex("x(a"), r"^the regex cannot be parsed: 'x\(a': unclosed group, at character 2$"),
+        (GrammarSpec.regex("[a"), "unclosed character class, at character 1$"),
+        (GrammarSpec.regex("a\n(b"), r"unclosed group$"),
     ],
 )
 def test_a_grammar_that_cannot_be_parsed_is_invalid_and_says_why(byte_compiler, spec, message):
     with pytest.raises(InvalidGrammar, match=message):
         byte_compiler.compile(spec)
+
+
+@pytest.mark.parametrize("pattern", ["\\", "a\\", "a\\\\\\"])
+def test_a_backslash_at_the_end_is_no_pattern(byte_compiler, pattern):
+    with pytest.raises(InvalidGrammar, match="backslash that escapes nothing"):
+        byte_compiler.compile(GrammarSpec.regex(pattern))
+    with pytest.raises(InvalidGrammar, match="at /items: its pattern ends with a backslash"):
+        byte_compiler.compile(GrammarSpec.json_schema({"items": {"type": "string", "pattern": pattern}}))
 
 
 @pytest.mark.parametrize("pattern", [r"(a)\1", "a(?=b)", r"\bfoo\b"])
