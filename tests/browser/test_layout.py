@@ -29,6 +29,15 @@ def test_nothing_overflows_on_a_phone(phone: Site) -> None:
         assert phone.find_overflow() == [], tab
 
 
+def test_the_buttons_of_the_panels_cover_nothing_on_a_phone(phone: Site) -> None:
+    figures = phone.page.locator(".strip .figures").bounding_box()
+    model = phone.page.locator(".strip .model").bounding_box()
+    for name in ("Chats", "Settings"):
+        button = phone.page.get_by_role("button", name=name, exact=True).bounding_box()
+        assert button["y"] + button["height"] <= figures["y"], name
+        assert button["y"] + button["height"] > model["y"]  # on the first line, where there is room for them
+
+
 def test_the_settings_open_and_close_on_a_phone(phone: Site) -> None:
     phone.make_answers_endless()
     phone.ask("Count, please.")
