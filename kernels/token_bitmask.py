@@ -8,6 +8,9 @@ from torch import Tensor
 
 from kernels.device_kernels import find_device_kernels
 
+# So many are done in the time that it takes torch to wake another thread.
+FEW_ELEMENTS = 2**18
+
 
 def unpack_bitmask(bitmask: Tensor, vocab_size: int) -> Tensor:
     """Turn packed token masks into booleans.
@@ -30,23 +33,29 @@ def unpack_bitmask(bitmask: Tensor, vocab_size: int) -> Tensor:
     return ((words.unsqueeze(-1) >> shifts) & 1).flatten(1)[:, :vocab_size].bool()
 
 
-def apply_bitmask(logits: Tensor, bitmask: Tensor, rows: Tensor) -> None:
+def apply_bitmask(logits: Tensor, bitmask: Tensor, rows: Tensor | None = None) -> None:
     """Set the logits of forbidden tokens to -inf, in place.
 
     Args:
         logits: [R, V], contiguous.
         bitmask: [M, W] int32 as for `unpack_bitmask`.
-        rows: [M] int64, the row of the logits that each mask is for; all different.
+        rows: [M] int64, the row of the logits that each mask is for; all different. None: M = R, in order.
 
-    Where every row has a mask and they are in order, nothing is copied on the CPU.
+    Few of them, and on a CPU, are not copied.
     """
     kernels = find_device_kernels(logits.device.type, "token_bitmask")
     if kernels is not None:
+        if rows is None:
+            rows = torch.arange(len(logits), device=logits.device)
         kernels.apply_bitmask(logits, bitmask, rows)
         return
-    allowed = unpack_bitmask(bitmask, logits.shape[1])
-    is_cpu = logits.device.type == "cpu"
-    if is_cpu and len(rows) == len(logits) and torch.equal(rows, torch.arange(len(rows))):
-        logits.masked_fill_(~allowed, -torch.inf)
-        return
-    logits.index_copy_(0, rows, logits.index_select(0, rows).masked_fill_(~allowed, -torch.inf))
+    forbidden = ~unpack_bitmask(bitmask, logits.shape[1])
+    if logits.device.type == "cpu" and forbidden.numel() <= FEW_ELEMENTS:
+        values = logits.numpy()
+        places = range(len(logits)) if rows is None else rows.tolist()
+        for row, mask in zip(places, forbidden.numpy(), strict=True):
+            np.putmask(values[row], mask, -np.inf)
+    elif rows is None:
+        logits.masked_fill_(forbidden, -torch.inf)
+    else:
+        logits.index_copy_(0, rows, logits.index_select(0, rows).masked_fill_(forbidden, -torch.inf))

@@ -213,8 +213,7 @@ class ModelRunner:
         """Sample one token a row; `positions` are where the new tokens will stand."""
         if not len(rows):
             return
-        bitmask_rows = None if bitmask is None else np.arange(len(rows))
-        sampled = self.sampler.sample(logits, rows, positions, bitmask, bitmask_rows)
+        sampled = self.sampler.sample(logits, rows, positions, bitmask)
         self._keep(launched, indices, rows, positions, sampled)
 
     def _keep(

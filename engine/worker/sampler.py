@@ -19,7 +19,7 @@ from engine.outputs import TokenLogprobs
 from engine.worker.sampling_logprobs import SampledLogprobs, compute_logprobs, compute_prompt_logprobs
 from engine.worker.sampling_state import DrawKind, RowFlag, SamplingState
 from engine.worker.sampling_transfer import pick_rows, put_rows, upload
-from kernels.sampling import draw_filtered, draw_full, draw_greedy, make_row_keys
+from kernels.sampling import draw_filtered, draw_full, draw_greedy, find_sound_rows, make_row_keys
 from kernels.token_bitmask import apply_bitmask, unpack_bitmask
 
 EDIT_FLAGS = RowFlag.PENALTIES | RowFlag.EDITS | RowFlag.BAD_WORDS | RowFlag.MIN_TOKENS
@@ -42,7 +42,11 @@ class RowMasks:
     """Grammar masks of a batch, packed, with the logits row each belongs to."""
 
     words: Tensor  # [M, W] int32 on the device
-    places: np.ndarray  # [M] ascending
+    places: np.ndarray | None  # [M] ascending; None: all rows
+
+    def list_places(self) -> np.ndarray:
+        """The logits rows that have a mask, ascending."""
+        return np.arange(len(self.words)) if self.places is None else self.places
 
 
 class Sampler:
@@ -67,7 +71,8 @@ class Sampler:
             rows: [R] the state's row of each, all different.
             positions: [R] place in the sequence of the token being sampled.
             bitmask: [M, ceil(V/32)] int32, bit 1 = allowed.
-            bitmask_rows: [M] index into the logits' rows that each mask is for, all different.
+            bitmask_rows: [M] index into the logits' rows that each mask is for, all different; None: M = R,
+                and each row has the mask of its number.
 
         Raises:
             ValueError: shapes that do not belong together.
@@ -85,8 +90,8 @@ class Sampler:
             token_ids = self._draw(logits, rows, positions)
         else:
             # Looked at before the masks, which could hide a NaN.
-            is_sound = logits.amax(dim=-1) < torch.inf
-            self._edit(logits, rows, positions, flags, masks)
+            is_sound = find_sound_rows(logits)
+            self._edit(logits, rows, positions, flags, used_flags, masks)
             token_ids = self._draw(logits, rows, positions).where(is_sound, -1)
         if used_flags & HISTORY_FLAGS:
             self.state.append(rows, token_ids)
@@ -122,21 +127,27 @@ class Sampler:
     ) -> RowMasks | None:
         if bitmask is None or not len(bitmask):
             return None
-        places = np.asarray([] if bitmask_rows is None else bitmask_rows, np.int64)
+        if bitmask_rows is None:
+            if len(bitmask) != num_rows:
+                raise ValueError(f"{len(bitmask)} masks without bitmask_rows do not fit {num_rows} rows")
+            return RowMasks(self._upload_words(bitmask), None)
+        places = np.asarray(bitmask_rows, np.int64)
         if len(places) != len(bitmask) or len(np.unique(places)) != len(places):
             raise ValueError(f"{len(bitmask)} masks need as many distinct bitmask_rows, not {list(places)}")
         if places.min() < 0 or places.max() >= num_rows:
             raise ValueError(f"bitmask_rows {places.tolist()} must be from 0 to {num_rows - 1}")
-        device = self.state.device
+        words, order = self._upload_words(bitmask), np.argsort(places)
+        if (order[1:] < order[:-1]).any():
+            words = words.index_select(0, upload(order, words.device))
+        return RowMasks(words, places[order])
+
+    def _upload_words(self, bitmask: np.ndarray | Tensor) -> Tensor:
         if not isinstance(bitmask, Tensor):
-            bitmask = upload(bitmask, device)
-        words = bitmask.to(device, non_blocking=True)
+            bitmask = upload(bitmask, self.state.device)
+        words = bitmask.to(self.state.device, non_blocking=True)
         if words.dtype != torch.int32:
             raise ValueError(f"bitmask must be int32, not {words.dtype}")
-        order = np.argsort(places)
-        if (order[1:] < order[:-1]).any():
-            words = words.index_select(0, upload(order, device))
-        return RowMasks(words, places[order])
+        return words
 
     def _edit(
         self,
@@ -144,6 +155,7 @@ class Sampler:
         rows: np.ndarray,
         positions: np.ndarray,
         flags: np.ndarray,
+        used_flags: int,
         masks: RowMasks | None,
     ) -> None:
         """Everything that changes logits before the temperature, in place."""
@@ -154,16 +166,18 @@ class Sampler:
             (RowFlag.BAD_WORDS, state.bad_words.forbid),
         )
         for flag, step in steps:
-            places = np.flatnonzero(flags & flag)
-            if len(places):
+            if used_flags & flag:
+                places = np.flatnonzero(flags & flag)
                 step(logits, places, rows[places])
         if masks is not None:
-            apply_bitmask(logits, masks.words, upload(masks.places, logits.device))
-        is_short = positions - state.num_prompt_tokens[rows] < state.edits.min_tokens[rows]
-        places = np.flatnonzero(is_short)
+            mask_rows = None if masks.places is None else upload(masks.places, logits.device)
+            apply_bitmask(logits, masks.words, mask_rows)
+        if not used_flags & RowFlag.MIN_TOKENS:
+            return
+        places = np.flatnonzero(positions - state.num_prompt_tokens[rows] < state.edits.min_tokens[rows])
         if len(places):
-            has_mask = np.isin(places, [] if masks is None else masks.places)
-            state.edits.forbid_end(logits, places, rows[places], has_mask)
+            masked = np.empty(0) if masks is None else masks.list_places()
+            state.edits.forbid_end(logits, places, rows[places], np.isin(places, masked))
 
     def _draw(self, logits: Tensor, rows: np.ndarray, positions: np.ndarray) -> Tensor:
         """One token per row; [R] int64, -1 where a row has none."""
@@ -203,7 +217,7 @@ class Sampler:
             packed = compute_logprobs(raw, own_ids, int(num_top.max()))
         else:
             mask_of = np.full(len(rows), -1, np.int64)
-            mask_of[masks.places] = np.arange(len(masks.places))
+            mask_of[masks.list_places()] = np.arange(len(masks.words))
             has_mask = mask_of[places] >= 0
             allowed_rows = upload(mask_of[places], raw.device)
             allowed = unpack_bitmask(masks.words, self.state.vocab_size)

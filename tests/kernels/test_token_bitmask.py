@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from kernels.token_bitmask import unpack_bitmask
+from kernels.token_bitmask import FEW_ELEMENTS, apply_bitmask, unpack_bitmask
 
 
 @pytest.mark.parametrize("vocab_size", [1, 31, 32, 63, 100, 1000])
@@ -27,3 +27,21 @@ def test_unpacked_bits_are_the_tokens_of_the_mask(vocab_size: int, extra_words: 
 def test_cuda_unpacks_the_same_bits(vocab_size: int) -> None:
     words = torch.randint(-(2**31), 2**31, (3, -(-vocab_size // 32)), dtype=torch.int32)
     assert torch.equal(unpack_bitmask(words.cuda(), vocab_size).cpu(), unpack_bitmask(words, vocab_size))
+
+
+@pytest.mark.parametrize("vocab_size", [70, FEW_ELEMENTS // 2], ids=["few", "many"])
+@pytest.mark.parametrize("places", [None, [0, 1, 2], [2, 0]], ids=["without a map", "all rows", "some rows"])
+def test_what_a_mask_forbids_is_minus_infinity_and_nothing_else_changes(
+    vocab_size: int, places: list[int] | None
+) -> None:
+    generator = torch.Generator().manual_seed(7)
+    logits = torch.randn(3, vocab_size, generator=generator)
+    num_masks = 3 if places is None else len(places)
+    bitmask = torch.randint(-(2**31), 2**31, (num_masks, -(-vocab_size // 32)), generator=generator).int()
+    expected = logits.clone()
+    for at, row in enumerate(range(3) if places is None else places):
+        for token in range(vocab_size):
+            if not int(bitmask[at, token // 32]) >> token % 32 & 1:
+                expected[row, token] = -torch.inf
+    apply_bitmask(logits, bitmask, None if places is None else torch.tensor(places))
+    assert torch.equal(logits, expected)

@@ -133,6 +133,14 @@ def test_masks_follow_the_map_and_not_their_order() -> None:
     assert drawn.token_ids.tolist() == expected
 
 
+def test_without_a_map_each_row_has_its_own_mask() -> None:
+    sampler = make_sampler([Case(SamplingParams(temperature=0))] * 3, 64)
+    only = np.eye(64, dtype=np.uint8)[[40, 3, 17]]
+    masks = np.packbits(only, axis=1, bitorder="little").view(np.int32)
+    drawn = sampler.sample(make_logits(3, 64), np.arange(3), np.full(3, 3), masks)
+    assert drawn.token_ids.tolist() == [40, 3, 17]
+
+
 def test_mask_may_be_a_tensor_and_shorter_than_the_vocabulary() -> None:
     """The model's vocabulary is often padded beyond the tokenizer's, and padding is never allowed."""
     sampler = make_sampler([Case(SamplingParams(temperature=0))], 100)
