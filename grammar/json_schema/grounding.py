@@ -14,7 +14,7 @@ from ..source_text import Lengths
 from .dialect import detect_dialect, is_dialect_named
 from .keywords import ASSERTIONS, TYPES_OF_KEYWORD, iterate_children, join_pointer
 from .loosen import find_at
-from .references import find_targets, is_local, item_keywords
+from .references import find_demands, find_targets, is_local, item_keywords, walk
 from .rules import allowed_types, types_of
 
 KEYWORD = "x-grounded"
@@ -169,22 +169,16 @@ class GroundingMap:
         return self.find(pointer).get(KEYWORD) is True
 
     def _walk(self, start: str, is_shared_seen: bool = False) -> Iterator[str]:
-        """Yield a schema and everything below it, references followed."""
-        seen: set[str] = set()
-        pending = [start]
-        while pending:
-            pointer = pending.pop()
-            if pointer in seen:
-                continue
-            seen.add(pointer)
-            yield pointer
+        """Return a schema and everything below it, references followed."""
+
+        def follow(pointer: str) -> Iterator[str]:
             schema = self.find(pointer)
-            pending.extend(find_targets(schema))
-            pending.extend(
-                join_pointer(pointer, *path)
-                for path, _ in iterate_children(schema)
-                if is_shared_seen or path[0] not in _SHARED
-            )
+            yield from find_targets(schema)
+            for path, _ in iterate_children(schema):
+                if is_shared_seen or path[0] not in _SHARED:
+                    yield join_pointer(pointer, *path)
+
+        return walk([start], follow)
 
     def _check_references(self) -> None:
         """Refuse references that are not followed here: what they lead to may have the annotation."""
@@ -241,24 +235,17 @@ class GroundingMap:
                     raise UnsupportedGrammar(found, KEYWORD, _CONDITION)
 
     def _expand(self, starts: frozenset[str], kind: Kind) -> Iterator[str]:
-        """Yield the schemas that surely apply to a value of a kind."""
-        seen: set[str] = set()
-        pending = list(starts)
-        while pending:
-            pointer = pending.pop()
-            if pointer in seen:
-                continue
-            seen.add(pointer)
-            yield pointer
+        """Return the schemas that surely apply to a value of a kind."""
+
+        def follow(pointer: str) -> Iterator[str]:
             schema = self.find(pointer)
-            branches = schema.get("allOf")
-            if isinstance(branches, list):
-                pending.extend(join_pointer(pointer, "allOf", index) for index in range(len(branches)))
-            pending.extend(find_targets(schema))
+            yield from find_demands(schema, pointer)
             for keyword in ("anyOf", "oneOf"):
                 fitting = self._fitting_branches(schema, pointer, keyword, kind)
                 if len(fitting) == 1:
-                    pending.extend(fitting)
+                    yield from fitting
+
+        return walk(starts, follow)
 
     def _fitting_branches(self, schema: dict[str, Any], pointer: str, keyword: str, kind: Kind) -> list[str]:
         branches = schema.get(keyword)

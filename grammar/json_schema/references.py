@@ -1,6 +1,6 @@
 """References within a document: where they lead, and whether there are others."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 from urllib.parse import unquote
 
@@ -22,6 +22,26 @@ def find_targets(schema: dict[str, Any]) -> Iterator[str]:
     ref = schema.get("$ref")
     if is_local(ref):
         yield "".join(join_pointer("", part) for part in split_pointer(unquote(str(ref)[1:])))
+
+
+def find_demands(schema: dict[str, Any], pointer: str) -> Iterator[str]:
+    """Yield the pointers of what a schema at a pointer demands of the same value: `allOf` branches and references."""
+    branches = schema.get("allOf")
+    if isinstance(branches, list):
+        yield from (join_pointer(pointer, "allOf", index) for index in range(len(branches)))
+    yield from find_targets(schema)
+
+
+def walk(starts: Iterable[str], follow: Callable[[str], Iterable[str]]) -> Iterator[str]:
+    """Yield pointers and those that `follow` leads to from each, once, however they refer to each other."""
+    seen: set[str] = set()
+    pending = list(starts)
+    while pending:
+        pointer = pending.pop()
+        if pointer not in seen:
+            seen.add(pointer)
+            yield pointer
+            pending.extend(follow(pointer))
 
 
 def has_foreign_references(document: Any) -> bool:

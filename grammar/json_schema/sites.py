@@ -1,5 +1,6 @@
 """Where in an instance the residual keywords of a schema apply, whatever else the instance holds."""
 
+import itertools
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -8,7 +9,7 @@ from typing import Any
 from .check import Check, is_about_names
 from .keywords import iterate_children, join_pointer
 from .loosen import find_at
-from .references import find_targets, item_keywords
+from .references import find_demands, find_targets, item_keywords, walk
 from .telling import ANYTHING, NOTHING, Item, Telling, TellingMap
 
 # How far down few values are looked for.
@@ -207,20 +208,8 @@ class SiteMap:
         return known
 
     def _expand(self, start: str) -> Iterator[str]:
-        """Yield a schema and what it demands of the same value without condition."""
-        seen: set[str] = set()
-        pending = [start]
-        while pending:
-            pointer = pending.pop()
-            if pointer in seen:
-                continue
-            seen.add(pointer)
-            yield pointer
-            schema = self._find(pointer)
-            branches = schema.get("allOf")
-            if isinstance(branches, list):
-                pending.extend(join_pointer(pointer, "allOf", index) for index in range(len(branches)))
-            pending.extend(find_targets(schema))
+        """Return a schema and what it demands of the same value without condition."""
+        return walk([start], lambda pointer: find_demands(self._find(pointer), pointer))
 
     def _sure_children(self, pointer: str) -> Iterator[str]:
         schema = self._find(pointer)
@@ -256,24 +245,16 @@ class SiteMap:
                 keywords.extend(self._reach(child))
         return Check(pointer, tuple(dict.fromkeys(keywords))) if keywords else None
 
+    def _below(self, pointer: str) -> Iterator[str]:
+        schema = self._find(pointer)
+        yield from find_targets(schema)
+        for path, _ in iterate_children(schema):
+            if path[0] not in ("$defs", "definitions"):
+                yield join_pointer(pointer, *path)
+
     def _reach(self, start: str) -> frozenset[str]:
         """Return the residual keywords in a schema and everything below it, references followed."""
         if start not in self._reachable:
-            found: set[str] = set()
-            seen: set[str] = set()
-            pending = [start]
-            while pending:
-                pointer = pending.pop()
-                if pointer in seen:
-                    continue
-                seen.add(pointer)
-                found.update(self._residual.get(pointer, ()))
-                schema = self._find(pointer)
-                pending.extend(find_targets(schema))
-                pending.extend(
-                    join_pointer(pointer, *path)
-                    for path, _ in iterate_children(schema)
-                    if path[0] not in ("$defs", "definitions")
-                )
-            self._reachable[start] = frozenset(found)
+            found = (self._residual.get(pointer, ()) for pointer in walk([start], self._below))
+            self._reachable[start] = frozenset(itertools.chain.from_iterable(found))
         return self._reachable[start]
