@@ -49,13 +49,13 @@ def apply_bitmask(logits: Tensor, bitmask: Tensor, rows: Tensor | None = None) -
             rows = torch.arange(len(logits), device=logits.device)
         kernels.apply_bitmask(logits, bitmask, rows)
         return
-    forbidden = ~unpack_bitmask(bitmask, logits.shape[1])
-    if logits.device.type == "cpu" and forbidden.numel() <= FEW_ELEMENTS:
+    allowed = unpack_bitmask(bitmask, logits.shape[1])
+    if logits.device.type == "cpu" and allowed.numel() <= FEW_ELEMENTS:
         values = logits.numpy()
         places = range(len(logits)) if rows is None else rows.tolist()
-        for row, mask in zip(places, forbidden.numpy(), strict=True):
-            np.putmask(values[row], mask, -np.inf)
+        for row, forbidden in zip(places, ~allowed.numpy(), strict=True):
+            np.putmask(values[row], forbidden, -np.inf)
     elif rows is None:
-        logits.masked_fill_(forbidden, -torch.inf)
+        logits.masked_fill_(~allowed, -torch.inf)
     else:
-        logits.index_copy_(0, rows, logits.index_select(0, rows).masked_fill_(forbidden, -torch.inf))
+        logits.index_copy_(0, rows, logits.index_select(0, rows).masked_fill_(~allowed, -torch.inf))
