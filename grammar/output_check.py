@@ -34,6 +34,12 @@ class OutputCheck:
             self._pattern = find_pattern(spec.text)
         self.checks = spec.kind in ("choice", "csv") or any((self._schema, self._tree, self._pattern))
 
+    def is_valid(self, text: str) -> bool | None:
+        """Tell whether a finished text is what the spec asks for; None where nothing but the grammar can tell."""
+        if self._pattern is not None:
+            return self._pattern.matches(text)
+        return self.first_error(text) is None if self.checks else None
+
     def first_error(self, text: str) -> str | None:
         """Return what is wrong with a finished text, None when nothing is or it is not checked."""
         if self._schema is not None:
