@@ -7,11 +7,14 @@ from typing import Literal
 
 import instructor
 import openai
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 
 class Thing(BaseModel):
     """A thing that a text tells of."""
+
+    # an open schema allows more properties, and a small model may go on with them for ever
+    model_config = ConfigDict(extra="forbid")
 
     kind: Literal["person", "place"]
     name: str = Field(max_length=20)
