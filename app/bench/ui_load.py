@@ -31,6 +31,7 @@ ENDLESS = '{"type": "array", "items": {"type": "integer"}, "minItems": 5000}'
 WANTED = {"Grammar of the answer": "JSON schema", "Grammar": ENDLESS, "Max tokens": 4000}
 RAMP_UP_S = 2.0
 ALONE_S = 5.0
+ENDS_S = 0.2  # before the pages end
 STRIP_INTERVAL_S = 1.0
 
 
@@ -142,7 +143,10 @@ class Page:
 
 
 async def crowd(session: aiohttp.ClientSession, url: str, form: Form, num_pages: int, seconds: float) -> Load:
-    """So many pages for so long, the first seconds not counted."""
+    """So many pages for so long; the lag is that of the time in which all of them stream.
+
+    Neither the first seconds count nor the ends, which come for all pages in the same moment.
+    """
     until = time.monotonic() + RAMP_UP_S + seconds
     chance = random.Random(0)
 
@@ -153,8 +157,9 @@ async def crowd(session: aiohttp.ClientSession, url: str, form: Form, num_pages:
     pages = [asyncio.create_task(open_page()) for _ in range(num_pages)]
     await asyncio.sleep(RAMP_UP_S)
     before = await read_lag(session, url)
-    seen = await asyncio.gather(*pages)
+    await asyncio.sleep(until - ENDS_S - time.monotonic())
     after = await read_lag(session, url)
+    seen = await asyncio.gather(*pages)
     num_updates = sum(len(each.times) for each in seen)
     return Load(
         rates=[each.rate() for each in seen],
