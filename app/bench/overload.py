@@ -32,7 +32,7 @@ import aiohttp
 from app.bench.client import Record, Target, send
 from app.bench.own_server import run_server
 from app.bench.spread import percentiles
-from app.bench.storm import blow, make_job, read_slowly
+from app.bench.storm import make_job, read_slowly, run_storm_process
 
 GAUGE = re.compile(r"^troupe:(\w+)\{[^}]*\} (\S+)", re.MULTILINE)
 SETTLE_S = 30.0  # how long the server may take to become empty
@@ -203,7 +203,7 @@ async def measure(url: str, model: str, size: Size, pid: int | None = None) -> R
         full = await run_crowd(session, target, size.room, pid, after(size.seconds))
         over = await run_crowd(session, target, size.num_clients, pid, after(size.seconds))
         slow = asyncio.create_task(read_slowly(target))
-        aborts = asyncio.create_task(blow(target, size.num_aborts, size.abort_rate))
+        aborts = asyncio.create_task(run_storm_process(target, size.num_aborts, size.abort_rate))
         stormy = await run_crowd(session, target, size.max_num_seqs // 2, pid, aborts.done)
         stormy.num_aborts, stormy.abort_s = size.num_aborts, aborts.result()
         slow.cancel()

@@ -2,7 +2,7 @@
 
     python -m app.bench.storm URL MODEL NUM_REQUESTS RATE
 
-is the storm in a process of its own, and prints its seconds: whoever measures beside it must not make it himself.
+is the storm in a process of its own, and prints its seconds: what it costs must not slow down who measures beside it.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ async def read_slowly(target: Target) -> None:
             await asyncio.sleep(1)
 
 
-async def blow(target: Target, num_requests: int, rate: float) -> float:
+async def run_storm_process(target: Target, num_requests: int, rate: float) -> float:
     """Run `storm` in another process; the seconds it took, its start not counted.
 
     Raises:

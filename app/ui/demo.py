@@ -91,7 +91,7 @@ def choose_examples(engine: Engine) -> list[str]:
 
 
 def choose_settings(engine: Engine) -> Settings:
-    """The demo model knows few answers: sampling makes it miss them, and a system prompt may be taken for its name."""
+    """The demo model knows few answers, learned mostly without a system prompt; sampling makes it miss them."""
     return Settings(system_prompt="", temperature=0.0) if is_demo_model(engine) else Settings()
 
 

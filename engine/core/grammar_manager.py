@@ -42,9 +42,8 @@ class GrammarManager:
                 del self._matchers[name]
         kept = [row for row, (_, name) in enumerate(live) if name in self._matchers]
         indices = np.array([live[row][0] for row in kept], dtype=np.int64)
-        return SampleGate(
-            order.step_id, indices, bitmask if len(kept) == len(live) else bitmask[kept]
-        ), broken
+        masks = bitmask if len(kept) == len(live) else bitmask[kept]
+        return SampleGate(order.step_id, indices, masks), broken
 
     def _accept(self, accepted: Iterable[tuple[str, int]]) -> list[GrammarBroken]:
         broken = []
