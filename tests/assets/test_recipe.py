@@ -11,6 +11,7 @@ from tokenizers import Tokenizer
 from transformers import AutoTokenizer, Qwen3ForCausalLM
 
 from app.extraction.scoring import score_field
+from assets.demo_model.recipe.attention import BLOCK, attend, make_bias
 from assets.demo_model.recipe.batches import STAGES, Batch, find_stage, group_by_length, make_batch
 from assets.demo_model.recipe.chat import ask_topic, sample_chat
 from assets.demo_model.recipe.documents import count_templates, missing_values, write_document
@@ -29,11 +30,10 @@ from assets.demo_model.recipe.export import export_checkpoint
 from assets.demo_model.recipe.invented import invent
 from assets.demo_model.recipe.kinds import KINDS
 from assets.demo_model.recipe.longer import lengthen
-from assets.demo_model.recipe.model import Decoder, ModelShape, attend, hide_keys
+from assets.demo_model.recipe.model import Decoder, ModelShape
 from assets.demo_model.recipe.optimizer import Optimizer, orthogonalize
 from assets.demo_model.recipe.phrases import expand, parse
 from assets.demo_model.recipe.prompt import extraction_messages, render_chat
-from assets.demo_model.recipe.scenes import play
 from assets.demo_model.recipe.schemas import SCHEMAS, load_schema, vary
 from assets.demo_model.recipe.tables import read_sections
 from assets.demo_model.recipe.testset import make_lines
@@ -83,9 +83,9 @@ def test_every_kind_has_many_whole_document_templates() -> None:
     assert min(count_templates().values()) >= 25
 
 
-def test_invented_pointer_and_scene_records_fit_their_schema() -> None:
+def test_invented_and_pointer_records_fit_their_schema() -> None:
     rng = Random(5)
-    for make in (invent, point, play):
+    for make in (invent, point):
         for _ in range(60):
             document, schema = make(rng)
             jsonschema_rs.validate(schema, document.record)
@@ -235,13 +235,24 @@ def test_export_loads_in_transformers_with_the_same_logits(tokenizer: Tokenizer,
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
 
-def test_written_out_attention_equals_the_fused_one() -> None:
+@pytest.mark.parametrize("length", [9, 2 * BLOCK + 37])
+def test_attention_in_blocks_equals_the_fused_one_with_its_gradients(length: int) -> None:
     torch.manual_seed(0)
-    q, k, v = torch.randn(2, 4, 9, 16), torch.randn(2, 2, 9, 16), torch.randn(2, 2, 9, 16)
+    q, k, v = (torch.randn(2, heads, length, 16, requires_grad=True) for heads in (4, 2, 2))
+    branches = (torch.arange(length) * 4 // length).expand(2, -1) * torch.tensor([[1], [0]])
+    bias, d_out = make_bias(branches), torch.randn(2, 4, length, 16)
     wide = (heads.repeat_interleave(2, 1) for heads in (k, v))
-    expected = torch.nn.functional.scaled_dot_product_attention(q, *wide, is_causal=True)
-    hidden = hide_keys(torch.zeros(1, 9))
-    torch.testing.assert_close(attend(q, k, v, hidden), expected, rtol=1e-5, atol=1e-5)
+    expected = torch.nn.functional.scaled_dot_product_attention(q, *wide, attn_mask=bias.float()[:, None])
+    found = attend(q, k, v, bias)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    gradients = (torch.autograd.grad(out, (q, k, v), d_out) for out in (found, expected))
+    torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-5)
+
+
+def test_no_position_sees_a_later_one_or_another_branch() -> None:
+    bias = make_bias(torch.tensor([[0, 0, 1, 1, 2]]))[0]
+    seen = [[1, 0, 0, 0, 0], [1, 1, 0, 0, 0], [1, 1, 1, 0, 0], [1, 1, 1, 1, 0], [1, 1, 0, 0, 1]]
+    assert (bias == 0).int().tolist() == seen
 
 
 def test_a_few_steps_lower_the_loss_and_a_restored_state_goes_on_alike() -> None:

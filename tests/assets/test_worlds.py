@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from random import Random
 from typing import Any
 
+import jsonschema_rs
 import pytest
 
 from assets.demo_model.recipe.phrases import SLOT
@@ -18,9 +19,20 @@ REWRITTEN = re.compile(r"\d\d:\d\d|\d{4}-\d\d-\d\d")  # times and dates take one
 def test_documents_hold_every_free_string_of_their_record() -> None:
     rng = Random(17)
     for _ in range(1500):
-        document, schema = play(rng)
-        for value in list_free_strings(document.record, schema):
-            assert value in document.text, (value, document.text)
+        documents, schema = play(rng, rng.randrange(1, 5))
+        for document in documents:
+            jsonschema_rs.validate(schema, document.record)
+            for value in list_free_strings(document.record, schema):
+                assert value in document.text, (value, document.text)
+
+
+def test_documents_of_one_scene_share_a_schema_and_differ() -> None:
+    rng, several = Random(23), 0
+    for _ in range(300):
+        documents, _ = play(rng, 4)
+        assert len({document.text for document in documents}) == len(documents) <= 4
+        several += len(documents) > 1
+    assert several > 200
 
 
 @pytest.mark.parametrize("world", read_worlds())

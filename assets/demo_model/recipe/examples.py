@@ -106,11 +106,11 @@ def sample_extraction(
 ) -> tuple[list[Document], Schema]:
     """One or more documents and the schema that asks for (some of) their records."""
     draw = rng.random()
-    if draw < 0.21:
+    if draw < 0.20:
         documents, schema = _listed(invent(rng))
-    elif draw < 0.62:
-        documents, schema = _listed(play(rng))
-    elif draw < 0.65:
+    elif draw < 0.66:
+        documents, schema = play(rng, num_documents)
+    elif draw < 0.68:
         documents, schema = _listed(point(rng))
     else:
         kind = rng.choices(list(KIND_WEIGHTS), weights=list(KIND_WEIGHTS.values()))[0]
@@ -247,7 +247,7 @@ def sample_example(
     long_share: float = 0.0,
     full_share: float = 0.4,
     num_branches: int = 1,
-    chat_share: float = 0.26,
+    chat_share: float = 0.2,
 ) -> Example:
     """A fresh example of the mix, with up to `num_branches` documents under one schema."""
     if chance(rng, chat_share):

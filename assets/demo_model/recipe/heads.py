@@ -18,11 +18,12 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from .attention import make_bias
 from .batches import Batch, group_by_length, make_batch
 from .examples import Encoder, sample_example
 from .export import make_config
 from .frozen import FOLDER, Rate, load_decoder, open_encoder
-from .model import Decoder, Layer, ModelShape, hide_keys
+from .model import Decoder, Layer, ModelShape
 
 NUM_HEADS, HEAD_DECAY = 3, 0.8
 MAX_LENGTH, TOKENS_PER_BATCH, CHUNK = 420, 2048, 256
@@ -72,7 +73,7 @@ class EagleLayer(nn.Module):
         pairs = torch.cat((F.embedding(next_ids, self.embeddings).to(hidden.dtype), hidden), -1)
         places = torch.arange(next_ids.shape[1])[None]
         cos, sin = (table[places][:, None].to(hidden.dtype) for table in (self.cos, self.sin))
-        found: Tensor = self.layer(self.fc(pairs), cos, sin, hide_keys(torch.zeros_like(places)))
+        found: Tensor = self.layer(self.fc(pairs), cos, sin, make_bias(torch.zeros_like(places)))
         return found
 
 

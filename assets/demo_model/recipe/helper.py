@@ -30,7 +30,7 @@ def compute_loss(model: Decoder, batch: Batch) -> Tensor:
 class GradientHelper:
     """Owns the shared gradients and the process that fills them."""
 
-    def __init__(self, model: Decoder, tokenizer_path: Path, seed: int, compiled: bool) -> None:
+    def __init__(self, model: Decoder, tokenizer_path: Path, seed: int) -> None:
         context = multiprocessing.get_context("spawn")
         weights = {name: weight.data.share_memory_() for name, weight in model.named_parameters()}
         self.gradients: Tensors = {
@@ -41,7 +41,7 @@ class GradientHelper:
         self.full, self.empty = context.Event(), context.Event()
         self.empty.set()
         shared = (weights, self.gradients, self.share, self.num_tokens, self.full, self.empty)
-        arguments = (model.shape, str(tokenizer_path), seed, compiled, *shared)
+        arguments = (model.shape, str(tokenizer_path), seed, *shared)
         self.process = context.Process(target=run_helper, args=arguments, daemon=True)
         self.process.start()
 
@@ -63,7 +63,6 @@ def run_helper(
     shape: ModelShape,
     tokenizer_path: str,
     seed: int,
-    compiled: bool,
     weights: Tensors,
     gradients: Tensors,
     share: Tensor,
@@ -76,8 +75,6 @@ def run_helper(
     model = make_model(shape)
     for name, weight in model.named_parameters():
         weight.data = weights[name]
-    if compiled:
-        compile_layers(model)
     for batch in stream_batches(Encoder(Tokenizer.from_file(tokenizer_path)), seed, lambda: float(share[0])):
         compute_loss(model, batch).backward()
         empty.wait()
@@ -97,9 +94,3 @@ def make_model(shape: ModelShape) -> Decoder:
     model = model.to(torch.bfloat16)
     model.cos, model.sin = tables
     return model
-
-
-def compile_layers(model: Decoder) -> None:
-    """Fuse the layers' element-wise work; costs a minute once, then saves about a third of each step."""
-    for layer in model.layers:
-        layer.compile(dynamic=True)

@@ -85,7 +85,7 @@ def lengthen(document: Document, rng: Random, most: int = 4200) -> Document:
     if document.kind == "scene" and chance(rng, 0.5):
         # What else happened: the schema alone tells which of the records is asked for.
         for _ in range(rng.randrange(1, 4)):
-            other, _ = play(rng)
+            [other], _ = play(rng)
             side = rng.choice([before, after])
             side.insert(rng.randrange(len(side) + 1), other.text)
     joint = rng.choice(["\n", "\n\n", "\n\n", " "])

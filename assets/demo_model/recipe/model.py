@@ -7,6 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from .attention import attend, make_bias
+
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
@@ -38,37 +40,13 @@ class Attention(nn.Module):
         self.q_norm = nn.RMSNorm(shape.head_size, eps=shape.norm_eps)
         self.k_norm = nn.RMSNorm(shape.head_size, eps=shape.norm_eps)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, hidden: Tensor) -> Tensor:
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, bias: Tensor) -> Tensor:
         shape, (B, T, _) = self.shape, x.shape
         q = self.q_norm(self.q_proj(x).view(B, T, shape.num_heads, shape.head_size)).transpose(1, 2)
         k = self.k_norm(self.k_proj(x).view(B, T, shape.num_kv_heads, shape.head_size)).transpose(1, 2)
         v = self.v_proj(x).view(B, T, shape.num_kv_heads, shape.head_size).transpose(1, 2)
-        out = attend(rotate(q, cos, sin), rotate(k, cos, sin), v, hidden)
+        out = attend(rotate(q, cos, sin), rotate(k, cos, sin), v, bias)
         return self.o_proj(out.transpose(1, 2).reshape(B, T, -1))  # [B, T, width]
-
-
-def attend(q: Tensor, k: Tensor, v: Tensor, hidden: Tensor) -> Tensor:
-    """Attention [B, H, T, D] with fewer key heads than query heads; `hidden` [B or 1, 1, 1, T, T] masks keys.
-
-    Written out because the backward pass of torch's fused CPU attention takes a quarter of a training step.
-    """
-    B, H, T, D = q.shape
-    num_kv_heads = k.shape[1]
-    stacked = q.reshape(B, num_kv_heads, -1, D)  # the query heads of a group below each other
-    scores = (stacked @ k.mT).view(B, num_kv_heads, -1, T, T).float() * D**-0.5
-    shares = scores.masked_fill(hidden, float("-inf")).softmax(-1).to(v.dtype)
-    return (shares.view(B, num_kv_heads, -1, T) @ v).view(B, H, T, D)
-
-
-def hide_keys(branches: Tensor) -> Tensor:
-    """Which keys each position must not see [B, 1, 1, T, T]: later ones, and those of another branch.
-
-    Branch 0 is the common beginning of a row; branches 1, 2, ... go on after it without seeing each other.
-    """
-    T = branches.shape[1]
-    later = torch.ones(T, T, dtype=torch.bool, device=branches.device).triu(1)
-    own, common = branches[:, :, None] == branches[:, None, :], (branches == 0)[:, None, :]
-    return (later | ~(own | common))[:, None, None]
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -97,8 +75,8 @@ class Layer(nn.Module):
         self.input_layernorm = nn.RMSNorm(shape.width, eps=shape.norm_eps)
         self.post_attention_layernorm = nn.RMSNorm(shape.width, eps=shape.norm_eps)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, hidden: Tensor) -> Tensor:
-        x = x + self.self_attn(self.input_layernorm(x), cos, sin, hidden)
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, bias: Tensor) -> Tensor:
+        x = x + self.self_attn(self.input_layernorm(x), cos, sin, bias)
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
@@ -134,15 +112,15 @@ class Decoder(nn.Module):
 
         Args:
             places: [B, T] position of each token in its own sequence; 0, 1, 2, ... by default.
-            branches: [B, T] see `hide_keys`; one sequence a row by default.
+            branches: [B, T] see `make_bias`; one sequence a row by default.
         """
         if places is None:
             places = torch.arange(token_ids.shape[1], device=token_ids.device)[None]
         x = self.embed_tokens(token_ids)
         cos, sin = (table[places][:, None].to(x.dtype) for table in (self.cos, self.sin))
-        hidden = hide_keys(torch.zeros_like(places) if branches is None else branches)
+        bias = make_bias(torch.zeros_like(places) if branches is None else branches)
         for layer in self.layers:
-            x = layer(x, cos, sin, hidden)
+            x = layer(x, cos, sin, bias)
         return self.norm(x)
 
     def logits_at(

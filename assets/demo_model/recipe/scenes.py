@@ -156,9 +156,17 @@ def _make_list(names: tuple[str, ...], kind: str, details: str, rng: Random) -> 
     return Part(names, {"type": "array", "items": items}, found, {slot: join_list(texts, rng)})
 
 
-def play(rng: Random) -> tuple[Document, Schema]:
-    """A document of a random scene and a schema that asks for some of its fields."""
-    lines = rng.choice(list(read_worlds().values()))
+@dataclass(frozen=True, slots=True)
+class Telling:
+    """One document of a scene: its fields, its text, and which fields (by index) one may ask for."""
+
+    parts: list[Part]
+    text: str
+    known: list[int]
+
+
+def tell(lines: tuple[str, ...], rng: Random) -> Telling:
+    """A document of the scene of these lines, with fresh values."""
     while True:
         parts = [make_part(line, rng) for line in lines if not line.startswith("> ")]
         slots = make_distractors(rng)
@@ -170,26 +178,39 @@ def play(rng: Random) -> tuple[Document, Schema]:
         if all(name in slots for name in SLOT.findall(template)):
             break
     said = set(SLOT.findall(template))
-    text = compose(template, rng, slots)
-    wanted = [part for part in parts if part.value is None or said & part.slots.keys() or "?" in part.names]
-    kept = [part for part in wanted if chance(rng, 0.7)] or wanted[:2]
+    known = [i for i, part in enumerate(parts) if part.value is None or said & part.slots.keys()]
+    return Telling(parts, compose(template, rng, slots), known)
+
+
+def play(rng: Random, num_documents: int = 1) -> tuple[list[Document], Schema]:
+    """Documents of a random scene, at least one, and a schema that asks for some of its fields."""
+    lines = rng.choice(list(read_worlds().values()))
+    tellings = [tell(lines, rng)]
+    known = tellings[0].known
+    asked = [i for i in known if chance(rng, 0.7)] or known[:2]
     if chance(rng, 0.3):
-        rng.shuffle(kept)
-    properties, record = _name(kept, rng)
-    schema = dress("record", properties, rng)
-    if chance(rng, 0.2) and len(record) > 3:
-        schema, record = nest(schema, record, rng)
-    return Document("scene", text, record), schema
+        rng.shuffle(asked)
+    others = (tell(lines, rng) for _ in range(num_documents - 1))
+    tellings += [other for other in others if set(asked) <= set(other.known)]
+    properties = _name([tellings[0].parts[i] for i in asked], rng)
+    flat = dress("record", properties, rng)
+    nested, seed = chance(rng, 0.2) and len(asked) > 3, rng.random()
+    schema, documents = flat, []
+    for telling in tellings:
+        record: Record = {key: telling.parts[i].value for key, i in zip(properties, asked, strict=True)}
+        if nested:
+            schema, record = nest(flat, record, Random(seed))
+        documents.append(Document("scene", telling.text, record))
+    return documents, schema
 
 
-def _name(parts: list[Part], rng: Random) -> tuple[Schema, Record]:
-    """Properties and record under one of the names of each field."""
+def _name(parts: list[Part], rng: Random) -> Schema:
+    """Properties under one of the names of each field."""
     properties: Schema = {}
-    record: Record = {}
     style, described = rng.random(), chance(rng, 0.3)
     for number, part in enumerate(parts, 1):
         key = rng.choice(part.names)
-        key = key if key not in record else part.names[0]
+        key = key if key not in properties else part.names[0]
         schema = dict(part.schema)
         if described or style < 0.06:
             form = schema.get("description")
@@ -202,8 +223,8 @@ def _name(parts: list[Part], rng: Random) -> tuple[Schema, Record]:
             key = key.upper()
         elif style < 0.27:
             key = key.replace("_", "-")
-        properties[key], record[key] = schema, part.value
-    return properties, record
+        properties[key] = schema
+    return properties
 
 
 def _describe(part: Part, rng: Random) -> str:

@@ -19,7 +19,7 @@ from tokenizers import Tokenizer
 from .batches import Batch, make_batch, stream_batches
 from .examples import Encoder, Example, sample_example
 from .export import export_checkpoint
-from .helper import GradientHelper, compile_layers, compute_loss, make_model
+from .helper import GradientHelper, compute_loss, make_model
 from .model import ModelShape
 from .optimizer import Optimizer
 from .scoring import score_development
@@ -54,8 +54,8 @@ class Trainer:
         rng = Random(DEVELOPMENT_SEED)
         self.development: list[Example] = [sample_example(self.encoder, rng) for _ in range(DEVELOPMENT_SIZE)]
 
-    def start_helper(self, seed: int, compiled: bool) -> None:
-        self.helper = GradientHelper(self.model, self.folder / "tokenizer.json", seed, compiled)
+    def start_helper(self, seed: int) -> None:
+        self.helper = GradientHelper(self.model, self.folder / "tokenizer.json", seed)
 
     def resume(self) -> None:
         """Load the state of the folder, if there is one."""
@@ -145,7 +145,6 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=120.0, help="time to spend from now on")
     parser.add_argument("--until", default="", help="ISO time at which to stop, instead of --minutes")
     parser.add_argument("--snapshot-minutes", type=float, default=8.0)
-    parser.add_argument("--compile", action="store_true", help="use torch.compile (needs a C++ compiler)")
     parser.add_argument("--helper", action="store_true", help="compute more gradients in a second process")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--texts", type=int, default=30000, help="examples the tokenizer learns from")
@@ -157,10 +156,8 @@ def main() -> None:
     tokenizer = open_tokenizer(args.out, args.texts)
     trainer = Trainer(args.out, tokenizer, ModelShape(vocabulary_size=tokenizer.get_vocab_size()))
     trainer.resume()
-    if args.compile:
-        compile_layers(trainer.model)
     if args.helper:
-        trainer.start_helper(args.seed + 500 + trainer.progress.num_runs, args.compile)
+        trainer.start_helper(args.seed + 500 + trainer.progress.num_runs)
     budget = seconds_until(args.until) if args.until else args.minutes * 60
     signal.signal(signal.SIGTERM, trainer.stop)
     trainer.train(budget, args.snapshot_minutes * 60, args.seed)
