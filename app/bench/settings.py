@@ -42,7 +42,8 @@ def engine_settings(arguments: argparse.Namespace, **defaults: Any) -> Iterator[
     with tempfile.TemporaryDirectory(prefix="troupe-bench-") as folder:
         if arguments.shape is not None:
             shape = write_shape(arguments.shape, Path(folder))
-            given |= {"model": str(shape), "load_format": "dummy", "skip_tokenizer_init": True}
+            has_tokenizer = given.get("tokenizer") is not None
+            given |= {"model": str(shape), "load_format": "dummy", "skip_tokenizer_init": not has_tokenizer}
         yield make_config(EngineConfig, given)
 
 

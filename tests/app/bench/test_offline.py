@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from app.bench import roofline
+from app.bench import roofline, shapes
 from app.cli.main import main
+from engine.config import DEMO_MODEL
 
 TINY = {
     "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "hidden_size": 32, "num_hidden_layers": 1,
@@ -51,6 +52,17 @@ def test_throughput_counts_what_was_made(flags: list[str], tmp_path: Path, capsy
     assert main(["bench", "throughput", *flags, "--num-prompts", "5"]) == 0
     assert "5 requests, 60 tokens in, 30 tokens out" in capsys.readouterr().out
     assert len(json.loads((tmp_path / "out.json").read_text())["elapsed_s"]["free"]) == 1
+
+
+def test_a_shape_takes_a_tokenizer_for_its_grammars(
+    tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(shapes.SHAPES, "tiny", TINY | {"vocab_size": 4096})
+    code = main(
+        ["bench", "throughput", "--shape", "tiny", "--tokenizer", str(DEMO_MODEL), "--no-enable-native-ops",
+         "--structured", "--num-prompts", "3", "--input-len", "5", "--output-len", "9"]
+    )  # fmt: skip
+    assert code == 0 and "structured over free" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
