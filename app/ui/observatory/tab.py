@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncGenerator
 from typing import Any
 
@@ -16,11 +17,12 @@ from app.ui.observatory.recorder import Recorder
 from app.ui.observatory.trace import NUM_TOP, Tracer
 from app.ui.record_view import render_error
 from app.ui.scripts import read_script
-from engine import Engine, InvalidRequest, RequestOutput, SamplingParams
+from engine import Engine, InvalidRequest, RequestOutput, SamplingParams, TokenLogprobs
 from grammar import GrammarSpec
 
 MAX_TRACED_TOKENS = 256
-NO_TRACE: dict[str, Any] = {"steps": []}
+# The steps travel as a JSON text: Gradio would walk through every value of a list on the event loop.
+NO_TRACE: dict[str, Any] = {"steps": "[]"}
 DEFAULT_SAMPLE = "contact 1"
 
 
@@ -78,12 +80,14 @@ class Tracing:
         try:
             spec, output = await self._generate(name, f"session-{request.session_hash}")
             completion = output.outputs[0]
-            steps = await asyncio.to_thread(
-                self.tracer.trace, spec, completion.token_ids, completion.logprobs or []
-            )
+            logprobs = completion.logprobs or []
+            steps = await asyncio.to_thread(self._trace, spec, completion.token_ids, logprobs)
             yield "", {"steps": steps}
         except EXPLAINED as error:
             yield render_error(explain(error, self.engine.state)), NO_TRACE
+
+    def _trace(self, spec: GrammarSpec, token_ids: list[int], logprobs: list[TokenLogprobs]) -> str:
+        return json.dumps(self.tracer.trace(spec, token_ids, logprobs), ensure_ascii=False)
 
     async def _generate(self, name: str, salt: str) -> tuple[GrammarSpec, RequestOutput]:
         schema_name = self.examples.schema_for(name)

@@ -92,7 +92,7 @@ host.addEventListener("keydown", (event) => {
   go(jumps[event.key], true);
 });
 if (!("answers" in host.dataset)) {
-  const take = () => showSteps(props.value?.steps, props.value?.busy ? "Running the example …" : "Nothing traced yet.");
+  const take = () => showSteps(JSON.parse(props.value?.steps || "[]"), props.value?.busy ? "Running the example …" : "Nothing traced yet.");
   watch("value", take);
   take();
 }
