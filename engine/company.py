@@ -24,7 +24,7 @@ from engine.config import EngineConfig
 from engine.core.detokenizer import Detokenizer
 from engine.core.kv_cache_manager import KVCacheManager
 from engine.core.scheduler import Scheduler
-from engine.errors import EngineDead, EngineError
+from engine.errors import ConfigError, EngineDead, EngineError, InvalidRequest
 from engine.messages import AbortRequest, AddRequest, Sleep
 from engine.metrics import EngineStats, Metrics
 from engine.output_stream import OutputStream
@@ -46,7 +46,8 @@ class Company:
         metrics: Metrics,
         report_hang: Callable[[TimeoutError], None],
     ) -> None:
-        self.streams: dict[str, tuple[OutputStream, int]] = {}
+        self.streams: dict[str, tuple[OutputStream, int]] = {}  # of live completions
+        self._requests: dict[str, OutputStream] = {}  # of requests with a reader
         self._config = config
         self._worker = worker
         self._tokenizer = tokenizer
@@ -106,7 +107,20 @@ class Company:
     def open(
         self, messages: list[AddRequest], stream: OutputStream, compiled: CompiledGrammar | None
     ) -> None:
-        """Accept a request: from here on its stream gets exactly one end."""
+        """Accept a request: from here on its stream gets exactly one end.
+
+        Raises:
+            InvalidRequest: a live request has its name, or the name of one of its completions.
+        """
+        names = [message.request_id for message in messages]
+        known = self._requests.get(stream.request_id)
+        is_open = known is not None and not known.is_finished
+        if is_open or any(name in self.streams for name in names):
+            raise InvalidRequest(
+                f"request_id {stream.request_id!r} is in use by a running request", "request_id"
+            )
+        stream.completion_ids = names
+        self._requests[stream.request_id] = stream
         for index, message in enumerate(messages):
             self.streams[message.request_id] = (stream, index)
             if compiled is not None:
@@ -115,8 +129,24 @@ class Company:
             self.scheduler.tell(message)
         self._metrics.prompt_tokens += len(messages[0].prompt_token_ids)
 
+    def leave(self, stream: OutputStream) -> None:
+        """The reader of a request is gone: end what is left of it, and free its name."""
+        self.abort_stream(stream)
+        if self._requests.get(stream.request_id) is stream:
+            del self._requests[stream.request_id]
+
+    def abort_request(self, request_id: str) -> None:
+        """End the request of that name, if there is one."""
+        if request_id in self._requests:
+            self.abort_stream(self._requests[request_id])
+
+    def abort_stream(self, stream: OutputStream) -> None:
+        """End what is left of a request. Its names may be a newer request's by now, which goes on."""
+        owners = {name: self.streams[name][0] for name in stream.completion_ids if name in self.streams}
+        self.abort([name for name, owner in owners.items() if owner is stream])
+
     def abort(self, request_ids: Iterable[str]) -> None:
-        """End those of the requests that still live."""
+        """End those of the completions that still live."""
         live = tuple(request_id for request_id in request_ids if request_id in self.streams)
         if live:
             self.scheduler.tell(AbortRequest(live))
@@ -179,4 +209,10 @@ class Company:
             self._tokenizer.token_bytes(vocab_size),
             self._tokenizer.special_tokens(vocab_size),
         )
-        return GrammarCompiler(Vocabulary(token_bytes, self._eos_token_ids, names))
+        ends = [token_id for token_id in self._eos_token_ids if token_id < vocab_size]
+        if not ends:
+            raise ConfigError(
+                f"structured output needs an eos_token_id below vocab_size={vocab_size}, to end a text; "
+                f"this model's are {list(self._eos_token_ids)}"
+            )
+        return GrammarCompiler(Vocabulary(token_bytes, ends, names))

@@ -51,7 +51,10 @@ class EngineConfig:
     )
     quantization: Quantization = field(
         default="none",
-        metadata={"help": "weights in fewer bits: int8 anywhere, int4 and fp8 on CUDA"},
+        metadata={
+            "help": "weights in fewer bits: int8 anywhere, int4 and fp8 on CUDA; int8 on CPU waits for the native ops: "
+            "without them a text may depend on the batch"
+        },
     )
     kv_cache_dtype: KVCacheDtype = field(
         default="auto", metadata={"help": "auto: as the model; fp8: half the memory, on CUDA"}

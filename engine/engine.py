@@ -16,7 +16,7 @@ from typing import Any
 from engine.company import Company
 from engine.config import EngineConfig, ResolvedConfig
 from engine.errors import EngineOverloaded, InvalidRequest, RequestTimeout
-from engine.intake import Intake, Prompt
+from engine.intake import Intake, Prompt, check_options
 from engine.metrics import EngineStats, Metrics
 from engine.model import ModelConfig
 from engine.output_stream import OutputStream
@@ -88,13 +88,11 @@ class Engine:
             EngineDead: the engine is not up, or crashed meanwhile.
         """
         arrival_time = time.monotonic()
-        _check_request(priority, cache_salt, deadline_s)
-        params = sampling_params or SamplingParams()
+        params = SamplingParams() if sampling_params is None else sampling_params
+        check_options(params, priority, cache_salt, deadline_s)
         request_id = request_id or f"req-{secrets.token_hex(8)}"
-        stream, request_ids = await self._submit(
-            prompt, params, request_id, priority, cache_salt, arrival_time
-        )
-        timer = self._start_timer(stream, request_ids, arrival_time, deadline_s)
+        stream = await self._submit(prompt, params, request_id, priority, cache_salt, arrival_time)
+        timer = self._start_timer(stream, arrival_time, deadline_s)
         try:
             is_finished = False
             while not is_finished:
@@ -104,16 +102,14 @@ class Engine:
         finally:
             if timer is not None:
                 timer.cancel()
-            self._abort(request_ids)
+            if (company := self._supervisor.company) is not None:
+                company.leave(stream)
 
     async def abort(self, request_id: str) -> None:
         """End a request; its stream gets a last output with finish_reason "abort". Unknown ids are ignored."""
         company = self._supervisor.company
         if company is not None:
-            children = f"{request_id}#"
-            company.abort(
-                [name for name in company.streams if name == request_id or name.startswith(children)]
-            )
+            company.abort_request(request_id)
 
     def check_room(self, count: int = 1) -> None:
         """Refuse what `generate` would refuse, before anything is spent on it.
@@ -122,8 +118,13 @@ class Engine:
             count: sequences that want to join the waiting queue.
 
         Raises:
+            InvalidRequest: there can never be room for so many.
             EngineOverloaded: there is no room for them; it counts as a rejection.
         """
+        if count > self.config.max_num_waiting:
+            raise InvalidRequest(
+                f"n={count} must be at most {self.config.max_num_waiting}, the engine's max_num_waiting", "n"
+            )
         company = self._supervisor.company
         if company is None or company.num_queued + count <= self.config.max_num_waiting:
             return
@@ -245,20 +246,20 @@ class Engine:
         priority: int,
         cache_salt: str | None,
         arrival_time: float,
-    ) -> tuple[OutputStream, list[str]]:
+    ) -> OutputStream:
         intake = self._intake
         text, token_ids = await intake.encode(prompt)
         intake.check(token_ids, params)
+        bad_word_ids = await intake.encode_bad_words(params)
         self.check_room(params.n)
         compiled, info = await self._compile(params)
         company = self._supervisor.require_company()  # it may have crashed while the grammar compiled
-        messages = intake.split(request_id, token_ids, params, priority, cache_salt, arrival_time)
-        request_ids = [message.request_id for message in messages]
-        if any(name in company.streams for name in request_ids):
-            raise InvalidRequest(f"request_id {request_id!r} is in use by a running request", "request_id")
+        messages = intake.split(
+            request_id, token_ids, params, priority, cache_salt, arrival_time, bad_word_ids
+        )
         stream = OutputStream(request_id, text, token_ids, params, arrival_time, info, self._metrics)
         company.open(messages, stream, compiled)
-        return stream, request_ids
+        return stream
 
     async def _compile(self, params: SamplingParams) -> tuple[CompiledGrammar | None, GrammarInfo | None]:
         if params.grammar is None:
@@ -269,7 +270,7 @@ class Engine:
         return compiled, info
 
     def _start_timer(
-        self, stream: OutputStream, request_ids: list[str], arrival_time: float, deadline_s: float | None
+        self, stream: OutputStream, arrival_time: float, deadline_s: float | None
     ) -> asyncio.TimerHandle | None:
         if deadline_s is None:
             return None
@@ -278,27 +279,8 @@ class Engine:
             stream.fail(
                 RequestTimeout(f"the request was not finished within its deadline of {deadline_s:g} s")
             )
-            self._abort(request_ids)
+            if (company := self._supervisor.company) is not None:
+                company.abort_stream(stream)
 
         delay = arrival_time + deadline_s - time.monotonic()
         return asyncio.get_running_loop().call_later(delay, expire)
-
-    def _abort(self, request_ids: list[str]) -> None:
-        company = self._supervisor.company
-        if company is not None:
-            company.abort(request_ids)
-
-
-def _check_request(priority: int, cache_salt: str | None, deadline_s: float | None) -> None:
-    if isinstance(priority, bool) or not isinstance(priority, int) or not -(2**31) <= priority < 2**31:
-        raise InvalidRequest(
-            f"priority={priority!r} must be an integer from {-(2**31)} to {2**31 - 1}", "priority"
-        )
-    if cache_salt is not None and not 1 <= len(cache_salt) <= 1024:
-        raise InvalidRequest(
-            f"cache_salt must have 1 to 1024 characters, not {len(cache_salt)}", "cache_salt"
-        )
-    if deadline_s is not None and not 0 < deadline_s <= 86400:
-        raise InvalidRequest(
-            f"deadline_s={deadline_s!r} must be above 0 and at most 86400 seconds", "deadline_s"
-        )

@@ -1,22 +1,29 @@
-"""Intake: what happens to a request before it is accepted. It is tokenised, checked against the model, and split."""
+"""Intake: what happens to a request before it is accepted. It is checked, tokenised, held to the model, and split."""
 
 from __future__ import annotations
 
 import asyncio
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from numbers import Real
+
+import numpy as np
 
 from engine.errors import InvalidRequest
 from engine.messages import AddRequest
-from engine.sampling_params import SamplingParams
+from engine.sampling_params import SamplingParams, is_unicode
 from engine.tokenizer import Tokenizer
 
-Prompt = str | Sequence[int] | Mapping[str, object]
+Prompt = str | Sequence[int] | np.ndarray | Mapping[str, object]
+PROMPT_KEYS = ("prompt", "prompt_token_ids")
 
 # Longer texts are tokenised in a thread: at about 1 us a character the loop would feel them.
 INLINE_CHARS = 2000
+_CALL_CHARS = 10  # calling the tokenizer costs as much as so many characters
+# Over all bad words, each in both forms: every step compares so many tokens.
+MAX_BAD_WORD_TOKENS = 2048
 _SEED_STEP = 0x9E3779B97F4A7C15  # odd, far from 0: siblings of one request get unrelated seeds
 
 
@@ -32,15 +39,20 @@ class Intake:
         """(text, token ids) of a prompt given as text, as ids, or as {"prompt_token_ids": ids}."""
         if isinstance(prompt, str):
             return prompt, await self._encode_text(prompt)
-        ids = prompt.get("prompt_token_ids") if isinstance(prompt, Mapping) else prompt
-        if isinstance(prompt, Mapping) and ids is None and isinstance(prompt.get("prompt"), str):
-            return await self.encode(str(prompt["prompt"]))
-        is_bytes = isinstance(ids, bytes | bytearray)  # a sequence of integers, and never meant as ids
-        if is_bytes or not isinstance(ids, Sequence) or not all(type(each) is int for each in ids):
+        unknown: list[object] = []
+        content: object = prompt
+        if isinstance(prompt, Mapping):
+            unknown = [key for key in prompt if key not in PROMPT_KEYS]
+            text, content = prompt.get("prompt"), prompt.get("prompt_token_ids")
+            if content is None and isinstance(text, str) and not unknown:
+                return text, await self._encode_text(text)
+        ids = None if unknown else _read_ids(content)
+        if ids is None:
+            more = f"; it has the unknown key {unknown[0]!r}" if unknown else ""
             raise InvalidRequest(
-                "prompt must be text, a list of token ids, or {'prompt_token_ids': [...]}", "prompt"
+                f"prompt must be text, a list of token ids, or {{'prompt_token_ids': [...]}}{more}", "prompt"
             )
-        return None, list(ids)
+        return None, ids
 
     def check(self, prompt_token_ids: list[int], params: SamplingParams) -> None:
         """Raise InvalidRequest where the request does not fit this model."""
@@ -64,6 +76,17 @@ class Intake:
                         f"{name} needs a tokenizer; this engine was started without one", name
                     )
 
+    async def encode_bad_words(self, params: SamplingParams) -> tuple[tuple[int, ...], ...]:
+        """Each bad word as it is written at the start of a text and, with a space before it, inside one.
+
+        Raises:
+            InvalidRequest: they have too many tokens.
+        """
+        forms = dict.fromkeys(form for word in params.bad_words for form in (word, " " + word.lstrip()))
+        if sum(len(form) + _CALL_CHARS for form in forms) <= INLINE_CHARS:
+            return self._encode_forms(forms)
+        return await asyncio.to_thread(self._encode_forms, forms)
+
     def split(
         self,
         request_id: str,
@@ -72,11 +95,11 @@ class Intake:
         priority: int,
         cache_salt: str | None,
         arrival_time: float | None = None,
+        bad_word_ids: tuple[tuple[int, ...], ...] = (),
     ) -> list[AddRequest]:
         """One message per completion; they share the prompt's blocks through the prefix cache."""
         seed = secrets.randbits(63) if params.seed is None else params.seed
         single = params if params.n == 1 else replace(params, n=1)
-        bad_word_ids = self._encode_bad_words(params)
         return [
             AddRequest(
                 request_id=request_id if params.n == 1 else f"{request_id}#{index}",
@@ -98,15 +121,22 @@ class Intake:
             return self._tokenizer.encode(text)
         return await asyncio.to_thread(self._tokenizer.encode, text)
 
-    def _encode_bad_words(self, params: SamplingParams) -> tuple[tuple[int, ...], ...]:
-        """Each word as it is written at the start of a text and, with a space before it, inside one."""
+    def _encode_forms(self, forms: Iterable[str]) -> tuple[tuple[int, ...], ...]:
         found: dict[tuple[int, ...], None] = {}
-        for word in params.bad_words:
+        num_tokens = 0
+        for form in forms:
             assert self._tokenizer is not None, "checked above"
-            for form in (word, " " + word.lstrip()):
-                ids = tuple(self._tokenizer.encode(form, add_special_tokens=False))
-                if ids:
-                    found[ids] = None
+            ids = tuple(self._tokenizer.encode(form, add_special_tokens=False))
+            if not ids or ids in found:
+                continue
+            found[ids] = None
+            num_tokens += len(ids)
+            if num_tokens > MAX_BAD_WORD_TOKENS:
+                raise InvalidRequest(
+                    f"bad_words: the first {len(found)} forms (each word with a space before it, and without) "
+                    f"have {num_tokens} tokens; all of them may have at most {MAX_BAD_WORD_TOKENS}",
+                    "bad_words",
+                )
         return tuple(found)
 
     def _check_ids(self, name: str, ids: Sequence[int]) -> None:
@@ -115,3 +145,49 @@ class Intake:
             raise InvalidRequest(
                 f"{name}: token id {wrong} is outside the vocabulary (0 to {self._vocab_size - 1})", name
             )
+
+
+def check_options(params: object, priority: object, cache_salt: object, deadline_s: object) -> None:
+    """Refuse options of a request whose types or values no model could serve.
+
+    Raises:
+        InvalidRequest: the message names field, value and range.
+    """
+    if not isinstance(params, SamplingParams):
+        raise InvalidRequest(
+            f"sampling_params must be a SamplingParams, not {type(params).__name__}", "sampling_params"
+        )
+    if isinstance(priority, bool) or not isinstance(priority, int) or not -(2**31) <= priority < 2**31:
+        raise InvalidRequest(
+            f"priority={priority!r} must be an integer from {-(2**31)} to {2**31 - 1}", "priority"
+        )
+    if cache_salt is not None:
+        _check_salt(cache_salt)
+    if deadline_s is not None:
+        is_number = isinstance(deadline_s, Real) and not isinstance(deadline_s, bool)
+        if not is_number or not 0 < deadline_s <= 86400:  # type: ignore[operator]
+            raise InvalidRequest(
+                f"deadline_s={deadline_s!r} must be a number above 0 and at most 86400 seconds", "deadline_s"
+            )
+
+
+def _check_salt(salt: object) -> None:
+    if not isinstance(salt, str):
+        raise InvalidRequest(f"cache_salt must be a string, not {type(salt).__name__}", "cache_salt")
+    if not 1 <= len(salt) <= 1024:
+        raise InvalidRequest(f"cache_salt must have 1 to 1024 characters, not {len(salt)}", "cache_salt")
+    if not is_unicode(salt):
+        raise InvalidRequest(f"cache_salt={salt[:40]!r} is not valid Unicode", "cache_salt")
+
+
+def _read_ids(ids: object) -> list[int] | None:
+    """A copy of token ids given as a sequence or as an array; None for anything else."""
+    if isinstance(ids, np.ndarray):
+        ids = ids.tolist()
+    # bytes are a sequence of integers, and never meant as ids
+    if isinstance(ids, bytes | bytearray) or not isinstance(ids, Sequence):
+        return None
+    if all(type(each) is int for each in ids):
+        return list(ids)
+    copied = [each.item() if isinstance(each, np.integer) else each for each in ids]
+    return copied if all(type(each) is int for each in copied) else None

@@ -14,6 +14,7 @@ from functools import partial
 from threading import Thread
 from typing import Any, TypeVar
 
+import numpy as np
 from tqdm import tqdm
 
 from engine.config import DEMO_MODEL, EngineConfig, ResolvedConfig
@@ -89,16 +90,33 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: bool = True,
-        **template_options: Any,
+        priority: int = 0,
+        cache_salt: str | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[RequestOutput]:
-        """Answer one conversation, or a list of them, under the model's chat template."""
+        """Answer one conversation, or a list of them, under the model's chat template.
+
+        Args:
+            chat_template_kwargs: variables of the template, and the options of Tokenizer.apply_chat_template.
+
+        Raises:
+            InvalidRequest, GrammarError: as `generate`, and where the template refuses the messages.
+        """
+        options = {} if chat_template_kwargs is None else chat_template_kwargs
+        if not isinstance(options, Mapping):
+            raise InvalidRequest(
+                f"chat_template_kwargs must be a mapping, not {type(options).__name__}",
+                "chat_template_kwargs",
+            )
         is_single = bool(messages) and isinstance(messages[0], Mapping)
         conversations = [messages] if is_single else list(messages)
         prompts = [
-            self._run(partial(self._engine.render_chat, each, **template_options))  # type: ignore[arg-type]
+            self._run(partial(self._engine.render_chat, each, **options))  # type: ignore[arg-type]
             for each in conversations
         ]
-        return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
+        return self.generate(
+            prompts, sampling_params, use_tqdm=use_tqdm, priority=priority, cache_salt=cache_salt
+        )
 
     def stats(self) -> EngineStats:
         """Counters and gauges of the engine."""
@@ -156,7 +174,7 @@ def _list_prompts(prompts: Any) -> list[Prompt]:
     if isinstance(prompts, str | Mapping):
         return [prompts]
     listed = list(prompts)
-    if listed and all(isinstance(item, int) for item in listed):
+    if listed and all(isinstance(item, int | np.integer) for item in listed):
         return [listed]
     return listed
 
@@ -164,7 +182,13 @@ def _list_prompts(prompts: Any) -> list[Prompt]:
 def _list_params(params: Any, count: int) -> list[SamplingParams]:
     if params is None or isinstance(params, SamplingParams):
         return [params or SamplingParams()] * count
-    listed = list(params)
+    listed = list(params) if isinstance(params, Sequence) else [params]
+    for each in listed:
+        if not isinstance(each, SamplingParams):
+            raise InvalidRequest(
+                f"sampling_params must be a SamplingParams or a list of them, not {type(each).__name__}",
+                "sampling_params",
+            )
     if len(listed) != count:
         raise InvalidRequest(
             f"sampling_params has {len(listed)} entries for {count} prompts", "sampling_params"

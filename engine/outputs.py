@@ -17,6 +17,7 @@ class Logprob:
 
     `logprob` and `rank` are of the model's own distribution (before penalties, mask and temperature);
     `masked_logprob` is under the grammar mask, None for a request without a grammar.
+    `part` is the bytes of a token that may be part of a character; `decoded_token` shows U+FFFD for them.
     """
 
     token_id: int
@@ -24,6 +25,7 @@ class Logprob:
     rank: int  # 1 = most likely
     decoded_token: str = ""
     masked_logprob: float | None = None
+    part: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)

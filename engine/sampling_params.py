@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
+
+import numpy as np
 
 from engine.errors import InvalidRequest
 from grammar import GrammarSpec
@@ -18,6 +20,7 @@ MAX_ID_LIST = 1024
 MAX_BAD_WORDS = 128
 MAX_LOGPROBS = 20
 MAX_SEED = 2**63 - 1
+_PLAIN_TYPES = (int, float, str, bool, type(None))
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +29,8 @@ class SamplingParams:
 
     Order of the steps: penalties, logit_bias, allowed_token_ids, bad_words, min_tokens, grammar mask,
     temperature, top_k, top_p, min_p, then one draw whose noise depends only on (seed, position, token id).
+
+    Numbers and arrays of NumPy are taken, too.
 
     Raises:
         InvalidRequest: a value outside its range; the message names field, value and range.
@@ -50,7 +55,7 @@ class SamplingParams:
         default_factory=dict
     )  # token id -> added to the logit, [-100, 100]
     allowed_token_ids: tuple[int, ...] | None = None
-    bad_words: tuple[str, ...] = ()
+    bad_words: tuple[str, ...] = ()  # at most 128, and 2048 tokens in all
     logprobs: int | None = None  # top alternatives beside the sampled token, 0..20
     prompt_logprobs: int | None = None  # 0..20; such a request does not read the prefix cache
     skip_special_tokens: bool = True
@@ -59,8 +64,11 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         set_field = object.__setattr__
+        for name in self.__slots__:
+            if type(value := getattr(self, name)) not in _PLAIN_TYPES:
+                set_field(self, name, _to_python(value))
         for name in ("stop", "stop_token_ids", "bad_words", "allowed_token_ids"):
-            value: object = getattr(self, name)
+            value = getattr(self, name)
             if value is None and name != "allowed_token_ids":
                 set_field(self, name, ())
             elif isinstance(value, str) and name == "stop":
@@ -72,7 +80,9 @@ class SamplingParams:
         bias: object = self.logit_bias
         if bias is not None and not isinstance(bias, Mapping):
             raise InvalidRequest("logit_bias must map token ids to numbers", "logit_bias")
-        set_field(self, "logit_bias", dict(bias or {}))  # a copy: what was checked stays as it was
+        # A copy: what was checked stays as it was.
+        copied = {_to_python(token_id): _to_python(value) for token_id, value in (bias or {}).items()}
+        set_field(self, "logit_bias", copied)
         self._check_numbers()
         self._check_lists()
 
@@ -137,6 +147,24 @@ class SamplingParams:
             )
 
 
+def is_unicode(text: str) -> bool:
+    """Whether it is a text at all: half a surrogate pair cannot be written as UTF-8."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _to_python(value: Any) -> Any:
+    """A NumPy number or array, or a list or tuple of such numbers, as Python's own; the rest as it is."""
+    if isinstance(value, np.generic | np.ndarray):
+        return value.tolist()
+    if isinstance(value, list | tuple):
+        return type(value)([each.tolist() if isinstance(each, np.generic) else each for each in value])
+    return value
+
+
 def _check_int(name: str, value: object, low: int, high: int, note: str = "") -> None:
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
         more = f" ({note})" if note else ""
@@ -161,6 +189,8 @@ def _check_strings(name: str, values: object, max_count: int, max_chars: int) ->
             raise InvalidRequest(
                 f"{name}: every string must have 1 to {max_chars} characters, one has {len(value)}", name
             )
+        if not is_unicode(value):
+            raise InvalidRequest(f"{name}: {value[:40]!r} is not valid Unicode", name)
 
 
 def _check_ids(name: str, values: object) -> None:

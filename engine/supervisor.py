@@ -21,7 +21,7 @@ from engine.company import Company
 from engine.config import EngineConfig
 from engine.errors import EngineDead, EngineSleeping, InvalidRequest
 from engine.metrics import Metrics
-from engine.model import ModelConfig
+from engine.model import read_eos_token_ids
 from engine.tokenizer import Tokenizer
 from engine.worker.mock_worker import MockWorker
 from engine.worker.worker import Worker
@@ -55,6 +55,7 @@ class Supervisor:
         self._is_hanging = False
         self._alarm = asyncio.Event()
         self._turn: asyncio.Future[None] | None = None  # of whoever waits for a sleep or for its end
+        self._calling_off = asyncio.Event()  # of the latest sleep that waits for requests
 
     async def start(self) -> None:
         """Load and bring the first company up; whatever prevents it is raised here."""
@@ -102,29 +103,30 @@ class Supervisor:
             )
         company = self.require_company()
         self.state = "falling_asleep"
+        self._calling_off = calling_off = asyncio.Event()
         try:
-            if not await self._drain(company, is_patient):
+            if not await self._drain(company, is_patient, calling_off):
                 return False
         except asyncio.CancelledError:
-            self._call_off()
+            self._call_off(calling_off)
             raise
-        self._turn = asyncio.get_running_loop().create_future()
+        turn = self._begin_turn()
         company.sleep(level)
-        await self._turn
+        await turn
         return True
 
     async def wake_up(self) -> None:
         """Take the memory back and bring the next company up; a sleep that still waits is called off."""
         if self._turn is None:
-            self._call_off()
+            self._call_off(self._calling_off)
         if self.state == "ready":
             return
         if self.state != "sleeping":
             self.require_company()
         self.state, self.error = "waking_up", None
-        self._turn = asyncio.get_running_loop().create_future()
+        turn = self._begin_turn()
         self._alarm.set()
-        await self._turn
+        await turn
 
     @property
     def sleep_level(self) -> int:
@@ -181,22 +183,23 @@ class Supervisor:
             self._metrics.num_restarts += 1
         self._end_turn(EngineDead(f"the engine crashed: {cause}"))
 
-    async def _drain(self, company: Company, is_patient: bool) -> bool:
-        """Wait for the requests to end; False when the sleep was called off."""
+    async def _drain(self, company: Company, is_patient: bool, calling_off: asyncio.Event) -> bool:
+        """Wait for the requests to end; False when this sleep was called off, whatever came after it."""
         if not is_patient:
             company.abort(list(company.streams))
         # There is no event for it: requests end in many places, and a sleep is rare.
-        while self.state == "falling_asleep" and not company.is_idle:  # noqa: ASYNC110
+        while not company.is_idle and not calling_off.is_set() and self.state == "falling_asleep":  # noqa: ASYNC110
             await asyncio.sleep(DRAIN_LOOK_S)
-        if self.state == "falling_asleep":
-            return True
-        if self.company is company and self.state == "ready":
+        if calling_off.is_set():
             return False
+        if self.company is company and self.state == "falling_asleep":
+            return True
         raise EngineDead(f"the engine crashed before it could sleep: {self.error}")
 
-    def _call_off(self) -> None:
-        if self.state == "falling_asleep":
+    def _call_off(self, calling_off: asyncio.Event) -> None:
+        if self.state == "falling_asleep" and calling_off is self._calling_off:
             self.state = "ready"
+            calling_off.set()
 
     async def _rest(self) -> None:
         """Between the company that fell asleep and the next one; also after a failed attempt to wake up."""
@@ -207,6 +210,11 @@ class Supervisor:
         self.state = "sleeping"
         self._alarm.clear()
         await self._alarm.wait()
+
+    def _begin_turn(self) -> asyncio.Future[None]:
+        assert self._turn is None, "one sleep or wake-up at a time"
+        self._turn = asyncio.get_running_loop().create_future()
+        return self._turn
 
     def _end_turn(self, error: EngineDead | None = None) -> None:
         turn, self._turn = self._turn, None
@@ -252,11 +260,12 @@ class Supervisor:
         start = time.monotonic()
         config = self._config
         if not config.skip_tokenizer_init:
-            self.tokenizer = await asyncio.to_thread(Tokenizer, config.tokenizer or config.model)
+            self.tokenizer = await asyncio.to_thread(
+                Tokenizer, config.tokenizer or config.model, config.model if config.tokenizer else None
+            )
             self._eos_token_ids: tuple[int, ...] = self.tokenizer.eos_token_ids
         else:
-            model_config = await asyncio.to_thread(ModelConfig.from_pretrained, config.model)
-            self._eos_token_ids = model_config.eos_token_ids
+            self._eos_token_ids = await asyncio.to_thread(read_eos_token_ids, config.model)
         is_mock = config.mock_step_ms is not None
         self.worker = MockWorker(config) if is_mock else Worker(config, self._eos_token_ids)
         self._is_worker_made = True

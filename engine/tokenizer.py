@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ import transformers
 from engine.core.incremental_text import IncrementalText, WindowedText
 from engine.core.token_pieces import TextRule, TokenPieces, read_text_rule
 from engine.errors import ConfigError, InvalidRequest
+from engine.model import read_eos_token_ids
 from engine.model.checkpoint import resolve_checkpoint
 
 TOKENIZER_PATTERNS = (
@@ -49,18 +51,19 @@ class Tokenizer:
     """The tokenizer of one checkpoint.
 
     Args:
-        model: a folder, or the name of a hub repository.
+        path_or_name: a folder, or the name of a hub repository.
+        model: the checkpoint it serves, which also says what ends a text; None: the same.
 
     Raises:
         ConfigError: there is no tokenizer, or it cannot be read.
     """
 
-    def __init__(self, model: str | Path) -> None:
-        self.name = str(model)
-        folder = resolve_checkpoint(model, TOKENIZER_PATTERNS)
+    def __init__(self, path_or_name: str | Path, model: str | Path | None = None) -> None:
+        self.name = str(path_or_name)
+        folder = resolve_checkpoint(path_or_name, TOKENIZER_PATTERNS)
         self._tokenizer = _load(folder, self.name)
         self._backend = getattr(self._tokenizer, "backend_tokenizer", None)
-        self.eos_token_ids = self._read_eos_token_ids(folder / "generation_config.json")
+        self.eos_token_ids = read_eos_token_ids(model or folder, self._tokenizer.eos_token_id)
         self._special_ids = self._read_special_ids()
         self._rule: TextRule | None = None
         if self._backend is not None:
@@ -158,11 +161,15 @@ class Tokenizer:
             return IncrementalText(pieces, prompt_token_ids)
         return WindowedText(partial(self.decode, skip_special_tokens=skip_special_tokens), prompt_token_ids)
 
-    def token_text(self, token_id: int) -> str:
-        """One token as people read it, special ones too; U+FFFD for what is part of a character."""
+    def token_piece(self, token_id: int) -> str | bytes:
+        """What one token says, special ones too: its bytes when it may be part of a character."""
         if self._pieces is None:
             return self.decode([token_id], skip_special_tokens=False)
-        piece = self._pieces[token_id]
+        return self._pieces[token_id]
+
+    def token_text(self, token_id: int) -> str:
+        """The same as people read it: U+FFFD for what is part of a character."""
+        piece = self.token_piece(token_id)
         return piece if isinstance(piece, str) else piece.decode(errors="replace")
 
     def token_bytes(self, vocab_size: int) -> list[bytes]:
@@ -200,15 +207,6 @@ class Tokenizer:
         added = self._backend.get_added_tokens_decoder()
         return frozenset(token_id for token_id, token in added.items() if token.special)
 
-    def _read_eos_token_ids(self, path: Path) -> tuple[int, ...]:
-        """The tokenizer's own first, then those of the generation config."""
-        own = self._tokenizer.eos_token_id
-        ids = [] if own is None else [own]
-        if path.is_file():
-            more = _read_json(path).get("eos_token_id")
-            ids += more if isinstance(more, list) else [] if more is None else [more]
-        return tuple(dict.fromkeys(ids))
-
 
 def refuse_reserved_kwargs(kwargs: Iterable[str]) -> None:
     """Refuse template variables that are arguments of their own or would change what a call returns."""
@@ -233,12 +231,7 @@ def _load(folder: Path, name: str) -> Any:
         return loader.from_pretrained(folder.absolute(), trust_remote_code=False)
     except Exception as error:  # the Rust library raises this very class on a broken file
         reason = " ".join(str(error).split())[:300] or type(error).__name__
+        if (folder / "tokenizer.model").is_file() and find_spec("sentencepiece") is None:
+            reason = "Its tokenizer.model needs sentencepiece, which is missing: pip install sentencepiece"
         message = f"tokenizer={name!r} has no usable tokenizer; expected a tokenizer.json there. {reason}"
         raise ConfigError(message) from error
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ConfigError(f"{path} is not valid JSON: {error}") from error

@@ -100,7 +100,7 @@ class _Writer:
                 return self._value(find_at(self._schema, target[1:]), target[1:])
         for keyword in ("anyOf", "allOf"):
             if assertions == [keyword] and (keyword == "anyOf" or len(schema[keyword]) == 1):
-                branches = enumerate(schema[keyword])
+                branches = [(i, each) for i, each in enumerate(schema[keyword]) if each is not False]
                 return " | ".join(
                     self._value(each, join_pointer(pointer, keyword, i)) for i, each in branches
                 )

@@ -11,7 +11,15 @@ class GrammarError(ValueError):
 
 
 class InvalidGrammar(GrammarError):
-    """A grammar that is malformed, contradicts itself or exceeds a limit."""
+    """A grammar that is malformed, contradicts itself or exceeds a limit.
+
+    Attributes:
+        pointer: JSON pointer to what is malformed in a schema, "" for its root; None where the message alone tells.
+    """
+
+    def __init__(self, message: str, pointer: str | None = None) -> None:
+        super().__init__(message)
+        self.pointer = pointer
 
 
 class UnsupportedGrammar(GrammarError):

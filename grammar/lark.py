@@ -15,10 +15,16 @@ _FORBIDDEN = (
 )
 
 
+def remove_quoted(text: str) -> str:
+    """Return a grammar without its strings, patterns and comments."""
+    return _QUOTED.sub(" ", text)
+
+
 def check_lark(text: str) -> None:
     """Raise GrammarError for a grammar without a start rule or with what is not text."""
-    bare = _QUOTED.sub(" ", text)
-    if not re.search(r"^\s*start\s*:", bare, re.MULTILINE):
+    bare = remove_quoted(text)
+    # `?` and `!` before a rule say what becomes of its node in a tree; there are no trees here.
+    if not re.search(r"^\s*[?!]?start\s*:", bare, re.MULTILINE):
         raise InvalidGrammar("a Lark grammar needs a rule named start")
     for sign, reason in _FORBIDDEN:
         if sign in bare:

@@ -1,15 +1,14 @@
 """llguidance: JSON schemas, and regular expressions that outlines-core cannot take.
 
-Measured in its favour: it never accepts what a schema forbids, compiles within a millisecond, and its limits
-bound a hostile grammar from the inside.
+Measured in its favour: it accepts nothing that a schema forbids but what `json_schema/problems.py` and
+`json_schema/open_names.py` name, compiles within a millisecond, and its limits bound a hostile grammar from the inside.
 """
 
 import json
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cache
-from typing import Any
+from functools import partial
 
 import numpy as np
 from llguidance import (
@@ -21,30 +20,21 @@ from llguidance import (
     regex_to_lark,
 )
 
-from .any_order import make_any_order
 from .bitmask import check_bitmask
 from .csv_table import make_csv_pattern
 from .errors import InvalidGrammar, UnsupportedGrammar
-from .json_schema.refusal import explain_refusal
+from .json_schema.refusal import SIGN, explain_refusal
+from .json_schema.unsatisfiable import close_in_place, close_unsatisfiable
 from .lark import explain_complaint
 from .limits import GrammarLimits
+from .llguidance_json import HEADER, make_json_grammar
 from .regex_text import choices_to_regex, explain_pattern
 from .spec import GrammarSpec
 from .vocabulary import Vocabulary
 from .xml_lark import make_xml_lark
 
-# Forcing would allow one tokenisation of a forced text and forbid all others, by a tokeniser it has not got.
-_HEADER = '%llguidance {"no_forcing": true}\n'
-# Every option is given, since a schema could otherwise set it itself under "x-guidance".
-_OPTIONS: Any = {
-    "coerce_one_of": False,
-    "lenient": False,
-    "json_allow_general_unicode_escapes": False,
-}
-_SEPARATORS = {"spaced": (", ", ": "), "compact": (",", ":"), "any": (",", ":")}
+MAX_NUM_CLOSED = 16  # of schemas that nothing satisfies, in one schema
 MAX_SHOWN = 80  # characters of a pattern in a message
-# Unbounded whitespace lets a model write newlines for ever.
-_WHITESPACE = r"[\x20\x0A\x0D\x09]{1,64}"
 
 
 class _TokenizerAdapter:
@@ -62,7 +52,7 @@ class _TokenizerAdapter:
         self._ids = {token: index for index, token in enumerate(self.tokens) if len(token) == 1}
 
     def __call__(self, text: bytes | str) -> list[int]:
-        # Asked only for forced tokens, which _HEADER turns off; single bytes are good enough.
+        # Asked only for forced tokens, which HEADER turns off; single bytes are good enough.
         data = text.encode() if isinstance(text, str) else text
         return [self._ids[bytes([byte])] for byte in data if bytes([byte]) in self._ids]
 
@@ -92,6 +82,13 @@ class LLGuidanceBackend:
     def compile(self, spec: GrammarSpec) -> "LLGuidanceProgram":
         """Compile a JSON schema (normalised), a Lark grammar or a regular language."""
         matcher = self._make_matcher(spec)
+        for _ in range(MAX_NUM_CLOSED):
+            if not matcher.is_error():
+                break
+            closed = self._close_unsatisfiable(spec, matcher.get_error())
+            if closed is None:
+                break
+            spec, matcher = closed, self._make_matcher(closed)
         if matcher.is_error():
             self._refuse(spec, matcher.get_error())
         # The lexer states of the first mask are made once, here: copies share them.
@@ -101,9 +98,21 @@ class LLGuidanceBackend:
     def _make_matcher(self, spec: GrammarSpec) -> LLMatcher:
         return LLMatcher(self._tokenizer, make_grammar(spec), log_level=0, limits=self._limits)
 
+    def _close_unsatisfiable(self, spec: GrammarSpec, message: str) -> GrammarSpec | None:
+        """Return an equivalent spec without what makes llguidance take a schema for unsatisfiable."""
+        if spec.kind != "json_schema" or not message.startswith(SIGN):
+            return None
+        schema, probe = json.loads(spec.text), partial(self._probe, spec)
+        closed = close_unsatisfiable(schema, probe)
+        if closed is None and spec.property_order == "any":
+            closed = close_in_place(schema, message, probe)
+        return (
+            replace(spec, text=json.dumps(closed, ensure_ascii=False)) if isinstance(closed, dict) else None
+        )
+
     def _refuse(self, spec: GrammarSpec, message: str) -> None:
         if spec.kind == "json_schema":
-            raise explain_refusal(json.loads(spec.text), message, lambda schema: self._probe(spec, schema))
+            raise explain_refusal(json.loads(spec.text), message, partial(self._probe, spec))
         if spec.kind == "lark":
             raise InvalidGrammar(f"the Lark grammar cannot be used: {explain_complaint(message)}")
         if spec.kind == "regex":
@@ -130,46 +139,10 @@ def make_grammar(spec: GrammarSpec) -> str:
     if spec.kind == "json_schema":
         return make_json_grammar(spec)
     if spec.kind == "lark":
-        return LLMatcher.grammar_from_lark(_HEADER + spec.text)
+        return LLMatcher.grammar_from_lark(HEADER + spec.text)
     if spec.kind == "xml":
-        return LLMatcher.grammar_from_lark(_HEADER + make_xml_lark(spec.text, spec.whitespace))
-    return LLMatcher.grammar_from_lark(f"{_HEADER}start: /{regex_to_lark(make_pattern(spec))}/")
-
-
-def make_json_grammar(spec: GrammarSpec) -> str:
-    """Return the grammar of a normalised schema, which is an object."""
-    options = make_options(spec.whitespace)
-    if spec.property_order == "any":
-        separators = None if spec.whitespace == "any" else _SEPARATORS[spec.whitespace]
-        lark, schemas = make_any_order(json.loads(spec.text), separators)
-        values = [json.dumps(schema, ensure_ascii=False) for schema in schemas]
-    else:
-        lark, values = "start: @v0", [spec.text]
-    return make_grammars(lark, [add_options(text, options) for text in values])
-
-
-def add_options(schema: str, options: str) -> str:
-    """Write options into the text of a schema as it is: reading and writing that again would cost more."""
-    body = schema.strip()[1:-1].strip()
-    return f'{{{body}{", " if body else ""}"x-guidance": {options}}}'
-
-
-@cache
-def make_options(whitespace: str) -> str:
-    """Return, as JSON, how llguidance is to write JSON."""
-    item_separator, key_separator = _SEPARATORS[whitespace]
-    options = {**_OPTIONS, "item_separator": item_separator, "key_separator": key_separator}
-    options["whitespace_flexible"] = whitespace == "any"
-    if whitespace == "any":
-        options["whitespace_pattern"] = _WHITESPACE
-    return json.dumps(options)
-
-
-def make_grammars(lark: str, schemas: Sequence[str]) -> str:
-    """Return a Lark grammar and the schemas that it calls `@v0` and so on, in llguidance's format."""
-    parts = [json.dumps({"lark_grammar": _HEADER + lark})]
-    parts += [f'{{"name": "v{number}", "json_schema": {schema}}}' for number, schema in enumerate(schemas)]
-    return f'{{"grammars": [{", ".join(parts)}]}}'
+        return LLMatcher.grammar_from_lark(HEADER + make_xml_lark(spec.text, spec.whitespace))
+    return LLMatcher.grammar_from_lark(f"{HEADER}start: /{regex_to_lark(make_pattern(spec))}/")
 
 
 def make_pattern(spec: GrammarSpec) -> str:

@@ -126,15 +126,27 @@ class ResidualMatcher:
     def clear_violations(self, words: np.ndarray) -> None:
         """Clear the tokens of one mask, int32 [words], that would complete a value that violates its schema."""
         self._forget()
-        self._clear_candidates(words)
-        self._look_ahead.start()
-        self._clear_repeats(words)
+        self._violation = self._find_doomed()
+        if self._violation is not None:
+            words[:] = 0
+        else:
+            self._clear_candidates(words)
+            self._look_ahead.start()
+            self._clear_repeats(words)
         if self._violation is not None and not words.any():
             names = ", ".join(self._violation.keywords)
             self._dead_end = f"dead end: no way on satisfies {names} at {self._violation.pointer or '#'}"
 
     def _forget(self) -> None:
         self._violation = self._dead_end = self.settled = None
+
+    def _find_doomed(self) -> Check | None:
+        """Return a check that the open string fails whatever is added to it, so that it would go on for ever."""
+        state = self._state
+        site = string_site(state) if state.mode in (Mode.STRING, Mode.NAME) else None
+        if site is None:
+            return None
+        return self._program.checks.find_doomed(site, bytes(self._text[state.start + 1 :]))
 
     def _clear_candidates(self, words: np.ndarray) -> None:
         tokens, state = self._program.tokens, self._state

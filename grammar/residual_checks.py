@@ -4,7 +4,10 @@ import json
 from typing import Any
 
 from .json_schema.check import Check
+from .json_schema.loosen import find_at
 from .json_schema.sites import Site
+from .linear_pattern import read_pattern
+from .regex_assertions import find_excluded_starts
 from .validator import SchemaValidator
 
 
@@ -27,6 +30,27 @@ class ResidualChecks:
             # Not UTF-8, or a number of more digits than Python reads: what cannot be checked is not let through.
             return site.checks[0]
         return next((check for check in site.checks if not self._passes(check, instance, before)), None)
+
+    def find_doomed(self, site: Site, content: bytes) -> Check | None:
+        """Return a check that a string fails whatever is added to what stands of it.
+
+        Args:
+            content: what stands of the string, behind its quote.
+        """
+        try:
+            text = json.loads(b'"%b"' % content, strict=False)
+        except ValueError:
+            # It ends in the middle of a character or an escape, and there will be more.
+            return None
+        return next((check for check in site.checks if self._is_doomed(check, text)), None)
+
+    def _is_doomed(self, check: Check, text: str) -> bool:
+        schema = {} if check.is_alone or check.is_distinct else find_at(self._schema, check.pointer)
+        # Beside a reference a pattern asserts nothing in the older drafts.
+        if not isinstance(schema, dict) or "pattern" not in schema or "$ref" in schema:
+            return False
+        patterns = map(read_pattern, find_excluded_starts(schema["pattern"]))
+        return any(pattern is not None and pattern.matches(text) for pattern in patterns)
 
     def _passes(self, check: Check, instance: Any, before: bytes) -> bool:
         if check.is_distinct:

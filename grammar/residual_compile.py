@@ -6,7 +6,7 @@ from typing import Any
 
 from .backend import Backend, CompiledGrammar, Program
 from .closing_tokens import ClosingTokens
-from .errors import UnsupportedGrammar
+from .errors import InvalidGrammar, UnsupportedGrammar
 from .json_schema.keywords import join_pointer
 from .json_schema.loosen import NOT_CHECKED, Loosening
 from .json_schema.normalise import Normalised
@@ -39,6 +39,10 @@ def compile_residual(
     except UnsupportedGrammar:
         # A guide can be more than the engine takes where the schema without it is not.
         loosening, program = compile_loosened(backend, spec, is_guided=False)
+    except InvalidGrammar as error:
+        # What contradicts itself is named in the user's schema, not in a guide.
+        loosening, _ = compile_loosened(backend, spec, is_guided=False)
+        raise explain_contradiction(find_residual(normalised, loosening), str(error)) from error
     residual = find_residual(normalised, loosening)
     # With identifiers inside, pointers do not tell what applies where: only the whole document is checked then.
     sites = SiteMap({} if normalised.has_ids else document, residual, normalised.drops_ref_siblings)
@@ -58,6 +62,16 @@ def compile_loosened(backend: Backend, spec: GrammarSpec, is_guided: bool) -> tu
             if not loosening.drop_refused(refusal.pointer, refusal.keyword, refusal.reason):
                 raise
     return loosening, backend.compile(loosened)
+
+
+def explain_contradiction(residual: dict[str, tuple[str, ...]], message: str) -> InvalidGrammar:
+    """Return the error for a schema that nothing satisfies, as the guides of its residual keywords show."""
+    places = [
+        f"{', '.join(map(repr, keywords))} at {pointer or '#'}" for pointer, keywords in residual.items()
+    ]
+    pointer = next(iter(residual)) if len(residual) == 1 else None
+    told, reason = "; ".join(places[:8]), message.rpartition(": ")[2]
+    return InvalidGrammar(f"no text satisfies the schema: nothing is left by {told}: {reason}", pointer)
 
 
 def find_residual(normalised: Normalised, loosening: Loosening) -> dict[str, tuple[str, ...]]:

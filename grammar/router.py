@@ -21,6 +21,7 @@ from .backend import Backend, CompiledGrammar
 from .closing_tokens import ClosingTokens
 from .errors import InvalidGrammar, UnsupportedGrammar
 from .json_schema.normalise import Normalised, normalise
+from .json_schema.open_names import SIGNS, find_long_escapes, has_open_names
 from .json_schema.xgrammar_subset import find_obstacle
 from .plan import PlanEntry, Problem
 from .residual_compile import compile_residual
@@ -89,6 +90,7 @@ def compile_json_schema(
         if obstacle is not None:
             raise UnsupportedGrammar(obstacle.pointer, obstacle.keyword, obstacle.reason)
         return finish(backends["xgrammar"], rewritten, normalised)
+    check_escapes(rewritten.text, schema, normalised)
     if not normalised.problems:
         try:
             return finish(backends["llguidance"], rewritten, normalised)
@@ -99,6 +101,15 @@ def compile_json_schema(
     return compile_residual(
         backends["llguidance"], rewritten, json.loads(spec.text), normalised, closing_tokens()
     )
+
+
+def check_escapes(text: str, schema: dict[str, Any], normalised: Normalised) -> None:
+    """Refuse what needs an escape that llguidance must not write where names are open."""
+    if SIGNS.search(text) is None or not has_open_names(schema):
+        return
+    for problem in find_long_escapes(schema):
+        pointer, origin = normalised.places.get(problem.pointer, (problem.pointer, {}))
+        raise UnsupportedGrammar(pointer, origin.get(problem.keyword, problem.keyword), problem.reason)
 
 
 def find_xgrammar_obstacle(spec: GrammarSpec, schema: dict[str, Any]) -> Problem | None:

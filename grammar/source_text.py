@@ -2,7 +2,8 @@
 
 A quotation begins and ends at a border of a word, and not with whitespace. A border is where not both neighbours
 are letters, digits, marks or underscores, or where one is of a script that is written without spaces. Quotations
-are spelt as json.dumps(ensure_ascii=False) spells them (and U+007F as an escape).
+are spelt as json.dumps(ensure_ascii=False) spells them, and hold no control character without a short escape:
+those are not written in every schema (open_names.py).
 """
 
 import json
@@ -46,7 +47,6 @@ class SourceText:
         table = {character: (spell(character), classify(character)) for character in set(text)}
         pieces = [table[character] for character in text]
         self.spelling = b"".join(piece for piece, _ in pieces)
-        self.num_characters = len(text)
         lengths = np.fromiter((len(piece) for piece, _ in pieces), np.int64, len(text))
         # [characters + 1]: where each character begins in the spelling.
         offsets = np.concatenate([[0], np.cumsum(lengths)])
@@ -58,6 +58,10 @@ class SourceText:
         # [characters + 1]: the first end at or after each place; beyond the text where there is none.
         ends = np.where(is_end, np.arange(len(text) + 1), len(text) + 1)
         self._next_end = np.minimum.accumulate(ends[::-1])[::-1].tolist()
+        # [characters + 1]: the first character at or after each place that no quotation holds.
+        is_wall = [piece.startswith(b"\\u") for piece, _ in pieces]
+        walls = np.where([*is_wall, True], np.arange(len(text) + 1), len(text))
+        self._next_wall = np.minimum.accumulate(walls[::-1])[::-1].tolist()
         # Byte of the spelling -> the first character that begins there or later.
         self._characters = np.searchsorted(offsets, np.arange(len(self.spelling) + 1)).tolist()
         self._offsets = offsets.tolist()
@@ -93,7 +97,11 @@ class SourceText:
     def is_end(self, start: int, offset: int, lengths: Lengths) -> bool:
         """Tell whether a quotation from a character on may end at an offset of the spelling."""
         end = self._characters[offset]
-        if self._offsets[end] != offset or self._next_end[end] != end or end <= start:
+        if (
+            self._offsets[end] != offset
+            or self._next_end[end] != end
+            or not start < end <= self._next_wall[start]
+        ):
             return False
         return end - start >= lengths.least and (lengths.most is None or end - start <= lengths.most)
 
@@ -134,10 +142,10 @@ class SourceText:
         shortest = start + (lengths.least or 1)
         if shortest > reached:
             reached = shortest
-        if reached > self.num_characters:
+        if reached > self._next_wall[start]:
             return False
         end: int = self._next_end[reached]
-        return end <= self.num_characters and (lengths.most is None or end - start <= lengths.most)
+        return end <= self._next_wall[start] and (lengths.most is None or end - start <= lengths.most)
 
 
 @dataclass(frozen=True, slots=True)

@@ -180,7 +180,8 @@ class GrammarSpec:
         except UnsupportedGrammar as error:
             raise UnsupportedGrammar(pointer + error.pointer, error.keyword, error.reason) from error
         except InvalidGrammar as error:
-            raise InvalidGrammar(f"{pointer}: {error}") from error
+            place = None if error.pointer is None else pointer + error.pointer
+            raise InvalidGrammar(f"{pointer}: {error}", place) from error
 
 
 def parse_json(text: str, kind: str) -> Any:

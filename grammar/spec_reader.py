@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from .errors import InvalidGrammar
+from .lark import remove_quoted
 from .spec import GrammarSpec, PropertyOrder, Whitespace, parse_json
 
 KINDS = ("json_schema", "regex", "choice", "grammar", "ebnf", "lark", "csv", "xml", "structural_tag")
@@ -47,8 +48,8 @@ def _read_text(kind: str, text: Any, backend: str | None) -> GrammarSpec:
     if kind == "regex":
         return GrammarSpec.regex(text, backend)
     if kind == "grammar":
-        # EBNF has ::= in every rule, Lark in none.
-        kind = "ebnf" if isinstance(text, str) and "::=" in text else "lark"
+        # EBNF has ::= in every rule, Lark in none; the first one stands before any string.
+        kind = "ebnf" if isinstance(text, str) and "::=" in remove_quoted(text) else "lark"
     return GrammarSpec.ebnf(text, backend) if kind == "ebnf" else GrammarSpec.lark(text, backend)
 
 

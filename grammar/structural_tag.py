@@ -146,7 +146,8 @@ class _Reader:
                 where, str(kind), "text is told apart by its characters, not by its tokens"
             )
         if not isinstance(kind, str) or kind not in FORMATS:
-            raise InvalidGrammar(f"{where} has type {str(kind)[:80]!r}; choose from {list(FORMATS)}")
+            said = f"type {str(kind)[:80]!r}" if "type" in part else "no type"
+            raise InvalidGrammar(f"{where} has {said}; choose from {list(FORMATS)}")
         required, defaults = FORMATS[kind]
         self._check_fields(part, kind, where)
         given = {key: part.get(key, default) for key, default in defaults.items()}
@@ -176,7 +177,11 @@ class _Reader:
         return [self.read(each, f"{where}/{i}", depth) for i, each in enumerate(_need_list(value, where))]
 
     def _read_tags(self, value: Any, where: str, depth: int) -> list[Json]:
-        tags = self._read_list(value, where, depth)
+        # Nothing but tags may stand here, so xgrammar lets them leave out their type.
+        given = [
+            {"type": "tag", **tag} if isinstance(tag, Mapping) else tag for tag in _need_list(value, where)
+        ]
+        tags = self._read_list(given, where, depth)
         for index, tag in enumerate(tags):
             if tag["type"] != "tag":
                 raise InvalidGrammar(f"{where}/{index} has type {tag['type']!r}; a tag is wanted")
@@ -184,7 +189,7 @@ class _Reader:
 
     def _read_mark(self, value: Any, where: str, depth: int) -> Any:
         if isinstance(value, Mapping):
-            read = self.read(value, where, depth)
+            read = self.read({"type": "token", **value}, where, depth)
             if read["type"] != "token":
                 raise InvalidGrammar(f"{where} is a text or a token")
             return read

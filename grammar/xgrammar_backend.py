@@ -19,6 +19,7 @@ import numpy as np
 
 from .bitmask import check_bitmask
 from .errors import InvalidGrammar, UnsupportedGrammar
+from .gbnf import rewrite_gbnf
 from .killable_worker import KillableWorker, WorkerDied
 from .limits import GrammarLimits
 from .spec import GrammarSpec
@@ -50,7 +51,7 @@ class XGrammarBackend:
         check_bounds(spec, self._limits)
         order = {
             "kind": spec.kind,
-            "text": spec.text,
+            "text": rewrite_gbnf(spec.text) if spec.kind == "ebnf" else spec.text,
             "separators": _SEPARATORS[spec.whitespace],
             "max_whitespace": 64 if spec.whitespace == "any" else None,
         }

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from engine import (
@@ -24,6 +25,7 @@ from engine import (
     SamplingParams,
     TokenLogprobs,
 )
+from engine.core.incremental_text import WindowedText
 
 EOS = 0
 RECORD = '{"name": "Ada", "age": 36}'
@@ -38,6 +40,7 @@ class FakeTokenizer:
     """
 
     vocab_size = 0x110000
+    bos_token_id = None
     eos_token_ids = (EOS,)
     has_chat_template = True
     knows_tools: bool = False
@@ -48,8 +51,13 @@ class FakeTokenizer:
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         return "".join(chr(i) for i in token_ids if i != EOS or not skip_special_tokens)
 
-    def token_text(self, token_id: int) -> str:
+    def token_piece(self, token_id: int) -> str:
         return chr(token_id)
+
+    token_text = token_piece
+
+    def make_text(self, prompt_token_ids: Sequence[int] = (), skips_special: bool = True) -> WindowedText:
+        return WindowedText(partial(self.decode, skip_special_tokens=skips_special), prompt_token_ids)
 
     def apply_chat_template(
         self,

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from app import __version__
 from app.api.context import ApiContext, context_of
-from app.api.errors import ApiError
+from app.api.errors import ApiError, scrub
 from app.api.gate import find_key, read_key
 from engine import EngineDead
 
@@ -99,7 +99,7 @@ async def wake_up(context: Context, tags: str | None = None) -> Sleeping:
     try:
         await context.engine.wake_up()
     except EngineDead as error:
-        raise ApiError(500, str(error), code="wake_up_failed") from error
+        raise ApiError(500, scrub(str(error)), code="wake_up_failed") from error
     return Sleeping(is_sleeping=False)
 
 

@@ -47,8 +47,7 @@ async def create_message(body: MessagesRequest, request: Request, context: Conte
 async def count_tokens(body: CountRequest, request: Request, context: Context) -> dict[str, int]:
     """How long the prompt of a message request is."""
     with own_names(RENAMED):
-        chat_request = make_chat_request(body.as_request())
-        call, _ = await chat.prepare(chat_request, request.state.visit, context, "msg_")
+        call, _ = await chat.prepare(make_chat_request(body), request.state.visit, context, "msg_")
     prompt = call.prompts[0]
     tokens = await context.engine.encode(prompt) if isinstance(prompt, str) else prompt
     return {"input_tokens": len(tokens)}

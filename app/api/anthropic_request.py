@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from app.api.anthropic_messages import is_prefill, read_messages
 from app.api.errors import ApiError, describe_fields
 from app.api.fields import check_extra_fields
 from app.api.protocol import MAX_MESSAGES, MAX_TOOLS, ChatRequest
+from app.api.tools import TOOL_NAME
 
 Json = dict[str, Any]
 
@@ -33,7 +34,7 @@ UNSUPPORTED = {
     "context_management": "send the conversation as it is to be read",
 }
 TOOL_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
-THOUGHTS = ("thinking", "redacted_thinking")
+EFFORTS = ("low", "medium", "high", "xhigh", "max")
 
 
 class MessagesRequest(BaseModel):
@@ -57,20 +58,10 @@ class MessagesRequest(BaseModel):
     output_format: dict[str, Any] | None = None
 
 
-class CountRequest(BaseModel):
-    """POST /v1/messages/count_tokens: what of a message request makes its prompt."""
+class CountRequest(MessagesRequest):
+    """POST /v1/messages/count_tokens: a message request, of which only the prompt is made."""
 
-    model_config = ConfigDict(strict=True, extra="ignore")
-
-    model: str
-    messages: Annotated[list[dict[str, Any]], Field(min_length=1, max_length=MAX_MESSAGES)]
-    system: str | list[dict[str, Any]] | None = None
-    tools: Annotated[list[dict[str, Any]], Field(max_length=MAX_TOOLS)] | None = None
-    tool_choice: dict[str, Any] | None = None
-
-    def as_request(self) -> MessagesRequest:
-        """The request whose prompt is counted."""
-        return MessagesRequest(max_tokens=1, **self.model_dump())
+    max_tokens: int = 1
 
 
 def make_chat_request(body: MessagesRequest) -> ChatRequest:
@@ -80,9 +71,16 @@ def make_chat_request(body: MessagesRequest) -> ChatRequest:
         ApiError: 400 for a field that cannot be honoured.
     """
     fields = _check_extra(body.model_extra or {})
+    messages = read_messages(body.system, body.messages)
+    goes_on = is_prefill(messages)
+    if goes_on and not messages[-1]["content"].strip():
+        goes_on = False  # of an empty beginning there is nothing to go on with
+        messages = messages[:-1] or messages
     fields |= {
         "model": body.model,
-        "messages": [*_read_system(body.system), *_read_messages(body.messages)],
+        "messages": messages,
+        "continue_final_message": goes_on,
+        "add_generation_prompt": not goes_on,
         "max_completion_tokens": body.max_tokens,
         "temperature": body.temperature,
         "top_p": body.top_p,
@@ -90,13 +88,10 @@ def make_chat_request(body: MessagesRequest) -> ChatRequest:
         "stop": body.stop_sequences,
         "stream": body.stream,
         "response_format": _read_format(body),
+        "reasoning_effort": _read_effort(body.output_config),
         "chat_template_kwargs": _read_thinking(body.thinking, fields.get("chat_template_kwargs")),
+        **_read_tools(body.tools or [], body.tool_choice or {}),
     }
-    if body.tools:
-        choice = dict(body.tool_choice or {})
-        fields["tools"] = [_read_tool(f"tools[{i}]", tool) for i, tool in enumerate(body.tools)]
-        fields["tool_choice"] = _read_choice(choice)
-        fields["parallel_tool_calls"] = choice.get("disable_parallel_tool_use") is not True
     try:
         return ChatRequest.model_validate(fields)
     except ValidationError as error:
@@ -115,88 +110,50 @@ def _check_extra(extra: Mapping[str, Any]) -> Json:
     return known
 
 
-def _read_system(system: str | list[Json] | None) -> list[Json]:
-    if not system:
-        return []
-    text = system if isinstance(system, str) else "".join(_text_of("system", system))
-    return [{"role": "system", "content": text}]
-
-
-def _read_messages(messages: Iterable[Json]) -> list[Json]:
-    read: list[Json] = []
-    for i, message in enumerate(messages):
-        where, role, content = f"messages[{i}]", message.get("role"), message.get("content")
-        if role not in ("user", "assistant"):
-            text = f"{where}.role={str(role)[:40]!r} must be user or assistant; the system has its own field"
-            raise ApiError(400, text, "messages", "invalid_value")
-        if isinstance(content, str):
-            read.append({"role": role, "content": content})
-        elif isinstance(content, list):
-            read += (_read_user if role == "user" else _read_assistant)(f"{where}.content", content)
-        else:
-            text = f"{where}.content must be a text or a list of blocks"
-            raise ApiError(400, text, "messages", "invalid_value")
-    return read
-
-
-def _read_user(where: str, blocks: list[Json]) -> list[Json]:
-    """Results of tools are messages of their own for a chat template, before what else the user says."""
-    results, words = [], []
-    for i, block in enumerate(blocks):
-        if _kind_of(block) == "tool_result":
-            content = block.get("content") or ""
-            text = content if isinstance(content, str) else "".join(_text_of(f"{where}[{i}]", content))
-            results.append({"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": text})
-        else:
-            words += _text_of(f"{where}[{i}]", [block])
-    return [*results, {"role": "user", "content": "".join(words)}] if words or not results else results
-
-
-def _read_assistant(where: str, blocks: list[Json]) -> list[Json]:
-    words: list[str] = []
-    calls: list[Json] = []
-    for i, block in enumerate(blocks):
-        if _kind_of(block) == "tool_use":
-            arguments = json.dumps(block.get("input", {}), ensure_ascii=False)
-            function = {"name": block.get("name"), "arguments": arguments}
-            calls.append({"id": block.get("id"), "type": "function", "function": function})
-        elif _kind_of(block) not in THOUGHTS:
-            words += _text_of(f"{where}[{i}]", [block])
-    message: Json = {"role": "assistant", "content": "".join(words)}
-    return [message | {"tool_calls": calls} if calls else message]
-
-
-def _kind_of(block: object) -> str:
-    return str(block.get("type", "")) if isinstance(block, dict) else ""
-
-
-def _text_of(where: str, blocks: Iterable[Any]) -> list[str]:
-    """The texts of text blocks."""
-    found = []
-    for block in blocks:
-        text = block.get("text") if _kind_of(block) == "text" else None
-        if not isinstance(text, str):
-            message = f"{where}: only text is supported here, not {(_kind_of(block) or 'this')[:40]!r}"
-            raise ApiError(400, message, where.split("[")[0].split(".")[0], "unsupported_content")
-        found.append(text)
-    return found
+def _read_tools(tools: list[Json], choice: Json) -> Json:
+    """The fields of a chat request that tell of tools."""
+    wanted = _read_choice(choice)
+    if not tools:
+        if wanted not in ("auto", "none"):
+            raise ApiError(400, f"tool_choice.type={choice['type']!r} needs tools", "tool_choice")
+        return {}
+    return {
+        "tools": [_read_tool(f"tools[{i}]", tool) for i, tool in enumerate(tools)],
+        "tool_choice": wanted,
+        "parallel_tool_calls": choice.get("disable_parallel_tool_use") is not True,
+    }
 
 
 def _read_tool(where: str, tool: Json) -> Json:
-    if tool.get("type", "custom") != "custom":
+    name, schema, description = tool.get("name"), tool.get("input_schema"), tool.get("description")
+    wrong = None
+    if tool.get("type") not in (None, "custom"):
         message = f"{where}.type={str(tool['type'])[:40]!r} is not supported: tools are called by the client"
         raise ApiError(400, message, "tools", "unsupported_field")
-    function = {"name": tool.get("name"), "parameters": tool.get("input_schema")}
-    if tool.get("description") is not None:
-        function["description"] = tool["description"]
-    return {"type": "function", "function": function}
+    if not isinstance(name, str) or not TOOL_NAME.fullmatch(name):
+        wrong = f"{where}.name must be 1 to 64 of the characters a-z, A-Z, 0-9, _ and -"
+    elif schema is not None and not isinstance(schema, dict):
+        wrong = f"{where}.input_schema must be a JSON Schema"
+    elif schema is not None and schema.get("type", "object") != "object":
+        wrong = f"{where}.input_schema must have the type object: arguments have names"
+    elif description is not None and not isinstance(description, str):
+        wrong = f"{where}.description must be a text"
+    if wrong is not None:
+        raise ApiError(400, wrong, "tools", "invalid_value")
+    function = {"name": name, "parameters": schema}
+    return {
+        "type": "function",
+        "function": function if description is None else function | {"description": description},
+    }
 
 
 def _read_choice(choice: Json) -> str | Json:
     kind = choice.get("type", "auto")
     if kind == "tool":
-        return {"type": "function", "function": {"name": choice.get("name")}}
-    if kind not in TOOL_CHOICES:
+        if not isinstance(choice.get("name"), str):
+            raise ApiError(400, "tool_choice.name must be a text", "tool_choice", "invalid_value")
+        return {"type": "function", "function": {"name": choice["name"]}}
+    if not isinstance(kind, str) or kind not in TOOL_CHOICES:
         message = f"tool_choice.type={str(kind)[:40]!r} must be one of {', '.join([*TOOL_CHOICES, 'tool'])}"
         raise ApiError(400, message, "tool_choice", "invalid_value")
     return TOOL_CHOICES[kind]
@@ -214,8 +171,22 @@ def _read_format(body: MessagesRequest) -> Json | None:
     return {"type": "json_schema", "json_schema": {"name": "output", "schema": schema}}
 
 
+def _read_effort(config: Json | None) -> str | None:
+    """How much the model is to think, which is for its chat template to read."""
+    effort: str | None = (config or {}).get("effort")
+    if effort is not None and effort not in EFFORTS:
+        message = f"output_config.effort={str(effort)[:40]!r} must be one of {', '.join(EFFORTS)}"
+        raise ApiError(400, message, "output_config", "invalid_value")
+    return effort
+
+
 def _read_thinking(thinking: Json | None, kwargs: Json | None) -> Json | None:
     """Chat templates of models that think take enable_thinking; the others ignore it."""
-    if thinking is None or thinking.get("type") not in ("enabled", "disabled"):
+    if thinking is None:
         return kwargs
-    return {"enable_thinking": thinking["type"] == "enabled", **(kwargs or {})}
+    kind = thinking.get("type")
+    if kind not in ("enabled", "disabled", "adaptive"):
+        message = f"thinking.type={str(kind)[:40]!r} must be one of enabled, disabled, adaptive"
+        raise ApiError(400, message, "thinking", "invalid_value")
+    # adaptive is up to the model, as without the field
+    return kwargs if kind == "adaptive" else {"enable_thinking": kind == "enabled", **(kwargs or {})}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fastapi import FastAPI, Request
+from fastapi import Depends, FastAPI, Request
 from starlette.routing import Match, Route
 from starlette.types import Receive, Scope, Send
 
@@ -13,6 +13,7 @@ from app.api import admin, anthropic, chat, completions, models, responses, toke
 from app.api.context import ApiContext
 from app.api.errors import ApiError, add_error_handlers
 from app.api.gate import Gate
+from app.api.json_body import check_body
 from app.api.openapi import make_openapi
 from app.config import AppConfig
 
@@ -22,7 +23,13 @@ ALL_METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
 def make_api(context: ApiContext) -> FastAPI:
     """Build the app around an engine."""
     # no page of documentation: FastAPI's would load its scripts from another host
-    app = FastAPI(title="Troupe", version=__version__, docs_url=None, redoc_url=None)
+    app = FastAPI(
+        title="Troupe",
+        version=__version__,
+        docs_url=None,
+        redoc_url=None,
+        dependencies=[Depends(check_body)],
+    )
     app.state.context = context
     known = [route for route in app.routes if isinstance(route, Route)]
     for module in (admin, anthropic, chat, completions, models, responses, tokens):
@@ -64,8 +71,7 @@ def accepted_keys(config: AppConfig) -> tuple[str, ...]:
 
 def no_route(request: Request, known: Sequence[Route]) -> ApiError:
     """404, or 405 when the path exists for another method."""
-    # without the first slash: a message loses whatever looks like a path of this machine
-    path = request.url.path.lstrip("/")[:200]
+    path = request.url.path[:200]
     allowed = ", ".join(
         method
         for method in ALL_METHODS

@@ -13,7 +13,7 @@ import anyio
 
 from app.api.constraint import Constraint
 from app.api.context import ApiContext
-from app.api.errors import ApiError, to_api_error
+from app.api.errors import ApiError, scrub, to_api_error
 from app.api.protocol import GenerationFields
 from app.api.thinking import Thinking
 from app.api.thought_parser import make_reader
@@ -116,7 +116,7 @@ def _check(output: RequestOutput) -> None:
     for completion in output.outputs:
         if completion.finish_reason == "error":
             reason = completion.error or "the engine could not go on with this request"
-            raise ApiError(500, reason, code="generation_failed")
+            raise ApiError(500, scrub(reason), code="generation_failed")
 
 
 def make_reply_id(prefix: str, visit: Visit, body: GenerationFields) -> str:

@@ -75,7 +75,7 @@ async def prepare(
     options = {
         "add_generation_prompt": body.add_generation_prompt,
         "continue_final_message": body.continue_final_message,
-        **read_template_kwargs(body.chat_template_kwargs),
+        **read_template_kwargs(body.chat_template_kwargs, body.reasoning_effort),
     }
     prompt = await context.engine.render_chat(messages, **options, **await show_tools(tools, context))
     thinking = await read_thinking(body, prompt, messages, options, context)
@@ -157,7 +157,7 @@ def whole_reply(call: Call, output: RequestOutput, echo: str) -> dict[str, Any]:
         reply["prompt_logprobs"] = replies.prompt_logprobs(output)
     if call.body.return_token_ids:
         reply["prompt_token_ids"] = output.prompt_token_ids
-    return reply | replies.extras(call, output, range(len(choices)))
+    return reply | replies.extras(call, [output], reply["usage"]["completion_tokens"], range(len(choices)))
 
 
 def read_message(call: Call, choice: CompletionOutput, echo: str) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from typing import Any
 from app.api import replies
 from app.api.call import Call
 from app.api.styled_calls import join_parts
+from app.api.text_offsets import TextOffsets
 from app.api.tool_calls import ToolParser
 from engine import CompletionOutput, RequestOutput
 
@@ -43,7 +44,7 @@ class Chunks:
         self._parsers: dict[int, ToolParser] = {}
         self._templates: dict[int, tuple[bytes, bytes]] = {}
         self._num_tokens: dict[int, int] = {}
-        self._text_offsets: dict[int, int] = {}
+        self._offsets: dict[int, TextOffsets] = {}
 
     def first(self, index: int, output: RequestOutput, echo: str = "") -> bytes:
         """What comes before a choice's own text: the role of a chat message, or an echoed prompt."""
@@ -58,11 +59,10 @@ class Chunks:
         if self._is_chat:
             return frame({**self._header, "choices": [self._choice(index, choice)], **more})
         entry = self._choice(index, echo)
-        if echo and self._call.sampling.logprobs is not None and output.prompt_logprobs is not None:
-            entry["logprobs"] = replies.completion_logprobs(
-                self._call, output.prompt_logprobs, output.prompt_token_ids, 0
-            )
-        self._text_offsets[index] = len(echo)
+        if self._call.sampling.logprobs is not None:
+            self._offsets[index] = replies.output_offsets(self._call, output, len(echo))
+            if echo and output.prompt_logprobs is not None:
+                entry["logprobs"] = replies.echo_logprobs(self._call, output, echo)
         return frame({**self._header, "choices": [entry], **more}) if echo or more else b""
 
     def delta(self, index: int, choice: CompletionOutput, output: RequestOutput) -> bytes:
@@ -90,7 +90,11 @@ class Chunks:
         )
         reason = replies.finish_reason(choice, parser is not None and parser.num_calls > 0)
         entry |= {"finish_reason": reason, "stop_reason": choice.stop_reason}
-        chunk = {**self._header, "choices": [entry], **replies.extras(self._call, output, (index,))}
+        n = self._call.sampling.n
+        # of all the choices of its prompt, which share one clock
+        num_tokens = sum(count for i, count in self._num_tokens.items() if i // n == index // n)
+        extras = replies.extras(self._call, [output], num_tokens, (index,))
+        chunk = {**self._header, "choices": [entry], **extras}
         if self._call.body.continuous_usage:
             chunk["usage"] = self._usage(index, output)
         return frame(chunk)
@@ -120,11 +124,10 @@ class Chunks:
         if self._is_chat:
             entry["logprobs"] = replies.chat_logprobs(self._call, choice)
         elif self._call.sampling.logprobs is not None and choice.logprobs is not None:
-            offset = self._text_offsets.get(index, 0)
+            offsets = self._offsets[index].take(choice.token_ids)
             entry["logprobs"] = replies.completion_logprobs(
-                self._call, choice.logprobs, choice.token_ids, offset
+                self._call, choice.logprobs, choice.token_ids, offsets
             )
-        self._text_offsets[index] = self._text_offsets.get(index, 0) + len(choice.text)
         if self._call.body.return_token_ids:
             entry["token_ids"] = list(choice.token_ids)
         chunk = {**self._header, "choices": [entry]}

@@ -18,12 +18,13 @@ from app.api.errors import ApiError
 from app.api.protocol import CompletionRequest
 from app.api.sampling import completion_sampling, read_prompts
 from app.api.sse import CLIENT_CLOSED_REQUEST, Emit, EventStream, unless_gone
-from app.api.tokens import encode_bare
+from app.api.tokens import encode_bare, require_tokenizer
 from app.api.visit import Visit
 from engine import CompletionOutput, RequestOutput
 
 router = APIRouter()
 MAX_CHOICES = 1024
+SEPARATOR = "<|endoftext|>"  # GPT-2's, Qwen's and SmolLM's name for it
 
 
 @router.post("/v1/completions")
@@ -50,7 +51,10 @@ async def prepare(body: CompletionRequest, visit: Visit, context: ApiContext) ->
     context.require_ready()
     constraint = read_constraint(body)
     sampling = completion_sampling(body, constraint)
-    prompts = read_prompts(body.prompt)
+    if body.best_of not in (None, 1, sampling.n):
+        message = f"best_of={body.best_of} must be n={sampling.n}: every text that is drawn is in the reply"
+        raise ApiError(400, message[:200], "best_of", "unsupported_field")
+    prompts = read_prompts(_new_document(context) if body.prompt is None else body.prompt)
     if len(prompts) * sampling.n > MAX_CHOICES:
         message = f"{len(prompts)} prompts with n={sampling.n} are more than {MAX_CHOICES} choices"
         raise ApiError(400, message, "n", "invalid_value")
@@ -59,6 +63,25 @@ async def prepare(body: CompletionRequest, visit: Visit, context: ApiContext) ->
     reply_id = make_reply_id("cmpl-", visit, body)
     judge = make_judge(context, constraint)
     return Call(context, visit, body, reply_id, model, prompts, sampling, constraint, judge=judge)
+
+
+def _new_document(context: ApiContext) -> list[int]:
+    """The prompt of a request without one: what stands before the first word of a document.
+
+    Raises:
+        ApiError: 400 where the model has no such token.
+    """
+    tokenizer = require_tokenizer(context)
+    if ids := tokenizer.encode(""):
+        return ids
+    # models that mark no beginning know what stands between two documents
+    between = tokenizer.encode(SEPARATOR, add_special_tokens=False)
+    known = [tokenizer.bos_token_id, *(between if len(between) == 1 else ()), *tokenizer.eos_token_ids]
+    for token_id in known:
+        if token_id is not None:
+            return [token_id]
+    message = "prompt must not be null: this model has no token that begins a document"
+    raise ApiError(400, message, "prompt", "invalid_value")
 
 
 async def finish_all(call: Call) -> list[RequestOutput]:
@@ -83,7 +106,7 @@ def whole_reply(call: Call, outputs: list[RequestOutput]) -> dict[str, Any]:
     if is_scoring(call):
         usage = replies.usage(usage["prompt_tokens"], 0, usage["prompt_tokens_details"]["cached_tokens"])
     reply = {**replies.header(call, "text_completion"), "choices": choices, "usage": usage}
-    return reply | replies.extras(call, outputs[0], range(len(choices)))
+    return reply | replies.extras(call, outputs, usage["completion_tokens"], range(len(choices)))
 
 
 def is_scoring(call: Call) -> bool:
@@ -105,7 +128,7 @@ def _choice(call: Call, index: int, output: RequestOutput, choice: CompletionOut
     entry: dict[str, Any] = {
         "index": index,
         "text": text,
-        "logprobs": _logprobs(call, output, choice),
+        "logprobs": _logprobs(call, output, choice, echo),
         "finish_reason": choice.finish_reason,
         "stop_reason": choice.stop_reason,
     }
@@ -116,15 +139,19 @@ def _choice(call: Call, index: int, output: RequestOutput, choice: CompletionOut
     return entry
 
 
-def _logprobs(call: Call, output: RequestOutput, choice: CompletionOutput) -> dict[str, Any] | None:
+def _logprobs(
+    call: Call, output: RequestOutput, choice: CompletionOutput, echo: str
+) -> dict[str, Any] | None:
     if call.sampling.logprobs is None or choice.logprobs is None:
         return None
-    positions = [] if is_scoring(call) else list(choice.logprobs)
-    ids = list(choice.token_ids)
+    if is_scoring(call):
+        return replies.echo_logprobs(call, output, echo)
+    offsets = replies.output_offsets(call, output, len(echo)).take(choice.token_ids)
+    found = replies.completion_logprobs(call, choice.logprobs, choice.token_ids, offsets)
     if not call.body.echo:
-        return replies.completion_logprobs(call, positions, ids, 0)
-    before = output.prompt_logprobs or [None] * len(output.prompt_token_ids)
-    return replies.completion_logprobs(call, [*before, *positions], [*output.prompt_token_ids, *ids], 0)
+        return found
+    before = replies.echo_logprobs(call, output, echo)
+    return {name: before[name] + found[name] for name in found}
 
 
 async def stream(call: Call, emit: Emit) -> None:

@@ -32,7 +32,7 @@ from engine import (
     InvalidRequest,
     RequestTimeout,
 )
-from grammar import GrammarError, UnsupportedGrammar
+from grammar import GrammarError, InvalidGrammar, UnsupportedGrammar
 
 logger = logging.getLogger("troupe.api")
 
@@ -60,6 +60,15 @@ ANTHROPIC_TYPES = {
     503: "overloaded_error",
     504: "timeout_error",
 }
+# how pydantic names a member of a union in a location, where it is no field of the request
+UNION_MEMBER = re.compile(r"str|bool|int|float|(?:list|dict)\[.*\]")
+# what it says against a value of another kind than the member's -> that kind
+KINDS = {
+    "string_type": "a text",
+    "list_type": "a list",
+    "dict_type": "an object",
+    "bool_type": "true or false",
+}
 HIDDEN = re.compile(r"(?<![\w.])/(?:[\w.+-]+/)+[\w.+-]*|\b[A-Za-z]:\\\S+|\b0x[0-9a-fA-F]{4,}\b")
 
 
@@ -81,14 +90,16 @@ class ApiError(Exception):
         self.param = param
         self.code = code
         self.retry_after_s = retry_after_s
-        self.details = dict(details or {})
+        self.details = {
+            name: _cut(value) if isinstance(value, str) else value for name, value in (details or {}).items()
+        }
         self.headers = dict(headers or {})
 
     @property
     def body(self) -> dict[str, Any]:
         """The OpenAI error object; a refused grammar adds keyword, pointer and reason."""
         error = {
-            "message": scrub(str(self)),
+            "message": _cut(str(self)),
             "type": TYPES.get(self.status, "server_error"),
             "param": None if self.param is None else _printable(self.param),
             "code": self.code,
@@ -99,7 +110,7 @@ class ApiError(Exception):
     def anthropic_body(self) -> dict[str, Any]:
         """The same error in the words of /v1/messages."""
         kind = ANTHROPIC_TYPES.get(self.status, "api_error")
-        return {"type": "error", "error": {"type": kind, "message": scrub(str(self))}}
+        return {"type": "error", "error": {"type": kind, "message": _cut(str(self))} | self.details}
 
     def answer(self, path: str = "") -> Response:
         """The answer on the given path; /v1/messages has its own form of errors."""
@@ -119,8 +130,15 @@ class ApiError(Exception):
 
 
 def scrub(message: str) -> str:
-    """Drop file paths and addresses, which tell a client nothing and an attacker something, and keep it UTF-8."""
-    return _printable(HIDDEN.sub("...", message)[:MAX_MESSAGE_CHARS])
+    """Drop file paths and addresses, which tell a client nothing and an attacker something.
+
+    For what a system or a library says. Our own messages are whole: a JSON pointer looks like a path.
+    """
+    return _cut(HIDDEN.sub("...", message))
+
+
+def _cut(message: str) -> str:
+    return _printable(message[:MAX_MESSAGE_CHARS])
 
 
 def _printable(text: str) -> str:
@@ -140,10 +158,12 @@ def to_api_error(error: Exception, param: str | None = None) -> ApiError:
         case InvalidRequest():
             return ApiError(400, str(error), error.param or param, "invalid_value")
         case UnsupportedGrammar():
-            details = {"keyword": error.keyword, "pointer": error.pointer, "reason": error.reason}
-            return ApiError(400, str(error), param, "unsupported_grammar", details=details)
+            told = {"keyword": error.keyword, "pointer": error.pointer, "reason": error.reason}
+            return ApiError(400, str(error), param, "unsupported_grammar", details=told)
         case GrammarError():
-            return ApiError(400, str(error), param, "invalid_grammar")
+            pointer = error.pointer if isinstance(error, InvalidGrammar) else None
+            details = {"pointer": pointer, "reason": str(error)}
+            return ApiError(400, str(error), param, "invalid_grammar", details=details)
         case EngineOverloaded():
             return ApiError(503, str(error), code="engine_overloaded", retry_after_s=error.retry_after_s)
         case EngineSleeping():
@@ -161,13 +181,12 @@ def to_api_error(error: Exception, param: str | None = None) -> ApiError:
 
 def describe_fields(errors: Sequence[Any]) -> ApiError:
     """Put the first of pydantic's errors into one sentence that names the field and its value."""
-    first = errors[0]
+    first, kinds = _pick_member(errors)
     kind = first["type"]
     if kind == "json_invalid":
         reason = first.get("ctx", {}).get("error", first["msg"])
         return ApiError(400, f"the body is not JSON: {reason}", code="invalid_json")
-    # Union members leave their type's name in the location; they are no field of the request.
-    where = [str(part) for part in first["loc"] if part not in REQUEST_PARTS and "[" not in str(part)]
+    where = [str(part) for part in first["loc"] if part not in REQUEST_PARTS]
     if not where:
         return ApiError(
             400, "the body must be a JSON object sent as Content-Type: application/json", code="invalid_json"
@@ -177,8 +196,32 @@ def describe_fields(errors: Sequence[Any]) -> ApiError:
         return ApiError(400, f"{name} is required", where[0], "missing_field")
     if kind == "extra_forbidden":
         return ApiError(400, f"{name} is not a known field", where[0], "unknown_field")
-    message = f"{name}={_shorten(first['input'])}: {first['msg']}"
-    return ApiError(400, message, where[0], "invalid_value")
+    reason = f" must be {' or '.join(kinds)}" if kinds else f": {first['msg']}"
+    return ApiError(400, f"{name}={_shorten(first['input'])}{reason}", where[0], "invalid_value")
+
+
+def _pick_member(errors: Sequence[Any]) -> tuple[Any, list[str]]:
+    """The error to tell; in a union that of the member which takes values of this kind.
+
+    Returns it with its location free of the member's name, and the kinds that the union takes when the value is
+    of none of them.
+    """
+    first = errors[0]
+    depth = next((i for i, part in enumerate(first["loc"]) if _is_member(part)), None)
+    if depth is None:
+        return first, []
+    field = first["loc"][:depth]
+    members = [e for e in errors if e["loc"][:depth] == field and _is_member(*e["loc"][depth : depth + 1])]
+    if len(members) == 1:  # no union, but a key that reads like one of its members
+        return first, []
+    fitting = [e for e in members if len(e["loc"]) > depth + 1 or e["type"] not in KINDS]
+    if fitting:
+        return fitting[0] | {"loc": (*field, *fitting[0]["loc"][depth + 1 :])}, []
+    return first | {"loc": field}, [KINDS[e["type"]] for e in members]
+
+
+def _is_member(part: object = None) -> bool:
+    return isinstance(part, str) and UNION_MEMBER.fullmatch(part) is not None
 
 
 def _shorten(value: object) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from app.api.errors import ApiError
+from app.api.json_body import check_values
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 RESERVED_KWARGS = frozenset(
@@ -29,6 +30,7 @@ RESERVED_KWARGS = frozenset(
 )
 MAX_KWARGS = 32
 MAX_TOOL_CALLS = 128
+MAX_NAME_CHARS = 256
 
 
 def read_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -59,6 +61,11 @@ def _read_message(where: str, message: Mapping[str, Any]) -> dict[str, Any]:
         content = ""
     # OpenAI's newer name for a system message; chat templates know only the old one
     read = {"role": "system" if role == "developer" else role, "content": _read_content(where, content)}
+    if (name := message.get("name")) is not None:
+        if not isinstance(name, str) or not 1 <= len(name) <= MAX_NAME_CHARS:
+            text = f"{where}.name must be a text of 1 to {MAX_NAME_CHARS} characters"
+            raise ApiError(400, text, "messages", "invalid_value")
+        read["name"] = name  # a template decides whether to write it
     if calls := message.get("tool_calls"):
         if role != "assistant" or not isinstance(calls, list) or len(calls) > MAX_TOOL_CALLS:
             text = f"{where}.tool_calls must be a list of at most {MAX_TOOL_CALLS}, of an assistant"
@@ -82,6 +89,7 @@ def _read_call(where: str, call: object) -> dict[str, Any]:
     try:
         # chat templates write them with tojson, which would put a text into quotes once more
         arguments = json.loads(text or "{}")
+        check_values(arguments)
     except (ValueError, RecursionError):
         arguments = None
     if not isinstance(arguments, dict):
@@ -117,8 +125,11 @@ def _read_part(where: str, part: object) -> str:
     return text
 
 
-def read_template_kwargs(kwargs: Mapping[str, Any] | None) -> dict[str, Any]:
+def read_template_kwargs(kwargs: Mapping[str, Any] | None, effort: str | None = None) -> dict[str, Any]:
     """Variables for the chat template; names that would change what the renderer does are refused.
+
+    Args:
+        effort: the request's reasoning_effort, whose two variables `kwargs` may set otherwise.
 
     Raises:
         ApiError: 400 naming the reserved name.
@@ -131,4 +142,7 @@ def read_template_kwargs(kwargs: Mapping[str, Any] | None) -> dict[str, Any]:
         raise ApiError(
             400, f"chat_template_kwargs has more than {MAX_KWARGS} entries", "chat_template_kwargs"
         )
-    return dict(kwargs or {})
+    known: dict[str, Any] = {} if effort is None else {"reasoning_effort": effort}
+    if effort == "none":
+        known["enable_thinking"] = False
+    return known | dict(kwargs or {})

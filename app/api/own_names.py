@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
@@ -9,22 +10,54 @@ from app.api.errors import ApiError, to_api_error
 from engine import InvalidRequest
 from grammar import GrammarError
 
+# a place in a request, as in messages[0].content; messages begin with the one they are about
+PLACE = re.compile(r"\w+(?:\[\d+\]|\.\w+)*")
+LAST_STEP = re.compile(r"(?:\[\d+\]|\.?\w+)$")
+
 
 @contextmanager
 def own_names(renamed: Mapping[str, str]) -> Iterator[None]:
     """Make errors name this route's fields.
 
     Args:
-        renamed: what a chat request calls a field, and what it is called here.
+        renamed: what a chat request calls a field or a place in one, and what it is called here; the longest
+            that fits counts: {"messages": "input", "messages[1].content": "input[0].output"}.
     """
     try:
         yield
     except (ApiError, InvalidRequest, GrammarError) as error:
         known = to_api_error(error)
-        own = renamed.get(known.param or "")
-        if own is None or known.code == "unknown_field":
+        # a field that this route does not know was written by the client, under just that name
+        is_own = known.code == "unknown_field"
+        message = rename(str(known), known.param or "", renamed, is_own)
+        param = known.param if is_own else renamed.get(known.param or "", known.param)
+        if (message, param) == (str(known), known.param):
             raise
-        message = str(known)
-        if message.startswith(f"{known.param}="):
-            message = own + message.removeprefix(known.param or "")
-        raise ApiError(known.status, message, own, known.code, known.retry_after_s, known.details) from error
+        raise ApiError(
+            known.status, message, param, known.code, known.retry_after_s, known.details
+        ) from error
+
+
+def rename(message: str, param: str, renamed: Mapping[str, str], is_own: bool = False) -> str:
+    """The message in this route's names: the place it begins with, and names that are no words further on.
+
+    Args:
+        is_own: the place it begins with is this route's already.
+    """
+    place = PLACE.match(message)
+    if place is None or re.split(r"[.\[]", place[0])[0] != param:
+        start = ""
+    else:
+        start = place[0]
+    names = [re.escape(name) for name in renamed if "_" in name and name.isidentifier()]
+    rest = message[len(start) :]
+    if names:
+        rest = re.sub(rf"\b(?:{'|'.join(names)})\b", lambda found: renamed[found[0]], rest)
+    return (start if is_own else _find_own(start, renamed)) + rest
+
+
+def _find_own(place: str, renamed: Mapping[str, str]) -> str:
+    known = place
+    while known and known not in renamed:
+        known = LAST_STEP.sub("", known)
+    return renamed[known] + place[len(known) :] if known else place

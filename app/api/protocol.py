@@ -16,6 +16,8 @@ MAX_TOOLS = 128
 
 TokenIds = Annotated[list[int], Field(max_length=MAX_IDS)]
 Strings = Annotated[list[str], Field(max_length=MAX_IDS)]
+# a chat template decides what they mean; with none it is told that there is to be no thought
+ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
 class StreamOptions(BaseModel):
@@ -101,7 +103,7 @@ class GenerationFields(BaseModel):
     prompt_logprobs: int | None = None
     skip_special_tokens: bool = True
     add_special_tokens: bool | None = None
-    echo: bool = False
+    echo: bool | None = False
 
     stream: bool | None = False
     stream_options: StreamOptions | None = None
@@ -154,6 +156,7 @@ class ChatRequest(GenerationFields):
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     include_reasoning: bool | None = True
+    reasoning_effort: ReasoningEffort | None = None
 
 
 class CompletionRequest(GenerationFields):
@@ -161,6 +164,7 @@ class CompletionRequest(GenerationFields):
 
     prompt: Any
     logprobs: int | None = None
+    best_of: int | None = None
 
 
 class TokenizeRequest(BaseModel):

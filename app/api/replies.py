@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from app.api.call import Call
+from app.api.text_offsets import TextOffsets, find_prompt_offsets
 from engine import CompletionOutput, GrammarInfo, Logprob, RequestMetrics, RequestOutput, TokenLogprobs
 
 # JSON has no -Infinity; vLLM writes the same number
@@ -73,16 +74,33 @@ def _ms(seconds: float | None) -> float | None:
     return None if seconds is None else round(seconds * 1000, 3)
 
 
-def extras(call: Call, output: RequestOutput, indices: Iterable[int] = (0,)) -> Json:
+def extras(call: Call, outputs: Sequence[RequestOutput], num_tokens: int, indices: Iterable[int]) -> Json:
     """What a reply carries only when the request asked for it.
 
     Args:
+        outputs: the last of each prompt that it is about.
+        num_tokens: how many tokens these prompts got in all their choices.
         indices: the choices that it is about, numbered through all prompts.
     """
-    found = structured_of(call, output, indices)
+    found = structured_of(call, outputs[0], indices)
     if call.body.return_metrics:
-        found["metrics"] = metrics(output.metrics, sum(len(choice.token_ids) for choice in output.outputs))
+        found["metrics"] = metrics(join_times([output.metrics for output in outputs]), num_tokens)
     return found
+
+
+def join_times(times: Sequence[RequestMetrics]) -> RequestMetrics:
+    """Several prompts as one request: from what came first to what came last."""
+    scheduled, first, last = (
+        [getattr(each, name) for each in times if getattr(each, name) is not None]
+        for name in ("first_scheduled_time", "first_token_time", "last_token_time")
+    )
+    return RequestMetrics(
+        arrival_time=min(each.arrival_time for each in times),
+        first_scheduled_time=min(scheduled, default=None),
+        first_token_time=min(first, default=None),
+        last_token_time=max(last, default=None),
+        num_preemptions=sum(each.num_preemptions for each in times),
+    )
 
 
 def structured_of(call: Call, output: RequestOutput, indices: Iterable[int] = (0,)) -> Json:
@@ -122,7 +140,7 @@ def _chat_entry(call: Call, entry: Logprob) -> Json:
     found: Json = {
         "token": _token_text(call, entry),
         "logprob": _finite(entry.logprob),
-        "bytes": list(entry.decoded_token.encode("utf-8", "replace")),
+        "bytes": list(entry.decoded_token.encode("utf-8", "replace") if entry.part is None else entry.part),
     }
     if entry.masked_logprob is not None:
         found["masked_logprob"] = _finite(entry.masked_logprob)
@@ -130,31 +148,60 @@ def _chat_entry(call: Call, entry: Logprob) -> Json:
 
 
 def completion_logprobs(
-    call: Call, positions: Sequence[TokenLogprobs | None], ids: Sequence[int], offset: int
+    call: Call, positions: Sequence[TokenLogprobs | None], ids: Sequence[int], offsets: Sequence[int]
 ) -> Json:
     """The older form of text completions: four lists. The first token of an echoed prompt has no probability.
 
     Args:
-        offset: where the first token's text begins in the choice's text.
+        offsets: where each token begins in the choice's text (`text_offsets.py`).
     """
-    tokens: list[str] = []
-    offsets: list[int] = []
-    for position, token_id in zip(positions, ids, strict=False):
-        known = position.token if position is not None else Logprob(token_id, 0.0, 0, _decode(call, token_id))
-        offsets.append(offset)
-        tokens.append(_token_text(call, known))
-        offset += len(known.decoded_token)
+    places = zip(positions, ids, offsets, strict=False)
+    known = [(_first(call, token_id) if p is None else p.token, offset) for p, token_id, offset in places]
     return {
-        "tokens": tokens,
+        "tokens": [_token_name(call, token) for token, _ in known],
         "token_logprobs": [None if p is None else _finite(p.token.logprob) for p in positions],
         "top_logprobs": [None if p is None else _top(call, p) for p in positions],
-        "text_offset": offsets,
+        "text_offset": [offset for _, offset in known],
     }
 
 
+def echo_logprobs(call: Call, output: RequestOutput, echo: str) -> Json:
+    """The same of a prompt that the reply repeats."""
+    ids = output.prompt_token_ids
+    positions = output.prompt_logprobs or [None] * len(ids)
+    offsets = find_prompt_offsets(call.context.engine.tokenizer, echo, ids)
+    return completion_logprobs(call, positions, ids, offsets)
+
+
+def output_offsets(call: Call, output: RequestOutput, start: int) -> TextOffsets:
+    """What finds the places of one choice's tokens, behind `start` characters of a repeated prompt."""
+    tokenizer, skips_special = call.context.engine.tokenizer, call.sampling.skip_special_tokens
+    return TextOffsets(tokenizer, output.prompt_token_ids, skips_special, start)
+
+
 def _top(call: Call, position: TokenLogprobs) -> dict[str, float]:
-    entries = (*position.top, position.token)
-    return {_token_text(call, entry): _finite(entry.logprob) for entry in entries}
+    """The token and its rivals by name; a rival whose name is taken is named by its id."""
+    found: dict[str, float] = {}
+    for entry in {entry.token_id: entry for entry in (position.token, *position.top)}.values():
+        name = _token_name(call, entry)
+        found[f"token_id:{entry.token_id}" if name in found else name] = _finite(entry.logprob)
+    return found
+
+
+def _token_name(call: Call, entry: Logprob) -> str:
+    r"""A token in the older form, which has no list of bytes: a part of a character is bytes:\xf0\x9f."""
+    if entry.part is None or entry.decoded_token.isascii() or call.body.return_tokens_as_token_ids:
+        return _token_text(call, entry)
+    return "bytes:" + "".join(f"\\x{byte:02x}" for byte in entry.part)
+
+
+def _first(call: Call, token_id: int) -> Logprob:
+    """The first token of a prompt, of which only the text is known."""
+    tokenizer = call.context.engine.tokenizer
+    piece = "" if tokenizer is None else tokenizer.token_piece(token_id)
+    if isinstance(piece, str):
+        return Logprob(token_id, 0.0, 0, piece)
+    return Logprob(token_id, 0.0, 0, piece.decode(errors="replace"), part=piece)
 
 
 def prompt_logprobs(output: RequestOutput) -> list[Json | None] | None:
@@ -183,8 +230,3 @@ def _finite(value: float) -> float:
 
 def _token_text(call: Call, entry: Logprob) -> str:
     return f"token_id:{entry.token_id}" if call.body.return_tokens_as_token_ids else entry.decoded_token
-
-
-def _decode(call: Call, token_id: int) -> str:
-    tokenizer = call.context.engine.tokenizer
-    return "" if tokenizer is None else tokenizer.decode([token_id], skip_special_tokens=False)

@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from app.api.errors import ApiError, describe_fields
 from app.api.protocol import MAX_MESSAGES, MAX_TOOLS, ChatRequest
+from app.api.response_input import Conversation
 
 Json = dict[str, Any]
 
@@ -25,6 +26,7 @@ RENAMED = {
     "max_tokens": "max_output_tokens",
     "max_completion_tokens": "max_output_tokens",
     "response_format": "text",
+    "reasoning_effort": "reasoning.effort",
 }
 # field -> what to say against it
 UNSUPPORTED = {
@@ -83,8 +85,8 @@ class ResponsesRequest(BaseModel):
     reasoning: dict[str, Any] | None = None
 
 
-def make_chat_request(body: ResponsesRequest) -> ChatRequest:
-    """The chat request that does what this one asks for.
+def make_chat_request(body: ResponsesRequest) -> tuple[ChatRequest, dict[str, str]]:
+    """The chat request that does what this one asks for, and the places in it under their names here.
 
     Raises:
         ApiError: 400 for a field that cannot be honoured.
@@ -95,20 +97,24 @@ def make_chat_request(body: ResponsesRequest) -> ChatRequest:
         if name in ChatRequest.model_fields and name not in PASSED:
             raise ApiError(400, f"{name} is not a field of this route", name, "unknown_field")
     fields: Json = {name: value for name, value in extra.items() if name not in UNSUPPORTED}
+    conversation = Conversation(body.instructions, body.input)
+    tools = body.tools or ()
     fields |= {
         "model": body.model,
-        "messages": _read_input(body),
+        "messages": conversation.messages,
         "max_completion_tokens": body.max_output_tokens,
         "temperature": body.temperature,
         "top_p": body.top_p,
         "response_format": _read_format(body.text.format),
-        "tools": None if body.tools is None else [_read_tool(tool) for tool in body.tools],
+        "tools": None if body.tools is None else [_read_tool(i, tool) for i, tool in enumerate(tools)],
         "tool_choice": _read_choice(body.tool_choice),
         "parallel_tool_calls": body.parallel_tool_calls,
         "stream": body.stream,
+        "reasoning_effort": (body.reasoning or {}).get("effort"),
     }
+    places = {f"tools[{i}].function": f"tools[{i}]" for i in range(len(tools))}
     try:
-        return ChatRequest.model_validate(fields)
+        return ChatRequest.model_validate(fields), conversation.places | places
     except ValidationError as error:
         raise describe_fields(error.errors()) from error
 
@@ -126,40 +132,6 @@ def _check_unsupported(body: ResponsesRequest) -> None:
         raise ApiError(400, message, "truncation", "unsupported_field")
 
 
-def _read_input(body: ResponsesRequest) -> list[Json]:
-    messages: list[Json] = []
-    if body.instructions is not None:
-        messages.append({"role": "system", "content": body.instructions})
-    if isinstance(body.input, str):
-        return [*messages, {"role": "user", "content": body.input}]
-    for i, item in enumerate(body.input):
-        _add_item(messages, f"input[{i}]", item)
-    return messages
-
-
-def _add_item(messages: list[Json], where: str, item: Mapping[str, Any]) -> None:
-    match item.get("type", "message"):
-        case "message":
-            messages.append({"role": item.get("role"), "content": item.get("content")})
-        case "function_call":
-            function = {"name": item.get("name"), "arguments": item.get("arguments")}
-            call = {"id": item.get("call_id"), "type": "function", "function": function}
-            # the calls of one turn are one message for a chat template
-            if messages and messages[-1]["role"] == "assistant":
-                messages[-1].setdefault("tool_calls", []).append(call)
-            else:
-                messages.append({"role": "assistant", "content": None, "tool_calls": [call]})
-        case "function_call_output":
-            result = {"role": "tool", "tool_call_id": item.get("call_id"), "content": item.get("output")}
-            messages.append(result)
-        case "reasoning":
-            # a client hands back what an earlier answer held; templates leave old thoughts out as well
-            return
-        case kind:
-            message = f"{where}: items of type {str(kind)[:40]!r} are not supported"
-            raise ApiError(400, message, "input", "unsupported_content")
-
-
 def _read_format(asked: TextFormat) -> Json | None:
     if asked.type != "json_schema":
         return None if asked.type == "text" else {"type": asked.type}
@@ -168,17 +140,21 @@ def _read_format(asked: TextFormat) -> Json | None:
     return {"type": "json_schema", "json_schema": {"name": asked.name, "schema": asked.schema_}}
 
 
-def _read_tool(tool: Mapping[str, Any]) -> Json:
-    """A function is flat here and nested there; what is no function stays as it is, to be refused."""
+def _read_tool(i: int, tool: Mapping[str, Any]) -> Json:
+    """A function is flat here and nested there."""
     if tool.get("type") != "function":
-        return dict(tool)
+        message = f'tools[{i}] must be {{"type": "function", "name": ..., "parameters": ...}}'
+        raise ApiError(400, message, "tools", "invalid_value")
     return {"type": "function", "function": {key: tool[key] for key in tool if key not in ("type", "strict")}}
 
 
 def _read_choice(choice: str | Mapping[str, Any] | None) -> str | Json | None:
     if choice is None or isinstance(choice, str):
         return choice
-    return {"type": choice.get("type"), "function": {"name": choice.get("name")}}
+    if choice.get("type") != "function" or not isinstance(choice.get("name"), str):
+        message = 'tool_choice must be {"type": "function", "name": ...}'
+        raise ApiError(400, message, "tool_choice", "invalid_value")
+    return {"type": "function", "function": {"name": choice["name"]}}
 
 
 def echo_fields(body: ResponsesRequest, names: Sequence[str]) -> Json:

@@ -29,7 +29,9 @@ async def create_response(
 ) -> Response:
     """Answer an input, in one piece or as a stream."""
     with own_names(RENAMED):
-        call, _ = await chat.prepare(make_chat_request(body), request.state.visit, context, "resp_")
+        asked, places = make_chat_request(body)
+    with own_names(RENAMED | places):
+        call, _ = await chat.prepare(asked, request.state.visit, context, "resp_")
     writer = ResponseWriter(lambda *parts: describe(call, body, *parts), call.make_reader())
     if body.stream:
         keep_alive_s = context.config.keep_alive_s

@@ -27,8 +27,6 @@ MODES = ("none", "auto", "required")
 MAX_PARALLEL_CALLS = 16
 TOOL_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 NO_PARAMETERS: Json = {"type": "object", "properties": {}, "additionalProperties": False}
-# keywords that say by themselves what the arguments are
-ROOT_KEYWORDS = ("type", "$ref", "anyOf", "oneOf", "allOf")
 SCHEMA_MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 DATA_KEYWORDS = ("const", "enum", "default", "example", "examples")
 
@@ -142,9 +140,9 @@ def _read_tool(where: str, tool: Mapping[str, Any]) -> Tool:
         parameters = NO_PARAMETERS
     if not isinstance(parameters, dict):
         raise ApiError(400, f"{where}.function.parameters must be a JSON Schema", "tools", "invalid_value")
-    if not any(keyword in parameters for keyword in ROOT_KEYWORDS):
-        parameters = {"type": "object", **parameters}
-    if parameters.get("type", "object") != "object":
+    # beside an anyOf or a $ref as well, which may allow what is no object and could not be told as a call
+    parameters = {"type": "object", **parameters}
+    if parameters["type"] != "object":
         message = f"{where}.function.parameters must have the type object: arguments have names"
         raise ApiError(400, message, "tools", "invalid_value")
     return Tool(name, parameters, dict(tool))

@@ -62,10 +62,6 @@ def run(arguments: argparse.Namespace, start: float) -> int:
     text = read_text(arguments.schema)
     if arguments.kind in ("regex", "choice"):
         text = text.strip("\n")
-    instances = [
-        read_text(name.removeprefix("@")).strip() if name.startswith("@") else name
-        for name in arguments.instances
-    ]
     compiler = GrammarCompiler(VOCABULARY)
     try:
         spec = read_spec(arguments.kind, text, arguments.whitespace, property_order=arguments.property_order)
@@ -73,7 +69,7 @@ def run(arguments: argparse.Namespace, start: float) -> int:
         if arguments.action == "explain":
             print(make_table(compiled))
             return 0
-        verdicts = [judge(compiled, instance.encode()) for instance in instances]
+        verdicts = [try_instance(compiled, name, arguments.kind) for name in arguments.instances]
     except GrammarError as error:
         raise UsageError(str(error)) from error
     finally:
@@ -83,14 +79,20 @@ def run(arguments: argparse.Namespace, start: float) -> int:
     return EXIT_REFUSED if any(verdicts) else 0
 
 
-def read_text(name: str) -> str:
+def read_text(name: str, newline: str | None = None) -> str:
     """Return a file's text, or stdin's for `-`.
+
+    Args:
+        newline: "" leaves line breaks as they are, None makes all of them line feeds.
 
     Raises:
         UsageError: it cannot be read or is not UTF-8.
     """
     try:
-        return sys.stdin.read() if name == "-" else Path(name).read_text(encoding="utf-8")
+        if name == "-":
+            return sys.stdin.read()
+        with Path(name).open(encoding="utf-8", newline=newline) as file:
+            return file.read()
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"cannot read {name}: {error}") from error
 
@@ -117,6 +119,22 @@ def judge(compiled: CompiledGrammar, data: bytes) -> str:
             at = data[position:].decode(errors="replace")[0]
             return f"refused at byte {position}, {at!r} after {before!r}"
     return "" if matcher.is_completed() else f"refused at byte {len(data)}, the end: the text is not complete"
+
+
+def try_instance(compiled: CompiledGrammar, name: str, kind: str) -> str:
+    """Return where and why a text or the text of @FILE is refused, "" when it is accepted.
+
+    A file may have space around JSON, and elsewhere a line break at its end that does not belong to the text.
+    """
+    if not name.startswith("@"):
+        return judge(compiled, name.encode())
+    text = read_text(name.removeprefix("@"), newline="")
+    if kind == "json_schema":
+        return judge(compiled, text.strip().encode())
+    verdict = judge(compiled, text.encode())
+    if verdict and text.endswith("\n"):
+        verdict = judge(compiled, text.removesuffix("\n").removesuffix("\r").encode())
+    return verdict
 
 
 def shorten(name: str) -> str:

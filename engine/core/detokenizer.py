@@ -26,7 +26,7 @@ class TextTokenizer(Protocol):
 
     def make_text(self, prompt_token_ids: Sequence[int], skip_special_tokens: bool) -> TextStream: ...
 
-    def token_text(self, token_id: int) -> str: ...
+    def token_piece(self, token_id: int) -> str | bytes: ...
 
 
 class TextDelta(NamedTuple):
@@ -204,5 +204,6 @@ class Detokenizer:
 
     def _name(self, entry: Logprob) -> Logprob:
         assert self._tokenizer is not None, "an engine without a tokenizer names no tokens"
-        text = self._tokenizer.token_text(entry.token_id)
-        return Logprob(entry.token_id, entry.logprob, entry.rank, text, entry.masked_logprob)
+        piece = self._tokenizer.token_piece(entry.token_id)
+        text, part = (piece, None) if isinstance(piece, str) else (piece.decode(errors="replace"), piece)
+        return Logprob(entry.token_id, entry.logprob, entry.rank, text, entry.masked_logprob, part)

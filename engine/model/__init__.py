@@ -2,7 +2,8 @@
 
 from engine.model.config import ModelConfig
 from engine.model.decoder import DecoderModel
+from engine.model.end_tokens import read_eos_token_ids
 from engine.model.loader import load_model
 from engine.model.rope_config import RopeConfig
 
-__all__ = ["DecoderModel", "ModelConfig", "RopeConfig", "load_model"]
+__all__ = ["DecoderModel", "ModelConfig", "RopeConfig", "load_model", "read_eos_token_ids"]

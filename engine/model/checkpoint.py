@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
@@ -40,6 +41,21 @@ def resolve_checkpoint(path_or_name: str | Path, allow_patterns: tuple[str, ...]
         ) from error
     except (HfHubHTTPError, OSError) as error:
         raise ConfigError(f"model {name!r} is not a folder and the hub refused it: {error}") from error
+
+
+def read_json_object(path: Path) -> dict[str, Any]:
+    """Return what a JSON file holds.
+
+    Raises:
+        ConfigError: it is not JSON, or not an object.
+    """
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ConfigError(f"{path} is not valid JSON: {error}") from error
+    if not isinstance(data, dict):
+        raise ConfigError(f"{path} must hold an object")
+    return data
 
 
 def weight_files(folder: Path) -> list[Path]:

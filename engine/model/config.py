@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from engine.errors import ConfigError
-from engine.model.checkpoint import resolve_checkpoint
+from engine.model.checkpoint import read_json_object, resolve_checkpoint
 from engine.model.config_reader import ConfigReader
 from engine.model.registry import FAMILIES, Family
 from engine.model.rope_config import RopeConfig, parse_rope
@@ -56,8 +55,6 @@ class ModelConfig:
     mlp_bias: bool = False
     sliding_windows: tuple[int | None, ...] = ()  # of each layer, None: full attention; (): full everywhere
     dtype: str = "float32"  # of the checkpoint
-    bos_token_id: int | None = None
-    eos_token_ids: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if self.num_attention_heads % self.num_key_value_heads:
@@ -84,11 +81,7 @@ class ModelConfig:
         path = resolve_checkpoint(path_or_name, ("config.json",)) / "config.json"
         if not path.is_file():
             raise ConfigError(f"{path.parent} is not a checkpoint: it has no config.json")
-        try:
-            data = json.loads(path.read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise ConfigError(f"{path} is not valid JSON: {error}") from error
-        return cls.from_dict(data, str(path))
+        return cls.from_dict(read_json_object(path), str(path))
 
     @classmethod
     def from_dict(cls, data: dict[str, Any], where: str = "config.json") -> ModelConfig:
@@ -97,13 +90,16 @@ class ModelConfig:
         Raises:
             ConfigError: as `from_pretrained`.
         """
-        if not isinstance(data, dict):
-            raise ConfigError(f"{where} must hold an object")
         reader = ConfigReader(data, where)
         architecture = _parse_architecture(reader, where)
         config = _parse(reader, architecture, FAMILIES[architecture], where)
         reader.refuse_rest(_INERT)
         return config
+
+    @property
+    def max_model_len(self) -> int:
+        """Tokens of a context that the checkpoint is made for, as far as its RoPE stretches it."""
+        return max(self.max_position_embeddings, self.rope.stretched_len)
 
     def sliding_window(self, layer: int) -> int | None:
         """Return the window of a layer in tokens, None for full attention."""
@@ -133,7 +129,6 @@ def _parse(reader: ConfigReader, architecture: str, family: Family, where: str) 
     num_heads = reader.integer("num_attention_heads")
     num_layers = reader.integer("num_hidden_layers")
     max_position_embeddings = reader.integer("max_position_embeddings")
-    eos = reader.take("eos_token_id")
     return ModelConfig(
         architecture=architecture,
         vocab_size=reader.integer("vocab_size"),
@@ -153,8 +148,6 @@ def _parse(reader: ConfigReader, architecture: str, family: Family, where: str) 
         **_parse_biases(reader, family),
         sliding_windows=_parse_windows(reader, family, num_layers),
         dtype=_parse_dtype(reader),
-        bos_token_id=reader.take("bos_token_id"),
-        eos_token_ids=() if eos is None else tuple(eos) if isinstance(eos, list) else (eos,),
     )
 
 

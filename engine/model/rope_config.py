@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from engine.model.config_reader import ConfigReader
 
 ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "llama3")
+# Of these, max_position_embeddings may be the length before scaling; llama3 tells the one after it.
+_STRETCHING = ("linear", "dynamic", "yarn")
 _DEFAULT_THETA = 10000.0
 
 
@@ -26,6 +28,13 @@ class RopeConfig:
     mscale: float | None = None  # yarn
     mscale_all_dim: float | None = None  # yarn
     truncate: bool = True  # yarn
+
+    @property
+    def stretched_len(self) -> int:
+        """Tokens that the scaling makes room for; 0 where it does not say."""
+        if self.rope_type not in _STRETCHING:
+            return 0
+        return int(self.original_max_position_embeddings * self.factor)
 
 
 def parse_rope(config: ConfigReader, max_position_embeddings: int, where: str) -> RopeConfig:

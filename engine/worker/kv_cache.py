@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from engine.errors import ConfigError
 from engine.model.config import ModelConfig
 
 # Of the config's `kv_cache_dtype`; "auto" is the model's.
@@ -24,9 +25,19 @@ def allocate_kv_cache(
 
     Returns one (k_cache, v_cache) per layer, each [num_blocks, block_size, num_kv_heads, head_dim],
     contiguous. Block 0 is the null block: padding points there.
+
+    Raises:
+        ConfigError: the device has no room for them.
     """
     shape = (num_blocks, block_size, config.num_key_value_heads, config.head_dim)
-    return [
-        (torch.empty(shape, dtype=dtype, device=device), torch.empty(shape, dtype=dtype, device=device))
-        for _ in range(config.num_hidden_layers)
-    ]
+    try:
+        return [
+            (torch.empty(shape, dtype=dtype, device=device), torch.empty(shape, dtype=dtype, device=device))
+            for _ in range(config.num_hidden_layers)
+        ]
+    except RuntimeError as error:  # all that torch says of a lack of memory, or of a size beyond 64 bits
+        size = num_blocks * compute_bytes_per_block(config, block_size, dtype) / 2**30
+        raise ConfigError(
+            f"num_blocks={num_blocks}: {device} has no room for a KV cache of {size:.0f} GiB; lower num_blocks "
+            f"or memory_share. {str(error).partition(chr(10))[0]}"
+        ) from error

@@ -32,7 +32,7 @@ class MockWorker:
         self.resolved: ResolvedConfig = resolve_config(
             self.config,
             worker,
-            model_max_len=self.model_config.max_position_embeddings,
+            model_max_len=self.model_config.max_model_len,
             free_bytes=_MEMORY_BYTES,
             bytes_per_block=_BYTES_PER_BLOCK,
         )

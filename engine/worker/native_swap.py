@@ -45,21 +45,22 @@ class NativeSwap:
             return f"not available for {str(self._dtype).removeprefix('torch.')}"
         return self._build.status
 
-    def start(self) -> Ops | None:
-        """Begin; the ops when they are there at once."""
+    def start(self, waits: bool = False) -> Ops | None:
+        """Begin; the ops when they are there at once.
+
+        Args:
+            waits: for the compiler, so that None means that there will be none.
+        """
         if can_run(self._dtype):
             self._build.start()
+            if waits and not self._build.is_done:
+                logger.info("native ops: being built; the start waits for them")
+                self._build.wait()
         ops = self._make_ops()
         if ops is not None:
             self._is_at_work = True
             logger.info("native ops: %s, from the first step on", self.status)
         return ops
-
-    def wait(self) -> Ops | None:
-        """The ops once they are built; None when they cannot be."""
-        if can_run(self._dtype):
-            self._build.wait()
-        return self._make_ops()
 
     def follow(self, model: DecoderModel) -> None:
         """Move the model over when the ops are built; returns at once."""

@@ -49,7 +49,7 @@ def _make_triton_ops(device: torch.device, dtype: torch.dtype) -> Ops:
 
 def _make_native_ops(dtype: torch.dtype, num_threads: int | None) -> Ops:
     swap = NativeSwap(dtype, num_threads)
-    ops = swap.start() or swap.wait()
+    ops = swap.start(waits=True)
     if ops is None:
         raise ConfigError(f"attention_backend='native': native ops are {swap.status}; use auto, or sdpa")
     return ops

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -12,28 +11,26 @@ from torch import Tensor
 from engine.worker.sampling_transfer import RowSlots, upload, upload_lists
 
 
-@dataclass(frozen=True, slots=True)
-class _RowWords:
-    """The words of one row, flattened: one entry per word, and one per token before a word's last."""
-
-    last_ids: np.ndarray  # [W]
-    prefix_ids: np.ndarray  # [E]
-    prefix_words: np.ndarray  # [E] which word
-    prefix_distances: np.ndarray  # [E] 1 = the newest output token
-
-
 class BadWords:
-    """The bad words of every row, and the newest output tokens of rows that have words of several tokens.
+    """The bad words of rows that have some, flattened, and the newest output tokens of these rows.
 
-    The tails, [slots, length] int64 with the newest token last and -1 before the first, stay on the device:
-    the host has not yet seen the newest token when the next one is sampled.
+    All of it stays on the device: words change only with their row, and the host has not yet seen the newest
+    token when the next one is sampled. Tails have the newest token first. A prefix entry is one token of a word
+    before its last.
     """
 
     def __init__(self, max_num_seqs: int, device: torch.device) -> None:
         self.device = device
-        self._words: dict[int, _RowWords] = {}
         self._slots = RowSlots(max_num_seqs)
-        self._tails = torch.full((0, 1), -1, dtype=torch.int64, device=device)
+        self._num_words = np.zeros(max_num_seqs, np.int64)  # by row
+        self._num_entries = np.zeros(max_num_seqs, np.int64)  # by row
+        # What fills the tables up matches nothing: no word has -1 entries, and no token is -1 or -2.
+        self._tails = _SlotTable(-1, device)
+        self._last_ids = _SlotTable(0, device)
+        self._lengths = _SlotTable(-1, device)  # of a word: its entries
+        self._entry_ids = _SlotTable(-2, device)
+        self._entry_words = _SlotTable(0, device)  # which word of the row
+        self._entry_places = _SlotTable(0, device)  # in the tail
 
     def add(self, row: int, words: Sequence[Sequence[int]], output_ids: np.ndarray, vocab_size: int) -> bool:
         """Take a row's words; False when none of them can ever be produced."""
@@ -41,32 +38,32 @@ class BadWords:
         if not possible:
             return False
         lengths = np.array([len(word) - 1 for word in possible])
-        self._words[row] = _RowWords(
-            last_ids=np.array([word[-1] for word in possible], np.int64),
-            prefix_ids=np.concatenate([word[:-1] for word in possible]),
-            prefix_words=np.repeat(np.arange(len(possible)), lengths),
-            prefix_distances=np.concatenate([np.arange(length, 0, -1) for length in lengths]),
+        self._num_words[row], self._num_entries[row] = len(possible), lengths.sum()
+        slot = self._slots.take(row)
+        values = (
+            (self._tails, output_ids[::-1][: lengths.max()]),
+            (self._last_ids, np.array([word[-1] for word in possible])),
+            (self._lengths, lengths),
+            (self._entry_ids, np.concatenate([word[:-1] for word in possible])),
+            (self._entry_words, np.repeat(np.arange(len(possible)), lengths)),
+            (self._entry_places, np.concatenate([np.arange(length)[::-1] for length in lengths])),
         )
-        if lengths.any():
-            self._start_tail(row, int(lengths.max()), output_ids)
+        for table, value in values:
+            table.put(slot, value, self._slots.capacity)
+        self._tails.widen(max(1, int(lengths.max())))
         return True
 
     def remove(self, row: int) -> None:
         """Forget the row's words, if it has any."""
-        self._words.pop(row, None)
         self._slots.release(row)
 
     def append(self, rows: np.ndarray, token_ids: Tensor) -> None:
-        """Let the tails follow one token per row; -1 leaves a tail as it is."""
-        has_tail = self._slots.slot[rows] >= 0
-        if not has_tail.any():
-            return
-        lists = [np.flatnonzero(has_tail), self._slots.slot[rows[has_tail]]]
-        places, slots = upload_lists(lists, self.device)
-        new_ids = token_ids.index_select(0, places).unsqueeze(-1)
-        old = self._tails.index_select(0, slots)
-        moved = torch.cat([old[:, 1:], new_ids], dim=1)
-        self._tails.index_copy_(0, slots, torch.where(new_ids >= 0, moved, old))
+        """Let the tails of rows with words follow one token each; -1 leaves a tail as it is."""
+        slots = upload(self._slots.slot[rows], self.device)
+        new_ids = token_ids.unsqueeze(-1)
+        old = self._tails.data.index_select(0, slots)
+        moved = torch.cat([new_ids, old[:, :-1]], dim=1)
+        self._tails.data.index_copy_(0, slots, torch.where(new_ids >= 0, moved, old))
 
     def forbid(self, logits: Tensor, places: np.ndarray, rows: np.ndarray) -> None:
         """Set the last token of every word whose prefix matches the tail to -inf, in place.
@@ -75,34 +72,44 @@ class BadWords:
             logits: [R, V] float32.
             places: [r] indices into the logits; rows: [r] the state's row of each.
         """
-        words = [self._words[row] for row in rows.tolist()]
-        num_words = np.array([len(entry.last_ids) for entry in words])
-        num_prefix_ids = np.array([len(entry.prefix_ids) for entry in words])
-        first_word = np.repeat(np.cumsum(num_words) - num_words, num_prefix_ids)
-        lists = [
-            np.repeat(places, num_words),
-            np.concatenate([entry.last_ids for entry in words]),
-            np.repeat(self._slots.slot[rows], num_prefix_ids),
-            np.concatenate([entry.prefix_distances for entry in words]),
-            np.concatenate([entry.prefix_ids for entry in words]),
-            first_word + np.concatenate([entry.prefix_words for entry in words]),
-        ]
-        word_places, last_ids, slots, distances, prefix_ids, prefix_words = upload_lists(lists, self.device)
-        differs = self._tails[slots, self._tails.shape[1] - distances] != prefix_ids
-        num_different = torch.zeros_like(last_ids).index_add_(0, prefix_words, differs.to(torch.int64))
+        num_words, num_entries = int(self._num_words[rows].max()), int(self._num_entries[rows].max())
+        places_there, slots = upload_lists([places, self._slots.slot[rows]], self.device)
+        tails = self._tails.data.index_select(0, slots)
+        last_ids, lengths = self._last_ids.pick(slots, num_words), self._lengths.pick(slots, num_words)
+        num_equal = torch.zeros_like(last_ids)
+        if num_entries:
+            tail_ids = tails.gather(1, self._entry_places.pick(slots, num_entries))
+            is_equal = tail_ids == self._entry_ids.pick(slots, num_entries)
+            num_equal.scatter_add_(1, self._entry_words.pick(slots, num_entries), is_equal.to(torch.int64))
         # Added rather than assigned: two words may end in the same token, and only one of them match.
-        change = torch.zeros_like(last_ids, dtype=logits.dtype).masked_fill_(num_different == 0, -torch.inf)
-        logits.index_put_((word_places, last_ids), change, accumulate=True)
+        change = torch.zeros_like(last_ids, dtype=logits.dtype).masked_fill_(num_equal == lengths, -torch.inf)
+        logits.index_put_((places_there.unsqueeze(-1), last_ids), change, accumulate=True)
 
-    def _start_tail(self, row: int, length: int, output_ids: np.ndarray) -> None:
-        slot = self._slots.take(row)
-        num_slots, old_length = self._tails.shape
-        if self._slots.capacity > num_slots or length > old_length:
-            new_length = max(length, old_length)
-            tails = self._tails.new_full((self._slots.capacity, new_length), -1)
-            tails[:num_slots, new_length - old_length :] = self._tails
-            self._tails = tails
-        tail = np.full(self._tails.shape[1], -1, np.int64)
-        newest = output_ids[-len(tail) :]
-        tail[len(tail) - len(newest) :] = newest
-        self._tails[slot] = upload(tail, self.device)
+
+class _SlotTable:
+    """[slots, width] int64 on the device; it grows both ways, and `fill` stands where nothing was put."""
+
+    def __init__(self, fill: int, device: torch.device) -> None:
+        self.data = torch.full((0, 0), fill, dtype=torch.int64, device=device)
+        self._fill = fill
+
+    def put(self, slot: int, values: np.ndarray, num_slots: int) -> None:
+        """Replace a slot by values that start at its left end, in a table of `num_slots` slots or more."""
+        self._grow(num_slots, len(values))
+        row = np.full(self.data.shape[1], self._fill, np.int64)
+        row[: len(values)] = values
+        self.data[slot] = upload(row, self.data.device)
+
+    def widen(self, width: int) -> None:
+        self._grow(0, width)
+
+    def pick(self, slots: Tensor, width: int) -> Tensor:
+        """[r, width] the left ends of slots."""
+        return self.data[:, :width].index_select(0, slots)
+
+    def _grow(self, num_slots: int, width: int) -> None:
+        old_slots, old_width = self.data.shape
+        if num_slots > old_slots or width > old_width:
+            grown = self.data.new_full((max(num_slots, old_slots), max(width, old_width)), self._fill)
+            grown[:old_slots, :old_width] = self.data
+            self.data = grown

@@ -18,7 +18,7 @@ import torch
 
 from engine.config import EngineConfig, ResolvedConfig, WorkerConfig, resolve_config
 from engine.messages import SampleGate, StepDone, StepPlan
-from engine.model import DecoderModel, ModelConfig, load_model
+from engine.model import DecoderModel, ModelConfig, RopeConfig, load_model
 from engine.worker.cuda_link import CudaGraphRecorder, CudaLink
 from engine.worker.decode_graphs import DecodeBuffers, DecodeGraphs, list_padded_sizes
 from engine.worker.device_choice import choose_worker_config, probe_device
@@ -65,6 +65,7 @@ class Worker:
         self._link.enter_thread()
         with self._phase("weights"):
             self.model = self._load_model(model_config, worker_config)
+        notices += self._note_rounding(worker_config)
         with self._phase("kv cache"):
             self._allocate_cache(model_config, worker_config, notices)
             self._graphs = self._make_graphs()
@@ -187,7 +188,8 @@ class Worker:
         ops = None
         if config.enable_native_ops:
             self._native = NativeSwap(dtype, self.config.num_threads)
-            ops = self._native.start()
+            # Int8 must not change ops on the way: what a last bit rounds differently may be another token.
+            ops = self._native.start(waits=config.quantization == "int8")
         return load_model(
             self.config.model,
             dtype=dtype,
@@ -199,6 +201,16 @@ class Worker:
             quantization=None if config.quantization == "none" else config.quantization,
         )
 
+    def _note_rounding(self, config: WorkerConfig) -> list[str]:
+        """What int8 without the native ops gives up: torch's sums depend on the batch in their last bits."""
+        if config.device != "cpu" or config.quantization != "int8" or self.model.ops.name == "native":
+            return []
+        why = "off" if self._native is None else self._native.status
+        return [
+            f"quantization='int8' on {self.model.ops.name} (native ops: {why}): "
+            "the same seed need not give the same text in another batch"
+        ]
+
     def _allocate_cache(
         self, model_config: ModelConfig, worker_config: WorkerConfig, notices: list[str]
     ) -> None:
@@ -206,11 +218,12 @@ class Worker:
         resolved = resolve_config(
             self.config,
             worker_config,
-            model_max_len=model_config.max_position_embeddings,
+            model_max_len=model_config.max_model_len,
             free_bytes=self._measure_free_bytes(),
             bytes_per_block=compute_bytes_per_block(model_config, self.config.block_size, dtype),
         )
         self.model_config = model_config
+        resolved = _respect_dynamic_rope(resolved, model_config.rope)
         self.resolved: ResolvedConfig = replace(resolved, notices=(*notices, *resolved.notices))
         self._make_caches()
 
@@ -242,6 +255,19 @@ class Worker:
             return max(0, min(int(total * share) - (total - free), free))
         total, free = _measure_host_memory()
         return min(int(total * (self.config.memory_share or 0.1)), int(free * 0.8))
+
+
+def _respect_dynamic_rope(resolved: ResolvedConfig, rope: RopeConfig) -> ResolvedConfig:
+    """Dynamic RoPE rotates keys by the length of their request: beyond the original one no other may reuse them."""
+    original = rope.original_max_position_embeddings
+    if rope.rope_type != "dynamic" or resolved.max_model_len <= original:
+        return resolved
+    notice = (
+        f"dynamic RoPE up to {resolved.max_model_len} tokens: prefixes are not cached, and beyond {original} tokens "
+        f"the same seed need not give the same text in another batch; max_model_len={original} keeps both"
+    )
+    cache = replace(resolved.cache, enable_prefix_caching=False)
+    return replace(resolved, cache=cache, notices=(*resolved.notices, notice))
 
 
 def _kv_dtype(config: WorkerConfig) -> torch.dtype:

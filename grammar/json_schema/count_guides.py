@@ -2,7 +2,8 @@
 
 import math
 import re
-from itertools import combinations
+from collections.abc import Callable
+from itertools import combinations, pairwise
 from typing import Any
 
 import jsonschema_rs
@@ -15,7 +16,11 @@ Schema = dict[str, Any]
 # Ways to choose that a guide may list.
 MAX_NUM_CHOICES = 20
 MAX_NUM_VALUES = 64
+# Integers of a range that are tried, about a millisecond.
+MAX_NUM_TRIED = 1024
 MAX_DEPTH = 4
+# All integers up to it are doubles.
+MAX_EXACT = 2**53
 TYPES = ("object", "array", "string", "number", "boolean", "null")
 
 
@@ -128,6 +133,53 @@ def count_multiples(schema: Schema) -> int | None:
     if not step or low is None or high is None or not (high - low) / step < MAX_NUM_VALUES:
         return None
     return max(math.floor(high / step) - math.ceil(low / step) + 1, 0)
+
+
+def guide_integers(schema: Schema) -> Schema:
+    """Of the integers between bounds, near a bound or near 0, those that satisfy all of a schema."""
+    typed = [schema] if "type" in schema else schema.get("oneOf", [])
+    types = {name for part in typed for name in list_types(part)}
+    if "integer" not in types or "number" in types or "$ref" in str(schema):
+        return {}
+    low, high = find_bound(schema, "minimum", math.ceil), find_bound(schema, "maximum", math.floor)
+    # Where there is no bound a number can be given more digits, so the last ones need not be looked at.
+    first = low if low is not None else (0 if high is None else high) - MAX_NUM_VALUES + 1
+    last = high if high is not None else first + 2 * MAX_NUM_VALUES
+    if last - first >= MAX_NUM_TRIED:
+        return {}
+    validator = jsonschema_rs.Draft202012Validator(schema, offline=True)
+    values = [value for value in range(first, last + 1) if validator.is_valid(value)]
+    parts = list_runs(values)
+    if len(parts) > MAX_NUM_CHOICES:
+        if len(values) > 2 * MAX_NUM_VALUES:
+            return {}
+        parts = [{"enum": values}]
+    parts += [{"type": "integer", "maximum": first - 1}] if low is None else []
+    parts += [{"type": "integer", "minimum": last + 1}] if high is None else []
+    parts += [{"type": sorted(types - {"integer"})}] if len(types) > 1 else []
+    return {"anyOf": parts} if parts else exclude("number")
+
+
+def list_types(schema: Any) -> list[str]:
+    """Return the types that a schema names; all of them where it names none."""
+    found = schema.get("type", TYPES) if isinstance(schema, dict) else TYPES
+    return [found] if isinstance(found, str) else list(found)
+
+
+def list_runs(values: list[int]) -> list[Schema]:
+    """Return a schema for each run of neighbours among some integers in order."""
+    starts = [place for place, value in enumerate(values) if place == 0 or value > values[place - 1] + 1]
+    runs = [(values[start], values[end - 1]) for start, end in pairwise([*starts, len(values)])]
+    return [{"type": "integer", "minimum": low, "maximum": high} for low, high in runs]
+
+
+def find_bound(schema: Schema, keyword: str, make_whole: Callable[[float], int]) -> int | None:
+    """Return the bound of integers that a schema has; an exclusive one may itself be returned."""
+    bounds = [schema[name] for name in (keyword, "exclusive" + keyword.capitalize()) if name in schema]
+    if not bounds or max(map(abs, bounds)) > MAX_EXACT:
+        return None
+    whole = map(make_whole, bounds)
+    return max(whole) if keyword == "minimum" else min(whole)
 
 
 def exclude(kind: str) -> Schema:

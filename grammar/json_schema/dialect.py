@@ -94,7 +94,8 @@ def check_well_formed(schema: dict[str, Any] | bool) -> None:
     try:
         jsonschema_rs.meta.validate(with_dialect(schema, detect_dialect(schema)))
     except jsonschema_rs.ValidationError as error:
-        where = join_pointer("", *error.instance_path) or "#"
-        raise InvalidGrammar(f"the schema is malformed at {where}: {error.message}") from error
+        pointer = join_pointer("", *error.instance_path)
+        message = f"the schema is malformed at {pointer or '#'}: {error.message}"
+        raise InvalidGrammar(message, pointer) from error
     except jsonschema_rs.ReferencingError as error:
         raise InvalidGrammar(f"the schema's $schema or $id cannot be used: {error}") from error

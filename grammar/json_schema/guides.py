@@ -6,25 +6,46 @@ into a place where the check leaves no way on. It need not say all: the check it
 
 from typing import Any
 
-from .count_guides import guide_contains, guide_distinct, guide_names, guide_number, list_values
+from ..linear_pattern import read_pattern
+from ..regex_assertions import find_guides as find_patterns
+from ..regex_assertions import remove_assertions
+from .count_guides import (
+    guide_contains,
+    guide_distinct,
+    guide_integers,
+    guide_names,
+    guide_number,
+    list_values,
+)
 
 Schema = dict[str, Any]
 
 MAX_NUM_GUIDES = 4
 _ANNOTATIONS = frozenset(["title", "description", "$comment"])
+# Which numbers a bound leaves to the others.
+_OPPOSITES = {
+    "minimum": "exclusiveMaximum",
+    "maximum": "exclusiveMinimum",
+    "exclusiveMinimum": "maximum",
+    "exclusiveMaximum": "minimum",
+}
 
 
 def find_guides(schema: Schema, keyword: str) -> list[Schema]:
     """Return schemas that follow from one keyword of a schema."""
     value = schema[keyword]
-    if keyword in ("dependentRequired", "dependencies"):
-        found = [
-            guide_dependency(schema, name, names) for name, names in value.items() if isinstance(names, list)
-        ]
+    if keyword in ("dependentRequired", "dependentSchemas", "dependencies"):
+        found = [guide_dependency(schema, name, demand) for name, demand in value.items()]
     elif keyword == "not":
-        found = [guide_exclusion(schema, value)]
+        found = [guide_integers(schema) or guide_exclusion(schema, value)]
     elif keyword == "if":
-        found = [guide_condition(schema, value)]
+        found = [guide_integers(schema) or guide_condition(schema, value)]
+    elif keyword == "oneOf":
+        found = [guide_integers(schema)]
+    elif keyword == "pattern":
+        found = [{"pattern": pattern} for pattern in find_patterns(value) if pattern != value]
+    elif keyword == "patternProperties":
+        found = [guide_patterns(schema, value)]
     elif keyword == "uniqueItems":
         found = [guide_distinct(schema)]
     elif keyword == "propertyNames":
@@ -38,11 +59,32 @@ def find_guides(schema: Schema, keyword: str) -> list[Schema]:
     return [guide for guide in found if guide][:MAX_NUM_GUIDES]
 
 
-def guide_dependency(schema: Schema, name: str, names: list[str]) -> Schema:
-    """Either the property is absent or those it demands are present."""
-    if not is_listed(schema, {name, *names}):
+def guide_dependency(schema: Schema, name: str, demand: Any) -> Schema:
+    """Either the property is absent or those it demands are present, or its schema is satisfied."""
+    absent = {"properties": {name: False}}
+    if isinstance(demand, list):
+        return {"anyOf": [absent, {"required": demand}]} if is_listed(schema, {name, *demand}) else {}
+    if not is_listed(schema, {name}):
         return {}
-    return {"anyOf": [{"properties": {name: False}}, {"required": names}]}
+    return {"anyOf": [absent, {"allOf": [{"required": [name]}, demand]}]}
+
+
+def guide_patterns(schema: Schema, patterns: dict[str, Any]) -> Schema:
+    """Where each name has to match a pattern with assertions or another one: it matches them without assertions."""
+    plain = {pattern: remove_assertions(pattern) for pattern in patterns}
+    if schema.get("additionalProperties") is not False or all(old == new for old, new in plain.items()):
+        return {}
+    # One pattern, since more could overlap; so a value has to satisfy what is said of some name.
+    listed = schema.get("properties", {})
+    union = "|".join(f"(?:{pattern})" for pattern in plain.values())
+    within = read_pattern(f"(?s:.*)(?:{union})(?s:.*)")
+    met = [part for name, part in listed.items() if within is None or within.matches(name) is not False]
+    values = [*patterns.values(), *met]
+    return {
+        "properties": dict.fromkeys(listed, True),
+        "patternProperties": {union: values[0] if len(values) == 1 else {"anyOf": values}},
+        "additionalProperties": False,
+    }
 
 
 def guide_exclusion(schema: Schema, excluded: Any) -> Schema:
@@ -77,7 +119,7 @@ def guide_condition(schema: Schema, condition: Any) -> Schema:
 
 
 def guide_value(schema: Schema, condition: Schema, then: Any, other: Any) -> Schema:
-    """`if` about one property's value, which has to be one of a list."""
+    """`if` about one property's value, which has to be one of a list, or about a bound of a number."""
     properties = condition.get("properties")
     names = set(properties) if isinstance(properties, dict) else set()
     if condition.keys() - _ANNOTATIONS - {"required"} != {"properties"} or len(names) != 1:
@@ -85,16 +127,36 @@ def guide_value(schema: Schema, condition: Schema, then: Any, other: Any) -> Sch
     if not is_listed(schema, names) or not names >= set(condition.get("required", [])):
         return {}
     (name,) = names
-    meant, possible = list_values(condition["properties"][name]), list_values(schema["properties"][name])
-    if meant is None or possible is None or not all(isinstance(value, str) for value in [*meant, *possible]):
-        return {}
-    rest = [value for value in possible if value not in meant]
-    branches = [{"allOf": [{"properties": {name: {"enum": meant}}, "required": [name]}, then]}]
-    if rest:
-        branches.append({"allOf": [{"properties": {name: {"enum": rest}}, "required": [name]}, other]})
+    parts = split_values(condition["properties"][name], schema["properties"][name])
+    branches = [
+        {"allOf": [{"properties": {name: part}, "required": [name]}, demand]}
+        for part, demand in zip(parts, (then, other), strict=False)
+    ]
     absent = other if "required" in condition else then
     branches.append({"allOf": [{"properties": {name: False}}, absent]})
-    return {"anyOf": branches}
+    return {"anyOf": branches} if parts else {}
+
+
+def split_values(condition: Any, listed: Any) -> list[Schema]:
+    """Return schemas of the values of a property that satisfy a condition and, if any, of those that do not.
+
+    [] where that cannot be said.
+    """
+    if not isinstance(condition, dict) or not isinstance(listed, dict):
+        return []
+    kind, keywords = listed.get("type"), condition.keys() - _ANNOTATIONS - {"type"}
+    is_same_type = condition.get("type", kind) == kind
+    if kind in ("integer", "number") and is_same_type and len(keywords) == 1 and keywords <= set(_OPPOSITES):
+        (bound,) = keywords
+        return [{bound: condition[bound]}, {_OPPOSITES[bound]: condition[bound]}]
+    meant = list_values(condition)
+    possible = [True, False] if kind == "boolean" else list_values(listed)
+    if meant is None or possible is None or len({type(value) for value in [*meant, *possible]}) != 1:
+        return []
+    if not isinstance(possible[0], str | bool):
+        return []
+    rest = [value for value in possible if value not in meant]
+    return [{"enum": meant}, {"enum": rest}] if rest else [{"enum": meant}]
 
 
 def exclude_others(schema: Schema, branches: list[Any]) -> list[Any] | None:

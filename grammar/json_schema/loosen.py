@@ -92,9 +92,11 @@ class Loosening:
             # What a guide says may itself be more than an engine takes; that is no loss.
             loosened = Loosening(guide)
             loosened.drop_problems()
-            schema["allOf"] = [*schema.get("allOf", []), loosened.schema]
+            if loosened.schema:
+                schema["allOf"] = [*schema.get("allOf", []), loosened.schema]
 
     def _turn_into_any_of(self, schema: dict[str, Any], pointer: str) -> None:
+        guides = find_guides(schema, "oneOf") if self.is_guided else []
         branches = schema.pop("oneOf")
         if self.is_guided:
             branches = exclude_others(schema, branches) or branches
@@ -103,6 +105,7 @@ class Loosening:
         else:
             schema["anyOf"] = branches
         self.dropped.append((pointer, "oneOf"))
+        self._add_guides(schema, guides)
 
 
 def find_at(schema: Any, pointer: str) -> Any:

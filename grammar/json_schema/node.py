@@ -19,6 +19,7 @@ class Node:
         plan: entries of the keywords that no engine has to enforce.
         is_narrowed: its pattern excludes a character that the user's does not.
         moved: pointers under which subschemas no longer stand where the user wrote them.
+        conjuncts: place in `allOf` -> present keyword -> the user's, of what a rule put there.
     """
 
     schema: dict[str, Any]
@@ -28,6 +29,7 @@ class Node:
     plan: list[PlanEntry] = field(default_factory=list)
     is_narrowed: bool = False
     moved: list[str] = field(default_factory=list)
+    conjuncts: dict[int, dict[str, str]] = field(default_factory=dict)
 
     def drop(self, keyword: str, why: str = NO_EFFECT) -> None:
         """Remove a keyword that asserts nothing and say so in the plan."""

@@ -93,12 +93,14 @@ class _Walk:
         is_named = is_dialect_named(self.document)
         self.drops_ref_siblings = is_named and detect_dialect(self.document).ignores_ref_siblings
 
-    def rewrite(self, schema: dict[str, Any] | bool, pointer: str, place: str) -> dict[str, Any] | bool:
+    def rewrite(
+        self, schema: dict[str, Any] | bool, pointer: str, place: str, origin: dict[str, str] | None = None
+    ) -> dict[str, Any] | bool:
         """Rewrite a schema and everything below it; `pointer` is where the user wrote it, `place` where it goes."""
         self.visited.add(pointer)
         if isinstance(schema, bool):
             return schema
-        node = Node(copy_containers(schema), pointer, self.drops_ref_siblings)
+        node = Node(copy_containers(schema), pointer, self.drops_ref_siblings, origin or {})
         self._drop_extensions(node)
         apply_rules(node)
         self._record(node)
@@ -108,7 +110,8 @@ class _Walk:
             old = new = join_pointer(pointer, keyword, *path[1:])
             if place != pointer or keyword != path[0]:
                 new = join_pointer(place, *path)
-            put(node.schema, path, self.rewrite(child, old, new))
+            made = node.conjuncts.get(int(path[1])) if keyword == "allOf" else None
+            put(node.schema, path, self.rewrite(child, pointer if made else old, new, made))
         return node.schema
 
     def rewrite_targets(self, result: dict[str, Any] | bool) -> None:
@@ -130,7 +133,8 @@ class _Walk:
             parent = descend(parent, part)
         found = descend(parent, parts[-1])
         if not isinstance(found, dict | bool):
-            raise InvalidGrammar(f"$ref at {pointer or '#'} points to {ref}, which is not a schema")
+            message = f"$ref at {pointer or '#'} points to {ref}, which is not a schema"
+            raise InvalidGrammar(message, pointer)
         rewritten = self.rewrite(found, target, target)
         if isinstance(parent, list):
             parent[int(parts[-1])] = rewritten
@@ -149,8 +153,9 @@ class _Walk:
     def _record(self, node: Node) -> None:
         self.moved.update(node.moved)
         self.plan.extend(node.plan)
+        is_made = len(node.conjuncts) == len(node.schema.get("allOf", ()))
         for keyword in node.schema:
-            if keyword not in STRUCTURE_KEYWORDS:
+            if keyword not in STRUCTURE_KEYWORDS and not (is_made and keyword == "allOf"):
                 why = ENGINE if keyword in ASSERTIONS else ANNOTATION
                 self.plan.append(PlanEntry(node.pointer, node.original_name(keyword), why))
         for keyword in TEXTS:

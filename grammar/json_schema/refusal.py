@@ -5,10 +5,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from ..errors import GrammarError, InvalidGrammar, UnsupportedGrammar
-from .keywords import iterate_children, join_pointer
+from .keywords import ASSERTIONS, iterate_children, join_pointer
 
 Schema = dict[str, Any] | bool
 
+# How llguidance begins when nothing satisfies a schema.
+SIGN = "Unsatisfiable schema"
 MAX_NUM_PROBES = 200
 
 # What a message contains -> the keywords it may be about, and a better wording where there is one.
@@ -44,6 +46,11 @@ _SIGNS: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ("multipleOf", ("multipleOf",), ""),
     ("intersection", ("allOf", "$ref", "anyOf", "oneOf"), ""),
 )
+# What contradicts itself or something beside it, where the message does not name it.
+_CONTRADICTING = (
+    *("allOf", "$ref", "anyOf", "oneOf", "enum", "const", "pattern", "format", "required", "minProperties"),
+    *("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "prefixItems", "items"),
+)
 
 
 def explain_refusal(schema: Schema, message: str, probe: Callable[[Schema], str]) -> GrammarError:
@@ -53,8 +60,8 @@ def explain_refusal(schema: Schema, message: str, probe: Callable[[Schema], str]
         probe: compiles another schema and returns the engine's complaint, "" for none.
     """
     summary = summarise(message)
-    if message.startswith("Unsatisfiable schema"):
-        return InvalidGrammar(f"no text satisfies the schema: {summary}")
+    if message.startswith(SIGN):
+        return explain_contradiction(schema, message, probe)
     for sign, keywords, wording in _SIGNS:
         if sign in message:
             place = locate(schema, keywords, message, probe)
@@ -65,19 +72,34 @@ def explain_refusal(schema: Schema, message: str, probe: Callable[[Schema], str]
     return UnsupportedGrammar(*(place or ("", "schema")), summary)
 
 
+def explain_contradiction(schema: Schema, message: str, probe: Callable[[Schema], str]) -> InvalidGrammar:
+    """Return the error for a schema that nothing satisfies."""
+    named = [word for word in re.findall(r"\w+", message) if word in ASSERTIONS]
+    place = locate(schema, (*named, *_CONTRADICTING), message, probe, is_exact=True)
+    where = f"{place[1]!r} at {place[0] or '#'}: " if place else ""
+    return InvalidGrammar(
+        f"no text satisfies the schema: {where}{summarise(message)}", place[0] if place else None
+    )
+
+
 def summarise(message: str) -> str:
     """Return the telling line of an engine's message."""
     lines = message.strip().split("\n")
     line = lines[-1].removeprefix("error:") if "parse error" in message else lines[0]
-    return line.removeprefix("Unsatisfiable schema:").strip()[:300]
+    return line.removeprefix(f"{SIGN}:").strip()[:300]
 
 
 def locate(
-    schema: Schema, keywords: tuple[str, ...], message: str, probe: Callable[[Schema], str]
+    schema: Schema,
+    keywords: tuple[str, ...],
+    message: str,
+    probe: Callable[[Schema], str],
+    is_exact: bool = False,
 ) -> tuple[str, str] | None:
     """Return (pointer, keyword) of the innermost candidate that alone draws the same complaint.
 
-    Without one, the first that has any of the keywords: a complaint can depend on where a schema is used.
+    Without one, unless it has to be exact, the first that has any of the keywords: a complaint can depend on where
+    a schema is used.
     """
     shared: dict[str, Any] = {}
     if isinstance(schema, dict):
@@ -90,7 +112,7 @@ def locate(
         first = first or (pointer, keyword)
         if number < MAX_NUM_PROBES and probe({**shared, **candidate}) == message:
             return pointer, keyword
-    return first
+    return None if is_exact else first
 
 
 def iterate_inside_out(schema: Schema, pointer: str = "") -> Iterator[tuple[str, dict[str, Any]]]:

@@ -140,8 +140,7 @@ def settle_format(node: Node) -> None:
         node.drop("format", ANNOTATION)
     elif name in EXACT_PATTERNS:
         del node.schema["format"]
-        add_conjunct(node.schema, {"pattern": EXACT_PATTERNS[name]})
-        node.origin["pattern"] = node.origin.get("pattern", "format")
+        add_conjunct(node, "pattern", EXACT_PATTERNS[name], "format")
 
 
 def settle_pattern(node: Node) -> None:
@@ -150,7 +149,8 @@ def settle_pattern(node: Node) -> None:
     if pattern is not None and ends_in_escape(pattern):
         where = node.pointer or "#"
         raise InvalidGrammar(
-            f"the schema is malformed at {where}: its pattern ends with a backslash that escapes nothing"
+            f"the schema is malformed at {where}: its pattern ends with a backslash that escapes nothing",
+            node.pointer,
         )
     safe = None if pattern is None else make_safe(pattern)
     if safe is not None and safe != pattern:
@@ -158,12 +158,16 @@ def settle_pattern(node: Node) -> None:
         node.is_narrowed = True
 
 
-def add_conjunct(schema: dict[str, Any], extra: dict[str, Any]) -> None:
-    """Demand `extra` too: beside the other keywords where none of its own is taken, else in `allOf`."""
-    if extra.keys().isdisjoint(schema) and "$ref" not in schema:
-        schema.update(extra)
+def add_conjunct(node: Node, keyword: str, value: Any, name: str) -> None:
+    """Demand a keyword too, for the user's `name`: beside the others where that is free, else in `allOf`."""
+    schema = node.schema
+    if keyword not in schema and "$ref" not in schema:
+        schema[keyword] = value
+        node.origin[keyword] = name
     else:
-        schema["allOf"] = [*schema.get("allOf", []), extra]
+        branches = schema.get("allOf", [])
+        node.conjuncts[len(branches)] = {keyword: name}
+        schema["allOf"] = [*branches, {keyword: value}]
 
 
 def drop_idle(node: Node) -> None:

@@ -62,6 +62,30 @@ def test_an_instance_may_be_a_file(schema: str, tmp_path: Path, capsys: pytest.C
 
 
 @pytest.mark.parametrize(
+    ("pattern", "text", "verdict"),
+    [
+        ("[ab\\n]+", "a\nb\n", "accepted"),
+        ("a", "a\n", "accepted"),
+        ("a", "a\r\n", "accepted"),
+        ("a\\r\\nb", "a\r\nb\n", "accepted"),
+        (" a", " a", "accepted"),
+        ("a", "a\n\n", "refused at byte 1,"),
+        ("a", " a", "refused at byte 0,"),
+        ("a\n?b", "ab\nc\n", "refused at byte 2,"),
+    ],
+)
+def test_only_a_line_break_at_the_end_of_a_file_is_left_out(
+    pattern: str, text: str, verdict: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    grammar, instance = tmp_path / "grammar", tmp_path / "instance"
+    grammar.write_text(pattern)
+    instance.write_bytes(text.encode())
+    status = main(["grammar", "test", str(grammar), f"@{instance}", "--kind", "regex"])
+    assert status == int(verdict != "accepted")
+    assert verdict in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
     ("arguments", "words"),
     [
         (["explain", "no-such-file"], "cannot read no-such-file"),

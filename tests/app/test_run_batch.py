@@ -91,6 +91,8 @@ def test_a_bad_row_has_its_own_error_and_the_others_go_on(files: Files, engine: 
         row("method", method="GET"),
         row("schema", guided_json={"type": "nonsense"}),
         {"custom_id": "body", "method": "POST", "url": CHAT, "body": "text"},
+        {"custom_id": "bare", "method": "POST", "url": CHAT},
+        row("torn", reasoning="\ud800"),
         row("good"),
     )
     assert main(files.argv) == 1
@@ -99,6 +101,12 @@ def test_a_bad_row_has_its_own_error_and_the_others_go_on(files: Files, engine: 
     assert {one["response"]["status_code"] for one in results.values()} == {400}
     assert all(one["error"]["message"] for one in results.values())
     assert results["type"]["response"]["body"]["error"]["param"] == "temperature"
+    messages = {name: one["error"]["message"] for name, one in results.items()}
+    assert messages["url"].startswith(
+        "POST /v1/embeddings is not possible in a batch; POST to /v1/chat/compl"
+    )
+    assert messages["body"] == messages["bare"] == "body is required: the request of this row, a JSON object"
+    assert messages["torn"].startswith("reasoning holds half of a surrogate pair")
 
 
 def test_rows_in_flight_are_bounded(files: Files, engine: FakeEngine) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
+import threading
 from typing import Any
 
+import numpy as np
 import pytest
 
 from engine import InvalidRequest, SamplingParams
-from engine.intake import INLINE_CHARS, Intake
+from engine.intake import INLINE_CHARS, MAX_BAD_WORD_TOKENS, Intake, check_options
 
 VOCAB = 200
 
@@ -15,7 +18,11 @@ VOCAB = 200
 class LetterTokenizer:
     """One token per character, and a BOS where special tokens are asked for."""
 
+    def __init__(self) -> None:
+        self.threads: list[threading.Thread] = []  # one for every text
+
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        self.threads.append(threading.current_thread())
         return [1] * add_special_tokens + [ord(char) for char in text]
 
 
@@ -35,6 +42,9 @@ def split_seeds(params: SamplingParams) -> list[int]:
         ([5, 6], None, [5, 6]),
         ((5, 6), None, [5, 6]),
         (range(3), None, [0, 1, 2]),
+        (np.array([5, 6]), None, [5, 6]),
+        ([np.int64(5), 6], None, [5, 6]),
+        ({"prompt_token_ids": np.array([5, 6])}, None, [5, 6]),
         ({"prompt_token_ids": [5, 6]}, None, [5, 6]),
         ({"prompt": "ab"}, "ab", [1, 97, 98]),
         ({"prompt": "ab", "prompt_token_ids": [5]}, None, [5]),
@@ -47,11 +57,18 @@ async def test_a_prompt_comes_in_several_forms(prompt: Any, text: str | None, id
 @pytest.mark.parametrize(
     "prompt",
     [None, 5, [1.0], ["a"], [True], [[1, 2]], {}, {"ids": [1]}, {"prompt": 5}, {"prompt_token_ids": "ab"}, {1, 2},
-     b"ab", bytearray(b"ab")],
+     b"ab", bytearray(b"ab"), np.array([1.0]), np.array([[1, 2]]), np.array(5), [np.bool_(True)], [np.float32(1)]],
 )  # fmt: skip
 async def test_anything_else_is_refused_with_the_forms_there_are(prompt: Any) -> None:
     with pytest.raises(InvalidRequest, match="prompt must be text, a list of token ids, or") as caught:
         await make_intake().encode(prompt)
+    assert caught.value.param == "prompt"
+
+
+@pytest.mark.parametrize("content", [{"prompt": "ab"}, {"prompt_token_ids": [5]}])
+async def test_a_key_that_nobody_would_read_is_refused(content: dict[str, object]) -> None:
+    with pytest.raises(InvalidRequest, match="unknown key 'multi_modal_data'") as caught:
+        await make_intake().encode({**content, "multi_modal_data": {}})
     assert caught.value.param == "prompt"
 
 
@@ -141,11 +158,70 @@ def test_without_a_seed_every_request_gets_a_fresh_one() -> None:
     assert split_seeds(SamplingParams()) != split_seeds(SamplingParams())
 
 
-def test_a_bad_word_is_banned_at_the_start_and_inside_a_text() -> None:
-    (message,) = make_intake().split("r", [1], SamplingParams(bad_words=("ab",)), 0, None)
+async def test_a_bad_word_is_banned_at_the_start_and_inside_a_text() -> None:
+    intake, params = make_intake(), SamplingParams(bad_words=("ab",))
+    bad_word_ids = await intake.encode_bad_words(params)
+    (message,) = intake.split("r", [1], params, 0, None, bad_word_ids=bad_word_ids)
     assert message.bad_word_ids == ((97, 98), (32, 97, 98))
 
 
-def test_the_forms_of_bad_words_are_told_once() -> None:
-    (message,) = make_intake().split("r", [1], SamplingParams(bad_words=("a", " a", "a")), 0, None)
-    assert message.bad_word_ids == ((97,), (32, 97))
+async def test_the_forms_of_bad_words_are_told_once() -> None:
+    params = SamplingParams(bad_words=("a", " a", "a"))
+    assert await make_intake().encode_bad_words(params) == ((97,), (32, 97))
+
+
+@pytest.mark.parametrize(("num_words", "is_inline"), [(9, True), (10, False)])
+async def test_many_bad_words_are_encoded_in_a_thread(num_words: int, is_inline: bool) -> None:
+    tokenizer: Any = LetterTokenizer()
+    params = SamplingParams(bad_words=tuple(f"{number:02}" + "x" * 88 for number in range(num_words)))
+    found = await Intake(tokenizer, 100, VOCAB).encode_bad_words(params)
+    assert len(found) == 2 * num_words
+    assert {thread is threading.main_thread() for thread in tokenizer.threads} == {is_inline}
+
+
+async def test_all_bad_words_together_have_a_limit_of_tokens() -> None:
+    """Two forms each, the second with a space in front; nothing is encoded beyond the limit."""
+    tokenizer: Any = LetterTokenizer()
+    intake = Intake(tokenizer, 100, VOCAB)
+    words = ["x" * 1023, " ", *(f"{number}" * 100 for number in range(9))]
+    assert sum(map(len, await intake.encode_bad_words(SamplingParams(bad_words=tuple(words[:2]))))) == 2048
+    tokenizer.threads.clear()
+    with pytest.raises(InvalidRequest, match=f"have 2148 tokens; .* at most {MAX_BAD_WORD_TOKENS}") as caught:
+        await intake.encode_bad_words(SamplingParams(bad_words=tuple(words)))
+    assert caught.value.param == "bad_words"
+    assert len(tokenizer.threads) == 4
+
+
+GREEDY = SamplingParams()
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("sampling_params", {"max_tokens": 3}, "must be a SamplingParams, not dict"),
+        ("priority", "high", "priority='high' must be an integer"),
+        ("priority", True, "must be an integer"),
+        ("priority", 2**31, "must be an integer"),
+        ("cache_salt", "", "1 to 1024 characters, not 0"),
+        ("cache_salt", "x" * 1025, "1 to 1024 characters, not 1025"),
+        ("cache_salt", 5, "must be a string, not int"),
+        ("cache_salt", b"ab", "must be a string, not bytes"),
+        ("cache_salt", "a\ud800", r"'a\\ud800' is not valid Unicode"),
+        ("deadline_s", "5", "deadline_s='5' must be a number above 0"),
+        ("deadline_s", True, "must be a number above 0"),
+        ("deadline_s", 0, "must be a number above 0"),
+        ("deadline_s", math.nan, "must be a number above 0"),
+        ("deadline_s", 86401, "at most 86400 seconds"),
+    ],
+)
+def test_an_option_of_a_wrong_type_or_value_is_refused_by_name(field: str, value: Any, message: str) -> None:
+    options = {"sampling_params": GREEDY, "priority": 0, "cache_salt": None, "deadline_s": None}
+    check_options(*options.values())
+    with pytest.raises(InvalidRequest, match=message) as caught:
+        check_options(*(options | {field: value}).values())
+    assert caught.value.param == field
+
+
+def test_options_at_the_ends_of_their_ranges_are_taken() -> None:
+    check_options(GREEDY, -(2**31), "x" * 1024, np.float32(0.5))
+    check_options(GREEDY, 2**31 - 1, "\N{DESERT}", 86400)

@@ -145,6 +145,43 @@ def test_a_seeded_request_gives_the_same_tokens_alone_and_in_a_batch_of_32(
     assert tokens_of(together)[-1] == tokens_of(alone)[0]
 
 
+@pytest.mark.parametrize("max_model_len", [None, 256])
+@pytest.mark.parametrize("rope_type", ["linear", "yarn", "dynamic"])
+def test_greedy_tokens_beyond_the_original_length_equal_those_of_transformers(
+    rope_type: str, max_model_len: int | None, tmp_path: Path
+) -> None:
+    rope = {"rope_type": rope_type, "rope_theta": 5000.0, "factor": 4.0}
+    model = make_transformers_model(
+        "llama", max_position_embeddings=64, rope_parameters=rope, eos_token_id=None
+    )
+    save(model, tmp_path)
+    # Each begins longer than the one before it ended: transformers never goes back to a lesser dynamic scaling.
+    prompts = [make_prompt(length, seed=length) for length in (30, 60, 80, 128, 240)]
+    greedy = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True)
+    settings: dict[str, Any] = {"skip_tokenizer_init": True, "num_blocks": 200, "num_threads": 1}
+    with LLM(str(tmp_path), max_model_len=max_model_len, **settings) as llm:
+        outputs = [llm.generate(prompt, greedy, use_tqdm=False)[0] for prompt in prompts]
+    options = GenerationConfig(max_new_tokens=16, do_sample=False, eos_token_id=None, pad_token_id=0)
+    for prompt, output in zip(prompts, outputs, strict=True):
+        ids = torch.tensor([prompt])
+        expected = model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=options)
+        assert output.outputs[0].token_ids == expected[0, len(prompt) :].tolist(), len(prompt)
+
+
+def test_a_long_context_of_dynamic_rope_leaves_short_ones_as_they_are(tmp_path: Path) -> None:
+    """Its keys are rotated by its length: a prefix they share must not come from the cache."""
+    rope = {"rope_type": "dynamic", "rope_theta": 5000.0, "factor": 4.0}
+    save(make_transformers_model("llama", max_position_embeddings=64, rope_parameters=rope), tmp_path)
+    prompt = make_prompt(200)
+    params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, logprobs=0)
+    answers = []
+    for before in ([], [prompt]):
+        with LLM(str(tmp_path), skip_tokenizer_init=True, num_blocks=200, num_threads=1) as llm:
+            outputs = [llm.generate(each, params, use_tqdm=False)[0] for each in [*before, prompt[:40]]]
+        answers.append(outputs[-1].outputs[0].logprobs)
+    assert answers[0] == answers[1]
+
+
 @pytest.mark.parametrize("family", list(FAMILIES))
 def test_greedy_tokens_equal_those_of_transformers(family: str, tmp_path: Path) -> None:
     model = make_transformers_model(family)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 
 from engine import InvalidRequest, SamplingParams
@@ -33,6 +34,9 @@ BAD = [
     ("temperature", True, "temperature=True must be a number"),
     ("temperature", "1", "temperature='1' must be a number"),
     ("temperature", None, "temperature=None must be a number"),
+    ("temperature", np.float32(2.5), "temperature=2.5 must be a number"),
+    ("temperature", np.bool_(True), "temperature=True must be a number"),
+    ("n", np.array([1, 2]), r"n=\[1, 2\] must be an integer"),
     ("temperature", HUGE, "must be a number from 0 up to 2"),
     ("top_p", 0, "must be a number above 0 up to 1"),
     ("top_p", 1.01, "must be a number above 0 up to 1"),
@@ -61,6 +65,8 @@ BAD = [
     ("stop", [f"{number}" for number in range(17)], "stop has 17 entries; at most 16"),
     ("bad_words", "word", "must be a string or a list of strings"),
     ("bad_words", [""], "every string must have 1 to 1024 characters"),
+    ("bad_words", ["a\ud800"], r"'a\\ud800' is not valid Unicode"),
+    ("stop", "\udc80", "is not valid Unicode"),
     ("bad_words", [f"{number}" for number in range(129)], "at most 128"),
     ("stop_token_ids", [-1], "must hold token ids"),
     ("stop_token_ids", [1.0], "must hold token ids"),
@@ -135,12 +141,21 @@ NORMALISED = [
     ("allowed_token_ids", None, None),
     ("logit_bias", None, {}),
     ("top_k", -1, 0),
+    ("temperature", np.float32(0.5), 0.5),
+    ("top_k", np.int64(-1), 0),
+    ("seed", np.uint64(2**63 - 1), 2**63 - 1),
+    ("ignore_eos", np.bool_(True), True),
+    ("stop_token_ids", np.array([1, 2]), (1, 2)),
+    ("allowed_token_ids", [np.int32(3)], (3,)),
+    ("logit_bias", {np.int64(5): np.float32(0.5)}, {5: 0.5}),
 ]
 
 
 @pytest.mark.parametrize(("field", "value", "kept"), NORMALISED)
 def test_other_forms_are_brought_into_one(field: str, value: Any, kept: Any) -> None:
-    assert getattr(SamplingParams(**{field: value}), field) == kept
+    found = getattr(SamplingParams(**{field: value}), field)
+    assert found == kept
+    assert repr(found) == repr(kept), "of Python's own types"
 
 
 def test_an_unknown_field_is_an_error() -> None:

@@ -111,6 +111,41 @@ async def test_a_wake_up_calls_off_a_sleep_that_still_waits(make_config: MakeCon
         assert (await anext(stream)).outputs
 
 
+@pytest.mark.parametrize("ends", ["at once", "later"])
+async def test_a_sleep_after_one_that_was_called_off_is_another_one(
+    make_config: MakeConfig, ends: str
+) -> None:
+    async with Engine(make_config()) as engine:
+        stream = engine.generate("hello", LONG)
+        await anext(stream)
+        first = asyncio.create_task(engine.sleep())
+        await wait_until(lambda: engine.state == "falling_asleep")
+        await engine.wake_up()
+        second = asyncio.create_task(engine.sleep(is_patient=ends == "later"))
+        async with asyncio.timeout(10):
+            assert [output async for output in stream]
+            assert await asyncio.gather(first, second) == [False, True]
+        assert engine.state == "sleeping"
+        await engine.wake_up()
+        assert await answer_all(engine)
+
+
+async def test_a_sleep_that_is_cancelled_late_does_not_call_off_the_next_one(make_config: MakeConfig) -> None:
+    async with Engine(make_config()) as engine:
+        stream = engine.generate("hello", LONG)
+        await anext(stream)
+        first = asyncio.create_task(engine.sleep())
+        await wait_until(lambda: engine.state == "falling_asleep")
+        await engine.wake_up()
+        second = asyncio.create_task(engine.sleep(is_patient=False))
+        await wait_until(lambda: engine.state == "falling_asleep")
+        first.cancel()
+        async with asyncio.timeout(10):
+            assert await second and engine.state == "sleeping"
+        await asyncio.gather(first, return_exceptions=True)
+        await stream.aclose()
+
+
 async def test_a_sleep_nobody_waits_for_any_more_is_called_off(make_config: MakeConfig) -> None:
     async with Engine(make_config()) as engine:
         stream = engine.generate("hello", LONG)

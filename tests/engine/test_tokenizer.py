@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -128,6 +129,7 @@ def test_token_text_shows_spaces_special_tokens_and_broken_characters(
     space_h = byte_fallback.encode("hello", add_special_tokens=False)[0]
     assert byte_fallback.token_text(space_h).startswith(" ")
     assert byte_fallback.token_text(3 + 0xC3) == "\ufffd"
+    assert byte_fallback.token_piece(3 + 0xC3) == b"\xc3"
     assert byte_level.token_text(1) == "</s>"
     assert byte_level.token_text(10_000) == ""
 
@@ -179,6 +181,16 @@ def test_arguments_of_the_template_call_cannot_be_smuggled_in(byte_level: Tokeni
 
 def test_a_folder_without_a_tokenizer_is_a_config_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"expected a tokenizer\.json"):
+        Tokenizer(tmp_path)
+
+
+def test_a_tokenizer_model_alone_asks_for_what_reads_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "sentencepiece", None)
+    (tmp_path / "tokenizer.model").write_bytes(b"unreadable")
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    with pytest.raises(ConfigError, match=r"expected a tokenizer\.json there.*pip install sentencepiece"):
         Tokenizer(tmp_path)
 
 

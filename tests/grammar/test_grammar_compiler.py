@@ -97,7 +97,7 @@ def test_a_grammar_without_a_first_token_is_invalid(byte_compiler, text):
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        (GrammarSpec.ebnf('root ::= "a" |'), "ebnf"),
+        (GrammarSpec.ebnf('root ::= "a" | )'), "ebnf"),
         (GrammarSpec.ebnf('root ::= "a'), "line 1, column 12"),
         (GrammarSpec.ebnf("root ::= missing"), '"missing" is not defined'),
         (GrammarSpec.ebnf('main ::= "a"'), '"root" is not found'),

@@ -9,14 +9,16 @@ import xgrammar
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from grammar import GrammarCompiler, GrammarSpec, UnsupportedGrammar
+from grammar import GrammarCompiler, GrammarSpec, InvalidGrammar, UnsupportedGrammar
+from tests.grammar.schemas import NAMES, OPEN_OBJECTS
 from tests.grammar.test_grammar_regex import PATTERNS
 from tests.grammar.test_grammar_structural_tag import ACCEPTED, VOCABULARY
-from tests.grammar.vocabularies import allowed_tokens
+from tests.grammar.vocabularies import accepts, allowed_tokens
 
 SETTINGS = settings(deadline=None, suppress_health_check=list(HealthCheck), derandomize=True, database=None)
 # The end marker of outlines_backend.py, which it cannot write.
 MARKER = 3
+VALUES = ["1", '"x"', "null", "{}", "[]", "2.5"]
 
 
 def patterns() -> st.SearchStrategy[str]:
@@ -111,6 +113,20 @@ def test_a_schema_alone_in_a_structural_tag_is_the_schema(merged_compiler, seed)
         GrammarSpec.structural_tag({"type": "structural_tag", "format": tag}),
     ]
     walk_together(merged_compiler, specs, random.Random(seed), num_steps=40)
+
+
+@settings(SETTINGS, max_examples=40)
+@given(schema=OPEN_OBJECTS, names=st.lists(NAMES, min_size=1, max_size=3), data=st.data())
+def test_both_orders_of_properties_refuse_the_same_spellings_of_names(byte_compiler, schema, names, data):
+    """Names with escapes for what needs none: in the order of the schema as in any order."""
+    fields = [f'"\\u{ord(name[0]):04x}{name[1:]}": {data.draw(st.sampled_from(VALUES))}' for name in names]
+    text = f"{{{', '.join(fields)}}}"
+    for order in ("schema", "any"):
+        try:
+            compiled = byte_compiler.compile(GrammarSpec.json_schema(schema, property_order=order))
+        except (UnsupportedGrammar, InvalidGrammar):
+            continue
+        assert not accepts(compiled.matcher(), byte_compiler.vocabulary, text), order
 
 
 def test_a_pattern_only_python_knows_is_refused_by_all(merged_compiler):

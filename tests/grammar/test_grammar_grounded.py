@@ -30,6 +30,8 @@ def is_quotation(part, source, least=0, most=10**6):
         return least == 0
     if part[0].isspace() or part[-1].isspace() or not least <= len(part) <= most:
         return False
+    if re.search("[\x00-\x07\x0b\x0e-\x1f\x7f]", part):
+        return False
     places = (i for i in range(len(source)) if source.startswith(part, i))
     return any(is_border(source, i) and is_border(source, i + len(part)) for i in places)
 
@@ -58,6 +60,16 @@ def test_exactly_the_parts_between_word_borders_are_accepted(byte_compiler, leas
     }
     assert verdicts == {part: is_quotation(part, SOURCE, least, most) for part in verdicts}
     assert {True, False} == set(verdicts.values())
+
+
+@pytest.mark.parametrize("is_closed", [False, True])
+def test_a_quotation_ends_before_a_control_character_without_a_short_escape(byte_compiler, is_closed):
+    schema = {"type": "object", "properties": {"a": GROUNDED}, "additionalProperties": not is_closed}
+    compiled = byte_compiler.compile(GrammarSpec.json_schema(schema, source="one \x1b two\tthree"))
+    for text, ways in [("one", '"'), ("two", '"\\'), ("two\\t", "t")]:
+        matcher = compiled.matcher()
+        assert all(map(matcher.accept_token, f'{{"a": "{text}'.encode()))
+        assert "".join(map(chr, allowed_tokens(matcher, byte_compiler.vocabulary))) == ways
 
 
 @pytest.mark.parametrize("text", ['"house of"', '"The  old"', '"the"', '"old\\u0022"', '"C:"d'])

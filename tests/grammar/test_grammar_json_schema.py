@@ -183,6 +183,22 @@ def test_a_schema_that_contradicts_itself_is_invalid(byte_compiler, schema, mess
         byte_compiler.compile(GrammarSpec.json_schema(schema))
 
 
+@pytest.mark.parametrize(
+    ("schema", "pointer"),
+    [
+        ({"properties": {"a": {"type": "strin"}}}, "/properties/a/type"),
+        ({"items": {"type": "string", "pattern": "a\\"}, "type": "array"}, "/items"),
+        ({"items": {"$ref": "#/type"}, "type": "array"}, "/items"),
+        ({"$ref": "#/$defs/missing"}, ""),
+        ({"enum": []}, ""),
+    ],
+)
+def test_a_malformed_schema_has_the_pointer_to_the_fault(byte_compiler, schema, pointer):
+    with pytest.raises(InvalidGrammar) as refusal:
+        byte_compiler.compile(GrammarSpec.json_schema(schema))
+    assert refusal.value.pointer == pointer
+
+
 def test_engine_options_inside_a_schema_do_not_loosen_it(byte_compiler):
     schema = {"x-guidance": {"lenient": True, "coerce_one_of": True}, "uniqueItems": True}
     assert not is_accepted(byte_compiler, schema, "[1, 1]")

@@ -96,3 +96,30 @@ def test_the_users_schema_is_not_changed():
 )
 def test_a_dialect_is_named_or_guessed_from_its_forms(schema, year):
     assert year in detect_dialect(schema).uri
+
+
+@pytest.mark.parametrize(
+    ("schema", "residual", "engine"),
+    [
+        ({"type": "string", "format": "email", "pattern": "^(?!x).*$"}, {("", "pattern")}, {("", "format")}),
+        ({"type": "string", "pattern": "^x", "format": "email"}, set(), {("", "format"), ("", "pattern")}),
+        ({"type": "string", "format": "date", "minLength": 1}, set(), {("", "format"), ("", "minLength")}),
+        (
+            {"type": "string", "format": "date", "pattern": "^(?!x)", "allOf": [{"pattern": "(?!y)2"}]},
+            {("", "pattern"), ("/allOf/0", "pattern")},
+            {("", "format"), ("", "allOf")},
+        ),
+        (
+            {"$ref": "#/$defs/s", "format": "date", "$defs": {"s": {"type": "string"}}},
+            set(),
+            {("", "format"), ("", "$ref"), ("/$defs/s", "type")},
+        ),
+    ],
+)
+def test_the_plan_tells_a_format_from_the_pattern_beside_it(byte_compiler, schema, residual, engine):
+    plan = byte_compiler.compile(GrammarSpec.json_schema(schema)).plan
+    left = {(entry.pointer, entry.keyword) for entry in plan if entry.enforced_by == "residual"}
+    assert left == residual
+    rest = {(entry.pointer, entry.keyword) for entry in plan if entry.enforced_by == "llguidance"}
+    assert rest - {("", "type")} == engine
+    assert len(set(plan)) == len(plan)

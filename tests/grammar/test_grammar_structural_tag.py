@@ -116,6 +116,8 @@ ACCEPTED = [
     (TRIGGERED | {"stop_after_first": True}, ["", "hi", "t<a>x</a>"], ["t<a>x</a>t"]),
     (TRIGGERED | {"stop_after_first": True, "at_least_one": True}, ["<a>x</a>"], ["", "<a>x</a>t", "t<a>x</a>"]),
     (TRIGGERED | {"excludes": ["no"]}, ["n", "<a>x</a>n"], ["ano", "<a>x</a>no"]),
+    (TRIGGERED | {"tags": [{key: tag[key] for key in ("begin", "content", "end")} for tag in (A, T)]},
+     ["hi<a>x</a>", 't<t>{"n": 1}</t>'], ["<a>y</a>"]),
     ({"type": "tags_with_separator", "tags": [A, T], "separator": ","},
      ["", "<a>x</a>", '<a>x</a>,<t>{"n": 1}</t>'], ["<a>x</a>,", "<a>x</a><a>x</a>"]),
     ({"type": "tags_with_separator", "tags": [A], "separator": ",", "at_least_one": True, "stop_after_first": True},
@@ -319,8 +321,9 @@ def test_a_special_token_stands_for_its_name_in_a_tag_and_nowhere_else(compiler)
 
 
 @pytest.mark.parametrize("token", [CALL, "[CALL]", "END"])
-def test_a_token_may_be_named_by_id_or_text(compiler, token):
-    part = {"type": "tag", "begin": {"type": "token", "token": token}, "content": NUMBER, "end": ""}
+@pytest.mark.parametrize("named", [{}, {"type": "token"}], ids=["without a type", "with its type"])
+def test_a_token_may_be_named_by_id_or_text(compiler, token, named):
+    part = {"type": "tag", "begin": {"token": token, **named}, "content": NUMBER, "end": ""}
     matcher = compile_format(compiler, part).matcher()
     (first,) = allowed_tokens(matcher, VOCABULARY)
     assert VOCABULARY.token_bytes[first] == (b"END" if token == "END" else b"")

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from grammar import GrammarSpec, InvalidGrammar, PlanEntry, UnsupportedGrammar
+from grammar import GrammarSpec, InvalidGrammar, PlanEntry, UnsupportedGrammar, read_spec
 from tests.grammar.vocabularies import accepts, walk
 
 COLUMNS = {
@@ -51,6 +51,28 @@ def test_lark_extensions_are_refused(text, sign):
 def test_what_looks_like_an_extension_may_stand_in_quotes(byte_compiler):
     spec = GrammarSpec.lark('start: "<a@b>" /[<#]+/ "%json" // @ <\n')
     assert is_accepted(byte_compiler, spec, "<a@b><#%json")
+
+
+@pytest.mark.parametrize("sign", ["?", "!"])
+def test_the_start_rule_may_have_a_sign_before_it(byte_compiler, sign):
+    spec = GrammarSpec.lark(f'{sign}start: value\n?value: "a" | "[" value "]"')
+    assert is_accepted(byte_compiler, spec, "[a]")
+    assert not is_accepted(byte_compiler, spec, "[a")
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ('start: NAME " ::= " NAME\nNAME: /[a-z]+/', "lark"),
+        ("// a ::= b\nstart: /::=/", "lark"),
+        ('root ::= "start: x"', "ebnf"),
+        ('# start: a\nroot ::= [/"] "::="', "ebnf"),
+    ],
+)
+def test_a_grammar_is_ebnf_where_a_rule_says_so(byte_compiler, text, kind):
+    spec = read_spec("grammar", text)
+    assert spec.kind == kind
+    byte_compiler.compile(spec)
 
 
 @pytest.mark.parametrize("text", ["", "  ", 'root: "a"', 'start: "a" ('])

@@ -1,9 +1,11 @@
 """Whatever random tokens the mask allows, the finished text is valid for the schema."""
 
+import itertools
 import json
 import math
 import random
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -11,8 +13,8 @@ from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
 from grammar import GrammarSpec, InvalidGrammar, SchemaValidator, UnsupportedGrammar
-from tests.grammar.schemas import SCHEMAS
-from tests.grammar.vocabularies import walk
+from tests.grammar.schemas import OPEN_OBJECTS, SCHEMAS
+from tests.grammar.vocabularies import accepts, walk
 
 SETTINGS = settings(
     max_examples=150, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True, database=None
@@ -32,6 +34,19 @@ def is_finite(value: Any) -> bool:
     if isinstance(value, dict | list):
         return all(map(is_finite, value.values() if isinstance(value, dict) else value))
     return not isinstance(value, float) or math.isfinite(value)
+
+
+def respell(value: Any) -> Iterator[str]:
+    """Yield the JSON text of a value with one more property in one of its objects, its name written with an escape."""
+    objects = [value]
+    for node in objects:
+        objects.extend(node.values() if isinstance(node, dict) else node if isinstance(node, list) else ())
+    for node in [node for node in objects if isinstance(node, dict)]:
+        for name, added in itertools.product(["a", "b", "ab", "x y"], ["x", 7.5, None, {}]):
+            node["@"] = added
+            text = json.dumps(value, ensure_ascii=False)
+            yield text.replace('"@"', f'"\\u{ord(name[0]):04x}{name[1:]}"')
+        del node["@"]
 
 
 def make_spec(schema: Any, **options: Any) -> GrammarSpec | None:
@@ -65,6 +80,19 @@ def test_what_a_schema_allows_is_valid_and_what_it_refuses_is_named(
         return event("unfinished or infinite")
     assert SchemaValidator(schema).first_error(value) is None, (text, compiled.backend)
     return None
+
+
+@SETTINGS
+@given(schema=OPEN_OBJECTS, seed=st.integers(0, 2**32))
+def test_a_listed_name_cannot_be_written_again_with_an_escape(merged_compiler, schema, seed):
+    try:
+        compiled = merged_compiler.compile(GrammarSpec.json_schema(schema))
+    except (UnsupportedGrammar, InvalidGrammar):
+        return
+    text = walk(compiled.matcher(), merged_compiler.vocabulary, random.Random(seed), num_free=15)
+    for respelt in respell(json.loads(text)) if text is not None else ():
+        if accepts(compiled.matcher(), merged_compiler.vocabulary, respelt):
+            assert SchemaValidator(schema).first_error(json.loads(respelt)) is None, respelt
 
 
 @SETTINGS

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
 import anthropic
@@ -18,7 +18,18 @@ BODY = {"model": "fake", "max_tokens": 100, "messages": HELLO}
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 TOOL = {"name": "weather", "description": "tells it", "input_schema": SCHEMA}
 FORCED = {"tools": [TOOL], "tool_choice": {"type": "tool", "name": "weather"}}
+RESULT = {"type": "tool_result", "tool_use_id": "a"}
+USE = {"type": "tool_use", "id": "a", "name": "weather", "input": {}}
 CALL = '{"name": "weather", "arguments": {"city": "Paris"}}'
+
+
+class OutspokenTokenizer(FakeTokenizer):
+    """Its chat template writes its variables into the prompt."""
+
+    def apply_chat_template(self, messages: Sequence[Mapping[str, Any]], **kwargs: Any) -> str:
+        known = ("tools", "add_generation_prompt", "continue_final_message")
+        told = {name: value for name, value in kwargs.items() if name not in known}
+        return str(told or "") + super().apply_chat_template(messages, **kwargs)
 
 
 @pytest.fixture
@@ -137,11 +148,93 @@ async def test_tokens_are_counted_without_generating(
 
 
 @pytest.mark.parametrize(
+    "fields", [{"thinking": {"type": "disabled"}}, {"output_config": {"effort": "low"}}], ids=["off", "low"]
+)
+async def test_what_changes_the_prompt_changes_its_count(start: Start, fields: dict[str, Any]) -> None:
+    server = await start(FakeEngine(tokenizer=OutspokenTokenizer()))
+    async with make_client(server) as client:
+        plain = await client.messages.count_tokens(model="fake", messages=HELLO)
+        count = await client.messages.count_tokens(model="fake", messages=HELLO, **fields)
+    _, reply = await send(server, **fields)
+    usage = reply["usage"]
+    assert count.input_tokens == usage["input_tokens"] + usage["cache_read_input_tokens"]
+    assert count.input_tokens > plain.input_tokens
+
+
+@pytest.mark.parametrize(
+    ("content", "end"),
+    [
+        ("You", "<user>hello\n<assistant>You"),
+        ([{"type": "text", "text": "You said"}], "<user>hello\n<assistant>You said"),
+        ([{"type": "thinking", "thinking": "hm", "signature": ""}], "<user>hello\n<assistant>"),
+        (" ", "<user>hello\n<assistant>"),
+    ],
+)
+async def test_the_models_last_message_goes_on(server: Server, content: Any, end: str) -> None:
+    messages = [*HELLO, {"role": "assistant", "content": content}]
+    status, reply = await send(server, messages=messages)
+    assert status == 200, reply
+    assert server.engine.requests[-1].prompt == end
+
+
+async def test_a_last_message_that_calls_tools_is_complete(start: Start) -> None:
+    server = await start(FakeEngine(tokenizer=FakeTokenizer(knows_tools=True)))
+    use = {"type": "tool_use", "id": "toolu_1", "name": "weather", "input": {}}
+    status, _ = await send(server, messages=[*HELLO, {"role": "assistant", "content": [use]}])
+    assert status == 200
+    assert server.engine.requests[-1].prompt.endswith("<assistant>\n<assistant>")
+
+
+async def test_the_system_may_speak_among_the_messages(server: Server) -> None:
+    for content in ("be brief", [{"type": "text", "text": "be brief"}]):
+        status, _ = await send(server, messages=[*HELLO, {"role": "system", "content": content}], system="s")
+        assert status == 200
+        expected = "<system>s\n<user>hello\n<system>be brief\n<assistant>"
+        assert server.engine.requests[-1].prompt == expected
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        (RESULT | {"content": 5}, "messages[0].content[0].content must be a text or a list"),
+        (RESULT | {"content": {"type": "text"}}, "messages[0].content[0].content must be a text or a list"),
+        (
+            RESULT | {"content": [{"type": "text", "text": 5}]},
+            "messages[0].content[0].content[0].text must be",
+        ),
+        (RESULT | {"tool_use_id": 5}, "messages[0].content[0].tool_use_id must be a text"),
+        (USE | {"name": ["x"]}, "messages[0].content[0].name must be a text"),
+        (USE | {"id": None}, "messages[0].content[0].id must be a text"),
+        (USE | {"input": [1]}, "messages[0].content[0].input must be an object"),
+        ({"tool_choice": {"type": ["auto"]}, "tools": [TOOL]}, "tool_choice.type="),
+        ({"tool_choice": {"type": "any"}}, "tool_choice.type='any' needs tools"),
+        ({"tool_choice": {"type": "tool"}, "tools": [TOOL]}, "tool_choice.name must be a text"),
+        ({"tools": [TOOL | {"name": "a b"}]}, "tools[0].name must be"),
+        ({"tools": [TOOL | {"description": 5}]}, "tools[0].description must be"),
+        ({"tools": [TOOL | {"input_schema": 5}]}, "tools[0].input_schema must be"),
+        ({"tools": [TOOL | {"input_schema": {"type": "string"}}]}, "tools[0].input_schema must have"),
+        ({"system": [{"type": "text", "text": 5}]}, "system[0].text must be a text"),
+        ({"thinking": {"type": "on"}}, "thinking.type='on'"),
+        ({"output_config": {"effort": "huge"}}, "output_config.effort='huge'"),
+    ],
+)
+async def test_a_wrong_value_is_named_by_its_place(server: Server, fields: dict[str, Any], said: str) -> None:
+    if "type" in fields:
+        role = "user" if fields["type"] == "tool_result" else "assistant"
+        fields = {"messages": [{"role": role, "content": [fields]}]}
+    for more in ({}, {"system": "s"} if "system" not in fields else {}):
+        status, reply = await send(server, **fields, **more)
+        assert (status, reply["error"]["type"]) == (400, "invalid_request_error"), reply
+        assert reply["error"]["message"].startswith(said)
+
+
+@pytest.mark.parametrize(
     ("fields", "said"),
     [
         ({"max_tokens": 0}, "max_tokens=0"),
         ({"temperature": 1.5}, "temperature"),
-        ({"messages": [{"role": "system", "content": "x"}]}, "messages[0].role='system'"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role='tool'"),
+        ({"stop_sequences": ["x"] * 20}, "stop_sequences has 20 entries"),
         ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "only text is supported"),
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "web_search"),
         ({"tools": [TOOL], "tool_choice": {"type": "all"}}, "auto, any, none, tool"),

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from app.api.replies import join_times
+from engine import RequestMetrics
 from tests.app.api.harness import Server, Start, events
-from tests.fakes import FakeEngine
+from tests.fakes import EOS, FakeEngine
 
 
 async def complete_chunks(server: Server, **fields: object) -> list[dict]:
@@ -86,6 +88,19 @@ async def test_streamed_logprobs_have_running_offsets(server: Server) -> None:
     assert offsets == [[0], [1], [2]]
 
 
+@pytest.mark.parametrize("fields", [{}, {"echo": True}, {"stop": ["said"]}, {"stop": ["zz"], "n": 2}])
+async def test_a_stream_tells_the_offsets_of_the_whole_reply(server: Server, fields: dict) -> None:
+    fields |= {"logprobs": 0, "max_tokens": 99}
+    _, reply = await server.complete(**fields)
+    streamed: dict[int, list[int]] = {}
+    for chunk in await complete_chunks(server, **fields):
+        choice = chunk["choices"][0]
+        streamed.setdefault(choice["index"], []).extend(
+            (choice["logprobs"] or {"text_offset": []})["text_offset"]
+        )
+    assert [choice["logprobs"]["text_offset"] for choice in reply["choices"]] == list(streamed.values())
+
+
 async def test_prompt_logprobs_are_maps_from_token_id(server: Server) -> None:
     _, reply = await server.complete(prompt_logprobs=1)
     entries = reply["choices"][0]["prompt_logprobs"]
@@ -99,9 +114,36 @@ async def test_tokens_can_be_shown_as_ids(server: Server) -> None:
 
 
 @pytest.mark.parametrize(
-    "prompt", ["", [], [[]], ["", "a"], [-1], [True], [1.5], {"a": 1}, None, 7, [["a"]], ["a"] * 129]
+    "prompt", ["", [], [[]], ["", "a"], [-1], [True], [1.5], {"a": 1}, [None], 7, [["a"]], ["a"] * 129]
 )
 async def test_a_bad_prompt_is_a_400_naming_the_field(server: Server, prompt: object) -> None:
     status, reply = await server.complete(prompt=prompt)
     assert (status, reply["error"]["param"]) == (400, "prompt")
     assert server.engine.requests == []
+
+
+async def test_null_is_the_beginning_of_a_document(server: Server) -> None:
+    status, reply = await server.complete(prompt=None, echo=None)
+    assert status == 200, reply
+    assert server.engine.requests[-1].prompt == chr(EOS)
+
+
+@pytest.mark.parametrize(("fields", "status"), [({"n": 2}, 200), ({"n": 2, "best_of": 3}, 400), ({}, 400)])
+async def test_best_of_may_ask_for_what_n_does(server: Server, fields: dict, status: int) -> None:
+    found, reply = await server.complete(**{"best_of": 2} | fields)
+    assert found == status, reply
+    assert status == 200 or reply["error"]["param"] == "best_of"
+
+
+async def test_metrics_are_of_all_prompts(server: Server) -> None:
+    fields = {"return_metrics": True, "max_tokens": 99}
+    _, reply = await server.complete(prompt=["a", "b"], **fields)
+    num_tokens = reply["usage"]["completion_tokens"]
+    assert reply["metrics"]["tokens_per_second"] == num_tokens - 1  # the fake engine needs a second
+    chunks = await complete_chunks(server, n=2, **fields)
+    assert chunks[-1]["metrics"]["tokens_per_second"] == 2 * len("You said hello") - 1
+
+
+def test_times_of_several_prompts_go_from_the_first_to_the_last() -> None:
+    times = [RequestMetrics(1.0, 2.0, 3.0, 8.0, 1), RequestMetrics(1.5, 1.8, 4.0, 9.0), RequestMetrics(2.0)]
+    assert join_times(times) == RequestMetrics(1.0, 1.8, 3.0, 9.0, 1)

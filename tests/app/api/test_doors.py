@@ -230,7 +230,7 @@ async def test_a_wrong_method_is_told_the_right_one(server: Server) -> None:
     async with server.client.put(server.url + "/v1/chat/completions", json=CHAT) as response:
         assert (response.status, response.headers["Allow"]) == (405, "POST")
         message = (await response.json())["error"]["message"]
-    assert message == "PUT is not allowed on v1/chat/completions; it takes POST"
+    assert message == "PUT is not allowed on /v1/chat/completions; it takes POST"
 
 
 async def test_the_admin_sees_what_became_of_the_settings(start: Start) -> None:

@@ -130,6 +130,27 @@ async def test_scoring_a_prompt_gives_each_of_its_tokens_a_probability(server: S
     assert all(value < 0 for value in logprobs["token_logprobs"][1:])
 
 
+async def test_a_character_in_parts_has_its_bytes_and_its_place(server: Server) -> None:
+    wanted = {"structured_outputs": {"choice": ["a🙂日b"]}}
+    _, reply = await chat(server, **wanted, logprobs=True)
+    parts = reply["choices"][0]["logprobs"]["content"]
+    told = b"".join(bytes(part["bytes"]) for part in parts if part["token"] != "<|im_end|>")
+    assert told.decode().strip() == text_of(reply) == "a🙂日b"
+    body = {"prompt": "a", "logprobs": 0, "stop": ["日bc"], **wanted}
+    _, whole = await server.post("/v1/completions", body)
+    chunks = events(await server.stream("/v1/completions", body))
+    logprobs = [chunk["choices"][0]["logprobs"] for chunk in chunks]
+    offsets = [place for each in logprobs if each for place in each["text_offset"]]
+    assert offsets == whole["choices"][0]["logprobs"]["text_offset"]
+    assert whole["choices"][0]["text"] == "a🙂日b" and sorted(set(offsets)) == [0, 1, 2, 3, 4]
+
+
+async def test_a_prompt_that_is_null_begins_a_document(server: Server) -> None:
+    status, reply = await server.post("/v1/completions", {"prompt": None, "return_token_ids": True})
+    assert status == 200, reply
+    assert server.engine.tokenizer.decode(reply["choices"][0]["prompt_token_ids"], False) == "<|endoftext|>"
+
+
 async def test_a_repeated_prompt_is_served_from_the_cache(server: Server) -> None:
     messages = [{"role": "user", "content": "cache me " * 20}]
     await chat(server, messages=messages)

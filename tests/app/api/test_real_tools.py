@@ -96,6 +96,29 @@ async def test_a_schema_that_no_backend_takes_is_a_400_of_its_tool(server: Serve
     assert (await chat(server, tool_choice=NAMED))[0] == 200
 
 
+@pytest.mark.parametrize(
+    "parameters",
+    [{"anyOf": [{"const": "x"}]}, {"$ref": "#/$defs/text", "$defs": {"text": {"type": "string"}}}],
+    ids=["anyOf", "$ref"],
+)
+async def test_arguments_that_can_be_no_object_are_a_400(server: Server, parameters: Any) -> None:
+    tools = [{"type": "function", "function": {"name": "f", "parameters": parameters}}]
+    status, reply = await chat(server, tools=tools, tool_choice="required")
+    assert (status, reply["error"]["param"]) == (400, "tools"), reply
+
+
+async def test_arguments_that_may_be_an_object_are_one(server: Server) -> None:
+    day = {"type": "object", "properties": {"day": {"enum": [1, 2]}}, "required": ["day"]}
+    parameters = {"anyOf": [{"type": "string"}, {"$ref": "#/$defs/day"}], "$defs": {"day": day}}
+    tools = [{"type": "function", "function": {"name": "f", "parameters": parameters}}]
+    for seed in range(3):
+        _, reply = await chat(
+            server, tools=tools, tool_choice="required", parallel_tool_calls=False, seed=seed
+        )
+        (call,) = reply["choices"][0]["message"]["tool_calls"]
+        assert call["function"]["arguments"].startswith("{")
+
+
 async def test_auto_says_that_the_model_knows_no_tools(server: Server) -> None:
     status, reply = await chat(server)
     assert (status, reply["error"]["code"], reply["error"]["param"]) == (400, "tools_not_supported", "tools")

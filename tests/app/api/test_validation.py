@@ -238,4 +238,4 @@ async def test_half_a_surrogate_pair_is_refused_and_not_a_crash(server: Server) 
     status, reply = await server.chat(**{"guided_\ud800": 1})
     assert status == 400
     status, reply = await server.chat(model="\ud800")
-    assert (status, reply["error"]["code"]) == (404, "model_not_found")
+    assert (status, reply["error"]["param"]) == (400, "model")

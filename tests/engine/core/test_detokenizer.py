@@ -168,6 +168,17 @@ def test_tokens_are_named_in_logprobs_and_prompt_logprobs(tokenizer: Tokenizer) 
     assert delta.prompt_logprobs[1] is not None and delta.prompt_logprobs[1].token.decoded_token == "b"
 
 
+def test_a_part_of_a_character_is_named_with_its_bytes(tokenizer: Tokenizer) -> None:
+    detokenizer = make_detokenizer(tokenizer, logprobs=0)
+    table = tokenizer.token_bytes(tokenizer.vocab_size)
+    ids = [table.index(bytes([byte])) for byte in "🙂".encode()]
+    delta = send(detokenizer, ids, logprobs=[make_position(token_id) for token_id in ids])
+    assert delta.text == "🙂" and delta.logprobs is not None
+    tokens = [position.token for position in delta.logprobs]
+    assert b"".join(token.part or b"" for token in tokens) == "🙂".encode()
+    assert {token.decoded_token for token in tokens} == {"\ufffd"}
+
+
 def test_an_error_passes_through(tokenizer: Tokenizer) -> None:
     detokenizer = make_detokenizer(tokenizer, stop="END")
     delta = send(detokenizer, tokenizer.encode("aEND"), finish_reason="error", error="broke")

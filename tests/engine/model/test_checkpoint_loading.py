@@ -179,3 +179,10 @@ def test_kv_cache_takes_the_bytes_announced(tmp_path: Path) -> None:
     assert caches[0][0].shape == (7, 16, config.num_key_value_heads, config.head_dim)
     total = sum(cache.nbytes for pair in caches for cache in pair)
     assert total == 7 * compute_bytes_per_block(config, 16, torch.bfloat16)
+
+
+def test_a_kv_cache_that_no_machine_can_hold_is_a_config_error(tmp_path: Path) -> None:
+    config = ModelConfig.from_pretrained(make_checkpoint(tmp_path))
+    for num_blocks in (2**40, 2**60):
+        with pytest.raises(ConfigError, match=f"num_blocks={num_blocks}: cpu has no room for a KV cache of"):
+            allocate_kv_cache(config, num_blocks, 16, torch.float32, torch.device("cpu"))

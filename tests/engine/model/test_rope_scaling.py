@@ -100,6 +100,25 @@ def test_old_keys_mean_the_same(tmp_path: Path, name: str) -> None:
     assert ModelConfig.from_pretrained(tmp_path) == new
 
 
+@pytest.mark.parametrize(
+    ("max_positions", "scaling", "length"),
+    [
+        (64, {"rope_type": "default"}, 64),
+        (64, {"rope_type": "linear", "factor": 2.5}, 160),
+        (64, {"rope_type": "dynamic", "factor": 4.0}, 256),
+        (64, {"rope_type": "yarn", "factor": 4.0}, 256),
+        (64, {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 48}, 192),
+        (256, {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 48}, 256),
+        (256, LLAMA3 | {"factor": 8.0}, 256),
+    ],
+)
+def test_a_scaling_makes_room_for_its_factor(
+    max_positions: int, scaling: dict[str, Any], length: int
+) -> None:
+    data = make_config(rope_parameters=scaling, max_position_embeddings=max_positions)
+    assert ModelConfig.from_dict(data).max_model_len == length
+
+
 def make_config(**overrides: Any) -> dict[str, Any]:
     return make_transformers_model("llama").config.to_dict() | overrides
 

@@ -14,6 +14,7 @@ from engine import LLM, ConfigError, EngineConfig, SamplingParams
 from engine.model import load_model
 from engine.model.linear import Linear
 from engine.worker import ops_choice
+from engine.worker import worker as worker_module
 from engine.worker.native_swap import NativeSwap
 from engine.worker.worker import Worker
 from kernels.cpu import NativeBuild, NativeLibrary
@@ -173,6 +174,56 @@ def test_native_attention_that_cannot_be_had_is_refused(
     worker = Worker(make_config(device="cpu", attention_backend="native"), eos_token_ids=(1,))
     with pytest.raises(ConfigError, match="native ops are not available: no compiler; use auto, or sdpa"):
         worker.load()
+
+
+def use_build(monkeypatch: pytest.MonkeyPatch, build: Any) -> None:
+    monkeypatch.setattr(worker_module, "NativeSwap", lambda dtype, threads: NativeSwap(dtype, threads, build))
+
+
+def test_int8_starts_with_the_ops_that_are_being_built(
+    make_config: MakeConfig, library: NativeLibrary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A change of ops on the way would change the text of a request that runs."""
+    build = FakeBuild(library)
+    use_build(monkeypatch, build)
+    threading.Timer(0.2, build.finish).start()
+    worker = Worker(make_config(device="cpu", quantization="int8"), eos_token_ids=(1,))
+    worker.load()
+    assert worker.describe() == {"ops": "native", "native_ops": "ready (test)"}
+    assert worker.resolved.notices == ()
+    worker.close()
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        ({}, "not available: no compiler"),
+        ({"enable_native_ops": False}, "off"),
+        ({"attention_backend": "sdpa"}, "off"),
+    ],
+)
+def test_int8_without_them_says_what_it_gives_up(
+    make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], why: str
+) -> None:
+    build = FakeBuild(None)
+    build.finish()
+    use_build(monkeypatch, build)
+    monkeypatch.setattr(Worker, "warm_up", Worker.reset)
+    worker = Worker(make_config(device="cpu", quantization="int8", **settings), eos_token_ids=(1,))
+    worker.load()
+    (notice,) = worker.resolved.notices
+    assert f"(native ops: {why}): the same seed need not give the same text" in notice
+
+
+def test_without_int8_nothing_waits_and_nothing_is_said(
+    make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build = FakeBuild(None)
+    use_build(monkeypatch, build)
+    worker = Worker(make_config(device="cpu"), eos_token_ids=(1,))
+    worker.load()
+    assert (worker.model.ops.name, worker.resolved.notices) == ("torch-sdpa", ())
+    worker.close()
 
 
 def test_tokens_are_the_same_with_native_ops_and_without(

@@ -93,6 +93,33 @@ def test_bad_words_follow_the_tokens_sampled_since() -> None:
     assert [tokens[1] for tokens in drawn[1:]] == [1, 1, 1, 2, 1, 1]
 
 
+def test_a_row_of_many_words_comes_and_goes_beside_one_of_few() -> None:
+    """It widens what is kept of all rows; its slot is taken over by a row of one word."""
+    few, many = Case(GREEDY, bad_words=[[2, 1]]), Case(GREEDY, bad_words=[[2] * 9 + [1], [1, 2], [0, 0], [3]])
+    sampler, logits = make_sampler([few, many], 4), torch.tensor([[0.0, 2.0, 1.0, 9.0], [0.0, 2.0, 1.0, 9.0]])
+    assert sample(sampler, logits, [few, many]).token_ids.tolist() == [3, 1]
+    assert sample(sampler, logits, [few, many]).token_ids.tolist() == [3, 1]
+    one = Case(GREEDY, bad_words=[[3]])
+    add_case(sampler.state, 1, one)
+    assert [sample(sampler, logits, [few, one]).token_ids.tolist() for _ in range(2)] == [[3, 1]] * 2
+
+
+def test_a_step_sends_nothing_of_the_words_to_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = Case(GREEDY, bad_words=[[word % 9, 9, word % 8, word % 7] for word in range(100)])
+    sampler = make_sampler([case], 10)
+    sent: list[int] = []
+    original = torch.from_numpy
+
+    def note(array: np.ndarray) -> torch.Tensor:
+        sent.append(array.size)
+        return original(array)
+
+    monkeypatch.setattr(torch, "from_numpy", note)
+    sample(sampler, make_logits(1, 10), [case])
+    assert sent
+    assert max(sent) <= 2
+
+
 @pytest.mark.parametrize(("num_output", "expected"), [(0, 2), (2, 2), (3, EOS), (4, EOS)])
 def test_ending_tokens_are_forbidden_before_min_tokens(num_output: int, expected: int) -> None:
     logits = torch.tensor([9.0, 8.0, 7.0])

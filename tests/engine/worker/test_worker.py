@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ import torch
 from engine import ConfigError, EngineConfig
 from engine.worker.kv_cache import allocate_kv_cache, compute_bytes_per_block
 from engine.worker.worker import Worker
+from tests.engine.model.drive import make_transformers_model, save
 
 MakeConfig = Callable[..., EngineConfig]
 
@@ -89,6 +91,23 @@ def test_no_memory_at_all_is_a_config_error(make_config: MakeConfig, monkeypatch
     monkeypatch.setattr("engine.worker.worker._measure_host_memory", lambda: (2**30, 0))
     with pytest.raises(ConfigError, match="the KV cache gets 0 MiB, and one block takes"):
         make_worker(make_config(device="cpu", num_blocks=None)).load()
+
+
+@pytest.mark.parametrize(("max_model_len", "is_cached"), [(None, False), (256, False), (64, True)])
+def test_dynamic_rope_beyond_its_original_length_goes_without_the_prefix_cache(
+    tmp_path: Path, max_model_len: int | None, is_cached: bool
+) -> None:
+    rope = {"rope_type": "dynamic", "rope_theta": 5000.0, "factor": 4.0}
+    save(make_transformers_model("llama", max_position_embeddings=64, rope_parameters=rope), tmp_path)
+    config = EngineConfig(
+        model=str(tmp_path), max_model_len=max_model_len, num_blocks=50, num_threads=1, device="cpu"
+    )
+    worker = make_worker(config)
+    worker.load()
+    assert worker.resolved.cache.enable_prefix_caching is is_cached
+    notices = " ".join(worker.resolved.notices)
+    assert ("beyond 64 tokens the same seed need not" in notices) is not is_cached
+    worker.close()
 
 
 def test_a_reset_forgets_rows_and_keeps_weights_and_memory(make_config: MakeConfig) -> None:

@@ -1,0 +1,118 @@
+"""The messages of POST /v1/messages as chat messages. What is wrong is named as it came, not as it would be there."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from app.api.errors import ApiError
+from app.api.messages import MAX_TOOL_CALLS
+
+Json = dict[str, Any]
+
+ROLES = ("user", "assistant", "system")
+THOUGHTS = ("thinking", "redacted_thinking")
+
+
+def read_messages(system: str | list[Json] | None, messages: Sequence[Json]) -> list[Json]:
+    """The conversation, with the system's field in front.
+
+    Raises:
+        ApiError: 400 for what a text model cannot read.
+    """
+    read: list[Json] = []
+    if system:
+        read.append({"role": "system", "content": _join("system", system)})
+    for i, message in enumerate(messages):
+        role, where = message.get("role"), f"messages[{i}]"
+        if role not in ROLES:
+            text = f"{where}.role={str(role)[:40]!r} must be one of {', '.join(ROLES)}"
+            raise ApiError(400, text, "messages", "invalid_value")
+        read += _read_message(f"{where}.content", role, message.get("content"))
+    return read
+
+
+def is_prefill(messages: Sequence[Json]) -> bool:
+    """Whether the model is to go on with the last message; one that calls tools is complete."""
+    last = messages[-1]
+    return last["role"] == "assistant" and "tool_calls" not in last
+
+
+def _read_message(where: str, role: str, content: object) -> list[Json]:
+    if role == "user" and isinstance(content, list):
+        return _read_user(where, content)
+    if role == "assistant" and isinstance(content, list):
+        return [_read_assistant(where, content)]
+    return [{"role": role, "content": _join(where, content)}]
+
+
+def _read_user(where: str, blocks: list[Any]) -> list[Json]:
+    """Results of tools are messages of their own for a chat template, before what else the user says."""
+    results, words = [], []
+    for i, block in enumerate(blocks):
+        if _kind_of(block) == "tool_result":
+            identity = _text(f"{where}[{i}].tool_use_id", block.get("tool_use_id"))
+            content = block.get("content")
+            text = "" if content is None else _join(f"{where}[{i}].content", content)
+            results.append({"role": "tool", "tool_call_id": identity, "content": text})
+        else:
+            words.append(_text_of(f"{where}[{i}]", block))
+    return [*results, {"role": "user", "content": "".join(words)}] if words or not results else results
+
+
+def _read_assistant(where: str, blocks: list[Any]) -> Json:
+    words: list[str] = []
+    calls: list[Json] = []
+    for i, block in enumerate(blocks):
+        if _kind_of(block) == "tool_use":
+            calls.append(_read_call(f"{where}[{i}]", block))
+        elif _kind_of(block) not in THOUGHTS:
+            words.append(_text_of(f"{where}[{i}]", block))
+    if len(calls) > MAX_TOOL_CALLS:
+        text = f"{where} has {len(calls)} tool_use blocks; at most {MAX_TOOL_CALLS} are allowed"
+        raise ApiError(400, text, "messages", "invalid_value")
+    message: Json = {"role": "assistant", "content": "".join(words)}
+    return message | {"tool_calls": calls} if calls else message
+
+
+def _read_call(where: str, block: Json) -> Json:
+    arguments = block.get("input", {})
+    if not isinstance(arguments, dict):
+        raise ApiError(400, f"{where}.input must be an object", "messages", "invalid_value")
+    function = {
+        "name": _text(f"{where}.name", block.get("name")),
+        "arguments": json.dumps(arguments, ensure_ascii=False),
+    }
+    return {"id": _text(f"{where}.id", block.get("id")), "type": "function", "function": function}
+
+
+def _join(where: str, content: object) -> str:
+    """The text of what is a text or blocks of it."""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        message = f"{where} must be a text or a list of blocks"
+        raise ApiError(400, message, _field_of(where), "invalid_value")
+    return "".join(_text_of(f"{where}[{i}]", block) for i, block in enumerate(content))
+
+
+def _text_of(where: str, block: Any) -> str:
+    if _kind_of(block) != "text":
+        message = f"{where}: only text is supported here, not {(_kind_of(block) or 'this')[:40]!r}"
+        raise ApiError(400, message, _field_of(where), "unsupported_content")
+    return _text(f"{where}.text", block.get("text"))
+
+
+def _text(where: str, value: object) -> str:
+    if not isinstance(value, str):
+        raise ApiError(400, f"{where} must be a text", _field_of(where), "invalid_value")
+    return value
+
+
+def _kind_of(block: object) -> str:
+    return str(block.get("type", "")) if isinstance(block, dict) else ""
+
+
+def _field_of(where: str) -> str:
+    return where.split("[")[0].split(".")[0]

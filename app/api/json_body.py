@@ -1,0 +1,103 @@
+"""Values that JSON's syntax lets through and that are none: NaN, infinities, half of a surrogate pair.
+
+They are refused once for all routes, before a model of the request is made: further on, each would be met by a
+tokenizer, a template or the reply that repeats it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from fastapi import Request
+
+from app.api.errors import ApiError
+
+MAX_PLACE_CHARS = 200
+MAX_LOOKED_AT = 100_000  # values, in search of the wrong one
+
+
+async def check_body(request: Request) -> None:
+    """The dependency by which every route has its body checked.
+
+    Raises:
+        ApiError: 400, as `check_json`.
+    """
+    # only what FastAPI has read: a body that no route waits for may never come
+    if request.method == "POST" and "json" in request.headers.get("content-type", ""):
+        try:
+            body = await request.json()  # parsed already, and kept
+        except (ValueError, RecursionError):
+            return  # no JSON: the route says what it wants
+        check_json(body)
+
+
+def check_json(body: object) -> None:
+    """Refuse a body that could not be written as JSON again.
+
+    Raises:
+        ApiError: 400 naming the place of the value, as in messages[0].content.
+    """
+    try:
+        check_values(body)
+    except RecursionError:
+        raise ApiError(400, "the body is nested too deeply", code="invalid_json") from None
+    except ValueError:
+        place, reason = _find_wrong(body)
+        place = place[:MAX_PLACE_CHARS]
+        param = re.split(r"[.\[]", place)[0] or None
+        raise ApiError(400, f"{place or 'the body'}{reason}", param, "invalid_value") from None
+
+
+def check_values(value: object) -> None:
+    """Write a value as JSON would have it, in C: the cheapest walk over a large one.
+
+    Raises:
+        ValueError: a number in it is not finite, or a text is not Unicode.
+        RecursionError: it is nested too deeply.
+    """
+    json.dumps(value, ensure_ascii=False, allow_nan=False, check_circular=False).encode()
+
+
+def _find_wrong(body: object) -> tuple[str, str]:
+    """Where the first wrong value is, and what is wrong with it."""
+    names: list[str] = []  # of the open containers
+    levels: list[Iterator[tuple[str, Any]]] = [iter([("", body)])]
+    for _ in range(MAX_LOOKED_AT):
+        found = next(levels[-1], None)
+        if found is None:
+            levels.pop()
+            names.pop()
+            continue
+        name, value = found
+        if reason := _refuse(value):
+            return "".join([*names, name]).removeprefix("."), reason
+        if isinstance(value, dict):
+            names.append(name)
+            levels.append((f".{key}", inner) for key, inner in value.items())
+        elif isinstance(value, list):
+            names.append(name)
+            levels.append((f"[{i}]", inner) for i, inner in enumerate(value))
+    return "", " holds a number that is not finite, or half of a surrogate pair"
+
+
+def _refuse(value: object) -> str:
+    match value:
+        case float() if not math.isfinite(value):
+            return f"={value} must be a finite number"
+        case str() if _is_torn(value):
+            return " holds half of a surrogate pair, which is no text"
+        case dict() if any(_is_torn(key) for key in value):
+            return " has a name with half of a surrogate pair, which is no text"
+    return ""
+
+
+def _is_torn(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return True
+    return False

@@ -1,0 +1,40 @@
+"""Which token ids end a text: the tokenizer's own, and those that the checkpoint names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from engine.errors import ConfigError
+from engine.model.checkpoint import read_json_object, resolve_checkpoint
+
+_FILES = ("generation_config.json", "config.json")  # the first that names any counts
+_KEY = "eos_token_id"
+
+
+def read_eos_token_ids(path_or_name: str | Path, own: int | None = None) -> tuple[int, ...]:
+    """Return the ids that end a text of this checkpoint, each once.
+
+    Args:
+        path_or_name: folder or hub name of the checkpoint, which may lack both files.
+        own: the tokenizer's; comes first.
+
+    Raises:
+        ConfigError: no such checkpoint, or a file whose ids are none.
+    """
+    folder = resolve_checkpoint(path_or_name, _FILES)
+    ids = [] if own is None else [own]
+    for path in [folder / name for name in _FILES if (folder / name).is_file()]:
+        value = read_json_object(path).get(_KEY)
+        if value is not None:
+            ids += _check(value, path)
+            break
+    return tuple(dict.fromkeys(ids))
+
+
+def _check(value: Any, path: Path) -> list[int]:
+    ids = value if isinstance(value, list) else [value]
+    for token_id in ids:
+        if isinstance(token_id, bool) or not isinstance(token_id, int) or token_id < 0:
+            raise ConfigError(f"{path}: {_KEY}={value!r} must be an integer of at least 0, or a list of them")
+    return ids

@@ -1,0 +1,82 @@
+"""What follows from patterns that no engine enforces, for their look-around, word borders and back references.
+
+`^(?=X)(?!Y)Z$` says that a text matches Z and begins with an X and with no Y. So it matches Z alone and `^X` alone,
+which an engine can enforce; and once a text has begun with a Y, nothing that is added makes it match.
+"""
+
+import re
+from functools import lru_cache
+from typing import NamedTuple
+
+# Escapes and classes, in which brackets mean nothing; repetitions; look-around; other brackets.
+_TOKENS = re.compile(
+    r"""\\(?P<border>[bB]) | \\(?P<reference>[1-9]\d*|k<\w+>) | \\. | \[\^?\]?(?:[^\]\\]|\\.)*\]
+    | (?P<times>(?:[*+?]|\{\d+(?:,\d*)?\})\??) | (?P<around>\(\?<?[=!]) | (?P<open>\() | (?P<close>\)) | .""",
+    re.VERBOSE | re.DOTALL,
+)
+# What takes the place of assertions and of back references.
+NOTHING, ANYTHING = "(?:)", r"(?:[\s\S]*)"
+# Of these a longer text may undo what a shorter one matched.
+_END = re.compile(r"\$|\\[bBzZ]|\(\?<?[=!]")
+
+
+class LookAhead(NamedTuple):
+    """What has to follow the start of a text, or must not."""
+
+    pattern: str
+    is_negative: bool
+
+
+def remove_assertions(pattern: str) -> str:
+    """Return a pattern without look-around and word borders, and with anything for what was matched before.
+
+    It matches all that the pattern matches.
+    """
+    kept: list[str] = []
+    depth, removed_at = 0, None
+    for token in _TOKENS.finditer(pattern):
+        depth += bool(token["open"] or token["around"])
+        # A repetition goes with what it repeats; not all engines take one of nothing.
+        if removed_at is None and not (token["times"] and kept and kept[-1] == NOTHING):
+            if token["around"]:
+                removed_at = depth
+            is_removed = token["around"] or token["border"]
+            kept.append(NOTHING if is_removed else ANYTHING if token["reference"] else token[0])
+        elif token["close"] and depth == removed_at:
+            removed_at = None
+        depth -= bool(token["close"])
+    return "".join(kept)
+
+
+def list_look_aheads(pattern: str) -> list[LookAhead]:
+    """Return the look-aheads that every match begins with: those behind the `^` of a pattern without alternatives."""
+    if not pattern.startswith("^"):
+        return []
+    found: list[LookAhead] = []
+    depth, start, is_leading = 0, 0, True
+    for token in _TOKENS.finditer(pattern, 1):
+        if depth == 0:
+            if token[0] == "|":
+                return []
+            is_leading &= token["around"] in ("(?=", "(?!")
+            start = token.end()
+        depth += bool(token["open"] or token["around"]) - bool(token["close"])
+        if token["close"] and depth == 0 and is_leading:
+            if pattern[token.end() : token.end() + 1] in ("*", "+", "?", "{"):
+                is_leading = False
+            else:
+                found.append(LookAhead(pattern[start : token.start()], pattern[start - 1] == "!"))
+    return found
+
+
+def find_guides(pattern: str) -> list[str]:
+    """Return patterns without assertions that a text which matches this one matches too."""
+    wanted = [f"^(?:{ahead.pattern})" for ahead in list_look_aheads(pattern) if not ahead.is_negative]
+    return list(dict.fromkeys(map(remove_assertions, [pattern, *wanted])))
+
+
+@lru_cache(maxsize=1024)
+def find_excluded_starts(pattern: str) -> tuple[str, ...]:
+    """Return patterns for whole texts: what matches one of them does not match this one, whatever is added."""
+    excluded = (ahead.pattern for ahead in list_look_aheads(pattern) if ahead.is_negative)
+    return tuple(f"(?:{part})(?s:.*)" for part in excluded if not _END.search(part))

@@ -1,0 +1,169 @@
+"""Refusals tell the whole place of what is wrong, in the names of the route that was asked."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import pytest
+
+from app.api.errors import ApiError, scrub
+from app.api.own_names import own_names
+from engine import InvalidRequest
+from grammar import GrammarError, InvalidGrammar, UnsupportedGrammar
+from tests.app.api.harness import CHAT, Server, Start
+from tests.fakes import FakeEngine
+
+USER = {"role": "user", "content": "x"}
+TOOL = {"type": "function", "name": "f", "parameters": {"type": "object"}}
+
+
+PLACE = "/properties/a/properties/b"
+REFUSALS = [
+    InvalidGrammar(f"$ref at {PLACE} points to #/x, which is not a schema", PLACE),
+    UnsupportedGrammar(PLACE, "$dynamicRef", "it is never known before"),
+]
+
+
+@pytest.mark.parametrize("refusal", REFUSALS, ids=lambda error: type(error).__name__)
+async def test_a_refused_grammar_is_told_with_its_pointer_on_every_route(
+    start: Start, refusal: GrammarError
+) -> None:
+    server = await start(FakeEngine(reject=refusal))
+    for path, body in (
+        ("/v1/chat/completions", CHAT),
+        ("/v1/responses", {"input": "x"}),
+        ("/v1/messages", CHAT | {"max_tokens": 5}),
+    ):
+        status, reply = await server.post(path, body)
+        error = reply["error"]
+        assert (status, error["pointer"]) == (400, PLACE), reply
+        assert error["message"] == str(refusal) and error["reason"] in str(refusal)
+
+
+async def test_a_malformed_schema_is_told_with_its_pointer(server: Server) -> None:
+    level = {"type": "object", "properties": {"b": {"type": "strin"}}}
+    schema = {"type": "object", "properties": {"a": level}}
+    asked = {"type": "json_schema", "json_schema": {"name": "r", "schema": schema}}
+    status, reply = await server.chat(response_format=asked)
+    assert (status, reply["error"]["code"]) == (400, "invalid_grammar")
+    assert reply["error"]["pointer"] == f"{PLACE}/type"
+    assert f"malformed at {PLACE}/type" in reply["error"]["message"]
+    tag = {"type": "structural_tag", "format": {"type": "json_schema", "json_schema": schema}}
+    _, reply = await server.chat(response_format=tag)
+    assert reply["error"]["pointer"].endswith(f"{PLACE}/type"), reply
+
+
+def test_a_pointer_survives_the_way_between_processes() -> None:
+    error = pickle.loads(pickle.dumps(InvalidGrammar("wrong", "/a")))
+    assert (str(error), error.pointer) == ("wrong", "/a")
+
+
+async def test_our_own_routes_and_names_are_told_whole(server: Server) -> None:
+    _, reply = await server.post("/v1/responses", {"input": "x", "top_logprobs": 3})
+    assert "use /v1/chat/completions for logprobs" in reply["error"]["message"]
+    _, reply = await server.chat(model="/models/of/mine")
+    assert "'/models/of/mine'" in reply["error"]["message"]
+    _, reply = await server.post("/v1/nothing/here", {})
+    assert reply["error"]["message"] == "there is no route /v1/nothing/here for POST"
+
+
+async def test_half_of_a_surrogate_pair_in_a_text_of_json_is_a_400(server: Server) -> None:
+    torn = r'{"type": "\ud800"}'
+    for fields in ({"structured_outputs": {"json": torn}}, {"guided_json": torn}):
+        status, reply = await server.chat(**fields)
+        assert (status, reply["error"]["code"]) == (400, "invalid_grammar"), reply
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": torn}}
+    status, reply = await server.chat(messages=[USER, {"role": "assistant", "tool_calls": [call]}])
+    assert status == 400
+    assert reply["error"]["message"].startswith("messages[1].tool_calls[0].function.arguments must be")
+
+
+def test_what_a_system_says_loses_its_paths() -> None:
+    assert scrub("no file /usr/lib/x.so at 0x7f001122") == "no file ... at ..."
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"stop": [1]}, "stop.0=1: Input should be a valid string"),
+        ({"stop": 5}, "stop=5 must be a text or a list"),
+        ({"stop": ["a"] * 2000}, "stop=(list of 2000): List should have at most"),
+        ({"tool_choice": 5}, "tool_choice=5 must be a text or an object"),
+        ({"guided_json": [1]}, "guided_json=(list of 1) must be an object or true or false or a text"),
+        ({"structured_outputs": {"json": 5}}, "structured_outputs.json=5 must be an object or"),
+        ({"logit_bias": {"str": "x"}}, "logit_bias.str='x': Input should be a valid number"),
+    ],
+)
+async def test_a_field_of_several_kinds_is_told_in_the_kind_that_came(
+    server: Server, fields: dict[str, Any], message: str
+) -> None:
+    status, reply = await server.chat(**fields)
+    assert status == 400
+    assert reply["error"]["message"].startswith(message)
+    assert reply["error"]["param"] == next(iter(fields))
+
+
+CALL = {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"}
+RESULT = {"type": "function_call_output", "call_id": "1", "output": "x"}
+IMAGE = [{"type": "input_image", "image_url": "x"}]
+NONE: dict[str, Any] = {"instructions": "s", "input": "x"}
+RESPONSES: list[tuple[dict[str, Any], str]] = [
+    ({"input": []}, "input=(list of 0): List should have at least 1 item"),
+    ({"input": 3}, "input=3 must be a text or a list"),
+    ({"input": [{"role": "user", "content": IMAGE}]}, "input[0].content[0]: only text parts"),
+    ({"input": [{"type": "reasoning"}, {"role": "bogus", "content": "x"}]}, "input[1].role='bogus' must be"),
+    ({"input": [USER, CALL | {"arguments": "["}]}, "input[1].arguments must be the text of a JSON object"),
+    ({"input": [USER, CALL, CALL | {"name": 5}]}, "input[2].name must be a text"),
+    ({"input": [USER, CALL, CALL | {"call_id": None}]}, "input[2].call_id must be a text"),
+    ({"input": [CALL, RESULT | {"output": 5}]}, "input[1].output must be a text or a list"),
+    ({"input": [CALL, RESULT | {"call_id": 5}]}, "input[1].call_id must be a text"),
+    ({"tools": [TOOL | {"name": "a b"}]}, "tools[0].name must be 1 to 64"),
+    ({"tools": [TOOL, TOOL | {"parameters": 5}]}, "tools[1].parameters must be a JSON Schema"),
+    ({"tools": [{"name": "f"}]}, 'tools[0] must be {"type": "function", "name": ..., "parameters": ...}'),
+    (
+        {"tools": [TOOL], "tool_choice": {"name": "f"}},
+        'tool_choice must be {"type": "function", "name": ...}',
+    ),
+    ({"max_output_tokens": 2, "min_tokens": 3}, "min_tokens=3 must not exceed max_output_tokens=2"),
+    ({"guided_jsonn": {}}, "guided_jsonn is not a field of this API; use text or structured_outputs"),
+    ({"max_completion_tokens": 5}, "max_completion_tokens is not a field of this route"),
+    ({"reasoning": {"effort": "much"}}, "reasoning.effort='much': Input should be 'none'"),
+    (
+        {
+            "tools": [TOOL],
+            "tool_choice": "required",
+            "text": {"format": {"type": "json_schema", "name": "p", "schema": {"type": "object"}}},
+        },
+        "tools and text cannot both shape one answer",
+    ),
+]
+
+
+@pytest.mark.parametrize(("fields", "message"), RESPONSES, ids=lambda value: str(value)[:40])
+async def test_responses_are_refused_in_their_own_words(
+    server: Server, fields: dict[str, Any], message: str
+) -> None:
+    status, reply = await server.post("/v1/responses", NONE | fields)
+    assert status == 400
+    assert reply["error"]["message"].startswith(message), reply["error"]["message"]
+    assert reply["error"]["param"].split(".")[0] in fields
+
+
+@pytest.mark.parametrize(
+    ("message", "param", "told"),
+    [
+        ("messages[1].content[0]: no", "messages", "input[0].content[0]: no"),
+        ("messages[11].content: no", "messages", "input[11].content: no"),
+        ("messages[2].content must be", "messages", "input[1].output must be"),
+        ("the messages are too many", "messages", "the messages are too many"),
+        ("stop has 20 entries", "stop", "stop_sequences has 20 entries"),
+        ("seed: stop max_tokens=1", "seed", "seed: stop limit=1"),
+    ],
+)
+def test_the_longest_place_that_fits_is_renamed(message: str, param: str, told: str) -> None:
+    renamed = {"messages": "input", "messages[1]": "input[0]", "messages[2].content": "input[1].output"}
+    more = {"stop": "stop_sequences", "max_tokens": "limit"}
+    with pytest.raises((ApiError, InvalidRequest)) as caught, own_names(renamed | more):
+        raise InvalidRequest(message, param)
+    assert str(caught.value) == told

@@ -1,0 +1,87 @@
+"""LLM: what its two calls take, hand on and refuse."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from engine import LLM, InvalidRequest, SamplingParams
+
+GREEDY = SamplingParams(max_tokens=3, temperature=0, ignore_eos=True)
+CHAT = [{"role": "user", "content": "hello " * 40}]
+
+
+@pytest.fixture(scope="module")
+def llm(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
+    folder = tmp_path_factory.mktemp("chat") / "model"
+    shutil.copytree(checkpoint, folder)
+    (folder / "chat_template.jinja").write_text("{{ messages[0].content }}{{ mood }}")
+    with LLM(str(folder), num_blocks=400, max_num_seqs=32, num_threads=1, max_num_waiting=10) as llm:
+        yield llm
+
+
+def chat_cached(llm: LLM, salt: str | None) -> int:
+    return llm.chat(CHAT, GREEDY, use_tqdm=False, cache_salt=salt)[0].num_cached_tokens
+
+
+def test_a_chat_has_a_salt_of_its_own(llm: LLM) -> None:
+    cached = [chat_cached(llm, salt) for salt in ("a", "b", "a", "b", None)]
+    assert cached[0] == cached[1] == cached[4] == 0
+    assert cached[2] == cached[3] > 0
+
+
+def test_a_chat_has_a_priority(llm: LLM) -> None:
+    assert llm.chat(CHAT, GREEDY, use_tqdm=False, priority=-3)[0].finished
+    with pytest.raises(InvalidRequest, match="priority='high' must be an integer"):
+        llm.chat(CHAT, GREEDY, use_tqdm=False, priority="high")  # type: ignore[arg-type]
+
+
+def test_a_misspelt_option_of_a_chat_is_an_error(llm: LLM) -> None:
+    with pytest.raises(TypeError, match="cache_slat"):
+        llm.chat(CHAT, GREEDY, cache_slat="a")  # type: ignore[call-arg]
+
+
+def test_template_variables_have_a_place_of_their_own(llm: LLM) -> None:
+    plain, glad = (
+        llm.chat(CHAT, GREEDY, use_tqdm=False, chat_template_kwargs=variables)[0].prompt_token_ids
+        for variables in (None, {"mood": "glad"})
+    )
+    assert len(glad) > len(plain)
+    wrong: Any = ["mood"]
+    with pytest.raises(InvalidRequest, match="chat_template_kwargs must be a mapping, not list"):
+        llm.chat(CHAT, GREEDY, chat_template_kwargs=wrong)
+
+
+@pytest.mark.parametrize("wrong", [{"max_tokens": 3}, "greedy", 5, [GREEDY, {"max_tokens": 3}]])
+def test_parameters_of_another_type_are_refused(wrong: Any, llm: LLM) -> None:
+    with pytest.raises(InvalidRequest, match="must be a SamplingParams or a list of them, not") as caught:
+        llm.generate(["a", "b"], wrong, use_tqdm=False)
+    assert caught.value.param == "sampling_params"
+
+
+def test_an_array_of_ids_is_one_prompt(llm: LLM) -> None:
+    (plain,) = llm.generate([5, 6, 7], GREEDY, use_tqdm=False)
+    for ids in (np.array([5, 6, 7]), [np.array([5, 6, 7])], list(np.array([5, 6, 7]))):
+        (output,) = llm.generate(ids, GREEDY, use_tqdm=False)
+        assert output.outputs[0].token_ids == plain.outputs[0].token_ids
+
+
+def test_more_completions_than_may_ever_wait_are_no_case_for_later(llm: LLM) -> None:
+    with pytest.raises(
+        InvalidRequest, match="n=11 must be at most 10, the engine's max_num_waiting"
+    ) as caught:
+        llm.generate("a", SamplingParams(n=11), use_tqdm=False)
+    assert caught.value.param == "n"
+    assert llm.stats().num_rejected == 0
+
+
+def test_a_salt_that_is_no_text_ends_nothing_but_its_request(llm: LLM) -> None:
+    with pytest.raises(InvalidRequest, match="cache_salt"):
+        llm.generate("a", GREEDY, use_tqdm=False, cache_salt="\ud800")
+    assert llm.generate("a", GREEDY, use_tqdm=False)[0].finished
+    assert llm.stats().num_restarts == 0

@@ -1,0 +1,185 @@
+"""What is left to residual checks leaves guides behind, so that texts do not run into places without a way on."""
+
+import json
+import random
+
+import pytest
+
+from grammar import GrammarSpec, InvalidGrammar, SchemaValidator
+from grammar.regex_assertions import find_excluded_starts, find_guides, list_look_aheads, remove_assertions
+from tests.grammar.vocabularies import accepts, allowed_tokens, walk
+
+PASSWORD = "^(?=.*[0-9])(?=.*[A-Z])[A-Za-z0-9]{4,8}$"
+MAIL = r"^(?!\.)(?!.*\.\.)[A-Za-z0-9.]*[A-Za-z0-9]@[a-z]{2,}$"
+ODD_ONES = [{"multipleOf": 3}, {"multipleOf": 5}]
+
+
+def make_object(properties, required=(), **others):
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": list(required),
+        "additionalProperties": False,
+        **others,
+    }
+
+
+GUIDED = {
+    "one of a few integers excluded": {"type": "integer", "minimum": 1, "maximum": 12, "not": {"const": 7}},
+    "exclusive bounds": {"type": "integer", "exclusiveMinimum": 0, "exclusiveMaximum": 9, "not": {"enum": [1, 8]}},
+    "zero excluded": {"type": "integer", "not": {"const": 0}},
+    "zero excluded beside null": {"type": ["integer", "null"], "not": {"const": 0}},
+    "excluded in a long range": {"type": "integer", "minimum": 1, "maximum": 1000, "not": {"enum": [100, 500]}},
+    "one of two steps": {"type": "integer", "minimum": 0, "maximum": 30, "oneOf": ODD_ONES},
+    "one of two steps below a bound": {"type": "integer", "maximum": 30, "oneOf": ODD_ONES},
+    "steps of typed branches": {"maximum": 30, "oneOf": [{"type": "integer", **branch} for branch in ODD_ONES]},
+    "steps under a condition": {
+        "type": "integer", "minimum": 1, "maximum": 40,
+        "if": {"minimum": 10}, "then": {"multipleOf": 10}, "else": {"multipleOf": 3},
+    },
+    "a bound decides on another property": make_object(
+        {"age": {"type": "integer"}, "guardian": {"type": ["string", "null"]}}, ["age", "guardian"],
+        **{"if": {"properties": {"age": {"maximum": 17}}}, "then": {"properties": {"guardian": {"type": "string"}}}},
+    ),
+    "a boolean decides on another property": make_object(
+        {"c": {"type": "boolean"}, "v": {"type": ["integer", "null"]}}, ["c"],
+        **{"if": {"properties": {"c": {"const": True}}}},
+        then={"required": ["v"], "properties": {"v": {"type": "integer"}}},
+    ),
+    "the presence of a property types another": make_object(
+        {"a": {"type": "null"}, "b": {}},
+        dependentSchemas={"a": {"properties": {"b": {"type": "integer"}}, "required": ["b"]}},
+    ),
+    "look-ahead": make_object({"p": {"type": "string", "pattern": PASSWORD}}, ["p"]),
+    "names with look-ahead": {
+        "type": "object", "propertyNames": {"pattern": "^(?!x)[a-z]{1,3}$"},
+        "additionalProperties": {"type": "integer"},
+    },
+    "patterns of names with look-ahead": {
+        "type": "object", "additionalProperties": False, "properties": {"xyzz": {"type": "null"}},
+        "patternProperties": {"^(?!x)[a-z]{1,3}$": {"type": "integer"}},
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", GUIDED)
+def test_a_walk_through_a_guided_schema_meets_no_dead_end(merged_compiler, name):
+    compiled = merged_compiler.compile(GrammarSpec.json_schema(GUIDED[name]))
+    assert any(entry.enforced_by == "residual" for entry in compiled.plan)
+    validator = SchemaValidator(GUIDED[name])
+    num_texts = 0
+    for seed in range(60):
+        text = walk(compiled.matcher(), merged_compiler.vocabulary, random.Random(seed), num_free=30)
+        if text is not None:
+            assert validator.first_error(json.loads(text)) is None, text
+            num_texts += 1
+    assert num_texts > 50
+
+
+@pytest.mark.parametrize(
+    ("name", "texts"),
+    [
+        ("zero excluded", ["-1", "1", "70", "-66", "10000", "-100000"]),
+        ("one of two steps below a bound", ["30", "15", "-15", "3", "5", "-99", "-100", "-500"]),
+        ("excluded in a long range", ["1", "99", "100", "101", "500", "1000", "1001"]),
+        ("a bound decides on another property", ['{"age": 17, "guardian": null}', '{"age": 18, "guardian": null}',
+                                                 '{"age": 17, "guardian": "x"}']),
+        ("the presence of a property types another", ["{}", '{"b": "x"}', '{"a": null, "b": 1}',
+                                                      '{"a": null, "b": "x"}', '{"a": null}']),
+        ("look-ahead", ['{"p": "Ab3c"}', '{"p": "3BCD"}', '{"p": "abc3"}', '{"p": "ABCD"}', '{"p": "A3"}']),
+        ("names with look-ahead", ['{"a": 1, "bx": 2}', '{"x": 1}', '{"abcd": 1}', '{"a": "b"}']),
+        ("patterns of names with look-ahead", ['{"xyzz": null, "a": 1}', '{"xa": 1}', '{"a": null}', '{"A": 1}']),
+    ],
+)  # fmt: skip
+def test_guides_leave_out_nothing_valid(byte_compiler, name, texts):
+    compiled = byte_compiler.compile(GrammarSpec.json_schema(GUIDED[name]))
+    validator = SchemaValidator(GUIDED[name])
+    for text in texts:
+        is_valid = validator.first_error(json.loads(text)) is None
+        assert accepts(compiled.matcher(), byte_compiler.vocabulary, text) == is_valid, text
+
+
+def feed(compiler, schema, text):
+    """Return a matcher behind as much of a text as is accepted, and how much that is."""
+    matcher = compiler.compile(GrammarSpec.json_schema(schema)).matcher()
+    for place, byte in enumerate(text.encode()):
+        if not allowed_tokens(matcher, compiler.vocabulary) or not matcher.accept_token(byte):
+            return matcher, place
+    return matcher, len(text)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "text", "num_accepted"),
+    [
+        (PASSWORD, "! no password", 0),
+        (PASSWORD, "Abcdefgh", 7),
+        (r"\bfo{2}\b|-", "foo", 3),
+        (r"^(['a])b{2}\1$", "abba", 4),
+        (r"^(?:(?=a)a|b)$", "c", 0),
+        (r"^\(?(?!\))[(?=!]{2}(?<=\?)$", "(??", 3),
+    ],
+)
+def test_the_classes_and_lengths_of_a_pattern_hold_beside_look_around(
+    byte_compiler, pattern, text, num_accepted
+):
+    assert feed(byte_compiler, {"type": "string", "pattern": pattern}, f'"{text}')[1] == num_accepted + 1
+
+
+@pytest.mark.parametrize("wrap", [lambda schema: schema, lambda schema: {"type": "array", "items": schema}])
+def test_a_string_that_nothing_can_complete_ends(byte_compiler, wrap):
+    schema = wrap({"type": "string", "pattern": MAIL})
+    start = "" if "pattern" in schema else "["
+    good, _ = feed(byte_compiler, schema, f'{start}"a.b@cd"')
+    assert good.error is None
+    for text in (".", "a..", "é"):
+        matcher, place = feed(byte_compiler, schema, f'{start}"{text}abc@cd"')
+        if text == "é":
+            assert matcher.error is None and place == len(start) + 1
+        else:
+            assert not allowed_tokens(matcher, byte_compiler.vocabulary)
+            assert matcher.error == f"dead end: no way on satisfies pattern at {'/items' if start else '#'}"
+            assert place == len(start) + 1 + len(text)
+            matcher.rollback(1)
+            assert matcher.error is None and allowed_tokens(matcher, byte_compiler.vocabulary)
+
+
+def test_names_that_nothing_can_complete_end(byte_compiler):
+    schema = {"type": "object", "propertyNames": {"pattern": "^(?!x)[a-z]+$"}}
+    matcher, place = feed(byte_compiler, schema, '{"xabc')
+    assert place == 3 and matcher.error.startswith("dead end: no way on satisfies propertyNames")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "without", "guides", "excluded"),
+    [
+        ("^a$", "^a$", [], ()),
+        ("^(?=a)b$", "^(?:)b$", ["^(?:a)"], ()),
+        ("^(?=a(?!b))b", "^(?:)b", ["^(?:a(?:))"], ()),
+        ("^(?!a)(?!b$)c", "^(?:)(?:)c", [], ("(?:a)(?s:.*)",)),
+        ("^(?=a)?(?!b)c", "^(?:)(?:)c", [], ()),
+        ("^(?=a){0,2}?(?!b)[(?:)?]{2}", "^(?:)(?:)[(?:)?]{2}", [], ()),
+        ("^(?!a)b|c", "^(?:)b|c", [], ()),
+        ("^(?=(a|b)[)|])c", "^(?:)c", ["^(?:(a|b)[)|])"], ()),
+        ("(?!a)b", "(?:)b", [], ()),
+        (r"\((?<=a)[\](?=]\b\\b", r"\((?:)[\](?=](?:)\\b", [], ()),
+        (r"(a)\1\\1", r"(a)(?:[\s\S]*)\\1", [], ()),
+    ],
+)
+def test_what_follows_from_a_pattern_with_assertions(pattern, without, guides, excluded):
+    assert remove_assertions(pattern) == without
+    assert find_guides(pattern) == [without, *guides]
+    assert find_excluded_starts(pattern) == excluded
+    assert all(ahead.pattern in pattern for ahead in list_look_aheads(pattern))
+
+
+@pytest.mark.parametrize(
+    ("schema", "words"),
+    [
+        ({"type": "integer", "minimum": 1, "maximum": 1, "not": {"const": 1}}, "nothing is left by 'not' at #"),
+        ({"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 1, "maximum": 2, "not": {}}},
+         "nothing is left by 'not' at /items"),
+    ],
+)  # fmt: skip
+def test_a_contradiction_is_told_by_what_the_user_wrote(byte_compiler, schema, words):
+    with pytest.raises(InvalidGrammar, match=f"^no text satisfies the schema: {words}: .+"):
+        byte_compiler.compile(GrammarSpec.json_schema(schema))
