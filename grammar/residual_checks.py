@@ -1,12 +1,13 @@
 """The checks of one document: which of them a complete value fails."""
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
 from .json_schema.check import Check
 from .json_schema.loosen import find_at
 from .json_schema.sites import Site
-from .linear_pattern import read_pattern
+from .linear_pattern import LinearPattern, read_pattern
 from .regex_assertions import find_excluded_starts
 from .validator import SchemaValidator
 
@@ -17,6 +18,7 @@ class ResidualChecks:
     def __init__(self, schema: dict[str, Any]) -> None:
         self._schema = schema
         self._validators: dict[str, SchemaValidator] = {"": SchemaValidator(schema)}
+        self._excluded: dict[Check, tuple[LinearPattern, ...]] = {}
 
     def find_violation(self, site: Site, value: bytes, before: bytes) -> Check | None:
         """Return the first check that a complete value fails.
@@ -37,20 +39,29 @@ class ResidualChecks:
         Args:
             content: what stands of the string, behind its quote.
         """
+        excluded = [(check, pattern) for check in site.checks for pattern in self._excluded_starts(check)]
+        if not excluded:
+            return None
         try:
             text = json.loads(b'"%b"' % content, strict=False)
         except ValueError:
             # It ends in the middle of a character or an escape, and there will be more.
             return None
-        return next((check for check in site.checks if self._is_doomed(check, text)), None)
+        return next((check for check, pattern in excluded if pattern.matches(text)), None)
 
-    def _is_doomed(self, check: Check, text: str) -> bool:
+    def _excluded_starts(self, check: Check) -> tuple[LinearPattern, ...]:
+        """Return the patterns of texts with which no string may begin that passes the check."""
+        found = self._excluded.get(check)
+        if found is None:
+            found = self._excluded[check] = tuple(self._read_excluded_starts(check))
+        return found
+
+    def _read_excluded_starts(self, check: Check) -> Iterator[LinearPattern]:
         schema = {} if check.is_alone or check.is_distinct else find_at(self._schema, check.pointer)
         # Beside a reference a pattern asserts nothing in the older drafts.
-        if not isinstance(schema, dict) or "pattern" not in schema or "$ref" in schema:
-            return False
-        patterns = map(read_pattern, find_excluded_starts(schema["pattern"]))
-        return any(pattern is not None and pattern.matches(text) for pattern in patterns)
+        if isinstance(schema, dict) and "pattern" in schema and "$ref" not in schema:
+            patterns = map(read_pattern, find_excluded_starts(schema["pattern"]))
+            yield from (pattern for pattern in patterns if pattern is not None)
 
     def _passes(self, check: Check, instance: Any, before: bytes) -> bool:
         if check.is_distinct:
