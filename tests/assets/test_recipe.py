@@ -7,6 +7,7 @@ from random import Random
 import jsonschema_rs
 import pytest
 import torch
+from safetensors.torch import save_file
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer, Qwen3ForCausalLM
 
@@ -26,7 +27,7 @@ from assets.demo_model.recipe.examples import (
     share_beginning,
     write_answer,
 )
-from assets.demo_model.recipe.export import export_checkpoint
+from assets.demo_model.recipe.export import average_masters, export_checkpoint
 from assets.demo_model.recipe.invented import invent
 from assets.demo_model.recipe.kinds import KINDS
 from assets.demo_model.recipe.longer import lengthen
@@ -274,6 +275,19 @@ def test_a_few_steps_lower_the_loss_and_a_restored_state_goes_on_alike() -> None
     copy = Optimizer(other)
     copy.restore(optimizer.state(), optimizer.num_steps)
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
+
+
+def test_the_mean_of_states_is_that_of_their_float32_weights(tmp_path: Path) -> None:
+    paths = [tmp_path / name for name in ("a", "b")]
+    for number, path in enumerate(paths):
+        weight = torch.full((2, 3), 1.0 + 2 * number)
+        save_file({"master.w": weight, "momentum.w": torch.zeros(2, 3)}, path)
+    assert {name: weight.tolist() for name, weight in average_masters(paths).items()} == {
+        "w": [[2.0] * 3] * 2
+    }
+    save_file({"master.w": torch.zeros(3, 2)}, paths[1])
+    with pytest.raises(ValueError, match="holds other weights"):
+        average_masters(paths)
 
 
 def test_orthogonalized_updates_have_singular_values_near_one() -> None:
