@@ -48,8 +48,9 @@ class Tracer:
         tokenizer = self.engine.tokenizer
         if tokenizer is None:
             raise RuntimeError("a trace needs a tokenizer")
-        token_bytes = tokenizer.token_bytes(self.engine.model_config.vocab_size)
-        return GrammarCompiler(Vocabulary(token_bytes, tokenizer.eos_token_ids), num_threads=1)
+        vocab_size = self.engine.model_config.vocab_size
+        ends = [token_id for token_id in tokenizer.eos_token_ids if token_id < vocab_size]
+        return GrammarCompiler(Vocabulary(tokenizer.token_bytes(vocab_size), ends), num_threads=1)
 
     def _describe(self, position: TokenLogprobs, allowed: list[int], vocab_size: int) -> Step:
         tokenizer = self.engine.tokenizer
