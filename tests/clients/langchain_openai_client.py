@@ -39,7 +39,9 @@ def main() -> None:
             .invoke("Ada is 36.")
         )
         assert isinstance(person, Person), (method, person)
-    called = chat.bind_tools([weather], tool_choice="weather").invoke("How is the weather in Ghent for 3 days?")
+    called = chat.bind_tools([weather], tool_choice="weather").invoke(
+        "How is the weather in Ghent for 3 days?"
+    )
     assert set(called.tool_calls[0]["args"]) >= {"days", "is_warm"}, called
     responses = ChatOpenAI(**settings, max_tokens=60, use_responses_api=True)
     assert responses.invoke("Hello! Who are you?").text == answer.content
