@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 import pytest
 import torch
 
-from engine import Engine, EngineConfig, EngineDead, EngineSleeping, InvalidRequest, SamplingParams
+from engine import (
+    Engine,
+    EngineConfig,
+    EngineDead,
+    EngineSleeping,
+    InvalidRequest,
+    RequestOutput,
+    SamplingParams,
+)
 from engine.model import load_model
 from engine.worker.model_runner import ModelRunner
 from engine.worker.moving import list_tensors, move_tensors
@@ -33,6 +41,15 @@ async def answer_all(engine: Engine) -> list[Any]:
         last = [output async for output in engine.generate("Once upon a time", params)][-1]
         outputs.append((last.outputs[0].token_ids, last.outputs[0].logprobs))
     return outputs
+
+
+async def begin_to_sleep(engine: Engine) -> tuple[AsyncGenerator[RequestOutput], asyncio.Task[bool]]:
+    """A long answer whose first piece is here, and the sleep that waits for its end."""
+    stream = engine.generate("hello", LONG)
+    await anext(stream)
+    falling = asyncio.create_task(engine.sleep())
+    await wait_until(lambda: engine.state == "falling_asleep")
+    return stream, falling
 
 
 def worker_of(engine: Engine) -> Worker:
@@ -75,10 +92,7 @@ async def test_running_requests_end_before_the_engine_sleeps_and_new_ones_are_re
     make_config: MakeConfig,
 ) -> None:
     async with Engine(make_config()) as engine:
-        stream = engine.generate("hello", LONG)
-        await anext(stream)
-        falling = asyncio.create_task(engine.sleep())
-        await wait_until(lambda: engine.state == "falling_asleep")
+        stream, falling = await begin_to_sleep(engine)
         with pytest.raises(EngineSleeping, match="falling asleep: it takes no requests"):
             await anext(engine.generate("hello", LONG))
         with pytest.raises(EngineSleeping):
@@ -102,10 +116,7 @@ async def test_an_impatient_sleep_aborts_what_runs(make_config: MakeConfig) -> N
 
 async def test_a_wake_up_calls_off_a_sleep_that_still_waits(make_config: MakeConfig) -> None:
     async with Engine(make_config()) as engine:
-        stream = engine.generate("hello", LONG)
-        await anext(stream)
-        falling = asyncio.create_task(engine.sleep())
-        await wait_until(lambda: engine.state == "falling_asleep")
+        stream, falling = await begin_to_sleep(engine)
         await engine.wake_up()
         assert await falling is False and engine.state == "ready"
         assert (await anext(stream)).outputs
@@ -116,10 +127,7 @@ async def test_a_sleep_after_one_that_was_called_off_is_another_one(
     make_config: MakeConfig, ends: str
 ) -> None:
     async with Engine(make_config()) as engine:
-        stream = engine.generate("hello", LONG)
-        await anext(stream)
-        first = asyncio.create_task(engine.sleep())
-        await wait_until(lambda: engine.state == "falling_asleep")
+        stream, first = await begin_to_sleep(engine)
         await engine.wake_up()
         second = asyncio.create_task(engine.sleep(is_patient=ends == "later"))
         async with asyncio.timeout(10):
@@ -132,10 +140,7 @@ async def test_a_sleep_after_one_that_was_called_off_is_another_one(
 
 async def test_a_sleep_that_is_cancelled_late_does_not_call_off_the_next_one(make_config: MakeConfig) -> None:
     async with Engine(make_config()) as engine:
-        stream = engine.generate("hello", LONG)
-        await anext(stream)
-        first = asyncio.create_task(engine.sleep())
-        await wait_until(lambda: engine.state == "falling_asleep")
+        stream, first = await begin_to_sleep(engine)
         await engine.wake_up()
         second = asyncio.create_task(engine.sleep(is_patient=False))
         await wait_until(lambda: engine.state == "falling_asleep")
@@ -186,10 +191,7 @@ async def test_a_crash_while_it_waits_ends_the_sleep_with_the_cause(
     make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with Engine(make_config()) as engine:
-        stream = engine.generate("hello", LONG)
-        await anext(stream)
-        falling = asyncio.create_task(engine.sleep())
-        await wait_until(lambda: engine.state == "falling_asleep")
+        stream, falling = await begin_to_sleep(engine)
         with monkeypatch.context() as patch:
             patch.setattr(ModelRunner, "execute", _explode)
             with pytest.raises(EngineDead, match=r"crashed before it could sleep: .* no memory left"):
