@@ -27,7 +27,7 @@ from assets.demo_model.recipe.examples import (
     share_beginning,
     write_answer,
 )
-from assets.demo_model.recipe.export import average_masters, export_checkpoint
+from assets.demo_model.recipe.export import average_states, export_checkpoint
 from assets.demo_model.recipe.invented import invent
 from assets.demo_model.recipe.kinds import KINDS
 from assets.demo_model.recipe.longer import lengthen
@@ -277,17 +277,39 @@ def test_a_few_steps_lower_the_loss_and_a_restored_state_goes_on_alike() -> None
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
 
 
-def test_the_mean_of_states_is_that_of_their_float32_weights(tmp_path: Path) -> None:
+def test_the_running_mean_follows_the_masters_and_survives_a_restart() -> None:
+    model = Decoder(TINY)
+    optimizer = Optimizer(model)
+    seen = []
+    for _ in range(5):
+        model.logits_at(torch.arange(24)[None], torch.arange(24)).square().mean().backward()
+        optimizer.step(1.0)
+        seen.append(optimizer.masters["norm.weight"].clone())
+    torch.testing.assert_close(optimizer.means["norm.weight"], torch.stack(seen).mean(0))
+    assert not torch.equal(seen[0], seen[-1])
+    copy = Optimizer(Decoder(TINY))
+    copy.restore(optimizer.state(), optimizer.num_steps)
+    torch.testing.assert_close(copy.means, optimizer.means, rtol=0, atol=0)
+
+
+def test_logits_at_positions_are_those_of_the_whole_sequence() -> None:
+    torch.manual_seed(3)
+    model = Decoder(TINY)
+    ids = torch.randint(0, 400, (2, 10))
+    positions = torch.tensor([3, 7, 8, 19])
+    whole = torch.nn.functional.linear(model(ids), model.embed_tokens.weight).reshape(20, -1)
+    torch.testing.assert_close(model.logits_at(ids, positions), whole[positions])
+
+
+def test_the_mean_of_states_is_that_of_their_running_means(tmp_path: Path) -> None:
     paths = [tmp_path / name for name in ("a", "b")]
     for number, path in enumerate(paths):
         weight = torch.full((2, 3), 1.0 + 2 * number)
-        save_file({"master.w": weight, "momentum.w": torch.zeros(2, 3)}, path)
-    assert {name: weight.tolist() for name, weight in average_masters(paths).items()} == {
-        "w": [[2.0] * 3] * 2
-    }
-    save_file({"master.w": torch.zeros(3, 2)}, paths[1])
+        save_file({"mean.w": weight, "master.w": weight + 1, "momentum.w": torch.zeros(2, 3)}, path)
+    assert {name: weight.tolist() for name, weight in average_states(paths).items()} == {"w": [[2.0] * 3] * 2}
+    save_file({"mean.w": torch.zeros(3, 2)}, paths[1])
     with pytest.raises(ValueError, match="holds other weights"):
-        average_masters(paths)
+        average_states(paths)
 
 
 def test_orthogonalized_updates_have_singular_values_near_one() -> None:

@@ -27,7 +27,7 @@ class Stage:
 
 # Short prompts teach copying at the lowest cost; the real prompts and the long ones come when there is
 # something to refine. Several documents share a complete schema: it is computed once for all of them.
-STAGES = (Stage(0.36, 220, 0.0, 0.0, 1), Stage(0.62, 1000, 0.03, 0.55, 4), Stage(2.0, 1900, 0.12, 0.6, 4))
+STAGES = (Stage(0.36, 220, 0.0, 0.0, 1), Stage(0.84, 1000, 0.03, 0.55, 4), Stage(2.0, 1900, 0.14, 0.6, 4))
 
 
 @dataclass(frozen=True, slots=True)

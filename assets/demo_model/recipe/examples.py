@@ -83,14 +83,14 @@ def write_answer(record: Record) -> Answer:
 def ask(document: Document, schema: Schema, rng: Random) -> tuple[list[Message], float]:
     """The prompt in one of the three styles, and the loss weight of the answer's keys."""
     style = rng.random()
-    if style < 0.8:
+    if style < 0.85:
         user = extraction_prompt(schema, document.text)
         if chance(rng, 0.06):
             user = f"Document:\n{document.text}\n\nSchema:\n{minify(schema)}"
         if chance(rng, 0.08):
             user = f"{ask_for('schema_opening', rng)}\n\n{user}"
         return _with_system(user, 0.85, rng), KEY_WEIGHT
-    if style < 0.92:
+    if style < 0.95:
         user = f"Fields:\n{list_fields(schema)}\n\nDocument:\n{document.text}"
         return _with_system(user, 0.5, rng), KEY_WEIGHT
     return _with_system(f"{ask_for('blind_opening', rng)}\n{document.text}", 0.4, rng), BLIND_KEY_WEIGHT
@@ -106,11 +106,11 @@ def sample_extraction(
 ) -> tuple[list[Document], Schema]:
     """One or more documents and the schema that asks for (some of) their records."""
     draw = rng.random()
-    if draw < 0.20:
+    if draw < 0.18:
         documents, schema = _listed(invent(rng))
-    elif draw < 0.66:
+    elif draw < 0.74:
         documents, schema = play(rng, num_documents)
-    elif draw < 0.68:
+    elif draw < 0.76:
         documents, schema = _listed(point(rng))
     else:
         kind = rng.choices(list(KIND_WEIGHTS), weights=list(KIND_WEIGHTS.values()))[0]
@@ -247,7 +247,7 @@ def sample_example(
     long_share: float = 0.0,
     full_share: float = 0.4,
     num_branches: int = 1,
-    chat_share: float = 0.2,
+    chat_share: float = 0.15,
 ) -> Example:
     """A fresh example of the mix, with up to `num_branches` documents under one schema."""
     if chance(rng, chat_share):

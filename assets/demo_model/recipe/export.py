@@ -70,8 +70,8 @@ def export_checkpoint(
     save_tokenizer(tokenizer, folder)
 
 
-def average_masters(states: Sequence[Path]) -> dict[str, Tensor]:
-    """The mean of the float32 weights of training states, by name.
+def average_states(states: Sequence[Path]) -> dict[str, Tensor]:
+    """The mean of the weights that training states would export, in float32 by name.
 
     Each phase of falling rate ends near another best point; the mean of two such ends reads documents of other
     kinds better than either (Wortsman et al., 2022, Model soups).
@@ -79,16 +79,16 @@ def average_masters(states: Sequence[Path]) -> dict[str, Tensor]:
     Raises:
         ValueError: a state has other weights than the first.
     """
-    found = [_read_masters(path) for path in states]
-    shapes = [{name: tensor.shape for name, tensor in masters.items()} for masters in found]
+    found = [_read_means(path) for path in states]
+    shapes = [{name: tensor.shape for name, tensor in weights.items()} for weights in found]
     for path, other in zip(states, shapes, strict=True):
         if other != shapes[0]:
             raise ValueError(f"{path} holds other weights than {states[0]}")
-    return {name: torch.stack([masters[name] for masters in found]).mean(0) for name in found[0]}
+    return {name: torch.stack([weights[name] for weights in found]).mean(0) for name in found[0]}
 
 
-def _read_masters(path: Path) -> dict[str, Tensor]:
-    prefix = "master."
+def _read_means(path: Path) -> dict[str, Tensor]:
+    prefix = "mean."
     state = load_file(path)
     return {name.removeprefix(prefix): tensor for name, tensor in state.items() if name.startswith(prefix)}
 
@@ -102,7 +102,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
     tokenizer = Tokenizer.from_file(str(args.tokenizer))
-    export_checkpoint(average_masters(args.state), ModelShape(), tokenizer, args.out)
+    export_checkpoint(average_states(args.state), ModelShape(), tokenizer, args.out)
 
 
 if __name__ == "__main__":

@@ -76,7 +76,14 @@ class Layer(nn.Module):
         self.post_attention_layernorm = nn.RMSNorm(shape.width, eps=shape.norm_eps)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, bias: Tensor) -> Tensor:
-        x = x + self.self_attn(self.input_layernorm(x), cos, sin, bias)
+        return self.think(self.look(x, cos, sin, bias))
+
+    def look(self, x: Tensor, cos: Tensor, sin: Tensor, bias: Tensor) -> Tensor:
+        """The attention half."""
+        return x + self.self_attn(self.input_layernorm(x), cos, sin, bias)
+
+    def think(self, x: Tensor) -> Tensor:
+        """The MLP half, each position for itself."""
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
@@ -106,22 +113,31 @@ class Decoder(nn.Module):
                 weight.data.mul_(1 / math.sqrt(2 * self.shape.num_layers))
 
     def forward(
-        self, token_ids: Tensor, places: Tensor | None = None, branches: Tensor | None = None
+        self,
+        token_ids: Tensor,
+        places: Tensor | None = None,
+        branches: Tensor | None = None,
+        positions: Tensor | None = None,
     ) -> Tensor:
-        """Hidden states [B, T, width] after the final norm.
+        """Hidden states [B, T, width] after the final norm, or [N, width] of N flat positions alone.
 
         Args:
             places: [B, T] position of each token in its own sequence; 0, 1, 2, ... by default.
             branches: [B, T] see `make_bias`; one sequence a row by default.
+            positions: [N] indices into the flattened [B * T]; the last MLP is computed for these only.
         """
         if places is None:
             places = torch.arange(token_ids.shape[1], device=token_ids.device)[None]
         x = self.embed_tokens(token_ids)
         cos, sin = (table[places][:, None].to(x.dtype) for table in (self.cos, self.sin))
         bias = make_bias(torch.zeros_like(places) if branches is None else branches)
-        for layer in self.layers:
+        *earlier, last = self.layers
+        for layer in earlier:
             x = layer(x, cos, sin, bias)
-        return self.norm(x)
+        x = last.look(x, cos, sin, bias)
+        if positions is not None:
+            x = x.reshape(-1, self.shape.width)[positions]
+        return self.norm(last.think(x))
 
     def logits_at(
         self,
@@ -131,5 +147,5 @@ class Decoder(nn.Module):
         branches: Tensor | None = None,
     ) -> Tensor:
         """Logits [N, V] in float32 at N flat positions: only the answer tokens need the output matrix."""
-        hidden = self(token_ids, places, branches).reshape(-1, self.shape.width)[positions]
+        hidden = self(token_ids, places, branches, positions)
         return F.linear(hidden, self.embed_tokens.weight).float()

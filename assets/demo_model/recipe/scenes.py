@@ -187,7 +187,7 @@ def play(rng: Random, num_documents: int = 1) -> tuple[list[Document], Schema]:
     lines = rng.choice(list(read_worlds().values()))
     tellings = [tell(lines, rng)]
     known = tellings[0].known
-    asked = [i for i in known if chance(rng, 0.7)] or known[:2]
+    asked = [i for i in known if chance(rng, 0.85)] or known[:2]
     if chance(rng, 0.3):
         rng.shuffle(asked)
     others = (tell(lines, rng) for _ in range(num_documents - 1))

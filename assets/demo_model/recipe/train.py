@@ -47,6 +47,7 @@ class Trainer:
         self.encoder = Encoder(tokenizer)
         self.model = make_model(shape)
         self.optimizer = Optimizer(self.model)
+        self.exported = make_model(shape)  # holds the means when they are scored
         self.progress = Progress()
         self.loss = 0.0
         self.helper: GradientHelper | None = None
@@ -72,7 +73,7 @@ class Trainer:
         (self.folder / "state.new").replace(self.folder / "state.safetensors")
         fields = {name: getattr(self.progress, name) for name in Progress.__slots__}
         (self.folder / "progress.json").write_text(json.dumps(fields) + "\n")
-        export_checkpoint(self.optimizer.masters, self.shape, self.tokenizer, self.folder / "snapshot")
+        export_checkpoint(self.optimizer.means, self.shape, self.tokenizer, self.folder / "snapshot")
 
     def train(self, budget_s: float, snapshot_s: float, seed: int) -> None:
         """Train for `budget_s` more seconds; the schedule covers these and all earlier seconds."""
@@ -117,7 +118,8 @@ class Trainer:
         )
 
     def report(self) -> None:
-        figures = score_development(self.model, self.development, make_batch)
+        self.exported.load_state_dict(self.optimizer.means)
+        figures = score_development(self.exported, self.development, make_batch)
         print(f"EVAL minute {self.progress.spent_s / 60:.1f} {json.dumps(figures)}", flush=True)
 
 
