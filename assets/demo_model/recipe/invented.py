@@ -115,8 +115,8 @@ def integer_field(label: str, rng: Random) -> Field:
     return Field(label, {"type": "integer"}, value, values.count_word(rng, value))
 
 
-def boolean_field(label: str, rng: Random) -> Field:
-    value = chance(rng, 0.5)
+def boolean_field(label: str, rng: Random, value: bool | None = None) -> Field:
+    value = chance(rng, 0.5) if value is None else value
     text = rng.choice(
         ["yes", "true", "Yes", "y", "on", "✓", "YES"]
         if value

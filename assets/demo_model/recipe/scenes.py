@@ -8,6 +8,7 @@ from typing import Any
 from . import goods, moments, values
 from .documents import Document
 from .drafts import Record, make_distractors
+from .invented import Field, boolean_field, write_fields
 from .phrases import SLOT, capitalize, chance, compose, expand, join_bullets, join_list
 from .schemas import Schema, dress, make_object, to_camel
 from .tables import read_worlds, words
@@ -57,6 +58,9 @@ MAKERS: dict[str, Callable[[Random], str]] = {
     ),
     "version": lambda r: f"{r.choice(['', 'v'])}{r.randrange(12)}.{r.randrange(20)}.{r.randrange(9)}",
 }
+
+LITERAL_SHARE = 0.3  # of the choices that stand in the text by their own name
+FORM_SHARE = 0.35  # of the documents that state field after field under labels
 
 
 def club(rng: Random) -> str:
@@ -134,7 +138,8 @@ def _make_scalar(names: tuple[str, ...], kind: str, details: str, rng: Random) -
         return Part(names, {"type": "boolean"}, value, {slot: expand(yes if value else no, rng)})
     options = dict(option.split("=", 1) for option in details.split("; "))
     value = rng.choice(list(options))
-    return Part(names, {"type": "string", "enum": list(options)}, value, {slot: expand(options[value], rng)})
+    text = value.replace("_", " ") if chance(rng, LITERAL_SHARE) else expand(options[value], rng)
+    return Part(names, {"type": "string", "enum": list(options)}, value, {slot: text})
 
 
 def _make_list(names: tuple[str, ...], kind: str, details: str, rng: Random) -> Part:
@@ -166,9 +171,11 @@ class Telling:
 
 
 def tell(lines: tuple[str, ...], rng: Random) -> Telling:
-    """A document of the scene of these lines, with fresh values."""
+    """A document of the scene of these lines, with fresh values: one of its templates, or a plain statement."""
+    if chance(rng, FORM_SHARE):
+        return state(make_parts(lines, rng), rng)
     while True:
-        parts = [make_part(line, rng) for line in lines if not line.startswith("> ")]
+        parts = make_parts(lines, rng)
         slots = make_distractors(rng)
         for part in parts:
             # A distractor must not stand in for a field of its name that is absent.
@@ -180,6 +187,28 @@ def tell(lines: tuple[str, ...], rng: Random) -> Telling:
     said = set(SLOT.findall(template))
     known = [i for i, part in enumerate(parts) if part.value is None or said & part.slots.keys()]
     return Telling(parts, compose(template, rng, slots), known)
+
+
+def make_parts(lines: tuple[str, ...], rng: Random) -> list[Part]:
+    return [make_part(line, rng) for line in lines if not line.startswith("> ")]
+
+
+def state(parts: list[Part], rng: Random) -> Telling:
+    """A form, or sentences that name one field each: labels and keys are two names of one thing."""
+    said = [part for part in parts if chance(rng, 0.85)] or parts[:2]
+    known = [i for i, part in enumerate(parts) if part in said]
+    return Telling(parts, write_fields([label(part, rng) for part in said], rng), known)
+
+
+def label(part: Part, rng: Random) -> Field:
+    """The field as a form has it: one of its names in words, or its description, beside the value."""
+    name, text = rng.choice(part.names).replace("_", " "), part.slots.get(part.names[0])
+    if isinstance(part.value, bool) and chance(rng, 0.5):
+        return replace(boolean_field(name, rng, part.value), schema=part.schema)
+    if part.descriptions and not isinstance(part.value, bool) and chance(rng, 0.2):
+        described = expand(rng.choice(part.descriptions), rng).removesuffix(", HH:MM")
+        name = described[0].lower() + described[1:]
+    return Field(name, part.schema, part.value, text)
 
 
 def play(rng: Random, num_documents: int = 1) -> tuple[list[Document], Schema]:
