@@ -102,7 +102,7 @@ class Company:
     @property
     def num_queued(self) -> int:
         """Requests that are accepted and not running, and grammars on their way."""
-        return len(self.streams) - len(self.machine.running) + self.grammar.num_compiling
+        return len(self.streams) - len(self.machine.ledger.running) + self.grammar.num_compiling
 
     def open(
         self, messages: list[AddRequest], stream: OutputStream, compiled: CompiledGrammar | None
@@ -179,7 +179,7 @@ class Company:
     def stats(self) -> EngineStats:
         """The gauges of now, and all counters; those of the machines come on top of earlier companies'."""
         pool = self.kv_cache.pool
-        num_running = len(self.machine.running)
+        num_running = len(self.machine.ledger.running)
         stats = self._metrics.make_stats(
             num_running=num_running,
             num_waiting=len(self.streams) - num_running,
@@ -193,14 +193,14 @@ class Company:
             stats,
             prefix_cache_queries=stats.prefix_cache_queries + self.kv_cache.num_queried_tokens,
             prefix_cache_hits=stats.prefix_cache_hits + self.kv_cache.num_hit_tokens,
-            num_preemptions=stats.num_preemptions + self.machine.num_preemptions,
+            num_preemptions=stats.num_preemptions + self.machine.ledger.num_preemptions,
         )
 
     def settle(self) -> None:
         """Leave the machines' counters to the metrics, which outlive this company."""
         self._metrics.num_queried_tokens += self.kv_cache.num_queried_tokens
         self._metrics.num_hit_tokens += self.kv_cache.num_hit_tokens
-        self._metrics.num_preemptions += self.machine.num_preemptions
+        self._metrics.num_preemptions += self.machine.ledger.num_preemptions
 
     def _make_compiler(self) -> GrammarCompiler:
         assert self._tokenizer is not None, "the intake refuses grammars without a tokenizer"

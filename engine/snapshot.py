@@ -50,8 +50,8 @@ def take_snapshot(
 ) -> EngineSnapshot:
     """What the scheduler and the block pool hold now; without the ids of blocks it costs a tenth."""
     now = time.monotonic()
-    waiting = sorted(machine.waiting.requests(), key=lambda request: request.queue_key)
-    views = [_view(request, now, True, with_blocks) for request in machine.running]
+    waiting = sorted(machine.ledger.waiting.requests(), key=lambda request: request.queue_key)
+    views = [_view(request, now, True, with_blocks) for request in machine.ledger.running]
     views += [_view(request, now, False, with_blocks) for request in waiting]
     return EngineSnapshot(
         requests=tuple(views),

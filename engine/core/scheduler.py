@@ -7,7 +7,8 @@
 Every request has `num_computed` chasing `num_planned`, its tokens known or in flight; a step spends one token
 budget, running requests first. Steps overlap: the next one is planned while the last one runs. The running
 requests are sorted by the queue key, so the last one is always the victim. What most requests need in most
-steps is done for all at once in arrays (RequestTable); only those at a border of something cost a loop.
+steps is done for all at once in arrays (RequestTable); only those at a border of something cost a loop. Who waits,
+runs and holds what is kept in the Ledger.
 """
 
 from __future__ import annotations
@@ -23,14 +24,12 @@ import numpy as np
 from engine.config import SchedulerConfig
 from engine.core.answers import describe_no_token, make_tokens, match_rows
 from engine.core.kv_cache_manager import KVCacheManager
-from engine.core.request_queue import RequestQueue
-from engine.core.request_table import RequestTable
+from engine.core.ledger import Ledger
 from engine.core.roster import Roster
-from engine.core.row_pool import RowPool
 from engine.core.step import StepChanges, StepRecord
 from engine.messages import AddRequest, FillMasks, NewTokens, RequestTokens, StepDone, StepPlan
 from engine.outputs import FinishReason, TokenLogprobs
-from engine.request import Request, RequestStatus
+from engine.request import Request
 
 MAX_IN_FLIGHT = 2  # sampled tokens of one request that may be on their way back
 
@@ -47,34 +46,15 @@ class Scheduler:
     ) -> None:
         self.config = config
         self.kv_cache = kv_cache
-        self.waiting = RequestQueue(config.policy, config.priority_ageing_s)
-        self.table = RequestTable(config.max_num_seqs)
-        self.num_preemptions = 0
+        self.ledger = Ledger(config, kv_cache, clock)
+        self.table = self.ledger.table
         self.num_steps = 0
-        self._clock = clock
         self._eos_token_ids = frozenset(eos_token_ids)
-        self._requests: dict[str, Request] = {}
         self._steps: deque[StepRecord] = deque()
-        self._rows = RowPool(config.max_num_seqs)
-        self._roster = Roster.make_empty()
-        self._is_stale = False  # somebody on the roster does not run any more
         self._accepted: list[tuple[str, int]] = []
 
     def __contains__(self, request_id: str) -> bool:
-        return request_id in self._requests
-
-    @property
-    def roster(self) -> Roster:
-        """The running requests, best queue key first."""
-        if self._is_stale:
-            self._is_stale = False
-            is_running = [request.status is RequestStatus.RUNNING for request in self._roster.requests]
-            self._roster = self._roster.select(np.array(is_running, dtype=bool))
-        return self._roster
-
-    @property
-    def running(self) -> list[Request]:
-        return self.roster.requests
+        return request_id in self.ledger.requests
 
     @property
     def num_open_steps(self) -> int:
@@ -83,21 +63,21 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        return bool(self.running) or len(self.waiting) > 0
+        return bool(self.ledger.running) or len(self.ledger.waiting) > 0
 
     def add(self, message: AddRequest) -> None:
         """Queue a request. The front has validated it: it fits the model length and the cache."""
         request = Request(message, self.table, self.config.max_model_len, self._eos_token_ids)
         if message.params.prompt_logprobs is not None:
             request.pending_prompt_logprobs = [None]
-        self._requests[request.request_id] = request
-        self.waiting.push(request)
+        self.ledger.add(request)
 
     def abort(
         self, request_ids: Iterable[str], finish_reason: FinishReason = "abort", error: str | None = None
     ) -> list[RequestTokens]:
         """End requests wherever they are; unknown ids are ignored."""
-        found = [self._requests[name] for name in request_ids if name in self._requests]
+        known = self.ledger.requests
+        found = [known[name] for name in request_ids if name in known]
         return [self._finish(request, [], finish_reason, error=error) for request in found]
 
     def schedule(self) -> StepPlan | None:
@@ -105,14 +85,13 @@ class Scheduler:
         if self.num_open_steps >= self.config.max_steps_in_flight:
             return None
         oldest_step = self._steps[0].step_id if self._steps else self.num_steps
-        self._rows.drain(oldest_step)
-        self.table.drain(oldest_step)
+        self.ledger.drain(oldest_step)
         changes = StepChanges()
-        num_preemptions = self.num_preemptions
+        num_preemptions = self.ledger.num_preemptions
         if self.config.policy == "priority":
             self._displace(changes, oldest_step)
         budget = self._plan_running(changes)
-        if self.num_preemptions == num_preemptions:
+        if self.ledger.num_preemptions == num_preemptions:
             self._admit_waiting(changes, budget)
         return self._make_step(changes)
 
@@ -130,7 +109,7 @@ class Scheduler:
 
     def _plan_running(self, changes: StepChanges) -> int:
         """Give each running request its tokens of this step; returns what is left of the budget."""
-        table, roster = self.table, self.roster
+        table, roster = self.table, self.ledger.roster
         slots = roster.slots
         planned = table.num_planned[slots]
         counts = planned - table.num_computed[slots]
@@ -149,15 +128,15 @@ class Scheduler:
         if is_short.any():
             self._grow(roster, np.flatnonzero(is_short), ends, changes)
         for index in chunks:
-            if index < len(self.roster):
+            if index < len(self.ledger.roster):
                 # Later requests of this very step may share these blocks: each layer writes before it reads.
                 self.kv_cache.commit(roster.requests[index], int(ends[index]))
-        return budget - int(table.num_scheduled[self.roster.slots].sum())
+        return budget - int(table.num_scheduled[self.ledger.roster.slots].sum())
 
     def _limit_chunk(self, budget: int, num_behind: int) -> int:
         """Tokens a prefill may take: one is left for each running request behind it, half for those that wait."""
         rest = budget - num_behind
-        if self._peek_admissible() is not None:
+        if self.ledger.peek_admissible() is not None:
             rest = min(rest, budget // 2)
         return max(1, rest)
 
@@ -170,72 +149,53 @@ class Scheduler:
             self.table.num_places[roster.slots[short]] += self.kv_cache.block_size
             return
         for index, request in zip(short.tolist(), requests, strict=True):
-            if index < len(self.roster):  # else preempted for one before it
+            if index < len(self.ledger.roster):  # else preempted for one before it
                 self._make_room(request, int(ends[index]), changes)
 
     def _make_room(self, request: Request, num_tokens: int, changes: StepChanges) -> None:
         """Blocks for `num_tokens` tokens, preempting from the back, at the worst the request itself."""
         while (fresh := self.kv_cache.grow(request, num_tokens)) is None:
-            victim = self.running[-1]
-            self._preempt(victim)
+            victim = self.ledger.running[-1]
+            self.ledger.preempt(victim, self.num_steps - 1)
             if victim is request:
                 return
         changes.new_blocks.append((request.row, fresh))
         self.table.num_places[request.slot] = len(request.block_ids) * self.kv_cache.block_size
 
     def _admit_waiting(self, changes: StepChanges, budget: int) -> None:
-        while budget > 0 and (request := self._peek_admissible()) is not None:
+        while budget > 0 and (request := self.ledger.peek_admissible()) is not None:
             if not self.config.enable_chunked_prefill and self.kv_cache.count_uncached(request) > budget:
                 return
             num_cached = self.kv_cache.admit(request)
             if num_cached is None:
                 return
-            self._start(request, num_cached, changes)
+            changes.add_row(self.ledger.start(num_cached))
             count = min(request.num_tokens - num_cached, budget)
             budget -= count
             self.table.num_scheduled[request.slot] = count
             self.kv_cache.commit(request, num_cached + count)
 
-    def _peek_admissible(self) -> Request | None:
-        if not self._rows.num_free or len(self.running) >= self.config.max_num_seqs:
-            return None
-        request = self.waiting.peek()
-        # A preempted request whose tokens are still on their way back waits for them.
-        return None if request is None or request.num_in_flight else request
-
-    def _start(self, request: Request, num_cached: int, changes: StepChanges) -> None:
-        self.waiting.pop()
-        request.row = self._rows.take()
-        self._roster = self.roster.add(request)
-        request.status = RequestStatus.RUNNING
-        self.table.num_computed[request.slot] = num_cached
-        self.table.num_places[request.slot] = len(request.block_ids) * self.kv_cache.block_size
-        if request.first_scheduled_time is None:
-            request.first_scheduled_time = self._clock()
-            request.num_cached_tokens = num_cached
-        changes.add_row(request)
-
     def _displace(self, changes: StepChanges, oldest_step: int) -> None:
         """Let better waiting requests take the slots and blocks of worse running ones."""
-        while (request := self.waiting.peek()) is not None and self.running:
-            victim = self.running[-1]
+        ledger = self.ledger
+        while (request := ledger.waiting.peek()) is not None and ledger.running:
+            victim = ledger.running[-1]
             if request.num_in_flight or request.queue_key >= victim.queue_key:
                 return
-            has_place = self._rows.num_free and len(self.running) < self.config.max_num_seqs
-            if has_place and (num_cached := self.kv_cache.admit(request)) is not None:
-                self._start(request, num_cached, changes)
-            elif self._rows.num_draining and not self._rows.num_free:
+            if ledger.has_place and (num_cached := self.kv_cache.admit(request)) is not None:
+                changes.add_row(ledger.start(num_cached))
+            elif ledger.rows.num_draining and not ledger.rows.num_free:
                 return  # the row of an earlier victim is on its way
             else:
-                self._preempt(victim)
-                self._rows.drain(oldest_step)
+                ledger.preempt(victim, self.num_steps - 1)
+                ledger.rows.drain(oldest_step)
 
     def _make_step(self, changes: StepChanges) -> StepPlan | None:
         """Put the scheduled tokens into a plan, and count them as computed and sampled from now on.
 
         A run that reaches the last token, known or in flight, samples a new one.
         """
-        table, roster = self.table, self.roster
+        table, roster = self.table, self.ledger.roster
         counts = table.num_scheduled[roster.slots]
         if not counts.all():
             roster, counts = roster.select(counts > 0), counts[counts > 0]
@@ -251,7 +211,7 @@ class Scheduler:
         table.num_in_flight[slots] += is_sampled
         plan = StepPlan(
             step_id=self.num_steps,
-            removed_rows=self._rows.collect_removed(),
+            removed_rows=self.ledger.rows.collect_removed(),
             new_rows=changes.new_rows,
             new_blocks=changes.new_blocks,
             rows=roster.rows,
@@ -266,16 +226,6 @@ class Scheduler:
         )
         self.num_steps += 1
         return plan
-
-    def _preempt(self, request: Request) -> None:
-        """Take all blocks back; the request keeps its tokens and queues under its old key."""
-        self._leave(request)
-        request.status = RequestStatus.WAITING
-        if request.pending_prompt_logprobs is not None:
-            request.pending_prompt_logprobs = [None]
-        self.table.num_preemptions[request.slot] += 1
-        self.num_preemptions += 1
-        self.waiting.push(request)
 
     def update(self, done: StepDone) -> NewTokens:
         """Take a step's answer: append tokens, end requests."""
@@ -361,28 +311,6 @@ class Scheduler:
         self, request: Request, token_ids: list[int], finish_reason: FinishReason, **more: Any
     ) -> RequestTokens:
         """End a request with its last tokens; those still in flight are dropped when they come."""
-        if request.status is RequestStatus.RUNNING:
-            self._leave(request)
-        elif request.request_id in self.waiting:
-            self.waiting.remove(request)
-        request.status = RequestStatus.FINISHED
-        self.table.is_watched[request.slot] = True
-        self.table.release(request.slot, after_step=self.num_steps - 1)
-        del self._requests[request.request_id]
+        self.ledger.finish(request, self.num_steps - 1)
         self._accepted = [pair for pair in self._accepted if pair[0] != request.request_id]
         return make_tokens(request, token_ids, finish_reason=finish_reason, **more)
-
-    def _leave(self, request: Request) -> None:
-        """Take the request off the roster; what it has written stays in the prefix cache.
-
-        The KV of the last token may not be there: what is planned may still be skipped.
-        """
-        table, slot = self.table, request.slot
-        self.kv_cache.commit(request, min(request.num_computed_tokens, request.num_tokens - 1))
-        self.kv_cache.free(request)
-        table.num_computed[slot] = table.num_places[slot] = 0
-        # A parked gated sample still needs its sampling state.
-        is_parked = request.has_grammar and request.num_in_flight > 0
-        self._rows.release(request.row, after_step=self.num_steps - 1 if is_parked else None)
-        request.row = -1
-        self._is_stale = True

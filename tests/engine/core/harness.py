@@ -141,9 +141,9 @@ class SchedulerHarness:
         owned = pool.owned_ids()
         assert 0 not in owned
         assert pool.num_free + len(owned) == pool.num_usable
-        held = [block for request in self.scheduler.running for block in request.block_ids]
+        held = [block for request in self.scheduler.ledger.running for block in request.block_ids]
         assert sorted(held) == sorted(block for block, owners in owned.items() for _ in range(owners))
-        assert all(not request.block_ids for request in self.scheduler.waiting.requests())
+        assert all(not request.block_ids for request in self.scheduler.ledger.waiting.requests())
 
     def _send(self, plan: StepPlan) -> None:
         self._note_due(plan)
@@ -152,7 +152,7 @@ class SchedulerHarness:
 
     def _note_due(self, plan: StepPlan) -> None:
         for index in np.flatnonzero(plan.is_gated).tolist():
-            request = next(each for each in self.scheduler.running if each.row == plan.rows[index])
+            request = next(each for each in self.scheduler.ledger.running if each.row == plan.rows[index])
             end = int(plan.starts[index] + plan.num_scheduled_tokens[index])
             self.num_due[plan.step_id, index] = end - request.num_prompt_tokens
 

@@ -169,7 +169,7 @@ def test_two_equal_prompts_admitted_in_one_step_share_blocks() -> None:
         house.outputs[name] = []
         house.scheduler.add(harness.make_request(name, list(range(10)), max_tokens=3))
     house.plan()
-    first, second = house.scheduler.running
+    first, second = house.scheduler.ledger.running
     assert first.block_ids[:2] == second.block_ids[:2]
     assert second.num_cached_tokens == 8
     house.run()

@@ -147,7 +147,7 @@ def test_a_step_holds_at_most_max_num_seqs_requests() -> None:
         house.add(make_request(f"{number}", make_prompt(5, number)))
     while house.to_worker:
         assert len(turn(house).rows) <= 2
-        assert len(house.scheduler.running) <= 2
+        assert len(house.scheduler.ledger.running) <= 2
     assert len(house.ended) == 5
 
 
@@ -159,8 +159,8 @@ def test_admission_reserves_the_whole_prompt() -> None:
     most = 0
     while house.to_worker:
         turn(house)
-        most = max(most, len(house.scheduler.running))
-    assert (most, house.scheduler.num_preemptions, len(house.ended)) == (3, 0, 10)
+        most = max(most, len(house.scheduler.ledger.running))
+    assert (most, house.scheduler.ledger.num_preemptions, len(house.ended)) == (3, 0, 10)
 
 
 def make_tight_house(policy: str = "fcfs") -> SchedulerHarness:
@@ -169,7 +169,7 @@ def make_tight_house(policy: str = "fcfs") -> SchedulerHarness:
 
 
 def run_until_preemption(house: SchedulerHarness) -> None:
-    while not house.scheduler.num_preemptions:
+    while not house.scheduler.ledger.num_preemptions:
         turn(house)
 
 
@@ -178,8 +178,8 @@ def test_the_last_admitted_is_preempted() -> None:
     for number, name in enumerate(("first", "last")):
         house.add(make_request(name, make_long_prompt(), max_tokens=12, arrival=float(number)))
     run_until_preemption(house)
-    assert [request.request_id for request in house.scheduler.running] == ["first"]
-    assert house.scheduler.waiting.peek() is not None
+    assert [request.request_id for request in house.scheduler.ledger.running] == ["first"]
+    assert house.scheduler.ledger.waiting.peek() is not None
     house.run()
     assert len(house.ended) == 2
 
@@ -189,7 +189,7 @@ def test_the_lowest_priority_is_preempted() -> None:
     house.add(make_request("low", make_long_prompt(), max_tokens=12, priority=5))
     house.add(make_request("high", make_long_prompt(), max_tokens=12, priority=0, arrival=1.0))
     run_until_preemption(house)
-    assert [request.request_id for request in house.scheduler.running] == ["high"]
+    assert [request.request_id for request in house.scheduler.ledger.running] == ["high"]
 
 
 def test_a_preempted_request_keeps_its_output_tokens() -> None:
@@ -209,7 +209,7 @@ def test_a_preempted_request_goes_before_those_that_wait() -> None:
     for number, name in enumerate(("first", "last", "waiting")):
         house.add(make_request(name, make_long_prompt(), max_tokens=12, arrival=float(number)))
     run_until_preemption(house)
-    head = house.scheduler.waiting.peek()
+    head = house.scheduler.ledger.waiting.peek()
     assert head is not None and head.request_id == "last"
 
 
@@ -226,8 +226,8 @@ def test_an_important_arrival_takes_a_slot_within_one_step() -> None:
     fill_slots(house, 2)
     house.add(make_request("urgent", make_prompt(9), priority=0, arrival=5.0))
     turn(house)
-    assert [request.request_id for request in house.scheduler.running] == ["urgent", "low 0"]
-    assert house.scheduler.num_preemptions == 1
+    assert [request.request_id for request in house.scheduler.ledger.running] == ["urgent", "low 0"]
+    assert house.scheduler.ledger.num_preemptions == 1
     house.run()
     assert len(house.ended) == 3
 
@@ -241,7 +241,7 @@ def test_an_important_arrival_displaces_one_request_also_while_masks_are_on_thei
     add_together(house, *lows)
     house.add(make_request("urgent", make_prompt(9), priority=0, arrival=5.0))
     house.run()
-    assert house.scheduler.num_preemptions == 1
+    assert house.scheduler.ledger.num_preemptions == 1
     assert len(house.ended) == 5
 
 
@@ -250,7 +250,7 @@ def test_fcfs_never_displaces() -> None:
     fill_slots(house, 2)
     house.add(make_request("urgent", make_prompt(9), priority=-9, arrival=5.0))
     house.run()
-    assert house.scheduler.num_preemptions == 0
+    assert house.scheduler.ledger.num_preemptions == 0
 
 
 def test_an_equal_priority_does_not_displace() -> None:
@@ -258,7 +258,7 @@ def test_an_equal_priority_does_not_displace() -> None:
     fill_slots(house, 2)
     house.add(make_request("peer", make_prompt(9), priority=5, arrival=5.0))
     house.run()
-    assert house.scheduler.num_preemptions == 0
+    assert house.scheduler.ledger.num_preemptions == 0
 
 
 @pytest.mark.parametrize("depth", [1, 2])
@@ -275,7 +275,7 @@ def test_no_more_steps_fly_than_allowed(depth: int) -> None:
 def test_a_request_has_at_most_two_tokens_in_flight() -> None:
     house = SchedulerHarness(max_steps_in_flight=2)
     house.add(make_request("a", make_long_prompt(), max_tokens=20))
-    (request,) = house.scheduler.running
+    (request,) = house.scheduler.ledger.running
     seen = set()
     while house.to_worker:
         seen.add(request.num_in_flight)

@@ -121,14 +121,14 @@ def stop_waiting(house: SchedulerHarness) -> None:
     prompt, _ = make_prompt()
     add_together(house, *(make_request(f"other {n}", prompt, 30, arrival=-1.0) for n in range(4)))
     house.add(make_request("a", prompt, 30))
-    assert "a" in house.scheduler.waiting
+    assert "a" in house.scheduler.ledger.waiting
 
 
 def stop_in_prefill(house: SchedulerHarness) -> None:
     house.add(make_request("a", list(range(90)), 5))
     house.work()
     house.answer()
-    assert house.scheduler.running[0].num_computed_tokens < 90
+    assert house.scheduler.ledger.running[0].num_computed_tokens < 90
 
 
 def stop_in_decode(house: SchedulerHarness) -> None:
@@ -154,7 +154,7 @@ def stop_at_the_gate(house: SchedulerHarness) -> None:
 
 def stop_preempted(house: SchedulerHarness) -> None:
     stop_in_decode(house)
-    house.scheduler._preempt(house.scheduler.running[0])
+    house.scheduler.ledger.preempt(house.scheduler.ledger.running[0], house.scheduler.num_steps - 1)
     house.check()
 
 
@@ -169,7 +169,7 @@ def test_an_abort_frees_the_blocks_at_once_and_ends_once(stop: Callable[[Schedul
     house.check()
     assert finish_of(house, "a") == ("abort", None)
     assert "a" not in house.scheduler
-    assert not [request for request in house.scheduler.running if request.request_id == "a"]
+    assert not [request for request in house.scheduler.ledger.running if request.request_id == "a"]
     house.abort("a")
     house.run()
     assert len(house.ended["a"]) == 1
@@ -230,7 +230,7 @@ def test_a_row_whose_mask_is_late_is_skipped_and_caught_up() -> None:
 
 def test_a_skipped_row_is_not_counted_as_computed() -> None:
     house = make_gated_house()
-    (request, _) = house.scheduler.running
+    (request, _) = house.scheduler.ledger.running
     house.work()
     house.work()
     house.answer()
@@ -273,6 +273,6 @@ def test_a_row_is_not_given_away_while_its_sample_is_parked() -> None:
     house.work()
     house.abort("gated")
     house.add(make_request("next", prompt, 4))
-    assert house.scheduler.running == []
+    assert house.scheduler.ledger.running == []
     house.run()
     assert house.outputs["next"] == answer[:4]

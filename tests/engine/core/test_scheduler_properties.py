@@ -88,4 +88,4 @@ def test_five_thousand_random_requests_leave_no_block_behind() -> None:
     assert house.kv_cache.pool.num_free == house.kv_cache.pool.num_usable
     assert len(house.ended) == 5000
     assert all(len(ends) == 1 for ends in house.ended.values())
-    assert house.scheduler.num_preemptions > 0
+    assert house.scheduler.ledger.num_preemptions > 0

@@ -14,12 +14,12 @@ from tests.engine.core.harness import MAX_MODEL_LEN, SchedulerHarness, make_requ
 def walk_running(scheduler: Scheduler) -> dict[int, tuple[int, int, bool]]:
     """Row -> (start, number of tokens, whether one is sampled), as long as there is room for everybody."""
     steps = scheduler._steps
-    scheduler._rows.drain(
+    scheduler.ledger.rows.drain(
         steps[0].step_id if steps else scheduler.num_steps
     )  # a free row makes chunks smaller
     budget = scheduler.config.max_num_batched_tokens
     expected = {}
-    for index, request in enumerate(scheduler.running):
+    for index, request in enumerate(scheduler.ledger.running):
         num_known = len(request.token_ids) + request.num_in_flight
         count = num_known - request.num_computed_tokens
         if count <= 0 or request.num_in_flight >= MAX_IN_FLIGHT or num_known >= request.max_num_tokens:
@@ -27,8 +27,8 @@ def walk_running(scheduler: Scheduler) -> dict[int, tuple[int, int, bool]]:
         if budget <= 0:
             break
         if count > 1:
-            rest = budget - (len(scheduler.running) - index - 1)
-            if scheduler._peek_admissible() is not None:
+            rest = budget - (len(scheduler.ledger.running) - index - 1)
+            if scheduler.ledger.peek_admissible() is not None:
                 rest = min(rest, budget // 2)
             count = min(count, max(1, rest))
         budget -= count
@@ -45,11 +45,11 @@ class WatchedHarness(SchedulerHarness):
     def plan(self) -> None:
         self._order_masks()
         while True:
-            expected, num_preemptions = walk_running(self.scheduler), self.scheduler.num_preemptions
+            expected, num_preemptions = walk_running(self.scheduler), self.scheduler.ledger.num_preemptions
             plan = self.scheduler.schedule()
             if plan is None:
                 return
-            if self.scheduler.num_preemptions == num_preemptions:
+            if self.scheduler.ledger.num_preemptions == num_preemptions:
                 self._compare(plan, expected)
             self._send(plan)
 

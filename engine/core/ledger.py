@@ -1,0 +1,125 @@
+"""Ledger: which requests wait and which run, and the rows and blocks they hold.
+
+A request changes its status here and nowhere else, so that its row, its blocks and its place in the queue always
+fit: waiting ones have none of the first two, running ones have both, finished ones are forgotten.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+from engine.config import SchedulerConfig
+from engine.core.kv_cache_manager import KVCacheManager
+from engine.core.request_queue import RequestQueue
+from engine.core.request_table import RequestTable
+from engine.core.roster import Roster
+from engine.core.row_pool import RowPool
+from engine.request import Request, RequestStatus
+
+
+class Ledger:
+    """The requests of one engine. Synchronous; one owner."""
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        kv_cache: KVCacheManager,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.requests: dict[str, Request] = {}
+        self.waiting = RequestQueue(config.policy, config.priority_ageing_s)
+        self.table = RequestTable(config.max_num_seqs)
+        self.rows = RowPool(config.max_num_seqs)
+        self.num_preemptions = 0
+        self._max_num_seqs = config.max_num_seqs
+        self._kv_cache = kv_cache
+        self._clock = clock
+        self._roster = Roster.make_empty()
+        self._is_stale = False  # somebody on the roster does not run any more
+
+    @property
+    def roster(self) -> Roster:
+        """The running requests, best queue key first."""
+        if self._is_stale:
+            self._is_stale = False
+            is_running = [request.status is RequestStatus.RUNNING for request in self._roster.requests]
+            self._roster = self._roster.select(np.array(is_running, dtype=bool))
+        return self._roster
+
+    @property
+    def running(self) -> list[Request]:
+        return self.roster.requests
+
+    @property
+    def has_place(self) -> bool:
+        """Whether one more may run."""
+        return self.rows.num_free > 0 and len(self.running) < self._max_num_seqs
+
+    def drain(self, oldest_step: int) -> None:
+        """Free the rows and slots that waited for steps before `oldest_step`."""
+        self.rows.drain(oldest_step)
+        self.table.drain(oldest_step)
+
+    def add(self, request: Request) -> None:
+        self.requests[request.request_id] = request
+        self.waiting.push(request)
+
+    def peek_admissible(self) -> Request | None:
+        """The request that would run next, if there is a place for it now."""
+        if not self.has_place:
+            return None
+        request = self.waiting.peek()
+        # A preempted request whose tokens are still on their way back waits for them.
+        return None if request is None or request.num_in_flight else request
+
+    def start(self, num_cached: int) -> Request:
+        """Let the first of the queue run; it has its blocks, and the first `num_cached` tokens are in them."""
+        request = self.waiting.pop()
+        request.row = self.rows.take()
+        self._roster = self.roster.add(request)
+        request.status = RequestStatus.RUNNING
+        self.table.num_computed[request.slot] = num_cached
+        self.table.num_places[request.slot] = len(request.block_ids) * self._kv_cache.block_size
+        if request.first_scheduled_time is None:
+            request.first_scheduled_time = self._clock()
+            request.num_cached_tokens = num_cached
+        return request
+
+    def preempt(self, request: Request, last_step: int) -> None:
+        """Take all blocks back; the request keeps its tokens and queues under its old key."""
+        self._leave(request, last_step)
+        request.status = RequestStatus.WAITING
+        if request.pending_prompt_logprobs is not None:
+            request.pending_prompt_logprobs = [None]
+        self.table.num_preemptions[request.slot] += 1
+        self.num_preemptions += 1
+        self.waiting.push(request)
+
+    def finish(self, request: Request, last_step: int) -> None:
+        """Forget the request; its slot stays until step `last_step` is over, whose tokens are counted there."""
+        if request.status is RequestStatus.RUNNING:
+            self._leave(request, last_step)
+        elif request.request_id in self.waiting:
+            self.waiting.remove(request)
+        request.status = RequestStatus.FINISHED
+        self.table.is_watched[request.slot] = True
+        self.table.release(request.slot, after_step=last_step)
+        del self.requests[request.request_id]
+
+    def _leave(self, request: Request, last_step: int) -> None:
+        """Take the request off the roster; what it has written stays in the prefix cache.
+
+        The KV of the last token may not be there: what is planned may still be skipped.
+        """
+        table, slot = self.table, request.slot
+        self._kv_cache.commit(request, min(request.num_computed_tokens, request.num_tokens - 1))
+        self._kv_cache.free(request)
+        table.num_computed[slot] = table.num_places[slot] = 0
+        # A parked gated sample still needs its sampling state.
+        is_parked = request.has_grammar and request.num_in_flight > 0
+        self.rows.release(request.row, after_step=last_step if is_parked else None)
+        request.row = -1
+        self._is_stale = True
