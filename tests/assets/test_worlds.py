@@ -12,6 +12,7 @@ from assets.demo_model.recipe.phrases import SLOT
 from assets.demo_model.recipe.scenes import make_parts, play, state
 from assets.demo_model.recipe.schemas import Schema
 from assets.demo_model.recipe.tables import read_worlds
+from assets.demo_model.recipe.truths import state_truth
 
 REWRITTEN = re.compile(r"\d\d:\d\d|\d{4}-\d\d-\d\d")  # times and dates take one form in a record
 
@@ -36,6 +37,18 @@ def test_a_statement_holds_every_known_value_and_nothing_of_the_other_fields() -
                 assert (part.slots[part.names[0]] in telling.text) is (i in telling.known), telling.text
                 num_left_out += i not in telling.known
     assert num_left_out > 50
+
+
+def test_a_statement_of_yes_or_no_names_its_thing_and_says_both_equally_often() -> None:
+    rng, texts = Random(37), {True: set(), False: set()}
+    for _ in range(4000):
+        truth = state_truth(rng)
+        texts[truth.value].add(truth.text)
+        assert not re.search("[<>{}|]", truth.text + " ".join(truth.descriptions + truth.names))
+        things = set.intersection(*(set(name.split("_")) for name in truth.names))
+        assert things and all(thing in truth.text.lower() for thing in things), truth
+    assert not texts[True] & texts[False]
+    assert all(len(found) > 1200 for found in texts.values())
 
 
 def test_documents_of_one_scene_share_a_schema_and_differ() -> None:

@@ -12,6 +12,7 @@ from .invented import Field, boolean_field, write_fields
 from .phrases import SLOT, capitalize, chance, compose, expand, join_bullets, join_list
 from .schemas import Schema, dress, make_object, to_camel
 from .tables import read_worlds, words
+from .truths import state_truth
 
 MAKERS: dict[str, Callable[[Random], str]] = {
     "person": values.person,
@@ -60,6 +61,7 @@ MAKERS: dict[str, Callable[[Random], str]] = {
 }
 
 LITERAL_SHARE = 0.3  # of the choices that stand in the text by their own name
+TRUTH_SHARES = (0.6, 0.2, 0.15, 0.05)  # of the documents with 0, 1, 2 and 3 statements of yes or no beside
 FORM_SHARE = 0.35  # of the documents that state field after field under labels
 
 
@@ -81,6 +83,7 @@ class Part:
     value: Any
     slots: dict[str, str]
     descriptions: tuple[str, ...] = ()
+    is_statement: bool = False  # its text is a sentence of its own
 
 
 def make_part(line: str, rng: Random) -> Part:
@@ -182,6 +185,7 @@ def tell(lines: tuple[str, ...], rng: Random) -> Telling:
             slots.pop(part.names[0], None)
             slots |= part.slots
         template = expand(rng.choice([line[2:] for line in lines if line.startswith("> ")]), rng)
+        template = _add_truths(template, parts, rng)
         if all(name in slots for name in SLOT.findall(template)):
             break
     said = set(SLOT.findall(template))
@@ -190,7 +194,25 @@ def tell(lines: tuple[str, ...], rng: Random) -> Telling:
 
 
 def make_parts(lines: tuple[str, ...], rng: Random) -> list[Part]:
-    return [make_part(line, rng) for line in lines if not line.startswith("> ")]
+    """The fields of the scene, and perhaps some of any scene that are true or false."""
+    parts = [make_part(line, rng) for line in lines if not line.startswith("> ")]
+    taken = {name for part in parts for name in part.names}
+    for _ in range(rng.choices(range(len(TRUTH_SHARES)), TRUTH_SHARES)[0]):
+        truth = state_truth(rng)
+        if not taken & set(truth.names):
+            taken |= set(truth.names)
+            slots = {truth.names[0]: truth.text}
+            parts.append(Part(truth.names, {"type": "boolean"}, truth.value, slots, truth.descriptions, True))
+    return parts
+
+
+def _add_truths(template: str, parts: list[Part], rng: Random) -> str:
+    """Put the statements that the template knows nothing of before or behind it."""
+    for part in parts:
+        if part.is_statement:
+            joint, slot = rng.choice([" ", " ", "\n"]), f"<{part.names[0]}>"
+            template = f"{slot}{joint}{template}" if chance(rng, 0.3) else f"{template}{joint}{slot}"
+    return template
 
 
 def state(parts: list[Part], rng: Random) -> Telling:
@@ -203,6 +225,7 @@ def state(parts: list[Part], rng: Random) -> Telling:
 def label(part: Part, rng: Random) -> Field:
     """The field as a form has it: one of its names in words, or its description, beside the value."""
     name, text = rng.choice(part.names).replace("_", " "), part.slots.get(part.names[0])
+    name = name.removeprefix("is ")
     if isinstance(part.value, bool) and chance(rng, 0.5):
         return replace(boolean_field(name, rng, part.value), schema=part.schema)
     if part.descriptions and not isinstance(part.value, bool) and chance(rng, 0.2):
