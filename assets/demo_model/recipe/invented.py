@@ -66,6 +66,7 @@ def string_value(label: str, rng: Random) -> str:
             values.code,
             goods.product,
             values.make_name,
+            *[values.ordinary] * 6,
             *OBJECTS,
         ]
     return rng.choice(makers)(rng)

@@ -25,7 +25,7 @@ MAKERS: dict[str, Callable[[Random], str]] = {
     "code": values.code,
     "product": goods.product,
     "title": goods.event_title,
-    "word": lambda r: values.make_name(r) + r.choice(["", "", f" {values.make_name(r)}"]),
+    "word": lambda r: name_thing(r),
     "thing": goods.plain_thing,
     "good": goods.item_name,
     "skill": goods.skill,
@@ -62,6 +62,7 @@ MAKERS: dict[str, Callable[[Random], str]] = {
 
 LITERAL_SHARE = 0.3  # of the choices that stand in the text by their own name
 TRUTH_SHARES = (0.6, 0.2, 0.15, 0.05)  # of the documents with 0, 1, 2 and 3 statements of yes or no beside
+PLAIN_SHARE = 0.3  # of the labelled strings and of the names of things that are words of the language
 FORM_SHARE = 0.35  # of the documents that state field after field under labels
 
 
@@ -72,6 +73,13 @@ def club(rng: Random) -> str:
     return rng.choice(
         [f"FC {town}", f"{town} United", f"{town} {group}", f"SV {values.make_name(rng)}", f"{town} Rovers"]
     )
+
+
+def name_thing(rng: Random) -> str:
+    """A name of one or two words, made up or taken from the language."""
+    if chance(rng, PLAIN_SHARE):
+        return capitalize(values.ordinary(rng))
+    return values.make_name(rng) + rng.choice(["", "", f" {values.make_name(rng)}"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,9 +225,18 @@ def _add_truths(template: str, parts: list[Part], rng: Random) -> str:
 
 def state(parts: list[Part], rng: Random) -> Telling:
     """A form, or sentences that name one field each: labels and keys are two names of one thing."""
+    parts = [_put_plainly(part, rng) for part in parts]
     said = [part for part in parts if chance(rng, 0.85)] or parts[:2]
     known = [i for i, part in enumerate(parts) if part in said]
     return Telling(parts, write_fields([label(part, rng) for part in said], rng), known)
+
+
+def _put_plainly(part: Part, rng: Random) -> Part:
+    """Beside a label any words can be a value: it is not to be known by its looks alone."""
+    if part.schema != {"type": "string"} or not chance(rng, PLAIN_SHARE):
+        return part
+    value = values.ordinary(rng)
+    return replace(part, value=value, slots={part.names[0]: value})
 
 
 def label(part: Part, rng: Random) -> Field:

@@ -1,5 +1,6 @@
 """Loads the word pools and template tables that lie beside the code as plain text."""
 
+import re
 from functools import cache
 from pathlib import Path
 
@@ -35,3 +36,12 @@ def words(section: str) -> tuple[str, ...]:
     """The comma-separated entries of one section of `words.txt`."""
     lines = read_sections("words")[section]
     return tuple(word.strip() for line in lines for word in line.split(",") if word.strip())
+
+
+@cache
+def ordinary_words() -> tuple[str, ...]:
+    """Every word of four letters or more that the tables write in small letters."""
+    texts = (path.read_text(encoding="utf-8") for path in sorted(TEMPLATES.glob("*.txt")))
+    return tuple(
+        sorted({word for text in texts for word in re.findall(r"(?<![\w<])[a-z]{4,}(?![\w>:=|])", text)})
+    )

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from random import Random
 
 from .phrases import capitalize, chance, expand
-from .tables import words
+from .tables import ordinary_words, words
 
 LETTERS = "eeeeetttaaaooiinnnssshhrrrdlllcuumwfgypbvkjxqz"
 FOREIGN = ("ö", "é", "ü", "ä", "å", "ø", "ñ", "ç", "ł", "š", "í", "á", "ó")
@@ -288,3 +288,9 @@ def unique(make: Callable[[Random], str], count: int, rng: Random) -> list[str]:
         if not any(value in other or other in value for other in found):
             found.append(value)
     return found
+
+
+def ordinary(rng: Random) -> str:
+    """One to three plain words, as a name that gives nothing away by its form."""
+    found = " ".join(rng.choice(ordinary_words()) for _ in range(rng.choice([1, 1, 1, 2, 2, 3])))
+    return capitalize(found) if chance(rng, 0.35) else found
