@@ -1,6 +1,8 @@
 """AppConfig, and how the fields of any config dataclass become command-line flags.
 
 dataclass field ── default ── TROUPE_<FIELD> ── --flag        the right-most one that is set wins
+
+A flag that is none is refused by the parser, a TROUPE_ variable that is none by app/cli/variables.py.
 """
 
 from __future__ import annotations
@@ -69,15 +71,36 @@ class AppConfig:
             _check_range(self, "max_requests_per_key", 1, 2**20)
             if not self.api_key:
                 raise UsageError("max_requests_per_key needs api_key: without keys nobody is told apart")
-        for key in (*self.api_key, *(() if self.admin_key is None else (self.admin_key,))):
-            # Keys travel in a header, which carries neither spaces nor letters beyond ASCII.
-            if not key or not key.isascii() or not key.isprintable() or " " in key:
-                raise UsageError("api_key and admin_key must be printable ASCII without spaces")
+        for key in self.api_key:
+            check_key("api_key", key)
+        if self.admin_key is not None:
+            check_key("admin_key", self.admin_key)
 
     @property
     def is_loopback(self) -> bool:
         """Whether only this machine can reach the server."""
         return self.host in ("127.0.0.1", "localhost", "::1")
+
+
+def check_key(name: str, key: str) -> None:
+    """Refuse a key that no header can carry: neither spaces nor letters beyond ASCII travel there.
+
+    Raises:
+        UsageError: it is such a key; the message leaves it out.
+    """
+    if not key or not key.isascii() or not key.isprintable() or " " in key:
+        raise UsageError(f"{name} must be printable ASCII without spaces")
+
+
+def read_url(name: str, url: str) -> str:
+    """A server's address as the paths of its API are put behind it: without /v1.
+
+    Raises:
+        UsageError: it does not say by which protocol.
+    """
+    if not url.lower().startswith(("http://", "https://")):
+        raise UsageError(f"{name} {url!r} needs http:// or https:// at its start")
+    return url.rstrip("/").removesuffix("/v1")
 
 
 def add_flags(parser: argparse.ArgumentParser, config_class: type) -> None:

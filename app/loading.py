@@ -14,7 +14,7 @@ from huggingface_hub.constants import HF_HUB_CACHE
 from engine import Engine
 
 PAGE = (Path(__file__).resolve().parents[1] / "assets" / "loading.html").read_text(encoding="utf-8")
-INDEX = "*.safetensors.index.json"
+INDEX = "model.safetensors.index.json"  # of the files that the engine downloads
 
 
 class Loading:

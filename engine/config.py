@@ -43,7 +43,13 @@ class EngineConfig:
     load_format: LoadFormat = field(
         default="auto", metadata={"help": "dummy: random weights of the config's shape"}
     )
-    dtype: Dtype = field(default="auto", metadata={"help": "auto: float32 on CPU, the checkpoint's on CUDA"})
+    dtype: Dtype = field(
+        default="auto",
+        metadata={
+            "help": "auto: float32 on CPU, the checkpoint's on CUDA; bfloat16 on CPU waits for the native ops: "
+            "without them a text may depend on the batch"
+        },
+    )
     device: Device = field(default="auto", metadata={"help": "auto: CUDA when there is one"})
     attention_backend: AttentionBackend = field(
         default="auto",
@@ -52,8 +58,8 @@ class EngineConfig:
     quantization: Quantization = field(
         default="none",
         metadata={
-            "help": "weights in fewer bits: int8 anywhere, int4 and fp8 on CUDA; int8 on CPU waits for the native ops: "
-            "without them a text may depend on the batch"
+            "help": "weights in fewer bits: int8 anywhere, int4 and fp8 on CUDA; int8 on CPU waits for the native ops, "
+            "as bfloat16 does"
         },
     )
     kv_cache_dtype: KVCacheDtype = field(
@@ -66,7 +72,11 @@ class EngineConfig:
         default=True, metadata={"help": "on CUDA: record decode steps in the background and replay them"}
     )
     compile: bool = field(
-        default=False, metadata={"help": "torch.compile the model; its first steps take long"}
+        default=False,
+        metadata={
+            "help": "torch.compile norms, RoPE and activation of sdpa and flex, in place of the native ops; "
+            "the first steps take long; no effect on triton"
+        },
     )
     check_syncs: bool = field(
         default=False, metadata={"help": "on CUDA, to debug: fail when launching a step waits for the device"}
@@ -249,7 +259,7 @@ def resolve_config(
         bytes_per_block: of all layers together.
 
     Raises:
-        ConfigError: the memory does not hold one block, or `max_model_len` exceeds the checkpoint's.
+        ConfigError: the blocks do not hold one request, or `max_model_len` exceeds the checkpoint's.
     """
     notices = []
     num_blocks = config.num_blocks or free_bytes // bytes_per_block
@@ -262,6 +272,11 @@ def resolve_config(
         raise ConfigError(f"max_model_len={config.max_model_len} exceeds the checkpoint's {model_max_len}")
     max_model_len = config.max_model_len or model_max_len
     capacity = (num_blocks - 1) * config.block_size
+    if capacity < 2:
+        raise ConfigError(
+            f"num_blocks={num_blocks} with block_size={config.block_size} hold {capacity} token, as one block stays "
+            "empty, and a request has 2 or more; raise num_blocks (or memory_share), or block_size"
+        )
     if max_model_len > capacity:
         notices.append(f"max_model_len shrunk from {max_model_len} to {capacity}: the KV cache holds no more")
         max_model_len = capacity

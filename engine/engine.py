@@ -139,7 +139,10 @@ class Engine:
         return (await self._intake.encode(text))[1]
 
     async def render_chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> list[int]:
-        """Token ids of a conversation under the model's chat template; options as Tokenizer.apply_chat_template."""
+        """Token ids of a conversation under the model's chat template.
+
+        Messages, options and errors are those of Tokenizer.apply_chat_template.
+        """
         tokenizer = self.tokenizer
         if tokenizer is None:
             raise InvalidRequest(
@@ -236,7 +239,12 @@ class Engine:
     @property
     def _intake(self) -> Intake:
         self._supervisor.require_company()
-        return Intake(self.tokenizer, self.resolved.max_model_len, self.model_config.vocab_size)
+        return Intake(
+            self.tokenizer,
+            self.resolved.max_model_len,
+            self.model_config.vocab_size,
+            self._supervisor.eos_token_ids,
+        )
 
     async def _submit(
         self,
@@ -251,6 +259,7 @@ class Engine:
         text, token_ids = await intake.encode(prompt)
         intake.check(token_ids, params)
         bad_word_ids = await intake.encode_bad_words(params)
+        intake.check_choice(params, bad_word_ids)
         self.check_room(params.n)
         compiled, info = await self._compile(params)
         company = self._supervisor.require_company()  # it may have crashed while the grammar compiled

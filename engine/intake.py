@@ -30,10 +30,17 @@ _SEED_STEP = 0x9E3779B97F4A7C15  # odd, far from 0: siblings of one request get 
 class Intake:
     """Turns prompts into AddRequest messages, or into InvalidRequest."""
 
-    def __init__(self, tokenizer: Tokenizer | None, max_model_len: int, vocab_size: int) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer | None,
+        max_model_len: int,
+        vocab_size: int,
+        eos_token_ids: tuple[int, ...] = (),
+    ) -> None:
         self._tokenizer = tokenizer
         self._max_model_len = max_model_len
         self._vocab_size = vocab_size
+        self._eos_token_ids = eos_token_ids
 
     async def encode(self, prompt: Prompt) -> tuple[str | None, list[int]]:
         """(text, token ids) of a prompt given as text, as ids, or as {"prompt_token_ids": ids}."""
@@ -87,6 +94,21 @@ class Intake:
             return self._encode_forms(forms)
         return await asyncio.to_thread(self._encode_forms, forms)
 
+    def check_choice(self, params: SamplingParams, bad_word_ids: Sequence[Sequence[int]]) -> None:
+        """Raise InvalidRequest where nothing is left that the first token could be."""
+        forbidden = {word[0] for word in bad_word_ids if len(word) == 1}
+        fields = [name for name in ("allowed_token_ids", "bad_words") if getattr(params, name)]
+        # Where a grammar leaves nothing but the end, min_tokens gives way.
+        if params.min_tokens > 0 and params.grammar is None:
+            forbidden.update(params.stop_token_ids, () if params.ignore_eos else self._eos_token_ids)
+            fields.append("min_tokens")
+        allowed = params.allowed_token_ids or range(self._vocab_size)
+        if all(token_id in forbidden for token_id in allowed):
+            raise InvalidRequest(
+                f"{' and '.join(fields)} leave no token to begin with; at least one must be possible",
+                fields[0],
+            )
+
     def split(
         self,
         request_id: str,
@@ -97,14 +119,18 @@ class Intake:
         arrival_time: float | None = None,
         bad_word_ids: tuple[tuple[int, ...], ...] = (),
     ) -> list[AddRequest]:
-        """One message per completion; they share the prompt's blocks through the prefix cache."""
+        """One message per completion; they share the prompt's blocks through the prefix cache.
+
+        The first tells the log-probabilities of the prompt for all.
+        """
         seed = secrets.randbits(63) if params.seed is None else params.seed
         single = params if params.n == 1 else replace(params, n=1)
+        sibling = single if params.prompt_logprobs is None else replace(single, prompt_logprobs=None)
         return [
             AddRequest(
                 request_id=request_id if params.n == 1 else f"{request_id}#{index}",
                 prompt_token_ids=prompt_token_ids,
-                params=single,
+                params=sibling if index else single,
                 seed=(seed + index * _SEED_STEP) % 2**63,
                 arrival_time=time.monotonic() if arrival_time is None else arrival_time,
                 priority=priority,

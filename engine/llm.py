@@ -14,20 +14,19 @@ from functools import partial
 from threading import Thread
 from typing import Any, TypeVar
 
-import numpy as np
 from tqdm import tqdm
 
 from engine.config import DEMO_MODEL, EngineConfig, ResolvedConfig
 from engine.engine import Engine
 from engine.errors import InvalidRequest
 from engine.intake import Prompt
+from engine.llm_inputs import Messages, check_names, list_conversations, list_params, list_prompts
 from engine.metrics import EngineStats
 from engine.outputs import RequestOutput
 from engine.sampling_params import SamplingParams
 from engine.tokenizer import Tokenizer
 
 Result = TypeVar("Result")
-Messages = Sequence[Mapping[str, Any]]
 Work = Callable[[], Coroutine[Any, Any, Result]]
 
 
@@ -39,10 +38,11 @@ class LLM:
         settings: any field of EngineConfig.
 
     Raises:
-        ConfigError: the settings or the checkpoint cannot work.
+        ConfigError: a setting that there is not, or the settings or the checkpoint cannot work.
     """
 
     def __init__(self, model: str = DEMO_MODEL, **settings: Any) -> None:
+        check_names(settings)
         # Offline work comes in one heap: a bounded queue would only refuse it.
         settings.setdefault("max_num_waiting", 2**20)
         self._engine = Engine(EngineConfig(model=str(model), **settings))
@@ -80,8 +80,8 @@ class LLM:
         Raises:
             InvalidRequest, GrammarError: a prompt or its parameters cannot be served; nothing is returned.
         """
-        listed = _list_prompts(prompts)
-        params = _list_params(sampling_params, len(listed))
+        listed = list_prompts(prompts)
+        params = list_params(sampling_params, len(listed))
         return self._run(partial(self._generate_all, listed, params, use_tqdm, priority, cache_salt))
 
     def chat(
@@ -97,6 +97,7 @@ class LLM:
         """Answer one conversation, or a list of them, under the model's chat template.
 
         Args:
+            messages: as Tokenizer.apply_chat_template takes them.
             chat_template_kwargs: variables of the template, and the options of Tokenizer.apply_chat_template.
 
         Raises:
@@ -108,11 +109,9 @@ class LLM:
                 f"chat_template_kwargs must be a mapping, not {type(options).__name__}",
                 "chat_template_kwargs",
             )
-        is_single = bool(messages) and isinstance(messages[0], Mapping)
-        conversations = [messages] if is_single else list(messages)
         prompts = [
-            self._run(partial(self._engine.render_chat, each, **options))  # type: ignore[arg-type]
-            for each in conversations
+            self._run(partial(self._engine.render_chat, each, **options))
+            for each in list_conversations(messages)
         ]
         return self.generate(
             prompts, sampling_params, use_tqdm=use_tqdm, priority=priority, cache_salt=cache_salt
@@ -168,32 +167,6 @@ class LLM:
         except BaseException:
             future.cancel()  # Ctrl-C: abort what was asked, keep the engine
             raise
-
-
-def _list_prompts(prompts: Any) -> list[Prompt]:
-    if isinstance(prompts, str | Mapping):
-        return [prompts]
-    listed = list(prompts)
-    if listed and all(isinstance(item, int | np.integer) for item in listed):
-        return [listed]
-    return listed
-
-
-def _list_params(params: Any, count: int) -> list[SamplingParams]:
-    if params is None or isinstance(params, SamplingParams):
-        return [params or SamplingParams()] * count
-    listed = list(params) if isinstance(params, Sequence) else [params]
-    for each in listed:
-        if not isinstance(each, SamplingParams):
-            raise InvalidRequest(
-                f"sampling_params must be a SamplingParams or a list of them, not {type(each).__name__}",
-                "sampling_params",
-            )
-    if len(listed) != count:
-        raise InvalidRequest(
-            f"sampling_params has {len(listed)} entries for {count} prompts", "sampling_params"
-        )
-    return listed
 
 
 def _first_error(group: ExceptionGroup) -> Exception:

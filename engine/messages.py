@@ -148,7 +148,7 @@ class RequestTokens(NamedTuple):
     request_id: str
     token_ids: list[int]
     logprobs: list[TokenLogprobs] | None = None
-    prompt_logprobs: list[TokenLogprobs | None] | None = None
+    prompt_logprobs: list[TokenLogprobs | None] | None = None  # a part; one that begins with None begins anew
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
     error: str | None = None

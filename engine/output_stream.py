@@ -67,7 +67,7 @@ class OutputStream:
         self._grammar = grammar
         self._metrics = metrics
         self._completions = [_Completion(params.logprobs is not None) for _ in range(params.n)]
-        self._prompt_logprobs: list[TokenLogprobs | None] | None = None
+        self._prompt_logprobs: list[TokenLogprobs | None] = []  # as far as they have come
         self._num_cached_tokens = 0
         self._num_preemptions = 0
         self._first_scheduled_time: float | None = None
@@ -93,8 +93,10 @@ class OutputStream:
             gap = self._note_tokens(completion, delta, item, now)
         if delta.text:
             completion.text_parts.append(delta.text)
-        if item.prompt_logprobs is not None:
-            self._prompt_logprobs = delta.prompt_logprobs
+        if delta.prompt_logprobs:
+            if delta.prompt_logprobs[0] is None:  # the first position, also after a preemption
+                self._prompt_logprobs = []
+            self._prompt_logprobs += delta.prompt_logprobs
         if item.first_scheduled_time is not None:
             self._num_cached_tokens = max(self._num_cached_tokens, item.num_cached_tokens)
             self._num_preemptions = max(self._num_preemptions, item.num_preemptions)
@@ -106,7 +108,8 @@ class OutputStream:
                 self.num_unfinished -= 1
             self._metrics.finished[delta.finish_reason] += 1
             self._metrics.e2e.observe(now - self._arrival_time)
-        if self._kind != "final" or self.num_unfinished == 0:
+        is_news = bool(delta.token_ids or delta.text or delta.finish_reason)
+        if is_news and (self._kind != "final" or self.num_unfinished == 0):
             self._wake()
         return gap
 
@@ -142,6 +145,7 @@ class OutputStream:
                 output for output in outputs if output.token_ids or output.text or output.finish_reason
             ]
             self._forget_finished()
+        is_scored = len(self._prompt_logprobs) == len(self._prompt_token_ids)
         return RequestOutput(
             request_id=self.request_id,
             prompt=self._prompt,
@@ -149,7 +153,7 @@ class OutputStream:
             outputs=outputs,
             finished=self.is_finished,
             num_cached_tokens=self._num_cached_tokens,
-            prompt_logprobs=self._prompt_logprobs,
+            prompt_logprobs=self._prompt_logprobs if is_scored else None,
             metrics=self._make_metrics(),
             grammar=self._grammar,
         )

@@ -33,6 +33,7 @@ class Request:
         "num_cached_tokens",
         "num_committed_blocks",
         "num_prompt_tokens",
+        "num_scored",
         "params",
         "pending_prompt_logprobs",
         "priority",
@@ -78,13 +79,17 @@ class Request:
         self.num_committed_blocks = 0  # leading blocks already offered to the prefix cache
         self.num_cached_tokens = 0
         self.first_scheduled_time: float | None = None
-        self.pending_prompt_logprobs: list[TokenLogprobs | None] | None = None
+        self.pending_prompt_logprobs: list[TokenLogprobs | None] | None = None  # not told yet
+        self.num_scored = 0  # positions before score_end whose log-probabilities have come
 
         self.table = table
         self.slot = slot = table.take()
         table.num_planned[slot] = self.num_prompt_tokens
         table.max_num_tokens[slot] = self.max_num_tokens
         table.has_grammar[slot] = self.has_grammar
+        if params.prompt_logprobs is not None:
+            table.score_end[slot] = self.num_prompt_tokens - 1
+            self.pending_prompt_logprobs = [None]  # nothing comes before the first token
         table.is_watched[slot] = True  # the first token comes with the times and the number of cached tokens
 
     @property
@@ -101,6 +106,11 @@ class Request:
         return int(self.table.num_preemptions[self.slot])
 
     @property
+    def wants_prompt_logprobs(self) -> bool:
+        """Whether log-probabilities of its prompt are still to come."""
+        return bool(self.table.score_end[self.slot])
+
+    @property
     def num_tokens(self) -> int:
         return len(self.token_ids)
 
@@ -111,3 +121,15 @@ class Request:
     @property
     def is_finished(self) -> bool:
         return self.status is RequestStatus.FINISHED
+
+    def take_prompt_logprobs(self, logprobs: list[TokenLogprobs]) -> None:
+        """Those of one run, in order. A prompt that is told wholly is not scored again."""
+        self.pending_prompt_logprobs = (self.pending_prompt_logprobs or []) + logprobs
+        self.num_scored += len(logprobs)
+        if self.num_scored == self.table.score_end[self.slot]:
+            self.table.score_end[self.slot] = 0
+
+    def restart_prompt_logprobs(self) -> None:
+        """Begin anew with a prompt that is not told wholly; a part that begins with None says so."""
+        if self.wants_prompt_logprobs:
+            self.pending_prompt_logprobs, self.num_scored = [None], 0

@@ -20,6 +20,7 @@ MAX_ID_LIST = 1024
 MAX_BAD_WORDS = 128
 MAX_LOGPROBS = 20
 MAX_SEED = 2**63 - 1
+MIN_REPETITION_PENALTY = 0.01  # logits are divided by it: below 1e-38 there is nothing left but infinity
 _PLAIN_TYPES = (int, float, str, bool, type(None))
 
 
@@ -45,7 +46,7 @@ class SamplingParams:
     min_p: float = 0.0  # [0, 1], relative to the most likely token
     presence_penalty: float = 0.0  # [-2, 2]
     frequency_penalty: float = 0.0  # [-2, 2]
-    repetition_penalty: float = 1.0  # (0, 10]; counts prompt and output
+    repetition_penalty: float = 1.0  # [0.01, 10]; counts prompt and output
     seed: int | None = None  # None: a fresh one for every request
     stop: tuple[str, ...] = ()  # a str or a list is accepted
     stop_token_ids: tuple[int, ...] = ()
@@ -57,7 +58,7 @@ class SamplingParams:
     allowed_token_ids: tuple[int, ...] | None = None
     bad_words: tuple[str, ...] = ()  # at most 128, and 2048 tokens in all
     logprobs: int | None = None  # top alternatives beside the sampled token, 0..20
-    prompt_logprobs: int | None = None  # 0..20; such a request does not read the prefix cache
+    prompt_logprobs: int | None = None  # 0..20; such a prompt skips the prefix cache, 64 tokens a step
     skip_special_tokens: bool = True
     grammar: GrammarSpec | None = None
     output_kind: OutputKind = "cumulative"
@@ -105,7 +106,7 @@ class SamplingParams:
         _check_float("min_p", self.min_p, 0.0, 1.0)
         _check_float("presence_penalty", self.presence_penalty, -2.0, 2.0)
         _check_float("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
-        _check_float("repetition_penalty", self.repetition_penalty, 0.0, 10.0, open_low=True)
+        _check_float("repetition_penalty", self.repetition_penalty, MIN_REPETITION_PENALTY, 10.0)
         if self.seed is not None:
             _check_int("seed", self.seed, -(2**63), MAX_SEED)
         for name in ("logprobs", "prompt_logprobs"):

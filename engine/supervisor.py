@@ -227,7 +227,7 @@ class Supervisor:
 
     async def _run_company(self, is_restart: bool) -> None:
         company = Company(
-            self._config, self.worker, self.tokenizer, self._eos_token_ids, self._metrics, self._note_hang
+            self._config, self.worker, self.tokenizer, self.eos_token_ids, self._metrics, self._note_hang
         )
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -263,11 +263,11 @@ class Supervisor:
             self.tokenizer = await asyncio.to_thread(
                 Tokenizer, config.tokenizer or config.model, config.model if config.tokenizer else None
             )
-            self._eos_token_ids: tuple[int, ...] = self.tokenizer.eos_token_ids
+            self.eos_token_ids: tuple[int, ...] = self.tokenizer.eos_token_ids
         else:
-            self._eos_token_ids = await asyncio.to_thread(read_eos_token_ids, config.model)
+            self.eos_token_ids = await asyncio.to_thread(read_eos_token_ids, config.model)
         is_mock = config.mock_step_ms is not None
-        self.worker = MockWorker(config) if is_mock else Worker(config, self._eos_token_ids)
+        self.worker = MockWorker(config) if is_mock else Worker(config, self.eos_token_ids)
         self._is_worker_made = True
         self.timeline.append(("tokenizer", time.monotonic() - start))
 

@@ -19,6 +19,7 @@ from typing import Any
 import jinja2
 import transformers
 
+from engine.chat_messages import read_messages
 from engine.core.incremental_text import IncrementalText, WindowedText
 from engine.core.token_pieces import TextRule, TokenPieces, read_text_rule
 from engine.errors import ConfigError, InvalidRequest
@@ -60,7 +61,8 @@ class Tokenizer:
 
     def __init__(self, path_or_name: str | Path, model: str | Path | None = None) -> None:
         self.name = str(path_or_name)
-        folder = resolve_checkpoint(path_or_name, TOKENIZER_PATTERNS)
+        field = "model" if model is None else "tokenizer"
+        folder = resolve_checkpoint(path_or_name, TOKENIZER_PATTERNS, field)
         self._tokenizer = _load(folder, self.name)
         self._backend = getattr(self._tokenizer, "backend_tokenizer", None)
         self.eos_token_ids = read_eos_token_ids(model or folder, self._tokenizer.eos_token_id)
@@ -126,13 +128,17 @@ class Tokenizer:
         """The prompt of a conversation, special tokens included: encode it with `add_special_tokens=False`.
 
         Args:
+            messages: each with a role and a content, which is a text or a list of parts such as
+                {"type": "text", "text": ...}; a template sees their texts joined.
             continue_final_message: leave the last message open; needs `add_generation_prompt=False`.
             kwargs: further variables of the template.
 
         Raises:
-            InvalidRequest: no template, or one that refuses these messages; a reserved name among `kwargs`.
+            InvalidRequest: no template, or one that refuses these messages; a message without role or text; a
+                reserved name among `kwargs`.
         """
         refuse_reserved_kwargs(kwargs)
+        read = read_messages(messages)
         if not self.has_chat_template:
             raise InvalidRequest(
                 f"{self.name} has no chat template. Use the completions API, "
@@ -141,7 +147,7 @@ class Tokenizer:
             )
         try:
             return self._tokenizer.apply_chat_template(
-                [dict(message) for message in messages],
+                read,
                 tools=None if tools is None else [dict(tool) for tool in tools],
                 add_generation_prompt=add_generation_prompt,
                 continue_final_message=continue_final_message,

@@ -20,8 +20,9 @@ _INT4_TILES = 8
 _INT8_MAX = 127.0
 _FP8 = torch.float8_e4m3fn
 _FP8_MAX = torch.finfo(_FP8).max
-# The smallest number of rows that CUDA's int8 product takes.
+# What CUDA's int8 product takes: at least so many rows, and sizes of a matrix in multiples of 8.
 _MIN_CUDA_ROWS = 32
+_INT8_MULTIPLE = 8
 _TINY = 1e-12
 
 
@@ -52,26 +53,29 @@ def pack_quantized(weight: Tensor, quantization: Quantization) -> QuantizedWeigh
 
 
 class Int8Weight:
-    """W8A8: weights rounded per output channel, activations per token."""
+    """W8A8: weights rounded per output channel, activations per token; zeros fill sizes up to multiples of 8."""
 
     def __init__(self, weight: Tensor) -> None:
-        self.values, scales = round_rows(weight, _INT8_MAX)
+        values, scales = round_rows(weight, _INT8_MAX)
+        self._num_outputs, self._num_inputs = weight.shape
+        self.values = _fill_up(values, *(size + -size % _INT8_MULTIPLE for size in weight.shape))
         self.scales = scales.flatten()  # [out] float32
         self._dtype = weight.dtype
 
     def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
         values, scales = round_rows(x, _INT8_MAX)
         num_rows = len(values)
-        if values.is_cuda and num_rows < _MIN_CUDA_ROWS:
-            values = F.pad(values, (0, 0, 0, _MIN_CUDA_ROWS - num_rows))
-        products = torch._int_mm(values, self.values.t())[:num_rows]
+        num_filled = max(num_rows, _MIN_CUDA_ROWS) if values.is_cuda else num_rows
+        values = _fill_up(values, num_filled, self.values.shape[1])
+        products = torch._int_mm(values, self.values.t())[:num_rows, : self._num_outputs]
         result = (products * scales).mul_(self.scales)
         if bias is not None:
             result += bias
         return result.to(x.dtype)
 
     def unpack(self) -> Tensor:
-        return (self.values * self.scales.unsqueeze(1)).to(self._dtype)
+        values = self.values[: self._num_outputs, : self._num_inputs]
+        return (values * self.scales.unsqueeze(1)).to(self._dtype)
 
 
 class Fp8Weight:
@@ -117,6 +121,13 @@ class Int4Weight:
 
     def unpack(self) -> Tensor:
         raise NotImplementedError("int4 matrices stay as they are")
+
+
+def _fill_up(matrix: Tensor, num_rows: int, num_columns: int) -> Tensor:
+    """Append rows and columns of zeros up to these numbers."""
+    if matrix.shape == (num_rows, num_columns):
+        return matrix
+    return F.pad(matrix, (0, num_columns - matrix.shape[1], 0, num_rows - matrix.shape[0]))
 
 
 def round_rows(x: Tensor, greatest: float, dtype: torch.dtype = torch.int8) -> tuple[Tensor, Tensor]:

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kernels.candidates import select_candidates
 from kernels.device_kernels import find_device_kernels
 
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
@@ -229,34 +230,6 @@ def select_kept(
     return values, ids, torch.minimum(_count_kept(values, total, top_p, log_min_p), top_k)
 
 
-def select_candidates(scores: Tensor, vocab: Tensor, width: int) -> tuple[Tensor, Tensor]:
-    """The `width` best tokens of each row, best first, ties by the lower id.
-
-    Args:
-        scores: [R, V] float32.
-        vocab: [V] int64, 0..V-1 (made once by the caller of a loop).
-        width: 1..V.
-
-    Returns scores [R, width] float32 and token ids [R, width] int64.
-    """
-    keys = _make_order_keys(scores, vocab)
-    vocab_size = scores.shape[-1]
-    if scores.device.type == "cpu":
-        # numpy's vectorised partition and sort of integers are several times faster than torch.topk on CPU.
-        order = keys.numpy()
-        if width < vocab_size:
-            order.partition(width - 1, axis=-1)
-            order = order[:, :width].copy()
-        order.sort(axis=-1)
-        keys = torch.from_numpy(order)
-    elif width < vocab_size:
-        keys = keys.topk(width, dim=-1, largest=False, sorted=True).values
-    else:
-        keys = keys.sort(dim=-1).values
-    ids = keys & 0xFFFFFFFF
-    return scores.gather(-1, ids), ids
-
-
 def _draw_prefix(values: Tensor, ids: Tensor, num_kept: Tensor, keys: Tensor) -> Tensor:
     """Gumbel-max over the first `num_kept` candidates; [R] int64, -1 for a row without a finite score."""
     if values.device.type == "cpu":
@@ -283,15 +256,6 @@ def _count_kept(values: Tensor, total: Tensor, top_p: Tensor, log_min_p: Tensor)
 def _compute_mass(scores: Tensor) -> Tensor:
     """exp(scores) in fixed point, int64: sums are exact, whatever their order."""
     return scores.exp().mul_(MASS_ONE).to(torch.int64)
-
-
-def _make_order_keys(scores: Tensor, vocab: Tensor) -> Tensor:
-    """[R, V] int64 keys, all different: ascending keys are descending scores, then ascending ids."""
-    # + 0.0 turns -0.0 into 0.0, which compares equal to it but has other bits.
-    bits = (scores + 0.0).view(torch.int32)
-    # Floats are sign and magnitude: invert the positive, clear the others' sign, and bigger comes first.
-    flips = (bits >> 31).bitwise_not_().bitwise_or_(torch.iinfo(torch.int32).min)
-    return bits.bitwise_xor_(flips).to(torch.int64).bitwise_left_shift_(32).bitwise_or_(vocab)
 
 
 def _mix64(state: np.ndarray) -> np.ndarray:

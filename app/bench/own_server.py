@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import sys
 import tempfile
@@ -13,7 +14,9 @@ import aiohttp
 
 from app.config import UsageError
 
-START_TIMEOUT_S = 600.0
+START_TIMEOUT_S = 600.0  # a large model loads for minutes
+ANSWER_TIMEOUT_S = 60.0  # where nobody says so: a program needs that long to listen when the machine is busy
+MAX_SHOWN = 200  # characters of an answer
 
 
 @asynccontextmanager
@@ -55,19 +58,53 @@ async def run_server(
 async def wait_until_ready(url: str, process: asyncio.subprocess.Process | None = None) -> None:
     """Poll /health.
 
+    For a server that is not ours, stderr tells who is waited for and what they answer; one that does not say that it
+    is about to be ready (503) gets a minute only: nobody may be there, or somebody else.
+
     Raises:
-        UsageError: the process ended instead, or nothing came within ten minutes.
+        UsageError: the process ended instead, or the time was over; the message says what came last.
     """
+    is_ours = process is not None
+    seen = "no answer"
+    if not is_ours:
+        print(f"waiting for {url} ...", file=sys.stderr)
+    loop = asyncio.get_running_loop()
+    begun = loop.time()
+    timeout = aiohttp.ClientTimeout(total=None)
     try:
-        async with asyncio.timeout(START_TIMEOUT_S), aiohttp.ClientSession() as session:
+        async with (
+            asyncio.timeout(START_TIMEOUT_S if is_ours else ANSWER_TIMEOUT_S) as limit,
+            aiohttp.ClientSession(timeout=timeout) as session,
+        ):
             while process is None or process.returncode is None:
-                try:
-                    async with session.get(f"{url}/health") as response:
-                        if response.status == 200:
-                            return
-                except aiohttp.ClientConnectionError:
-                    pass  # not listening yet
+                status, answer = await ask_health(session, url)
+                if status == 200:
+                    return
+                if status == 503 and not is_ours:
+                    limit.reschedule(min(begun + START_TIMEOUT_S, loop.time() + ANSWER_TIMEOUT_S))
+                if answer != seen and not is_ours:
+                    print(f"waiting for {url}: {answer}", file=sys.stderr)
+                seen = answer
                 await asyncio.sleep(0.05)
     except TimeoutError:
-        raise UsageError(f"the server did not become ready within {START_TIMEOUT_S:.0f} s") from None
+        waited = f"{loop.time() - begun:.0f} s"
+        raise UsageError(f"{url} did not become ready within {waited}; the last attempt: {seen}") from None
     raise UsageError(f"the server ended with exit code {process.returncode} instead of becoming ready")
+
+
+async def ask_health(session: aiohttp.ClientSession, url: str) -> tuple[int, str]:
+    """The status of /health, 0 without one, and what came in words.
+
+    Raises:
+        UsageError: no request can be sent to such an address.
+    """
+    try:
+        async with session.get(f"{url}/health") as response:
+            text = (await response.content.read(MAX_SHOWN)).decode(errors="replace")
+            return response.status, f"/health answers {response.status} {' '.join(text.split())}".rstrip()
+    except aiohttp.InvalidURL as error:
+        raise UsageError(f"{url!r} is no address of a server") from error
+    except aiohttp.ClientError as error:
+        # its own words for a refused connection do not say that it was refused
+        number = getattr(error, "errno", None) or 0
+        return 0, os.strerror(number) if number > 0 else str(error) or type(error).__name__

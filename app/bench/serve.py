@@ -20,7 +20,7 @@ from app.bench.own_server import run_server, wait_until_ready
 from app.bench.settings import write_json
 from app.bench.spread import percentiles
 from app.bench.workload import Job, add_random_flags, check_range, read_work
-from app.config import UsageError
+from app.config import UsageError, check_key, read_url
 
 METRICS = ("ttft", "tpot", "itl", "e2el")
 ENDPOINTS = {"openai": "/v1/completions", "openai-chat": "/v1/chat/completions"}
@@ -65,6 +65,8 @@ def run(arguments: argparse.Namespace, start: float) -> int:
     check_range(arguments, "num_warmups", 0, 10**6)
     if arguments.max_concurrency is not None:
         check_range(arguments, "max_concurrency", 1, 10**6)
+    if arguments.api_key:
+        check_key("--api-key", arguments.api_key)
     points = read_points(arguments.metric_percentiles)
     limits = read_goodput(arguments.goodput)
     jobs = read_work(arguments, arguments.vocab_size)
@@ -82,6 +84,7 @@ async def measure(arguments: argparse.Namespace, jobs: Sequence[Job]) -> tuple[l
         if url is None:
             url = await stack.enter_async_context(run_server(["--no-ui", *arguments.server_flags.split()]))
         else:
+            url = read_url("--base-url", url)
             await wait_until_ready(url)
         model = arguments.model or await find_model(url, arguments.api_key)
         target = Target(

@@ -15,7 +15,8 @@ from typing import Any
 from app.cli.evaluate import EvaluateConfig, evaluate
 from app.cli.talk import local_engine, plain_errors
 from app.config import UsageError, add_flags, make_config
-from app.extraction import extract_records
+from app.extraction import Limits, add_bounds, explain_added, extract_records
+from app.extraction.extractor import DEFAULT_LIMITS
 from engine import EngineConfig
 from grammar import GrammarSpec
 
@@ -47,17 +48,25 @@ def run(arguments: argparse.Namespace, start: float) -> int:
     # everything is read before the engine loads: a wrong name should not cost seconds
     schema = read_schema(arguments.schema)
     sources = [(name, read_text(name)) for name in arguments.files]
-    return asyncio.run(extract(schema, sources, vars(arguments), config.ground))
+    limits = Limits() if config.limits else None
+    return asyncio.run(extract(schema, sources, vars(arguments), config.ground, limits))
 
 
 async def extract(
-    schema: dict[str, Any], sources: list[tuple[str, str]], given: dict[str, Any], ground: bool = False
+    schema: dict[str, Any],
+    sources: list[tuple[str, str]],
+    given: dict[str, Any],
+    ground: bool = False,
+    limits: Limits | None = DEFAULT_LIMITS,
 ) -> int:
-    """Records to stdout, progress to stderr."""
+    """Records to stdout; progress, and what was added to the schema, to stderr."""
     num_failed = 0
+    added = explain_added(add_bounds(schema, limits))
+    if added:
+        print(f"added limits: {added} --no-limits adds none.", file=sys.stderr)
     async with local_engine(given) as engine:
         number = 0
-        async for record in extract_records(engine, schema, sources, ground=ground):
+        async for record in extract_records(engine, schema, sources, ground=ground, limits=limits):
             number += 1
             print(json.dumps(record, ensure_ascii=False), flush=True)
             num_failed += "error" in record

@@ -80,7 +80,7 @@ def run(arguments: argparse.Namespace, start: float) -> int:
 
 
 def read_text(name: str, newline: str | None = None) -> str:
-    """Return a file's text, or stdin's for `-`.
+    """Return a file's text, or stdin's for `-`, without the mark that some editors put before it.
 
     Args:
         newline: "" leaves line breaks as they are, None makes all of them line feeds.
@@ -90,8 +90,8 @@ def read_text(name: str, newline: str | None = None) -> str:
     """
     try:
         if name == "-":
-            return sys.stdin.read()
-        with Path(name).open(encoding="utf-8", newline=newline) as file:
+            return sys.stdin.read().removeprefix("\ufeff")
+        with Path(name).open(encoding="utf-8-sig", newline=newline) as file:
             return file.read()
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"cannot read {name}: {error}") from error
@@ -127,7 +127,8 @@ def try_instance(compiled: CompiledGrammar, name: str, kind: str) -> str:
     A file may have space around JSON, and elsewhere a line break at its end that does not belong to the text.
     """
     if not name.startswith("@"):
-        return judge(compiled, name.encode())
+        # bytes of the command line that are no UTF-8 come as surrogates: they are judged as the bytes they were
+        return judge(compiled, name.encode(errors="surrogateescape"))
     text = read_text(name.removeprefix("@"), newline="")
     if kind == "json_schema":
         return judge(compiled, text.strip().encode())

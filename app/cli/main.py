@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from app import __version__
 from app.cli.failure import Failure
 from app.cli.parser import Parser
-from app.config import UsageError
+from app.config import ENV_PREFIX, UsageError
 
 # verb -> (module, summary); a module is imported when its verb is used, because some take seconds
 VERBS = {
@@ -105,7 +105,11 @@ def dispatch(argv: list[str], start: float) -> int:
         allow_abbrev=False,
     )
     module.add_arguments(parser)
-    code: int = module.run(parser.parse_args(argv), start)
+    arguments = parser.parse_args(argv)
+    if any(name.startswith(ENV_PREFIX) for name in os.environ):
+        # it knows the settings of all verbs, and so imports what this one may do without
+        importlib.import_module("app.cli.variables").check_variables(os.environ)
+    code: int = module.run(arguments, start)
     return code
 
 

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import aiohttp
 
 from app.cli.failure import Failure
-from app.config import UsageError, make_config
+from app.config import UsageError, check_key, make_config, read_url
 from engine import ConfigError, Engine, EngineConfig, EngineError, InvalidRequest, SamplingParams
 from grammar import GrammarError
 
@@ -23,7 +23,11 @@ DONE = "[DONE]"
 
 @dataclass(frozen=True, slots=True)
 class TalkConfig:
-    """Flags of chat and complete beside the engine's."""
+    """Flags of chat and complete beside the engine's.
+
+    Raises:
+        UsageError: no header can carry the key.
+    """
 
     url: str | None = field(
         default=None,
@@ -38,6 +42,10 @@ class TalkConfig:
         default=None, metadata={"help": "share of probability to draw from; default: 1"}
     )
     sampling_seed: int | None = field(default=None, metadata={"help": "equal seeds give equal texts"})
+
+    def __post_init__(self) -> None:
+        if self.api_key:
+            check_key("api_key", self.api_key)
 
     @property
     def sampling(self) -> dict[str, Any]:
@@ -153,7 +161,7 @@ async def open_talker(given: Mapping[str, Any]) -> AsyncIterator[Talker]:
                 yield LocalTalker(engine, talk.sampling)
             return
         headers = {"Authorization": f"Bearer {talk.api_key}"} if talk.api_key else {}
-        url = talk.url.rstrip("/").removesuffix("/v1")
+        url = read_url("--url", talk.url)
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=10)
         async with aiohttp.ClientSession(headers=headers, timeout=timeout) as session:
             model = given.get("model") or await find_model(session, url)

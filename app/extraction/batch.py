@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Iterable
 from typing import Any
 
-from app.extraction.extractor import Extractor
+from app.extraction.bounds import Limits
+from app.extraction.extractor import DEFAULT_LIMITS, Extractor
 from app.extraction.prompt import Schema
+from app.extraction.schema_check import SchemaChecker
 from engine import Engine, EngineDead, EngineError
+from grammar import GrammarError
 
 # Enough to fill the engine's batch; the rest waits here, not in the engine's bounded queue.
 MAX_CONCURRENT = 16
@@ -21,16 +25,21 @@ async def extract_records(
     *,
     max_concurrent: int = MAX_CONCURRENT,
     ground: bool = False,
+    limits: Limits | None = DEFAULT_LIMITS,
 ) -> AsyncIterator[dict[str, Any]]:
     """Yield one JSON-able dict per (name, text), in the order of the sources, several running at once.
 
-    A source that fails alone (too long, say) yields a record of None with its `error`; the others go on.
+    A source that fails alone (too long, say, or no part of it is what a grounded text must be) yields a record of None
+    with its `error`; the others go on.
 
     Raises:
         GrammarError: the schema itself cannot be used.
         EngineDead: the engine is gone.
     """
-    extractor = Extractor(engine, ground=ground)
+    extractor = Extractor(engine, limits, ground=ground)
+    if ground:
+        # A grounded grammar is made of schema and text. With a schema that is sound alone the text is to blame.
+        await asyncio.to_thread(SchemaChecker().check, json.dumps(schema))
     waiting = iter(sources)
     running: list[asyncio.Task[dict[str, Any]]] = []
     try:
@@ -51,7 +60,9 @@ async def _extract_one(extractor: Extractor, schema: Schema, name: str, text: st
         return (await extractor.extract(schema, text, source=name)).to_json()
     except EngineDead:
         raise
-    except EngineError as error:
+    except (EngineError, GrammarError) as error:
+        if isinstance(error, GrammarError) and not extractor.ground:
+            raise
         return {
             "source": name, "record": None, "valid": False, "finish_reason": "error",
             "confidence": {}, "evidence": {}, "error": str(error),

@@ -1,20 +1,20 @@
 """Limits on what a schema leaves open, so that a looping model cannot fill the whole context.
 
-Strings and lists get lengths, dates and times of day the characters that they can have.
+Strings and lists get lengths, dates and times of day the characters that they can have (forms.py).
 
 Only places where a limit makes the schema stricter are touched: never below `not`, `oneOf`, `if` or
-`contains`, where narrowing a part may widen the whole. What was added is listed, and the record is
-checked against the schema as the user wrote it.
+`contains`, where narrowing a part may widen the whole. What was added is listed and shown, and the
+record is checked against the schema as the user wrote it.
 """
 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from app.extraction.forms import MEANINGS, OTHER_TIMES, Forms
 from app.extraction.prompt import Schema
 
 # Keywords whose subschemas must all hold (or may be chosen): stricter parts make a stricter whole.
@@ -28,19 +28,13 @@ ARRAY_LIMITS = ("maxItems", "enum", "const")
 OPPOSING_KEYWORDS = ("not", "oneOf", "if", "then", "else", "contains", "dependentSchemas", "propertyNames")
 
 
-DATE_PATTERN = "^(19|20)[0-9]{2}-(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])$"
-TIME_PATTERN = "^([01][0-9]|2[0-3]):[0-5][0-9]$"
-# A description that names a form; `format: date` needs no description.
-FORMS = ((re.compile(r"\bYYYY-MM-DD\b"), DATE_PATTERN), (re.compile(r"\bHH:MM\b(?!:)"), TIME_PATTERN))
-
-
 @dataclass(frozen=True, slots=True)
 class Limits:
     """What open strings and lists are cut to, and whether dates and times have to be plausible ones."""
 
     max_length: int = 200  # characters
     max_items: int = 32
-    plausible_times: bool = True  # years 1900 to 2099, 00:00 to 23:59
+    plausible_times: bool = True  # years 1900 to 2099, 00:00 to 23:59; others where the text has them
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,19 +55,41 @@ class BoundedSchema:
     patterns: tuple[Bound, ...] = field(default=())  # of dates and times
 
 
-def add_bounds(schema: Schema, limits: Limits | None) -> BoundedSchema:
-    """Limit what the schema leaves open; None leaves it as it is."""
+def add_bounds(schema: Schema, limits: Limits | None, text: str = "") -> BoundedSchema:
+    """Limit what the schema leaves open; None leaves it as it is.
+
+    Args:
+        text: what is extracted from; years and hours that are rare elsewhere are open where it has them.
+    """
     if limits is None:
         return BoundedSchema(schema)
     # Through JSON: a copy in which no two places share one dict.
     bounded = json.loads(json.dumps(schema))
+    forms = Forms(text)
     added: list[Bound] = []
     patterns: list[Bound] = []
     for pointer, subschema in walk_narrowable(bounded):
         if limits.plausible_times:
-            patterns += _shape(subschema, pointer)
+            patterns += _shape(subschema, pointer, forms)
         added += _limit(subschema, pointer, limits)
     return BoundedSchema(bounded, tuple(added), tuple(patterns))
+
+
+def describe_added(bounds: BoundedSchema) -> list[str]:
+    """What was added to the user's schema, in words: lengths, then every form with the places that it holds at."""
+    values = {bound.keyword: bound.value for bound in bounds.added}
+    words = {"maxLength": "characters a text", "maxItems": "items a list"}
+    lengths = [f"{values[keyword]} {what}" for keyword, what in words.items() if keyword in values]
+    places: dict[str, list[str]] = {}
+    for bound in bounds.patterns:
+        places.setdefault(MEANINGS[str(bound.value)], []).append(bound.pointer or "the root")
+    return lengths + [f"{form} at {', '.join(pointers)}" for form, pointers in places.items()]
+
+
+def explain_added(bounds: BoundedSchema) -> str:
+    """What limits add to a schema, as a sentence for a person who is shown no text; "" for nothing."""
+    added = ", ".join(describe_added(bounds))
+    return f"{added}. {OTHER_TIMES}" if bounds.patterns else added and f"{added}."
 
 
 def walk_narrowable(schema: Schema) -> Iterator[tuple[str, Schema]]:
@@ -86,16 +102,13 @@ def allows_strings(subschema: Schema) -> bool:
     return "string" in (kinds if isinstance(kinds, list) else [kinds])
 
 
-def _shape(subschema: Schema, pointer: str) -> Iterator[Bound]:
+def _shape(subschema: Schema, pointer: str, forms: Forms) -> Iterator[Bound]:
     """A pattern for a date or a time of day that has none."""
     if not allows_strings(subschema) or any(word in subschema for word in ("pattern", "enum", "const")):
         return
-    if subschema.get("format") == "date":
-        yield _set(subschema, pointer, "pattern", DATE_PATTERN)
-    elif "format" not in subschema and isinstance(subschema.get("description"), str):
-        found = [pattern for form, pattern in FORMS if form.search(subschema["description"])]
-        if len(found) == 1:
-            yield _set(subschema, pointer, "pattern", found[0])
+    pattern = forms.find_pattern(subschema)
+    if pattern is not None:
+        yield _set(subschema, pointer, "pattern", pattern)
 
 
 def _limit(subschema: Schema, pointer: str, limits: Limits) -> Iterator[Bound]:

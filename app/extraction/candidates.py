@@ -6,13 +6,16 @@ as words, stars or lists to be counted.
 
 from __future__ import annotations
 
+import json
+import math
 import re
 from typing import Any
 
 from app.extraction.bounds import walk_narrowable
 from app.extraction.dates import find_dates
-from app.extraction.grounding import NUMBER, read_number
+from app.extraction.grounding import NUMBER, find_sign, read_number
 from app.extraction.prompt import Schema
+from grammar import SchemaValidator
 
 MAX_CANDIDATES = 64
 # Keywords that leave nothing to choose or make a choice of their own.
@@ -21,16 +24,17 @@ THOUSANDS = re.compile(r"\s?[kK]\b")
 
 
 def bind_amounts(schema: Schema, text: str) -> None:
-    """Narrow the dates and amounts of a schema, in place, to those that the text offers."""
+    """Narrow the dates and amounts of a schema, in place, to those that the text offers and the schema accepts."""
     dates, amounts = list_dates(text), list_amounts(text)
-    for _, subschema in list(walk_narrowable(schema)):
+    given = json.loads(json.dumps(schema))
+    for pointer, subschema in list(walk_narrowable(schema)):
         if any(keyword in subschema for keyword in SETTLED):
             continue
         kind = subschema.get("type")
         if kind == "string" and subschema.get("format") == "date":
-            _choose(subschema, dates)
+            _choose(subschema, _accepted(given, pointer, dates))
         elif kind == "number":
-            _choose(subschema, amounts)
+            _choose(subschema, _accepted(given, pointer, amounts))
 
 
 def list_dates(text: str) -> list[Any]:
@@ -46,14 +50,25 @@ def list_amounts(text: str) -> list[Any]:
         readings = sorted(read_number(match.group()))
         if THOUSANDS.match(text, match.end()):
             readings += [reading * 1000 for reading in readings]
-        if re.search(r"(?<![\w.,])[-−]$", text[max(0, match.start() - 2) : match.start()]):
+        if find_sign(text, match.start()) < match.start():
             readings += [-reading for reading in readings]
         found += readings
-    return list(dict.fromkeys(int(value) if value == int(value) else value for value in found))
+    # A key of hundreds of digits is no amount: as a float it is infinite.
+    finite = filter(math.isfinite, found)
+    return list(dict.fromkeys(int(value) if value.is_integer() else value for value in finite))
+
+
+def _accepted(schema: Schema, pointer: str, candidates: list[Any]) -> list[Any]:
+    """The candidates that fit everything that the schema says of the value at this place."""
+    if not 0 < len(candidates) <= MAX_CANDIDATES:
+        return candidates
+    validator = SchemaValidator(schema, pointer)
+    return [candidate for candidate in candidates if validator.is_valid(candidate)]
 
 
 def _choose(subschema: Schema, candidates: list[Any]) -> None:
     if 0 < len(candidates) <= MAX_CANDIDATES:
+        # Every candidate has them.
         subschema.pop("format", None)
         subschema.pop("pattern", None)
         subschema["enum"] = candidates

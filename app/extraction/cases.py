@@ -46,7 +46,8 @@ def read_cases(path: Path, schemas: Path = ASSETS / "schemas") -> list[Case]:
         CaseError: a line is not a case.
         OSError: the file cannot be read.
     """
-    lines = path.read_text(encoding="utf-8").splitlines()
+    # Not splitlines, which also ends a line at characters that JSON leaves as they are.
+    lines = path.read_text(encoding="utf-8").split("\n")
     return [
         _read_case(line, f"{path.name} line {number}", schemas)
         for number, line in enumerate(lines, 1)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,6 +15,7 @@ from app.extraction.extractor import ExtractionResult, Extractor, TextTooLong
 from app.extraction.grounding import Evidence
 from app.extraction.json_spans import scan
 from app.extraction.prompt import Schema, make_messages, make_plain_prompt
+from engine import Engine, EngineOverloaded, InvalidRequest
 from grammar import SchemaValidator
 
 # Tokens kept free for each part's record, as a share of the model's length.
@@ -25,6 +26,9 @@ OVERLAP_SHARE = 0.15
 MIN_PART_CHARS = 200
 MAX_PARTS = 64
 MAX_CONCURRENT = 8
+# What a part that is denser than the rest is cut to, again and again until it fits.
+SMALLER_SHARE = 0.6
+RETRY_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,23 +52,22 @@ async def extract_long(
 ) -> AsyncGenerator[PartsDone | ExtractionResult, None]:
     """Yield progress, then one merged ExtractionResult; a text that fits is read in one part.
 
+    A full queue is waited for: the parts of one text may fill it themselves.
+
     Raises:
         TextTooLong: the schema alone fills the model, or the text has too many parts.
         GrammarError, EngineError: as Extractor.
     """
-    parts = cut(text, await count_fitting_chars(extractor, schema, text))
-    if len(parts) > MAX_PARTS:
-        raise TextTooLong(
-            f"the text needs {len(parts):,} parts of what the model takes; at most {MAX_PARTS} are read",
-            "text",
-        )
+    parts = await plan_parts(extractor, schema, text)
     results: list[ExtractionResult | None] = [None] * len(parts)
     gate = asyncio.Semaphore(MAX_CONCURRENT)
 
     async def read(index: int) -> None:
         async with gate:
             piece = text[parts[index].start : parts[index].end]
-            results[index] = await extractor.extract(schema, piece, source=source, cache_salt=cache_salt)
+            results[index] = await extract_patiently(
+                extractor, schema, piece, source=source, cache_salt=cache_salt
+            )
 
     tasks = {asyncio.ensure_future(read(index)) for index in range(len(parts))}
     waiting = set(tasks)
@@ -82,42 +85,94 @@ async def extract_long(
     yield await asyncio.to_thread(merge, schema, parts, found)
 
 
-async def count_fitting_chars(extractor: Extractor, schema: Schema, text: str) -> int:
-    """How many characters of this text the model takes in one part beside the schema and a record."""
+async def extract_patiently(
+    extractor: Extractor, schema: Schema, text: str, *, source: str = "", cache_salt: str | None = None
+) -> ExtractionResult:
+    """As Extractor.extract, but where others fill the engine's queue it waits and tries again."""
+    while True:
+        try:
+            return await extractor.extract(schema, text, source=source, cache_salt=cache_salt)
+        except EngineOverloaded as error:
+            await asyncio.sleep(max(error.retry_after_s, RETRY_S))
+
+
+async def plan_parts(extractor: Extractor, schema: Schema, text: str) -> list[Part]:
+    """The parts of this text that the model takes, each beside the schema and a record.
+
+    Raises:
+        TextTooLong: the schema alone fills the model, or the text has too many parts.
+        InvalidRequest: the engine has no tokenizer.
+    """
     engine = extractor.engine
-    messages = make_messages(schema, "")
-    has_template = engine.tokenizer is not None and engine.tokenizer.has_chat_template
-    frame = await (
-        engine.render_chat(messages) if has_template else engine.encode(make_plain_prompt(messages))
-    )
-    limit = engine.resolved.max_model_len
-    room = limit - len(frame) - min(int(limit * OUTPUT_SHARE), MAX_OUTPUT_TOKENS)
+    tokenizer = engine.tokenizer
+    if tokenizer is None:
+        raise InvalidRequest("extraction needs a tokenizer; start the engine without skip_tokenizer_init")
+    limit, frame = engine.resolved.max_model_len, await _count_frame(engine, schema)
+    room = limit - frame - min(int(limit * OUTPUT_SHARE), MAX_OUTPUT_TOKENS)
     num_tokens = max(len(await engine.encode(text)), 1)
     if num_tokens <= room:
-        return len(text)
-    # Tokens are not spread evenly; a tenth is kept back for parts that are denser than the rest.
+        return [Part(0, len(text))]
+    # A tenth is kept back, so that most parts fit as they are; those that are denser still are cut smaller.
     fitting = int(room * 0.9 * len(text) / num_tokens)
     if fitting < MIN_PART_CHARS:
         raise TextTooLong(
-            f"the schema takes {len(frame):,} of the model's {limit:,} tokens and leaves no room for a text",
+            f"the schema takes {frame:,} of the model's {limit:,} tokens and leaves no room for a text",
             "text",
         )
-    return fitting
+    too_many = TextTooLong(
+        f"the text needs more than {MAX_PARTS} parts of what the model takes; no more are read", "text"
+    )
+    if len(text) > fitting * MAX_PARTS:
+        raise too_many
+    parts = await asyncio.to_thread(cut, text, fitting, lambda part: len(tokenizer.encode(part)) <= room)
+    if len(parts) > MAX_PARTS:
+        raise too_many
+    return parts
 
 
-def cut(text: str, max_chars: int) -> list[Part]:
-    """Overlapping parts of at most `max_chars` characters that end at a paragraph, a line or a space."""
-    if len(text) <= max_chars:
-        return [Part(0, len(text))]
-    parts, start, overlap = [], 0, int(max_chars * OVERLAP_SHARE)
-    while start + max_chars < len(text):
-        end = _find_end(text, start + max_chars // 2, start + max_chars)
+async def _count_frame(engine: Engine, schema: Schema) -> int:
+    """The tokens of a prompt without its text."""
+    messages = make_messages(schema, "")
+    if engine.tokenizer is not None and engine.tokenizer.has_chat_template:
+        return len(await engine.render_chat(messages))
+    return len(await engine.encode(make_plain_prompt(messages)))
+
+
+def cut(text: str, max_chars: int, fits: Callable[[str], bool] = lambda part: True) -> list[Part]:
+    """Overlapping parts of at most `max_chars` characters that end at a paragraph, a line or a space.
+
+    A part that does not fit is cut shorter, until it does.
+
+    Raises:
+        TextTooLong: not even MIN_PART_CHARS characters fit somewhere.
+    """
+    parts: list[Part] = []
+    start = covered = 0
+    while not parts or covered < len(text):
+        size = max_chars
+        end = _find_end(text, start, size)
+        while not fits(text[start:end]):
+            if end - start <= MIN_PART_CHARS:
+                raise TextTooLong(
+                    f"characters {start + 1:,} to {end:,} of the text are more tokens than the model takes beside "
+                    "the schema and a record",
+                    "text",
+                )
+            size = int((end - start) * SMALLER_SHARE)
+            end = _find_end(text, start, size)
+        if parts and end <= covered:
+            start = covered  # nothing new fits behind the overlap
+            continue
         parts.append(Part(start, end))
-        start = _find_start(text, end - overlap, end)
-    return [*parts, Part(start, len(text))]
+        covered = end
+        start = _find_start(text, end - int(size * OVERLAP_SHARE), end)
+    return parts
 
 
-def _find_end(text: str, low: int, high: int) -> int:
+def _find_end(text: str, start: int, size: int) -> int:
+    low, high = start + size // 2, start + size
+    if high >= len(text):
+        return len(text)
     for mark in ("\n\n", "\n", ". ", " "):
         found = text.rfind(mark, low, high)
         if found >= 0:

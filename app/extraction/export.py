@@ -7,6 +7,7 @@ import importlib
 import io
 import json
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -25,16 +26,39 @@ def export(records: Sequence[Mapping[str, Any]], file_format: str) -> bytes:
     """The content of a file with these records, which are what `ExtractionResult.to_json` and batches give.
 
     Raises:
-        ExportError: the format is unknown, or its library is not installed.
+        ExportError: the format is unknown, its library is not installed, or a text cannot be written in it.
     """
-    match file_format:
-        case "jsonl":
-            return "".join(json.dumps(dict(each), ensure_ascii=False) + "\n" for each in records).encode()
-        case "csv":
-            return _write_csv(make_rows(records))
-        case "parquet":
-            return _write_parquet(make_rows(records))
+    try:
+        match file_format:
+            case "jsonl":
+                return b"".join(_write_line(each) for each in records)
+            case "csv":
+                return _write_csv(make_rows(records))
+            case "parquet":
+                return _write_parquet(make_rows(records))
+    except UnicodeEncodeError as error:
+        where = next((f"{each.get('source')!r}" for each in records if not _is_text(each)), "a column")
+        raise ExportError(
+            f"{where} holds half of a surrogate pair, which only JSONL can keep: export JSONL"
+        ) from error
     raise ExportError(f"format {file_format!r} is not one of {', '.join(FORMATS)}")
+
+
+def _write_line(record: Mapping[str, Any]) -> bytes:
+    try:
+        return f"{json.dumps(dict(record), ensure_ascii=False)}\n".encode()
+    except UnicodeEncodeError:
+        # Half of a surrogate pair can be written as its escape, and only so.
+        return f"{json.dumps(dict(record))}\n".encode()
+
+
+def _is_text(record: Mapping[str, Any]) -> bool:
+    """Whether all of it can be written as UTF-8."""
+    try:
+        json.dumps(dict(record), ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def make_rows(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -100,7 +124,7 @@ def _write_parquet(rows: list[dict[str, Any]]) -> bytes:
 def _unify(values: list[Any]) -> list[Any]:
     """One type a column: numbers stay numbers when all are, flags when all are, everything else is text."""
     kinds = {type(value) for value in values if value is not None}
-    if kinds == {int, float}:
+    if kinds == {int, float} and all(abs(v) <= sys.float_info.max for v in values if isinstance(v, int)):
         return [None if value is None else float(value) for value in values]
     if len(kinds) <= 1 and (kinds != {int} or all(abs(v) < 2**63 for v in values if v is not None)):
         return values

@@ -103,7 +103,7 @@ class Extractor:
             GrammarError: the schema is malformed or cannot be enforced exactly.
             EngineError: the engine refused or lost the request.
         """
-        bounds = add_bounds(schema, self.limits)
+        bounds = add_bounds(schema, self.limits, text)
         grammar = self._make_grammar(bounds.schema, text)
         prompt_ids = await self._encode(schema, text)
         params = SamplingParams(

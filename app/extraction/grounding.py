@@ -9,16 +9,22 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterable, Sequence
+from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from app.extraction.dates import find_dates
-from app.extraction.json_spans import Leaf
+from app.extraction.json_spans import Leaf, Path, Scalar
 
 Match = Literal["exact", "normalised", "none"]
 
 NUMBER = re.compile(r"\d+(?:[.,' \u00a0\u202f]\d+)*")
+# A minus that belongs to the digits behind it: no hyphen, no range, no mark of a list.
+SIGN = re.compile(r"(?<![\w.,)\]-])[-−](?:[€$£¥]\s?)?\Z")
+SIGN_CHARS = 4
+# A line's end parts values as many characters do.
+LINE_DISTANCE = 100
 NUMBER_WORDS = (
     *("zero", "one", "two", "three", "four", "five", "six"),
     *("seven", "eight", "nine", "ten", "eleven", "twelve"),
@@ -44,18 +50,86 @@ Span = tuple[int, int]
 def find_evidence(leaves: Sequence[Leaf], source: str) -> dict[str, Evidence]:
     """Evidence of every string and number by JSON pointer; true, false, null and "" have none to find."""
     finder = _Finder(source)
+    known: dict[tuple[type, Scalar], tuple[Match, list[Span]]] = {}
     found: dict[str, Evidence] = {}
-    read_until: dict[str, int] = {}
+    lists: dict[Path, _ListReader] = {}
     for leaf in leaves:
         if isinstance(leaf.value, bool) or leaf.value is None or leaf.value == "":
             continue
-        # The items of a list usually stand in order: look for each one behind the one before.
-        group = _list_of(leaf.pointer)
-        evidence = finder.find(leaf.value, read_until.get(group, 0) if group else 0)
-        found[leaf.pointer] = evidence
-        if group and evidence.match != "none":
-            read_until[group] = evidence.end
+        key = type(leaf.value), leaf.value
+        if key not in known:
+            known[key] = finder.find(leaf.value)
+        match, spans = known[key]
+        places = [at for at, step in enumerate(leaf.path) if isinstance(step, int)]
+        if not spans:
+            found[leaf.pointer] = NO_EVIDENCE
+            continue
+        if places:
+            # Of the lists that a value lies in, the outermost: its items usually stand in order.
+            reader = lists.setdefault(leaf.path[: places[0]], _ListReader(source))
+            start, end = reader.pick(leaf.path[: places[0] + 1], leaf.path[: places[-1] + 1], spans)
+        else:
+            start, end = spans[0]
+        found[leaf.pointer] = Evidence(match, start, end, source[start:end])
     return found
+
+
+class _ListReader:
+    """Follows the items of one list through the source: what shows one value shows no other one.
+
+    The first value of an item is looked for behind the item before; the others stand near its other values, on
+    either side, and rather in the same line. What has no place of its own shares one.
+    """
+
+    def __init__(self, source: str) -> None:
+        self.source = source
+        self.taken = bytearray(len(source))  # by earlier items
+        self.before: Span = (0, 0)  # the least start and the greatest end of the item before
+        self.item: Path = ()
+        self.own: set[Span] = set()  # of this item
+        self.inner: Path = ()
+        # Of this item of the innermost list, after the last one of its neighbour.
+        self.near: list[Span] = []
+
+    def pick(self, item: Path, inner: Path, spans: list[Span]) -> Span:
+        """The place of one value; `spans` are in order and not empty."""
+        if item != self.item:
+            self.end_item()
+            self.item = item
+        if inner != self.inner:
+            self.inner, self.near = inner, self.near[-1:]
+        start, end = self.before
+        free = [span for span in spans if span not in self.own and self.taken.find(1, *span) < 0]
+        if not free:
+            return next((span for span in spans if span[0] >= start), spans[0])
+        ahead = [span for span in free if span[0] >= start] or free
+        if self.near:
+            chosen = self.nearest(ahead)
+        else:
+            chosen = next((span for span in ahead if span[0] >= end), ahead[0])
+        self.own.add(chosen)
+        self.near.append(chosen)
+        return chosen
+
+    def end_item(self) -> None:
+        for start, end in self.own:
+            self.taken[start:end] = b"\1" * (end - start)
+        if self.own:
+            self.before = min(start for start, _ in self.own), max(end for _, end in self.own)
+        self.own, self.near = set(), []
+
+    def nearest(self, spans: list[Span]) -> Span:
+        """The one closest to a value of the item."""
+        closest: list[tuple[int, Span]] = []
+        for start, end in self.near:
+            at = bisect_left(spans, (start, 0))
+            closest += [(self.distance(end, span[0]), span) for span in spans[at : at + 1]]
+            closest += [(self.distance(span[1], start), span) for span in spans[max(at - 1, 0) : at]]
+        # Of two as close, the one that is read later.
+        return min(closest, key=lambda each: (each[0], -each[1][0]))[1]
+
+    def distance(self, start: int, end: int) -> int:
+        return max(end - start, 0) + LINE_DISTANCE * self.source.count("\n", start, end)
 
 
 class _Finder:
@@ -65,28 +139,20 @@ class _Finder:
         self.source = source
         self.folded, self.origin = _fold(source)
         self.dates = list(find_dates(source))
-        self.numbers = [(read_number(match.group()), match.span()) for match in NUMBER.finditer(source)]
+        self.numbers = []  # what the digits may mean, whether there is a sign before them, and the span of both
+        for match in NUMBER.finditer(source):
+            start = find_sign(source, match.start())
+            self.numbers.append((read_number(match.group()), start < match.start(), (start, match.end())))
 
-    def find(self, value: str | float, after: int) -> Evidence:
+    def find(self, value: str | float) -> tuple[Match, list[Span]]:
+        """Every place that shows the value, in order."""
         if isinstance(value, str):
-            return (
-                self._pick("exact", _occurrences(self.source, value), after)
-                or self._pick("normalised", self._folded_occurrences(value), after)
-                or self._pick("normalised", self._other_spellings(value), after)
-                or NO_EVIDENCE
-            )
-        return (
-            self._pick("exact", _occurrences(self.source, repr(value), is_number=True), after)
-            or self._pick("normalised", self._numbers_equal(value), after)
-            or NO_EVIDENCE
-        )
-
-    def _pick(self, match: Match, spans: Iterable[Span], after: int) -> Evidence | None:
-        candidates = sorted(spans)
-        if not candidates:
-            return None
-        start, end = next((span for span in candidates if span[0] >= after), candidates[0])
-        return Evidence(match, start, end, self.source[start:end])
+            spans = sorted(_occurrences(self.source, value))
+            if spans:
+                return "exact", spans
+            return "normalised", sorted(self._folded_occurrences(value) or self._other_spellings(value))
+        spans = self._numbers_as_written(value)
+        return ("exact", spans) if spans else ("normalised", self._numbers_equal(value))
 
     def _folded_occurrences(self, value: str) -> list[Span]:
         folded, _ = _fold(value)
@@ -97,8 +163,18 @@ class _Finder:
         dates = [(start, end) for iso, start, end in self.dates if iso == value]
         return dates or _clocks_equal(self.source, value)
 
+    def _numbers_as_written(self, value: float) -> list[Span]:
+        written = repr(value)
+        digits = _occurrences(self.source, written.removeprefix("-"), is_number=True)
+        signed = [(find_sign(self.source, start), end) for start, end in digits]
+        return [span for span in signed if self.source[slice(*span)] == written]
+
     def _numbers_equal(self, value: float) -> list[Span]:
-        spans = [span for readings, span in self.numbers if value in readings]
+        spans = [
+            span
+            for readings, is_negative, span in self.numbers
+            if abs(value) in readings and (value < 0) == is_negative
+        ]
         if not spans and value in range(len(NUMBER_WORDS)):
             word = NUMBER_WORDS[int(value)]
             spans = [match.span() for match in re.finditer(rf"\b{word}\b", self.source, re.IGNORECASE)]
@@ -133,6 +209,12 @@ def _fold(text: str) -> tuple[str, list[int]]:
     return "".join(folded), origin
 
 
+def find_sign(text: str, start: int) -> int:
+    """Where the minus of the number stands whose digits begin at `start`; `start` itself when it has none."""
+    match = SIGN.search(text, max(0, start - SIGN_CHARS), start)
+    return match.start() if match else start
+
+
 def read_number(number: str) -> set[float]:
     """What a written number may mean: 1,234.50 and 1.234,50 differ by country, and 1,234 is either."""
     plain = re.sub(r"[' \u00a0\u202f](?=\d{3})", "", number)
@@ -161,10 +243,3 @@ def _clocks_equal(source: str, value: str) -> list[Span]:
     if (hour, minute) == (12, 0):
         spans += [match.span() for match in re.finditer(r"\bnoon\b", source, re.IGNORECASE)]
     return spans
-
-
-def _list_of(pointer: str) -> str:
-    """The pointer of the outermost list that holds this value, "" outside of lists."""
-    steps = pointer.split("/")
-    index = next((i for i, step in enumerate(steps) if step.isdigit()), None)
-    return "/".join(steps[:index]) if index else ""

@@ -11,6 +11,7 @@ from typing import Any
 from app.extraction.bounds import escape_pointer
 
 Scalar = str | int | float | bool | None
+Path = tuple[str | int, ...]
 
 NUMBER = re.compile(r"-?\d+(\.\d+)?([eE][+-]?\d+)?")
 # Deeper than any record that a person reads; a recursive schema could otherwise exhaust Python's stack.
@@ -27,6 +28,7 @@ class Leaf:
     start: int
     end: int
     is_complete: bool = True
+    path: Path = ()  # the pointer's steps; a number is a place in a list, digits in a text are a name
 
 
 @dataclass(slots=True)
@@ -46,7 +48,7 @@ def scan(text: str) -> Scan:
     scanner = _Scanner(text)
     result = Scan(leaves=scanner.leaves)
     with suppress(_EndOfText):
-        scanner.read_value("", lambda value: setattr(result, "value", value))
+        scanner.read_value((), lambda value: setattr(result, "value", value))
     return result
 
 
@@ -59,22 +61,22 @@ class _Scanner:
         self.depth = 0
         self.leaves: list[Leaf] = []
 
-    def read_value(self, pointer: str, put: Any) -> None:
+    def read_value(self, path: Path, put: Any) -> None:
         char = self.peek()
         if char in "{[":
             if self.depth == MAX_DEPTH:
                 raise _EndOfText
             self.depth += 1
-            (self.read_object if char == "{" else self.read_array)(pointer, put)
+            (self.read_object if char == "{" else self.read_array)(path, put)
             self.depth -= 1
         elif char == '"':
             start = self.position
             value, is_complete = self.read_string()
-            self.add_leaf(pointer, value, start, is_complete, put)
+            self.add_leaf(path, value, start, is_complete, put)
         else:
-            self.read_number_or_literal(pointer, put)
+            self.read_number_or_literal(path, put)
 
-    def read_object(self, pointer: str, put: Any) -> None:
+    def read_object(self, path: Path, put: Any) -> None:
         record: dict[str, Any] = {}
         put(record)
         self.position += 1
@@ -87,19 +89,17 @@ class _Scanner:
                 raise _EndOfText
             self.expect(":")
             self.position += 1
-            self.read_value(
-                f"{pointer}/{escape_pointer(name)}", lambda v, name=name: record.__setitem__(name, v)
-            )
+            self.read_value((*path, name), lambda v, name=name: record.__setitem__(name, v))
         self.position += 1
 
-    def read_array(self, pointer: str, put: Any) -> None:
+    def read_array(self, path: Path, put: Any) -> None:
         items: list[Any] = []
         put(items)
         self.position += 1
         while self.peek() != "]":
             if self.peek() == ",":
                 self.position += 1
-            self.read_value(f"{pointer}/{len(items)}", items.append)
+            self.read_value((*path, len(items)), items.append)
         self.position += 1
 
     def read_string(self) -> tuple[str, bool]:
@@ -113,22 +113,23 @@ class _Scanner:
             return _decode_string(self.text[start : self.position]), True
         return _decode_prefix(self.text[start:]), False
 
-    def read_number_or_literal(self, pointer: str, put: Any) -> None:
+    def read_number_or_literal(self, path: Path, put: Any) -> None:
         start = self.position
         for name, value in LITERALS.items():
             if self.text.startswith(name, start):
                 self.position += len(name)
-                return self.add_leaf(pointer, value, start, True, put)
+                return self.add_leaf(path, value, start, True, put)
         match = NUMBER.match(self.text, start)
         if match is None:
             raise _EndOfText
         self.position = match.end()
         is_complete = self.position < len(self.text)
-        return self.add_leaf(pointer, json.loads(match.group()), start, is_complete, put)
+        return self.add_leaf(path, json.loads(match.group()), start, is_complete, put)
 
-    def add_leaf(self, pointer: str, value: Scalar, start: int, is_complete: bool, put: Any) -> None:
+    def add_leaf(self, path: Path, value: Scalar, start: int, is_complete: bool, put: Any) -> None:
         put(value)
-        self.leaves.append(Leaf(pointer, value, start, self.position, is_complete))
+        pointer = "".join(f"/{escape_pointer(str(step))}" for step in path)
+        self.leaves.append(Leaf(pointer, value, start, self.position, is_complete, path))
         if not is_complete:
             raise _EndOfText
 

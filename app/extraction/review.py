@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+import math
+from collections.abc import Mapping, Set
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from app.extraction.json_spans import Scalar, scan
+from app.extraction.field_kinds import list_kinds, name_kind, split_pointer
+from app.extraction.json_spans import Leaf, Path, Scalar, scan
+from app.extraction.prompt import Schema
 
 ChangeKind = Literal["same", "changed", "new", "missing"]
 
@@ -23,21 +26,24 @@ class Change:
 
     kind: ChangeKind
     verified: Scalar = None
+    path: Path = field(default=(), compare=False)  # where it stands, as in Leaf
 
 
-def apply_edits(record: Any, edits: Mapping[str, str]) -> Any:
+def apply_edits(record: Any, edits: Mapping[str, str], schema: Schema | None = None) -> Any:
     """A copy of the record with typed texts in place of its scalars, by JSON pointer.
 
-    A text stays a text; in place of a number, a flag or null, what reads as one becomes one.
+    What a text stands for is settled by the types that the schema allows there; where it allows several or says
+    nothing, a text stays a text, and what replaces a number, a flag or null becomes one when it reads as one.
 
     Raises:
         EditError: there is no scalar at a pointer.
     """
     edited = copy.deepcopy(record)
     for pointer, text in edits.items():
-        steps = [step.replace("~1", "/").replace("~0", "~") for step in pointer.split("/")[1:]]
+        steps = split_pointer(pointer)
+        kinds = list_kinds(schema, steps) if schema is not None else frozenset()
         if not steps:
-            edited = _read(edited, text)
+            edited = _read(edited, text, kinds)
             continue
         owner = edited
         try:
@@ -49,7 +55,7 @@ def apply_edits(record: Any, edits: Mapping[str, str]) -> Any:
             raise EditError(f"the record has no field at {pointer!r}") from error
         if isinstance(before, dict | list):
             raise EditError(f"{pointer!r} is no single value")
-        owner[key] = _read(before, text)
+        owner[key] = _read(before, text, kinds)
     return edited
 
 
@@ -57,34 +63,44 @@ def _key(owner: Any, step: str) -> Any:
     return int(step) if isinstance(owner, list) else step
 
 
-def _read(before: Any, text: str) -> Any:
-    if isinstance(before, str):
+def _read(before: Any, text: str, kinds: Set[str]) -> Any:
+    """The value that a person means by a text; `kinds` are the types it may have, none when that is not known."""
+    value = _parse(text)
+    if "null" in kinds and (value is None or (not text.strip() and "string" not in kinds)):
+        return None
+    takes_text = "string" in kinds if kinds else True
+    if takes_text and (isinstance(before, str) or (kinds and name_kind(value) not in kinds)):
         return text
+    return value
+
+
+def _parse(text: str) -> Scalar:
+    """The number, flag or null that a text spells; otherwise the text."""
     try:
         value = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return text
-    return text if isinstance(value, dict | list | str) else value
+    is_finite = not isinstance(value, float) or math.isfinite(value)
+    return value if is_finite and (value is None or isinstance(value, bool | int | float)) else text
 
 
 def compare(record: Any, verified: Any) -> dict[str, Change]:
     """By JSON pointer, every scalar of either record."""
     now, then = _scalars(record), _scalars(verified)
     changes = {}
-    for pointer, value in now.items():
+    for pointer, leaf in now.items():
         if pointer not in then:
-            changes[pointer] = Change("new")
+            changes[pointer] = Change("new", path=leaf.path)
         else:
-            is_same = type(value) is type(then[pointer]) and value == then[pointer]
+            value, before = leaf.value, then[pointer].value
+            is_same = type(value) is type(before) and value == before
             # JSON has one kind of number.
-            is_same |= (
-                value == then[pointer] and not isinstance(value, bool) and isinstance(value, int | float)
-            )
-            changes[pointer] = Change("same" if is_same else "changed", then[pointer])
-    changes |= {pointer: Change("missing", value) for pointer, value in then.items() if pointer not in now}
+            is_same |= value == before and not isinstance(value, bool) and isinstance(value, int | float)
+            changes[pointer] = Change("same" if is_same else "changed", before, leaf.path)
+    missing = [leaf for leaf in then.values() if leaf.pointer not in now]
+    changes |= {leaf.pointer: Change("missing", leaf.value, leaf.path) for leaf in missing}
     return changes
 
 
-def _scalars(record: Any) -> dict[str, Scalar]:
-    leaves = scan(json.dumps(record, ensure_ascii=False) + " ").leaves
-    return {leaf.pointer: leaf.value for leaf in leaves}
+def _scalars(record: Any) -> dict[str, Leaf]:
+    return {leaf.pointer: leaf for leaf in scan(json.dumps(record, ensure_ascii=False) + " ").leaves}

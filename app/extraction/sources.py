@@ -7,6 +7,9 @@ import importlib
 import io
 import json
 import logging
+import re
+import struct
+import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +22,25 @@ MAX_CELL_CHARS = MAX_FILE_BYTES
 FILE_COLUMN, TEXT_COLUMN = "file", "text"
 # Names that a column of texts often has, best first; otherwise the column with the longest texts is taken.
 TEXT_NAMES = ("text", "content", "body", "document", "message", "description")
+# What damaged files raise inside pypdf beside its own errors; found by changing files at random.
+PDF_FAULTS = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    OSError,
+    RuntimeError,  # not implemented, or nested too deeply
+    TypeError,
+    ValueError,
+    struct.error,
+    zlib.error,
+)
+DELIMITERS = ",;\t|"
+# The first line that is more than blanks and delimiters; line ends inside quotes do not end it.
+HEADER = re.compile(r'(?:[ \t,;|]*\n)*((?:"[^"]*"|[^"\n])*)')
+QUOTED = re.compile(r'"[^"]*"')
+NUM_SNIFFED = 20_000  # characters that the delimiter is told from
+HALF_PAIR = re.compile("[\ud800-\udfff]")
 
 
 class UnreadableSource(ValueError):
@@ -109,7 +131,7 @@ def read_pdf(data: bytes, name: str) -> str:
     """The text of a PDF, its pages separated by empty lines.
 
     Raises:
-        UnreadableSource: pypdf is missing, the file is broken or locked, or it holds pictures only.
+        UnreadableSource: pypdf is missing, the file is broken, encrypted or locked, or it holds pictures only.
     """
     try:
         pypdf = importlib.import_module("pypdf")
@@ -119,17 +141,18 @@ def read_pdf(data: bytes, name: str) -> str:
     logging.getLogger("pypdf").setLevel(logging.ERROR)
     try:
         pages = [page.extract_text() for page in pypdf.PdfReader(io.BytesIO(data)).pages]
-    # What a damaged file raises inside pypdf is not limited to its own errors.
-    except (
-        pypdf.errors.PyPdfError,
-        ArithmeticError,
-        LookupError,
-        TypeError,
-        ValueError,
-        RecursionError,
-    ) as error:
+    except pypdf.errors.FileNotDecryptedError as error:
+        raise UnreadableSource(f"{name} is locked with a password; save it without one first") from error
+    except pypdf.errors.DependencyError as error:
+        if b"/Encrypt" in data:
+            raise UnreadableSource(
+                f"{name} is encrypted in a way that is not read here ({error}); save it without encryption first"
+            ) from error
         raise UnreadableSource(f"{name} cannot be read as PDF: {error}") from error
-    text = "\n\n".join(page.strip() for page in pages).strip()
+    except (pypdf.errors.PyPdfError, pypdf.errors.DeprecationError, *PDF_FAULTS) as error:
+        reason = _mend_pairs(str(error)) or type(error).__name__
+        raise UnreadableSource(f"{name} cannot be read as PDF: {reason}") from error
+    text = _mend_pairs("\n\n".join(page.strip() for page in pages).strip())
     if not text:
         raise UnreadableSource(
             f"{name} has no text in it (scanned pages are pictures); run it through OCR first"
@@ -137,25 +160,48 @@ def read_pdf(data: bytes, name: str) -> str:
     return text
 
 
+def _mend_pairs(text: str) -> str:
+    """The same text with surrogate pairs joined that a PDF's font gave half by half; a lone half becomes U+FFFD."""
+    if not HALF_PAIR.search(text):
+        return text
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+
+
 def _read_csv(text: str, name: str) -> list[Row]:
     csv.field_size_limit(MAX_CELL_CHARS)
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=_find_delimiter(text, name), strict=True)
     try:
-        # Only the delimiter: what else is guessed (quotes, escapes) is wrong more often than the standard.
-        delimiter = csv.Sniffer().sniff(text[:20_000], delimiters=",;\t|").delimiter
-    except csv.Error:
-        delimiter = "\t" if name.lower().endswith(".tsv") else ","
-    try:
-        lines = list(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True))
+        filled = [line for line in reader if any(cell.strip() for cell in line)]
     except csv.Error as error:
         raise UnreadableSource(f"{name} is not CSV: {error}") from error
-    if not lines:
-        raise UnreadableSource(f"{name} is empty")
-    columns = _name_columns(lines[0])
-    filled = [line for line in lines[1:] if any(cell.strip() for cell in line)]
-    return [
-        Row(f"{name} row {number}", dict(zip(columns, line, strict=False)))
-        for number, line in enumerate(filled, 1)
-    ]
+    if len(filled) < 2:
+        problem = "has a header and no row below it" if filled else "is empty"
+        raise UnreadableSource(f"{name} {problem}")
+    columns = _name_columns(filled[0])
+    return [_make_row(f"{name} row {number}", columns, line) for number, line in enumerate(filled[1:], 1)]
+
+
+def _find_delimiter(text: str, name: str) -> str:
+    """One that stands in the header: another would tear texts apart, and the header has no columns for them."""
+    start = text[:NUM_SNIFFED]
+    header = HEADER.match(start)
+    outside_quotes = QUOTED.sub("", header[1] if header else start)
+    found = [mark for mark in DELIMITERS if mark in outside_quotes]
+    usual = "\t" if name.lower().endswith(".tsv") else ","
+    if len(found) < 2:
+        return found[0] if found else usual
+    try:
+        # Only the delimiter: what else is guessed (quotes, escapes) is wrong more often than the standard.
+        return csv.Sniffer().sniff(start, delimiters="".join(found)).delimiter
+    except csv.Error:
+        return usual if usual in found else found[0]
+
+
+def _make_row(name: str, columns: Sequence[str], cells: Sequence[str]) -> Row:
+    """A row, or its error where cells have no column; empty ones at the end say nothing and are left out."""
+    if any(cell.strip() for cell in cells[len(columns) :]):
+        return Row(name, error=f"{name} has {len(cells)} cells, the header {len(columns)}: quote the text")
+    return Row(name, dict(zip(columns, cells, strict=False)))
 
 
 def _name_columns(cells: Sequence[str]) -> list[str]:
@@ -163,7 +209,9 @@ def _name_columns(cells: Sequence[str]) -> list[str]:
     names: list[str] = []
     for number, cell in enumerate(cells, 1):
         name = cell.strip() or f"column {number}"
-        names.append(name if name not in names else f"{name} ({number})")
+        while name in names:
+            name = f"{name} ({number})"
+        names.append(name)
     return names
 
 
@@ -178,10 +226,20 @@ def _read_jsonl(text: str, name: str) -> list[Row]:
         except (ValueError, RecursionError) as error:
             rows.append(Row(row_name, error=f"{row_name} is not JSON: {error}"))
             continue
-        cells = value if isinstance(value, dict) else {TEXT_COLUMN: value}
-        rows.append(Row(row_name, {key: _spell(cell) for key, cell in cells.items()}))
+        found = value if isinstance(value, dict) else {TEXT_COLUMN: value}
+        cells = {key: _spell(cell) for key, cell in found.items()}
+        broken = next((key for key, cell in cells.items() if HALF_PAIR.search(key + cell)), None)
+        if broken is not None:
+            reason = f"{row_name} holds half of a surrogate pair in {broken!r}, which is no text"
+            rows.append(Row(row_name, error=reason))
+            continue
+        rows.append(Row(row_name, cells))
+    if not rows:
+        raise UnreadableSource(f"{name} is empty")
     return rows
 
 
 def _spell(value: Any) -> str:
+    if value is None:
+        return ""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

@@ -26,7 +26,7 @@ from app.ui.batch_view import (
     render_records,
 )
 from app.ui.examples import Examples
-from app.ui.explain import EXPLAINED, Explanation, explain
+from app.ui.explain import EXPLAINED, Explanation, explain, explain_bug
 from app.ui.pacing import pace
 from app.ui.record_view import render_error
 from app.ui.stops import Stops
@@ -151,12 +151,15 @@ class BatchTab:
                 async for update in self._watch(batch, stream, session):
                     yield update
                 state = "stopped" if self.stops.asked(session) else "done"
+            yield render_progress(batch, state), render_records(batch), *_buttons(), *await self._save(batch)
         except EXPLAINED as error:
             problem = render_error(explain(error, self.engine.state))
             kept = render_progress(batch, "stopped") if batch.records else ""
             yield problem + kept, render_records(batch), *_buttons(), *await self._save(batch)
-            return
-        yield render_progress(batch, state), render_records(batch), *_buttons(), *await self._save(batch)
+        except Exception as error:
+            # A bug goes on, but it must not leave the buttons closed for good.
+            yield render_error(explain_bug(error)), gr.skip(), *_buttons(), *closed
+            raise
 
     async def _watch(
         self, batch: BatchRun, stream: AsyncGenerator[int, None], session: str

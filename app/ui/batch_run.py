@@ -10,13 +10,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from app.extraction import ExtractionResult, Extractor, Schema, TextTooLong
-from app.extraction.chunks import extract_long
+from app.extraction.chunks import extract_long, extract_patiently
 from app.extraction.sources import Row
-from engine import EngineDead, EngineError, EngineOverloaded
+from engine import EngineDead, EngineError
 
 # Enough to fill the engine's batch; the rest waits here, not in the engine's bounded queue.
 MAX_CONCURRENT = 16
-RETRY_S = 0.5
 
 
 @dataclass(slots=True)
@@ -78,14 +77,10 @@ class BatchRun:
     async def _read(
         self, extractor: Extractor, schema: Schema, text: str, name: str, salt: str
     ) -> ExtractionResult:
-        while True:
-            try:
-                return await extractor.extract(schema, text, source=name, cache_salt=salt)
-            except TextTooLong:
-                break
-            except EngineOverloaded as error:
-                # Others fill the queue; a batch can wait.
-                await asyncio.sleep(max(error.retry_after_s, RETRY_S))
+        try:
+            return await extract_patiently(extractor, schema, text, source=name, cache_salt=salt)
+        except TextTooLong:
+            pass
         async with aclosing(extract_long(extractor, schema, text, source=name, cache_salt=salt)) as steps:
             async for step in steps:
                 if isinstance(step, ExtractionResult):

@@ -8,7 +8,7 @@ from typing import Any
 
 from app.extraction.sources import Table
 from app.ui.batch_run import BatchRun
-from app.ui.record_view import show_pointer
+from app.ui.record_view import show_path
 
 NUM_PREVIEWED = 5
 # A page with thousands of rows is slow and nobody reads it; the files have them all.
@@ -129,11 +129,8 @@ def _render_record(number: int, record: dict[str, Any], columns: list[str]) -> s
 def _describe(name: str, record: dict[str, Any]) -> str:
     pointer = "/" + name.replace("~", "~0").replace("/", "~1")
     confidence = record["confidence"].get(pointer)
-    return (
-        f"{show_pointer(pointer)}: confidence {confidence:.0%}"
-        if confidence is not None
-        else show_pointer(pointer)
-    )
+    shown = show_path((name,))
+    return f"{shown}: confidence {confidence:.0%}" if confidence is not None else shown
 
 
 def _spell(value: Any) -> str:

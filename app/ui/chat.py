@@ -9,11 +9,12 @@ import gradio as gr
 
 from app.ui.attachments import FILE_TYPES
 from app.ui.branches import Thread
-from app.ui.chat_history import ChatHistory
-from app.ui.chat_run import ChatRun, Turn
+from app.ui.chat_history import ChatHistory, Opened
+from app.ui.chat_run import ChatRun, Turn, is_running
 from app.ui.chat_store import Store
+from app.ui.conversation import History
 from app.ui.pacing import UPDATE_INTERVAL_S
-from app.ui.scripts import read_script
+from app.ui.scripts import read_kept, read_script
 from app.ui.settings import Settings, build_settings
 from engine import Engine
 
@@ -24,6 +25,8 @@ PLACEHOLDER = "Ask the model something"
 QUIET: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
 # Events that are over at once need no queue.
 AT_ONCE: dict[str, Any] = {"queue": False, **QUIET}
+# The chats are the last input of these: what the browser keeps when the event begins.
+WITH_STORE: dict[str, Any] = {"js": read_kept("readChats"), **AT_ONCE}
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +38,6 @@ class _Parts:
     textbox: gr.MultimodalTextbox
     tokens: gr.HTML
     branches: gr.HTML
-    store: gr.BrowserState
     chats: gr.HTML
     thread: gr.State
     turn: gr.State
@@ -43,7 +45,7 @@ class _Parts:
     @property
     def opened(self) -> list[gr.components.Component]:
         """What another chat fills."""
-        return [self.chatbot, self.thread, self.branches, self.tokens, self.store, self.chats]
+        return [self.chatbot, self.thread, self.branches, self.tokens, self.chats]
 
 
 class ChatTab(ChatRun):
@@ -65,7 +67,7 @@ class ChatTab(ChatRun):
 
     def build(self, demo: gr.Blocks) -> None:
         """Put the tab's components on the page and connect them."""
-        store, chats = self.history.build_list()
+        chats = self.history.build_list()
         with gr.Column(elem_id="chat", elem_classes="fill"):
             with gr.Column(elem_id="talk"), gr.Column(elem_id="messages"):
                 chatbot, growing = self._build_messages()
@@ -79,10 +81,10 @@ class ChatTab(ChatRun):
         with gr.Sidebar(position="right", open=False, width=320, elem_id="settings"):
             settings = build_settings(self.defaults)
         thread, turn = gr.State(None), gr.State(None)
-        parts = _Parts(chatbot, growing, textbox, tokens, branches, store, chats, thread, turn)
+        parts = _Parts(chatbot, growing, textbox, tokens, branches, chats, thread, turn)
         self._connect_turns(parts, settings)
         self._connect_history(parts)
-        demo.load(self.history.restore, store, parts.opened, **AT_ONCE)
+        demo.load(self.history.restore, chats, parts.opened, **WITH_STORE)
 
     def _build_messages(self) -> tuple[gr.Chatbot, gr.Chatbot]:
         """The history, and below it the turn that is being written: what grows must not redraw what stands."""
@@ -105,14 +107,27 @@ class ChatTab(ChatRun):
             js_on_load=read_script("trace") + read_script("inside"),
         )  # fmt: skip
 
-    def end(self, turn: Turn | None, thread: Thread | None, store: Store | None) -> tuple[Any, ...]:
-        """Put the turn into the history, and the chat into the browser's store."""
+    def end(self, turn: Turn | None, store: Store | None) -> tuple[Any, ...]:
+        """Put the turn into the history, and its chat into the browser's store."""
         closed = self.close(turn)
         history = closed[0]
-        if not isinstance(history, list):
-            return (*closed, *(gr.skip() for _ in range(4)))
-        thread, branches, _, saved, chats = self.history.keep(history, thread, store)
-        return (*closed, thread, branches, saved, chats)
+        if turn is None or not isinstance(history, list):
+            return (*closed, *(gr.skip() for _ in range(3)))
+        thread, branches, _, chats = self.history.keep(history, turn.thread, store)
+        return (*closed, thread, branches, chats)
+
+    def switch(
+        self,
+        history: History,
+        thread: Thread | None,
+        turn: Turn | None,
+        store: Store | None,
+        data: gr.EventData,
+    ) -> Opened:
+        """Another version of the conversation; none while an answer is written to this one."""
+        if is_running(turn):
+            return tuple(gr.skip() for _ in range(5))
+        return self.history.turn(history, thread, store, data)
 
     def _connect_turns(self, parts: _Parts, settings: list[gr.components.Component]) -> None:
         chatbot, growing, textbox, turn = parts.chatbot, parts.growing, parts.textbox, parts.turn
@@ -125,7 +140,6 @@ class ChatTab(ChatRun):
             turn,
             parts.thread,
             parts.branches,
-            parts.store,
             parts.chats,
         ]
         asked = [chatbot, parts.thread]
@@ -136,27 +150,22 @@ class ChatTab(ChatRun):
             chatbot.edit(self.edit, asked, begun, **AT_ONCE),
         ):
             written = begin.then(self.answer, [turn, *settings], growing, **QUIET)
-            written.then(self.end, [turn, parts.thread, parts.store], ended, **AT_ONCE)
+            written.then(self.end, [turn, parts.chats], ended, **WITH_STORE)
         textbox.stop(self.stop, turn, None, **AT_ONCE)
 
     def _connect_history(self, parts: _Parts) -> None:
-        chatbot, thread, turn, store, chats = (
-            parts.chatbot,
-            parts.thread,
-            parts.turn,
-            parts.store,
-            parts.chats,
-        )
+        chatbot, thread, turn, chats = parts.chatbot, parts.thread, parts.turn, parts.chats
         opened = parts.opened
-        kept = [thread, parts.branches, parts.tokens, store, chats]
+        kept = [thread, parts.branches, parts.tokens, chats]
         chatbot.undo(self.undo, chatbot, [chatbot, parts.textbox], **AT_ONCE).then(
-            self.history.keep, [chatbot, thread, store], kept, **AT_ONCE
+            self.history.keep, [chatbot, thread, chats], kept, **WITH_STORE
         )
         # What another chat was about to write must not reach this one.
         chats.pick(self.leave, turn, None, **AT_ONCE)
-        chats.pick(self.history.pick, store, opened, **AT_ONCE)
+        chats.pick(self.history.pick, chats, opened, **WITH_STORE)
         chats.fresh(self.leave, turn, None, **AT_ONCE)
-        chats.fresh(self.history.fresh, store, opened, **AT_ONCE)
-        chats.drop(self.history.drop, [store, thread], opened, **AT_ONCE)
-        chats.bring(self.history.bring, store, [store, chats], **AT_ONCE)
-        parts.branches.turn(self.history.turn, [chatbot, thread, store], opened, **AT_ONCE)
+        chats.fresh(self.history.fresh, chats, opened, **WITH_STORE)
+        chats.drop(self.leave_removed, turn, None, **AT_ONCE)
+        chats.drop(self.history.drop, [thread, chats], opened, **WITH_STORE)
+        chats.bring(self.history.bring, chats, chats, **WITH_STORE)
+        parts.branches.turn(self.switch, [chatbot, thread, turn, chats], opened, **WITH_STORE)

@@ -8,11 +8,13 @@ import gradio as gr
 
 from app.ui.branches import Thread, describe, prune, switch
 from app.ui.chat_store import (
+    Change,
     Store,
     StoreError,
     empty_store,
     find_chat,
     import_chats,
+    list_changes,
     make_chat_id,
     remove_chat,
     save_chat,
@@ -20,10 +22,7 @@ from app.ui.chat_store import (
 from app.ui.conversation import History, list_titles
 from app.ui.scripts import read_script
 
-# Kept in the browser only. The secret is no secret: it lets the same browser read its own store after a restart.
-STORAGE_KEY, SECRET = "troupe-chats", "troupe-on-this-browser"
-
-Opened = tuple[Any, ...]  # chatbot, thread, branches, tokens, store, list
+Opened = tuple[Any, ...]  # chatbot, thread, branches, tokens, chats
 
 
 def describe_tokens(history: History) -> dict[str, Any]:
@@ -36,17 +35,15 @@ def make_thread() -> Thread:
 
 
 class ChatHistory:
-    """Handlers over the store; each gives back everything the page shows of a chat."""
+    """Handlers over the store; each gives back all that the page shows of a chat, and what it changes in the store."""
 
-    def build_list(self) -> tuple[gr.BrowserState, gr.HTML]:
-        """The store, and the sidebar that lists it."""
-        store = gr.BrowserState(empty_store(), storage_key=STORAGE_KEY, secret=SECRET)
+    def build_list(self) -> gr.HTML:
+        """The sidebar with the chats: as an input of an event it is the store, as an output a change of it."""
         with gr.Sidebar(position="left", open=False, width=280, elem_id="chats"):
-            chats = gr.HTML(
-                empty_store(), html_template='<div class="chats"></div>', apply_default_css=False,
-                js_on_load=read_script("chats"), elem_id="chat-list",
+            return gr.HTML(
+                {}, html_template='<div class="chats"></div>', apply_default_css=False,
+                js_on_load=read_script("kept") + read_script("chats"), elem_id="chat-list",
             )  # fmt: skip
-        return store, chats
 
     def build_branches(self) -> gr.HTML:
         """The switches between versions."""
@@ -56,20 +53,17 @@ class ChatHistory:
         )  # fmt: skip
 
     def keep(self, history: History, thread: Thread | None, store: Store | None) -> tuple[Any, ...]:
-        """After an undo: the chat goes into the store as it is. Gives thread, branches, tokens, store and list."""
+        """The chat goes into the store as it is. Gives thread, branches, tokens and chats."""
         thread = prune(thread or make_thread(), history)
-        saved = save_chat(store or empty_store(), thread["id"], history, thread["forks"])
-        return thread, describe(thread, history), describe_tokens(history), saved, saved
+        return thread, describe(thread, history), describe_tokens(history), _save(store, thread, history)
 
     def restore(self, store: Store | None) -> Opened:
         """What was open when the page was left."""
         store = store or empty_store()
-        shown = store if store["chats"] else gr.skip()
         if find_chat(store, store.get("current")) is None:
-            # Nothing to restore, and a person may have asked something by now: only the list is filled.
-            return (*(gr.skip() for _ in range(5)), shown)
-        # The store itself stays as it is: this answer may come later than something that was kept meanwhile.
-        return (*self._open(store, store["current"])[:4], gr.skip(), shown)
+            # Nothing to restore, and a person may have asked something by now.
+            return tuple(gr.skip() for _ in range(5))
+        return (*self._open(store, store["current"])[:4], gr.skip())
 
     def pick(self, store: Store | None, data: gr.EventData) -> Opened:
         """Another chat."""
@@ -79,22 +73,22 @@ class ChatHistory:
         """A new chat."""
         return self._open(store or empty_store(), None)
 
-    def drop(self, store: Store | None, thread: Thread | None, data: gr.EventData) -> Opened:
+    def drop(self, thread: Thread | None, store: Store | None, data: gr.EventData) -> Opened:
         """One chat less; when it is the one that is open, the page is empty again."""
-        chat_id = str(data._data.get("id"))
-        store = remove_chat(store or empty_store(), chat_id)
+        chat_id, store = str(data._data.get("id")), store or empty_store()
+        left = remove_chat(store, chat_id)
         if thread is not None and thread["id"] == chat_id:
-            return self._open(store, None)
-        return (*(gr.skip() for _ in range(4)), store, store)
+            return (*self._open(store, None)[:4], list_changes(store, left | {"current": None}))
+        return (*(gr.skip() for _ in range(4)), list_changes(store, left))
 
-    def bring(self, store: Store | None, data: gr.EventData) -> tuple[Any, Any]:
-        """The chats of an exported file. Gives store and list."""
+    def bring(self, store: Store | None, data: gr.EventData) -> Change:
+        """The chats of an exported file."""
+        store = store or empty_store()
         try:
-            store = import_chats(store or empty_store(), str(data._data.get("text")))
+            return list_changes(store, import_chats(store, str(data._data.get("text"))))
         except StoreError as error:
             why = f"Nothing imported: {error}. Choose a file that Export has written."
-            return gr.skip(), (store or empty_store()) | {"problem": why}
-        return store, store
+            return list_changes(store, store, why)
 
     def turn(
         self, history: History, thread: Thread | None, store: Store | None, data: gr.EventData
@@ -102,8 +96,8 @@ class ChatHistory:
         """Another version of the conversation."""
         thread = thread or make_thread()
         thread, history = switch(thread, history, int(data._data["at"]), int(data._data["to"]))
-        saved = save_chat(store or empty_store(), thread["id"], history, thread["forks"])
-        return history, thread, describe(thread, history), describe_tokens(history), saved, saved
+        saved = _save(store, thread, history)
+        return history, thread, describe(thread, history), describe_tokens(history), saved
 
     def _open(self, store: Store, chat_id: str | None) -> Opened:
         chat = find_chat(store, chat_id)
@@ -111,5 +105,10 @@ class ChatHistory:
             thread, history = make_thread(), []
         else:
             thread, history = {"id": chat["id"], "forks": chat["forks"]}, chat["messages"]
-        store = {**store, "current": chat["id"] if chat else None}
-        return history, thread, describe(thread, history), describe_tokens(history), store, store
+        change = list_changes(store, {**store, "current": chat["id"] if chat else None})
+        return history, thread, describe(thread, history), describe_tokens(history), change
+
+
+def _save(store: Store | None, thread: Thread, history: History) -> Change:
+    before = store or empty_store()
+    return list_changes(before, save_chat(before, thread["id"], history, thread["forks"]))

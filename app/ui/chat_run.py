@@ -50,6 +50,7 @@ class Turn:
 
     history: History  # up to and with the question
     num_shown: int  # messages that the page has in its history already; the others are shown with the answer
+    thread: Thread  # the chat and its version, whatever the page shows by the end
     turn_id: str = field(default_factory=make_chat_id)
     answer: History = field(default_factory=list)
     output: RequestOutput | None = None
@@ -75,7 +76,7 @@ class ChatRun:
         self, typed: Mapping[str, Any], history: History, thread: Thread | None, running: Turn | None
     ) -> Begun:
         """Begin a turn with what was typed and attached; nothing while another one runs."""
-        if running is not None and running.phase != "over":
+        if is_running(running):
             return tuple(gr.skip() for _ in range(5))
         text, problem = typed.get("text") or "", None
         try:
@@ -84,18 +85,18 @@ class ChatRun:
             problem = explain(error, self.engine.state)
         if not text and problem is None:
             return (*(gr.skip() for _ in range(4)), None)
-        turn = Turn([*history, user_message(text)], len(history), problem=problem)
-        return _begin(gr.skip(), turn, thread)
+        turn = Turn([*history, user_message(text)], len(history), thread or make_thread(), problem=problem)
+        return _begin(gr.skip(), turn)
 
     def send_example(self, history: History, thread: Thread | None, data: gr.SelectData) -> Begun:
         """Begin a turn with the example that was clicked."""
-        turn = Turn([*history, user_message(data.value["text"])], len(history))
-        return _begin(gr.skip(), turn, thread)
+        turn = Turn([*history, user_message(data.value["text"])], len(history), thread or make_thread())
+        return _begin(gr.skip(), turn)
 
     def retry(self, history: History, thread: Thread | None, data: gr.RetryData) -> Begun:
         """Ask the same question again; the answer before stays as another version."""
         asked = drop_answer(history[: _first_index(data.index) + 1])
-        return _begin(asked, Turn(asked, len(asked)), fork(thread or make_thread(), history, len(asked)))
+        return _begin(asked, Turn(asked, len(asked), fork(thread or make_thread(), history, len(asked))))
 
     def edit(self, history: History, thread: Thread | None, data: gr.EditData) -> Begun:
         """Ask a question that was changed; what stood there stays as another version."""
@@ -103,7 +104,7 @@ class ChatRun:
         # The page has the new words in place already; the version before must have the old ones.
         before = [*history[:index], user_message(read_text(data.previous_value)), *history[index + 1 :]]
         asked = [*history[:index], user_message(read_text(data.value))]
-        return _begin(asked, Turn(asked, len(asked)), fork(thread or make_thread(), before, index))
+        return _begin(asked, Turn(asked, len(asked), fork(thread or make_thread(), before, index)))
 
     def undo(self, history: History, data: gr.UndoData) -> tuple[History, Any]:
         """Take the last turn back into the text box."""
@@ -120,6 +121,11 @@ class ChatRun:
         """End the running answer of a chat that is no longer shown, and write nothing more of it."""
         if turn is not None:
             turn.asked = "leave"
+
+    def leave_removed(self, turn: Turn | None, data: gr.EventData) -> None:
+        """The same when it is the chat that was removed; of another one nothing ends."""
+        if turn is not None and turn.thread["id"] == str(data._data.get("id")):
+            self.leave(turn)
 
     async def answer(
         self, turn: Turn | None, request: gr.Request, *settings: Any
@@ -187,6 +193,11 @@ class ChatRun:
                 yield output
 
 
+def is_running(turn: Turn | None) -> bool:
+    """Whether a turn has begun and its answer has not ended."""
+    return turn is not None and turn.phase != "over"
+
+
 def conclude(turn: Turn) -> History:
     """The history with what became of the turn."""
     output = turn.output
@@ -218,9 +229,9 @@ def open_composer(**more: Any) -> Any:
     return gr.update(submit_btn=True, stop_btn=False, **more)
 
 
-def _begin(chatbot: Any, turn: Turn, thread: Thread | None) -> Begun:
+def _begin(chatbot: Any, turn: Turn) -> Begun:
     busy = gr.update(value=None, submit_btn=False, stop_btn=True)
-    return chatbot, busy, turn.growing, thread or make_thread(), turn
+    return chatbot, busy, turn.growing, turn.thread, turn
 
 
 def _first_index(index: int | tuple[int, int]) -> int:

@@ -1,6 +1,9 @@
 """The chats that a browser keeps: plain JSON in, plain JSON out. The server remembers none of them.
 
 store = {"current": id, "chats": [{"id", "title", "time", "messages", "forks"}, ...]}, the latest first
+
+Several tabs may keep chats at the same time, so no store is written back whole: each event reads it and gives the
+browser a change = {"id", "current", "put": chats, "removed": ids, "problem"}.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from app.ui.conversation import History, read_text
 
 Store = dict[str, Any]
 Chat = dict[str, Any]
+Change = dict[str, Any]
 
 # A browser gives a page about five megabytes; the oldest chats make room.
 MAX_CHATS = 100
@@ -50,6 +54,19 @@ def save_chat(
         "forks": forks,
     }
     return shrink({"current": chat_id, "chats": [chat, *others]})
+
+
+def list_changes(before: Store, after: Store, problem: str = "") -> Change:
+    """What the browser has to change in the chats that it keeps by then; `problem` is shown beside them."""
+    known = {chat["id"]: chat for chat in before["chats"]}
+    kept = {chat["id"] for chat in after["chats"]}
+    return {
+        "id": make_chat_id(),
+        "current": after["current"],
+        "put": [chat for chat in after["chats"] if known.get(chat["id"]) != chat],
+        "removed": [chat_id for chat_id in known if chat_id not in kept],
+        "problem": problem,
+    }
 
 
 def find_chat(store: Store, chat_id: str | None) -> Chat | None:

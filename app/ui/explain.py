@@ -78,6 +78,15 @@ def explain(error: Exception, engine_state: str = "ready") -> Explanation:
             return Explanation("The engine reported an error.", why, "Try again.")
 
 
+def explain_bug(error: Exception) -> Explanation:
+    """What a page shows before an error that nobody foresaw goes on to the log."""
+    return Explanation(
+        "This went wrong inside the app.",
+        f"It is a bug ({type(error).__name__}); the log of the app has the details.",
+        "Change the text or the schema and run again.",
+    )
+
+
 def _sentence(text: str) -> str:
     text = text.strip()
     if not text:

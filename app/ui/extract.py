@@ -9,6 +9,7 @@ from typing import Any
 import gradio as gr
 
 from app.extraction import Limits
+from app.extraction.forms import OTHER_TIMES
 from app.extraction.sources import read_pdf
 from app.ui.calibration_view import render_calibration
 from app.ui.examples import Examples, read_source
@@ -17,12 +18,10 @@ from app.ui.extract_run import ExtractRun
 from app.ui.pacing import UPDATE_INTERVAL_S
 from app.ui.record_view import EMPTY, NO_SOURCE, render_error
 from app.ui.schema_panel import SchemaPanel, SchemaParts
-from app.ui.scripts import read_script
+from app.ui.scripts import read_kept, read_script
 from engine import Engine
 
 FILE_TYPES = ["text", ".md", ".eml", ".csv", ".log", ".html", ".xml", ".pdf"]
-# Kept in the browser only. The secret is no secret: it lets the same browser read its own store after a restart.
-STORAGE_KEY, SECRET = "troupe-verified", "troupe-on-this-browser"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,13 +58,18 @@ class ExtractTab(ExtractRun):
                     stop = gr.Button("Stop", variant="stop", visible=False, elem_id="stop", min_width=80)
                 badge, fields, record, table, figures = self._build_results()
         state = gr.State(None)
-        verified = gr.BrowserState({}, storage_key=STORAGE_KEY, secret=SECRET)
+        # As an input all that the browser keeps, as an output one more.
+        verified = gr.HTML(
+            {}, html_template="", apply_default_css=False, elem_id="verified",
+            js_on_load=read_script("kept") + read_script("verified"),
+        )  # fmt: skip
         outputs = [badge, fields, record, table, figures, source.marked, source.tabs, run, stop, state]
         quiet: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
-        run.click(self.run, [source.text, schema.code, *settings, verified], outputs, **quiet)
+        inputs = [source.text, schema.code, *settings, verified]
+        run.click(self.run, inputs, outputs, js=read_kept("readVerified"), **quiet)
         stop.click(self.stop, None, None, queue=False, **quiet)
         kept = [badge, fields, record, table, source.marked, state, verified]
-        fields.keep(self.keep, [state, verified], kept, queue=False, **quiet)
+        fields.keep(self.keep, state, kept, queue=False, **quiet)
         self._connect_source(source, schema, badge, quiet)
         return schema.code
 
@@ -92,7 +96,8 @@ class ExtractTab(ExtractRun):
         with gr.Group(elem_classes="switches"):
             with_limits = gr.Checkbox(
                 True, label="Limit open texts and lists",
-                info=f"Adds maxLength {limits.max_length} and maxItems {limits.max_items} where the schema has none.",
+                info=f"Adds maxLength {limits.max_length} and maxItems {limits.max_items} where the schema has none, "
+                f"and a pattern to dates and times of day. {OTHER_TIMES}",
             )  # fmt: skip
             is_verbatim = gr.Checkbox(
                 False,

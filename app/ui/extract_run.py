@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import time
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, replace
@@ -18,7 +19,7 @@ from app.extraction.grounding import find_evidence
 from app.extraction.json_spans import scan
 from app.extraction.review import Change, EditError, apply_edits, compare
 from app.extraction.schema_check import SchemaChecker
-from app.ui.explain import EXPLAINED, Explanation, explain
+from app.ui.explain import EXPLAINED, Explanation, explain, explain_bug
 from app.ui.pacing import pace
 from app.ui.record_table import render_table
 from app.ui.record_view import (
@@ -38,11 +39,9 @@ from grammar import SchemaValidator
 IDLE_BUTTONS = (gr.update(interactive=True), gr.update(visible=False))
 BUSY_BUTTONS = (gr.update(interactive=False), gr.update(visible=True))
 STOPPED = render_badge("cut", "stopped", "the record is not complete")
-# A browser gives a page some megabytes; the oldest records make room.
-MAX_VERIFIED = 100
 
 Update = tuple[Any, ...]
-Verified = dict[str, dict[str, Any]]
+Verified = dict[str, dict[str, Any]]  # {"record", "time"} by the key of text and schema
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +106,10 @@ class ExtractRun:
             yield (STOPPED, *(gr.skip() for _ in range(6)), *IDLE_BUTTONS, None)
         except EXPLAINED as error:
             yield fail(explain(error, self.engine.state))
+        except Exception as error:
+            # A bug goes on, but it must not leave the page reading for good.
+            yield fail(explain_bug(error))
+            raise
 
     async def _extract(
         self, extractor: Extractor, schema: Schema, text: str, salt: str
@@ -129,8 +132,8 @@ class ExtractRun:
         """End the running extraction."""
         self.stops.ask(str(request.session_hash))
 
-    def keep(self, shown: Shown | None, verified: Verified | None, data: gr.EventData) -> Update:
-        """Take in what a person corrected, check it again, and keep it for comparison."""
+    def keep(self, shown: Shown | None, data: gr.EventData) -> Update:
+        """Take in what a person corrected, check it again, and give it to the browser for comparison."""
         if shown is None:
             return tuple(gr.skip() for _ in range(7))
         try:
@@ -143,13 +146,12 @@ class ExtractRun:
                 "bad", "not kept", f"{'; '.join(edited.result.errors)}. Correct it and keep it again."
             )
             return (badge, *(gr.skip() for _ in range(6)))
-        store = dict(list((verified or {}).items())[1 - MAX_VERIFIED :])
-        store[edited.key] = {"record": edited.result.record}
+        added: Verified = {edited.key: {"record": edited.result.record, "time": time.time()}}
         badge = render_badge(
             "good", "verified", "kept in this browser; later runs on this text are compared with it"
         )
         fields, record, table, marked = views(edited, {})
-        return badge, fields, record, table, marked, edited, store
+        return badge, fields, record, table, marked, edited, added
 
 
 def correct(shown: Shown, edits: Mapping[str, str]) -> Shown:
@@ -158,7 +160,7 @@ def correct(shown: Shown, edits: Mapping[str, str]) -> Shown:
     Raises:
         EditError: an edit names no value of the record.
     """
-    record = apply_edits(shown.result.record, edits)
+    record = apply_edits(shown.result.record, edits, shown.schema)
     raw = json.dumps(record, indent=2, ensure_ascii=False)
     leaves = scan(raw + "\n").leaves
     violation = SchemaValidator(shown.schema).first_error(record)

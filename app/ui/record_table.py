@@ -6,35 +6,36 @@ import html
 import json
 from typing import Any
 
-from app.ui.record_view import show_pointer
+from app.extraction.json_spans import Path
+from app.ui.record_view import show_path
 
 
 def render_table(record: Any) -> str:
     """The tables of a record as HTML."""
-    singles, lists = _split(record, "")
+    singles, lists = _split(record, ())
     parts = []
     if singles:
-        heads = "".join(f'<th scope="col">{show_pointer(pointer) or "value"}</th>' for pointer, _ in singles)
+        heads = "".join(f'<th scope="col">{show_path(path) or "value"}</th>' for path, _ in singles)
         cells = "".join(f"<td>{_cell(value)}</td>" for _, value in singles)
         parts.append(f"<table><thead><tr>{heads}</tr></thead><tbody><tr>{cells}</tr></tbody></table>")
-    for pointer, items in lists:
-        parts.append(f"<h4>{show_pointer(pointer) or 'items'}</h4>{_render_list(items)}")
+    for path, items in lists:
+        parts.append(f"<h4>{show_path(path) or 'items'}</h4>{_render_list(items)}")
     return f'<div class="tables" tabindex="0">{"".join(parts)}</div>' if parts else ""
 
 
-def _split(value: Any, pointer: str) -> tuple[list[tuple[str, Any]], list[tuple[str, list[dict[str, Any]]]]]:
-    """Values that stand once, and lists of objects, each with its pointer."""
+def _split(value: Any, path: Path) -> tuple[list[tuple[Path, Any]], list[tuple[Path, list[dict[str, Any]]]]]:
+    """Values that stand once, and lists of objects, each with its path."""
     if isinstance(value, dict):
-        singles: list[tuple[str, Any]] = []
-        lists: list[tuple[str, list[dict[str, Any]]]] = []
+        singles: list[tuple[Path, Any]] = []
+        lists: list[tuple[Path, list[dict[str, Any]]]] = []
         for name, inner in value.items():
-            more, others = _split(inner, f"{pointer}/{name.replace('~', '~0').replace('/', '~1')}")
+            more, others = _split(inner, (*path, name))
             singles += more
             lists += others
         return singles, lists
     if isinstance(value, list) and value and all(isinstance(item, dict) for item in value):
-        return [], [(pointer, value)]
-    return [(pointer, value)], []
+        return [], [(path, value)]
+    return [(path, value)], []
 
 
 def _render_list(items: list[dict[str, Any]]) -> str:

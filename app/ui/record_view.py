@@ -6,7 +6,8 @@ import html
 import json
 from collections.abc import Iterable, Mapping
 
-from app.extraction import Evidence, ExtractionResult, Leaf
+from app.extraction import Evidence, ExtractionResult, Leaf, describe_added
+from app.extraction.json_spans import Path
 from app.extraction.review import Change
 from app.ui.conversation import describe_output
 from app.ui.explain import Explanation
@@ -72,13 +73,13 @@ def render_fields(
         parent = leaf.pointer.rpartition("/")[0]
         if parent != group:
             group = parent
-            body += [f'<tr class="group"><th colspan="3">{show_pointer(parent)}</th></tr>'] if parent else []
+            if parent:
+                body.append(f'<tr class="group"><th colspan="3">{show_path(leaf.path[:-1])}</th></tr>')
         if result is None:
             body.append(_render_growing(number, leaf))
         else:
             body.append(_render_row(number, leaf, result, changes.get(leaf.pointer), leaf.pointer in by_hand))
-    missing = [(pointer, change) for pointer, change in changes.items() if change.kind == "missing"]
-    body += [_render_missing(pointer, change) for pointer, change in missing]
+    body += [_render_missing(change) for change in changes.values() if change.kind == "missing"]
     head = (
         '<thead><tr><th scope="col">Field</th><th scope="col">Value</th><th scope="col" title="mean token '
         'probability, relative: it ranks fields, it is not a chance of being right">Confidence</th></tr></thead>'
@@ -151,10 +152,10 @@ def _render_row(
     )
 
 
-def _render_missing(pointer: str, change: Change) -> str:
+def _render_missing(change: Change) -> str:
     shown = html.escape(json.dumps(change.verified, ensure_ascii=False))
     return (
-        f'<tr class="gone"><th scope="row">{show_pointer(pointer)}</th><td>no longer there '
+        f'<tr class="gone"><th scope="row">{show_path(change.path)}</th><td>no longer there '
         f'<small class="differs">verified: {shown}</small></td><td></td></tr>'
     )
 
@@ -164,15 +165,14 @@ class _Name:
 
     __slots__ = ("full", "indent", "step")
 
-    def __init__(self, pointer: str) -> None:
-        parent, _, step = pointer.rpartition("/")
-        self.step = show_pointer("/" + step)
-        self.full = show_pointer(pointer)
-        self.indent = ' class="inner"' if parent else ""
+    def __init__(self, path: Path) -> None:
+        self.step = show_path(path[-1:])
+        self.full = show_path(path)
+        self.indent = ' class="inner"' if len(path) > 1 else ""
 
 
 def _name_of(leaf: Leaf) -> _Name:
-    return _Name(leaf.pointer)
+    return _Name(leaf.path)
 
 
 def _kind_of(leaf: Leaf) -> str:
@@ -183,12 +183,10 @@ def _spell(leaf: Leaf) -> str:
     return leaf.value if isinstance(leaf.value, str) else json.dumps(leaf.value)
 
 
-def show_pointer(pointer: str) -> str:
-    """A JSON pointer for people, as HTML; they count from one."""
-    steps = [step.replace("~1", "/").replace("~0", "~") for step in pointer.split("/")[1:]]
-    return html.escape(
-        " › ".join(str(int(step) + 1) if step.isdigit() else step for step in steps), quote=True
-    )
+def show_path(path: Path) -> str:
+    """Where a value stands, for people, as HTML: they count the places of a list from one."""
+    steps = [str(step + 1) if isinstance(step, int) else step for step in path]
+    return html.escape(" › ".join(steps), quote=True)
 
 
 def _render_confidence(confidence: float | None, is_by_hand: bool) -> str:
@@ -205,11 +203,11 @@ def _render_confidence(confidence: float | None, is_by_hand: bool) -> str:
 
 def render_source(rows: Iterable[Leaf], evidence: Mapping[str, Evidence], text: str) -> str:
     """The source with the evidence of every field marked, by the number of the field's row."""
-    names = [leaf.pointer for leaf in rows]
+    leaves = list(rows)
     marks = [
         (found.start, found.end, number)
-        for number, pointer in enumerate(names)
-        if (found := evidence.get(pointer)) is not None and found.match != "none"
+        for number, leaf in enumerate(leaves)
+        if (found := evidence.get(leaf.pointer)) is not None and found.match != "none"
     ]
     pieces: list[str] = []
     position = 0
@@ -217,7 +215,7 @@ def render_source(rows: Iterable[Leaf], evidence: Mapping[str, Evidence], text: 
         # Marks cannot overlap in HTML as flat as this; the one that starts first stays.
         if start < position:
             continue
-        name = show_pointer(names[number])
+        name = show_path(leaves[number].path)
         pieces.append(html.escape(text[position:start]))
         pieces.append(f'<mark data-field="{number}" title="{name}">{html.escape(text[start:end])}</mark>')
         position = end
@@ -228,13 +226,8 @@ def render_source(rows: Iterable[Leaf], evidence: Mapping[str, Evidence], text: 
 def render_figures(result: ExtractionResult) -> str:
     """The quiet last line: speed, backend, limits that were added, and what to know about them."""
     parts = [describe_output(result.output)] if result.output else []
-    if result.bounds.added:
-        values = {bound.keyword: bound.value for bound in result.bounds.added}
-        limits = []
-        if "maxLength" in values:
-            limits.append(f"{values['maxLength']} characters a text")
-        if "maxItems" in values:
-            limits.append(f"{values['maxItems']} items a list")
-        parts.append("added limits: " + ", ".join(limits))
+    added = describe_added(result.bounds)
+    if added:
+        parts.append("added limits: " + ", ".join(added))
     notes = "".join(f'<div class="note">{html.escape(note)}</div>' for note in result.notes)
     return f'<div class="figures-line">{html.escape(" · ".join(parts))}</div>{notes}'

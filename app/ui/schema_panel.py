@@ -9,7 +9,7 @@ from typing import Any
 
 import gradio as gr
 
-from app.extraction import Schema
+from app.extraction import Limits, Schema, add_bounds, explain_added
 from app.extraction.schema_check import CheckedSchema, SchemaChecker
 from app.ui.examples import Examples
 from app.ui.explain import EXPLAINED, Explanation, explain
@@ -194,7 +194,7 @@ def make_hints(checked: CheckedSchema) -> dict[str, list[list[str]]]:
 
 
 def render_plan(checked: CheckedSchema) -> str:
-    """The line under the schema, and on demand every keyword with its enforcer."""
+    """The line under the schema, and on demand every keyword with its enforcer and the limits that may be added."""
     num_residual = sum(entry.enforced_by == "residual" for entry in checked.plan)
     more = f", {num_residual} checked where a value ends" if num_residual else ""
     items = "".join(
@@ -206,7 +206,9 @@ def render_plan(checked: CheckedSchema) -> str:
         + "</td></tr>"
         for pointer, found in make_hints(checked).items()
     )
+    added = explain_added(add_bounds(checked.schema, Limits()))
+    limits = f"<p>While open texts and lists are limited, also: {html.escape(added)}</p>" if added else ""
     return (
         f'<details class="plan"><summary>Every keyword is enforced: {checked.num_enforced} by {checked.backend}{more}, '
-        f"none loosened.</summary><table>{items}</table></details>"
+        f"none loosened.</summary><table>{items}</table>{limits}</details>"
     )

@@ -22,6 +22,18 @@ def match_rows(step: StepRecord, done: StepDone) -> tuple[Roster, np.ndarray, np
     return roster, indices, np.asarray(done.token_ids, dtype=np.int64)
 
 
+def take_prompt_logprobs(step: StepRecord, done: StepDone) -> list[RequestTokens]:
+    """What a step tells of prompts, at once: it is long, and to be read bit by bit."""
+    items = []
+    for index, logprobs in done.prompt_logprobs.items():
+        request = step.roster.requests[index]
+        is_same = request.num_preemptions == step.num_preemptions[index]
+        if is_same and not request.is_finished:
+            request.take_prompt_logprobs(logprobs)
+            items.append(make_tokens(request, []))
+    return items
+
+
 def make_tokens(
     request: Request,
     token_ids: list[int],

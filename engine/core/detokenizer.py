@@ -39,7 +39,7 @@ class TextDelta(NamedTuple):
     text: str
     token_ids: list[int]  # up to and including the token that completed a stop string
     logprobs: list[TokenLogprobs] | None = None  # beside token_ids, decoded
-    prompt_logprobs: list[TokenLogprobs | None] | None = None
+    prompt_logprobs: list[TokenLogprobs | None] | None = None  # a part, as in RequestTokens
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
     error: str | None = None

@@ -86,8 +86,7 @@ class KVCacheManager:
         request.num_committed_blocks = 0
 
     def _find_prefix(self, request: Request) -> list[int]:
-        wants_prompt_logprobs = request.params.prompt_logprobs is not None
-        if not self.config.enable_prefix_caching or wants_prompt_logprobs:
+        if not self.config.enable_prefix_caching or request.wants_prompt_logprobs:
             return []
         usable = request.num_tokens - 1
         self._extend_hashes(request, usable)

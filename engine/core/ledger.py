@@ -92,8 +92,7 @@ class Ledger:
         """Take all blocks back; the request keeps its tokens and queues under its old key."""
         self._leave(request, last_step)
         request.status = RequestStatus.WAITING
-        if request.pending_prompt_logprobs is not None:
-            request.pending_prompt_logprobs = [None]
+        request.restart_prompt_logprobs()
         self.table.num_preemptions[request.slot] += 1
         self.num_preemptions += 1
         self.waiting.push(request)

@@ -8,7 +8,7 @@ import numpy as np
 
 _FIELDS = (
     "num_computed", "num_planned", "num_in_flight", "num_places", "max_num_tokens", "num_scheduled", "num_preemptions",
-    "is_watched", "has_grammar",
+    "is_watched", "has_grammar", "score_end",
 )  # fmt: skip
 
 
@@ -24,6 +24,7 @@ class RequestTable:
     num_preemptions  how often it was; a run planned before the last one was taken back
     is_watched       its next token has more to tell than its id, or may end it
     has_grammar      its tokens need masks
+    score_end        runs that start before it tell log-probabilities of the prompt; 0: none are wanted any more
     """
 
     def __init__(self, num_slots: int) -> None:
@@ -57,4 +58,4 @@ class RequestTable:
         self._data = data
         self.num_computed, self.num_planned, self.num_in_flight, self.num_places = data[:4]
         self.max_num_tokens, self.num_scheduled, self.num_preemptions = data[4:7]
-        self.is_watched, self.has_grammar = data[7:]
+        self.is_watched, self.has_grammar, self.score_end = data[7:]

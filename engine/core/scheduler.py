@@ -15,14 +15,14 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from itertools import compress
 from typing import Any
 
 import numpy as np
 
 from engine.config import SchedulerConfig
-from engine.core.answers import describe_no_token, make_tokens, match_rows
+from engine.core.answers import describe_no_token, make_tokens, match_rows, take_prompt_logprobs
 from engine.core.kv_cache_manager import KVCacheManager
 from engine.core.ledger import Ledger
 from engine.core.roster import Roster
@@ -67,10 +67,7 @@ class Scheduler:
 
     def add(self, message: AddRequest) -> None:
         """Queue a request. The front has validated it: it fits the model length and the cache."""
-        request = Request(message, self.table, self.config.max_model_len, self._eos_token_ids)
-        if message.params.prompt_logprobs is not None:
-            request.pending_prompt_logprobs = [None]
-        self.ledger.add(request)
+        self.ledger.add(Request(message, self.table, self.config.max_model_len, self._eos_token_ids))
 
     def abort(
         self, request_ids: Iterable[str], finish_reason: FinishReason = "abort", error: str | None = None
@@ -119,7 +116,8 @@ class Scheduler:
         chunks = np.flatnonzero(counts > 1).tolist()
         for index in chunks:
             left = budget - int(counts[:index].sum())
-            counts[index] = min(int(counts[index]), self._limit_chunk(left, len(roster) - index - 1))
+            count = min(int(counts[index]), self._limit_chunk(left, len(roster) - index - 1))
+            counts[index] = changes.limit_scoring(roster.requests[index], count)
         if counts.sum() > budget:
             counts[counts.cumsum() > budget] = 0
         table.num_scheduled[slots] = counts
@@ -170,7 +168,7 @@ class Scheduler:
             if num_cached is None:
                 return
             changes.add_row(self.ledger.start(num_cached))
-            count = min(request.num_tokens - num_cached, budget)
+            count = changes.limit_scoring(request, min(request.num_tokens - num_cached, budget))
             budget -= count
             self.table.num_scheduled[request.slot] = count
             self.kv_cache.commit(request, num_cached + count)
@@ -230,20 +228,22 @@ class Scheduler:
     def update(self, done: StepDone) -> NewTokens:
         """Take a step's answer: append tokens, end requests."""
         step = next(step for step in self._steps if step.step_id == done.step_id)
+        told: list[RequestTokens] = []
         if not step.is_answered:
             step.is_answered = True
-            self._take_back_runs(step, done.skipped)
-            self._take_prompt_logprobs(step, done)
-        new_tokens = self._take_tokens(step, done)
+            step.take_back_runs(self.table, done.skipped)
+            told = take_prompt_logprobs(step, done)
+        new_tokens = self._take_tokens(step, done, told)
         if step.gated and len(done.indices):
             came = set(np.asarray(done.indices).tolist())
             step.gated = [index for index in step.gated if index not in came]
         if done.is_last:
-            self._take_back_samples(step, step.gated)  # rows that ended before their mask came
+            step.take_back_samples(self.table, step.gated)  # rows that ended before their mask came
             self._steps.remove(step)
         return new_tokens
 
-    def _take_tokens(self, step: StepRecord, done: StepDone) -> NewTokens:
+    def _take_tokens(self, step: StepRecord, done: StepDone, items: list[RequestTokens]) -> NewTokens:
+        """The tokens of an answer, behind what it has told already."""
         roster, indices, token_ids = match_rows(step, done)
         table, slots = self.table, roster.slots
         table.num_in_flight[slots] -= 1
@@ -252,7 +252,6 @@ class Scheduler:
         is_special |= token_ids < 0
         for eos_token_id in self._eos_token_ids:
             is_special |= token_ids == eos_token_id
-        items = []
         if is_special.any():
             for at in np.flatnonzero(is_special).tolist():
                 request = roster.requests[at]
@@ -282,30 +281,6 @@ class Scheduler:
             self._accepted.append((request.request_id, token_id))
         self.table.is_watched[request.slot] = request.is_watched
         return make_tokens(request, [token_id], logprobs=logprobs)
-
-    def _take_back_samples(self, step: StepRecord, indices: Sequence[int]) -> None:
-        """No token will come for these rows."""
-        slots = step.roster.slots[indices]
-        self.table.num_in_flight[slots] -= 1
-        self.table.num_planned[slots] -= 1
-
-    def _take_back_runs(self, step: StepRecord, skipped: Sequence[int]) -> None:
-        """These rows were not computed; those that were not preempted meanwhile are planned again."""
-        if not skipped:
-            return
-        self._take_back_samples(step, [index for index in skipped if step.is_sampled[index]])
-        step.gated = [index for index in step.gated if index not in skipped]
-        places = list(skipped)
-        slots = step.roster.slots[places]
-        is_same = self.table.num_preemptions[slots] == step.num_preemptions[places]
-        self.table.num_computed[slots] -= np.where(is_same, step.counts[places], 0)
-
-    def _take_prompt_logprobs(self, step: StepRecord, done: StepDone) -> None:
-        for index, logprobs in done.prompt_logprobs.items():
-            request = step.roster.requests[index]
-            is_same = request.num_preemptions == step.num_preemptions[index]
-            if request.pending_prompt_logprobs is not None and is_same:
-                request.pending_prompt_logprobs += logprobs
 
     def _finish(
         self, request: Request, token_ids: list[int], finish_reason: FinishReason, **more: Any

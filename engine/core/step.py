@@ -2,30 +2,47 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from engine.core.request_table import RequestTable
 from engine.core.roster import Roster
 from engine.messages import NewRow
 from engine.request import Request
 
+# Logits and log-probabilities over the whole vocabulary cost as much for a prompt token as for a sampled one.
+MAX_SCORED_TOKENS = 64
+
 
 @dataclass(slots=True)
 class StepChanges:
-    """Rows and blocks that are new with the step being planned."""
+    """Rows and blocks that are new with the step being planned, and what is left for scoring prompts."""
 
     new_rows: list[NewRow] = field(default_factory=list)
     new_blocks: list[tuple[int, list[int]]] = field(default_factory=list)
+    score_room: int = MAX_SCORED_TOKENS
+
+    def limit_scoring(self, request: Request, count: int) -> int:
+        """How many of its next `count` tokens a request may compute, 0 and up: prompts are scored bit by bit."""
+        if request.num_computed_tokens >= request.table.score_end[request.slot]:
+            return count
+        count = min(count, self.score_room)
+        self.score_room -= count
+        return count
 
     def add_row(self, request: Request) -> None:
+        params = request.params
+        if params.prompt_logprobs is not None and not request.wants_prompt_logprobs:
+            params = replace(params, prompt_logprobs=None)  # told before a preemption
         self.new_rows.append(
             NewRow(
                 row=request.row,
                 token_ids=np.array(request.token_ids, dtype=np.int64),
                 num_prompt_tokens=request.num_prompt_tokens,
                 block_ids=list(request.block_ids),
-                params=request.params,
+                params=params,
                 seed=request.seed,
                 bad_word_ids=request.bad_word_ids,
             )
@@ -44,3 +61,20 @@ class StepRecord:
     gated: list[int]  # indices whose token needs a mask and has not come
     is_answered: bool = False
     has_masks_ordered: bool = False
+
+    def take_back_samples(self, table: RequestTable, indices: Sequence[int]) -> None:
+        """No token will come for these rows."""
+        slots = self.roster.slots[indices]
+        table.num_in_flight[slots] -= 1
+        table.num_planned[slots] -= 1
+
+    def take_back_runs(self, table: RequestTable, skipped: Sequence[int]) -> None:
+        """These rows were not computed; those that were not preempted meanwhile are planned again."""
+        if not skipped:
+            return
+        self.take_back_samples(table, [index for index in skipped if self.is_sampled[index]])
+        self.gated = [index for index in self.gated if index not in skipped]
+        places = list(skipped)
+        slots = self.roster.slots[places]
+        is_same = table.num_preemptions[slots] == self.num_preemptions[places]
+        table.num_computed[slots] -= np.where(is_same, self.counts[places], 0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from glob import escape
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,18 @@ from torch import Tensor
 
 from engine.errors import ConfigError
 
-WEIGHT_PATTERNS = ("*.safetensors", "*.safetensors.index.json", "config.json")
 _SINGLE_FILE = "model.safetensors"
 _INDEX_FILE = "model.safetensors.index.json"
+_FIRST_FILES = ("config.json", _INDEX_FILE, _SINGLE_FILE)
 
 
-def resolve_checkpoint(path_or_name: str | Path, allow_patterns: tuple[str, ...] = WEIGHT_PATTERNS) -> Path:
+def resolve_checkpoint(
+    path_or_name: str | Path, allow_patterns: tuple[str, ...], field: str = "model"
+) -> Path:
     """Return the folder of a checkpoint, downloading the files that match from the hub if it is not one.
+
+    Args:
+        field: the setting that named it, for errors.
 
     Raises:
         ConfigError: neither a folder nor a repository that can be reached or is in the local cache.
@@ -30,17 +36,32 @@ def resolve_checkpoint(path_or_name: str | Path, allow_patterns: tuple[str, ...]
         return path
     name = str(path_or_name)
     if path.is_absolute() or path.exists() or name.startswith((".", "~")) or name.count("/") > 1:
-        raise ConfigError(f"model {name!r} is not a folder")
+        raise ConfigError(f"{field} {name!r} is not a folder")
     try:
         return Path(snapshot_download(name, allow_patterns=list(allow_patterns)))
     except HFValidationError as error:
-        raise ConfigError(f"model {name!r} is neither a folder nor a hub name: {error}") from error
+        raise ConfigError(f"{field} {name!r} is neither a folder nor a hub name: {error}") from error
     except LocalEntryNotFoundError as error:
         raise ConfigError(
-            f"model {name!r} is not a folder, is not in the local hub cache, and the hub cannot be reached"
+            f"{field} {name!r} is not a folder, is not in the local hub cache, and the hub cannot be reached"
         ) from error
     except (HfHubHTTPError, OSError) as error:
-        raise ConfigError(f"model {name!r} is not a folder and the hub refused it: {error}") from error
+        raise ConfigError(f"{field} {name!r} is not a folder and the hub refused it: {error}") from error
+
+
+def resolve_weights(path_or_name: str | Path) -> Path:
+    """Return the folder of a checkpoint's weights; from the hub come those files alone that `weight_files` lists.
+
+    Repositories often hold the same weights once more, under other names or in folders.
+
+    Raises:
+        ConfigError: as `resolve_checkpoint`, or the index is broken.
+    """
+    folder = resolve_checkpoint(path_or_name, _FIRST_FILES)
+    if (folder / _SINGLE_FILE).is_file() or not (folder / _INDEX_FILE).is_file():
+        return folder
+    names = _read_index(folder / _INDEX_FILE)
+    return resolve_checkpoint(path_or_name, (*_FIRST_FILES, *map(escape, names)))
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
@@ -69,14 +90,24 @@ def weight_files(folder: Path) -> list[Path]:
     index = folder / _INDEX_FILE
     if not index.is_file():
         raise ConfigError(f"{folder} has neither {_SINGLE_FILE} nor {_INDEX_FILE}; only safetensors are read")
-    try:
-        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ConfigError(f"{index} is not a valid index: {error!r}") from error
+    names = _read_index(index)
     for name in names:
-        if Path(name).name != name or not (folder / name).is_file():
+        if not (folder / name).is_file():
             raise ConfigError(f"{index} names {name!r}, which is not in the folder")
     return [folder / name for name in names]
+
+
+def _read_index(index: Path) -> list[str]:
+    """Return the names of the files that an index spreads the tensors over, each once."""
+    weight_map = read_json_object(index).get("weight_map")
+    if not isinstance(weight_map, dict):
+        raise ConfigError(f"{index} is not a valid index: weight_map must map tensors to file names")
+    for tensor, name in weight_map.items():
+        if not isinstance(name, str) or Path(name).name != name:
+            raise ConfigError(
+                f"{index}: weight_map[{tensor!r}]={repr(name)[:80]} must be the name of a file beside it"
+            )
+    return sorted(set(weight_map.values()))
 
 
 def read_tensors(files: list[Path]) -> Iterator[tuple[str, Tensor]]:

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from engine.errors import ConfigError
-from engine.model.checkpoint import read_tensors, resolve_checkpoint, weight_files
+from engine.model.checkpoint import read_tensors, resolve_weights, weight_files
 from engine.model.config import ModelConfig
 from engine.model.decoder import DecoderModel
+from engine.model.weight_memory import weight_room
 from kernels import Ops
 from kernels.ops import Quantization
 
@@ -46,20 +47,21 @@ def load_model(
     Returns the model in eval mode, its parameters without gradients.
 
     Raises:
-        ConfigError: a checkpoint that cannot be found or read, or whose tensors are not those of its config, or
-            that this quantization does not fit.
+        ConfigError: a checkpoint that cannot be found or read, whose tensors are not those of its config, that the
+            device has no memory for, or that this quantization does not fit.
     """
     if config is None:
         config = ModelConfig.from_pretrained(path_or_name)
-    model = DecoderModel(config, dtype, device, ops).eval()
-    if load_format == "dummy":
-        _fill_randomly(model, seed)
-    else:
-        _load_checkpoint(model, resolve_checkpoint(path_or_name))
-    try:
-        model.pack(quantization)
-    except ValueError as error:
-        raise ConfigError(f"quantization={quantization!r}: {error}") from error
+    with weight_room(path_or_name, config, dtype, device, quantization):
+        model = DecoderModel(config, dtype, device, ops).eval()
+        if load_format == "dummy":
+            _fill_randomly(model, seed)
+        else:
+            _load_checkpoint(model, resolve_weights(path_or_name))
+        try:
+            model.pack(quantization)
+        except ValueError as error:
+            raise ConfigError(f"quantization={quantization!r}: {error}") from error
     return model
 
 

@@ -82,6 +82,10 @@ def choose_worker_config(
     notices: list[str] = [facts.idle_gpu] if facts.idle_gpu else []
     dtype = _choose_dtype(config, model_config, facts, notices)
     backend = _choose_backend(config, facts, notices)
+    if config.compile and backend == "triton":
+        notices.append(
+            "compile=True has no effect on the triton kernels; attention_backend sdpa has use for it"
+        )
     _check_quantization(config, dtype, facts)
     if config.kv_cache_dtype == "fp8" and facts.kind != "cuda":
         raise ConfigError("kv_cache_dtype='fp8' needs a CUDA device, this engine runs on the CPU; use auto")
@@ -140,6 +144,10 @@ def _choose_backend(config: EngineConfig, facts: DeviceFacts, notices: list[str]
             raise ConfigError("attention_backend='native' runs on the CPU only; use auto, triton or sdpa")
         if not config.enable_native_ops:
             raise ConfigError("attention_backend='native' contradicts enable_native_ops=False")
+        if config.compile:
+            raise ConfigError(
+                "attention_backend='native' contradicts compile=True, which is for torch's ops; use sdpa, or flex"
+            )
     if asked != "auto":
         return asked
     if is_cpu:

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from engine.outputs import Logprob, TokenLogprobs
-from kernels.sampling import select_candidates, split_rows
+from kernels.candidates import rank_tokens, select_candidates
+from kernels.sampling import split_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,10 +105,7 @@ def _compute_chunk(
     masked = logprobs
     if allowed is not None:
         masked = raw.masked_fill(~allowed, -torch.inf).log_softmax(dim=-1).gather(-1, ids)
-    # Equally likely tokens rank by id, as they are listed among the alternatives.
-    own_logit = raw.gather(-1, own)
-    is_before = vocab < own
-    rank = 1 + ((raw > own_logit) | ((raw == own_logit) & is_before)).sum(dim=-1, keepdim=True)
+    rank = rank_tokens(raw, vocab, own)
     ids = torch.cat([token_ids.unsqueeze(-1), ids[:, 1:]], dim=1)
     words = [rank.to(torch.int32), ids.to(torch.int32), logprobs.view(torch.int32), masked.view(torch.int32)]
     return torch.cat(words, dim=1)

@@ -7,12 +7,10 @@ load ─▶ (config resolved, cache allocated) ─▶ warm_up ─▶ execute / s
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 
 import torch
 
@@ -23,6 +21,7 @@ from engine.worker.cuda_link import CudaGraphRecorder, CudaLink
 from engine.worker.decode_graphs import DecodeBuffers, DecodeGraphs, list_padded_sizes
 from engine.worker.device_choice import choose_worker_config, probe_device
 from engine.worker.device_link import DeviceLink, HostLink, PendingStep
+from engine.worker.host_memory import measure_host_memory
 from engine.worker.input_batch import InputBatch
 from engine.worker.kv_cache import KV_DTYPES, allocate_kv_cache, compute_bytes_per_block
 from engine.worker.model_runner import ModelRunner
@@ -188,8 +187,8 @@ class Worker:
         ops = None
         if config.enable_native_ops:
             self._native = NativeSwap(dtype, self.config.num_threads)
-            # Int8 must not change ops on the way: what a last bit rounds differently may be another token.
-            ops = self._native.start(waits=config.quantization == "int8")
+            # Where few bits are kept, ops must not change on the way: a last bit may be another token.
+            ops = self._native.start(waits=config.quantization == "int8" or config.dtype == "bfloat16")
         return load_model(
             self.config.model,
             dtype=dtype,
@@ -202,12 +201,15 @@ class Worker:
         )
 
     def _note_rounding(self, config: WorkerConfig) -> list[str]:
-        """What int8 without the native ops gives up: torch's sums depend on the batch in their last bits."""
-        if config.device != "cpu" or config.quantization != "int8" or self.model.ops.name == "native":
+        """What few bits give up without the native ops: torch's sums depend on the batch in their last bits."""
+        is_int8 = config.quantization == "int8"
+        is_coarse = is_int8 or config.dtype != "float32"
+        if config.device != "cpu" or not is_coarse or self.model.ops.name == "native":
             return []
+        what = "quantization='int8'" if is_int8 else f"dtype={config.dtype!r}"
         why = "off" if self._native is None else self._native.status
         return [
-            f"quantization='int8' on {self.model.ops.name} (native ops: {why}): "
+            f"{what} on {self.model.ops.name} (native ops: {why}): "
             "the same seed need not give the same text in another batch"
         ]
 
@@ -230,7 +232,12 @@ class Worker:
     def _make_caches(self) -> None:
         config, cache = self.resolved.worker, self.resolved.cache
         self.kv_caches = allocate_kv_cache(
-            self.model_config, cache.num_blocks, cache.block_size, _kv_dtype(config), self.device
+            self.model_config,
+            cache.num_blocks,
+            cache.block_size,
+            _kv_dtype(config),
+            self.device,
+            free_bytes=measure_host_memory()[1] if self.device.type == "cpu" else None,
         )
         if self.device.type == "cuda":
             # Recordings keep the address of these tables, so they must not grow later.
@@ -253,7 +260,7 @@ class Worker:
             free, total = torch.cuda.mem_get_info(self.device)
             share = self.config.memory_share or 0.9
             return max(0, min(int(total * share) - (total - free), free))
-        total, free = _measure_host_memory()
+        total, free = measure_host_memory()
         return min(int(total * (self.config.memory_share or 0.1)), int(free * 0.8))
 
 
@@ -272,20 +279,3 @@ def _respect_dynamic_rope(resolved: ResolvedConfig, rope: RopeConfig) -> Resolve
 
 def _kv_dtype(config: WorkerConfig) -> torch.dtype:
     return KV_DTYPES.get(config.kv_cache_dtype, DTYPES[config.dtype])
-
-
-def _measure_host_memory() -> tuple[int, int]:
-    """(total, available) bytes of RAM, within the container's limit where there is one."""
-    page = os.sysconf("SC_PAGE_SIZE")
-    total = os.sysconf("SC_PHYS_PAGES") * page
-    free = os.sysconf("SC_AVPHYS_PAGES") * page
-    meminfo = Path("/proc/meminfo")
-    if meminfo.exists():
-        for line in meminfo.read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                free = int(line.split()[1]) * 1024
-    limit = Path("/sys/fs/cgroup/memory.max")
-    if limit.exists() and (text := limit.read_text().strip()).isdigit():
-        total = min(total, int(text))
-        free = min(free, total)
-    return total, free

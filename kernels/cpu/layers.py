@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import weakref
 from collections.abc import Sequence
 
 import torch
@@ -14,7 +15,7 @@ from kernels.ops import KVCache, LayerWeights
 
 
 class NativeDecoder:
-    """A model's layers and caches as C sees them; keeps alive what it points to."""
+    """A model's layers and caches as C sees them; keeps the weights alive, but not the caches."""
 
     def __init__(
         self,
@@ -36,7 +37,7 @@ class NativeDecoder:
             )
         self._kept: list[Tensor] = [final_norm]
         self._layers = (LayerStruct * len(layers))(*(self._make_layer(layer) for layer in layers))
-        self._sources = (layers, kv_caches)
+        self._sources = layers
         addresses = [cache.data_ptr() for pair in kv_caches for cache in pair]
         self._caches = (ctypes.c_void_p * len(addresses))(*addresses)
         self._struct = DecoderStruct(
@@ -75,10 +76,14 @@ class NativeDecoder:
 
 
 class DecoderCache:
-    """The decoder of the last step, made anew when the model or its caches are others."""
+    """The decoder of the last step, made anew when the model or its caches are others.
+
+    The caches are referred to weakly: whoever owns them can give their memory back.
+    """
 
     def __init__(self) -> None:
-        self._key: tuple[object, ...] = ()
+        self._sources: tuple[object, object] = (None, None)
+        self._caches: list[weakref.ref[Tensor]] = []
         self._decoder: NativeDecoder | None = None
 
     def find(
@@ -91,15 +96,19 @@ class DecoderCache:
         final_norm: Tensor,
     ) -> NativeDecoder:
         """Return the decoder of these very objects: they are compared by identity."""
-        objects = (layers, kv_caches, final_norm)
-        is_same = self._decoder is not None and all(
-            old is new for old, new in zip(self._key, objects, strict=True)
-        )
-        if not is_same:
+        caches = [cache for pair in kv_caches for cache in pair]
+        is_same = self._sources[0] is layers and self._sources[1] is final_norm
+        if self._decoder is None or not is_same or not self._has(caches):
             self._decoder = NativeDecoder(layers, kv_caches, num_heads, eps, scale, final_norm)
-            self._key = objects
-        assert self._decoder is not None
+            self._sources = (layers, final_norm)
+            self._caches = [weakref.ref(cache) for cache in caches]
         return self._decoder
+
+    def _has(self, caches: Sequence[Tensor]) -> bool:
+        # A cache that is gone is nobody's, even where a new one lies at its address.
+        return len(caches) == len(self._caches) and all(
+            old() is new for old, new in zip(self._caches, caches, strict=True)
+        )
 
 
 def _struct(matrix: object) -> LinearStruct:

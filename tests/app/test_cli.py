@@ -113,6 +113,9 @@ def test_every_setting_of_the_engine_and_the_app_has_help_and_no_flag_twice() ->
         (["complete", "x", "--temperature", "9"], "temperature=9.0"),
         (["complete", ""], "the prompt is empty"),
         (["complete", "x", "--url", "http://[nonsense"], "troupe:"),
+        (["complete", "x", "--url", "127.0.0.1:7872"], "--url '127.0.0.1:7872' needs http:// or https://"),
+        (["complete", "x", "--url", "localhost:7872"], "--url 'localhost:7872' needs http:// or https://"),
+        (["complete", "x", "--url", "http://127.0.0.1:1", "--api-key", "a\nb"], "api_key must be printable"),
         (["extract", "x"], "--schema"),
         (["extract", "--schema", "missing.json", "x"], "cannot read missing.json"),
     ],
@@ -177,6 +180,22 @@ def test_extract_prints_one_json_line_per_file(
     assert records[0]["record"] == {"name": "Ada", "age": 36}
     assert records[0]["valid"] is True
     assert "[2/2]" in printed.err
+
+
+@pytest.mark.parametrize(("flags", "pattern"), [([], "^(19|20)"), (["--no-limits"], None)])
+def test_extract_names_the_limits_that_it_adds(
+    fake_local: FakeEngine, tmp_path: Path, capsys: Any, flags: list[str], pattern: str | None
+) -> None:
+    schema, text = tmp_path / "s.json", tmp_path / "a.txt"
+    schema.write_text('{"type": "object", "properties": {"day": {"type": "string", "format": "date"}}}')
+    text.write_text("2 January 2026")
+    assert main(["extract", "--schema", str(schema), str(text), *flags]) == 0
+    printed = capsys.readouterr().err
+    assert ("added limits: YYYY-MM-DD from 1900 to 2099 at /properties/day" in printed) is (
+        pattern is not None
+    )
+    grammar = fake_local.requests[0].params.grammar
+    assert grammar is not None and ("^(19|20)" in grammar.text) is (pattern is not None)
 
 
 @pytest.mark.parametrize("text", ["not json", "[1]", '{"type": "nonsense"}', "[" * 5000])

@@ -61,6 +61,26 @@ def test_an_instance_may_be_a_file(schema: str, tmp_path: Path, capsys: pytest.C
     assert main(["grammar", "test", schema, f"@{path}", "--whitespace", "compact"]) == 1
 
 
+def test_a_byte_of_the_command_line_that_is_no_utf8_is_refused_at_its_place(
+    schema: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["grammar", "test", schema, '{"name": "\udcff"}']) == 1
+    assert "refused at byte 10," in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["SCHEMA", "-"])
+def test_a_byte_order_mark_is_no_part_of_a_file(
+    name: str, schema: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    instance = tmp_path / "instance.json"
+    for path, text in ((Path(schema), json.dumps(SCHEMA)), (instance, '{"name": "a"}')):
+        path.write_text(text, encoding="utf-8-sig")
+    with Path(schema).open(encoding="utf-8") as stdin:
+        monkeypatch.setattr("sys.stdin", stdin)
+        names = [name.replace("SCHEMA", schema), f"@{instance}"]
+        assert main(["grammar", "test", *names]) == 0
+
+
 @pytest.mark.parametrize(
     ("pattern", "text", "verdict"),
     [

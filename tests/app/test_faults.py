@@ -24,6 +24,7 @@ import aiohttp
 import pytest
 import torch
 
+from app.bench import own_server
 from app.bench.own_server import wait_until_ready
 from app.config import AppConfig
 from engine import Engine, EngineConfig
@@ -106,6 +107,12 @@ async def test_logits_that_are_no_numbers_are_an_error_of_their_request_alone(
         assert server.engine.stats().num_restarts == 0
 
 
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program of ours is waited for as long as a busy machine needs."""
+    monkeypatch.setattr(own_server, "ANSWER_TIMEOUT_S", own_server.START_TIMEOUT_S)
+
+
 def start_program(*arguments: str, **options: Any) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "app", *arguments, "--num-blocks", "512", "--no-enable-native-ops"]
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
@@ -113,7 +120,7 @@ def start_program(*arguments: str, **options: Any) -> subprocess.Popen[str]:
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-async def test_a_server_whose_log_cannot_be_written_goes_on_serving() -> None:
+async def test_a_server_whose_log_cannot_be_written_goes_on_serving(patient: None) -> None:
     port = free_port()
     process = start_program("serve", "--no-ui", "--port", str(port), stderr=os.open("/dev/full", os.O_WRONLY))
     url = f"http://127.0.0.1:{port}"
@@ -153,7 +160,7 @@ def test_a_batch_whose_disk_is_full_says_so_and_goes_on_when_there_is_room(tmp_p
     assert sorted(int(result["custom_id"]) for result in results) == list(range(30))
 
 
-async def test_a_signal_under_load_ends_every_stream_with_its_end_or_an_error() -> None:
+async def test_a_signal_under_load_ends_every_stream_with_its_end_or_an_error(patient: None) -> None:
     port = free_port()
     process = start_program("serve", "--no-ui", "--port", str(port), "--shutdown-grace-s", "1")
     url = f"http://127.0.0.1:{port}"

@@ -37,6 +37,11 @@ def test_a_download_is_counted_with_its_unfinished_files(tmp_path: Path) -> None
         "step": "weights", "seconds": 2.5, "downloaded_bytes": 150, "total_bytes": None,
     }  # fmt: skip
     (folder / "snapshots" / "1").mkdir(parents=True)
+    # of a second copy of the weights, which is not downloaded
+    (folder / "snapshots" / "1" / "consolidated.safetensors.index.json").write_text(
+        json.dumps({"metadata": {"total_size": 999}})
+    )
+    assert make_loading(tmp_path, "tokenizer").describe()["total_bytes"] is None
     index = folder / "snapshots" / "1" / "model.safetensors.index.json"
     index.write_text(json.dumps({"metadata": {"total_size": 400}}))
     assert make_loading(tmp_path, "tokenizer").describe()["total_bytes"] == 400

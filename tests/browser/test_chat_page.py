@@ -96,6 +96,28 @@ def test_a_chat_is_still_there_after_a_reload_and_can_be_searched(site: Site) ->
     assert site.page.locator("#chatbot .user-row").count() == 0
 
 
+def test_two_tabs_keep_the_chats_of_both(site: Site) -> None:
+    other = Site(site.page.context.new_page(), site.base_url)
+    other.page.goto(site.base_url)
+    other.composer.wait_for()
+    ask_and_wait(site, "Hello!")
+    ask_and_wait(other, "What can you do?")
+    other.toggle("Chats")
+    listed = other.page.locator("#chat-list li")
+    other.wait_for(lambda: listed.count() == 2)
+    site.page.reload()
+    # Each tab opens its own chat again.
+    site.page.locator("#chatbot .user-row", has_text="Hello!").wait_for()
+    site.toggle("Chats")
+    assert site.page.locator("#chat-list li").count() == 2
+    site.page.get_by_role("button", name="Remove What can you do?").click()
+    other.wait_for(lambda: listed.count() == 1)
+    other.page.get_by_role("button", name="Remove Hello!").click()
+    site.page.get_by_text("Chats are kept in this browser only.").wait_for()
+    other.page.close()
+    assert other.complaints == []
+
+
 def test_chats_are_exported_and_imported(site: Site, tmp_path: Path) -> None:
     ask_and_wait(site, "Hello!")
     site.toggle("Chats")
@@ -122,6 +144,39 @@ def test_both_answers_of_a_retry_can_be_seen(site: Site) -> None:
     site.page.get_by_role("button", name="Previous version of turn 1").click()
     site.page.locator(".branch").get_by_text("1 of 2").wait_for()
     site.wait_for(lambda: site.figures.inner_text() == first)
+
+
+def test_the_version_stays_while_an_answer_is_written(site: Site) -> None:
+    ask_and_wait(site, "Hello!")
+    site.page.get_by_role("button", name="Retry").click()
+    site.page.locator(".branch").get_by_text("2 of 2").wait_for()
+    site.make_answers_endless()
+    site.ask("Count, please.")
+    site.wait_for(lambda: site.page.locator("#growing .bot-row").count() > 0)
+    previous = site.page.locator("[aria-label='Previous version of turn 1']")
+    assert not previous.is_visible()
+    previous.dispatch_event("click")  # as one that came just before
+    site.page.wait_for_timeout(500)
+    site.press_stop()
+    site.figures.nth(1).wait_for()
+    site.page.locator(".branch").get_by_text("2 of 2").wait_for()
+    previous.click()
+    site.page.locator(".branch").get_by_text("1 of 2").wait_for()
+    site.wait_for(lambda: site.page.locator("#chatbot .user-row").count() == 1)
+
+
+def test_a_chat_that_is_removed_while_it_is_answered_stays_away(site: Site) -> None:
+    ask_and_wait(site, "Hello!")
+    site.make_answers_endless()
+    site.ask("Count, please.")
+    site.wait_for(lambda: site.num_running() == 1)
+    site.toggle("Chats")
+    site.page.get_by_role("button", name="Remove Hello!").click()
+    site.wait_for(lambda: site.num_running() == 0)
+    site.page.get_by_text("Chats are kept in this browser only.").wait_for()
+    site.wait_for(lambda: site.page.locator("#messages .message-row").count() == 0)
+    site.page.locator("#composer button.submit-button").wait_for()
+    assert site.page.locator("#chat-list li.none").count() == 1
 
 
 def test_a_token_of_the_answer_shows_its_probability_and_its_rivals(site: Site) -> None:

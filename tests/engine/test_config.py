@@ -161,6 +161,14 @@ def test_a_request_of_the_shrunk_length_fits_the_cache() -> None:
     assert resolved.max_model_len <= (resolved.cache.num_blocks - 1) * resolved.cache.block_size
 
 
+def test_blocks_that_hold_no_request_are_refused() -> None:
+    """One token would be a prompt without an answer."""
+    with pytest.raises(ConfigError, match=r"num_blocks=2 with block_size=1 hold 1 token.*memory_share"):
+        resolve(EngineConfig(num_blocks=2, block_size=1))
+    for num_blocks, block_size in ((3, 1), (2, 2)):
+        assert resolve(EngineConfig(num_blocks=num_blocks, block_size=block_size)).max_model_len == 2
+
+
 def test_without_chunks_the_budget_is_raised_to_the_model_length() -> None:
     resolved = resolve(EngineConfig(enable_chunked_prefill=False))
     assert resolved.scheduler.max_num_batched_tokens == 2048

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import threading
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
 from engine import InvalidRequest, SamplingParams
 from engine.intake import INLINE_CHARS, MAX_BAD_WORD_TOKENS, Intake, check_options
+from grammar import GrammarSpec
 
 VOCAB = 200
 
@@ -163,6 +164,61 @@ async def test_a_bad_word_is_banned_at_the_start_and_inside_a_text() -> None:
     bad_word_ids = await intake.encode_bad_words(params)
     (message,) = intake.split("r", [1], params, 0, None, bad_word_ids=bad_word_ids)
     assert message.bad_word_ids == ((97, 98), (32, 97, 98))
+
+
+async def test_only_the_first_of_several_completions_scores_the_prompt() -> None:
+    params = SamplingParams(n=3, prompt_logprobs=2)
+    messages = make_intake().split("r", [1, 2], params, 0, None)
+    assert [message.params.prompt_logprobs for message in messages] == [2, None, None]
+
+
+LETTER_A, END = 97, 1
+NO_CHOICE = [
+    ({"allowed_token_ids": [LETTER_A], "bad_words": ["a"]}, "allowed_token_ids and bad_words leave no token"),
+    ({"allowed_token_ids": [END], "min_tokens": 1}, "allowed_token_ids and min_tokens leave no token"),
+    (
+        {"allowed_token_ids": [END, 5], "stop_token_ids": [5], "min_tokens": 2},
+        "and min_tokens leave no token",
+    ),
+    (
+        {"allowed_token_ids": [END, LETTER_A], "bad_words": ["a"], "min_tokens": 1},
+        "allowed_token_ids and bad_words and min_tokens leave no token",
+    ),
+]
+SOME_CHOICE: list[dict[str, Any]] = [
+    {},
+    {"bad_words": ["a"]},
+    {"allowed_token_ids": [LETTER_A], "bad_words": ["ab", "aa"]},
+    {"allowed_token_ids": [LETTER_A, 5], "bad_words": ["a"]},
+    {"allowed_token_ids": [END]},
+    {"allowed_token_ids": [END], "min_tokens": 1, "ignore_eos": True},
+    {"allowed_token_ids": [END], "min_tokens": 1, "grammar": GrammarSpec.choice(["x"])},
+]
+
+
+async def check_choice(fields: dict[str, Any]) -> None:
+    params, tokenizer = SamplingParams(**fields), LetterTokenizer()
+    intake = Intake(cast(Any, tokenizer), 100, VOCAB, (END,))
+    intake.check_choice(params, await intake.encode_bad_words(params))
+
+
+@pytest.mark.parametrize(("fields", "message"), NO_CHOICE)
+async def test_parameters_that_leave_no_token_are_refused(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidRequest, match=message) as caught:
+        await check_choice(fields)
+    assert caught.value.param == "allowed_token_ids"
+
+
+@pytest.mark.parametrize("fields", SOME_CHOICE)
+async def test_parameters_that_leave_a_token_are_taken(fields: dict[str, Any]) -> None:
+    await check_choice(fields)
+
+
+async def test_a_vocabulary_that_is_forbidden_as_a_whole_is_refused() -> None:
+    intake = Intake(None, 100, 3, (0,))
+    params = SamplingParams(stop_token_ids=(1, 2), min_tokens=1)
+    with pytest.raises(InvalidRequest, match="min_tokens leave no token"):
+        intake.check_choice(params, ())
 
 
 async def test_the_forms_of_bad_words_are_told_once() -> None:

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine import LLM, InvalidRequest, SamplingParams
+from engine import LLM, ConfigError, InvalidRequest, SamplingParams
+from engine.llm_inputs import list_conversations, list_prompts
 
 GREEDY = SamplingParams(max_tokens=3, temperature=0, ignore_eos=True)
 CHAT = [{"role": "user", "content": "hello " * 40}]
@@ -69,6 +70,54 @@ def test_an_array_of_ids_is_one_prompt(llm: LLM) -> None:
     for ids in (np.array([5, 6, 7]), [np.array([5, 6, 7])], list(np.array([5, 6, 7]))):
         (output,) = llm.generate(ids, GREEDY, use_tqdm=False)
         assert output.outputs[0].token_ids == plain.outputs[0].token_ids
+
+
+@pytest.mark.parametrize(
+    "wrong", [None, 5, b"ab", bytearray(b"ab"), memoryview(b"ab"), {5, 6}, frozenset("a"), np.array(5)]
+)
+def test_what_is_neither_a_prompt_nor_a_list_is_refused(wrong: Any, llm: LLM) -> None:
+    with pytest.raises(InvalidRequest, match="prompts must be text, a list of token ids") as caught:
+        llm.generate(wrong, GREEDY, use_tqdm=False)
+    assert caught.value.param == "prompt"
+
+
+def test_prompts_come_in_several_forms() -> None:
+    assert list_prompts("a b") == ["a b"] and list_prompts({"prompt": "a"}) == [{"prompt": "a"}]
+    assert list_prompts([5, 6]) == list_prompts(range(5, 7)) == [[5, 6]]
+    assert list_prompts(each for each in ("a", "b")) == list_prompts(("a", "b")) == ["a", "b"]
+    assert list_prompts([[5], "a"]) == [[5], "a"] and list_prompts([]) == []
+    assert list_prompts(np.array([[5, 6], [7, 8]])) == [[5, 6], [7, 8]]
+
+
+def test_a_chat_takes_parts_of_text(llm: LLM) -> None:
+    parts = [{"role": "user", "content": [{"type": "text", "text": "hello " * 40}]}]
+    asked = [
+        llm.chat(each, GREEDY, use_tqdm=False)[0].prompt_token_ids for each in (CHAT, parts, [CHAT], [parts])
+    ]
+    assert asked == [asked[0]] * 4
+    with pytest.raises(InvalidRequest, match=r"messages\[0\]\.content is missing") as caught:
+        llm.chat([{"role": "user"}], GREEDY, use_tqdm=False)
+    assert caught.value.param == "messages"
+
+
+@pytest.mark.parametrize("wrong", [CHAT[0], "hello", b"hello", None, 5])
+def test_what_is_no_conversation_is_refused(wrong: Any) -> None:
+    with pytest.raises(InvalidRequest, match=r"messages must be a list of .*, or a list of such lists, not"):
+        list_conversations(wrong)
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("gpu_memory_utilization", "; did you mean memory_share?"),
+        ("max_num_sequences", "; did you mean max_num_seqs?"),
+        ("tensor_parallel_size", ""),
+    ],
+)
+def test_a_setting_that_there_is_not_is_told_with_the_nearest(name: str, hint: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        LLM(**{name: 0.5})
+    assert str(caught.value) == f"{name} is not a setting of this engine{hint}"
 
 
 def test_more_completions_than_may_ever_wait_are_no_case_for_later(llm: LLM) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
+import weakref
 from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
@@ -24,6 +26,7 @@ from engine.worker.model_runner import ModelRunner
 from engine.worker.moving import list_tensors, move_tensors
 from engine.worker.worker import Worker
 from grammar import GrammarSpec
+from tests.kernels.cpu.conftest import require_library
 from tests.waiting import wait_until
 
 MakeConfig = Callable[..., EngineConfig]
@@ -86,6 +89,32 @@ async def test_a_sleeping_engine_has_no_cache_and_no_threads(
         names = ("troupe-executor", "troupe-grammar", "troupe-compile")
         await wait_until(lambda: not any(each.name.startswith(names) for each in threading.enumerate()))
         assert engine.snapshot() is None and engine.stats().num_blocks == 0
+
+
+@pytest.mark.parametrize("level", [1, 2])
+@pytest.mark.parametrize("backend", ["native", "sdpa"])
+async def test_a_sleep_ends_the_life_of_the_cache(make_config: MakeConfig, backend: Any, level: int) -> None:
+    if backend == "native":
+        require_library()
+    async with Engine(make_config(attention_backend=backend)) as engine:
+        await answer_all(engine)
+        caches = [weakref.ref(cache) for pair in worker_of(engine).kv_caches for cache in pair]
+        await engine.sleep(level)
+        gc.collect()
+        assert caches and all(cache() is None for cache in caches)
+
+
+async def test_a_wake_up_without_room_for_the_cache_is_refused(
+    make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with Engine(make_config(device="cpu")) as engine:
+        await engine.sleep()
+        with monkeypatch.context() as patch:
+            patch.setattr("engine.worker.worker.measure_host_memory", lambda: (2**30, 2**10))
+            with pytest.raises(EngineDead, match=r"still sleeps: .* num_blocks=400: cpu has no room"):
+                await engine.wake_up()
+        await engine.wake_up()
+        assert await answer_all(engine)
 
 
 async def test_running_requests_end_before_the_engine_sleeps_and_new_ones_are_refused(

@@ -6,6 +6,7 @@ import json
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -140,6 +141,14 @@ def test_a_chat_becomes_a_prompt(byte_level: Tokenizer) -> None:
     assert byte_level.apply_chat_template([USER], add_generation_prompt=False) == "<user>hi</s>\n"
 
 
+def test_a_template_sees_the_text_of_parts(byte_level: Tokenizer) -> None:
+    parts = [{"type": "text", "text": "hi"}, {"type": "text", "text": " there"}]
+    assert (
+        byte_level.apply_chat_template([{"role": "user", "content": parts}])
+        == "<user>hi there</s>\n<assistant>"
+    )
+
+
 def test_tools_and_variables_reach_the_template(byte_level: Tokenizer) -> None:
     prompt = byte_level.apply_chat_template([USER], tools=[{"name": "search"}], mood="glad")
     assert prompt == 'tools: [{"name": "search"}]\n<user>hi</s>\n<assistant>glad'
@@ -162,12 +171,21 @@ def test_a_missing_template_says_what_to_do(byte_fallback: Tokenizer) -> None:
 
 
 @pytest.mark.parametrize(
-    "messages", [[{"role": "bad", "content": ""}], [], [{"role": "assistant", "content": 3}, "no dict"]]
+    ("messages", "told"),
+    [
+        ([{"role": "bad", "content": ""}], "chat template refused"),
+        ([], "chat template refused"),
+        (
+            [{"role": "assistant", "content": 3}],
+            r"messages\[0\]\.content must be a text or a list of text parts",
+        ),
+        ([USER, "no dict"], r"messages\[1\] must be a mapping"),
+    ],
 )
 def test_messages_that_the_template_refuses_are_the_request_s_fault(
-    byte_level: Tokenizer, messages: list[dict[str, str]]
+    byte_level: Tokenizer, messages: Any, told: str
 ) -> None:
-    with pytest.raises(InvalidRequest, match="chat template refused"):
+    with pytest.raises(InvalidRequest, match=told):
         byte_level.apply_chat_template(messages)
 
 
@@ -195,8 +213,10 @@ def test_a_tokenizer_model_alone_asks_for_what_reads_it(
 
 
 def test_a_missing_folder_is_a_config_error(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="is not a folder"):
+    with pytest.raises(ConfigError, match=r"^model '.*nowhere' is not a folder"):
         Tokenizer(tmp_path / "nowhere")
+    with pytest.raises(ConfigError, match=r"^tokenizer '.*nowhere' is not a folder"):
+        Tokenizer(tmp_path / "nowhere", model=tmp_path)
 
 
 def test_a_broken_tokenizer_json_is_a_config_error(tmp_path: Path) -> None:

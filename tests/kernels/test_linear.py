@@ -40,6 +40,26 @@ def test_int8_equals_its_slow_twin(num_tokens: int, has_bias: bool, dtype: torch
     torch.testing.assert_close(actual, reference.linear_int8(x, weight, bias), atol=tolerance, rtol=tolerance)
 
 
+@pytest.mark.parametrize(("num_outputs", "num_inputs"), [(1, 1), (9, 16), (16, 9), (50, 57)])
+def test_int8_of_any_size_multiplies_in_sizes_that_cuda_takes(
+    monkeypatch: pytest.MonkeyPatch, num_outputs: int, num_inputs: int
+) -> None:
+    """Its product wants both sizes of the matrix in eights; a vocabulary may be 50,257."""
+    sizes: list[int] = []
+
+    def multiply(a: Tensor, b: Tensor) -> Tensor:
+        sizes.extend(b.shape)
+        return (a.long() @ b.long()).int()
+
+    monkeypatch.setattr(torch, "_int_mm", multiply)
+    weight, x, bias = make(num_outputs, num_inputs), make(3, num_inputs, seed=1), make(num_outputs, seed=2)
+    packed = Int8Weight(weight)
+    result = packed.multiply(x, bias)
+    assert len(sizes) == 2 and all(size % 8 == 0 for size in sizes)
+    assert result.is_contiguous() and packed.unpack().shape == weight.shape
+    torch.testing.assert_close(result, reference.linear_int8(x, weight, bias), atol=1e-4, rtol=1e-4)
+
+
 def test_int8_rounds_weights_and_activations_no_further_than_half_a_step() -> None:
     for each in (make(9, 64), make(9, 64) * 1e-6, make(9, 64) * 1e6):
         values, scales = round_rows(each, 127.0)

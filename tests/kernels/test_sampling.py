@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from kernels import sampling, sampling_reference
+from kernels.candidates import select_candidates
 from tests.chi_square import compute_p_value
 
 # Fixed seeds: a right implementation fails with this probability once, when seeds are chosen, not per run.
@@ -94,7 +95,7 @@ def test_extreme_hashes_give_finite_noise() -> None:
 def test_candidates_are_the_best_with_ties_by_lower_id(values: list[float], width: int) -> None:
     width = min(width, len(values))
     scores = torch.tensor([values, values[::-1]], dtype=torch.float32)
-    found, ids = sampling.select_candidates(scores, torch.arange(len(values)), width)
+    found, ids = select_candidates(scores, torch.arange(len(values)), width)
     for row in range(2):
         order = sorted(range(len(values)), key=lambda i, row=row: (-float(scores[row, i]), i))
         assert ids[row].tolist() == order[:width]

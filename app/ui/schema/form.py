@@ -130,7 +130,8 @@ def _read_kind(item: Schema, depth: int) -> Field | None:
             return None
         fields = _read_properties(more, depth + 1)
         more.pop("type")
-        return {"kind": "group", "fields": fields, "more": more}
+        # A new group is closed; one that was read stays as open as it was.
+        return {"kind": "group", "fields": fields, "more": more, "open": "additionalProperties" not in more}
     if "enum" in more:
         choices = more.pop("enum")
         is_plain = more.pop("type", None) == "string" and all(isinstance(each, str) for each in choices)
@@ -191,7 +192,7 @@ def _write_single(field: Field, more: Schema, name: str) -> Schema:
             raise ValueError(f"the group {name!r} has no fields yet")
         schema.pop("properties")
         _write_properties(schema, fields, name)
-        if not more and not field.get("more"):
+        if not field.get("open"):
             schema["additionalProperties"] = False
     return schema | more
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 from typing import Any
 
 from app.extraction import Schema
@@ -21,6 +22,8 @@ ARGUMENTS = {
 }
 LENGTHS = {"min_length": ("minLength", "minItems"), "max_length": ("maxLength", "maxItems")}
 MAX_CODE_CHARS = 100_000
+# What Python's parser raises for a text that is no code.
+UNREADABLE = (SyntaxError, ValueError, RecursionError, MemoryError)
 
 
 class CodeError(ValueError):
@@ -37,9 +40,16 @@ def pydantic_to_schema(code: str) -> Schema:
         raise CodeError(f"the code has {len(code):,} characters; at most {MAX_CODE_CHARS:,} are read")
     try:
         tree = ast.parse(code)
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+    except UNREADABLE as error:
         line = getattr(error, "lineno", None)
         raise CodeError(f"line {line}: {getattr(error, 'msg', error)}" if line else str(error)) from error
+    try:
+        return _read_last_class(tree)
+    except RecursionError as error:
+        raise CodeError("the classes are nested too deeply") from error
+
+
+def _read_last_class(tree: ast.Module) -> Schema:
     classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
     models = [node for node in classes.values() if not _is_enum(node)]
     if not models:
@@ -72,7 +82,7 @@ class _Reader:
             self.read_statement(statement, schema, required)
         if required:
             schema["required"] = required
-        # As a person who writes a class means it; `extra="allow"` says otherwise.
+        # As a person who writes a class means it; `extra="allow"` or "ignore" says otherwise.
         schema.setdefault("additionalProperties", False)
         if schema["additionalProperties"] is True:
             del schema["additionalProperties"]
@@ -87,7 +97,7 @@ class _Reader:
                 allows = any(
                     isinstance(each, ast.keyword)
                     and each.arg == "extra"
-                    and ast.unparse(each.value) == "'allow'"
+                    and ast.unparse(each.value) in ("'allow'", "'ignore'")
                     for each in ast.walk(statement)
                 )
                 schema["additionalProperties"] = allows
@@ -136,7 +146,7 @@ class _Reader:
             case ast.Constant(value=None):
                 return {"type": "null"}
             case ast.Constant(value=str() as text):
-                return self.read_type(ast.parse(text, mode="eval").body)
+                return self.read_type(_parse_type(text, node))
             case ast.Attribute(attr=name) | ast.Name(id=name):
                 return self.read_name(name, node)
             case ast.BinOp(op=ast.BitOr(), left=left, right=right):
@@ -162,6 +172,8 @@ class _Reader:
 
     def read_generic(self, name: str, inner: ast.expr, node: ast.expr) -> Schema:
         parts = inner.elts if isinstance(inner, ast.Tuple) else [inner]
+        if not parts:
+            raise _error(node, f"{name}[()] holds nothing")
         if name == "Optional":
             return self.join(self.read_type(inner), {"type": "null"}, node)
         if name == "Literal":
@@ -188,11 +200,25 @@ def _is_ellipsis(node: ast.expr) -> bool:
     return isinstance(node, ast.Constant) and node.value is ...
 
 
-def _literal(node: ast.expr) -> Any:
+def _parse_type(text: str, node: ast.expr) -> ast.expr:
+    """The type in a text, with the line that the text stands in."""
     try:
-        return ast.literal_eval(node)
-    except ValueError as error:
+        parsed = ast.parse(text.strip(), mode="eval").body
+    except UNREADABLE as error:
+        raise _error(node, f"`{text[:60]}` is no type: {getattr(error, 'msg', error)}") from error
+    for each in ast.walk(parsed):
+        ast.copy_location(each, node)
+    return parsed
+
+
+def _literal(node: ast.expr) -> Any:
+    """A value that JSON has, too."""
+    try:
+        value = ast.literal_eval(node)
+        json.dumps(value, allow_nan=False)
+    except (ValueError, TypeError) as error:
         raise _error(node, f"`{ast.unparse(node)}` must be a plain value") from error
+    return value
 
 
 def _error(node: ast.AST, message: str) -> CodeError:

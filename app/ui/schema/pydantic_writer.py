@@ -75,10 +75,12 @@ class _Writer:
         if isinstance(schema.get("description"), str):
             lines += [f'    """{_one_line(schema["description"])}"""', ""]
         _refuse_unknown(schema, SILENT | extra, pointer)
-        if schema.get("additionalProperties") is False:
+        if "additionalProperties" not in schema or schema["additionalProperties"] is False:
+            # Pydantic's own default is "ignore"; said, because here a class that says nothing is read as closed.
+            others = "forbid" if "additionalProperties" in schema else "ignore"
             self.imported.add("ConfigDict")
-            lines += ['    model_config = ConfigDict(extra="forbid")', ""]
-        elif "additionalProperties" in schema:
+            lines += [f'    model_config = ConfigDict(extra="{others}")', ""]
+        else:
             raise NotAClass(f"additionalProperties at {pointer or 'the root'} has no form in a class")
         required = schema.get("required", [])
         for field, subschema in schema["properties"].items():
@@ -105,11 +107,11 @@ class _Writer:
             for argument, value in self.list_arguments(subschema)
         ]
         if not is_required:
-            kind = kind if kind.endswith("| None") else f"{kind} | None"
             arguments.insert(0, "default=None")
         if not arguments:
             return f"{field}: {kind}"
-        if arguments == ["default=None"]:
+        # Through Field the default needs no `| None`: a field that may be left out need not take null.
+        if arguments == ["default=None"] and kind.endswith("| None"):
             return f"{field}: {kind} = None"
         self.imported.add("Field")
         return f"{field}: {kind} = Field({', '.join(arguments)})"

@@ -1,7 +1,6 @@
-// The list of chats: search, open, remove, export, import. `props.value` is the store; it never leaves this browser
-// but as the messages of the chat that is open.
+// The list of chats: search, open, remove, export, import. `props.value` is what the last event changed in them.
 const host = element.querySelector(".chats");
-let wanted = "";
+let wanted = "", store = readChats();
 
 const make = (tag, attributes = {}, ...children) => {
   const node = document.createElement(tag);
@@ -11,7 +10,7 @@ const make = (tag, attributes = {}, ...children) => {
   return node;
 };
 
-const chats = () => props.value?.chats || [];
+const chats = () => store.chats;
 const matches = (chat) => !wanted || [chat.title, ...chat.messages.map((each) => each.content)].join("\n").toLowerCase().includes(wanted);
 const day = (seconds) => seconds ? new Date(seconds * 1000).toLocaleDateString(undefined, { day: "numeric", month: "short" }) : "";
 
@@ -39,13 +38,25 @@ host.append(fresh, search, list, tools, problem);
 const draw = () => {
   const found = chats().filter(matches);
   const empty = chats().length ? "No chat has these words." : "Chats are kept in this browser only.";
-  list.replaceChildren(...found.map((chat) => make("li", { class: chat.id === props.value.current ? "current" : "" },
-    make("button", { type: "button", class: "open", title: chat.title, ...(chat.id === props.value.current ? { "aria-current": "true" } : {}),
+  list.replaceChildren(...found.map((chat) => make("li", { class: chat.id === store.current ? "current" : "" },
+    make("button", { type: "button", class: "open", title: chat.title, ...(chat.id === store.current ? { "aria-current": "true" } : {}),
       onclick: () => trigger("pick", { id: chat.id }) }, chat.title, make("small", {}, day(chat.time))),
     make("button", { type: "button", class: "remove", "aria-label": `Remove ${chat.title}`, onclick: () => trigger("drop", { id: chat.id }) }, "×"))));
   if (!found.length) list.append(make("li", { class: "none" }, empty));
   problem.textContent = props.value?.problem || "";
   problem.hidden = !problem.textContent;
 };
-watch("value", draw);
-draw();
+const reload = () => { store = readChats(); draw(); };
+const take = () => {
+  const change = props.value;
+  // Drawn anew, the component has its last change still; it was made then.
+  if (change?.id && change.id !== window.troupeLastChange) {
+    window.troupeLastChange = change.id;
+    changeChats(change);
+  }
+  reload();
+};
+// What other tabs change; without a key everything was cleared.
+window.addEventListener("storage", ({ key }) => { if (element.isConnected && (key === CHATS || key === null)) reload(); });
+watch("value", take);
+take();

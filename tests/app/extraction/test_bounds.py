@@ -9,7 +9,15 @@ from typing import Any
 import pytest
 
 from app.extraction import Bound, Limits, add_bounds
-from app.extraction.bounds import DATE_PATTERN, TIME_PATTERN
+from app.extraction.bounds import describe_added, explain_added
+from app.extraction.forms import (
+    ANY_DATE_PATTERN,
+    ANY_TIME_PATTERN,
+    DATE_PATTERN,
+    TIME_PATTERN,
+    find_form,
+    has_other_years,
+)
 from app.extraction.schema_check import SchemaChecker
 
 SCHEMAS = Path(__file__).resolve().parents[3] / "assets" / "schemas"
@@ -128,3 +136,73 @@ def test_patterns_of_dates_can_be_switched_off_alone() -> None:
 def test_the_patterns_take_plausible_values_only(pattern: str, right: list[str], wrong: list[str]) -> None:
     assert all(re.search(pattern, text) for text in right)
     assert not any(re.search(pattern, text) for text in wrong)
+
+
+@pytest.mark.parametrize(
+    ("description", "form"),
+    [
+        ("HH:MM", "HH:MM"),
+        ("HH:MM, 24 hours", "HH:MM"),
+        ("Start time, 24 hour HH:MM", "HH:MM"),
+        ("When the work starts, HH:MM", "HH:MM"),
+        ("Begin (24h, HH:MM).", "HH:MM"),
+        ("Date of birth (YYYY-MM-DD)", "YYYY-MM-DD"),
+        ("due date as YYYY-MM-DD", "YYYY-MM-DD"),
+        ("opening hours as HH:MM-HH:MM", None),
+        ("due date as YYYY-MM-DD, or 'on receipt'", None),
+        ("'on receipt' or the day, YYYY-MM-DD", None),
+        ('the day, "open" if there is none, YYYY-MM-DD', None),
+        ("period, YYYY-MM-DD/YYYY-MM-DD", None),
+        ("day YYYY-MM-DD, HH:MM", None),
+        ("duration, HH:MM", None),
+        ("opening hours, HH:MM", None),
+        ("as HH:MM, " * 200 + "HH:MM", None),
+    ],
+)
+def test_a_description_that_leaves_a_choice_asks_for_no_form(description: str, form: str | None) -> None:
+    assert find_form(description) == form
+    assert len(add_bounds({**TEXT, "description": description}, LIMITS).patterns) == (form is not None)
+
+
+@pytest.mark.parametrize(
+    ("text", "is_other"),
+    [
+        ("born on 10 December 1815 in London", True),
+        ("10. Dezember 1815", True),
+        ("December 10, 1815", True),
+        ("10.12.1815", True),
+        ("1815-12-10", True),
+        ("due 3 May 2150", True),
+        ("9 April 2026, room 1250", False),
+        ("2 Pens 1250.50", False),
+        ("12815-12-10", False),
+        ("", False),
+    ],
+)
+def test_years_of_the_text_are_open(text: str, is_other: bool) -> None:
+    assert has_other_years(text) is is_other
+    date = add_bounds({**TEXT, "format": "date"}, LIMITS, text).schema
+    described = add_bounds({**TEXT, "description": "YYYY-MM-DD"}, LIMITS, text).schema
+    assert date.get("pattern") == (None if is_other else DATE_PATTERN)
+    assert described["pattern"] == (ANY_DATE_PATTERN if is_other else DATE_PATTERN)
+
+
+@pytest.mark.parametrize(
+    ("text", "pattern"), [("for 36:30", ANY_TIME_PATTERN), ("at 12:36:30", TIME_PATTERN)]
+)
+def test_hours_of_the_text_are_open(text: str, pattern: str) -> None:
+    assert add_bounds({**TEXT, "description": "HH:MM"}, LIMITS, text).schema["pattern"] == pattern
+
+
+def test_everything_that_was_added_is_said() -> None:
+    day, start = {**TEXT, "format": "date"}, {**TEXT, "description": "HH:MM"}
+    schema = {"properties": {"name": TEXT, "day": day, "due": day, "start": start}}
+    bounds = add_bounds(schema, LIMITS)
+    assert describe_added(bounds) == [
+        "80 characters a text",
+        "YYYY-MM-DD from 1900 to 2099 at /properties/day, /properties/due",
+        "HH:MM from 00:00 to 23:59 at /properties/start",
+    ]
+    assert "hours after 23" in explain_added(bounds)
+    assert explain_added(add_bounds(TEXT, LIMITS)) == "80 characters a text."
+    assert explain_added(add_bounds(schema, None)) == ""

@@ -21,6 +21,8 @@ DATE: dict[str, Any] = {"type": "string", "format": "date"}
         ("62k to 75 k", [62, 62000, 75, 75000]),
         ("it was -4.5 degrees, 2019-20", [4.5, -4.5, 2019, 20]),
         ("none", []),
+        ("12.50, key " + "9" * 400 + ", 4", [12.5, 4]),
+        ("9" * 307 + "k", [int(float("9" * 307))]),
     ],
 )
 def test_amounts_are_read_in_every_common_spelling(text: str, amounts: list[float]) -> None:
@@ -60,3 +62,24 @@ def test_the_given_schema_stays() -> None:
     schema = {"properties": {"sum": dict(NUMBER)}}
     assert mark_grounded(schema, "7.5")["properties"]["sum"]["enum"] == [7.5]
     assert schema == {"properties": {"sum": NUMBER}}
+
+
+@pytest.mark.parametrize(
+    ("more", "days"),
+    [
+        ({"pattern": "^2024"}, ["2024-01-09"]),
+        ({"allOf": [{"pattern": "^2024"}]}, ["2024-01-09"]),
+        ({"not": {"$ref": "#/$defs/old"}}, ["2024-01-09"]),
+        ({"maxLength": 10}, ["2023-05-01", "2024-01-09"]),
+    ],
+)
+def test_only_what_the_schema_accepts_is_offered(more: dict[str, Any], days: list[str]) -> None:
+    schema = {"properties": {"day": DATE | more}, "$defs": {"old": {"pattern": "^2023"}}}
+    bind_amounts(schema, "issued 2023-05-01, booked 2024-01-09")
+    assert schema["properties"]["day"]["enum"] == days
+
+
+def test_a_pattern_that_no_date_of_the_text_has_stays() -> None:
+    schema = {"properties": {"day": {**DATE, "pattern": "^2025"}}}
+    bind_amounts(schema, "issued 2023-05-01")
+    assert schema["properties"]["day"] == {**DATE, "pattern": "^2025"}

@@ -8,17 +8,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.extraction import ExtractionResult, Extractor, TextTooLong
+from app.extraction import ExtractionResult, Extractor, TextTooLong, chunks
 from app.extraction.bounds import BoundedSchema
 from app.extraction.chunks import Part, PartsDone, cut, extract_long, merge
 from app.extraction.grounding import find_evidence
 from app.extraction.json_spans import scan
-from tests.fakes import FakeEngine
+from tests.app.busy_engine import BusyEngine
+from tests.fakes import FakeEngine, FakeTokenizer
 
 SCHEMA: dict[str, Any] = {
     "type": "object",
     "properties": {"items": {"type": "array"}, "total": {"type": "number"}},
 }
+
+
+class UnevenTokenizer(FakeTokenizer):
+    """Three tokens for a character that is not ASCII."""
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        return [token for char in text for token in [ord(char)] * (1 if char.isascii() else 3)]
 
 
 def make_result(
@@ -98,6 +106,49 @@ async def test_a_long_text_is_read_in_parts_that_fit() -> None:
     num_parts = len(engine.requests)
     assert num_parts > 2 and steps[-1] == PartsDone(num_parts, num_parts)
     assert isinstance(last, ExtractionResult) and last.valid
+
+
+@given(st.text(alphabet="aé \n.", max_size=2500), st.integers(250, 600))
+def test_parts_that_do_not_fit_are_cut_shorter_and_still_cover_the_text(text: str, max_chars: int) -> None:
+    def weigh(part: str) -> int:
+        return sum(1 if char.isascii() else 3 for char in part)
+
+    parts = cut(text, max_chars, lambda part: weigh(part) <= 610)
+    assert parts[0].start == 0 and parts[-1].end == len(text)
+    assert all(weigh(text[part.start : part.end]) <= 610 for part in parts)
+    assert all(a.start < b.start <= a.end < b.end for a, b in pairwise(parts))
+
+
+def test_a_part_that_ends_within_the_overlap_is_left_out() -> None:
+    parts = cut("a" * 9000 + "é" * 3000, 6000, lambda part: len(part) + 19 * part.count("é") <= 6000)
+    assert parts[-1].end == 12_000 and all(a.end < b.end for a, b in pairwise(parts))
+
+
+async def test_a_text_with_a_dense_end_is_read_in_parts_that_fit() -> None:
+    text = "The town hall was full. " * 120 + "漢字仮名交文東京都港区芝公園" * 60
+    engine = FakeEngine(tokenizer=UnevenTokenizer())
+    *_, last = [step async for step in extract_long(Extractor(engine), {"type": "object"}, text)]
+    assert isinstance(last, ExtractionResult) and last.valid
+    # The fake writes a token as a character: the room that is left is what the plan keeps for a record.
+    assert all(2048 - len(request.prompt) >= 614 for request in engine.requests)
+    assert sum("芝芝芝" in request.prompt for request in engine.requests) > 1
+
+
+def test_a_place_too_dense_for_the_smallest_part_is_named() -> None:
+    with pytest.raises(TextTooLong, match=r"characters 1 to \d+ of the text are more tokens"):
+        cut("é" * 900, 500, lambda part: len(part) < 50)
+
+
+async def test_a_text_of_very_many_parts_is_refused() -> None:
+    with pytest.raises(TextTooLong, match="more than 64 parts"):
+        _ = [s async for s in extract_long(Extractor(FakeEngine()), {"type": "object"}, "Ada " * 50_000)]
+
+
+async def test_parts_wait_while_the_queue_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chunks, "RETRY_S", 0.0)
+    engine = BusyEngine(num_refused=5)
+    *_, last = [s async for s in extract_long(Extractor(engine), {"type": "object"}, "Ada is 36. " * 400)]
+    assert isinstance(last, ExtractionResult) and last.valid and engine.num_refused == 0
 
 
 async def test_a_schema_that_leaves_no_room_is_refused() -> None:

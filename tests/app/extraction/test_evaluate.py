@@ -102,6 +102,13 @@ def test_a_line_that_is_no_case_is_named(line: str, problem: str, tmp_path: Path
         read_cases(tmp_path / "set.jsonl")
 
 
+def test_only_a_line_end_ends_a_case(tmp_path: Path) -> None:
+    text = "one\u2028two\x85three"
+    line = json.dumps({"kind": "contact", "text": text, "record": {}}, ensure_ascii=False)
+    (tmp_path / "set.jsonl").write_bytes(f"{line}\r\n\n{line}\n".encode())
+    assert [case.text for case in read_cases(tmp_path / "set.jsonl")] == [text, text]
+
+
 @pytest.mark.parametrize("name", SETS)
 def test_every_built_in_set_fits_its_schemas(name: str) -> None:
     cases = read_cases(SETS[name])

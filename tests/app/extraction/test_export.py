@@ -78,6 +78,32 @@ def test_a_column_of_mixed_kinds_becomes_text() -> None:
     assert values == ["1", "a", None, "true", str(2**70)]
 
 
+def test_an_integer_that_no_float_holds_becomes_text() -> None:
+    parquet = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed")
+    mixed = [{"source": "s", "record": {"x": value}} for value in (0.5, 10**400)]
+    values = [row["x"] for row in parquet.read_table(io.BytesIO(export(mixed, "parquet"))).to_pylist()]
+    assert values == ["0.5", str(10**400)]
+
+
+HALF: list[dict[str, Any]] = [
+    {"source": "fine", "valid": True, "record": {"x": "é"}},
+    {"source": "odd", "valid": True, "record": {"x": "so happy \ud83d"}},
+]
+
+
+def test_jsonl_keeps_half_a_surrogate_pair() -> None:
+    data = export(HALF, "jsonl")
+    assert [json.loads(line) for line in data.splitlines()] == HALF and "é".encode() in data
+
+
+@pytest.mark.parametrize("file_format", ["csv", "parquet"])
+def test_what_cannot_be_written_is_an_export_error_that_names_the_source(file_format: str) -> None:
+    if file_format == "parquet":
+        pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed")
+    with pytest.raises(ExportError, match="'odd' holds half of a surrogate pair"):
+        export(HALF, file_format)
+
+
 @pytest.mark.parametrize("file_format", ["jsonl", "csv"])
 def test_no_records_make_an_empty_file(file_format: str) -> None:
     assert len(export([], file_format).splitlines()) <= 1

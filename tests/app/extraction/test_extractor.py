@@ -7,7 +7,7 @@ import pytest
 from app.extraction import ExtractionResult, Extractor, PartialExtraction, TextTooLong, extract_records
 from app.extraction.extractor import check_record
 from engine import CompletionOutput, EngineDead, EngineOverloaded
-from grammar import GrammarError
+from grammar import GrammarError, InvalidGrammar
 from tests.fakes import FakeEngine
 
 SCHEMA: dict[str, Any] = {
@@ -135,3 +135,31 @@ async def test_a_dead_engine_ends_the_batch_and_a_full_one_does_not(error: Excep
     else:
         assert (await anext(lines))["error"] == "full"
     await lines.aclose()
+
+
+async def test_a_text_that_grounds_nothing_fails_alone() -> None:
+    class Refusing(FakeEngine):
+        async def generate(self, prompt: Any, sampling_params: Any, *given: Any, **more: Any) -> Any:
+            if "Cy" in sampling_params.grammar.source:
+                raise InvalidGrammar("no part of the source has that length")
+            async for output in super().generate(prompt, sampling_params, *given, **more):
+                yield output
+
+    sources = [("a", TEXT), ("c", "Cy"), ("d", "half a \ud83d"), ("e", TEXT)]
+    lines = [line async for line in extract_records(Refusing(), SCHEMA, sources, ground=True)]
+    assert [line["valid"] for line in lines] == [True, False, False, True]
+    assert "that length" in lines[1]["error"] and "surrogate" in lines[2]["error"]
+
+
+@pytest.mark.parametrize("ground", [False, True])
+async def test_a_schema_that_cannot_be_used_ends_the_run(ground: bool) -> None:
+    lines = extract_records(FakeEngine(), {"type": "strin"}, [("a", TEXT)], ground=ground)
+    with pytest.raises(GrammarError):
+        await anext(lines)
+
+
+async def test_a_long_run_of_digits_does_not_end_the_run() -> None:
+    schema = SCHEMA | {"properties": {"name": {"type": "string"}, "age": {"type": "number"}}}
+    sources = [("a", TEXT), ("b", f"{TEXT} Key: {'9' * 320}"), ("c", TEXT)]
+    lines = [line async for line in extract_records(FakeEngine(), schema, sources, ground=True)]
+    assert [line["valid"] for line in lines] == [True, True, True]

@@ -1,6 +1,7 @@
 """Evidence is where a value stands in the source: as it is, written otherwise, or nowhere."""
 
 import json
+from typing import Any
 
 import pytest
 
@@ -74,3 +75,52 @@ def test_items_of_a_list_are_found_one_behind_the_other() -> None:
     leaves = scan('{"i": [{"n": 2, "p": 1.5}, {"n": 2, "p": 1.5}]}').leaves
     starts = [found.start for found in find_evidence(leaves, source).values()]
     assert starts == [0, 10, 15, 25]
+
+
+def quotes_of(record: Any, source: str) -> dict[str, int]:
+    return {
+        pointer: found.start
+        for pointer, found in find_evidence(scan(json.dumps(record)).leaves, source).items()
+    }
+
+
+def test_items_of_a_list_at_the_root_are_found_one_behind_the_other() -> None:
+    record = [{"n": "Ann", "q": 2}, {"n": "Bob", "q": 2}]
+    assert quotes_of(record, "Ann bought 2. Bob bought 2.") == {"/0/n": 0, "/0/q": 11, "/1/n": 14, "/1/q": 25}
+
+
+def test_values_of_an_item_are_found_in_any_order() -> None:
+    record = {"l": [{"q": 2, "n": "Ann"}, {"q": 3, "n": "Bob"}]}
+    found = quotes_of(record, "Ann 2, Bob 3, Ann 4, Bob 5")
+    assert found == {"/l/0/q": 4, "/l/0/n": 0, "/l/1/q": 11, "/l/1/n": 7}
+
+
+def test_a_value_that_all_items_share_does_not_lead_astray() -> None:
+    record = {"l": [{"n": "Ann", "c": "EUR", "q": 2}, {"n": "Bob", "c": "EUR", "q": 2}]}
+    found = quotes_of(record, "Ann 2, Bob 2, Ann 3, Bob 3; all in EUR")
+    assert found == {"/l/0/n": 0, "/l/0/c": 35, "/l/0/q": 4, "/l/1/n": 7, "/l/1/c": 35, "/l/1/q": 11}
+
+
+def test_a_value_is_looked_for_in_the_line_of_its_item() -> None:
+    record = {"l": [{"p": 1.5, "q": 2}, {"p": 1.5, "q": 2}]}
+    found = quotes_of(record, "2 pens at 1.50\n2 pads at 1.50")
+    assert found == {"/l/0/p": 10, "/l/0/q": 0, "/l/1/p": 25, "/l/1/q": 15}
+
+
+@pytest.mark.parametrize(
+    ("value", "source", "match", "quote"),
+    [
+        (5, "Temperature -5 degrees", "none", ""),
+        (-5, "Temperature -5 degrees", "exact", "-5"),
+        (-5, "Temperature −5 degrees", "normalised", "−5"),
+        (-1250, "balance -1,250.00", "normalised", "-1,250.00"),
+        (1250, "balance -1,250.00", "none", ""),
+        (-1250, "balance -€1,250.00", "normalised", "-€1,250.00"),
+        (-5, "season 2019-5", "none", ""),
+        (5, "season 2019-5", "exact", "5"),
+        (5, "- 5 pens", "exact", "5"),
+    ],
+)
+def test_the_sign_of_a_number_counts(value: float, source: str, match: str, quote: str) -> None:
+    found = evidence_of(value, source)
+    assert (found.match, found.quote) == (match, quote)

@@ -28,6 +28,13 @@ def test_leaves_carry_pointer_value_and_span() -> None:
     }
 
 
+def test_a_path_tells_places_in_lists_from_names_of_digits() -> None:
+    assert [leaf.path for leaf in scan('{"2023": [{"0": 1}], "a/b": 2} ').leaves] == [
+        ("2023", 0, "0"),
+        ("a/b",),
+    ]
+
+
 @given(json_values)
 def test_a_complete_text_is_read_as_json_does(value: object) -> None:
     assert scan(json.dumps(value) + " ").value == value

@@ -50,3 +50,60 @@ def test_every_scalar_of_both_records_is_compared() -> None:
 
 def test_true_is_not_one() -> None:
     assert compare({"a": True}, {"a": 1})["/a"].kind == "changed"
+
+
+FIELDS: dict[str, Any] = {
+    "zip": {"type": ["string", "null"]},
+    "fax": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+    "n": {"type": "number"},
+    "sum": {"type": ["number", "null"]},
+    "id": {"$ref": "#/$defs/id"},
+    "size": {"enum": [1, 2]},
+    "name": {"type": "string"},
+    "any": {},
+    "rows": {"type": "array", "items": {"type": "object", "additionalProperties": {"type": "string"}}},
+}
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": FIELDS,
+    "$defs": {"id": {"type": ["string", "null"]}},
+}
+
+
+@pytest.mark.parametrize(
+    ("before", "text", "expected"),
+    [
+        ({"zip": None}, "12345", "12345"),
+        ({"zip": None}, "", ""),
+        ({"zip": "made up"}, "null", None),
+        ({"fax": "made up"}, "null", None),
+        ({"fax": None}, "true", "true"),
+        ({"id": None}, "7", "7"),
+        ({"sum": 5}, "null", None),
+        ({"sum": 5}, " ", None),
+        ({"sum": None}, "12.5", 12.5),
+        ({"n": 5}, "6", 6),
+        ({"n": 5}, "5,5", "5,5"),
+        ({"n": 5}, "NaN", "NaN"),
+        ({"n": 5}, "1e999", "1e999"),
+        ({"n": 5}, "[" * 100_000, "[" * 100_000),
+        ({"size": 1}, "2", 2),
+        ({"name": "Ann"}, "null", "null"),
+        ({"any": None}, "5", 5),
+        ({"any": "x"}, "5", "5"),
+    ],
+)
+def test_an_edit_is_read_by_what_the_schema_allows_there(
+    before: dict[str, Any], text: str, expected: Any
+) -> None:
+    (name,) = before
+    edited = apply_edits(before, {f"/{name}": text}, SCHEMA)[name]
+    assert edited == expected and type(edited) is type(expected)
+
+
+def test_the_type_is_found_in_lists_and_at_the_root() -> None:
+    record = {"rows": [{"zip": "1"}, {"zip": None}]}
+    assert apply_edits(record, {"/rows/1/zip": "12345"}, SCHEMA) == {"rows": [{"zip": "1"}, {"zip": "12345"}]}
+    assert apply_edits(None, {"": "12345"}, {"type": ["string", "null"]}) == "12345"
+    recursive = {"$ref": "#", "anyOf": [{"$ref": "#/missing"}, {"$ref": "#/anyOf/0"}]}
+    assert apply_edits(None, {"": "5"}, recursive) == 5

@@ -1,13 +1,16 @@
 """Files become rows; one that cannot be read is a row that says why, and the others go on."""
 
+import importlib.util
 import io
+import random
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from app.extraction import sources
-from app.extraction.sources import UnreadableSource, read_rows, read_table
+from app.extraction.sources import UnreadableSource, read_pdf, read_rows, read_table
 
 
 def write(folder: Path, name: str, content: str | bytes) -> Path:
@@ -16,7 +19,7 @@ def write(folder: Path, name: str, content: str | bytes) -> Path:
     return path
 
 
-def make_pdf(text: str) -> bytes:
+def make_pdf(text: str, password: str | None = None, characters: str = "") -> bytes:
     pypdf: Any = pytest.importorskip("pypdf", reason="pypdf is not installed")
     writer = pypdf.PdfWriter()
     page = writer.add_blank_page(200, 200)
@@ -25,15 +28,29 @@ def make_pdf(text: str) -> bytes:
         stream.set_data(f"BT /F1 12 Tf 20 100 Td ({text}) Tj ET".encode())
         font = {"/Type": "/Font", "/Subtype": "/Type1", "/BaseFont": "/Helvetica"}
         names = {pypdf.generic.NameObject(k): pypdf.generic.NameObject(v) for k, v in font.items()}
+        if characters:
+            table = pypdf.generic.StreamObject()
+            table.set_data(f"begincmap 2 beginbfchar {characters} endbfchar endcmap".encode())
+            names[pypdf.generic.NameObject("/ToUnicode")] = writer._add_object(table)
         fonts = pypdf.generic.DictionaryObject(
             {pypdf.generic.NameObject("/F1"): pypdf.generic.DictionaryObject(names)}
         )
         resources = pypdf.generic.DictionaryObject({pypdf.generic.NameObject("/Font"): fonts})
         page[pypdf.generic.NameObject("/Resources")] = resources
         page[pypdf.generic.NameObject("/Contents")] = writer._add_object(stream)
+    if password is not None:
+        writer.encrypt(password, "owner", algorithm="RC4-128")
     sink = io.BytesIO()
     writer.write(sink)
     return sink.getvalue()
+
+
+def claim_aes(data: bytes) -> bytes:
+    """The same encrypted file, which now says that it is encrypted with AES."""
+    filters = b"/CF << /StdCF << /CFM /AESV2 /AuthEvent /DocOpen /Length 16 >> >> /StmF /StdCF /StrF /StdCF"
+    claimed = data.replace(b"/V 2\n", b"/V 4\n" + filters + b"\n", 1).replace(b"/R 3\n", b"/R 4\n", 1)
+    assert len(claimed) == len(data) + len(filters) + 1
+    return claimed
 
 
 @pytest.mark.parametrize("mark", [",", ";", "\t"])
@@ -55,6 +72,51 @@ def test_jsonl_lines_are_rows_and_a_broken_one_is_an_error_of_its_own(tmp_path: 
     assert rows[1].error is not None and "a.jsonl line 3 is not JSON" in rows[1].error
 
 
+def test_a_row_with_more_cells_than_the_header_is_an_error_and_loses_nothing(tmp_path: Path) -> None:
+    rows = read_rows(write(tmp_path, "a.csv", "id,text\n1,Name: Ann, total 12 EUR\n2,Bob,, \n"))
+    assert rows[0].error == "a.csv row 1 has 3 cells, the header 2: quote the text"
+    assert rows[1].cells == {"id": "2", "text": "Bob"}
+
+
+def test_a_delimiter_that_the_header_lacks_tears_no_text_apart(tmp_path: Path) -> None:
+    lines = "A | B; c\nC | D; d\nE | F; e\n"
+    assert [row.cells for row in read_rows(write(tmp_path, "a.csv", "text\n" + lines))] == [
+        {"text": line} for line in lines.splitlines()
+    ]
+    (row,) = read_rows(write(tmp_path, "b.csv", "text\nPrice: 3,50 EUR\n"))
+    assert row.error == "b.csv row 1 has 2 cells, the header 1: quote the text"
+    (row,) = read_rows(write(tmp_path, "c.csv", '"a, b\nc";text\n1;x, y, z\n'))
+    assert row.cells == {"a, b\nc": "1", "text": "x, y, z"}
+
+
+@pytest.mark.parametrize("lead", ["\n\n", "  \n;;\n"])
+def test_blank_lines_before_the_header_are_skipped(tmp_path: Path, lead: str) -> None:
+    table = read_table([write(tmp_path, "a.csv", f"{lead}id;text\n1;a, b\n")])
+    assert table.columns == ("id", "text") and table.rows[0].cells == {"id": "1", "text": "a, b"}
+
+
+def test_no_column_hides_another_of_the_same_name(tmp_path: Path) -> None:
+    (row,) = read_rows(write(tmp_path, "a.csv", "x,x (3),x\n1,2,3\n"))
+    assert sorted(row.cells.values()) == ["1", "2", "3"]
+
+
+def test_null_is_an_empty_cell_and_no_word(tmp_path: Path) -> None:
+    rows = read_rows(write(tmp_path, "a.jsonl", '{"text": null, "ok": true}\nnull\n'))
+    assert [row.cells for row in rows] == [{"text": "", "ok": "true"}, {"text": ""}]
+
+
+@pytest.mark.parametrize(
+    "line", [r'{"text": "so happy \ud83d"}', r'{"tags": [{"\udc00": 1}]}', r'{"\ud83d": 1}']
+)
+def test_a_line_with_half_a_surrogate_pair_is_an_error_and_the_others_go_on(
+    tmp_path: Path, line: str
+) -> None:
+    rows = read_rows(write(tmp_path, "a.jsonl", f'{{"text": "a"}}\n{line}\n{{"text": "\\ud83d\\ude00"}}\n'))
+    assert rows[1].error is not None and "a.jsonl line 2 holds half of a surrogate pair" in rows[1].error
+    assert rows[1].error.encode() and not rows[1].cells
+    assert [rows[0].cells["text"], rows[2].cells["text"]] == ["a", "\U0001f600"]
+
+
 def test_every_other_file_is_one_row(tmp_path: Path) -> None:
     table = read_table(
         [write(tmp_path, "a.txt", "one\r\ntwo"), write(tmp_path, "b.pdf", make_pdf("Hello there"))]
@@ -68,6 +130,9 @@ def test_every_other_file_is_one_row(tmp_path: Path) -> None:
     [
         ("a.txt", b"\xff", "a.txt is not UTF-8 text"),
         ("a.csv", "", "a.csv is empty"),
+        ("a.csv", "\n , \n", "a.csv is empty"),
+        ("a.csv", "id,text\n", "a.csv has a header and no row below it"),
+        ("a.jsonl", "\n", "a.jsonl is empty"),
         ("a.csv", 'a,b\n"x', "a.csv is not CSV"),
         ("a.pdf", b"%PDF-1.4 nothing", "a.pdf cannot be read as PDF"),
     ],
@@ -96,3 +161,56 @@ def test_a_file_that_is_too_large_is_refused(tmp_path: Path, monkeypatch: pytest
 def test_the_longest_column_is_taken_where_no_name_tells(tmp_path: Path) -> None:
     table = read_table([write(tmp_path, "a.csv", "id,remarks,who\n1,a long remark it is,Ada\n")])
     assert table.pick_text_column() == "remarks"
+
+
+def test_a_pdf_that_opens_without_a_password_is_read_and_a_locked_one_says_so(tmp_path: Path) -> None:
+    contents = {"a.pdf": make_pdf("Hello there", ""), "b.pdf": make_pdf("Hello there", "secret")}
+    first, second = read_table(write(tmp_path, *each) for each in contents.items()).rows
+    assert first.cells["text"] == "Hello there"
+    assert second.error == "b.pdf is locked with a password; save it without one first"
+
+
+@pytest.mark.skipif(
+    any(importlib.util.find_spec(name) for name in ("cryptography", "Crypto")), reason="AES can be read here"
+)
+def test_an_aes_pdf_is_a_row_that_says_so_and_the_others_go_on(tmp_path: Path) -> None:
+    contents = {"a.pdf": claim_aes(make_pdf("Hello there", "")), "b.pdf": make_pdf("Fine")}
+    first, second = read_table(write(tmp_path, *each) for each in contents.items()).rows
+    assert first.error is not None and second.cells["text"] == "Fine"
+    assert "a.pdf is encrypted" in first.error and "save it without encryption first" in first.error
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "reason"),
+    [
+        (b"<<\n/Type /Pages", b"1 0 R\n/Type /Pages", "indirect_reference"),  # AttributeError in pypdf
+        (b"/F1 12", b"1 0 R 12", ""),  # AssertionError
+        (b"/Length 42", b"/Length 42 /Filter /Fl", "/Fl"),  # DeprecationError
+        (b"/Length 42", b"/Length 42 /Filter /Unheard", "/Unheard"),  # NotImplementedError
+        (b"/Length 42", b"/Length 42 /Filter /JBIG2Decode", ""),  # DependencyError
+    ],
+)
+def test_a_damaged_pdf_is_told_as_such(tmp_path: Path, old: bytes, new: bytes, reason: str) -> None:
+    whole = make_pdf("Hello there")
+    assert whole.count(old) == 1
+    with pytest.raises(UnreadableSource, match=rf"a\.pdf cannot be read as PDF: (?=\S).*{reason}"):
+        read_rows(write(tmp_path, "a.pdf", whole.replace(old, new)))
+
+
+def test_no_damage_to_a_pdf_is_more_than_an_unreadable_source() -> None:
+    whole, draw = make_pdf("Hello there", ""), random.Random(0)
+    spots = [match.span() for match in re.finditer(rb"\d+ 0 R|/\w+|\d+|\(|\)|<<|>>|[a-z]+", whole)]
+    words = [b"null", b"1 0 R", b"99 0 R", b"/X", b"[", b"-1", b"0", b"true", b"()", b"<<", b"stream"]
+    num_unreadable = 0
+    for _ in range(400):
+        start, end = draw.choice(spots)
+        try:
+            read_pdf(whole[:start] + draw.choice(words) + whole[end:], "a.pdf")
+        except UnreadableSource:
+            num_unreadable += 1
+    assert num_unreadable > 40
+
+
+def test_halves_of_a_character_in_a_pdf_are_joined_and_a_lone_one_is_marked() -> None:
+    text = read_pdf(make_pdf("ab a", characters="<61> <D83D> <62> <DE00>"), "a.pdf")
+    assert text == "\U0001f600 \ufffd"

@@ -8,13 +8,15 @@ from typing import Any
 
 import pytest
 
-from app.extraction import Extractor
+from app.extraction import Extractor, chunks
 from app.extraction.sources import Row, Table
+from app.ui import batch as batch_tab
 from app.ui.batch import AS_IN_EXTRACT, BatchTab
 from app.ui.batch_run import BatchRun
 from app.ui.batch_view import format_duration, render_preview, render_progress, render_records
 from app.ui.examples import Examples
 from engine import EngineDead
+from tests.app.busy_engine import BusyEngine
 from tests.fakes import FakeEngine
 
 REQUEST: Any = SimpleNamespace(session_hash="abc")
@@ -58,6 +60,14 @@ async def test_a_row_longer_than_the_model_is_read_in_parts() -> None:
     batch = BatchRun((Row("long", {"text": "Ada is 36. " * 400}),), "text")
     _ = [count async for count in batch.run(Extractor(engine), {"type": "object"}, "salt")]
     assert batch.num_valid == 1 and len(engine.requests) > 2
+
+
+@pytest.mark.parametrize("text", ["Ada is 36. ", "Ada is 36. " * 400])
+async def test_a_row_waits_while_the_queue_is_full(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chunks, "RETRY_S", 0.0)
+    batch = BatchRun((Row("a", {"text": text}),), "text")
+    _ = [count async for count in batch.run(Extractor(BusyEngine(num_refused=4)), {"type": "object"}, "salt")]
+    assert batch.num_valid == 1, batch.ordered
 
 
 async def test_leaving_ends_the_rows_that_run() -> None:
@@ -138,6 +148,36 @@ def test_progress_tells_what_is_left_and_what_the_cache_gave() -> None:
     batch.num_prompt_tokens, batch.num_cached_tokens = 100, 60
     line = render_progress(batch, "running")
     assert "about 6.0 s left" in line and "60% of the prompts" in line and "width:25.0%" in line
+
+
+async def test_a_bug_goes_on_and_the_buttons_open_again() -> None:
+    tab, _ = make_tab(reject=ZeroDivisionError("boom"))
+    updates = []
+    with pytest.raises(ZeroDivisionError):
+        async for update in tab.run_all(make_table(), "text", "person", "", REQUEST):
+            updates.append(update)
+    problem, _, trial, run, stop, *_ = updates[-1]
+    assert "inside the app" in problem and stop["visible"] is False
+    assert trial["interactive"] is True and run["interactive"] is True
+
+
+async def test_a_bug_in_writing_the_files_opens_the_buttons_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*given: Any) -> bytes:
+        raise ZeroDivisionError("boom")
+
+    monkeypatch.setattr(batch_tab, "export", fail)
+    tab, _ = make_tab()
+    updates = []
+    with pytest.raises(ZeroDivisionError):
+        async for update in tab.run_all(make_table(), "text", "person", "", REQUEST):
+            updates.append(update)
+    assert updates[-1][3]["interactive"] is True
+
+
+def test_columns_named_with_digits_keep_their_names() -> None:
+    batch = BatchRun(ROWS, "text")
+    batch.records = {0: {"source": "a", "record": {"2023": 1}, "valid": True, "confidence": {"/2023": 0.5}}}
+    assert 'title="2023: confidence 50%"' in render_records(batch)
 
 
 def test_nothing_done_shows_the_empty_state() -> None:

@@ -194,6 +194,35 @@ async def test_leaving_a_chat_while_it_answers_writes_nothing_into_the_next_one(
     assert history == gr.skip() and composer["submit_btn"] is True and engine.requests[0].is_aborted
 
 
+async def test_only_the_chat_that_is_removed_ends_its_answer() -> None:
+    tab, engine = make_tab()
+    turn, updates = await begin_writing(tab)
+    tab.leave_removed(turn, SimpleNamespace(_data={"id": "another"}))
+    assert turn.asked is None
+    tab.leave_removed(turn, SimpleNamespace(_data={"id": THREAD["id"]}))
+    _ = [update async for update in updates]
+    closed = tab.end(turn, None)
+    assert closed[-1] == gr.skip() and closed[4] is None and engine.requests[0].is_aborted
+
+
+async def test_versions_stay_as_they_are_while_an_answer_is_written() -> None:
+    tab, _ = make_tab()
+    asked_again = tab.retry(TURN, THREAD, SimpleNamespace(index=0))
+    played = await play(tab, asked_again)
+    history, thread, to_first = played.history, asked_again[3], SimpleNamespace(_data={"at": 1, "to": 0})
+    turn = tab.send(typed("and?"), history, thread, None)[4]
+    updates = tab.answer(turn, REQUEST, *SETTINGS)
+    await anext(updates)
+    assert tab.switch(history, thread, turn, None, to_first) == (gr.skip(),) * 5
+    _ = [update async for update in updates]
+    # Before the page has heard of the end: the turn goes into the version that it was asked in.
+    assert tab.switch(history, thread, turn, None, to_first)[0] == TURN
+    kept, *_, ended, branches, change = tab.end(turn, None)
+    assert kept[:3] == history and ended["forks"][0]["active"] == 1 and branches[0]["active"] == 1
+    assert tab.switch(kept, ended, None, None, to_first)[0] == TURN
+    assert change["put"][0]["messages"] == kept
+
+
 async def test_an_answer_ends_with_its_tokens_and_their_rivals() -> None:
     tab, _ = make_tab()
     tokens = (await play(tab, ask(tab))).tokens

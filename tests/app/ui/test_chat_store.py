@@ -1,6 +1,7 @@
 """The chats in the browser: saved, found, removed, carried over, and never more than it has room for."""
 
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import gradio as gr
@@ -13,6 +14,7 @@ from app.ui.chat_store import (
     empty_store,
     find_chat,
     import_chats,
+    list_changes,
     make_title,
     remove_chat,
     save_chat,
@@ -87,10 +89,55 @@ def test_the_page_opens_with_the_chat_it_was_left_with() -> None:
 
 def test_nothing_to_restore_leaves_the_page_alone() -> None:
     """A person may type before the page has asked; the answer must not be wiped out."""
-    assert ChatHistory().restore(None) == (gr.skip(),) * 6
+    assert ChatHistory().restore(None) == (gr.skip(),) * 5
     assert ChatHistory().restore(save(empty_store(), "a"))[4] == gr.skip()
 
 
 def test_a_turn_is_kept_under_the_chats_id() -> None:
-    thread, branches, _, store, shown = ChatHistory().keep(MESSAGES, make_thread(), None)
-    assert store is shown and store["current"] == thread["id"] and branches == []
+    thread, branches, _, change = ChatHistory().keep(MESSAGES, make_thread(), None)
+    assert change["current"] == thread["id"] and branches == []
+    assert [(chat["id"], chat["messages"]) for chat in change["put"]] == [(thread["id"], MESSAGES)]
+
+
+def test_only_what_an_event_changes_goes_back_to_the_browser() -> None:
+    before = save(save(save(empty_store(), "a"), "b"), "c")
+    saved = list_changes(before, save_chat(before, "a", [*MESSAGES, *MESSAGES], [], clock=lambda: 7.0))
+    assert ([chat["id"] for chat in saved["put"]], saved["removed"]) == (["a"], [])
+    assert saved["current"] == "a" and len(saved["put"][0]["messages"]) == 6
+    removed = list_changes(before, remove_chat(before, "b"))
+    assert (removed["put"], removed["removed"], removed["current"]) == ([], ["b"], "c")
+    # The same twice is two events for the page.
+    assert removed["id"] != list_changes(before, remove_chat(before, "b"))["id"]
+
+
+def test_what_has_no_room_is_removed_in_the_browser_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = save(save(empty_store(), "a"), "b")
+    monkeypatch.setattr(chat_store, "MAX_CHATS", 2)
+    assert list_changes(before, save(before, "c"))["removed"] == ["a"]
+
+
+def event(**data: Any) -> Any:
+    return SimpleNamespace(_data=data)
+
+
+def test_removing_the_open_chat_empties_the_page_and_another_one_does_not() -> None:
+    store = save(save(empty_store(), "a"), "b")
+    history, thread, *_, change = ChatHistory().drop({"id": "b", "forks": []}, store, event(id="b"))
+    assert history == [] and thread["id"] != "b" and change["removed"] == ["b"] and change["current"] is None
+    *page, change = ChatHistory().drop({"id": "b", "forks": []}, store, event(id="a"))
+    assert page == [gr.skip()] * 4 and change["removed"] == ["a"] and change["current"] == "b"
+
+
+def test_an_import_brings_its_chats_or_says_why_not() -> None:
+    store = save(empty_store(), "a")
+    change = ChatHistory().bring(store, event(text=json.dumps({"chats": save(empty_store(), "b")["chats"]})))
+    assert [chat["id"] for chat in change["put"]] == ["b"] and change["current"] == "a"
+    change = ChatHistory().bring(store, event(text="no"))
+    assert "not JSON" in change["problem"] and change["put"] == [] and change["removed"] == []
+
+
+def test_opening_a_chat_changes_no_chat() -> None:
+    store = save(save(empty_store(), "a"), "b")
+    history, *_, change = ChatHistory().pick(store, event(id="a"))
+    assert history == MESSAGES and (change["current"], change["put"], change["removed"]) == ("a", [], [])
+    assert ChatHistory().fresh(store)[4]["current"] is None

@@ -115,10 +115,28 @@ async def test_closing_the_tab_aborts_the_request() -> None:
     assert engine.requests[0].is_aborted
 
 
+async def test_a_bug_goes_on_and_the_extract_button_opens_again() -> None:
+    tab, _ = make_tab(reject=ZeroDivisionError("boom"))
+    updates = []
+    with pytest.raises(ZeroDivisionError):
+        async for update in tab.run("Ada, 36", SCHEMA, True, False, None, REQUEST):
+            updates.append(dict(zip(PARTS, update, strict=True)))
+    last = updates[-1]
+    assert "inside the app" in last["badge"] and "ZeroDivisionError" in last["badge"]
+    assert last["run"]["interactive"] is True and last["stop"]["visible"] is False
+
+
+async def test_a_long_run_of_digits_is_no_trouble_in_verbatim_mode() -> None:
+    schema = '{"type": "object", "properties": {"name": {"type": "string"}, "age": {"type": "number"}}}'
+    tab, _ = make_tab()
+    last = (await run(tab, text=f"Ada, 36. Key: {'9' * 320}", schema=schema, verbatim=True))[-1]
+    assert "schema-valid" in last.badge and last.run["interactive"] is True
+
+
 async def test_a_corrected_record_is_kept_and_a_later_run_is_compared_with_it() -> None:
     tab, _ = make_tab()
     shown = (await run(tab))[-1].shown
-    badge, fields, record, *_, store = tab.keep(shown, {}, edit(age="37"))
+    badge, fields, record, *_, store = tab.keep(shown, edit(age="37"))
     assert ">verified<" in badge and '"age": 37' in record and "by hand" in fields
     again = (await run(tab, verified=store))[-1]
     assert "verified: 37" in again.fields and "1 of 2 fields as in the record you verified" in again.fields
@@ -127,19 +145,19 @@ async def test_a_corrected_record_is_kept_and_a_later_run_is_compared_with_it() 
 async def test_a_correction_that_breaks_the_schema_is_not_kept() -> None:
     tab, _ = make_tab()
     shown = (await run(tab))[-1].shown
-    update = tab.keep(shown, {}, edit(age="old"))
+    update = tab.keep(shown, edit(age="old"))
     assert "not kept" in update[0] and "/age" in update[0] and update[-1] == gr.skip()
 
 
 async def test_another_text_is_not_compared() -> None:
     tab, _ = make_tab()
-    *_, store = tab.keep((await run(tab))[-1].shown, {}, edit())
+    *_, store = tab.keep((await run(tab))[-1].shown, edit())
     assert "you verified" not in (await run(tab, text="Ada, 36!", verified=store))[-1].fields
 
 
 async def test_keeping_before_any_run_does_nothing() -> None:
     tab, _ = make_tab()
-    assert set(map(str, tab.keep(None, {}, edit()))) == {str(gr.skip())}
+    assert set(map(str, tab.keep(None, edit()))) == {str(gr.skip())}
 
 
 def test_a_sample_brings_its_schema(tmp_path: Path) -> None:
@@ -165,3 +183,14 @@ def test_a_file_that_is_no_text_is_refused_in_words(tmp_path: Path) -> None:
     tab, _ = make_tab()
     text, _, problem = tab.open_file(str(path))
     assert text == gr.skip() and "not UTF-8" in problem and "Open a text file" in problem
+
+
+async def test_what_is_kept_is_one_record_with_its_time() -> None:
+    """The browser puts it beside what other tabs have kept; the newer one of the same text stays."""
+    tab, _ = make_tab()
+    shown = (await run(tab))[-1].shown
+    first, second = tab.keep(shown, edit())[-1], tab.keep(shown, edit(age="37"))[-1]
+    assert (
+        list(first) == list(second) == [shown.key] and first[shown.key]["time"] <= second[shown.key]["time"]
+    )
+    assert second[shown.key]["record"] == {"name": "Ada", "age": 37}

@@ -15,3 +15,10 @@ def test_values_are_escaped() -> None:
 
 def test_what_is_no_object_is_still_shown() -> None:
     assert "<td>[1, 2]</td>" in render_table([1, 2]) and render_table({}) == ""
+
+
+def test_names_of_digits_are_kept() -> None:
+    page = render_table({"2023": 1, "a/b": {"0": 2}, "7": [{"x": 1}]})
+    assert (
+        all(f'<th scope="col">{name}</th>' in page for name in ("2023", "a/b › 0")) and "<h4>7</h4>" in page
+    )

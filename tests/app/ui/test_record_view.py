@@ -16,7 +16,7 @@ from app.ui.record_view import (
     render_figures,
     render_source,
     render_verdict,
-    show_pointer,
+    show_path,
 )
 from tests.fakes import FakeEngine
 
@@ -102,5 +102,27 @@ async def test_added_limits_and_the_backend_are_stated() -> None:
     assert "added limits" not in render_figures(await extract("Ada", limits=None))
 
 
-def test_pointers_are_shown_as_paths() -> None:
-    assert show_pointer("/a~1b/0/c<") == "a/b › 1 › c&lt;"
+async def test_an_added_pattern_is_stated_with_its_place() -> None:
+    day = {"type": "object", "properties": {"day": {"type": "string", "format": "date"}}}
+    line = render_figures(
+        await Extractor(FakeEngine(record='{"day": "2026-01-02"}')).extract(day, "2 January 2026")
+    )
+    assert "added limits: YYYY-MM-DD from 1900 to 2099 at /properties/day" in line
+
+
+def test_places_in_lists_are_counted_from_one_and_names_of_digits_are_kept() -> None:
+    assert show_path(("a/b", 0, "c<")) == "a/b › 1 › c&lt;"
+    assert show_path(("2023", "²", 1)) == "2023 › ² › 2"
+
+
+async def test_fields_named_with_digits_keep_their_names_wherever_they_are_shown() -> None:
+    record = '{"2023": {"1": 120, "²": [4]}, "2024": 140}'
+    result = await Extractor(FakeEngine(record=record)).extract({"type": "object"}, "120, 4, 140")
+    verified = {**result.record, "2022": [{"1": 9}]}
+    page = render_fields(result.leaves, result, compare(result.record, verified))
+    assert re.findall(r'class="group"><th colspan="3">([^<]*)<', page) == ["2023", "2023 › ²"]
+    assert re.findall(r'<th scope="row"(?: class="inner")?>([^<]*)<', page) == [
+        "1", "1", "2024", "2022 › 1 › 1",
+    ]  # fmt: skip
+    assert 'aria-label="2023 › 1"' in page and 'aria-label="2023 › ² › 1"' in page
+    assert 'title="2024"' in render_source(result.leaves, result.evidence, "120, 4, 140")

@@ -58,3 +58,12 @@ def test_hints_name_who_enforces_each_keyword_of_a_field() -> None:
     form, _, verdict = make_panel().edit_json('{"type": "object", "properties": {"day": {"format": "date"}}}')
     assert [keyword for keyword, _ in form["hints"]["/properties/day"]] == ["format"]
     assert "<code>format</code>" in verdict
+
+
+def test_the_plan_tells_what_limits_would_add() -> None:
+    schema = {"type": "object", "properties": {"start": {"type": "string", "description": "HH:MM"}}}
+    _, _, verdict = make_panel().edit_json(json.dumps(schema))
+    assert (
+        "While open texts and lists are limited, also: HH:MM from 00:00 to 23:59 at /properties/start."
+        in verdict
+    )

@@ -9,6 +9,7 @@ import zlib
 from collections.abc import Sequence
 
 from engine.messages import SampleGate, StepDone, StepPlan
+from engine.outputs import Logprob, TokenLogprobs
 
 VOCAB = 97
 EOS = 96
@@ -39,10 +40,14 @@ class FakeWorker:
         self.tokens: dict[int, list[int]] = {}
         self.parked: dict[int, list[tuple[int, int, int]]] = {}  # step -> (index, row, sampled token)
         self.num_computed_tokens = 0
+        self.prompt_ends: dict[int, int] = {}  # of the rows whose prompt is scored
 
     def execute(self, plan: StepPlan) -> StepDone | None:
         for new in plan.new_rows:
             self.tables[new.row], self.tokens[new.row] = list(new.block_ids), new.token_ids.tolist()
+            self.prompt_ends.pop(new.row, None)
+            if new.params.prompt_logprobs is not None:
+                self.prompt_ends[new.row] = new.num_prompt_tokens
         for row, block_ids in plan.new_blocks:
             self.tables[row] += block_ids
         parked_rows = {row for entries in self.parked.values() for _, row, _ in entries}
@@ -50,6 +55,7 @@ class FakeWorker:
         skipped = tuple(index for index in range(len(plan.rows)) if index not in live)
         for index in live:
             self._write(int(plan.rows[index]), int(plan.starts[index]), int(plan.num_scheduled_tokens[index]))
+        scores = self._score(plan, live)
         sampled = [(index, int(plan.rows[index])) for index in live if plan.is_sampled[index]]
         choices = {index: self._sample(row, plan, index) for index, row in sampled}
         gated = [(index, row, choices[index]) for index, row in sampled if plan.is_gated[index]]
@@ -58,10 +64,11 @@ class FakeWorker:
             self.tokens[row].append(choices[index])
         if gated:
             self.parked[plan.step_id] = gated
-            if len(gated) == len(plan.rows):
+            if len(gated) == len(plan.rows) and not scores:
                 return None
         indices = [index for index, _ in plain]
-        return StepDone(plan.step_id, indices, [choices[i] for i in indices], not gated, skipped=skipped)
+        tokens = [choices[index] for index in indices]
+        return StepDone(plan.step_id, indices, tokens, not gated, {}, scores, skipped)
 
     def sample_gated(self, gate: SampleGate) -> StepDone | None:
         entries = self.parked.pop(gate.step_id, None)
@@ -72,6 +79,17 @@ class FakeWorker:
         for _, row, token in kept:
             self.tokens[row].append(token)
         return StepDone(gate.step_id, [index for index, _, _ in kept], [token for *_, token in kept], True)
+
+    def _score(self, plan: StepPlan, live: list[int]) -> dict[int, list[TokenLogprobs]]:
+        """The tokens that follow each computed prompt token; minus their position stands for the logprob."""
+        found = {}
+        for index in live:
+            row, start = int(plan.rows[index]), int(plan.starts[index])
+            end = min(start + int(plan.num_scheduled_tokens[index]), self.prompt_ends.get(row, 0) - 1)
+            if end > start:
+                places = range(start + 1, end + 1)
+                found[index] = [TokenLogprobs(Logprob(self.tokens[row][at], -float(at), 1)) for at in places]
+        return found
 
     def _write(self, row: int, start: int, count: int) -> None:
         assert count >= 1, "a run without tokens has nothing to sample from"

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import huggingface_hub
 import pytest
 import torch
+from huggingface_hub.utils import filter_repo_objects
 from safetensors.torch import load_file, save_file
 
 from engine.errors import ConfigError
 from engine.model import ModelConfig, load_model
+from engine.model.checkpoint import resolve_checkpoint
 from engine.worker.kv_cache import allocate_kv_cache, compute_bytes_per_block
 from tests.engine.model.drive import Driver, make_prompt, make_transformers_model, save
 
@@ -116,8 +119,9 @@ def test_folder_without_safetensors_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "index",
-    ["{", "{}", '{"weight_map": {"a": "gone.safetensors"}}', '{"weight_map": {"a": "../config.json"}}'],
-)
+    ["{", "{}", '{"weight_map": {"a": "gone.safetensors"}}', '{"weight_map": {"a": "../config.json"}}',
+     '{"weight_map": {"a": 5}}', '{"weight_map": {"a": "x.safetensors", "b": ["x"]}}', '{"weight_map": []}', "[]"],
+)  # fmt: skip
 def test_broken_index_is_named(tmp_path: Path, index: str) -> None:
     (make_checkpoint(tmp_path) / "model.safetensors").unlink()
     (tmp_path / "model.safetensors.index.json").write_text(index)
@@ -153,18 +157,68 @@ def test_hub_name_that_is_not_cached_offline_is_explained(
         load_model("some/model")
 
 
-def test_hub_name_is_downloaded_by_pattern(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    make_checkpoint(tmp_path)
-    asked: list[tuple[str, list[str]]] = []
+class FakeHub:
+    """A repository on the hub, and the cache folder that matching files come to."""
 
-    def snapshot_download(name: str, allow_patterns: list[str]) -> str:
-        asked.append((name, allow_patterns))
-        return str(tmp_path)
+    def __init__(self, repository: Path, cache: Path) -> None:
+        self.repository = repository
+        self.cache = cache
+        self.calls: list[list[str]] = []  # what each call brought
 
-    monkeypatch.setattr("engine.model.checkpoint.snapshot_download", snapshot_download)
+    def snapshot_download(self, name: str, allow_patterns: list[str]) -> str:
+        files = sorted(path for path in self.repository.rglob("*") if path.is_file())
+        names = [path.relative_to(self.repository).as_posix() for path in files]
+        chosen = list(filter_repo_objects(names, allow_patterns=allow_patterns))
+        self.calls.append([each for each in chosen if not (self.cache / each).exists()])
+        for each in chosen:
+            (self.cache / each).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(self.repository / each, self.cache / each)
+        return str(self.cache)
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeHub:
+    hub = FakeHub(tmp_path / "repository", tmp_path / "cache")
+    monkeypatch.setattr("engine.model.checkpoint.snapshot_download", hub.snapshot_download)
+    return hub
+
+
+def test_of_a_sharded_repository_only_the_files_of_its_index_are_downloaded(hub: FakeHub) -> None:
+    """The index comes before them: the loading page reads their bytes from it."""
+    save(make_transformers_model("mistral"), hub.repository, max_shard_size="40KB")
+    shards = sorted(path.name for path in hub.repository.glob("*.safetensors"))
+    shutil.copy(hub.repository / shards[0], hub.repository / "consolidated.safetensors")
+    (hub.repository / "consolidated.safetensors.index.json").write_text("{}")
+    (hub.repository / "sub").mkdir()
+    for name in (shards[0], "model.safetensors"):
+        shutil.copy(hub.repository / shards[0], hub.repository / "sub" / name)
+    model = load_model("some/model")
+    assert hub.calls == [["config.json"], ["model.safetensors.index.json"], shards]
+    expected = Driver(load_model(hub.repository)).step({"a": make_prompt(20)})["a"]
+    assert torch.equal(Driver(model).step({"a": make_prompt(20)})["a"], expected)
+
+
+def test_the_single_file_of_a_repository_is_downloaded_alone(hub: FakeHub) -> None:
+    make_checkpoint(hub.repository)
+    shutil.copy(hub.repository / "model.safetensors", hub.repository / "model.fp16.safetensors")
     load_model("some/model")
-    assert asked[0] == ("some/model", ["config.json"])
-    assert "*.safetensors" in asked[1][1]
+    assert hub.calls == [["config.json"], ["model.safetensors"]]
+
+
+def test_the_name_of_a_shard_is_no_pattern(hub: FakeHub) -> None:
+    make_checkpoint(hub.repository)
+    (hub.repository / "model.safetensors").rename(hub.repository / "part[1].safetensors")
+    tensors = load_file(hub.repository / "part[1].safetensors")
+    index = {"weight_map": dict.fromkeys(tensors, "part[1].safetensors")}
+    (hub.repository / "model.safetensors.index.json").write_text(json.dumps(index))
+    (hub.repository / "part1.safetensors").write_bytes(b"other")
+    load_model("some/model")
+    assert hub.calls[-1] == ["part[1].safetensors"]
+
+
+def test_a_path_that_is_no_folder_is_told_with_its_field() -> None:
+    with pytest.raises(ConfigError, match="tokenizer '/nope' is not a folder"):
+        resolve_checkpoint("/nope", ("config.json",), "tokenizer")
 
 
 def test_hub_name_of_a_wrong_form_is_explained() -> None:

@@ -180,14 +180,18 @@ def use_build(monkeypatch: pytest.MonkeyPatch, build: Any) -> None:
     monkeypatch.setattr(worker_module, "NativeSwap", lambda dtype, threads: NativeSwap(dtype, threads, build))
 
 
-def test_int8_starts_with_the_ops_that_are_being_built(
-    make_config: MakeConfig, library: NativeLibrary, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("settings", [{"quantization": "int8"}, {"dtype": "bfloat16"}])
+def test_few_bits_start_with_the_ops_that_are_being_built(
+    make_config: MakeConfig,
+    library: NativeLibrary,
+    monkeypatch: pytest.MonkeyPatch,
+    settings: dict[str, Any],
 ) -> None:
     """A change of ops on the way would change the text of a request that runs."""
     build = FakeBuild(library)
     use_build(monkeypatch, build)
     threading.Timer(0.2, build.finish).start()
-    worker = Worker(make_config(device="cpu", quantization="int8"), eos_token_ids=(1,))
+    worker = Worker(make_config(device="cpu", **settings), eos_token_ids=(1,))
     worker.load()
     assert worker.describe() == {"ops": "native", "native_ops": "ready (test)"}
     assert worker.resolved.notices == ()
@@ -195,27 +199,44 @@ def test_int8_starts_with_the_ops_that_are_being_built(
 
 
 @pytest.mark.parametrize(
-    ("settings", "why"),
+    ("settings", "message"),
     [
-        ({}, "not available: no compiler"),
-        ({"enable_native_ops": False}, "off"),
-        ({"attention_backend": "sdpa"}, "off"),
+        ({}, "on torch-sdpa (native ops: not available: no compiler)"),
+        ({"enable_native_ops": False}, "on torch-sdpa (native ops: off)"),
+        ({"attention_backend": "flex"}, "on torch-flex (native ops: off)"),
     ],
 )
-def test_int8_without_them_says_what_it_gives_up(
-    make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], why: str
+@pytest.mark.parametrize(
+    "few_bits",
+    [{"quantization": "int8"}, {"dtype": "bfloat16"}, {"quantization": "int8", "dtype": "bfloat16"}],
+)
+def test_few_bits_without_them_say_what_they_give_up(
+    make_config: MakeConfig,
+    monkeypatch: pytest.MonkeyPatch,
+    few_bits: dict[str, Any],
+    settings: dict[str, Any],
+    message: str,
 ) -> None:
     build = FakeBuild(None)
     build.finish()
     use_build(monkeypatch, build)
     monkeypatch.setattr(Worker, "warm_up", Worker.reset)
-    worker = Worker(make_config(device="cpu", quantization="int8", **settings), eos_token_ids=(1,))
+    worker = Worker(make_config(device="cpu", **few_bits, **settings), eos_token_ids=(1,))
     worker.load()
     (notice,) = worker.resolved.notices
-    assert f"(native ops: {why}): the same seed need not give the same text" in notice
+    (name, value), *_ = few_bits.items()
+    assert notice.startswith(f"{name}={value!r} {message}: the same seed need not give the same text")
 
 
-def test_without_int8_nothing_waits_and_nothing_is_said(
+def test_float16_which_they_do_not_have_says_what_it_gives_up(make_config: MakeConfig) -> None:
+    worker = Worker(make_config(device="cpu", dtype="float16"), eos_token_ids=(1,))
+    worker.load()
+    (notice,) = worker.resolved.notices
+    assert "dtype='float16' on torch-sdpa (native ops: not available for float16): the same seed" in notice
+    worker.close()
+
+
+def test_in_float32_nothing_waits_and_nothing_is_said(
     make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     build = FakeBuild(None)

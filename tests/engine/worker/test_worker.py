@@ -70,7 +70,7 @@ def test_the_cache_has_the_blocks_that_were_asked_for(make_config: MakeConfig) -
 
 
 def test_a_memory_share_becomes_blocks(make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.worker.worker._measure_host_memory", lambda: (2**30, 2**29))
+    monkeypatch.setattr("engine.worker.worker.measure_host_memory", lambda: (2**30, 2**29))
     worker = make_worker(make_config(device="cpu", num_blocks=None, memory_share=0.01))
     worker.load()
     bytes_per_block = compute_bytes_per_block(worker.model_config, 16, torch.float32)
@@ -80,7 +80,7 @@ def test_a_memory_share_becomes_blocks(make_config: MakeConfig, monkeypatch: pyt
 def test_no_more_than_the_free_memory_is_taken(
     make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engine.worker.worker._measure_host_memory", lambda: (2**30, 2**22))
+    monkeypatch.setattr("engine.worker.worker.measure_host_memory", lambda: (2**30, 2**22))
     worker = make_worker(make_config(device="cpu", num_blocks=None, memory_share=1.0))
     worker.load()
     bytes_per_block = compute_bytes_per_block(worker.model_config, 16, torch.float32)
@@ -88,9 +88,26 @@ def test_no_more_than_the_free_memory_is_taken(
 
 
 def test_no_memory_at_all_is_a_config_error(make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.worker.worker._measure_host_memory", lambda: (2**30, 0))
+    monkeypatch.setattr("engine.worker.worker.measure_host_memory", lambda: (2**30, 0))
     with pytest.raises(ConfigError, match="the KV cache gets 0 MiB, and one block takes"):
         make_worker(make_config(device="cpu", num_blocks=None)).load()
+
+
+def test_more_blocks_than_the_memory_holds_are_refused_before_they_are_touched(
+    make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Allocating only reserves: the process would be killed later, when the blocks are written."""
+    monkeypatch.setattr(Worker, "warm_up", Worker.reset)
+    worker = make_worker(make_config(device="cpu", num_blocks=3))
+    worker.load()
+    size = 3 * compute_bytes_per_block(worker.model_config, 16, torch.float32)
+    monkeypatch.setattr("engine.worker.worker.measure_host_memory", lambda: (2**30, size))
+    make_worker(make_config(device="cpu", num_blocks=3)).load()
+    monkeypatch.setattr("engine.worker.worker.measure_host_memory", lambda: (2**30, size - 1))
+    with pytest.raises(
+        ConfigError, match=rf"num_blocks=3: cpu has no room .* \({size} bytes\).* 0.0 GiB are free"
+    ):
+        make_worker(make_config(device="cpu", num_blocks=3)).load()
 
 
 @pytest.mark.parametrize(("max_model_len", "is_cached"), [(None, False), (256, False), (64, True)])

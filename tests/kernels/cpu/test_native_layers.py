@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import tempfile
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -137,6 +138,17 @@ def test_a_new_cache_or_new_weights_are_noticed() -> None:
         driver.step({"a": prompt[:20]})
         logits = driver.step({"a": prompt[20:]})["a"]
         torch.testing.assert_close(logits, compute_expected(expected, prompt)[20:], atol=2e-4, rtol=0)
+
+
+def test_caches_die_with_their_owner() -> None:
+    """They are most of the memory, and an engine that sleeps gives it back."""
+    _, model = load_pair("qwen3")
+    driver = Driver(model)
+    driver.step({"a": make_prompt(5)})
+    caches = [weakref.ref(cache) for pair in driver.kv_caches for cache in pair]
+    assert all(cache() is not None for cache in caches)
+    del driver
+    assert all(cache() is None for cache in caches)
 
 
 def test_a_model_moves_from_torch_to_native_ops_between_two_steps(tmp_path: Path) -> None:

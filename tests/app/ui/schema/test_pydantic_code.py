@@ -31,7 +31,7 @@ def simplify(schema: Any, definitions: Any = None) -> Any:
         return schema
     definitions = schema.get("$defs", definitions)
     if "$ref" in schema:
-        rest = {name: value for name, value in schema.items() if name != "$ref"}
+        rest = {name: value for name, value in schema.items() if name not in ("$ref", "default")}
         return simplify({**definitions[schema["$ref"].split("/")[-1]], **rest}, definitions)
     if isinstance(schema.get("type"), list):
         first, *rest = ({**schema, "type": kind} for kind in schema["type"])
@@ -101,6 +101,12 @@ class Order(BaseModel):
         ("class A(BaseModel):\n  x: int = Field(frozen=True)", "frozen"),
         ("class A(BaseModel):\n  def f(self): pass", "line 2"),
         ("(" * 300, "line 1|too many|nested"),
+        ('class A(BaseModel):\n  x: "list[int"', "line 2: `list\\[int` is no type"),
+        ('class A(BaseModel):\n  x: int\n  y: "list[B]"', "line 3: the type B"),
+        ("class A(BaseModel):\n  x: list[()]", "line 2: list"),
+        ("class A(BaseModel):\n  x: Literal[{1}]", r"`\{1\}` must be a plain value"),
+        ("class A(BaseModel):\n  x: int = Field(ge=1e999)", "`1e309` must be a plain value"),
+        ("class A(BaseModel):\n  x: " + "|".join(["int"] * 3000), "nested too deeply|recursion"),
     ],
 )
 def test_code_that_says_no_schema_is_refused_with_its_line(code: str, words: str) -> None:
@@ -127,3 +133,22 @@ def test_typed_code_never_runs(tmp_path: Path) -> None:
 def test_a_keyword_without_a_class_is_named(subschema: Any, words: str) -> None:
     with pytest.raises(NotAClass, match=words):
         schema_to_pydantic({"type": "object", "properties": {"x": subschema}})
+
+
+def test_a_field_that_may_be_left_out_need_not_take_null(tmp_path: Path) -> None:
+    group = {"type": "object", "properties": {"x": {"type": "boolean"}}}
+    fields = {
+        "a": {"type": "integer", "minimum": 1},
+        "b": {"type": "string"},
+        "c": {"type": ["string", "null"]},
+        "d": {"type": "array", "items": {"type": "string"}},
+        "group": group,
+    }
+    schema = {"type": "object", "title": "Record", "properties": fields, "additionalProperties": False}
+    code = schema_to_pydantic(schema)
+    assert pydantic_to_schema(code) == schema
+    assert simplify(load_record(code, tmp_path).model_json_schema()) == simplify(schema)
+
+
+def test_a_class_that_says_nothing_about_more_fields_is_closed() -> None:
+    assert pydantic_to_schema("class A(BaseModel):\n  x: int")["additionalProperties"] is False

@@ -1,0 +1,33 @@
+"""Which TROUPE_ variables there are: one for every field of every config, whichever verb reads it."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Mapping
+from dataclasses import fields
+
+from app.cli.evaluate import EvaluateConfig
+from app.cli.talk import TalkConfig
+from app.config import ENV_PREFIX, AppConfig, UsageError
+from engine import EngineConfig
+
+# What Kubernetes sets in every container beside a service named "troupe".
+OF_A_SERVICE = re.compile(r"SERVICE_|PORT_\d")
+
+CONFIGS: tuple[type, ...] = (EngineConfig, AppConfig, TalkConfig, EvaluateConfig)
+
+
+def check_variables(environ: Mapping[str, str]) -> None:
+    """Refuse a variable that nothing would read; an empty one counts as unset, as it does elsewhere.
+
+    Raises:
+        UsageError: names the variable and what it may have been meant to be, but not its value, which may be a key.
+    """
+    known = [item.name.upper() for config in CONFIGS for item in fields(config)]
+    for variable in sorted(name for name in environ if name.startswith(ENV_PREFIX) and environ[name]):
+        name = variable.removeprefix(ENV_PREFIX)
+        if name not in known and not OF_A_SERVICE.match(name):
+            close = difflib.get_close_matches(name.upper(), known, n=1)
+            hint = f"; did you mean {ENV_PREFIX}{close[0]}?" if close else ""
+            raise UsageError(f"unknown variable {variable}{hint} (--help lists the flags they stand for)")

@@ -1,0 +1,97 @@
+"""Which types the schema of a record allows at a place: what a person who types a value there may mean."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from app.extraction.json_spans import Scalar
+from app.extraction.prompt import Schema
+
+ALTERNATIVES = ("anyOf", "oneOf", "allOf")
+KIND_NAMES: dict[type, str] = {
+    str: "string", bool: "boolean", int: "integer", float: "number", type(None): "null",
+    dict: "object", list: "array",
+}  # fmt: skip
+
+
+def split_pointer(pointer: str) -> list[str]:
+    """The steps of a JSON pointer."""
+    return [step.replace("~1", "/").replace("~0", "~") for step in pointer.split("/")[1:]]
+
+
+def name_kind(value: Scalar) -> str:
+    """The name that JSON Schema has for the type of a value."""
+    return KIND_NAMES[type(value)]
+
+
+def list_kinds(schema: Schema, steps: Sequence[str]) -> frozenset[str]:
+    """The types that a value may have at these steps into the record; empty when the schema does not say.
+
+    Alternatives and references within the schema are followed; a number may be an integer.
+    """
+    places = _open(schema, [schema])
+    for step in steps:
+        places = _open(schema, [inner for place in places for inner in _below(place, step)])
+    kinds = {kind for place in places for kind in _kinds_of(place)}
+    return frozenset(kinds | ({"integer"} if "number" in kinds else set()))
+
+
+def _open(root: Schema, places: Sequence[Any]) -> list[Schema]:
+    """The schemas with all that they refer to or offer; a place that says nothing stays out."""
+    found: list[Schema] = []
+    waiting = [place for place in places if isinstance(place, dict)]
+    while waiting:
+        place = waiting.pop(0)
+        if any(place is known for known in found):
+            continue
+        found.append(place)
+        inner = [each for keyword in ALTERNATIVES for each in _list(place.get(keyword))]
+        waiting += [each for each in [*inner, _resolve(root, place.get("$ref"))] if isinstance(each, dict)]
+    return found
+
+
+def _resolve(root: Schema, reference: Any) -> Any:
+    if not isinstance(reference, str) or not reference.startswith("#"):
+        return None
+    place: Any = root
+    for step in split_pointer(reference[1:]):
+        if isinstance(place, list):
+            place = place[int(step)] if step.isdecimal() and int(step) < len(place) else None
+        else:
+            place = place.get(step) if isinstance(place, dict) else None
+    return place
+
+
+def _below(place: Schema, step: str) -> Iterator[Any]:
+    """The schemas of a member or an item."""
+    properties = place.get("properties")
+    if isinstance(properties, dict) and step in properties:
+        yield properties[step]
+    elif not step.isdecimal() or "items" not in place:
+        named = place.get("patternProperties")
+        matching = [inner for name, inner in (named or {}).items() if _matches(name, step)]
+        yield from matching or [place.get("additionalProperties")]
+    if step.isdecimal():
+        first = _list(place.get("prefixItems"))
+        yield first[int(step)] if int(step) < len(first) else place.get("items")
+
+
+def _matches(pattern: str, name: str) -> bool:
+    try:
+        return re.search(pattern, name) is not None
+    except re.error:
+        return False
+
+
+def _kinds_of(place: Schema) -> list[str]:
+    if "const" in place or isinstance(place.get("enum"), list):
+        values = [place["const"]] if "const" in place else place["enum"]
+        return [KIND_NAMES[type(value)] for value in values]
+    kinds = place.get("type")
+    return [kind for kind in (kinds if isinstance(kinds, list) else [kinds]) if isinstance(kind, str)]
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []

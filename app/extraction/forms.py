@@ -1,0 +1,114 @@
+"""Dates and times of day: the characters that a string has which a schema says to be one.
+
+A schema says so by `format: date`, or by a description that is nothing but a form (`HH:MM`) or ends with one
+(`Start, 24 hour HH:MM`). One that leaves a choice (`YYYY-MM-DD, or "on receipt"`) says nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cached_property
+
+from app.extraction.dates import MONTHS
+from app.extraction.prompt import Schema
+
+_DAY_OF_YEAR = "(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])"
+DATE_PATTERN = f"^(19|20)[0-9]{{2}}-{_DAY_OF_YEAR}$"
+ANY_DATE_PATTERN = f"^[0-9]{{4}}-{_DAY_OF_YEAR}$"
+TIME_PATTERN = "^([01][0-9]|2[0-3]):[0-5][0-9]$"
+ANY_TIME_PATTERN = "^[0-9]{2}:[0-5][0-9]$"
+# What a person is told of a pattern.
+MEANINGS = {
+    DATE_PATTERN: "YYYY-MM-DD from 1900 to 2099",
+    ANY_DATE_PATTERN: "YYYY-MM-DD",
+    TIME_PATTERN: "HH:MM from 00:00 to 23:59",
+    ANY_TIME_PATTERN: "HH:MM",
+}
+# The exception, for a person who is not shown a text.
+OTHER_TIMES = "Years before 1900 and after 2099 and hours after 23 are taken where the text has such ones."
+
+_CLOCK = r"\(?24[- ]?(?i:h(?:ours?|rs?)?)\)?"
+_DESCRIBED = re.compile(
+    r"(?:(?P<lead>.+?)(?:[,;:(]|\s[-–—]|\b(?i:as|in)\b)\s*)?"
+    rf"(?:(?:(?i:format)|ISO(?: 8601)?|{_CLOCK}),?\s*)*"
+    rf"(?P<form>YYYY-MM-DD|HH:MM)(?:,?\s*(?:(?i:format)|{_CLOCK}))?[).\s]*"
+)
+# Before the form: what makes it one of several, a part of the text, or no point in time.
+_OPEN = re.compile(
+    r"(?<!\w)['\"‘“]|YY|HH|MM"
+    r"|(?i:\b(?:or|unless|otherwise|else|if|unknown|empty|times|dates|hours|range|period|between|duration|length|elapsed)\b)"
+)
+_HOURS_OF_CLOCK = re.compile(_CLOCK)
+
+# Looking back comes last: a search is faster that begins with what it looks for.
+_OTHER_YEAR = re.compile(r"(?:0\d{3}|1[0-8]\d\d|2[1-9]\d\d|[3-9]\d{3})(?!\d)(?<!\d\d{4})")
+_DATE_BEFORE_YEAR = re.compile(
+    r"(?:(?<!\d)\d{1,2}[./-]\d{1,2}[./-]"
+    rf"|\b(?:{'|'.join(MONTHS)})[a-z]*\.?\s+(?:\d{{1,2}}(?:st|nd|rd|th)?,?\s+)?"
+    # a month in any language
+    r"|(?<![\d.,])\d{1,2}(?:st|nd|rd|th|er)?\.?[\s-]+(?:(?:of|de|di)\s+)?[^\W\d_]{3,}[.,]{0,2}[\s-]+(?:(?:of|de)\s+)?"
+    r"|\byear\s+)$",
+    re.IGNORECASE,
+)
+_DATE_BEHIND_YEAR = re.compile(r"[./-]\d{1,2}[./-]\d{1,2}(?!\d)|\s?年")
+_MORE_DIGITS = re.compile(r"[.,']\d")
+_OTHER_HOUR = re.compile(r"(?:2[4-9]|[3-9]\d):[0-5]\d(?![\d:])(?<![\d:.,]\d\d:\d\d)")
+# Characters that a day and a month take at most before a year.
+_CONTEXT = 32
+# A longer description says more than a form.
+_MAX_DESCRIPTION = 1000
+
+
+class Forms:
+    """The patterns of dates and times of day in what is extracted from one text.
+
+    Years before 1900 and after 2099 and hours after 23 are open where the text has such ones.
+    """
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def find_pattern(self, subschema: Schema) -> str | None:
+        """The pattern of a date or a time of day; None where the schema asks for neither."""
+        if subschema.get("format") == "date":
+            # The format alone holds the form.
+            return None if self.has_other_years else DATE_PATTERN
+        description = subschema.get("description")
+        if "format" in subschema or not isinstance(description, str):
+            return None
+        form = find_form(description)
+        if form == "YYYY-MM-DD":
+            return ANY_DATE_PATTERN if self.has_other_years else DATE_PATTERN
+        if form == "HH:MM":
+            return ANY_TIME_PATTERN if self.has_other_hours else TIME_PATTERN
+        return None
+
+    @cached_property
+    def has_other_years(self) -> bool:
+        """Whether the text has a date before 1900 or after 2099."""
+        return has_other_years(self.text)
+
+    @cached_property
+    def has_other_hours(self) -> bool:
+        """Whether the text has an hour after 23."""
+        return _OTHER_HOUR.search(self.text) is not None
+
+
+def find_form(description: str) -> str | None:
+    """The one form that a description asks for, YYYY-MM-DD or HH:MM."""
+    match = _DESCRIBED.fullmatch(description.strip()) if len(description) <= _MAX_DESCRIPTION else None
+    if match is None or _OPEN.search(_HOURS_OF_CLOCK.sub("", match["lead"] or "")):
+        return None
+    return match["form"]
+
+
+def has_other_years(text: str) -> bool:
+    """Whether the text has a date before 1900 or after 2099."""
+    for year in _OTHER_YEAR.finditer(text):
+        behind = text[year.end() : year.end() + _CONTEXT]
+        if _DATE_BEHIND_YEAR.match(behind):
+            return True
+        before = text[max(0, year.start() - _CONTEXT) : year.start()]
+        if not _MORE_DIGITS.match(behind) and _DATE_BEFORE_YEAR.search(before):
+            return True
+    return False

@@ -1,0 +1,95 @@
+"""What callers of LLM hand over, in its several forms: settings, prompts, conversations, parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
+from difflib import get_close_matches
+from typing import Any
+
+import numpy as np
+
+from engine.config import EngineConfig
+from engine.errors import ConfigError, InvalidRequest
+from engine.intake import Prompt
+from engine.sampling_params import SamplingParams
+
+Messages = Sequence[Mapping[str, Any]]
+# What vLLM calls settings that have another name here.
+VLLM_NAMES = {
+    "enforce_eager": "enable_cuda_graphs",
+    "gpu_memory_utilization": "memory_share",
+    "num_gpu_blocks_override": "num_blocks",
+}
+# They hold integers, or lose the order of what they hold: nobody means them as prompts.
+_NO_LISTS = (bytes, bytearray, memoryview, set, frozenset)
+
+
+def check_names(settings: Iterable[str]) -> None:
+    """Raise ConfigError for a name that is no field of EngineConfig; it tells the nearest that is."""
+    known = [field.name for field in fields(EngineConfig)]
+    for name in settings:
+        if name not in known:
+            near = [VLLM_NAMES[name]] if name in VLLM_NAMES else get_close_matches(name, known, 1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            raise ConfigError(f"{name} is not a setting of this engine{hint}")
+
+
+def list_prompts(prompts: Any) -> list[Prompt]:
+    """One prompt or several, as a list.
+
+    Raises:
+        InvalidRequest: neither.
+    """
+    if isinstance(prompts, str | Mapping):
+        return [prompts]
+    if isinstance(prompts, np.ndarray):
+        prompts = prompts.tolist()
+    if isinstance(prompts, _NO_LISTS) or not isinstance(prompts, Iterable):
+        raise InvalidRequest(
+            "prompts must be text, a list of token ids, {'prompt_token_ids': [...]}, or a list of these, "
+            f"not {type(prompts).__name__}",
+            "prompt",
+        )
+    listed = list(prompts)
+    if listed and all(isinstance(item, int | np.integer) for item in listed):
+        return [listed]
+    return listed
+
+
+def list_conversations(messages: Any) -> list[Messages]:
+    """One conversation or several, as a list; messages are looked at where they are rendered.
+
+    Raises:
+        InvalidRequest: neither.
+    """
+    if isinstance(messages, (str, Mapping, *_NO_LISTS)) or not isinstance(messages, Iterable):
+        raise InvalidRequest(
+            "messages must be a list of {'role': ..., 'content': ...}, or a list of such lists, "
+            f"not {type(messages).__name__}",
+            "messages",
+        )
+    listed = list(messages)
+    return [listed] if listed and isinstance(listed[0], Mapping) else listed
+
+
+def list_params(params: Any, count: int) -> list[SamplingParams]:
+    """Parameters for `count` prompts: the same for all, or a list with one for each.
+
+    Raises:
+        InvalidRequest: another type, or another number of them.
+    """
+    if params is None or isinstance(params, SamplingParams):
+        return [params or SamplingParams()] * count
+    listed = list(params) if isinstance(params, Sequence) else [params]
+    for each in listed:
+        if not isinstance(each, SamplingParams):
+            raise InvalidRequest(
+                f"sampling_params must be a SamplingParams or a list of them, not {type(each).__name__}",
+                "sampling_params",
+            )
+    if len(listed) != count:
+        raise InvalidRequest(
+            f"sampling_params has {len(listed)} entries for {count} prompts", "sampling_params"
+        )
+    return listed

@@ -1,0 +1,93 @@
+"""Room for weights: what they take, held against what the device has left before anything is allocated.
+
+On the CPU an allocation only reserves: without this, a model that is too large ends in the middle of its loading, by
+the system's hand.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+from engine.errors import ConfigError
+from engine.model.config import ModelConfig
+from engine.worker.host_memory import measure_host_memory
+from kernels.ops import Quantization
+
+_CPU_ALLOCATOR = "DefaultCPUAllocator"  # what torch's error over a lack of RAM names
+
+
+def count_parameters(config: ModelConfig) -> int:
+    """Return the number of parameters that DecoderModel allocates, a tied head not counted again."""
+    hidden, head_dim = config.hidden_size, config.head_dim
+    q_size = config.num_attention_heads * head_dim
+    kv_size = config.num_key_value_heads * head_dim
+    qkv_size, gate_up_size = q_size + 2 * kv_size, 2 * config.intermediate_size
+    matrices = hidden * (qkv_size + q_size + gate_up_size + config.intermediate_size)
+    biases = (
+        config.qkv_bias * qkv_size + config.output_bias * hidden + config.mlp_bias * (gate_up_size + hidden)
+    )
+    norms = 2 * hidden + config.qk_norm * (q_size + kv_size)
+    num_tables = 1 if config.tie_word_embeddings else 2
+    return config.num_hidden_layers * (matrices + biases + norms) + hidden * (
+        num_tables * config.vocab_size + 1
+    )
+
+
+def measure_free_bytes(device: torch.device) -> int:
+    """Return the bytes that new tensors may take on a device now."""
+    if device.type != "cuda":
+        return measure_host_memory()[1]
+    kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return torch.cuda.mem_get_info(device)[0] + kept
+
+
+@contextmanager
+def weight_room(
+    name: str | Path,
+    config: ModelConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    quantization: Quantization | None = None,
+) -> Iterator[None]:
+    """Refuse a model without room for its weights: at once, or when an allocation inside the block fails.
+
+    Args:
+        name: what the error calls the model.
+        dtype: weights have it until they are packed, the quantized ones too.
+
+    Raises:
+        ConfigError: says how much is needed, how much is free, and what takes less.
+    """
+    num_bytes, free_bytes = count_parameters(config) * dtype.itemsize, measure_free_bytes(device)
+    if num_bytes > free_bytes:
+        gc.collect()  # the model that was there before may wait for it
+        free_bytes = measure_free_bytes(device)
+    told = (
+        f"model {str(name)!r} does not fit: {count_parameters(config)} parameters take {_spell(num_bytes)} as "
+        f"{str(dtype).removeprefix('torch.')}, and {device.type} has {_spell(free_bytes)} free"
+        f"{_hint(num_bytes, free_bytes, dtype, quantization)}"
+    )
+    if num_bytes > free_bytes:
+        raise ConfigError(told)
+    try:
+        yield
+    except RuntimeError as error:
+        if not isinstance(error, torch.OutOfMemoryError) and _CPU_ALLOCATOR not in str(error):
+            raise
+        raise ConfigError(f"{told}. {str(error).partition(chr(10))[0]}") from error
+
+
+def _hint(num_bytes: int, free_bytes: int, dtype: torch.dtype, quantization: Quantization | None) -> str:
+    if dtype.itemsize > 2 and num_bytes // 2 <= free_bytes:
+        return "; dtype='bfloat16' takes half of that"
+    # It would be no way out: the matrices are rounded when they are there.
+    return "" if quantization is None else f"; quantization={quantization!r} saves memory after loading only"
+
+
+def _spell(num_bytes: int) -> str:
+    return f"{num_bytes / 2**30:.1f} GiB" if num_bytes >= 2**30 else f"{num_bytes / 2**20:.1f} MiB"

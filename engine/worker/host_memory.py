@@ -1,0 +1,90 @@
+"""Memory of this machine as far as this process may have it: control groups, version 1 or 2, may allow less."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class _GroupFiles:
+    """Where a version of control groups tells about memory."""
+
+    mount: str
+    controller: str  # as /proc/self/cgroup calls it
+    limit: str
+    usage: str
+    caches: tuple[str, ...]  # in memory.stat, with the groups below: file pages, which count as usage
+
+
+_VERSIONS = (
+    _GroupFiles("sys/fs/cgroup", "", "memory.max", "memory.current", ("inactive_file", "active_file")),
+    _GroupFiles(
+        "sys/fs/cgroup/memory",
+        "memory",
+        "memory.limit_in_bytes",
+        "memory.usage_in_bytes",
+        ("total_inactive_file", "total_active_file"),
+    ),
+)
+
+
+def measure_host_memory(root: Path = Path("/")) -> tuple[int, int]:
+    """Return (total, free) bytes of RAM within the tightest limit; free counts what the kernel gives up for it.
+
+    Args:
+        root: where proc/ and sys/ are.
+    """
+    total, free = _measure_machine(root)
+    for files in _VERSIONS:
+        for folder in _list_groups(root, files):
+            limit = _read(folder / files.limit).strip()
+            if not limit.isdigit():
+                continue
+            usage = int(_read(folder / files.usage).strip() or 0)
+            table = _read_table(folder / "memory.stat")
+            held = usage - sum(table.get(name, 0) for name in files.caches)
+            total = min(total, int(limit))
+            free = min(free, max(0, int(limit) - max(0, held)))
+    return total, free
+
+
+def _measure_machine(root: Path) -> tuple[int, int]:
+    table = _read_table(root / "proc/meminfo")
+    if "MemTotal" in table and "MemAvailable" in table:
+        return table["MemTotal"] * 1024, table["MemAvailable"] * 1024
+    # Not every system tells what is free.
+    free = "SC_AVPHYS_PAGES" if "SC_AVPHYS_PAGES" in os.sysconf_names else "SC_PHYS_PAGES"
+    page = os.sysconf("SC_PAGE_SIZE")
+    return os.sysconf("SC_PHYS_PAGES") * page, os.sysconf(free) * page
+
+
+def _list_groups(root: Path, files: _GroupFiles) -> Iterator[Path]:
+    """The folders of this process's group and of those above it; some may not be there."""
+    folder = root / files.mount
+    yield folder
+    for line in _read(root / "proc/self/cgroup").splitlines():
+        controllers, _, path = line.partition(":")[2].partition(":")
+        if files.controller not in controllers.split(","):
+            continue
+        # A container may see the path it has outside, which is not below its mount.
+        for part in Path(path).parts[1:]:
+            if part == "..":
+                break
+            folder /= part
+            yield folder
+
+
+def _read_table(path: Path) -> dict[str, int]:
+    """Lines of a name and a number."""
+    rows = (line.split() for line in _read(path).splitlines())
+    return {row[0].rstrip(":"): int(row[1]) for row in rows if len(row) > 1 and row[1].isdigit()}
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return ""

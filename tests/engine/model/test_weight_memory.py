@@ -1,0 +1,113 @@
+"""Weights that the device has no room for are refused with numbers; those that fit are not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from engine.errors import ConfigError
+from engine.model import DecoderModel, ModelConfig, load_model
+from engine.model.weight_memory import count_parameters, weight_room
+from tests.engine.model.drive import make_transformers_model, save
+
+CPU = torch.device("cpu")
+SHAPES: list[tuple[str, dict[str, Any]]] = [
+    ("llama", {}),
+    ("llama", {"attention_bias": True, "mlp_bias": True, "num_key_value_heads": 4}),
+    ("mistral", {"head_dim": 24}),
+    ("qwen2", {"tie_word_embeddings": True}),
+    ("qwen3", {"num_hidden_layers": 1}),
+    ("qwen3", {"tie_word_embeddings": True, "attention_bias": True}),
+]
+
+
+def read_config(family: str, folder: Path, **overrides: Any) -> ModelConfig:
+    return ModelConfig.from_pretrained(save(make_transformers_model(family, **overrides), folder))
+
+
+def leave_free(monkeypatch: pytest.MonkeyPatch, *amounts: int) -> None:
+    """Make the host say one amount after the other, the last one for good."""
+    left = list(amounts)
+    monkeypatch.setattr(
+        "engine.model.weight_memory.measure_host_memory",
+        lambda: (2**50, left.pop(0) if len(left) > 1 else left[0]),
+    )
+
+
+@pytest.mark.parametrize(("family", "overrides"), SHAPES)
+def test_the_parameters_counted_are_those_of_the_model(
+    family: str, overrides: dict[str, Any], tmp_path: Path
+) -> None:
+    config = read_config(family, tmp_path, **overrides)
+    model = DecoderModel(config, torch.float32, CPU)
+    assert count_parameters(config) == sum(parameter.numel() for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("quantization", [None, "int8"])
+def test_a_model_that_just_fits_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quantization: Any
+) -> None:
+    config = read_config("qwen3", tmp_path, tie_word_embeddings=True)
+    num_bytes = count_parameters(config) * 2
+    leave_free(monkeypatch, num_bytes)
+    load_model(tmp_path, dtype=torch.bfloat16, quantization=quantization)
+    leave_free(monkeypatch, num_bytes - 1)
+    with pytest.raises(ConfigError, match="does not fit"):
+        load_model(tmp_path, dtype=torch.bfloat16, quantization=quantization)
+
+
+def test_both_numbers_and_a_way_out_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = read_config("llama", tmp_path)
+    number = count_parameters(config)
+    leave_free(monkeypatch, 2 * number)
+    told = rf"{number} parameters take 0\.3 MiB as float32, and cpu has 0\.1 MiB free; dtype='bfloat16' takes half"
+    with pytest.raises(ConfigError, match=told):
+        load_model(tmp_path)
+
+
+def test_a_way_out_that_is_none_is_not_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Quantized weights are whole before they are rounded, and half of too much may be too much."""
+    config = read_config("llama", tmp_path)
+    leave_free(monkeypatch, 2 * count_parameters(config) - 1)
+    with pytest.raises(ConfigError, match=r"MiB free$"):
+        load_model(tmp_path)
+    with pytest.raises(ConfigError, match="MiB free; quantization='int8' saves memory after loading only"):
+        load_model(tmp_path, quantization="int8")
+
+
+def test_what_only_waits_to_be_collected_is_collected_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = read_config("llama", tmp_path)
+    leave_free(monkeypatch, 0, 4 * count_parameters(config))
+    load_model(tmp_path)
+
+
+def test_a_size_that_no_machine_has_is_refused_before_it_is_asked_for(tmp_path: Path) -> None:
+    shape = make_transformers_model("qwen3").config.to_dict() | {"hidden_size": 2**62, "vocab_size": 2**50}
+    config = ModelConfig.from_dict(shape)
+    with pytest.raises(ConfigError, match="GiB free"):
+        load_model(tmp_path, config=config, load_format="dummy")
+
+
+def test_an_allocation_that_fails_all_the_same_is_a_config_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leave_free(monkeypatch, 2**62)
+    shape = make_transformers_model("qwen3").config.to_dict() | {"hidden_size": 2**44}
+    with pytest.raises(ConfigError, match=r"does not fit: .* GiB free.*can't allocate memory"):
+        load_model(tmp_path, config=ModelConfig.from_dict(shape), load_format="dummy")
+
+
+def test_a_device_that_runs_out_while_packing_is_a_config_error(tmp_path: Path) -> None:
+    config = read_config("llama", tmp_path)
+    with (
+        pytest.raises(ConfigError, match=r"takes half of that\. CUDA out of memory\.$"),
+        weight_room("m", config, torch.float32, CPU),
+    ):
+        raise torch.OutOfMemoryError("CUDA out of memory.\nMore lines")
+    with pytest.raises(RuntimeError, match="something else"), weight_room("m", config, torch.float32, CPU):
+        raise RuntimeError("something else")

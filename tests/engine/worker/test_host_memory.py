@@ -1,0 +1,98 @@
+"""Memory of the host: what the machine has, less what control groups keep from this process."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from engine.worker.host_memory import measure_host_memory
+
+MIB = 2**20
+V1, V2 = "sys/fs/cgroup/memory", "sys/fs/cgroup"
+
+
+def make_machine(root: Path, groups: str = "") -> Path:
+    """A machine of 8 GiB of which 6 are available."""
+    write(root / "proc/meminfo", f"MemTotal: {2**23} kB\nMemFree: 1000 kB\nMemAvailable: {6 * 2**20} kB\n")
+    write(root / "proc/self/cgroup", groups)
+    return root
+
+
+def write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+def limit_v2(folder: Path, limit: str, current: int = 0, inactive: int = 0, active: int = 0) -> None:
+    write(folder / "memory.max", f"{limit}\n")
+    write(folder / "memory.current", f"{current}\n")
+    files = f"file {inactive + active}\ninactive_file {inactive}\nactive_file {active}\n"
+    write(folder / "memory.stat", f"anon 5\n{files}")
+
+
+def limit_v1(folder: Path, limit: int, usage: int = 0, inactive: int = 0) -> None:
+    write(folder / "memory.limit_in_bytes", f"{limit}\n")
+    write(folder / "memory.usage_in_bytes", f"{usage}\n")
+    write(
+        folder / "memory.stat",
+        f"cache 1\ninactive_file 0\ntotal_inactive_file {inactive}\ntotal_active_file 0\n",
+    )
+
+
+def test_without_limits_the_machine_is_there_alone(tmp_path: Path) -> None:
+    assert measure_host_memory(make_machine(tmp_path)) == (8192 * MIB, 6144 * MIB)
+
+
+def test_what_a_container_uses_is_not_free_but_its_file_pages_are(tmp_path: Path) -> None:
+    """Also those used lately: a checkpoint that was just read gives way to the model made of it."""
+    limit_v2(make_machine(tmp_path, "0::/\n") / V2, str(2048 * MIB), 1500 * MIB, 100 * MIB, 500 * MIB)
+    assert measure_host_memory(tmp_path) == (2048 * MIB, (2048 - 900) * MIB)
+
+
+def test_the_first_version_of_control_groups_counts_as_well(tmp_path: Path) -> None:
+    groups = "9:name=systemd:/\n4:cpu,memory:/docker/abc\n0::/\n"
+    limit_v1(make_machine(tmp_path, groups) / V1, 1024 * MIB, 700 * MIB, 100 * MIB)
+    assert measure_host_memory(tmp_path) == (1024 * MIB, 424 * MIB)
+
+
+def test_the_tightest_group_on_the_way_up_decides(tmp_path: Path) -> None:
+    make_machine(tmp_path, "0::/user.slice/mine.scope\n")
+    limit_v2(tmp_path / V2 / "user.slice", str(4096 * MIB), 3900 * MIB)
+    limit_v2(tmp_path / V2 / "user.slice/mine.scope", str(1024 * MIB), 100 * MIB)
+    limit_v2(tmp_path / V2 / "user.slice/other.scope", str(MIB), MIB)
+    assert measure_host_memory(tmp_path) == (1024 * MIB, 196 * MIB)
+
+
+def test_a_group_without_a_limit_limits_nothing(tmp_path: Path) -> None:
+    limit_v2(make_machine(tmp_path, "4:memory:/\n0::/\n") / V2, "max", 7000 * MIB)
+    limit_v1(tmp_path / V1, 9223372036854771712, 7000 * MIB)
+    assert measure_host_memory(tmp_path) == (8192 * MIB, 6144 * MIB)
+
+
+def test_a_limit_below_what_is_used_leaves_nothing(tmp_path: Path) -> None:
+    limit_v2(make_machine(tmp_path, "0::/\n") / V2, str(1024 * MIB), 1100 * MIB)
+    assert measure_host_memory(tmp_path) == (1024 * MIB, 0)
+
+
+def test_a_group_path_from_outside_the_container_does_not_leave_its_mount(tmp_path: Path) -> None:
+    limit_v2(make_machine(tmp_path, "0::/../../other\n") / V2, str(2048 * MIB))
+    limit_v2(tmp_path / "sys/other", str(MIB))
+    assert measure_host_memory(tmp_path) == (2048 * MIB, 2048 * MIB)
+
+
+@pytest.mark.parametrize("is_told", [True, False])
+def test_a_system_without_proc_is_asked_otherwise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_told: bool
+) -> None:
+    if not is_told:
+        monkeypatch.delitem(os.sysconf_names, "SC_AVPHYS_PAGES")
+    total, free = measure_host_memory(tmp_path)
+    assert total == os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    assert 0 < free < total if is_told else free == total
+
+
+def test_this_machine_has_memory() -> None:
+    total, free = measure_host_memory()
+    assert 0 < free <= total
