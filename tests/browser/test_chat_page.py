@@ -150,6 +150,7 @@ def test_the_version_stays_while_an_answer_is_written(site: Site) -> None:
     ask_and_wait(site, "Hello!")
     site.page.get_by_role("button", name="Retry").click()
     site.page.locator(".branch").get_by_text("2 of 2").wait_for()
+    site.wait_for(lambda: site.page.locator("#chatbot .bot-row").count() == 1)  # the second answer is over
     site.make_answers_endless()
     site.ask("Count, please.")
     site.wait_for(lambda: site.page.locator("#growing .bot-row").count() > 0)
