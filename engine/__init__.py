@@ -21,7 +21,7 @@ from engine.outputs import (
     RequestOutput,
     TokenLogprobs,
 )
-from engine.sampling_params import SamplingParams
+from engine.sampling_params import SamplingParams, is_unicode
 from engine.snapshot import EngineSnapshot, RequestView
 from engine.tokenizer import Tokenizer
 
@@ -49,4 +49,5 @@ __all__ = [
     "SamplingParams",
     "TokenLogprobs",
     "Tokenizer",
+    "is_unicode",
 ]

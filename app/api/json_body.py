@@ -15,6 +15,7 @@ from typing import Any
 from fastapi import Request
 
 from app.api.errors import ApiError
+from engine import is_unicode
 
 MAX_PLACE_CHARS = 200
 MAX_LOOKED_AT = 100_000  # values, in search of the wrong one
@@ -88,16 +89,8 @@ def _refuse(value: object) -> str:
     match value:
         case float() if not math.isfinite(value):
             return f"={value} must be a finite number"
-        case str() if _is_torn(value):
+        case str() if not is_unicode(value):
             return " holds half of a surrogate pair, which is no text"
-        case dict() if any(_is_torn(key) for key in value):
+        case dict() if not all(map(is_unicode, value)):
             return " has a name with half of a surrogate pair, which is no text"
     return ""
-
-
-def _is_torn(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return True
-    return False

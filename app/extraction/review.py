@@ -9,9 +9,9 @@ from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from app.extraction.field_kinds import list_kinds, name_kind, split_pointer
 from app.extraction.json_spans import Leaf, Path, Scalar, scan
 from app.extraction.prompt import Schema
+from app.extraction.schema_places import list_kinds, name_kind, split_pointer
 
 ChangeKind = Literal["same", "changed", "new", "missing"]
 
@@ -41,7 +41,7 @@ def apply_edits(record: Any, edits: Mapping[str, str], schema: Schema | None = N
     edited = copy.deepcopy(record)
     for pointer, text in edits.items():
         steps = split_pointer(pointer)
-        kinds = list_kinds(schema, steps) if schema is not None else frozenset()
+        kinds = list_kinds(schema, pointer) if schema is not None else frozenset()
         if not steps:
             edited = _read(edited, text, kinds)
             continue

@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from engine import is_unicode
+
 MAX_FILE_BYTES = 64 * 2**20
 MAX_ROWS = 100_000
 # csv refuses longer cells by default, and long texts are what this is for.
@@ -40,7 +42,6 @@ DELIMITERS = ",;\t|"
 HEADER = re.compile(r'(?:[ \t,;|]*\n)*((?:"[^"]*"|[^"\n])*)')
 QUOTED = re.compile(r'"[^"]*"')
 NUM_SNIFFED = 20_000  # characters that the delimiter is told from
-HALF_PAIR = re.compile("[\ud800-\udfff]")
 
 
 class UnreadableSource(ValueError):
@@ -162,7 +163,7 @@ def read_pdf(data: bytes, name: str) -> str:
 
 def _mend_pairs(text: str) -> str:
     """The same text with surrogate pairs joined that a PDF's font gave half by half; a lone half becomes U+FFFD."""
-    if not HALF_PAIR.search(text):
+    if is_unicode(text):
         return text
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
@@ -228,7 +229,7 @@ def _read_jsonl(text: str, name: str) -> list[Row]:
             continue
         found = value if isinstance(value, dict) else {TEXT_COLUMN: value}
         cells = {key: _spell(cell) for key, cell in found.items()}
-        broken = next((key for key, cell in cells.items() if HALF_PAIR.search(key + cell)), None)
+        broken = next((key for key, cell in cells.items() if not is_unicode(key + cell)), None)
         if broken is not None:
             reason = f"{row_name} holds half of a surrogate pair in {broken!r}, which is no text"
             rows.append(Row(row_name, error=reason))

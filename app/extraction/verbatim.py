@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from app.extraction.bounds import allows_strings, walk_narrowable
 from app.extraction.candidates import bind_amounts
 from app.extraction.prompt import Schema
+from app.extraction.schema_places import list_places
 
 GROUNDED = "x-grounded"
 # A string under one of these has a form of its own, which need not be that of the text.
@@ -33,28 +34,9 @@ def count_free_strings(schema: Schema) -> int:
 
 
 def is_free_at(schema: Schema, pointer: str) -> bool:
-    """Whether the value at a JSON pointer of the record is a free string by the schema.
-
-    Follows `properties`, `items` and `anyOf`; what lies elsewhere counts as free.
-    """
-    places = [schema]
-    for step in pointer.split("/")[1:]:
-        name = step.replace("~1", "/").replace("~0", "~")
-        places = [inner for place in _open(places) for inner in _below(place, name)]
-    strings = [place for place in _open(places) if allows_strings(place)]
+    """Whether the value at a JSON pointer of the record is a free string by the schema; it is where nothing is said."""
+    strings = [place for place in list_places(schema, pointer) if allows_strings(place)]
     return all(not any(keyword in place for keyword in FORMED) for place in strings)
-
-
-def _open(places: list[Schema]) -> list[Schema]:
-    """The schemas and the alternatives in them."""
-    return [inner for place in places for inner in (place, *_open(list(place.get("anyOf", ()))))]
-
-
-def _below(place: Schema, name: str) -> Iterator[Schema]:
-    if name in place.get("properties", {}):
-        yield place["properties"][name]
-    if name.isdigit() and isinstance(place.get("items"), dict):
-        yield place["items"]
 
 
 def _free_strings(schema: Schema) -> Iterator[Schema]:

@@ -14,8 +14,8 @@ from pathlib import Path
 import torch
 
 from engine.errors import ConfigError
+from engine.host_memory import measure_host_memory
 from engine.model.config import ModelConfig
-from engine.worker.host_memory import measure_host_memory
 from kernels.ops import Quantization
 
 _CPU_ALLOCATOR = "DefaultCPUAllocator"  # what torch's error over a lack of RAM names

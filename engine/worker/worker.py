@@ -15,13 +15,13 @@ from dataclasses import replace
 import torch
 
 from engine.config import EngineConfig, ResolvedConfig, WorkerConfig, resolve_config
+from engine.host_memory import measure_host_memory
 from engine.messages import SampleGate, StepDone, StepPlan
 from engine.model import DecoderModel, ModelConfig, RopeConfig, load_model
 from engine.worker.cuda_link import CudaGraphRecorder, CudaLink
 from engine.worker.decode_graphs import DecodeBuffers, DecodeGraphs, list_padded_sizes
 from engine.worker.device_choice import choose_worker_config, probe_device
 from engine.worker.device_link import DeviceLink, HostLink, PendingStep
-from engine.worker.host_memory import measure_host_memory
 from engine.worker.input_batch import InputBatch
 from engine.worker.kv_cache import KV_DTYPES, allocate_kv_cache, compute_bytes_per_block
 from engine.worker.model_runner import ModelRunner

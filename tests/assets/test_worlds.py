@@ -9,7 +9,7 @@ import jsonschema_rs
 import pytest
 
 from assets.demo_model.recipe.phrases import SLOT
-from assets.demo_model.recipe.scenes import make_parts, play, state
+from assets.demo_model.recipe.scenes import make_parts, play, write_statement
 from assets.demo_model.recipe.schemas import Schema
 from assets.demo_model.recipe.tables import read_worlds
 from assets.demo_model.recipe.truths import state_truth
@@ -30,7 +30,7 @@ def test_documents_hold_every_free_string_of_their_record() -> None:
 def test_a_statement_holds_every_known_value_and_nothing_of_the_other_fields() -> None:
     rng, num_left_out = Random(31), 0
     for lines in read_worlds().values():
-        telling = state(make_parts(lines, rng), rng)
+        telling = write_statement(make_parts(lines, rng), rng)
         for i, part in enumerate(telling.parts):
             if isinstance(part.value, str) and len(part.value) > 8 and "enum" not in part.schema:
                 assert (part.slots[part.names[0]] in telling.text) is (i in telling.known), telling.text

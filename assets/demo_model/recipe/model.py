@@ -76,13 +76,13 @@ class Layer(nn.Module):
         self.post_attention_layernorm = nn.RMSNorm(shape.width, eps=shape.norm_eps)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, bias: Tensor) -> Tensor:
-        return self.think(self.look(x, cos, sin, bias))
+        return self.apply_mlp(self.apply_attention(x, cos, sin, bias))
 
-    def look(self, x: Tensor, cos: Tensor, sin: Tensor, bias: Tensor) -> Tensor:
+    def apply_attention(self, x: Tensor, cos: Tensor, sin: Tensor, bias: Tensor) -> Tensor:
         """The attention half."""
         return x + self.self_attn(self.input_layernorm(x), cos, sin, bias)
 
-    def think(self, x: Tensor) -> Tensor:
+    def apply_mlp(self, x: Tensor) -> Tensor:
         """The MLP half, each position for itself."""
         return x + self.mlp(self.post_attention_layernorm(x))
 
@@ -134,10 +134,10 @@ class Decoder(nn.Module):
         *earlier, last = self.layers
         for layer in earlier:
             x = layer(x, cos, sin, bias)
-        x = last.look(x, cos, sin, bias)
+        x = last.apply_attention(x, cos, sin, bias)
         if positions is not None:
             x = x.reshape(-1, self.shape.width)[positions]
-        return self.norm(last.think(x))
+        return self.norm(last.apply_mlp(x))
 
     def logits_at(
         self,

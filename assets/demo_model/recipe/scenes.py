@@ -29,7 +29,7 @@ class Telling:
 def tell(lines: tuple[str, ...], rng: Random) -> Telling:
     """A document of the scene of these lines, with fresh values: one of its templates, or a plain statement."""
     if chance(rng, FORM_SHARE):
-        return state(make_parts(lines, rng), rng)
+        return write_statement(make_parts(lines, rng), rng)
     while True:
         parts = make_parts(lines, rng)
         slots = make_distractors(rng)
@@ -68,12 +68,12 @@ def _add_truths(template: str, parts: list[Part], rng: Random) -> str:
     return template
 
 
-def state(parts: list[Part], rng: Random) -> Telling:
+def write_statement(parts: list[Part], rng: Random) -> Telling:
     """A form, or sentences that name one field each: labels and keys are two names of one thing."""
     parts = [_put_plainly(part, rng) for part in parts]
     said = [part for part in parts if chance(rng, 0.85)] or parts[:2]
     known = [i for i, part in enumerate(parts) if part in said]
-    return Telling(parts, write_fields([label(part, rng) for part in said], rng), known)
+    return Telling(parts, write_fields([label_part(part, rng) for part in said], rng), known)
 
 
 def _put_plainly(part: Part, rng: Random) -> Part:
@@ -84,7 +84,7 @@ def _put_plainly(part: Part, rng: Random) -> Part:
     return replace(part, value=value, slots={part.names[0]: value})
 
 
-def label(part: Part, rng: Random) -> Field:
+def label_part(part: Part, rng: Random) -> Field:
     """The field as a form has it: one of its names in words, or its description, beside the value."""
     name, text = rng.choice(part.names).replace("_", " "), part.slots.get(part.names[0])
     name = name.removeprefix("is ")

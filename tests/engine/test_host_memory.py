@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.worker.host_memory import measure_host_memory
+from engine.host_memory import measure_host_memory
 
 MIB = 2**20
 V1, V2 = "sys/fs/cgroup/memory", "sys/fs/cgroup"

@@ -1,4 +1,4 @@
-"""Which types the schema of a record allows at a place: what a person who types a value there may mean."""
+"""What the schema of a record says of one place in it: the subschemas that hold there, and the types they allow."""
 
 from __future__ import annotations
 
@@ -26,15 +26,23 @@ def name_kind(value: Scalar) -> str:
     return KIND_NAMES[type(value)]
 
 
-def list_kinds(schema: Schema, steps: Sequence[str]) -> frozenset[str]:
-    """The types that a value may have at these steps into the record; empty when the schema does not say.
+def list_places(schema: Schema, pointer: str) -> list[Schema]:
+    """The subschemas for the value at a JSON pointer of the record.
 
-    Alternatives and references within the schema are followed; a number may be an integer.
+    Alternatives and references within the schema are followed.
     """
     places = _open(schema, [schema])
-    for step in steps:
+    for step in split_pointer(pointer):
         places = _open(schema, [inner for place in places for inner in _below(place, step)])
-    kinds = {kind for place in places for kind in _kinds_of(place)}
+    return places
+
+
+def list_kinds(schema: Schema, pointer: str) -> frozenset[str]:
+    """The types that a value may have at a JSON pointer of the record; empty when the schema does not say.
+
+    A number may be an integer.
+    """
+    kinds = {kind for place in list_places(schema, pointer) for kind in _kinds_of(place)}
     return frozenset(kinds | ({"integer"} if "number" in kinds else set()))
 
 
