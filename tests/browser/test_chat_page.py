@@ -155,7 +155,7 @@ def test_the_version_stays_while_an_answer_is_written(site: Site) -> None:
     site.ask("Count, please.")
     site.wait_for(lambda: site.page.locator("#growing .bot-row").count() > 0)
     previous = site.page.locator("[aria-label='Previous version of turn 1']")
-    assert not previous.is_visible()
+    previous.wait_for(state="hidden")  # a frame after the first words
     previous.dispatch_event("click")  # as one that came just before
     site.page.wait_for_timeout(500)
     site.press_stop()

@@ -106,7 +106,7 @@ def sample_extraction(
 ) -> tuple[list[Document], Schema]:
     """One or more documents and the schema that asks for (some of) their records."""
     draw = rng.random()
-    if draw < 0.18:
+    if draw < 0.16:
         documents, schema = _listed(invent(rng))
     elif draw < 0.74:
         documents, schema = play(rng, num_documents)
@@ -247,7 +247,7 @@ def sample_example(
     long_share: float = 0.0,
     full_share: float = 0.4,
     num_branches: int = 1,
-    chat_share: float = 0.15,
+    chat_share: float = 0.1,
 ) -> Example:
     """A fresh example of the mix, with up to `num_branches` documents under one schema."""
     if chance(rng, chat_share):
