@@ -31,7 +31,7 @@ def test_a_csv_becomes_records_and_files(site: Site, orders: Path) -> None:
     site.page.get_by_text("8 rows; the first 5 are shown.").wait_for()
     site.page.get_by_role("button", name="Try the first 5").click()
     site.page.get_by_text("done in").wait_for()
-    assert "5 of 5 rows" in site.page.locator("#batch-progress").inner_text()
+    site.wait_for(lambda: "5 of 5 rows" in site.page.locator("#batch-progress").inner_text())
     site.page.get_by_role("button", name="Run all").click()
     site.page.get_by_text("8 of 8 rows").wait_for()
     site.page.get_by_text("the column 'note' is empty in this row").wait_for()

@@ -53,13 +53,13 @@ def test_retry_edit_and_undo_work_on_the_last_turn(site: Site) -> None:
     site.figures.wait_for()
     site.page.get_by_role("button", name="Undo").click()
     site.wait_for(lambda: site.composer.input_value() == "What can you do?")
-    assert site.page.locator("#chatbot .user-row").count() == 0
+    site.wait_for(lambda: site.page.locator("#chatbot .user-row").count() == 0)
 
 
 def test_an_example_prompt_is_asked_with_one_click(site: Site) -> None:
     site.page.locator("#chatbot .example").first.click()
     site.figures.wait_for()
-    assert site.page.locator("#chatbot .user-row").count() == 1
+    site.wait_for(lambda: site.page.locator("#chatbot .user-row").count() == 1)
 
 
 def test_a_grammar_that_is_not_usable_is_explained_in_the_chat(site: Site) -> None:
@@ -93,7 +93,7 @@ def test_a_chat_is_still_there_after_a_reload_and_can_be_searched(site: Site) ->
     site.page.locator("#chatbot .user-row", has_text="What can you do?").wait_for()
     chats.get_by_role("button", name="Remove What can you do?").click()
     chats.get_by_text("No chat has these words.").wait_for()
-    assert site.page.locator("#chatbot .user-row").count() == 0
+    site.wait_for(lambda: site.page.locator("#chatbot .user-row").count() == 0)
 
 
 def test_two_tabs_keep_the_chats_of_both(site: Site) -> None:
@@ -109,7 +109,7 @@ def test_two_tabs_keep_the_chats_of_both(site: Site) -> None:
     # Each tab opens its own chat again.
     site.page.locator("#chatbot .user-row", has_text="Hello!").wait_for()
     site.toggle("Chats")
-    assert site.page.locator("#chat-list li").count() == 2
+    site.wait_for(lambda: site.page.locator("#chat-list li").count() == 2)
     site.page.get_by_role("button", name="Remove What can you do?").click()
     other.wait_for(lambda: listed.count() == 1)
     other.page.get_by_role("button", name="Remove Hello!").click()
@@ -177,7 +177,7 @@ def test_a_chat_that_is_removed_while_it_is_answered_stays_away(site: Site) -> N
     site.page.get_by_text("Chats are kept in this browser only.").wait_for()
     site.wait_for(lambda: site.page.locator("#messages .message-row").count() == 0)
     site.page.locator("#composer button.submit-button").wait_for()
-    assert site.page.locator("#chat-list li.none").count() == 1
+    site.wait_for(lambda: site.page.locator("#chat-list li.none").count() == 1)
 
 
 def test_a_token_of_the_answer_shows_its_probability_and_its_rivals(site: Site) -> None:
@@ -187,7 +187,7 @@ def test_a_token_of_the_answer_shows_its_probability_and_its_rivals(site: Site) 
     tokens.nth(1).hover()
     site.page.get_by_text("Step 2 of").wait_for()
     site.page.locator("#inside").get_by_role("columnheader", name="probability").wait_for()
-    assert site.page.locator("#inside tbody tr").count() == 6
+    site.wait_for(lambda: site.page.locator("#inside tbody tr").count() == 6)
 
 
 def test_an_earlier_answer_is_looked_into_through_its_figures_also_after_a_reload(site: Site) -> None:

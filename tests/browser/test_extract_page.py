@@ -41,7 +41,7 @@ def test_a_field_and_its_evidence_light_up_together(site: Site) -> None:
     site.page.locator("#evidence mark", has_text="Northwind").hover()
     row = site.page.get_by_role("row").filter(has=site.page.get_by_role("textbox", name="vendor"))
     site.wait_for(lambda: "lit" in str(row.get_attribute("class")))
-    assert "lit" not in str(mark.get_attribute("class"))
+    site.wait_for(lambda: "lit" not in str(mark.get_attribute("class")))
 
 
 def test_verbatim_texts_are_copied_from_the_source(site: Site) -> None:
@@ -73,7 +73,7 @@ def test_a_correction_that_breaks_the_schema_is_refused_by_name(site: Site) -> N
     site.page.get_by_role("textbox", name="total").fill("a lot")
     site.page.get_by_role("button", name="Keep as verified").click()
     site.page.get_by_text("not kept").wait_for()
-    assert "/total" in site.page.locator("#verdict").inner_text()
+    site.wait_for(lambda: "/total" in site.page.locator("#verdict").inner_text())
 
 
 def test_form_json_and_classes_follow_each_other(site: Site) -> None:
@@ -90,7 +90,7 @@ def test_form_json_and_classes_follow_each_other(site: Site) -> None:
     site.type_code("#schema-pydantic", CLASSES)
     site.go_to("Form")
     site.wait_for(lambda: page.get_by_role("textbox", name="Name of field 2").input_value() == "urgent")
-    assert page.get_by_label("Kind of urgent").input_value() == "yes or no"
+    site.wait_for(lambda: page.get_by_label("Kind of urgent").input_value() == "yes or no")
 
 
 def scroll_down(site: Site) -> bool:
