@@ -13,7 +13,7 @@ from typing import Any
 
 from app.extraction.bounds import walk_narrowable
 from app.extraction.dates import find_dates
-from app.extraction.grounding import NUMBER, find_sign, read_number
+from app.extraction.grounding import find_numbers
 from app.extraction.prompt import Schema
 from grammar import SchemaValidator
 
@@ -46,11 +46,11 @@ def list_dates(text: str) -> list[Any]:
 def list_amounts(text: str) -> list[Any]:
     """Numbers in the order of the text, integers where they are whole; `62k` also stands for 62000."""
     found: list[float] = []
-    for match in NUMBER.finditer(text):
-        readings = sorted(read_number(match.group()))
-        if THOUSANDS.match(text, match.end()):
+    for meanings, is_negative, (_, end) in find_numbers(text):
+        readings = sorted(meanings)
+        if THOUSANDS.match(text, end):
             readings += [reading * 1000 for reading in readings]
-        if find_sign(text, match.start()) < match.start():
+        if is_negative:
             readings += [-reading for reading in readings]
         found += readings
     # A key of hundreds of digits is no amount: as a float it is infinite.

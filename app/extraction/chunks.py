@@ -11,6 +11,7 @@ from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from app.extraction.bounds import BoundedSchema, escape_pointer
 from app.extraction.extractor import ExtractionResult, Extractor, TextTooLong
 from app.extraction.grounding import Evidence
 from app.extraction.json_spans import scan
@@ -216,9 +217,17 @@ def merge(schema: Schema, parts: list[Part], results: list[ExtractionResult]) ->
         confidence=merger.confidence,
         evidence=merger.evidence,
         leaves=tuple(scan(raw).leaves),
+        bounds=_join_bounds([result.bounds for result in results]),
         notes=(note, *dict.fromkeys(note for result in results for note in result.notes)),
         output=None,
     )
+
+
+def _join_bounds(each: list[BoundedSchema]) -> BoundedSchema:
+    """What was added for any of the parts: a form that one part's text has others of may still hold in the next."""
+    added = dict.fromkeys(bound for bounds in each for bound in bounds.added)
+    patterns = dict.fromkeys(bound for bounds in each for bound in bounds.patterns)
+    return BoundedSchema(each[0].schema, tuple(added), tuple(patterns))
 
 
 Found = tuple[int, Any, str]  # part, value, its pointer in that part's record
@@ -238,7 +247,9 @@ class _Merger:
         first = filled[0][1]
         if isinstance(first, dict) and all(isinstance(value, dict) for _, value, _ in filled):
             names = dict.fromkeys(name for _, value, _ in filled for name in value)
-            return {name: self.join(_inner(filled, name), f"{pointer}/{_escape(name)}") for name in names}
+            return {
+                name: self.join(_inner(filled, name), f"{pointer}/{escape_pointer(name)}") for name in names
+            }
         if isinstance(first, list) and all(isinstance(value, list) for _, value, _ in filled):
             items = _chain(filled)
             return [self.join([item], f"{pointer}/{index}") for index, item in enumerate(items)]
@@ -268,7 +279,7 @@ class _Merger:
 
 
 def _inner(found: list[Found], name: str) -> list[Found]:
-    step = _escape(name)
+    step = escape_pointer(name)
     return [(index, value[name], f"{pointer}/{step}") for index, value, pointer in found if name in value]
 
 
@@ -281,7 +292,3 @@ def _chain(found: list[Found]) -> list[Found]:
         items += [(index, value, f"{pointer}/{at}") for at, value in enumerate(values) if at >= size]
         before = values
     return items
-
-
-def _escape(name: str) -> str:
-    return name.replace("~", "~0").replace("/", "~1")

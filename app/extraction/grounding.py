@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -19,7 +19,8 @@ from app.extraction.json_spans import Leaf, Path, Scalar
 
 Match = Literal["exact", "normalised", "none"]
 
-NUMBER = re.compile(r"\d+(?:[.,' \u00a0\u202f]\d+)*")
+# A space joins three digits at a time: "12 500", but not "7 30".
+NUMBER = re.compile(r"\d+(?:[.,'\u00a0\u202f]\d+| \d{3}(?!\d))*")
 # A minus that belongs to the digits behind it: no hyphen, no range, no mark of a list.
 SIGN = re.compile(r"(?<![\w.,)\]-])[-−](?:[€$£¥]\s?)?\Z")
 SIGN_CHARS = 4
@@ -139,10 +140,7 @@ class _Finder:
         self.source = source
         self.folded, self.origin = _fold(source)
         self.dates = list(find_dates(source))
-        self.numbers = []  # what the digits may mean, whether there is a sign before them, and the span of both
-        for match in NUMBER.finditer(source):
-            start = find_sign(source, match.start())
-            self.numbers.append((read_number(match.group()), start < match.start(), (start, match.end())))
+        self.numbers = list(find_numbers(source))
 
     def find(self, value: str | float) -> tuple[Match, list[Span]]:
         """Every place that shows the value, in order."""
@@ -213,6 +211,23 @@ def find_sign(text: str, start: int) -> int:
     """Where the minus of the number stands whose digits begin at `start`; `start` itself when it has none."""
     match = SIGN.search(text, max(0, start - SIGN_CHARS), start)
     return match.start() if match else start
+
+
+def find_numbers(text: str) -> Iterator[tuple[set[float], bool, Span]]:
+    """What the digits of each number may mean, whether there is a minus before them, and the span of both.
+
+    Groups with spaces between them are one number, and each is one of its own: "2 300" may be two.
+    """
+    for match in NUMBER.finditer(text):
+        spans = [match.span()]
+        if " " in match.group():
+            spans += [
+                (match.start() + part.start(), match.start() + part.end())
+                for part in re.finditer("[^ ]+", match.group())
+            ]
+        for first, end in spans:
+            start = find_sign(text, first)
+            yield read_number(text[first:end]), start < first, (start, end)
 
 
 def read_number(number: str) -> set[float]:

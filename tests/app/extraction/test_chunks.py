@@ -1,6 +1,7 @@
 """Long texts: the parts cover the text, and merging neither loses nor doubles what they found."""
 
 import json
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -9,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.extraction import ExtractionResult, Extractor, TextTooLong, chunks
-from app.extraction.bounds import BoundedSchema
+from app.extraction.bounds import Bound, BoundedSchema
 from app.extraction.chunks import Part, PartsDone, cut, extract_long, merge
 from app.extraction.grounding import find_evidence
 from app.extraction.json_spans import scan
@@ -88,6 +89,13 @@ def test_the_merged_record_is_checked_again() -> None:
     schema = SCHEMA | {"properties": {"items": {"maxItems": 1}}}
     results = [make_result({"items": ["a"]}, "a"), make_result({"items": ["b"]}, "b")]
     assert not merge(schema, [Part(0, 1), Part(1, 2)], results).valid
+
+
+def test_what_was_added_for_a_later_part_is_shown_too() -> None:
+    year = Bound("/properties/day", "pattern", "(19|20)..")
+    first, second = make_result({"total": 1}, "1815"), make_result({"total": 1}, "1")
+    results = [first, replace(second, bounds=BoundedSchema({}, (), (year,)))]
+    assert merge(SCHEMA, [Part(0, 4), Part(4, 5)], results).bounds.patterns == (year,)
 
 
 async def test_a_text_that_fits_is_read_once() -> None:

@@ -55,6 +55,11 @@ def test_a_number_is_found_in_every_common_spelling(number: float, written: str)
     assert evidence_of(number, f"Sum: {written} EUR").quote == written
 
 
+@pytest.mark.parametrize(("number", "quote"), [(2300, "2 300"), (2, "2"), (300, "300"), (40, "40")])
+def test_numbers_with_a_space_between_are_one_or_two(number: int, quote: str) -> None:
+    assert evidence_of(float(number), "pieces: 2 300 40").quote == quote
+
+
 def test_digits_inside_a_longer_number_are_no_evidence() -> None:
     assert evidence_of(20, "2024, 1.20, 20.5 and 120").match == "none"
     assert evidence_of(1.2, "1,200.00").match == "none"
