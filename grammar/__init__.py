@@ -17,10 +17,10 @@ from .output_check import OutputCheck
 from .plan import PlanEntry
 from .spec import GrammarSpec
 from .spec_reader import read_spec
-from .tool_calls import make_tool_tags
+from .tags.tool_calls import make_tool_tags
 from .validator import SchemaValidator
 from .vocabulary import Vocabulary
-from .xml_validator import XmlValidator
+from .xml.validator import XmlValidator
 
 __all__ = [
     "Backend",

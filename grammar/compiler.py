@@ -6,20 +6,20 @@ from collections import OrderedDict
 from concurrent.futures import Future
 
 from .backend import Backend, CompiledGrammar
+from .backends.llguidance_backend import LLGuidanceBackend
+from .backends.outlines_backend import OutlinesBackend
+from .backends.xgrammar_backend import XGrammarBackend
 from .bitmask import allocate_bitmask
 from .closing_tokens import ClosingTokens
 from .errors import InvalidGrammar
-from .grounded import compile_grounded, split_grounding
+from .grounding.matcher import compile_grounded, split_grounding
+from .grounding.prefix_index import StringTokens
 from .limits import GrammarLimits
-from .llguidance_backend import LLGuidanceBackend
-from .outlines_backend import OutlinesBackend
-from .prefix_index import StringTokens
 from .router import compile_spec
 from .spec import GrammarSpec
-from .tag_compile import add_bytes, compile_tags
-from .tag_tokens import TagTokens
+from .tags.compile import add_bytes, compile_tags
+from .tags.tokens import TagTokens
 from .vocabulary import Vocabulary
-from .xgrammar_backend import XGrammarBackend
 
 
 class GrammarCompiler:

@@ -6,7 +6,7 @@ from typing import Any
 
 from .errors import InvalidGrammar
 from .json_schema.formats import EXACT_PATTERNS
-from .regex_text import escape
+from .regex.text import escape
 
 # Within what 64-bit integers and doubles hold exactly.
 INTEGER = r"(?:0|-?[1-9][0-9]{0,17})"

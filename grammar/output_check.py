@@ -6,10 +6,10 @@ import json
 import re
 
 from .csv_table import SCALAR_PATTERNS
-from .linear_pattern import LinearPattern, read_pattern
+from .regex.linear_pattern import LinearPattern, read_pattern
 from .spec import GrammarSpec
 from .validator import SchemaValidator
-from .xml_validator import XmlValidator
+from .xml.validator import XmlValidator
 
 
 class OutputCheck:

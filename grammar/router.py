@@ -9,7 +9,7 @@ regex, choice                    -> outlines_core; llguidance where that cannot 
 ebnf                             -> xgrammar
 lark, csv, xml                   -> llguidance
 structural_tag                   -> its own matcher, and for each value in it the backend it would have alone
-                                    (tag_compile.py)
+                                    (tags/compile.py)
 """
 
 import json
@@ -24,7 +24,7 @@ from .json_schema.normalise import Normalised, normalise
 from .json_schema.open_names import SIGNS, find_long_escapes, has_open_names
 from .json_schema.xgrammar_subset import find_obstacle
 from .plan import PlanEntry, Problem
-from .residual_compile import compile_residual
+from .residual.compile import compile_residual
 from .spec import GrammarSpec
 
 # The kinds without an analysis of their own, and the backends to try in order.

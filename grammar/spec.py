@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Literal, get_args
 
+from .backends.lark import check_lark
 from .csv_table import describe_table
 from .errors import InvalidGrammar, UnsupportedGrammar
 from .json_schema.dialect import check_well_formed
-from .lark import check_lark
-from .regex_text import ends_in_escape
-from .structural_tag import describe_tags, list_leaves, name_place
-from .xml_tree import describe_document
+from .regex.text import ends_in_escape
+from .tags.structural_tag import describe_tags, list_leaves, name_place
+from .xml.tree import describe_document
 
 Kind = Literal[
     "json_schema", "json_object", "regex", "choice", "ebnf", "lark", "csv", "xml", "structural_tag"
@@ -70,8 +70,9 @@ class GrammarSpec:
         """Accept the JSON texts that are valid for a JSON Schema.
 
         Args:
-            source: strings of schemas with `"x-grounded": true` have to be parts of this text (see source_text.py).
-            property_order: "schema" writes properties in its order, "any" in all (see any_order.py).
+            source: strings of schemas with `"x-grounded": true` have to be parts of this text (see
+                grounding/source_text.py).
+            property_order: "schema" writes properties in its order, "any" in all (see json_schema/any_order.py).
         """
         parsed = parse_json(schema, "json_schema") if isinstance(schema, str) else schema
         if not isinstance(parsed, dict | bool):
@@ -144,7 +145,7 @@ class GrammarSpec:
         whitespace: Whitespace = "spaced",
         backend: str | None = None,
     ) -> "GrammarSpec":
-        """Accept XML documents with this tree of elements (xml_tree.py says what may stand in it)."""
+        """Accept XML documents with this tree of elements (xml/tree.py says what may stand in it)."""
         document = describe_document(root, definitions, declaration)
         return cls("xml", dump_json(document, "xml"), whitespace, backend)
 
@@ -152,7 +153,7 @@ class GrammarSpec:
     def structural_tag(
         cls, tags: Mapping[str, Any] | str, whitespace: Whitespace = "spaced", backend: str | None = None
     ) -> "GrammarSpec":
-        """Accept text with tagged parts that keep to schemas (structural_tag.py says what may stand in it).
+        """Accept text with tagged parts that keep to schemas (tags/structural_tag.py says what may stand in it).
 
         Args:
             backend: the engine of the schemas in it.

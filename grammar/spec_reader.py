@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
+from .backends.lark import remove_quoted
 from .errors import InvalidGrammar
-from .lark import remove_quoted
 from .spec import GrammarSpec, PropertyOrder, Whitespace, parse_json
 
 KINDS = ("json_schema", "regex", "choice", "grammar", "ebnf", "lark", "csv", "xml", "structural_tag")

@@ -9,12 +9,14 @@ from starlette.routing import Match, Route
 from starlette.types import Receive, Scope, Send
 
 from app import __version__
-from app.api import admin, anthropic, chat, completions, models, responses, tokens
+from app.api import admin, chat, completions, models, tokens
+from app.api.anthropic import routes as anthropic
 from app.api.context import ApiContext
 from app.api.errors import ApiError, add_error_handlers
 from app.api.gate import Gate
 from app.api.json_body import check_body
 from app.api.openapi import make_openapi
+from app.api.responses import routes as responses
 from app.config import AppConfig
 
 ALL_METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]

@@ -17,8 +17,8 @@ from app.api.errors import ApiError, scrub, to_api_error
 from app.api.protocol import GenerationFields
 from app.api.thinking import Thinking
 from app.api.thought_parser import make_reader
-from app.api.tool_calls import ToolParser
-from app.api.tools import ToolUse
+from app.api.tools.calls import ToolParser
+from app.api.tools.use import ToolUse
 from app.api.verdict import Judge
 from app.api.visit import Visit
 from engine import InvalidRequest, RequestOutput, SamplingParams

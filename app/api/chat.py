@@ -20,8 +20,8 @@ from app.api.protocol import ChatRequest
 from app.api.sampling import chat_sampling
 from app.api.sse import CLIENT_CLOSED_REQUEST, Emit, EventStream, unless_gone
 from app.api.thinking import Thinking, find_thinking, think_first
-from app.api.tool_calls import make_message
-from app.api.tools import ToolUse, combine, read_tools
+from app.api.tools.calls import make_message
+from app.api.tools.use import ToolUse, combine, read_tools
 from app.api.visit import Visit
 from engine import CompletionOutput, RequestOutput, SamplingParams
 

@@ -12,9 +12,9 @@ from typing import Any
 
 from app.api import replies
 from app.api.call import Call
-from app.api.styled_calls import join_parts
 from app.api.text_offsets import TextOffsets
-from app.api.tool_calls import ToolParser
+from app.api.tools.calls import ToolParser
+from app.api.tools.styled_calls import join_parts
 from engine import CompletionOutput, RequestOutput
 
 Json = dict[str, Any]

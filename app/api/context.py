@@ -15,7 +15,7 @@ from app import __version__
 from app.api import metrics
 from app.api.errors import RETRY_AFTER_S, ApiError
 from app.api.thinking import CLOSE, knows_thoughts
-from app.api.tool_styles import find_style
+from app.api.tools.styles import find_style
 from app.config import AppConfig
 from engine import Engine, InvalidRequest
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from enum import Enum
 from typing import Any
 
-from app.api.styled_calls import overlap
 from app.api.thinking import CLOSE, OPEN, Thinking
-from app.api.tool_calls import ToolParser, make_parser
-from app.api.tools import ToolUse
+from app.api.tools.calls import ToolParser, make_parser
+from app.api.tools.styled_calls import overlap
+from app.api.tools.use import ToolUse
 
 Json = dict[str, Any]
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any, Literal
 
 from ..errors import UnsupportedGrammar
-from ..source_text import Lengths
+from ..grounding.source_text import Lengths
 from .dialect import detect_dialect, is_dialect_named
 from .keywords import ASSERTIONS, TYPES_OF_KEYWORD, iterate_children, join_pointer
 from .loosen import find_at

@@ -6,9 +6,9 @@ into a place where the check leaves no way on. It need not say all: the check it
 
 from typing import Any
 
-from ..linear_pattern import read_pattern
-from ..regex_assertions import find_guides as find_patterns
-from ..regex_assertions import remove_assertions
+from ..regex.assertions import find_guides as find_patterns
+from ..regex.assertions import remove_assertions
+from ..regex.linear_pattern import read_pattern
 from .count_guides import (
     guide_contains,
     guide_distinct,

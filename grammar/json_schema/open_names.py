@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ..plan import Problem
-from ..regex_syntax import CharSet, ClassScanner, UnknownSyntax
+from ..regex.syntax import CharSet, ClassScanner, UnknownSyntax
 from .keywords import join_pointer
 
 # What a JSON string holds only as \uXXXX, as far as llguidance writes it.

@@ -7,7 +7,7 @@ that also excludes U+0000 is exact again, so that is what we compile; a text wit
 
 from functools import lru_cache
 
-from ..regex_syntax import CharSet, ClassScanner, UnknownSyntax
+from ..regex.syntax import CharSet, ClassScanner, UnknownSyntax
 
 CONTROLS = [code for code in range(0x20) if code != 0x0A]
 

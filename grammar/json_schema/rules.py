@@ -5,7 +5,7 @@ from typing import Any
 
 from ..errors import InvalidGrammar
 from ..plan import ANNOTATION
-from ..regex_text import ends_in_escape
+from ..regex.text import ends_in_escape
 from .formats import ASSERTED_FORMATS, EXACT_PATTERNS
 from .keywords import ASSERTIONS, IN_PLACE_APPLICATORS, TYPES_OF_KEYWORD
 from .node import Node

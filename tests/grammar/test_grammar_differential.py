@@ -16,7 +16,7 @@ from tests.grammar.test_grammar_structural_tag import ACCEPTED, VOCABULARY
 from tests.grammar.vocabularies import accepts, allowed_tokens
 
 SETTINGS = settings(deadline=None, suppress_health_check=list(HealthCheck), derandomize=True, database=None)
-# The end marker of outlines_backend.py, which it cannot write.
+# The end marker of backends/outlines_backend.py, which it cannot write.
 MARKER = 3
 VALUES = ["1", '"x"', "null", "{}", "[]", "2.5"]
 

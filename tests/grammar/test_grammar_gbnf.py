@@ -3,7 +3,7 @@
 import pytest
 
 from grammar import GrammarSpec, InvalidGrammar
-from grammar.gbnf import rewrite_gbnf
+from grammar.backends.gbnf import rewrite_gbnf
 from tests.grammar.vocabularies import accepts
 
 # The forms in which llama.cpp's own JSON grammar writes white space and escapes.

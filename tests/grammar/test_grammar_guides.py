@@ -6,7 +6,7 @@ import random
 import pytest
 
 from grammar import GrammarSpec, InvalidGrammar, SchemaValidator
-from grammar.regex_assertions import find_excluded_starts, find_guides, list_look_aheads, remove_assertions
+from grammar.regex.assertions import find_excluded_starts, find_guides, list_look_aheads, remove_assertions
 from tests.grammar.vocabularies import accepts, allowed_tokens, walk
 
 PASSWORD = "^(?=.*[0-9])(?=.*[A-Z])[A-Za-z0-9]{4,8}$"

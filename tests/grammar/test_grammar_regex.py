@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from grammar import GrammarSpec
-from grammar.regex_size import estimate_num_states
+from grammar.regex.size import estimate_num_states
 from tests.grammar.vocabularies import accepts, allowed_tokens
 
 SETTINGS = settings(deadline=None, suppress_health_check=list(HealthCheck), derandomize=True, database=None)
@@ -90,7 +90,7 @@ def test_masks_of_both_engines_are_equal_over_merged_tokens(merged_compiler, pat
     )
     vocabulary = merged_compiler.vocabulary
     for byte in text.encode():
-        # The end marker of outlines_backend.py cannot be written.
+        # The end marker of backends/outlines_backend.py cannot be written.
         expected = [token_id for token_id in allowed_tokens(second, vocabulary) if token_id != 3]
         assert [token_id for token_id in allowed_tokens(first, vocabulary) if token_id != 3] == expected
         is_accepted = first.accept_token(byte)

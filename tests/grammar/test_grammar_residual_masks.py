@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
 from grammar import GrammarError, GrammarSpec, SchemaValidator, allocate_bitmask, fill_bitmask
-from grammar.residual import ResidualMatcher
+from grammar.residual.matcher import ResidualMatcher
 from tests.grammar.test_grammar_walks import is_finite
 from tests.grammar.vocabularies import allowed_tokens, choose, walk
 

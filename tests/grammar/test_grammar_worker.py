@@ -5,7 +5,7 @@ import time
 import pytest
 
 from grammar import GrammarCompiler, GrammarLimits, GrammarSpec, UnsupportedGrammar
-from grammar.killable_worker import KillableWorker, WorkerDied
+from grammar.backends.killable_worker import KillableWorker, WorkerDied
 from tests.grammar.vocabularies import make_byte_vocabulary
 
 SCRIPT = """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from app.api.styled_calls import join_parts, more_arguments, open_call
+from app.api.tools.styled_calls import join_parts, more_arguments, open_call
 from tests.app.api.harness import Start
 from tests.app.api.test_tools import TOOLS
 from tests.fakes import FakeEngine

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from app.api.styled_calls import StyledCalls
-from app.api.tool_styles import STYLES
+from app.api.tools.styled_calls import StyledCalls
+from app.api.tools.styles import STYLES
 from app.config import AppConfig
 from engine import Engine, EngineConfig
 from grammar import GrammarSpec, SchemaValidator, XmlValidator, make_tool_tags

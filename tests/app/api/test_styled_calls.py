@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from app.api.styled_calls import StyledCalls
-from app.api.tool_styles import STYLES, find_style
+from app.api.tools.styled_calls import StyledCalls
+from app.api.tools.styles import STYLES, find_style
 from engine import InvalidRequest
 from grammar import (
     GrammarCompiler,

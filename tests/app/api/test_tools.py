@@ -11,8 +11,8 @@ import openai
 import pytest
 
 from app.api.protocol import ChatRequest
-from app.api.tool_calls import make_message, make_parser
-from app.api.tools import read_tools
+from app.api.tools.calls import make_message, make_parser
+from app.api.tools.use import read_tools
 from grammar import SchemaValidator
 from tests.app.api.harness import Server, Start
 from tests.fakes import FakeEngine, FakeTokenizer

@@ -1,0 +1,1 @@
+"""The API of Anthropic's clients: its messages, its request, its events."""

@@ -1,0 +1,192 @@
+"""The request of POST /v1/messages, and how it becomes a chat request: one path through the engine for both."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from app.api.anthropic.messages import is_prefill, read_messages
+from app.api.errors import ApiError, describe_fields
+from app.api.fields import check_extra_fields
+from app.api.protocol import MAX_MESSAGES, MAX_TOOLS, ChatRequest
+from app.api.tools.use import TOOL_NAME
+
+Json = dict[str, Any]
+
+# the chat fields that this route takes under their own names
+PASSED = frozenset(
+    {"cache_salt", "chat_template_kwargs", "deadline_s", "min_p", "priority", "request_id", "seed"}
+    | {"include_reasoning", "structured_outputs"}
+)
+# what a chat request calls a field -> what it is called here
+RENAMED = {
+    "max_completion_tokens": "max_tokens",
+    "stop": "stop_sequences",
+    "response_format": "output_config",
+}
+# fields of the protocol that change nothing in what a text model of ours writes
+IGNORED = frozenset({"betas", "cache_control", "metadata", "service_tier", "inference_geo"})
+UNSUPPORTED = {
+    "container": "there are no containers here",
+    "mcp_servers": "tools are called by the client here",
+    "context_management": "send the conversation as it is to be read",
+}
+TOOL_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+EFFORTS = ("low", "medium", "high", "xhigh", "max")
+
+
+class MessagesRequest(BaseModel):
+    """POST /v1/messages; fields of chat completions not named here are in PASSED."""
+
+    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
+
+    model: str
+    messages: Annotated[list[dict[str, Any]], Field(min_length=1, max_length=MAX_MESSAGES)]
+    max_tokens: int
+    system: str | list[dict[str, Any]] | None = None
+    stop_sequences: list[str] | None = None
+    stream: bool | None = False
+    temperature: Annotated[float, Field(ge=0, le=1)] | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    tools: Annotated[list[dict[str, Any]], Field(max_length=MAX_TOOLS)] | None = None
+    tool_choice: dict[str, Any] | None = None
+    thinking: dict[str, Any] | None = None
+    output_config: dict[str, Any] | None = None
+    output_format: dict[str, Any] | None = None
+
+
+class CountRequest(MessagesRequest):
+    """POST /v1/messages/count_tokens: a message request, of which only the prompt is made."""
+
+    max_tokens: int = 1
+
+
+def make_chat_request(body: MessagesRequest) -> ChatRequest:
+    """The chat request that does what this one asks for.
+
+    Raises:
+        ApiError: 400 for a field that cannot be honoured.
+    """
+    fields = _check_extra(body.model_extra or {})
+    messages = read_messages(body.system, body.messages)
+    goes_on = is_prefill(messages)
+    if goes_on and not messages[-1]["content"].strip():
+        goes_on = False  # of an empty beginning there is nothing to go on with
+        messages = messages[:-1] or messages
+    fields |= {
+        "model": body.model,
+        "messages": messages,
+        "continue_final_message": goes_on,
+        "add_generation_prompt": not goes_on,
+        "max_completion_tokens": body.max_tokens,
+        "temperature": body.temperature,
+        "top_p": body.top_p,
+        "top_k": body.top_k,
+        "stop": body.stop_sequences,
+        "stream": body.stream,
+        "response_format": _read_format(body),
+        "reasoning_effort": _read_effort(body.output_config),
+        "chat_template_kwargs": _read_thinking(body.thinking, fields.get("chat_template_kwargs")),
+        **_read_tools(body.tools or [], body.tool_choice or {}),
+    }
+    try:
+        return ChatRequest.model_validate(fields)
+    except ValidationError as error:
+        raise describe_fields(error.errors()) from error
+
+
+def _check_extra(extra: Mapping[str, Any]) -> Json:
+    for name, value in extra.items():
+        if name in UNSUPPORTED and value:
+            message = f"{name} is not supported: {UNSUPPORTED[name]}"
+            raise ApiError(400, message, name, "unsupported_field")
+        if name in ChatRequest.model_fields and name not in PASSED:
+            raise ApiError(400, f"{name} is not a field of this route", name, "unknown_field")
+    known = {name: value for name, value in extra.items() if name in PASSED}
+    check_extra_fields({n: v for n, v in extra.items() if n not in PASSED | IGNORED | UNSUPPORTED.keys()})
+    return known
+
+
+def _read_tools(tools: list[Json], choice: Json) -> Json:
+    """The fields of a chat request that tell of tools."""
+    wanted = _read_choice(choice)
+    if not tools:
+        if wanted not in ("auto", "none"):
+            raise ApiError(400, f"tool_choice.type={choice['type']!r} needs tools", "tool_choice")
+        return {}
+    return {
+        "tools": [_read_tool(f"tools[{i}]", tool) for i, tool in enumerate(tools)],
+        "tool_choice": wanted,
+        "parallel_tool_calls": choice.get("disable_parallel_tool_use") is not True,
+    }
+
+
+def _read_tool(where: str, tool: Json) -> Json:
+    name, schema, description = tool.get("name"), tool.get("input_schema"), tool.get("description")
+    wrong = None
+    if tool.get("type") not in (None, "custom"):
+        message = f"{where}.type={str(tool['type'])[:40]!r} is not supported: tools are called by the client"
+        raise ApiError(400, message, "tools", "unsupported_field")
+    if not isinstance(name, str) or not TOOL_NAME.fullmatch(name):
+        wrong = f"{where}.name must be 1 to 64 of the characters a-z, A-Z, 0-9, _ and -"
+    elif schema is not None and not isinstance(schema, dict):
+        wrong = f"{where}.input_schema must be a JSON Schema"
+    elif schema is not None and schema.get("type", "object") != "object":
+        wrong = f"{where}.input_schema must have the type object: arguments have names"
+    elif description is not None and not isinstance(description, str):
+        wrong = f"{where}.description must be a text"
+    if wrong is not None:
+        raise ApiError(400, wrong, "tools", "invalid_value")
+    function = {"name": name, "parameters": schema}
+    return {
+        "type": "function",
+        "function": function if description is None else function | {"description": description},
+    }
+
+
+def _read_choice(choice: Json) -> str | Json:
+    kind = choice.get("type", "auto")
+    if kind == "tool":
+        if not isinstance(choice.get("name"), str):
+            raise ApiError(400, "tool_choice.name must be a text", "tool_choice", "invalid_value")
+        return {"type": "function", "function": {"name": choice["name"]}}
+    if not isinstance(kind, str) or kind not in TOOL_CHOICES:
+        message = f"tool_choice.type={str(kind)[:40]!r} must be one of {', '.join([*TOOL_CHOICES, 'tool'])}"
+        raise ApiError(400, message, "tool_choice", "invalid_value")
+    return TOOL_CHOICES[kind]
+
+
+def _read_format(body: MessagesRequest) -> Json | None:
+    """The schema of output_config.format, or of output_format, its older name."""
+    asked = (body.output_config or {}).get("format") or body.output_format
+    if asked is None:
+        return None
+    schema = asked.get("schema") if isinstance(asked, dict) else None
+    if schema is None or asked.get("type") != "json_schema":
+        message = 'output_config.format must be {"type": "json_schema", "schema": ...}'
+        raise ApiError(400, message, "output_config", "invalid_value")
+    return {"type": "json_schema", "json_schema": {"name": "output", "schema": schema}}
+
+
+def _read_effort(config: Json | None) -> str | None:
+    """How much the model is to think, which is for its chat template to read."""
+    effort: str | None = (config or {}).get("effort")
+    if effort is not None and effort not in EFFORTS:
+        message = f"output_config.effort={str(effort)[:40]!r} must be one of {', '.join(EFFORTS)}"
+        raise ApiError(400, message, "output_config", "invalid_value")
+    return effort
+
+
+def _read_thinking(thinking: Json | None, kwargs: Json | None) -> Json | None:
+    """Chat templates of models that think take enable_thinking; the others ignore it."""
+    if thinking is None:
+        return kwargs
+    kind = thinking.get("type")
+    if kind not in ("enabled", "disabled", "adaptive"):
+        message = f"thinking.type={str(kind)[:40]!r} must be one of enabled, disabled, adaptive"
+        raise ApiError(400, message, "thinking", "invalid_value")
+    # adaptive is up to the model, as without the field
+    return kwargs if kind == "adaptive" else {"enable_thinking": kind == "enabled", **(kwargs or {})}

@@ -1,0 +1,1 @@
+"""OpenAI's Responses API: its input items, its request, its events."""

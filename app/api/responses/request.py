@@ -1,0 +1,162 @@
+"""The request of POST /v1/responses, and how it becomes a chat request: one path through the engine for both."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from app.api.errors import ApiError, describe_fields
+from app.api.protocol import MAX_MESSAGES, MAX_TOOLS, ChatRequest
+from app.api.responses.conversation import Conversation
+
+Json = dict[str, Any]
+
+# the chat fields that this route takes under their own names
+PASSED = frozenset(
+    {"cache_salt", "chat_template_kwargs", "deadline_s", "frequency_penalty", "include_reasoning"}
+    | {"min_p", "min_tokens"}
+    | {"presence_penalty", "priority", "repetition_penalty", "request_id", "seed", "stop"}
+    | {"structured_outputs", "top_k"}
+)
+# what a chat request calls a field -> what it is called here
+RENAMED = {
+    "messages": "input",
+    "max_tokens": "max_output_tokens",
+    "max_completion_tokens": "max_output_tokens",
+    "response_format": "text",
+    "reasoning_effort": "reasoning.effort",
+}
+# field -> what to say against it
+UNSUPPORTED = {
+    "previous_response_id": "responses are not kept here: send the whole conversation as input",
+    "conversation": "conversations are not kept here: send the whole conversation as input",
+    "background": "responses are not kept here, so none can be made in the background",
+    "prompt": "prompt templates are not kept here: send instructions and input",
+    "top_logprobs": "use /v1/chat/completions for logprobs",
+    "max_tool_calls": "every tool is called by the client, who can count",
+    "context_management": "send the conversation as it is to be read",
+}
+IGNORED_INCLUDES = ("reasoning.encrypted_content",)
+
+
+class TextFormat(BaseModel):
+    """text.format: OpenAI's response_format, flat."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    type: Literal["text", "json_object", "json_schema"] = "text"
+    name: str | None = None
+    description: str | None = None
+    schema_: dict[str, Any] | None = Field(default=None, alias="schema")
+    strict: bool | None = None
+
+
+class TextOptions(BaseModel):
+    """The form of the text."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    format: TextFormat = Field(default_factory=TextFormat)
+    verbosity: str | None = None
+
+
+class ResponsesRequest(BaseModel):
+    """POST /v1/responses; fields of chat completions not named here are in PASSED."""
+
+    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
+
+    model: str | None = None
+    input: str | Annotated[list[dict[str, Any]], Field(min_length=1, max_length=MAX_MESSAGES)]
+    instructions: str | None = None
+    max_output_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    text: TextOptions = Field(default_factory=TextOptions)
+    tools: Annotated[list[dict[str, Any]], Field(max_length=MAX_TOOLS)] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    include: list[str] | None = None
+    truncation: str | None = None
+    metadata: dict[str, str] | None = None
+    stream: bool | None = False
+    stream_options: dict[str, Any] | None = None
+    reasoning: dict[str, Any] | None = None
+
+
+def make_chat_request(body: ResponsesRequest) -> tuple[ChatRequest, dict[str, str]]:
+    """The chat request that does what this one asks for, and the places in it under their names here.
+
+    Raises:
+        ApiError: 400 for a field that cannot be honoured.
+    """
+    _check_unsupported(body)
+    extra = body.model_extra or {}
+    for name in extra:
+        if name in ChatRequest.model_fields and name not in PASSED:
+            raise ApiError(400, f"{name} is not a field of this route", name, "unknown_field")
+    fields: Json = {name: value for name, value in extra.items() if name not in UNSUPPORTED}
+    conversation = Conversation(body.instructions, body.input)
+    tools = body.tools or ()
+    fields |= {
+        "model": body.model,
+        "messages": conversation.messages,
+        "max_completion_tokens": body.max_output_tokens,
+        "temperature": body.temperature,
+        "top_p": body.top_p,
+        "response_format": _read_format(body.text.format),
+        "tools": None if body.tools is None else [_read_tool(i, tool) for i, tool in enumerate(tools)],
+        "tool_choice": _read_choice(body.tool_choice),
+        "parallel_tool_calls": body.parallel_tool_calls,
+        "stream": body.stream,
+        "reasoning_effort": (body.reasoning or {}).get("effort"),
+    }
+    places = {f"tools[{i}].function": f"tools[{i}]" for i in range(len(tools))}
+    try:
+        return ChatRequest.model_validate(fields), conversation.places | places
+    except ValidationError as error:
+        raise describe_fields(error.errors()) from error
+
+
+def _check_unsupported(body: ResponsesRequest) -> None:
+    for name, value in (body.model_extra or {}).items():
+        if name in UNSUPPORTED and value not in (None, False, 0):
+            message = f"{name} is not supported: {UNSUPPORTED[name]}"
+            raise ApiError(400, message, name, "unsupported_field")
+    wrong = [name for name in body.include or () if name not in IGNORED_INCLUDES]
+    if wrong:
+        raise ApiError(400, f"include {wrong[0][:80]!r} is not supported", "include", "unsupported_field")
+    if body.truncation not in (None, "disabled"):
+        message = "truncation is not supported: a conversation that is too long is refused"
+        raise ApiError(400, message, "truncation", "unsupported_field")
+
+
+def _read_format(asked: TextFormat) -> Json | None:
+    if asked.type != "json_schema":
+        return None if asked.type == "text" else {"type": asked.type}
+    if asked.schema_ is None:
+        raise ApiError(400, "text.format.schema is required", "text", "missing_field")
+    return {"type": "json_schema", "json_schema": {"name": asked.name, "schema": asked.schema_}}
+
+
+def _read_tool(i: int, tool: Mapping[str, Any]) -> Json:
+    """A function is flat here and nested there."""
+    if tool.get("type") != "function":
+        message = f'tools[{i}] must be {{"type": "function", "name": ..., "parameters": ...}}'
+        raise ApiError(400, message, "tools", "invalid_value")
+    return {"type": "function", "function": {key: tool[key] for key in tool if key not in ("type", "strict")}}
+
+
+def _read_choice(choice: str | Mapping[str, Any] | None) -> str | Json | None:
+    if choice is None or isinstance(choice, str):
+        return choice
+    if choice.get("type") != "function" or not isinstance(choice.get("name"), str):
+        message = 'tool_choice must be {"type": "function", "name": ...}'
+        raise ApiError(400, message, "tool_choice", "invalid_value")
+    return {"type": "function", "function": {"name": choice["name"]}}
+
+
+def echo_fields(body: ResponsesRequest, names: Sequence[str]) -> Json:
+    """The fields that a reply repeats, as they came."""
+    return {name: getattr(body, name) for name in names}

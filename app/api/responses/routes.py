@@ -1,0 +1,113 @@
+"""POST /v1/responses: create, in one piece or as typed events. Nothing is stored."""
+
+from __future__ import annotations
+
+from contextlib import aclosing
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Request
+from fastapi.responses import JSONResponse, Response
+
+from app.api import chat, replies
+from app.api.call import Call
+from app.api.context import ApiContext, context_of
+from app.api.own_names import own_names
+from app.api.responses.request import RENAMED, ResponsesRequest, echo_fields, make_chat_request
+from app.api.responses.writer import ResponseWriter
+from app.api.sse import CLIENT_CLOSED_REQUEST, Emit, EventStream, unless_gone
+from engine import CompletionOutput, RequestOutput
+
+Json = dict[str, Any]
+
+router = APIRouter()
+ECHOED = ("instructions", "max_output_tokens", "temperature", "top_p", "reasoning")
+
+
+@router.post("/v1/responses")
+async def create_response(
+    body: ResponsesRequest, request: Request, context: Annotated[ApiContext, Depends(context_of)]
+) -> Response:
+    """Answer an input, in one piece or as a stream."""
+    with own_names(RENAMED):
+        asked, places = make_chat_request(body)
+    with own_names(RENAMED | places):
+        call, _ = await chat.prepare(asked, request.state.visit, context, "resp_")
+    writer = ResponseWriter(lambda *parts: describe(call, body, *parts), call.make_reader())
+    if body.stream:
+        keep_alive_s = context.config.keep_alive_s
+        return EventStream(lambda emit: stream(call, writer, emit), keep_alive_s, b"", writer.frame_error)
+    with own_names(RENAMED):
+        output = await unless_gone(request.receive, call.finish())
+    if output is None:
+        return Response(status_code=CLIENT_CLOSED_REQUEST)
+    choice = output.outputs[0]
+    writer.feed(choice.text)
+    usage, status = usage_of(call, output, len(choice.token_ids)), status_of(choice)
+    writer.finish(status, usage, replies.structured_of(call, output))
+    return JSONResponse(
+        describe(call, body, status, writer.items, usage) | replies.structured_of(call, output)
+    )
+
+
+async def stream(call: Call, writer: ResponseWriter, emit: Emit) -> None:
+    """Emit the events of a response."""
+    num_tokens = 0
+    is_begun = False
+    with own_names(RENAMED):
+        async with aclosing(call.generate()) as outputs:
+            async for output in outputs:
+                choice = output.outputs[0]
+                num_tokens += len(choice.token_ids)
+                # not before there is an output: a refused request is a plain answer with its own status
+                data = b"" if is_begun else writer.begin()
+                is_begun = True
+                if choice.text:
+                    data += writer.feed(choice.text)
+                if choice.is_finished:
+                    usage = usage_of(call, output, num_tokens)
+                    data += writer.finish(status_of(choice), usage, replies.structured_of(call, output))
+                if data:
+                    await emit(data)
+
+
+def describe(call: Call, body: ResponsesRequest, status: str, items: list[Json], usage: Json | None) -> Json:
+    """The response object."""
+    is_cut = status == "incomplete"
+    return {
+        "id": call.reply_id,
+        "object": "response",
+        "created_at": call.created,
+        "status": status,
+        "background": False,
+        "error": None,
+        "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
+        "model": call.model,
+        "output": items,
+        "parallel_tool_calls": body.parallel_tool_calls is not False,
+        "previous_response_id": None,
+        "store": False,
+        "text": body.text.model_dump(by_alias=True, exclude_none=True),
+        "tool_choice": body.tool_choice or ("auto" if body.tools else "none"),
+        "tools": body.tools or [],
+        "truncation": "disabled",
+        "usage": usage,
+        "metadata": body.metadata or {},
+        **echo_fields(body, ECHOED),
+    }
+
+
+def status_of(choice: CompletionOutput) -> str:
+    """Whether the model came to its own end."""
+    return "completed" if choice.finish_reason == "stop" else "incomplete"
+
+
+def usage_of(call: Call, output: RequestOutput, num_output: int) -> Json:
+    """Usage under this route's names."""
+    num_input = len(output.prompt_token_ids)
+    return {
+        "input_tokens": num_input,
+        "input_tokens_details": {"cached_tokens": output.num_cached_tokens},
+        "output_tokens": num_output,
+        "output_tokens_details": {"reasoning_tokens": replies.num_reasoning_tokens(call) or 0},
+        "total_tokens": num_input + num_output,
+    }

@@ -1,0 +1,173 @@
+"""Finding tool calls in the text of an output, as it comes, and telling them as OpenAI's deltas.
+
+ForcedCalls   the whole text is calls, which a grammar guarantees: arguments are passed on at once, so that
+              what a client has of them is always the beginning of valid JSON
+StyledCalls   words with calls among them in a style that a grammar guarantees: passed on at once as well
+TaggedCalls   words with `<tool_call>{...}</tool_call>` among them, as hermes and qwen write it, guaranteed by
+              nobody: a call is passed on when it is complete and proves to be one, and stays text otherwise
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any, Protocol
+
+from app.api.tools.styled_calls import Brackets, StyledCalls, more_arguments, open_call, overlap
+from app.api.tools.styles import STYLES
+from app.api.tools.use import ToolUse
+
+Json = dict[str, Any]
+
+HEAD = re.compile(r'[\s\[,}]*\{\s*"name"\s*:\s*"([\w-]+)"\s*,\s*"arguments"\s*:\s*(?=\{)')
+TEXTS = frozenset(("content", "reasoning", "reasoning_content"))  # the names of a delta that add up
+OPEN_TAG = "<tool_call>"
+CLOSE_TAG = "</tool_call>"
+
+
+class ToolParser(Protocol):
+    """Reads one choice; `num_calls` of it were calls so far."""
+
+    @property
+    def num_calls(self) -> int: ...
+
+    def feed(self, text: str) -> Json:
+        """The delta for more text; empty when there is nothing to tell yet."""
+        ...
+
+    def close(self) -> Json:
+        """The delta for what was held back."""
+        ...
+
+
+def make_parser(tools: ToolUse) -> ToolParser:
+    """The parser for the way in which these tools are called."""
+    if tools.spec is not None:
+        return ForcedCalls()
+    return TaggedCalls(tools.names) if tools.style is None else StyledCalls(STYLES[tools.style])
+
+
+def make_message(parser: ToolParser, text: str) -> Json:
+    """The message of a whole text: its words, None without any, its thoughts and its calls."""
+    message: Json = {"role": "assistant", "content": None, "refusal": None}
+    calls: list[Json] = []
+    for delta in (parser.feed(text), parser.close()):
+        for name in TEXTS & delta.keys():
+            message[name] = (message.get(name) or "") + delta[name]
+        for part in delta.get("tool_calls", ()):
+            if "id" in part:
+                calls.append({**part, "function": dict(part["function"])})
+                del calls[-1]["index"]
+            else:
+                calls[-1]["function"]["arguments"] += part["function"]["arguments"]
+    return message | {"tool_calls": calls} if calls else message
+
+
+class ForcedCalls:
+    """Splits one call, or an array of them, into names and arguments."""
+
+    def __init__(self) -> None:
+        self.num_calls = 0
+        self._head = ""
+        self._brackets = Brackets()
+
+    def feed(self, text: str) -> Json:
+        """The parts of calls in more text."""
+        parts: list[Json] = []
+        while text:
+            if self._brackets.depth == 0:
+                self._head += text
+                match = HEAD.match(self._head)
+                if match is None:
+                    break
+                parts.append(open_call(self.num_calls, match[1], ""))
+                self.num_calls += 1
+                text, self._head = self._head[match.end() :], ""
+            end = self._brackets.find_end(text)
+            parts.append(more_arguments(self.num_calls - 1, text[:end]))
+            text = text[end:]
+        return {"tool_calls": parts} if parts else {}
+
+    def close(self) -> Json:
+        """Nothing: whatever is left is brackets."""
+        return {}
+
+
+class TaggedCalls:
+    """Keeps words and calls apart; only calls of known tools with arguments that are an object count."""
+
+    def __init__(self, names: frozenset[str]) -> None:
+        self.num_calls = 0
+        self._names = names
+        self._words: list[str] = []
+        self._parts: list[Json] = []
+        self._held: list[str] = []  # what came since the opening tag
+        self._tail = ""  # the end of the text, which may be the beginning of a tag
+        self._is_in_call = False
+        self._is_after_call = False
+
+    def feed(self, text: str) -> Json:
+        """The words and the complete calls in more text."""
+        text = self._tail + text
+        start = 0
+        # by position: cutting the text at every tag would copy the rest of it as often
+        while (end := text.find(tag := CLOSE_TAG if self._is_in_call else OPEN_TAG, start)) >= 0:
+            self._take(text[start:end])
+            self._turn()
+            start = end + len(tag)
+        held = max(start, len(text) - overlap(text, tag))
+        self._take(text[start:held])
+        self._tail = text[held:]
+        return self._flush()
+
+    def close(self) -> Json:
+        """What was held back: models often leave out the last closing tag."""
+        self._take(self._tail)
+        self._tail = ""
+        if self._is_in_call:
+            self._turn(closing="")
+        return self._flush()
+
+    def _take(self, text: str) -> None:
+        if self._is_in_call:
+            self._held.append(text)
+            return
+        if self._is_after_call:
+            # line breaks between and after calls belong to the form
+            text = text.lstrip()
+            self._is_after_call = not text
+        self._words.append(text)
+
+    def _turn(self, closing: str = CLOSE_TAG) -> None:
+        """Step over a tag."""
+        self._is_in_call = not self._is_in_call
+        if self._is_in_call:
+            return
+        held = "".join(self._held)
+        self._held = []
+        call = _read_call(held, self._names)
+        if call is None:
+            self._take(OPEN_TAG + held + closing)
+            return
+        self._parts.append(open_call(self.num_calls, *call))
+        self.num_calls += 1
+        self._is_after_call = True
+
+    def _flush(self) -> Json:
+        words, parts = "".join(self._words), self._parts
+        self._words, self._parts = [], []
+        return ({"content": words} if words else {}) | ({"tool_calls": parts} if parts else {})
+
+
+def _read_call(text: str, names: frozenset[str]) -> tuple[str, str] | None:
+    """Name and arguments of a call, or None for what is none."""
+    try:
+        call = json.loads(text)
+        arguments = call.get("arguments") if isinstance(call, dict) else None
+        if isinstance(arguments, str):
+            arguments = json.loads(arguments)
+        if not isinstance(arguments, dict) or call.get("name") not in names:
+            return None
+        return call["name"], json.dumps(arguments, ensure_ascii=False, allow_nan=False)
+    except (ValueError, RecursionError, TypeError):
+        return None

@@ -1,0 +1,213 @@
+"""The tools of a chat request: which the model may call, which it must, and the grammar that makes it.
+
+tool_choice   none        the tools are left out
+              auto        the chat template shows them; what it calls a call triggers a grammar (a structural tag),
+                          so that only the tools there are get called, with arguments that fit. Where the template's
+                          way of writing calls is unknown, they are found in the text (`tool_calls.TaggedCalls`)
+              required    a grammar: {"name": ..., "arguments": ...} of one tool, or an array of those
+              a function  the same grammar, of that one tool
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from app.api.constraint import Constraint
+from app.api.errors import ApiError, to_api_error
+from app.api.protocol import ChatRequest
+from engine import SamplingParams
+from grammar import GrammarError, GrammarSpec, make_tool_tags
+
+Json = dict[str, Any]
+
+MODES = ("none", "auto", "required")
+MAX_PARALLEL_CALLS = 16
+TOOL_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+NO_PARAMETERS: Json = {"type": "object", "properties": {}, "additionalProperties": False}
+SCHEMA_MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+DATA_KEYWORDS = ("const", "enum", "default", "example", "examples")
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """One function that the model may call."""
+
+    name: str
+    parameters: Json
+    definition: Json  # as the client sent it, for the chat template
+
+
+@dataclass(frozen=True, slots=True)
+class ToolUse:
+    """The tools of a request that are in use.
+
+    Attributes:
+        spec: the grammar of outputs that are nothing but calls; None when the model may answer in words.
+        is_parallel: whether it may call more than once.
+        style: how the model writes calls among words (`styles.py`); None when unknown.
+        words_spec: the grammar of words with such calls among them; None without a style.
+    """
+
+    tools: tuple[Tool, ...]
+    spec: GrammarSpec | None
+    is_parallel: bool = True
+    style: str | None = None
+    words_spec: GrammarSpec | None = None
+
+    @property
+    def definitions(self) -> list[Json]:
+        return [tool.definition for tool in self.tools]
+
+    @property
+    def names(self) -> frozenset[str]:
+        return frozenset(tool.name for tool in self.tools)
+
+    def in_style(self, style: str | None) -> ToolUse:
+        """The same tools, called among words as the model writes it.
+
+        Raises:
+            ApiError: 400 for parameters that cannot be a part of such a grammar.
+        """
+        if style is None or self.spec is not None:
+            return self
+        schemas = [(tool.name, tool.parameters) for tool in self.tools]
+        try:
+            spec = GrammarSpec.structural_tag(make_tool_tags(style, schemas, self.is_parallel))
+        except GrammarError as error:
+            raise to_api_error(error, "tools") from error
+        return replace(self, style=style, words_spec=spec)
+
+    def adjust(self, sampling: SamplingParams) -> SamplingParams:
+        """Sampling whose text shows the special tokens that begin a call; the grammar allows no others."""
+        return sampling if self.words_spec is None else replace(sampling, skip_special_tokens=False)
+
+
+def read_tools(body: ChatRequest) -> ToolUse | None:
+    """Check the tools and what is to be done with them; None when there is nothing to do.
+
+    Raises:
+        ApiError: 400 for a malformed tool or schema, or a choice that is not among the tools.
+    """
+    tools = [_read_tool(f"tools[{i}]", tool) for i, tool in enumerate(body.tools or ())]
+    names = [tool.name for tool in tools]
+    if len(set(names)) < len(names):
+        raise ApiError(400, "two tools have the same name", "tools", "invalid_value")
+    choice = _read_choice(body.tool_choice, names)
+    if not tools:
+        return None
+    # also when the model is free to use them or not: a schema that is none is refused in any case
+    spec = _make_spec(tools, is_array=False)
+    is_array = body.parallel_tool_calls is not False
+    if choice in ("none", "auto"):
+        return ToolUse(tuple(tools), None, is_array) if choice == "auto" else None
+    if choice == "required":
+        return ToolUse(tuple(tools), _make_spec(tools, is_array) if is_array else spec)
+    chosen = [tool for tool in tools if tool.name == choice.removeprefix("function:")]
+    return ToolUse(tuple(chosen), _make_spec(chosen, is_array=False))
+
+
+def combine(tools: ToolUse | None, constraint: Constraint | None) -> Constraint | None:
+    """The one constraint of a request that may also have tools.
+
+    Raises:
+        ApiError: 400 for both.
+    """
+    if tools is None:
+        return constraint
+    if constraint is not None:
+        message = f"tools and {constraint.param} cannot both shape one answer; use tool_choice none"
+        raise ApiError(400, message, "tool_choice", "too_many_constraints")
+    spec = tools.words_spec if tools.spec is None else tools.spec
+    return None if spec is None else Constraint("tools", spec)
+
+
+def _read_tool(where: str, tool: Mapping[str, Any]) -> Tool:
+    function = tool.get("function")
+    if tool.get("type") != "function" or not isinstance(function, dict):
+        message = f'{where} must be {{"type": "function", "function": {{"name": ..., "parameters": ...}}}}'
+        raise ApiError(400, message, "tools", "invalid_value")
+    name, description = function.get("name"), function.get("description")
+    if not isinstance(name, str) or not TOOL_NAME.fullmatch(name):
+        message = f"{where}.function.name must be 1 to 64 of the characters a-z, A-Z, 0-9, _ and -"
+        raise ApiError(400, message, "tools", "invalid_value")
+    if description is not None and not isinstance(description, str):
+        raise ApiError(400, f"{where}.function.description must be a text", "tools", "invalid_value")
+    parameters = function.get("parameters")
+    if parameters is None:
+        parameters = NO_PARAMETERS
+    if not isinstance(parameters, dict):
+        raise ApiError(400, f"{where}.function.parameters must be a JSON Schema", "tools", "invalid_value")
+    # beside an anyOf or a $ref as well, which may allow what is no object and could not be told as a call
+    parameters = {"type": "object", **parameters}
+    if parameters["type"] != "object":
+        message = f"{where}.function.parameters must have the type object: arguments have names"
+        raise ApiError(400, message, "tools", "invalid_value")
+    return Tool(name, parameters, dict(tool))
+
+
+def _read_choice(choice: str | Mapping[str, Any] | None, names: Sequence[str]) -> str:
+    """One of MODES, or "function:" and a name."""
+    if choice is None:
+        return "auto" if names else "none"
+    if isinstance(choice, str):
+        if choice not in MODES:
+            message = f"tool_choice={choice[:80]!r} must be one of {', '.join(MODES)}, or name a function"
+            raise ApiError(400, message, "tool_choice", "invalid_value")
+        if choice == "required" and not names:
+            raise ApiError(400, "tool_choice required needs tools", "tool_choice", "invalid_value")
+        return choice
+    function = choice.get("function")
+    name = function.get("name") if isinstance(function, dict) else None
+    if choice.get("type") != "function" or not isinstance(name, str):
+        message = 'tool_choice must be {"type": "function", "function": {"name": ...}}'
+        raise ApiError(400, message, "tool_choice", "invalid_value")
+    if name not in names:
+        message = f"tool_choice names {name[:80]!r}, which is not among the tools"
+        raise ApiError(400, message, "tool_choice", "invalid_value")
+    return f"function:{name}"
+
+
+def _make_spec(tools: Sequence[Tool], is_array: bool) -> GrammarSpec:
+    try:
+        return GrammarSpec.json_schema(_make_schema(tools, is_array))
+    except (GrammarError, RecursionError) as error:
+        # our own walk may meet the depth that the grammar would have refused
+        known = error if isinstance(error, GrammarError) else GrammarError("a schema is nested too deeply")
+        raise to_api_error(known, "tools") from error
+
+
+def _make_schema(tools: Sequence[Tool], is_array: bool) -> Json:
+    """The schema of a call; every tool's parameters lie under $defs, where their references still lead."""
+    calls = [
+        {
+            "type": "object",
+            "properties": {"name": {"const": tool.name}, "arguments": {"$ref": f"#/$defs/{tool.name}"}},
+            "required": ["name", "arguments"],
+            "additionalProperties": False,
+        }
+        for tool in tools
+    ]
+    call: Json = calls[0] if len(calls) == 1 else {"anyOf": calls}
+    if is_array:
+        call = {"type": "array", "items": call, "minItems": 1, "maxItems": MAX_PARALLEL_CALLS}
+    return {**call, "$defs": {tool.name: _move(tool.parameters, f"#/$defs/{tool.name}") for tool in tools}}
+
+
+def _move(schema: Any, place: str) -> Any:
+    """A copy of a schema whose references to its own root point to its new place."""
+    if isinstance(schema, list):
+        return [_move(item, place) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    moved: Json = {}
+    for key, value in schema.items():
+        if key == "$ref" and isinstance(value, str) and (value == "#" or value.startswith("#/")):
+            moved[key] = place + value[1:]
+        elif key in SCHEMA_MAPS and isinstance(value, dict):
+            moved[key] = {name: _move(item, place) for name, item in value.items()}
+        else:
+            moved[key] = value if key in DATA_KEYWORDS else _move(value, place)
+    return moved

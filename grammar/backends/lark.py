@@ -1,0 +1,37 @@
+"""Lark grammars as llguidance reads them: what of its dialect a user may write."""
+
+import re
+
+from ..errors import InvalidGrammar, UnsupportedGrammar
+
+# Strings, patterns and comments, in which nothing below means anything.
+_QUOTED = re.compile(r'"(?:[^"\\\n]|\\.)*"i?|//[^\n]*|/(?:[^/\\\n]|\\.)+/[a-z]*|#[^\n]*')
+# What would set options, name tokens instead of text, or bring in a schema past the normaliser.
+_FORBIDDEN = (
+    ("%llguidance", "options of the engine are not the grammar's to set"),
+    ("%json", "a schema inside is not analysed; use the kind json_schema"),
+    ("<", "tokens cannot be named; a grammar speaks about text"),
+    ("@", "there is no other grammar to refer to"),
+)
+
+
+def remove_quoted(text: str) -> str:
+    """Return a grammar without its strings, patterns and comments."""
+    return _QUOTED.sub(" ", text)
+
+
+def check_lark(text: str) -> None:
+    """Raise GrammarError for a grammar without a start rule or with what is not text."""
+    bare = remove_quoted(text)
+    # `?` and `!` before a rule say what becomes of its node in a tree; there are no trees here.
+    if not re.search(r"^\s*[?!]?start\s*:", bare, re.MULTILINE):
+        raise InvalidGrammar("a Lark grammar needs a rule named start")
+    for sign, reason in _FORBIDDEN:
+        if sign in bare:
+            raise UnsupportedGrammar("", sign, reason)
+
+
+def explain_complaint(message: str) -> str:
+    """Return the engine's complaint about a grammar that stands below one line of ours, with the user's line number."""
+    line = message.strip().split("\n")[0]
+    return re.sub(r"^(?:at )?(\d+)\((\d+)\)", lambda m: f"line {int(m[1]) - 1} column {m[2]}", line)

@@ -1,0 +1,62 @@
+"""JSON schemas in llguidance's own format: a Lark grammar, and the schemas it calls with the options for each."""
+
+import json
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+from ..json_schema.any_order import make_any_order
+from ..json_schema.open_names import has_open_names
+from ..spec import GrammarSpec
+
+# Forcing would allow one tokenisation of a forced text and forbid all others, by a tokeniser it has not got.
+HEADER = '%llguidance {"no_forcing": true}\n'
+# Every option is given, since a schema could otherwise set it itself under "x-guidance".
+_OPTIONS: Any = {
+    "coerce_one_of": False,
+    "lenient": False,
+    "json_allow_general_unicode_escapes": False,
+}
+_SHORT_ESCAPES = 'nrbtf\\"'
+_SEPARATORS = {"spaced": (", ", ": "), "compact": (",", ":"), "any": (",", ":")}
+# Unbounded whitespace lets a model write newlines for ever.
+_WHITESPACE = r"[\x20\x0A\x0D\x09]{1,64}"
+
+
+def make_json_grammar(spec: GrammarSpec) -> str:
+    """Return the grammar of a normalised schema, which is an object."""
+    lark, schemas = "start: @v0", [json.loads(spec.text)]
+    if spec.property_order == "any":
+        separators = None if spec.whitespace == "any" else _SEPARATORS[spec.whitespace]
+        lark, schemas = make_any_order(schemas[0], separators)
+        values = [json.dumps(schema, ensure_ascii=False) for schema in schemas]
+    else:
+        values = [spec.text]
+    options = [make_options(spec.whitespace, has_open_names(schema)) for schema in schemas]
+    return make_grammars(lark, [add_options(*pair) for pair in zip(values, options, strict=True)])
+
+
+def add_options(schema: str, options: str) -> str:
+    """Write options into the text of a schema as it is: writing that again would cost more."""
+    body = schema.strip()[1:-1].strip()
+    return f'{{{body}{", " if body else ""}"x-guidance": {options}}}'
+
+
+@cache
+def make_options(whitespace: str, has_open_names: bool) -> str:
+    """Return, as JSON, how llguidance is to write JSON."""
+    item_separator, key_separator = _SEPARATORS[whitespace]
+    options = {**_OPTIONS, "item_separator": item_separator, "key_separator": key_separator}
+    options["whitespace_flexible"] = whitespace == "any"
+    if whitespace == "any":
+        options["whitespace_pattern"] = _WHITESPACE
+    if has_open_names:
+        options["json_allowed_escapes"] = _SHORT_ESCAPES
+    return json.dumps(options)
+
+
+def make_grammars(lark: str, schemas: Sequence[str]) -> str:
+    """Return a Lark grammar and the schemas that it calls `@v0` and so on, in llguidance's format."""
+    parts = [json.dumps({"lark_grammar": HEADER + lark})]
+    parts += [f'{{"name": "v{number}", "json_schema": {schema}}}' for number, schema in enumerate(schemas)]
+    return f'{{"grammars": [{", ".join(parts)}]}}'

@@ -1,0 +1,1 @@
+"""Grounded strings: quotations from a source text, token by token."""

@@ -1,0 +1,1 @@
+"""Residual checks: what no engine enforces is checked at the token that completes a value."""

@@ -1,0 +1,92 @@
+"""The checks of one document: which of them a complete value fails."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from ..json_schema.check import Check
+from ..json_schema.loosen import find_at
+from ..json_schema.sites import Site
+from ..regex.assertions import find_excluded_starts
+from ..regex.linear_pattern import LinearPattern, read_pattern
+from ..validator import SchemaValidator
+
+
+class ResidualChecks:
+    """Validates values against schemas within a document, with one validator for each."""
+
+    def __init__(self, schema: dict[str, Any]) -> None:
+        self._schema = schema
+        self._validators: dict[str, SchemaValidator] = {"": SchemaValidator(schema)}
+        self._excluded: dict[Check, tuple[LinearPattern, ...]] = {}
+
+    def find_violation(self, site: Site, value: bytes, before: bytes) -> Check | None:
+        """Return the first check that a complete value fails.
+
+        Args:
+            before: the text from the bracket around the value to the value.
+        """
+        try:
+            instance = json.loads(value)
+        except (ValueError, RecursionError):
+            # Not UTF-8, or a number of more digits than Python reads: what cannot be checked is not let through.
+            return site.checks[0]
+        return next((check for check in site.checks if not self._passes(check, instance, before)), None)
+
+    def find_doomed(self, site: Site, content: bytes) -> Check | None:
+        """Return a check that a string fails whatever is added to what stands of it.
+
+        Args:
+            content: what stands of the string, behind its quote.
+        """
+        excluded = [(check, pattern) for check in site.checks for pattern in self._excluded_starts(check)]
+        if not excluded:
+            return None
+        try:
+            text = json.loads(b'"%b"' % content, strict=False)
+        except ValueError:
+            # It ends in the middle of a character or an escape, and there will be more.
+            return None
+        return next((check for check, pattern in excluded if pattern.matches(text)), None)
+
+    def _excluded_starts(self, check: Check) -> tuple[LinearPattern, ...]:
+        """Return the patterns of texts with which no string may begin that passes the check."""
+        found = self._excluded.get(check)
+        if found is None:
+            found = self._excluded[check] = tuple(self._read_excluded_starts(check))
+        return found
+
+    def _read_excluded_starts(self, check: Check) -> Iterator[LinearPattern]:
+        schema = {} if check.is_alone or check.is_distinct else find_at(self._schema, check.pointer)
+        # Beside a reference a pattern asserts nothing in the older drafts.
+        if isinstance(schema, dict) and "pattern" in schema and "$ref" not in schema:
+            patterns = map(read_pattern, find_excluded_starts(schema["pattern"]))
+            yield from (pattern for pattern in patterns if pattern is not None)
+
+    def _passes(self, check: Check, instance: Any, before: bytes) -> bool:
+        if check.is_distinct:
+            known = (make_comparable(sibling) for sibling in read_elements(before))
+            return make_comparable(instance) not in known
+        return self._validator(check.pointer).is_valid({instance: None} if check.is_alone else instance)
+
+    def _validator(self, pointer: str) -> SchemaValidator:
+        if pointer not in self._validators:
+            self._validators[pointer] = SchemaValidator(self._schema, pointer)
+        return self._validators[pointer]
+
+
+def read_elements(before: bytes) -> list[Any]:
+    """Return the elements of an array up to a place in it."""
+    elements: list[Any] = json.loads(before.rstrip(b", \t\r\n") + b"]")
+    return elements
+
+
+def make_comparable(value: Any) -> Any:
+    """Return what is equal for equal JSON values: 1 and 1.0 are, 1 and true are not."""
+    if isinstance(value, bool):
+        return "boolean", value
+    if isinstance(value, dict):
+        return "object", frozenset((name, make_comparable(child)) for name, child in value.items())
+    if isinstance(value, list):
+        return "array", tuple(map(make_comparable, value))
+    return value

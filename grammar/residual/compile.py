@@ -1,0 +1,102 @@
+"""Compile a schema that no engine enforces as a whole: a loosened grammar and the checks that close the gap."""
+
+import json
+from dataclasses import replace
+from typing import Any
+
+from ..backend import Backend, CompiledGrammar, Program
+from ..closing_tokens import ClosingTokens
+from ..errors import InvalidGrammar, UnsupportedGrammar
+from ..json_schema.keywords import join_pointer
+from ..json_schema.loosen import NOT_CHECKED, Loosening
+from ..json_schema.normalise import Normalised
+from ..json_schema.sites import SiteMap
+from ..plan import RESIDUAL, PlanEntry
+from ..spec import GrammarSpec
+from .matcher import ResidualProgram
+
+# Each refusal costs a compile and up to 200 probes.
+MAX_NUM_REFUSALS = 16
+
+
+def compile_residual(
+    backend: Backend, spec: GrammarSpec, document: Any, normalised: Normalised, tokens: ClosingTokens
+) -> CompiledGrammar:
+    """Compile what the backend takes of a normalised schema and check the rest; or raise UnsupportedGrammar.
+
+    Args:
+        spec: the normalised schema.
+        document: the schema as the user wrote it.
+    """
+    for problem in normalised.problems:
+        if problem.keyword in NOT_CHECKED:
+            raise UnsupportedGrammar(problem.pointer, problem.keyword, problem.reason)
+    try:
+        loosening, program = compile_loosened(backend, spec, is_guided=True)
+        for place, keyword in loosening.dropped:
+            if place not in normalised.places:
+                raise UnsupportedGrammar(place, keyword, "it stands in a guide")
+    except UnsupportedGrammar:
+        # A guide can be more than the engine takes where the schema without it is not.
+        loosening, program = compile_loosened(backend, spec, is_guided=False)
+    except InvalidGrammar as error:
+        # What contradicts itself is named in the user's schema, not in a guide.
+        loosening, _ = compile_loosened(backend, spec, is_guided=False)
+        raise explain_contradiction(find_residual(normalised, loosening), str(error)) from error
+    residual = find_residual(normalised, loosening)
+    # With identifiers inside, pointers do not tell what applies where: only the whole document is checked then.
+    sites = SiteMap({} if normalised.has_ids else document, residual, normalised.drops_ref_siblings)
+    plan = make_plan(normalised, residual, backend.name)
+    return CompiledGrammar(backend.name, plan, ResidualProgram(program, document, sites, tokens))
+
+
+def compile_loosened(backend: Backend, spec: GrammarSpec, is_guided: bool) -> tuple[Loosening, Program]:
+    """Compile, dropping what the backend refuses as long as it can be checked instead."""
+    loosening = Loosening(json.loads(spec.text), is_guided=is_guided)
+    loosening.drop_problems()
+    for _ in range(MAX_NUM_REFUSALS):
+        loosened = replace(spec, text=json.dumps(loosening.schema, ensure_ascii=False))
+        try:
+            return loosening, backend.compile(loosened)
+        except UnsupportedGrammar as refusal:
+            if not loosening.drop_refused(refusal.pointer, refusal.keyword, refusal.reason):
+                raise
+    return loosening, backend.compile(loosened)
+
+
+def explain_contradiction(residual: dict[str, tuple[str, ...]], message: str) -> InvalidGrammar:
+    """Return the error for a schema that nothing satisfies, as the guides of its residual keywords show."""
+    places = [
+        f"{', '.join(map(repr, keywords))} at {pointer or '#'}" for pointer, keywords in residual.items()
+    ]
+    pointer = next(iter(residual)) if len(residual) == 1 else None
+    told, reason = "; ".join(places[:8]), message.rpartition(": ")[2]
+    return InvalidGrammar(f"no text satisfies the schema: nothing is left by {told}: {reason}", pointer)
+
+
+def find_residual(normalised: Normalised, loosening: Loosening) -> dict[str, tuple[str, ...]]:
+    """Return user's pointer -> user's keywords that are left to the checks."""
+    found: dict[str, dict[str, None]] = {}
+    for place, keyword in loosening.dropped:
+        pointer, origin = normalised.places.get(place, (place, {}))
+        found.setdefault(pointer, {})[origin.get(keyword, keyword)] = None
+    for problem in normalised.problems:
+        found.setdefault(problem.pointer, {})[problem.keyword] = None
+    return {pointer: tuple(keywords) for pointer, keywords in found.items()}
+
+
+def make_plan(
+    normalised: Normalised, residual: dict[str, tuple[str, ...]], engine: str
+) -> tuple[PlanEntry, ...]:
+    """Return the plan: what is dropped, and what stands below it, is left to the checks."""
+    pairs = {(pointer, keyword) for pointer, keywords in residual.items() for keyword in keywords}
+    # Below `oneOf` the branches are still the engine's.
+    roots = tuple(join_pointer(p, keyword) + "/" for p, keyword in pairs if keyword != "oneOf")
+    plan = []
+    for entry in normalised.plan:
+        pair = entry.pointer, entry.keyword
+        is_residual = pair in pairs or (entry.pointer + "/").startswith(roots)
+        plan.append(entry.settle(RESIDUAL if is_residual else engine))
+    listed = {(entry.pointer, entry.keyword) for entry in plan if entry.enforced_by == RESIDUAL}
+    plan.extend(PlanEntry(*pair, RESIDUAL) for pair in sorted(pairs - listed))
+    return tuple(plan)

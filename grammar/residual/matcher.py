@@ -1,0 +1,297 @@
+"""Residual checks: keywords that no engine enforces are checked at the token that completes a value.
+
+A matcher around the matcher of a loosened grammar. Where a token would complete a value that violates the schema
+that surely applies to it, the token is taken out of the mask and refused; so nothing invalid can be finished. It
+steers only as far as elements and property names are checked on their own: a value that can no longer become valid
+ends in a mask of zeros, and `error` names the keyword.
+"""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from ..backend import Matcher, Program
+from ..bit_row import clear_bits, is_set, set_bits
+from ..closing_tokens import ClosingTokens, RestOfClass
+from ..json_schema.check import Check
+from ..json_schema.sites import Site, SiteMap, spell
+from ..json_text import Mode, State, advance, begin
+from .candidates import candidate_kind, far_kind, string_site
+from .checks import ResidualChecks, read_elements
+from .fill import FILLER
+from .open_string import KnownString
+from .repeats import LookAhead
+
+# Per mask, the shortest tokens first: how many are tried, and how many different values validated for them. What is
+# beyond is left out of the mask; shorter tokens spell the same text.
+MAX_NUM_CANDIDATES = 512
+MAX_NUM_CHECKS = 64
+# What is named where tokens were left out only because of what comes after them.
+DISTINCT = Check("", ("uniqueItems",), True)
+NO_STRINGS: frozenset[bytes] = frozenset()
+
+
+class ResidualProgram:
+    """A loosened grammar with the checks that make it exact again."""
+
+    def __init__(self, inner: Program, schema: dict[str, Any], sites: SiteMap, tokens: ClosingTokens) -> None:
+        self.sites = sites
+        self.tokens = tokens
+        self.checks = ResidualChecks(schema)
+        self._inner = inner
+        # The engine's grammar, the document and one validator for each checked place.
+        self.size_bytes = inner.size_bytes + 32 * len(json.dumps(schema))
+
+    def new_matcher(self) -> "ResidualMatcher":
+        """Return a matcher at the start of the grammar."""
+        return ResidualMatcher(self._inner.new_matcher(), self)
+
+
+class ResidualMatcher:
+    """Grammar state of one request whose values are checked as they are completed."""
+
+    def __init__(self, inner: Matcher, program: ResidualProgram) -> None:
+        self.inner = inner
+        self.filler = FILLER
+        self._program = program
+        self._text = bytearray()
+        # Before each accepted text token: its length and the state it led to.
+        self._history: list[tuple[int, State]] = []
+        self._state = begin(program.sites.root)
+        self._violation: Check | None = None
+        self._dead_end: str | None = None
+        self._verdicts: dict[tuple[int, bytes, bytes], Check | None] = {}
+        self._string: KnownString | None = None
+        self._look_ahead = LookAhead(program.tokens.token_bytes, program.tokens.ids)
+        self.settled: RestOfClass | None = None
+
+    @property
+    def error(self) -> str | None:
+        """Why nothing is allowed any more, or None."""
+        return self.inner.error or self._dead_end
+
+    def accept_token(self, token_id: int) -> bool:
+        """Advance by one token; False, with nothing changed, when it is not allowed here."""
+        tokens = self._program.tokens
+        if token_id in tokens.eos_token_ids:
+            return self.is_completed() and self.inner.accept_token(token_id)
+        if not self.inner.accept_token(token_id):
+            return False
+        token = tokens.token_bytes[token_id]
+        state = advance(self._state, self._text, token, self._is_allowed)
+        if state is None:
+            self.inner.rollback(1)
+            return False
+        if b'"' in token or b"\\" in token:
+            self.settled = None
+        self._history.append((len(token), self._state))
+        self._text += token
+        self._state = state
+        self._verdicts.clear()
+        return True
+
+    def fill_next_token_bitmask(self, bitmask: np.ndarray, row: int = 0) -> None:
+        """Write the allowed tokens into one row."""
+        if self.is_terminated():
+            self.inner.fill_next_token_bitmask(bitmask, row)
+        else:
+            FILLER.fill([self], [row], bitmask)
+
+    def rollback(self, num_tokens: int) -> None:
+        """Undo the last `num_tokens` accepted tokens, EOS included."""
+        num_text = num_tokens - (self.inner.is_terminated() and num_tokens > 0)
+        self.inner.rollback(num_tokens)
+        for _ in range(num_text):
+            length, self._state = self._history.pop()
+            del self._text[len(self._text) - length :]
+        self._dead_end = None
+        self._verdicts.clear()
+        self._string = self.settled = None
+
+    def is_completed(self) -> bool:
+        """Tell whether the text so far is a complete sentence, so that EOS is allowed."""
+        if not self.inner.is_completed():
+            return False
+        # Only a number is complete without a byte that ends it.
+        return self._state.mode is not Mode.NUMBER or self._is_allowed(
+            self._program.sites.root, bytes(self._text), bytes
+        )
+
+    def is_terminated(self) -> bool:
+        """Tell whether EOS was accepted."""
+        return self.inner.is_terminated()
+
+    def clear_violations(self, words: np.ndarray) -> None:
+        """Clear the tokens of one mask, int32 [words], that would complete a value that violates its schema."""
+        self._forget()
+        self._violation = self._find_doomed()
+        if self._violation is not None:
+            words[:] = 0
+        else:
+            self._clear_candidates(words)
+            self._look_ahead.start()
+            self._clear_repeats(words)
+        if self._violation is not None and not words.any():
+            names = ", ".join(self._violation.keywords)
+            self._dead_end = f"dead end: no way on satisfies {names} at {self._violation.pointer or '#'}"
+
+    def _forget(self) -> None:
+        self._violation = self._dead_end = self.settled = None
+
+    def _find_doomed(self) -> Check | None:
+        """Return a check that the open string fails whatever is added to it, so that it would go on for ever."""
+        state = self._state
+        site = string_site(state) if state.mode in (Mode.STRING, Mode.NAME) else None
+        if site is None:
+            return None
+        return self._program.checks.find_doomed(site, bytes(self._text[state.start + 1 :]))
+
+    def _clear_candidates(self, words: np.ndarray) -> None:
+        tokens, state = self._program.tokens, self._state
+        if state.mode is Mode.NUMBER and state.frame is None and not self.is_completed():
+            words &= ~tokens.eos_mask
+        kind = candidate_kind(state)
+        if kind is None:
+            return
+        if state.mode in (Mode.STRING, Mode.NAME) and not state.is_escaped:
+            known = self._find_string()
+            if known is not None:
+                self._clear_in_string(words, kind, known)
+                return
+        if kind[0] == "quote":
+            self._clear_prefixes(words)
+            kind = far_kind(self._state)
+        if kind is None:
+            return
+        candidates = tokens.find(words, *kind)
+        wrong = [i for i in candidates[:MAX_NUM_CANDIDATES] if not self._is_candidate_allowed(i)]
+        clear_bits(words, [*wrong, *candidates[MAX_NUM_CANDIDATES:]])
+
+    def _clear_repeats(self, words: np.ndarray) -> None:
+        """Clear the tokens after which an element could only become one that stands before it."""
+        wrong = self._look_ahead.find_wrong(words, self._state, self._text, self._leads_on)
+        if wrong is not None:
+            self.settled = None
+            clear_bits(words, wrong)
+        if wrong and self._violation is None:
+            self._violation = DISTINCT
+
+    def _leads_on(self, token_id: int) -> bool:
+        """Tell whether anything is allowed after a token, and so on."""
+        if not self.accept_token(token_id):
+            return False
+        row = np.zeros((1, len(self._program.tokens.eos_mask)), np.int32)
+        self.inner.fill_next_token_bitmask(row, 0)
+        self._clear_candidates(row[0])
+        found = self._look_ahead.goes_on(row[0], self._state, self._text, self._leads_on)
+        self.rollback(1)
+        return found
+
+    def _find_string(self) -> KnownString | None:
+        """Return what is known of the open string; None where its verdict may depend on all of its content."""
+        site, start = string_site(self._state), self._state.start
+        telling = site.strings if site is not None else NO_STRINGS
+        if telling is None:
+            return None
+        content = bytes(self._text[start + 1 :])
+        known = self._string
+        if known is None or known.start != start:
+            siblings = self._list_siblings() if site is not None and site.telling.is_compared else ()
+            known = self._string = KnownString(start, [*telling, *siblings])
+        known.near = [string for string in known.near if string.startswith(content)]
+        known.length = len(content)
+        # What escapes spell is not compared here; few strings need any.
+        return None if b"\\" in content else known
+
+    def _list_siblings(self) -> list[bytes]:
+        """Return the strings that stand before the open one in its array, in JSON's spelling."""
+        frame = self._state.frame
+        assert frame is not None and not frame.is_object, "only elements are compared with siblings"
+        before = bytes(self._text[frame.start : self._state.start])
+        return [spell(value) for value in read_elements(before) if isinstance(value, str)]
+
+    def _clear_in_string(self, words: np.ndarray, kind: tuple[str, int], known: KnownString) -> None:
+        """Clear candidates inside a string all of whose endings but a few share one verdict."""
+        tokens = self._program.tokens
+        special = NO_STRINGS
+        if known.near:
+            # An escape can spell any character, so it may lead to one of these too.
+            special = tokens.escaping.union(string[known.length :] for string in known.near)
+        is_settled = not known.near
+        if kind[0] == "quote":
+            self._clear_endings(words, known, special)
+            is_settled &= known.is_fine is True
+        far = far_kind(self._state)
+        if far is None:
+            self.settled = self._program.tokens.nothing if is_settled else None
+            return
+        wrong = []
+        # What comes after a property name depends on the name.
+        is_name = self._state.mode is Mode.NAME
+        for token_id in tokens.find(words, *far):
+            prefix, rest = tokens.parts[token_id]
+            if is_name or prefix in special:
+                is_allowed = self._is_candidate_allowed(token_id)
+            else:
+                verdict = known.verdicts.get(rest)
+                is_allowed = self._is_candidate_allowed(token_id) if verdict is None else verdict
+                if len(self._verdicts) < MAX_NUM_CHECKS:
+                    known.verdicts[rest] = is_allowed
+            if not is_allowed:
+                wrong.append(token_id)
+        clear_bits(words, wrong)
+        if is_settled and not (is_name or wrong) and len(self._verdicts) < MAX_NUM_CHECKS:
+            self.settled = tokens.get_class(*far).find_rest(words)
+
+    def _clear_endings(self, words: np.ndarray, known: KnownString, special: frozenset[bytes]) -> None:
+        """Clear the tokens that end a string which is checked itself."""
+        tokens = self._program.tokens
+        found = [i for prefix in special for i in tokens.by_prefix.get(prefix, ()) if is_set(words, i)]
+        if known.is_fine is None:
+            plain = (i for i in tokens.find(words, "quote", 0) if i not in found)
+            token_id = next(plain, None)
+            if token_id is not None:
+                known.is_fine = self._is_end_allowed(token_id)
+        fine = [i for i in found if self._is_end_allowed(i)]
+        if known.is_fine is False:
+            words &= ~tokens.quoted
+            set_bits(words, fine)
+        else:
+            clear_bits(words, [i for i in found if i not in fine])
+
+    def _clear_prefixes(self, words: np.ndarray) -> None:
+        """Clear the tokens that end a string which is checked itself: one check for all that end it alike."""
+        tokens = self._program.tokens
+        verdicts: dict[bytes, bool] = {}
+        wrong = []
+        for token_id in tokens.find(words, "quote", 0):
+            prefix = tokens.parts[token_id][0]
+            if prefix not in verdicts:
+                verdicts[prefix] = len(verdicts) < MAX_NUM_CHECKS and self._is_end_allowed(token_id)
+            if not verdicts[prefix]:
+                wrong.append(token_id)
+        clear_bits(words, wrong)
+
+    def _is_end_allowed(self, token_id: int) -> bool:
+        """Tell whether a string may end at the quote of a token."""
+        end = self._program.tokens.parts[token_id][0] + b'"'
+        return advance(self._state, self._text, end, self._is_allowed) is not None
+
+    def _is_candidate_allowed(self, token_id: int) -> bool:
+        token = self._program.tokens.token_bytes[token_id]
+        judge = self._is_allowed if len(self._verdicts) < MAX_NUM_CHECKS else self._is_known_allowed
+        return advance(self._state, self._text, token, judge) is not None
+
+    def _is_allowed(self, site: Site, value: bytes, before: Callable[[], bytes]) -> bool:
+        key = id(site), value, before() if site.checks[0].is_distinct else b""
+        if key not in self._verdicts:
+            self._verdicts[key] = self._program.checks.find_violation(site, *key[1:])
+        violation = self._verdicts[key]
+        self._violation = violation or self._violation
+        return violation is None
+
+    def _is_known_allowed(self, site: Site, value: bytes, before: Callable[[], bytes]) -> bool:
+        key = id(site), value, before() if site.checks[0].is_distinct else b""
+        return key in self._verdicts and self._is_allowed(site, value, before)

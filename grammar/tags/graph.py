@@ -1,0 +1,283 @@
+"""A structural tag as a graph: nodes that read bytes, a token or a whole value, and where each leads.
+
+The graph may be ambiguous; whoever follows it keeps every reading that is still possible.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import InvalidGrammar, UnsupportedGrammar
+from ..vocabulary import Vocabulary
+from .structural_tag import LEAVES
+from .text import PatternAutomaton
+
+MAX_NUM_NODES = 20_000
+MAX_PATTERN_BYTES = 16_384
+ACCEPT = 0
+
+Json = dict[str, Any]
+# The literals at which free text inside a tag ends, each with the node after it.
+Exits = tuple[tuple[bytes, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Accept:
+    """The end of the text."""
+
+
+@dataclass(frozen=True, slots=True)
+class Literal:
+    """Fixed bytes, at least one."""
+
+    text: bytes
+    next: int
+
+
+@dataclass(frozen=True, slots=True)
+class TokenStep:
+    """One token by its id, a special one for example."""
+
+    token_id: int
+    next: int
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """What a grammar of its own accepts."""
+
+    pointer: str
+    next: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fork:
+    """Any of these nodes."""
+
+    targets: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FreeText:
+    """Any characters until a pattern is completed.
+
+    Attributes:
+        targets: for each pattern where it leads; nowhere when it must not be written.
+        next: where the text may end at any moment, None where only a pattern ends it.
+    """
+
+    automaton: PatternAutomaton
+    targets: tuple[tuple[int, ...], ...]
+    next: int | None
+
+
+Node = Accept | Literal | TokenStep | Leaf | Fork | FreeText
+
+
+class TagGraph:
+    """The nodes of one structural tag, ACCEPT first; `start` is where a text begins."""
+
+    def __init__(self, part: Json, vocabulary: Vocabulary) -> None:
+        self.nodes: list[Node] = [Accept()]
+        self._known: dict[Node, int] = {Accept(): ACCEPT}
+        self._vocabulary = vocabulary
+        self.start = self._build(part, "/format", ACCEPT, ())
+
+    def list_next(self, node: int) -> list[int]:
+        """Return the nodes at which one may be after stepping over forks."""
+        found: dict[int, None] = {}
+        pending, seen = [node], set()
+        while pending:
+            index = pending.pop()
+            each = self.nodes[index]
+            if index in seen:
+                continue
+            seen.add(index)
+            if isinstance(each, Fork):
+                pending += each.targets
+            else:
+                found[index] = None
+        return list(found)
+
+    def _add(self, node: Node) -> int:
+        if node not in self._known:
+            self._known[node] = self._append(node)
+        return self._known[node]
+
+    def _append(self, node: Node) -> int:
+        if len(self.nodes) >= MAX_NUM_NODES:
+            raise InvalidGrammar(f"the structural tag unfolds into more than {MAX_NUM_NODES} parts")
+        self.nodes.append(node)
+        return len(self.nodes) - 1
+
+    def _literal(self, text: str, target: int) -> int:
+        return self._add(Literal(text.encode(), target)) if text else target
+
+    def _fork(self, targets: Sequence[int]) -> int:
+        unique = tuple(dict.fromkeys(targets))
+        return unique[0] if len(unique) == 1 else self._add(Fork(unique))
+
+    def _build(self, part: Json, where: str, target: int, exits: Exits) -> int:
+        """Return the node at which a format begins that is followed by `target`."""
+        match part["type"]:
+            case "const_string":
+                return self._literal(part["value"], target)
+            case "token":
+                return self._token(part["token"], where, target)
+            case kind if kind in LEAVES:
+                return self._add(Leaf(where, target))
+            case "sequence":
+                last = len(part["elements"]) - 1
+                for index, element in reversed(list(enumerate(part["elements"]))):
+                    target = self._build(
+                        element, f"{where}/elements/{index}", target, exits if index == last else ()
+                    )
+                return target
+            case "or":
+                parts = enumerate(part["elements"])
+                return self._fork([self._build(e, f"{where}/elements/{i}", target, exits) for i, e in parts])
+            case "optional":
+                return self._fork([self._build(part["content"], f"{where}/content", target, exits), target])
+            case "star" | "plus" | "repeat":
+                return self._repeat(part, f"{where}/content", target)
+            case "tag":
+                return self._mark(part["begin"], where, self._tag_content(part, where, target))
+            case "any_text":
+                return self._free_text({}, part["excludes"], where, target, exits)
+            case "triggered_tags":
+                return self._triggered(part, where, target, exits)
+            case "dispatch":
+                return self._dispatch(part, where, target, exits)
+            case "tags_with_separator":
+                return self._separated(part, where, target)
+            case kind:
+                raise AssertionError(f"{kind} was let through by the reader")
+
+    def _token(self, token: int | str, where: str, target: int) -> int:
+        vocabulary = self._vocabulary
+        if isinstance(token, str):
+            named = vocabulary.special_tokens.get(token)
+            same = [i for i, data in enumerate(vocabulary.token_bytes) if data == token.encode()]
+            ids = [named] if named is not None else same
+            if len(ids) != 1:
+                raise InvalidGrammar(f"{where}: the vocabulary has {len(ids)} tokens {token[:80]!r}, not one")
+            token = ids[0]
+        if not 0 <= token < vocabulary.size or token in vocabulary.eos_token_ids:
+            raise InvalidGrammar(
+                f"{where}: token {token} is no token of a text (0..{vocabulary.size - 1}, no EOS)"
+            )
+        return self._add(TokenStep(token, target))
+
+    def _mark(self, mark: str | Json, where: str, target: int) -> int:
+        return (
+            self._literal(mark, target)
+            if isinstance(mark, str)
+            else self._token(mark["token"], where, target)
+        )
+
+    def _tag_content(self, tag: Json, where: str, target: int) -> int:
+        """Return the node after a tag's beginning."""
+        end = self._fork([self._mark(each, f"{where}/end", target) for each in tag["end"]])
+        exits: Exits = ()
+        if all(isinstance(each, str) and each for each in tag["end"]):
+            exits = tuple((each.encode(), target) for each in tag["end"])
+        return self._build(tag["content"], f"{where}/content", end, exits)
+
+    def _repeat(self, part: Json, where: str, target: int) -> int:
+        least: int = {"star": 0, "plus": 1}.get(part["type"]) or part.get("min", 0)
+        most: int = part.get("max", -1)
+        if most < 0:
+            loop = self._append(Fork(()))
+            again = self._build(part["content"], where, loop, ())
+            self.nodes[loop] = Fork((again, target))
+            target = loop
+        for number in range(max(most, least), 0, -1):
+            inner = self._build(part["content"], where, target, ())
+            target = inner if number <= least else self._fork([inner, target])
+        return target
+
+    def _separated(self, part: Json, where: str, target: int) -> int:
+        """tag (separator tag)*, or nothing."""
+        after = target
+        if not part["stop_after_first"]:
+            after = self._append(Fork(()))
+        tags = [self._build(tag, f"{where}/tags/{i}", after, ()) for i, tag in enumerate(part["tags"])]
+        first = self._fork(tags)
+        if after != target:
+            self.nodes[after] = Fork((self._literal(part["separator"], first), target))
+        return first if part["at_least_one"] else self._fork([first, target])
+
+    def _triggered(self, part: Json, where: str, target: int, exits: Exits) -> int:
+        after = target if part["stop_after_first"] else self._append(Fork(()))
+        rests: dict[str, list[int]] = {trigger: [] for trigger in part["triggers"]}
+        firsts = []
+        for index, tag in enumerate(part["tags"]):
+            place = f"{where}/tags/{index}"
+            if not isinstance(tag["begin"], str):
+                raise UnsupportedGrammar(place, "begin", "a triggered tag begins with a text")
+            found = [trigger for trigger in part["triggers"] if tag["begin"].startswith(trigger)]
+            if len(found) != 1:
+                raise InvalidGrammar(f"{place}: {len(found)} triggers fit {tag['begin'][:80]!r}; one must")
+            content = self._tag_content(tag, place, after)
+            rests[found[0]].append(self._literal(tag["begin"].removeprefix(found[0]), content))
+            firsts.append(self._literal(tag["begin"], content))
+        text = self._free_text(rests, part["excludes"], where, target, exits)
+        if after != target:
+            self.nodes[after] = Fork((text,))
+        return self._fork(firsts) if part["at_least_one"] else text
+
+    def _dispatch(self, part: Json, where: str, target: int, exits: Exits) -> int:
+        after = self._append(Fork(())) if part["loop"] else target
+        rests: dict[str, list[int]] = {}
+        for index, (pattern, content) in enumerate(part["rules"]):
+            if not pattern:
+                raise InvalidGrammar(f"{where}/rules/{index} has an empty pattern")
+            found = self._build(content, f"{where}/rules/{index}/1", after, ())
+            rests.setdefault(pattern, []).append(found)
+        text = self._free_text(rests, part["excludes"], where, target, exits)
+        if after != target:
+            self.nodes[after] = Fork((text,))
+        return text
+
+    def _free_text(
+        self,
+        triggers: Mapping[str, list[int]],
+        excludes: Sequence[str],
+        where: str,
+        target: int,
+        exits: Exits,
+    ) -> int:
+        """Return the node of text in which triggers and exits lead on and excluded patterns do not stand."""
+        led = {trigger.encode(): tuple(nodes) for trigger, nodes in triggers.items()}
+        ends: dict[bytes, tuple[int, ...]] = {}
+        begun: dict[bytes, tuple[int, ...]] = {}
+        for text, node in exits:
+            trigger = next((each for each in led if text.startswith(each)), None)
+            if trigger is None:
+                ends[text] = (*ends.get(text, ()), node)
+            else:
+                # An end that a trigger begins stays possible after it.
+                rest = text.removeprefix(trigger)
+                begun[trigger] = (*begun.get(trigger, ()), self._literal(rest.decode(), node))
+        patterns = {trigger: nodes + begun.get(trigger, ()) for trigger, nodes in led.items()} | ends
+        for exclude in excludes:
+            if not any(pattern in exclude.encode() for pattern in patterns):
+                patterns[exclude.encode()] = ()
+        check_patterns(patterns, where)
+        return self._append(
+            FreeText(PatternAutomaton(tuple(patterns)), tuple(patterns.values()), None if exits else target)
+        )
+
+
+def check_patterns(patterns: Mapping[bytes, tuple[int, ...]], where: str) -> None:
+    """Refuse patterns that another one would always come before."""
+    if sum(map(len, patterns)) > MAX_PATTERN_BYTES:
+        raise InvalidGrammar(
+            f"{where}: its triggers, ends and excludes are longer than {MAX_PATTERN_BYTES} bytes"
+        )
+    for inner in patterns:
+        for outer in patterns:
+            if inner != outer and inner in outer:
+                raise InvalidGrammar(
+                    f"{where}: {outer.decode()!r} can never be written, since {inner.decode()!r} in it leads on first"
+                )

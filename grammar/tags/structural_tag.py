@@ -1,0 +1,254 @@
+"""Structural tags as requests write them: free text with tagged parts that keep to a schema, checked and copied.
+
+{"type": "structural_tag", "format": FORMAT}                                     xgrammar's and OpenAI's form
+{"structures": [{"begin": ..., "schema": ..., "end": ...}], "triggers": [...]}   the older form
+
+FORMAT is an object with a `type`; FORMATS lists them. What a part means is xgrammar's; what it enforces is not:
+schemas, patterns and grammars inside are compiled as they would be alone, or refused with their pointer.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from ..errors import InvalidGrammar, UnsupportedGrammar
+from ..json_schema.keywords import join_pointer
+
+MAX_NUM_FORMATS = 4096
+MAX_REPEAT = 256
+
+Json = dict[str, Any]
+
+# type -> its fields, those that must be there first and those with a default after it.
+FORMATS: dict[str, tuple[tuple[str, ...], Json]] = {
+    "const_string": (("value",), {}),
+    "json_schema": (
+        ("json_schema",),
+        {"style": "json", "any_order": False, "max_whitespace_cnt": None, "excludes": []},
+    ),
+    "any_text": ((), {"excludes": [], "max_tokens": None, "max_chars": None}),
+    "regex": (("pattern",), {}),
+    "grammar": (("grammar",), {}),
+    "token": (("token",), {}),
+    "sequence": (("elements",), {}),
+    "or": (("elements",), {}),
+    "tag": (("begin", "content", "end"), {}),
+    "triggered_tags": (
+        ("triggers", "tags"),
+        {"at_least_one": False, "stop_after_first": False, "excludes": []},
+    ),
+    "tags_with_separator": (("tags", "separator"), {"at_least_one": False, "stop_after_first": False}),
+    "optional": (("content",), {}),
+    "star": (("content",), {}),
+    "plus": (("content",), {}),
+    "repeat": (("min", "max", "content"), {}),
+    "dispatch": (("rules",), {"loop": True, "excludes": []}),
+}
+# Fields that only some value leaves without effect; any other is more than is enforced here.
+_ONLY: dict[str, Json] = {
+    "json_schema": {"style": "json", "max_whitespace_cnt": None, "excludes": []},
+    "any_text": {"max_tokens": None, "max_chars": None},
+}
+_BY_TOKENS = ("exclude_token", "any_tokens", "token_triggered_tags", "token_dispatch")
+LEAVES = ("json_schema", "regex", "grammar")
+
+
+def describe_tags(value: Any) -> Json:
+    """Return a structural tag as a JSON value, checked, in the newer form."""
+    if not isinstance(value, Mapping):
+        raise InvalidGrammar(f"a structural tag is an object, not {type(value).__name__}")
+    if "structures" in value or "triggers" in value:
+        return {"type": "structural_tag", "is_legacy": True, "format": _read_legacy(value)}
+    unknown = set(value) - {"type", "format"}
+    if unknown or value.get("type", "structural_tag") != "structural_tag" or "format" not in value:
+        raise InvalidGrammar(
+            'a structural tag is {"type": "structural_tag", "format": ...}'
+            + (f"; unknown key {sorted(unknown)[0]!r}" if unknown else "")
+        )
+    described = _Reader().read(value["format"], "/format", 0)
+    return {"type": "structural_tag", "is_legacy": False, "format": described}
+
+
+def list_leaves(part: Json, pointer: str) -> Iterator[tuple[str, Json]]:
+    """Yield (JSON pointer, format) of every schema, pattern and grammar."""
+    if part["type"] in LEAVES:
+        yield pointer, part
+    for where, child in list_children(part, pointer):
+        yield from list_leaves(child, where)
+
+
+def list_children(part: Json, pointer: str) -> Iterator[tuple[str, Json]]:
+    """Yield (JSON pointer, format) of the formats directly inside a format."""
+    for name in ("elements", "tags"):
+        for index, child in enumerate(part.get(name, ())):
+            yield f"{pointer}/{name}/{index}", child
+    for index, (_, child) in enumerate(part.get("rules", ())):
+        yield f"{pointer}/rules/{index}/1", child
+    if "content" in part:
+        yield f"{pointer}/content", part["content"]
+
+
+def name_place(pointer: str, is_legacy: bool) -> str:
+    """Return a pointer into what the request wrote."""
+    if is_legacy and pointer.startswith("/format/tags/"):
+        _, _, _, index, rest = [*pointer.split("/", 4), ""][:5]
+        rest = rest.replace("content", "schema", 1)
+        return f"/structures/{index}/{rest}".rstrip("/")
+    return pointer
+
+
+def _read_legacy(value: Mapping[str, Any]) -> Json:
+    unknown = set(value) - {"type", "structures", "triggers"}
+    structures, triggers = value.get("structures"), value.get("triggers")
+    if unknown or not isinstance(structures, list) or not isinstance(triggers, list):
+        raise InvalidGrammar('the older structural tag is {"structures": [...], "triggers": [...]}')
+    tags = []
+    for index, item in enumerate(structures):
+        if not isinstance(item, Mapping) or set(item) != {"begin", "schema", "end"}:
+            raise InvalidGrammar(f"/structures/{index} is an object with begin, schema and end")
+        content = {"type": "json_schema", "json_schema": item["schema"]}
+        tags.append({"type": "tag", "begin": item["begin"], "content": content, "end": item["end"]})
+    return _Reader().read({"type": "triggered_tags", "triggers": triggers, "tags": tags}, "/format", 0)
+
+
+class _Reader:
+    """Checks formats from the outside in; unknown fields are errors, since they would be ignored."""
+
+    MAX_DEPTH = 32
+
+    def __init__(self) -> None:
+        self._num_formats = 0
+        self._fields: dict[str, Callable[[Any, str, int], Any]] = {
+            **dict.fromkeys(("value", "pattern", "grammar", "separator"), _read_text),
+            **dict.fromkeys(("at_least_one", "stop_after_first", "loop", "any_order"), _read_flag),
+            "begin": self._read_mark,
+            "end": self._read_ends,
+            "content": self.read,
+            "elements": self._read_list,
+            "tags": self._read_tags,
+            "triggers": _read_texts,
+            "excludes": _read_excludes,
+            "token": _read_token,
+            "rules": self._read_rules,
+        }
+
+    def read(self, part: Any, where: str, depth: int) -> Json:
+        """Return a format with all its fields."""
+        if not isinstance(part, Mapping):
+            raise InvalidGrammar(f"the format at {where} is {type(part).__name__}, not an object")
+        self._num_formats += 1
+        if depth > self.MAX_DEPTH or self._num_formats > MAX_NUM_FORMATS:
+            raise InvalidGrammar(
+                f"a structural tag has at most {MAX_NUM_FORMATS} formats, {self.MAX_DEPTH} levels deep"
+            )
+        kind = part.get("type")
+        if kind in _BY_TOKENS:
+            raise UnsupportedGrammar(
+                where, str(kind), "text is told apart by its characters, not by its tokens"
+            )
+        if not isinstance(kind, str) or kind not in FORMATS:
+            said = f"type {str(kind)[:80]!r}" if "type" in part else "no type"
+            raise InvalidGrammar(f"{where} has {said}; choose from {list(FORMATS)}")
+        required, defaults = FORMATS[kind]
+        self._check_fields(part, kind, where)
+        given = {key: part.get(key, default) for key, default in defaults.items()}
+        given |= {key: part[key] for key in required}
+        for key, only in _ONLY.get(kind, {}).items():
+            if given[key] != only:
+                raise UnsupportedGrammar(where, key, f"{str(given[key])[:80]!r}; only {only!r} is enforced")
+        read = {key: self._read_field(key, value, where, depth) for key, value in given.items()}
+        if kind == "repeat":
+            _check_repeat(read, where)
+        return {"type": kind, **read}
+
+    def _check_fields(self, part: Mapping[str, Any], kind: str, where: str) -> None:
+        required, defaults = FORMATS[kind]
+        missing = [key for key in required if key not in part]
+        unknown = [str(key) for key in part if key not in (*required, *defaults, "type")]
+        if missing:
+            raise InvalidGrammar(f"the {kind} at {where} lacks {missing[0]!r}")
+        if unknown:
+            raise InvalidGrammar(f"the {kind} at {where} has the unknown field {unknown[0]!r}")
+
+    def _read_field(self, key: str, value: Any, where: str, depth: int) -> Any:
+        reader = self._fields.get(key)
+        return value if reader is None else reader(value, f"{where}/{key}", depth + 1)
+
+    def _read_list(self, value: Any, where: str, depth: int) -> list[Json]:
+        return [self.read(each, f"{where}/{i}", depth) for i, each in enumerate(_need_list(value, where))]
+
+    def _read_tags(self, value: Any, where: str, depth: int) -> list[Json]:
+        # Nothing but tags may stand here, so xgrammar lets them leave out their type.
+        given = [
+            {"type": "tag", **tag} if isinstance(tag, Mapping) else tag for tag in _need_list(value, where)
+        ]
+        tags = self._read_list(given, where, depth)
+        for index, tag in enumerate(tags):
+            if tag["type"] != "tag":
+                raise InvalidGrammar(f"{where}/{index} has type {tag['type']!r}; a tag is wanted")
+        return tags
+
+    def _read_mark(self, value: Any, where: str, depth: int) -> Any:
+        if isinstance(value, Mapping):
+            read = self.read({"type": "token", **value}, where, depth)
+            if read["type"] != "token":
+                raise InvalidGrammar(f"{where} is a text or a token")
+            return read
+        return _read_text(value, where, depth)
+
+    def _read_ends(self, value: Any, where: str, depth: int) -> list[Any]:
+        ends = value if isinstance(value, list) else [value]
+        return [self._read_mark(each, where, depth) for each in _need_list(ends, where)]
+
+    def _read_rules(self, value: Any, where: str, depth: int) -> list[list[Any]]:
+        rules = []
+        for index, rule in enumerate(_need_list(value, where)):
+            if not isinstance(rule, list | tuple) or len(rule) != 2:
+                raise InvalidGrammar(f"{where}/{index} is a list of a text and a format")
+            pattern = _read_text(rule[0], f"{where}/{index}/0", depth)
+            rules.append([pattern, self.read(rule[1], f"{where}/{index}/1", depth)])
+        return rules
+
+
+def _need_list(value: Any, where: str) -> list[Any]:
+    if not isinstance(value, list | tuple) or not value:
+        raise InvalidGrammar(f"{where} is a list with at least one entry")
+    return list(value)
+
+
+def _read_text(value: Any, where: str, depth: int) -> str:
+    if not isinstance(value, str):
+        raise InvalidGrammar(f"{where} is a text, not {type(value).__name__}")
+    return value
+
+
+def _read_token(value: Any, where: str, depth: int) -> int | str:
+    if isinstance(value, bool) or not isinstance(value, int | str) or value == "":
+        raise InvalidGrammar(f"{where} is the id of a token or its text, not {str(value)[:80]!r}")
+    return value
+
+
+def _read_flag(value: Any, where: str, depth: int) -> bool:
+    if not isinstance(value, bool):
+        raise InvalidGrammar(f"{where} is true or false, not {str(value)[:80]!r}")
+    return value
+
+
+def _read_texts(value: Any, where: str, depth: int) -> list[str]:
+    texts = [_read_text(each, f"{where}/{i}", depth) for i, each in enumerate(_need_list(value, where))]
+    if not all(texts):
+        raise InvalidGrammar(f"{where} holds an empty text")
+    return list(dict.fromkeys(texts))
+
+
+def _read_excludes(value: Any, where: str, depth: int) -> list[str]:
+    return _read_texts(value, where, depth) if value else []
+
+
+def _check_repeat(part: Json, where: str) -> None:
+    least, most = part["min"], part["max"]
+    for key, count in (("min", least), ("max", most)):
+        if isinstance(count, bool) or not isinstance(count, int) or not -1 <= count <= MAX_REPEAT:
+            place = join_pointer(where, key)
+            raise InvalidGrammar(f"{place} is an integer from 0 to {MAX_REPEAT}, or -1 for max without end")
+    if least < 0 or (most != -1 and most < least):
+        raise InvalidGrammar(f"{where}: min={least} and max={most} allow nothing")

@@ -1,0 +1,95 @@
+"""How models write tool calls among words, as structural tags: only the tools there are, with valid arguments.
+
+hermes   <tool_call>\\n{"name": "f", "arguments": {...}}\\n</tool_call>          Hermes, Qwen 2.5 and 3
+llama    {"name": "f", "parameters": {...}}, also behind <|python_tag|>        Llama 3.1 to 3.3
+mistral  [TOOL_CALLS] [{"name": "f", "arguments": {...}}, ...]                 Mistral up to 2024
+named    [TOOL_CALLS]f[ARGS]{...}                                              Mistral since 2025
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from ..errors import InvalidGrammar
+
+Json = dict[str, Any]
+# (name, schema of the arguments) of each tool.
+Tools = Sequence[tuple[str, Mapping[str, Any]]]
+
+
+def make_tool_tags(style: str, tools: Tools, is_parallel: bool = True) -> Json:
+    """Return the structural tag of words with calls among them.
+
+    Args:
+        style: one of TOOL_STYLES.
+        tools: names are taken as they are, so they hold nothing that JSON would escape.
+        is_parallel: whether there may be more than one call.
+    """
+    if style not in TOOL_STYLES:
+        raise InvalidGrammar(f"unknown style of tool calls {style!r}; choose from {list(TOOL_STYLES)}")
+    if not tools:
+        raise InvalidGrammar("tool calls need at least one tool")
+    return {"type": "structural_tag", "format": TOOL_STYLES[style](tools, is_parallel)}
+
+
+def _hermes(tools: Tools, is_parallel: bool) -> Json:
+    tags = [
+        _tag(f'<tool_call>\n{{"name": "{name}", "arguments": ', schema, "}\n</tool_call>")
+        for name, schema in tools
+    ]
+    return _trigger(["<tool_call>"], tags, is_parallel)
+
+
+def _llama(tools: Tools, is_parallel: bool) -> Json:
+    heads = ('{"name": "', '{"type": "function", "name": "')
+    triggers = [*heads, "<|python_tag|>"]
+    tags = [
+        _tag(f'{mark}{head}{name}", "parameters": ', schema, "}")
+        for mark in ("", "<|python_tag|>")
+        for head in heads
+        for name, schema in tools
+    ]
+    return _trigger(triggers, tags, is_parallel)
+
+
+def _mistral(tools: Tools, is_parallel: bool) -> Json:
+    calls = {
+        "type": "tags_with_separator",
+        "tags": [_tag(f'{{"name": "{name}", "arguments": ', schema, "}") for name, schema in tools],
+        "separator": ", ",
+        "at_least_one": True,
+        "stop_after_first": not is_parallel,
+    }
+    start = {"type": "or", "elements": [_const(" ["), _const("[")]}
+    rule = ["[TOOL_CALLS]", {"type": "sequence", "elements": [start, calls, _const("]")]}]
+    return {"type": "dispatch", "rules": [rule], "loop": False}
+
+
+def _named(tools: Tools, is_parallel: bool) -> Json:
+    def choose(mark: str) -> Json:
+        tags = [_tag(f"{mark}{name}[ARGS]", schema, "") for name, schema in tools]
+        return {"type": "or", "elements": tags}
+
+    more = [{"type": "star", "content": choose("[TOOL_CALLS]")}] if is_parallel else []
+    rule = ["[TOOL_CALLS]", {"type": "sequence", "elements": [choose(""), *more]}]
+    return {"type": "dispatch", "rules": [rule], "loop": False}
+
+
+def _const(text: str) -> Json:
+    return {"type": "const_string", "value": text}
+
+
+def _tag(begin: str, schema: Mapping[str, Any], end: str) -> Json:
+    content = {"type": "json_schema", "json_schema": schema}
+    return {"type": "tag", "begin": begin, "content": content, "end": end}
+
+
+def _trigger(triggers: list[str], tags: list[Json], is_parallel: bool) -> Json:
+    return {"type": "triggered_tags", "triggers": triggers, "tags": tags, "stop_after_first": not is_parallel}
+
+
+TOOL_STYLES: dict[str, Callable[[Tools, bool], Json]] = {
+    "hermes": _hermes,
+    "llama": _llama,
+    "mistral": _mistral,
+    "named": _named,
+}

@@ -1,0 +1,1 @@
+"""XML: element trees, their Lark rules, and the check of finished documents."""

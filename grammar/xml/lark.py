@@ -1,0 +1,144 @@
+"""XML documents as a Lark grammar for llguidance: one rule for each element, one terminal for each value.
+
+One spelling for everything: attributes in the order given and in double quotes, one space before each; & < > and
+(in attributes) the quote as entities; what may be empty as <a></a> or <a/>. A terminal reaches to the tag after it,
+so that no value can swallow its own end.
+"""
+
+import json
+from typing import Any
+
+from llguidance import regex_to_lark
+
+from ..csv_table import SCALAR_PATTERNS
+from ..regex.text import escape
+from .tree import XML_DECLARATION, counts_of
+
+# Characters that stand for themselves. A raw carriage return would be read as a line feed, and in attributes all
+# white space as a blank.
+_PLAIN_TEXT = r"[^<>&\x00-\x08\x0b-\x1f\x{fffe}\x{ffff}]"
+_PLAIN_ATTRIBUTE = r'[^<>&"\x00-\x1f\x{fffe}\x{ffff}]'
+_TEXT_CHARACTER = f"(?:{_PLAIN_TEXT}|&amp;|&lt;|&gt;)"
+_ATTRIBUTE_CHARACTER = f"(?:{_PLAIN_ATTRIBUTE}|&amp;|&lt;|&gt;|&quot;)"
+# Between the tags of an element that has children.
+_SPACES = {"compact": None, "spaced": r"\n[ \t]{0,63}", "any": r"[ \t\n]{1,64}"}
+
+Json = dict[str, Any]
+
+
+def make_xml_lark(text: str, whitespace: str) -> str:
+    """Return the Lark grammar of a document that `describe_document` described."""
+    document = json.loads(text)
+    return _Writer(document, _SPACES[whitespace]).write()
+
+
+class _Writer:
+    def __init__(self, document: Json, space: str | None) -> None:
+        self._document = document
+        self._space = space
+        self._lines: list[str] = []
+        self._gap = "" if space is None else " ws?"
+        self._definitions = {name: f"d{i}" for i, name in enumerate(document["definitions"])}
+
+    def write(self) -> str:
+        prolog = {"none": "", "optional": f"prolog?{self._gap} ", "required": f"prolog{self._gap} "}
+        root = self._element(self._document["root"])
+        self._lines.append(f"start: {prolog[self._document['declaration']]}{root}")
+        if self._document["declaration"] == "optional" and self._gap:
+            # White space only after a declaration.
+            self._lines[-1] = f"start: (prolog{self._gap})? {root}"
+        if self._document["declaration"] != "none":
+            self._lines.append(f"prolog: {quote(XML_DECLARATION)}")
+        if self._space is not None:
+            self._lines.append(f"ws: /{self._space}/")
+        for name, rule in self._definitions.items():
+            self._lines.append(f"{rule}: {self._element(self._document['definitions'][name])}")
+        return "\n".join(self._lines)
+
+    def _rule(self, body: str) -> str:
+        name = f"r{len(self._lines)}"
+        self._lines.append(f"{name}: {body}")
+        return name
+
+    def _terminal(self, body: str) -> str:
+        name = f"T{len(self._lines)}"
+        self._lines.append(f"{name}: {body}")
+        return name
+
+    def _element(self, element: Json) -> str:
+        name = element["name"]
+        head = quote(f"<{name}") + "".join(self._attribute(*each) for each in element["attributes"])
+        return self._rule(f"{head} ({self._content(element)})")
+
+    def _attribute(self, name: str, value: Json) -> str:
+        body = write_value(value, _ATTRIBUTE_CHARACTER, _PLAIN_ATTRIBUTE, is_attribute=True)
+        terminal = self._terminal(f"{quote(f' {name}=' + chr(34))} {body} {quote(chr(34))}")
+        return f" {terminal}" if value["required"] else f" {terminal}?"
+
+    def _content(self, element: Json) -> str:
+        name = element["name"]
+        if "children" in element:
+            parts = " ".join(self._particle(each) for each in element["children"])
+            full = f'">"{self._gap} {parts} {quote(f"</{name}>")}'
+            return full + (' | "/>"' if all(may_be_absent(each) for each in element["children"]) else "")
+        if "text" not in element:
+            return f'"/>" | {quote(f"></{name}>")}'
+        text = element["text"]
+        body = write_value(text, _TEXT_CHARACTER, _PLAIN_TEXT, is_attribute=False)
+        terminal = self._terminal(f'">" {body} {quote(f"</{name}>")}')
+        is_empty_fine = (text.get("type") == "string" and not text.get("min_length")) or "" in text.get(
+            "enum", ()
+        )
+        return terminal + (' | "/>"' if is_empty_fine else "")
+
+    def _particle(self, particle: Json) -> str:
+        least, most = counts_of(particle)
+        if "choice" in particle:
+            rule = self._rule(" | ".join(self._particle(each) for each in particle["choice"]))
+        elif "sequence" in particle:
+            rule = self._rule(" ".join(self._particle(each) for each in particle["sequence"]))
+        elif "ref" in particle:
+            rule = self._rule(self._definitions[particle["ref"]] + self._gap)
+        else:
+            rule = self._rule(self._element(particle) + self._gap)
+        if (least, most) == (1, 1):
+            return rule
+        return f"{rule}{{{least},{'' if most is None else most}}}"
+
+
+def may_be_absent(particle: Json) -> bool:
+    """Tell whether nothing at all satisfies a particle."""
+    least, _ = counts_of(particle)
+    if least == 0:
+        return True
+    if "choice" in particle:
+        return any(may_be_absent(each) for each in particle["choice"])
+    return "sequence" in particle and all(may_be_absent(each) for each in particle["sequence"])
+
+
+def write_value(value: Json, character: str, plain: str, is_attribute: bool) -> str:
+    """Return the terminal expression of a value as it is written."""
+    if "enum" in value:
+        texts = dict.fromkeys(escape_text(text, is_attribute) for text in value["enum"])
+        return "/" + regex_to_lark("(?:" + "|".join(escape(text) for text in texts) + ")") + "/"
+    if "pattern" in value:
+        # Patterns speak about characters that stand for themselves; & cuts the others out.
+        return f"(/{regex_to_lark('(?:' + value['pattern'] + ')')}/ & /{regex_to_lark(plain)}*/)"
+    if value["type"] != "string":
+        return "/" + regex_to_lark(SCALAR_PATTERNS[value["type"]]) + "/"
+    least, most = value.get("min_length", 0), value.get("max_length")
+    count = "*" if (least, most) == (0, None) else f"{{{least},{'' if most is None else most}}}"
+    return f"/{regex_to_lark(character)}{count}/"
+
+
+def escape_text(text: str, is_attribute: bool) -> str:
+    """Return a text as it stands between tags or in quotes."""
+    text = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace("\r", "&#13;")
+    if is_attribute:
+        text = text.replace('"', "&quot;").replace("\n", "&#10;").replace("\t", "&#9;")
+    return text
+
+
+def quote(text: str) -> str:
+    """Return a literal of Lark."""
+    return json.dumps(text, ensure_ascii=False)
