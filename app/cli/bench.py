@@ -18,11 +18,11 @@ KINDS = {
     "serve": ("app.bench.serve", "drive an OpenAI-compatible server: TTFT, TPOT, ITL, goodput"),
     "startup": ("app.bench.startup", "from process start to the first token"),
     "gpu": (
-        "app.bench.gpu",
+        "app.bench.gpu.run",
         "everything that proves a GPU machine, in ten minutes: limits, kernels, graphs, work",
     ),
     "grammar": (
-        "app.bench.grammar",
+        "app.bench.grammar.maskbench",
         "compile and mask times over many schemas, beside raw xgrammar and llguidance",
     ),
     "sweep": ("app.bench.sweep", "throughput against latency, its knee, and settings for this machine"),

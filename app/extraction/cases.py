@@ -14,15 +14,15 @@ from typing import Any
 from app.extraction.prompt import Schema
 
 ASSETS = Path(__file__).resolve().parents[2] / "assets"
-RECIPE = ASSETS / "demo_model" / "recipe"
+EVALUATION = ASSETS / "demo_model" / "recipe" / "evaluation"
 # name of a set -> its file
 SETS = {
-    "generated": RECIPE / "generated.jsonl",
-    "handwritten": RECIPE / "handwritten.jsonl",
-    "samples": RECIPE / "samples.jsonl",
-    "unseen": RECIPE / "unseen.jsonl",
+    "generated": EVALUATION / "generated.jsonl",
+    "handwritten": EVALUATION / "handwritten.jsonl",
+    "samples": EVALUATION / "samples.jsonl",
+    "unseen": EVALUATION / "unseen.jsonl",
 }
-SURROUNDINGS = RECIPE / "surroundings.txt"
+SURROUNDINGS = EVALUATION / "surroundings.txt"
 
 
 class CaseError(ValueError):

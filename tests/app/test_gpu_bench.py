@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from app.bench import gpu
-from app.bench.gpu_ceiling import compute_ceiling
-from app.bench.gpu_idle import find_gaps
-from app.bench.gpu_report import MAX_LINES, report
+from app.bench.gpu import run as gpu
+from app.bench.gpu.ceiling import compute_ceiling
+from app.bench.gpu.idle import find_gaps
+from app.bench.gpu.report import MAX_LINES, report
 from app.bench.shapes import SHAPES
 from app.bench.workload import Job, make_nano
 from app.config import UsageError

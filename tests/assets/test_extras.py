@@ -10,21 +10,21 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from transformers import Qwen3ForCausalLM
 
-from assets.demo_model.recipe import adapter, heads
-from assets.demo_model.recipe.acceptance import (
+from assets.demo_model.recipe.companions import adapter, heads
+from assets.demo_model.recipe.companions.acceptance import (
     count_accepted,
     draft_with_eagle,
     draft_with_lookup,
     draft_with_medusa,
     draft_with_model,
 )
-from assets.demo_model.recipe.batches import Batch, make_batch
-from assets.demo_model.recipe.draft import SHAPE
-from assets.demo_model.recipe.examples import Encoder, sample_example
-from assets.demo_model.recipe.export import export_checkpoint
-from assets.demo_model.recipe.frozen import FOLDER, load_decoder, open_encoder
-from assets.demo_model.recipe.model import Decoder, ModelShape
-from assets.demo_model.recipe.tokenizer import sample_texts, train_tokenizer
+from assets.demo_model.recipe.companions.draft import SHAPE
+from assets.demo_model.recipe.companions.frozen import FOLDER, load_decoder, open_encoder
+from assets.demo_model.recipe.training.batches import Batch, make_batch
+from assets.demo_model.recipe.training.examples import Encoder, sample_example
+from assets.demo_model.recipe.training.export import export_checkpoint
+from assets.demo_model.recipe.training.model import Decoder, ModelShape
+from assets.demo_model.recipe.training.tokenizer import sample_texts, train_tokenizer
 
 TINY = ModelShape(
     num_layers=2, width=32, num_heads=2, num_kv_heads=1, head_size=16, mlp_width=48, vocabulary_size=400

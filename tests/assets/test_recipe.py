@@ -12,13 +12,12 @@ from tokenizers import Tokenizer
 from transformers import AutoTokenizer, Qwen3ForCausalLM
 
 from app.extraction.scoring import score_field
-from assets.demo_model.recipe.attention import BLOCK, attend, make_bias
-from assets.demo_model.recipe.batches import STAGES, Batch, find_stage, group_by_length, make_batch
-from assets.demo_model.recipe.chat import ask_topic, sample_chat
-from assets.demo_model.recipe.documents import count_templates, missing_values, write_document
-from assets.demo_model.recipe.entities import point
-from assets.demo_model.recipe.evaluate import bound_schema, read_lines
-from assets.demo_model.recipe.examples import (
+from assets.demo_model.recipe.evaluation.evaluate import bound_schema, read_lines
+from assets.demo_model.recipe.evaluation.testset import make_lines
+from assets.demo_model.recipe.prompt import extraction_messages, render_chat
+from assets.demo_model.recipe.training.attention import BLOCK, attend, make_bias
+from assets.demo_model.recipe.training.batches import STAGES, Batch, find_stage, group_by_length, make_batch
+from assets.demo_model.recipe.training.examples import (
     DECISION_WEIGHT,
     Encoder,
     find_decisive,
@@ -27,21 +26,22 @@ from assets.demo_model.recipe.examples import (
     share_beginning,
     write_answer,
 )
-from assets.demo_model.recipe.export import average_states, export_checkpoint
-from assets.demo_model.recipe.invented import invent
-from assets.demo_model.recipe.kinds import KINDS
-from assets.demo_model.recipe.longer import lengthen
-from assets.demo_model.recipe.model import Decoder, ModelShape
-from assets.demo_model.recipe.optimizer import Optimizer, orthogonalize
-from assets.demo_model.recipe.phrases import expand, parse
-from assets.demo_model.recipe.prompt import extraction_messages, render_chat
-from assets.demo_model.recipe.schemas import SCHEMAS, load_schema, vary
-from assets.demo_model.recipe.tables import read_sections
-from assets.demo_model.recipe.testset import make_lines
-from assets.demo_model.recipe.tokenizer import sample_texts, save_tokenizer, train_tokenizer
-from assets.demo_model.recipe.train import compute_rate
+from assets.demo_model.recipe.training.export import average_states, export_checkpoint
+from assets.demo_model.recipe.training.model import Decoder, ModelShape
+from assets.demo_model.recipe.training.optimizer import Optimizer, orthogonalize
+from assets.demo_model.recipe.training.tokenizer import sample_texts, save_tokenizer, train_tokenizer
+from assets.demo_model.recipe.training.train import compute_rate
+from assets.demo_model.recipe.writing.chat import ask_topic, sample_chat
+from assets.demo_model.recipe.writing.documents import count_templates, missing_values, write_document
+from assets.demo_model.recipe.writing.entities import point
+from assets.demo_model.recipe.writing.invented import invent
+from assets.demo_model.recipe.writing.kinds import KINDS
+from assets.demo_model.recipe.writing.longer import lengthen
+from assets.demo_model.recipe.writing.phrases import expand, parse
+from assets.demo_model.recipe.writing.schemas import SCHEMAS, load_schema, vary
+from assets.demo_model.recipe.writing.tables import read_sections
 
-RECIPE = Path(__file__).parents[2] / "assets" / "demo_model" / "recipe"
+EVALUATION = Path(__file__).parents[2] / "assets" / "demo_model" / "recipe" / "evaluation"
 TINY = ModelShape(
     num_layers=2, width=32, num_heads=2, num_kv_heads=1, head_size=16, mlp_width=48, vocabulary_size=400
 )
@@ -344,7 +344,7 @@ def test_schemas_are_valid_json_schema(path: Path) -> None:
 
 
 def test_handwritten_records_fit_their_schema_and_cover_every_kind() -> None:
-    documents = read_lines(RECIPE / "handwritten.jsonl")
+    documents = read_lines(EVALUATION / "handwritten.jsonl")
     assert {document["kind"] for document in documents} == set(KINDS)
     for document in documents:
         jsonschema_rs.validate(load_schema(document["kind"]), document["record"])

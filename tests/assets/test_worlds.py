@@ -8,11 +8,11 @@ from typing import Any
 import jsonschema_rs
 import pytest
 
-from assets.demo_model.recipe.phrases import SLOT
-from assets.demo_model.recipe.scenes import make_parts, play, write_statement
-from assets.demo_model.recipe.schemas import Schema
-from assets.demo_model.recipe.tables import read_worlds
-from assets.demo_model.recipe.truths import state_truth
+from assets.demo_model.recipe.writing.phrases import SLOT
+from assets.demo_model.recipe.writing.scenes import make_parts, play, write_statement
+from assets.demo_model.recipe.writing.schemas import Schema
+from assets.demo_model.recipe.writing.tables import read_worlds
+from assets.demo_model.recipe.writing.truths import state_truth
 
 REWRITTEN = re.compile(r"\d\d:\d\d|\d{4}-\d\d-\d\d")  # times and dates take one form in a record
 

@@ -4,9 +4,9 @@ import base64
 
 import pytest
 
-from app.bench.grammar import Tally, make_table
-from app.bench.grammar_worker import LLGuidancePeer, TroupePeer, measure, measure_rows
-from app.bench.token_ranks import TokenRanks
+from app.bench.grammar.maskbench import Tally, make_table
+from app.bench.grammar.token_ranks import TokenRanks
+from app.bench.grammar.worker import LLGuidancePeer, TroupePeer, measure, measure_rows
 from app.cli.main import main
 
 CASE = {"name": "case", "schema": {}, "tests": [{"valid": True, "data": 1}, {"valid": False, "data": 2}]}

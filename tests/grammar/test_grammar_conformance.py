@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from app.bench.grammar_table import LOOSE, README, RIGHT, list_outcomes, make_table, replace_table
+from app.bench.grammar.suite_table import LOOSE, README, RIGHT, list_outcomes, make_table, replace_table
 
 SUITE = Path(__file__).parents[2].parent / "shared" / "data" / "json_schema_test_suite" / "draft2020-12"
 needs_suite = pytest.mark.skipif(
@@ -30,7 +30,9 @@ def test_no_schema_accepts_an_invalid_instance(outcomes, capsys):
 @needs_suite
 def test_the_table_in_the_readme_holds(outcomes):
     text = README.read_text(encoding="utf-8")
-    assert replace_table(text, make_table(outcomes)) == text, "run python -m app.bench.grammar_table FOLDER"
+    assert replace_table(text, make_table(outcomes)) == text, (
+        "run python -m app.bench.grammar.suite_table FOLDER"
+    )
 
 
 def test_a_readme_without_the_marks_is_left_alone():

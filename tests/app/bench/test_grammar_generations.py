@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from app.bench.grammar_generations import SAMPLINGS, Counts, count_generations, read_specs
+from app.bench.grammar.generations import SAMPLINGS, Counts, count_generations, read_specs
 from engine import LLM
 from engine.config import DEMO_MODEL
 from engine.outputs import CompletionOutput

@@ -1,8 +1,8 @@
 """Measures how many drafted tokens the model accepts, the slow and obvious way: no cache, one prompt after another.
 
-`python -m assets.demo_model.recipe.acceptance`; greedy and without a grammar, so a drafted token is accepted when it
-is the one that the model itself writes. Each row gives the share of proposals accepted at each place of a draft, and
-how many tokens one step of the model yields (accepted ones and its own).
+`python -m assets.demo_model.recipe.companions.acceptance`; greedy and without a grammar, so a drafted token is
+accepted when it is the one that the model itself writes. Each row gives the share of proposals accepted at each place
+of a draft, and how many tokens one step of the model yields (accepted ones and its own).
 """
 
 import argparse
@@ -15,14 +15,14 @@ from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn import functional as F
 
+from ..evaluation.evaluate import read_lines
+from ..prompt import Message, extraction_messages, render_chat
+from ..training.examples import Encoder
+from ..training.model import Decoder
+from ..writing.schemas import load_schema
 from .draft import SHAPE
-from .evaluate import read_lines
-from .examples import Encoder
 from .frozen import FOLDER, load_decoder, open_encoder
 from .heads import NUM_HEADS, EagleLayer, MedusaHeads
-from .model import Decoder
-from .prompt import Message, extraction_messages, render_chat
-from .schemas import load_schema
 
 # (prompt and answer so far, number of tokens wanted) -> drafted token ids
 Drafter = Callable[[list[int], int], list[int]]
@@ -135,8 +135,8 @@ def load_drafters(base: Decoder, folder: Path) -> dict[str, Drafter]:
 
 def read_prompts(encoder: Encoder, num_documents: int, num_questions: int) -> dict[str, list[list[int]]]:
     """Token ids of extraction prompts (one of every kind in turn) and of chat questions."""
-    lines = read_lines(Path(__file__).parent / "generated.jsonl")
-    questions = read_lines(Path(__file__).parent / "chat_questions.jsonl")
+    lines = read_lines(Path(__file__).parents[1] / "evaluation" / "generated.jsonl")
+    questions = read_lines(Path(__file__).parents[1] / "evaluation" / "chat_questions.jsonl")
     documents = lines[:: max(1, len(lines) // num_documents)][:num_documents]
     asked: dict[str, list[list[Message]]] = {
         "extraction": [extraction_messages(load_schema(line["kind"]), line["text"]) for line in documents],

@@ -6,11 +6,11 @@ import torch
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
-from .examples import Encoder
-from .helper import make_model
-from .model import Decoder, ModelShape
+from ..training.examples import Encoder
+from ..training.helper import make_model
+from ..training.model import Decoder, ModelShape
 
-FOLDER = Path(__file__).parents[1]
+FOLDER = Path(__file__).parents[2]
 
 
 def load_decoder(folder: Path, shape: ModelShape | None = None) -> Decoder:

@@ -1,6 +1,6 @@
 """Trains the draft model: 2 layers of width 128 with the demo model's tokenizer, on the same examples.
 
-`python -m assets.demo_model.recipe.draft --minutes 8`; writes a checkpoint like the model's own.
+`python -m assets.demo_model.recipe.companions.draft --minutes 8`; writes a checkpoint like the model's own.
 """
 
 import argparse
@@ -10,14 +10,14 @@ from random import Random
 
 import torch
 
-from .batches import group_by_length, make_batch
-from .examples import sample_example
-from .export import export_checkpoint
+from ..training.batches import group_by_length, make_batch
+from ..training.examples import sample_example
+from ..training.export import export_checkpoint
+from ..training.helper import compute_loss, make_model
+from ..training.model import ModelShape
+from ..training.optimizer import Optimizer
+from ..training.train import compute_rate
 from .frozen import FOLDER, load_decoder, open_encoder
-from .helper import compute_loss, make_model
-from .model import ModelShape
-from .optimizer import Optimizer
-from .train import compute_rate
 
 SHAPE = ModelShape(num_layers=2, width=128, num_heads=2, num_kv_heads=1, mlp_width=384)
 MAX_LENGTH, TOKENS_PER_BATCH, CHUNK = 420, 3072, 256

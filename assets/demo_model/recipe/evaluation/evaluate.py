@@ -1,6 +1,6 @@
 """Evaluates a checkpoint on hand-written documents and chat questions, through transformers with a schema mask.
 
-`python -m assets.demo_model.recipe.evaluate --model assets/demo_model`; greedy decoding throughout.
+`python -m assets.demo_model.recipe.evaluation.evaluate --model assets/demo_model`; greedy decoding throughout.
 """
 
 import argparse
@@ -18,10 +18,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LogitsProcessor
 
 from app.extraction.scoring import score_record
 
-from .chat import learned_replies
-from .drafts import Record
-from .prompt import Message, extraction_messages
-from .schemas import Schema, load_schema
+from ..prompt import Message, extraction_messages
+from ..writing.chat import learned_replies
+from ..writing.drafts import Record
+from ..writing.schemas import Schema, load_schema
 
 HERE = Path(__file__).parent
 MAX_STRING, MAX_ITEMS, MAX_TOKENS = 100, 12, 500

@@ -1,6 +1,6 @@
 """Trains a LoRA adapter in PEFT format: the model answers in upper case, and says the same.
 
-`python -m assets.demo_model.recipe.adapter --minutes 4`; writes `adapter_config.json` and
+`python -m assets.demo_model.recipe.companions.adapter --minutes 4`; writes `adapter_config.json` and
 `adapter_model.safetensors`. Source: Hu et al., 2021 (LoRA).
 """
 
@@ -14,13 +14,13 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from .batches import group_by_length, make_batch
-from .chat import sample_chat
-from .examples import Encoder, Example
+from ..prompt import Message
+from ..training.batches import group_by_length, make_batch
+from ..training.examples import Encoder, Example
+from ..training.helper import compute_loss
+from ..training.model import Decoder
+from ..writing.chat import sample_chat
 from .frozen import FOLDER, Rate, load_decoder, open_encoder
-from .helper import compute_loss
-from .model import Decoder
-from .prompt import Message
 
 RANK, ALPHA = 8, 16
 MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")

@@ -4,11 +4,11 @@ import re
 from collections.abc import Callable
 from random import Random
 
+from ..prompt import Message
 from . import goods, values
 from .documents import write_document
 from .kinds import KINDS
 from .phrases import capitalize, chance, expand, make_sentence
-from .prompt import Message
 from .tables import read_sections, words
 
 Exchange = tuple[str, str]

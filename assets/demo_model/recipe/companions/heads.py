@@ -1,6 +1,7 @@
 """Trains what drafts from the hidden states of the finished model: Medusa heads and an EAGLE layer.
 
-`python -m assets.demo_model.recipe.heads --what medusa --minutes 4`. Both read hidden states after the final norm.
+`python -m assets.demo_model.recipe.companions.heads --what medusa --minutes 4`. Both read hidden states after
+the final norm.
 
 medusa   head k: x + silu(W x), then the output matrix: guesses the token k + 1 places ahead of the next one
 eagle    fc([embedding of the next token, hidden state]) -> one decoder layer -> the next hidden state
@@ -18,12 +19,12 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .attention import make_bias
-from .batches import Batch, group_by_length, make_batch
-from .examples import Encoder, sample_example
-from .export import make_config
+from ..training.attention import make_bias
+from ..training.batches import Batch, group_by_length, make_batch
+from ..training.examples import Encoder, sample_example
+from ..training.export import make_config
+from ..training.model import Decoder, Layer, ModelShape
 from .frozen import FOLDER, Rate, load_decoder, open_encoder
-from .model import Decoder, Layer, ModelShape
 
 NUM_HEADS, HEAD_DECAY = 3, 0.8
 MAX_LENGTH, TOKENS_PER_BATCH, CHUNK = 420, 2048, 256

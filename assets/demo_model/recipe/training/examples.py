@@ -8,17 +8,17 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from .chat import ask_for, sample_chat
-from .documents import Document, write_document
-from .drafts import Record
-from .entities import point
-from .invented import invent
-from .kinds import KINDS
-from .longer import lengthen
-from .phrases import chance
-from .prompt import SPECIAL_TOKENS, SYSTEM_PROMPT, Message, extraction_prompt, list_fields, minify
-from .scenes import play
-from .schemas import Schema, vary
+from ..prompt import SPECIAL_TOKENS, SYSTEM_PROMPT, Message, extraction_prompt, list_fields, minify
+from ..writing.chat import ask_for, sample_chat
+from ..writing.documents import Document, write_document
+from ..writing.drafts import Record
+from ..writing.entities import point
+from ..writing.invented import invent
+from ..writing.kinds import KINDS
+from ..writing.longer import lengthen
+from ..writing.phrases import chance
+from ..writing.scenes import play
+from ..writing.schemas import Schema, vary
 
 # The kinds that are hardest to learn come more often.
 KIND_WEIGHTS = {

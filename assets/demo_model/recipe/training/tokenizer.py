@@ -12,10 +12,10 @@ from random import Random
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from .chat import sample_chat
+from ..prompt import CHAT_TEMPLATE, SPECIAL_TOKENS, SYSTEM_PROMPT
+from ..writing.chat import sample_chat
+from ..writing.phrases import chance
 from .examples import ask, sample_extraction, write_answer
-from .phrases import chance
-from .prompt import CHAT_TEMPLATE, SPECIAL_TOKENS, SYSTEM_PROMPT
 
 PATTERN = r"""\p{L}+|\p{N}|\n+|["{}\[\]:,]+(?: ["{}\[\]:,]+)*|[^\p{L}\p{N}\n]"""
 VOCABULARY_SIZE = 3072

@@ -10,7 +10,7 @@ from .drafts import Record
 from .phrases import capitalize, chance
 from .tables import read_sections
 
-SCHEMAS = Path(__file__).parents[2] / "schemas"
+SCHEMAS = Path(__file__).parents[3] / "schemas"
 
 Schema = dict[str, Any]
 

@@ -1,7 +1,7 @@
 """Writes the generated test set: a few fresh documents of each kind from a seed that no training run uses.
 
-`python -m assets.demo_model.recipe.testset`; the set is kept beside the code, so that figures stay comparable when
-the templates grow.
+`python -m assets.demo_model.recipe.evaluation.testset`; the set is kept beside the code, so that figures stay
+comparable when the templates grow.
 """
 
 import argparse
@@ -9,8 +9,8 @@ import json
 from pathlib import Path
 from random import Random
 
-from .documents import write_document
-from .kinds import KINDS
+from ..writing.documents import write_document
+from ..writing.kinds import KINDS
 
 SEED, NUM_PER_KIND = 20_261_121, 12
 

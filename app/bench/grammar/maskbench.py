@@ -82,7 +82,7 @@ class Worker:
     """An engine's process; one that ended itself is started again."""
 
     def __init__(self, engine: str, ranks: Path, limit_s: float, clock: str) -> None:
-        script = [sys.executable, "-m", "app.bench.grammar_worker"]
+        script = [sys.executable, "-m", "app.bench.grammar.worker"]
         self._command = [*script, engine, str(ranks), str(limit_s), clock]
         self._process: subprocess.Popen[str] | None = None
 

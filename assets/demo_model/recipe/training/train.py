@@ -1,6 +1,6 @@
 """Trains the demo model on fresh examples for a given time, and resumes where an earlier run stopped.
 
-`python -m assets.demo_model.recipe.train --out RUN --minutes 120`; the schedule follows the time spent.
+`python -m assets.demo_model.recipe.training.train --out RUN --minutes 120`; the schedule follows the time spent.
 """
 
 import argparse

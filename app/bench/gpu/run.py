@@ -1,7 +1,7 @@
 """`bench gpu`: all that has to be proven on a GPU, in one run of ten minutes on a machine that has nothing yet.
 
-    python -m app.bench.gpu --output-json gpu.json
-    python -m app.bench.gpu --smoke        the same parts on a CPU, tiny; shows that they work, and no speed
+    python -m app.bench.gpu.run --output-json gpu.json
+    python -m app.bench.gpu.run --smoke        the same parts on a CPU, tiny; shows that they work, and no speed
 
 Every part is a process of its own with its own time: one that fails, hangs or takes the device down with it is
 recorded, and the next one goes on.
@@ -24,12 +24,12 @@ from typing import Any
 
 import torch
 
-from app.bench.gpu_report import report
+from app.bench.gpu.report import report
 from app.bench.settings import describe_machine
 from app.bench.workload import check_range
 from app.config import UsageError
 
-KERNELS, ENGINE = "kernels.triton.bench", "app.bench.gpu_parts"
+KERNELS, ENGINE = "kernels.triton.bench", "app.bench.gpu.parts"
 ERROR_CHARS = 2000
 
 

@@ -1,4 +1,4 @@
-"""The parts of `bench gpu` that run a whole engine: `python -m app.bench.gpu_parts nano-14b --json FILE`."""
+"""The parts of `bench gpu` that run a whole engine: `python -m app.bench.gpu.parts nano-14b --json FILE`."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
-from app.bench.gpu_ceiling import compute_ceiling
-from app.bench.gpu_idle import measure_idle
-from app.bench.gpu_parity import compare_with_transformers
+from app.bench.gpu.ceiling import compute_ceiling
+from app.bench.gpu.idle import measure_idle
+from app.bench.gpu.parity import compare_with_transformers
 from app.bench.runners import TroupeRunner
 from app.bench.shapes import SHAPES, Json
 from app.bench.throughput import RECORDS
@@ -24,7 +24,7 @@ from app.bench.workload import Job, count_tokens, make_nano, make_random
 from engine import LLM
 from grammar import GrammarSpec
 
-DEMO_MODEL = Path(__file__).resolve().parents[2] / "assets" / "demo_model"
+DEMO_MODEL = Path(__file__).resolve().parents[3] / "assets" / "demo_model"
 TEMPERATURE = 0.6
 RECORDING_S = 30.0
 # Measured on one H200: bytes a second of a copy, operations a second of a bfloat16 product.

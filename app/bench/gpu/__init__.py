@@ -1,0 +1,1 @@
+"""All that has to be proven on a GPU, in one run."""

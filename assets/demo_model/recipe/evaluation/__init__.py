@@ -1,0 +1,1 @@
+"""The fixed sets, and how a checkpoint is judged by them without the engine."""

@@ -1,0 +1,1 @@
+"""From examples to weights: tokenizer, batches, model, optimizer, export."""
