@@ -7,14 +7,14 @@ from typing import Protocol
 import gradio as gr
 
 from app.ui.api_hint import build_api_tab
-from app.ui.batch import BatchTab
-from app.ui.chat import ChatTab
+from app.ui.batch.tab import BatchTab
+from app.ui.chat.settings import Settings
+from app.ui.chat.tab import ChatTab
 from app.ui.examples import load_examples
-from app.ui.extract import ExtractTab
+from app.ui.extract.tab import ExtractTab
 from app.ui.header import build_header
 from app.ui.lean import make_lean
 from app.ui.observatory import build_observatory_tab
-from app.ui.settings import Settings
 from engine import Engine, EngineConfig
 
 # Files that people open or download: looked through every hour, deleted when a day old.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 from dataclasses import dataclass
 
 from app.extraction import TextTooLong
@@ -26,6 +27,13 @@ class Explanation:
     what: str
     why: str
     next_step: str
+
+    def as_html(self) -> str:
+        """Where a result or a schema would stand."""
+        what, why, next_step = (html.escape(part) for part in (self.what, self.why, self.next_step))
+        return (
+            f'<div class="problem" role="alert"><b>{what}</b> <span>{why}</span> <em>{next_step}</em></div>'
+        )
 
     def as_markdown(self) -> str:
         return f"**{self.what}** {self.why}\n\n{self.next_step}"

@@ -15,7 +15,6 @@ from app.ui.examples import Examples, read_source
 from app.ui.explain import EXPLAINED, explain
 from app.ui.observatory.recorder import Recorder
 from app.ui.observatory.trace import NUM_TOP, Tracer
-from app.ui.record_view import render_error
 from app.ui.scripts import read_script
 from engine import Engine, InvalidRequest, RequestOutput, SamplingParams, TokenLogprobs
 from grammar import GrammarSpec
@@ -84,7 +83,7 @@ class Tracing:
             steps = await asyncio.to_thread(self._trace, spec, completion.token_ids, logprobs)
             yield "", {"steps": steps}
         except EXPLAINED as error:
-            yield render_error(explain(error, self.engine.state)), NO_TRACE
+            yield explain(error, self.engine.state).as_html(), NO_TRACE
 
     def _trace(self, spec: GrammarSpec, token_ids: list[int], logprobs: list[TokenLogprobs]) -> str:
         return json.dumps(self.tracer.trace(spec, token_ids, logprobs), ensure_ascii=False)

@@ -10,10 +10,10 @@ import pytest
 
 from app.extraction import Extractor, chunks
 from app.extraction.sources import Row, Table
-from app.ui import batch as batch_tab
-from app.ui.batch import AS_IN_EXTRACT, BatchTab
-from app.ui.batch_run import BatchRun
-from app.ui.batch_view import format_duration, render_preview, render_progress, render_records
+from app.ui.batch import tab as batch_tab
+from app.ui.batch.run import BatchRun
+from app.ui.batch.tab import AS_IN_EXTRACT, BatchTab
+from app.ui.batch.view import format_duration, render_preview, render_progress, render_records
 from app.ui.examples import Examples
 from engine import EngineDead
 from tests.app.busy_engine import BusyEngine

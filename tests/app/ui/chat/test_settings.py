@@ -5,7 +5,7 @@ import dataclasses
 import gradio as gr
 import pytest
 
-from app.ui.settings import Settings, build_settings, make_grammar, make_sampling_params, show_grammar
+from app.ui.chat.settings import Settings, build_settings, make_grammar, make_sampling_params, show_grammar
 from engine import InvalidRequest
 from grammar import GrammarError
 

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from app.ui.conversation import History, read_text
+from app.ui.chat.conversation import History, read_text
 
 Store = dict[str, Any]
 Chat = dict[str, Any]

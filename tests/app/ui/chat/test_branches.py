@@ -5,8 +5,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.ui.branches import MAX_VERSIONS, describe, fork, prune, switch
-from app.ui.conversation import answer_message, user_message
+from app.ui.chat.branches import MAX_VERSIONS, describe, fork, prune, switch
+from app.ui.chat.conversation import answer_message, user_message
 
 EMPTY: Any = {"id": "t", "forks": []}
 

@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 from app.extraction.json_spans import Path
-from app.ui.record_view import show_path
+from app.ui.extract.record_view import show_path
 
 
 def render_table(record: Any) -> str:

@@ -11,13 +11,13 @@ import gradio as gr
 from app.extraction import Limits
 from app.extraction.forms import OTHER_TIMES
 from app.extraction.sources import read_pdf
-from app.ui.calibration_view import render_calibration
 from app.ui.examples import Examples, read_source
 from app.ui.explain import Explanation
-from app.ui.extract_run import ExtractRun
+from app.ui.extract.calibration_view import render_calibration
+from app.ui.extract.record_view import EMPTY, NO_SOURCE
+from app.ui.extract.run import ExtractRun
+from app.ui.extract.schema_panel import SchemaPanel, SchemaParts
 from app.ui.pacing import UPDATE_INTERVAL_S
-from app.ui.record_view import EMPTY, NO_SOURCE, render_error
-from app.ui.schema_panel import SchemaPanel, SchemaParts
 from app.ui.scripts import read_kept, read_script
 from engine import Engine
 
@@ -158,4 +158,4 @@ class ExtractTab(ExtractRun):
             problem = Explanation(
                 "This file cannot be read.", f"{error}.", "Open a text file or a PDF with text in it."
             )
-            return gr.skip(), gr.skip(), render_error(problem)
+            return gr.skip(), gr.skip(), problem.as_html()

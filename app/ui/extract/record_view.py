@@ -9,8 +9,7 @@ from collections.abc import Iterable, Mapping
 from app.extraction import Evidence, ExtractionResult, Leaf, describe_added
 from app.extraction.json_spans import Path
 from app.extraction.review import Change
-from app.ui.conversation import describe_output
-from app.ui.explain import Explanation
+from app.ui.figures import describe_output
 
 # Below this a person should look: the field is flagged.
 LOW_CONFIDENCE = 0.6
@@ -43,13 +42,6 @@ def render_verdict(result: ExtractionResult) -> str:
     if result.finish_reason == "length":
         return render_badge("cut", "cut off", result.errors[0])
     return render_badge("bad", "not valid", "; ".join(result.errors))
-
-
-def render_error(explanation: Explanation) -> str:
-    """An error where the result or the schema would stand."""
-    parts = (html.escape(part) for part in (explanation.what, explanation.why, explanation.next_step))
-    what, why, next_step = parts
-    return f'<div class="problem" role="alert"><b>{what}</b> <span>{why}</span> <em>{next_step}</em></div>'
 
 
 def render_fields(

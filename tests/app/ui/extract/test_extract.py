@@ -9,7 +9,7 @@ import gradio as gr
 import pytest
 
 from app.ui.examples import Examples
-from app.ui.extract import ExtractTab
+from app.ui.extract.tab import ExtractTab
 from engine import EngineOverloaded
 from tests.fakes import FakeEngine
 

@@ -10,9 +10,9 @@ from typing import Any
 import gradio as gr
 import pytest
 
-from app.ui.chat import ChatTab
-from app.ui.conversation import answer_message, figures_message, read_text, user_message
-from app.ui.settings import Settings
+from app.ui.chat.conversation import answer_message, figures_message, read_text, user_message
+from app.ui.chat.settings import Settings
+from app.ui.chat.tab import ChatTab
 from engine import EngineDead, EngineOverloaded
 from tests.fakes import FakeEngine
 

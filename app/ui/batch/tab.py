@@ -17,18 +17,11 @@ from app.extraction import Extractor, Limits
 from app.extraction.export import FORMATS, ExportError, export
 from app.extraction.schema_check import SchemaChecker
 from app.extraction.sources import Table, UnreadableSource, read_table
-from app.ui.batch_run import BatchRun
-from app.ui.batch_view import (
-    EMPTY_BATCH,
-    NUM_PREVIEWED,
-    render_preview,
-    render_progress,
-    render_records,
-)
+from app.ui.batch.run import BatchRun
+from app.ui.batch.view import EMPTY_BATCH, NUM_PREVIEWED, render_preview, render_progress, render_records
 from app.ui.examples import Examples
 from app.ui.explain import EXPLAINED, Explanation, explain, explain_bug
 from app.ui.pacing import pace
-from app.ui.record_view import render_error
 from app.ui.stops import Stops
 from engine import Engine
 
@@ -111,7 +104,7 @@ class BatchTab:
             return (
                 NO_TABLE,
                 gr.update(choices=[], value=None),
-                render_error(problem),
+                problem.as_html(),
                 EMPTY_BATCH,
                 closed,
                 closed,
@@ -153,12 +146,12 @@ class BatchTab:
                 state = "stopped" if self.stops.asked(session) else "done"
             yield render_progress(batch, state), render_records(batch), *_buttons(), *await self._save(batch)
         except EXPLAINED as error:
-            problem = render_error(explain(error, self.engine.state))
+            problem = explain(error, self.engine.state).as_html()
             kept = render_progress(batch, "stopped") if batch.records else ""
             yield problem + kept, render_records(batch), *_buttons(), *await self._save(batch)
         except Exception as error:
             # A bug goes on, but it must not leave the buttons closed for good.
-            yield render_error(explain_bug(error)), gr.skip(), *_buttons(), *closed
+            yield explain_bug(error).as_html(), gr.skip(), *_buttons(), *closed
             raise
 
     async def _watch(

@@ -10,7 +10,6 @@ import re
 from typing import Any
 
 from app.ui.explain import Explanation
-from engine import RequestOutput
 
 Message = dict[str, Any]
 History = list[Message]
@@ -18,12 +17,6 @@ History = list[Message]
 ERROR_ID = "error"
 REASONING_ID = "reasoning"
 REASONING_START = re.compile(r"\s*<(think|thinking|reasoning)>")
-FINISH_WORDS = {
-    "stop": "complete",
-    "length": "cut off at the token limit",
-    "abort": "stopped",
-    "error": "failed",
-}
 
 
 def user_message(text: str) -> Message:
@@ -93,28 +86,3 @@ def drop_answer(history: History) -> History:
     while kept and kept[-1]["role"] != "user":
         kept.pop()
     return kept
-
-
-def describe_output(output: RequestOutput) -> str:
-    """The figures of one answer, as one line."""
-    completion = output.outputs[0]
-    num_tokens = len(completion.token_ids)
-    num_prompt = len(output.prompt_token_ids)
-    parts = []
-    if output.metrics.ttft is not None:
-        parts.append(f"first token {format_seconds(output.metrics.ttft)}")
-    rate = output.metrics.tokens_per_second(num_tokens)
-    if rate is not None:
-        parts.append(f"{rate:,.0f} tok/s")
-    parts.append(f"{num_tokens:,} tokens")
-    if num_prompt:
-        parts.append(f"prompt {num_prompt:,}, {output.num_cached_tokens / num_prompt:.0%} cached")
-    if output.grammar is not None:
-        parts.append(f"grammar by {output.grammar.backend}")
-    if completion.finish_reason is not None:
-        parts.append(FINISH_WORDS.get(completion.finish_reason, completion.finish_reason))
-    return " · ".join(parts)
-
-
-def format_seconds(seconds: float) -> str:
-    return f"{seconds * 1000:,.0f} ms" if seconds < 1 else f"{seconds:,.1f} s"

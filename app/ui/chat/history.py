@@ -6,8 +6,9 @@ from typing import Any
 
 import gradio as gr
 
-from app.ui.branches import Thread, describe, prune, switch
-from app.ui.chat_store import (
+from app.ui.chat.branches import Thread, describe, prune, switch
+from app.ui.chat.conversation import History, list_titles
+from app.ui.chat.store import (
     Change,
     Store,
     StoreError,
@@ -19,7 +20,6 @@ from app.ui.chat_store import (
     remove_chat,
     save_chat,
 )
-from app.ui.conversation import History, list_titles
 from app.ui.scripts import read_script
 
 Opened = tuple[Any, ...]  # chatbot, thread, branches, tokens, chats

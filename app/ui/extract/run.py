@@ -20,18 +20,17 @@ from app.extraction.json_spans import scan
 from app.extraction.review import Change, EditError, apply_edits, compare
 from app.extraction.schema_check import SchemaChecker
 from app.ui.explain import EXPLAINED, Explanation, explain, explain_bug
-from app.ui.pacing import pace
-from app.ui.record_table import render_table
-from app.ui.record_view import (
+from app.ui.extract.record_table import render_table
+from app.ui.extract.record_view import (
     EMPTY,
     NO_SOURCE,
     render_badge,
-    render_error,
     render_fields,
     render_figures,
     render_source,
     render_verdict,
 )
+from app.ui.pacing import pace
 from app.ui.stops import Stops
 from engine import Engine
 from grammar import SchemaValidator
@@ -140,7 +139,7 @@ class ExtractRun:
             edited = correct(shown, data._data.get("edits") or {})
         except EditError as error:
             problem = Explanation("This record cannot be kept.", f"{error}.", "Run the extraction again.")
-            return (render_error(problem), *(gr.skip() for _ in range(6)))
+            return (problem.as_html(), *(gr.skip() for _ in range(6)))
         if not edited.result.valid:
             badge = render_badge(
                 "bad", "not kept", f"{'; '.join(edited.result.errors)}. Correct it and keep it again."
@@ -219,4 +218,4 @@ def busy(badge: str, fields: str) -> Update:
 
 def fail(problem: Explanation) -> Update:
     """The columns when there is no result, with the reason in place of the badge."""
-    return (render_error(problem), EMPTY, "", EMPTY, "", NO_SOURCE, gr.skip(), *IDLE_BUTTONS, None)
+    return (problem.as_html(), EMPTY, "", EMPTY, "", NO_SOURCE, gr.skip(), *IDLE_BUTTONS, None)

@@ -6,7 +6,7 @@ from typing import Any
 import gradio as gr
 
 from app.ui.examples import Examples
-from app.ui.schema_panel import SchemaPanel
+from app.ui.extract.schema_panel import SchemaPanel
 
 SCHEMA = '{"type": "object", "properties": {"name": {"type": "string"}}}'
 

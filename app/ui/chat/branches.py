@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-from app.ui.conversation import History
+from app.ui.chat.conversation import History
 
 Fork = dict[str, Any]
 Thread = dict[str, Any]

@@ -13,15 +13,12 @@ from typing import Any, Literal
 
 import gradio as gr
 
-from app.ui.attachments import add_attachments
-from app.ui.branches import Thread, fork
-from app.ui.chat_history import describe_tokens, make_thread
-from app.ui.chat_store import make_chat_id
-from app.ui.conversation import (
+from app.ui.chat.attachments import add_attachments
+from app.ui.chat.branches import Thread, fork
+from app.ui.chat.conversation import (
     History,
     answer_message,
     answer_messages,
-    describe_output,
     drop_answer,
     error_message,
     figures_message,
@@ -29,10 +26,13 @@ from app.ui.conversation import (
     to_model_messages,
     user_message,
 )
+from app.ui.chat.history import describe_tokens, make_thread
+from app.ui.chat.settings import Settings, make_sampling_params
+from app.ui.chat.store import make_chat_id
 from app.ui.explain import EXPLAINED, Explanation, explain
+from app.ui.figures import describe_output
 from app.ui.observatory.trace import describe_position
 from app.ui.pacing import pace
-from app.ui.settings import Settings, make_sampling_params
 from app.ui.stops import StopKind, Stops
 from engine import Engine, InvalidRequest, RequestOutput
 

@@ -13,7 +13,6 @@ from app.extraction import Limits, Schema, add_bounds, explain_added
 from app.extraction.schema_check import CheckedSchema, SchemaChecker
 from app.ui.examples import Examples
 from app.ui.explain import EXPLAINED, Explanation, explain
-from app.ui.record_view import render_error
 from app.ui.schema import (
     CodeError,
     NotAClass,
@@ -120,7 +119,7 @@ class SchemaPanel:
             return (
                 gr.update(value=refused, hints={}),
                 _make_code(schema) if schema is not None else "# The JSON Schema is not readable yet.\n",
-                render_error(explanation),
+                explanation.as_html(),
             )
         return (
             gr.update(value=_make_form(checked.schema), hints=make_hints(checked)),
@@ -136,7 +135,7 @@ class SchemaPanel:
             problem = Explanation(
                 "These classes are not readable.", f"{error}.", "The JSON Schema stays as it was."
             )
-            return gr.skip(), gr.skip(), render_error(problem)
+            return gr.skip(), gr.skip(), problem.as_html()
         form, text, _, verdict = self.show(_dump(schema))
         return form, text, verdict
 
@@ -149,7 +148,7 @@ class SchemaPanel:
             problem = Explanation(
                 "The form is not complete.", why[0].upper() + why[1:], "The schema stays as it was."
             )
-            return gr.skip(), gr.skip(), gr.skip(), render_error(problem)
+            return gr.skip(), gr.skip(), gr.skip(), problem.as_html()
         update, text, code, verdict = self.show(_dump(schema))
         # The form itself is left alone: a person may be typing in it.
         return gr.update(hints=update["hints"]), text, code, verdict

@@ -7,15 +7,15 @@ from typing import Any
 
 import gradio as gr
 
-from app.ui.attachments import FILE_TYPES
-from app.ui.branches import Thread
-from app.ui.chat_history import ChatHistory, Opened
-from app.ui.chat_run import ChatRun, Turn, is_running
-from app.ui.chat_store import Store
-from app.ui.conversation import History
+from app.ui.chat.attachments import FILE_TYPES
+from app.ui.chat.branches import Thread
+from app.ui.chat.conversation import History
+from app.ui.chat.history import ChatHistory, Opened
+from app.ui.chat.run import ChatRun, Turn, is_running
+from app.ui.chat.settings import Settings, build_settings
+from app.ui.chat.store import Store
 from app.ui.pacing import UPDATE_INTERVAL_S
 from app.ui.scripts import read_kept, read_script
-from app.ui.settings import Settings, build_settings
 from engine import Engine
 
 INSIDE = """<button type="button" class="fold" aria-expanded="false" aria-controls="inside-body">

@@ -1,21 +1,16 @@
 """What the model reads of a history, and what stands under an answer."""
 
-import pytest
-
-from app.ui.conversation import (
+from app.ui.chat.conversation import (
     answer_message,
     answer_messages,
-    describe_output,
     drop_answer,
     error_message,
     figures_message,
-    format_seconds,
     read_text,
     to_model_messages,
     user_message,
 )
 from app.ui.explain import Explanation
-from engine import CompletionOutput, GrammarInfo, RequestMetrics, RequestOutput
 
 FAILURE = error_message(Explanation("No.", "Because.", "Do."))
 
@@ -53,28 +48,6 @@ def test_text_is_read_from_all_forms_that_gradio_uses() -> None:
 def test_dropping_an_answer_keeps_its_question() -> None:
     history = [user_message("a"), answer_message("b"), figures_message("x")]
     assert drop_answer(history) == history[:1]
-
-
-def test_the_figures_of_an_answer_fit_one_line() -> None:
-    metrics = RequestMetrics(arrival_time=1.0, first_token_time=1.25, last_token_time=3.25)
-    completion = CompletionOutput(0, "hi", list(range(101)), finish_reason="length")
-    output = RequestOutput(
-        "r", None, [0] * 200, [completion], True, 50, None, metrics, GrammarInfo("xgrammar", 0.1)
-    )
-    assert describe_output(output) == (
-        "first token 250 ms · 50 tok/s · 101 tokens · prompt 200, 25% cached · grammar by xgrammar"
-        " · cut off at the token limit"
-    )
-
-
-def test_an_output_without_tokens_has_figures_too() -> None:
-    output = RequestOutput("r", None, [], [CompletionOutput(0, "", [], finish_reason="abort")], True)
-    assert describe_output(output) == "0 tokens · stopped"
-
-
-@pytest.mark.parametrize(("seconds", "text"), [(0.0004, "0 ms"), (0.25, "250 ms"), (2.04, "2.0 s")])
-def test_seconds_are_short(seconds: float, text: str) -> None:
-    assert format_seconds(seconds) == text
 
 
 def test_reasoning_is_a_folded_message_and_not_read_back_to_the_model() -> None:

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from app.ui import attachments
-from app.ui.attachments import add_attachments, fence
+from app.ui.chat import attachments
+from app.ui.chat.attachments import add_attachments, fence
 from engine import InvalidRequest
 
 

@@ -10,7 +10,7 @@ from app.extraction import ExtractionResult, Extractor
 from app.extraction.grounding import find_evidence
 from app.extraction.json_spans import scan
 from app.extraction.review import compare
-from app.ui.record_view import (
+from app.ui.extract.record_view import (
     EMPTY,
     render_fields,
     render_figures,

@@ -7,9 +7,10 @@ from typing import Any
 import gradio as gr
 import pytest
 
-from app.ui import chat_store
-from app.ui.chat_history import ChatHistory, make_thread
-from app.ui.chat_store import (
+from app.ui.chat import store as chat_store
+from app.ui.chat.conversation import answer_message, figures_message, user_message
+from app.ui.chat.history import ChatHistory, make_thread
+from app.ui.chat.store import (
     StoreError,
     empty_store,
     find_chat,
@@ -19,7 +20,6 @@ from app.ui.chat_store import (
     remove_chat,
     save_chat,
 )
-from app.ui.conversation import answer_message, figures_message, user_message
 
 MESSAGES = [user_message("hello  there"), answer_message("hi"), figures_message("3 tokens")]
 

@@ -7,8 +7,8 @@ import json
 from typing import Any
 
 from app.extraction.sources import Table
-from app.ui.batch_run import BatchRun
-from app.ui.record_view import show_path
+from app.ui.batch.run import BatchRun
+from app.ui.extract.record_view import show_path
 
 NUM_PREVIEWED = 5
 # A page with thousands of rows is slow and nobody reads it; the files have them all.

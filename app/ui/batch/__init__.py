@@ -1,0 +1,1 @@
+"""The batch tab: many texts, one record each."""

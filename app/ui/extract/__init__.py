@@ -1,0 +1,1 @@
+"""The extraction tab: the schema, the record beside its evidence, the review."""
