@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from engine.model import DecoderModel
-from engine.worker.sampler import SampledTokens
-from engine.worker.sampling_state import DrawKind, SamplingState
-from engine.worker.sampling_transfer import upload
+from engine.worker.sampling.sampler import SampledTokens
+from engine.worker.sampling.state import DrawKind, SamplingState
+from engine.worker.sampling.transfer import upload
 from kernels.lm_head_sample import MAX_ROWS
 from kernels.sampling import make_row_keys
 

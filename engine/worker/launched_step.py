@@ -8,8 +8,8 @@ import numpy as np
 from torch import Tensor
 
 from engine.messages import StepDone
-from engine.worker.sampler import SampledTokens
-from engine.worker.sampling_logprobs import SampledLogprobs
+from engine.worker.sampling.logprobs import SampledLogprobs
+from engine.worker.sampling.sampler import SampledTokens
 
 
 @dataclass(slots=True)

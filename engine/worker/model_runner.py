@@ -22,10 +22,10 @@ from engine.worker.fused_head import FusedHead
 from engine.worker.input_batch import InputBatch, ModelInput
 from engine.worker.launched_step import LaunchedStep
 from engine.worker.prefix_groups import PrefixGroups
-from engine.worker.sampler import SampledTokens, Sampler
-from engine.worker.sampling_logprobs import SampledLogprobs, compute_prompt_logprobs
-from engine.worker.sampling_state import SamplingState
-from engine.worker.sampling_transfer import upload
+from engine.worker.sampling.logprobs import SampledLogprobs, compute_prompt_logprobs
+from engine.worker.sampling.sampler import SampledTokens, Sampler
+from engine.worker.sampling.state import SamplingState
+from engine.worker.sampling.transfer import upload
 
 
 @dataclass(slots=True)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from engine.worker.decode_graphs import MIN_SHARED_ROWS, list_padded_sizes
 from engine.worker.input_batch import InputBatch, ModelInput
-from engine.worker.sampling_transfer import upload
+from engine.worker.sampling.transfer import upload
 from kernels.shared_prefixes import MAX_GROUPS, Group, SharedPrefixes, pack_groups
 
 # Keys before a context is split (`min_split` of the tile tables): a shorter prefix is no whole part of any context.

@@ -28,7 +28,7 @@ from engine.worker.model_runner import ModelRunner
 from engine.worker.moving import list_tensors, move_tensors
 from engine.worker.native_swap import NativeSwap
 from engine.worker.ops_choice import make_ops
-from engine.worker.sampling_state import SamplingState
+from engine.worker.sampling.state import SamplingState
 from engine.worker.warm_up import list_warm_up
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}

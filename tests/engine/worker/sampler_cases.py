@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from engine.sampling_params import SamplingParams
-from engine.worker.sampler import SampledTokens, Sampler
-from engine.worker.sampling_state import SamplingState
+from engine.worker.sampling.sampler import SampledTokens, Sampler
+from engine.worker.sampling.state import SamplingState
 from kernels import sampling_reference
 
 EOS = 0

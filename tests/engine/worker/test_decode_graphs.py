@@ -23,7 +23,7 @@ from engine.worker.input_batch import InputBatch
 from engine.worker.kv_cache import allocate_kv_cache
 from engine.worker.model_runner import ModelRunner
 from engine.worker.prefix_groups import PrefixGroups
-from engine.worker.sampling_state import SamplingState
+from engine.worker.sampling.state import SamplingState
 from kernels import reference, torch_ops
 from kernels.shared_prefixes import SharedPrefixes
 from tests.engine.model.drive import VOCAB_SIZE, make_prompt, make_transformers_model, save

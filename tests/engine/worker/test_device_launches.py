@@ -26,7 +26,7 @@ from engine.worker.kv_cache import allocate_kv_cache
 from engine.worker.launched_step import LaunchedStep
 from engine.worker.model_runner import ModelRunner
 from engine.worker.prefix_groups import PrefixGroups
-from engine.worker.sampling_state import SamplingState
+from engine.worker.sampling.state import SamplingState
 from engine.worker.warm_up import list_warm_up
 from kernels import gather_inputs, lm_head_sample, sampling, token_bitmask
 from tests.engine.model.drive import VOCAB_SIZE, make_transformers_model, save

@@ -18,7 +18,7 @@ from engine.worker.fused_head import FusedHead
 from engine.worker.input_batch import InputBatch
 from engine.worker.kv_cache import allocate_kv_cache
 from engine.worker.model_runner import ModelRunner
-from engine.worker.sampling_state import SamplingState
+from engine.worker.sampling.state import SamplingState
 from kernels import torch_ops
 from kernels.lm_head_sample import MAX_ROWS, lm_head_sample
 from tests.engine.model.drive import VOCAB_SIZE, make_prompt, make_transformers_model, save

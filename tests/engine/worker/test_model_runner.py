@@ -13,7 +13,7 @@ from engine.messages import NewRow, SampleGate, StepDone, StepPlan
 from engine.sampling_params import SamplingParams
 from engine.worker.input_batch import InputBatch
 from engine.worker.model_runner import ModelRunner
-from engine.worker.sampling_state import SamplingState
+from engine.worker.sampling.state import SamplingState
 from grammar import allocate_bitmask
 from kernels import torch_ops
 

@@ -10,7 +10,7 @@ import torch
 
 from engine.errors import InvalidRequest
 from engine.sampling_params import SamplingParams
-from engine.worker.sampling_state import SamplingState
+from engine.worker.sampling.state import SamplingState
 from tests.engine.worker.sampler_cases import Case, add_case, make_logits, make_sampler, sample, sample_alone
 
 VOCAB = 1100

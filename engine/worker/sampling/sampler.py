@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from engine.outputs import TokenLogprobs
-from engine.worker.sampling_logprobs import SampledLogprobs, compute_logprobs, compute_prompt_logprobs
-from engine.worker.sampling_state import DrawKind, RowFlag, SamplingState
-from engine.worker.sampling_transfer import pick_rows, put_rows, upload
+from engine.worker.sampling.logprobs import SampledLogprobs, compute_logprobs, compute_prompt_logprobs
+from engine.worker.sampling.state import DrawKind, RowFlag, SamplingState
+from engine.worker.sampling.transfer import pick_rows, put_rows, upload
 from kernels.sampling import draw_filtered, draw_full, draw_greedy, find_sound_rows, make_row_keys
 from kernels.token_bitmask import apply_bitmask, unpack_bitmask
 

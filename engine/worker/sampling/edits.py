@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from engine.sampling_params import SamplingParams
-from engine.worker.sampling_transfer import upload, upload_lists
+from engine.worker.sampling.transfer import upload, upload_lists
 
 
 @dataclass(frozen=True, slots=True)

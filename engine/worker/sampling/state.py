@@ -10,10 +10,10 @@ from torch import Tensor
 
 from engine.errors import InvalidRequest
 from engine.sampling_params import SamplingParams
-from engine.worker.sampling_bad_words import BadWords
-from engine.worker.sampling_counts import TokenCounts
-from engine.worker.sampling_edits import LogitEdits
-from engine.worker.sampling_transfer import pick_rows
+from engine.worker.sampling.bad_words import BadWords
+from engine.worker.sampling.counts import TokenCounts
+from engine.worker.sampling.edits import LogitEdits
+from engine.worker.sampling.transfer import pick_rows
 from kernels.sampling import NARROW_WIDTH
 
 # Below this a temperature means greedy: float32 scores divided by it would drown the noise anyway.

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from engine.sampling_params import SamplingParams
-from engine.worker.sampling_transfer import RowSlots, pick_rows, put_rows, upload
+from engine.worker.sampling.transfer import RowSlots, pick_rows, put_rows, upload
 from kernels.sampling import split_rows
 
 # One int32 per token: the count in the output, and this bit when the prompt holds it.
