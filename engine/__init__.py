@@ -9,6 +9,7 @@ from engine.errors import (
     EngineOverloaded,
     EngineSleeping,
     InvalidRequest,
+    PromptTooLong,
     RequestTimeout,
 )
 from engine.llm import LLM
@@ -41,6 +42,7 @@ __all__ = [
     "Histogram",
     "InvalidRequest",
     "Logprob",
+    "PromptTooLong",
     "RequestMetrics",
     "RequestOutput",
     "RequestTimeout",

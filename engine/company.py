@@ -65,7 +65,9 @@ class Company:
         executor = tasks.create_task(self.executor.run(), name="executor")
         await self.executor.ready.wait()
         resolved = self._worker.resolved
-        self.kv_cache = KVCacheManager(resolved.cache)
+        self.kv_cache = await asyncio.to_thread(
+            KVCacheManager, resolved.cache
+        )  # a second for a million blocks
         self.machine = Scheduler(resolved.scheduler, self.kv_cache, self._eos_token_ids)
         self.grammar = GrammarActor(
             self._make_compiler,

@@ -186,7 +186,6 @@ class SchedulerConfig:
     max_model_len: int
     max_num_seqs: int
     max_num_batched_tokens: int
-    max_num_waiting: int
     enable_chunked_prefill: bool
     policy: SchedulingPolicy
     priority_ageing_s: float
@@ -288,7 +287,6 @@ def resolve_config(
         max_model_len=max_model_len,
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
-        max_num_waiting=config.max_num_waiting,
         enable_chunked_prefill=config.enable_chunked_prefill,
         policy=config.scheduling_policy,
         priority_ageing_s=config.priority_ageing_s,

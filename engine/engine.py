@@ -91,7 +91,13 @@ class Engine:
         params = SamplingParams() if sampling_params is None else sampling_params
         check_options(params, priority, cache_salt, deadline_s)
         request_id = request_id or f"req-{secrets.token_hex(8)}"
-        stream = await self._submit(prompt, params, request_id, priority, cache_salt, arrival_time)
+        try:
+            async with asyncio.timeout(deadline_s) as deadline:
+                stream = await self._submit(prompt, params, request_id, priority, cache_salt, arrival_time)
+        except TimeoutError as error:
+            if not deadline.expired():
+                raise
+            raise make_timeout(deadline_s) from error
         timer = self._start_timer(stream, arrival_time, deadline_s)
         try:
             is_finished = False
@@ -141,7 +147,7 @@ class Engine:
     async def render_chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> list[int]:
         """Token ids of a conversation under the model's chat template.
 
-        Messages, options and errors are those of Tokenizer.apply_chat_template.
+        Messages, options and errors are those of Tokenizer.encode_chat.
         """
         tokenizer = self.tokenizer
         if tokenizer is None:
@@ -149,11 +155,7 @@ class Engine:
                 "this engine was started without a tokenizer: it cannot render messages", "messages"
             )
 
-        def render() -> list[int]:
-            text = tokenizer.apply_chat_template(messages, **options)
-            return tokenizer.encode(text, add_special_tokens=False)
-
-        return await asyncio.to_thread(render)
+        return await asyncio.to_thread(tokenizer.encode_chat, messages, **options)
 
     @property
     def state(self) -> EngineState:
@@ -285,11 +287,13 @@ class Engine:
             return None
 
         def expire() -> None:
-            stream.fail(
-                RequestTimeout(f"the request was not finished within its deadline of {deadline_s:g} s")
-            )
+            stream.fail(make_timeout(deadline_s))
             if (company := self._supervisor.company) is not None:
                 company.abort_stream(stream)
 
         delay = arrival_time + deadline_s - time.monotonic()
         return asyncio.get_running_loop().call_later(delay, expire)
+
+
+def make_timeout(deadline_s: float | None) -> RequestTimeout:
+    return RequestTimeout(f"the request was not finished within its deadline of {deadline_s:g} s")

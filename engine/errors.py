@@ -3,6 +3,7 @@
 EngineError
 ├── ConfigError        a setting or a checkpoint that cannot work (also a ValueError)
 ├── InvalidRequest     the request's own fault: HTTP 400 (also a ValueError)
+│   └── PromptTooLong  the prompt leaves the model no room for an answer
 ├── EngineOverloaded   the waiting queue is full: HTTP 503 with Retry-After
 ├── EngineSleeping     the engine was put to sleep, or is on its way there or back: HTTP 503
 ├── RequestTimeout     the request's deadline passed: HTTP 504
@@ -30,6 +31,10 @@ class InvalidRequest(EngineError, ValueError):
     def __init__(self, message: str, param: str | None = None) -> None:
         super().__init__(message)
         self.param = param
+
+
+class PromptTooLong(InvalidRequest):
+    """The prompt leaves the model no room for an answer; the message has both numbers."""
 
 
 class EngineOverloaded(EngineError):

@@ -11,9 +11,9 @@ from numbers import Real
 
 import numpy as np
 
-from engine.errors import InvalidRequest
+from engine.errors import InvalidRequest, PromptTooLong
 from engine.messages import AddRequest
-from engine.sampling_params import SamplingParams, is_unicode
+from engine.sampling_params import SamplingParams, find_end_ids, is_unicode
 from engine.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int] | np.ndarray | Mapping[str, object]
@@ -67,7 +67,7 @@ class Intake:
         if num_tokens == 0:
             raise InvalidRequest("prompt is empty: it must have at least one token", "prompt")
         if num_tokens >= self._max_model_len:
-            raise InvalidRequest(
+            raise PromptTooLong(
                 f"prompt has {num_tokens} tokens; this model takes at most {self._max_model_len - 1} "
                 f"(max_model_len {self._max_model_len}, one of them for the answer)",
                 "prompt",
@@ -100,7 +100,7 @@ class Intake:
         fields = [name for name in ("allowed_token_ids", "bad_words") if getattr(params, name)]
         # Where a grammar leaves nothing but the end, min_tokens gives way.
         if params.min_tokens > 0 and params.grammar is None:
-            forbidden.update(params.stop_token_ids, () if params.ignore_eos else self._eos_token_ids)
+            forbidden |= find_end_ids(params, self._eos_token_ids)
             fields.append("min_tokens")
         allowed = params.allowed_token_ids or range(self._vocab_size)
         if all(token_id in forbidden for token_id in allowed):

@@ -122,6 +122,7 @@ class Sleep:
 class GrammarBroken:
     """A matcher failed; only its request pays."""
 
+    step_id: int  # whose masks were being filled
     request_id: str
     error: str
 

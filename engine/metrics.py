@@ -58,16 +58,6 @@ class Histogram:
     def count(self) -> int:
         return sum(self.counts)
 
-    def quantile(self, share: float) -> float:
-        """Upper bound of the bucket that holds this share of the values; 0 without values."""
-        rank = share * self.count
-        seen = 0
-        for bound, count in zip((*self.buckets, float("inf")), self.counts, strict=True):
-            seen += count
-            if count and seen >= rank:
-                return bound
-        return 0.0
-
     def copy(self) -> Histogram:
         """A twin that later values do not change."""
         twin = Histogram(self.buckets)

@@ -7,6 +7,7 @@ from enum import Enum, auto
 from engine.core.request_table import RequestTable
 from engine.messages import AddRequest
 from engine.outputs import TokenLogprobs
+from engine.sampling_params import find_end_ids
 
 
 class RequestStatus(Enum):
@@ -27,6 +28,7 @@ class Request:
         "block_hashes",
         "block_ids",
         "first_scheduled_time",
+        "first_step",
         "has_grammar",
         "is_watched",
         "max_num_tokens",
@@ -37,6 +39,7 @@ class Request:
         "params",
         "pending_prompt_logprobs",
         "priority",
+        "prompt",
         "queue_key",
         "request_id",
         "row",
@@ -50,9 +53,15 @@ class Request:
     )
 
     def __init__(
-        self, message: AddRequest, table: RequestTable, max_model_len: int, eos_token_ids: frozenset[int]
+        self,
+        message: AddRequest,
+        table: RequestTable,
+        max_model_len: int,
+        eos_token_ids: frozenset[int],
+        first_step: int = 0,
     ) -> None:
         params = message.params
+        self.first_step = first_step  # no step before it has anything to do with this request
         self.request_id = message.request_id
         self.params = params
         self.seed = message.seed
@@ -61,13 +70,12 @@ class Request:
         self.salt = message.cache_salt
         self.bad_word_ids = message.bad_word_ids
         self.has_grammar = params.grammar is not None
-        self.token_ids = list(message.prompt_token_ids)  # prompt, then output
+        self.prompt = message.prompt_token_ids  # completions of one request share it
+        self.token_ids = list(self.prompt)  # prompt, then output
         self.num_prompt_tokens = len(self.token_ids)
         limit = max_model_len if params.max_tokens is None else self.num_prompt_tokens + params.max_tokens
         self.max_num_tokens = min(limit, max_model_len)
-        # A grammar ends its own text: ignoring EOS there would leave nothing to write.
-        ends = frozenset() if params.ignore_eos and not self.has_grammar else eos_token_ids
-        self.stop_ids = ends | frozenset(params.stop_token_ids)
+        self.stop_ids = find_end_ids(params, eos_token_ids)
         # Every token has more to tell than its id, or may be one of its own ends.
         self.is_watched = params.logprobs is not None or bool(params.stop_token_ids)
 

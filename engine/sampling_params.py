@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -202,3 +202,12 @@ def _check_ids(name: str, values: object) -> None:
         raise InvalidRequest(f"{name} must hold token ids (integers from 0 up)", name)
     if len(ids) > MAX_ID_LIST:
         raise InvalidRequest(f"{name} has {len(ids)} entries; at most {MAX_ID_LIST} are allowed", name)
+
+
+def find_end_ids(params: SamplingParams, eos_token_ids: Iterable[int]) -> frozenset[int]:
+    """The ids that end a text of these parameters.
+
+    A grammar ends its own text: ignoring EOS there would leave nothing to write.
+    """
+    is_ignored = params.ignore_eos and params.grammar is None
+    return frozenset(params.stop_token_ids) | (frozenset() if is_ignored else frozenset(eos_token_ids))

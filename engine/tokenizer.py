@@ -25,6 +25,7 @@ from engine.core.token_pieces import TextRule, TokenPieces, read_text_rule
 from engine.errors import ConfigError, InvalidRequest
 from engine.model import read_eos_token_ids
 from engine.model.checkpoint import resolve_checkpoint
+from engine.shield import Shield
 
 TOKENIZER_PATTERNS = (
     *("*token*", "*.model", "vocab.*", "merges.txt", "tekken.json"),
@@ -73,6 +74,9 @@ class Tokenizer:
             self._backend.no_padding()
             decoder = self._backend.decoder
             self._rule = read_text_rule(None if decoder is None else json.loads(decoder.__getstate__()))
+        self._shield = (
+            None if self._backend is None else Shield(self._backend, [*self.special_tokens(self.vocab_size)])
+        )
         self._pieces = self._make_pieces(())
         self._pieces_without_special = self._make_pieces(self._special_ids)
 
@@ -157,6 +161,19 @@ class Tokenizer:
         except _TEMPLATE_ERRORS as error:
             reason = str(error) or type(error).__name__
             raise InvalidRequest(f"the chat template refused the messages: {reason}", "messages") from error
+
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> list[int]:
+        """Token ids of a conversation under the chat template.
+
+        Special tokens spelt out by users and tools are read as the text that they are.
+
+        Messages, options and errors are those of `apply_chat_template`.
+        """
+        if self._shield is None:
+            return self.encode(self.apply_chat_template(messages, **options), add_special_tokens=False)
+        shielded, spelled = self._shield.replace(read_messages(messages))
+        text = self.apply_chat_template(shielded, **options)
+        return self._shield.encode(text, spelled) if spelled else self.encode(text, add_special_tokens=False)
 
     def make_text(
         self, prompt_token_ids: Sequence[int] = (), skip_special_tokens: bool = True

@@ -18,6 +18,8 @@ from engine.outputs import GrammarInfo
 from grammar import CompiledGrammar, GrammarCompiler, GrammarSpec, Matcher
 
 COMPILE_THREADS = 2
+# Their compiler does one grammar at a time, for seconds if it has to: others must not stand behind it.
+SLOW_KINDS = ("ebnf",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,28 +58,45 @@ class GrammarActor(ThreadActor[GrammarInbox | OpenMatcher]):
         self._report_broken = report_broken
         self._mask_times = mask_times
         self._pool = ThreadPoolExecutor(COMPILE_THREADS, "troupe-compile")
+        self._slow_pool = ThreadPoolExecutor(1, "troupe-compile-slow")
         self.num_compiling = 0
 
     async def compile(self, spec: GrammarSpec) -> tuple[CompiledGrammar, GrammarInfo]:
-        """Compile off the loop.
+        """Compile off the loop; what was compiled before is there at once.
+
+        The time limit is the compile's own: waiting for a thread behind others does not count.
 
         Raises:
             GrammarError: the grammar is malformed or cannot be enforced.
-            InvalidRequest: it took longer than the deadline.
+            InvalidRequest: it took longer than the time limit.
         """
         start = time.monotonic()
-        self.num_compiling += 1
+        compiled = None if self._compiler is None else self._compiler.find(spec)
+        if compiled is None:
+            self.num_compiling += 1
+            try:
+                compiled = await self._compile_in_thread(spec)
+            finally:
+                self.num_compiling -= 1
+        plan = tuple((entry.pointer, entry.keyword, entry.enforced_by) for entry in compiled.plan)
+        return compiled, GrammarInfo(compiled.backend, time.monotonic() - start, plan)
+
+    async def _compile_in_thread(self, spec: GrammarSpec) -> CompiledGrammar:
+        is_slow = spec.kind in SLOW_KINDS or spec.backend == "xgrammar"
+        begun = self._loop.create_future()
+        job = self._loop.run_in_executor(
+            self._slow_pool if is_slow else self._pool, self._compile, spec, begun
+        )
         try:
-            job = self._loop.run_in_executor(self._pool, self._compile, spec)
-            compiled = await asyncio.wait_for(job, self._timeout_s)
+            await asyncio.wait((begun, job), return_when=asyncio.FIRST_COMPLETED)
+            return await asyncio.wait_for(job, self._timeout_s)
         except TimeoutError as error:
             raise InvalidRequest(
                 f"the grammar took longer than {self._timeout_s:g} s to compile; make it smaller", "grammar"
             ) from error
         finally:
-            self.num_compiling -= 1
-        plan = tuple((entry.pointer, entry.keyword, entry.enforced_by) for entry in compiled.plan)
-        return compiled, GrammarInfo(compiled.backend, time.monotonic() - start, plan)
+            job.cancel()  # one that still waits for a thread is not compiled for nobody
+            begun.cancel()
 
     def open(self, request_id: str, compiled: CompiledGrammar) -> None:
         """Give the request its own matcher; before its AddRequest is sent."""
@@ -87,9 +106,10 @@ class GrammarActor(ThreadActor[GrammarInbox | OpenMatcher]):
         try:
             await super().run()
         finally:
-            self._pool.shutdown(wait=False, cancel_futures=True)
+            for pool in (self._pool, self._slow_pool):
+                pool.shutdown(wait=False, cancel_futures=True)
             if self._compiler is not None:
-                self._compiler.close()
+                await asyncio.to_thread(self._compiler.close)
 
     def work(self) -> None:
         self.mark_ready()
@@ -109,7 +129,13 @@ class GrammarActor(ThreadActor[GrammarInbox | OpenMatcher]):
                 case _:
                     assert_never(message)
 
-    def _compile(self, spec: GrammarSpec) -> CompiledGrammar:
+    def _compile(self, spec: GrammarSpec, begun: asyncio.Future[None]) -> CompiledGrammar:
+        self.post(_tell_begun, begun)
         if self._compiler is None:
             self._compiler = self._make_compiler()  # twice at worst, when two threads come first together
         return self._compiler.compile(spec)
+
+
+def _tell_begun(begun: asyncio.Future[None]) -> None:
+    if not begun.done():
+        begun.set_result(None)

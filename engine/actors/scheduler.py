@@ -55,8 +55,8 @@ class SchedulerActor(Actor[SchedulerInbox]):
                 self.scheduler.add(message)
             case AbortRequest(request_ids=request_ids, finish_reason=reason, error=error):
                 self._publish(NewTokens(self.scheduler.abort(request_ids, reason, error)))
-            case GrammarBroken(request_id=request_id, error=error):
-                self._publish(NewTokens(self.scheduler.abort((request_id,), "error", error)))
+            case GrammarBroken():
+                self._publish(NewTokens(self.scheduler.end_broken(message)))
             case _:
                 assert_never(message)
 

@@ -10,7 +10,7 @@ A free block that still carries a hash is a prefix cache entry; taking it evicts
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 
 class Block:
@@ -82,6 +82,10 @@ class BlockPool:
     def num_free_among(self, block_ids: Iterable[int]) -> int:
         """How many of these blocks would leave the free list if they were shared."""
         return sum(self._blocks[block_id].ref_count == 0 for block_id in block_ids)
+
+    def find_freed(self, held: Mapping[int, int]) -> set[int]:
+        """Which blocks would be free if so many owners of each of these were gone."""
+        return {block_id for block_id, count in held.items() if self._blocks[block_id].ref_count == count}
 
     def share(self, block_ids: Iterable[int]) -> None:
         """Add one owner to each block, reviving those in the free list."""

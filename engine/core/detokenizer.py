@@ -43,10 +43,7 @@ class TextDelta(NamedTuple):
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
     error: str | None = None
-    num_cached_tokens: int = 0
     stopped_by_string: bool = False  # the scheduler does not know yet: abort the request there
-    first_scheduled_time: float | None = None
-    num_preemptions: int = 0
 
 
 class NoText:
@@ -125,13 +122,6 @@ class Detokenizer:
             token_ids,
             None if item.logprobs is None else self._name_tokens(item.logprobs),
             None if item.prompt_logprobs is None else self._name_prompt(item.prompt_logprobs),
-            None,
-            None,
-            None,
-            item.num_cached_tokens,
-            False,
-            item.first_scheduled_time,
-            item.num_preemptions,
         )
 
     def _process_with_care(self, stream: _Stream, item: RequestTokens) -> TextDelta:
@@ -152,10 +142,7 @@ class Detokenizer:
             finish_reason,
             stop_reason,
             item.error,
-            item.num_cached_tokens,
             hit is not None,
-            item.first_scheduled_time,
-            item.num_preemptions,
         )
 
     def _read(self, stream: _Stream, item: RequestTokens) -> tuple[str, int, str | None]:

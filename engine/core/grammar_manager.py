@@ -31,23 +31,25 @@ class GrammarManager:
 
         A matcher that fails takes only its own request with it.
         """
-        broken = self._accept(order.accepted)
+        broken = self._accept(order)
         live = [(index, name) for index, name in order.targets if name in self._matchers]
         matchers = [self._matchers[name] for _, name in live]
         bitmask = allocate_bitmask(len(live), vocab_size)
         fill_bitmask(matchers, range(len(live)), bitmask)
         for (_, name), matcher in zip(live, matchers, strict=True):
             if matcher.error is not None:  # a limit was hit; the row allows nothing
-                broken.append(GrammarBroken(name, f"the grammar could not go on: {matcher.error}"))
+                broken.append(
+                    GrammarBroken(order.step_id, name, f"the grammar could not go on: {matcher.error}")
+                )
                 del self._matchers[name]
         kept = [row for row, (_, name) in enumerate(live) if name in self._matchers]
         indices = np.array([live[row][0] for row in kept], dtype=np.int64)
         masks = bitmask if len(kept) == len(live) else bitmask[kept]
         return SampleGate(order.step_id, indices, masks), broken
 
-    def _accept(self, accepted: Iterable[tuple[str, int]]) -> list[GrammarBroken]:
+    def _accept(self, order: FillMasks) -> list[GrammarBroken]:
         broken = []
-        for request_id, token_id in accepted:
+        for request_id, token_id in order.accepted:
             matcher = self._matchers.get(request_id)
             if matcher is None:
                 continue
@@ -61,5 +63,5 @@ class GrammarManager:
                 problem = str(error)
             if problem is not None:
                 del self._matchers[request_id]
-                broken.append(GrammarBroken(request_id, problem))
+                broken.append(GrammarBroken(order.step_id, request_id, problem))
         return broken

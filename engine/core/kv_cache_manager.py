@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from engine.config import CacheConfig
@@ -17,6 +18,7 @@ class KVCacheManager:
         self.config = config
         self.block_size = config.block_size
         self.pool = BlockPool(config.num_blocks)
+        self._last_hashed: Request | None = None
         self.num_queried_tokens = 0
         self.num_hit_tokens = 0
 
@@ -44,6 +46,17 @@ class KVCacheManager:
         self.num_queried_tokens += request.num_tokens
         self.num_hit_tokens += num_cached_tokens
         return num_cached_tokens
+
+    def would_fit(self, request: Request, victims: Sequence[Request]) -> bool:
+        """Whether the request could be admitted if these gave their blocks back."""
+        cached = self._find_prefix(request)
+        num_new = -(-request.num_tokens // self.block_size) - len(cached)
+        if num_new > self.pool.num_free + sum(len(victim.block_ids) for victim in victims):
+            return False
+        held = Counter(block_id for victim in victims for block_id in victim.block_ids)
+        freed = self.pool.find_freed(held)
+        num_revived = self.pool.num_free_among(cached) + sum(block_id in freed for block_id in cached)
+        return num_new + num_revived <= self.pool.num_free + len(freed)
 
     def count_uncached(self, request: Request) -> int:
         """Tokens that would have to be computed, were the request admitted now."""
@@ -93,6 +106,14 @@ class KVCacheManager:
         return self.pool.find(request.block_hashes[: usable // self.block_size])
 
     def _extend_hashes(self, request: Request, num_tokens: int) -> None:
+        sibling, self._last_hashed = self._last_hashed, request
+        if not request.block_hashes and sibling is not None and is_same_prompt(sibling, request):
+            request.block_hashes = sibling.block_hashes[: request.num_prompt_tokens // self.block_size]
         extend_block_hashes(
             request.block_hashes, request.token_ids, num_tokens, self.block_size, request.salt
         )
+
+
+def is_same_prompt(one: Request, other: Request) -> bool:
+    """Whether two requests are completions of one prompt, whose blocks have the same hashes."""
+    return one.prompt is other.prompt and one.salt == other.salt

@@ -15,9 +15,11 @@ import itertools
 from engine.config import SchedulingPolicy
 from engine.request import Request
 
+SLACK = 16
+
 
 class RequestQueue:
-    """Waiting requests in the order of their key; removal is lazy."""
+    """Waiting requests in the order of their key; what is removed leaves the heap later, many at once."""
 
     def __init__(self, policy: SchedulingPolicy, ageing_s: float) -> None:
         self._policy = policy
@@ -40,7 +42,7 @@ class RequestQueue:
         heapq.heappush(self._heap, (request.queue_key, request))
 
     def peek(self) -> Request | None:
-        while self._heap and self._members.get(self._heap[0][1].request_id) is not self._heap[0][1]:
+        while self._heap and not self._is_member(self._heap[0][1]):
             heapq.heappop(self._heap)
         return self._heap[0][1] if self._heap else None
 
@@ -53,9 +55,16 @@ class RequestQueue:
 
     def remove(self, request: Request) -> None:
         del self._members[request.request_id]
+        # Those that are gone keep their tokens while they stay in the heap.
+        if len(self._heap) > 2 * len(self._members) + SLACK:
+            self._heap = [entry for entry in self._heap if self._is_member(entry[1])]
+            heapq.heapify(self._heap)
 
     def requests(self) -> list[Request]:
         return list(self._members.values())
+
+    def _is_member(self, request: Request) -> bool:
+        return self._members.get(request.request_id) is request
 
     def _make_key(self, request: Request) -> tuple[float, float, int]:
         number = next(self._counter) + 1

@@ -49,12 +49,6 @@ class Roster:
             np.concatenate((self.rows[:at], (request.row,), self.rows[at:])),
         )
 
-    def remove(self, request: Request) -> Roster:
-        """Without this request."""
-        is_kept = np.ones(len(self), dtype=bool)
-        is_kept[self.requests.index(request)] = False
-        return self.select(is_kept)
-
     def select(self, is_kept: np.ndarray) -> Roster:
         """Those that a mask [R] keeps."""
         kept = is_kept.tolist()

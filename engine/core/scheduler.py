@@ -14,6 +14,7 @@ runs and holds what is kept in the Ledger.
 from __future__ import annotations
 
 import time
+from bisect import bisect
 from collections import deque
 from collections.abc import Callable, Iterable
 from itertools import compress
@@ -27,10 +28,13 @@ from engine.core.kv_cache_manager import KVCacheManager
 from engine.core.ledger import Ledger
 from engine.core.roster import Roster
 from engine.core.step import StepChanges, StepRecord
-from engine.messages import AddRequest, FillMasks, NewTokens, RequestTokens, StepDone, StepPlan
+from engine.messages import AddRequest, FillMasks, GrammarBroken, NewTokens, RequestTokens, StepDone, StepPlan
 from engine.outputs import FinishReason, TokenLogprobs
 from engine.request import Request
 
+# Known tokens of the requests that one step admits, however many of them are cached: hashing, finding and copying them
+# takes half a microsecond each, and nobody is served meanwhile.
+MAX_ADMITTED_TOKENS = 65_536
 MAX_IN_FLIGHT = 2  # sampled tokens of one request that may be on their way back
 
 
@@ -67,7 +71,8 @@ class Scheduler:
 
     def add(self, message: AddRequest) -> None:
         """Queue a request. The front has validated it: it fits the model length and the cache."""
-        self.ledger.add(Request(message, self.table, self.config.max_model_len, self._eos_token_ids))
+        limit = self.config.max_model_len
+        self.ledger.add(Request(message, self.table, limit, self._eos_token_ids, first_step=self.num_steps))
 
     def abort(
         self, request_ids: Iterable[str], finish_reason: FinishReason = "abort", error: str | None = None
@@ -76,6 +81,13 @@ class Scheduler:
         known = self.ledger.requests
         found = [known[name] for name in request_ids if name in known]
         return [self._finish(request, [], finish_reason, error=error) for request in found]
+
+    def end_broken(self, report: GrammarBroken) -> list[RequestTokens]:
+        """End the request whose matcher failed, unless that one is gone and another has its name."""
+        request = self.ledger.requests.get(report.request_id)
+        if request is None or report.step_id < request.first_step:
+            return []
+        return [self._finish(request, [], "error", error=report.error)]
 
     def schedule(self) -> StepPlan | None:
         """The next step, or None when there is nothing to do or enough is in flight."""
@@ -161,7 +173,8 @@ class Scheduler:
         self.table.num_places[request.slot] = len(request.block_ids) * self.kv_cache.block_size
 
     def _admit_waiting(self, changes: StepChanges, budget: int) -> None:
-        while budget > 0 and (request := self.ledger.peek_admissible()) is not None:
+        room = MAX_ADMITTED_TOKENS
+        while budget > 0 and room > 0 and (request := self.ledger.peek_admissible()) is not None:
             if not self.config.enable_chunked_prefill and self.kv_cache.count_uncached(request) > budget:
                 return
             num_cached = self.kv_cache.admit(request)
@@ -170,22 +183,27 @@ class Scheduler:
             changes.add_row(self.ledger.start(num_cached))
             count = changes.limit_scoring(request, min(request.num_tokens - num_cached, budget))
             budget -= count
+            room -= request.num_tokens
             self.table.num_scheduled[request.slot] = count
             self.kv_cache.commit(request, num_cached + count)
 
     def _displace(self, changes: StepChanges, oldest_step: int) -> None:
         """Let better waiting requests take the slots and blocks of worse running ones."""
         ledger = self.ledger
+        making_way: Request | None = None
         while (request := ledger.waiting.peek()) is not None and ledger.running:
-            victim = ledger.running[-1]
-            if request.num_in_flight or request.queue_key >= victim.queue_key:
+            if request.num_in_flight or request.queue_key >= ledger.running[-1].queue_key:
                 return
             if ledger.has_place and (num_cached := self.kv_cache.admit(request)) is not None:
                 changes.add_row(ledger.start(num_cached))
             elif ledger.rows.num_draining and not ledger.rows.num_free:
                 return  # the row of an earlier victim is on its way
             else:
-                ledger.preempt(victim, self.num_steps - 1)
+                worse = ledger.running[bisect(ledger.running, request.queue_key, key=_get_key) :]
+                if making_way is not request and not self.kv_cache.would_fit(request, worse):
+                    return  # nobody gives way for nothing
+                making_way = request
+                ledger.preempt(worse[-1], self.num_steps - 1)
                 ledger.rows.drain(oldest_step)
 
     def _make_step(self, changes: StepChanges) -> StepPlan | None:
@@ -289,3 +307,7 @@ class Scheduler:
         self.ledger.finish(request, self.num_steps - 1)
         self._accepted = [pair for pair in self._accepted if pair[0] != request.request_id]
         return make_tokens(request, token_ids, finish_reason=finish_reason, **more)
+
+
+def _get_key(request: Request) -> tuple[float, float, int]:
+    return request.queue_key

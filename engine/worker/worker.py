@@ -94,11 +94,16 @@ class Worker:
         """
         self.sleep_level = level
         del self.runner
+        self._give_back()
+
+    def _give_back(self) -> None:
+        """Give back what the level of the sleep says, as far as it is there."""
         self.kv_caches, self._graphs = [], None
-        if level == 2:
+        if self.sleep_level == 2:
             self.close()
             self._native = None
-            del self.model
+            if hasattr(self, "model"):
+                del self.model
         elif self.device.type != "cpu":
             move_tensors(list_tensors(self.model), torch.device("cpu"))
         if self.device.type == "cuda":
@@ -160,13 +165,17 @@ class Worker:
         return found
 
     def _wake_up(self) -> None:
-        """Take back what `sleep` gave away; after an error the worker still sleeps."""
-        if self.sleep_level == 2:
-            self.model = self._load_model(self.model_config, self.resolved.worker)
-        elif self.device.type != "cpu":
-            move_tensors(list_tensors(self.model), self.device)
-        self._make_caches()
-        self._graphs = self._make_graphs()
+        """Take back what `sleep` gave away; after an error the worker still sleeps, and holds nothing of it."""
+        try:
+            if self.sleep_level == 2:
+                self.model = self._load_model(self.model_config, self.resolved.worker)
+            elif self.device.type != "cpu":
+                move_tensors(list_tensors(self.model), self.device)
+            self._make_caches()
+            self._graphs = self._make_graphs()
+        except BaseException:
+            self._give_back()
+            raise
         if self.sleep_level == 2 and self._native is not None:
             self._native.follow(self.model)
         self.sleep_level = 0

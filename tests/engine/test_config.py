@@ -186,12 +186,10 @@ def test_overlap_is_two_steps_in_flight(enable_overlap: bool, depth: int) -> Non
 
 
 def test_the_scheduler_receives_its_settings() -> None:
-    config = EngineConfig(
-        max_num_seqs=5, max_num_waiting=6, scheduling_policy="priority", priority_ageing_s=7.0
-    )
+    config = EngineConfig(max_num_seqs=5, scheduling_policy="priority", priority_ageing_s=7.0)
     scheduler = resolve(config).scheduler
-    got = (scheduler.max_num_seqs, scheduler.max_num_waiting, scheduler.policy, scheduler.priority_ageing_s)
-    assert got == (5, 6, "priority", 7.0)
+    got = (scheduler.max_num_seqs, scheduler.policy, scheduler.priority_ageing_s)
+    assert got == (5, "priority", 7.0)
 
 
 @pytest.mark.parametrize(

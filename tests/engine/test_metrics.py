@@ -43,20 +43,6 @@ def test_many_at_once_count_as_each_alone(values: list[float]) -> None:
     assert at_once.sum == pytest.approx(one_by_one.sum)
 
 
-def test_a_quantile_is_the_bound_of_its_bucket() -> None:
-    histogram = make_histogram([0.5] * 90 + [4.0] * 9 + [50.0])
-    quantiles = [histogram.quantile(share) for share in (0.5, 0.9, 0.95, 0.99, 1.0)]
-    assert quantiles == [1.0, 1.0, 5.0, 5.0, float("inf")]
-
-
-def test_a_quantile_without_values_is_zero() -> None:
-    assert make_histogram().quantile(0.99) == 0.0
-
-
-def test_a_quantile_skips_empty_buckets() -> None:
-    assert make_histogram([4.0]).quantile(0.0) == 5.0
-
-
 def test_a_copy_stands_still() -> None:
     histogram = make_histogram([0.5])
     twin = histogram.copy()

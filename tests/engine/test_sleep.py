@@ -212,6 +212,7 @@ async def test_an_engine_that_cannot_wake_up_says_why_and_can_be_asked_again(
             with pytest.raises(EngineDead, match=r"could not wake up and still sleeps: .* no memory left"):
                 await engine.wake_up()
         assert (engine.state, engine.error) == ("sleeping", "RuntimeError: no memory left")
+        assert not hasattr(worker_of(engine), "model")  # a second try needs the room of one model
         await engine.wake_up()
         assert engine.error is None and await answer_all(engine) == before
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.sampling_params import SamplingParams
+from engine.sampling_params import SamplingParams, find_end_ids
 from engine.worker.sampling.transfer import upload, upload_lists
 
 
@@ -33,10 +33,10 @@ class LogitEdits:
     def add(self, row: int, params: SamplingParams, eos_token_ids: Sequence[int], vocab_size: int) -> None:
         """Take a row's edits. Ids are inside the vocabulary, save stop ids, which may be beyond it.
 
-        EOS is only forbidden before min_tokens when it would end the text: not with ignore_eos.
+        EOS is only forbidden before min_tokens when it would end the text.
         """
-        end_ids = list(params.stop_token_ids) + ([] if params.ignore_eos else list(eos_token_ids))
-        reachable = sorted({token_id for token_id in end_ids if 0 <= token_id < vocab_size})
+        end_ids = find_end_ids(params, eos_token_ids)
+        reachable = sorted(token_id for token_id in end_ids if 0 <= token_id < vocab_size)
         self.min_tokens[row] = params.min_tokens if reachable else 0
         self._edits[row] = _RowEdits(
             bias_ids=np.array(list(params.logit_bias), np.int64),

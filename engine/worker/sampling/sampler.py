@@ -15,8 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.outputs import TokenLogprobs
-from engine.worker.sampling.logprobs import SampledLogprobs, compute_logprobs, compute_prompt_logprobs
+from engine.worker.sampling.logprobs import SampledLogprobs, compute_logprobs
 from engine.worker.sampling.state import DrawKind, RowFlag, SamplingState
 from engine.worker.sampling.transfer import pick_rows, put_rows, upload
 from kernels.sampling import draw_filtered, draw_full, draw_greedy, find_sound_rows, make_row_keys
@@ -98,21 +97,6 @@ class Sampler:
         if raw is None:
             return SampledTokens(token_ids)
         return SampledTokens(token_ids, self._compute_logprobs(raw, wants_logprobs, rows, token_ids, masks))
-
-    @torch.inference_mode()
-    def prompt_logprobs(
-        self, logits: Tensor, next_token_ids: Tensor | np.ndarray, num_top: int
-    ) -> list[TokenLogprobs]:
-        """Log-probabilities of prompt tokens, one entry per position; waits for the device.
-
-        Args:
-            logits: [T, V] float32, at the positions before the tokens.
-            next_token_ids: [T] the prompt token that follows each position.
-            num_top: alternatives per position, 0..20.
-        """
-        next_ids = torch.as_tensor(next_token_ids, dtype=torch.int64, device=logits.device)
-        found = compute_prompt_logprobs(logits.float(), next_ids, num_top).to_lists()
-        return [found[place] for place in range(len(next_ids))]
 
     def _check_shapes(self, logits: Tensor, rows: np.ndarray, positions: np.ndarray) -> None:
         expected = (len(rows), self.state.vocab_size)

@@ -23,7 +23,6 @@ def make_scheduler_config(**changes: object) -> SchedulerConfig:
         "max_model_len": MAX_MODEL_LEN,
         "max_num_seqs": 4,
         "max_num_batched_tokens": 16,
-        "max_num_waiting": 1000,
         "enable_chunked_prefill": True,
         "policy": "fcfs",
         "priority_ageing_s": 10.0,

@@ -46,13 +46,13 @@ def make_position(*token_ids: int) -> TokenLogprobs:
     return TokenLogprobs(entries[0], tuple(entries))
 
 
-def test_deltas_carry_text_tokens_and_counters(tokenizer: Tokenizer) -> None:
+def test_deltas_carry_text_and_tokens(tokenizer: Tokenizer) -> None:
     detokenizer = make_detokenizer(tokenizer)
     ids = tokenizer.encode("hello wörld 🙂")
-    deltas = [send(detokenizer, [token_id], num_cached_tokens=16) for token_id in ids]
+    deltas = [send(detokenizer, [token_id]) for token_id in ids]
     assert "".join(delta.text for delta in deltas) == "hello wörld 🙂"
     assert [delta.token_ids for delta in deltas] == [[token_id] for token_id in ids]
-    assert {(delta.num_cached_tokens, delta.finish_reason) for delta in deltas} == {(16, None)}
+    assert {delta.finish_reason for delta in deltas} == {None}
 
 
 def test_requests_do_not_mix(tokenizer: Tokenizer) -> None:

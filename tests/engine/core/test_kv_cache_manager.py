@@ -174,3 +174,38 @@ def test_two_equal_prompts_admitted_in_one_step_share_blocks() -> None:
     assert second.num_cached_tokens == 8
     house.run()
     assert house.outputs["a"] == house.outputs["b"]
+
+
+def test_completions_of_one_prompt_are_hashed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    manager, prompt, hashed = make_manager(200), list(range(40)), []
+
+    def count(hashes: list[bytes], token_ids: list[int], num_tokens: int, *more: object) -> None:
+        hashed.append(num_tokens // BLOCK - len(hashes))
+        extend_block_hashes(hashes, token_ids, num_tokens, *more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("engine.core.kv_cache_manager.extend_block_hashes", count)
+    requests = [make_request(prompt) for _ in range(4)]
+    for request in requests:
+        compute(manager, request)
+    assert sum(each for each in hashed if each > 0) == 10
+    alone = [hash_root(None)][:0]
+    extend_block_hashes(alone, prompt, 40, BLOCK, None)
+    assert all(request.block_hashes == alone for request in requests)
+    salted = make_request(prompt, salt="s")
+    compute(manager, salted)
+    assert salted.block_hashes[0] != alone[0]
+
+
+@pytest.mark.parametrize("num_prompt", [20, 40, 44, 48, 60, 80])
+def test_would_fit_says_what_admit_does_once_the_victims_are_gone(num_prompt: int) -> None:
+    manager = make_manager(20)
+    victims = [make_request(list(range(start, start + 20))) for start in (0, 100)]
+    keeper = make_request([*range(12), 900, 901, 902, 903])
+    for request in (*victims, keeper):
+        assert manager.admit(request) is not None
+        manager.commit(request, request.num_tokens)
+    newcomer = make_request([*range(20), *range(500, 480 + num_prompt)])
+    promised = manager.would_fit(newcomer, victims)
+    for victim in victims:
+        manager.free(victim)
+    assert (manager.admit(newcomer) is not None) == promised

@@ -111,3 +111,14 @@ def test_a_name_used_again_after_a_removal_is_the_new_request() -> None:
 
 def test_an_empty_queue_has_nobody_at_its_head() -> None:
     assert make_queue().peek() is None
+
+
+def test_requests_that_are_gone_are_let_go_however_long_the_head_waits() -> None:
+    queue = make_queue()
+    queue.push(make_request("head"))
+    for number in range(200):
+        request = make_request(f"gone {number}", arrival=1.0)
+        queue.push(request)
+        queue.remove(request)
+    assert len(queue._heap) < 50
+    assert drain(queue) == ["head"]

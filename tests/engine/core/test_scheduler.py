@@ -306,3 +306,34 @@ def test_without_overlap_no_token_is_discarded() -> None:
     house.add(make_request("a", prompt, max_tokens=30))
     house.run()
     assert house.worker.num_computed_tokens == len(prompt) + len(answer) - 1
+
+
+def test_nobody_gives_way_to_a_request_that_does_not_fit_even_then() -> None:
+    house = SchedulerHarness(
+        num_blocks=31, caching=False, policy="priority", max_num_seqs=8, max_num_batched_tokens=WIDE
+    )
+    house.add(make_request("best", make_prompt(60), max_tokens=30))
+    for number in range(3):
+        house.add(make_request(f"low {number}", [5] * 12, 40, priority=9, arrival=0.1 * number))
+    while len(house.scheduler.ledger.running) < 4:
+        turn(house)
+    house.add(make_request("big", make_prompt(80), max_tokens=4, priority=5, arrival=1.0))
+    for _ in range(2):
+        turn(house)
+    assert house.scheduler.ledger.num_preemptions == 0
+    house.run()
+    assert len(house.ended) == 5
+
+
+def test_long_prompts_that_are_cached_are_admitted_over_several_steps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("engine.core.scheduler.MAX_ADMITTED_TOKENS", 100)
+    house = SchedulerHarness(num_blocks=200, max_num_seqs=16, max_num_batched_tokens=WIDE)
+    prompt = make_prompt(60)
+    house.add(make_request("first", prompt))
+    house.run()
+    add_together(house, *(make_request(f"again {number}", prompt) for number in range(8)))
+    assert [len(plan.new_rows) for plan in pending_plans(house)] == [2, 2]
+    house.run()
+    assert len(house.ended) == 9

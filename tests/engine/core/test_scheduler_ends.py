@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from engine.messages import AddRequest, RunStep, SampleGate, StepDone
+from engine.messages import AddRequest, GrammarBroken, RunStep, SampleGate, StepDone
 from engine.outputs import FinishReason
 from tests.engine.core.fake_worker import EOS, reference_output
 from tests.engine.core.harness import MAX_MODEL_LEN, SchedulerHarness, make_request
@@ -276,3 +276,16 @@ def test_a_row_is_not_given_away_while_its_sample_is_parked() -> None:
     assert house.scheduler.ledger.running == []
     house.run()
     assert house.outputs["next"] == answer[:4]
+
+
+def test_a_broken_matcher_does_not_end_a_later_request_of_its_name() -> None:
+    house = make_gated_house()
+    name = next(iter(house.scheduler.ledger.requests))
+    house.plan()
+    late = GrammarBroken(house.scheduler.num_steps - 1, name, "a limit was hit")
+    house.abort(name)
+    house.add(make_request(name, make_prompt()[0], gated=True))
+    assert house.scheduler.end_broken(late) == []
+    report = GrammarBroken(house.scheduler.num_steps, name, "a limit was hit")
+    assert [item.error for item in house.scheduler.end_broken(report)] == ["a limit was hit"]
+    assert house.scheduler.end_broken(report) == []

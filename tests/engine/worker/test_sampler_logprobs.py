@@ -8,6 +8,7 @@ import torch
 
 from engine.outputs import Logprob, TokenLogprobs
 from engine.sampling_params import SamplingParams
+from engine.worker.sampling.logprobs import compute_prompt_logprobs
 from kernels.sampling_reference import compute_logprobs
 from tests.engine.worker.sampler_cases import Case, make_logits, make_sampler, sample
 
@@ -97,7 +98,7 @@ def test_packed_words_on_the_host_give_the_same_lists() -> None:
 def test_prompt_logprobs_are_of_the_tokens_that_follow(num_top: int) -> None:
     logits = make_logits(400, VOCAB)
     next_ids = np.arange(400) % VOCAB
-    found = make_sampler([], VOCAB).prompt_logprobs(logits, next_ids, num_top)
+    found = compute_prompt_logprobs(logits, torch.from_numpy(next_ids), num_top).to_lists()
     assert len(found) == 400
     for place in (0, 1, 218, 219, 399):
         check_entry(found[place].token, int(next_ids[place]), logits[place], None)

@@ -1,0 +1,122 @@
+"""Compiling at the door: nobody stands behind a grammar that takes long, and only a compile's own time counts."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from engine import Engine, EngineConfig, InvalidRequest, RequestTimeout, SamplingParams
+from grammar import CompiledGrammar, GrammarCompiler, GrammarSpec
+
+MakeConfig = Callable[..., EngineConfig]
+GOOD = SamplingParams(max_tokens=4, grammar=GrammarSpec.regex("[ab]+"))
+
+
+class Held:
+    """Compiles wait for `release` where their spec's text holds "held"."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.release = threading.Event()
+        self.texts: list[str] = []
+        compile_now = GrammarCompiler.compile
+
+        def compile_held(compiler: GrammarCompiler, spec: GrammarSpec) -> CompiledGrammar:
+            self.texts.append(spec.text)
+            if "held" in spec.text:
+                self.release.wait(30)
+            return compile_now(compiler, spec)
+
+        monkeypatch.setattr(GrammarCompiler, "compile", compile_held)
+
+
+def make_held(number: int, kind: str = "regex") -> SamplingParams:
+    make = {"regex": GrammarSpec.regex, "ebnf": lambda text: GrammarSpec.ebnf(f'root ::= "{text}"')}[kind]
+    return SamplingParams(max_tokens=4, grammar=make(f"held{number}"))
+
+
+async def answer(engine: Engine, params: SamplingParams, **options: float) -> str:
+    last = [output async for output in engine.generate("hi", params, **options)][-1]
+    return str(last.outputs[0].finish_reason)
+
+
+async def test_a_compiled_grammar_does_not_queue_behind_others(
+    make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with Engine(make_config()) as engine:
+        await answer(engine, GOOD)
+        held = Held(monkeypatch)
+        jobs = [asyncio.create_task(answer(engine, make_held(number))) for number in range(4)]
+        await asyncio.sleep(0)
+        assert await answer(engine, GOOD) in ("stop", "length")
+        assert not any(job.done() for job in jobs)
+        held.release.set()
+        await asyncio.gather(*jobs)
+
+
+async def test_new_grammars_pass_those_that_only_xgrammar_takes(
+    make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with Engine(make_config()) as engine:
+        held = Held(monkeypatch)
+        jobs = [asyncio.create_task(answer(engine, make_held(number, "ebnf"))) for number in range(4)]
+        await asyncio.sleep(0)
+        assert await answer(engine, GOOD) in ("stop", "length")
+        held.release.set()
+        await asyncio.gather(*jobs)
+
+
+async def test_waiting_for_a_thread_is_not_held_against_a_grammar(
+    make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with Engine(make_config(grammar_timeout_s=1.0)) as engine:
+        await answer(engine, GOOD)
+        held = Held(monkeypatch)
+        slow = [asyncio.create_task(answer(engine, make_held(number))) for number in range(2)]
+        waiting = SamplingParams(max_tokens=4, grammar=GrammarSpec.regex("[cd]+"))
+        behind = asyncio.create_task(answer(engine, waiting))
+        for job in slow:
+            with pytest.raises(InvalidRequest, match="took longer than 1 s to compile"):
+                await job
+        await asyncio.sleep(0.2)
+        held.release.set()
+        assert await behind in ("stop", "length")
+
+
+async def test_a_grammar_nobody_waits_for_any_more_is_not_compiled(
+    make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with Engine(make_config()) as engine:
+        await answer(engine, GOOD)
+        held = Held(monkeypatch)
+        jobs = [asyncio.create_task(answer(engine, make_held(number))) for number in range(3)]
+        await asyncio.sleep(0.1)
+        jobs[2].cancel()
+        await asyncio.wait([jobs[2]])
+        held.release.set()
+        await asyncio.gather(*jobs[:2])
+        assert await answer(engine, SamplingParams(max_tokens=2, grammar=GrammarSpec.regex("[ef]+")))
+        assert "held2" not in held.texts
+
+
+async def test_a_deadline_counts_while_a_grammar_compiles(
+    make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with Engine(make_config()) as engine:
+        held = Held(monkeypatch)
+        with pytest.raises(RequestTimeout, match=r"deadline of 0\.2 s"):
+            await answer(engine, make_held(0), deadline_s=0.2)
+        held.release.set()
+
+
+async def test_min_tokens_holds_where_a_grammar_overrules_ignore_eos(make_config: MakeConfig) -> None:
+    async with Engine(make_config()) as engine:
+        eos = engine._supervisor.eos_token_ids[0]
+        params = SamplingParams(
+            max_tokens=30, min_tokens=20, temperature=0, ignore_eos=True, logit_bias={eos: 100.0},
+            grammar=GrammarSpec.regex("[ab]*"),
+        )  # fmt: skip
+        last = [output async for output in engine.generate("hi", params)][-1].outputs[0]
+        assert last.finish_reason == "stop" and len(last.token_ids) == 21
