@@ -17,7 +17,7 @@ from .output_check import OutputCheck
 from .plan import PlanEntry
 from .spec import GrammarSpec
 from .spec_reader import read_spec
-from .tags.tool_calls import make_tool_tags
+from .tags.tool_calls import make_forced_tags, make_tool_tags
 from .validator import SchemaValidator
 from .vocabulary import Vocabulary
 from .xml.validator import XmlValidator
@@ -43,6 +43,7 @@ __all__ = [
     "allocate_bitmask",
     "fill_bitmask",
     "fill_draft_bitmask",
+    "make_forced_tags",
     "make_tool_tags",
     "read_spec",
 ]

@@ -67,6 +67,11 @@ class GrammarCompiler:
             return pending.result()
         return self._compile_as_owner(spec, own)
 
+    def find(self, spec: GrammarSpec) -> CompiledGrammar | None:
+        """Return the compiled grammar if the cache holds it; takes no longer than looking it up."""
+        with self._lock:
+            return self._cache.find(spec)
+
     def close(self) -> None:
         """End the compile process, if one was needed; the compiler stays usable."""
         self._xgrammar.close()

@@ -185,17 +185,22 @@ class GrammarSpec:
             raise InvalidGrammar(f"{pointer}: {error}", place) from error
 
 
+NAMES = {"json_schema": "JSON Schema", "structural_tag": "structural tag"}
+
+
 def parse_json(text: str, kind: str) -> Any:
     """Parse JSON text; what is not JSON is an InvalidGrammar that names line and column."""
     check_size(text, kind)
     try:
         return json.loads(text, parse_constant=refuse_constant)
     except json.JSONDecodeError as error:
-        raise InvalidGrammar(f"{kind} is not JSON: {error}") from error
+        raise InvalidGrammar(f"the {NAMES.get(kind, kind)} is not valid JSON: {error}") from error
     except RecursionError as error:
-        raise InvalidGrammar(f"{kind} is nested deeper than {MAX_NESTING_DEPTH} levels") from error
+        raise InvalidGrammar(
+            f"the {NAMES.get(kind, kind)} is nested deeper than {MAX_NESTING_DEPTH} levels"
+        ) from error
     except ValueError as error:
-        raise InvalidGrammar(f"{kind} is not JSON: {error}") from error
+        raise InvalidGrammar(f"the {NAMES.get(kind, kind)} is not valid JSON: {error}") from error
 
 
 def refuse_constant(name: str) -> Any:
@@ -208,7 +213,9 @@ def dump_json(value: Any, kind: str) -> str:
     try:
         return json.dumps(value, ensure_ascii=False, allow_nan=False)
     except RecursionError as error:
-        raise InvalidGrammar(f"{kind} is nested deeper than {MAX_NESTING_DEPTH} levels") from error
+        raise InvalidGrammar(
+            f"the {NAMES.get(kind, kind)} is nested deeper than {MAX_NESTING_DEPTH} levels"
+        ) from error
     except (TypeError, ValueError) as error:
         raise InvalidGrammar(f"{kind} is not a JSON value: {error}") from error
 
@@ -231,4 +238,4 @@ def check_depth(value: Any, kind: str = "json_schema") -> None:
             return
         found = chain.from_iterable([node.values() if isinstance(node, dict) else node for node in level])
         level = [node for node in found if isinstance(node, (dict, list))]
-    raise InvalidGrammar(f"{kind} is nested deeper than {MAX_NESTING_DEPTH} levels")
+    raise InvalidGrammar(f"the {NAMES.get(kind, kind)} is nested deeper than {MAX_NESTING_DEPTH} levels")

@@ -11,6 +11,8 @@ import weakref
 from pathlib import Path
 from typing import Any
 
+KILL_EVERY_S = 0.05
+
 
 class WorkerDied(Exception):
     """The worker took too long or ended; the next order starts a new one."""
@@ -44,9 +46,14 @@ class KillableWorker:
                 raise WorkerDied(f"no answer within {max_seconds:g} s or out of memory") from error
 
     def close(self) -> None:
-        """End the process, if there is one."""
-        with self._lock:
+        """End the process, if there is one, in the middle of an order if need be: that raises WorkerDied."""
+        while not self._lock.acquire(timeout=KILL_EVERY_S):
+            if (process := self._process) is not None:
+                process.kill()  # whoever waits for its answer holds the lock
+        try:
             self._kill()
+        finally:
+            self._lock.release()
 
     def _start(self) -> "subprocess.Popen[bytes]":
         if self._process is not None and self._process.poll() is None:

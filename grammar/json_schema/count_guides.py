@@ -8,6 +8,7 @@ from typing import Any
 
 import jsonschema_rs
 
+from .keywords import list_properties
 from .references import find_targets
 from .rules import types_of
 
@@ -31,7 +32,7 @@ def guide_names(schema: Schema, names: Any) -> Schema:
     if not isinstance(names, dict) or "$ref" in str(names):
         return {}
     validator = jsonschema_rs.Draft202012Validator(names, offline=True)
-    listed = dict.fromkeys([*get_properties(schema), *schema.get("required", [])])
+    listed = dict.fromkeys([*list_properties(schema), *schema.get("required", [])])
     guide: Schema = {"properties": {name: False for name in listed if not validator.is_valid(name)}}
     values = list_values(names)
     if (
@@ -42,7 +43,7 @@ def guide_names(schema: Schema, names: Any) -> Schema:
         values = []
     if values is None:
         return guide if guide["properties"] else {}
-    guide["properties"] = {name: validator.is_valid(name) for name in get_properties(schema)} | guide[
+    guide["properties"] = {name: validator.is_valid(name) for name in list_properties(schema)} | guide[
         "properties"
     ]
     fine = [value for value in values if isinstance(value, str) and validator.is_valid(value)]
@@ -73,7 +74,7 @@ def guide_contains(schema: Schema, wanted: Any) -> Schema:
 
 def guide_number(schema: Schema, keyword: str) -> Schema:
     """Of a closed object's properties, so many are present or absent."""
-    names, number = list(get_properties(schema)), schema[keyword]
+    names, number = list(list_properties(schema)), schema[keyword]
     if keyword == "maxProperties" and number == 0:
         return {"properties": dict.fromkeys(names, False), "additionalProperties": False}
     if schema.get("additionalProperties") is not False or schema.get("patternProperties"):
@@ -117,7 +118,7 @@ def count_values(schema: Any, depth: int) -> int | None:
     if schema.get("additionalProperties") is not False:
         return None
     count, required = 1, schema.get("required", [])
-    for name, part in get_properties(schema).items():
+    for name, part in list_properties(schema).items():
         found = count_values(part, depth - 1)
         if found is None or count > MAX_NUM_VALUES:
             return None
@@ -185,12 +186,6 @@ def find_bound(schema: Schema, keyword: str, make_whole: Callable[[float], int])
 def exclude(kind: str) -> Schema:
     """Return the schema of everything that is not of one type."""
     return {"type": [name for name in TYPES if name != kind]}
-
-
-def get_properties(schema: Schema) -> dict[str, Any]:
-    """Return the `properties` of a schema."""
-    found = schema.get("properties")
-    return found if isinstance(found, dict) else {}
 
 
 def list_values(schema: Any) -> list[Any] | None:

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from ..errors import UnsupportedGrammar
 from ..grounding.source_text import Lengths
 from .dialect import detect_dialect, is_dialect_named
-from .keywords import ASSERTIONS, TYPES_OF_KEYWORD, iterate_children, join_pointer
+from .keywords import ASSERTIONS, TYPES_OF_KEYWORD, iterate_children, join_pointer, list_properties
 from .loosen import find_at
 from .references import find_demands, find_targets, is_local, item_keywords, walk
 from .rules import allowed_types, types_of
@@ -274,9 +274,3 @@ class GroundingMap:
             for i in range(len(branches) if isinstance(branches, list) else 0)
         ]
         return all(self._takes(each, kind, seen) for each in (*every, *find_targets(schema)))
-
-
-def list_properties(schema: dict[str, Any]) -> dict[str, Any]:
-    """Return `properties`, {} where it is no object."""
-    found = schema.get("properties")
-    return found if isinstance(found, dict) else {}

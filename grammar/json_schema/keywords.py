@@ -115,3 +115,9 @@ def iterate_children(schema: dict[str, Any]) -> Iterator[tuple[tuple[str | int, 
 def is_schema(value: Any) -> bool:
     """Tell whether a value can be a schema."""
     return isinstance(value, (dict, bool))
+
+
+def list_properties(schema: dict[str, Any]) -> dict[str, Any]:
+    """Return `properties`, {} where it is no object."""
+    found = schema.get("properties")
+    return found if isinstance(found, dict) else {}

@@ -100,6 +100,9 @@ class _Walk:
         self.visited.add(pointer)
         if isinstance(schema, bool):
             return schema
+        outer = self.drops_ref_siblings
+        if pointer and is_dialect_named(schema):
+            self.drops_ref_siblings = detect_dialect(schema).ignores_ref_siblings
         node = Node(copy_containers(schema), pointer, self.drops_ref_siblings, origin or {})
         self._drop_extensions(node)
         apply_rules(node)
@@ -112,6 +115,7 @@ class _Walk:
                 new = join_pointer(place, *path)
             made = node.conjuncts.get(int(path[1])) if keyword == "allOf" else None
             put(node.schema, path, self.rewrite(child, pointer if made else old, new, made))
+        self.drops_ref_siblings = outer
         return node.schema
 
     def rewrite_targets(self, result: dict[str, Any] | bool) -> None:
@@ -145,8 +149,11 @@ class _Walk:
         # llguidance reads options from the schema itself, some of which loosen it.
         if "x-guidance" in node.schema:
             node.drop("x-guidance", ANNOTATION)
-        if node.pointer and ("$id" in node.schema or "id" in node.schema):
-            self.has_ids = True
+        if node.pointer:
+            # An engine would read what lies below in the forms of that draft, and all is in those of one by now.
+            node.schema.pop("$schema", None)
+            if "$id" in node.schema or "id" in node.schema:
+                self.has_ids = True
         if isinstance(node.schema.get("$ref"), str):
             self.refs.append((node.pointer, node.schema["$ref"]))
 

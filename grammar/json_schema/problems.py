@@ -27,8 +27,11 @@ PATTERN_REASON = (
 )
 _SUSPECTS = frozenset(UNSUPPORTED_KEYWORDS) | {
     *("x-grounded", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
-    *("pattern", "patternProperties", "minProperties"),
+    *("pattern", "patternProperties", "minProperties", "enum", "const"),
 }
+# Beyond are the last doubles below 2**63.
+MAX_COUNTED = 2**63 - 1024
+INEXACT = "that 64 bits or a double do not hold exactly, so it would shift"
 NUMERIC_BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
 
 
@@ -43,9 +46,11 @@ def find_problems(node: Node) -> Iterator[Problem]:
         yield Problem(node.pointer, "x-grounded", "it needs a source text to quote from")
     for keyword in NUMERIC_BOUNDS:
         value = node.schema.get(keyword)
-        if isinstance(value, int) and not (is_exact(value) or is_clamped(node.schema, keyword, value)):
-            reason = f"{value} has no exact binary floating point form, so the bound would shift"
-            yield Problem(node.pointer, node.original_name(keyword), reason)
+        if isinstance(value, int | float) and not is_exact(value):
+            yield Problem(node.pointer, node.original_name(keyword), f"{value} is a bound {INEXACT}")
+    for keyword in ("enum", "const"):
+        if keyword in node.schema and (inexact := find_inexact(node.schema[keyword])) is not None:
+            yield Problem(node.pointer, node.original_name(keyword), f"{inexact} is {INEXACT}")
     if "pattern" in node.schema and make_safe(node.schema["pattern"]) is None:
         yield Problem(node.pointer, node.original_name("pattern"), PATTERN_REASON)
     if any(make_safe(pattern) != pattern for pattern in node.schema.get("patternProperties", ())):
@@ -55,19 +60,22 @@ def find_problems(node: Node) -> Iterator[Problem]:
         yield Problem(node.pointer, "minProperties", reason)
 
 
-def is_exact(value: int) -> bool:
-    """Tell whether llguidance, which reads bounds as doubles, reads this one exactly."""
-    try:
-        return int(float(value)) == value
-    except OverflowError:
-        return False
+def is_exact(value: int | float) -> bool:
+    """Tell whether llguidance, which reads numbers as doubles and counts in 64 bits, reads this one exactly.
+
+    At the ends of 64 bits it lets other integers through, and ends the process over some negative ones.
+    """
+    return abs(value) < MAX_COUNTED and (isinstance(value, float) or int(float(value)) == value)
 
 
-def is_clamped(schema: dict[str, Any], keyword: str, value: int) -> bool:
-    """Tell whether the bound lies beyond 64 bits, where llguidance allows fewer integers, never more."""
-    if schema.get("type") != "integer":
-        return False
-    return value >= 2**63 - 1 if "aximum" in keyword else "inimum" in keyword and value <= -(2**63)
+def find_inexact(value: Any) -> int | float | None:
+    """Return the first number in a value that llguidance does not read exactly."""
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list):
+        return next((found for found in map(find_inexact, value) if found is not None), None)
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return value if is_number and not is_exact(value) else None
 
 
 def is_duplicate_prone(schema: dict[str, Any]) -> bool:

@@ -40,6 +40,9 @@ def find_local(schema: dict[str, Any]) -> list[tuple[str, str]]:
     """Return (keyword, reason) of what stands in this one schema."""
     if "$ref" in schema and not (schema["$ref"] == "#" or schema["$ref"].startswith("#/")):
         return [("$ref", "xgrammar follows only JSON pointers")]
+    for keyword in ("enum", "const"):
+        if keyword in schema and has_wide_number(schema[keyword]):
+            return [(keyword, "xgrammar reads whole numbers in 64 bits")]
     keywords = schema.keys() - _ANNOTATIONS - STRUCTURE_KEYWORDS
     if not keywords or keywords in ({"anyOf"}, {"$ref"}, {"enum"}, {"const"}):
         return []
@@ -62,3 +65,12 @@ def find_local(schema: dict[str, Any]) -> list[tuple[str, str]]:
         # Repeated names and the order of names are beyond it.
         return [("additionalProperties", "xgrammar counts repeated names as different ones")]
     return []
+
+
+def has_wide_number(value: Any) -> bool:
+    """Tell whether a whole number beyond 64 bits is in a value."""
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list):
+        return any(map(has_wide_number, value))
+    return isinstance(value, int | float) and not -(2**63) <= value < 2**63

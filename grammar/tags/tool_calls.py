@@ -74,6 +74,28 @@ def _named(tools: Tools, is_parallel: bool) -> Json:
     return {"type": "dispatch", "rules": [rule], "loop": False}
 
 
+def make_forced_tags(tools: Tools, max_calls: int | None = None) -> Json:
+    """Return the structural tag of a text that is a call, {"name": ..., "arguments": ...}, and nothing else.
+
+    Each tool's schema is compiled as it would be alone: drafts and names of one mean nothing to the others.
+
+    Args:
+        max_calls: the text is an array of 1 to so many calls; None for one call.
+    """
+    if not tools:
+        raise InvalidGrammar("tool calls need at least one tool")
+    call = {
+        "type": "or",
+        "elements": [_tag(f'{{"name": "{name}", "arguments": ', schema, "}") for name, schema in tools],
+    }
+    if max_calls is None:
+        return {"type": "structural_tag", "format": call}
+    next_call = {"type": "sequence", "elements": [_const(", "), call]}
+    more = {"type": "repeat", "min": 0, "max": max_calls - 1, "content": next_call}
+    elements = [_const("["), call, *([more] if max_calls > 1 else []), _const("]")]
+    return {"type": "structural_tag", "format": {"type": "sequence", "elements": elements}}
+
+
 def _const(text: str) -> Json:
     return {"type": "const_string", "value": text}
 

@@ -1,11 +1,20 @@
 """JSON schemas: what is accepted, what is refused and how the refusal reads."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 
-from grammar import GrammarSpec, InvalidGrammar, PlanEntry, SchemaValidator, UnsupportedGrammar
-from tests.grammar.vocabularies import accepts
+from grammar import (
+    GrammarCompiler,
+    GrammarSpec,
+    InvalidGrammar,
+    PlanEntry,
+    SchemaValidator,
+    UnsupportedGrammar,
+)
+from tests.grammar.vocabularies import accepts, make_byte_vocabulary
 
 PERSON = {
     "type": "object",
@@ -291,3 +300,78 @@ def test_what_llguidance_cannot_count_goes_to_xgrammar(byte_compiler):
 def test_a_backend_that_was_asked_for_is_not_replaced(byte_compiler):
     with pytest.raises(UnsupportedGrammar, match="outlines_core"):
         byte_compiler.compile(GrammarSpec.json_schema({}, backend="outlines_core"))
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "integer", "enum": [-(2**63)]},
+        {"type": "integer", "const": -(2**63)},
+        {"type": "number", "enum": [-(2**63), 5]},
+        {"type": ["integer", "null"], "enum": [-1e30, None]},
+        {"type": "integer", "minimum": -1e19, "maximum": -1e19},
+        {"const": 1311768467463790321},
+        {"enum": [2**53 + 1, 2**53 + 3]},
+        {"enum": [12345678901234567890, "x"]},
+        {
+            "properties": {"id": {"const": 2**63 + 2**12 + 1}},
+            "required": ["id"],
+            "additionalProperties": False,
+        },
+        {"type": "object", "const": {"id": [2**53 + 1]}},
+    ],
+)
+def test_no_number_beyond_a_double_is_taken_for_another(schema):
+    """In a process of its own: llguidance ends the process over some of them."""
+    script = "from tests.grammar.test_grammar_json_schema import check_wide; check_wide()"
+    subprocess.run([sys.executable, "-c", script, json.dumps(schema)], check=True, timeout=120)
+
+
+def check_wide():
+    schema = json.loads(sys.argv[1])
+    vocabulary = make_byte_vocabulary()
+    compiler = GrammarCompiler(vocabulary, num_threads=1)
+    compiled, validator = compiler.compile(GrammarSpec.json_schema(schema)), SchemaValidator(schema)
+    numbers = [-(2**63), -(2**63) - 1, -(10**19), -(10**30), 2**53, 2**53 + 1, 2**53 + 2, 2**53 + 3, 5]
+    numbers += [1311768467463790321, 1311768467463790336, 12345678901234567890, 12345678901234567000]
+    numbers += [2**63 + 2**12, 2**63 + 2**12 + 1]
+    for number in numbers:
+        for value in (number, {"id": number}, {"id": [number]}):
+            text = json.dumps(value)
+            is_accepted = accepts(compiled.matcher(), vocabulary, text)
+            assert not is_accepted or validator.is_valid(value), text
+    compiler.close()
+
+
+def test_whole_numbers_of_64_bits_can_be_written(byte_compiler):
+    for schema, number in (({"enum": [2**53 + 1, 2**53 + 3]}, 2**53 + 1), ({"const": -(2**63)}, -(2**63))):
+        assert is_accepted(byte_compiler, schema, str(number))
+
+
+@pytest.mark.parametrize(
+    "draft", ["http://json-schema.org/draft-07/schema#", "https://json-schema.org/draft/2019-09/schema"]
+)
+@pytest.mark.parametrize("root", [{}, {"$schema": "https://json-schema.org/draft/2020-12/schema"}])
+def test_a_draft_named_inside_does_not_undo_the_rewriting(byte_compiler, draft, root):
+    pair = {"type": "array", "items": [{"type": "integer"}], "additionalItems": False, "minItems": 1}
+    inner = {"$schema": draft, "type": "object", "properties": {"p": pair}, "required": ["p"]}
+    schema = root | {"properties": {"a": {"$ref": "#/$defs/a"}}, "$defs": {"a": inner}}
+    schema |= {"type": "object", "required": ["a"]}
+    if root:
+        with pytest.raises(InvalidGrammar, match="malformed"):
+            byte_compiler.compile(GrammarSpec.json_schema(schema))
+        return
+    compiled = byte_compiler.compile(GrammarSpec.json_schema(schema))
+    for text, expected in (
+        ('{"a": {"p": [1]}}', True),
+        ('{"a": {"p": ["a"]}}', False),
+        ('{"a": {"p": []}}', False),
+    ):
+        assert accepts(compiled.matcher(), byte_compiler.vocabulary, text) == expected
+
+
+def test_zero_has_no_sign(byte_compiler):
+    schema = {"type": "array", "items": {"enum": [0, 1]}, "uniqueItems": True}
+    compiled = byte_compiler.compile(GrammarSpec.json_schema(schema))
+    for text, expected in (("[0, 1]", True), ("[0, -0]", False), ("[-0]", False), ("[0.0]", False)):
+        assert accepts(compiled.matcher(), byte_compiler.vocabulary, text) == expected

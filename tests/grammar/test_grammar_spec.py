@@ -21,7 +21,7 @@ def test_property_order_is_part_of_a_schema():
 @pytest.mark.parametrize(
     ("schema", "message"),
     [
-        ("{", "not JSON: .*line 1 column 2"),
+        ("{", "not valid JSON: .*line 1 column 2"),
         ('{"minimum": NaN}', "NaN is not a JSON number"),
         ('{"minimum": 1e999}', "not a JSON value"),
         ("[]", "an object or a boolean, not list"),

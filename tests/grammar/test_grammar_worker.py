@@ -1,6 +1,7 @@
 """KillableWorker: a deadline that holds, and a fresh process after it."""
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -73,3 +74,16 @@ def test_a_closed_worker_can_be_used_again(worker):
     pid = worker.ask({}, 30)["pid"]
     worker.close()
     assert worker.ask({}, 30)["pid"] != pid
+
+
+def test_closing_ends_an_order_under_way(worker):
+    worker.ask({}, 30)
+    with ThreadPoolExecutor(1) as pool:
+        job = pool.submit(worker.ask, {"seconds": 60}, 60)
+        while not worker._lock.locked():
+            time.sleep(0.01)
+        start = time.monotonic()
+        worker.close()
+        assert time.monotonic() - start < 20
+        with pytest.raises(WorkerDied):
+            job.result(timeout=20)
