@@ -97,7 +97,10 @@ class Call:
 
 
 def make_judge(
-    context: ApiContext, constraint: Constraint | None, thinking: Thinking | None = None
+    context: ApiContext,
+    constraint: Constraint | None,
+    thinking: Thinking | None = None,
+    tools: ToolUse | None = None,
 ) -> Judge | None:
     """The judge of a request, None when there is nothing to find out.
 
@@ -108,7 +111,8 @@ def make_judge(
     if tokenizer is None or (constraint is None and thinking is None):
         return None
     spec = None if constraint is None else constraint.spec
-    return Judge(spec, thinking, lambda ids: tokenizer.decode(ids, skip_special_tokens=False))
+    check = None if tools is None or tools.spec is None else tools.is_valid
+    return Judge(spec, thinking, lambda ids: tokenizer.decode(ids, skip_special_tokens=False), check)
 
 
 def _check(output: RequestOutput) -> None:

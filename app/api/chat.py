@@ -82,7 +82,7 @@ async def prepare(
     wanted = constraint
     if thinking is not None:
         constraint, thinking, sampling = make_room(thinking, constraint, sampling, context)
-    judge = make_judge(context, wanted, thinking)
+    judge = make_judge(context, wanted, thinking, tools)
     echo = messages[-1]["content"] if body.echo and messages[-1]["role"] == "assistant" else ""
     reply_id = make_reply_id(id_prefix, visit, body)
     call = Call(context, visit, body, reply_id, model, [prompt], sampling, constraint, tools, thinking, judge)

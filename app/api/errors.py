@@ -30,6 +30,7 @@ from engine import (
     EngineOverloaded,
     EngineSleeping,
     InvalidRequest,
+    PromptTooLong,
     RequestTimeout,
 )
 from grammar import GrammarError, InvalidGrammar, UnsupportedGrammar
@@ -155,6 +156,8 @@ def to_api_error(error: Exception, param: str | None = None) -> ApiError:
     match error:
         case ApiError():
             return error
+        case PromptTooLong():
+            return ApiError(400, str(error), error.param or param, "context_length_exceeded")
         case InvalidRequest():
             return ApiError(400, str(error), error.param or param, "invalid_value")
         case UnsupportedGrammar():
@@ -244,7 +247,9 @@ def add_error_handlers(app: FastAPI) -> None:
 
     async def answer_http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        response = ApiError(error.status_code, str(error.detail)).answer(request.url.path)
+        # FastAPI says no more of a body that is no JSON
+        code = "invalid_json" if error.status_code == 400 else None
+        response = ApiError(error.status_code, str(error.detail), code=code).answer(request.url.path)
         response.headers.update(error.headers or {})
         return response
 

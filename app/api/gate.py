@@ -33,6 +33,8 @@ OPEN_PATHS = frozenset(("/health", "/ping"))
 WORK_PATHS = frozenset(("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"))
 REQUEST_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 MAX_LOGGED_PATH = 200
+MAX_JSON_VALUES = 500_000  # a tenth of a second of parsing; a prompt of 128k token ids has a quarter of them
+VALUE_SIGNS = (b",", b"[", b"{")
 Headers = dict[bytes, bytes]
 
 
@@ -77,8 +79,9 @@ class Gate:
             self._check_length(headers)
             if is_work and scope["path"] in WORK_PATHS:
                 self.check_room()
+            is_json = b"json" in headers.get(b"content-type", b"")
             with self._counted(visit.key_number if is_work else 0):
-                await self.app(scope, self._bounded(receive), send)
+                await self.app(scope, self._bounded(receive, is_json), send)
         except (ApiError, EngineOverloaded) as error:
             await to_api_error(error).answer(scope["path"])(scope, receive, send)
         finally:
@@ -124,18 +127,26 @@ class Gate:
         if len(length) > 18 or int(length) > self.max_body_bytes:
             raise self._too_large()
 
-    def _bounded(self, receive: Receive) -> Receive:
-        """Count the body of a request that does not state its length."""
-        num_bytes = 0
+    def _bounded(self, receive: Receive, is_json: bool) -> Receive:
+        """Count the body of a request that does not state its length, and how many values a JSON body may have.
+
+        It is parsed on the event loop, where a value takes longer than its bytes.
+        """
+        num_bytes = num_values = 0
 
         async def receive_bounded() -> Message:
-            nonlocal num_bytes
+            nonlocal num_bytes, num_values
             message = await receive()
             if message["type"] == "http.request":
-                num_bytes += len(message.get("body", b""))
+                body = message.get("body", b"")
+                num_bytes += len(body)
+                # FastAPI turns any other error into a 400 while it reads the body
                 if num_bytes > self.max_body_bytes:
-                    # FastAPI turns any other error into a 400 while it reads the body
                     raise HTTPException(413, str(self._too_large()))
+                if is_json:
+                    num_values += sum(map(body.count, VALUE_SIGNS))
+                if num_values > MAX_JSON_VALUES:
+                    raise HTTPException(413, f"the body has more than {MAX_JSON_VALUES} commas and brackets")
             return message
 
         return receive_bounded

@@ -1,22 +1,41 @@
-"""BoundedHttp: uvicorn's HTTP parser with a limit on the request line and headers, which it lacks."""
+"""BoundedHttp: uvicorn's HTTP parser with the limits that it lacks: how long a head may be, and how long one waits."""
 
 from __future__ import annotations
+
+import asyncio
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 MAX_HEAD_BYTES = 64 * 1024
+# Within it a head has to be there, and a body to move on; between two requests uvicorn's own limit counts.
+READ_TIMEOUT_S = 60.0
 
 
 class BoundedHttp(HttpToolsProtocol):
-    """Answers 400 to a head that goes on and on, instead of keeping all of it in memory."""
+    """Answers 400 to a head that goes on and on, and hangs up on who sends nothing more in mid-request."""
 
     def __init__(self, *args: object, **kwargs: object) -> None:
         super().__init__(*args, **kwargs)  # type: ignore[arg-type]
         self._num_head_bytes = 0
         self._is_in_body = False
+        self._timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._start_timer()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_timer()
+        super().connection_lost(exc)
+
+    def handle_websocket_upgrade(self) -> None:
+        self._stop_timer()
+        super().handle_websocket_upgrade()
 
     def data_received(self, data: bytes) -> None:
         """Count what arrives before a request's head is complete."""
+        if self._is_in_body or self._timer is None:
+            self._start_timer()
         if not self._is_in_body:
             self._num_head_bytes += len(data)
         super().data_received(data)
@@ -30,4 +49,20 @@ class BoundedHttp(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         self._is_in_body = False
         self._num_head_bytes = 0
+        self._stop_timer()
         super().on_message_complete()
+
+    def _start_timer(self) -> None:
+        self._stop_timer()
+        self._timer = self.loop.call_later(READ_TIMEOUT_S, self._hang_up)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _hang_up(self) -> None:
+        if self.flow.read_paused:  # it is we who do not read
+            self._start_timer()
+        else:
+            self.transport.close()

@@ -58,7 +58,7 @@ def _read_message(where: str, message: Mapping[str, Any]) -> dict[str, Any]:
         )
     content = message.get("content")
     if content is None and role == "assistant":
-        content = ""
+        content = message.get("refusal") or ""
     # OpenAI's newer name for a system message; chat templates know only the old one
     read = {"role": "system" if role == "developer" else role, "content": _read_content(where, content)}
     if (name := message.get("name")) is not None:

@@ -110,8 +110,12 @@ def structured_of(call: Call, output: RequestOutput, indices: Iterable[int] = (0
 
 
 def finish_reason(choice: CompletionOutput, has_tool_calls: bool) -> str | None:
-    """OpenAI's word for the end of a choice: one that stopped after calling tools waits for them."""
-    return "tool_calls" if has_tool_calls and choice.finish_reason == "stop" else choice.finish_reason
+    """OpenAI's word for the end of a choice: one that stopped after calling tools waits for them.
+
+    A stop string may have cut a call short, which nobody should carry out.
+    """
+    is_own_end = choice.finish_reason == "stop" and not isinstance(choice.stop_reason, str)
+    return "tool_calls" if has_tool_calls and is_own_end else choice.finish_reason
 
 
 def header(call: Call, kind: str) -> Json:

@@ -82,12 +82,13 @@ def _make(body: GenerationFields, constraint: Constraint | None, **changes: Any)
 
 def read_logit_bias(bias: dict[str, float] | None) -> dict[int, float]:
     """JSON has only text keys; token ids come as digits."""
-    try:
-        return {int(token): value for token, value in (bias or {}).items()}
-    except ValueError:
-        raise ApiError(
-            400, "logit_bias must map token ids to numbers", "logit_bias", "invalid_value"
-        ) from None
+    wrong = next(
+        (key for key in bias or {} if not (key.isascii() and key.isdigit() and len(key) <= 10)), None
+    )
+    if wrong is not None:
+        message = f"logit_bias must map token ids to numbers; {wrong[:80]!r} is no token id"
+        raise ApiError(400, message, "logit_bias", "invalid_value")
+    return {int(token): value for token, value in (bias or {}).items()}
 
 
 def read_prompts(value: Any) -> list[str | list[int]]:

@@ -9,6 +9,7 @@ import asyncio
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from app.api.thinking import CLOSE, Thinking
 from app.api.thought_parser import read_thought
@@ -18,6 +19,7 @@ from grammar import GrammarError, GrammarSpec, OutputCheck
 # above this many characters of text and schema a check is worth a thread
 MAX_CHARS_ON_LOOP = 16_384
 Decode = Callable[[Sequence[int]], str]
+Check = Callable[[str], bool | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +40,15 @@ class Judge:
 
     Args:
         spec: the constraint of the words; None without one.
+        check: tells of a text whether it is what was asked for, where that is not for the spec to say.
         decode: token ids to text, special tokens included.
     """
 
-    def __init__(self, spec: GrammarSpec | None, thinking: Thinking | None, decode: Decode) -> None:
+    def __init__(
+        self, spec: GrammarSpec | None, thinking: Thinking | None, decode: Decode, check: Check | None = None
+    ) -> None:
         self._spec = spec
+        self._check = check or (None if spec is None else partial(check_output, spec))
         self._thinking = thinking
         self._decode = decode
         self._texts: dict[int, list[str]] = {}
@@ -78,7 +84,7 @@ class Judge:
             splitter, words = read_thought(self._thinking, text)
             if splitter.has_thought:
                 num_reasoning = self._count(token_ids) if splitter.is_closed else len(token_ids)
-        is_valid = None if self._spec is None else check_output(self._spec, words)
+        is_valid = None if self._check is None else self._check(words)
         if is_valid and finish_reason != "stop":
             is_valid = False  # what was cut is not finished, whatever it looks like
         return Verdict(is_valid, num_reasoning)

@@ -151,7 +151,15 @@ def _read_tool(i: int, tool: Mapping[str, Any]) -> Json:
 def _read_choice(choice: str | Mapping[str, Any] | None) -> str | Json | None:
     if choice is None or isinstance(choice, str):
         return choice
-    if choice.get("type") != "function" or not isinstance(choice.get("name"), str):
+    if isinstance(choice, Mapping) and choice.get("type") == "allowed_tools":
+        tools = choice.get("tools")
+        nested = [_read_choice(tool) for tool in tools] if isinstance(tools, list) else tools
+        return {"type": "allowed_tools", "allowed_tools": {"mode": choice.get("mode"), "tools": nested}}
+    if (
+        not isinstance(choice, Mapping)
+        or choice.get("type") != "function"
+        or not isinstance(choice.get("name"), str)
+    ):
         message = 'tool_choice must be {"type": "function", "name": ...}'
         raise ApiError(400, message, "tool_choice", "invalid_value")
     return {"type": "function", "function": {"name": choice["name"]}}

@@ -6,10 +6,12 @@ tool_choice   none        the tools are left out
                           way of writing calls is unknown, they are found in the text (`tool_calls.TaggedCalls`)
               required    a grammar: {"name": ..., "arguments": ...} of one tool, or an array of those
               a function  the same grammar, of that one tool
+              allowed     auto or required, as if there were only the tools that it lists
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,7 +21,7 @@ from app.api.constraint import Constraint
 from app.api.errors import ApiError, to_api_error
 from app.api.protocol import ChatRequest
 from engine import SamplingParams
-from grammar import GrammarError, GrammarSpec, make_tool_tags
+from grammar import GrammarError, GrammarSpec, SchemaValidator, make_forced_tags, make_tool_tags
 
 Json = dict[str, Any]
 
@@ -27,8 +29,6 @@ MODES = ("none", "auto", "required")
 MAX_PARALLEL_CALLS = 16
 TOOL_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 NO_PARAMETERS: Json = {"type": "object", "properties": {}, "additionalProperties": False}
-SCHEMA_MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
-DATA_KEYWORDS = ("const", "enum", "default", "example", "examples")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +38,14 @@ class Tool:
     name: str
     parameters: Json
     definition: Json  # as the client sent it, for the chat template
+
+
+@dataclass(frozen=True, slots=True)
+class Allowed:
+    """A choice among some of the tools."""
+
+    mode: str
+    names: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +73,18 @@ class ToolUse:
     def names(self) -> frozenset[str]:
         return frozenset(tool.name for tool in self.tools)
 
+    def is_valid(self, text: str) -> bool | None:
+        """Whether a text of forced calls is one whose arguments their tools take; None when it cannot be told."""
+        try:
+            calls = json.loads(text)
+            schemas = dict(_name_schemas(self.tools))
+            calls = calls if isinstance(calls, list) else [calls]
+            return all(SchemaValidator(schemas[call["name"]]).is_valid(call["arguments"]) for call in calls)
+        except GrammarError:
+            return None  # a schema that the engines read and the validator does not
+        except (ValueError, KeyError, TypeError):
+            return False
+
     def in_style(self, style: str | None) -> ToolUse:
         """The same tools, called among words as the model writes it.
 
@@ -73,9 +93,9 @@ class ToolUse:
         """
         if style is None or self.spec is not None:
             return self
-        schemas = [(tool.name, tool.parameters) for tool in self.tools]
         try:
-            spec = GrammarSpec.structural_tag(make_tool_tags(style, schemas, self.is_parallel))
+            tags = make_tool_tags(style, _name_schemas(self.tools), self.is_parallel)
+            spec = GrammarSpec.structural_tag(tags)
         except GrammarError as error:
             raise to_api_error(error, "tools") from error
         return replace(self, style=style, words_spec=spec)
@@ -96,17 +116,19 @@ def read_tools(body: ChatRequest) -> ToolUse | None:
     if len(set(names)) < len(names):
         raise ApiError(400, "two tools have the same name", "tools", "invalid_value")
     choice = _read_choice(body.tool_choice, names)
+    if isinstance(choice, Allowed):
+        tools, choice = [tool for tool in tools if tool.name in choice.names], choice.mode
     if not tools:
         return None
     # also when the model is free to use them or not: a schema that is none is refused in any case
-    spec = _make_spec(tools, is_array=False)
     is_array = body.parallel_tool_calls is not False
+    spec = _make_spec(tools, MAX_PARALLEL_CALLS if is_array else None)
     if choice in ("none", "auto"):
         return ToolUse(tuple(tools), None, is_array) if choice == "auto" else None
     if choice == "required":
-        return ToolUse(tuple(tools), _make_spec(tools, is_array) if is_array else spec)
+        return ToolUse(tuple(tools), spec)
     chosen = [tool for tool in tools if tool.name == choice.removeprefix("function:")]
-    return ToolUse(tuple(chosen), _make_spec(chosen, is_array=False))
+    return ToolUse(tuple(chosen), _make_spec(chosen, None))
 
 
 def combine(tools: ToolUse | None, constraint: Constraint | None) -> Constraint | None:
@@ -148,8 +170,8 @@ def _read_tool(where: str, tool: Mapping[str, Any]) -> Tool:
     return Tool(name, parameters, dict(tool))
 
 
-def _read_choice(choice: str | Mapping[str, Any] | None, names: Sequence[str]) -> str:
-    """One of MODES, or "function:" and a name."""
+def _read_choice(choice: str | Mapping[str, Any] | None, names: Sequence[str]) -> str | Allowed:
+    """One of MODES, or "function:" and a name, or some of the tools."""
     if choice is None:
         return "auto" if names else "none"
     if isinstance(choice, str):
@@ -159,55 +181,46 @@ def _read_choice(choice: str | Mapping[str, Any] | None, names: Sequence[str]) -
         if choice == "required" and not names:
             raise ApiError(400, "tool_choice required needs tools", "tool_choice", "invalid_value")
         return choice
-    function = choice.get("function")
+    if choice.get("type") == "allowed_tools":
+        return _read_allowed(choice.get("allowed_tools"), names)
+    return f"function:{_read_name(choice, names)}"
+
+
+def _read_allowed(allowed: object, names: Sequence[str]) -> Allowed:
+    tools = allowed.get("tools") if isinstance(allowed, dict) else None
+    mode = allowed.get("mode") if isinstance(allowed, dict) else None
+    if not isinstance(tools, list) or not tools or mode not in ("auto", "required"):
+        message = (
+            'tool_choice.allowed_tools must be {"mode": "auto" or "required", "tools": [...]}, with a tool'
+        )
+        raise ApiError(400, message, "tool_choice", "invalid_value")
+    return Allowed(mode, frozenset(_read_name(tool, names) for tool in tools))
+
+
+def _read_name(choice: object, names: Sequence[str]) -> str:
+    """The name of a tool that there is."""
+    function = (
+        choice.get("function") if isinstance(choice, dict) and choice.get("type") == "function" else None
+    )
     name = function.get("name") if isinstance(function, dict) else None
-    if choice.get("type") != "function" or not isinstance(name, str):
+    if not isinstance(name, str):
         message = 'tool_choice must be {"type": "function", "function": {"name": ...}}'
         raise ApiError(400, message, "tool_choice", "invalid_value")
     if name not in names:
         message = f"tool_choice names {name[:80]!r}, which is not among the tools"
         raise ApiError(400, message, "tool_choice", "invalid_value")
-    return f"function:{name}"
+    return name
 
 
-def _make_spec(tools: Sequence[Tool], is_array: bool) -> GrammarSpec:
+def _make_spec(tools: Sequence[Tool], max_calls: int | None) -> GrammarSpec:
+    """The grammar of one call, or of an array of them."""
     try:
-        return GrammarSpec.json_schema(_make_schema(tools, is_array))
+        return GrammarSpec.structural_tag(make_forced_tags(_name_schemas(tools), max_calls))
     except (GrammarError, RecursionError) as error:
         # our own walk may meet the depth that the grammar would have refused
         known = error if isinstance(error, GrammarError) else GrammarError("a schema is nested too deeply")
         raise to_api_error(known, "tools") from error
 
 
-def _make_schema(tools: Sequence[Tool], is_array: bool) -> Json:
-    """The schema of a call; every tool's parameters lie under $defs, where their references still lead."""
-    calls = [
-        {
-            "type": "object",
-            "properties": {"name": {"const": tool.name}, "arguments": {"$ref": f"#/$defs/{tool.name}"}},
-            "required": ["name", "arguments"],
-            "additionalProperties": False,
-        }
-        for tool in tools
-    ]
-    call: Json = calls[0] if len(calls) == 1 else {"anyOf": calls}
-    if is_array:
-        call = {"type": "array", "items": call, "minItems": 1, "maxItems": MAX_PARALLEL_CALLS}
-    return {**call, "$defs": {tool.name: _move(tool.parameters, f"#/$defs/{tool.name}") for tool in tools}}
-
-
-def _move(schema: Any, place: str) -> Any:
-    """A copy of a schema whose references to its own root point to its new place."""
-    if isinstance(schema, list):
-        return [_move(item, place) for item in schema]
-    if not isinstance(schema, dict):
-        return schema
-    moved: Json = {}
-    for key, value in schema.items():
-        if key == "$ref" and isinstance(value, str) and (value == "#" or value.startswith("#/")):
-            moved[key] = place + value[1:]
-        elif key in SCHEMA_MAPS and isinstance(value, dict):
-            moved[key] = {name: _move(item, place) for name, item in value.items()}
-        else:
-            moved[key] = value if key in DATA_KEYWORDS else _move(value, place)
-    return moved
+def _name_schemas(tools: Sequence[Tool]) -> list[tuple[str, Json]]:
+    return [(tool.name, tool.parameters) for tool in tools]

@@ -13,6 +13,7 @@ import aiohttp
 import uvicorn
 
 from app.api import ApiContext, make_api
+from app.api.http_limits import BoundedHttp
 from app.config import AppConfig
 
 CHAT = {"model": "fake", "messages": [{"role": "user", "content": "hello"}]}
@@ -54,7 +55,7 @@ def events(raw: bytes) -> list[Any]:
 @asynccontextmanager
 async def run_server(engine: Any, config: AppConfig) -> AsyncIterator[Server]:
     app = make_api(ApiContext(engine, config))
-    settings = uvicorn.Config(app, port=0, log_config=None, lifespan="off", ws="none", http="httptools")
+    settings = uvicorn.Config(app, port=0, log_config=None, lifespan="off", ws="none", http=BoundedHttp)
     # on a slow machine the usual seconds pass between two tests, and a pooled connection would be closed as it is taken
     settings.timeout_keep_alive = 600
     settings.load()

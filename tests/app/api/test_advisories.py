@@ -148,17 +148,17 @@ async def test_a_huge_n_costs_neither_time_nor_memory(server: Process) -> None:
 @pytest.mark.parametrize(
     ("field", "entries"),
     [
-        ("logit_bias", {str(i): 1 for i in range(1_000_000)}),
-        ("stop_token_ids", [1] * 1_000_000),
-        ("allowed_token_ids", [1] * 1_000_000),
-        ("bad_words", ["a"] * 1_000_000),
-        ("stop", ["a"] * 1_000_000),
-        ("prompt", ["a"] * 1_000_000),
-        ("structured_outputs", {"choice": ["a"] * 1_000_000}),
+        ("logit_bias", {str(i): 1 for i in range(400_000)}),
+        ("stop_token_ids", [1] * 400_000),
+        ("allowed_token_ids", [1] * 400_000),
+        ("bad_words", ["a"] * 400_000),
+        ("stop", ["a"] * 400_000),
+        ("prompt", ["a"] * 400_000),
+        ("structured_outputs", {"choice": ["a"] * 400_000}),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-async def test_a_million_entries_are_refused_before_anything_is_done_with_them(
+async def test_very_many_entries_are_refused_before_anything_is_done_with_them(
     server: Process, field: str, entries: Any
 ) -> None:
     body = json.dumps(BODIES["/v1/completions"] | {field: entries}).encode()
@@ -257,7 +257,7 @@ async def test_a_message_of_a_megabyte_leaves_the_loop_free(server: Process) -> 
     body = json.dumps({"messages": [{"role": "user", "content": "word " * 200_000}]}).encode()
     cpu_s = server.loop_cpu_s
     status, reply = await server.post("/v1/chat/completions", body)
-    assert (status, reply["error"]["code"]) == (400, "invalid_value")
+    assert (status, reply["error"]["code"]) == (400, "context_length_exceeded")
     assert server.loop_cpu_s - cpu_s < 0.2
 
 

@@ -97,7 +97,7 @@ async def test_the_official_client_reads_a_forced_call(start: Start) -> None:
             async for _ in events:
                 pass
             streamed = await events.get_final_message()
-    assert server.engine.requests[-1].params.grammar.kind == "json_schema"
+    assert server.engine.requests[-1].params.grammar.kind == "structural_tag"
     for one in (message, streamed):
         (block,) = one.content
         assert (one.stop_reason, block.type, block.name) == ("tool_use", "tool_use", "weather")

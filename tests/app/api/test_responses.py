@@ -125,9 +125,17 @@ async def test_sampling_reaches_the_engine(server: Server) -> None:
     assert (params.temperature, params.top_p, params.max_tokens, params.top_k) == (0.5, 0.25, 9, 7)
 
 
-async def test_a_forced_call_is_an_item(start: Start) -> None:
+WEATHER = {"type": "function", "name": "weather"}
+
+
+@pytest.mark.parametrize(
+    "choice",
+    [WEATHER, {"type": "allowed_tools", "mode": "required", "tools": [WEATHER]}],
+    ids=["named", "allowed"],
+)
+async def test_a_forced_call_is_an_item(start: Start, choice: Any) -> None:
     server = await start(FakeEngine(record=CALL))
-    fields = {"tools": [TOOL], "tool_choice": {"type": "function", "name": "weather"}}
+    fields = {"tools": [TOOL], "tool_choice": choice, "parallel_tool_calls": False}
     _, reply = await respond(server, **fields)
     (item,) = reply["output"]
     assert (item["type"], item["name"], item["status"]) == ("function_call", "weather", "completed")
@@ -183,6 +191,7 @@ WRONG: list[tuple[str, Any]] = [
     ("tools", [{"type": "web_search"}]),
     ("tools", [TOOL]),
     ("tool_choice", "required"),
+    ("tool_choice", {"type": "allowed_tools", "mode": "auto", "tools": [5]}),
     ("guided_jsonn", {}),
     ("structured", {}),
 ]

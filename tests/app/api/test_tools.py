@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from contextlib import closing
 from typing import Any
 
 import openai
 import pytest
 
 from app.api.protocol import ChatRequest
+from app.api.replies import finish_reason
 from app.api.tools.calls import make_message, make_parser
 from app.api.tools.use import read_tools
-from grammar import SchemaValidator
+from engine import CompletionOutput
+from grammar import GrammarCompiler, GrammarSpec
 from tests.app.api.harness import Server, Start
 from tests.fakes import FakeEngine, FakeTokenizer
+from tests.grammar.vocabularies import accepts, make_byte_vocabulary
 
 MESSAGES: list[dict[str, Any]] = [{"role": "user", "content": "weather in Paris?"}]
 CITY = {
@@ -60,8 +64,16 @@ async def client(forced: Server) -> AsyncIterator[openai.AsyncOpenAI]:
         yield one
 
 
-def schema_of(server: Server) -> Any:
-    return json.loads(server.engine.requests[-1].params.grammar.text)
+def reader_of(spec: GrammarSpec) -> Callable[[Any], bool]:
+    """What tells whether a grammar takes a value as JSON."""
+    vocabulary = make_byte_vocabulary()
+    with closing(GrammarCompiler(vocabulary, num_threads=1)) as compiler:
+        compiled = compiler.compile(spec)
+    return lambda value: accepts(compiled.matcher(), vocabulary, json.dumps(value))
+
+
+def reader_of_last(server: Server) -> Callable[[Any], bool]:
+    return reader_of(server.engine.requests[-1].params.grammar)
 
 
 def collect(chunks: list[Any]) -> tuple[str, list[dict[str, Any]], str]:
@@ -93,17 +105,17 @@ async def test_a_forced_call_is_in_the_message(forced: Server, choice: Any) -> N
 
 async def test_a_named_function_leaves_no_other(forced: Server) -> None:
     await forced.chat(tools=TOOLS, tool_choice=NAMED)
-    validator = SchemaValidator(schema_of(forced))
-    assert validator.is_valid(json.loads(CALL))
-    assert not validator.is_valid({"name": "clock", "arguments": {}})
+    takes = reader_of_last(forced)
+    assert takes(json.loads(CALL))
+    assert not takes({"name": "clock", "arguments": {}})
 
 
 async def test_required_takes_any_of_the_tools_and_only_valid_arguments(forced: Server) -> None:
     await forced.chat(tools=TOOLS, tool_choice="required", parallel_tool_calls=False)
-    validator = SchemaValidator(schema_of(forced))
-    assert validator.is_valid({"name": "clock", "arguments": {}})
-    assert not validator.is_valid({"name": "clock", "arguments": {"city": "x"}})
-    assert not validator.is_valid(json.loads(TWO))
+    takes = reader_of_last(forced)
+    assert takes({"name": "clock", "arguments": {}})
+    assert not takes({"name": "clock", "arguments": {"city": "x"}})
+    assert not takes(json.loads(TWO))
 
 
 @pytest.mark.parametrize("parallel", [{}, {"parallel_tool_calls": True}], ids=["default", "asked"])
@@ -113,7 +125,7 @@ async def test_parallel_calls_are_an_array(start: Start, parallel: dict[str, Any
     calls = reply["choices"][0]["message"]["tool_calls"]
     assert [call["function"]["name"] for call in calls] == ["weather", "clock"]
     assert len({call["id"] for call in calls}) == 2
-    assert SchemaValidator(schema_of(server)).is_valid(json.loads(TWO))
+    assert reader_of_last(server)(json.loads(TWO))
     _, again, end = collect(await server.chat_chunks(tools=TOOLS, tool_choice="required", **parallel))
     assert [call["function"] for call in again] == [call["function"] for call in calls]
     assert end == "tool_calls"
@@ -128,9 +140,9 @@ async def test_references_within_parameters_still_lead_somewhere(forced: Server)
     }
     status, reply = await forced.chat(tools=[tool("grow", parameters)], tool_choice="required")
     assert status == 200, reply
-    validator = SchemaValidator(schema_of(forced))
-    assert validator.is_valid([{"name": "grow", "arguments": {"tree": [[], [[]]], "$ref": {"$ref": "#/x"}}}])
-    assert not validator.is_valid([{"name": "grow", "arguments": {"tree": [1]}}])
+    takes = reader_of_last(forced)
+    assert takes([{"name": "grow", "arguments": {"tree": [[], [[]]], "$ref": {"$ref": "#/x"}}}])
+    assert not takes([{"name": "grow", "arguments": {"tree": [1]}}])
 
 
 async def test_streamed_arguments_come_in_pieces_after_id_and_name(forced: Server) -> None:
@@ -296,3 +308,114 @@ async def test_the_official_stream_helper_follows_the_arguments(client: openai.A
         final = await stream.get_final_completion()
     assert "tool_calls.function.arguments.delta" in kinds and "tool_calls.function.arguments.done" in kinds
     assert json.loads(final.choices[0].message.tool_calls[0].function.arguments) == ARGUMENTS
+
+
+def reader_of_tools(tools: list[dict[str, Any]]) -> Callable[[Any], bool]:
+    use = read_tools(ChatRequest(model="m", messages=MESSAGES, tools=tools, tool_choice="required"))
+    assert use is not None and use.spec is not None
+    return reader_of(use.spec)
+
+
+DRAFT_7 = "http://json-schema.org/draft-07/schema#"
+
+
+PAIR = {"type": "array", "items": [{"type": "boolean"}], "additionalItems": False, "minItems": 1}
+ANCHORED = {"properties": {"p": {"$ref": "#e"}}, "$defs": {"e": {"$anchor": "e", "enum": ["first"]}}}
+BESIDE_REF = {"$ref": "#/definitions/e", "maxLength": 1}  # which means nothing in draft 7
+OLD_DEMAND = {
+    "dependencies": {"enum": {"$ref": "#/definitions/z"}}, "definitions": {"z": {"required": ["z"]}},
+    "properties": {"enum": {}, "z": {}},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("parameters", "right", "wrong"),
+    [
+        ({"$schema": DRAFT_7, "properties": {"p": PAIR}}, {"p": [True]}, {"p": [1]}),
+        (ANCHORED, {"p": "first"}, {"p": "second"}),
+        (
+            {
+                "$schema": DRAFT_7,
+                "properties": {"p": BESIDE_REF},
+                "definitions": {"e": {"enum": ["ab", "b"]}},
+            },
+            {"p": "ab"},
+            {"p": "c"},
+        ),
+        ({"$schema": DRAFT_7, **OLD_DEMAND}, {"enum": 1, "z": 1}, {"enum": 1}),
+    ],
+)
+def test_each_tool_keeps_to_its_own_draft_and_names(parameters: Any, right: Any, wrong: Any) -> None:
+    closed = {"type": "object", "additionalProperties": False} | parameters
+    other = {
+        "type": "object",
+        "properties": {"p": {"$ref": "#e"}},
+        "$defs": {"e": {"$anchor": "e", "enum": ["second"]}},
+    }
+    new = {
+        "type": "object",
+        "properties": {"p": {"prefixItems": [{"type": "null"}], "items": False}},
+        "required": ["p"],
+    }
+    tools = [tool("one", closed), tool("two", other), tool("three", new)]
+    takes = reader_of_tools(tools)
+    for name, arguments, expected in (
+        ("one", right, True), ("one", wrong, False), ("three", {"p": [None]}, True), ("three", {"p": [1]}, False)
+    ):  # fmt: skip
+        assert takes([{"name": name, "arguments": arguments}]) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (CALL, True),
+        (TWO, True),
+        ('{"name": "weather", "arguments": {"city": 5}}', False),
+        ('{"name": "other", "arguments": {}}', False),
+        (CALL[:-5], False),
+        ('"weather"', False),
+    ],
+)
+def test_forced_calls_are_judged_by_each_tool_s_own_schema(text: str, expected: bool) -> None:
+    use = read_tools(ChatRequest(model="m", messages=MESSAGES, tools=TOOLS, tool_choice="required"))
+    assert use is not None and use.is_valid(text) is expected
+
+
+def test_a_call_cut_by_a_stop_string_is_not_to_be_carried_out() -> None:
+    def stopped(stop_reason: str | None) -> CompletionOutput:
+        return CompletionOutput(0, "", [], finish_reason="stop", stop_reason=stop_reason)
+
+    assert finish_reason(stopped(None), has_tool_calls=True) == "tool_calls"
+    assert finish_reason(stopped("Paris"), has_tool_calls=True) == "stop"
+
+
+def allow(mode: str, *names: str) -> dict[str, Any]:
+    tools = [{"type": "function", "function": {"name": name}} for name in names]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+
+
+def test_allowed_tools_leave_no_others() -> None:
+    asked = ChatRequest(model="m", messages=MESSAGES, tools=TOOLS, tool_choice=allow("required", "clock"))
+    use = read_tools(asked)
+    assert use is not None and use.names == {"clock"} and use.spec is not None
+    auto = read_tools(asked.model_copy(update={"tool_choice": allow("auto", "clock", "weather")}))
+    assert auto is not None and auto.names == {"clock", "weather"} and auto.spec is None
+
+
+@pytest.mark.parametrize(
+    ("choice", "message"),
+    [
+        (allow("required", "other"), "'other', which is not among the tools"),
+        (allow("none", "clock"), '"auto" or "required"'),
+        (allow("auto"), "with a tool"),
+        ({"type": "allowed_tools"}, "tool_choice.allowed_tools must be"),
+        (
+            {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": ["clock"]}},
+            "tool_choice must be",
+        ),
+    ],
+)
+async def test_allowed_tools_that_are_none_are_refused(server: Server, choice: Any, message: str) -> None:
+    status, reply = await server.chat(tools=TOOLS, tool_choice=choice)
+    assert (status, reply["error"]["param"]) == (400, "tool_choice")
+    assert message in reply["error"]["message"]

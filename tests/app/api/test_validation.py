@@ -239,3 +239,24 @@ async def test_half_a_surrogate_pair_is_refused_and_not_a_crash(server: Server) 
     assert status == 400
     status, reply = await server.chat(model="\ud800")
     assert (status, reply["error"]["param"]) == (400, "model")
+
+
+async def test_a_body_of_very_many_values_is_refused_before_it_is_parsed(server: Server) -> None:
+    status, reply = await server.post("/v1/chat/completions", CHAT | {"user": [[]] * 260_000})
+    assert (status, "500000 commas and brackets" in reply["error"]["message"]) == (413, True)
+    assert (await server.complete(prompt=[65] * 100_000))[0] == 200
+
+
+@pytest.mark.parametrize("body", [b"\xff\xfe{}", b'{"n": 1' + b"0" * 5000 + b"}"])
+async def test_a_body_that_cannot_be_parsed_is_invalid_json(server: Server, body: bytes) -> None:
+    headers = {"content-type": "application/json"}
+    url = server.url + "/v1/chat/completions"
+    async with server.client.post(url, data=body, headers=headers) as response:
+        assert (response.status, (await response.json())["error"]["code"]) == (400, "invalid_json")
+
+
+@pytest.mark.parametrize("key", ["1_0", " 5 ", "\u0663", "-1", ""])
+async def test_a_logit_bias_names_token_ids_in_plain_digits(server: Server, key: str) -> None:
+    status, reply = await server.chat(logit_bias={key: 1})
+    assert (status, reply["error"]["param"]) == (400, "logit_bias")
+    assert repr(key) in reply["error"]["message"]
