@@ -206,6 +206,8 @@ def _help_of(item: Field[Any]) -> str:
     is_shown = default not in (None, "", ()) and "default" not in text
     # The demo model's default is a path of this installation, which tells a reader nothing.
     shown = "the embedded demo model" if item.name == "model" else default
+    if isinstance(default, tuple):
+        shown = ",".join(map(str, default))
     return f"{text} (default: {shown})".replace("%", "%%") if is_shown else text.replace("%", "%%")
 
 

@@ -93,8 +93,10 @@ def read_text(name: str, newline: str | None = None) -> str:
             return sys.stdin.read().removeprefix("\ufeff")
         with Path(name).open(encoding="utf-8-sig", newline=newline) as file:
             return file.read()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"cannot read {name}: {error}") from error
+    except OSError as error:
+        raise UsageError(f"cannot read {name}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{name} is not UTF-8 text: {error.reason} at byte {error.start}") from error
 
 
 def make_table(compiled: CompiledGrammar) -> str:

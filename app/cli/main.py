@@ -101,6 +101,7 @@ def dispatch(argv: list[str], start: float) -> int:
     parser = Parser(
         prog=f"python -m app {verb}" if is_named else "python -m app",
         description=summary if is_named else list_verbs(),
+        epilog=f"Every setting is also read from {ENV_PREFIX}<NAME>, as in {ENV_PREFIX}PORT; a flag goes first.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )

@@ -197,6 +197,11 @@ def plain_errors() -> Iterator[None]:
         raise Failure(str(error)) from error
     except aiohttp.InvalidURL as error:
         raise UsageError(f"--url: {error} is no URL") from error
+    except aiohttp.ClientConnectorError as error:
+        place, reason = f"{error.host}:{error.port}", error.os_error.strerror or error.os_error
+        raise Failure(
+            f"no server answers at {place} ({reason}); start one with `python -m app`, or leave --url out"
+        ) from error
     except aiohttp.ClientError as error:
         raise Failure(f"the server does not answer: {error}") from error
 

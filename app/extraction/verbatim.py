@@ -28,11 +28,6 @@ def mark_grounded(schema: Schema, text: str) -> Schema:
     return marked
 
 
-def count_free_strings(schema: Schema) -> int:
-    """How many places of the schema hold quotations."""
-    return sum(1 for _ in _free_strings(schema))
-
-
 def is_free_at(schema: Schema, pointer: str) -> bool:
     """Whether the value at a JSON pointer of the record is a free string by the schema; it is where nothing is said."""
     strings = [place for place in list_places(schema, pointer) if allows_strings(place)]

@@ -51,7 +51,7 @@ def explain(error: Exception, engine_state: str = "ready") -> Explanation:
                 "Nothing is loosened silently: take the keyword out or say it another way, then run again.",
             )
         case GrammarError():
-            return Explanation("This grammar is not usable.", why, "Correct it and run again.")
+            return Explanation("This schema or grammar cannot be used.", why, "Correct it and run again.")
         case TextTooLong():
             return Explanation(
                 "The text is too long.", why, "Shorten it, or take fields out of the schema, and run again."

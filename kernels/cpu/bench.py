@@ -106,7 +106,7 @@ def count_bytes(shape: Shape, cell: Cell, weight_bytes: int, cache_bytes: int) -
 
 
 def run_cell(
-    shape: Shape, cell: Cell, steps: dict[str, tuple[Callable[[], object], int]], repeats: int
+    cell: Cell, steps: dict[str, tuple[Callable[[], object], int]], repeats: int
 ) -> dict[str, float]:
     """Time each implementation's step in turns; seconds at best. A step is (function, steps it makes)."""
     best = dict.fromkeys(steps, float("inf"))
@@ -188,7 +188,7 @@ def run(arguments: argparse.Namespace) -> None:
             steps["transformers"] = make_peer_step(shape, dtype, *sizes)
         limits = (probes[0].measure(), probes[1].measure())
         with torch.inference_mode():
-            best = run_cell(shape, cell, steps, arguments.repeats)
+            best = run_cell(cell, steps, arguments.repeats)
         print_cell(shape, cell, best, limits, dtype)
 
 

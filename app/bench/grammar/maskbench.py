@@ -177,7 +177,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--engines", nargs="+", choices=ENGINES, default=ENGINES, help="who is measured (all)"
     )
-    parser.add_argument("--num", type=int, help="take every so-and-so-many-th schema: this many")
+    parser.add_argument("--num", type=int, help="so many of the schemas, spread evenly over the file")
     parser.add_argument(
         "--limit-s", type=float, default=10.0, help="seconds one schema may take an engine (10)"
     )

@@ -41,8 +41,9 @@ def render_preview(table: Table, column: str | None) -> str:
             cells = "".join(f"<td>{_clip(row.cells.get(name, ''))}</td>" for name in columns)
             body += f"<tr>{cells}</tr>"
     num_bad = sum(row.error is not None for row in table.rows)
-    trouble = f", {num_bad:,} of them cannot be read" if num_bad else ""
-    count = f"{len(table.rows):,} row{'s' if len(table.rows) != 1 else ''}{trouble}"
+    num_read = len(table.rows) - num_bad
+    trouble = f", and {num_bad:,} more cannot be read" if num_bad else ""
+    count = f"{num_read:,} row{'s' if num_read != 1 else ''}{trouble}"
     more = f"{count}; the first {NUM_PREVIEWED} are shown" if len(table.rows) > NUM_PREVIEWED else count
     return (
         f'<div class="batch-table"><table><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table></div>'

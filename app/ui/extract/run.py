@@ -84,12 +84,16 @@ class ExtractRun:
                 "The record is taken from it.",
                 "Paste one, open a file or pick an example.",
             )
-            yield fail(problem)
+            yield refuse(problem)
             return
-        yield busy(render_badge("busy", "reading"), EMPTY)
         session = str(request.session_hash)
         try:
             checked = await asyncio.to_thread(self.checker.check, schema_text)
+        except EXPLAINED as error:
+            yield refuse(explain(error, self.engine.state))
+            return
+        yield busy(render_badge("busy", "reading"), EMPTY)
+        try:
             extractor = Extractor(self.engine, Limits() if with_limits else None, ground=is_verbatim)
             with self.stops.running(session):
                 stream = self._extract(extractor, checked.schema, text, f"session-{session}")
@@ -214,6 +218,11 @@ def progress(part: PartialExtraction | PartsDone | None) -> Update:
 def busy(badge: str, fields: str) -> Update:
     """The columns when a run begins."""
     return (badge, fields, "", EMPTY, "", NO_SOURCE, gr.skip(), *BUSY_BUTTONS, None)
+
+
+def refuse(problem: Explanation) -> Update:
+    """The reason why nothing was begun; what there was before stays."""
+    return (problem.as_html(), *(gr.skip() for _ in range(6)), *IDLE_BUTTONS, gr.skip())
 
 
 def fail(problem: Explanation) -> Update:

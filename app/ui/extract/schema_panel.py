@@ -55,9 +55,8 @@ class SchemaParts:
 class SchemaPanel:
     """One schema in three forms. The JSON Schema is what runs; the others are made from it, and it from them."""
 
-    def __init__(self, examples: Examples, prefix: str = "") -> None:
+    def __init__(self, examples: Examples) -> None:
         self.examples = examples
-        self.prefix = prefix  # of the elements' ids, so that two panels fit on one page
         self.checker = SchemaChecker()
 
     def build(self) -> SchemaParts:
@@ -69,23 +68,21 @@ class SchemaPanel:
         with gr.Tabs(elem_classes="schema-tabs"):
             with gr.Tab("Form"):
                 form_view = gr.HTML(
-                    form["value"], hints=form["hints"], elem_id=f"{self.prefix}schema-form", apply_default_css=False,
+                    form["value"], hints=form["hints"], elem_id="schema-form", apply_default_css=False,
                     html_template=f"<div class='schema-form' data-kinds='{json.dumps(list(KINDS))}'></div>",
                     js_on_load=read_script("form"),
                 )  # fmt: skip
             with gr.Tab("JSON Schema"):
                 schema = gr.Code(
                     text, language="json", label="JSON Schema", show_label=False, lines=14, max_lines=19,
-                    elem_id=f"{self.prefix}schema",
+                    elem_id="schema",
                 )  # fmt: skip
             with gr.Tab("Pydantic"):
                 pydantic = gr.Code(
                     code, language="python", label="Pydantic", show_label=False, lines=14, max_lines=19,
-                    elem_id=f"{self.prefix}schema-pydantic",
+                    elem_id="schema-pydantic",
                 )  # fmt: skip
-        parts = SchemaParts(
-            chooser, form_view, schema, pydantic, gr.HTML(verdict, elem_id=f"{self.prefix}schema-verdict")
-        )
+        parts = SchemaParts(chooser, form_view, schema, pydantic, gr.HTML(verdict, elem_id="schema-verdict"))
         quiet: dict[str, Any] = {
             "queue": False, "show_progress": "hidden", "api_visibility": "private", "trigger_mode": "always_last",
         }  # fmt: skip

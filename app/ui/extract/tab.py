@@ -116,7 +116,7 @@ class ExtractTab(ExtractRun):
             with gr.Tab("JSON"):
                 record = gr.Code(
                     "", language="json", label="Record as JSON", show_label=False, lines=18, max_lines=26,
-                    interactive=False,
+                    interactive=False, wrap_lines=True,
                 )  # fmt: skip
             with gr.Tab("Table"):
                 table = gr.HTML(EMPTY, elem_id="table", apply_default_css=False)

@@ -122,7 +122,7 @@ async def test_stop_keeps_what_is_done() -> None:
 async def test_a_schema_that_cannot_be_used_is_explained_and_nothing_runs() -> None:
     tab, engine = make_tab()
     last = (await collect(tab.run_all(make_table(), "text", AS_IN_EXTRACT, "{", REQUEST)))[-1]
-    assert "not usable" in last[0] and engine.requests == []
+    assert "cannot be used" in last[0] and engine.requests == []
 
 
 def test_opened_files_pick_their_column_and_open_the_buttons(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from random import Random
 
 from .drafts import Draft, Record, say
 from .kinds import KINDS, NULLABLE
-from .phrases import SLOT, capitalize, chance, compose, expand, make_sentence, parse
+from .phrases import SLOT, capitalize, chance, compose, expand, make_sentence
 from .tables import read_sections
 
 Rows = list[tuple[str, str]]
@@ -148,11 +148,3 @@ def missing_values(record: Record, text: str) -> list[str]:
 
 def _tail(name: str) -> str:
     return name if COPIED.fullmatch(name) else name.rsplit("_", 1)[-1]
-
-
-def count_templates() -> dict[str, int]:
-    """Whole-document templates per kind (each with its alternatives)."""
-    for kind in KINDS:
-        for template in read_sections(kind)["documents"]:
-            parse(template)
-    return {kind: len(read_sections(kind)["documents"]) for kind in KINDS}

@@ -125,7 +125,7 @@ async def test_an_engine_lost_in_the_middle_keeps_the_half_answer() -> None:
 async def test_a_bad_setting_is_explained() -> None:
     tab, engine = make_tab()
     played = await play(tab, ask(tab), (*SETTINGS[:-4], "regex", "", 0, True))
-    assert "not usable" in read_text(played.history[-1]["content"]) and engine.requests == []
+    assert "cannot be used" in read_text(played.history[-1]["content"]) and engine.requests == []
 
 
 async def test_closing_the_tab_while_the_request_waits_aborts_it() -> None:

@@ -75,6 +75,7 @@ def test_the_oldest_chats_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in "abcdefgh":
         store = save(store, name)
     assert 1 <= len(store["chats"]) < 8 and store["chats"][0]["id"] == "h"
+    assert len(json.dumps(store)) <= 700
 
 
 def test_a_title_is_the_first_question_shortened() -> None:
