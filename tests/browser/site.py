@@ -57,7 +57,8 @@ class Site:
         self.composer.press("Enter")
 
     def press_stop(self) -> None:
-        self.page.locator("#composer button.stop-button").click()
+        """As a person does, who does not wait for two frames in which nothing moves: the answer may end meanwhile."""
+        self.page.locator("#composer button.stop-button").dispatch_event("click")
 
     def make_answers_endless(self) -> None:
         """Through the settings: a grammar that never ends, and many tokens."""
