@@ -62,6 +62,12 @@ def base_url(request: pytest.FixtureRequest) -> Iterator[str]:
     yield from start_server()
 
 
+@pytest.fixture(scope="package")
+def lasting_url() -> Iterator[str]:
+    """A server whose answers take minutes, on any machine: made-up tokens, five a second."""
+    yield from start_server("app", "--mock-step-ms", "200")
+
+
 def start_server(module: str = "app", *arguments: str) -> Iterator[str]:
     """The address of a fresh server with the demo model."""
     if not (ROOT / "assets" / "demo_model" / "model.safetensors").exists():
@@ -92,6 +98,12 @@ def desk(chromium: Any) -> Iterator[Any]:
 def site(desk: Any, base_url: str) -> Iterator[Site]:
     """A desktop page."""
     yield from open_site(desk, base_url)
+
+
+@pytest.fixture
+def lasting(desk: Any, lasting_url: str) -> Iterator[Site]:
+    """A desktop page of the server whose answers end when they are stopped, or at their token limit."""
+    yield from open_site(desk, lasting_url)
 
 
 @pytest.fixture(params=["light", "dark"])

@@ -57,8 +57,14 @@ class Site:
         self.composer.press("Enter")
 
     def press_stop(self) -> None:
-        """As a person does, who does not wait for two frames in which nothing moves: the answer may end meanwhile."""
-        self.page.locator("#composer button.stop-button").dispatch_event("click")
+        """At once, without waiting for two frames alike; nothing when the answer has ended by itself."""
+        self.page.evaluate("document.querySelector('#composer button.stop-button')?.click()")
+
+    def limit_answers(self, max_tokens: int) -> None:
+        """Through the settings."""
+        self.toggle("Settings")
+        self.page.get_by_label("Max tokens").first.fill(str(max_tokens))
+        self.toggle("Settings")
 
     def make_answers_endless(self) -> None:
         """Through the settings: a grammar that never ends, and many tokens."""

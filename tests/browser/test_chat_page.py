@@ -12,31 +12,31 @@ def test_an_answer_streams_and_ends_with_its_figures(site: Site) -> None:
     assert all(part in site.figures.inner_text() for part in ("first token", "tok/s", "tokens", "cached"))
 
 
-def test_the_text_grows_and_stop_ends_the_request(site: Site) -> None:
-    site.make_answers_endless()
-    site.ask("Count, please.")
-    site.wait_for(lambda: site.page.locator("#growing .bot-row").count() > 0 and len(site.answer) > 0)
-    length, num_aborted = len(site.answer), site.num_aborted()
-    site.wait_for(lambda: len(site.answer) > length)
-    site.press_stop()
+def test_the_text_grows_and_stop_ends_the_request(lasting: Site) -> None:
+    lasting.ask("Count, please.")
+    lasting.wait_for(
+        lambda: lasting.page.locator("#growing .bot-row").count() > 0 and len(lasting.answer) > 0
+    )
+    length, num_aborted = len(lasting.answer), lasting.num_aborted()
+    lasting.wait_for(lambda: len(lasting.answer) > length)
+    lasting.press_stop()
     # Ended by the button, not by the token limit: the engine counts how requests end.
-    site.wait_for(lambda: site.num_running() == 0)
-    assert site.num_aborted() == num_aborted + 1
-    site.figures.wait_for()
-    assert site.figures.inner_text().strip().endswith("stopped")
-    stopped_at = len(site.answer)
-    site.page.wait_for_timeout(300)
-    assert len(site.answer) == stopped_at
+    lasting.wait_for(lambda: lasting.num_running() == 0)
+    assert lasting.num_aborted() == num_aborted + 1
+    lasting.figures.wait_for()
+    assert lasting.figures.inner_text().strip().endswith("stopped")
+    stopped_at = len(lasting.answer)
+    lasting.page.wait_for_timeout(300)
+    assert len(lasting.answer) == stopped_at
 
 
-def test_closing_the_tab_aborts_the_request(site: Site) -> None:
-    site.make_answers_endless()
-    num_aborted = site.num_aborted()
-    site.ask("Count, please.")
-    site.wait_for(lambda: site.num_running() == 1)
-    site.page.close()
-    site.wait_for(lambda: site.num_running() == 0)
-    assert site.num_aborted() == num_aborted + 1
+def test_closing_the_tab_aborts_the_request(lasting: Site) -> None:
+    num_aborted = lasting.num_aborted()
+    lasting.ask("Count, please.")
+    lasting.wait_for(lambda: lasting.num_running() == 1)
+    lasting.page.close()
+    lasting.wait_for(lambda: lasting.num_running() == 0)
+    assert lasting.num_aborted() == num_aborted + 1
 
 
 def test_retry_edit_and_undo_work_on_the_last_turn(site: Site) -> None:
@@ -146,38 +146,42 @@ def test_both_answers_of_a_retry_can_be_seen(site: Site) -> None:
     site.wait_for(lambda: site.figures.inner_text() == first)
 
 
-def test_the_version_stays_while_an_answer_is_written(site: Site) -> None:
-    ask_and_wait(site, "Hello!")
-    site.page.get_by_role("button", name="Retry").click()
-    site.page.locator(".branch").get_by_text("2 of 2").wait_for()
-    site.wait_for(lambda: site.page.locator("#chatbot .bot-row").count() == 1)  # the second answer is over
-    site.make_answers_endless()
-    site.ask("Count, please.")
-    site.wait_for(lambda: site.page.locator("#growing .bot-row").count() > 0)
-    previous = site.page.locator("[aria-label='Previous version of turn 1']")
+def test_the_version_stays_while_an_answer_is_written(lasting: Site) -> None:
+    lasting.limit_answers(3)
+    ask_and_wait(lasting, "Hello!")
+    lasting.page.get_by_role("button", name="Retry").click()
+    lasting.page.locator(".branch").get_by_text("2 of 2").wait_for()
+    lasting.wait_for(
+        lambda: lasting.page.locator("#chatbot .bot-row").count() == 1
+    )  # the second answer is over
+    lasting.limit_answers(2000)
+    lasting.ask("Count, please.")
+    lasting.wait_for(lambda: lasting.page.locator("#growing .bot-row").count() > 0)
+    previous = lasting.page.locator("[aria-label='Previous version of turn 1']")
     previous.wait_for(state="hidden")  # a frame after the first words
     previous.dispatch_event("click")  # as one that came just before
-    site.page.wait_for_timeout(500)
-    site.press_stop()
-    site.figures.nth(1).wait_for()
-    site.page.locator(".branch").get_by_text("2 of 2").wait_for()
+    lasting.page.wait_for_timeout(500)
+    lasting.press_stop()
+    lasting.figures.nth(1).wait_for()
+    lasting.page.locator(".branch").get_by_text("2 of 2").wait_for()
     previous.click()
-    site.page.locator(".branch").get_by_text("1 of 2").wait_for()
-    site.wait_for(lambda: site.page.locator("#chatbot .user-row").count() == 1)
+    lasting.page.locator(".branch").get_by_text("1 of 2").wait_for()
+    lasting.wait_for(lambda: lasting.page.locator("#chatbot .user-row").count() == 1)
 
 
-def test_a_chat_that_is_removed_while_it_is_answered_stays_away(site: Site) -> None:
-    ask_and_wait(site, "Hello!")
-    site.make_answers_endless()
-    site.ask("Count, please.")
-    site.wait_for(lambda: site.num_running() == 1)
-    site.toggle("Chats")
-    site.page.get_by_role("button", name="Remove Hello!").click()
-    site.wait_for(lambda: site.num_running() == 0)
-    site.page.get_by_text("Chats are kept in this browser only.").wait_for()
-    site.wait_for(lambda: site.page.locator("#messages .message-row").count() == 0)
-    site.page.locator("#composer button.submit-button").wait_for()
-    site.wait_for(lambda: site.page.locator("#chat-list li.none").count() == 1)
+def test_a_chat_that_is_removed_while_it_is_answered_stays_away(lasting: Site) -> None:
+    lasting.limit_answers(3)
+    ask_and_wait(lasting, "Hello!")
+    lasting.limit_answers(2000)
+    lasting.ask("Count, please.")
+    lasting.wait_for(lambda: lasting.num_running() == 1)
+    lasting.toggle("Chats")
+    lasting.page.get_by_role("button", name="Remove Hello!").click()
+    lasting.wait_for(lambda: lasting.num_running() == 0)
+    lasting.page.get_by_text("Chats are kept in this browser only.").wait_for()
+    lasting.wait_for(lambda: lasting.page.locator("#messages .message-row").count() == 0)
+    lasting.page.locator("#composer button.submit-button").wait_for()
+    lasting.wait_for(lambda: lasting.page.locator("#chat-list li.none").count() == 1)
 
 
 def test_a_token_of_the_answer_shows_its_probability_and_its_rivals(site: Site) -> None:
