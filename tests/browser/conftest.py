@@ -64,8 +64,8 @@ def base_url(request: pytest.FixtureRequest) -> Iterator[str]:
 
 @pytest.fixture(scope="package")
 def lasting_url() -> Iterator[str]:
-    """A server whose answers take minutes, on any machine: made-up tokens, five a second."""
-    yield from start_server("app", "--mock-step-ms", "200")
+    """A server whose answers take minutes, on any machine: made-up tokens, 16 a second."""
+    yield from start_server("app", "--mock-step-ms", "60")
 
 
 def start_server(module: str = "app", *arguments: str) -> Iterator[str]:

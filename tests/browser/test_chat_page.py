@@ -13,6 +13,7 @@ def test_an_answer_streams_and_ends_with_its_figures(site: Site) -> None:
 
 
 def test_the_text_grows_and_stop_ends_the_request(lasting: Site) -> None:
+    lasting.limit_answers(2000)
     lasting.ask("Count, please.")
     lasting.wait_for(
         lambda: lasting.page.locator("#growing .bot-row").count() > 0 and len(lasting.answer) > 0
@@ -31,6 +32,7 @@ def test_the_text_grows_and_stop_ends_the_request(lasting: Site) -> None:
 
 
 def test_closing_the_tab_aborts_the_request(lasting: Site) -> None:
+    lasting.limit_answers(2000)
     num_aborted = lasting.num_aborted()
     lasting.ask("Count, please.")
     lasting.wait_for(lambda: lasting.num_running() == 1)

@@ -55,7 +55,7 @@ def test_what_cannot_be_enforced_is_refused_with_its_place(compiler, part, point
 @pytest.mark.parametrize(
     ("tags", "words"),
     [
-        ("{", "not JSON"),
+        ("{", "not valid JSON"),
         ([], "an object, not list"),
         ({"format": {"type": "any_text"}, "x": 1}, "unknown key 'x'"),
         ({"format": {"type": "text"}}, "has type 'text'; choose from"),
