@@ -57,6 +57,6 @@ def make_schema(value: Any) -> dict[str, Any]:
     if isinstance(value, list):
         items = [make_schema(child) for child in value]
         return {"type": "array", "prefixItems": items, "items": False, "minItems": len(items)}
-    if value == 0:
-        return {"const": 0}  # a range around it would let signs through, and -0 is written as 0
-    return {"type": "number", "multipleOf": 0.5, "minimum": value - 0.25, "maximum": value + 0.25}
+    # Zero has no sign: beside 0, which is the same number, -0 would lead nowhere where items are distinct.
+    least = value - 0.25 if value else 0
+    return {"type": "number", "multipleOf": 0.5, "minimum": least, "maximum": value + 0.25}
