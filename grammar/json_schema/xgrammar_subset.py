@@ -4,6 +4,7 @@ from typing import Any
 
 from ..plan import Problem
 from .keywords import STRUCTURE_KEYWORDS, iterate_children, join_pointer
+from .rules import types_of
 
 # Per type, the keywords that may stand together; measured one by one and by random walks.
 _ALLOWED: dict[str, frozenset[str]] = {
@@ -44,6 +45,8 @@ def find_local(schema: dict[str, Any]) -> list[tuple[str, str]]:
         if keyword in schema and has_wide_number(schema[keyword]):
             return [(keyword, "xgrammar reads whole numbers in 64 bits")]
     keywords = schema.keys() - _ANNOTATIONS - STRUCTURE_KEYWORDS
+    if "type" in keywords and is_listed_by_type(schema):
+        keywords = keywords - {"type"}
     if not keywords or keywords in ({"anyOf"}, {"$ref"}, {"enum"}, {"const"}):
         return []
     kind = schema.get("type")
@@ -74,3 +77,10 @@ def has_wide_number(value: Any) -> bool:
     if isinstance(value, list):
         return any(map(has_wide_number, value))
     return isinstance(value, int | float) and not -(2**63) <= value < 2**63
+
+
+def is_listed_by_type(schema: dict[str, Any]) -> bool:
+    """Tell whether all listed values are of the type beside them, which xgrammar does not look at then."""
+    values = [schema["const"]] if "const" in schema else schema.get("enum", [])
+    kinds = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
+    return bool(values) and all(types_of(value) & set(kinds) for value in values)

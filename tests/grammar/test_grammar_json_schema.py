@@ -344,8 +344,12 @@ def check_wide():
 
 
 def test_whole_numbers_of_64_bits_can_be_written(byte_compiler):
-    for schema, number in (({"enum": [2**53 + 1, 2**53 + 3]}, 2**53 + 1), ({"const": -(2**63)}, -(2**63))):
+    least = -(2**63)
+    schemas = [({"enum": [2**53 + 1, 2**53 + 3]}, 2**53 + 1), ({"const": least}, least)]
+    for schema, number in (*schemas, ({"type": "integer", "enum": [least]}, least)):
         assert is_accepted(byte_compiler, schema, str(number))
+    mixed = {"type": "integer", "enum": [least, "a"]}
+    assert not is_accepted(byte_compiler, mixed, '"a"')
 
 
 @pytest.mark.parametrize(
