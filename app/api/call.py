@@ -18,7 +18,7 @@ from app.api.protocol import GenerationFields
 from app.api.thinking import Thinking
 from app.api.thought_parser import make_reader
 from app.api.tools.calls import ToolParser
-from app.api.tools.use import ToolUse
+from app.api.tools.use import ToolUse, explain
 from app.api.verdict import Judge
 from app.api.visit import Visit
 from engine import InvalidRequest, RequestOutput, SamplingParams
@@ -75,7 +75,10 @@ class Call:
                             await self.judge.take(index * self.sampling.n + choice.index, choice)
                     yield output
         except GrammarError as error:
-            raise to_api_error(error, None if self.constraint is None else self.constraint.param) from error
+            param = None if self.constraint is None else self.constraint.param
+            if self.tools is not None and param == "tools":
+                raise explain(error, self.tools.tools) from error
+            raise to_api_error(error, param) from error
         except InvalidRequest as error:
             if error.param != "grammar" or self.constraint is None:
                 raise

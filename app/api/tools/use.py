@@ -21,13 +21,23 @@ from app.api.constraint import Constraint
 from app.api.errors import ApiError, to_api_error
 from app.api.protocol import ChatRequest
 from engine import SamplingParams
-from grammar import GrammarError, GrammarSpec, SchemaValidator, make_forced_tags, make_tool_tags
+from grammar import (
+    GrammarError,
+    GrammarSpec,
+    InvalidGrammar,
+    SchemaValidator,
+    UnsupportedGrammar,
+    make_forced_tags,
+    make_tool_tags,
+)
 
 Json = dict[str, Any]
 
 MODES = ("none", "auto", "required")
 MAX_PARALLEL_CALLS = 16
 TOOL_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+# where a grammar of calls holds the schema of a tool, by its number
+IN_SCHEMA = re.compile(r"/format(?:/\w+)*?/(?:elements|tags)/(\d+)/content(?:/json_schema)?")
 NO_PARAMETERS: Json = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
@@ -97,7 +107,7 @@ class ToolUse:
             tags = make_tool_tags(style, _name_schemas(self.tools), self.is_parallel)
             spec = GrammarSpec.structural_tag(tags)
         except GrammarError as error:
-            raise to_api_error(error, "tools") from error
+            raise explain(error, self.tools) from error
         return replace(self, style=style, words_spec=spec)
 
     def adjust(self, sampling: SamplingParams) -> SamplingParams:
@@ -144,6 +154,23 @@ def combine(tools: ToolUse | None, constraint: Constraint | None) -> Constraint 
         raise ApiError(400, message, "tool_choice", "too_many_constraints")
     spec = tools.words_spec if tools.spec is None else tools.spec
     return None if spec is None else Constraint("tools", spec)
+
+
+def explain(error: GrammarError, tools: Sequence[Tool]) -> ApiError:
+    """A refused grammar of calls, told of the tool whose schema it is about, with a pointer into that schema."""
+    text = error.pointer if isinstance(error, UnsupportedGrammar) else str(error)
+    found = IN_SCHEMA.match(text)
+    if found is None:
+        return to_api_error(error, "tools")
+    rest = text[found.end() :]
+    if isinstance(error, UnsupportedGrammar):
+        error = UnsupportedGrammar(rest, error.keyword, error.reason)
+    else:
+        pointer = error.pointer if isinstance(error, InvalidGrammar) else None
+        error = InvalidGrammar(rest.removeprefix(": "), pointer and pointer.removeprefix(found[0]))
+    known = to_api_error(error, "tools")
+    name = tools[int(found[1]) % len(tools)].name  # a style may write every tool in several ways
+    return ApiError(400, f"tool {name!r}: {known}", "tools", known.code, details=known.details)
 
 
 def _read_tool(where: str, tool: Mapping[str, Any]) -> Tool:
@@ -216,10 +243,8 @@ def _make_spec(tools: Sequence[Tool], max_calls: int | None) -> GrammarSpec:
     """The grammar of one call, or of an array of them."""
     try:
         return GrammarSpec.structural_tag(make_forced_tags(_name_schemas(tools), max_calls))
-    except (GrammarError, RecursionError) as error:
-        # our own walk may meet the depth that the grammar would have refused
-        known = error if isinstance(error, GrammarError) else GrammarError("a schema is nested too deeply")
-        raise to_api_error(known, "tools") from error
+    except GrammarError as error:
+        raise explain(error, tools) from error
 
 
 def _name_schemas(tools: Sequence[Tool]) -> list[tuple[str, Json]]:

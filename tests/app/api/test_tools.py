@@ -14,9 +14,9 @@ import pytest
 from app.api.protocol import ChatRequest
 from app.api.replies import finish_reason
 from app.api.tools.calls import make_message, make_parser
-from app.api.tools.use import read_tools
+from app.api.tools.use import Tool, explain, read_tools
 from engine import CompletionOutput
-from grammar import GrammarCompiler, GrammarSpec
+from grammar import GrammarCompiler, GrammarError, GrammarSpec, UnsupportedGrammar
 from tests.app.api.harness import Server, Start
 from tests.fakes import FakeEngine, FakeTokenizer
 from tests.grammar.vocabularies import accepts, make_byte_vocabulary
@@ -419,3 +419,25 @@ async def test_allowed_tools_that_are_none_are_refused(server: Server, choice: A
     status, reply = await server.chat(tools=TOOLS, tool_choice=choice)
     assert (status, reply["error"]["param"]) == (400, "tool_choice")
     assert message in reply["error"]["message"]
+
+
+BROKEN = {"type": "object", "properties": {"p": {"type": "nonsense"}}}
+
+
+@pytest.mark.parametrize("choice", ["auto", "required", NAMED], ids=["auto", "required", "named"])
+async def test_a_schema_that_is_none_is_told_of_its_tool(server: Server, choice: Any) -> None:
+    tools = [tool(), tool("broken", BROKEN)]
+    status, reply = await server.chat(tools=tools, tool_choice=choice)
+    error = reply["error"]
+    assert (status, error["param"], error["pointer"]) == (400, "tools", "/properties/p/type")
+    assert error["message"].startswith("tool 'broken': the schema is malformed at /properties/p/type")
+
+
+def test_a_keyword_that_nobody_enforces_is_told_of_its_tool() -> None:
+    tools = [Tool("one", {}, {}), Tool("two", {}, {})]
+    for place in ("/format/elements/1/elements/1", "/format/tags/3"):
+        error = UnsupportedGrammar(f"{place}/content/json_schema", "$dynamicRef", "why not")
+        told = explain(error, tools)
+        assert str(told) == "tool 'two': '$dynamicRef' at # is not supported: why not"
+        assert told.details["pointer"] == "" and told.code == "unsupported_grammar"
+    assert str(explain(GrammarError("other"), tools)) == "other"
