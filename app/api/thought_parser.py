@@ -5,9 +5,9 @@ from __future__ import annotations
 from enum import Enum
 from typing import Any
 
+from app.api.marks import overlap
 from app.api.thinking import CLOSE, OPEN, Thinking
 from app.api.tools.calls import ToolParser, make_parser
-from app.api.tools.styled_calls import overlap
 from app.api.tools.use import ToolUse
 
 Json = dict[str, Any]

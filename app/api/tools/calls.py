@@ -13,7 +13,8 @@ import json
 import re
 from typing import Any, Protocol
 
-from app.api.tools.styled_calls import Brackets, StyledCalls, more_arguments, open_call, overlap
+from app.api.marks import overlap
+from app.api.tools.styled_calls import Brackets, StyledCalls, more_arguments, open_call
 from app.api.tools.styles import STYLES
 from app.api.tools.use import ToolUse
 

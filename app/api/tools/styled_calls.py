@@ -7,6 +7,7 @@ import uuid
 from enum import Enum
 from typing import Any
 
+from app.api.marks import overlap
 from app.api.tools.styles import ToolStyle
 
 Json = dict[str, Any]
@@ -193,8 +194,3 @@ def join_parts(delta: Json) -> Json:
         else:
             joined.append(part)
     return delta | {"tool_calls": joined}
-
-
-def overlap(text: str, mark: str) -> int:
-    """Length of the longest end of the text that begins the mark."""
-    return next((n for n in range(min(len(mark) - 1, len(text)), 0, -1) if text.endswith(mark[:n])), 0)
