@@ -84,7 +84,7 @@ class Supervisor:
             # the thread of a step that hangs may never end; it is a daemon
             await asyncio.wait([self._task], timeout=HANG_PATIENCE_S if self._is_hanging else None)
         if self._is_worker_made:
-            self.worker.close()
+            self.worker.close(gives_back=not self._is_hanging)
         self._end_turn(EngineDead("the engine was closed"))
 
     async def sleep(self, level: int, is_patient: bool) -> bool:

@@ -112,14 +112,18 @@ def _check_tied_head(files: list[Path], embedding: Tensor, folder: Path) -> None
 
 def _fill_randomly(model: DecoderModel, seed: int) -> None:
     """Give every parameter the values a fresh model would have: norms 1, biases 0, the rest N(0, 0.02)."""
-    generator = torch.Generator().manual_seed(seed)
+    generators: dict[torch.device, torch.Generator] = {}
     for name, parameter in model.named_parameters():
         if name.endswith("norm"):
             parameter.fill_(1.0)
         elif name.endswith("bias"):
             parameter.zero_()
         else:
-            parameter.copy_(torch.empty(parameter.shape).normal_(0.0, 0.02, generator=generator))
+            device = parameter.device
+            if device not in generators:
+                generators[device] = torch.Generator(device).manual_seed(seed)
+            fresh = torch.empty(parameter.shape, device=device)
+            parameter.copy_(fresh.normal_(0.0, 0.02, generator=generators[device]))
 
 
 def _shorten(names: list[str]) -> str:

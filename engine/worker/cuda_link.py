@@ -66,14 +66,21 @@ class CudaGraphRecorder:
 
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
+        self._stream = torch.cuda.Stream()  # its own, so that two engines may record at once
 
     def record(self, run: Callable[[], None]) -> Callable[[], None]:
         """Run once as a rehearsal, for whatever is compiled or set up at a first call; then record."""
         run()
         graph = torch.cuda.CUDAGraph()
-        # Other threads may allocate pinned memory meanwhile.
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-            run()
+        forward = torch.cuda.current_stream()
+        try:
+            # Other threads may allocate pinned memory meanwhile.
+            with torch.cuda.graph(
+                graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
+            ):
+                run()
+        finally:
+            torch.cuda.set_stream(forward)  # which a failed recording would not go back to
         return graph.replay
 
 

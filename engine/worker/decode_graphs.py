@@ -22,6 +22,7 @@ from torch import Tensor
 from engine.model import DecoderModel
 from engine.worker.attn_metadata import AttnMetadata
 from engine.worker.input_batch import ModelInput
+from kernels.device_kernels import find_kernel_errors
 from kernels.ops import KVCache
 from kernels.shared_prefixes import SharedPrefixes, pack_groups
 
@@ -122,9 +123,12 @@ class DecodeGraphs:
         self._recorder = recorder
         has_sharing = model.ops.share_prefixes is not None
         shared = [(True, size) for size in sorted(sizes) if has_sharing and size >= MIN_SHARED_ROWS]
-        # The last is the next: plain ones before those that share prefixes, large before small. Of the latter only
-        # two, which compile all that is launched; the others wait for a step that shares something.
-        self._to_record = shared[:1] + shared[1:][-1:] + [(False, size) for size in sorted(sizes)]
+        plain = [(False, size) for size in sorted(sizes)]
+        # The last is the next, large before small. First the largest plain one and two that share prefixes: they
+        # compile all that is launched. The others that share wait for a step that shares something.
+        first = [*shared[:1], *shared[1:][-1:], plain[-1]]
+        self._num_first = len(first)
+        self._to_record = plain[:-1] + first
         self._waiting = shared[1:-1]
         self._replays: dict[tuple[bool, int], Callable[[], None]] = {}
         self._sizes: dict[bool, list[int]] = {False: [], True: []}  # recorded, ascending
@@ -138,6 +142,11 @@ class DecodeGraphs:
     @property
     def num_left(self) -> int:
         return len(self._to_record)
+
+    @property
+    def is_cold(self) -> bool:
+        """Whether kernels of recorded steps may still have to be compiled."""
+        return self.has_more and len(self._replays) < self._num_first
 
     @property
     def has_more(self) -> bool:
@@ -156,7 +165,7 @@ class DecodeGraphs:
 
         try:
             self._replays[is_shared, size] = self._recorder.record(run)
-        except RuntimeError as error:
+        except find_kernel_errors() as error:
             self._to_record, self._waiting = [], []
             logger.warning("decode steps of %d rows and fewer stay eager: recording failed: %s", size, error)
             return

@@ -5,7 +5,6 @@ probe_device ─▶ DeviceFacts ─▶ choose_worker_config ─▶ WorkerConfig 
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ import torch
 from engine.config import EngineConfig, WorkerConfig
 from engine.errors import ConfigError
 from engine.model import ModelConfig
+from kernels.device_kernels import find_triton_gap
 
 NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
 # Compute capabilities of NVIDIA's GPUs.
@@ -31,7 +31,7 @@ class DeviceFacts:
 
     kind: str  # cpu or cuda
     capability: tuple[int, int] = (0, 0)  # of a CUDA device
-    has_triton: bool = False
+    triton_gap: str = ""  # what keeps triton from working there, whatever the GPU
     num_cores: int = 1
     idle_gpu: str = (
         ""  # why the GPU that this machine has cannot be used; empty when there is none, or it can
@@ -51,7 +51,7 @@ def probe_device(device: str) -> DeviceFacts:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     capability = torch.cuda.get_device_capability() if kind == "cuda" else (0, 0)
     idle_gpu = "" if has_cuda or device == "cpu" else _explain_idle_gpu(NVIDIA_DRIVER)
-    return DeviceFacts(kind, capability, importlib.util.find_spec("triton") is not None, cores, idle_gpu)
+    return DeviceFacts(kind, capability, find_triton_gap(), cores, idle_gpu)
 
 
 def _explain_idle_gpu(driver: Path) -> str:
@@ -132,8 +132,8 @@ def _choose_backend(config: EngineConfig, facts: DeviceFacts, notices: list[str]
     if asked == "triton":
         if is_cpu:
             raise ConfigError("attention_backend='triton' needs a CUDA device; use auto, native or sdpa")
-        if not facts.has_triton:
-            raise ConfigError("attention_backend='triton': triton is not installed; install it, or use sdpa")
+        if facts.triton_gap:
+            raise ConfigError(f"attention_backend='triton': {facts.triton_gap}; install it, or use sdpa")
         if facts.capability < _WITH_TRITON:
             raise ConfigError(
                 f"attention_backend='triton': this GPU (compute capability {_spell(facts)}) is older than 8.0; "
@@ -152,9 +152,9 @@ def _choose_backend(config: EngineConfig, facts: DeviceFacts, notices: list[str]
         return asked
     if is_cpu:
         return "sdpa"
-    if facts.has_triton and facts.capability >= _WITH_TRITON:
+    if not facts.triton_gap and facts.capability >= _WITH_TRITON:
         return "triton"
-    why = "this GPU is older than compute capability 8.0" if facts.has_triton else "triton is not installed"
+    why = facts.triton_gap or "this GPU is older than compute capability 8.0"
     notices.append(f"attention_backend sdpa, because {why}; CUDA graphs are off with it")
     return "sdpa"
 

@@ -48,7 +48,7 @@ class MockWorker:
     def can_run(self, plan: StepPlan) -> bool:
         return True
 
-    def close(self) -> None:
+    def close(self, *, gives_back: bool = True) -> None:
         """Nothing goes on in the background."""
 
     def describe(self) -> dict[str, str | int]:

@@ -62,7 +62,9 @@ class ModelRunner:
         self.state = state
         self.sampler = Sampler(state)
         self._head = FusedHead(model, state)
-        self._groups = PrefixGroups.of_cache(batch, kv_caches[0]) if model.ops.share_prefixes else None
+        self._groups = None
+        if model.ops.share_prefixes:
+            self._groups = PrefixGroups.of_cache(batch, kv_caches[0], model.config.num_attention_heads)
         self._eos_token_ids = eos_token_ids
         self._link = link or HostLink()
         self._forward = forward or self.run_model

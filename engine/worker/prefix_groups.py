@@ -22,6 +22,8 @@ from kernels.shared_prefixes import MAX_GROUPS, Group, SharedPrefixes, pack_grou
 MIN_SHARED_KEYS = 512
 # Bytes of keys and values of one layer that a step must spare.
 MIN_SAVED_BYTES = 32 * 1024 * 1024
+# Rows (members times query heads of a key head) that one program attends: so many share what it reads.
+ROWS_PER_READ = 16
 
 
 class PrefixGroups:
@@ -31,6 +33,7 @@ class PrefixGroups:
         batch: whose block tables it reads.
         key_bytes: of one token's keys and values in one layer.
         min_rows: decodes in a step before it is looked at; recordings that share begin at this size.
+        members_per_read: of a group, whom one read of its keys serves; 1: sharing spares nothing.
     """
 
     def __init__(
@@ -40,8 +43,10 @@ class PrefixGroups:
         min_keys: int = MIN_SHARED_KEYS,
         min_bytes: int = MIN_SAVED_BYTES,
         min_rows: int = MIN_SHARED_ROWS,
+        members_per_read: int = 2**31,
     ) -> None:
         self._batch = batch
+        self._members_per_read = members_per_read
         self._min_rows = min_rows
         self._min_keys = -(-min_keys // batch.block_size) * batch.block_size
         self._min_saved_keys = -(-min_bytes // key_bytes)
@@ -50,9 +55,11 @@ class PrefixGroups:
         self._shared: SharedPrefixes | None = None
 
     @classmethod
-    def of_cache(cls, batch: InputBatch, kv_cache: tuple[Tensor, Tensor]) -> PrefixGroups:
-        """The groups of a batch whose keys and values lie in layers like this one."""
-        return cls(batch, sum(each.stride(1) * each.element_size() for each in kv_cache))
+    def of_cache(cls, batch: InputBatch, kv_cache: tuple[Tensor, Tensor], num_heads: int) -> PrefixGroups:
+        """The groups of a batch whose keys and values lie in layers like this one, read by `num_heads` query heads."""
+        heads_per_key = num_heads // kv_cache[0].shape[2]
+        key_bytes = sum(each.stride(1) * each.element_size() for each in kv_cache)
+        return cls(batch, key_bytes, members_per_read=max(1, ROWS_PER_READ // heads_per_key))
 
     def mark(self, step: ModelInput, rows: np.ndarray, starts: np.ndarray, counts: np.ndarray) -> ModelInput:
         """Return the step with its groups, where they are worth it; arrays are [R] as for `make_input`."""
@@ -89,7 +96,10 @@ class PrefixGroups:
             shared_len = self._count_shared(tables[rows[members]], int(starts[members].min()))
             if shared_len >= self._min_keys:
                 groups.append((members.tolist(), shared_len))
-        saved = sum((len(members) - 1) * shared_len for members, shared_len in groups)
+        saved = sum(
+            (len(members) - -(-len(members) // self._members_per_read)) * shared_len
+            for members, shared_len in groups
+        )
         return groups if saved >= self._min_saved_keys else []
 
     def _count_shared(self, tables: np.ndarray, num_known: int) -> int:

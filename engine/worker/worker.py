@@ -7,6 +7,7 @@ load ─▶ (config resolved, cache allocated) ─▶ warm_up ─▶ execute / s
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,7 +24,12 @@ from engine.worker.decode_graphs import DecodeBuffers, DecodeGraphs, list_padded
 from engine.worker.device_choice import choose_worker_config, probe_device
 from engine.worker.device_link import DeviceLink, HostLink, PendingStep
 from engine.worker.input_batch import InputBatch
-from engine.worker.kv_cache import KV_DTYPES, allocate_kv_cache, compute_bytes_per_block
+from engine.worker.kv_cache import (
+    KV_DTYPES,
+    allocate_kv_cache,
+    compute_bytes_per_block,
+    estimate_step_bytes,
+)
 from engine.worker.model_runner import ModelRunner
 from engine.worker.moving import list_tensors, move_tensors
 from engine.worker.native_swap import NativeSwap
@@ -32,8 +38,8 @@ from engine.worker.sampling.state import SamplingState
 from engine.worker.warm_up import list_warm_up
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-# While steps come without a pause, one chore is done after this many of them.
-STEPS_PER_CHORE = 8
+# While steps come without a pause, one chore is done after this many of them: to record waits for the device.
+STEPS_PER_CHORE = 64
 
 
 class Worker:
@@ -60,6 +66,10 @@ class Worker:
         worker_config, notices = choose_worker_config(self.config, model_config, facts)
         torch.set_num_threads(worker_config.num_threads)
         self.device = torch.device(worker_config.device)
+        if self.device.type == "cuda":
+            # Else cuBLAS may add up parts of a sum in so few bits that batches of another size round visibly.
+            torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+            torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
         self._link = self._make_link(worker_config)
         self._link.enter_thread()
         with self._phase("weights"):
@@ -100,22 +110,36 @@ class Worker:
         """Give back what the level of the sleep says, as far as it is there."""
         self.kv_caches, self._graphs = [], None
         if self.sleep_level == 2:
-            self.close()
+            self._stop_native()
             self._native = None
             if hasattr(self, "model"):
                 del self.model
         elif self.device.type != "cpu":
             move_tensors(list_tensors(self.model), torch.device("cpu"))
         if self.device.type == "cuda":
+            gc.collect()
             torch.cuda.empty_cache()
 
-    def close(self) -> None:
-        """Stop what goes on in the background."""
+    def close(self, *, gives_back: bool = True) -> None:
+        """Stop what goes on in the background, and give back all memory, the weights too; it ends as asleep.
+
+        Args:
+            gives_back: False where a step may still be running.
+        """
+        if not gives_back or not hasattr(self, "model"):
+            self._stop_native()
+            return
+        self.sleep_level = 2
+        if hasattr(self, "runner"):
+            del self.runner
+        self._give_back()
+
+    def _stop_native(self) -> None:
         if self._native is not None:
             self._native.stop()
 
     def warm_up(self) -> None:
-        """Run some steps in the null block, so that the first request does not pay for set-up."""
+        """Run some steps in the null block and record some, so that the first requests do not pay for set-up."""
         steps = list_warm_up(
             self.resolved.scheduler.max_model_len,
             self.model_config.vocab_size,
@@ -124,6 +148,8 @@ class Worker:
         for step in steps:
             self.runner.execute(step) if isinstance(step, StepPlan) else self.runner.sample_gated(step)
         self.reset()
+        while self._graphs is not None and self._graphs.is_cold:
+            self._graphs.record_next()
 
     @property
     def has_parked(self) -> bool:
@@ -230,7 +256,7 @@ class Worker:
             self.config,
             worker_config,
             model_max_len=model_config.max_model_len,
-            free_bytes=self._measure_free_bytes(),
+            free_bytes=self._measure_free_bytes(self._estimate_step_bytes(model_config, worker_config)),
             bytes_per_block=compute_bytes_per_block(model_config, self.config.block_size, dtype),
         )
         self.model_config = model_config
@@ -263,12 +289,25 @@ class Worker:
         buffers = DecodeBuffers(sizes[-1], scheduler.max_model_len, cache.block_size, self.device)
         return DecodeGraphs(self.model, self.kv_caches, buffers, sizes, CudaGraphRecorder())
 
-    def _measure_free_bytes(self) -> int:
-        """Bytes the KV cache may take: the configured share, and never more than is free now."""
+    def _estimate_step_bytes(self, model_config: ModelConfig, worker_config: WorkerConfig) -> int:
+        """Bytes that the largest step takes beside weights and cache."""
+        max_len = self.config.max_model_len or model_config.max_model_len
+        return estimate_step_bytes(
+            model_config,
+            max(self.config.max_num_batched_tokens, 0 if self.config.enable_chunked_prefill else max_len),
+            self.config.max_num_seqs,
+            DTYPES[worker_config.dtype],
+        )
+
+    def _measure_free_bytes(self, step_bytes: int) -> int:
+        """Bytes the KV cache may take: the configured share, and never more than a largest step leaves free."""
         if self.device.type == "cuda":
+            # What torch keeps for later, such as weights before they were packed, counts as used.
+            gc.collect()
+            torch.cuda.empty_cache()
             free, total = torch.cuda.mem_get_info(self.device)
             share = self.config.memory_share or 0.9
-            return max(0, min(int(total * share) - (total - free), free))
+            return max(0, min(int(total * share) - (total - free), free - step_bytes))
         total, free = measure_host_memory()
         return min(int(total * (self.config.memory_share or 0.1)), int(free * 0.8))
 

@@ -170,11 +170,13 @@ def fold_splits_kernel(
     total = tl.zeros([1, BLOCK_DIM], dtype=tl.float32)
     total_max = tl.full([1], float("-inf"), dtype=tl.float32)
     total_sum = tl.zeros([1], dtype=tl.float32)
-    for split in range(num_splits):
+    # Unrolled, so that the loads of all parts are on their way at once; a part that is not there changes no bit.
+    for split in tl.static_range(MAX_SPLITS):
         part = slot * num_slots + split + tl.arange(0, 1)
-        acc = tl.load(parts_ptr + part[:, None] * HEAD_DIM + column, mask=mask, other=0.0)
-        row_max = tl.load(stats_ptr + part * 2)
-        row_sum = tl.load(stats_ptr + part * 2 + 1)
+        is_there = split + tl.arange(0, 1) < num_splits
+        acc = tl.load(parts_ptr + part[:, None] * HEAD_DIM + column, mask=mask & is_there[:, None], other=0.0)
+        row_max = tl.load(stats_ptr + part * 2, mask=is_there, other=float("-inf"))
+        row_sum = tl.load(stats_ptr + part * 2 + 1, mask=is_there, other=0.0)
         total, total_max, total_sum = fold_part(total, total_max, total_sum, acc, row_max, row_sum)
     offsets = ((first_token + query) * NUM_HEADS + head) * HEAD_DIM + column
     tl.store(out_ptr + offsets, finish_rows(total, total_sum).to(out_ptr.dtype.element_ty), mask=mask)

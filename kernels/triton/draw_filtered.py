@@ -2,7 +2,8 @@
 
 Scores are at most 0, so the bits of their magnitude are integers in the order of the tokens, best first. A pass
 counts the tokens (or their mass in fixed point) up to each of some pivots, and the interval that holds the border
-becomes the next one. Tiles without a token in the interval are skipped. Ties at the border go to the lower id.
+becomes the next one. The first pass is made for both by all tiles in parallel; after it, tiles without a token in the
+interval are skipped. Ties at the border go to the lower id.
 """
 
 from __future__ import annotations
@@ -10,10 +11,15 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kernels.triton.draw_tiles import is_finite, load_logits, load_row_max
+from kernels.triton.draw_tiles import (
+    WORST_KEY,
+    first_pivot,
+    is_finite,
+    load_logits,
+    load_row_max,
+    make_key,
+)
 from kernels.triton.gumbel import compute_mass, make_noise
-
-WORST_KEY = tl.constexpr(0x7F800000)  # of -inf
 
 
 @triton.jit
@@ -31,13 +37,31 @@ def load_scores(
 
 
 @triton.jit
-def make_key(score: tl.tensor) -> tl.tensor:
-    return score.to(tl.int32, bitcast=True) & 0x7FFFFFFF
+def narrow(
+    reached: tl.tensor,
+    target: tl.tensor,
+    before: tl.tensor,
+    low: tl.tensor,
+    high: tl.tensor,
+    pivots: tl.tensor,
+    NUM_PIVOTS: tl.constexpr,
+) -> tl.tensor:
+    """The interval between two pivots in which the target is reached, what lies before it, and its pivots."""
+    place = tl.arange(0, NUM_PIVOTS)
+    is_short = reached.to(tl.float64) < target
+    index = tl.sum(is_short.to(tl.int32), axis=0)
+    before = tl.maximum(before, tl.max(tl.where(place == index - 1, reached, 0), axis=0))
+    new_low = tl.max(tl.where(place == index - 1, pivots + 1, low), axis=0)
+    high = tl.max(tl.where(place == index, pivots, 0), axis=0)
+    low = tl.maximum(low, new_low)
+    step = (high - low) // NUM_PIVOTS + 1
+    return before, low, high, tl.minimum(low + (place + 1) * step - 1, high)
 
 
 @triton.jit
 def find_border(
     target: tl.tensor,
+    sums_ptr: tl.tensor,
     logits_ptr: tl.tensor,
     best_ptr: tl.tensor,
     row: tl.tensor,
@@ -47,19 +71,25 @@ def find_border(
     BY_MASS: tl.constexpr,
     VOCAB: tl.constexpr,
     NUM_TILES: tl.constexpr,
+    BLOCK_TILES: tl.constexpr,
     TILE: tl.constexpr,
     BLOCK: tl.constexpr,
     NUM_PIVOTS: tl.constexpr,
 ) -> tl.tensor:
     """The smallest key up to which the tokens' number or mass reaches the target, and what lies before it.
 
-    All tokens together must reach it.
+    All tokens together must reach it. `sums_ptr` holds what the tiles have up to the first pivots.
     """
-    low, high = tl.zeros([], tl.int32), tl.zeros([], tl.int32) + WORST_KEY
-    before = tl.zeros([], tl.int64)
-    place = tl.arange(0, NUM_PIVOTS)
-    # First pivots: scores -1/64, -1/16 and so on to -64, then the worst.
-    pivots = tl.where(place < NUM_PIVOTS - 1, (121 + 2 * place) << 23, WORST_KEY)
+    place, tiles = tl.arange(0, NUM_PIVOTS), tl.arange(0, BLOCK_TILES)
+    first = tl.load(
+        sums_ptr + (row * NUM_TILES + tiles)[:, None] * NUM_PIVOTS + place[None, :],
+        mask=(tiles < NUM_TILES)[:, None],
+        other=0,
+    )
+    before, low, high, pivots = narrow(
+        tl.sum(first, axis=0), target, tl.zeros([], tl.int64), tl.zeros([], tl.int32),
+        tl.zeros([], tl.int32) + WORST_KEY, first_pivot(place, NUM_PIVOTS), NUM_PIVOTS,
+    )  # fmt: skip
     while low < high:
         sums = tl.zeros([BLOCK, NUM_PIVOTS], tl.int64)
         for tile in range(NUM_TILES):
@@ -75,15 +105,9 @@ def find_border(
                     else:
                         values = is_inside.to(tl.int64)
                     sums += tl.where(keys[:, None] <= pivots[None, :], values[:, None], 0)
-        reached = before + tl.sum(sums, axis=0)
-        is_short = reached.to(tl.float64) < target
-        index = tl.sum(is_short.to(tl.int32), axis=0)
-        before = tl.maximum(before, tl.max(tl.where(place == index - 1, reached, 0), axis=0))
-        new_low = tl.max(tl.where(place == index - 1, pivots + 1, low), axis=0)
-        high = tl.max(tl.where(place == index, pivots, 0), axis=0)
-        low = tl.maximum(low, new_low)
-        step = (high - low) // NUM_PIVOTS + 1
-        pivots = tl.minimum(low + (place + 1) * step - 1, high)
+        before, low, high, pivots = narrow(
+            before + tl.sum(sums, axis=0), target, before, low, high, pivots, NUM_PIVOTS
+        )
     return low, before
 
 
@@ -92,6 +116,7 @@ def draw_filtered_kernel(
     token_ptr: tl.tensor,
     logits_ptr: tl.tensor,
     best_ptr: tl.tensor,
+    count_ptr: tl.tensor,
     mass_ptr: tl.tensor,
     keys_ptr: tl.tensor,
     temperature_ptr: tl.tensor,
@@ -116,15 +141,17 @@ def draw_filtered_kernel(
     top_p = tl.load(top_p_ptr + row).to(tl.float32)
     log_min_p = tl.load(log_min_p_ptr + row).to(tl.float32)
     tiles = tl.arange(0, BLOCK_TILES)
-    masses = tl.load(mass_ptr + row * NUM_TILES + tiles, mask=tiles < NUM_TILES, other=0)
+    # The last pivot has everything before it.
+    whole = (row * NUM_TILES + tiles) * NUM_PIVOTS + NUM_PIVOTS - 1
+    masses = tl.load(mass_ptr + whole, mask=tiles < NUM_TILES, other=0)
     total = tl.sum(masses, axis=0)
 
     # Kept: keys below the border, and the first `num_ties` tokens on it.
     border, num_ties = tl.zeros([], tl.int32) + WORST_KEY, tl.full([], VOCAB, tl.int64)
     if top_k < VOCAB:
         border, before = find_border(
-            top_k.to(tl.float64), logits_ptr, best_ptr, row, row_stride, row_max, temperature,
-            False, VOCAB, NUM_TILES, TILE, BLOCK, NUM_PIVOTS,
+            top_k.to(tl.float64), count_ptr, logits_ptr, best_ptr, row, row_stride, row_max, temperature,
+            False, VOCAB, NUM_TILES, BLOCK_TILES, TILE, BLOCK, NUM_PIVOTS,
         )  # fmt: skip
         num_ties = top_k - before
         total = tl.zeros([], tl.int64)
@@ -140,8 +167,8 @@ def draw_filtered_kernel(
     if top_p <= 1.0:
         limit = top_p.to(tl.float64) * total.to(tl.float64)
         nucleus, before = find_border(
-            limit, logits_ptr, best_ptr, row, row_stride, row_max, temperature,
-            True, VOCAB, NUM_TILES, TILE, BLOCK, NUM_PIVOTS,
+            limit, mass_ptr, logits_ptr, best_ptr, row, row_stride, row_max, temperature,
+            True, VOCAB, NUM_TILES, BLOCK_TILES, TILE, BLOCK, NUM_PIVOTS,
         )  # fmt: skip
         # How many tokens of this mass start below the limit; the quotient may be one off.
         mass = compute_mass(-nucleus.to(tl.float32, bitcast=True))

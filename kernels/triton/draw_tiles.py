@@ -7,6 +7,8 @@ import triton.language as tl
 
 from kernels.triton.gumbel import compute_mass, make_noise
 
+WORST_KEY = tl.constexpr(0x7F800000)  # of -inf
+
 
 @triton.jit
 def load_logits(
@@ -26,6 +28,12 @@ def load_row_max(
     tiles = tl.arange(0, BLOCK_TILES)
     best = tl.load(best_ptr + row * NUM_TILES + tiles, mask=tiles < NUM_TILES, other=float("-inf"))
     return tl.max(best, axis=0)
+
+
+@triton.jit
+def first_pivot(index: tl.tensor, NUM_PIVOTS: tl.constexpr) -> tl.tensor:
+    """Where a search looks first: keys of the scores -1/64, -1/16 and so on to -64, and then the worst."""
+    return tl.where(index < NUM_PIVOTS - 1, (121 + 2 * index) << 23, WORST_KEY)
 
 
 @triton.jit
@@ -89,7 +97,14 @@ def tile_noise_kernel(
 
 
 @triton.jit
-def tile_mass_kernel(
+def make_key(score: tl.tensor) -> tl.tensor:
+    """An integer in the order of the scores, which are at most 0: the best is the smallest."""
+    return score.to(tl.int32, bitcast=True) & 0x7FFFFFFF
+
+
+@triton.jit
+def tile_sums_kernel(
+    count_ptr: tl.tensor,
     mass_ptr: tl.tensor,
     best_ptr: tl.tensor,
     logits_ptr: tl.tensor,
@@ -99,7 +114,9 @@ def tile_mass_kernel(
     NUM_TILES: tl.constexpr,
     BLOCK_TILES: tl.constexpr,
     TILE: tl.constexpr,
+    NUM_PIVOTS: tl.constexpr,
 ) -> None:
+    """The first pass of every search: a tile's tokens, and their mass, up to each of the first pivots."""
     row, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
     token_ids = tile * TILE + tl.arange(0, TILE)
     row_max = load_row_max(best_ptr, row, NUM_TILES, BLOCK_TILES)
@@ -107,7 +124,12 @@ def tile_mass_kernel(
     shift = tl.where(is_finite(row_max), row_max, 0.0)
     scores = tl.div_rn(logits - shift, tl.load(temperature_ptr + row).to(tl.float32) + tl.zeros_like(logits))
     mass = tl.where(is_finite(row_max), compute_mass(tl.minimum(scores, 0.0)), 0)
-    tl.store(mass_ptr + row * NUM_TILES + tile, tl.sum(mass, axis=0))
+    keys = make_key(scores)
+    place = (row * NUM_TILES + tile) * NUM_PIVOTS
+    for index in tl.static_range(NUM_PIVOTS):
+        is_inside = (keys <= first_pivot(index, NUM_PIVOTS)) & (token_ids < VOCAB)
+        tl.store(count_ptr + place + index, tl.sum(is_inside.to(tl.int64), axis=0))
+        tl.store(mass_ptr + place + index, tl.sum(tl.where(is_inside, mass, 0), axis=0))
 
 
 @triton.jit

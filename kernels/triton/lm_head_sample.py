@@ -39,8 +39,9 @@ def lm_head_sample_kernel(
     BLOCK_VOCAB: tl.constexpr,
     BLOCK_WIDTH: tl.constexpr,
 ) -> None:
-    tile = tl.program_id(0)
-    row = tl.program_id(1) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    # Programs start in the order of the first axis: all rows of a tile run together and read its weights once.
+    tile = tl.program_id(1)
+    row = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     token = tile * BLOCK_VOCAB + tl.arange(0, BLOCK_VOCAB)
     is_row, is_token = row < num_rows, token < VOCAB
     row_offsets = row.to(tl.int64)[:, None] * WIDTH
@@ -117,7 +118,7 @@ def lm_head_sample(
     token_ids = torch.empty(num_rows, dtype=torch.int64, device=hidden.device)
     if not num_rows:
         return token_ids
-    lm_head_sample_kernel[(num_tiles, triton.cdiv(num_rows, BLOCK_ROWS))](
+    lm_head_sample_kernel[(triton.cdiv(num_rows, BLOCK_ROWS), num_tiles)](
         best,
         best_id,
         hidden,

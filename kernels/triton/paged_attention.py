@@ -24,6 +24,9 @@ from kernels.triton.tiles import TileTable, load_table
 
 # Parts that a context is cut into at most.
 MAX_SPLITS = 16
+# Programs a context gets at least where it may be cut into twice as many parts: else one long context in a full batch
+# is read by one program after the other while the device idles (modelled, not measured).
+MIN_PROGRAMS = 4
 # Rows of a tile of short queries at most, unless one group of heads is larger.
 MAX_SHORT_ROWS = 32
 
@@ -141,7 +144,8 @@ class _Call:
         query_tiles = triton.cdiv(max_query_len, block_q)
         num_units = plan.num_requests * query_tiles * self._num_kv_heads
         max_splits = min(MAX_SPLITS, triton.cdiv(plan.max_seq_len, min_split))
-        num_programs = max(1, min(max_splits, self._table.target_programs // num_units))
+        fewest = MIN_PROGRAMS if max_splits >= 2 * MIN_PROGRAMS else 1
+        num_programs = max(fewest, min(max_splits, self._table.target_programs // num_units))
         num_slots = max_splits if num_programs > 1 or shared is not None else 0
         num_parts = plan.num_requests * max_query_len * self._num_heads * num_slots
         scratch = plan.take_scratch(num_parts, self._head_dim, self._out.device)

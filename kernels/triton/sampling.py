@@ -11,15 +11,15 @@ from torch import Tensor
 from kernels.triton.draw_filtered import draw_filtered_kernel
 from kernels.triton.draw_tiles import (
     pick_winner_kernel,
-    tile_mass_kernel,
     tile_max_kernel,
     tile_noise_kernel,
+    tile_sums_kernel,
 )
 from kernels.triton.launch import EXACT, check_float, check_shape, next_power_of_2
 
 TILE = 2048
 # Tokens that a pivot search holds at once, with how many borders it compares them.
-BLOCK = 256
+BLOCK = 1024
 NUM_PIVOTS = 8
 
 
@@ -95,8 +95,11 @@ def draw_filtered(
     token_ids = torch.empty(len(logits), dtype=torch.int64, device=logits.device)
     if not len(logits):
         return token_ids
-    mass = torch.empty(tiles.best.shape, dtype=torch.int64, device=logits.device)
-    tile_mass_kernel[tuple(tiles.best.shape)](
+    count, mass = torch.empty(
+        2, *tiles.best.shape, num_pivots, dtype=torch.int64, device=logits.device
+    ).unbind()
+    tile_sums_kernel[tuple(tiles.best.shape)](
+        count,
         mass,
         tiles.best,
         logits,
@@ -104,6 +107,7 @@ def draw_filtered(
         logits.stride(0),
         **tiles.sizes,
         BLOCK_TILES=tiles.block_tiles,
+        NUM_PIVOTS=num_pivots,
         num_warps=8,
         **EXACT,
     )
@@ -111,6 +115,7 @@ def draw_filtered(
         token_ids,
         logits,
         tiles.best,
+        count,
         mass,
         keys,
         temperature,
@@ -122,7 +127,7 @@ def draw_filtered(
         BLOCK_TILES=tiles.block_tiles,
         BLOCK=min(BLOCK, tiles.sizes["TILE"]),
         NUM_PIVOTS=num_pivots,
-        num_warps=4,
+        num_warps=8,
         **EXACT,
     )
     return token_ids

@@ -126,6 +126,15 @@ def test_the_cache_is_sized_by_the_memory() -> None:
     assert (cache.num_blocks, cache.block_size, cache.enable_prefix_caching) == (33, 16, True)
 
 
+def test_a_cache_is_no_larger_than_four_of_the_largest_batches() -> None:
+    """A GPU would hold millions of blocks of a tiny model, and each is a Python object."""
+    sizes = {"max_num_seqs": 8, "max_model_len": 64}
+    huge = 10**6 * MIB
+    assert resolve(EngineConfig(**sizes), free_bytes=huge).cache.num_blocks == 4 * 8 * 64 // 16 + 1
+    asked = EngineConfig(**sizes, memory_share=0.9)
+    assert resolve(asked, free_bytes=huge).cache.num_blocks == 10**6, "who names a share gets it"
+
+
 def test_a_number_of_blocks_overrides_the_memory() -> None:
     assert resolve(EngineConfig(num_blocks=7, max_model_len=8), free_bytes=0).cache.num_blocks == 7
 

@@ -50,16 +50,16 @@ class Part:
 # In order of what must be known first: what the machine can do, what is right, then what is fast.
 PARTS = (
     Part("ceilings", KERNELS, 20),
-    Part("checks", KERNELS, 80),
-    Part("parity", ENGINE, 40),
-    Part("syncs", ENGINE, 30),
+    Part("checks", KERNELS, 100),
+    Part("parity", ENGINE, 60),
+    Part("syncs", ENGINE, 50),
     Part("table", KERNELS, 70),
     Part("nano-0.6b", ENGINE, 60),
-    Part("nano-14b", ENGINE, 90),
-    Part("single", ENGINE, 50),
-    Part("switches", ENGINE, 60),
+    Part("nano-14b", ENGINE, 60),
+    Part("single", ENGINE, 45),
+    Part("switches", ENGINE, 50),
     Part("idle", ENGINE, 30),
-    Part("structured", ENGINE, 60),
+    Part("structured", ENGINE, 50),
     Part("tune", KERNELS, 300, is_extra=True),
 )
 

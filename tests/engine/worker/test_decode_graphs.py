@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from triton.errors import TritonError
 
 import kernels
 from engine.messages import NewRow, StepDone, StepPlan
@@ -36,15 +37,16 @@ BLOCKS_PER_ROW = MAX_LEN // BLOCK
 class FakeRecorder:
     """A replay runs the function again: it sees new contents of its tensors, and the same shapes."""
 
-    def __init__(self, fails_from: int = 10**9) -> None:
+    def __init__(self, fails_from: int = 10**9, error: Exception | None = None) -> None:
         self.num_recorded = 0
         self.num_replayed = 0
         self._fails_from = fails_from
+        self._error = error or RuntimeError("out of memory")
 
     def record(self, run: Callable[[], None]) -> Callable[[], None]:
         self.num_recorded += 1
         if self.num_recorded >= self._fails_from:
-            raise RuntimeError("out of memory")
+            raise self._error
         run()
 
         def replay() -> None:
@@ -158,9 +160,9 @@ def play_sharing(
     return rows.tokens
 
 
-@pytest.mark.parametrize("num_recorded", [0, 5, 99], ids=["eager", "plain recordings", "all recordings"])
+@pytest.mark.parametrize("num_recorded", [0, 1, 99], ids=["eager", "a plain recording", "all recordings"])
 def test_shared_prefixes_change_no_token(model: DecoderModel, num_recorded: int) -> None:
-    """Members are rows 0 to 8; once only plain recordings are there, nobody shares, and nobody can tell."""
+    """Members are rows 0 to 8; once only a plain recording is there, nobody shares, and nobody can tell."""
     calls: list[int] = []
     recorder = FakeRecorder()
     tokens = play_sharing(make_sharing(model, calls), recorder, num_recorded)
@@ -169,8 +171,8 @@ def test_shared_prefixes_change_no_token(model: DecoderModel, num_recorded: int)
     recordings = 2 * num_layers if num_recorded == 99 else 0
     used = [count for count in calls if count]
     assert len(calls) - len(used) == recordings, "recording itself sees no group"
-    assert used == ([] if num_recorded == 5 else [9] * 4 * num_layers)
-    assert recorder.num_recorded == {0: 0, 5: 5, 99: 7}[num_recorded]
+    assert used == ([] if num_recorded == 1 else [9] * 4 * num_layers)
+    assert recorder.num_recorded == {0: 0, 1: 1, 99: 7}[num_recorded]
 
 
 def record_all(rows: Rows) -> None:
@@ -264,6 +266,20 @@ def test_the_largest_size_is_recorded_first_and_serves_every_batch(model: Decode
     assert recorder.num_replayed == 1
 
 
+@pytest.mark.parametrize(("is_sharing", "num_first"), [(False, 1), (True, 3)])
+def test_the_first_recordings_are_those_that_compile_all_kernels(
+    model: DecoderModel, is_sharing: bool, num_first: int
+) -> None:
+    """A plain one and, of those that share, the largest and the smallest; then no step compiles anything."""
+    recorder = FakeRecorder()
+    rows = Rows(make_sharing(model, []) if is_sharing else model, recorder)
+    assert rows.graphs is not None
+    while rows.graphs.is_cold:
+        rows.graphs.record_next()
+    assert recorder.num_recorded == num_first
+    assert rows.graphs.has_more
+
+
 def test_a_prompt_is_never_replayed(model: DecoderModel) -> None:
     recorder = FakeRecorder()
     rows = Rows(model, recorder)
@@ -274,14 +290,15 @@ def test_a_prompt_is_never_replayed(model: DecoderModel) -> None:
     assert recorder.num_replayed == 1, "one token is a decode step, whoever sent it"
 
 
+@pytest.mark.parametrize("error", [RuntimeError("out of memory"), TritonError("out of memory")])
 def test_a_device_that_refuses_to_record_keeps_what_it_has(
-    model: DecoderModel, caplog: pytest.LogCaptureFixture
+    model: DecoderModel, caplog: pytest.LogCaptureFixture, error: Exception
 ) -> None:
-    recorder = FakeRecorder(fails_from=3)
+    recorder = FakeRecorder(fails_from=3, error=error)
     rows = Rows(model, recorder)
     record_all(rows)
     assert rows.graphs is not None
-    assert (rows.graphs.num_recorded, rows.graphs.has_more) == (2, False)
+    assert (rows.graphs.num_recorded, rows.graphs.has_more, rows.graphs.is_cold) == (2, False, False)
     assert "recording failed: out of memory" in caplog.text
     plain = Rows(model)
     assert play(rows, 10) == play(plain, 10)

@@ -14,10 +14,10 @@ from engine.worker import device_choice
 from engine.worker.device_choice import DeviceFacts, choose_worker_config, probe_device
 
 CPU = DeviceFacts("cpu", num_cores=2)
-T4 = DeviceFacts("cuda", (7, 5), has_triton=True)
-A100 = DeviceFacts("cuda", (8, 0), has_triton=True)
-H200 = DeviceFacts("cuda", (9, 0), has_triton=True)
-H200_WITHOUT_TRITON = DeviceFacts("cuda", (9, 0))
+T4 = DeviceFacts("cuda", (7, 5))
+A100 = DeviceFacts("cuda", (8, 0))
+H200 = DeviceFacts("cuda", (9, 0))
+H200_WITHOUT_TRITON = DeviceFacts("cuda", (9, 0), triton_gap="triton is not installed")
 MODEL = ModelConfig("Qwen3ForCausalLM", 100, 32, 64, 2, 4, 2, 8, 128, RopeConfig(), dtype="bfloat16")
 
 

@@ -75,6 +75,17 @@ def test_keys_that_are_not_written_yet_are_not_shared() -> None:
     assert find(batch, 6, start=7) == []
 
 
+@pytest.mark.parametrize(("members_per_read", "is_worth_it"), [(8, True), (2, True), (1, False)])
+def test_sharing_spares_only_what_one_read_serves(members_per_read: int, is_worth_it: bool) -> None:
+    """Four members of 12 keys: read once instead of 4 times, or twice; or 4 times after all."""
+    batch = make_batch([[1, 2, 3, 10 + row, 20 + row] for row in range(4)])
+    groups = PrefixGroups(
+        batch, KEY_BYTES, MIN_KEYS, 24 * KEY_BYTES, MIN_ROWS, members_per_read=members_per_read
+    )
+    rows = np.arange(4)
+    assert bool(groups.find(rows, np.full(4, 18), rows)) is is_worth_it
+
+
 def test_there_is_a_limit_of_groups_and_the_largest_are_taken() -> None:
     tables = [
         [100 * group, 100 * group + 1, 100 * group + 2 + row] for group in range(1, 10) for row in range(2)
@@ -136,6 +147,8 @@ def test_the_rule_for_a_real_shape(num_rows: int, is_worth_it: bool) -> None:
 def test_the_size_of_a_key_is_read_off_the_cache() -> None:
     batch = make_batch(SHARED)
     cache = torch.zeros(3, BLOCK, 2, 8)
-    groups = PrefixGroups.of_cache(batch, (cache, cache.half()))
+    groups = PrefixGroups.of_cache(batch, (cache, cache.half()), num_heads=8)
     assert groups._min_saved_keys == MIN_SAVED_BYTES // (16 * 6) + 1
+    assert groups._members_per_read == 16 // 4
+    assert PrefixGroups.of_cache(batch, (cache, cache), num_heads=64)._members_per_read == 1
     assert mark(groups, batch, [0, 1]).attn_metadata.shared is None

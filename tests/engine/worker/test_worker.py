@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,7 +11,8 @@ import pytest
 import torch
 
 from engine import ConfigError, EngineConfig
-from engine.worker.kv_cache import allocate_kv_cache, compute_bytes_per_block
+from engine.model import ModelConfig, RopeConfig
+from engine.worker.kv_cache import allocate_kv_cache, compute_bytes_per_block, estimate_step_bytes
 from engine.worker.worker import Worker
 from tests.engine.model.drive import make_transformers_model, save
 
@@ -125,6 +128,38 @@ def test_dynamic_rope_beyond_its_original_length_goes_without_the_prefix_cache(
     notices = " ".join(worker.resolved.notices)
     assert ("beyond 64 tokens the same seed need not" in notices) is not is_cached
     worker.close()
+
+
+def test_what_is_closed_holds_no_memory(make_config: MakeConfig) -> None:
+    """The next engine of the process needs it."""
+    worker = make_worker(make_config(device="cpu"))
+    worker.load()
+    held = [weakref.ref(each) for each in (worker.model, worker.runner, worker.kv_caches[0][0])]
+    worker.close(gives_back=False)
+    assert all(each() is not None for each in held), "a step may still run"
+    worker.close()
+    gc.collect()
+    assert not any(each() for each in held)
+    assert worker.describe()["ops"] == "asleep"
+    worker.close()
+
+
+def test_a_gpu_leaves_room_for_the_largest_step(
+    make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = ModelConfig("Qwen3ForCausalLM", 1000, 32, 64, 2, 4, 2, 8, 128, RopeConfig())
+    # hidden states 4 * 32, MLP 3 * 64, attention 2 * (4 + 2) * 8 numbers of 2 bytes; logits of 2 and 4 bytes
+    step = estimate_step_bytes(config, num_tokens=100, num_rows=3, dtype=torch.bfloat16)
+    assert step == 100 * (128 + 192 + 96) * 2 + 3 * 1000 * 6
+    emptied: list[int] = []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(1))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (800, 1000))
+    worker = make_worker(make_config(memory_share=0.9))
+    worker.device = torch.device("cuda")
+    assert worker._measure_free_bytes(step_bytes=10) == 700, "the share, less what others use"
+    assert worker._measure_free_bytes(step_bytes=300) == 500, "what a step leaves"
+    assert worker._measure_free_bytes(step_bytes=900) == 0
+    assert len(emptied) == 3
 
 
 def test_a_reset_forgets_rows_and_keeps_weights_and_memory(make_config: MakeConfig) -> None:
