@@ -15,18 +15,16 @@ from typing import Any
 import torch
 
 from app.bench.gpu.ceiling import compute_ceiling
-from app.bench.gpu.idle import measure_idle
+from app.bench.gpu.idle import await_graphs, measure_idle
 from app.bench.gpu.parity import compare_with_transformers
 from app.bench.runners import TroupeRunner
 from app.bench.shapes import SHAPES, Json
 from app.bench.throughput import RECORDS
 from app.bench.workload import Job, count_tokens, make_nano, make_random
-from engine import LLM
 from grammar import GrammarSpec
 
 DEMO_MODEL = Path(__file__).resolve().parents[3] / "assets" / "demo_model"
 TEMPERATURE = 0.6
-RECORDING_S = 30.0
 # Measured on one H200: bytes a second of a copy, operations a second of a bfloat16 product.
 H200 = (4.3e12, 790e12)
 SMOKE_SHAPE = {
@@ -75,13 +73,6 @@ def run_work(settings: dict[str, Any], jobs: list[Job], grammar: GrammarSpec | N
         return runner.run(jobs)
     finally:
         runner.close()
-
-
-def await_graphs(llm: LLM) -> None:
-    """Wait until an idle engine has recorded what it wants to; with a limit, so that the part still ends."""
-    deadline = time.monotonic() + RECORDING_S
-    while llm.describe_runtime().get("num_graphs_left", 0) and time.monotonic() < deadline:
-        time.sleep(0.05)
 
 
 def measure_nano(setup: Setup, shape: str) -> Json:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from triton.runtime.errors import OutOfResources
+from triton.errors import TritonError
 
 from kernels.triton.bench.batches import AttentionBatch, make_attention
 from kernels.triton.bench.timing import Bench
@@ -59,7 +59,7 @@ def rank_tiles(bench: Bench, batch: AttentionBatch, kind: Kind, table: TileTable
             seconds = bench.time(
                 lambda: paged_attention(*batch.tensors, scale=0.1, plan=batch.plan, tiles=one)  # noqa: B023
             )
-        except OutOfResources:
+        except TritonError:  # a tile too large for the device, or one that its compiler refuses
             continue
         ranking.append((seconds, tile))
     return sorted(ranking, key=lambda pair: pair[0])
