@@ -21,6 +21,7 @@ SETS = {
     "handwritten": EVALUATION / "handwritten.jsonl",
     "samples": EVALUATION / "samples.jsonl",
     "unseen": EVALUATION / "unseen.jsonl",
+    "development": EVALUATION / "development.jsonl",
 }
 SURROUNDINGS = EVALUATION / "surroundings.txt"
 

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import jsonschema_rs
 import pytest
 
 from app.extraction.cases import SETS, Case, CaseError, read_cases, read_paragraphs, surround
@@ -116,3 +117,4 @@ def test_every_built_in_set_fits_its_schemas(name: str) -> None:
     for case in cases:
         assert list(case.schema["properties"]) == list(case.record)
         assert json.dumps(case.record) != "{}"
+        jsonschema_rs.validate(case.schema, case.record)
