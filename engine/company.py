@@ -19,6 +19,7 @@ from engine.actors.executor import ExecutorActor
 from engine.actors.grammar import GrammarActor
 from engine.actors.lag_gauge import watch_loop_lag
 from engine.actors.scheduler import SchedulerActor
+from engine.actors.turns import take_turns_often
 from engine.actors.watchdog import watch_steps
 from engine.config import EngineConfig
 from engine.core.detokenizer import Detokenizer
@@ -58,6 +59,7 @@ class Company:
 
     async def start(self, tasks: asyncio.TaskGroup, is_restart: bool) -> None:
         """Bring all actors up in `tasks`; back when requests can come."""
+        take_turns_often()
         # The scheduler needs the resolved config, which the executor's thread finds out while it loads.
         self.executor = ExecutorActor(
             self._worker, deliver=lambda done: self.scheduler.tell(done), is_restart=is_restart

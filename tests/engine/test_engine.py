@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import sys
+import time
 from collections.abc import Callable
 
 import pytest
@@ -45,6 +47,25 @@ async def test_deltas_add_up_to_the_cumulative_text(make_config: MakeConfig) -> 
     assert "".join(part.text for part in parts) == whole.outputs[0].text
     assert [token for part in parts for token in part.token_ids] == whole.outputs[0].token_ids
     assert [part.finish_reason for part in parts if part.finish_reason] == ["length"]
+
+
+async def test_a_loop_that_is_never_idle_does_not_stop_the_engine(make_config: MakeConfig) -> None:
+    """With Python's own switch interval the executor got the interpreter once in seconds, or never."""
+    sys.setswitchinterval(0.005)
+
+    async def spin() -> None:
+        while True:
+            end = time.perf_counter() + 0.001
+            while time.perf_counter() < end:
+                pass
+            await asyncio.sleep(0)
+
+    async with Engine(make_config()) as engine:
+        assert sys.getswitchinterval() < 0.0001
+        spinning = asyncio.ensure_future(spin())
+        output = await asyncio.wait_for(complete(engine), 30)
+        spinning.cancel()
+    assert len(output.outputs[0].token_ids) == 8
 
 
 async def test_a_slow_reader_gets_merged_deltas(make_config: MakeConfig) -> None:
