@@ -15,8 +15,8 @@ from typing import Literal
 from engine.errors import ConfigError
 
 DEMO_MODEL = str(Path(__file__).resolve().parents[1] / "assets" / "demo_model")
-# What an automatic KV cache is at most: so many times the largest batch.
-AMPLE_BATCHES = 4
+# Blocks of an automatic KV cache at most, unless the largest batch takes more: each is a Python object.
+AMPLE_BLOCKS = 2**18
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 Device = Literal["auto", "cpu", "cuda"]
@@ -97,8 +97,7 @@ class EngineConfig:
     memory_share: float | None = field(
         default=None,
         metadata={
-            "help": "share of memory for the KV cache; default 0.1 of RAM, 0.9 of the GPU, "
-            "and no more than four of the largest batches take"
+            "help": "share of memory for the KV cache; default 0.1 of RAM, 0.9 of the GPU, up to 262,144 blocks"
         },
     )
     num_blocks: int | None = field(
@@ -268,9 +267,9 @@ def resolve_config(
     notices = []
     num_blocks = config.num_blocks or free_bytes // bytes_per_block
     if config.num_blocks is None and config.memory_share is None:
-        # A tiny model on a large device: every block costs time at a start, and nobody comes back to so many.
-        most = AMPLE_BATCHES * config.max_num_seqs * (config.max_model_len or model_max_len)
-        num_blocks = min(num_blocks, most // config.block_size + 1)
+        # A GPU has room for millions of blocks of a tiny model, which would cost seconds at every start.
+        largest_batch = config.max_num_seqs * (config.max_model_len or model_max_len) // config.block_size
+        num_blocks = min(num_blocks, max(AMPLE_BLOCKS, largest_batch + 1))
     if num_blocks < 2:
         raise ConfigError(
             f"the KV cache gets {free_bytes / 2**20:.0f} MiB, and one block takes {bytes_per_block / 2**20:.1f} MiB; "

@@ -19,6 +19,7 @@ from engine import LLM, EngineConfig, SamplingParams
 from grammar import GrammarSpec
 
 PEERS = ("transformers", "llama.cpp")
+RECORDING_S = 20.0
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}  # "auto" is float32 on CPU
 
 
@@ -58,6 +59,12 @@ class TroupeRunner:
             if num_tokens != job.max_tokens:
                 raise RuntimeError(f"an answer has {num_tokens} tokens instead of {job.max_tokens}")
         return spent
+
+    def await_graphs(self) -> None:
+        """Wait until the idle engine has recorded what it wants to, for a while at most."""
+        deadline = time.monotonic() + RECORDING_S
+        while self.llm.describe_runtime().get("num_graphs_left", 0) and time.monotonic() < deadline:
+            time.sleep(0.05)
 
     def close(self) -> None:
         """As `Runner.close`."""

@@ -15,12 +15,11 @@ import torch
 from engine.config import EngineConfig, WorkerConfig
 from engine.errors import ConfigError
 from engine.model import ModelConfig
-from kernels.device_kernels import find_triton_gap
+from kernels.device_kernels import MIN_CAPABILITY, find_triton_gap
 
 NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
 # Compute capabilities of NVIDIA's GPUs.
 _WITH_BFLOAT16 = (8, 0)
-_WITH_TRITON = (8, 0)
 _WITH_INT4 = (8, 0)
 _WITH_FP8 = (8, 9)
 
@@ -134,7 +133,7 @@ def _choose_backend(config: EngineConfig, facts: DeviceFacts, notices: list[str]
             raise ConfigError("attention_backend='triton' needs a CUDA device; use auto, native or sdpa")
         if facts.triton_gap:
             raise ConfigError(f"attention_backend='triton': {facts.triton_gap}; install it, or use sdpa")
-        if facts.capability < _WITH_TRITON:
+        if facts.capability < MIN_CAPABILITY:
             raise ConfigError(
                 f"attention_backend='triton': this GPU (compute capability {_spell(facts)}) is older than 8.0; "
                 "use sdpa"
@@ -152,7 +151,7 @@ def _choose_backend(config: EngineConfig, facts: DeviceFacts, notices: list[str]
         return asked
     if is_cpu:
         return "sdpa"
-    if not facts.triton_gap and facts.capability >= _WITH_TRITON:
+    if not facts.triton_gap and facts.capability >= MIN_CAPABILITY:
         return "triton"
     why = facts.triton_gap or "this GPU is older than compute capability 8.0"
     notices.append(f"attention_backend sdpa, because {why}; CUDA graphs are off with it")

@@ -103,7 +103,8 @@ class Worker:
             level: 1: the weights stay on the host; 2: they are dropped, and read again at the end.
         """
         self.sleep_level = level
-        del self.runner
+        if hasattr(self, "runner"):
+            del self.runner
         self._give_back()
 
     def _give_back(self) -> None:
@@ -116,23 +117,24 @@ class Worker:
                 del self.model
         elif self.device.type != "cpu":
             move_tensors(list_tensors(self.model), torch.device("cpu"))
+        self._empty_cache()
+
+    def _empty_cache(self) -> None:
+        """Give back what torch keeps for later, which counts as used."""
         if self.device.type == "cuda":
             gc.collect()
             torch.cuda.empty_cache()
 
     def close(self, *, gives_back: bool = True) -> None:
-        """Stop what goes on in the background, and give back all memory, the weights too; it ends as asleep.
+        """Stop what goes on in the background, and fall asleep for good: the next engine needs the memory.
 
         Args:
             gives_back: False where a step may still be running.
         """
-        if not gives_back or not hasattr(self, "model"):
+        if gives_back and hasattr(self, "model"):
+            self.sleep(2)
+        else:
             self._stop_native()
-            return
-        self.sleep_level = 2
-        if hasattr(self, "runner"):
-            del self.runner
-        self._give_back()
 
     def _stop_native(self) -> None:
         if self._native is not None:
@@ -302,9 +304,7 @@ class Worker:
     def _measure_free_bytes(self, step_bytes: int) -> int:
         """Bytes the KV cache may take: the configured share, and never more than a largest step leaves free."""
         if self.device.type == "cuda":
-            # What torch keeps for later, such as weights before they were packed, counts as used.
-            gc.collect()
-            torch.cuda.empty_cache()
+            self._empty_cache()  # of weights as they were before they were packed, or of another engine
             free, total = torch.cuda.mem_get_info(self.device)
             share = self.config.memory_share or 0.9
             return max(0, min(int(total * share) - (total - free), free - step_bytes))

@@ -31,6 +31,12 @@ def load_row_max(
 
 
 @triton.jit
+def make_key(score: tl.tensor) -> tl.tensor:
+    """An integer in the order of the scores, which are at most 0: the best is the smallest."""
+    return score.to(tl.int32, bitcast=True) & 0x7FFFFFFF
+
+
+@triton.jit
 def first_pivot(index: tl.tensor, NUM_PIVOTS: tl.constexpr) -> tl.tensor:
     """Where a search looks first: keys of the scores -1/64, -1/16 and so on to -64, and then the worst."""
     return tl.where(index < NUM_PIVOTS - 1, (121 + 2 * index) << 23, WORST_KEY)
@@ -94,12 +100,6 @@ def tile_noise_kernel(
     noise = make_noise(tl.load(keys_ptr + row * 2), tl.load(keys_ptr + row * 2 + 1), token_ids)
     noisy = tl.where(is_finite(row_max), scores + noise, float("-inf"))
     store_best(noisy_ptr, noisy_id_ptr, row * NUM_TILES + tile, noisy, token_ids)
-
-
-@triton.jit
-def make_key(score: tl.tensor) -> tl.tensor:
-    """An integer in the order of the scores, which are at most 0: the best is the smallest."""
-    return score.to(tl.int32, bitcast=True) & 0x7FFFFFFF
 
 
 @triton.jit

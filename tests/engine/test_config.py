@@ -126,12 +126,13 @@ def test_the_cache_is_sized_by_the_memory() -> None:
     assert (cache.num_blocks, cache.block_size, cache.enable_prefix_caching) == (33, 16, True)
 
 
-def test_a_cache_is_no_larger_than_four_of_the_largest_batches() -> None:
-    """A GPU would hold millions of blocks of a tiny model, and each is a Python object."""
-    sizes = {"max_num_seqs": 8, "max_model_len": 64}
+def test_an_automatic_cache_has_a_quarter_of_a_million_blocks_at_most() -> None:
+    """A GPU would hold millions of a tiny model, and each is a Python object; the largest batch fits all the same."""
     huge = 10**6 * MIB
-    assert resolve(EngineConfig(**sizes), free_bytes=huge).cache.num_blocks == 4 * 8 * 64 // 16 + 1
-    asked = EngineConfig(**sizes, memory_share=0.9)
+    assert resolve(EngineConfig(), free_bytes=huge).cache.num_blocks == 2**18
+    crowd = EngineConfig(max_num_seqs=4096, max_num_batched_tokens=4096)
+    assert resolve(crowd, free_bytes=huge).cache.num_blocks == 4096 * 2048 // 16 + 1
+    asked = EngineConfig(memory_share=0.9)
     assert resolve(asked, free_bytes=huge).cache.num_blocks == 10**6, "who names a share gets it"
 
 

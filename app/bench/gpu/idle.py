@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from statistics import median
 from typing import Any
 
@@ -11,17 +10,8 @@ from torch.profiler import ProfilerActivity, profile
 
 from app.bench.runners import TroupeRunner
 from app.bench.workload import Job
-from engine import LLM
 
 Interval = tuple[float, float]
-RECORDING_S = 20.0
-
-
-def await_graphs(llm: LLM) -> None:
-    """Wait until an idle engine has recorded what it wants to; with a limit, so that the part still ends."""
-    deadline = time.monotonic() + RECORDING_S
-    while llm.describe_runtime().get("num_graphs_left", 0) and time.monotonic() < deadline:
-        time.sleep(0.05)
 
 
 def measure_idle(settings: dict[str, Any], jobs: list[Job]) -> dict[str, Any]:
@@ -29,7 +19,7 @@ def measure_idle(settings: dict[str, Any], jobs: list[Job]) -> dict[str, Any]:
     runner = TroupeRunner(settings, None, 0.6)
     try:
         runner.run(jobs)
-        await_graphs(runner.llm)
+        runner.await_graphs()
         before = runner.llm.stats().num_steps
         has_device = torch.cuda.is_available()
         kinds = [ProfilerActivity.CUDA] if has_device else [ProfilerActivity.CPU]

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from app.bench.gpu.ceiling import compute_ceiling
-from app.bench.gpu.idle import await_graphs, measure_idle
+from app.bench.gpu.idle import measure_idle
 from app.bench.gpu.parity import compare_with_transformers
 from app.bench.runners import TroupeRunner
 from app.bench.shapes import SHAPES, Json
@@ -69,7 +69,7 @@ def run_work(settings: dict[str, Any], jobs: list[Job], grammar: GrammarSpec | N
     try:
         warm = [Job(job.prompt_token_ids, max(2, job.max_tokens // 8)) for job in jobs]
         runner.run(warm)
-        await_graphs(runner.llm)
+        runner.await_graphs()
         return runner.run(jobs)
     finally:
         runner.close()
@@ -126,7 +126,7 @@ def measure_single(setup: Setup) -> Json:
             prompt = [7] * setup.pick(128, 8)
             short, long = setup.pick(64, 4), setup.pick(320, 12)
             runner.run([Job(prompt, long)])
-            await_graphs(runner.llm)
+            runner.await_graphs()
             times = [min(runner.run([Job(prompt, size)]) for _ in range(3)) for size in (short, long)]
         finally:
             runner.close()
