@@ -95,6 +95,8 @@ def stop_of(choice: CompletionOutput, has_calls: bool) -> Json:
     sequence = choice.stop_reason if isinstance(choice.stop_reason, str) else None
     if choice.finish_reason == "length":
         reason = "max_tokens"
+    elif choice.finish_reason == "abort":
+        reason = "abort"  # this API has no word for it, and "end_turn" would be a lie
     elif sequence is not None:
         reason = "stop_sequence"
     else:

@@ -97,7 +97,9 @@ def describe(call: Call, body: ResponsesRequest, status: str, items: list[Json],
 
 
 def status_of(choice: CompletionOutput) -> str:
-    """Whether the model came to its own end."""
+    """How a response ended: at the model's own end, at a limit, or because someone else ended it."""
+    if choice.finish_reason == "abort":
+        return "cancelled"
     return "completed" if choice.finish_reason == "stop" else "incomplete"
 
 

@@ -58,8 +58,9 @@ class ResponseWriter:
             self._add(self._parser.close())
         if not self.items:
             self._open_text("message")
-        self._close(status)
+        # of the words for the end of a response, items and events know two
         kind = "completed" if status == "completed" else "incomplete"
+        self._close(kind)
         self._tell(f"response.{kind}", response=self._describe(status, self.items, usage) | extras)
         return self._take()
 

@@ -86,12 +86,27 @@ async def test_an_open_stream_ends_as_it_would_have_before_the_server_sleeps(ser
     assert await falling == (200, {"is_sleeping": True})
 
 
-async def test_mode_abort_ends_open_streams_at_once(server: Server) -> None:
-    async with server.client.post(server.url + "/v1/completions", json=LONG) as stream:
+SLOW: dict[str, Any] = {"stream": True, "structured_outputs": {"regex": "[ab ]{1500}"}}
+MESSAGE = {"model": "demo_model", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 1500}
+
+
+@pytest.mark.parametrize(
+    ("path", "asked", "ended"),
+    [
+        ("completions", LONG, '"finish_reason":"abort"'),
+        ("responses", SLOW | {"input": "hello"}, '"status":"cancelled"'),
+        ("messages", SLOW | MESSAGE, '"stop_reason":"abort"'),
+    ],
+)
+async def test_mode_abort_ends_open_streams_at_once(
+    server: Server, path: str, asked: dict[str, Any], ended: str
+) -> None:
+    async with server.client.post(f"{server.url}/v1/{path}", json=asked) as stream:
         await stream.content.readuntil(b"\n\n")
         assert await admin(server, "/sleep?mode=abort") == (200, {"is_sleeping": True})
-        raw = await stream.read()
-    assert raw.endswith(b"data: [DONE]\n\n") and b'"finish_reason":"abort"' in raw.replace(b": ", b":")
+        raw = (await stream.read()).decode().replace(": ", ":")
+    assert ended in raw, raw[-600:]
+    assert 'max_output_tokens"}' not in raw and "end_turn" not in raw
 
 
 async def test_a_wake_up_calls_off_a_sleep_that_waits(server: Server) -> None:
