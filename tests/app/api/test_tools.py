@@ -433,6 +433,15 @@ async def test_a_schema_that_is_none_is_told_of_its_tool(server: Server, choice:
     assert error["message"].startswith("tool 'broken': the schema is malformed at /properties/p/type")
 
 
+async def test_a_schema_that_is_too_deep_is_told_of_its_tool(server: Server) -> None:
+    schema: dict[str, Any] = {"type": "object"}
+    for _ in range(40):
+        schema = {"type": "object", "properties": {"a": schema}}
+    status, reply = await server.chat(tools=[tool(), tool("deep", schema)])
+    assert (status, reply["error"]["param"]) == (400, "tools")
+    assert reply["error"]["message"] == "tool 'deep': the JSON Schema is nested deeper than 64 levels"
+
+
 def test_a_keyword_that_nobody_enforces_is_told_of_its_tool() -> None:
     tools = [Tool("one", {}, {}), Tool("two", {}, {})]
     for place in ("/format/elements/1/elements/1", "/format/tags/3"):
