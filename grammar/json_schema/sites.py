@@ -26,7 +26,7 @@ class Site:
         telling: what decides checks at this place, or around it.
         names: the place of property names, as strings; None when they are not checked.
         distinct: the checks of an element's own, when elements have to be distinct.
-        has_few: a schema there lists its values, bounds a number on both sides, or does so for all its parts.
+        has_few: a schema there lists its values or bounds a number on both sides, or all its parts or branches do.
         strings: the JSON spelling of the strings on which a verdict may depend; None where it may on any.
     """
 
@@ -146,6 +146,8 @@ class SiteMap:
         is_bounded = names & {"minimum", "exclusiveMinimum"} and names & {"maximum", "exclusiveMaximum"}
         if names & {"enum", "const"} or is_bounded or kind in ("boolean", "null"):
             return True
+        if depth > 0 and self._has_few_branches(pointer, schema, depth - 1):
+            return True
         if kind == "object" and (
             schema.get("additionalProperties") is False or schema.get("maxProperties") == 0
         ):
@@ -161,6 +163,12 @@ class SiteMap:
             if not parts:
                 return False
         return depth > 0 and all(self._has_few(part, depth - 1) for part in parts)
+
+    def _has_few_branches(self, pointer: str, schema: Mapping[str, Any], depth: int) -> bool:
+        """Tell whether all the branches of a union name their values."""
+        unions = [keyword for keyword in ("anyOf", "oneOf") if keyword in schema]
+        branches = [[join_pointer(pointer, name, i) for i in range(len(schema[name]))] for name in unions]
+        return any(all(self._has_few(branch, depth) for branch in union) for union in branches)
 
     def _is_left(self, pointer: str, keyword: str) -> bool:
         """Tell whether a keyword of a schema is left to the checks."""

@@ -31,6 +31,10 @@ PARTS = [
     {"type": "object", "properties": {"n": PAIR}, "required": ["n"], "additionalProperties": False},
     {"type": "array", "prefixItems": [{"enum": [1, 12]}], "minItems": 1, "items": False},
     {"enum": [{"a": 1}, {"a": 2}, [1], [1, 2]]},
+    {"anyOf": [{"const": 1}, {"const": 12}, {"const": "red"}]},
+    {"oneOf": [{"const": "red", "title": "Red"}, {"enum": ["blue", "re"]}, {"type": "null"}]},
+    {"anyOf": [PAIR, {"type": "boolean"}]},
+    {"type": "string", "anyOf": [{"const": "a"}, {"anyOf": [{"const": "b"}, {"const": 3}]}]},
 ]
 
 
