@@ -150,7 +150,9 @@ def _make_scalar(names: tuple[str, ...], kind: str, details: str, rng: Random) -
 def _make_list(names: tuple[str, ...], kind: str, details: str, rng: Random) -> Part:
     slot, count = names[0], rng.choice([1, 2, 2, 3, 3, 4])
     if kind == "list":
-        found: list[Any] = values.unique(MAKERS[details], min(count, 4), rng)
+        # `list {flute|oboe|horn}` names its items, `list person` what makes them
+        maker = MAKERS[details] if details in MAKERS else lambda r: expand(details, r)
+        found: list[Any] = values.unique(maker, min(count, 4), rng)
         slots = {slot: join_list(found, rng), f"{slot}_lines": join_bullets(found, rng)}
         return Part(names, {"type": "array", "items": {"type": "string"}}, found, slots)
     fields, template = details.split(" / ", 1)
