@@ -1,6 +1,7 @@
 """The demo model's recipe: documents hold their values, tokens round-trip, exports load, schemas are schemas."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -27,6 +28,7 @@ from assets.demo_model.recipe.training.examples import (
     write_answer,
 )
 from assets.demo_model.recipe.training.export import average_states, export_checkpoint
+from assets.demo_model.recipe.training.growth import grow
 from assets.demo_model.recipe.training.model import Decoder, ModelShape
 from assets.demo_model.recipe.training.optimizer import Optimizer, orthogonalize
 from assets.demo_model.recipe.training.tokenizer import sample_texts, save_tokenizer, train_tokenizer
@@ -293,6 +295,29 @@ def test_the_running_mean_follows_the_masters_and_survives_a_restart() -> None:
     copy = Optimizer(Decoder(TINY))
     copy.restore(optimizer.state(), optimizer.num_steps)
     torch.testing.assert_close(copy.means, optimizer.means, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("num_layers", [3, 4, 5])
+def test_a_run_that_grows_reads_as_before_and_learns_in_all_its_layers(num_layers: int) -> None:
+    torch.manual_seed(0)
+    ids, places = torch.randint(0, 400, (2, 24)), torch.arange(48)
+    optimizer = Optimizer(model := Decoder(TINY))
+    model.logits_at(ids, places).square().mean().backward()
+    optimizer.step(1.0)
+    deep = Decoder(replace(TINY, num_layers=num_layers))
+    grown = Optimizer(deep)
+    grown.restore(grow(optimizer.state(), num_layers), optimizer.num_steps)
+    torch.testing.assert_close(deep.logits_at(ids, places), model.logits_at(ids, places))
+    before = {name: weight.detach().clone() for name, weight in deep.named_parameters()}
+    for _ in range(2):
+        torch.nn.functional.cross_entropy(deep.logits_at(ids, places), ids.reshape(-1)).backward()
+        grown.step(1.0)
+    assert not any(torch.equal(weight, before[name]) for name, weight in deep.named_parameters())
+
+
+def test_a_run_never_shrinks() -> None:
+    with pytest.raises(ValueError, match="layers=1: the run has 2"):
+        grow(Optimizer(Decoder(TINY)).state(), 1)
 
 
 def test_logits_at_positions_are_those_of_the_whole_sequence() -> None:

@@ -19,6 +19,7 @@ from tokenizers import Tokenizer
 from .batches import Batch, make_batch, stream_batches
 from .examples import Encoder, Example, sample_example
 from .export import export_checkpoint
+from .growth import grow
 from .helper import GradientHelper, compute_loss, make_model
 from .model import ModelShape
 from .optimizer import Optimizer
@@ -59,10 +60,11 @@ class Trainer:
         self.helper = GradientHelper(self.model, self.folder / "tokenizer.json", seed)
 
     def resume(self) -> None:
-        """Load the state of the folder, if there is one."""
+        """Load the state of the folder, if there is one; one of fewer layers grows."""
         if (self.folder / "progress.json").exists():
             self.progress = Progress(**json.loads((self.folder / "progress.json").read_text()))
-            self.optimizer.restore(load_file(self.folder / "state.safetensors"), self.progress.num_steps)
+            state = grow(load_file(self.folder / "state.safetensors"), self.shape.num_layers)
+            self.optimizer.restore(state, self.progress.num_steps)
 
     def stop(self, *_: object) -> None:
         """End after the current step, with everything saved."""
@@ -149,6 +151,7 @@ def main() -> None:
     parser.add_argument("--snapshot-minutes", type=float, default=8.0)
     parser.add_argument("--helper", action="store_true", help="compute more gradients in a second process")
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--layers", type=int, default=ModelShape().num_layers, help="an earlier run may grow")
     parser.add_argument("--texts", type=int, default=30000, help="examples the tokenizer learns from")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
@@ -156,7 +159,8 @@ def main() -> None:
     torch.manual_seed(args.seed)
     args.out.mkdir(parents=True, exist_ok=True)
     tokenizer = open_tokenizer(args.out, args.texts)
-    trainer = Trainer(args.out, tokenizer, ModelShape(vocabulary_size=tokenizer.get_vocab_size()))
+    shape = ModelShape(num_layers=args.layers, vocabulary_size=tokenizer.get_vocab_size())
+    trainer = Trainer(args.out, tokenizer, shape)
     trainer.resume()
     if args.helper:
         trainer.start_helper(args.seed + 500 + trainer.progress.num_runs)
