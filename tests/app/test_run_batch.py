@@ -113,10 +113,14 @@ def test_rows_in_flight_are_bounded(files: Files, engine: FakeEngine) -> None:
     files.write(*(row(str(i)) for i in range(12)))
     most = 0
     play = engine._play
+    engine.hold = hold = asyncio.Event()
 
     def count(request: Any) -> Any:
         nonlocal most
         most = max(most, engine.stats().num_running)
+        # nobody ends before there was time for a fourth to come
+        if most in (1, 3):
+            asyncio.get_running_loop().call_later(0.1 if most == 3 else 10, hold.set)
         return play(request)
 
     engine._play = count  # type: ignore[method-assign]
@@ -205,7 +209,7 @@ def test_in_and_out_must_be_two_files(files: Files, capsys: Any) -> None:
 )
 def test_a_killed_run_is_resumed_with_the_real_engine(files: Files) -> None:
     files.write(*(row(str(i), model="demo_model", max_tokens=100, ignore_eos=True) for i in range(24)))
-    command = [sys.executable, "-m", "app", *files.argv, "--num-blocks", "256", "--max-in-flight", "2"]
+    command = [sys.executable, "-m", "app", *files.argv, "--num-blocks", "256", "--max-in-flight", "3"]
     with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
         deadline = time.monotonic() + 60
         while not files.target.exists() or files.target.read_bytes().count(b"\n") < 3:
