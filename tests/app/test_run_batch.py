@@ -209,7 +209,7 @@ def test_in_and_out_must_be_two_files(files: Files, capsys: Any) -> None:
 )
 def test_a_killed_run_is_resumed_with_the_real_engine(files: Files) -> None:
     files.write(*(row(str(i), model="demo_model", max_tokens=100, ignore_eos=True) for i in range(24)))
-    command = [sys.executable, "-m", "app", *files.argv, "--num-blocks", "256", "--max-in-flight", "3"]
+    command = [sys.executable, "-m", "app", *files.argv, "--num-blocks", "256", "--max-in-flight", "2"]
     with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
         deadline = time.monotonic() + 60
         while not files.target.exists() or files.target.read_bytes().count(b"\n") < 3:

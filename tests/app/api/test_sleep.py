@@ -91,22 +91,23 @@ MESSAGE = {"model": "demo_model", "messages": [{"role": "user", "content": "hell
 
 
 @pytest.mark.parametrize(
-    ("path", "asked", "ended"),
+    ("path", "asked", "ended", "last"),
     [
-        ("completions", LONG, '"finish_reason":"abort"'),
-        ("responses", SLOW | {"input": "hello"}, '"status":"cancelled"'),
-        ("messages", SLOW | MESSAGE, '"stop_reason":"abort"'),
+        ("completions", LONG, '"finish_reason":"abort"', "data: [DONE]"),
+        ("responses", SLOW | {"input": "hello"}, '"status":"cancelled"', "event: response.incomplete"),
+        ("messages", SLOW | MESSAGE, '"stop_reason":"abort"', "event: message_stop"),
     ],
 )
 async def test_mode_abort_ends_open_streams_at_once(
-    server: Server, path: str, asked: dict[str, Any], ended: str
+    server: Server, path: str, asked: dict[str, Any], ended: str, last: str
 ) -> None:
     async with server.client.post(f"{server.url}/v1/{path}", json=asked) as stream:
         await stream.content.readuntil(b"\n\n")
         assert await admin(server, "/sleep?mode=abort") == (200, {"is_sleeping": True})
-        raw = (await stream.read()).decode().replace(": ", ":")
-    assert ended in raw, raw[-600:]
-    assert 'max_output_tokens"}' not in raw and "end_turn" not in raw
+        raw = (await stream.read()).decode()
+    assert raw.endswith("\n\n") and raw.split("\n\n")[-2].startswith(last), raw[-600:]
+    told = raw.replace(": ", ":")
+    assert ended in told and '"reason":"max_output_tokens"' not in told and "end_turn" not in told
 
 
 async def test_a_wake_up_calls_off_a_sleep_that_waits(server: Server) -> None:
