@@ -159,7 +159,6 @@ class GrammarSpec:
             backend: the engine of the schemas in it.
         """
         parsed = parse_json(tags, "structural_tag") if isinstance(tags, str) else tags
-        check_depth(parsed, "structural_tag", 2 * MAX_NESTING_DEPTH)  # each schema in it is checked by itself
         described = describe_tags(parsed)
         spec = cls("structural_tag", dump_json(described, "structural_tag"), whitespace, backend)
         for pointer, leaf in list_leaves(described["format"], "/format"):
@@ -230,12 +229,12 @@ def check_size(text: str, kind: str) -> None:
         raise InvalidGrammar(f"{kind} is {num_bytes} bytes long; the limit is {MAX_SPEC_BYTES} bytes")
 
 
-def check_depth(value: Any, kind: str = "json_schema", limit: int = MAX_NESTING_DEPTH) -> None:
-    """Refuse a value nested deeper than the limit, without recursion of our own."""
+def check_depth(value: Any) -> None:
+    """Refuse a schema nested deeper than the limit, without recursion of our own."""
     level = [value] if isinstance(value, (dict, list)) else []
-    for _ in range(limit + 1):
+    for _ in range(MAX_NESTING_DEPTH + 1):
         if not level:
             return
         found = chain.from_iterable([node.values() if isinstance(node, dict) else node for node in level])
         level = [node for node in found if isinstance(node, (dict, list))]
-    raise InvalidGrammar(f"the {NAMES.get(kind, kind)} is nested deeper than {limit} levels")
+    raise InvalidGrammar(f"the JSON Schema is nested deeper than {MAX_NESTING_DEPTH} levels")

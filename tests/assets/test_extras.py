@@ -42,7 +42,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def base(checkpoint: Path) -> Decoder:
-    return load_decoder(checkpoint, TINY)
+    return load_decoder(checkpoint)
 
 
 @pytest.fixture(scope="module")

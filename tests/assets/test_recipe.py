@@ -27,12 +27,12 @@ from assets.demo_model.recipe.training.examples import (
     share_beginning,
     write_answer,
 )
-from assets.demo_model.recipe.training.export import average_states, export_checkpoint
+from assets.demo_model.recipe.training.export import average_states, export_checkpoint, measure_shape
 from assets.demo_model.recipe.training.growth import grow
 from assets.demo_model.recipe.training.model import Decoder, ModelShape
 from assets.demo_model.recipe.training.optimizer import Optimizer, orthogonalize
 from assets.demo_model.recipe.training.tokenizer import sample_texts, save_tokenizer, train_tokenizer
-from assets.demo_model.recipe.training.train import compute_rate
+from assets.demo_model.recipe.training.train import compute_rate, find_layers
 from assets.demo_model.recipe.writing.chat import ask_topic, sample_chat
 from assets.demo_model.recipe.writing.documents import missing_values, write_document
 from assets.demo_model.recipe.writing.entities import point
@@ -313,6 +313,18 @@ def test_a_run_that_grows_reads_as_before_and_learns_in_all_its_layers(num_layer
         torch.nn.functional.cross_entropy(deep.logits_at(ids, places), ids.reshape(-1)).backward()
         grown.step(1.0)
     assert not any(torch.equal(weight, before[name]) for name, weight in deep.named_parameters())
+
+
+def test_a_grown_run_is_known_by_its_weights(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    assert find_layers(tmp_path) == ModelShape().num_layers
+    state = grow(Optimizer(Decoder(TINY)).state(), 5)
+    save_file(state, tmp_path / "state.safetensors")
+    weights = average_states([tmp_path / "state.safetensors"])
+    assert find_layers(tmp_path) == 5
+    assert measure_shape(weights) == replace(TINY, num_layers=5)
+    export_checkpoint(weights, measure_shape(weights), tokenizer, tmp_path)
+    Decoder(replace(TINY, num_layers=5)).load_state_dict(weights)
+    assert Qwen3ForCausalLM.from_pretrained(tmp_path).config.num_hidden_layers == 5
 
 
 def test_a_run_never_shrinks() -> None:

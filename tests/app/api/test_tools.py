@@ -433,9 +433,10 @@ async def test_a_schema_that_is_none_is_told_of_its_tool(server: Server, choice:
     assert error["message"].startswith("tool 'broken': the schema is malformed at /properties/p/type")
 
 
-async def test_a_schema_that_is_too_deep_is_told_of_its_tool(server: Server) -> None:
+@pytest.mark.parametrize("depth", [40, 400])
+async def test_a_schema_that_is_too_deep_is_told_of_its_tool(server: Server, depth: int) -> None:
     schema: dict[str, Any] = {"type": "object"}
-    for _ in range(40):
+    for _ in range(depth):
         schema = {"type": "object", "properties": {"a": schema}}
     status, reply = await server.chat(tools=[tool(), tool("deep", schema)])
     assert (status, reply["error"]["param"]) == (400, "tools")

@@ -20,7 +20,6 @@ from ..prompt import Message, extraction_messages, render_chat
 from ..training.examples import Encoder
 from ..training.model import Decoder
 from ..writing.schemas import load_schema
-from .draft import SHAPE
 from .frozen import FOLDER, load_decoder, open_encoder
 from .heads import NUM_HEADS, EagleLayer, MedusaHeads
 
@@ -117,7 +116,7 @@ def load_drafters(base: Decoder, folder: Path) -> dict[str, Drafter]:
     """Those whose files are there, and prompt lookup, which needs none."""
     drafters: dict[str, Drafter] = {"lookup": draft_with_lookup()}
     if (folder / "draft" / "model.safetensors").exists():
-        drafters["draft"] = draft_with_model(load_decoder(folder / "draft", SHAPE))
+        drafters["draft"] = draft_with_model(load_decoder(folder / "draft"))
     if (folder / "medusa" / "model.safetensors").exists():
         heads, weights = MedusaHeads(base), load_file(folder / "medusa" / "model.safetensors")
         for i in range(NUM_HEADS):

@@ -27,7 +27,7 @@ def train_draft(folder: Path, seconds: float, seed: int, start: Path | None = No
     """The optimizer, which owns the trained weights; `start` is the checkpoint of an earlier run to go on from."""
     torch.manual_seed(seed)
     encoder = open_encoder(folder)
-    model = load_decoder(start, SHAPE).requires_grad_(True) if start else make_model(SHAPE)
+    model = load_decoder(start).requires_grad_(True) if start else make_model(SHAPE)
     optimizer, rng, begun = Optimizer(model), Random(seed), time.monotonic()
     num_tokens, mean = 0, 0.0
     while (time.monotonic() - begun) / seconds < 1:

@@ -7,17 +7,19 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
 from ..training.examples import Encoder
+from ..training.export import measure_shape
 from ..training.helper import make_model
-from ..training.model import Decoder, ModelShape
+from ..training.model import Decoder
 
 FOLDER = Path(__file__).parents[2]
 
 
-def load_decoder(folder: Path, shape: ModelShape | None = None) -> Decoder:
+def load_decoder(folder: Path) -> Decoder:
     """The decoder of an exported checkpoint, in bfloat16, without gradients."""
-    weights = load_file(folder / "model.safetensors")
-    model = make_model(shape or ModelShape())
-    model.load_state_dict({name.removeprefix("model."): weight for name, weight in weights.items()})
+    named = load_file(folder / "model.safetensors")
+    weights = {name.removeprefix("model."): weight for name, weight in named.items()}
+    model = make_model(measure_shape(weights))
+    model.load_state_dict(weights)
     return model.requires_grad_(False)
 
 

@@ -10,6 +10,7 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from .growth import count_layers
 from .model import ModelShape
 from .tokenizer import save_tokenizer
 
@@ -46,6 +47,21 @@ def make_config(shape: ModelShape) -> dict[str, object]:
         "use_sliding_window": False,
         "vocab_size": shape.vocabulary_size,
     }
+
+
+def measure_shape(weights: dict[str, Tensor]) -> ModelShape:
+    """The shape of a decoder with these weights; what no weight tells is as it always is."""
+    vocabulary_size, width = weights["embed_tokens.weight"].shape
+    head_size = len(weights["layers.0.self_attn.q_norm.weight"])
+    return ModelShape(
+        num_layers=count_layers(weights),
+        width=width,
+        num_heads=len(weights["layers.0.self_attn.q_proj.weight"]) // head_size,
+        num_kv_heads=len(weights["layers.0.self_attn.k_proj.weight"]) // head_size,
+        head_size=head_size,
+        mlp_width=len(weights["layers.0.mlp.gate_proj.weight"]),
+        vocabulary_size=vocabulary_size,
+    )
 
 
 def export_checkpoint(
@@ -102,7 +118,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
     tokenizer = Tokenizer.from_file(str(args.tokenizer))
-    export_checkpoint(average_states(args.state), ModelShape(), tokenizer, args.out)
+    weights = average_states(args.state)
+    export_checkpoint(weights, measure_shape(weights), tokenizer, args.out)
 
 
 if __name__ == "__main__":

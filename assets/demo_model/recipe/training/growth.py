@@ -7,13 +7,13 @@ import re
 
 from torch import Tensor
 
-IN_LAYER = re.compile(r"(.*\.layers\.)(\d+)(\..*)")
+IN_LAYER = re.compile(r"(.*\blayers\.)(\d+)(\..*)")
 # What adds to the residual stream: zero in a copy.
 OUTPUTS = ("o_proj.weight", "down_proj.weight")
 
 
 def count_layers(state: dict[str, Tensor]) -> int:
-    """How many layers a saved state has."""
+    """How many layers a saved state or a model's weights have."""
     return 1 + max(int(found[2]) for name in state if (found := IN_LAYER.fullmatch(name)))
 
 

@@ -19,7 +19,7 @@ from tokenizers import Tokenizer
 from .batches import Batch, make_batch, stream_batches
 from .examples import Encoder, Example, sample_example
 from .export import export_checkpoint
-from .growth import grow
+from .growth import count_layers, grow
 from .helper import GradientHelper, compute_loss, make_model
 from .model import ModelShape
 from .optimizer import Optimizer
@@ -139,6 +139,12 @@ def open_tokenizer(folder: Path, num_texts: int) -> Tokenizer:
     return Tokenizer.from_file(str(path))
 
 
+def find_layers(folder: Path) -> int:
+    """How many layers the folder's run has, or a new one begins with."""
+    path = folder / "state.safetensors"
+    return count_layers(load_file(path)) if path.exists() else ModelShape().num_layers
+
+
 def seconds_until(moment: str) -> float:
     return (datetime.fromisoformat(moment) - datetime.now()).total_seconds()
 
@@ -151,7 +157,7 @@ def main() -> None:
     parser.add_argument("--snapshot-minutes", type=float, default=8.0)
     parser.add_argument("--helper", action="store_true", help="compute more gradients in a second process")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--layers", type=int, default=ModelShape().num_layers, help="an earlier run may grow")
+    parser.add_argument("--layers", type=int, default=0, help="an earlier run may grow; as it is by default")
     parser.add_argument("--texts", type=int, default=30000, help="examples the tokenizer learns from")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
@@ -159,7 +165,9 @@ def main() -> None:
     torch.manual_seed(args.seed)
     args.out.mkdir(parents=True, exist_ok=True)
     tokenizer = open_tokenizer(args.out, args.texts)
-    shape = ModelShape(num_layers=args.layers, vocabulary_size=tokenizer.get_vocab_size())
+    shape = ModelShape(
+        num_layers=args.layers or find_layers(args.out), vocabulary_size=tokenizer.get_vocab_size()
+    )
     trainer = Trainer(args.out, tokenizer, shape)
     trainer.resume()
     if args.helper:
