@@ -30,7 +30,7 @@ $(VENV)/.installed-dev: requirements-dev.txt $(VENV)/.installed
 	$(BIN)/pip install --quiet --disable-pip-version-check -r requirements-dev.txt
 	touch $@
 
-# the folder as a Space would start it: a clean environment, the app_file from the root, its port on every interface
+# nearly as a Space would start the folder: a clean environment, the app_file from the root; here on loopback
 space: $(VENV)/.installed
 	env -i PATH="$$PATH" HOME="$$HOME" TROUPE_HOST=127.0.0.1 TROUPE_PORT=7861 $(BIN)/python app/space.py & pid=$$!; \
 	for i in $$(seq 120); do curl -fs http://127.0.0.1:7861/health && ok=1 && break; sleep 1; done; \

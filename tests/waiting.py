@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 
-async def wait_until(condition: Callable[[], bool], within_s: float = 5.0) -> None:
+async def wait_until(condition: Callable[[], bool], within_s: float = 60.0) -> None:
     """Poll a condition; the engine has no event for it. Fails after `within_s` seconds."""
     async with asyncio.timeout(within_s):
         while not condition():

@@ -101,7 +101,7 @@ def dispatch(argv: list[str], start: float) -> int:
     parser = Parser(
         prog=f"python -m app {verb}" if is_named else "python -m app",
         description=summary if is_named else list_verbs(),
-        epilog=f"Every setting is also read from {ENV_PREFIX}<NAME>, as in {ENV_PREFIX}PORT; a flag goes first.",
+        epilog=f"Flags of settings are also read from {ENV_PREFIX}<NAME>, as in {ENV_PREFIX}PORT; a flag goes first.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
@@ -117,7 +117,9 @@ def dispatch(argv: list[str], start: float) -> int:
 def list_verbs() -> str:
     """What --help says without a verb."""
     lines = "\n".join(f"  {verb:<9} {summary}" for verb, (_, summary) in VERBS.items())
-    return f"Troupe, an LLM inference engine. Verbs:\n{lines}\n\nFlags of serve:"
+    return (
+        f"Troupe, an LLM inference engine; --version prints its version. Verbs:\n{lines}\n\nFlags of serve:"
+    )
 
 
 def complain(message: str) -> None:

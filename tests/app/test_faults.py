@@ -29,8 +29,9 @@ from app.bench.own_server import wait_until_ready
 from app.config import AppConfig
 from engine import Engine, EngineConfig
 from engine.worker.worker import Worker
-from tests.app.api.harness import Server, events, run_server, until
+from tests.app.api.harness import Server, events, run_server
 from tests.app.test_server import free_port
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.skipif(
     not (Path(EngineConfig().model) / "model.safetensors").exists(), reason="the demo model is not here"
@@ -72,7 +73,7 @@ async def test_a_thread_that_dies_fails_what_runs_and_the_next_request_is_served
         for stream in streams:
             assert events(await stream.read())[-1]["error"]["code"] == "engine_dead"
         assert server.engine.error == f"RuntimeError: the thread {name} was ended by SystemExit"
-        await until(lambda: server.engine.state == "ready")
+        await wait_until(lambda: server.engine.state == "ready")
         _, after = await server.post("/v1/completions", ASKED)
         assert after["choices"] == before["choices"]
         stats = server.engine.stats()
@@ -95,7 +96,7 @@ async def test_logits_that_are_no_numbers_are_an_error_of_their_request_alone(
             return logits
 
         first = asyncio.create_task(server.post("/v1/completions", ASKED | {"max_tokens": 200}))
-        await until(lambda: server.engine.stats().num_running == 1)
+        await wait_until(lambda: server.engine.stats().num_running == 1)
         monkeypatch.setattr(worker.model, "compute_logits", poison)
         status, reply = await server.post("/v1/completions", ASKED)
         assert (status, reply["error"]["code"]) == (500, "generation_failed")

@@ -1,6 +1,7 @@
 """`python -m tests.browser.fragile_app FILE FLAGS`: the app, whose next step fails once FILE is there.
 
-Everything else is real: the crash, the restart, and what the page says meanwhile.
+Everything else is real: the crash, the restart, and what the page says meanwhile. The restart waits until FILE is
+gone again.
 """
 
 from __future__ import annotations
@@ -13,26 +14,22 @@ from typing import Any
 from app.cli.main import main
 from engine.worker.worker import Worker
 
-# Long enough to be seen, short enough to wait for.
-RESTART_S = 8.0
-
 
 def break_once(flag: Path) -> None:
-    """Let the step fail that finds the flag, which is taken away, and the restart after it take its time."""
+    """Let the first step fail that finds the flag, and the restart after it wait until it is taken away."""
     execute, reset = Worker.execute, Worker.reset
     has_failed = False
 
     def fail(worker: Worker, plan: Any) -> Any:
         nonlocal has_failed
-        if flag.exists():
-            flag.unlink()
+        if flag.exists() and not has_failed:
             has_failed = True
             raise RuntimeError("the device is on fire")
         return execute(worker, plan)
 
     def rest(worker: Worker) -> None:
-        if has_failed:
-            time.sleep(RESTART_S)
+        while has_failed and flag.exists():
+            time.sleep(0.02)
         reset(worker)
 
     Worker.execute, Worker.reset = fail, rest  # type: ignore[method-assign]

@@ -83,6 +83,7 @@ def test_an_engine_that_restarts_says_so_and_then_answers(small: Site, flag: Pat
     said = error_of(small)
     assert "The engine is restarting." in said and "try again in a few seconds" in said
     small.page.locator(".strip .state.restarting").wait_for()
+    flag.unlink()
     small.page.locator(".strip .state.ready").wait_for()
     small.page.get_by_role("button", name="Retry").click()
     small.figures.wait_for()

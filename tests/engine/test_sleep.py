@@ -7,6 +7,7 @@ import gc
 import threading
 import weakref
 from collections.abc import AsyncGenerator, Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -182,7 +183,7 @@ async def test_a_sleep_that_is_cancelled_late_does_not_call_off_the_next_one(mak
 
 async def test_a_sleep_nobody_waits_for_any_more_is_called_off(make_config: MakeConfig) -> None:
     async with Engine(make_config()) as engine:
-        stream = engine.generate("hello", LONG)
+        stream = engine.generate("hello", replace(LONG, max_tokens=900))
         await anext(stream)
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(engine.sleep(), 0.05)

@@ -118,15 +118,15 @@ def read_memory():
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_exceeds_a_limit_is_refused_by_name(merged_compiler, name):
     make_spec, message = REFUSED[name]
-    start = time.monotonic()
+    start = time.process_time()
     with pytest.raises(GrammarError, match=message):
         merged_compiler.compile(make_spec())
-    assert time.monotonic() - start < MAX_SECONDS
+    assert time.process_time() - start < MAX_SECONDS
 
 
 @pytest.mark.parametrize("name", BOUNDED)
 def test_what_looks_large_is_compiled_and_walked_within_the_limits_or_refused(merged_compiler, name):
-    start = time.monotonic()
+    start = time.process_time()
     try:
         matcher = merged_compiler.compile(BOUNDED[name]()).matcher()
     except GrammarError as error:
@@ -141,7 +141,7 @@ def test_what_looks_large_is_compiled_and_walked_within_the_limits_or_refused(me
             assert matcher.accept_token(ord("a") if ord("a") in allowed else allowed[-1])
             if matcher.is_terminated():
                 break
-    assert time.monotonic() - start < MAX_SECONDS
+    assert time.process_time() - start < MAX_SECONDS
 
 
 @pytest.mark.timeout(900)

@@ -75,10 +75,3 @@ async def run_server(engine: Any, config: AppConfig) -> AsyncIterator[Server]:
 
 
 Start = Callable[..., Awaitable[Server]]
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Wait for something that another task does."""
-    async with asyncio.timeout(5):
-        while not condition():
-            await asyncio.sleep(0.005)

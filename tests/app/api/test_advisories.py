@@ -221,7 +221,7 @@ HOSTILE: dict[str, Any] = {
 async def test_a_hostile_schema_costs_its_sender_a_4xx_and_nobody_else_a_thing(
     server: Process, name: str
 ) -> None:
-    long = BODIES["/v1/completions"] | {"stream": True, "max_tokens": 1500, "ignore_eos": True}
+    long = BODIES["/v1/completions"] | {"stream": True, "max_tokens": 1000, "ignore_eos": True}
     async with server.client.post(server.url + "/v1/completions", json=long, headers=KEY) as stream:
         await stream.content.readuntil(b"\n\n")
         cpu_s = server.loop_cpu_s
@@ -231,7 +231,7 @@ async def test_a_hostile_schema_costs_its_sender_a_4xx_and_nobody_else_a_thing(
             assert reply["error"]["param"].startswith("structured_outputs") and reply["error"]["message"]
         # the loop goes on with the stream meanwhile; what it does itself for the schema is this little
         assert server.loop_cpu_s - cpu_s < 5
-        assert b'"text"' in await stream.content.readuntil(b"\n\n")
+        assert b'"finish_reason":"length"' in await stream.read()
 
 
 async def test_a_body_nested_ten_thousand_deep_is_a_400(server: Process) -> None:

@@ -7,8 +7,9 @@ import asyncio
 import pytest
 
 from engine import EngineDead, EngineOverloaded, InvalidRequest
-from tests.app.api.harness import CHAT, Server, Start, events, until
+from tests.app.api.harness import CHAT, Server, Start, events
 from tests.fakes import RECORD, FakeEngine
+from tests.waiting import wait_until
 
 SCHEMA = {"type": "object", "properties": {"name": {"type": "string"}}}
 
@@ -222,9 +223,9 @@ async def test_a_disconnect_aborts_while_the_request_still_waits(start: Start, i
     server = await start(FakeEngine(hold=asyncio.Event()))
     body = CHAT | {"stream": is_stream}
     task = asyncio.create_task(server.post("/v1/chat/completions", body))
-    await until(lambda: len(server.engine.requests) == 1)
+    await wait_until(lambda: len(server.engine.requests) == 1)
     task.cancel()
-    await until(lambda: server.engine.requests[0].is_aborted)
+    await wait_until(lambda: server.engine.requests[0].is_aborted)
 
 
 async def test_a_disconnect_in_mid_stream_aborts(start: Start) -> None:
@@ -233,7 +234,7 @@ async def test_a_disconnect_in_mid_stream_aborts(start: Start) -> None:
     async with server.client.post(url, json=CHAT | {"stream": True}) as response:
         await response.content.readuntil(b"\n\n")
         response.close()
-    await until(lambda: server.engine.requests[0].is_aborted)
+    await wait_until(lambda: server.engine.requests[0].is_aborted)
     assert server.engine.requests[0].num_sent < 1000
 
 

@@ -10,8 +10,9 @@ from dataclasses import replace
 import pytest
 
 from engine import EngineConfig, EngineOverloaded
-from tests.app.api.harness import CHAT, Server, Start, until
+from tests.app.api.harness import CHAT, Server, Start
 from tests.fakes import FakeEngine
+from tests.waiting import wait_until
 
 GUARDED = ["/v1/models", "/version", "/metrics", "/openapi.json", "/v1/nothing", "/"]
 
@@ -186,12 +187,12 @@ async def test_a_key_has_as_many_requests_open_as_it_may(start: Start) -> None:
     server = await start(engine, api_key=("a", "b"), max_requests_per_key=1)
     mine, other = {"Authorization": "Bearer a"}, {"Authorization": "Bearer b"}
     first = asyncio.ensure_future(server.post("/v1/chat/completions", CHAT, headers=mine))
-    await until(lambda: len(engine.requests) == 1)
+    await wait_until(lambda: len(engine.requests) == 1)
     async with server.client.post(server.url + "/v1/chat/completions", json=CHAT, headers=mine) as refused:
         assert (refused.status, refused.headers["Retry-After"]) == (429, "1")
         assert (await refused.json())["error"]["type"] == "rate_limit_error"
     second = asyncio.ensure_future(server.post("/v1/chat/completions", CHAT, headers=other))
-    await until(lambda: len(engine.requests) == 2)
+    await wait_until(lambda: len(engine.requests) == 2)
     hold.set()
     assert [status for status, _ in await asyncio.gather(first, second)] == [200, 200]
     assert (await server.post("/v1/chat/completions", CHAT, headers=mine))[0] == 200
@@ -218,7 +219,7 @@ async def test_every_request_leaves_one_line_without_its_words(
     await server.post("/v1/chat/completions", CHAT, headers={"x-request-id": "mine"})
     await server.stream("/v1/chat/completions", CHAT)
     await server.post("/v1/%0aFAKE", {})
-    await until(lambda: len(caplog.messages) == 3)
+    await wait_until(lambda: len(caplog.messages) == 3)
     whole, streamed, wrong = caplog.messages
     assert whole.startswith("POST /v1/chat/completions 200 id=mine model=fake prompt_tokens=")
     for line in (whole, streamed):

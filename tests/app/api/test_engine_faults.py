@@ -16,7 +16,8 @@ from app.config import AppConfig
 from engine import Engine, EngineConfig
 from engine.company import Company
 from engine.worker.model_runner import ModelRunner
-from tests.app.api.harness import Server, events, run_server, until
+from tests.app.api.harness import Server, events, run_server
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.skipif(
     not (Path(EngineConfig().model) / "model.safetensors").exists(), reason="the demo model is not here"
@@ -70,7 +71,7 @@ async def crash(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(ModelRunner, "execute", _explode)
         # the state goes by too fast to be seen; the cause stays
-        await until(lambda: server.engine.error is not None)
+        await wait_until(lambda: server.engine.error is not None)
 
 
 async def test_a_crash_is_an_event_in_every_open_stream(
@@ -87,7 +88,7 @@ async def test_a_crash_is_a_500_for_a_reply_in_one_piece(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reply = asyncio.create_task(server.post("/v1/chat/completions", LONG))
-    await until(lambda: server.engine.stats().num_running == 1)
+    await wait_until(lambda: server.engine.stats().num_running == 1)
     await crash(server, monkeypatch)
     status, body = await reply
     assert (status, body["error"]["code"]) == (500, "engine_dead")
@@ -105,7 +106,7 @@ async def test_health_is_a_503_with_the_cause_until_the_engine_is_back(
     assert (status, reply["error"]["code"]) == (503, "engine_not_ready")
     stream.close()
     may_restart.set()
-    await until(lambda: server.engine.state == "ready")
+    await wait_until(lambda: server.engine.state == "ready")
     assert await health(server) == (200, {"status": "ok", "state": "ready"})
     assert (await server.post("/v1/chat/completions", LONG | {"max_tokens": 4}))[0] == 200
     stats = server.engine.stats()
@@ -117,7 +118,7 @@ async def test_an_engine_that_stays_down_says_why(monkeypatch: pytest.MonkeyPatc
     async with Engine(config) as engine, run_server(engine, AppConfig()) as server:
         monkeypatch.setattr(ModelRunner, "execute", _explode)
         assert (await server.post("/v1/chat/completions", LONG))[0] == 500
-        await until(lambda: engine.state == "dead")
+        await wait_until(lambda: engine.state == "dead")
         status, body = await health(server)
         assert (status, body["state"]) == (503, "dead")
         assert body["error"].startswith("RuntimeError: the device in ...")

@@ -16,7 +16,8 @@ from pydantic import BaseModel, Field
 from app.config import AppConfig
 from engine import Engine, EngineConfig
 from grammar import SchemaValidator
-from tests.app.api.harness import Server, events, run_server, until
+from tests.app.api.harness import Server, events, run_server
+from tests.waiting import wait_until
 
 pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),
@@ -169,7 +170,7 @@ async def test_a_dropped_stream_gives_its_blocks_back(server: Server) -> None:
     async with server.client.post(server.url + "/v1/chat/completions", json=body) as response:
         await response.content.readuntil(b"\n\n")
         response.close()
-    await until(lambda: server.engine.stats().num_running == 0)
+    await wait_until(lambda: server.engine.stats().num_running == 0)
     stats = server.engine.stats()
     assert stats.num_free_blocks == stats.num_blocks
 
