@@ -10,6 +10,7 @@ generate ──AddRequest, AbortRequest──▶ Scheduler ──RunStep (at mos
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import replace
 from typing import Any
@@ -26,13 +27,17 @@ from engine.core.detokenizer import Detokenizer
 from engine.core.kv_cache_manager import KVCacheManager
 from engine.core.scheduler import Scheduler
 from engine.errors import ConfigError, EngineDead, EngineError, InvalidRequest
-from engine.messages import AbortRequest, AddRequest, Sleep
+from engine.messages import SERIAL_MARK, AbortRequest, AddRequest, Sleep
 from engine.metrics import EngineStats, Metrics
 from engine.output_stream import OutputStream
 from engine.tokenizer import Tokenizer
 from engine.worker.mock_worker import MockWorker
 from engine.worker.worker import Worker
 from grammar import CompiledGrammar, GrammarCompiler, Vocabulary
+
+_serials = (
+    itertools.count()
+)  # across companies: a name is that of one completion for as long as the process lives
 
 
 class Company:
@@ -114,16 +119,19 @@ class Company:
         """Accept a request: from here on its stream gets exactly one end.
 
         Raises:
-            InvalidRequest: a live request has its name, or the name of one of its completions.
+            InvalidRequest: a live request has its name.
         """
-        names = [message.request_id for message in messages]
         known = self._requests.get(stream.request_id)
-        is_open = known is not None and not known.is_finished
-        if is_open or any(name in self.streams for name in names):
+        if known is not None and not known.is_finished:
             raise InvalidRequest(
                 f"request_id {stream.request_id!r} is in use by a running request", "request_id"
             )
-        stream.completion_ids = names
+        # A reader may use a name again before every actor has seen its request end (at a stop string).
+        messages = [
+            replace(message, request_id=f"{message.request_id}{SERIAL_MARK}{next(_serials)}")
+            for message in messages
+        ]
+        stream.completion_ids = [message.request_id for message in messages]
         self._requests[stream.request_id] = stream
         for index, message in enumerate(messages):
             self.streams[message.request_id] = (stream, index)
@@ -145,9 +153,8 @@ class Company:
             self.abort_stream(self._requests[request_id])
 
     def abort_stream(self, stream: OutputStream) -> None:
-        """End what is left of a request. Its names may be a newer request's by now, which goes on."""
-        owners = {name: self.streams[name][0] for name in stream.completion_ids if name in self.streams}
-        self.abort([name for name, owner in owners.items() if owner is stream])
+        """End what is left of a request."""
+        self.abort(stream.completion_ids)
 
     def abort(self, request_ids: Iterable[str]) -> None:
         """End those of the completions that still live."""

@@ -124,7 +124,7 @@ class Intake:
         The first tells the log-probabilities of the prompt for all.
         """
         seed = secrets.randbits(63) if params.seed is None else params.seed
-        single = params if params.n == 1 else replace(params, n=1)
+        single = replace(params, n=1)  # also its own dict of biases, which the caller cannot change any more
         sibling = single if params.prompt_logprobs is None else replace(single, prompt_logprobs=None)
         return [
             AddRequest(

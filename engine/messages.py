@@ -23,6 +23,8 @@ from engine.outputs import FinishReason, TokenLogprobs
 from engine.sampling_params import SamplingParams
 
 Integers = np.ndarray | Sequence[int]
+# Between the name of a request, or of one of its completions, and a number that nobody else has.
+SERIAL_MARK = "~"
 
 
 @dataclass(frozen=True, slots=True)

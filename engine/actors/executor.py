@@ -79,6 +79,8 @@ class ExecutorActor(ThreadActor[ExecutorInbox]):
 
     def _await_gate(self, plan: StepPlan) -> None:
         """Give late masks a moment, so that their rows join this step; without plain rows wait as long as it takes."""
+        if None in self._held:
+            return  # the end of the work came while an earlier step waited: no gate comes any more
         deadline = time.monotonic() + GATE_PATIENCE_S if self._worker.can_run(plan) else None
         while self._worker.has_parked:
             try:

@@ -11,7 +11,7 @@ from typing import assert_never
 
 from engine.actors.actor import ThreadActor
 from engine.core.grammar_manager import GrammarManager
-from engine.errors import InvalidRequest
+from engine.errors import EngineDead, InvalidRequest
 from engine.messages import DropMatchers, FillMasks, GrammarBroken, GrammarInbox, SampleGate
 from engine.metrics import Histogram
 from engine.outputs import GrammarInfo
@@ -69,6 +69,7 @@ class GrammarActor(ThreadActor[GrammarInbox | OpenMatcher]):
         Raises:
             GrammarError: the grammar is malformed or cannot be enforced.
             InvalidRequest: it took longer than the time limit.
+            EngineDead: the engine ended before it came to it.
         """
         start = time.monotonic()
         compiled = None if self._compiler is None else self._compiler.find(spec)
@@ -90,6 +91,10 @@ class GrammarActor(ThreadActor[GrammarInbox | OpenMatcher]):
         try:
             await asyncio.wait((begun, job), return_when=asyncio.FIRST_COMPLETED)
             return await asyncio.wait_for(job, self._timeout_s)
+        except asyncio.CancelledError:
+            if (caller := asyncio.current_task()) is not None and caller.cancelling():
+                raise
+            raise EngineDead("the engine ended while the grammar waited for a thread") from None
         except TimeoutError as error:
             raise InvalidRequest(
                 f"the grammar took longer than {self._timeout_s:g} s to compile; make it smaller", "grammar"

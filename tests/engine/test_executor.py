@@ -168,3 +168,19 @@ async def test_a_device_that_fails_takes_the_executor_down() -> None:
     worker.fetches[0].arrived.set()
     with pytest.raises(RuntimeError, match="illegal memory access"):
         await task
+
+
+async def test_the_end_of_the_work_is_seen_behind_a_step_that_was_held() -> None:
+    """The first step waits for masks a moment, the second as long as it takes; the end comes meanwhile."""
+
+    class ParkingWorker(LateWorker):
+        def can_run(self, plan: StepPlan) -> bool:
+            return plan.step_id == 101
+
+    worker = ParkingWorker()
+    worker.has_parked = True
+    async with open_desk(worker) as desk:
+        for step_id in (101, 102):
+            desk.executor.tell(RunStep(make_plan(step_id)))
+        desk.executor.tell(None)  # type: ignore[arg-type]
+        assert [await desk.answers.get() for _ in range(2)] == [101, 102]

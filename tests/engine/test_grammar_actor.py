@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from engine import Engine, EngineConfig, InvalidRequest, RequestTimeout, SamplingParams
+from engine import Engine, EngineConfig, EngineDead, InvalidRequest, RequestTimeout, SamplingParams
 from grammar import CompiledGrammar, GrammarCompiler, GrammarSpec
 
 MakeConfig = Callable[..., EngineConfig]
@@ -109,6 +109,22 @@ async def test_a_deadline_counts_while_a_grammar_compiles(
         with pytest.raises(RequestTimeout, match=r"deadline of 0\.2 s"):
             await answer(engine, make_held(0), deadline_s=0.2)
         held.release.set()
+
+
+async def test_a_grammar_that_waits_when_the_engine_closes_is_told_so(
+    make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = Engine(make_config())
+    await engine.start()
+    held = Held(monkeypatch)
+    jobs = [asyncio.create_task(answer(engine, make_held(number))) for number in range(4)]
+    await asyncio.sleep(0.1)
+    closing = asyncio.create_task(engine.close())
+    done, _ = await asyncio.wait(jobs[2:], timeout=60)
+    held.release.set()
+    await closing
+    assert [type(error) for error in await asyncio.gather(*jobs, return_exceptions=True)] == [EngineDead] * 4
+    assert len(done) == 2
 
 
 async def test_min_tokens_holds_where_a_grammar_overrules_ignore_eos(make_config: MakeConfig) -> None:

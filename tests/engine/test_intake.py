@@ -132,6 +132,14 @@ def test_one_completion_keeps_the_name_of_its_request() -> None:
     assert (message.arrival_time, message.seed, message.prompt_token_ids) == (4.5, 9, [1, 2])
 
 
+def test_a_request_keeps_the_biases_that_were_checked() -> None:
+    params = SamplingParams(logit_bias={3: 1.0})
+    (message,) = make_intake().split("r", [1, 2], params, 0, None)
+    assert isinstance(params.logit_bias, dict)
+    params.logit_bias[10**6] = 1.0
+    assert message.params.logit_bias == {3: 1.0}
+
+
 def test_n_completions_have_names_of_their_own() -> None:
     messages = make_intake().split("r", [1, 2], SamplingParams(n=3), 0, None, 4.5)
     assert [message.request_id for message in messages] == ["r#0", "r#1", "r#2"]

@@ -111,3 +111,24 @@ async def test_a_name_is_free_again_after_its_deadline(make_config: MakeConfig) 
                 pass
         await wait_until(lambda: engine.stats().num_running + engine.stats().num_waiting == 0)
         assert await is_free(engine, "a")
+
+
+async def test_a_name_may_be_used_again_as_soon_as_its_stop_string_was_read(make_config: MakeConfig) -> None:
+    """The scheduler learns of a stop string after the reader: for a moment there are two requests of one name."""
+
+    async def keep_the_loop_busy() -> None:
+        while True:
+            await asyncio.sleep(0)
+
+    async with Engine(make_config()) as engine:
+        probe = replace(SHORT, max_tokens=40)
+        text = (await read(engine, probe, "probe")).outputs[0].text
+        stop = text[20:24]
+        params = replace(probe, max_tokens=300, stop=(stop,), output_kind="cumulative")
+        bystander = asyncio.create_task(read(engine, LONG, "bystander"))
+        busy = asyncio.create_task(keep_the_loop_busy())
+        for _ in range(40):
+            answer = (await read(engine, params, "a")).outputs[0]
+            assert (answer.text, answer.finish_reason) == (text[: text.index(stop)], "stop")
+        busy.cancel()
+        assert (await bystander).outputs[0].finish_reason == "length"
