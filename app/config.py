@@ -139,6 +139,8 @@ def make_config(
             values[item.name] = _parse_variable(kind, variable, environ[variable])
         if typing.get_origin(kind) is tuple and item.name in values:
             values[item.name] = _split(values[item.name])
+            if not values[item.name]:  # it was meant to say something: a server must not open for a lost key
+                raise UsageError(f"{item.name} is given without a value: name one, or leave it out")
     return config_class(**values)
 
 

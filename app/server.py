@@ -133,12 +133,14 @@ def bind(app_config: AppConfig) -> Iterator[socket.socket]:
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, port))
-        yield listener
     except (OSError, OverflowError) as error:
+        listener.close()
         reason = getattr(error, "strerror", None) or str(error)
         raise UsageError(
             f"cannot listen on {host}:{port}: {reason}; choose another with --port or --host"
         ) from None
+    try:
+        yield listener
     finally:
         listener.close()
 

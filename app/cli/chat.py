@@ -72,11 +72,17 @@ def begin(system_prompt: str | None) -> Messages:
 
 
 def read_line() -> str | None:
-    """The next line, None at the end of input."""
+    """The next line, None at the end of input.
+
+    Raises:
+        UsageError: it is no text.
+    """
     try:
         return input("> " if is_terminal() else "").strip()
     except EOFError:
         return None
+    except UnicodeDecodeError as error:
+        raise UsageError(f"stdin is not text: {error}") from error
 
 
 async def print_pieces(pieces: AsyncGenerator[str]) -> str:

@@ -26,7 +26,10 @@ def run(arguments: argparse.Namespace, start: float) -> int:
     Raises:
         UsageError: there is nothing to continue.
     """
-    prompt = sys.stdin.read() if arguments.prompt == "-" else arguments.prompt
+    try:
+        prompt = sys.stdin.read() if arguments.prompt == "-" else arguments.prompt
+    except UnicodeDecodeError as error:
+        raise UsageError(f"stdin is not text: {error}") from error
     if not prompt:
         raise UsageError("the prompt is empty")
     asyncio.run(complete(prompt, vars(arguments)))

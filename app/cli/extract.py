@@ -45,9 +45,14 @@ def run(arguments: argparse.Namespace, start: float) -> int:
         return asyncio.run(evaluate(config, vars(arguments)))
     if arguments.schema is None or not arguments.files:
         raise UsageError("extract needs --schema and at least one file, or --evaluate")
+    if [arguments.schema, *arguments.files].count("-") > 1:
+        raise UsageError("stdin (-) can be read once, as the schema or as one of the files")
     # everything is read before the engine loads: a wrong name should not cost seconds
     schema = read_schema(arguments.schema)
     sources = [(name, read_text(name)) for name in arguments.files]
+    empty = [name for name, text in sources if not text.strip()]
+    if empty:
+        raise UsageError(f"{empty[0]} is empty: there is nothing to extract")
     limits = Limits() if config.limits else None
     return asyncio.run(extract(schema, sources, vars(arguments), config.ground, limits))
 

@@ -57,6 +57,8 @@ def run(arguments: argparse.Namespace, start: float) -> int:
     if not 1 <= arguments.max_in_flight <= MAX_IN_FLIGHT:
         raise UsageError(f"--max-in-flight must be from 1 to {MAX_IN_FLIGHT}")
     try:
+        if source.exists() and not source.is_file():
+            raise UsageError(f"{source} is not a file: the rows are read more than once")
         if target.exists() and not target.is_file():
             raise UsageError(f"{target} is not a file: a batch's output is read again to go on with it")
         if target.exists() and source.samefile(target):

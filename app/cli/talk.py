@@ -35,7 +35,8 @@ class TalkConfig:
     )
     api_key: str | None = field(default=None, metadata={"help": "key of that server"})
     max_tokens: int | None = field(
-        default=None, metadata={"help": "longest answer; default: the model's limit"}
+        default=None,
+        metadata={"help": "longest answer; default: the model's limit, 256 for complete with --url"},
     )
     temperature: float | None = field(default=None, metadata={"help": "0 is greedy; default: 1"})
     top_p: float | None = field(
@@ -131,6 +132,7 @@ class RemoteTalker:
                     raise Failure(event["error"]["message"])
                 for choice in event["choices"]:
                     yield choice
+        raise Failure("the server hung up before the answer was complete")
 
 
 async def check_status(response: aiohttp.ClientResponse) -> None:
@@ -160,7 +162,10 @@ async def open_talker(given: Mapping[str, Any]) -> AsyncIterator[Talker]:
             async with local_engine(given) as engine:
                 yield LocalTalker(engine, talk.sampling)
             return
-        headers = {"Authorization": f"Bearer {talk.api_key}"} if talk.api_key else {}
+        key = (
+            (talk.api_key or "").partition(",")[0].strip()
+        )  # serve takes several, and reads the same variable
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
         url = read_url("--url", talk.url)
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=10)
         async with aiohttp.ClientSession(headers=headers, timeout=timeout) as session:
@@ -182,8 +187,11 @@ async def find_model(session: aiohttp.ClientSession, url: str) -> str:
     """The name of the model that a server serves."""
     async with session.get(url + "/v1/models") as response:
         await check_status(response)
-        models = (await response.json())["data"]
-    return str(models[0]["id"])
+        reply = await response.text()
+    try:
+        return str(json.loads(reply)["data"][0]["id"])
+    except (ValueError, KeyError, IndexError, TypeError) as error:
+        raise Failure(f"the server names no model ({reply[:200]}); name it with --model") from error
 
 
 @contextmanager

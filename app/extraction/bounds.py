@@ -10,8 +10,9 @@ record is checked against the schema as the user wrote it.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from app.extraction.forms import MEANINGS, OTHER_TIMES, Forms
@@ -24,6 +25,10 @@ SUBSCHEMA_MAP_KEYWORDS = ("properties", "patternProperties", "$defs", "definitio
 # A value under one of these is limited already, or a length beside it is a matter of its own.
 STRING_LIMITS = ("maxLength", "enum", "const", "pattern", "format")
 ARRAY_LIMITS = ("maxItems", "enum", "const")
+# Beside these a place is limited by what stands elsewhere.
+COMBINING = ("$ref", "allOf", "anyOf", "oneOf", "not", "if", "$dynamicRef")
+# Keywords that ask for a length, and what it is a length of.
+LEAST_LENGTHS = {"minLength": "max_length", "minItems": "max_items", "minContains": "max_items"}
 # Keywords under which a stricter part may make the whole accept more.
 OPPOSING_KEYWORDS = ("not", "oneOf", "if", "then", "else", "contains", "dependentSchemas", "propertyNames")
 
@@ -65,6 +70,7 @@ def add_bounds(schema: Schema, limits: Limits | None, text: str = "") -> Bounded
         return BoundedSchema(schema)
     # Through JSON: a copy in which no two places share one dict.
     bounded = json.loads(json.dumps(schema))
+    limits = _raise_limits(limits, schema)
     forms = Forms(text)
     added: list[Bound] = []
     patterns: list[Bound] = []
@@ -111,23 +117,34 @@ def _shape(subschema: Schema, pointer: str, forms: Forms) -> Iterator[Bound]:
         yield _set(subschema, pointer, "pattern", pattern)
 
 
+def _raise_limits(limits: Limits, schema: Any) -> Limits:
+    """Limits that no length asked for anywhere in the schema contradicts: what asks may stand far from the place."""
+    asked: dict[str, int] = {"max_length": limits.max_length, "max_items": limits.max_items}
+    waiting = [schema]
+    while waiting:
+        node = waiting.pop()
+        for keyword, name in LEAST_LENGTHS.items() if isinstance(node, dict) else ():
+            least = node.get(keyword)
+            if isinstance(least, int | float) and math.isfinite(least):
+                asked[name] = max(asked[name], math.ceil(least))
+        waiting += node.values() if isinstance(node, dict) else node if isinstance(node, list) else ()
+    return replace(limits, max_length=asked["max_length"], max_items=asked["max_items"])
+
+
 def _limit(subschema: Schema, pointer: str, limits: Limits) -> Iterator[Bound]:
+    if "/allOf/" in f"{pointer}/" or any(keyword in subschema for keyword in COMBINING):
+        return  # a pattern or a list of values may hold here as well
     kinds = subschema.get("type")
     kinds = kinds if isinstance(kinds, list) else [kinds]
     if allows_strings(subschema) and not any(keyword in subschema for keyword in STRING_LIMITS):
-        yield _set(subschema, pointer, "maxLength", max(limits.max_length, _least(subschema, "minLength")))
+        yield _set(subschema, pointer, "maxLength", limits.max_length)
     if "array" in kinds and not any(keyword in subschema for keyword in ARRAY_LIMITS):
-        yield _set(subschema, pointer, "maxItems", max(limits.max_items, _least(subschema, "minItems")))
+        yield _set(subschema, pointer, "maxItems", limits.max_items)
 
 
 def _set(subschema: Schema, pointer: str, keyword: str, value: int | str) -> Bound:
     subschema[keyword] = value
     return Bound(pointer, keyword, value)
-
-
-def _least(subschema: Schema, keyword: str) -> int:
-    value = subschema.get(keyword, 0)
-    return value if isinstance(value, int) else 0
 
 
 def _subschemas(schema: Any, pointer: str, skip_definitions: bool) -> Iterator[tuple[str, Schema]]:

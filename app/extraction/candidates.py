@@ -1,7 +1,7 @@
 """What a text offers for a date or an amount: the only values that a record grounded in it may have.
 
 A text that offers none, or a great many, binds nothing; whole numbers are left alone, because people also write them
-as words, stars or lists to be counted.
+as words, stars or lists to be counted. Of a schema with more than 256 dates and amounts the first 256 are bound.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from app.extraction.prompt import Schema
 from grammar import SchemaValidator
 
 MAX_CANDIDATES = 64
+# For each of them the whole schema is read again.
+MAX_PLACES = 256
 # Keywords that leave nothing to choose or make a choice of their own.
 SETTLED = ("enum", "const", "multipleOf", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 THOUSANDS = re.compile(r"\s?[kK]\b")
@@ -27,14 +29,17 @@ def bind_amounts(schema: Schema, text: str) -> None:
     """Narrow the dates and amounts of a schema, in place, to those that the text offers and the schema accepts."""
     dates, amounts = list_dates(text), list_amounts(text)
     given = json.loads(json.dumps(schema))
-    for pointer, subschema in list(walk_narrowable(schema)):
-        if any(keyword in subschema for keyword in SETTLED):
-            continue
-        kind = subschema.get("type")
-        if kind == "string" and subschema.get("format") == "date":
-            _choose(subschema, _accepted(given, pointer, dates))
-        elif kind == "number":
-            _choose(subschema, _accepted(given, pointer, amounts))
+    places = [
+        (pointer, subschema, dates if kind == "string" else amounts)
+        for pointer, subschema in walk_narrowable(schema)
+        if not any(keyword in subschema for keyword in SETTLED)
+        and (
+            (kind := subschema.get("type")) == "number"
+            or (kind == "string" and subschema.get("format") == "date")
+        )
+    ]
+    for pointer, subschema, candidates in places[:MAX_PLACES]:
+        _choose(subschema, _accepted(given, pointer, candidates))
 
 
 def list_dates(text: str) -> list[Any]:

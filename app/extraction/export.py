@@ -8,14 +8,16 @@ import io
 import json
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
+
+Path = tuple[str, ...]  # the keys that lead to a field
 
 FORMATS = ("jsonl", "csv", "parquet")  # in the order in which they are offered
 # Columns about the run, in front of the record's own.
 ABOUT = ("source", "valid", "finish_reason", "error")
 # What a spreadsheet would run; +44 20 7946 and -12.50 are data.
-FORMULA = re.compile(r"[=@\t\r]|[+-](?![\d\s(.])")
+FORMULA = re.compile(r"[=@\t\r]|[+-](?![\d\s().,/-]*\Z)")
 
 
 class ExportError(ValueError):
@@ -63,28 +65,36 @@ def _is_text(record: Mapping[str, Any]) -> bool:
 
 def make_rows(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """One flat row a record, all with the same columns: objects are spread as `a.b`, lists stay JSON text."""
-    flat = [_flatten(each.get("record")) for each in records]
-    columns = dict.fromkeys(name for row in flat for name in row)
-    rows = []
-    for each, row in zip(records, flat, strict=True):
-        about = {
-            name: each.get(name) for name in ABOUT if name != "error" or any("error" in r for r in records)
-        }
-        # A field of the record may be called as a column about the run.
-        own = {(f"record.{name}" if name in about else name): row.get(name) for name in columns}
-        rows.append(about | own)
-    return rows
+    flat = [dict(_flatten(each.get("record"))) for each in records]
+    about = [name for name in ABOUT if name != "error" or any("error" in each for each in records)]
+    columns = _name_columns(dict.fromkeys(path for row in flat for path in row), about)
+    return [
+        {name: each.get(name) for name in about} | {name: row.get(path) for path, name in columns.items()}
+        for each, row in zip(records, flat, strict=True)
+    ]
 
 
-def _flatten(value: Any, name: str = "") -> dict[str, Any]:
+def _name_columns(paths: Iterable[Path], about: Sequence[str]) -> dict[Path, str]:
+    """A name for each field, none twice: a key may hold a dot, or be called as a column about the run."""
+    names: dict[Path, str] = {}
+    taken = set(about)
+    for path in paths:
+        name = base = f"record.{path[0]}" if path[0] in about and len(path) == 1 else ".".join(path)
+        number = 1
+        while name in taken:
+            number += 1
+            name = f"{base} ({number})"
+        names[path] = name
+        taken.add(name)
+    return names
+
+
+def _flatten(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
     if isinstance(value, dict):
-        row: dict[str, Any] = {}
         for key, inner in value.items():
-            row |= _flatten(inner, f"{name}.{key}" if name else key)
-        return row
-    if not name:
-        return {} if value is None else {"value": _cell(value)}
-    return {name: _cell(value)}
+            yield from _flatten(inner, (*path, key))
+    elif path or value is not None:
+        yield path or ("value",), _cell(value)
 
 
 def _cell(value: Any) -> Any:
@@ -94,7 +104,7 @@ def _cell(value: Any) -> Any:
 def _write_csv(rows: list[dict[str, Any]]) -> bytes:
     text = io.StringIO()
     writer = csv.DictWriter(text, list(rows[0]) if rows else list(ABOUT), lineterminator="\r\n")
-    writer.writeheader()
+    writer.writerow({name: _spell(name) for name in writer.fieldnames})
     for row in rows:
         writer.writerow({name: _spell(value) for name, value in row.items()})
     # With a mark, or a spreadsheet reads accents as something else.

@@ -103,12 +103,11 @@ class Extractor:
             GrammarError: the schema is malformed or cannot be enforced exactly.
             EngineError: the engine refused or lost the request.
         """
-        bounds = add_bounds(schema, self.limits, text)
-        grammar = self._make_grammar(bounds.schema, text)
         prompt_ids = await self._encode(schema, text)
-        params = SamplingParams(
-            max_tokens=self._fit(len(prompt_ids)), temperature=0.0, logprobs=0, grammar=grammar
-        )
+        max_tokens = self._fit(len(prompt_ids))
+        # In a thread: the loop serves everyone, and what a text offers takes a while to find.
+        bounds, grammar = await asyncio.to_thread(self._make_grammar, schema, text)
+        params = SamplingParams(max_tokens=max_tokens, temperature=0.0, logprobs=0, grammar=grammar)
         final: RequestOutput | None = None
         async with aclosing(self.engine.generate(prompt_ids, params, cache_salt=cache_salt)) as outputs:
             async for output in outputs:
@@ -118,7 +117,6 @@ class Extractor:
                     yield PartialExtraction(output.outputs[0].text, output)
         if final is None:
             raise RuntimeError("the engine ended a request without a last output")
-        # In a thread: looking for evidence in a long text takes a while, and the loop serves everyone.
         yield await asyncio.to_thread(self._conclude, schema, bounds, text, source, final)
 
     async def extract(
@@ -131,10 +129,12 @@ class Extractor:
                     return part
         raise RuntimeError("the extraction ended without a result")
 
-    def _make_grammar(self, schema: Schema, text: str) -> GrammarSpec:
+    def _make_grammar(self, schema: Schema, text: str) -> tuple[BoundedSchema, GrammarSpec]:
+        bounds = add_bounds(schema, self.limits, text)
         if self.ground and text.strip():
-            return GrammarSpec.json_schema(mark_grounded(schema, text), "spaced", self.backend, source=text)
-        return GrammarSpec.json_schema(schema, "spaced", self.backend)
+            marked = mark_grounded(bounds.schema, text)
+            return bounds, GrammarSpec.json_schema(marked, "spaced", self.backend, source=text)
+        return bounds, GrammarSpec.json_schema(bounds.schema, "spaced", self.backend)
 
     async def _encode(self, schema: Schema, text: str) -> list[int]:
         messages = make_messages(schema, text)
@@ -195,12 +195,23 @@ def check_record(schema: Schema, completion: CompletionOutput, reason: str) -> t
         return None, (completion.error or f"the request ended early ({reason})",)
     try:
         record = json.loads(completion.text)
-    except json.JSONDecodeError as error:
+    except ValueError as error:  # also a whole number of more digits than Python reads
         return None, (f"not JSON: {error}",)
     except RecursionError:
         return None, ("nested too deeply to be checked",)
+    if not is_finite(record):
+        return None, ("a number is larger than a double holds",)
     violation = SchemaValidator(schema).first_error(record)
     return record, () if violation is None else (f"{violation[0] or 'the record'}: {violation[1]}",)
+
+
+def is_finite(value: Any) -> bool:
+    """Whether JSON can spell it: 1e999 is read as infinite."""
+    try:
+        json.dumps(value, allow_nan=False)
+    except ValueError:
+        return False
+    return True
 
 
 def _notes(bounds: BoundedSchema, leaves: list[Leaf]) -> list[str]:

@@ -124,7 +124,11 @@ class _Scanner:
             raise _EndOfText
         self.position = match.end()
         is_complete = self.position < len(self.text)
-        return self.add_leaf(path, json.loads(match.group()), start, is_complete, put)
+        try:
+            value = json.loads(match.group())
+        except ValueError as error:  # a whole number of more digits than Python reads
+            raise _EndOfText from error
+        return self.add_leaf(path, value, start, is_complete, put)
 
     def add_leaf(self, path: Path, value: Scalar, start: int, is_complete: bool, put: Any) -> None:
         put(value)

@@ -41,9 +41,8 @@ def apply_edits(record: Any, edits: Mapping[str, str], schema: Schema | None = N
     edited = copy.deepcopy(record)
     for pointer, text in edits.items():
         steps = split_pointer(pointer)
-        kinds = list_kinds(schema, pointer) if schema is not None else frozenset()
         if not steps:
-            edited = _read(edited, text, kinds)
+            edited = _read(edited, text, _list_kinds(schema, pointer))
             continue
         owner = edited
         try:
@@ -55,8 +54,12 @@ def apply_edits(record: Any, edits: Mapping[str, str], schema: Schema | None = N
             raise EditError(f"the record has no field at {pointer!r}") from error
         if isinstance(before, dict | list):
             raise EditError(f"{pointer!r} is no single value")
-        owner[key] = _read(before, text, kinds)
+        owner[key] = _read(before, text, _list_kinds(schema, pointer))
     return edited
+
+
+def _list_kinds(schema: Schema | None, pointer: str) -> frozenset[str]:
+    return list_kinds(schema, pointer) if schema is not None else frozenset()
 
 
 def _key(owner: Any, step: str) -> Any:

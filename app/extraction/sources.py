@@ -191,11 +191,21 @@ def _find_delimiter(text: str, name: str) -> str:
     usual = "\t" if name.lower().endswith(".tsv") else ","
     if len(found) < 2:
         return found[0] if found else usual
+    found.sort(key=lambda mark: mark != usual)
+    return max(found, key=lambda mark: _count_even_rows(start, mark))
+
+
+def _count_even_rows(text: str, delimiter: str) -> tuple[float, int]:
+    """The share of rows with as many cells as the header has, and how many these are."""
     try:
-        # Only the delimiter: what else is guessed (quotes, escapes) is wrong more often than the standard.
-        return csv.Sniffer().sniff(start, delimiters="".join(found)).delimiter
-    except csv.Error:
-        return usual if usual in found else found[0]
+        # the last line may be cut short
+        header, *rows = [
+            line for line in csv.reader(io.StringIO(text, newline=""), delimiter=delimiter) if line
+        ]
+    except (csv.Error, ValueError):
+        return 0.0, 0
+    rows = rows[:-1] if len(text) == NUM_SNIFFED else rows
+    return sum(len(row) == len(header) for row in rows) / max(1, len(rows)), len(header)
 
 
 def _make_row(name: str, columns: Sequence[str], cells: Sequence[str]) -> Row:

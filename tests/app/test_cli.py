@@ -15,10 +15,14 @@ from types import ModuleType
 from typing import Any, Literal
 
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 
 import app.cli.talk
 from app.cli import extract
+from app.cli.failure import Failure
 from app.cli.main import Parser, main
+from app.cli.talk import open_talker
 from app.config import AppConfig, UsageError, add_flags, make_config
 from app.space import make_arguments
 from engine import EngineConfig
@@ -209,6 +213,48 @@ def test_extract_refuses_a_file_that_is_no_text(schema_file: Path, tmp_path: Pat
     (tmp_path / "x.bin").write_bytes(b"\xff\xfe\x00")
     assert main(["extract", "--schema", str(schema_file), str(tmp_path / "x.bin")]) == 2
     assert "is not UTF-8 text" in capsys.readouterr().err
+
+
+def test_extract_makes_up_no_record_of_an_empty_text(schema_file: Path, tmp_path: Path, capsys: Any) -> None:
+    (tmp_path / "empty.txt").write_text(" \n")
+    assert main(["extract", "--schema", str(schema_file), str(tmp_path / "empty.txt")]) == 2
+    assert "empty.txt is empty: there is nothing to extract" in capsys.readouterr().err
+
+
+def test_extract_reads_stdin_once(capsys: Any) -> None:
+    assert main(["extract", "--schema", "-", "-"]) == 2
+    assert "stdin (-) can be read once" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("key", ["", ",", " , "])
+def test_a_key_that_got_lost_does_not_open_the_server(key: str, capsys: Any) -> None:
+    assert main(["serve", "--api-key", key]) == 2
+    assert "api_key is given without a value" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("models", "message"),
+    [
+        ('{"data": [{"id": "m"}]}', "the server hung up before the answer was complete"),
+        ('{"data": []}', "the server names no model"),
+        ("<html>", "the server names no model"),
+    ],
+)
+async def test_complete_says_so_when_the_server_does_not_finish(models: str, message: str) -> None:
+    async def tell_models(_: web.Request) -> web.Response:
+        return web.Response(text=models)
+
+    async def begin(_: web.Request) -> web.Response:
+        return web.Response(
+            text='data: {"choices": [{"text": "half"}]}\n\n', content_type="text/event-stream"
+        )
+
+    server = web.Application()
+    server.add_routes([web.get("/v1/models", tell_models), web.post("/v1/completions", begin)])
+    async with TestServer(server) as at:
+        with pytest.raises(Failure, match=message):
+            async with open_talker({"url": str(at.make_url("")).rstrip("/")}) as talker:
+                assert [piece async for piece in talker.complete("x")]
 
 
 def test_chat_answers_line_by_line(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -226,3 +227,10 @@ def test_a_killed_run_is_resumed_with_the_real_engine(files: Files) -> None:
     results = files.results
     assert set(results) == {str(i) for i in range(24)}
     assert {one["response"]["body"]["usage"]["completion_tokens"] for one in results.values()} == {100}
+
+
+def test_rows_from_a_pipe_are_refused_because_they_are_read_more_than_once(files: Files, capsys: Any) -> None:
+    os.mkfifo(files.source)
+    assert main(files.argv) == 2
+    assert "is not a file: the rows are read more than once" in capsys.readouterr().err
+    assert not files.target.exists()

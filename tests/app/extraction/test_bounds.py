@@ -19,6 +19,7 @@ from app.extraction.forms import (
     has_other_years,
 )
 from app.extraction.schema_check import SchemaChecker
+from grammar import SchemaValidator
 
 SCHEMAS = Path(__file__).resolve().parents[3] / "assets" / "schemas"
 LIMITS = Limits(max_length=80, max_items=5)
@@ -206,3 +207,24 @@ def test_everything_that_was_added_is_said() -> None:
     assert "hours after 23" in explain_added(bounds)
     assert explain_added(add_bounds(TEXT, LIMITS)) == "80 characters a text."
     assert explain_added(add_bounds(schema, None)) == ""
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"$ref": "#/$defs/long", "$defs": {"long": {"type": "string", "minLength": 300}}},
+        {"$ref": "#/$defs/t", "minLength": 300, "$defs": {"t": {"type": "string"}}},
+        {"type": "string", "allOf": [{"minLength": 300}]},
+        {"allOf": [{"type": "string"}, {"minLength": 300}]},
+        {"allOf": [{"type": "string"}, {"pattern": "^a{300}$"}]},
+        {"type": "string", "$ref": "#/$defs/p", "$defs": {"p": {"pattern": "^a{300}$"}}},
+        {"type": "string", "minLength": 300.0},
+        {"type": "array", "minItems": 40.0},
+        {"type": "array", "allOf": [{"minItems": 40}]},
+        {"type": "array", "contains": {"const": "a"}, "minContains": 40},
+    ],
+)
+def test_no_limit_contradicts_what_the_schema_asks_for(schema: dict[str, Any]) -> None:
+    value = "a" * 300 if "array" not in json.dumps(schema) else ["a"] * 40
+    assert SchemaValidator(schema).is_valid(value)
+    assert SchemaValidator(add_bounds(schema, Limits()).schema).is_valid(value)

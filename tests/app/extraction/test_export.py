@@ -57,6 +57,9 @@ def test_csv_is_read_back_by_the_standard_reader() -> None:
         ("+44 20 7946", "+44 20 7946"),
         ("-12.50", "-12.50"),
         ("-cmd", "'-cmd"),
+        ("-2+3+cmd|' /C calc'!A0", "'-2+3+cmd|' /C calc'!A0"),
+        ('+1+HYPERLINK("http://x/")', '\'+1+HYPERLINK("http://x/")'),
+        ("+49 (30) 12-34/5", "+49 (30) 12-34/5"),
     ],
 )
 def test_a_text_that_a_spreadsheet_would_run_is_quoted_and_data_is_not(value: str, cell: str) -> None:
@@ -112,3 +115,15 @@ def test_no_records_make_an_empty_file(file_format: str) -> None:
 def test_an_unknown_format_is_refused() -> None:
     with pytest.raises(ExportError, match="'xlsx' is not one of jsonl, csv, parquet"):
         export(RECORDS, "xlsx")
+
+
+def test_no_field_hides_another_of_the_same_name() -> None:
+    record = {"a": {"b": "inner"}, "a.b": "outer", "source": "mine", "record": {"source": "deep"}}
+    (row,) = make_rows([{"source": "x", "valid": True, "finish_reason": "stop", "record": record}])
+    assert (row["a.b"], row["a.b (2)"]) == ("inner", "outer")
+    assert (row["source"], row["record.source"], row["record.source (2)"]) == ("x", "mine", "deep")
+
+
+def test_a_key_that_a_spreadsheet_would_run_is_quoted() -> None:
+    data = export([{"source": "x", "record": {"=HYPERLINK(1)": 1}}], "csv").decode("utf-8-sig")
+    assert data.splitlines()[0].endswith(",'=HYPERLINK(1)")

@@ -6,6 +6,7 @@ import pytest
 
 from app.extraction import ExtractionResult, Extractor, PartialExtraction, TextTooLong, extract_records
 from app.extraction.extractor import check_record
+from app.extraction.json_spans import scan
 from engine import CompletionOutput, EngineDead, EngineOverloaded
 from grammar import GrammarError, InvalidGrammar
 from tests.fakes import FakeEngine
@@ -163,3 +164,18 @@ async def test_a_long_run_of_digits_does_not_end_the_run() -> None:
     sources = [("a", TEXT), ("b", f"{TEXT} Key: {'9' * 320}"), ("c", TEXT)]
     lines = [line async for line in extract_records(FakeEngine(), schema, sources, ground=True)]
     assert [line["valid"] for line in lines] == [True, True, True]
+
+
+async def test_a_long_text_that_grounds_is_too_long_rather_than_no_grammar() -> None:
+    with pytest.raises(TextTooLong):
+        await extract(FakeEngine(), text="On 3 May 2024 we paid 12.50 for it. " * 10_000, ground=True)
+
+
+@pytest.mark.parametrize("number", ["1e999", "-1e999", "1" * 5000])
+def test_a_number_that_python_cannot_keep_is_no_valid_record(number: str) -> None:
+    text = f'{{"a": {number}}}'
+    record, errors = check_record(
+        {"type": "object"}, CompletionOutput(0, text, [], finish_reason="stop"), "stop"
+    )
+    assert record is None and len(errors) == 1
+    assert scan(text).value in ({}, {"a": float(number)})

@@ -1,5 +1,6 @@
 """Edits reach the value they name and no other; a comparison tells field by field what changed."""
 
+import time
 from typing import Any
 
 import pytest
@@ -107,3 +108,14 @@ def test_the_type_is_found_in_lists_and_at_the_root() -> None:
     assert apply_edits(None, {"": "12345"}, {"type": ["string", "null"]}) == "12345"
     recursive = {"$ref": "#", "anyOf": [{"$ref": "#/missing"}, {"$ref": "#/anyOf/0"}]}
     assert apply_edits(None, {"": "5"}, recursive) == 5
+
+
+def test_no_pattern_of_a_schema_holds_up_an_edit() -> None:
+    """Python's own patterns would try 2 ** 60 ways."""
+    schema = {"type": "object", "patternProperties": {"^(a|a)*$": {"type": "integer"}}}
+    name = "a" * 60 + "!"
+    begun = time.process_time()
+    assert apply_edits({name: 1}, {f"/{name}": "2"}, schema) == {name: 2}
+    with pytest.raises(EditError, match="has no field"):
+        apply_edits({}, {f"/{name}": "2"}, schema)
+    assert time.process_time() - begun < 1

@@ -4,6 +4,8 @@ import importlib.util
 import io
 import random
 import re
+import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -214,3 +216,24 @@ def test_no_damage_to_a_pdf_is_more_than_an_unreadable_source() -> None:
 def test_halves_of_a_character_in_a_pdf_are_joined_and_a_lone_one_is_marked() -> None:
     text = read_pdf(make_pdf("ab a", characters="<61> <D83D> <62> <DE00>"), "a.pdf")
     assert text == "\U0001f600 \ufffd"
+
+
+def test_many_quotes_do_not_make_a_table_slow_to_read(tmp_path: Path) -> None:
+    text = 'a,b;c\n"x","y"\n"y","z"\n' + '"' * 4000 + "x\n"
+    begun = time.process_time()
+    with suppress(UnreadableSource):
+        read_rows(write(tmp_path, "t.csv", text))
+    assert time.process_time() - begun < 1
+
+
+@pytest.mark.parametrize(("mark", "other"), [(";", ","), (",", ";"), ("\t", ",")])
+def test_of_two_delimiters_the_one_that_makes_even_rows_is_taken(
+    tmp_path: Path, mark: str, other: str
+) -> None:
+    lines = [
+        ["name", f"size{other} in m", "place"],
+        ["a", "1", f"b{other} c{other} d"],
+        ["e", f"2{other}5", "f"],
+    ]
+    rows = read_rows(write(tmp_path, "t.csv", "\n".join(mark.join(line) for line in lines)))
+    assert [list(row.cells.values()) for row in rows] == lines[1:]
