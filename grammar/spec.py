@@ -1,6 +1,7 @@
 """What a request asks its output to look like."""
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -191,7 +192,7 @@ def parse_json(text: str, kind: str) -> Any:
     """Parse JSON text; what is not JSON is an InvalidGrammar that names line and column."""
     check_size(text, kind)
     try:
-        return json.loads(text, parse_constant=refuse_constant)
+        return json.loads(text, parse_constant=refuse_constant, object_pairs_hook=refuse_twice)
     except json.JSONDecodeError as error:
         raise InvalidGrammar(f"the {NAMES.get(kind, kind)} is not valid JSON: {error}") from error
     except RecursionError as error:
@@ -200,6 +201,15 @@ def parse_json(text: str, kind: str) -> Any:
         ) from error
     except ValueError as error:
         raise InvalidGrammar(f"the {NAMES.get(kind, kind)} is not valid JSON: {error}") from error
+
+
+def refuse_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Refuse an object with a key twice, of which Python's parser would keep the last."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        twice = next(key for key, times in Counter(key for key, _ in pairs).items() if times > 1)
+        raise InvalidGrammar(f"an object has the key {twice[:80]!r} twice")
+    return found
 
 
 def refuse_constant(name: str) -> Any:

@@ -22,6 +22,7 @@ from grammar import GrammarSpec
 
 EXIT_SOME_FAILED = 1
 MAX_FILE_BYTES = 16 * 2**20
+EVALUATION_FLAGS = ("sets", "surround", "as_json", "wrong", "calibration")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -43,6 +44,9 @@ def run(arguments: argparse.Namespace, start: float) -> int:
         if arguments.schema is not None or arguments.files:
             raise UsageError("--evaluate has its own documents and takes neither --schema nor files")
         return asyncio.run(evaluate(config, vars(arguments)))
+    idle = [name for name in EVALUATION_FLAGS if name in vars(arguments)]
+    if idle:
+        raise UsageError(f"--{idle[0].replace('_', '-')} goes with --evaluate")
     if arguments.schema is None or not arguments.files:
         raise UsageError("extract needs --schema and at least one file, or --evaluate")
     if [arguments.schema, *arguments.files].count("-") > 1:
@@ -66,6 +70,7 @@ async def extract(
 ) -> int:
     """Records to stdout; progress, and what was added to the schema, to stderr."""
     num_failed = 0
+    is_utf8 = (sys.stdout.encoding or "").lower() in ("utf-8", "utf8")
     added = explain_added(add_bounds(schema, limits))
     if added:
         print(f"added limits: {added} --no-limits adds none.", file=sys.stderr)
@@ -73,9 +78,10 @@ async def extract(
         number = 0
         async for record in extract_records(engine, schema, sources, ground=ground, limits=limits):
             number += 1
-            print(json.dumps(record, ensure_ascii=False), flush=True)
+            print(json.dumps(record, ensure_ascii=not is_utf8), flush=True)
             num_failed += "error" in record
             print(f"[{number}/{len(sources)}] {record['source']}: {describe(record)}", file=sys.stderr)
+            print("".join(f"  {note}\n" for note in record.get("notes", ())), end="", file=sys.stderr)
     return EXIT_SOME_FAILED if num_failed else 0
 
 
@@ -100,7 +106,7 @@ def read_schema(path: str) -> dict[str, Any]:
     if not isinstance(schema, dict):
         raise UsageError(f"{path}: a schema is a JSON object, not {type(schema).__name__}")
     with plain_errors():
-        GrammarSpec.json_schema(schema)
+        GrammarSpec.json_schema(text)  # the text: it may have a keyword twice
     return schema
 
 

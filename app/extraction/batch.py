@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Iterable
 from typing import Any
 
 from app.extraction.bounds import Limits
-from app.extraction.extractor import DEFAULT_LIMITS, Extractor
+from app.extraction.extractor import DEFAULT_LIMITS, Extractor, extract_patiently
 from app.extraction.prompt import Schema
 from app.extraction.schema_check import SchemaChecker
 from engine import Engine, EngineDead, EngineError
@@ -57,7 +57,7 @@ async def extract_records(
 
 async def _extract_one(extractor: Extractor, schema: Schema, name: str, text: str) -> dict[str, Any]:
     try:
-        return (await extractor.extract(schema, text, source=name)).to_json()
+        return (await extract_patiently(extractor, schema, text, source=name)).to_json()
     except EngineDead:
         raise
     except (EngineError, GrammarError) as error:

@@ -12,11 +12,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from app.extraction.bounds import BoundedSchema, escape_pointer
-from app.extraction.extractor import ExtractionResult, Extractor, TextTooLong
+from app.extraction.extractor import ExtractionResult, Extractor, TextTooLong, extract_patiently
 from app.extraction.grounding import Evidence
 from app.extraction.json_spans import scan
 from app.extraction.prompt import Schema, make_messages, make_plain_prompt
-from engine import Engine, EngineOverloaded, InvalidRequest
+from engine import Engine, InvalidRequest
 from grammar import SchemaValidator
 
 # Tokens kept free for each part's record, as a share of the model's length.
@@ -29,7 +29,6 @@ MAX_PARTS = 64
 MAX_CONCURRENT = 8
 # What a part that is denser than the rest is cut to, again and again until it fits.
 SMALLER_SHARE = 0.6
-RETRY_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,17 +83,6 @@ async def extract_long(
         await asyncio.gather(*tasks, return_exceptions=True)
     found = [result for result in results if result is not None]
     yield await asyncio.to_thread(merge, schema, parts, found)
-
-
-async def extract_patiently(
-    extractor: Extractor, schema: Schema, text: str, *, source: str = "", cache_salt: str | None = None
-) -> ExtractionResult:
-    """As Extractor.extract, but where others fill the engine's queue it waits and tries again."""
-    while True:
-        try:
-            return await extractor.extract(schema, text, source=source, cache_salt=cache_salt)
-        except EngineOverloaded as error:
-            await asyncio.sleep(max(error.retry_after_s, RETRY_S))
 
 
 async def plan_parts(extractor: Extractor, schema: Schema, text: str) -> list[Part]:

@@ -17,7 +17,7 @@ from typing import Any
 from app.extraction.batch import MAX_CONCURRENT
 from app.extraction.bounds import Limits, add_bounds
 from app.extraction.cases import Case
-from app.extraction.extractor import DEFAULT_LIMITS, ExtractionResult, Extractor
+from app.extraction.extractor import DEFAULT_LIMITS, ExtractionResult, Extractor, extract_patiently
 from app.extraction.scoring import score_record
 from app.extraction.verbatim import is_free_at
 from engine import Engine, EngineDead, EngineError
@@ -111,7 +111,7 @@ async def judge_cases(
     async def judge(case: Case) -> Judged:
         async with room:
             try:
-                return judge_result(case, await extractor.extract(case.schema, case.text))
+                return judge_result(case, await extract_patiently(extractor, case.schema, case.text))
             except EngineDead:
                 raise
             except EngineError as error:

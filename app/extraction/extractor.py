@@ -13,19 +13,28 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
-from app.extraction.bounds import BoundedSchema, Limits, add_bounds
+from app.extraction.bounds import BoundedSchema, Limits, add_bounds, escape_pointer
 from app.extraction.confidence import field_confidence, score_tokens
 from app.extraction.grounding import Evidence, find_evidence
 from app.extraction.json_spans import Leaf, scan
 from app.extraction.prompt import Schema, make_messages, make_plain_prompt
 from app.extraction.verbatim import mark_grounded
-from engine import CompletionOutput, Engine, InvalidRequest, RequestOutput, SamplingParams
+from engine import (
+    CompletionOutput,
+    Engine,
+    EngineOverloaded,
+    InvalidRequest,
+    RequestOutput,
+    SamplingParams,
+)
 from grammar import GrammarSpec, SchemaValidator
 
 DEFAULT_LIMITS = Limits()
 DEFAULT_MAX_TOKENS = 1024
 # Less room than this cannot hold even a small record.
 MIN_OUTPUT_TOKENS = 32
+RETRY_S = 0.5  # between two tries where the queue is full
+ADVICE = "; raise or switch off the limit"
 
 
 class TextTooLong(InvalidRequest):
@@ -74,6 +83,7 @@ class ExtractionResult:
                 pointer: {"match": found.match, "start": found.start, "end": found.end, "quote": found.quote}
                 for pointer, found in self.evidence.items()
             },
+            **({"notes": list(self.notes)} if self.notes else {}),
         }
 
 
@@ -175,7 +185,7 @@ class Extractor:
             evidence=find_evidence(seen.leaves, text),
             leaves=tuple(seen.leaves),
             bounds=bounds,
-            notes=tuple(_notes(bounds, seen.leaves)),
+            notes=tuple(_notes(bounds, record if record is not None else seen.value)),
             output=output,
         )
 
@@ -185,6 +195,17 @@ class Extractor:
             return {}
         tokens = score_tokens(completion.text, completion.token_ids, completion.logprobs, tokenizer.decode)
         return field_confidence(leaves, tokens)
+
+
+async def extract_patiently(
+    extractor: Extractor, schema: Schema, text: str, *, source: str = "", cache_salt: str | None = None
+) -> ExtractionResult:
+    """As Extractor.extract, but where others fill the engine's queue it waits and tries again."""
+    while True:
+        try:
+            return await extractor.extract(schema, text, source=source, cache_salt=cache_salt)
+        except EngineOverloaded as error:
+            await asyncio.sleep(max(error.retry_after_s, RETRY_S))
 
 
 def check_record(schema: Schema, completion: CompletionOutput, reason: str) -> tuple[Any, tuple[str, ...]]:
@@ -214,11 +235,19 @@ def is_finite(value: Any) -> bool:
     return True
 
 
-def _notes(bounds: BoundedSchema, leaves: list[Leaf]) -> list[str]:
-    """Values as long as an added limit: there the limit, not the model, may have ended the text."""
-    lengths = {bound.value for bound in bounds.added if bound.keyword == "maxLength"}
-    return [
-        f"{leaf.pointer or '/'} ends at the added limit of {len(leaf.value)} characters; raise or switch off the limit"
-        for leaf in leaves
-        if isinstance(leaf.value, str) and len(leaf.value) in lengths
-    ]
+def _notes(bounds: BoundedSchema, record: Any) -> list[str]:
+    """Values as long as an added limit: there the limit, not the model, may have ended them."""
+    added = {(bound.keyword, bound.value) for bound in bounds.added}
+    notes: list[str] = []
+    waiting = [("", record)]
+    while waiting:
+        pointer, value = waiting.pop()
+        if isinstance(value, str) and ("maxLength", len(value)) in added:
+            notes.append(f"{pointer or '/'} ends at the added limit of {len(value)} characters{ADVICE}")
+        if isinstance(value, list) and ("maxItems", len(value)) in added:
+            notes.append(f"{pointer or '/'} ends at the added limit of {len(value)} items{ADVICE}")
+        inner = (
+            enumerate(value) if isinstance(value, list) else value.items() if isinstance(value, dict) else ()
+        )
+        waiting += [(f"{pointer}/{escape_pointer(str(step))}", each) for step, each in reversed([*inner])]
+    return notes

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import os
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -219,6 +220,27 @@ def test_extract_makes_up_no_record_of_an_empty_text(schema_file: Path, tmp_path
     (tmp_path / "empty.txt").write_text(" \n")
     assert main(["extract", "--schema", str(schema_file), str(tmp_path / "empty.txt")]) == 2
     assert "empty.txt is empty: there is nothing to extract" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "flag", [["--sets", "samples"], ["--surround", "9"], ["--wrong"], ["--calibration", "x"]]
+)
+def test_a_flag_of_the_evaluation_alone_is_refused(flag: list[str], schema_file: Path, capsys: Any) -> None:
+    assert main(["extract", "--schema", str(schema_file), str(schema_file), *flag]) == 2
+    assert f"{flag[0]} goes with --evaluate" in capsys.readouterr().err
+
+
+def test_records_are_json_whatever_stdout_can_spell(tmp_path: Path) -> None:
+    (tmp_path / "s.json").write_text(
+        '{"type": "object", "properties": {"name": {"const": "José"}}, "required": ["name"]}'
+    )
+    (tmp_path / "t.txt").write_text("José")
+    done = subprocess.run(
+        [sys.executable, "-m", "app", "extract", "--no-enable-native-ops", "--schema", "s.json", "t.txt"],
+        env=os.environ | {"PYTHONIOENCODING": "ascii", "PYTHONPATH": str(Path(app.__file__).parents[1])},
+        cwd=tmp_path, capture_output=True, check=True,
+    )  # fmt: skip
+    assert json.loads(done.stdout)["record"] == {"name": "José"}
 
 
 def test_extract_reads_stdin_once(capsys: Any) -> None:

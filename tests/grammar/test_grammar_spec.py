@@ -24,6 +24,10 @@ def test_property_order_is_part_of_a_schema():
         ("{", "not valid JSON: .*line 1 column 2"),
         ('{"minimum": NaN}', "NaN is not a JSON number"),
         ('{"minimum": 1e999}', "not a JSON value"),
+        (
+            '{"properties": {"a": {"maxLength": 3, "maxLength": 300}}}',
+            "an object has the key 'maxLength' twice",
+        ),
         ("[]", "an object or a boolean, not list"),
         ({"type": "strin"}, "malformed at /type"),
         ({"properties": {"a/b": {"minLength": -1}}}, "malformed at /properties/a~1b/minLength"),

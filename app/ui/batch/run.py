@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from app.extraction import ExtractionResult, Extractor, Schema, TextTooLong
-from app.extraction.chunks import extract_long, extract_patiently
+from app.extraction.chunks import extract_long
+from app.extraction.extractor import extract_patiently
 from app.extraction.sources import Row
 from engine import EngineDead, EngineError
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.extraction import ExtractionResult, Extractor, TextTooLong, chunks
+from app.extraction import ExtractionResult, Extractor, TextTooLong, extractor
 from app.extraction.bounds import Bound, BoundedSchema
 from app.extraction.chunks import Part, PartsDone, cut, extract_long, merge
 from app.extraction.grounding import find_evidence
@@ -153,7 +153,7 @@ async def test_a_text_of_very_many_parts_is_refused() -> None:
 
 
 async def test_parts_wait_while_the_queue_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chunks, "RETRY_S", 0.0)
+    monkeypatch.setattr(extractor, "RETRY_S", 0.0)
     engine = BusyEngine(num_refused=5)
     *_, last = [s async for s in extract_long(Extractor(engine), {"type": "object"}, "Ada is 36. " * 400)]
     assert isinstance(last, ExtractionResult) and last.valid and engine.num_refused == 0

@@ -1,14 +1,25 @@
 """A record is valid only when it is complete and an independent validator agrees with the user's schema."""
 
+import json
 from typing import Any
 
 import pytest
 
-from app.extraction import ExtractionResult, Extractor, PartialExtraction, TextTooLong, extract_records
+from app.extraction import (
+    ExtractionResult,
+    Extractor,
+    PartialExtraction,
+    TextTooLong,
+    extract_records,
+    extractor,
+)
+from app.extraction.cases import Case
+from app.extraction.evaluate import judge_cases
 from app.extraction.extractor import check_record
 from app.extraction.json_spans import scan
-from engine import CompletionOutput, EngineDead, EngineOverloaded
+from engine import CompletionOutput, EngineDead
 from grammar import GrammarError, InvalidGrammar
+from tests.app.busy_engine import BusyEngine
 from tests.fakes import FakeEngine
 
 SCHEMA: dict[str, Any] = {
@@ -84,6 +95,13 @@ async def test_a_value_as_long_as_an_added_limit_is_noted() -> None:
     assert result.valid and "/name" in result.notes[0]
 
 
+async def test_a_list_as_long_as_an_added_limit_is_noted() -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "array", "items": {"type": "integer"}}}}
+    result = await extract(FakeEngine(record=json.dumps({"a": list(range(32))})), schema)
+    assert result.notes == ("/a ends at the added limit of 32 items; raise or switch off the limit",)
+    assert result.to_json()["notes"] == list(result.notes)
+
+
 async def test_a_text_that_does_not_fit_is_refused_with_the_counts() -> None:
     engine = FakeEngine()
     with pytest.raises(TextTooLong, match=r"[\d,]+ tokens, but the model takes 2,048"):
@@ -127,15 +145,20 @@ async def test_one_bad_source_does_not_stop_the_others() -> None:
     assert "tokens" in lines[0]["error"]
 
 
-@pytest.mark.parametrize("error", [EngineDead("gone"), EngineOverloaded("full")])
-async def test_a_dead_engine_ends_the_batch_and_a_full_one_does_not(error: Exception) -> None:
-    lines = extract_records(FakeEngine(reject=error), SCHEMA, [("a", TEXT)])
-    if isinstance(error, EngineDead):
-        with pytest.raises(EngineDead):
-            await anext(lines)
-    else:
-        assert (await anext(lines))["error"] == "full"
+async def test_a_dead_engine_ends_the_batch() -> None:
+    lines = extract_records(FakeEngine(reject=EngineDead("gone")), SCHEMA, [("a", TEXT)])
+    with pytest.raises(EngineDead):
+        await anext(lines)
     await lines.aclose()
+
+
+async def test_a_full_engine_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(extractor, "RETRY_S", 0.0)
+    sources = [(f"{number}.txt", TEXT) for number in range(5)]
+    lines = [line async for line in extract_records(BusyEngine(num_refused=9), SCHEMA, sources)]
+    assert [line["valid"] for line in lines] == [True] * 5
+    case = Case("person", SCHEMA, TEXT, {"name": "Ada", "age": 36})
+    assert [judged.is_whole for judged in await judge_cases(BusyEngine(num_refused=3), [case])] == [True]
 
 
 async def test_a_text_that_grounds_nothing_fails_alone() -> None:

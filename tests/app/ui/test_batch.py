@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from app.extraction import Extractor, chunks
+from app.extraction import Extractor, extractor
 from app.extraction.sources import Row, Table
 from app.ui.batch import tab as batch_tab
 from app.ui.batch.run import BatchRun
@@ -64,7 +64,7 @@ async def test_a_row_longer_than_the_model_is_read_in_parts() -> None:
 
 @pytest.mark.parametrize("text", ["Ada is 36. ", "Ada is 36. " * 400])
 async def test_a_row_waits_while_the_queue_is_full(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chunks, "RETRY_S", 0.0)
+    monkeypatch.setattr(extractor, "RETRY_S", 0.0)
     batch = BatchRun((Row("a", {"text": text}),), "text")
     _ = [count async for count in batch.run(Extractor(BusyEngine(num_refused=4)), {"type": "object"}, "salt")]
     assert batch.num_valid == 1, batch.ordered
