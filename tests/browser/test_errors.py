@@ -40,11 +40,11 @@ def error_of(site: Site) -> str:
     return site.answer
 
 
-def occupy(url: str, is_over: threading.Event) -> None:
-    """Hold one place of the engine until it is over."""
+def occupy(url: str, is_over: threading.Event, max_tokens: int = 1900) -> None:
+    """Hold one place of the engine until it is over, with one request after another."""
     with urllib.request.urlopen(f"{url}/v1/models", timeout=PATIENCE_S) as reply:
         model = json.load(reply)["data"][0]["id"]
-    body = {"model": model, "prompt": "Once", "max_tokens": 1900, "ignore_eos": True, "stream": True}
+    body = {"model": model, "prompt": "Once", "max_tokens": max_tokens, "ignore_eos": True, "stream": True}
     request = urllib.request.Request(
         f"{url}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
     )
