@@ -69,10 +69,11 @@ def prepare_exit() -> None:
 
 def drop_broken_output() -> None:
     """Keep the interpreter from a last complaint about output that cannot be written."""
-    try:
-        sys.stdout.flush()
-    except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def dispatch(argv: list[str], start: float) -> int:

@@ -310,6 +310,19 @@ def test_a_full_disk_is_one_line_and_exit_code_1() -> None:
     assert (done.returncode, done.stderr) == (1, "troupe: the output: No space left on device\n")
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+def test_a_log_that_cannot_be_written_is_no_failure() -> None:
+    """Half a line waits in the buffer; Python would end with 120 when it finds no room for it."""
+    program = (
+        "import sys; from app.cli.main import main; sys.stderr.write('half'); sys.exit(main(['--version']))"
+    )
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=full, check=False
+        )
+    assert (done.returncode, done.stdout[:7]) == (0, b"troupe ")
+
+
 def test_nothing_is_left_uncollected_at_the_exit_when_triton_would_complain(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
