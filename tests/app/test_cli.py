@@ -316,9 +316,10 @@ def test_a_log_that_cannot_be_written_is_no_failure() -> None:
     program = (
         "import sys; from app.cli.main import main; sys.stderr.write('half'); sys.exit(main(['--version']))"
     )
+    buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(
-            [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=full, check=False
+            [sys.executable, "-c", program], env=buffered, stdout=subprocess.PIPE, stderr=full, check=False
         )
     assert (done.returncode, done.stdout[:7]) == (0, b"troupe ")
 
