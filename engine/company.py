@@ -35,9 +35,8 @@ from engine.worker.mock_worker import MockWorker
 from engine.worker.worker import Worker
 from grammar import CompiledGrammar, GrammarCompiler, Vocabulary
 
-_serials = (
-    itertools.count()
-)  # across companies: a name is that of one completion for as long as the process lives
+# Across companies: a name is that of one completion for as long as the process lives.
+_serials = itertools.count()
 
 
 class Company:

@@ -9,6 +9,7 @@ import argparse
 import asyncio
 import json
 import sys
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,8 @@ from grammar import GrammarSpec
 
 EXIT_SOME_FAILED = 1
 MAX_FILE_BYTES = 16 * 2**20
-EVALUATION_FLAGS = ("sets", "surround", "as_json", "wrong", "calibration")
+# The other settings of the evaluation, which mean nothing without it.
+EVALUATION_FLAGS = {item.name for item in fields(EvaluateConfig)} - {"evaluate", "ground", "limits"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -44,7 +46,7 @@ def run(arguments: argparse.Namespace, start: float) -> int:
         if arguments.schema is not None or arguments.files:
             raise UsageError("--evaluate has its own documents and takes neither --schema nor files")
         return asyncio.run(evaluate(config, vars(arguments)))
-    idle = [name for name in EVALUATION_FLAGS if name in vars(arguments)]
+    idle = sorted(EVALUATION_FLAGS & vars(arguments).keys())
     if idle:
         raise UsageError(f"--{idle[0].replace('_', '-')} goes with --evaluate")
     if arguments.schema is None or not arguments.files:
@@ -54,9 +56,6 @@ def run(arguments: argparse.Namespace, start: float) -> int:
     # everything is read before the engine loads: a wrong name should not cost seconds
     schema = read_schema(arguments.schema)
     sources = [(name, read_text(name)) for name in arguments.files]
-    empty = [name for name, text in sources if not text.strip()]
-    if empty:
-        raise UsageError(f"{empty[0]} is empty: there is nothing to extract")
     limits = Limits() if config.limits else None
     return asyncio.run(extract(schema, sources, vars(arguments), config.ground, limits))
 

@@ -162,9 +162,8 @@ async def open_talker(given: Mapping[str, Any]) -> AsyncIterator[Talker]:
             async with local_engine(given) as engine:
                 yield LocalTalker(engine, talk.sampling)
             return
-        key = (
-            (talk.api_key or "").partition(",")[0].strip()
-        )  # serve takes several, and reads the same variable
+        # serve takes several keys, and reads the same variable
+        key = (talk.api_key or "").partition(",")[0].strip()
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         url = read_url("--url", talk.url)
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=10)

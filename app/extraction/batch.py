@@ -56,6 +56,8 @@ async def extract_records(
 
 
 async def _extract_one(extractor: Extractor, schema: Schema, name: str, text: str) -> dict[str, Any]:
+    if not text.strip():
+        return _fail(name, "the text is empty: there is nothing to extract")
     try:
         return (await extract_patiently(extractor, schema, text, source=name)).to_json()
     except EngineDead:
@@ -63,7 +65,11 @@ async def _extract_one(extractor: Extractor, schema: Schema, name: str, text: st
     except (EngineError, GrammarError) as error:
         if isinstance(error, GrammarError) and not extractor.ground:
             raise
-        return {
-            "source": name, "record": None, "valid": False, "finish_reason": "error",
-            "confidence": {}, "evidence": {}, "error": str(error),
-        }  # fmt: skip
+        return _fail(name, str(error))
+
+
+def _fail(name: str, error: str) -> dict[str, Any]:
+    return {
+        "source": name, "record": None, "valid": False, "finish_reason": "error",
+        "confidence": {}, "evidence": {}, "error": error,
+    }  # fmt: skip

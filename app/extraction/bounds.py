@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -27,8 +28,8 @@ STRING_LIMITS = ("maxLength", "enum", "const", "pattern", "format")
 ARRAY_LIMITS = ("maxItems", "enum", "const")
 # Beside these a place is limited by what stands elsewhere.
 COMBINING = ("$ref", "allOf", "anyOf", "oneOf", "not", "if", "$dynamicRef")
-# Keywords that ask for a length, and what it is a length of.
-LEAST_LENGTHS = {"minLength": "max_length", "minItems": "max_items", "minContains": "max_items"}
+# A branch beside which others hold for the same value.
+IN_ALL_OF = re.compile(r"/allOf/\d+(/(any|all)Of/\d+)*\Z")
 # Keywords under which a stricter part may make the whole accept more.
 OPPOSING_KEYWORDS = ("not", "oneOf", "if", "then", "else", "contains", "dependentSchemas", "propertyNames")
 
@@ -119,20 +120,29 @@ def _shape(subschema: Schema, pointer: str, forms: Forms) -> Iterator[Bound]:
 
 def _raise_limits(limits: Limits, schema: Any) -> Limits:
     """Limits that no length asked for anywhere in the schema contradicts: what asks may stand far from the place."""
-    asked: dict[str, int] = {"max_length": limits.max_length, "max_items": limits.max_items}
-    waiting = [schema]
-    while waiting:
-        node = waiting.pop()
-        for keyword, name in LEAST_LENGTHS.items() if isinstance(node, dict) else ():
-            least = node.get(keyword)
-            if isinstance(least, int | float) and math.isfinite(least):
-                asked[name] = max(asked[name], math.ceil(least))
-        waiting += node.values() if isinstance(node, dict) else node if isinstance(node, list) else ()
-    return replace(limits, max_length=asked["max_length"], max_items=asked["max_items"])
+    return replace(
+        limits,
+        max_length=max([limits.max_length, *_list_asked(schema, ("minLength",))]),
+        max_items=max([limits.max_items, *_list_asked(schema, ("minItems", "minContains"))]),
+    )
+
+
+def _list_asked(node: Any, keywords: tuple[str, ...]) -> Iterator[int]:
+    """The values of the keywords, wherever they stand."""
+    if isinstance(node, list):
+        for item in node:
+            yield from _list_asked(item, keywords)
+    elif isinstance(node, dict):
+        asked = [node[keyword] for keyword in keywords if keyword in node]
+        yield from (
+            math.ceil(least) for least in asked if isinstance(least, int | float) and math.isfinite(least)
+        )
+        for inner in node.values():
+            yield from _list_asked(inner, keywords)
 
 
 def _limit(subschema: Schema, pointer: str, limits: Limits) -> Iterator[Bound]:
-    if "/allOf/" in f"{pointer}/" or any(keyword in subschema for keyword in COMBINING):
+    if IN_ALL_OF.search(pointer) or any(keyword in subschema for keyword in COMBINING):
         return  # a pattern or a list of values may hold here as well
     kinds = subschema.get("type")
     kinds = kinds if isinstance(kinds, list) else [kinds]

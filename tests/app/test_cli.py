@@ -216,10 +216,16 @@ def test_extract_refuses_a_file_that_is_no_text(schema_file: Path, tmp_path: Pat
     assert "is not UTF-8 text" in capsys.readouterr().err
 
 
-def test_extract_makes_up_no_record_of_an_empty_text(schema_file: Path, tmp_path: Path, capsys: Any) -> None:
+def test_extract_makes_up_no_record_of_an_empty_text(
+    fake_local: FakeEngine, schema_file: Path, tmp_path: Path, capsys: Any
+) -> None:
     (tmp_path / "empty.txt").write_text(" \n")
-    assert main(["extract", "--schema", str(schema_file), str(tmp_path / "empty.txt")]) == 2
-    assert "empty.txt is empty: there is nothing to extract" in capsys.readouterr().err
+    (tmp_path / "good.txt").write_text("Ada is 36")
+    files = [str(tmp_path / name) for name in ("empty.txt", "good.txt")]
+    assert main(["extract", "--schema", str(schema_file), *files]) == 1
+    empty, good = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert (empty["record"], empty["error"]) == (None, "the text is empty: there is nothing to extract")
+    assert good["valid"]
 
 
 @pytest.mark.parametrize(

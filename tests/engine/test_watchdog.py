@@ -98,7 +98,7 @@ async def test_an_engine_that_hangs_can_be_closed(hang: Hang) -> None:
 
 
 async def test_slow_steps_and_idle_times_are_no_hang() -> None:
-    async with Engine(EngineConfig(mock_step_ms=20.0, step_timeout_s=4.0)) as engine:
+    async with Engine(EngineConfig(mock_step_ms=100.0, step_timeout_s=4.0)) as engine:
         output = await complete(engine, SamplingParams(max_tokens=60, ignore_eos=True))
         assert len(output.outputs[0].token_ids) == 60
         # idle for longer than the timeout: the scheduler has no open step then

@@ -39,6 +39,11 @@ def test_open_strings_and_lists_get_limits() -> None:
     }
 
 
+def test_fields_of_a_combined_object_get_limits_too() -> None:
+    schema = {"allOf": [{"properties": {"a": TEXT}}, {"required": ["a"]}]}
+    assert bounds_of(schema) == {"/allOf/0/properties/a:maxLength=80"}
+
+
 def test_the_users_schema_is_not_changed() -> None:
     schema = {"type": "object", "properties": {"a": dict(TEXT)}}
     before = copy.deepcopy(schema)
