@@ -1,7 +1,8 @@
-"""Values that JSON's syntax lets through and that are none: NaN, infinities, half of a surrogate pair.
+"""What Python's parser lets through and is no JSON value: NaN, infinities, half of a surrogate pair, a name twice.
 
 They are refused once for all routes, before a model of the request is made: further on, each would be met by a
-tokenizer, a template or the reply that repeats it.
+tokenizer, a template or the reply that repeats it. Of a name twice the parser keeps the last, so a schema would
+lose a part that nobody sees.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -34,6 +36,25 @@ async def check_body(request: Request) -> None:
         except (ValueError, RecursionError):
             return  # no JSON: the route says what it wants
         check_json(body)
+        parse_body(await request.body())
+
+
+def parse_body(text: bytes) -> Any:
+    """The value of a JSON text in which no object has a name twice.
+
+    Raises:
+        ApiError: 400 with the name.
+        ValueError, RecursionError: it is no JSON.
+    """
+    return json.loads(text, object_pairs_hook=_refuse_twice)
+
+
+def _refuse_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        twice = next(name for name, times in Counter(name for name, _ in pairs).items() if times > 1)
+        raise ApiError(400, f"an object has the name {twice[:80]!r} twice", code="invalid_json")
+    return found
 
 
 def check_json(body: object) -> None:

@@ -19,6 +19,8 @@ from tqdm import tqdm
 from app.api import ApiContext
 from app.api.batch import answer_row
 from app.api.call import run_all
+from app.api.errors import ApiError
+from app.api.json_body import parse_body
 from app.cli.talk import local_engine, plain_errors
 from app.config import AppConfig, UsageError, add_flags
 from engine import EngineConfig
@@ -113,7 +115,9 @@ def iterate_rows(source: Path) -> Iterator[tuple[int, Row]]:
             if not line.strip():
                 continue
             try:
-                row = json.loads(line)
+                row = parse_body(line)
+            except ApiError as error:
+                raise UsageError(f"{source}:{number}: {error}") from error
             except (ValueError, RecursionError):
                 row = None
             if not isinstance(row, dict) or not isinstance(row.get("custom_id"), str):

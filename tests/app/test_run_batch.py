@@ -175,6 +175,11 @@ def test_a_dead_engine_ends_the_run_and_leaves_its_rows_to_the_next(
     [
         (None, None, "cannot use"),
         ("not json\n", None, "in.jsonl:1 is not a JSON object with a custom_id"),
+        (
+            '{"custom_id": "1", "custom_id": "2"}\n',
+            None,
+            "in.jsonl:1: an object has the name 'custom_id' twice",
+        ),
         ('{"url": "x"}\n', None, "in.jsonl:1 is not"),
         (
             '{"custom_id": "a"}\n\n{"custom_id": "a"}\n',

@@ -44,6 +44,18 @@ async def test_a_value_that_is_none_is_a_400_naming_its_place(
     assert server.engine.requests == []
 
 
+@pytest.mark.parametrize("path", sorted({path for path, _, _ in WRONG}))
+async def test_a_name_twice_is_a_400_naming_it(server: Server, path: str) -> None:
+    schema = '{"properties": {"a": {"type": "string"}, "a": {"type": "integer"}}}'
+    data = f'{{{HEAD}, "prompt": "x", "input": "x", "tokens": [1], "max_tokens": 5, "metadata": {schema}}}'
+    headers = {"content-type": "application/json"}
+    async with server.client.post(server.url + path, data=data, headers=headers) as response:
+        reply = await response.json()
+    assert response.status == 400, reply
+    assert reply["error"]["message"] == "an object has the name 'a' twice"
+    assert server.engine.requests == []
+
+
 async def test_whole_pairs_and_large_numbers_pass(server: Server) -> None:
     content = [{"role": "user", "content": "\U0001f600 \x00 日本"}]
     status, reply = await server.chat(messages=content, metadata={"a": "b"}, some_number=1e308, other=10**400)
