@@ -44,6 +44,12 @@ class AppConfig:
         default=(),
         metadata={"help": "key that every request must carry; repeat it or use commas for several"},
     )
+    allowed_host: tuple[str, ...] = field(
+        default=(),
+        metadata={
+            "help": "name beside localhost by which a server on loopback without keys may be asked, as a proxy's"
+        },
+    )
     admin_key: str | None = field(
         default=None, metadata={"help": "key of the admin routes, which are off without it"}
     )

@@ -15,17 +15,22 @@ API_PREFIXES = (
 )  # fmt: skip
 
 # 503 keeps a load balancer away; a browser shows the page all the same and looks again.
-CLOSING = """<!doctype html><html lang="en"><head><meta charset="utf-8">
+PLAIN = """<!doctype html><html lang="en"><head><meta charset="utf-8">
 <meta http-equiv="refresh" content="2"><meta name="viewport" content="width=device-width">
 <title>Troupe</title><style>:root{color-scheme:light dark}
 body{font:16px system-ui,sans-serif;display:grid;place-items:center;height:90vh}
-</style></head><body><main><h1>Troupe</h1><p>The server is closing.</p></main></body></html>"""
+</style></head><body><main><h1>Troupe</h1><p>The server is {{state}}.</p></main></body></html>"""
 
 
 class FrontDoor:
-    """Opens once and may close once; in between every request goes to the app behind it."""
+    """Opens once and may close once; in between every request goes to the app behind it.
 
-    def __init__(self, engine: Engine) -> None:
+    Args:
+        is_private: whether there are keys, for which it cannot ask: it tells nobody what is loaded.
+    """
+
+    def __init__(self, engine: Engine, is_private: bool = False) -> None:
+        self.is_private = is_private
         self.loading = Loading(engine)
         self.is_draining = False
         self._app: ASGIApp | None = None
@@ -49,9 +54,11 @@ class FrontDoor:
         state = "closing" if self.is_draining else "starting"
         if path in ("/health", "/ping"):
             return JSONResponse({"status": state, "state": state}, 503)
-        if path == "/loading" and not self.is_draining:
+        tells_progress = not self.is_draining and not self.is_private
+        if path == "/loading" and tells_progress:
             return JSONResponse(self.loading.describe())
         if path.startswith(API_PREFIXES):
             message = f"the server is {state}; try again later"
             return ApiError(503, message, code="engine_not_ready", retry_after_s=RETRY_AFTER_S).answer(path)
-        return HTMLResponse(CLOSING if self.is_draining else self.loading.draw(), 503, {"Retry-After": "2"})
+        page = self.loading.draw() if tells_progress else PLAIN.replace("{{state}}", state)
+        return HTMLResponse(page, 503, {"Retry-After": "2"})

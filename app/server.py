@@ -62,7 +62,7 @@ async def serve(
         ConfigError: the engine cannot start as configured.
     """
     engine = Engine(engine_config)
-    door = FrontDoor(engine)
+    door = FrontDoor(engine, is_private=bool(app_config.api_key))
     app = make_api(ApiContext(engine, app_config))
     with bind(app_config) as listener, stop_on_signals(on_stop) as stop:
         async with run_uvicorn(door, listener, stop):
@@ -103,6 +103,9 @@ def mount_page(app: FastAPI, engine: Engine, app_config: AppConfig, timeline: Ti
         ui = importlib.import_module("app.ui")
         demo = ui.make_demo(engine, app_config)
         gradio.mount_gradio_app(app, demo, path="/", **ui.mount_options())
+        # Gradio takes a visitor's paths for uploads of his own unless it knows that its app is up, which mounting
+        # does not tell it: any file of this machine could be read through any handler that takes files.
+        demo.has_launched = True
 
 
 def announce(engine: Engine, app_config: AppConfig, listener: socket.socket, timeline: Timeline) -> None:

@@ -140,22 +140,20 @@ class Engine:
             "try again later"
         )
 
-    async def encode(self, text: str) -> list[int]:
-        """Token ids of a text, tokenised off the loop when it is long."""
-        return (await self._intake.encode(text))[1]
+    async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of a text of any length, tokenised off the loop when it is long.
 
-    async def render_chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> list[int]:
+        Raises:
+            InvalidRequest: it is not valid Unicode, or the engine has no tokenizer.
+        """
+        return await self._intake.encode_text(text, add_special_tokens)
+
+    async def render_chat(self, messages: Sequence[Mapping[str, Any]], /, **options: Any) -> list[int]:
         """Token ids of a conversation under the model's chat template.
 
         Messages, options and errors are those of Tokenizer.encode_chat.
         """
-        tokenizer = self.tokenizer
-        if tokenizer is None:
-            raise InvalidRequest(
-                "this engine was started without a tokenizer: it cannot render messages", "messages"
-            )
-
-        return await asyncio.to_thread(tokenizer.encode_chat, messages, **options)
+        return await self._intake.encode_chat(messages, options)
 
     @property
     def state(self) -> EngineState:

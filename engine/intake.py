@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from numbers import Real
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -21,9 +24,14 @@ PROMPT_KEYS = ("prompt", "prompt_token_ids")
 
 # Longer texts are tokenised in a thread: at about 1 us a character the loop would feel them.
 INLINE_CHARS = 2000
+# Still longer ones take turns in a thread of their own, so that short ones wait for none of them.
+LONG_CHARS = 100_000
 _CALL_CHARS = 10  # calling the tokenizer costs as much as so many characters
 # Over all bad words, each in both forms: every step compares so many tokens.
 MAX_BAD_WORD_TOKENS = 2048
+Result = TypeVar("Result")
+
+_long_lane = ThreadPoolExecutor(1, "troupe-long-texts")
 _SEED_STEP = 0x9E3779B97F4A7C15  # odd, far from 0: siblings of one request get unrelated seeds
 
 
@@ -45,14 +53,14 @@ class Intake:
     async def encode(self, prompt: Prompt) -> tuple[str | None, list[int]]:
         """(text, token ids) of a prompt given as text, as ids, or as {"prompt_token_ids": ids}."""
         if isinstance(prompt, str):
-            return prompt, await self._encode_text(prompt)
+            return prompt, await self._encode_prompt(prompt)
         unknown: list[object] = []
         content: object = prompt
         if isinstance(prompt, Mapping):
             unknown = [key for key in prompt if key not in PROMPT_KEYS]
             text, content = prompt.get("prompt"), prompt.get("prompt_token_ids")
             if content is None and isinstance(text, str) and not unknown:
-                return text, await self._encode_text(text)
+                return text, await self._encode_prompt(text)
         ids = None if unknown else _read_ids(content)
         if ids is None:
             more = f"; it has the unknown key {unknown[0]!r}" if unknown else ""
@@ -60,6 +68,34 @@ class Intake:
                 f"prompt must be text, a list of token ids, or {{'prompt_token_ids': [...]}}{more}", "prompt"
             )
         return None, ids
+
+    async def encode_text(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of a text, in a thread when it is long.
+
+        Raises:
+            InvalidRequest: as Tokenizer.encode, or there is no tokenizer.
+        """
+        if self._tokenizer is None:
+            raise InvalidRequest("this engine was started without a tokenizer: give token ids", "prompt")
+        work = partial(self._tokenizer.encode, text, add_special_tokens)
+        return work() if len(text) <= INLINE_CHARS else await run_aside(work, len(text))
+
+    async def encode_chat(
+        self, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any]
+    ) -> list[int]:
+        """Token ids of a conversation under the model's chat template, made off the loop.
+
+        Raises:
+            InvalidRequest: as Tokenizer.encode_chat, or there is no tokenizer.
+        """
+        tokenizer = self._tokenizer
+        if tokenizer is None:
+            raise InvalidRequest(
+                "this engine was started without a tokenizer: it cannot render messages", "messages"
+            )
+        num_chars = count_chars(messages)
+        self._check_length(num_chars, "messages")
+        return await run_aside(lambda: tokenizer.encode_chat(messages, **options), num_chars)
 
     def check(self, prompt_token_ids: list[int], params: SamplingParams) -> None:
         """Raise InvalidRequest where the request does not fit this model."""
@@ -140,12 +176,21 @@ class Intake:
             for index in range(params.n)
         ]
 
-    async def _encode_text(self, text: str) -> list[int]:
-        if self._tokenizer is None:
-            raise InvalidRequest("this engine was started without a tokenizer: give token ids", "prompt")
-        if len(text) <= INLINE_CHARS:
-            return self._tokenizer.encode(text)
-        return await asyncio.to_thread(self._tokenizer.encode, text)
+    async def _encode_prompt(self, text: str) -> list[int]:
+        self._check_length(len(text), "prompt")
+        return await self.encode_text(text)
+
+    def _check_length(self, num_chars: int, name: str) -> None:
+        """Refuse a text that no tokens could make short enough, before it is tokenised."""
+        if num_chars <= LONG_CHARS or self._tokenizer is None:
+            return
+        limit = self._max_model_len * self._tokenizer.max_token_chars
+        if num_chars > limit:
+            raise PromptTooLong(
+                f"{name} has {num_chars} characters; this model takes at most {self._max_model_len - 1} tokens, "
+                f"which hold fewer than {limit}",
+                name,
+            )
 
     def _encode_forms(self, forms: Iterable[str]) -> tuple[tuple[int, ...], ...]:
         found: dict[tuple[int, ...], None] = {}
@@ -171,6 +216,24 @@ class Intake:
             raise InvalidRequest(
                 f"{name}: token id {wrong} is outside the vocabulary (0 to {self._vocab_size - 1})", name
             )
+
+
+async def run_aside(work: Callable[[], Result], num_chars: int) -> Result:
+    """Run what takes time by the length of a text in a thread; a long one that nobody waits for is not begun."""
+    if num_chars <= LONG_CHARS:
+        return await asyncio.to_thread(work)
+    return await asyncio.get_running_loop().run_in_executor(_long_lane, work)
+
+
+def count_chars(messages: Sequence[Mapping[str, Any]]) -> int:
+    """Characters of the contents of messages, whatever else may be wrong with them."""
+    num_chars = 0
+    for message in messages:
+        content = message.get("content") if isinstance(message, Mapping) else None
+        parts = content if isinstance(content, list | tuple) else [content]
+        texts = [part.get("text") if isinstance(part, Mapping) else part for part in parts]
+        num_chars += sum(len(text) for text in texts if isinstance(text, str))
+    return num_chars
 
 
 def check_options(params: object, priority: object, cache_salt: object, deadline_s: object) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -85,6 +85,12 @@ class Tokenizer:
         """Number of tokens, the added ones included; the model's logits are often wider."""
         return len(self._tokenizer)
 
+    @cached_property
+    def max_token_chars(self) -> int:
+        """More characters than one token of a prompt stands for: some rules write several as one, such as a letter
+        and its accents, so this is a few times the longest entry."""
+        return 4 * max(map(len, self._tokenizer.get_vocab()))
+
     @property
     def bos_token_id(self) -> int | None:
         return self._tokenizer.bos_token_id
@@ -123,6 +129,7 @@ class Tokenizer:
     def apply_chat_template(
         self,
         messages: Sequence[Mapping[str, Any]],
+        /,
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
@@ -162,7 +169,7 @@ class Tokenizer:
             reason = str(error) or type(error).__name__
             raise InvalidRequest(f"the chat template refused the messages: {reason}", "messages") from error
 
-    def encode_chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> list[int]:
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]], /, **options: Any) -> list[int]:
         """Token ids of a conversation under the chat template.
 
         Special tokens spelt out by users and tools are read as the text that they are.

@@ -43,6 +43,7 @@ class FakeTokenizer:
     bos_token_id = None
     eos_token_ids = (EOS,)
     has_chat_template = True
+    max_token_chars = 1
     knows_tools: bool = False
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
@@ -157,10 +158,10 @@ class FakeEngine:
     def check_room(self, count: int = 1) -> None:
         """There always is."""
 
-    async def encode(self, text: str) -> list[int]:
-        return self._need_tokenizer().encode(text)
+    async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        return self._need_tokenizer().encode(text, add_special_tokens)
 
-    async def render_chat(self, messages: Sequence[Mapping[str, Any]], **kwargs: Any) -> list[int]:
+    async def render_chat(self, messages: Sequence[Mapping[str, Any]], /, **kwargs: Any) -> list[int]:
         tokenizer = self._need_tokenizer()
         return tokenizer.encode(tokenizer.apply_chat_template(messages, **kwargs))
 

@@ -17,6 +17,7 @@ from app.api.gate import Gate
 from app.api.json_body import check_body
 from app.api.openapi import make_openapi
 from app.api.responses import routes as responses
+from app.api.sites import Sites
 from app.config import AppConfig
 
 ALL_METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
@@ -50,6 +51,9 @@ def make_api(context: ApiContext) -> FastAPI:
         keys=accepted_keys(config),
         max_body_bytes=config.max_body_bytes,
         max_requests_per_key=config.max_requests_per_key,
+        sites=Sites((config.host, *config.allowed_host))
+        if config.is_loopback and not config.api_key
+        else None,
         check_room=context.engine.check_room,
     )
     return app

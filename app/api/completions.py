@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Request
@@ -114,6 +115,13 @@ def is_scoring(call: Call) -> bool:
     return call.body.max_tokens == 0
 
 
+def without_hidden(call: Call, choice: CompletionOutput) -> CompletionOutput:
+    """The choice as the client sees it: the one token that a scored prompt has to have ended nothing."""
+    if not is_scoring(call) or choice.finish_reason != "stop":
+        return choice
+    return replace(choice, finish_reason="length", stop_reason=None)
+
+
 def prompt_text(call: Call, output: RequestOutput) -> str:
     """The prompt as text, also when it came as token ids."""
     if output.prompt is not None:
@@ -123,6 +131,7 @@ def prompt_text(call: Call, output: RequestOutput) -> str:
 
 
 def _choice(call: Call, index: int, output: RequestOutput, choice: CompletionOutput) -> dict[str, Any]:
+    choice = without_hidden(call, choice)
     echo = prompt_text(call, output) if call.body.echo else ""
     text = echo if is_scoring(call) else echo + choice.text
     entry: dict[str, Any] = {
@@ -185,5 +194,5 @@ def _events(call: Call, chunks: Chunks, number: int, output: RequestOutput, is_f
         if not is_scoring(call):
             parts.append(chunks.delta(base + choice.index, choice, output))
         if choice.is_finished:
-            parts.append(chunks.last(base + choice.index, choice, output))
+            parts.append(chunks.last(base + choice.index, without_hidden(call, choice), output))
     return b"".join(parts)

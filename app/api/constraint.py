@@ -56,8 +56,11 @@ Candidates = list[tuple[str, Callable[[], GrammarSpec]]]
 
 def _response_format(body: GenerationFields) -> Candidates:
     asked = body.response_format
-    if asked is None or asked.type == "text":
+    if asked is None:
         return []
+    if asked.json_schema is not None and asked.type != "json_schema":
+        message = f"response_format.json_schema is a part of the type json_schema, not {asked.type}"
+        raise ApiError(400, message, "response_format", "invalid_value")
     parts = {name: getattr(asked, name) for name in TAG_PARTS if getattr(asked, name) is not None}
     if asked.type == "structural_tag":
         return [("response_format", lambda: GrammarSpec.structural_tag(parts))]
@@ -66,6 +69,8 @@ def _response_format(body: GenerationFields) -> Candidates:
             f"response_format.{next(iter(parts))} is a part of the type structural_tag, not {asked.type}"
         )
         raise ApiError(400, message, "response_format", "invalid_value")
+    if asked.type == "text":
+        return []
     if asked.type == "json_object":
         return [("response_format", GrammarSpec.json_object)]
     if asked.json_schema is None:

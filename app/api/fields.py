@@ -1,8 +1,8 @@
 """Fields beyond the protocol models: refused, ignored in silence, or ignored with a log line.
 
 A field that would change the answer is never dropped: known ones that cannot be honoured and unknown ones
-that look like a constraint are a 400. OpenAI's bookkeeping fields change nothing and are ignored. Any other
-unknown field is ignored, as vLLM does, and named in the log.
+that look like a constraint are a 400, unless they are null or false. OpenAI's bookkeeping fields change nothing and are
+ignored. Any other unknown field is ignored, as vLLM does, and named in the log.
 """
 
 from __future__ import annotations
@@ -70,11 +70,23 @@ IGNORED = frozenset(
         "verbosity",
     ]
 )
-CONSTRAINT_LIKE = re.compile(
-    r"^(guided|structured|grammar|constrain|json_schema|json_object|regex|ebnf|gbnf|lark|choice|schema|format)",
-    re.IGNORECASE,
+# how a word of such a name begins
+CONSTRAINT_STEMS = (
+    *("guided", "structure", "grammar", "constrain", "json", "schema", "regex", "ebnf", "gbnf", "lark"),
+    *("choice", "format", "pattern", "enum"),
 )
+WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+")  # of a snake_case or camelCase name
+# names that say nothing of the constraints they may hold -> where those belong
+HOLDERS = {
+    "extra_body": "extra_body belongs to the Python client; write its fields into the body itself",
+    "nvext": "nvext is not a field of this API; use response_format or structured_outputs",
+    "response_model": "response_model belongs to a client's library; use response_format",
+    "text": "text is not a field of this route; use response_format",
+}
+# of llama.cpp: where a thought is told, not what an answer looks like
+NO_CONSTRAINTS = frozenset(["reasoning_format"])
 MAX_LOGGED_FIELDS = 10
+MAX_EXTRA_FIELDS = 1000
 
 
 def check_extra_fields(extra: Mapping[str, Any] | None) -> None:
@@ -83,6 +95,11 @@ def check_extra_fields(extra: Mapping[str, Any] | None) -> None:
     Raises:
         ApiError: 400 naming the field.
     """
+    if extra is not None and len(extra) > MAX_EXTRA_FIELDS:
+        message = (
+            f"the body has {len(extra)} fields that are none of this API; at most {MAX_EXTRA_FIELDS} are read"
+        )
+        raise ApiError(400, message, code="unknown_field")
     unknown = []
     for name, value in (extra or {}).items():
         if name in UNSUPPORTED:
@@ -93,10 +110,19 @@ def check_extra_fields(extra: Mapping[str, Any] | None) -> None:
                 raise ApiError(
                     400, f"{name}={value!r} is not supported by this server", name, "unsupported_field"
                 )
-        elif CONSTRAINT_LIKE.match(name):
+        elif name in HOLDERS and value not in EMPTY:
+            raise ApiError(400, HOLDERS[name], name, "unknown_field")
+        elif looks_like_constraint(name) and value is not None and value is not False:
             message = f"{name[:80]} is not a field of this API; use response_format or structured_outputs"
             raise ApiError(400, message, name[:80], "unknown_field")
         elif name not in IGNORED:
-            unknown.append(name[:80])
+            # a name is what a client typed: it must not be able to write lines of its own
+            unknown.append(name[:80].encode("unicode_escape").decode())
     if unknown:
         logger.info("ignored unknown request fields: %s", ", ".join(unknown[:MAX_LOGGED_FIELDS]))
+
+
+def looks_like_constraint(name: str) -> bool:
+    """Whether a name that nobody here knows seems to ask for a form of the answer."""
+    words = WORDS.findall(name[:200])
+    return name not in NO_CONSTRAINTS and any(word.lower().startswith(CONSTRAINT_STEMS) for word in words)

@@ -1,4 +1,4 @@
-"""Gate: the ASGI layer around every route, the page included. Keys, request ids, body size, the log.
+"""Gate: the ASGI layer around every route, the page included. Sites, keys, request ids, body size, the log.
 
 With keys set, everything but /health asks for one. A program sends `Authorization: Bearer KEY` or
 `x-api-key: KEY`; a browser asks its user (Basic: any name, a key as password) and then sends it with every
@@ -24,6 +24,7 @@ from fastapi import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.api.errors import ApiError, to_api_error
+from app.api.sites import Sites
 from app.api.visit import Visit
 from engine import EngineOverloaded
 
@@ -33,7 +34,8 @@ OPEN_PATHS = frozenset(("/health", "/ping"))
 WORK_PATHS = frozenset(("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"))
 REQUEST_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 MAX_LOGGED_PATH = 200
-MAX_JSON_VALUES = 500_000  # a tenth of a second of parsing; a prompt of 128k token ids has a quarter of them
+# they hold the loop for a tenth of a second, the longest numbers for half a one; 128k token ids and their request fit
+MAX_JSON_VALUES = 200_000
 VALUE_SIGNS = (b",", b"[", b"{")
 Headers = dict[bytes, bytes]
 
@@ -44,6 +46,7 @@ class Gate:
     Args:
         keys: what opens the gate; none: everybody may pass.
         max_requests_per_key: requests to /v1 that one key may have open at a time; None: any number.
+        sites: who may ask at all; None: whoever comes.
         check_room: raises EngineOverloaded when the engine is full; asked before a body is read, so that a crowd
             of refused clients costs those who were admitted next to nothing.
     """
@@ -54,12 +57,14 @@ class Gate:
         keys: Iterable[str] = (),
         max_body_bytes: int = 32 * 2**20,
         max_requests_per_key: int | None = None,
+        sites: Sites | None = None,
         check_room: Callable[[], None] = lambda: None,
     ) -> None:
         self.app = app
         self.keys = tuple(key.encode() for key in keys)
         self.max_body_bytes = max_body_bytes
         self.max_requests_per_key = max_requests_per_key
+        self.sites = sites
         self.check_room = check_room
         self._num_open: Counter[int] = Counter()  # by the number of the key
 
@@ -75,11 +80,12 @@ class Gate:
         is_work = scope["method"] == "POST" and scope["path"].startswith("/v1/")
         try:
             if scope["path"] not in OPEN_PATHS:
+                self._check_site(scope["method"], headers)
                 visit.key_number = self._find_key(headers)
             self._check_length(headers)
             if is_work and scope["path"] in WORK_PATHS:
                 self.check_room()
-            is_json = b"json" in headers.get(b"content-type", b"")
+            is_json = b"json" in headers.get(b"content-type", b"").lower()
             with self._counted(visit.key_number if is_work else 0):
                 await self.app(scope, self._bounded(receive, is_json), send)
         except (ApiError, EngineOverloaded) as error:
@@ -87,6 +93,11 @@ class Gate:
         finally:
             if is_work or visit.status >= 400:
                 logger.log(logging.INFO if is_work else logging.DEBUG, "%s", _describe(visit, scope))
+
+    def _check_site(self, method: str, headers: Headers) -> None:
+        if self.sites is not None:
+            host, origin = (headers.get(name, b"").decode("latin-1") for name in (b"host", b"origin"))
+            self.sites.check(method, host, origin)
 
     def _find_key(self, headers: Headers) -> int:
         """The number of the request's key, counted from 1; 0 when none is needed."""

@@ -30,7 +30,7 @@ async def check_body(request: Request) -> None:
         ApiError: 400, as `check_json`.
     """
     # only what FastAPI has read: a body that no route waits for may never come
-    if request.method == "POST" and "json" in request.headers.get("content-type", ""):
+    if request.method == "POST" and "json" in request.headers.get("content-type", "").lower():
         try:
             body = await request.json()  # parsed already, and kept
         except (ValueError, RecursionError):

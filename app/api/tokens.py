@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends
@@ -65,7 +64,8 @@ async def detokenize(body: DetokenizeRequest, context: Context) -> dict[str, str
 
 async def encode_bare(text: str, context: ApiContext) -> list[int]:
     """Token ids without the special tokens that the tokenizer would put around a text."""
-    return await asyncio.to_thread(require_tokenizer(context).encode, text, add_special_tokens=False)
+    require_tokenizer(context)
+    return await context.engine.encode(text, add_special_tokens=False)
 
 
 def require_tokenizer(context: ApiContext) -> Tokenizer:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gradio as gr
+from gradio.route_utils import get_root_url
 
 from engine import Engine
 
@@ -56,7 +57,7 @@ def build_api_tab(demo: gr.Blocks, engine: Engine, needs_key: bool) -> None:
             )
 
     def fill(request: gr.Request) -> tuple[str, str, str, str]:
-        return make_snippets(str(request.base_url), engine.model_name, needs_key)
+        return make_snippets(find_page_url(request, demo.root_path), engine.model_name, needs_key)
 
     demo.load(
         fill,
@@ -68,9 +69,16 @@ def build_api_tab(demo: gr.Blocks, engine: Engine, needs_key: bool) -> None:
     )
 
 
+def find_page_url(request: gr.Request, root_path: str) -> str:
+    """The address that the page was opened at, as Gradio tells it to the page: behind a proxy its headers count."""
+    asked = request.request
+    assert asked is not None, "an event outside the queue has its own request"
+    return get_root_url(asked, asked.url.path, root_path)
+
+
 def make_snippets(page_url: str, model: str, needs_key: bool) -> tuple[str, str, str, str]:
     """Base URL, curl, Python and Python for a record, for a page address such as http://127.0.0.1:7860/."""
-    base_url = page_url.split("/gradio_api")[0].rstrip("/") + "/v1"
+    base_url = page_url.rstrip("/") + "/v1"
     api_key = "YOUR_KEY" if needs_key else "none"
     key_line = f"\n  -H 'Authorization: Bearer {api_key}' \\" if needs_key else ""
     curl = CURL.format(base_url=base_url, model=model, key_line=key_line)

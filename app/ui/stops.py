@@ -6,34 +6,56 @@ event, lets an update that is already on its way overwrite what the stop button 
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Literal
 
 # keep: show what is there; leave: the page shows something else by now, or nobody looks at it any more.
 StopKind = Literal["keep", "leave"]
 
 
+@dataclass(slots=True, eq=False)
+class Flag:
+    """One running handler's own: what it was asked, None while it may go on."""
+
+    asked: StopKind | None = None
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+
+
 class Stops:
-    """The flags of all sessions that run something."""
+    """The flags of all sessions that run something; a session may run several handlers at a time."""
 
     def __init__(self) -> None:
-        self._running: dict[str, StopKind | None] = {}
+        self._flags: dict[str, list[Flag]] = {}
 
     @contextmanager
-    def running(self, session: str) -> Iterator[None]:
-        """While the block runs, this session can be stopped."""
-        self._running[session] = None
+    def running(self, session: str) -> Iterator[Flag]:
+        """While the block runs, this session can be stopped; the block looks at the flag that it is given."""
+        flag = Flag()
+        self._flags.setdefault(session, []).append(flag)
         try:
-            yield
+            yield flag
         finally:
-            self._running.pop(session, None)
+            self._flags[session].remove(flag)
+            if not self._flags[session]:
+                del self._flags[session]
+            flag.ended.set()
 
     def ask(self, session: str, kind: StopKind = "keep") -> None:
-        """Ask a session's handler to end, if one runs."""
-        if session in self._running:
-            self._running[session] = kind
+        """Ask all handlers of a session to end; one that is to leave does not show anything any more."""
+        for flag in self._list(session):
+            flag.asked = flag.asked if flag.asked == "leave" else kind
 
-    def asked(self, session: str) -> StopKind | None:
-        """What the session was asked, None while it may go on."""
-        return self._running.get(session)
+    async def end(self, session: str) -> bool:
+        """Have all handlers of a session leave, and wait until they have ended; whether there were any."""
+        flags = self._list(session)
+        self.ask(session, "leave")
+        for flag in flags:
+            await flag.ended.wait()
+        return bool(flags)
+
+    def _list(self, session: str) -> list[Flag]:
+        # A copy: Gradio calls handlers without await in other threads.
+        return list(self._flags.get(session, ()))

@@ -42,19 +42,39 @@ def test_a_csv_becomes_records_and_files(site: Site, orders: Path) -> None:
     assert len(records) == 8 and sum(record["valid"] for record in records) == 7 and "error" in records[7]
 
 
-def test_stopping_keeps_the_rows_that_are_done(site: Site, orders: Path) -> None:
+def start_endless_run(site: Site, path: Path) -> None:
     site.go_to("Extract")
     site.go_to("JSON Schema")
     site.type_code("#schema", ENDLESS_SCHEMA)
     site.page.get_by_text("Every keyword is enforced").wait_for()
-    open_files(site, orders)
+    open_files(site, path)
     site.page.get_by_role("button", name="Run all").click()
     # The row without a text fails at once, the others never end.
     site.page.get_by_text("1 failed").wait_for()
+
+
+def test_stopping_keeps_the_rows_that_are_done(site: Site, orders: Path) -> None:
+    start_endless_run(site, orders)
     site.page.get_by_role("button", name="Stop").click()
     site.page.get_by_text("stopped; what is done is kept").wait_for()
     site.wait_for(lambda: site.num_running() == 0)
     site.page.get_by_role("button", name="Download CSV").wait_for()
+
+
+def test_other_files_stop_the_run_and_another_tab_does_not(site: Site, orders: Path, tmp_path: Path) -> None:
+    start_endless_run(site, orders)
+    site.go_to("API")
+    site.go_to("Batch")
+    site.page.wait_for_timeout(500)
+    assert site.num_running() > 0 and site.page.get_by_role("button", name="Run all").is_disabled()
+    other = tmp_path / "other.csv"
+    other.write_text("body\nAda is 36 and lives in London.\n")
+    site.page.locator("#batch-files input[type=file]").set_input_files(other)
+    site.page.get_by_role("columnheader", name="body").wait_for()
+    assert site.num_running() == 0 and site.page.get_by_role("button", name="Stop").count() == 0
+    site.page.get_by_text("The run before was stopped; what is done is kept.").wait_for()
+    site.page.get_by_role("button", name="Download CSV").wait_for()
+    site.wait_for(site.page.get_by_role("button", name="Run all").is_enabled)
 
 
 def test_a_file_that_cannot_be_read_is_a_row_that_says_why(site: Site, tmp_path: Path) -> None:

@@ -98,6 +98,19 @@ def test_a_chat_is_still_there_after_a_reload_and_can_be_searched(site: Site) ->
     site.wait_for(lambda: site.page.locator("#chatbot .user-row").count() == 0)
 
 
+def test_a_question_is_there_again_when_its_chat_was_left_before_the_answer(lasting: Site) -> None:
+    lasting.limit_answers(2000)
+    lasting.ask("Count, please.")
+    lasting.wait_for(lambda: lasting.num_running() == 1)
+    lasting.toggle("Chats")
+    lasting.page.get_by_role("button", name="New chat").click()
+    lasting.wait_for(lambda: lasting.num_running() == 0)
+    lasting.wait_for(lambda: lasting.page.locator("#messages .message-row").count() == 0)
+    lasting.page.locator("#chat-list").get_by_role("button", name="Count, please.").first.click()
+    lasting.page.locator("#chatbot .user-row", has_text="Count, please.").wait_for()
+    lasting.page.get_by_role("button", name="Retry").wait_for()
+
+
 def test_two_tabs_keep_the_chats_of_both(site: Site) -> None:
     other = Site(site.page.context.new_page(), site.base_url)
     other.page.goto(site.base_url)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import threading
 from typing import Any, cast
@@ -9,8 +10,8 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from engine import InvalidRequest, SamplingParams
-from engine.intake import INLINE_CHARS, MAX_BAD_WORD_TOKENS, Intake, check_options
+from engine import InvalidRequest, PromptTooLong, SamplingParams
+from engine.intake import INLINE_CHARS, LONG_CHARS, MAX_BAD_WORD_TOKENS, Intake, check_options
 from grammar import GrammarSpec
 
 VOCAB = 200
@@ -18,6 +19,8 @@ VOCAB = 200
 
 class LetterTokenizer:
     """One token per character, and a BOS where special tokens are asked for."""
+
+    max_token_chars = 1
 
     def __init__(self) -> None:
         self.threads: list[threading.Thread] = []  # one for every text
@@ -76,6 +79,48 @@ async def test_a_key_that_nobody_would_read_is_refused(content: dict[str, object
 async def test_a_long_text_is_encoded_the_same_way_in_a_thread() -> None:
     text = "ab" * INLINE_CHARS
     assert (await make_intake().encode(text))[1] == LetterTokenizer().encode(text)
+
+
+async def test_long_texts_take_turns_and_short_ones_wait_for_none_of_them() -> None:
+    intake = make_intake(max_model_len=10 * LONG_CHARS)
+    assert intake._tokenizer is not None
+    gate, encode = threading.Event(), intake._tokenizer.encode
+    begun: list[int] = []
+
+    def wait(text: str, add_special_tokens: bool = True) -> list[int]:
+        if len(text) > LONG_CHARS:
+            begun.append(len(text))
+            assert gate.wait(30)
+        return encode(text, add_special_tokens)
+
+    cast(Any, intake._tokenizer).encode = wait
+    long = [asyncio.ensure_future(intake.encode("a" * (LONG_CHARS + i))) for i in range(1, 40)]
+    try:
+        for _ in range(5):
+            await intake.encode("b" * (INLINE_CHARS + 1))
+        for task in long[1:]:
+            task.cancel()  # nobody waits for these any more
+        await asyncio.wait(long[1:])
+    finally:
+        gate.set()
+    await long[0]
+    await intake.encode("c" * (LONG_CHARS + 50))
+    assert begun == [LONG_CHARS + 1, LONG_CHARS + 50]
+
+
+@pytest.mark.parametrize("is_chat", [False, True], ids=["text", "chat"])
+async def test_a_text_that_can_never_fit_is_refused_before_it_is_tokenised(is_chat: bool) -> None:
+    intake = make_intake(max_model_len=100)
+    text = "a" * (LONG_CHARS + 1)
+    with pytest.raises(
+        PromptTooLong, match=f"has {len(text)} characters; this model takes at most 99 tokens"
+    ):
+        if is_chat:
+            parts = [{"type": "text", "text": "a"}, {"type": "text", "text": text[1:]}]
+            await intake.encode_chat([{"role": "user", "content": parts}], {})
+        else:
+            await intake.encode(text)
+    assert cast(Any, intake._tokenizer).threads == []
 
 
 async def test_the_callers_list_is_copied() -> None:

@@ -34,6 +34,7 @@ UNSUPPORTED = {
     "context_management": "send the conversation as it is to be read",
 }
 TOOL_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+OUTPUT_CONFIG = ("format", "effort")
 EFFORTS = ("low", "medium", "high", "xhigh", "max")
 
 
@@ -132,9 +133,9 @@ def _read_tool(where: str, tool: Json) -> Json:
         raise ApiError(400, message, "tools", "unsupported_field")
     if not isinstance(name, str) or not TOOL_NAME.fullmatch(name):
         wrong = f"{where}.name must be 1 to 64 of the characters a-z, A-Z, 0-9, _ and -"
-    elif schema is not None and not isinstance(schema, dict):
+    elif not isinstance(schema, dict):
         wrong = f"{where}.input_schema must be a JSON Schema"
-    elif schema is not None and schema.get("type", "object") != "object":
+    elif schema.get("type", "object") != "object":
         wrong = f"{where}.input_schema must have the type object: arguments have names"
     elif description is not None and not isinstance(description, str):
         wrong = f"{where}.description must be a text"
@@ -161,7 +162,16 @@ def _read_choice(choice: Json) -> str | Json:
 
 def _read_format(body: MessagesRequest) -> Json | None:
     """The schema of output_config.format, or of output_format, its older name."""
-    asked = (body.output_config or {}).get("format") or body.output_format
+    config = body.output_config or {}
+    wrong = next((name for name in config if name not in OUTPUT_CONFIG and config[name] is not None), None)
+    if wrong is not None:
+        message = f"output_config.{wrong[:80]} is not supported; it can hold {' and '.join(OUTPUT_CONFIG)}"
+        raise ApiError(400, message, "output_config", "unknown_field")
+    asked = config.get("format")
+    if asked is not None and body.output_format is not None and asked != body.output_format:
+        message = "output_config.format and output_format, its older name, ask for different things"
+        raise ApiError(400, message, "output_format", "too_many_constraints")
+    asked = body.output_format if asked is None else asked
     if asked is None:
         return None
     schema = asked.get("schema") if isinstance(asked, dict) else None

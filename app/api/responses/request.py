@@ -94,7 +94,7 @@ def make_chat_request(body: ResponsesRequest) -> tuple[ChatRequest, dict[str, st
     _check_unsupported(body)
     extra = body.model_extra or {}
     for name in extra:
-        if name in ChatRequest.model_fields and name not in PASSED:
+        if name in ChatRequest.model_fields and name not in PASSED | UNSUPPORTED.keys():
             raise ApiError(400, f"{name} is not a field of this route", name, "unknown_field")
     fields: Json = {name: value for name, value in extra.items() if name not in UNSUPPORTED}
     conversation = Conversation(body.instructions, body.input)
@@ -133,6 +133,9 @@ def _check_unsupported(body: ResponsesRequest) -> None:
 
 
 def _read_format(asked: TextFormat) -> Json | None:
+    if asked.type != "json_schema" and asked.schema_ is not None:
+        message = f"text.format.schema is a part of the type json_schema, not {asked.type}"
+        raise ApiError(400, message, "text", "invalid_value")
     if asked.type != "json_schema":
         return None if asked.type == "text" else {"type": asked.type}
     if asked.schema_ is None:

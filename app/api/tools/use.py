@@ -184,6 +184,10 @@ def _read_tool(where: str, tool: Mapping[str, Any]) -> Tool:
         raise ApiError(400, message, "tools", "invalid_value")
     if description is not None and not isinstance(description, str):
         raise ApiError(400, f"{where}.function.description must be a text", "tools", "invalid_value")
+    for other in ("input_schema", "schema"):
+        if function.get(other) is not None:
+            message = f"{where}.function.{other} is not a field of a function; its schema is named parameters"
+            raise ApiError(400, message, "tools", "unknown_field")
     parameters = function.get("parameters")
     if parameters is None:
         parameters = NO_PARAMETERS

@@ -18,11 +18,18 @@ from app.extraction.export import FORMATS, ExportError, export
 from app.extraction.schema_check import SchemaChecker
 from app.extraction.sources import Table, UnreadableSource, read_table
 from app.ui.batch.run import BatchRun
-from app.ui.batch.view import EMPTY_BATCH, NUM_PREVIEWED, render_preview, render_progress, render_records
+from app.ui.batch.view import (
+    EMPTY_BATCH,
+    NUM_PREVIEWED,
+    render_note,
+    render_preview,
+    render_progress,
+    render_records,
+)
 from app.ui.examples import Examples
 from app.ui.explain import EXPLAINED, Explanation, explain, explain_bug
 from app.ui.pacing import pace
-from app.ui.stops import Stops
+from app.ui.stops import Flag, Stops
 from engine import Engine
 
 FILE_TYPES = [
@@ -64,6 +71,7 @@ class BatchTab:
                     label="CSV, JSONL, texts or PDFs", file_count="multiple", file_types=FILE_TYPES, height=150,
                     elem_id="batch-files",
                 )  # fmt: skip
+                # Without file_types: Gradio would refuse the whole folder for one file of another kind.
                 folder = gr.UploadButton("Open a folder", file_count="directory", size="sm")
                 column = gr.Dropdown([], label="Column with the text", interactive=True)
                 schema = gr.Dropdown(
@@ -85,7 +93,7 @@ class BatchTab:
         quiet: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
         opened = [table, column, progress, records, trial, run]
         files.change(self.open_files, files, opened, queue=False, **quiet)
-        folder.upload(self.open_files, folder, opened, queue=False, **quiet)
+        folder.upload(self.open_folder, folder, opened, queue=False, **quiet)
         column.input(self.show_column, [table, column], records, queue=False, **quiet)
         inputs = [table, column, schema, schema_of_extract]
         outputs = [progress, records, trial, run, stop, *downloads]
@@ -93,26 +101,19 @@ class BatchTab:
         run.click(self.run_all, inputs, outputs, **quiet)
         stop.click(self.stop, None, None, queue=False, **quiet)
 
-    def open_files(self, paths: Sequence[str] | None) -> Update:
-        """The files as a table, with the column that most likely holds the texts."""
-        try:
-            # By name: the folders that uploads lie in are named at random.
-            table = read_table(sorted(paths or [], key=lambda path: Path(path).name))
-        except UnreadableSource as error:
-            problem = Explanation("These files cannot be opened.", f"{error}.", "")
-            closed = gr.update(interactive=False)
-            return (
-                NO_TABLE,
-                gr.update(choices=[], value=None),
-                problem.as_html(),
-                EMPTY_BATCH,
-                closed,
-                closed,
-            )
-        column = table.pick_text_column()
-        is_ready = gr.update(interactive=column is not None)
-        picker = gr.update(choices=list(table.columns), value=column)
-        return table, picker, "", render_preview(table, column), is_ready, is_ready
+    async def open_files(self, paths: Sequence[str] | None, request: gr.Request) -> Update:
+        """The files as a table; what still runs over those before is stopped first, for the page shows it no more."""
+        was_running = await self.stops.end(str(request.session_hash))
+        note = render_note("The run before was stopped; what is done is kept.") if was_running else ""
+        return await asyncio.to_thread(_open_table, paths or (), note)
+
+    async def open_folder(self, paths: Sequence[str] | None, request: gr.Request) -> Update:
+        """The same with those files of a folder that could be opened one by one, too."""
+        fitting = [path for path in paths or () if Path(path).suffix.lower() in FILE_TYPES]
+        table, picker, progress, *rest = await self.open_files(fitting, request)
+        if num_others := len(paths or ()) - len(fitting):
+            progress += render_note(f"Files of other types in the folder, left out: {num_others:,}.")
+        return table, picker, progress, *rest
 
     def show_column(self, table: Table, column: str | None) -> str:
         """The preview with another column first."""
@@ -133,36 +134,37 @@ class BatchTab:
         """Extract every row; what is done when it is stopped or fails stays and can be downloaded."""
         batch = BatchRun(table.rows, column)
         session = str(request.session_hash)
-        closed = [gr.update(visible=False)] * 3
-        yield "", EMPTY_BATCH, *_buttons(is_busy=True), *closed
-        try:
-            text = self.examples.schemas.get(name, schema)
-            checked = await asyncio.to_thread(self.checker.check, text)
-            extractor = Extractor(self.engine, Limits())
-            stream = batch.run(extractor, checked.schema, f"session-{session}")
-            with self.stops.running(session):
-                async for update in self._watch(batch, stream, session):
-                    yield update
-                state = "stopped" if self.stops.asked(session) else "done"
-            yield render_progress(batch, state), render_records(batch), *_buttons(), *await self._save(batch)
-        except EXPLAINED as error:
-            problem = explain(error, self.engine.state).as_html()
-            kept = render_progress(batch, "stopped") if batch.records else ""
-            yield problem + kept, render_records(batch), *_buttons(), *await self._save(batch)
-        except Exception as error:
-            # A bug goes on, but it must not leave the buttons closed for good.
-            yield explain_bug(error).as_html(), gr.skip(), *_buttons(), *closed
-            raise
+        # One at a time: two would draw over each other.
+        await self.stops.end(session)
+        with self.stops.running(session) as flag:
+            yield "", EMPTY_BATCH, *_buttons(is_busy=True), *_hide_files()
+            try:
+                text = self.examples.schemas.get(name, schema)
+                checked = await asyncio.to_thread(self.checker.check, text)
+                stream = batch.run(Extractor(self.engine, Limits()), checked.schema, f"session-{session}")
+                async with aclosing(self._watch(batch, stream, flag)) as updates:
+                    async for update in updates:
+                        yield update
+                progress = render_progress(batch, "stopped" if flag.asked else "done")
+                yield _end(flag, progress, render_records(batch), await self._save(batch))
+            except EXPLAINED as error:
+                problem = explain(error, self.engine.state).as_html()
+                kept = render_progress(batch, "stopped") if batch.records else ""
+                yield _end(flag, problem + kept, render_records(batch), await self._save(batch))
+            except Exception as error:
+                # A bug goes on, but it must not leave the buttons closed for good.
+                yield _end(flag, explain_bug(error).as_html(), gr.skip(), _hide_files())
+                raise
 
     async def _watch(
-        self, batch: BatchRun, stream: AsyncGenerator[int, None], session: str
+        self, batch: BatchRun, stream: AsyncGenerator[int, None], flag: Flag
     ) -> AsyncGenerator[Update, None]:
         """The page while the batch runs; leaving ends the rows that run."""
         rest = tuple(gr.skip() for _ in range(6))
         drawn = 0.0
         async with aclosing(pace(stream, 0)) as steps:
             async for _ in steps:
-                if self.stops.asked(session):
+                if flag.asked:
                     return
                 now = time.monotonic()
                 if now - drawn >= self.interval_s:
@@ -176,8 +178,30 @@ class BatchTab:
     async def _save(self, batch: BatchRun) -> list[Any]:
         """The download buttons, each with its file."""
         if not batch.records:
-            return [gr.update(visible=False)] * 3
+            return _hide_files()
         return await asyncio.to_thread(_write_files, batch.ordered)
+
+
+def _open_table(paths: Sequence[str], note: str) -> Update:
+    """The table of these files, with the column that most likely holds the texts."""
+    try:
+        # By name: the folders that uploads lie in are named at random.
+        table = read_table(sorted(paths, key=lambda path: Path(path).name))
+    except UnreadableSource as error:
+        problem = Explanation("These files cannot be opened.", f"{error}.", "")
+        closed = gr.update(interactive=False)
+        return (
+            NO_TABLE,
+            gr.update(choices=[], value=None),
+            problem.as_html() + note,
+            EMPTY_BATCH,
+            closed,
+            closed,
+        )
+    column = table.pick_text_column()
+    is_ready = gr.update(interactive=column is not None)
+    picker = gr.update(choices=list(table.columns), value=column)
+    return table, picker, note, render_preview(table, column), is_ready, is_ready
 
 
 def _write_files(records: list[dict[str, Any]]) -> list[Any]:
@@ -199,3 +223,14 @@ def _write_files(records: list[dict[str, Any]]) -> list[Any]:
 def _buttons(is_busy: bool = False) -> tuple[Any, Any, Any]:
     idle = gr.update(interactive=not is_busy)
     return idle, idle, gr.update(visible=is_busy)
+
+
+def _hide_files() -> list[Any]:
+    return [gr.update(visible=False)] * 3
+
+
+def _end(flag: Flag, progress: str, records: Any, downloads: list[Any]) -> Update:
+    """The last update of a run; of one that is to leave no more than what the new table has no say in."""
+    if flag.asked == "leave":
+        return *(gr.skip() for _ in range(4)), gr.update(visible=False), *downloads
+    return progress, records, *_buttons(), *downloads

@@ -51,6 +51,11 @@ def render_preview(table: Table, column: str | None) -> str:
     )
 
 
+def render_note(text: str) -> str:
+    """A line where the progress stands."""
+    return f'<p class="batch-figures" role="status">{html.escape(text)}</p>'
+
+
 def render_progress(run: BatchRun, state: str) -> str:
     """How far the batch is: a bar and one line of figures. `state` is running, done or stopped."""
     num_done, num_rows = len(run.records), len(run.rows)

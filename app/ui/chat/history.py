@@ -34,6 +34,12 @@ def make_thread() -> Thread:
     return {"id": make_chat_id(), "forks": []}
 
 
+def keep_chat(store: Store | None, thread: Thread, history: History) -> Change:
+    """What the browser has to change so that it keeps the chat like this; without a store no other chat makes room."""
+    before = store or empty_store()
+    return list_changes(before, save_chat(before, thread["id"], history, thread["forks"]))
+
+
 class ChatHistory:
     """Handlers over the store; each gives back all that the page shows of a chat, and what it changes in the store."""
 
@@ -55,7 +61,7 @@ class ChatHistory:
     def keep(self, history: History, thread: Thread | None, store: Store | None) -> tuple[Any, ...]:
         """The chat goes into the store as it is. Gives thread, branches, tokens and chats."""
         thread = prune(thread or make_thread(), history)
-        return thread, describe(thread, history), describe_tokens(history), _save(store, thread, history)
+        return thread, describe(thread, history), describe_tokens(history), keep_chat(store, thread, history)
 
     def restore(self, store: Store | None) -> Opened:
         """What was open when the page was left."""
@@ -96,7 +102,7 @@ class ChatHistory:
         """Another version of the conversation."""
         thread = thread or make_thread()
         thread, history = switch(thread, history, int(data._data["at"]), int(data._data["to"]))
-        saved = _save(store, thread, history)
+        saved = keep_chat(store, thread, history)
         return history, thread, describe(thread, history), describe_tokens(history), saved
 
     def _open(self, store: Store, chat_id: str | None) -> Opened:
@@ -107,8 +113,3 @@ class ChatHistory:
             thread, history = {"id": chat["id"], "forks": chat["forks"]}, chat["messages"]
         change = list_changes(store, {**store, "current": chat["id"] if chat else None})
         return history, thread, describe(thread, history), describe_tokens(history), change
-
-
-def _save(store: Store | None, thread: Thread, history: History) -> Change:
-    before = store or empty_store()
-    return list_changes(before, save_chat(before, thread["id"], history, thread["forks"]))

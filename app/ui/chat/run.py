@@ -1,6 +1,7 @@
 """What the chat does: a turn begins at once, grows as one stream of its own, and ends in the history.
 
 begin (send, retry, edit, example) ──▶ Turn ──▶ answer: only the growing messages travel ──▶ close: history, figures
+the browser keeps the question from the beginning, and the answer once it is closed
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from app.ui.chat.conversation import (
     to_model_messages,
     user_message,
 )
-from app.ui.chat.history import describe_tokens, make_thread
+from app.ui.chat.history import describe_tokens, keep_chat, make_thread
 from app.ui.chat.settings import Settings, make_sampling_params
 from app.ui.chat.store import make_chat_id
 from app.ui.explain import EXPLAINED, Explanation, explain
@@ -40,7 +41,7 @@ WAITING = "…"
 # A longer answer is shown without its tokens: thousands of them help nobody.
 MAX_INSPECTED = 1024
 
-Begun = tuple[Any, ...]  # chatbot, composer, growing, thread, turn
+Begun = tuple[Any, ...]  # chatbot, composer, growing, thread, turn, chats
 Closed = tuple[Any, ...]  # chatbot, composer, growing, tokens, turn
 
 
@@ -77,14 +78,14 @@ class ChatRun:
     ) -> Begun:
         """Begin a turn with what was typed and attached; nothing while another one runs."""
         if is_running(running):
-            return tuple(gr.skip() for _ in range(5))
+            return tuple(gr.skip() for _ in range(6))
         text, problem = typed.get("text") or "", None
         try:
             text = add_attachments(text, typed.get("files") or [])
         except InvalidRequest as error:
             problem = explain(error, self.engine.state)
         if not text and problem is None:
-            return (*(gr.skip() for _ in range(4)), None)
+            return (*(gr.skip() for _ in range(4)), None, gr.skip())
         turn = Turn([*history, user_message(text)], len(history), thread or make_thread(), problem=problem)
         return _begin(gr.skip(), turn)
 
@@ -161,13 +162,13 @@ class ChatRun:
         turn.answer = [answer_message(WAITING)]
         yield turn.growing
         session = str(request.session_hash)
-        with self.stops.running(session):
+        with self.stops.running(session) as flag:
             # Leaving the block closes the stream, and that aborts the engine's request.
             async with aclosing(self._generate(turn.history, settings, session)) as outputs:
                 async for output in outputs:
                     if output is not None:
                         turn.output, turn.answer = output, answer_messages(output.outputs[0].text)
-                    if turn.asked or self.stops.asked(session):
+                    if turn.asked or flag.asked:
                         return
                     # Without news too: Gradio sees a closed tab only when a handler yields.
                     yield turn.growing
@@ -231,7 +232,9 @@ def open_composer(**more: Any) -> Any:
 
 def _begin(chatbot: Any, turn: Turn) -> Begun:
     busy = gr.update(value=None, submit_btn=False, stop_btn=True)
-    return chatbot, busy, turn.growing, turn.thread, turn
+    # Kept as if it were stopped: who leaves the chat, or the page, before the answer ends finds the question again.
+    kept = keep_chat(None, turn.thread, conclude(turn))
+    return chatbot, busy, turn.growing, turn.thread, turn, kept
 
 
 def _first_index(index: int | tuple[int, int]) -> int:

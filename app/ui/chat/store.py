@@ -24,6 +24,8 @@ Change = dict[str, Any]
 MAX_CHATS = 100
 MAX_STORE_CHARS = 2_000_000
 MAX_TITLE_CHARS = 60
+# The last day of a browser's calendar.
+MAX_TIME_S = 8_640_000_000_000
 ROLES = ("user", "assistant", "system")
 
 
@@ -94,6 +96,10 @@ def import_chats(store: Store, text: str) -> Store:
     if not isinstance(chats, list):
         raise StoreError('it has no list "chats"')
     read = [_read_chat(chat, number) for number, chat in enumerate(chats, 1)]
+    try:
+        json.dumps(read, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise StoreError("it has half a character, which no page can show") from error
     ids = {chat["id"] for chat in read}
     return shrink(
         {"current": store["current"], "chats": [*read, *(c for c in store["chats"] if c["id"] not in ids)]}
@@ -107,16 +113,27 @@ def _read_chat(chat: Any, number: int) -> Chat:
     for message in messages:
         if not isinstance(message, dict) or message.get("role") not in ROLES or "content" not in message:
             raise StoreError(f"chat {number} has a message without role and content")
+        if not _is_text(message["content"]):
+            raise StoreError(f"chat {number} has a message whose content is not text")
+        if not isinstance(message.get("metadata"), dict | None):
+            raise StoreError(f"chat {number} has a message whose metadata is not an object")
     plain = [plain_message(message) for message in messages]
     seconds = chat.get("time")
     return {
         "id": str(chat.get("id") or make_chat_id())[:40],
         "title": str(chat.get("title") or make_title(plain))[:MAX_TITLE_CHARS],
-        "time": seconds if isinstance(seconds, int) else 0,
+        "time": seconds if isinstance(seconds, int) and 0 <= seconds <= MAX_TIME_S else 0,
         "messages": plain,
         # How its versions hang together is only trusted where it was made.
         "forks": [],
     }
+
+
+def _is_text(content: Any) -> bool:
+    """Whether it is a text, a block with one, or a list of such: the forms that Gradio uses."""
+    if isinstance(content, list):
+        return all(not isinstance(block, list) and _is_text(block) for block in content)
+    return isinstance(content.get("text") if isinstance(content, dict) else content, str)
 
 
 def plain_message(message: Any) -> dict[str, Any]:

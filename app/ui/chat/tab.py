@@ -131,7 +131,7 @@ class ChatTab(ChatRun):
 
     def _connect_turns(self, parts: _Parts, settings: list[gr.components.Component]) -> None:
         chatbot, growing, textbox, turn = parts.chatbot, parts.growing, parts.textbox, parts.turn
-        begun = [chatbot, textbox, growing, parts.thread, turn]
+        begun = [chatbot, textbox, growing, parts.thread, turn, parts.chats]
         ended = [
             chatbot,
             textbox,

@@ -95,7 +95,7 @@ class ExtractRun:
         yield busy(render_badge("busy", "reading"), EMPTY)
         try:
             extractor = Extractor(self.engine, Limits() if with_limits else None, ground=is_verbatim)
-            with self.stops.running(session):
+            with self.stops.running(session) as flag:
                 stream = self._extract(extractor, checked.schema, text, f"session-{session}")
                 # Leaving the block closes the stream, and that aborts the engine's requests.
                 async with aclosing(pace(stream, self.interval_s)) as parts:
@@ -104,7 +104,7 @@ class ExtractRun:
                             yield show(Shown(part, text, checked.schema), verified or {})
                             return
                         yield progress(part)
-                        if self.stops.asked(session):
+                        if flag.asked:
                             break
             yield (STOPPED, *(gr.skip() for _ in range(6)), *IDLE_BUTTONS, None)
         except EXPLAINED as error:

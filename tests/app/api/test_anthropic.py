@@ -16,6 +16,7 @@ from tests.fakes import FakeEngine, FakeTokenizer
 HELLO = [{"role": "user", "content": "hello"}]
 BODY = {"model": "fake", "max_tokens": 100, "messages": HELLO}
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+FORMAT = {"type": "json_schema", "schema": SCHEMA}
 TOOL = {"name": "weather", "description": "tells it", "input_schema": SCHEMA}
 FORCED = {"tools": [TOOL], "tool_choice": {"type": "tool", "name": "weather"}}
 RESULT = {"type": "tool_result", "tool_use_id": "a"}
@@ -216,6 +217,13 @@ async def test_the_system_may_speak_among_the_messages(server: Server) -> None:
         ({"system": [{"type": "text", "text": 5}]}, "system[0].text must be a text"),
         ({"thinking": {"type": "on"}}, "thinking.type='on'"),
         ({"output_config": {"effort": "huge"}}, "output_config.effort='huge'"),
+        ({"output_config": {"schema": SCHEMA}}, "output_config.schema is not supported; it can hold format"),
+        ({"output_config": {"format": {}}}, "output_config.format must be"),
+        (
+            {"output_config": {"format": FORMAT}, "output_format": FORMAT | {"schema": {"type": "object"}}},
+            "output_config.format and output_format, its older name, ask for different things",
+        ),
+        ({"tools": [{"name": "f", "parameters": SCHEMA}]}, "tools[0].input_schema must be a JSON Schema"),
     ],
 )
 async def test_a_wrong_value_is_named_by_its_place(server: Server, fields: dict[str, Any], said: str) -> None:

@@ -74,6 +74,14 @@ async def test_echo_with_no_tokens_scores_the_prompt(server: Server) -> None:
     assert reply["usage"]["completion_tokens"] == 0
 
 
+async def test_what_the_unseen_token_of_a_score_was_is_not_told(start: Start) -> None:
+    server = await start(FakeEngine(reply=lambda _: ""))
+    _, reply = await server.complete(echo=True, max_tokens=0)
+    *_, last = await complete_chunks(server, echo=True, max_tokens=0)
+    for choice in (reply["choices"][0], last["choices"][0]):
+        assert (choice["finish_reason"], choice["stop_reason"]) == ("length", None)
+
+
 async def test_logprobs_come_as_four_lists(server: Server) -> None:
     _, reply = await server.complete(logprobs=2, max_tokens=2, echo=True)
     logprobs = reply["choices"][0]["logprobs"]

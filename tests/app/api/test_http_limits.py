@@ -9,7 +9,10 @@ import pytest
 from app.api import http_limits
 from tests.app.api.harness import Server, Start
 
-HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 37\r\n\r\n"
+HEAD = (
+    b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
+    b"Content-Type: application/json\r\nContent-Length: 37\r\n\r\n"
+)
 BODY = b'{"model": "fake", "prompt": "hello"} '
 
 

@@ -44,6 +44,20 @@ async def test_a_value_that_is_none_is_a_400_naming_its_place(
     assert server.engine.requests == []
 
 
+@pytest.mark.parametrize("kind", ["Application/JSON", "application/vnd.api+JSON; charset=utf-8"])
+@pytest.mark.parametrize(
+    "extra", ['"metadata": {"a": NaN}', '"user": "a", "user": "b"', '"x": [' + "0," * 200_001 + "0]"]
+)
+async def test_the_case_of_the_media_type_opens_no_way_around(server: Server, kind: str, extra: str) -> None:
+    headers = {"content-type": kind}
+    data = f"{{{HEAD}, {extra}}}"
+    async with server.client.post(
+        server.url + "/v1/chat/completions", data=data, headers=headers
+    ) as response:
+        assert response.status == (413 if len(extra) > 1000 else 400)
+    assert server.engine.requests == []
+
+
 @pytest.mark.parametrize("path", sorted({path for path, _, _ in WRONG}))
 async def test_a_name_twice_is_a_400_naming_it(server: Server, path: str) -> None:
     schema = '{"properties": {"a": {"type": "string"}, "a": {"type": "integer"}}}'

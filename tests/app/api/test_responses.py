@@ -188,6 +188,9 @@ WRONG: list[tuple[str, Any]] = [
     ("text", {"format": {"type": "json_schema", "name": "p"}}),
     ("text", {"format": {"type": "json_schema", "name": "p", "schema": {"type": "nonsense"}}}),
     ("text", {"format": {"type": "grammar"}}),
+    ("text", {"format": {"name": "p", "schema": {"type": "object"}}}),
+    ("text", {"format": {"type": "json_object", "schema": {"type": "object"}}}),
+    ("tools", [TOOL | {"input_schema": {"type": "object"}}]),
     ("tools", [{"type": "web_search"}]),
     ("tools", [TOOL]),
     ("tool_choice", "required"),
@@ -204,6 +207,12 @@ async def test_a_wrong_field_is_a_400_naming_it(server: Server, field: str, valu
     assert reply["error"]["type"] == "invalid_request_error"
     assert (reply["error"]["param"] or "").split(".")[0] == field
     assert server.engine.requests == []
+
+
+@pytest.mark.parametrize("value", [None, 0])
+async def test_a_field_that_asks_for_nothing_passes(server: Server, value: Any) -> None:
+    status, reply = await respond(server, top_logprobs=value, background=False, previous_response_id=None)
+    assert status == 200, reply
 
 
 async def test_a_previous_response_is_refused_with_the_way_out(server: Server) -> None:

@@ -52,6 +52,16 @@ async def test_the_effort_of_reasoning_reaches_the_template(
         assert (heard.get("reasoning_effort"), heard.get("enable_thinking")) == (effort, is_on), path
 
 
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses", "/v1/messages", "/tokenize"])
+@pytest.mark.parametrize("name", ["self", "messages", "tools", "tokenize", "padding", "max_length"])
+async def test_a_variable_that_is_an_argument_is_refused(start: Start, path: str, name: str) -> None:
+    server = await start(FakeEngine())
+    body = {"chat_template_kwargs": {name: 1}} | ({"input": "x"} if path == "/v1/responses" else CHAT)
+    status, reply = await server.post(path, body | ({"max_tokens": 5} if path == "/v1/messages" else {}))
+    assert status == 400
+    assert f"chat_template_kwargs must not set {name!r}" in reply["error"]["message"]
+
+
 async def test_an_effort_that_is_none_of_those_is_refused(start: Start) -> None:
     server = await start(FakeEngine())
     status, reply = await server.chat(reasoning_effort="much")

@@ -6,6 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import gradio as gr
 import pytest
 
 from app.extraction import Extractor, extractor
@@ -15,9 +16,11 @@ from app.ui.batch.run import BatchRun
 from app.ui.batch.tab import AS_IN_EXTRACT, BatchTab
 from app.ui.batch.view import format_duration, render_preview, render_progress, render_records
 from app.ui.examples import Examples
+from app.ui.stops import Stops
 from engine import EngineDead
 from tests.app.busy_engine import BusyEngine
 from tests.fakes import FakeEngine
+from tests.waiting import wait_until
 
 REQUEST: Any = SimpleNamespace(session_hash="abc")
 SCHEMA = '{"type": "object", "properties": {"name": {"type": "string"}}}'
@@ -125,17 +128,88 @@ async def test_a_schema_that_cannot_be_used_is_explained_and_nothing_runs() -> N
     assert "cannot be used" in last[0] and engine.requests == []
 
 
-def test_opened_files_pick_their_column_and_open_the_buttons(tmp_path: Path) -> None:
+async def test_opened_files_pick_their_column_and_open_the_buttons(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     path.write_text("id,body\n1,<Ada>\n")
-    table, picker, _, preview, _, run = make_tab()[0].open_files([str(path)])
-    assert picker["value"] == "body" and run["interactive"] is True and len(table.rows) == 1
+    table, picker, note, preview, _, run = await make_tab()[0].open_files([str(path)], REQUEST)
+    assert picker["value"] == "body" and run["interactive"] is True and len(table.rows) == 1 and note == ""
     assert "&lt;Ada&gt;" in preview and preview.index("body") < preview.index("id")
 
 
-def test_no_files_close_the_buttons_again() -> None:
-    *_, preview, _, run = make_tab()[0].open_files(None)
+async def test_no_files_close_the_buttons_again() -> None:
+    *_, preview, _, run = await make_tab()[0].open_files(None, REQUEST)
     assert "Many texts, one schema" in preview and run["interactive"] is False
+
+
+async def test_a_folder_opens_the_files_that_could_be_opened_one_by_one(tmp_path: Path) -> None:
+    """macOS puts .DS_Store into every folder; Gradio's own check would refuse the folder for it."""
+    paths = [tmp_path / name for name in ("a.txt", "B.TXT", "photo.png", ".DS_Store")]
+    for path in paths:
+        path.write_text("Ada")
+    table, _, note, _, _, run = await make_tab()[0].open_folder(list(map(str, paths)), REQUEST)
+    assert [row.name for row in table.rows] == ["B.TXT", "a.txt"] and run["interactive"] is True
+    assert "left out: 2" in note
+
+
+async def start_run(tab: BatchTab, engine: FakeEngine) -> tuple[asyncio.Task[None], list[tuple[Any, ...]]]:
+    """A run that has ended one row and waits for three, and its updates; in a task, as Gradio drives it."""
+    updates: list[tuple[Any, ...]] = []
+    table = make_table((*(Row(f"held{index}", {"text": "Ada"}) for index in range(3)), ROWS[1]))
+
+    async def drive() -> None:
+        async for update in tab.run_all(table, "text", "person", "", REQUEST):
+            updates.append(update)
+
+    num_requests = len(engine.requests) + 3
+    task = asyncio.create_task(drive())
+    await wait_until(lambda: len(engine.requests) == num_requests)
+    return task, updates
+
+
+async def test_opening_other_files_stops_the_run_first_and_it_draws_nothing_more() -> None:
+    tab, engine = make_tab(hold=asyncio.Event())
+    first, updates = await start_run(tab, engine)
+    *_, note, _, _, run = await tab.open_files(None, REQUEST)
+    assert all(request.is_aborted for request in engine.requests) and "was stopped" in note
+    assert run["interactive"] is False  # as there are no files any more
+    await first
+    *page, stop, jsonl, _, _ = updates[-1]
+    assert page == [gr.skip()] * 4 and stop["visible"] is False and read(jsonl).count(b"\n") == 1
+
+
+async def test_a_second_run_of_a_page_ends_the_first() -> None:
+    tab, engine = make_tab(hold=asyncio.Event())
+    first, _ = await start_run(tab, engine)
+    second, updates = await start_run(tab, engine)
+    await first
+    assert [request.is_aborted for request in engine.requests] == [True] * 3 + [False] * 3
+    tab.stop(REQUEST)
+    await second
+    assert "stopped" in updates[-1][0] and all(request.is_aborted for request in engine.requests)
+
+
+async def test_the_end_of_one_run_leaves_the_flags_of_the_others() -> None:
+    stops = Stops()
+    with stops.running("abc") as first:
+        with stops.running("abc"), stops.running("def") as other:
+            pass
+        stops.ask("abc", "leave")
+        stops.ask("abc", "keep")
+        with stops.running("abc") as later:
+            pass
+    assert (first.asked, later.asked, other.asked) == ("leave", None, None)
+    assert await stops.end("abc") is False
+
+
+async def test_the_end_of_a_session_waits_for_all_that_it_runs() -> None:
+    stops = Stops()
+    with stops.running("abc"):
+        with stops.running("abc") as inner:
+            ending = asyncio.create_task(stops.end("abc"))
+            await wait_until(lambda: inner.asked == "leave")
+        await asyncio.sleep(0)
+        assert not ending.done()
+    assert await ending is True
 
 
 def test_a_row_that_cannot_be_read_shows_in_the_preview() -> None:

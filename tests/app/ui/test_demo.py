@@ -4,11 +4,12 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any
 
+import fastapi
 import gradio as gr
 import pytest
 
 from app.ui import make_demo, mount_options
-from app.ui.api_hint import make_snippets
+from app.ui.api_hint import find_page_url, make_snippets
 from app.ui.demo import describe_model
 from app.ui.theme import STYLE_SHEET
 from engine import EngineConfig
@@ -80,4 +81,22 @@ def test_snippets_carry_the_pages_address_and_a_key_where_one_is_needed() -> Non
     base_url, curl, *python = make_snippets("http://host:1/", "m", needs_key=True)
     assert base_url == "http://host:1/v1" and all(base_url in text for text in (curl, *python))
     assert "Bearer YOUR_KEY" in curl
-    assert "Bearer" not in make_snippets("http://host:1/gradio_api/run", "m", needs_key=False)[1]
+    assert "Bearer" not in make_snippets("http://host:1", "m", needs_key=False)[1]
+
+
+@pytest.mark.parametrize(
+    ("headers", "root_path", "page_url"),
+    [
+        ({}, "", "http://inside:7860"),
+        ({"x-forwarded-proto": "https"}, "", "https://inside:7860"),
+        ({"x-forwarded-proto": "https,http", "x-forwarded-host": "me.hf.space"}, "", "https://me.hf.space"),
+        ({}, "https://example.com/troupe", "https://example.com/troupe"),
+    ],
+)
+def test_the_pages_address_is_the_one_before_the_proxy(
+    headers: dict[str, str], root_path: str, page_url: str
+) -> None:
+    raw = [(name.encode(), value.encode()) for name, value in ({"host": "inside:7860"} | headers).items()]
+    scope = {"type": "http", "path": "/gradio_api/run/predict", "query_string": b"a=b", "headers": raw}
+    request = gr.Request(fastapi.Request(scope | {"scheme": "http", "server": ("inside", 7860)}))
+    assert find_page_url(request, root_path) == page_url

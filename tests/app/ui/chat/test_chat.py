@@ -99,7 +99,7 @@ async def test_an_empty_message_asks_nothing() -> None:
 async def test_a_second_question_waits_until_the_first_is_answered() -> None:
     tab, engine = make_tab()
     turn, updates = await begin_writing(tab)
-    assert tab.send(typed("and?"), [], THREAD, turn) == (gr.skip(),) * 5
+    assert tab.send(typed("and?"), [], THREAD, turn) == (gr.skip(),) * 6
     # Its own end must not close the turn that still runs, nor begin it again.
     assert tab.close(turn) == (gr.skip(),) * 5
     assert [update async for update in tab.answer(turn, REQUEST, *SETTINGS)] == [gr.skip()]
@@ -192,6 +192,26 @@ async def test_leaving_a_chat_while_it_answers_writes_nothing_into_the_next_one(
     tab.leave(turn)
     history, composer = await finish(tab, turn, updates)
     assert history == gr.skip() and composer["submit_btn"] is True and engine.requests[0].is_aborted
+
+
+async def test_the_question_is_kept_when_the_chat_is_left_before_its_answer() -> None:
+    tab, _ = make_tab(hold=asyncio.Event())
+    *_, turn, change = tab.send(typed("hello"), [], None, None)
+    (chat,) = change["put"]
+    assert chat["id"] == change["current"] == turn.thread["id"] and chat["title"] == "hello"
+    # As after a stop: the turn can be tried again.
+    assert chat["messages"] == [*ask(tab)[2], answer_message(""), figures_message("stopped", turn.turn_id)]
+    updates = tab.answer(turn, REQUEST, *SETTINGS)
+    await anext(updates)
+    tab.leave(turn)
+    _ = [update async for update in updates]
+    assert tab.end(turn, {"current": "another", "chats": [chat]})[-1] == gr.skip()
+
+
+def test_a_question_asked_again_is_kept_with_the_answer_before() -> None:
+    tab, _ = make_tab()
+    (chat,) = tab.retry(TURN, THREAD, SimpleNamespace(index=0))[5]["put"]
+    assert chat["messages"][0] == TURN[0] and chat["forks"][0]["tails"][0]["messages"] == TURN[1:]
 
 
 async def test_only_the_chat_that_is_removed_ends_its_answer() -> None:

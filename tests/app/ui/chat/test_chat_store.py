@@ -55,6 +55,10 @@ def test_what_was_exported_can_be_imported() -> None:
     assert import_chats(store, exported) == store
 
 
+def chat_of(message: str) -> str:
+    return f'{{"chats": [{{"messages": [{message}]}}]}}'
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -62,11 +66,23 @@ def test_what_was_exported_can_be_imported() -> None:
         ("[]", 'no list "chats"'),
         ('{"chats": [{"messages": []}]}', "chat 1 has no messages"),
         ('{"chats": [{"messages": [{"role": "robot", "content": "x"}]}]}', "without role and content"),
+        (chat_of('{"role": "user", "content": 5}'), "chat 1 has a message whose content is not text"),
+        (chat_of('{"role": "user", "content": {"text": null}}'), "content is not text"),
+        (chat_of('{"role": "user", "content": [["x"]]}'), "content is not text"),
+        (chat_of('{"role": "user", "content": "x", "metadata": "y"}'), "metadata is not an object"),
+        (chat_of('{"role": "user", "content": "\\ud800"}'), "half a character"),
     ],
 )
 def test_a_file_without_chats_is_refused(text: str, words: str) -> None:
     with pytest.raises(StoreError, match=words):
         import_chats(empty_store(), text)
+
+
+@pytest.mark.parametrize("seconds", ["1e400", "-1", "9" * 20, '"now"', "null"])
+def test_a_time_that_is_none_is_not_imported(seconds: str) -> None:
+    """Gradio cannot send a number beyond 64 bits."""
+    text = f'{{"chats": [{{"time": {seconds}, "messages": [{{"role": "user", "content": "x"}}]}}]}}'
+    assert import_chats(empty_store(), text)["chats"][0]["time"] == 0
 
 
 def test_the_oldest_chats_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
