@@ -3,8 +3,9 @@
     keys     [ request 0 ........ | request 1 .... | request 2 ............ ]
     queries  [ 0 0 | 1 | 2 2 2 ]   sees its own request's keys, up to itself, within its window
 
-On CUDA the mask becomes a list of blocks that are skipped whole, and the kernel is compiled once. On CPU the scores
-are all computed: right, and slow.
+Which blocks of 128 queries and 128 keys hold something to see follows from the lengths, which the host knows: a mask
+of every query and key is never made. On CUDA the other blocks are skipped whole, and the kernel is compiled once. On
+CPU the scores are all computed: right, and slow.
 """
 
 from __future__ import annotations
@@ -12,12 +13,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from kernels.attention_plan import upload_list
 from kernels.store_kv import take_slots
+
+# Queries, and keys, of a block of the mask: what flex_attention takes by default.
+MASK_BLOCK = 128
 
 ScoreChange = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 
@@ -43,6 +48,7 @@ class FlexPlan:
     def __init__(
         self, block_tables: Tensor, query_lens: Sequence[int], seq_lens: Sequence[int], block_size: int
     ) -> None:
+        self._lens = np.array(query_lens), np.array(seq_lens)
         firsts = [seq_len - query_len for query_len, seq_len in zip(query_lens, seq_lens, strict=True)]
         self.queries = _make_places(query_lens, firsts, block_tables.device)
         self.keys = _make_places(seq_lens, [0] * len(seq_lens), block_tables.device)
@@ -66,9 +72,17 @@ class FlexPlan:
             is_seen = (queries.request[query] == keys.request[key]) & (distance >= 0)
             return is_seen if window is None else is_seen & (distance < window)
 
-        num_queries, num_keys = len(queries.position), len(keys.position)
-        device = str(self.slots.device)
-        return create_block_mask(is_visible, None, None, num_queries, num_keys, device=device)
+        blocks = torch.from_numpy(_find_blocks(*self._lens, window))
+        if self.slots.device.type == "cuda":
+            blocks = blocks.pin_memory()  # or the copy would wait for the device
+        partial, full = blocks.to(self.slots.device, non_blocking=True)
+        return BlockMask.from_kv_blocks(
+            *_list_blocks(partial),
+            *_list_blocks(full),
+            BLOCK_SIZE=MASK_BLOCK,
+            mask_mod=is_visible,
+            seq_lengths=(len(queries.position), len(keys.position)),
+        )
 
 
 class FlexAttention:
@@ -137,6 +151,48 @@ def _make_places(lens: Sequence[int], firsts: Sequence[int], device: torch.devic
     request = index.repeat_interleave(counts, output_size=total)
     shift = upload_list(starts, device).index_select(0, request)
     return Places(request, torch.arange(total, device=device) - shift)
+
+
+def _find_blocks(query_lens: np.ndarray, seq_lens: np.ndarray, window: int | None) -> np.ndarray:
+    """Which blocks of a mask have something to see, and which nothing to hide.
+
+    Args:
+        query_lens, seq_lens: [R] int64.
+
+    Returns [2, query blocks, key blocks] int8: 1 where some keys are seen by some queries; where all are by all.
+    """
+    num_queries, num_keys = int(query_lens.sum()), int(seq_lens.sum())
+    query_start, key_start = np.cumsum(query_lens) - query_lens, np.cumsum(seq_lens) - seq_lens
+    # Runs of queries of one request in one block.
+    runs = np.union1d(query_start, np.arange(0, num_queries, MASK_BLOCK))
+    lengths = np.diff(runs, append=num_queries)
+    request = np.searchsorted(query_start, runs, side="right") - 1
+    first = (seq_lens - query_lens - query_start)[request] + runs
+    last = first + lengths - 1
+    width = num_keys if window is None else window
+    # Keys [start, end) that the run's first and last query see.
+    starts = [key_start[request] + np.maximum(each - width + 1, 0) for each in (first, last)]
+    ends = [key_start[request] + each + 1 for each in (first, last)]
+    rows = runs // MASK_BLOCK
+    shape = (-(-num_queries // MASK_BLOCK), -(-num_keys // MASK_BLOCK))
+    some = _mark_runs(rows, starts[0] // MASK_BLOCK, -(-ends[1] // MASK_BLOCK), shape)
+    whole = lengths == MASK_BLOCK
+    every = _mark_runs(rows[whole], -(-starts[1][whole] // MASK_BLOCK), ends[0][whole] // MASK_BLOCK, shape)
+    return np.stack((some & ~every, every)).astype(np.int8)
+
+
+def _mark_runs(rows: np.ndarray, starts: np.ndarray, ends: np.ndarray, shape: tuple[int, int]) -> np.ndarray:
+    """[*shape] bool, True at [start, end) of each row named; runs may overlap, or be empty."""
+    steps = np.zeros((shape[0], shape[1] + 1), dtype=np.int32)
+    np.add.at(steps, (rows, starts), 1)
+    np.add.at(steps, (rows, np.maximum(starts, ends)), -1)
+    return steps[:, :-1].cumsum(axis=1) > 0
+
+
+def _list_blocks(marks: Tensor) -> tuple[Tensor, Tensor]:
+    """Of each row of blocks how many are marked, [1, 1, Q] int32, and which, before all others [1, 1, Q, K] int32."""
+    order = marks.argsort(dim=-1, descending=True, stable=True)
+    return marks.sum(dim=-1).int()[None, None], order.int()[None, None]
 
 
 def _make_soft_cap(soft_cap: float) -> ScoreChange:

@@ -160,6 +160,9 @@ class Ops:
     share_prefixes: Callable[[Plan, SharedPrefixes], Plan] | None = None
     # See `kernels.lm_head_sample`; None: logits are always computed.
     lm_head_sample: LmHeadSample | None = None
+    # (requests, tokens, H, D) -> bytes that attention takes beside its results in a step of so many at most; None: it
+    # is not known.
+    estimate_scratch: Callable[[int, int, int, int], int] | None = None
     # Whether keys and values may be stored in float8 (e4m3).
     takes_fp8_cache: bool = False
     # Whether a pure decode step may be recorded once and replayed over new contents of the same tensors.

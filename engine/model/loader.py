@@ -40,7 +40,7 @@ def load_model(
         dtype: weights are cast to it.
         load_format: "auto" reads safetensors; "dummy" makes random weights and reads only config.json.
         config: already parsed; None: from the checkpoint.
-        seed: of dummy weights, the same on every device.
+        seed: of dummy weights, which are drawn on their device: the same on all of one kind, others on another.
         ops: what the forward pass calls; default: torch's. The weights are packed for them.
         quantization: of every matrix but the embedding.
 

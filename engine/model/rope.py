@@ -72,6 +72,10 @@ class RotaryEmbedding:
         size = max(_MIN_POSITIONS, 2 * self._cos.shape[0], num_positions)
         self._cos, self._sin = self._tables(torch.arange(size, device=self._device), self._inv_freq)
 
+    def release(self) -> None:
+        """Give the tables' memory back; the next `reserve` or step makes them anew, with the same values."""
+        self._cos = self._sin = torch.empty(0, device=self._device)
+
     def _tables(self, positions: Tensor, inv_freq: Tensor) -> tuple[Tensor, Tensor]:
         angles = positions.unsqueeze(1).float() * inv_freq
         cos, sin = angles.cos() * self._scaling, angles.sin() * self._scaling

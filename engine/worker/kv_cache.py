@@ -18,22 +18,6 @@ def compute_bytes_per_block(config: ModelConfig, block_size: int, dtype: torch.d
     return per_token * block_size * dtype.itemsize
 
 
-def estimate_step_bytes(config: ModelConfig, num_tokens: int, num_rows: int, dtype: torch.dtype) -> int:
-    """Return about how many bytes a step's activations and logits take, at their largest.
-
-    Counted per token: in the MLP the gate, the up half and their product, beside the hidden states and what attention
-    reads and writes; per row: the logits in their dtype and in float32.
-
-    Args:
-        num_tokens: of the step.
-        num_rows: of them that are sampled.
-    """
-    attention = 2 * (config.num_attention_heads + config.num_key_value_heads) * config.head_dim
-    per_token = 4 * config.hidden_size + 3 * config.intermediate_size + attention
-    per_row = config.vocab_size * (dtype.itemsize + torch.float32.itemsize)
-    return num_tokens * per_token * dtype.itemsize + num_rows * per_row
-
-
 def allocate_kv_cache(
     config: ModelConfig,
     num_blocks: int,

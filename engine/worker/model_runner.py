@@ -67,7 +67,7 @@ class ModelRunner:
             self._groups = PrefixGroups.of_cache(batch, kv_caches[0], model.config.num_attention_heads)
         self._eos_token_ids = eos_token_ids
         self._link = link or HostLink()
-        self._forward = forward or self.run_model
+        self._forward = forward
         self._parked: dict[int, ParkedRows] = {}
         self._parked_rows: set[int] = set()
         self._prompt_logprobs: dict[int, tuple[int, int]] = {}  # row -> (prompt length, k)
@@ -109,7 +109,8 @@ class ModelRunner:
         model_input = self.batch.make_input(rows, starts, counts)
         if self._groups is not None:
             model_input = self._groups.mark(model_input, rows, starts, counts)
-        hidden = self._forward(model_input)
+        # A method of its own kept here would be a cycle, and the rows outlive the runner.
+        hidden = self.run_model(model_input) if self._forward is None else self._forward(model_input)
         launched.prompt_logprobs = self._compute_prompt_logprobs(live, rows, starts, counts, hidden)
         sampled, gated = plan.is_sampled[live], plan.is_gated[live]
         if not sampled.any():

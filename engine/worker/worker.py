@@ -24,17 +24,13 @@ from engine.worker.decode_graphs import DecodeBuffers, DecodeGraphs, list_padded
 from engine.worker.device_choice import choose_worker_config, probe_device
 from engine.worker.device_link import DeviceLink, HostLink, PendingStep
 from engine.worker.input_batch import InputBatch
-from engine.worker.kv_cache import (
-    KV_DTYPES,
-    allocate_kv_cache,
-    compute_bytes_per_block,
-    estimate_step_bytes,
-)
+from engine.worker.kv_cache import KV_DTYPES, allocate_kv_cache, compute_bytes_per_block
 from engine.worker.model_runner import ModelRunner
 from engine.worker.moving import list_tensors, move_tensors
 from engine.worker.native_swap import NativeSwap
 from engine.worker.ops_choice import make_ops
 from engine.worker.sampling.state import SamplingState
+from engine.worker.step_memory import StepMemory
 from engine.worker.warm_up import list_warm_up
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -89,6 +85,7 @@ class Worker:
         self._link.enter_thread()
         if self.sleep_level:
             self._wake_up()
+        self._drop_runner()
         scheduler, cache = self.resolved.scheduler, self.resolved.cache
         batch = InputBatch(scheduler.max_num_seqs, scheduler.max_model_len, cache.block_size, self.device)
         state = SamplingState(scheduler.max_num_seqs, self.model_config.vocab_size, self.device)
@@ -103,9 +100,13 @@ class Worker:
             level: 1: the weights stay on the host; 2: they are dropped, and read again at the end.
         """
         self.sleep_level = level
+        self._drop_runner()
+        self._give_back()
+
+    def _drop_runner(self) -> None:
+        """Let go of the rows: there is room for one token pool, not for two."""
         if hasattr(self, "runner"):
             del self.runner
-        self._give_back()
 
     def _give_back(self) -> None:
         """Give back what the level of the sleep says, as far as it is there."""
@@ -115,8 +116,10 @@ class Worker:
             self._native = None
             if hasattr(self, "model"):
                 del self.model
-        elif self.device.type != "cpu":
-            move_tensors(list_tensors(self.model), torch.device("cpu"))
+        else:
+            self.model.rope.release()
+            if self.device.type != "cpu":
+                move_tensors(list_tensors(self.model), torch.device("cpu"))
         self._empty_cache()
 
     def _empty_cache(self) -> None:
@@ -253,13 +256,15 @@ class Worker:
     def _allocate_cache(
         self, model_config: ModelConfig, worker_config: WorkerConfig, notices: list[str]
     ) -> None:
-        dtype = _kv_dtype(worker_config)
+        bytes_per_block = compute_bytes_per_block(
+            model_config, self.config.block_size, _kv_dtype(worker_config)
+        )
         resolved = resolve_config(
             self.config,
             worker_config,
             model_max_len=model_config.max_model_len,
-            free_bytes=self._measure_free_bytes(self._estimate_step_bytes(model_config, worker_config)),
-            bytes_per_block=compute_bytes_per_block(model_config, self.config.block_size, dtype),
+            free_bytes=self._measure_cache_room(model_config, worker_config, bytes_per_block),
+            bytes_per_block=bytes_per_block,
         )
         self.model_config = model_config
         resolved = _respect_dynamic_rope(resolved, model_config.rope)
@@ -291,15 +296,25 @@ class Worker:
         buffers = DecodeBuffers(sizes[-1], scheduler.max_model_len, cache.block_size, self.device)
         return DecodeGraphs(self.model, self.kv_caches, buffers, sizes, CudaGraphRecorder())
 
-    def _estimate_step_bytes(self, model_config: ModelConfig, worker_config: WorkerConfig) -> int:
-        """Bytes that the largest step takes beside weights and cache."""
-        max_len = self.config.max_model_len or model_config.max_model_len
-        return estimate_step_bytes(
+    def _measure_cache_room(
+        self, model_config: ModelConfig, worker_config: WorkerConfig, bytes_per_block: int
+    ) -> int:
+        """Bytes the KV cache may take so that the rows and the largest step have room beside it."""
+        config, is_recorded = self.config, worker_config.enable_cuda_graphs
+        max_len = config.max_model_len or model_config.max_model_len
+        memory = StepMemory(
             model_config,
-            max(self.config.max_num_batched_tokens, 0 if self.config.enable_chunked_prefill else max_len),
-            self.config.max_num_seqs,
             DTYPES[worker_config.dtype],
+            num_tokens=max(config.max_num_batched_tokens, 0 if config.enable_chunked_prefill else max_len),
+            num_rows=config.max_num_seqs,
+            num_recorded_rows=list_padded_sizes(config.max_num_seqs)[-1] if is_recorded else 0,
+            estimate_scratch=self.model.ops.estimate_scratch,
         )
+        step_bytes = memory.estimate_step()
+        # No row is longer than the cache, which decides where a checkpoint takes more than there is memory for.
+        capacity = self._measure_free_bytes(step_bytes) // bytes_per_block * config.block_size
+        row_bytes = memory.estimate_rows(min(max_len, capacity), config.block_size)
+        return self._measure_free_bytes(step_bytes + row_bytes)
 
     def _measure_free_bytes(self, step_bytes: int) -> int:
         """Bytes the KV cache may take: the configured share, and never more than a largest step leaves free."""

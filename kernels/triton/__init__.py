@@ -15,7 +15,7 @@ from kernels.triton.cascade_attention import cascade_attention
 from kernels.triton.launch import FLOATS
 from kernels.triton.lm_head_sample import lm_head_sample
 from kernels.triton.norm_rope_store import norm_rope_store
-from kernels.triton.paged_attention import paged_attention
+from kernels.triton.paged_attention import estimate_scratch, paged_attention
 from kernels.triton.rms_norm import rms_norm
 from kernels.triton.silu_mul import silu_mul
 
@@ -54,6 +54,7 @@ def make_ops(device: torch.device, dtype: torch.dtype) -> Ops:
         unpack_linear=unpack_linear,
         share_prefixes=share_prefixes,
         lm_head_sample=lm_head_sample,
+        estimate_scratch=estimate_scratch,
         is_graph_safe=True,
         takes_fp8_cache=True,
     )

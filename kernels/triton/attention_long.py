@@ -1,7 +1,8 @@
 """Attention of requests with many new tokens (prefill and its chunks): one program a tile of queries and KV head.
 
 The grid is an upper bound made of padded shapes, num_tokens // BLOCK_Q + num_requests tiles; each program finds
-its request by binary search over the query starts, so that no query length is read on the host.
+its request by binary search over the query starts, so that no query length is read on the host. Tiles and heads are
+one axis: only the first of a grid may be longer than 65,535.
 """
 
 from __future__ import annotations
@@ -56,9 +57,9 @@ def long_attention_kernel(
 ) -> None:
     GROUP: tl.constexpr = NUM_HEADS // NUM_KV_HEADS
     BLOCK_Q: tl.constexpr = BLOCK_M // GROUP
-    kv_head = tl.program_id(0)
+    kv_head = tl.program_id(0) % NUM_KV_HEADS
     # Later tiles see more keys: start them first.
-    tile = tl.num_programs(1) - 1 - tl.program_id(1)
+    tile = (tl.num_programs(0) - 1 - tl.program_id(0)) // NUM_KV_HEADS
     request = find_request(query_start_ptr, num_requests, tile, BLOCK_Q)
     first_token = tl.load(query_start_ptr + request).to(tl.int64)
     query_len = (tl.load(query_start_ptr + request + 1) - first_token).to(tl.int32)

@@ -14,17 +14,22 @@ SHORT_LIMIT = 16
 
 
 class AttentionPlan:
-    """Sizes of one step, from host copies of its lengths or, in a graph, from upper bounds of them.
+    """Sizes of one step, from host copies of its lengths or, in a graph, from upper bounds of its contexts.
 
     Args:
         query_lens: new tokens of each request, all at least 1.
         seq_lens: context length of each request including the new tokens.
+
+    Attributes:
+        first_draft: the first token of the requests with 2 to SHORT_LIMIT new tokens.
+        num_draft_tokens: from there to the last of theirs; 0: there are none.
     """
 
     def __init__(self, query_lens: Sequence[int], seq_lens: Sequence[int]) -> None:
         self.num_requests = len(query_lens)
         self.has_decodes = 1 in query_lens
         self.max_draft_len = max((each for each in query_lens if 1 < each <= SHORT_LIMIT), default=0)
+        self.first_draft, self.num_draft_tokens = _find_drafts(query_lens)
         self.has_long = any(each > SHORT_LIMIT for each in query_lens)
         self.max_seq_len = max(seq_lens, default=0)
         self.shared: SharedPrefixes | None = None
@@ -45,6 +50,17 @@ class AttentionPlan:
             self._scratch = torch.empty(size, dtype=torch.float32, device=device)
         parts, stats = self._scratch[:size].split((num_parts * head_dim, 2 * num_parts))
         return parts, stats
+
+
+def _find_drafts(query_lens: Sequence[int]) -> tuple[int, int]:
+    """Where the tokens of drafts begin, and how many there are up to the last, those of others between included."""
+    first, end, token = 0, 0, 0
+    for query_len in query_lens:
+        if 1 < query_len <= SHORT_LIMIT:
+            first = first if end else token
+            end = token + query_len
+        token += query_len
+    return first, end - first
 
 
 def make_plan(

@@ -4,6 +4,9 @@
         P = 1: folds its splits and writes the result
         P > 1: writes each split to scratch; `fold_splits_kernel` folds them in the same order
 
+    scratch of decodes  [request, head, slot of a split]
+    scratch of drafts   [token behind the first draft's first, head, slot]: other requests of the step take no room
+
 How a context is cut depends on its own length alone; P only says who computes which part. Splits that the request
 shares with others are in the scratch already (`attention_shared.py`). Decodes and drafts are launched apart, so that
 the tile of a decode does not depend on the drafts beside it.
@@ -18,7 +21,17 @@ from kernels.triton.attention_core import attend_keys, finish_rows, fold_part, l
 from kernels.triton.attention_shared import count_shared_splits
 
 
-@triton.jit(do_not_specialize=["query_tiles", "max_query_len", "table_stride", "num_slots"])
+@triton.jit
+def find_first_row(
+    request: tl.tensor, first_token: tl.tensor, first_draft: tl.tensor, MAX_QUERY: tl.constexpr
+) -> tl.tensor:
+    """The row of the scratch where a request's first query has its parts."""
+    if MAX_QUERY == 1:
+        return request.to(tl.int64)
+    return first_token - first_draft
+
+
+@triton.jit(do_not_specialize=["query_tiles", "first_draft", "table_stride", "num_slots"])
 def short_attention_kernel(
     out_ptr: tl.tensor,
     parts_ptr: tl.tensor,
@@ -34,7 +47,7 @@ def short_attention_kernel(
     q_stride: tl.tensor,
     table_stride: tl.tensor,
     query_tiles: tl.tensor,
-    max_query_len: tl.tensor,
+    first_draft: tl.tensor,
     num_slots: tl.tensor,
     scale: tl.tensor,
     soft_cap: tl.tensor,
@@ -80,7 +93,7 @@ def short_attention_kernel(
     total = tl.zeros([BLOCK_M, BLOCK_DIM], dtype=tl.float32)
     total_max = tl.full([BLOCK_M], float("-inf"), dtype=tl.float32)
     total_sum = tl.zeros([BLOCK_M], dtype=tl.float32)
-    slot = (request * max_query_len + query).to(tl.int64) * NUM_HEADS + head
+    slot = (find_first_row(request, first_token, first_draft, MAX_QUERY) + query) * NUM_HEADS + head
     mask = is_valid[:, None] & (column < HEAD_DIM)[None, :]
     num_shared = 0
     if HAS_SHARED:
@@ -134,7 +147,7 @@ def short_attention_kernel(
         tl.store(out_ptr + offsets, result.to(out_ptr.dtype.element_ty), mask=mask)
 
 
-@triton.jit(do_not_specialize=["max_query_len", "num_slots"])
+@triton.jit(do_not_specialize=["max_query_len", "first_draft", "num_slots"])
 def fold_splits_kernel(
     out_ptr: tl.tensor,
     parts_ptr: tl.tensor,
@@ -142,6 +155,7 @@ def fold_splits_kernel(
     query_start_ptr: tl.tensor,
     seq_lens_ptr: tl.tensor,
     max_query_len: tl.tensor,
+    first_draft: tl.tensor,
     num_slots: tl.tensor,
     NUM_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -154,9 +168,9 @@ def fold_splits_kernel(
     BLOCK_Q: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ) -> None:
-    head = tl.program_id(0)
-    request = tl.program_id(1) // max_query_len
-    query = tl.program_id(1) % max_query_len
+    head = tl.program_id(0) % NUM_HEADS
+    request = tl.program_id(0) // NUM_HEADS // max_query_len
+    query = tl.program_id(0) // NUM_HEADS % max_query_len
     first_token = tl.load(query_start_ptr + request).to(tl.int64)
     query_len = (tl.load(query_start_ptr + request + 1) - first_token).to(tl.int32)
     if (query_len < MIN_QUERY) | (query_len > MAX_QUERY) | (query >= query_len):
@@ -166,7 +180,7 @@ def fold_splits_kernel(
     _, _, num_splits = split_context(first_query, seq_len, WINDOW, BLOCK_N, MIN_SPLIT, MAX_SPLITS)
     column = tl.arange(0, BLOCK_DIM)[None, :]
     mask = column < HEAD_DIM
-    slot = (request * max_query_len + query).to(tl.int64) * NUM_HEADS + head
+    slot = (find_first_row(request, first_token, first_draft, MAX_QUERY) + query) * NUM_HEADS + head
     total = tl.zeros([1, BLOCK_DIM], dtype=tl.float32)
     total_max = tl.full([1], float("-inf"), dtype=tl.float32)
     total_sum = tl.zeros([1], dtype=tl.float32)

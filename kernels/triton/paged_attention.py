@@ -29,6 +29,8 @@ MAX_SPLITS = 16
 MIN_PROGRAMS = 4
 # Rows of a tile of short queries at most, unless one group of heads is larger.
 MAX_SHORT_ROWS = 32
+# Scratch of a step's drafts at most: where their parts would take more, one program does all parts of its tile.
+MAX_DRAFT_BYTES = 2**28
 
 
 def paged_attention(
@@ -85,6 +87,21 @@ def paged_attention(
     if plan.has_long:
         call.attend_long(plan)
     return result
+
+
+def estimate_scratch(num_requests: int, num_tokens: int, num_heads: int, head_dim: int) -> int:
+    """Return the bytes of parts of sums that a step takes at most, with contexts of any length.
+
+    Args:
+        num_requests, num_tokens: of the step, at most.
+    """
+    row_bytes = _measure_parts(num_heads * MAX_SPLITS, head_dim)
+    num_draft_tokens = min(num_tokens, num_requests * SHORT_LIMIT)
+    return num_requests * row_bytes + min(num_draft_tokens * row_bytes, MAX_DRAFT_BYTES)
+
+
+def _measure_parts(num_parts: int, head_dim: int) -> int:
+    return num_parts * (head_dim + 2) * torch.float32.itemsize
 
 
 class _Call:
@@ -146,8 +163,12 @@ class _Call:
         max_splits = min(MAX_SPLITS, triton.cdiv(plan.max_seq_len, min_split))
         fewest = MIN_PROGRAMS if max_splits >= 2 * MIN_PROGRAMS else 1
         num_programs = max(fewest, min(max_splits, self._table.target_programs // num_units))
+        is_draft = limits != (1, 1)
+        num_rows = (plan.num_draft_tokens if is_draft else plan.num_requests) * self._num_heads
+        if is_draft and _measure_parts(num_rows * max_splits, self._head_dim) > MAX_DRAFT_BYTES:
+            num_programs = 1
         num_slots = max_splits if num_programs > 1 or shared is not None else 0
-        num_parts = plan.num_requests * max_query_len * self._num_heads * num_slots
+        num_parts = num_rows * num_slots
         scratch = plan.take_scratch(num_parts, self._head_dim, self._out.device)
         splitting = {"MIN_SPLIT": min_split, "MAX_SPLITS": MAX_SPLITS, "BLOCK_N": tile.block_n}
         queries = {"MIN_QUERY": limits[0], "MAX_QUERY": limits[1]}
@@ -161,7 +182,7 @@ class _Call:
             *(self._lengths if shared is None else (shared.leaders, shared.shared_lens)),
             *self._strides,
             query_tiles,
-            max_query_len,
+            plan.first_draft,
             num_slots,
             *self._factors,
             **(self._sizes | queries | shape | FUSED),
@@ -173,7 +194,7 @@ class _Call:
             self._fold(
                 plan.num_requests * max_query_len,
                 scratch,
-                (max_query_len, num_slots),
+                (max_query_len, plan.first_draft, num_slots),
                 block_q,
                 queries | splitting,
             )
@@ -182,11 +203,11 @@ class _Call:
         self,
         num_queries: int,
         scratch: tuple[Tensor, Tensor],
-        sizes: tuple[int, int],
+        sizes: tuple[int, int, int],
         block_q: int,
         constants: dict[str, int],
     ) -> None:
-        fold_splits_kernel[(self._num_heads, num_queries)](
+        fold_splits_kernel[(self._num_heads * num_queries,)](
             self._out,
             *scratch,
             *self._lengths,
@@ -232,7 +253,7 @@ class _Call:
         tile = self._table.choose("long", self._itemsize, self._head_dim)
         rows = max(tile.block_m, next_power_of_2(self._group))
         num_tiles = self._q.shape[0] // (rows // self._group) + plan.num_requests
-        long_attention_kernel[(self._num_kv_heads, num_tiles)](
+        long_attention_kernel[(self._num_kv_heads * num_tiles,)](
             self._out,
             *self._inputs,
             *self._strides,

@@ -5,15 +5,22 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
 
 from engine import ConfigError, EngineConfig
-from engine.model import ModelConfig, RopeConfig
-from engine.worker.kv_cache import allocate_kv_cache, compute_bytes_per_block, estimate_step_bytes
+from engine.config import WorkerConfig
+from engine.model import DecoderModel, ModelConfig, RopeConfig
+from engine.worker.input_batch import InputBatch
+from engine.worker.kv_cache import allocate_kv_cache, compute_bytes_per_block
+from engine.worker.step_memory import StepMemory
 from engine.worker.worker import Worker
+from kernels import torch_ops
 from tests.engine.model.drive import make_transformers_model, save
 
 MakeConfig = Callable[..., EngineConfig]
@@ -144,13 +151,42 @@ def test_what_is_closed_holds_no_memory(make_config: MakeConfig) -> None:
     worker.close()
 
 
+def test_the_largest_step_is_estimated_with_its_scratch_and_logprobs() -> None:
+    config = ModelConfig("Qwen3ForCausalLM", 1000, 32, 64, 2, 4, 2, 8, 128, RopeConfig())
+    # hidden states 4 * 32, MLP 3 * 64, attention 2 * (4 + 2) * 8 numbers of 2 bytes
+    per_token = (128 + 192 + 96) * 2
+    # logits of 2 bytes, and four times 4: a copy for logprobs, one for penalties, counts; then what orders logprobs
+    per_row = 1000 * (2 + 16 + 20)
+    memory = StepMemory(config, torch.bfloat16, num_tokens=100, num_rows=70)
+    assert memory.estimate_step() == 100 * per_token + 70 * per_row
+    few = replace(memory, num_rows=3)
+    assert few.estimate_step() == 100 * per_token + 64 * per_row, "prompts are scored 64 tokens at a time"
+    recorded = replace(memory, num_recorded_rows=72, estimate_scratch=lambda *sizes: sum(sizes))
+    scratch = (70 + 100 + 4 + 8) + (72 + 72 + 4 + 8)
+    assert recorded.estimate_step() == 172 * per_token + 70 * per_row + scratch
+
+
+def test_chunks_bound_what_logprobs_take() -> None:
+    config = ModelConfig("Qwen3ForCausalLM", 2**20, 32, 64, 2, 4, 2, 8, 128, RopeConfig())
+    small, large = (StepMemory(config, torch.float32, 0, rows).estimate_step() for rows in (64, 128))
+    assert large - small == 64 * 2**20 * 20
+
+
+def test_rows_are_estimated_no_smaller_than_they_are(make_config: MakeConfig) -> None:
+    worker = make_worker(make_config(device="cpu", max_num_seqs=7))
+    worker.load()
+    max_len = worker.resolved.max_model_len
+    batch = InputBatch(7, max_len, 16, torch.device("cpu"), is_gathered=True)
+    rope = worker.model.rope
+    rope.reserve(max_len)
+    tensors = (batch._token_pool, batch._device_tables, rope._cos, rope._sin)
+    estimate = StepMemory(worker.model_config, torch.float32, 9, 7).estimate_rows(max_len, 16)
+    assert sum(each.nbytes for each in tensors if each is not None) <= estimate
+
+
 def test_a_gpu_leaves_room_for_the_largest_step(
     make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = ModelConfig("Qwen3ForCausalLM", 1000, 32, 64, 2, 4, 2, 8, 128, RopeConfig())
-    # hidden states 4 * 32, MLP 3 * 64, attention 2 * (4 + 2) * 8 numbers of 2 bytes; logits of 2 and 4 bytes
-    step = estimate_step_bytes(config, num_tokens=100, num_rows=3, dtype=torch.bfloat16)
-    assert step == 100 * (128 + 192 + 96) * 2 + 3 * 1000 * 6
     emptied: list[int] = []
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(1))
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (800, 1000))
@@ -162,6 +198,28 @@ def test_a_gpu_leaves_room_for_the_largest_step(
     assert len(emptied) == 3
 
 
+@pytest.mark.parametrize("scratch", [0, 2**26])
+def test_the_cache_leaves_room_for_the_rows_and_the_scratch_of_attention(
+    make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch, scratch: int
+) -> None:
+    free = 2**30
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (free, free))
+    monkeypatch.setattr(Worker, "_empty_cache", lambda _: None)
+    worker = make_worker(make_config(memory_share=1.0, max_num_seqs=50))
+    worker.device = torch.device("cuda")
+    ops = replace(torch_ops.make_ops(), estimate_scratch=lambda *sizes: scratch)
+    worker.model = cast(DecoderModel, SimpleNamespace(ops=ops))
+    config = ModelConfig("Qwen3ForCausalLM", 1000, 32, 64, 2, 4, 2, 8, 2**20, RopeConfig())
+    resolved = WorkerConfig("", "auto", "bfloat16", "cuda", 1, 0)
+    memory = StepMemory(
+        config, torch.bfloat16, worker.config.max_num_batched_tokens, 50, 0, ops.estimate_scratch
+    )
+    for block_bytes, max_len in ((16, 2**20), (2**24, 2**9)):
+        room = worker._measure_cache_room(config, resolved, block_bytes)
+        assert room <= free - memory.estimate_step() - memory.estimate_rows(max_len, 16)
+        assert room + memory.estimate_step() >= free // 4, "a row is no longer than the cache"
+
+
 def test_a_reset_forgets_rows_and_keeps_weights_and_memory(make_config: MakeConfig) -> None:
     worker = make_worker(make_config(device="cpu"))
     worker.load()
@@ -171,6 +229,38 @@ def test_a_reset_forgets_rows_and_keeps_weights_and_memory(make_config: MakeConf
     assert worker.runner.model is model
     assert worker.kv_caches[0][0].data_ptr() == cache
     assert not worker.has_parked
+
+
+def test_a_reset_lets_go_of_the_rows_before_it_makes_new_ones(
+    make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There is room for one token pool on a GPU, not for two."""
+    worker = make_worker(make_config(device="cpu"))
+    worker.load()
+    old = weakref.ref(worker.runner.batch)
+    alive: list[bool] = []
+
+    def make_batch(*args: Any) -> InputBatch:
+        alive.append(old() is not None)
+        return InputBatch(*args)
+
+    monkeypatch.setattr("engine.worker.worker.InputBatch", make_batch)
+    worker.reset()
+    assert alive == [False]
+
+
+def test_a_light_sleep_gives_the_rope_tables_back(make_config: MakeConfig) -> None:
+    worker = make_worker(make_config(device="cpu"))
+    worker.load()
+    rope = worker.model.rope
+    rope.reserve(2048)
+    before = rope._cos, rope._sin
+    worker.sleep(1)
+    assert rope._cos.numel() == rope._sin.numel() == 0
+    worker.reset()
+    rope.reserve(2048)
+    for table, old in zip((rope._cos, rope._sin), before, strict=True):
+        assert table.device == worker.device and torch.equal(table, old)
 
 
 def test_bytes_per_block_are_those_of_the_allocation(make_config: MakeConfig) -> None:

@@ -86,7 +86,7 @@ def compile_attention(
         constants |= {"MIN_SPLIT": table.min_split, "MAX_SPLITS": 16}
     elif kind == "short":
         arguments |= {"parts_ptr": "*fp32", "stats_ptr": "*fp32"}
-        arguments |= dict.fromkeys(("query_tiles", "max_query_len", "num_slots"), "i32")
+        arguments |= dict.fromkeys(("query_tiles", "first_draft", "num_slots"), "i32")
         arguments |= dict.fromkeys(SHARED[:2], "*i32")
         constants |= {
             "MIN_SPLIT": table.min_split, "MAX_SPLITS": 16, "IS_FOLDED": is_folded, "WINDOW": window,
@@ -221,7 +221,7 @@ SMALL = {
     ),
     "fold_splits": (
         fold_splits_kernel,
-        PARTS | LENGTHS | {"out_ptr": "*bf16", "max_query_len": "i32", "num_slots": "i32"},
+        PARTS | LENGTHS | dict.fromkeys(("max_query_len", "first_draft", "num_slots"), "i32") | {"out_ptr": "*bf16"},
         {
             "NUM_HEADS": 16, "HEAD_DIM": 128, "BLOCK_DIM": 128, "WINDOW": 0, "MIN_QUERY": 1, "MAX_QUERY": 1,
             "MIN_SPLIT": 512, "MAX_SPLITS": 16, "BLOCK_Q": 8, "BLOCK_N": 64,

@@ -87,6 +87,25 @@ def test_who_computes_a_split_changes_no_bit(device: torch.device) -> None:
         torch.testing.assert_close(each, results[0], atol=tolerance, rtol=tolerance)
 
 
+def test_drafts_between_decodes_and_prompts_have_parts_of_their_own(device: torch.device) -> None:
+    lens = [(1, 35), (18, 18), (3, 40), (1, 20), (16, 33)]
+    tensors = make_paged(lens, device, num_heads=2, num_kv_heads=1, head_dim=16)
+    assert_equals_reference(tensors, make_table(target_programs=1000, min_split=16))
+
+
+def test_drafts_with_too_many_parts_are_folded_at_once(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tensors = make_paged([(3, 40), (2, 20)], device, num_heads=2, num_kv_heads=1, head_dim=16)
+    table = make_table(target_programs=1000, min_split=16)
+    plans = [AttentionPlan([3, 2], [40, 20]) for _ in range(2)]
+    expected = attend(tensors, table, plan=plans[0])
+    monkeypatch.setitem(paged_attention.__globals__, "MAX_DRAFT_BYTES", 0)
+    assert torch.equal(attend(tensors, table, plan=plans[1]), expected)
+    sizes = [plan.take_scratch(0, 16, device)[0].untyped_storage().nbytes() for plan in plans]
+    assert sizes == [5 * 2 * 3 * 18 * 4, 0], "tokens, heads, splits, sums of 16 and their statistics"
+
+
 def test_a_row_does_not_depend_on_the_rows_beside_it(device: torch.device) -> None:
     q, k_cache, v_cache, tables, _, seq_lens = make_paged([(1, 130), (1, 9), (1, 77)], device, head_dim=16)
     table = make_table(target_programs=1000)

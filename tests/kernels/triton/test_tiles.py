@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from triton.runtime.jit import JITFunction
 
 from kernels.triton import make_ops
 from kernels.triton.attention_long import long_attention_kernel
@@ -14,6 +16,7 @@ from kernels.triton.attention_plan import SHORT_LIMIT, AttentionPlan
 from kernels.triton.attention_shared import shared_prefix_kernel
 from kernels.triton.attention_short import fold_splits_kernel, short_attention_kernel
 from kernels.triton.gather_inputs import gather_tables_kernel, gather_tokens_kernel
+from kernels.triton.paged_attention import MAX_DRAFT_BYTES, estimate_scratch, paged_attention
 from kernels.triton.tiles import (
     FOLDER,
     Entry,
@@ -100,6 +103,13 @@ def test_a_plan_parts_requests_by_their_new_tokens() -> None:
     assert (decode.max_draft_len, decode.has_long) == (0, False)
 
 
+def test_a_plan_knows_where_drafts_begin_and_end() -> None:
+    plan = AttentionPlan([1, 40, 3, 1, 16, 20], [50] * 6)
+    assert (plan.first_draft, plan.num_draft_tokens) == (41, 3 + 1 + 16)
+    assert AttentionPlan([2, 1], [9, 9]).num_draft_tokens == 2
+    assert AttentionPlan([1, 17], [9, 50]).num_draft_tokens == 0
+
+
 def test_layers_of_a_step_share_their_scratch() -> None:
     plan = AttentionPlan([1], [9])
     first, _ = plan.take_scratch(4, 8, torch.device("cpu"))
@@ -107,12 +117,80 @@ def test_layers_of_a_step_share_their_scratch() -> None:
     assert first.data_ptr() == second.data_ptr() and stats.shape == (8,)
 
 
+HEADS, KEY_HEADS, HEAD_DIM = 32, 8, 128
+
+
+def launch(
+    lens: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+) -> tuple[int, dict[str, tuple[int, ...]]]:
+    """Bytes of scratch and the grids of one layer of a step, on the meta device."""
+    grids: dict[str, tuple[int, ...]] = {}
+
+    def run(kernel: Any, *args: Any, grid: tuple[int, ...], **options: Any) -> None:
+        grids[kernel.__name__] = grid
+
+    monkeypatch.setattr(JITFunction, "run", run)
+    query_lens, seq_lens = [list(each) for each in zip(*lens, strict=True)]
+    with torch.device("meta"):
+        cache = torch.empty(9, 16, KEY_HEADS, HEAD_DIM, dtype=torch.bfloat16)
+        q = torch.empty(sum(query_lens), HEADS, HEAD_DIM, dtype=torch.bfloat16)
+        tables, lengths = torch.empty(len(lens), 4).int(), torch.empty(len(lens)).int()
+        starts = torch.empty(len(lens) + 1).int()
+    plan = AttentionPlan(query_lens, seq_lens)
+    table = read_table(FOLDER / "sm_90.json")
+    paged_attention(q, cache, cache, tables, starts, lengths, scale=0.1, plan=plan, tiles=table)
+    return (0 if plan._scratch is None else plan._scratch.nbytes), grids
+
+
+def test_the_rest_of_a_prompt_takes_scratch_for_its_own_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not for as many of every request beside it: 1,024 decodes with 16 tokens of a prompt took 4 GiB."""
+    decodes = [(1, 8192)] * 64
+    alone, _ = launch(decodes, monkeypatch)
+    mixed, _ = launch([*decodes, (16, 8192)], monkeypatch)
+    assert 0 < mixed <= alone * 65 // 64
+    assert launch([(700, 8192), *decodes, (16, 8192)], monkeypatch)[0] == mixed * 66 // 65
+
+
+@pytest.mark.parametrize(
+    "lens",
+    [
+        [(1, 9000)] * 72,
+        [(16, 700)] * 64,
+        [(16, 9000)] * 512,
+        [(2, 9000), (5000, 5000), (2, 9000)],
+        [(1, 100_000)] * 9 + [(3, 100_000)],
+    ],
+)
+def test_no_step_takes_more_scratch_than_was_estimated(
+    lens: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    num_tokens = sum(query_len for query_len, _ in lens)
+    taken, grids = launch(lens, monkeypatch)
+    estimate = make_ops(torch.device("cuda"), torch.bfloat16).estimate_scratch
+    assert estimate is estimate_scratch
+    assert taken <= estimate(len(lens), num_tokens, HEADS, HEAD_DIM)
+    if lens[0][0] > 1:
+        assert taken <= MAX_DRAFT_BYTES
+        assert ("fold_splits_kernel" in grids) is (taken > 0), "without scratch one program does all parts"
+
+
+@pytest.mark.parametrize("lens", [[*[(1, 9000)] * 4095, (16, 9000)], [(2**22, 2**22)]])
+def test_only_the_first_axis_of_a_grid_is_long(
+    lens: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CUDA takes 65,535 programs along the others."""
+    _, grids = launch(lens, monkeypatch)
+    assert grids
+    for grid in grids.values():
+        assert grid[0] < 2**31 and all(size < 2**16 for size in grid[1:])
+
+
 @pytest.mark.skipif(IS_INTERPRETED, reason="a process that interprets does not specialise")
 @pytest.mark.parametrize(
     ("kernel", "names"),
     [
-        (short_attention_kernel, ("query_tiles", "max_query_len", "table_stride", "num_slots")),
-        (fold_splits_kernel, ("max_query_len", "num_slots")),
+        (short_attention_kernel, ("query_tiles", "first_draft", "table_stride", "num_slots")),
+        (fold_splits_kernel, ("max_query_len", "first_draft", "num_slots")),
         (shared_prefix_kernel, ("table_stride", "num_groups", "num_slots")),
         (long_attention_kernel, ("num_requests", "table_stride")),
         (gather_tokens_kernel, ("num_tokens", "num_requests")),

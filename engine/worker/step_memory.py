@@ -1,0 +1,73 @@
+"""StepMemory: what a GPU needs beside weights and KV cache, estimated before the cache takes the rest.
+
+rows            token pool, block tables, RoPE tables          as long as the engine runs
+recorded steps  activations and scratch of the largest decode  likewise
+largest step    activations, scratch of the attention, logits, logprobs
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from engine.core.step import MAX_SCORED_TOKENS
+from engine.model.config import ModelConfig
+from kernels.sampling import DEVICE_CHUNK_ELEMENTS
+
+# Words of 4 bytes per token of the vocabulary and sampled row: logits, a copy of them as they were for logprobs, one of
+# the rows with penalties, and the counts that those have.
+LOGIT_WORDS = 4
+# Bytes per element of a chunk of rows whose logprobs are computed: the bits of scores, what flips them, the keys of 64
+# bits that order them, and their log-softmax.
+LOGPROB_BYTES = 4 + 4 + 8 + 4
+
+
+@dataclass(frozen=True, slots=True)
+class StepMemory:
+    """Estimates for one model and the largest step that its engine may run."""
+
+    config: ModelConfig
+    dtype: torch.dtype
+    num_tokens: int  # of the step
+    num_rows: int  # of the batch, all of them sampled
+    num_recorded_rows: int = 0  # of the largest recorded step
+    estimate_scratch: Callable[[int, int, int, int], int] | None = None  # see `kernels.Ops`
+
+    def estimate_step(self) -> int:
+        """Return about how many bytes the largest step takes, and what is recorded beside it."""
+        recorded = self.num_recorded_rows
+        largest = self._estimate_layers(self.num_rows, self.num_tokens) + self._estimate_logits()
+        return largest + self._estimate_layers(recorded, recorded)
+
+    def estimate_rows(self, max_model_len: int, block_size: int) -> int:
+        """Return about how many bytes the rows take that may grow to this length."""
+        num_blocks = -(-max_model_len // block_size)
+        tokens = self.num_rows * (max_model_len + 1) * torch.int64.itemsize
+        # One of the batch and one of the recorded steps.
+        tables = 2 * max(self.num_rows, self.num_recorded_rows) * num_blocks * torch.int32.itemsize
+        # Cosines and sines, and as much again while they are made.
+        rope = 4 * max_model_len * self.config.head_dim * torch.float32.itemsize
+        return tokens + tables + rope
+
+    def _estimate_layers(self, num_rows: int, num_tokens: int) -> int:
+        """Per token: in the MLP the gate, the up half and their product, beside the hidden states and what attention
+        reads and writes; and the scratch of the attention.
+        """
+        config = self.config
+        attention = 2 * (config.num_attention_heads + config.num_key_value_heads) * config.head_dim
+        per_token = 4 * config.hidden_size + 3 * config.intermediate_size + attention
+        activations = num_tokens * per_token * self.dtype.itemsize
+        if self.estimate_scratch is None:
+            return activations
+        return activations + self.estimate_scratch(
+            num_rows, num_tokens, config.num_attention_heads, config.head_dim
+        )
+
+    def _estimate_logits(self) -> int:
+        vocab_size = self.config.vocab_size
+        num_logits = max(self.num_rows, MAX_SCORED_TOKENS) * vocab_size
+        num_chunk = min(num_logits, max(DEVICE_CHUNK_ELEMENTS, vocab_size))
+        per_logit = self.dtype.itemsize + LOGIT_WORDS * torch.float32.itemsize
+        return num_logits * per_logit + num_chunk * LOGPROB_BYTES
