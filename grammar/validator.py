@@ -1,14 +1,15 @@
 """The last check of a finished text: a JSON Schema validator independent of the grammar engines."""
 
 from typing import Any
-from urllib.parse import quote
 
 import jsonschema_rs
 
 from .errors import InvalidGrammar
-from .json_schema.dialect import detect_dialect, with_dialect
+from .json_schema.dialect import DRAFT_4, detect_dialect, with_dialect
 from .json_schema.formats import ASSERTED_FORMATS
+from .json_schema.identifiers import BASE_URI, encode_reference, join_uri, write_reference
 from .json_schema.keywords import join_pointer
+from .json_schema.references import map_schemas
 
 # Formats the library would assert and we treat as annotations, as the grammar does.
 _OTHER_FORMATS = frozenset(
@@ -24,8 +25,9 @@ _OTHER_FORMATS = frozenset(
         "regex",
     ]
 )
-# Stands for the document while a subschema of it is the schema.
-_BASE_URI = "urn:troupe:schema"
+
+
+_UNUSABLE = (jsonschema_rs.ValidationError, jsonschema_rs.ReferencingError, ValueError)
 
 
 def accept_anything(text: str) -> bool:
@@ -33,31 +35,69 @@ def accept_anything(text: str) -> bool:
     return True
 
 
+class SchemaDocument:
+    """A schema, and the validators of the subschemas in it, in the draft it is written in; never fetches anything.
+
+    Raises:
+        InvalidGrammar: the schema is nested too deeply.
+    """
+
+    def __init__(self, schema: dict[str, Any] | bool) -> None:
+        self._dialect = detect_dialect(schema)
+        try:
+            self._schema = map_schemas(with_dialect(schema, self._dialect), encode_references)
+        except RecursionError as error:
+            raise InvalidGrammar(
+                "the schema cannot be used for validation: it is nested too deeply"
+            ) from error
+        self._registry: jsonschema_rs.Registry | None = None
+
+    def make_validator(self, pointer: str = "") -> jsonschema_rs.Validator:
+        """Return the validator of the subschema at a JSON pointer; its references mean what they mean in the document.
+
+        Raises:
+            InvalidGrammar: the library cannot use the schema.
+        """
+        try:
+            return self._dialect.validator_class(
+                self._refer(pointer) if pointer else self._schema,
+                registry=self._registry,
+                formats=dict.fromkeys(_OTHER_FORMATS - ASSERTED_FORMATS, accept_anything),
+                validate_formats=True,
+                ignore_unknown_formats=True,
+                offline=True,
+            )
+        except BaseException as error:
+            # Over some references the library panics, which is no Exception.
+            if not isinstance(error, _UNUSABLE) and type(error).__name__ != "PanicException":
+                raise
+            raise InvalidGrammar(f"the schema cannot be used for validation: {error}") from error
+
+    def _refer(self, pointer: str) -> dict[str, Any]:
+        """Return a schema that is but a reference to a subschema."""
+        uri = self._name()
+        if self._registry is None:
+            self._registry = jsonschema_rs.Registry([(uri, self._schema)])
+        return {"$ref": uri + write_reference(pointer)}
+
+    def _name(self) -> str:
+        """Return the URI of the document: its own, since references in it may be relative to that."""
+        schema = self._schema if isinstance(self._schema, dict) else {}
+        identifier = schema.get("id" if self._dialect is DRAFT_4 else "$id")
+        if not isinstance(identifier, str) or (self._dialect.ignores_ref_siblings and "$ref" in schema):
+            return BASE_URI
+        return join_uri(BASE_URI, identifier).partition("#")[0]
+
+
 class SchemaValidator:
-    """Validates parsed JSON against a schema, in the draft it is written in; never fetches anything.
+    """Validates parsed JSON against a schema.
 
     Args:
         pointer: JSON pointer to the subschema to validate against; its references mean what they mean in `schema`.
     """
 
     def __init__(self, schema: dict[str, Any] | bool, pointer: str = "") -> None:
-        dialect = detect_dialect(schema)
-        document = with_dialect(schema, dialect)
-        registry = None
-        try:
-            if pointer:
-                registry = jsonschema_rs.Registry([(_BASE_URI, document)])
-                document = {"$ref": f"{_BASE_URI}#{quote(pointer)}"}
-            self._validator = dialect.validator_class(
-                document,
-                registry=registry,
-                formats=dict.fromkeys(_OTHER_FORMATS - ASSERTED_FORMATS, accept_anything),
-                validate_formats=True,
-                ignore_unknown_formats=True,
-                offline=True,
-            )
-        except (jsonschema_rs.ValidationError, jsonschema_rs.ReferencingError, ValueError) as error:
-            raise InvalidGrammar(f"the schema cannot be used for validation: {error}") from error
+        self._validator = SchemaDocument(schema).make_validator(pointer)
 
     def is_valid(self, instance: Any) -> bool:
         """Tell whether an instance is valid."""
@@ -68,3 +108,9 @@ class SchemaValidator:
         for error in self._validator.iter_errors(instance):
             return join_pointer("", *error.instance_path), error.message
         return None
+
+
+def encode_references(schema: dict[str, Any]) -> dict[str, Any]:
+    """Return a schema object whose `$ref` the library can read."""
+    ref = schema.get("$ref")
+    return {**schema, "$ref": encode_reference(ref)} if isinstance(ref, str) else schema

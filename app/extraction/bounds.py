@@ -3,8 +3,9 @@
 Strings and lists get lengths, dates and times of day the characters that they can have (forms.py).
 
 Only places where a limit makes the schema stricter are touched: never below `not`, `oneOf`, `if` or
-`contains`, where narrowing a part may widen the whole. What was added is listed and shown, and the
-record is checked against the schema as the user wrote it.
+`contains`, nor what a reference there leads to, where narrowing a part may widen the whole; nor below `enum` and
+`const`, where it may leave nothing. What was added is listed and shown, and the record is checked against the
+schema as the user wrote it.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from app.extraction.forms import MEANINGS, OTHER_TIMES, Forms
+from app.extraction.pointers import escape_pointer, follow, list_references, read_reference, walk_objects
 from app.extraction.prompt import Schema
 
 # Keywords whose subschemas must all hold (or may be chosen): stricter parts make a stricter whole.
@@ -101,7 +103,7 @@ def explain_added(bounds: BoundedSchema) -> str:
 
 def walk_narrowable(schema: Schema) -> Iterator[tuple[str, Schema]]:
     """(JSON pointer, subschema) of every place where a stricter part makes the whole stricter."""
-    yield from _subschemas(schema, "", skip_definitions=_has_opposed_reference(schema))
+    yield from _subschemas(schema, "", _find_opposed(schema))
 
 
 def allows_strings(subschema: Schema) -> bool:
@@ -157,34 +159,40 @@ def _set(subschema: Schema, pointer: str, keyword: str, value: int | str) -> Bou
     return Bound(pointer, keyword, value)
 
 
-def _subschemas(schema: Any, pointer: str, skip_definitions: bool) -> Iterator[tuple[str, Schema]]:
-    if not isinstance(schema, dict):
+def _subschemas(schema: Any, pointer: str, opposed: frozenset[str]) -> Iterator[tuple[str, Schema]]:
+    if not isinstance(schema, dict) or pointer in opposed:
         return
     yield pointer, schema
+    if "enum" in schema or "const" in schema:
+        return  # what is listed there need not keep to a limit
     for keyword, value in list(schema.items()):
         here = f"{pointer}/{keyword}"
         if keyword in SUBSCHEMA_KEYWORDS:
-            yield from _subschemas(value, here, skip_definitions)
+            yield from _subschemas(value, here, opposed)
         elif keyword in SUBSCHEMA_LIST_KEYWORDS and isinstance(value, list):
             for index, item in enumerate(value):
-                yield from _subschemas(item, f"{here}/{index}", skip_definitions)
+                yield from _subschemas(item, f"{here}/{index}", opposed)
         elif keyword in SUBSCHEMA_MAP_KEYWORDS and isinstance(value, dict):
-            if skip_definitions and keyword in ("$defs", "definitions"):
-                continue
             for name, item in value.items():
-                yield from _subschemas(item, f"{here}/{escape_pointer(name)}", skip_definitions)
+                yield from _subschemas(item, f"{here}/{escape_pointer(name)}", opposed)
 
 
-def _has_opposed_reference(schema: Any) -> bool:
-    """Whether a definition may be used below an opposing keyword; then no definition is touched."""
-    if isinstance(schema, list):
-        return any(_has_opposed_reference(item) for item in schema)
-    if not isinstance(schema, dict):
-        return False
-    opposed = [schema[keyword] for keyword in OPPOSING_KEYWORDS if keyword in schema]
-    return '"$ref"' in json.dumps(opposed) or any(_has_opposed_reference(value) for value in schema.values())
+def _find_opposed(schema: Schema) -> frozenset[str]:
+    """Pointers of what references below an opposing keyword lead to; "", hence everything, where that is not known."""
+    opposing = [node[word] for node in walk_objects(schema) for word in OPPOSING_KEYWORDS if word in node]
+    waiting = list_references(opposing)
+    found: set[str] = set()
+    while waiting:
+        target = read_reference(waiting.pop())
+        if target is None or _has_identifiers(schema):
+            return frozenset([""])
+        if target not in found:
+            found.add(target)
+            waiting += list_references([follow(schema, target)])
+    return frozenset(found)
 
 
-def escape_pointer(name: str) -> str:
-    """A property name as a step of a JSON pointer."""
-    return name.replace("~", "~0").replace("/", "~1")
+def _has_identifiers(schema: Schema) -> bool:
+    """Whether a pointer may start from another place than the root."""
+    inner = walk_objects(list(schema.values()))
+    return any(isinstance(node.get(keyword), str) for node in inner for keyword in ("$id", "id"))

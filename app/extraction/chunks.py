@@ -11,13 +11,19 @@ from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from app.extraction.bounds import BoundedSchema, escape_pointer
-from app.extraction.extractor import ExtractionResult, Extractor, TextTooLong, extract_patiently
+from app.extraction.bounds import BoundedSchema
+from app.extraction.extractor import (
+    ExtractionResult,
+    Extractor,
+    TextTooLong,
+    extract_patiently,
+    list_violations,
+)
 from app.extraction.grounding import Evidence
 from app.extraction.json_spans import scan
+from app.extraction.pointers import escape_pointer
 from app.extraction.prompt import Schema, make_messages, make_plain_prompt
 from engine import Engine, InvalidRequest
-from grammar import SchemaValidator
 
 # Tokens kept free for each part's record, as a share of the model's length.
 OUTPUT_SHARE = 0.3
@@ -189,9 +195,7 @@ def merge(schema: Schema, parts: list[Part], results: list[ExtractionResult]) ->
         for error in result.errors
         if result.finish_reason != "stop"
     )
-    violation = None if errors else SchemaValidator(schema).first_error(record)
-    if violation is not None:
-        errors = (f"{violation[0] or 'the record'}: {violation[1]}",)
+    errors = errors or list_violations(schema, record)
     raw = json.dumps(record, indent=2, ensure_ascii=False)
     reasons = [result.finish_reason for result in results if result.finish_reason != "stop"]
     note = f"read in {len(parts)} overlapping parts; single values come from the part that was surest of them"

@@ -13,10 +13,11 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
-from app.extraction.bounds import BoundedSchema, Limits, add_bounds, escape_pointer
+from app.extraction.bounds import BoundedSchema, Limits, add_bounds
 from app.extraction.confidence import field_confidence, score_tokens
 from app.extraction.grounding import Evidence, find_evidence
 from app.extraction.json_spans import Leaf, scan
+from app.extraction.pointers import escape_pointer
 from app.extraction.prompt import Schema, make_messages, make_plain_prompt
 from app.extraction.verbatim import mark_grounded
 from engine import (
@@ -27,7 +28,7 @@ from engine import (
     RequestOutput,
     SamplingParams,
 )
-from grammar import GrammarSpec, SchemaValidator
+from grammar import GrammarError, GrammarSpec, SchemaValidator
 
 DEFAULT_LIMITS = Limits()
 DEFAULT_MAX_TOKENS = 1024
@@ -222,8 +223,16 @@ def check_record(schema: Schema, completion: CompletionOutput, reason: str) -> t
         return None, ("nested too deeply to be checked",)
     if not is_finite(record):
         return None, ("a number is larger than a double holds",)
-    violation = SchemaValidator(schema).first_error(record)
-    return record, () if violation is None else (f"{violation[0] or 'the record'}: {violation[1]}",)
+    return record, list_violations(schema, record)
+
+
+def list_violations(schema: Schema, record: Any) -> tuple[str, ...]:
+    """What an independent validator has to say against a record: its first violation, or that it cannot say."""
+    try:
+        violation = SchemaValidator(schema).first_error(record)
+    except GrammarError as error:
+        return (str(error),)
+    return () if violation is None else (f"{violation[0] or 'the record'}: {violation[1]}",)
 
 
 def is_finite(value: Any) -> bool:

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from app.extraction.bounds import escape_pointer
+from app.extraction.pointers import escape_pointer
 
 Scalar = str | int | float | bool | None
 Path = tuple[str | int, ...]

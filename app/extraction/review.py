@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from app.extraction.json_spans import Leaf, Path, Scalar, scan
+from app.extraction.pointers import split_pointer
 from app.extraction.prompt import Schema
-from app.extraction.schema_places import list_kinds, name_kind, split_pointer
+from app.extraction.schema_places import list_kinds, name_kind
 
 ChangeKind = Literal["same", "changed", "new", "missing"]
 

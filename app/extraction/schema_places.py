@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from app.extraction.json_spans import Scalar
+from app.extraction.pointers import follow, read_reference, split_pointer
 from app.extraction.prompt import Schema
 from grammar import InvalidGrammar, SchemaValidator
 
@@ -14,11 +15,6 @@ KIND_NAMES: dict[type, str] = {
     str: "string", bool: "boolean", int: "integer", float: "number", type(None): "null",
     dict: "object", list: "array",
 }  # fmt: skip
-
-
-def split_pointer(pointer: str) -> list[str]:
-    """The steps of a JSON pointer."""
-    return [step.replace("~1", "/").replace("~0", "~") for step in pointer.split("/")[1:]]
 
 
 def name_kind(value: Scalar) -> str:
@@ -61,15 +57,8 @@ def _open(root: Schema, places: Sequence[Any]) -> list[Schema]:
 
 
 def _resolve(root: Schema, reference: Any) -> Any:
-    if not isinstance(reference, str) or not reference.startswith("#"):
-        return None
-    place: Any = root
-    for step in split_pointer(reference[1:]):
-        if isinstance(place, list):
-            place = place[int(step)] if step.isdecimal() and int(step) < len(place) else None
-        else:
-            place = place.get(step) if isinstance(place, dict) else None
-    return place
+    pointer = read_reference(reference)
+    return None if pointer is None else follow(root, pointer)
 
 
 def _below(place: Schema, step: str) -> Iterator[Any]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 
 import numpy as np
 
 from engine.messages import FillMasks, GrammarBroken, SampleGate
 from grammar import GrammarError, Matcher, allocate_bitmask, fill_bitmask
+
+logger = logging.getLogger("troupe.engine")
 
 
 class GrammarManager:
@@ -35,13 +38,10 @@ class GrammarManager:
         live = [(index, name) for index, name in order.targets if name in self._matchers]
         matchers = [self._matchers[name] for _, name in live]
         bitmask = allocate_bitmask(len(live), vocab_size)
-        fill_bitmask(matchers, range(len(live)), bitmask)
-        for (_, name), matcher in zip(live, matchers, strict=True):
-            if matcher.error is not None:  # a limit was hit; the row allows nothing
-                broken.append(
-                    GrammarBroken(order.step_id, name, f"the grammar could not go on: {matcher.error}")
-                )
-                del self._matchers[name]
+        for row, problem in fill_rows(matchers, bitmask).items():
+            name = live[row][1]
+            broken.append(GrammarBroken(order.step_id, name, f"the grammar could not go on: {problem}"))
+            del self._matchers[name]
         kept = [row for row, (_, name) in enumerate(live) if name in self._matchers]
         indices = np.array([live[row][0] for row in kept], dtype=np.int64)
         masks = bitmask if len(kept) == len(live) else bitmask[kept]
@@ -61,7 +61,28 @@ class GrammarManager:
                 )
             except GrammarError as error:
                 problem = str(error)
+            except Exception as error:  # a fault of one matcher, not of the engine
+                logger.exception("the grammar of request %s failed", request_id)
+                problem = repr(error)
             if problem is not None:
                 del self._matchers[request_id]
                 broken.append(GrammarBroken(order.step_id, request_id, problem))
         return broken
+
+
+def fill_rows(matchers: list[Matcher], bitmask: np.ndarray) -> dict[int, str]:
+    """Fill the mask of each matcher into its row; return row -> problem of those that could not go on."""
+    problems: dict[int, str] = {}
+    try:
+        fill_bitmask(matchers, range(len(matchers)), bitmask)
+    except Exception:  # whichever matcher it was: one by one, only that one fails
+        logger.exception("the masks of a step failed; they are filled one by one")
+        for row, matcher in enumerate(matchers):
+            try:
+                fill_bitmask([matcher], [row], bitmask)
+            except Exception as error:
+                problems[row] = str(error) if isinstance(error, GrammarError) else repr(error)
+    for row, matcher in enumerate(matchers):
+        if row not in problems and matcher.error is not None:  # a limit was hit; the row allows nothing
+            problems[row] = matcher.error
+    return problems

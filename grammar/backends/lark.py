@@ -13,6 +13,8 @@ _FORBIDDEN = (
     ("<", "tokens cannot be named; a grammar speaks about text"),
     ("@", "there is no other grammar to refer to"),
 )
+# What follows the name of a rule sets how it is sampled, cut off or captured.
+_ATTRIBUTES = re.compile(r"^\s*[?!]?\w[\w.-]*\s*\[\s*(\w*)", re.MULTILINE)
 
 
 def remove_quoted(text: str) -> str:
@@ -23,6 +25,10 @@ def remove_quoted(text: str) -> str:
 def check_lark(text: str) -> None:
     """Raise GrammarError for a grammar without a start rule or with what is not text."""
     bare = remove_quoted(text)
+    attribute = _ATTRIBUTES.search(bare)
+    if attribute is not None:
+        reason = "attributes of a rule are options of the engine, which are not the grammar's to set"
+        raise UnsupportedGrammar("", attribute[1] or "[", reason)
     # `?` and `!` before a rule say what becomes of its node in a tree; there are no trees here.
     if not re.search(r"^\s*[?!]?start\s*:", bare, re.MULTILINE):
         raise InvalidGrammar("a Lark grammar needs a rule named start")

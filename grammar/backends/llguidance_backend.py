@@ -23,6 +23,7 @@ from llguidance import (
 from ..bitmask import check_bitmask
 from ..csv_table import make_csv_pattern
 from ..errors import InvalidGrammar, UnsupportedGrammar
+from ..json_schema.multiples import find_large_multiple
 from ..json_schema.refusal import SIGN, explain_refusal
 from ..json_schema.unsatisfiable import close_in_place, close_unsatisfiable
 from ..limits import GrammarLimits
@@ -81,6 +82,10 @@ class LLGuidanceBackend:
 
     def compile(self, spec: GrammarSpec) -> "LLGuidanceProgram":
         """Compile a JSON schema (normalised), a Lark grammar or a regular language."""
+        if spec.kind == "json_schema" and '"multipleOf"' in spec.text:
+            problem = find_large_multiple(json.loads(spec.text))
+            if problem is not None:
+                raise UnsupportedGrammar(problem.pointer, problem.keyword, problem.reason)
         matcher = self._make_matcher(spec)
         for _ in range(MAX_NUM_CLOSED):
             if not matcher.is_error():

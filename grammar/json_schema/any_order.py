@@ -7,6 +7,7 @@ JSON schema of its own.
 """
 
 import json
+import math
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -108,6 +109,11 @@ class _Writer:
             return self._listed(schema["enum"] if "enum" in schema else [schema["const"]], pointer)
         types = schema.get("type", ["object", *JSON_TYPES])
         types = [types] if isinstance(types, str) else list(types)
+        if "array" in types and len(types) > 1 and is_countless(schema):
+            others = {keyword: value for keyword, value in schema.items() if keyword not in _ARRAY_KEYWORDS}
+            others["type"] = [name for name in types if name != "array"]
+            is_ordered_still = has_order(others, self._schema, set())
+            return self._write_value(others, pointer) if is_ordered_still else self._leaf(others, pointer)
         found = []
         for kind, keywords, write in (
             ("object", _OBJECT_KEYWORDS, self._object),
@@ -213,6 +219,9 @@ class _Writer:
             raise UnsupportedGrammar(
                 pointer, "prefixItems", "property order any: not around properties in any order"
             )
+        if is_countless(schema):
+            # The engine finds that nothing satisfies it, as in the order of the schema.
+            return self._leaf({"type": "array", "minItems": least, "maxItems": most}, pointer)
         item = self._value(schema.get("items", True), join_pointer(pointer, "items"))
         comma = f"{json.dumps(self._comma)}{self._gap}"
         if most == 0:
@@ -263,6 +272,11 @@ def has_order(schema: Any, document: Json, seen: set[str]) -> bool:
             return True
     children = iterate_children({k: v for k, v in schema.items() if k not in ("$defs", "definitions")})
     return any(has_order(child, document, seen) for _, child in children)
+
+
+def is_countless(schema: Json) -> bool:
+    """Tell whether no array has as many items as a schema demands."""
+    return schema.get("minItems", 0) > schema.get("maxItems", math.inf)
 
 
 def is_ordered(value: Any) -> bool:

@@ -1,8 +1,10 @@
 """Guides for keywords that count or name: which names an object may have, how many, and where a match must stand."""
 
+import json
 import math
 import re
 from collections.abc import Callable
+from fractions import Fraction
 from itertools import combinations, pairwise
 from typing import Any
 
@@ -16,6 +18,8 @@ Schema = dict[str, Any]
 
 # Ways to choose that a guide may list.
 MAX_NUM_CHOICES = 20
+# Characters that a guide may spend on repeating what has to match.
+MAX_NUM_REPEATED = 4096
 MAX_NUM_VALUES = 64
 # Integers of a range that are tried, about a millisecond.
 MAX_NUM_TRIED = 1024
@@ -60,14 +64,16 @@ def guide_contains(schema: Schema, wanted: Any) -> Schema:
         return {}
     if most is not None and most < least:
         return exclude("array")
-    if most is None or not any(choices := list(combinations(range(min(most, MAX_NUM_CHOICES)), least))):
+    if most is None or most > MAX_NUM_CHOICES:
         return {"minItems": least}
-    if most > MAX_NUM_CHOICES or len(choices) > MAX_NUM_CHOICES:
+    # Counted before they are listed, which would stop every thread where they are many.
+    num_choices = math.comb(most, least)
+    if num_choices > MAX_NUM_CHOICES or num_choices * least * len(json.dumps(wanted)) > MAX_NUM_REPEATED:
         return {"minItems": least}
     branches = [
         {"prefixItems": [wanted if place in choice else True for place in range(choice[-1] + 1)]}
         | {"minItems": choice[-1] + 1}
-        for choice in choices
+        for choice in combinations(range(most), least)
     ]
     return {"anyOf": branches} if len(branches) > 1 else branches[0]
 
@@ -82,9 +88,9 @@ def guide_number(schema: Schema, keyword: str) -> Schema:
     if keyword == "minProperties" and number > len(names):
         return exclude("object")
     size = number if keyword == "minProperties" else len(names) - number
-    chosen = list(combinations(names, size)) if 0 <= size <= len(names) <= MAX_NUM_CHOICES else []
-    if not 0 < len(chosen) <= MAX_NUM_CHOICES:
+    if not 0 <= size <= len(names) <= MAX_NUM_CHOICES or math.comb(len(names), size) > MAX_NUM_CHOICES:
         return {}
+    chosen = combinations(names, size)
     if keyword == "minProperties":
         return {"anyOf": [{"required": list(choice)} for choice in chosen]}
     return {"anyOf": [{"properties": dict.fromkeys(choice, False)} for choice in chosen]}
@@ -131,7 +137,11 @@ def count_multiples(schema: Schema) -> int | None:
     step = schema.get("multipleOf", 1 if schema.get("type") == "integer" else 0)
     low = schema.get("minimum", schema.get("exclusiveMinimum"))
     high = schema.get("maximum", schema.get("exclusiveMaximum"))
-    if not step or low is None or high is None or not (high - low) / step < MAX_NUM_VALUES:
+    if not step or low is None or high is None or max(abs(low), abs(high), step) > MAX_EXACT:
+        return None
+    # As they are written: 0.3 / 0.1 of doubles is less than 3.
+    low, high, step = (Fraction(str(number)) for number in (low, high, step))
+    if (high - low) / step >= MAX_NUM_VALUES:
         return None
     return max(math.floor(high / step) - math.ceil(low / step) + 1, 0)
 

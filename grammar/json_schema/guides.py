@@ -15,8 +15,11 @@ from .count_guides import (
     guide_integers,
     guide_names,
     guide_number,
+    list_types,
     list_values,
 )
+from .keywords import ASSERTIONS, TYPES_OF_KEYWORD
+from .rules import allowed_types, types_of
 
 Schema = dict[str, Any]
 
@@ -37,7 +40,7 @@ def find_guides(schema: Schema, keyword: str) -> list[Schema]:
     if keyword in ("dependentRequired", "dependentSchemas", "dependencies"):
         found = [guide_dependency(schema, name, demand) for name, demand in value.items()]
     elif keyword == "not":
-        found = [guide_integers(schema) or guide_exclusion(schema, value)]
+        found = [guide_integers(schema) or guide_exclusion(schema, value), guide_types(schema, value)]
     elif keyword == "if":
         found = [guide_integers(schema) or guide_condition(schema, value)]
     elif keyword == "oneOf":
@@ -89,16 +92,38 @@ def guide_patterns(schema: Schema, patterns: dict[str, Any]) -> Schema:
 
 def guide_exclusion(schema: Schema, excluded: Any) -> Schema:
     """`not` of nothing but `required`: one of the properties is absent; of several such schemas: in each."""
-    if not isinstance(excluded, dict):
-        return {}
-    branches = excluded.get("anyOf") if excluded.keys() - _ANNOTATIONS == {"anyOf"} else [excluded]
     guides = []
-    for branch in branches if isinstance(branches, list) else ():
+    for branch in list_branches(excluded):
         names = only_required(branch)
         if not names or not is_listed(schema, names):
             return {}
         guides.append({"anyOf": [{"properties": {name: False}} for name in sorted(names)]})
-    return guides[0] if len(guides) == 1 else {"allOf": guides}
+    return {"allOf": guides} if len(guides) > 1 else guides[0] if guides else {}
+
+
+def guide_types(schema: Schema, excluded: Any) -> Schema:
+    """`not` of a schema that all values of some types satisfy: the value is of another type."""
+    taken = {kind for branch in list_branches(excluded) for kind in list_satisfied(branch)}
+    own = list_types(schema)
+    # Every integer is a number.
+    left = [kind for kind in own if kind not in taken and not (kind == "integer" and "number" in taken)]
+    return {} if left == own else {"type": left}
+
+
+def list_branches(excluded: Any) -> list[Schema]:
+    """Return the schemas none of which a value may satisfy, of the one in a `not`."""
+    branches = [excluded]
+    if isinstance(excluded, dict) and excluded.keys() - _ANNOTATIONS == {"anyOf"}:
+        branches = excluded["anyOf"]
+    return [{} if branch is True else branch for branch in branches if branch is not False]
+
+
+def list_satisfied(schema: Schema) -> set[str]:
+    """Return the types all of whose values satisfy a schema."""
+    keywords = schema.keys() & ASSERTIONS - {"type"}
+    if not keywords <= TYPES_OF_KEYWORD.keys():
+        return set()
+    return set(list_types(schema)) - {kind for keyword in keywords for kind in TYPES_OF_KEYWORD[keyword]}
 
 
 def guide_condition(schema: Schema, condition: Any) -> Schema:
@@ -132,7 +157,7 @@ def guide_value(schema: Schema, condition: Schema, then: Any, other: Any) -> Sch
         {"allOf": [{"properties": {name: part}, "required": [name]}, demand]}
         for part, demand in zip(parts, (then, other), strict=False)
     ]
-    absent = other if "required" in condition else then
+    absent = other if condition.get("required") else then
     branches.append({"allOf": [{"properties": {name: False}}, absent]})
     return {"anyOf": branches} if parts else {}
 
@@ -149,9 +174,13 @@ def split_values(condition: Any, listed: Any) -> list[Schema]:
     if kind in ("integer", "number") and is_same_type and len(keywords) == 1 and keywords <= set(_OPPOSITES):
         (bound,) = keywords
         return [{bound: condition[bound]}, {_OPPOSITES[bound]: condition[bound]}]
-    meant = list_values(condition)
+    if keywords not in ({"enum"}, {"const"}):
+        return []
+    types = allowed_types(condition)
+    listing = condition["enum"] if "enum" in condition else [condition["const"]]
+    meant = [value for value in listing if types is None or types & types_of(value)]
     possible = [True, False] if kind == "boolean" else list_values(listed)
-    if meant is None or possible is None or len({type(value) for value in [*meant, *possible]}) != 1:
+    if not meant or not possible or len({type(value) for value in [*meant, *possible]}) != 1:
         return []
     if not isinstance(possible[0], str | bool):
         return []

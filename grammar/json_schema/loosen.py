@@ -13,6 +13,7 @@ from .guides import exclude_others, find_guides
 from .keywords import iterate_children, join_pointer, split_pointer
 from .node import Node
 from .problems import find_problems
+from .references import find_targets
 
 # These decide what the other keywords mean; without them nothing would guide the text.
 NOT_CHECKED = frozenset(["$ref", "$dynamicRef", "$dynamicAnchor", "$recursiveRef", "x-grounded"])
@@ -61,9 +62,7 @@ class Loosening:
                 if problem.keyword not in NOT_CHECKED | {"minProperties"}:
                     self._drop(schema, pointer, problem.keyword)
             pending.extend((join_pointer(pointer, *path), child) for path, child in iterate_children(schema))
-            ref = schema.get("$ref")
-            if isinstance(ref, str) and ref.startswith("#/"):
-                pending.append((ref[1:], find_at(self.schema, ref[1:])))
+            pending.extend((target, find_at(self.schema, target)) for target in find_targets(schema))
 
     def drop_refused(self, pointer: str, keyword: str, reason: str) -> bool:
         """Drop a keyword that an engine refused; False when it cannot be dropped."""

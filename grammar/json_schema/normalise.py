@@ -5,13 +5,21 @@ Pointers in the result refer to the schema as the user wrote it.
 """
 
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any
-from urllib.parse import unquote
 
-from ..errors import InvalidGrammar
+from ..errors import InvalidGrammar, UnsupportedGrammar
 from ..plan import ANNOTATION, ENGINE, PlanEntry, Problem
-from .dialect import DRAFT_2020, detect_dialect, is_dialect_named
+from .dialect import (
+    DRAFT_2020,
+    Dialect,
+    check_well_formed,
+    detect_dialect,
+    is_dialect_named,
+    with_dialect,
+)
 from .excluded_bounds import ExcludedBounds
+from .identifiers import IDENTIFYING, Identifiers, write_reference
 from .keywords import ASSERTIONS, STRUCTURE_KEYWORDS, iterate_children, join_pointer, split_pointer
 from .node import Node
 from .number_spelling import spell_numbers
@@ -27,7 +35,8 @@ class Normalised:
     """A rewritten schema with what was learnt on the way.
 
     Attributes:
-        schema: the equivalent schema, in the forms of draft 2020-12.
+        schema: the equivalent schema, in the forms of draft 2020-12, without identifiers: its references are
+            JSON pointers.
         plan: one entry per keyword; the ones an engine has to enforce have `enforced_by` ENGINE.
         problems: keywords that llguidance does not enforce exactly.
         places: pointer into `schema` -> (pointer where the user wrote it, present keyword -> the user's).
@@ -80,9 +89,13 @@ class _Walk:
     problems: list[Problem] = field(default_factory=list)
     visited: set[str] = field(default_factory=set)
     moved: set[str] = field(default_factory=set)
-    refs: list[tuple[str, str]] = field(default_factory=list)  # (pointer of the schema, its $ref)
-    drops_ref_siblings: bool = field(init=False)
-    has_ids: bool = field(init=False, default=False)
+    # (pointer of the schema, its present form)
+    refs: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+    identifiers: Identifiers = field(init=False)
+    named: Dialect | None = field(init=False)  # the draft that `$schema` names, here or around
+    guessed: Dialect | None = None
+    has_ids: bool = False
+    is_embedded: bool = True
     has_one_of: bool = False
     places: dict[str, tuple[str, dict[str, str]]] = field(default_factory=dict)
     narrowed: list[Problem] = field(default_factory=list)
@@ -90,8 +103,13 @@ class _Walk:
     bounds: ExcludedBounds = field(default_factory=ExcludedBounds)
 
     def __post_init__(self) -> None:
-        is_named = is_dialect_named(self.document)
-        self.drops_ref_siblings = is_named and detect_dialect(self.document).ignores_ref_siblings
+        self.identifiers = Identifiers(self.document)
+        self.named = detect_dialect(self.document) if is_dialect_named(self.document) else None
+
+    @property
+    def drops_ref_siblings(self) -> bool:
+        """Whether what stands beside `$ref` asserts nothing here."""
+        return self.named is not None and self.named.ignores_ref_siblings
 
     def rewrite(
         self, schema: dict[str, Any] | bool, pointer: str, place: str, origin: dict[str, str] | None = None
@@ -100,9 +118,9 @@ class _Walk:
         self.visited.add(pointer)
         if isinstance(schema, bool):
             return schema
-        outer = self.drops_ref_siblings
+        outer = self.named
         if pointer and is_dialect_named(schema):
-            self.drops_ref_siblings = detect_dialect(schema).ignores_ref_siblings
+            self.named = detect_dialect(schema)
         node = Node(copy_containers(schema), pointer, self.drops_ref_siblings, origin or {})
         self._drop_extensions(node)
         apply_rules(node)
@@ -115,21 +133,25 @@ class _Walk:
                 new = join_pointer(place, *path)
             made = node.conjuncts.get(int(path[1])) if keyword == "allOf" else None
             put(node.schema, path, self.rewrite(child, pointer if made else old, new, made))
-        self.drops_ref_siblings = outer
+        self.named = outer
         return node.schema
 
     def rewrite_targets(self, result: dict[str, Any] | bool) -> None:
-        """Rewrite what only a `$ref` reaches, say under "components", and check every local `$ref`."""
+        """Write every `$ref` as a JSON pointer, and rewrite what only a `$ref` reaches, say under "components"."""
+        # No name counts that stands where the document does not say that a schema is.
+        self.is_embedded = False
         # The list grows while it is read: targets have references of their own.
-        for pointer, ref in self.refs:
-            if not ref.startswith("#/") or self.has_ids:
-                continue
-            target = "".join(join_pointer("", part) for part in split_pointer(unquote(ref[1:])))
-            if any(target == old or target.startswith(old + "/") for old in self.moved):
+        for pointer, schema in self.refs:
+            ref = schema["$ref"]
+            target = self.identifiers.find_target(pointer, ref)
+            if target is None:
+                raise UnsupportedGrammar(pointer, "$ref", "only references within the schema are followed")
+            if not self.moved.isdisjoint(accumulate(target.split("/"), "{}/{}".format)):
                 reason = f"its target {ref} lies under a keyword that has to be rewritten"
-                self.problems.append(Problem(pointer, "$ref", reason))
-            elif target not in self.visited:
+                raise UnsupportedGrammar(pointer, "$ref", reason)
+            if target not in self.visited:
                 self._rewrite_target(result, pointer, ref, target)
+            schema["$ref"] = write_reference(target)
 
     def _rewrite_target(self, result: Any, pointer: str, ref: str, target: str) -> None:
         parent, parts = result, split_pointer(target)
@@ -139,6 +161,7 @@ class _Walk:
         if not isinstance(found, dict | bool):
             message = f"$ref at {pointer or '#'} points to {ref}, which is not a schema"
             raise InvalidGrammar(message, pointer)
+        check_target(found, target, self._find_dialect())
         rewritten = self.rewrite(found, target, target)
         if isinstance(parent, list):
             parent[int(parts[-1])] = rewritten
@@ -152,10 +175,26 @@ class _Walk:
         if node.pointer:
             # An engine would read what lies below in the forms of that draft, and all is in those of one by now.
             node.schema.pop("$schema", None)
-            if "$id" in node.schema or "id" in node.schema:
-                self.has_ids = True
+            self.has_ids |= "$id" in node.schema or "id" in node.schema
+        self._take_identifiers(node)
         if isinstance(node.schema.get("$ref"), str):
-            self.refs.append((node.pointer, node.schema["$ref"]))
+            self.refs.append((node.pointer, node.schema))
+
+    def _take_identifiers(self, node: Node) -> None:
+        """Take note of the names of a schema, and leave them out: an engine may read them in another draft."""
+        if IDENTIFYING.isdisjoint(node.schema):
+            return
+        self.identifiers.add(node.schema, node.pointer, self._find_dialect(), self.is_embedded)
+        for keyword in IDENTIFYING:
+            if isinstance(node.schema.get(keyword), str):
+                del node.schema[keyword]
+
+    def _find_dialect(self) -> Dialect:
+        """Return the draft here: the one that is named, else the one that the document looks like."""
+        if self.named is not None:
+            return self.named
+        self.guessed = self.guessed or detect_dialect(self.document)
+        return self.guessed
 
     def _record(self, node: Node) -> None:
         self.moved.update(node.moved)
@@ -176,6 +215,14 @@ class _Walk:
             self.enumerated.append(node.schema)
         if node.is_narrowed:
             self.narrowed.append(Problem(node.pointer, "pattern", PATTERN_REASON))
+
+
+def check_target(schema: dict[str, Any] | bool, pointer: str, dialect: Dialect) -> None:
+    """Raise InvalidGrammar for what is malformed where the meta-schema does not look."""
+    try:
+        check_well_formed(schema if is_dialect_named(schema) else with_dialect(schema, dialect))
+    except InvalidGrammar as error:
+        raise InvalidGrammar(f"below {pointer}, {error}", pointer + (error.pointer or "")) from error
 
 
 def copy_containers(schema: dict[str, Any]) -> dict[str, Any]:

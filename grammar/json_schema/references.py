@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 from urllib.parse import unquote
 
-from .keywords import join_pointer, split_pointer
+from .keywords import SCHEMA_MAP_KEYWORDS, join_pointer, split_pointer
 
 
 def item_keywords(schema: dict[str, Any]) -> tuple[str, str]:
@@ -42,6 +42,21 @@ def walk(starts: Iterable[str], follow: Callable[[str], Iterable[str]]) -> Itera
             seen.add(pointer)
             yield pointer
             pending.extend(follow(pointer))
+
+
+def map_schemas(value: Any, change: Callable[[dict[str, Any]], Any]) -> Any:
+    """Return a document with every object that may be a schema changed, subschemas first; constants stay."""
+    if isinstance(value, list):
+        return [map_schemas(child, change) for child in value]
+    if not isinstance(value, dict):
+        return value
+    mapped = {}
+    for name, child in value.items():
+        if name in SCHEMA_MAP_KEYWORDS and isinstance(child, dict):
+            mapped[name] = {key: map_schemas(each, change) for key, each in child.items()}
+        else:
+            mapped[name] = child if name in ("const", "enum") else map_schemas(child, change)
+    return change(mapped)
 
 
 def has_foreign_references(document: Any) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 
 from .keywords import split_pointer
 from .loosen import find_at
-from .references import find_targets
+from .references import find_targets, map_schemas
 from .refusal import SIGN, explain_contradiction
 
 Schema = dict[str, Any]
@@ -26,14 +26,21 @@ def close_unsatisfiable(schema: Schema, probe: Probe) -> Schema | bool | None:
     targets = list(find_all_targets(schema))
     # Reference target -> what stands in its place: false, or true as long as it is not known; None leaves it.
     verdicts: dict[str, bool | None] = dict.fromkeys(targets, True)
-    num_probes, is_changed = 0, True
-    while is_changed:
-        is_changed = False
+    num_probes, is_changed, is_deep = 0, True, False
+
+    def count(part: Any) -> str:
+        nonlocal num_probes
+        num_probes += 1
+        return probe(part)
+
+    while is_changed or not is_deep:
+        # Only where definitions wait for each other is what each of them says looked at too.
+        is_changed, is_deep = False, not is_changed
+        known = dict(verdicts) if is_deep else verdicts
         for target in [target for target in targets if verdicts[target] is True]:
-            num_probes += 1
-            if num_probes > MAX_NUM_PROBES:
+            if num_probes >= MAX_NUM_PROBES:
                 return None
-            verdict = judge(schema, target, verdicts, probe)
+            verdict = judge(schema, target, known, count, is_deep)
             is_changed |= verdict is not True
             verdicts[target] = verdict
     if False not in verdicts.values():
@@ -64,10 +71,16 @@ def close_in_place(schema: Schema, message: str, probe: Probe) -> Schema | None:
     return closed
 
 
-def judge(schema: Schema, target: str, verdicts: dict[str, bool | None], probe: Probe) -> bool | None:
+def judge(
+    schema: Schema, target: str, verdicts: dict[str, bool | None], probe: Probe, is_deep: bool
+) -> bool | None:
     """Return whether something satisfies a target: False, None for yes, True where that is not known yet.
 
     What is not known is taken for `true`, of which it can only be a part.
+
+    Args:
+        is_deep: only what is not known to the definitions that the target refers to is. Alone, something satisfies
+            each of them.
     """
     found = find_at(schema, target)
     if isinstance(found, bool):
@@ -75,8 +88,14 @@ def judge(schema: Schema, target: str, verdicts: dict[str, bool | None], probe: 
     if not isinstance(found, dict):
         return None
     shared = {name: schema[name] for name in _SHARED if name in schema}
-    alone = replace_references({**shared, **found}, verdicts)
-    if alone is False or (isinstance(alone, dict) and probe(alone).startswith(SIGN)):
+    settled = {name: verdict for name, verdict in verdicts.items() if verdict is not True}
+    alone = replace_references({**found, **shared}, settled)
+    if isinstance(alone, dict) and not probe(alone):
+        return None
+    own = replace_references(found, settled if is_deep else verdicts)
+    if own is False:
+        return False
+    if isinstance(own, dict) and probe({**own, **replace_references(shared, verdicts)}).startswith(SIGN):
         return False
     return True if any(verdicts.get(name) is True for name in find_all_targets(found)) else None
 
@@ -97,16 +116,12 @@ def find_all_targets(value: Any) -> dict[str, None]:
 
 def replace_references(value: Any, verdicts: Mapping[str, bool | None]) -> Any:
     """Return a document with `true` or `false` in place of some references."""
-    if isinstance(value, list):
-        return [replace_references(child, verdicts) for child in value]
-    if not isinstance(value, dict):
-        return value
-    target = next(find_targets(value), None)
-    if target is not None and verdicts.get(target) is False:
-        return False
-    is_true = target is not None and verdicts.get(target) is True
-    return {
-        name: child if name in ("const", "enum") else replace_references(child, verdicts)
-        for name, child in value.items()
-        if not (is_true and name == "$ref")
-    }
+
+    def replace(schema: Schema) -> Schema | bool:
+        target = next(find_targets(schema), None)
+        verdict = None if target is None else verdicts.get(target)
+        if verdict is True:
+            del schema["$ref"]
+        return False if verdict is False else schema
+
+    return map_schemas(value, replace)

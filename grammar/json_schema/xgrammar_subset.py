@@ -41,6 +41,8 @@ def find_local(schema: dict[str, Any]) -> list[tuple[str, str]]:
     """Return (keyword, reason) of what stands in this one schema."""
     if "$ref" in schema and not (schema["$ref"] == "#" or schema["$ref"].startswith("#/")):
         return [("$ref", "xgrammar follows only JSON pointers")]
+    if "%" in schema.get("$ref", ""):
+        return [("$ref", "xgrammar does not read the escapes of a URI")]
     for keyword in ("enum", "const"):
         if keyword in schema and has_wide_number(schema[keyword]):
             return [(keyword, "xgrammar reads whole numbers in 64 bits")]

@@ -1,23 +1,35 @@
 """The checks of one document: which of them a complete value fails."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
+import jsonschema_rs
+
+from ..errors import InvalidGrammar
 from ..json_schema.check import Check
 from ..json_schema.loosen import find_at
 from ..json_schema.sites import Site
 from ..regex.assertions import find_excluded_starts
 from ..regex.linear_pattern import LinearPattern, read_pattern
-from ..validator import SchemaValidator
+from ..validator import SchemaDocument
 
 
 class ResidualChecks:
-    """Validates values against schemas within a document, with one validator for each."""
+    """Validates values against schemas within a document, with one validator for each.
 
-    def __init__(self, schema: dict[str, Any]) -> None:
+    Args:
+        first: checks whose validators are made at once; more are made when they are needed.
+
+    Raises:
+        InvalidGrammar: the schema cannot be used for validation.
+    """
+
+    def __init__(self, schema: dict[str, Any], first: Iterable[Check] = ()) -> None:
         self._schema = schema
-        self._validators: dict[str, SchemaValidator] = {"": SchemaValidator(schema)}
+        self._document = SchemaDocument(schema)
+        pointers = dict.fromkeys(["", *(check.pointer for check in first)])
+        self._validators = {pointer: self._document.make_validator(pointer) for pointer in pointers}
         self._excluded: dict[Check, tuple[LinearPattern, ...]] = {}
 
     def find_violation(self, site: Site, value: bytes, before: bytes) -> Check | None:
@@ -67,11 +79,16 @@ class ResidualChecks:
         if check.is_distinct:
             known = (make_comparable(sibling) for sibling in read_elements(before))
             return make_comparable(instance) not in known
-        return self._validator(check.pointer).is_valid({instance: None} if check.is_alone else instance)
+        try:
+            validator = self._find_validator(check.pointer)
+        except InvalidGrammar:
+            # As above: a document whose parts cannot be read alone ends the text, not the engine.
+            return False
+        return validator.is_valid({instance: None} if check.is_alone else instance)
 
-    def _validator(self, pointer: str) -> SchemaValidator:
+    def _find_validator(self, pointer: str) -> jsonschema_rs.Validator:
         if pointer not in self._validators:
-            self._validators[pointer] = SchemaValidator(self._schema, pointer)
+            self._validators[pointer] = self._document.make_validator(pointer)
         return self._validators[pointer]
 
 

@@ -1,15 +1,21 @@
 """Compile a schema that no engine enforces as a whole: a loosened grammar and the checks that close the gap."""
 
+import itertools
 import json
+import re
 from dataclasses import replace
 from typing import Any
+
+import jsonschema_rs
 
 from ..backend import Backend, CompiledGrammar, Program
 from ..closing_tokens import ClosingTokens
 from ..errors import InvalidGrammar, UnsupportedGrammar
 from ..json_schema.keywords import join_pointer
 from ..json_schema.loosen import NOT_CHECKED, Loosening
+from ..json_schema.multiples import is_reachable
 from ..json_schema.normalise import Normalised
+from ..json_schema.refusal import iterate_inside_out
 from ..json_schema.sites import SiteMap
 from ..plan import RESIDUAL, PlanEntry
 from ..spec import GrammarSpec
@@ -17,6 +23,11 @@ from .matcher import ResidualProgram
 
 # Each refusal costs a compile and up to 200 probes.
 MAX_NUM_REFUSALS = 16
+# So after these, all of a keyword is left to the checks that an engine often takes, but not where it stands here.
+MAX_NUM_SINGLE = 4
+OFTEN_REFUSED = frozenset(["oneOf", "minProperties", "maxProperties"])
+# Beyond, guides would be more work than the schema.
+MAX_NUM_GUIDED = 256
 
 
 def compile_residual(
@@ -31,8 +42,9 @@ def compile_residual(
     for problem in normalised.problems:
         if problem.keyword in NOT_CHECKED:
             raise UnsupportedGrammar(problem.pointer, problem.keyword, problem.reason)
+    is_guided = len(normalised.problems) <= MAX_NUM_GUIDED
     try:
-        loosening, program = compile_loosened(backend, spec, is_guided=True)
+        loosening, program = compile_loosened(backend, spec, is_guided)
         for place, keyword in loosening.dropped:
             if place not in normalised.places:
                 raise UnsupportedGrammar(place, keyword, "it stands in a guide")
@@ -47,21 +59,65 @@ def compile_residual(
     # With identifiers inside, pointers do not tell what applies where: only the whole document is checked then.
     sites = SiteMap({} if normalised.has_ids else document, residual, normalised.drops_ref_siblings)
     plan = make_plan(normalised, residual, backend.name)
-    return CompiledGrammar(backend.name, plan, ResidualProgram(program, document, sites, tokens))
+    return CompiledGrammar(backend.name, plan, make_program(program, document, sites, tokens))
 
 
 def compile_loosened(backend: Backend, spec: GrammarSpec, is_guided: bool) -> tuple[Loosening, Program]:
     """Compile, dropping what the backend refuses as long as it can be checked instead."""
     loosening = Loosening(json.loads(spec.text), is_guided=is_guided)
     loosening.drop_problems()
-    for _ in range(MAX_NUM_REFUSALS):
+    for number in itertools.count():
         loosened = replace(spec, text=json.dumps(loosening.schema, ensure_ascii=False))
         try:
             return loosening, backend.compile(loosened)
         except UnsupportedGrammar as refusal:
-            if not loosening.drop_refused(refusal.pointer, refusal.keyword, refusal.reason):
+            if number == MAX_NUM_REFUSALS or not drop_refused(loosening, refusal):
                 raise
-    return loosening, backend.compile(loosened)
+            if number >= MAX_NUM_SINGLE and refusal.keyword in OFTEN_REFUSED:
+                drop_everywhere(loosening, refusal)
+    raise AssertionError("the last refusal was raised")
+
+
+def drop_refused(loosening: Loosening, refusal: UnsupportedGrammar) -> bool:
+    """Drop a keyword that an engine refused; False where a check cannot take its place."""
+    if refusal.keyword == "multipleOf" and not is_reachable(loosening.schema, refusal.pointer):
+        return False
+    return loosening.drop_refused(refusal.pointer, refusal.keyword, refusal.reason)
+
+
+def drop_everywhere(loosening: Loosening, refusal: UnsupportedGrammar) -> None:
+    """Drop a keyword in all schemas, the inner ones first, so that what is dropped moves no pointer."""
+    places = [pointer for pointer, each in iterate_inside_out(loosening.schema) if refusal.keyword in each]
+    for pointer in places:
+        loosening.drop_refused(pointer, refusal.keyword, refusal.reason)
+
+
+def make_program(program: Program, document: Any, sites: SiteMap, tokens: ClosingTokens) -> ResidualProgram:
+    """Return a program with its checks; raise UnsupportedGrammar for a pattern that the validator does not read."""
+    try:
+        return ResidualProgram(program, document, sites, tokens)
+    except InvalidGrammar as error:
+        cause = error.__cause__
+        if not isinstance(cause, jsonschema_rs.ValidationError) or not is_pattern(cause.instance):
+            raise
+        *above, keyword = (
+            part for part in cause.instance_path if part != cause.instance or part == "pattern"
+        )
+        if keyword not in ("pattern", "patternProperties"):
+            raise
+        reason = "neither the engines nor the checks read all of it"
+        raise UnsupportedGrammar(join_pointer("", *above), str(keyword), reason) from error
+
+
+def is_pattern(value: Any) -> bool:
+    """Tell whether a text is well formed as a pattern of JSON Schema, as far as Python's reader tells."""
+    if not isinstance(value, str):
+        return False
+    try:
+        re.compile(re.sub(r"\\k<(\w+)>", r"(?P=\1)", re.sub(r"\(\?<(?=[^\W\d])", "(?P<", value)))
+    except (re.error, RecursionError, OverflowError):
+        return False
+    return True
 
 
 def explain_contradiction(residual: dict[str, tuple[str, ...]], message: str) -> InvalidGrammar:

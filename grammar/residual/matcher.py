@@ -39,7 +39,7 @@ class ResidualProgram:
     def __init__(self, inner: Program, schema: dict[str, Any], sites: SiteMap, tokens: ClosingTokens) -> None:
         self.sites = sites
         self.tokens = tokens
-        self.checks = ResidualChecks(schema)
+        self.checks = ResidualChecks(schema, sites.root.checks)
         self._inner = inner
         # The engine's grammar, the document and one validator for each checked place.
         self.size_bytes = inner.size_bytes + 32 * len(json.dumps(schema))
@@ -133,9 +133,8 @@ class ResidualMatcher:
             self._clear_candidates(words)
             self._look_ahead.start()
             self._clear_repeats(words)
-        if self._violation is not None and not words.any():
-            names = ", ".join(self._violation.keywords)
-            self._dead_end = f"dead end: no way on satisfies {names} at {self._violation.pointer or '#'}"
+        if not words.any():
+            self._dead_end = explain_dead_end(self._violation)
 
     def _forget(self) -> None:
         self._violation = self._dead_end = self.settled = None
@@ -183,11 +182,12 @@ class ResidualMatcher:
         if not self.accept_token(token_id):
             return False
         row = np.zeros((1, len(self._program.tokens.eos_mask)), np.int32)
-        self.inner.fill_next_token_bitmask(row, 0)
-        self._clear_candidates(row[0])
-        found = self._look_ahead.goes_on(row[0], self._state, self._text, self._leads_on)
-        self.rollback(1)
-        return found
+        try:
+            self.inner.fill_next_token_bitmask(row, 0)
+            self._clear_candidates(row[0])
+            return self._look_ahead.goes_on(row[0], self._state, self._text, self._leads_on)
+        finally:
+            self.rollback(1)
 
     def _find_string(self) -> KnownString | None:
         """Return what is known of the open string; None where its verdict may depend on all of its content."""
@@ -214,6 +214,11 @@ class ResidualMatcher:
 
     def _clear_in_string(self, words: np.ndarray, kind: tuple[str, int], known: KnownString) -> None:
         """Clear candidates inside a string all of whose endings but a few share one verdict."""
+        self._clear_endings_and_far(words, kind, known)
+        # Later masks only look the verdicts up.
+        known.violation = self._violation = self._violation or known.violation
+
+    def _clear_endings_and_far(self, words: np.ndarray, kind: tuple[str, int], known: KnownString) -> None:
         tokens = self._program.tokens
         special = NO_STRINGS
         if known.near:
@@ -295,3 +300,10 @@ class ResidualMatcher:
     def _is_known_allowed(self, site: Site, value: bytes, before: Callable[[], bytes]) -> bool:
         key = id(site), value, before() if site.checks[0].is_distinct else b""
         return key in self._verdicts and self._is_allowed(site, value, before)
+
+
+def explain_dead_end(violation: Check | None) -> str:
+    """Return the error for a mask of zeros."""
+    if violation is None:
+        return "dead end: of what the grammar allows here nothing could be checked"
+    return f"dead end: no way on satisfies {', '.join(violation.keywords)} at {violation.pointer or '#'}"

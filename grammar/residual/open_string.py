@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass, field
 
+from ..json_schema.check import Check
+
 
 @dataclass(slots=True)
 class KnownString:
@@ -13,6 +15,7 @@ class KnownString:
         length: bytes of its content so far.
         is_fine: the verdict on it if it becomes none of them; None while not known.
         verdicts: what follows its quote in a token -> whether that is allowed if it becomes none of them.
+        violation: a check that was failed by a verdict.
     """
 
     start: int
@@ -20,3 +23,4 @@ class KnownString:
     length: int = 0
     is_fine: bool | None = None
     verdicts: dict[bytes, bool] = field(default_factory=dict)
+    violation: Check | None = None

@@ -188,6 +188,28 @@ def test_what_would_fix_an_order_is_refused_with_its_place(byte_compiler, schema
     assert (refusal.value.pointer, refusal.value.keyword) == (pointer, keyword)
 
 
+@pytest.mark.parametrize(("least", "most"), [(2, 0), (3, 1)])
+def test_an_array_with_no_number_of_items_is_impossible(byte_compiler, least, most):
+    items = {
+        "type": "array",
+        "items": {"properties": {"a": {}, "b": {}}},
+        "minItems": least,
+        "maxItems": most,
+    }
+    with pytest.raises(InvalidGrammar, match="no text satisfies the schema: 'minItems' at #"):
+        byte_compiler.compile(any_order(items))
+    matcher = byte_compiler.compile(
+        any_order({"properties": {"x": items, "y": {}}, "type": "object"})
+    ).matcher
+    vocabulary = byte_compiler.vocabulary
+    assert accepts(matcher(), vocabulary, '{"y": []}')
+    assert not any(
+        accepts(matcher(), vocabulary, f'{{"x": {text}}}') for text in ("[]", "[{}]", "[{}, {}, {}]")
+    )
+    either = byte_compiler.compile(any_order({**items, "type": ["array", "string"]})).matcher
+    assert accepts(either(), vocabulary, '"a"') and not accepts(either(), vocabulary, "[]")
+
+
 def test_xgrammar_is_not_asked_for_it(byte_compiler):
     schema = {"type": "object", "properties": {"a": {"type": "null"}}, "additionalProperties": False}
     spec = GrammarSpec.json_schema(schema, backend="xgrammar", property_order="any")

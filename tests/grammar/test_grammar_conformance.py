@@ -24,7 +24,8 @@ def test_no_schema_accepts_an_invalid_instance(outcomes, capsys):
     with capsys.disabled():
         print(f"\nJSON-Schema-Test-Suite 2020-12: {dict(counts)}")
     assert [each for each in outcomes if each.outcome == LOOSE] == []
-    assert counts[RIGHT] >= 1165
+    # Of the others, 18 are of schemas that forbid everything, which are refused.
+    assert counts[RIGHT] >= 1150
 
 
 @needs_suite

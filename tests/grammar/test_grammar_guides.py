@@ -2,10 +2,12 @@
 
 import json
 import random
+from itertools import combinations
 
 import pytest
 
 from grammar import GrammarSpec, InvalidGrammar, SchemaValidator
+from grammar.json_schema import count_guides
 from grammar.regex.assertions import find_excluded_starts, find_guides, list_look_aheads, remove_assertions
 from tests.grammar.vocabularies import accepts, allowed_tokens, walk
 
@@ -99,6 +101,29 @@ def test_guides_leave_out_nothing_valid(byte_compiler, name, texts):
         assert accepts(compiled.matcher(), byte_compiler.vocabulary, text) == is_valid, text
 
 
+@pytest.mark.parametrize("texts", [["[0.1, 0.2, 0.3]", "[0.1, 0.1]", "[0.2, 0.3, 0.1, 0.2]"]])
+def test_distinct_decimals_are_counted_as_they_are_written(byte_compiler, texts):
+    items = {"type": "number", "minimum": 0.1, "maximum": 0.3, "multipleOf": 0.1}
+    schema = {"type": "array", "items": items, "uniqueItems": True}
+    compiled = byte_compiler.compile(GrammarSpec.json_schema(schema))
+    for text in texts:
+        is_valid = SchemaValidator(schema).is_valid(json.loads(text))
+        assert accepts(compiled.matcher(), byte_compiler.vocabulary, text) == is_valid, text
+
+
+def test_ways_to_choose_are_counted_before_they_are_listed(monkeypatch):
+    listed = []
+    monkeypatch.setattr(
+        count_guides, "combinations", lambda *args: listed.append(args) or combinations(*args)
+    )
+    counted = {"minContains": 10, "maxItems": 20}
+    closed = {"properties": {str(i): {} for i in range(20)}, "additionalProperties": False}
+    assert count_guides.guide_contains(counted, {"const": 1}) == {"minItems": 10}
+    assert count_guides.guide_contains({"maxItems": 20}, {"const": "x" * 5000}) == {"minItems": 1}
+    assert count_guides.guide_number({**closed, "minProperties": 10}, "minProperties") == {}
+    assert not listed
+
+
 def feed(compiler, schema, text):
     """Return a matcher behind as much of a text as is accepted, and how much that is."""
     matcher = compiler.compile(GrammarSpec.json_schema(schema)).matcher()
@@ -176,6 +201,8 @@ def test_what_follows_from_a_pattern_with_assertions(pattern, without, guides, e
     ("schema", "words"),
     [
         ({"type": "integer", "minimum": 1, "maximum": 1, "not": {"const": 1}}, "nothing is left by 'not' at #"),
+        ({"not": {}}, "nothing is left by 'not' at #"),
+        ({"not": True}, "nothing is left by 'not' at #"),
         ({"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 1, "maximum": 2, "not": {}}},
          "nothing is left by 'not' at /items"),
     ],
@@ -183,3 +210,60 @@ def test_what_follows_from_a_pattern_with_assertions(pattern, without, guides, e
 def test_a_contradiction_is_told_by_what_the_user_wrote(byte_compiler, schema, words):
     with pytest.raises(InvalidGrammar, match=f"^no text satisfies the schema: {words}: .+"):
         byte_compiler.compile(GrammarSpec.json_schema(schema))
+
+
+@pytest.mark.parametrize(
+    ("schema", "starts"),
+    [
+        ({"not": {"type": "string"}}, "-0123456789[fnt{"),
+        ({"not": {"type": ["object", "array"]}}, '"-0123456789fnt'),
+        ({"not": {"anyOf": [{"type": "array"}, {"type": "number"}, {"const": 1}]}}, '"fnt{'),
+        ({"not": {"type": "integer"}}, '"-0123456789[fnt{'),
+        ({"type": ["string", "integer"], "not": {"type": "string"}}, "-0123456789"),
+        ({"type": ["string", "integer"], "not": {"type": "number"}}, '"'),
+        ({"not": {"required": ["a"]}}, "{"),
+        ({"not": {"type": ["string", "null"], "minLength": 2}}, '"-0123456789[ft{'),
+        ({"not": {"type": "string", "const": "a"}}, '"-0123456789[fnt{'),
+    ],
+)
+@pytest.mark.parametrize("start", ["", '{"v": '])
+def test_no_value_of_an_excluded_type_begins(byte_compiler, schema, starts, start):
+    if start:
+        schema = {"type": "object", "properties": {"v": schema}, "required": ["v"]}
+    matcher, _ = feed(byte_compiler, schema, start)
+    assert "".join(map(chr, sorted(allowed_tokens(matcher, byte_compiler.vocabulary)))) == starts
+
+
+@pytest.mark.parametrize("value", [{"not": {}}, {"not": True}, {"type": "string", "not": {"type": "string"}}])
+def test_a_property_of_which_no_type_is_left_stays_away(byte_compiler, value):
+    schema = {"type": "object", "properties": {"v": value, "w": {"type": "null"}}}
+    assert feed(byte_compiler, schema, '{"v": 1}')[1] == 3
+    assert feed(byte_compiler, schema, '{"w": null}')[1] == 11
+
+
+@pytest.mark.parametrize(
+    ("listed", "condition", "texts"),
+    [
+        ({"enum": ["a", "bb"]}, {"enum": ["a", "bb"], "minLength": 2}, ['{"k": "a"}', '{"k": "bb"}']),
+        ({"enum": ["a", "b"]}, {"const": "a", "pattern": "b"}, ['{"k": "a"}', '{"k": "b"}']),
+        ({"enum": ["a", "b"]}, {"const": "a", "type": "integer"}, ['{"k": "a"}', '{"k": "b"}']),
+        ({"enum": ["a", "b"]}, {"enum": ["a", "b"], "type": ["integer", "null"]}, ['{"k": "a"}', '{"k": "b"}']),
+        ({"enum": ["a", "b"]}, {"enum": ["a", 1], "type": "string"}, ['{"k": "a"}', '{"k": "b"}']),
+        ({"enum": ["a", "b"]}, {"const": "a", "enum": ["b"]}, ['{"k": "a"}', '{"k": "b"}']),
+    ],
+)  # fmt: skip
+def test_a_condition_on_a_listed_value_guides_by_all_its_keywords(byte_compiler, listed, condition, texts):
+    schema = make_object({"k": listed, "v": {"type": "null"}}, ["k"], then={"required": ["v"]})
+    schema["if"] = {"properties": {"k": condition}}
+    compiled = byte_compiler.compile(GrammarSpec.json_schema(schema))
+    for text in texts:
+        is_valid = SchemaValidator(schema).is_valid(json.loads(text))
+        assert accepts(compiled.matcher(), byte_compiler.vocabulary, text) == is_valid, text
+
+
+def test_a_condition_that_requires_nothing_holds_where_the_property_is_absent(byte_compiler):
+    schema = make_object({"k": {"enum": ["a", "b"]}, "v": {"type": "null"}}, **{"else": {"required": ["v"]}})
+    schema["if"] = {"properties": {"k": {"const": "a"}}, "required": []}
+    assert SchemaValidator(schema).is_valid({})
+    compiled = byte_compiler.compile(GrammarSpec.json_schema(schema))
+    assert accepts(compiled.matcher(), byte_compiler.vocabulary, "{}")

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from grammar import GrammarCompiler, GrammarError, GrammarLimits, GrammarSpec
+from grammar.json_schema.refusal import MAX_NUM_PROBED, locate
 from tests.grammar.vocabularies import accepts, allowed_tokens, make_merged_vocabulary
 
 # The slowest takes a fifth of that on a quiet core; a limit that failed would take minutes or for ever.
@@ -102,6 +103,20 @@ BOUNDED = {
     "200 overlapping patterns": lambda: GrammarSpec.json_schema(
         {"patternProperties": {f"^a.*{i}.*b": {} for i in range(200)}}
     ),
+    "160 times ten matches of 20": lambda: GrammarSpec.json_schema(
+        {
+            "properties": {
+                str(i): {"contains": {"const": 1}, "minContains": 10, "maxItems": 20} for i in range(160)
+            }
+        }
+    ),
+    "a multiple of 99999989": lambda: GrammarSpec.json_schema({"multipleOf": 99999989}),
+    "50 multiples near 10,000": lambda: GrammarSpec.json_schema(
+        {"properties": {str(i): {"type": "integer", "multipleOf": 9973 - 2 * i} for i in range(50)}}
+    ),
+    "multiples that meet": lambda: GrammarSpec.json_schema(
+        {"allOf": [{"multipleOf": n} for n in (9973, 9967, 9949)]}
+    ),
     "look-ahead that backtracks": lambda: string(pattern="^(?=(a|aa)+$)(a+)+b$"),
 }
 
@@ -161,6 +176,16 @@ def test_5000_schemas_in_a_row_leave_no_more_than_the_cache_holds():
     before = read_memory()
     compile_many(500, 4500)
     assert read_memory() - before < 24 * 1024 * 1024
+
+
+def test_the_schemas_that_are_tried_to_locate_a_complaint_are_bounded():
+    tried = []
+    shared = {f"d{i}": {"enum": [f"value {i} {j}" for j in range(20)]} for i in range(300)}
+    fine = {f"p{i}": {"oneOf": [{"type": "null"}, {"$ref": f"#/$defs/d{i}"}]} for i in range(200)}
+    schema = {"properties": {**fine, "x": {"oneOf": [{"type": "integer"}, {"minimum": 1}]}}, "$defs": shared}
+    place = locate(schema, ("oneOf",), "complaint", lambda tried_one: tried.append(tried_one) or "")
+    assert place == ("/properties/p0", "oneOf")
+    assert sum(len(json.dumps(each)) for each in tried) < 2 * MAX_NUM_PROBED
 
 
 def test_a_refusal_leaves_the_compiler_as_it_was(merged_compiler):

@@ -123,6 +123,34 @@ def test_patterns_hold_for_characters_that_json_escapes(byte_compiler, pattern):
 
 
 @pytest.mark.parametrize(
+    "pattern",
+    [
+        r"^\s$",
+        r"^\S$",
+        r"^[\s]$",
+        r"^[^\s]$",
+        r"^[\S ]$",
+        r"^[^\S\t]$",
+        r"^[\s-]$",
+        r"^[^-\Sx]$",
+        r"^\\s$",
+        r"^[]\S]$",
+    ],
+)
+def test_white_space_in_a_pattern_is_that_of_ecma_262(byte_compiler, pattern):
+    schema = {"type": "string", "pattern": pattern}
+    validator = SchemaValidator(schema)
+    for text in [*'\ufeff\x85\xa0\u180e\u200b\u2028\u3000\u1680\v\r \t-]xs"\\\U0001f600', r"\s", "  "]:
+        found = is_accepted(byte_compiler, schema, json.dumps(text, ensure_ascii=False))
+        assert found == validator.is_valid(text), text
+
+
+def test_white_space_in_a_pattern_is_the_engines(byte_compiler):
+    plan = byte_compiler.compile(GrammarSpec.json_schema({"type": "string", "pattern": r"^\S[\S\s]*$"})).plan
+    assert PlanEntry("", "pattern", "llguidance") in plan
+
+
+@pytest.mark.parametrize(
     "schema",
     [
         {"pattern": "^[[:alpha:]]$"},

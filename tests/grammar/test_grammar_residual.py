@@ -4,7 +4,15 @@ import json
 
 import pytest
 
-from grammar import GrammarSpec, InvalidGrammar, PlanEntry, SchemaValidator, allocate_bitmask, fill_bitmask
+from grammar import (
+    GrammarSpec,
+    InvalidGrammar,
+    PlanEntry,
+    SchemaValidator,
+    UnsupportedGrammar,
+    allocate_bitmask,
+    fill_bitmask,
+)
 from tests.grammar.vocabularies import EOS, accepts, allowed_tokens
 
 VALUES = [
@@ -205,6 +213,67 @@ def test_counts_are_kept_where_there_is_still_a_choice(byte_compiler, schema, te
     assert feed(byte_compiler.compile(GrammarSpec.json_schema(schema)).matcher(), text) == rest
 
 
+@pytest.mark.parametrize(
+    ("part", "text", "rest"),
+    [
+        ({"oneOf": [{"type": "integer"}, {"minimum": 3}]}, '{"q20": 5}', "}"),
+        ({"oneOf": [{"type": "integer"}, {"minimum": 3}]}, '{"q20": 1}', ""),
+        ({"properties": {"a": {}, "b": {}}, "minProperties": 1, "type": "object"}, '{"q20": {}}', "}}"),
+    ],
+)
+def test_many_overlapping_branches_or_counts_are_checked_too(byte_compiler, part, text, rest):
+    schema = {"type": "object", "properties": {f"q{i}": part | {"title": str(i)} for i in range(24)}}
+    assert feed(byte_compiler.compile(GrammarSpec.json_schema(schema)).matcher(), text) == rest
+
+
+@pytest.mark.parametrize(("text", "rest"), [("[99991, 0]", ""), ("[-199982]", ""), ("[99990]", "]")])
+def test_a_large_multiple_is_checked_where_any_digits_can_become_one(byte_compiler, text, rest):
+    schema = {"type": "array", "items": {"type": "integer", "multipleOf": 99991, "title": "n"}}
+    compiled = byte_compiler.compile(GrammarSpec.json_schema(schema))
+    assert PlanEntry("/items", "multipleOf", "residual") in compiled.plan
+    assert feed(compiled.matcher(), text) == rest
+
+
+@pytest.mark.parametrize(
+    ("schema", "pointer"),
+    [
+        ({"type": "integer", "multipleOf": 99991, "maximum": 10**6}, ""),
+        ({"type": "number", "multipleOf": 9999.1}, ""),
+        ({"type": "integer", "allOf": [{"multipleOf": 9973}, {"multipleOf": 9967}]}, "/allOf/0"),
+        (
+            {"$ref": "#/components/a", "components": {"a": {"minimum": 1, "multipleOf": 997300}}},
+            "/components/a",
+        ),
+    ],
+)
+def test_a_large_multiple_that_digits_may_miss_is_refused(byte_compiler, schema, pointer):
+    with pytest.raises(UnsupportedGrammar, match="remainders") as refusal:
+        byte_compiler.compile(GrammarSpec.json_schema(schema))
+    assert (refusal.value.pointer, refusal.value.keyword) == (pointer, "multipleOf")
+
+
+@pytest.mark.parametrize("step", [0.01, 1e-5, 5, 1000, 10**6, 44100, 9973, 1.2345])
+def test_an_ordinary_multiple_is_the_engines(byte_compiler, step):
+    plan = byte_compiler.compile(GrammarSpec.json_schema({"type": "number", "multipleOf": step})).plan
+    assert PlanEntry("", "multipleOf", "llguidance") in plan
+
+
+@pytest.mark.parametrize("pattern", [r"^[\b]$", r"^\0$", r"(?<n>a)\k<n>", r"^\ud83d\ude00$"])
+def test_a_pattern_that_no_check_reads_is_refused_with_its_place(byte_compiler, pattern):
+    for schema, pointer, keyword in (
+        ({"properties": {"a/b": {"pattern": pattern}}}, "/properties/a~1b", "pattern"),
+        ({"items": {"patternProperties": {pattern: {}}}}, "/items", "patternProperties"),
+    ):
+        with pytest.raises(UnsupportedGrammar) as refusal:
+            byte_compiler.compile(GrammarSpec.json_schema(schema))
+        assert (refusal.value.pointer, refusal.value.keyword) == (pointer, keyword)
+
+
+def test_a_malformed_pattern_stays_invalid(byte_compiler):
+    with pytest.raises(InvalidGrammar, match="regex"):
+        byte_compiler.compile(GrammarSpec.json_schema({"type": "string", "pattern": "("}))
+
+
 def test_a_dead_end_names_the_keyword(byte_compiler):
     # One of two names has to be found by chance.
     schema = {"type": "object", "maxProperties": 2, "not": {"propertyNames": {"not": {"pattern": "^a+$"}}}}
@@ -215,6 +284,49 @@ def test_a_dead_end_names_the_keyword(byte_compiler):
     assert matcher.error == "dead end: no way on satisfies not, propertyNames at /properties/x~1y"
     matcher.rollback(1)
     assert matcher.error is None
+
+
+@pytest.mark.parametrize(
+    "value", [{"not": {"$ref": "#/$defs/s"}, "maxLength": 2}, {"not": {"$ref": "#/$defs/s"}}]
+)
+def test_a_string_whose_ending_was_judged_before_still_ends_in_a_named_dead_end(byte_compiler, value):
+    schema = {"type": "object", "properties": {"v": value}, "$defs": {"s": {"type": "string"}}}
+    matcher = byte_compiler.compile(GrammarSpec.json_schema(schema)).matcher()
+    for byte in b'{"v": "ab':
+        allowed = allowed_tokens(matcher, byte_compiler.vocabulary)
+        assert byte in allowed and matcher.error is None
+        assert matcher.accept_token(byte)
+    if allowed_tokens(matcher, byte_compiler.vocabulary):
+        assert "maxLength" not in value
+    else:
+        assert matcher.error == "dead end: no way on satisfies not at /properties/v"
+
+
+@pytest.mark.parametrize(
+    ("schema", "good", "bad"),
+    [
+        ({"$id": "person.schema.json", "properties": {"a": {"uniqueItems": True}}}, '{"a": [1]}', '{"a": [1, 1]}'),
+        ({"$id": "http://e.com/r.json", "properties": {"a": {"not": {"$ref": "r.json#/$defs/y"}}},
+          "$defs": {"y": {"type": "array"}}}, '{"a": 1}', '{"a": [1, 1]}'),
+        ({"$id": "r.json", "properties": {"a": {"not": {"$ref": "r.json#/$defs/y"}}},
+          "$defs": {"y": {"type": "array"}}}, '{"a": 1}', '{"a": [1, 1]}'),
+        ({"$id": "urn:a:b", "properties": {"a": {"not": {"$ref": "urn:a:b#/$defs/y"}}},
+          "$defs": {"y": {"type": "array"}}}, '{"a": 1}', '{"a": [1, 1]}'),
+        ({"$schema": "http://json-schema.org/draft-04/schema#", "id": "r.json", "properties": {
+          "a": {"not": {"$ref": "r.json#/definitions/y"}}}, "definitions": {"y": {"type": "array"}}},
+         '{"a": 1}', '{"a": [1, 1]}'),
+    ],
+)  # fmt: skip
+def test_parts_of_a_schema_with_an_identifier_are_checked(byte_compiler, schema, good, bad):
+    schema = {"type": "object", **schema}
+    compiled = byte_compiler.compile(GrammarSpec.json_schema(schema))
+    assert accepts(compiled.matcher(), byte_compiler.vocabulary, good)
+    matcher = compiled.matcher()
+    for byte in bad.encode():
+        allowed = allowed_tokens(matcher, byte_compiler.vocabulary)
+        if not matcher.accept_token(byte):
+            break
+    assert byte not in allowed
 
 
 def test_one_batch_mixes_checked_and_plain_rows(byte_compiler):

@@ -40,6 +40,10 @@ def test_lark_grammars_are_context_free(byte_compiler, text, expected):
         ('start: %json {"uniqueItems": true}', "%json"),
         ("start: <[256]>", "<"),
         ("start: @other", "@"),
+        ("start: gen\ngen[max_tokens=2]: /[a-z]+/", "max_tokens"),
+        ('start: gen\n?gen [ stop="x"]: /.*/', "stop"),
+        ("start: GEN\nGEN.2[lazy]: /a+/", "lazy"),
+        ("start[capture]: /a+/", "capture"),
     ],
 )
 def test_lark_extensions_are_refused(text, sign):
@@ -51,6 +55,8 @@ def test_lark_extensions_are_refused(text, sign):
 def test_what_looks_like_an_extension_may_stand_in_quotes(byte_compiler):
     spec = GrammarSpec.lark('start: "<a@b>" /[<#]+/ "%json" // @ <\n')
     assert is_accepted(byte_compiler, spec, "<a@b><#%json")
+    spec = GrammarSpec.lark('# a[lazy]\nstart: "b[c]" | a ["x"]\n// a[lazy]\na: /[a-z]/')
+    assert is_accepted(byte_compiler, spec, "qx")
 
 
 @pytest.mark.parametrize("sign", ["?", "!"])

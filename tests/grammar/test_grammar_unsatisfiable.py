@@ -69,6 +69,33 @@ def test_a_definition_that_refers_to_itself_is_not_taken_for_unsatisfiable(byte_
     assert accepts(compiled.matcher(), byte_compiler.vocabulary, '{"n": {"n": {}}}')
 
 
+@pytest.mark.parametrize("name", ["const", "enum", "properties", "$defs"])
+def test_a_property_may_have_the_name_of_a_keyword(byte_compiler, name):
+    schema = {"properties": {name: REF, "b": INTEGER}, "$defs": {"N": {"allOf": [INTEGER, {"type": "null"}]}}}
+    compiled = byte_compiler.compile(GrammarSpec.json_schema(schema))
+    assert accepts(compiled.matcher(), byte_compiler.vocabulary, '{"b": 1}')
+    assert not accepts(compiled.matcher(), byte_compiler.vocabulary, f'{{"{name}": 1}}')
+
+
+# Nothing satisfies N, which is an integer and a D; something satisfies D, or only an N that it needs would.
+@pytest.mark.parametrize(
+    "others",
+    [
+        {"D": {"type": "object", "required": ["a"], "properties": {"b": {"$ref": "#/$defs/D"}}}},
+        {"D": {"type": "object", "required": ["a"], "properties": {"a": REF}}},
+        {"D": {"$ref": "#/$defs/E"}, "E": {"type": "object", "properties": {"e": {"$ref": "#/$defs/E"}}}},
+        {"D": {"type": "object", "properties": {"a": REF, "d": {"$ref": "#/$defs/D"}}}},
+    ],
+)
+@pytest.mark.parametrize("ref", ["#/$defs/N", "#n"])
+def test_definitions_that_wait_for_each_other_are_decided(byte_compiler, others, ref):
+    nothing = {"$anchor": "n", "type": "integer", "$ref": "#/$defs/D"}
+    schema = {"type": "object", "properties": {"x": {"$ref": ref}}, "$defs": {"N": nothing, **others}}
+    compiled = byte_compiler.compile(GrammarSpec.json_schema(schema))
+    assert accepts(compiled.matcher(), byte_compiler.vocabulary, "{}")
+    assert not accepts(compiled.matcher(), byte_compiler.vocabulary, '{"x": 1}')
+
+
 @pytest.mark.parametrize(
     ("schema", "pointer", "keyword"),
     [

@@ -50,6 +50,26 @@ def test_a_schema_that_cannot_be_used_is_invalid_and_nothing_is_fetched(schema):
         SchemaValidator(schema)
 
 
+def test_a_schema_nested_too_deeply_is_invalid():
+    schema: dict = {}
+    for _ in range(3_000):
+        schema = {"items": schema}
+    with pytest.raises(InvalidGrammar, match="cannot be used"):
+        SchemaValidator(schema)
+
+
 def test_boolean_schemas_are_schemas():
     assert SchemaValidator(True).is_valid(1)
     assert not SchemaValidator(False).is_valid(1)
+
+
+@pytest.mark.parametrize("identifier", [None, "person.schema.json", "http://e.com/d/r.json", "urn:a:b"])
+def test_a_part_is_read_with_the_references_of_the_whole(identifier):
+    schema = {
+        "properties": {"a": {"$ref": f"{identifier or ''}#/$defs/ä b"}},
+        "$defs": {"ä b": {"type": "null"}},
+    }
+    if identifier is not None:
+        schema["$id"] = identifier
+    validator = SchemaValidator(schema, "/properties/a")
+    assert validator.is_valid(None) and not validator.is_valid(1)

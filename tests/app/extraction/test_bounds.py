@@ -85,6 +85,39 @@ def test_a_definition_used_below_such_a_keyword_is_left_alone() -> None:
     assert bounds_of({**used_once, "not": {"$ref": "#/$defs/t"}}) == set()
 
 
+@pytest.mark.parametrize(
+    "ref", ["#/properties/a", "#/$defs/b", "#/properties/c/items", "#/components/t", "#/properties/x%20y"]
+)
+def test_what_a_reference_below_such_a_keyword_leads_to_is_left_alone(ref: str) -> None:
+    places = {"a": TEXT, "c": {"type": "array", "items": TEXT}, "x y": TEXT, "n": {"not": {"$ref": ref}}}
+    definitions = {"b": {"$ref": "#/properties/a"}}
+    schema = {
+        "properties": places,
+        "$defs": definitions,
+        "components": {"t": {"items": {"$ref": "#/$defs/b"}}},
+    }
+    free = "" if ref.endswith("items") else "x y" if "x" in ref else "a"
+    left = {"/properties/c/items"} if not free else {f"/properties/{free}"}
+    every = {"/properties/a:maxLength=80", "/properties/c:maxItems=5", "/properties/c/items:maxLength=80",
+             "/properties/x y:maxLength=80"}  # fmt: skip
+    assert bounds_of(schema) == {bound for bound in every if bound.partition(":")[0] not in left}
+
+
+@pytest.mark.parametrize(
+    "more", [{"not": {"$ref": "#name"}}, {"not": {"$ref": "#/$defs/a"}, "$defs": {"a": {"$id": "urn:a"}}}]
+)
+def test_where_such_a_reference_may_lead_anywhere_nothing_is_touched(more: dict[str, Any]) -> None:
+    assert bounds_of({"properties": {"a": TEXT}, **more}) == set()
+    assert bounds_of({"properties": {"a": TEXT, "id": TEXT}, "not": {"$ref": "#/$defs/b"}}) != set()
+
+
+@pytest.mark.parametrize("keyword", ["enum", "const"])
+def test_values_that_are_listed_stay_possible(keyword: str) -> None:
+    record = {"a": "x" * 300}
+    schema = {"properties": {"a": TEXT}, keyword: [record] if keyword == "enum" else record}
+    assert SchemaValidator(add_bounds(schema, LIMITS).schema).is_valid(record)
+
+
 def test_pointers_escape_property_names() -> None:
     schema = {"properties": {"a/b~c": TEXT}}
     assert add_bounds(schema, LIMITS).added == (Bound("/properties/a~1b~0c", "maxLength", 80),)

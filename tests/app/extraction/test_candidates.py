@@ -81,6 +81,13 @@ def test_only_what_the_schema_accepts_is_offered(more: dict[str, Any], days: lis
     assert schema["properties"]["day"]["enum"] == days
 
 
+@pytest.mark.parametrize("identifier", ["person.schema.json", "http://e.com/person.schema.json", "urn:a:b"])
+def test_a_schema_may_have_a_name_of_its_own(identifier: str) -> None:
+    place = {"type": "number", "not": {"$ref": "#/$defs/low"}}
+    schema = {"$id": identifier, "properties": {"sum": place}, "$defs": {"low": {"maximum": 5}}}
+    assert mark_grounded(schema, "cost 12.50 and 3")["properties"]["sum"]["enum"] == [12.5]
+
+
 def test_a_pattern_that_no_date_of_the_text_has_stays() -> None:
     schema = {"properties": {"day": {**DATE, "pattern": "^2025"}}}
     bind_amounts(schema, "issued 2023-05-01")

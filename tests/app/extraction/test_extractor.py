@@ -202,3 +202,9 @@ def test_a_number_that_python_cannot_keep_is_no_valid_record(number: str) -> Non
     )
     assert record is None and len(errors) == 1
     assert scan(text).value in ({}, {"a": float(number)})
+
+
+def test_a_record_is_not_valid_where_a_validator_cannot_read_the_schema() -> None:
+    schema = {"type": "object", "items": {"$ref": "http://127.0.0.1:9/x"}}
+    record, errors = check_record(schema, CompletionOutput(0, "{}", [], finish_reason="stop"), "stop")
+    assert record == {} and len(errors) == 1 and "cannot be used for validation" in errors[0]

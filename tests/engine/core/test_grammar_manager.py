@@ -48,6 +48,26 @@ class FailingMatcher:
         raise InvalidGrammar("the engine ran out of fuel")
 
 
+class FaultyFiller:
+    """The batch fill of an engine with a fault."""
+
+    def fill(self, matchers: object, rows: object, bitmask: np.ndarray) -> None:
+        raise ValueError("the engine has a fault")
+
+
+class FaultyMatcher:
+    """A matcher of an engine with a fault."""
+
+    filler = FaultyFiller()
+    error = None
+
+    def is_terminated(self) -> bool:
+        return False
+
+    def accept_token(self, token_id: int) -> bool:
+        raise ValueError("the engine has a fault")
+
+
 def test_a_mask_holds_what_may_come_next(compiler: GrammarCompiler) -> None:
     manager = make_manager(compiler, r=["yes", "no"])
     gate, broken = manager.fill(FillMasks(3, [], [(0, "r")]), VOCAB)
@@ -100,6 +120,19 @@ def test_a_matcher_that_gives_up_breaks_only_its_request(compiler: GrammarCompil
     gate, broken = manager.fill(FillMasks(0, [("bad", 1), ("good", ids("x")[0])], [(1, "good")]), VOCAB)
     assert [(report.request_id, report.error) for report in broken] == [("bad", "the engine ran out of fuel")]
     assert read_mask(gate.bitmask[0]) == ids("y")
+
+
+@pytest.mark.parametrize("accepted", [[], [("bad", 1)]])
+def test_an_exception_breaks_only_the_request_that_raised_it(
+    compiler: GrammarCompiler, accepted: list[tuple[str, int]]
+) -> None:
+    manager = make_manager(compiler, one=["ab"], other=["xy"])
+    manager.open("bad", FaultyMatcher())  # type: ignore[arg-type]
+    gate, broken = manager.fill(FillMasks(0, accepted, [(0, "one"), (1, "bad"), (2, "other")]), VOCAB)
+    assert [report.request_id for report in broken] == ["bad"]
+    assert "the engine has a fault" in broken[0].error
+    assert gate.indices.tolist() == [0, 2] and len(manager) == 2
+    assert [read_mask(row) for row in gate.bitmask] == [ids("a"), ids("x")]
 
 
 def test_a_broken_request_is_reported_once(compiler: GrammarCompiler) -> None:
