@@ -18,6 +18,7 @@ from ..errors import UnsupportedGrammar
 from ..regex.text import escape
 from .keywords import ASSERTIONS, iterate_children, join_pointer
 from .loosen import find_at
+from .references import find_targets
 
 # Bits of a rule's number, less one.
 MAX_NUM_NAMES = 63
@@ -96,9 +97,8 @@ class _Writer:
     def _write_value(self, schema: Json, pointer: str) -> str:
         assertions = [keyword for keyword in schema if keyword in ASSERTIONS]
         if assertions == ["$ref"]:
-            target = schema["$ref"]
-            if target == "#" or target.startswith("#/"):
-                return self._value(find_at(self._schema, target[1:]), target[1:])
+            for target in find_targets(schema):
+                return self._value(find_at(self._schema, target), target)
         for keyword in ("anyOf", "allOf"):
             if assertions == [keyword] and (keyword == "anyOf" or len(schema[keyword]) == 1):
                 branches = [(i, each) for i, each in enumerate(schema[keyword]) if each is not False]
@@ -265,11 +265,11 @@ def has_order(schema: Any, document: Json, seen: set[str]) -> bool:
         return True
     if any(is_ordered(value) for value in (schema.get("const"), *schema.get("enum", ()))):
         return True
-    ref = schema.get("$ref")
-    if isinstance(ref, str) and ref not in seen:
-        seen.add(ref)
-        if has_order(find_at(document, ref[1:]), document, seen):
-            return True
+    for target in find_targets(schema):
+        if target not in seen:
+            seen.add(target)
+            if has_order(find_at(document, target), document, seen):
+                return True
     children = iterate_children({k: v for k, v in schema.items() if k not in ("$defs", "definitions")})
     return any(has_order(child, document, seen) for _, child in children)
 

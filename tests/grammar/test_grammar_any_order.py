@@ -3,6 +3,7 @@
 import itertools
 import json
 import random
+from urllib.parse import quote
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -217,3 +218,23 @@ def test_xgrammar_is_not_asked_for_it(byte_compiler):
         byte_compiler.compile(spec)
     with pytest.raises(InvalidGrammar, match="choose schema or any"):
         GrammarSpec.json_schema(schema, property_order="sorted")
+
+
+@pytest.mark.parametrize("name", ["a b", "Größe", "a%b", "a~b/c"])
+@pytest.mark.parametrize("is_encoded", [False, True], ids=["as written", "encoded"])
+def test_a_definition_of_any_name_is_in_any_order(byte_compiler, name, is_encoded):
+    written = name.replace("~", "~0").replace("/", "~1").replace("%", "%25")
+    reference = "#/$defs/" + (quote(written, "~%") if is_encoded else written)
+    point = {
+        "type": "object",
+        "properties": {"u": {"type": "integer"}, "v": {"type": "null"}},
+        "required": ["u", "v"],
+        "additionalProperties": False,
+    }
+    # what is read where the name is decoded once too often, or not at all
+    others = {quote(name): {"type": "null"}, name + "x": {"type": "null"}}
+    schema = {"type": "array", "items": {"$ref": reference}, "$defs": others | {name: point}}
+    compiled = byte_compiler.compile(any_order(schema))
+    both = '[{"v": null, "u": 1}, {"u": 1, "v": null}]'
+    for text, expected in ((both, True), ("[null]", False)):
+        assert accepts(compiled.matcher(), byte_compiler.vocabulary, text) == expected, text
