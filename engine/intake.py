@@ -188,7 +188,7 @@ class Intake:
         if num_chars > limit:
             raise PromptTooLong(
                 f"{name} has {num_chars} characters; this model takes at most {self._max_model_len - 1} tokens, "
-                f"which hold fewer than {limit}",
+                f"which hold fewer than {limit} characters",
                 name,
             )
 
