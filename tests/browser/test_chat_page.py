@@ -51,7 +51,7 @@ def test_retry_edit_and_undo_work_on_the_last_turn(site: Site) -> None:
     site.page.get_by_role("button", name="Edit").click()
     site.page.locator("#chatbot textarea").fill("What can you do?")
     site.page.locator("#chatbot").get_by_label("Submit", exact=True).click()
-    site.page.get_by_text("What can you do?").wait_for()
+    site.page.locator("#chatbot .user-row", has_text="What can you do?").wait_for()
     site.figures.wait_for()
     site.page.get_by_role("button", name="Undo").click()
     site.wait_for(lambda: site.composer.input_value() == "What can you do?")
