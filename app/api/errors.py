@@ -2,6 +2,7 @@
 
 InvalidRequest, GrammarError, bad JSON or fields    400 invalid_request_error
 missing or wrong key                                401 authentication_error
+another site's page, see sites.py                   403 permission_error
 unknown model or route                              404 not_found_error
 body over the limit                                 413 invalid_request_error
 EngineOverloaded, EngineSleeping, a starting or     503 service_unavailable (to Anthropic's clients
@@ -44,6 +45,7 @@ REQUEST_PARTS = ("body", "query", "path", "header")  # of no route a field's nam
 TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",
+    403: "permission_error",
     404: "not_found_error",
     405: "invalid_request_error",
     413: "invalid_request_error",
@@ -54,6 +56,7 @@ TYPES = {
 ANTHROPIC_TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",
+    403: "permission_error",
     404: "not_found_error",
     405: "invalid_request_error",
     413: "request_too_large",

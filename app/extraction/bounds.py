@@ -181,10 +181,12 @@ def _find_opposed(schema: Schema) -> frozenset[str]:
     """Pointers of what references below an opposing keyword lead to; "", hence everything, where that is not known."""
     opposing = [node[word] for node in walk_objects(schema) for word in OPPOSING_KEYWORDS if word in node]
     waiting = list_references(opposing)
+    if waiting and _has_identifiers(schema):
+        return frozenset([""])
     found: set[str] = set()
     while waiting:
         target = read_reference(waiting.pop())
-        if target is None or _has_identifiers(schema):
+        if target is None:
             return frozenset([""])
         if target not in found:
             found.add(target)

@@ -18,7 +18,8 @@ from .references import find_targets
 # About a tenth of a second.
 MAX_NUM_REMAINDERS = 20_000
 REASON = (
-    f"it takes more than {MAX_NUM_REMAINDERS} remainders, alone or with the others, to follow it by the digit"
+    f"digits are followed by their remainder, and there are more than {MAX_NUM_REMAINDERS} of them, for this "
+    "step alone or with the others; list the multiples in an enum, or take a smaller step"
 )
 _COMBINING = frozenset(["allOf", "anyOf", "oneOf", "$ref", "patternProperties"])
 # Beside these alone, any digits of an integer are the beginning of a multiple.

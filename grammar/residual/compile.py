@@ -1,6 +1,5 @@
 """Compile a schema that no engine enforces as a whole: a loosened grammar and the checks that close the gap."""
 
-import itertools
 import json
 import re
 from dataclasses import replace
@@ -66,16 +65,17 @@ def compile_loosened(backend: Backend, spec: GrammarSpec, is_guided: bool) -> tu
     """Compile, dropping what the backend refuses as long as it can be checked instead."""
     loosening = Loosening(json.loads(spec.text), is_guided=is_guided)
     loosening.drop_problems()
-    for number in itertools.count():
+    num_refused = 0
+    while True:
         loosened = replace(spec, text=json.dumps(loosening.schema, ensure_ascii=False))
         try:
             return loosening, backend.compile(loosened)
         except UnsupportedGrammar as refusal:
-            if number == MAX_NUM_REFUSALS or not drop_refused(loosening, refusal):
+            if num_refused == MAX_NUM_REFUSALS or not drop_refused(loosening, refusal):
                 raise
-            if number >= MAX_NUM_SINGLE and refusal.keyword in OFTEN_REFUSED:
+            if num_refused >= MAX_NUM_SINGLE and refusal.keyword in OFTEN_REFUSED:
                 drop_everywhere(loosening, refusal)
-    raise AssertionError("the last refusal was raised")
+        num_refused += 1
 
 
 def drop_refused(loosening: Loosening, refusal: UnsupportedGrammar) -> bool:
@@ -100,13 +100,13 @@ def make_program(program: Program, document: Any, sites: SiteMap, tokens: Closin
         cause = error.__cause__
         if not isinstance(cause, jsonschema_rs.ValidationError) or not is_pattern(cause.instance):
             raise
-        *above, keyword = (
-            part for part in cause.instance_path if part != cause.instance or part == "pattern"
-        )
+        path = [str(step) for step in cause.instance_path]
+        # Among the names of patternProperties it is the last step itself.
+        *above, keyword = path[:-1] if path[-2:-1] == ["patternProperties"] else path
         if keyword not in ("pattern", "patternProperties"):
             raise
         reason = "neither the engines nor the checks read all of it"
-        raise UnsupportedGrammar(join_pointer("", *above), str(keyword), reason) from error
+        raise UnsupportedGrammar(join_pointer("", *above), keyword, reason) from error
 
 
 def is_pattern(value: Any) -> bool:

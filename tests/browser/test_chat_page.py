@@ -32,10 +32,8 @@ def test_the_text_grows_and_stop_ends_the_request(lasting: Site) -> None:
 
 
 def test_closing_the_tab_aborts_the_request(lasting: Site) -> None:
-    lasting.limit_answers(2000)
     num_aborted = lasting.num_aborted()
-    lasting.ask("Count, please.")
-    lasting.wait_for(lambda: lasting.num_running() == 1)
+    begin_a_long_answer(lasting)
     lasting.page.close()
     lasting.wait_for(lambda: lasting.num_running() == 0)
     assert lasting.num_aborted() == num_aborted + 1
@@ -73,6 +71,12 @@ def test_a_grammar_that_is_not_usable_is_explained_in_the_chat(site: Site) -> No
     site.page.get_by_text("Unsupported keyword “$dynamicRef” at the root.").wait_for()
 
 
+def begin_a_long_answer(lasting: Site) -> None:
+    lasting.limit_answers(2000)
+    lasting.ask("Count, please.")
+    lasting.wait_for(lambda: lasting.num_running() == 1)
+
+
 def ask_and_wait(site: Site, text: str, turn: int = 0) -> None:
     site.ask(text)
     site.figures.nth(turn).wait_for()
@@ -99,9 +103,7 @@ def test_a_chat_is_still_there_after_a_reload_and_can_be_searched(site: Site) ->
 
 
 def test_a_question_is_there_again_when_its_chat_was_left_before_the_answer(lasting: Site) -> None:
-    lasting.limit_answers(2000)
-    lasting.ask("Count, please.")
-    lasting.wait_for(lambda: lasting.num_running() == 1)
+    begin_a_long_answer(lasting)
     lasting.toggle("Chats")
     lasting.page.get_by_role("button", name="New chat").click()
     lasting.wait_for(lambda: lasting.num_running() == 0)
@@ -187,9 +189,7 @@ def test_the_version_stays_while_an_answer_is_written(lasting: Site) -> None:
 def test_a_chat_that_is_removed_while_it_is_answered_stays_away(lasting: Site) -> None:
     lasting.limit_answers(3)
     ask_and_wait(lasting, "Hello!")
-    lasting.limit_answers(2000)
-    lasting.ask("Count, please.")
-    lasting.wait_for(lambda: lasting.num_running() == 1)
+    begin_a_long_answer(lasting)
     lasting.toggle("Chats")
     lasting.page.get_by_role("button", name="Remove Hello!").click()
     lasting.wait_for(lambda: lasting.num_running() == 0)

@@ -13,6 +13,7 @@ from grammar import (
     allocate_bitmask,
     fill_bitmask,
 )
+from grammar.json_schema.keywords import join_pointer
 from tests.grammar.vocabularies import EOS, accepts, allowed_tokens
 
 VALUES = [
@@ -247,7 +248,7 @@ def test_a_large_multiple_is_checked_where_any_digits_can_become_one(byte_compil
     ],
 )
 def test_a_large_multiple_that_digits_may_miss_is_refused(byte_compiler, schema, pointer):
-    with pytest.raises(UnsupportedGrammar, match="remainders") as refusal:
+    with pytest.raises(UnsupportedGrammar, match="remainder") as refusal:
         byte_compiler.compile(GrammarSpec.json_schema(schema))
     assert (refusal.value.pointer, refusal.value.keyword) == (pointer, "multipleOf")
 
@@ -263,6 +264,7 @@ def test_a_pattern_that_no_check_reads_is_refused_with_its_place(byte_compiler, 
     for schema, pointer, keyword in (
         ({"properties": {"a/b": {"pattern": pattern}}}, "/properties/a~1b", "pattern"),
         ({"items": {"patternProperties": {pattern: {}}}}, "/items", "patternProperties"),
+        ({"properties": {pattern: {"pattern": pattern}}}, join_pointer("/properties", pattern), "pattern"),
     ):
         with pytest.raises(UnsupportedGrammar) as refusal:
             byte_compiler.compile(GrammarSpec.json_schema(schema))

@@ -22,6 +22,7 @@ async def test_a_name_that_was_pointed_here_is_refused(server: Server, path: str
     async with server.client.post(server.url + path, json=CHAT, headers={"Host": host}) as response:
         reply = await response.json()
     assert response.status == 403
+    assert reply["error"]["type"] == "permission_error"
     assert host in reply["error"]["message"] and "--allowed-host" in reply["error"]["message"]
     assert server.engine.requests == []
 

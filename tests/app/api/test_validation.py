@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import time
 from typing import Any
 
@@ -214,6 +215,18 @@ async def test_bookkeeping_fields_and_empty_values_are_ignored(server: Server) -
     more = {"tool_choice": "none", "best_of": 1, "modalities": ["text"], "parallel_tool_calls": True}
     status, _ = await server.chat(**fields, **more, some_new_field=1, stream_options=None)
     assert status == 200
+
+
+async def test_fields_nobody_knows_have_a_limit_and_write_no_log_lines(
+    server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "troupe.api")
+    status, _ = await server.chat(**{"a\nroot logged in": 1})
+    assert status == 200
+    assert caplog.messages == [r"ignored unknown request fields: a\nroot logged in"]
+    status, reply = await server.chat(**{f"field_{number}": 1 for number in range(1001)})
+    assert (status, reply["error"]["code"]) == (400, "unknown_field")
+    assert "1001" in reply["error"]["message"] and "at most 1000" in reply["error"]["message"]
 
 
 async def test_a_body_over_the_limit_is_a_413(start: Start) -> None:
