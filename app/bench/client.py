@@ -104,7 +104,7 @@ async def drive(
         async with asyncio.TaskGroup() as group:
             for index in range(len(jobs)):
                 group.create_task(work(index))
-                if load.rate != NEVER:
+                if load.rate != NEVER and index + 1 < len(jobs):
                     await asyncio.sleep(rng.gammavariate(load.burstiness, 1 / (load.rate * load.burstiness)))
         elapsed = time.perf_counter() - start
     return [record for record in records if record is not None], elapsed

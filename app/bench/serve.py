@@ -10,6 +10,7 @@ import argparse
 import asyncio
 from collections.abc import Iterator, Sequence
 from contextlib import AsyncExitStack
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -49,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--vocab-size", type=int, default=1000, help="prompt ids are below it (1000)")
     parser.add_argument(
-        "--output-json", "--result-filename", metavar="FILE", help="write the figures there, too"
+        "--output-json", "--result-filename", type=Path, metavar="FILE", help="write the figures there, too"
     )
     add_random_flags(parser, num=100, input_len=128, output_len=128)
 
@@ -138,7 +139,7 @@ def read_goodput(pairs: Sequence[str]) -> dict[str, float]:
     limits = {}
     for pair in pairs:
         name, _, value = pair.partition(":")
-        if name not in METRICS or not value.replace(".", "", 1).isdigit():
+        if name not in METRICS or not (value.isascii() and value.replace(".", "", 1).isdigit()):
             raise UsageError(
                 f"--goodput {pair!r} must be one of {', '.join(METRICS)}, a colon and milliseconds"
             )

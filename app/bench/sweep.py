@@ -94,7 +94,7 @@ def read_counts(flag: str, text: str) -> list[int]:
         UsageError: something else.
     """
     parts = [part.strip() for part in text.split(",")]
-    if not all(part.isdigit() and 0 < int(part) <= 2**16 for part in parts):
+    if not all(part.isascii() and part.isdigit() and 0 < int(part) <= 2**16 for part in parts):
         raise UsageError(f"{flag} {text!r} must be numbers from 1 to {2**16} with commas between them")
     return sorted({int(part) for part in parts})
 

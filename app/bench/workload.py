@@ -105,6 +105,8 @@ def read_work(arguments: argparse.Namespace, vocab_size: int) -> list[Job]:
     """
     for name, low, high in (("num_prompts", 1, 10**7), ("input_len", 1, 10**6), ("output_len", 1, 10**6)):
         check_range(arguments, name, low, high)
+    if "vocab_size" in arguments:
+        check_range(arguments, "vocab_size", 1, 2**31 - 1)
     check_range(arguments, "range_ratio", 0, 0.999)
     check_range(arguments, "scale", 0.001, 1)
     if arguments.work == "nano":

@@ -113,6 +113,8 @@ def allows_strings(subschema: Schema) -> bool:
 
 def _shape(subschema: Schema, pointer: str, forms: Forms) -> Iterator[Bound]:
     """A pattern for a date or a time of day that has none."""
+    if _is_limited_elsewhere(subschema, pointer):
+        return
     if not allows_strings(subschema) or any(word in subschema for word in ("pattern", "enum", "const")):
         return
     pattern = forms.find_pattern(subschema)
@@ -137,21 +139,28 @@ def _list_asked(node: Any, keywords: tuple[str, ...]) -> Iterator[int]:
     elif isinstance(node, dict):
         asked = [node[keyword] for keyword in keywords if keyword in node]
         yield from (
-            math.ceil(least) for least in asked if isinstance(least, int | float) and math.isfinite(least)
+            math.ceil(least)
+            for least in asked
+            if isinstance(least, int) or (isinstance(least, float) and math.isfinite(least))
         )
         for inner in node.values():
             yield from _list_asked(inner, keywords)
 
 
 def _limit(subschema: Schema, pointer: str, limits: Limits) -> Iterator[Bound]:
-    if IN_ALL_OF.search(pointer) or any(keyword in subschema for keyword in COMBINING):
-        return  # a pattern or a list of values may hold here as well
+    if _is_limited_elsewhere(subschema, pointer):
+        return
     kinds = subschema.get("type")
     kinds = kinds if isinstance(kinds, list) else [kinds]
     if allows_strings(subschema) and not any(keyword in subschema for keyword in STRING_LIMITS):
         yield _set(subschema, pointer, "maxLength", limits.max_length)
     if "array" in kinds and not any(keyword in subschema for keyword in ARRAY_LIMITS):
         yield _set(subschema, pointer, "maxItems", limits.max_items)
+
+
+def _is_limited_elsewhere(subschema: Schema, pointer: str) -> bool:
+    """Whether a pattern or a list of values may hold here that does not stand here."""
+    return IN_ALL_OF.search(pointer) is not None or any(keyword in subschema for keyword in COMBINING)
 
 
 def _set(subschema: Schema, pointer: str, keyword: str, value: int | str) -> Bound:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from functools import cached_property
 
-from app.extraction.dates import MONTHS
 from app.extraction.prompt import Schema
 
 _DAY_OF_YEAR = "(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])"
@@ -36,25 +35,20 @@ _DESCRIBED = re.compile(
 # Before the form: what makes it one of several, a part of the text, or no point in time.
 _OPEN = re.compile(
     r"(?<!\w)['\"‘“]|YY|HH|MM"
-    r"|(?i:\b(?:or|unless|otherwise|else|if|unknown|empty|times|dates|hours|range|period|between|duration|length|elapsed)\b)"
+    r"|(?i:\b(?:or|unless|otherwise|else|if|unknown|empty|times|dates|hours|range|period|between|duration|length|elapsed"
+    r"|(?<=\w )when|blank|n/a|none|null|missing|absent|total|sum|spent|worked|overtime)\b)"
 )
 _HOURS_OF_CLOCK = re.compile(_CLOCK)
 
-# Looking back comes last: a search is faster that begins with what it looks for.
-_OTHER_YEAR = re.compile(r"(?:0\d{3}|1[0-8]\d\d|2[1-9]\d\d|[3-9]\d{3})(?!\d)(?<!\d\d{4})")
-_DATE_BEFORE_YEAR = re.compile(
-    r"(?:(?<!\d)\d{1,2}[./-]\d{1,2}[./-]"
-    rf"|\b(?:{'|'.join(MONTHS)})[a-z]*\.?\s+(?:\d{{1,2}}(?:st|nd|rd|th)?,?\s+)?"
-    # a month in any language
-    r"|(?<![\d.,])\d{1,2}(?:st|nd|rd|th|er)?\.?[\s-]+(?:(?:of|de|di)\s+)?[^\W\d_]{3,}[.,]{0,2}[\s-]+(?:(?:of|de)\s+)?"
-    r"|\byear\s+)$",
-    re.IGNORECASE,
+# Any number of four digits may be a year; one that is none loosens a pattern and forbids nothing.
+_OTHER_YEAR = re.compile(
+    r"(?<![\w,'+#])(?<!\d\.)(?:1[0-8]\d\d|21\d\d)(?![\w%]|[.,']\d)"
+    r"|\d[./-](?:0\d{3}|1[0-8]\d\d|2[1-9]\d\d|[3-9]\d{3})(?!\d)"
+    r"|(?<!\d)(?:0\d{3}|1[0-8]\d\d|2[1-9]\d\d|[3-9]\d{3})(?:[./-]\d{1,2}[./-]\d{1,2}(?!\d)|\s?年)"
 )
-_DATE_BEHIND_YEAR = re.compile(r"[./-]\d{1,2}[./-]\d{1,2}(?!\d)|\s?年")
-_MORE_DIGITS = re.compile(r"[.,']\d")
-_OTHER_HOUR = re.compile(r"(?:2[4-9]|[3-9]\d):[0-5]\d(?![\d:])(?<![\d:.,]\d\d:\d\d)")
-# Characters that a day and a month take at most before a year.
-_CONTEXT = 32
+_OTHER_HOUR = re.compile(
+    r"(?:2[4-9]|[3-9]\d)(?::|\s?h\s?)[0-5]\d(?![\d:])(?<![\d:.,]\d\d:\d\d)(?<![\d:.,]\d\dh\d\d)"
+)
 # A longer description says more than a form.
 _MAX_DESCRIPTION = 1000
 
@@ -85,7 +79,7 @@ class Forms:
 
     @cached_property
     def has_other_years(self) -> bool:
-        """Whether the text has a date before 1900 or after 2099."""
+        """Whether the text has a year before 1900 or after 2099."""
         return has_other_years(self.text)
 
     @cached_property
@@ -103,12 +97,5 @@ def find_form(description: str) -> str | None:
 
 
 def has_other_years(text: str) -> bool:
-    """Whether the text has a date before 1900 or after 2099."""
-    for year in _OTHER_YEAR.finditer(text):
-        behind = text[year.end() : year.end() + _CONTEXT]
-        if _DATE_BEHIND_YEAR.match(behind):
-            return True
-        before = text[max(0, year.start() - _CONTEXT) : year.start()]
-        if not _MORE_DIGITS.match(behind) and _DATE_BEFORE_YEAR.search(before):
-            return True
-    return False
+    """Whether the text has what may be a year before 1900 or after 2099."""
+    return _OTHER_YEAR.search(text) is not None

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
+import json
 from pathlib import Path
 
 import pytest
 
+from app.bench import serve
 from app.bench.client import Load, Record, Target, drive
 from app.bench.plot import draw_frontier
 from app.bench.serve import find_model, read_goodput, read_points, summarise
@@ -56,6 +59,37 @@ async def test_arrivals_keep_to_the_rate(start: Start) -> None:
     assert elapsed > 5 / 50 * 0.9
 
 
+async def test_nothing_is_waited_for_behind_the_last_arrival(start: Start) -> None:
+    server = await start()
+    _, elapsed = await drive(Target(server.url, "fake"), JOBS[:1], Load(rate=0.2, burstiness=1000))
+    assert elapsed < 2
+
+
+async def test_the_figures_are_written_where_they_are_asked_for(start: Start, tmp_path: Path) -> None:
+    server, target = await start(), tmp_path / "figures.json"
+    flags = [
+        "--base-url",
+        server.url,
+        "--num-prompts",
+        "2",
+        "--output-len",
+        "2",
+        "--result-filename",
+        str(target),
+    ]
+    parser = argparse.ArgumentParser()
+    serve.add_arguments(parser)
+    assert await asyncio.to_thread(serve.run, parser.parse_args(flags), 0.0) == 0
+    assert json.loads(target.read_text())["num_failed"] == 0
+
+
+def test_no_prompt_is_made_of_no_token_at_all() -> None:
+    parser = argparse.ArgumentParser()
+    serve.add_arguments(parser)
+    with pytest.raises(UsageError, match="--vocab-size=0 must be from 1"):
+        serve.run(parser.parse_args(["--vocab-size", "0"]), 0.0)
+
+
 @pytest.mark.parametrize(
     ("engine", "said"),
     [
@@ -92,6 +126,8 @@ def test_wrong_flags_are_explained() -> None:
         read_goodput(["latency:5"])
     with pytest.raises(UsageError, match="--concurrency"):
         read_counts("--concurrency", "1,-2")
+    with pytest.raises(UsageError, match="--concurrency"):
+        read_counts("--concurrency", "²")
 
 
 def make_point(concurrency: int, rate: float, tpot: float, tokens: int = 1024, ttft: float = 10.0) -> Point:

@@ -195,6 +195,11 @@ def test_the_patterns_take_plausible_values_only(pattern: str, right: list[str],
         ("day YYYY-MM-DD, HH:MM", None),
         ("duration, HH:MM", None),
         ("opening hours, HH:MM", None),
+        ("Blank when missing, YYYY-MM-DD", None),
+        ("N/A when missing: YYYY-MM-DD", None),
+        ("null when absent, YYYY-MM-DD", None),
+        ("Weekly total, HH:MM", None),
+        ("Time spent, HH:MM", None),
         ("as HH:MM, " * 200 + "HH:MM", None),
     ],
 )
@@ -212,7 +217,18 @@ def test_a_description_that_leaves_a_choice_asks_for_no_form(description: str, f
         ("10.12.1815", True),
         ("1815-12-10", True),
         ("due 3 May 2150", True),
-        ("9 April 2026, room 1250", False),
+        ("Signed 21. 10. 1805", True),
+        ("Founded in 1842, rebuilt twice", True),
+        ("valid until 2150", True),
+        ("12/1815", True),
+        ("1805, Oct 21", True),
+        ("18.VI.1815", True),
+        ("im Jahr 1789", True),
+        ("1066年", True),
+        ("3019-03-25", True),
+        ("9 April 2026, room 125", False),
+        ("2 Pens at 1,250.50, no. +1250", False),
+        ("order A1250, 1250kg", False),
         ("2 Pens 1250.50", False),
         ("12815-12-10", False),
         ("", False),
@@ -227,7 +243,14 @@ def test_years_of_the_text_are_open(text: str, is_other: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "pattern"), [("for 36:30", ANY_TIME_PATTERN), ("at 12:36:30", TIME_PATTERN)]
+    ("text", "pattern"),
+    [
+        ("for 36:30", ANY_TIME_PATTERN),
+        ("26 h 15 min", ANY_TIME_PATTERN),
+        ("24h00", ANY_TIME_PATTERN),
+        ("at 12:36:30", TIME_PATTERN),
+        ("at 12h36", TIME_PATTERN),
+    ],
 )
 def test_hours_of_the_text_are_open(text: str, pattern: str) -> None:
     assert add_bounds({**TEXT, "description": "HH:MM"}, LIMITS, text).schema["pattern"] == pattern
