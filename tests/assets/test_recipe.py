@@ -1,6 +1,7 @@
 """The demo model's recipe: documents hold their values, tokens round-trip, exports load, schemas are schemas."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -34,9 +35,14 @@ from assets.demo_model.recipe.training.optimizer import Optimizer, orthogonalize
 from assets.demo_model.recipe.training.tokenizer import sample_texts, save_tokenizer, train_tokenizer
 from assets.demo_model.recipe.training.train import compute_rate, find_layers
 from assets.demo_model.recipe.writing.chat import ask_topic, sample_chat
-from assets.demo_model.recipe.writing.documents import missing_values, write_document
+from assets.demo_model.recipe.writing.documents import (
+    layout_line,
+    layout_table,
+    missing_values,
+    write_document,
+)
 from assets.demo_model.recipe.writing.entities import point
-from assets.demo_model.recipe.writing.invented import invent
+from assets.demo_model.recipe.writing.invented import invent, make_field, name_keys
 from assets.demo_model.recipe.writing.kinds import KINDS
 from assets.demo_model.recipe.writing.longer import lengthen
 from assets.demo_model.recipe.writing.phrases import expand, parse
@@ -95,6 +101,52 @@ def test_invented_and_pointer_records_fit_their_schema() -> None:
         for _ in range(60):
             document, schema = make(rng)
             jsonschema_rs.validate(schema, document.record)
+
+
+def test_what_an_invented_record_copies_stands_in_the_text() -> None:
+    rng = Random(15)
+    for _ in range(200):
+        document, schema = invent(rng)
+        for name, field in schema["properties"].items():
+            value = document.record[name]
+            if field == {"type": "string"} and value is not None:
+                assert value in document.text, (name, document.text)
+
+
+def test_a_key_is_nearer_to_its_own_label_than_to_any_other() -> None:
+    rng = Random(16)
+    for _ in range(200):
+        taken: set[str] = set()
+        fields = [make_field(taken, rng, is_open=True) for _ in range(6)]
+        properties, record = name_keys(fields[:4], fields[4:], rng)
+        assert list(record.values()) == [field.value for field in fields[:4]]
+        for field, key in zip(fields, properties, strict=False):
+            text = f"{key} {properties[key].get('description', '')}"
+            asked = {word.lower().removesuffix("s") for word in WORD.findall(text)}
+            shares = {other.label: share_words(other.label, asked) for other in fields}
+            own = shares.pop(field.label)
+            assert field.label.endswith(" by") or own > max(shares.values()), (key, field.label, shares)
+
+
+WORD = re.compile("[A-Z]?[a-z]+")
+
+
+def share_words(label: str, asked: set[str]) -> float:
+    """Share of the label's words that are asked for."""
+    words = [word.removesuffix("s") for word in label.split()]
+    return sum(word in asked for word in words) / len(words)
+
+
+def test_tables_and_lines_keep_every_label_and_value_apart() -> None:
+    rng = Random(17)
+    rows = [("name", "Zofia, Żak"), ("tags", "a; b | c"), ("sum", "1 and 2")]
+    for _ in range(100):
+        for layout in (layout_table, layout_line):
+            text = layout(rows, rng).lower()
+            assert all(label in text and value.lower() in text for label, value in rows)
+        head, *_, values = layout_table(rows, rng).split("\n")[:2]
+        joint = head.lower().strip("| ").removeprefix("name").removesuffix("sum").split("tags")[0]
+        assert values.strip("| ").split(joint)[:2] == ["Zofia, Żak", "a; b | c"] or head.startswith("|")
 
 
 def test_the_generated_set_depends_on_its_seed_alone() -> None:

@@ -6,7 +6,7 @@ from random import Random
 
 from .drafts import Draft, Record, say
 from .kinds import KINDS, NULLABLE
-from .phrases import SLOT, capitalize, chance, compose, expand, make_sentence
+from .phrases import SLOT, capitalize, chance, compose, expand, fill_slots, make_sentence
 from .tables import read_sections
 
 Rows = list[tuple[str, str]]
@@ -21,16 +21,23 @@ class Document:
     record: Record
 
 
+def put_case(labels: list[str], rng: Random) -> list[str]:
+    """The labels in capitals, in small letters or with capitals ahead, all in one way."""
+    case = rng.random()
+    if case < 0.2:
+        return [label.upper() for label in labels]
+    if case < 0.32:
+        return labels
+    return [label.title() if case < 0.42 else capitalize(label) for label in labels]
+
+
 def layout_form(rows: Rows, rng: Random, shuffle: bool = True) -> str:
     """Labelled values in one of a dozen layouts."""
     rows = list(rows)
     if shuffle and chance(rng, 0.6):
         rng.shuffle(rows)
-    case = rng.random()
-    rows = [
-        (label.upper() if case < 0.1 else label if case < 0.2 else capitalize(label), text)
-        for label, text in rows
-    ]
+    labels = put_case([label for label, _ in rows], rng)
+    rows = [(label, text) for label, (_, text) in zip(labels, rows, strict=True)]
     inline = rng.choice(
         ["{l}: {v}"] * 6
         + ["- {l}: {v}", "{l} - {v}", "| {l} | {v} |", "{l} = {v}", "{l}\n{v}", "**{l}:** {v}"]
@@ -55,9 +62,34 @@ def layout_form(rows: Rows, rng: Random, shuffle: bool = True) -> str:
         return "; ".join(f"{label}: {text}" for label, text in rows) + rng.choice([".", ""])
     if chance(rng, 0.05):
         return ", ".join(f"{label} {text}" for label, text in rows)
-    if chance(rng, 0.04):
-        return ";".join(label for label, _ in rows) + "\n" + ";".join(text for _, text in rows)
     return "\n".join(inline.replace("{l}", label).replace("{v}", text) for label, text in rows).strip()
+
+
+def layout_table(rows: Rows, rng: Random) -> str:
+    """A head line with the labels and a line with the values, now and then closed by a note."""
+    labels, texts = put_case([label for label, _ in rows], rng), [text for _, text in rows]
+    joint = _choose_joint([" | ", " | ", "|", ";", "; ", ", ", "\t", "   ", " / "], texts, rng)
+    lines = [joint.join(labels), joint.join(texts)]
+    if joint == " | " and chance(rng, 0.4):
+        lines = [f"| {line} |" for line in lines]
+        lines.insert(1, "|" + "---|" * len(rows))
+    return "\n".join(lines) + (f"\n{make_sentence(rng)}" if chance(rng, 0.3) else "")
+
+
+def _choose_joint(joints: list[str], texts: list[str], rng: Random) -> str:
+    """One that stands in none of the texts; a line end always does not."""
+    return rng.choice([joint for joint in joints if not any(joint in text for text in texts)] or ["\n"])
+
+
+def layout_line(rows: Rows, rng: Random) -> str:
+    """All labels and values in one line or list, each pair in the same way."""
+    labels, texts = put_case([label for label, _ in rows], rng), [text for _, text in rows]
+    frame = rng.choice(read_sections("labels")["pairs"])
+    joint = _choose_joint([", ", ", ", "; ", ". ", " · ", "\n", " and "], texts, rng)
+    pairs = (
+        fill_slots(frame, {"label": label, "text": text}) for label, text in zip(labels, texts, strict=True)
+    )
+    return joint.join(pairs) + rng.choice([".", ""])
 
 
 def write_form(draft: Draft, rng: Random) -> str:

@@ -1,13 +1,15 @@
 """Invented schemas: random fields with matching values, so that the model reads a schema and not a habit."""
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
 from typing import Any
 
 from . import goods, moments, values
-from .documents import Document, layout_form
+from .documents import Document, layout_form, layout_line, layout_table
 from .drafts import Record, say
+from .labels import describe, make_adjective, make_deed, make_label, make_plural, near_name
 from .phrases import (
     capitalize,
     chance,
@@ -134,6 +136,16 @@ def date_field(label: str, rng: Random) -> Field:
     return Field(label, schema, iso, written)
 
 
+def time_field(label: str, rng: Random) -> Field:
+    value, written = moments.clock_time(rng)
+    return Field(label, {"type": "string", "description": "HH:MM"}, value, written)
+
+
+def doer_field(label: str, rng: Random) -> Field:
+    value = rng.choice([values.person, values.person, values.first_name, values.company])(rng)
+    return Field(label, dict(STRING), value, value)
+
+
 def list_field(label: str, rng: Random) -> Field:
     makers: list[Callable[[Random], str]] = [
         values.make_word,
@@ -165,30 +177,39 @@ def enum_field(label: str, rng: Random) -> Field:
     return Field(label, {"type": "string", "enum": options}, value, text)
 
 
-FIELD_MAKERS: tuple[tuple[int, str, Callable[[str, Random], Field]], ...] = (
-    (9, "invented_strings", string_field),
-    (3, "invented_numbers", number_field),
-    (3, "invented_integers", integer_field),
-    (2, "invented_booleans", boolean_field),
-    (3, "invented_dates", date_field),
-    (3, "invented_lists", list_field),
-    (2, "invented_strings", enum_field),
-    (2, "invented_strings", nullable_field),
+# How often, the labels of a list and the labels of any words, and what makes the field.
+FIELD_MAKERS: tuple[tuple[int, str, Callable[[Random], str], Callable[[str, Random], Field]], ...] = (
+    (9, "invented_strings", make_label, string_field),
+    (3, "invented_numbers", make_label, number_field),
+    (3, "invented_integers", make_plural, integer_field),
+    (2, "invented_booleans", make_adjective, boolean_field),
+    (2, "invented_dates", make_label, date_field),
+    (1, "invented_times", make_label, time_field),
+    (2, "invented_lists", make_plural, list_field),
+    (2, "invented_strings", make_label, enum_field),
+    (2, "invented_strings", make_label, nullable_field),
+    (2, "", make_deed, doer_field),
 )
+OPEN_SHARE = 0.65  # of the documents whose labels are any words of the language
 
 
-def make_field(taken: set[str], rng: Random) -> Field:
-    """A field whose label is new to the record."""
+def make_field(taken: set[str], rng: Random, is_open: bool) -> Field:
+    """A field whose label is new to the record; of any words, none of them may be in another label."""
     while True:
-        _, pool, maker = rng.choices(FIELD_MAKERS, weights=[weight for weight, _, _ in FIELD_MAKERS])[0]
-        label = rng.choice(words(pool))
-        if chance(rng, 0.45):
-            label = f"{rng.choice(words('invented_owners'))} {label}"
-        elif chance(rng, 0.08):
-            label = f"{values.make_word(rng, 2)} {label}"
+        weights = [weight for weight, *_ in FIELD_MAKERS]
+        _, pool, make, maker = rng.choices(FIELD_MAKERS, weights=weights)[0]
+        if is_open or not pool:
+            label = make(rng)
+        else:
+            label = rng.choice(words(pool))
+            if chance(rng, 0.45):
+                label = f"{rng.choice(words('invented_owners'))} {label}"
+            elif chance(rng, 0.08):
+                label = f"{values.make_word(rng, 2)} {label}"
         field = maker(label, rng)
-        if field.key not in taken:
-            taken.add(field.key)
+        found = set(field.label.split()) - {"by"} if is_open else {field.key}
+        if not found & taken:
+            taken |= found
             return field
 
 
@@ -199,15 +220,24 @@ def say_field(field: Field, rng: Random) -> str:
         style = "absent"
     elif isinstance(field.value, bool):
         style = "yes" if field.value else "no"
-    elif chance(rng, 0.55):
+    elif field.label.endswith(" by") or chance(rng, 0.55):
         style = find_style(field)
-    slots = {"label": field.label, "text": field.text, "c": make_clause(rng)}
+    slots = {
+        "label": field.label,
+        "deed": field.label.removesuffix(" by"),
+        "text": field.text,
+        "c": make_clause(rng),
+        "other": values.person(rng) if style in ("person", "deed") else values.ordinary(rng),
+        "lower": rng.randrange(1, 900),
+    }
     return compose_sentence(rng.choice(read_sections("statements")[style]), rng, slots)
 
 
 def find_style(field: Field) -> str:
     """The section of `statements.txt` that suits the kind of value."""
     kind = field.schema.get("type")
+    if field.label.endswith(" by"):
+        return "deed"
     if kind in ("integer", "number"):
         return str(kind)
     if kind == "array":
@@ -216,15 +246,26 @@ def find_style(field: Field) -> str:
         return "enum"
     if field.text != field.value:
         return "date"
-    return "person" if field.label.split()[-1] in words("people_labels") else "any"
+    return "person" if isinstance(field.value, str) and is_name(field.value) else "any"
+
+
+def is_name(text: str) -> bool:
+    """Whether a text is written as names are: two words or more, capitals ahead."""
+    return len(text.split()) > 1 and text.istitle()
 
 
 def write_fields(fields: list[Field], rng: Random) -> str:
-    """All known fields as a form or as sentences, in random order."""
+    """All known fields as a form, a table, a line or as sentences, in random order."""
     known = [field for field in fields if field.text is not None]
     rng.shuffle(known)
-    if chance(rng, 0.5):
-        rows = [(field.label, str(field.text)) for field in known]
+    rows = [(field.label, str(field.text)) for field in known]
+    is_short = all("\n" not in text for _, text in rows)
+    draw = rng.random()
+    if draw < 0.12 and is_short:
+        text = layout_table(rows, rng)
+    elif draw < 0.36 and is_short:
+        text = layout_line(rows, rng)
+    elif draw < 0.6:
         rows += [
             (field.label, say("absent", rng)) for field in fields if field.text is None and chance(rng, 0.25)
         ]
@@ -240,37 +281,54 @@ def write_fields(fields: list[Field], rng: Random) -> str:
     return text
 
 
-def name_keys(fields: list[Field], rng: Random) -> tuple[Schema, Record]:
-    """Properties and record under keys in one of several styles; opaque keys come with a description."""
-    style, opaque, described = rng.random(), chance(rng, 0.15), chance(rng, 0.3)
+def name_keys(fields: list[Field], spare: list[Field], rng: Random) -> tuple[Schema, Record]:
+    """Properties and record under keys in one of several styles; opaque keys come with a description.
+
+    In some records the keys are only near to the labels, but never as near to another one, be it asked for or spare.
+    """
+    style, opaque, described, is_near = rng.random(), chance(rng, 0.15), chance(rng, 0.35), chance(rng, 0.5)
     properties: Schema = {}
     record: Record = {}
     for number, field in enumerate(fields, 1):
-        key = (
-            field.key
-            if style < 0.72
-            else to_camel(field.key)
-            if style < 0.86
-            else field.key.replace("_", "-")
-        )
-        key = field.label if style > 0.94 else key
+        others = {word for other in fields + spare if other is not field for word in other.label.split()}
+        label = _near_label(field, others, rng) if is_near and chance(rng, 0.7) else field.label
+        key = label.replace(" ", "_").replace("-", "_")
+        if key in properties or set(label.split()) & set(field.label.split()) & others:
+            key = field.key
+        if style > 0.94:
+            key = label if key not in properties else field.label
+        elif style > 0.72:
+            key = to_camel(key) if style < 0.86 else key.replace("_", "-")
         schema = dict(field.schema)
         if opaque:
             key = f"{rng.choice(['f', 'x', 'field', 'col', 'q'])}{number}"
         if opaque or described:
-            schema.setdefault("description", capitalize(field.label))
+            form = schema.get("description", "")
+            if form in ("", "HH:MM"):
+                schema["description"] = describe(field.label, rng) + (form and f", {form}")
         properties[key], record[key] = schema, field.value
     return properties, record
+
+
+def _near_label(field: Field, others: set[str], rng: Random) -> str:
+    """Another name of the field; whether something is so is asked for by its word; a measure also by its unit."""
+    if isinstance(field.value, bool):
+        return f"is {field.label}" if chance(rng, 0.6) else field.label
+    unit = re.search("[a-z]+$", field.text or "") if field.schema.get("type") == "number" else None
+    if unit and chance(rng, 0.5):
+        return f"{field.label} {rng.choice(['', 'in '])}{unit.group()}"
+    return near_name(field.label, others, rng)
 
 
 def invent(rng: Random, most: int = 7) -> tuple[Document, Schema]:
     """A document with made-up fields, some of them asked for, and the schema that asks."""
     taken: set[str] = set()
     count = min(most, rng.choice([2, 3, 3, 4, 4, 5, 6, 7]))
-    fields = [make_field(taken, rng) for _ in range(count)]
-    spare = [make_field(taken, rng) for _ in range(rng.choice([0, 0, 1, 2, 3]))]
+    is_open = chance(rng, OPEN_SHARE)
+    fields = [make_field(taken, rng, is_open) for _ in range(count)]
+    spare = [make_field(taken, rng, is_open) for _ in range(rng.choice([0, 0, 1, 2, 3, 4]))]
     text = write_fields(fields + spare, rng)
-    properties, record = name_keys(fields, rng)
+    properties, record = name_keys(fields, spare, rng)
     schema = dress("record", properties, rng)
     if chance(rng, 0.12):
         schema, record = _nest(schema, record, rng)

@@ -41,7 +41,8 @@ def words(section: str) -> tuple[str, ...]:
 @cache
 def ordinary_words() -> tuple[str, ...]:
     """Every word of four letters or more that the tables write in small letters."""
-    texts = (path.read_text(encoding="utf-8") for path in sorted(TEMPLATES.glob("*.txt")))
+    paths = sorted(TEMPLATES.glob("*.txt"))
+    texts = (path.read_text(encoding="utf-8").replace("\\n", " ") for path in paths)
     return tuple(
         sorted({word for text in texts for word in re.findall(r"(?<![\w<])[a-z]{4,}(?![\w>:=|])", text)})
     )
