@@ -50,6 +50,7 @@ class Company:
         eos_token_ids: tuple[int, ...],
         metrics: Metrics,
         report_hang: Callable[[TimeoutError], None],
+        report_crash: Callable[[BaseException], None],
     ) -> None:
         self.streams: dict[str, tuple[OutputStream, int]] = {}  # of live completions
         self._requests: dict[str, OutputStream] = {}  # of requests with a reader
@@ -59,6 +60,7 @@ class Company:
         self._eos_token_ids = eos_token_ids
         self._metrics = metrics
         self._report_hang = report_hang
+        self._report_crash = report_crash
         self._others: list[asyncio.Task[None]] = []  # all but the executor's
 
     async def start(self, tasks: asyncio.TaskGroup, is_restart: bool) -> None:
@@ -105,11 +107,13 @@ class Company:
         if self._config.step_timeout_s:
             others["watchdog"] = watch_steps(self.machine, self._config.step_timeout_s, self._give_up)
         self._others = [tasks.create_task(run, name=name) for name, run in others.items()]
+        for task in (executor, *self._others):
+            task.add_done_callback(self._note_end)
         executor.add_done_callback(lambda _: self._dismiss())
 
     @property
     def num_queued(self) -> int:
-        """Requests that are accepted and not running, and grammars on their way."""
+        """Sequences that are accepted and not running, those that wait for a grammar among them."""
         return len(self.streams) - len(self.machine.ledger.running) + self.grammar.num_compiling
 
     def open(
@@ -130,12 +134,13 @@ class Company:
             replace(message, request_id=f"{message.request_id}{SERIAL_MARK}{next(_serials)}")
             for message in messages
         ]
+        matchers = [] if compiled is None else [compiled.matcher() for _ in messages]
         stream.completion_ids = [message.request_id for message in messages]
         self._requests[stream.request_id] = stream
         for index, message in enumerate(messages):
             self.streams[message.request_id] = (stream, index)
-            if compiled is not None:
-                self.grammar.open(message.request_id, compiled)
+            if matchers:
+                self.grammar.open(message.request_id, matchers[index])
             self.detokenizer.tell(message)
             self.scheduler.tell(message)
         self._metrics.prompt_tokens += len(messages[0].prompt_token_ids)
@@ -171,6 +176,11 @@ class Company:
         assert self.is_idle, "requests end before their company does"
         self.executor.tell(Sleep(level))
 
+    @property
+    def num_free_seats(self) -> int:
+        """Sequences that may run beside those that do."""
+        return self.machine.config.max_num_seqs - len(self.machine.ledger.running)
+
     def fail_all(self, error: EngineError) -> None:
         """End every open stream with this error."""
         for stream, _ in self.streams.values():
@@ -180,6 +190,13 @@ class Company:
     def _dismiss(self) -> None:
         for task in self._others:
             task.cancel()
+
+    def _note_end(self, task: asyncio.Task[None]) -> None:
+        """The readers are told of a crash at once: the others end only after the step that is under way."""
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            self._report_crash(error)
+            self.fail_all(EngineDead(f"the engine crashed: {error}"))
 
     def _give_up(self, error: TimeoutError) -> None:
         """The readers are told of a hang at once; the company itself ends when the thread comes back."""

@@ -120,7 +120,8 @@ class EngineConfig:
         default=10.0, metadata={"help": "waiting that long improves a request's priority by one"}
     )
     max_num_waiting: int = field(
-        default=512, metadata={"help": "queued requests before new ones are refused with 503"}
+        default=512,
+        metadata={"help": "requests that wait beside those that run before new ones are refused with 503"},
     )
     enable_overlap: bool = field(default=True, metadata={"help": "plan step N+1 while step N runs"})
     grammar_timeout_s: float = field(default=10.0, metadata={"help": "deadline of one grammar compile"})

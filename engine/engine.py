@@ -11,6 +11,7 @@ import asyncio
 import secrets
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from engine.company import Company
@@ -28,6 +29,14 @@ from engine.tokenizer import Tokenizer
 from grammar import CompiledGrammar
 
 
+@dataclass(eq=False, slots=True)
+class Arrival:
+    """A request at the door: it is tokenised or its grammar compiles."""
+
+    request_id: str
+    is_aborted: bool = False
+
+
 class Engine:
     """One model, served to any number of concurrent requests of one event loop.
 
@@ -39,6 +48,7 @@ class Engine:
         self.config = config or EngineConfig()
         self._metrics = Metrics()
         self._supervisor = Supervisor(self.config, self._metrics)
+        self._arrivals: set[Arrival] = set()
 
     async def start(self) -> None:
         """Load the model and start the actors; back when the engine answers.
@@ -113,6 +123,8 @@ class Engine:
 
     async def abort(self, request_id: str) -> None:
         """End a request; its stream gets a last output with finish_reason "abort". Unknown ids are ignored."""
+        for arrival in self._arrivals:
+            arrival.is_aborted |= arrival.request_id == request_id
         company = self._supervisor.company
         if company is not None:
             company.abort_request(request_id)
@@ -121,24 +133,28 @@ class Engine:
         """Refuse what `generate` would refuse, before anything is spent on it.
 
         Args:
-            count: sequences that want to join the waiting queue.
+            count: sequences that want to run or to join the waiting queue.
 
         Raises:
             InvalidRequest: there can never be room for so many.
             EngineOverloaded: there is no room for them; it counts as a rejection.
         """
-        if count > self.config.max_num_waiting:
-            raise InvalidRequest(
-                f"n={count} must be at most {self.config.max_num_waiting}, the engine's max_num_waiting", "n"
-            )
         company = self._supervisor.company
-        if company is None or company.num_queued + count <= self.config.max_num_waiting:
+        if company is None:
             return
-        self._metrics.num_rejected += 1
-        raise EngineOverloaded(
-            f"{company.num_queued} requests are waiting and at most {self.config.max_num_waiting} may; "
-            "try again later"
-        )
+        num_seats, num_places = company.machine.config.max_num_seqs, self.config.max_num_waiting
+        if count > num_seats + num_places:
+            raise InvalidRequest(
+                f"n={count} must be at most {num_seats + num_places}: the engine runs max_num_seqs={num_seats} "
+                f"at a time, and max_num_waiting={num_places} may wait",
+                "n",
+            )
+        if company.num_queued + count > num_places + company.num_free_seats:
+            self._metrics.num_rejected += 1
+            raise EngineOverloaded(
+                f"{company.num_queued} requests are waiting and at most {num_places} may beside the "
+                f"{num_seats} that run; try again later"
+            )
 
     async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text of any length, tokenised off the loop when it is long.
@@ -255,7 +271,23 @@ class Engine:
         cache_salt: str | None,
         arrival_time: float,
     ) -> OutputStream:
-        intake = self._intake
+        arrival = Arrival(request_id)
+        self._arrivals.add(arrival)
+        try:
+            return await self._admit(prompt, params, arrival, priority, cache_salt, arrival_time)
+        finally:
+            self._arrivals.discard(arrival)
+
+    async def _admit(
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        arrival: Arrival,
+        priority: int,
+        cache_salt: str | None,
+        arrival_time: float,
+    ) -> OutputStream:
+        intake, request_id = self._intake, arrival.request_id
         text, token_ids = await intake.encode(prompt)
         intake.check(token_ids, params)
         bad_word_ids = await intake.encode_bad_words(params)
@@ -268,13 +300,15 @@ class Engine:
         )
         stream = OutputStream(request_id, text, token_ids, params, arrival_time, info, self._metrics)
         company.open(messages, stream, compiled)
+        if arrival.is_aborted:
+            company.abort_stream(stream)
         return stream
 
     async def _compile(self, params: SamplingParams) -> tuple[CompiledGrammar | None, GrammarInfo | None]:
         if params.grammar is None:
             return None, None
         company: Company = self._supervisor.require_company()
-        compiled, info = await company.grammar.compile(params.grammar)
+        compiled, info = await company.grammar.compile(params.grammar, params.n)
         self._metrics.grammar_compile.observe(info.compile_time_s)
         return compiled, info
 

@@ -98,7 +98,8 @@ class OutputStream:
                 self._prompt_logprobs = []
             self._prompt_logprobs += delta.prompt_logprobs
         if item.first_scheduled_time is not None:
-            self._num_cached_tokens = max(self._num_cached_tokens, item.num_cached_tokens)
+            if index == 0:  # the others find what it has just computed
+                self._num_cached_tokens = max(self._num_cached_tokens, item.num_cached_tokens)
             self._num_preemptions = max(self._num_preemptions, item.num_preemptions)
         if delta.finish_reason is not None:
             completion.finish_reason = delta.finish_reason

@@ -8,8 +8,9 @@ and each becomes the ordinary tokens of what it stands for.
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
@@ -31,9 +32,9 @@ class Shield:
         ordered = sorted(filter(None, special_tokens), key=len, reverse=True)
         self._pattern = re.compile("|".join([*map(re.escape, ordered), f"[{MARKS[0]}-{MARKS[-1]}]"]))
         self._backend = backend
-        self._marking: Any = None  # made when it is first needed: a copy of a large vocabulary takes a second
-        self._plain: Any = None
-        self._numbers: dict[int, int] = {}  # id of a mark -> which one
+        # made when they are first needed: a copy of a large vocabulary takes a second
+        self._copies: tuple[Any, Any, dict[int, int]] | None = None
+        self._making = threading.Lock()
 
     def replace(self, messages: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], list[str]]:
         """The messages with a mark in place of each spelling, and what the marks stand for."""
@@ -63,19 +64,23 @@ class Shield:
 
     def encode(self, text: str, spelled: Sequence[str]) -> list[int]:
         """Token ids of a rendered text with marks; what they stand for is ordinary text."""
-        if self._marking is None:
-            self._marking, self._plain = self._copy(), self._copy()
-            self._marking.add_special_tokens([AddedToken(mark, normalized=False) for mark in MARKS])
-            self._plain.encode_special_tokens = True
-            self._numbers = {self._marking.token_to_id(mark): number for number, mark in enumerate(MARKS)}
+        with self._making:
+            if self._copies is None:
+                self._copies = self._make_copies()
+            marking, plain, numbers = self._copies
         token_ids: list[int] = []
-        for token_id in self._marking.encode(text, add_special_tokens=False).ids:
-            number = self._numbers.get(token_id)
+        for token_id in marking.encode(text, add_special_tokens=False).ids:
+            number = numbers.get(token_id)
             if number is None:
                 token_ids.append(token_id)
             else:
-                token_ids += self._plain.encode(spelled[number], add_special_tokens=False).ids
+                token_ids += plain.encode(spelled[number], add_special_tokens=False).ids
         return token_ids
 
-    def _copy(self) -> Any:
-        return Backend.from_str(self._backend.to_str())
+    def _make_copies(self) -> tuple[Any, Any, dict[int, int]]:
+        """A tokenizer that keeps marks whole, one that knows no special tokens, and id of a mark -> which one."""
+        marking, plain = (Backend.from_str(self._backend.to_str()) for _ in range(2))
+        marking.add_special_tokens([AddedToken(mark, normalized=False) for mark in MARKS])
+        plain.encode_special_tokens = True
+        numbers = {cast(int, marking.token_to_id(mark)): number for number, mark in enumerate(MARKS)}
+        return marking, plain, numbers

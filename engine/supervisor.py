@@ -227,7 +227,13 @@ class Supervisor:
 
     async def _run_company(self, is_restart: bool) -> None:
         company = Company(
-            self._config, self.worker, self.tokenizer, self.eos_token_ids, self._metrics, self._note_hang
+            self._config,
+            self.worker,
+            self.tokenizer,
+            self.eos_token_ids,
+            self._metrics,
+            self._note_hang,
+            self._note_failure,
         )
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -255,6 +261,11 @@ class Supervisor:
         """No request may come until the step is back and the next company is up: a thread cannot be stopped."""
         self.state, self._is_hanging = "restarting", True
         self.error = f"{type(error).__name__}: {error}"
+
+    def _note_failure(self, error: BaseException) -> None:
+        """An actor has crashed: no request may come until the next company is up."""
+        if self.state not in ("closed", "waking_up"):
+            self.state, self.error = "restarting", f"{type(error).__name__}: {error}"
 
     async def _load_tokenizer(self) -> None:
         start = time.monotonic()

@@ -10,7 +10,7 @@ matcher.fill_next_token_bitmask(bitmask)
 from .backend import Backend, BatchFiller, CompiledGrammar, Matcher, Program
 from .bitmask import allocate_bitmask, fill_bitmask, fill_draft_bitmask
 from .compiler import GrammarCompiler
-from .errors import GrammarError, InvalidGrammar, UnsupportedGrammar
+from .errors import GrammarError, InvalidGrammar, UnsupportedGrammar, is_panic
 from .jump_forward import JumpForward
 from .limits import GrammarLimits
 from .output_check import OutputCheck
@@ -43,6 +43,7 @@ __all__ = [
     "allocate_bitmask",
     "fill_bitmask",
     "fill_draft_bitmask",
+    "is_panic",
     "make_forced_tags",
     "make_tool_tags",
     "read_spec",

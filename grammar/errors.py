@@ -40,3 +40,8 @@ class UnsupportedGrammar(GrammarError):
     def __reduce__(self) -> tuple[type["UnsupportedGrammar"], tuple[str, str, str]]:
         # The default rebuilds from the message alone; worker processes send errors home as they are.
         return type(self), (self.pointer, self.keyword, self.reason)
+
+
+def is_panic(error: BaseException) -> bool:
+    """Whether a library written in Rust gave up; its exception is no Exception, and cannot be imported."""
+    return type(error).__name__ == "PanicException"

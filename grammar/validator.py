@@ -4,7 +4,7 @@ from typing import Any
 
 import jsonschema_rs
 
-from .errors import InvalidGrammar
+from .errors import InvalidGrammar, is_panic
 from .json_schema.dialect import DRAFT_4, detect_dialect, with_dialect
 from .json_schema.formats import ASSERTED_FORMATS
 from .json_schema.identifiers import BASE_URI, encode_reference, join_uri, write_reference
@@ -69,7 +69,7 @@ class SchemaDocument:
             )
         except BaseException as error:
             # Over some references the library panics, which is no Exception.
-            if not isinstance(error, _UNUSABLE) and type(error).__name__ != "PanicException":
+            if not isinstance(error, _UNUSABLE) and not is_panic(error):
                 raise
             raise InvalidGrammar(f"the schema cannot be used for validation: {error}") from error
 

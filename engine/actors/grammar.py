@@ -20,6 +20,7 @@ from grammar import CompiledGrammar, GrammarCompiler, GrammarSpec, Matcher
 COMPILE_THREADS = 2
 # Their compiler does one grammar at a time, for seconds if it has to: others must not stand behind it.
 SLOW_KINDS = ("ebnf",)
+LONG_SPEC = 8192  # characters
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +62,13 @@ class GrammarActor(ThreadActor[GrammarInbox | OpenMatcher]):
         self._slow_pool = ThreadPoolExecutor(1, "troupe-compile-slow")
         self.num_compiling = 0
 
-    async def compile(self, spec: GrammarSpec) -> tuple[CompiledGrammar, GrammarInfo]:
+    async def compile(self, spec: GrammarSpec, num_waiting: int = 1) -> tuple[CompiledGrammar, GrammarInfo]:
         """Compile off the loop; what was compiled before is there at once.
 
         The time limit is the compile's own: waiting for a thread behind others does not count.
+
+        Args:
+            num_waiting: sequences that wait for it.
 
         Raises:
             GrammarError: the grammar is malformed or cannot be enforced.
@@ -74,16 +78,16 @@ class GrammarActor(ThreadActor[GrammarInbox | OpenMatcher]):
         start = time.monotonic()
         compiled = None if self._compiler is None else self._compiler.find(spec)
         if compiled is None:
-            self.num_compiling += 1
+            self.num_compiling += num_waiting
             try:
                 compiled = await self._compile_in_thread(spec)
             finally:
-                self.num_compiling -= 1
+                self.num_compiling -= num_waiting
         plan = tuple((entry.pointer, entry.keyword, entry.enforced_by) for entry in compiled.plan)
         return compiled, GrammarInfo(compiled.backend, time.monotonic() - start, plan)
 
     async def _compile_in_thread(self, spec: GrammarSpec) -> CompiledGrammar:
-        is_slow = spec.kind in SLOW_KINDS or spec.backend == "xgrammar"
+        is_slow = spec.kind in SLOW_KINDS or spec.backend == "xgrammar" or len(spec.text) > LONG_SPEC
         begun = self._loop.create_future()
         job = self._loop.run_in_executor(
             self._slow_pool if is_slow else self._pool, self._compile, spec, begun
@@ -103,9 +107,9 @@ class GrammarActor(ThreadActor[GrammarInbox | OpenMatcher]):
             job.cancel()  # one that still waits for a thread is not compiled for nobody
             begun.cancel()
 
-    def open(self, request_id: str, compiled: CompiledGrammar) -> None:
-        """Give the request its own matcher; before its AddRequest is sent."""
-        self.tell(OpenMatcher(request_id, compiled.matcher()))
+    def open(self, request_id: str, matcher: Matcher) -> None:
+        """Take the request's own matcher; before its AddRequest is sent."""
+        self.tell(OpenMatcher(request_id, matcher))
 
     async def run(self) -> None:
         try:

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from engine.messages import FillMasks, GrammarBroken, SampleGate
-from grammar import GrammarError, Matcher, allocate_bitmask, fill_bitmask
+from grammar import GrammarError, Matcher, allocate_bitmask, fill_bitmask, is_panic
 
 logger = logging.getLogger("troupe.engine")
 
@@ -61,7 +61,9 @@ class GrammarManager:
                 )
             except GrammarError as error:
                 problem = str(error)
-            except Exception as error:  # a fault of one matcher, not of the engine
+            except BaseException as error:  # a fault of one matcher, not of the engine
+                if not is_fault(error):
+                    raise
                 logger.exception("the grammar of request %s failed", request_id)
                 problem = repr(error)
             if problem is not None:
@@ -75,14 +77,23 @@ def fill_rows(matchers: list[Matcher], bitmask: np.ndarray) -> dict[int, str]:
     problems: dict[int, str] = {}
     try:
         fill_bitmask(matchers, range(len(matchers)), bitmask)
-    except Exception:  # whichever matcher it was: one by one, only that one fails
+    except BaseException as failure:  # whichever matcher it was: one by one, only that one fails
+        if not is_fault(failure):
+            raise
         logger.exception("the masks of a step failed; they are filled one by one")
         for row, matcher in enumerate(matchers):
             try:
                 fill_bitmask([matcher], [row], bitmask)
-            except Exception as error:
+            except BaseException as error:
+                if not is_fault(error):
+                    raise
                 problems[row] = str(error) if isinstance(error, GrammarError) else repr(error)
     for row, matcher in enumerate(matchers):
         if row not in problems and matcher.error is not None:  # a limit was hit; the row allows nothing
             problems[row] = matcher.error
     return problems
+
+
+def is_fault(error: BaseException) -> bool:
+    """Whether it is the matcher's own; an interrupt of the process is not."""
+    return isinstance(error, Exception) or is_panic(error)

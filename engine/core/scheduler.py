@@ -100,7 +100,8 @@ class Scheduler:
         if self.config.policy == "priority":
             self._displace(changes, oldest_step)
         budget = self._plan_running(changes)
-        if self.ledger.num_preemptions == num_preemptions:
+        # Those that gave way come back when somebody runs in their place; with nobody running no step would ask again.
+        if self.ledger.num_preemptions == num_preemptions or not self.ledger.running:
             self._admit_waiting(changes, budget)
         return self._make_step(changes)
 

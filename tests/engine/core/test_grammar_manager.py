@@ -55,6 +55,23 @@ class FaultyFiller:
         raise ValueError("the engine has a fault")
 
 
+class PanicException(BaseException):
+    """What libraries written in Rust raise."""
+
+
+class PanickingMatcher:
+    """A matcher whose library gives up."""
+
+    filler = FaultyFiller()
+    error = None
+
+    def is_terminated(self) -> bool:
+        return False
+
+    def accept_token(self, token_id: int) -> bool:
+        raise PanicException("the engine has a fault")
+
+
 class FaultyMatcher:
     """A matcher of an engine with a fault."""
 
@@ -122,12 +139,13 @@ def test_a_matcher_that_gives_up_breaks_only_its_request(compiler: GrammarCompil
     assert read_mask(gate.bitmask[0]) == ids("y")
 
 
+@pytest.mark.parametrize("faulty", [FaultyMatcher, PanickingMatcher])
 @pytest.mark.parametrize("accepted", [[], [("bad", 1)]])
 def test_an_exception_breaks_only_the_request_that_raised_it(
-    compiler: GrammarCompiler, accepted: list[tuple[str, int]]
+    compiler: GrammarCompiler, accepted: list[tuple[str, int]], faulty: type
 ) -> None:
     manager = make_manager(compiler, one=["ab"], other=["xy"])
-    manager.open("bad", FaultyMatcher())  # type: ignore[arg-type]
+    manager.open("bad", faulty())
     gate, broken = manager.fill(FillMasks(0, accepted, [(0, "one"), (1, "bad"), (2, "other")]), VOCAB)
     assert [report.request_id for report in broken] == ["bad"]
     assert "the engine has a fault" in broken[0].error

@@ -11,10 +11,10 @@ from tests.engine.core.fake_worker import reference_output
 from tests.engine.core.harness import MAX_MODEL_LEN, SchedulerHarness, make_request
 
 
-def make_prompt(chance: random.Random, stems: list[list[int]]) -> list[int]:
+def make_prompt(chance: random.Random, stems: list[list[int]], longest: int = 12) -> list[int]:
     """Prompts share stems, so that prefixes hit, and differ in their ends."""
     stem = chance.choice(stems)
-    tail = [chance.randrange(90) for _ in range(chance.randrange(1, 12))]
+    tail = [chance.randrange(90) for _ in range(chance.randrange(1, longest))]
     return (stem[: chance.randrange(len(stem) + 1)] + tail)[: MAX_MODEL_LEN - 1]
 
 
@@ -26,13 +26,27 @@ def make_prompt(chance: random.Random, stems: list[list[int]]) -> list[int]:
     policy=st.sampled_from(["fcfs", "priority"]),
     depth=st.sampled_from([1, 2]),
     caching=st.booleans(),
+    num_seats=st.sampled_from([1, 2, 4]),
+    longest=st.sampled_from([12, MAX_MODEL_LEN]),
 )
 def test_any_order_of_events_keeps_blocks_and_tokens_right(
-    seed: int, num_blocks: int, budget: int, policy: str, depth: int, caching: bool
+    seed: int,
+    num_blocks: int,
+    budget: int,
+    policy: str,
+    depth: int,
+    caching: bool,
+    num_seats: int,
+    longest: int,
 ) -> None:
     chance = random.Random(seed)
     house = SchedulerHarness(
-        num_blocks, caching=caching, max_num_batched_tokens=budget, policy=policy, max_steps_in_flight=depth
+        num_blocks,
+        caching=caching,
+        max_num_seqs=num_seats,
+        max_num_batched_tokens=budget,
+        policy=policy,
+        max_steps_in_flight=depth,
     )
     stems = [[chance.randrange(90) for _ in range(40)] for _ in range(2)]
     requests = {}
@@ -42,7 +56,7 @@ def test_any_order_of_events_keeps_blocks_and_tokens_right(
         house.now += chance.random() * 5
         request = make_request(
             name,
-            make_prompt(chance, stems),
+            make_prompt(chance, stems, longest),
             chance.randrange(1, 30),
             gated=chance.random() < 0.4,
             priority=chance.randrange(3),
