@@ -1,6 +1,7 @@
 """What a text offers for a date or an amount: the only values that a record grounded in it may have.
 
-A text that offers none, or a great many, binds nothing; whole numbers are left alone, because people also write them
+A text that offers none, or a great many, binds nothing, nor does one with a date or an amount in a form that is not
+read here (`05.03.24`, `1.2 million`): the right value may be that one. Whole numbers are left alone, because people also write them
 as words, stars or lists to be counted. Of a schema with more than 256 dates and amounts the first 256 are bound.
 """
 
@@ -22,6 +23,18 @@ MAX_CANDIDATES = 64
 MAX_PLACES = 256
 # Keywords that leave nothing to choose or make a choice of their own.
 SETTLED = ("enum", "const", "multipleOf", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
+# The year in two digits could be of either century.
+UNREAD_DATE = re.compile(
+    r"(?<![\d.])\d{1,2}([./-])\d{1,2}\1\d{2}(?![\d.]\d|\d)"
+    r"|\b\d{1,2}[.\s-]+[A-Za-z]{3,9}\.?[\s'’-]+\d{2}\b(?!\d)"
+)
+UNREAD_AMOUNT = re.compile(
+    r"\d\s?(?:mn|mio|bn)\b|(?:[$€£]|\b(?-i:[A-Z]{3}))\s?[\d.,]+\s?m\b|\b(?:hundred|thousand|lakh|crore|[mb]illion)s?\b"
+    r"|\b(?:one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|\w{3,5}teen|\w{3,4}ty)"
+    r"(?:[\s-]+\w+){0,2}"
+    r"[\s-]+(?:dollars?|euros?|pounds?|cents?|pence|quid|bucks|francs?|crowns?|yen|per\s?cent)\b",
+    re.IGNORECASE,
+)
 THOUSANDS = re.compile(r"\s?[kK]\b")
 
 
@@ -43,13 +56,20 @@ def bind_amounts(schema: Schema, text: str) -> None:
 
 
 def list_dates(text: str) -> list[Any]:
-    """ISO dates in the order of the text; an ambiguous one in both readings."""
+    """ISO dates in the order of the text, an ambiguous one in both readings; none when one could not be read."""
+    if UNREAD_DATE.search(text):
+        return []
     found = sorted(find_dates(text), key=lambda date: date[1])
     return list(dict.fromkeys(iso for iso, _, _ in found))
 
 
 def list_amounts(text: str) -> list[Any]:
-    """Numbers in the order of the text, integers where they are whole; `62k` also stands for 62000."""
+    """Numbers in the order of the text, integers where they are whole; none when an amount is in words.
+
+    `62k` also stands for 62000.
+    """
+    if UNREAD_AMOUNT.search(text):
+        return []
     found: list[float] = []
     for meanings, is_negative, (_, end) in find_numbers(text):
         readings = sorted(meanings)

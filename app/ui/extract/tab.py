@@ -102,7 +102,8 @@ class ExtractTab(ExtractRun):
             is_verbatim = gr.Checkbox(
                 False,
                 label="Verbatim texts",
-                info="Free texts must be copied from the source; the grammar sees to it.",
+                info="Free texts must be copied from the source, and dates and amounts be among its own "
+                "where all of them are written in figures; the grammar sees to it.",
             )
         return [with_limits, is_verbatim]
 

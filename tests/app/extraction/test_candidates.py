@@ -43,11 +43,30 @@ def test_dates_and_amounts_may_only_be_those_of_the_text() -> None:
     assert 12.5 in schema["properties"]["sum"]["enum"]
 
 
-@pytest.mark.parametrize("text", ["no figures here", " ".join(map(str, range(MAX_CANDIDATES + 1)))])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "no figures here",
+        " ".join(map(str, range(MAX_CANDIDATES + 1))),
+        "Total: fifty dollars. Invoice 7781",
+        "twenty five US dollars for 3 pens",
+        "$1.2 million, 15%",
+        "EUR 3.5m and 12 pens",
+    ],
+)
 def test_a_text_that_offers_none_or_too_many_binds_nothing(text: str) -> None:
     schema = {"properties": {"sum": dict(NUMBER)}}
     bind_amounts(schema, text)
     assert schema["properties"]["sum"] == NUMBER
+
+
+@pytest.mark.parametrize(
+    "text", ["05.03.24, signed 1 March 2019", "due 5 Mar '24 or 2024-05-01", "3/4/25, 2019-03-01"]
+)
+def test_a_date_that_cannot_be_read_for_sure_leaves_all_dates_open(text: str) -> None:
+    schema = {"properties": {"day": {"type": "string", "format": "date"}}}
+    bind_amounts(schema, text)
+    assert schema["properties"]["day"] == {"type": "string", "format": "date"}
 
 
 @pytest.mark.parametrize(
