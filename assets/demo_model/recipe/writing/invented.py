@@ -9,7 +9,7 @@ from typing import Any
 from . import goods, moments, values
 from .documents import Document, layout_form, layout_line, layout_table
 from .drafts import Record, say
-from .labels import describe, make_adjective, make_deed, make_label, make_plural, near_name
+from .labels import describe, make_adjective, make_deed, make_label, make_plural, make_word, near_name, stem
 from .phrases import (
     capitalize,
     chance,
@@ -191,6 +191,7 @@ FIELD_MAKERS: tuple[tuple[int, str, Callable[[Random], str], Callable[[str, Rand
     (2, "", make_deed, doer_field),
 )
 OPEN_SHARE = 0.65  # of the documents whose labels are any words of the language
+KIND_SHARE = 0.5  # of their labels that end with the name of a kind of thing
 
 
 def make_field(taken: set[str], rng: Random, is_open: bool) -> Field:
@@ -198,8 +199,11 @@ def make_field(taken: set[str], rng: Random, is_open: bool) -> Field:
     while True:
         weights = [weight for weight, *_ in FIELD_MAKERS]
         _, pool, make, maker = rng.choices(FIELD_MAKERS, weights=weights)[0]
-        if is_open or not pool:
+        if not pool:
             label = make(rng)
+        elif is_open:
+            # A last word that says what kind of thing it is keeps kinds of values and words together.
+            label = f"{make_word(rng)} {rng.choice(words(pool))}" if chance(rng, KIND_SHARE) else make(rng)
         else:
             label = rng.choice(words(pool))
             if chance(rng, 0.45):
@@ -207,7 +211,7 @@ def make_field(taken: set[str], rng: Random, is_open: bool) -> Field:
             elif chance(rng, 0.08):
                 label = f"{values.make_word(rng, 2)} {label}"
         field = maker(label, rng)
-        found = set(field.label.split()) - {"by"} if is_open else {field.key}
+        found = stem(field.label) if is_open else {field.key}
         if not found & taken:
             taken |= found
             return field
@@ -290,10 +294,10 @@ def name_keys(fields: list[Field], spare: list[Field], rng: Random) -> tuple[Sch
     properties: Schema = {}
     record: Record = {}
     for number, field in enumerate(fields, 1):
-        others = {word for other in fields + spare if other is not field for word in other.label.split()}
+        others = {word for other in fields + spare if other is not field for word in stem(other.label)}
         label = _near_label(field, others, rng) if is_near and chance(rng, 0.7) else field.label
         key = label.replace(" ", "_").replace("-", "_")
-        if key in properties or set(label.split()) & set(field.label.split()) & others:
+        if key in properties or stem(label) & stem(field.label) & others:
             key = field.key
         if style > 0.94:
             key = label if key not in properties else field.label

@@ -20,9 +20,14 @@ def _words(pattern: re.Pattern[str] | None) -> tuple[str, ...]:
     return tuple(word for word in ordinary_words() if pattern is None or pattern.fullmatch(word))
 
 
+def make_word(rng: Random) -> str:
+    """Any word of the language."""
+    return rng.choice(_words(None))
+
+
 def make_label(rng: Random) -> str:
     """One word, or two or three that belong together as little as any."""
-    return " ".join(rng.choice(_words(None)) for _ in range(rng.choice([1, 1, 1, 1, 2, 2, 2, 3])))
+    return " ".join(make_word(rng) for _ in range(rng.choice([1, 1, 1, 1, 2, 2, 2, 3])))
 
 
 def make_adjective(rng: Random) -> str:
@@ -33,7 +38,7 @@ def make_adjective(rng: Random) -> str:
 def make_plural(rng: Random) -> str:
     """A label for what can be counted or listed."""
     word = rng.choice(_words(PLURAL))
-    return f"{rng.choice(_words(None))} {word}" if chance(rng, 0.3) else word
+    return f"{make_word(rng)} {word}" if chance(rng, 0.3) else word
 
 
 @cache
@@ -53,14 +58,19 @@ def make_deed(rng: Random) -> str:
     return f"{rng.choice(list(_doers()))} by"
 
 
+def stem(label: str) -> set[str]:
+    """The words of a label that tell it from others, in the singular."""
+    return {word.removesuffix("s") for word in label.split()} - {"by"}
+
+
 def near_name(label: str, others: set[str], rng: Random) -> str:
-    """Another name for what the label names, in small letters; `others` are words that mean something else."""
+    """Another name for what the label names, in small letters; `others` are stems that mean something else."""
     if label.endswith(" by"):
         return _name_doer(label.removesuffix(" by"), rng)
     parts = label.split()
     draw = rng.random()
     if draw < 0.3 and len(parts) > 1:
-        kept = [part for part in (parts[-1], parts[0]) if part not in others]
+        kept = [part for part in (parts[-1], parts[0]) if not stem(part) & others]
         return rng.choice(kept) if kept else label
     if draw < 0.42 and len(parts) > 1:
         return f"{parts[-1]} of {' '.join(parts[:-1])}"
