@@ -18,6 +18,7 @@ from app.extraction.cases import SETS, Case, CaseError, read_cases, read_paragra
 from app.extraction.evaluate import Figures, Judged, judge_cases, summarize
 from engine import Engine
 
+EXIT_SOME_FAILED = 1
 MAX_SURROUND = 100_000
 
 
@@ -32,7 +33,9 @@ class EvaluateConfig:
         default=tuple(SETS), metadata={"help": f"the sets to run, of {', '.join(SETS)}"}
     )
     surround: int = field(default=0, metadata={"help": "tokens of other text to put around each document"})
-    ground: bool = field(default=False, metadata={"help": "free strings must be parts of the text"})
+    ground: bool = field(
+        default=False, metadata={"help": "free strings, dates and amounts must be those of the text"}
+    )
     limits: bool = field(default=True, metadata={"help": "limit open strings, lists, dates and times"})
     as_json: bool = field(default=False, metadata={"help": "print figures as JSON"})
     wrong: bool = field(default=False, metadata={"help": "print every field that is wrong"})
@@ -60,7 +63,7 @@ def read_sets(names: Sequence[str]) -> dict[str, list[Case]]:
 
 
 async def evaluate(config: EvaluateConfig, given: dict[str, Any]) -> int:
-    """Print the figures of each set.
+    """Print the figures of each set; 1 when a case gave no record.
 
     Raises:
         UsageError: the flags or a set cannot be used.
@@ -68,13 +71,17 @@ async def evaluate(config: EvaluateConfig, given: dict[str, Any]) -> int:
     if not 0 <= config.surround <= MAX_SURROUND:
         raise UsageError(f"--surround is {config.surround}, but takes 0 to {MAX_SURROUND} tokens")
     sets = read_sets(config.sets)
+    if config.calibration is not None:
+        check_calibration(Path(config.calibration))
     report: dict[str, Any] = {}
+    num_failed = 0
     async with local_engine(given) as engine:
         for name, cases in sets.items():
             begun = time.perf_counter()
             judged = await judge_set(engine, cases, config)
             figures = summarize(judged)
             report[name] = figures.to_json()
+            num_failed += figures.num_failed
             spent = time.perf_counter() - begun
             print(f"{name}: {len(cases)} documents in {spent:.1f} s", file=sys.stderr)
             if not config.as_json:
@@ -85,7 +92,22 @@ async def evaluate(config: EvaluateConfig, given: dict[str, Any]) -> int:
                 keep_calibration(Path(config.calibration), engine.model_name, report)
     if config.as_json:
         print(json.dumps({"surround": config.surround, "ground": config.ground, "sets": report}, indent=1))
-    return 0
+    return EXIT_SOME_FAILED if num_failed else 0
+
+
+def check_calibration(path: Path) -> None:
+    """Find out before minutes are spent whether the file can be written; it stays as it is.
+
+    Raises:
+        UsageError: it cannot.
+    """
+    try:
+        is_new = not path.exists()
+        path.open("ab").close()
+        if is_new:
+            path.unlink()
+    except OSError as error:
+        raise UsageError(f"cannot write --calibration {path}: {error.strerror}") from error
 
 
 def keep_calibration(path: Path, model: str, report: dict[str, Any]) -> None:
@@ -115,20 +137,28 @@ async def judge_set(engine: Engine, cases: Sequence[Case], config: EvaluateConfi
 
 def describe_figures(name: str, figures: Figures) -> Iterator[str]:
     """A set's figures as lines of text."""
-    yield f"{name}: {figures.field:.3f} of {figures.num_fields} fields"
+    yield f"{name}: {_show(figures.field, figures.num_fields)} of {figures.num_fields} fields"
     whole = f"whole records {figures.num_whole} of {figures.num_cases}"
     yield f"  {whole}, valid {figures.num_valid} of {figures.num_cases}"
-    yield f"  strings found in the text {figures.found:.3f} ({figures.num_found} of {figures.num_strings})"
+    if figures.num_failed:
+        yield f"  failed {figures.num_failed} of {figures.num_cases}, the first: {figures.first_error}"
+    found = _show(figures.found, figures.num_strings)
+    yield f"  strings found in the text {found} ({figures.num_found} of {figures.num_strings})"
     yield from (f"  {kind:<18} {score:.3f}" for kind, score in figures.kinds.items())
     if figures.deciles:
         yield "  confidence " + " ".join(f"{group.confidence:6.3f}" for group in figures.deciles)
         yield "  accuracy   " + " ".join(f"{group.accuracy:6.3f}" for group in figures.deciles)
 
 
+def _show(share: float, count: int) -> str:
+    """A share of `count`; of nothing there is none."""
+    return f"{share:.3f}" if count else "-"
+
+
 def describe_faults(judged: Sequence[Judged]) -> Iterator[str]:
     """What was found instead of what."""
     for one in judged:
         wrong = [name for name, score in one.scores.items() if score < 1]
-        if wrong:
-            shown = {"wrong": wrong, "found": one.record, "wanted": one.case.record}
+        if wrong or one.extra:
+            shown = {"wrong": wrong, "extra": one.extra, "found": one.record, "wanted": one.case.record}
             yield f"{one.case.kind} {one.error} {json.dumps(shown, ensure_ascii=False)}"

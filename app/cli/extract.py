@@ -13,15 +13,15 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from app.cli.evaluate import EvaluateConfig, evaluate
+from app.cli.evaluate import EXIT_SOME_FAILED, EvaluateConfig, evaluate
 from app.cli.talk import local_engine, plain_errors
 from app.config import UsageError, add_flags, make_config
 from app.extraction import Limits, add_bounds, explain_added, extract_records
 from app.extraction.extractor import DEFAULT_LIMITS
+from app.extraction.sources import UnreadableSource, decode
 from engine import EngineConfig
 from grammar import GrammarSpec
 
-EXIT_SOME_FAILED = 1
 MAX_FILE_BYTES = 16 * 2**20
 # The other settings of the evaluation, which mean nothing without it.
 EVALUATION_FLAGS = {item.name for item in fields(EvaluateConfig)} - {"evaluate", "ground", "limits"}
@@ -110,7 +110,7 @@ def read_schema(path: str) -> dict[str, Any]:
 
 
 def read_text(path: str) -> str:
-    """The text of a file, or of stdin for `-`.
+    """The text of a file, or of stdin for `-`, with plain line ends.
 
     Raises:
         UsageError: it cannot be read, is no UTF-8, or is too large.
@@ -119,11 +119,11 @@ def read_text(path: str) -> str:
         data = sys.stdin.buffer.read(MAX_FILE_BYTES + 1) if path == "-" else _read_bytes(path)
         if len(data) > MAX_FILE_BYTES:
             raise UsageError(f"{path} is larger than {MAX_FILE_BYTES >> 20} MiB")
-        return data.decode("utf-8-sig")
+        return decode(data, path)
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{path} is not UTF-8 text: {error.reason} at byte {error.start}") from error
+    except UnreadableSource as error:
+        raise UsageError(str(error)) from error
 
 
 def _read_bytes(path: str) -> bytes:

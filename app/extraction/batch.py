@@ -8,7 +8,8 @@ from collections.abc import AsyncIterator, Iterable
 from typing import Any
 
 from app.extraction.bounds import Limits
-from app.extraction.extractor import DEFAULT_LIMITS, Extractor, extract_patiently
+from app.extraction.chunks import extract_whole
+from app.extraction.extractor import DEFAULT_LIMITS, Extractor
 from app.extraction.prompt import Schema
 from app.extraction.schema_check import SchemaChecker
 from engine import Engine, EngineDead, EngineError
@@ -29,17 +30,16 @@ async def extract_records(
 ) -> AsyncIterator[dict[str, Any]]:
     """Yield one JSON-able dict per (name, text), in the order of the sources, several running at once.
 
-    A source that fails alone (too long, say, or no part of it is what a grounded text must be) yields a record of None
-    with its `error`; the others go on.
+    A source longer than the model is read in parts. One that fails alone (of too many parts, say, or with limits of its
+    own that cannot be enforced) yields a record of None with its `error`; the others go on.
 
     Raises:
         GrammarError: the schema itself cannot be used.
         EngineDead: the engine is gone.
     """
     extractor = Extractor(engine, limits, ground=ground)
-    if ground:
-        # A grounded grammar is made of schema and text. With a schema that is sound alone the text is to blame.
-        await asyncio.to_thread(SchemaChecker().check, json.dumps(schema))
+    # A grammar is made of schema and text. With a schema that is sound alone the text is to blame.
+    await asyncio.to_thread(SchemaChecker().check, json.dumps(schema))
     waiting = iter(sources)
     running: list[asyncio.Task[dict[str, Any]]] = []
     try:
@@ -59,12 +59,10 @@ async def _extract_one(extractor: Extractor, schema: Schema, name: str, text: st
     if not text.strip():
         return _fail(name, "the text is empty: there is nothing to extract")
     try:
-        return (await extract_patiently(extractor, schema, text, source=name)).to_json()
+        return (await extract_whole(extractor, schema, text, source=name)).to_json()
     except EngineDead:
         raise
     except (EngineError, GrammarError) as error:
-        if isinstance(error, GrammarError) and not extractor.ground:
-            raise
         return _fail(name, str(error))
 
 

@@ -1,8 +1,9 @@
 """What a text offers for a date or an amount: the only values that a record grounded in it may have.
 
 A text that offers none, or a great many, binds nothing, nor does one with a date or an amount in a form that is not
-read here (`05.03.24`, `1.2 million`): the right value may be that one. Whole numbers are left alone, because people also write them
-as words, stars or lists to be counted. Of a schema with more than 256 dates and amounts the first 256 are bound.
+read here (`05.03.24`, `1.2 million`): the right value may be that one. Whole numbers are left alone, because people
+also write them as words, stars or lists to be counted. Of a schema with more than 256 dates and amounts the first 256
+are bound.
 """
 
 from __future__ import annotations

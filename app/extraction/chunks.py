@@ -6,22 +6,17 @@ text ──cut──▶ parts, each with a margin of the one before ──Extrac
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncGenerator, Callable
-from dataclasses import dataclass, field, replace
-from typing import Any
+from contextlib import aclosing
+from dataclasses import dataclass
 
-from app.extraction.bounds import BoundedSchema
 from app.extraction.extractor import (
     ExtractionResult,
     Extractor,
     TextTooLong,
     extract_patiently,
-    list_violations,
 )
-from app.extraction.grounding import Evidence
-from app.extraction.json_spans import scan
-from app.extraction.pointers import escape_pointer
+from app.extraction.merging import Part, merge
 from app.extraction.prompt import Schema, make_messages, make_plain_prompt
 from engine import Engine, InvalidRequest
 
@@ -35,14 +30,6 @@ MAX_PARTS = 64
 MAX_CONCURRENT = 8
 # What a part that is denser than the rest is cut to, again and again until it fits.
 SMALLER_SHARE = 0.6
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """The half-open range [start, end) of the text."""
-
-    start: int
-    end: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +76,26 @@ async def extract_long(
         await asyncio.gather(*tasks, return_exceptions=True)
     found = [result for result in results if result is not None]
     yield await asyncio.to_thread(merge, schema, parts, found)
+
+
+async def extract_whole(
+    extractor: Extractor, schema: Schema, text: str, *, source: str = "", cache_salt: str | None = None
+) -> ExtractionResult:
+    """The finished record alone, of a text of any length: in parts where the model cannot take it at once.
+
+    Raises:
+        TextTooLong, GrammarError, EngineError: as extract_long.
+    """
+    try:
+        return await extract_patiently(extractor, schema, text, source=source, cache_salt=cache_salt)
+    except TextTooLong:
+        pass
+    stream = extract_long(extractor, schema, text, source=source, cache_salt=cache_salt)
+    async with aclosing(stream) as steps:
+        async for step in steps:
+            if isinstance(step, ExtractionResult):
+                return step
+    raise RuntimeError("the parts ended without a result")
 
 
 async def plan_parts(extractor: Extractor, schema: Schema, text: str) -> list[Part]:
@@ -181,106 +188,3 @@ def _find_start(text: str, low: int, high: int) -> int:
         if found >= 0:
             return found + 1
     return low
-
-
-def merge(schema: Schema, parts: list[Part], results: list[ExtractionResult]) -> ExtractionResult:
-    """One result of the parts' results: lists joined, single values taken where they are surest."""
-    if len(results) == 1:
-        return results[0]
-    merger = _Merger(parts, results)
-    record = merger.join([(index, result.record, "") for index, result in enumerate(results)], "")
-    errors = tuple(
-        f"part {number} of {len(parts)}: {error}"
-        for number, result in enumerate(results, 1)
-        for error in result.errors
-        if result.finish_reason != "stop"
-    )
-    errors = errors or list_violations(schema, record)
-    raw = json.dumps(record, indent=2, ensure_ascii=False)
-    reasons = [result.finish_reason for result in results if result.finish_reason != "stop"]
-    note = f"read in {len(parts)} overlapping parts; single values come from the part that was surest of them"
-    return replace(
-        results[0],
-        record=record,
-        raw=raw,
-        valid=not errors,
-        errors=errors,
-        finish_reason=reasons[0] if reasons else "stop",
-        confidence=merger.confidence,
-        evidence=merger.evidence,
-        leaves=tuple(scan(raw).leaves),
-        bounds=_join_bounds([result.bounds for result in results]),
-        notes=(note, *dict.fromkeys(note for result in results for note in result.notes)),
-        output=None,
-    )
-
-
-def _join_bounds(each: list[BoundedSchema]) -> BoundedSchema:
-    """What was added for any of the parts: a form that one part's text has others of may still hold in the next."""
-    added = dict.fromkeys(bound for bounds in each for bound in bounds.added)
-    patterns = dict.fromkeys(bound for bounds in each for bound in bounds.patterns)
-    return BoundedSchema(each[0].schema, tuple(added), tuple(patterns))
-
-
-Found = tuple[int, Any, str]  # part, value, its pointer in that part's record
-
-
-@dataclass(slots=True)
-class _Merger:
-    """Joins values and carries each one's confidence and evidence to its new place."""
-
-    parts: list[Part]
-    results: list[ExtractionResult]
-    confidence: dict[str, float] = field(default_factory=dict)
-    evidence: dict[str, Evidence] = field(default_factory=dict)
-
-    def join(self, found: list[Found], pointer: str) -> Any:
-        filled = [each for each in found if each[1] is not None] or found
-        first = filled[0][1]
-        if isinstance(first, dict) and all(isinstance(value, dict) for _, value, _ in filled):
-            names = dict.fromkeys(name for _, value, _ in filled for name in value)
-            return {
-                name: self.join(_inner(filled, name), f"{pointer}/{escape_pointer(name)}") for name in names
-            }
-        if isinstance(first, list) and all(isinstance(value, list) for _, value, _ in filled):
-            items = _chain(filled)
-            return [self.join([item], f"{pointer}/{index}") for index, item in enumerate(items)]
-        best = max(filled, key=self._rank)
-        self._adopt(best, pointer)
-        return best[1]
-
-    def _rank(self, each: Found) -> tuple[bool, float]:
-        index, value, pointer = each
-        evidence = self.results[index].evidence.get(pointer)
-        is_shown = evidence is not None and evidence.match != "none"
-        return (is_shown and value != "", self.results[index].confidence.get(pointer, 0.0))
-
-    def _adopt(self, each: Found, pointer: str) -> None:
-        index, _, old = each
-        result, shift = self.results[index], self.parts[index].start
-        if old in result.confidence:
-            self.confidence[pointer] = result.confidence[old]
-        evidence = result.evidence.get(old)
-        if evidence is not None:
-            is_shown = evidence.match != "none"
-            self.evidence[pointer] = (
-                replace(evidence, start=evidence.start + shift, end=evidence.end + shift)
-                if is_shown
-                else evidence
-            )
-
-
-def _inner(found: list[Found], name: str) -> list[Found]:
-    step = escape_pointer(name)
-    return [(index, value[name], f"{pointer}/{step}") for index, value, pointer in found if name in value]
-
-
-def _chain(found: list[Found]) -> list[Found]:
-    """The items of all parts in order; what one part repeats of the end of the part before is left out."""
-    items: list[Found] = []
-    before: list[Any] = []
-    for index, values, pointer in found:
-        size = next((n for n in range(min(len(before), len(values)), 0, -1) if before[-n:] == values[:n]), 0)
-        items += [(index, value, f"{pointer}/{at}") for at, value in enumerate(values) if at >= size]
-        before = values
-    return items

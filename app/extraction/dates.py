@@ -8,7 +8,23 @@ from collections.abc import Iterator
 
 MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
 
-_MONTH = r"(?P<month>jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*\.?"
+# What may follow in English and in languages whose months begin alike.
+_ENDINGS = (
+    "uary|uar|uari|vier",
+    "ruary|ruar|ruari|braio|rero",
+    "ch|s|zo",
+    "il|ile",
+    "o",
+    "e|i|io|ho",
+    "y|i|io|ho",
+    "ust|usti|ustus",
+    "t|tember|tembre|tembrie",
+    "ober|obre",
+    "ember|embre|embro|iembre",
+    "ember|embre|embrie",
+)
+_NAMES = "|".join(f"{month}(?:{endings})?" for month, endings in zip(MONTHS, _ENDINGS, strict=True))
+_MONTH = rf"(?P<month>{_NAMES})\.?"
 _YEAR = r"(?P<year>\d{4})"
 _DAY = r"(?P<day>\d{1,2})(?:st|nd|rd|th)?"
 PATTERNS = tuple(
@@ -33,7 +49,7 @@ def find_dates(text: str) -> Iterator[tuple[str, int, int]]:
 
 
 def _to_iso(year: str, month: str, day: str) -> str | None:
-    number = MONTHS.index(month.lower()) + 1 if not month.isdigit() else int(month)
+    number = MONTHS.index(month[:3].lower()) + 1 if not month.isdigit() else int(month)
     try:
         return datetime.date(int(year), number, int(day)).isoformat()
     except ValueError:

@@ -1,6 +1,6 @@
 """Measures extraction on documents whose right records are known, all of them in one running batch.
 
-field      mean score of all fields (scoring.py)        whole    records without a fault
+field      mean score of all fields (scoring.py)        whole    records with every field right and no other
 found      free strings that stand in the source text   valid    records that fit their schema
 deciles    the fields in ten equal groups by confidence, each with its mean confidence and accuracy
 """
@@ -11,16 +11,17 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import groupby, pairwise
 from typing import Any
 
 from app.extraction.batch import MAX_CONCURRENT
 from app.extraction.bounds import Limits, add_bounds
 from app.extraction.cases import Case
 from app.extraction.extractor import DEFAULT_LIMITS, ExtractionResult, Extractor, extract_patiently
-from app.extraction.scoring import score_record
+from app.extraction.scoring import list_extra, score_record
 from app.extraction.verbatim import is_free_at
 from engine import Engine, EngineDead, EngineError
+from grammar import GrammarError
 
 NUM_GROUPS = 10
 
@@ -36,11 +37,12 @@ class Judged:
     num_strings: int  # free strings of the record, all and those found in the text
     num_found: int
     record: Any = None
+    extra: tuple[str, ...] = ()  # JSON pointers of what nobody wanted
     error: str = ""
 
     @property
     def is_whole(self) -> bool:
-        return not self.error and min(self.scores.values(), default=1.0) == 1.0
+        return not self.error and not self.extra and min(self.scores.values(), default=1.0) == 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +64,11 @@ class Figures:
     num_whole: int
     num_valid: int
     num_cases: int
+    num_failed: int  # cases that gave no record; their fields count as wrong
     num_strings: int
     num_found: int
     deciles: tuple[Group, ...]
+    first_error: str = ""
 
     @property
     def found(self) -> float:
@@ -79,6 +83,8 @@ class Figures:
             "whole": self.num_whole,
             "valid": self.num_valid,
             "cases": self.num_cases,
+            "failed": self.num_failed,
+            **({"first_error": self.first_error} if self.first_error else {}),
             "strings": self.num_strings,
             "found": self.num_found,
             "deciles": [
@@ -114,7 +120,7 @@ async def judge_cases(
                 return judge_result(case, await extract_patiently(extractor, case.schema, case.text))
             except EngineDead:
                 raise
-            except EngineError as error:
+            except (EngineError, GrammarError) as error:
                 return Judged(case, score_record(None, case.record), {}, False, 0, 0, error=str(error))
 
     tasks = [asyncio.ensure_future(judge(case)) for case in cases]
@@ -144,6 +150,7 @@ def judge_result(case: Case, result: ExtractionResult) -> Judged:
         num_strings=len(free),
         num_found=sum(_fold(value) in source for value in free),
         record=result.record,
+        extra=tuple(list_extra(result.record, case.record)),
     )
 
 
@@ -160,28 +167,42 @@ def summarize(judged: Sequence[Judged]) -> Figures:
         by_kind[one.case.kind] += one.scores.values()
     everything = [score for scores in by_kind.values() for score in scores]
     sure = [(one.confidence[name], one.scores[name]) for one in judged for name in one.confidence]
+    errors = [one.error for one in judged if one.error]
     return Figures(
         field=_mean(everything),
-        kinds={kind: _mean(by_kind[kind]) for kind in sorted(by_kind)},
+        kinds={kind: _mean(by_kind[kind]) for kind in sorted(by_kind) if by_kind[kind]},
         num_fields=len(everything),
         num_whole=sum(one.is_whole for one in judged),
         num_valid=sum(one.is_valid for one in judged),
         num_cases=len(judged),
+        num_failed=len(errors),
         num_strings=sum(one.num_strings for one in judged),
         num_found=sum(one.num_found for one in judged),
         deciles=tuple(group_by_confidence(sure)),
+        first_error=next(iter(errors), ""),
     )
 
 
 def group_by_confidence(pairs: Sequence[tuple[float, float]], num_groups: int = NUM_GROUPS) -> list[Group]:
-    """(confidence, score) pairs in groups of equal size, the least confident first; fewer when there are few pairs."""
-    ordered = sorted(pairs)
+    """(confidence, score) pairs in groups of equal size, the least confident first; fewer when there are few pairs.
+
+    Pairs of one confidence have no order: each counts with their mean score, whichever group it falls into.
+    """
+    ordered = _level_ties(pairs)
     edges = [round(index * len(ordered) / num_groups) for index in range(num_groups + 1)]
     return [
         Group(_mean([pair[0] for pair in part]), _mean([pair[1] for pair in part]), len(part))
         for part in (ordered[a:b] for a, b in pairwise(edges))
         if part
     ]
+
+
+def _level_ties(pairs: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    leveled: list[tuple[float, float]] = []
+    for confidence, ties in groupby(sorted(pairs), key=lambda pair: pair[0]):
+        scores = [score for _, score in ties]
+        leveled += [(confidence, _mean(scores))] * len(scores)
+    return leveled
 
 
 def _field_confidence(scores: dict[str, float], confidence: dict[str, float]) -> dict[str, float]:

@@ -16,8 +16,10 @@ Path = tuple[str, ...]  # the keys that lead to a field
 FORMATS = ("jsonl", "csv", "parquet")  # in the order in which they are offered
 # Columns about the run, in front of the record's own.
 ABOUT = ("source", "valid", "finish_reason", "error")
-# What a spreadsheet would run; +44 20 7946 and -12.50 are data.
-FORMULA = re.compile(r"[=@\t\r]|[+-](?![\d\s().,/-]*\Z)")
+# What a spreadsheet would run, behind whatever it does not show; +44 20 7946 and -12.50 are data.
+FORMULA = re.compile(
+    r"[\t\r]|[\s\x00-\x1f\u200b-\u200f\u2060\ufeff]*(?:[=@\uff1d\uff20]|[+\uff0b\uff0d-](?![\d\s().,/-]*\Z))"
+)
 
 
 class ExportError(ValueError):

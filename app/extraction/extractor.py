@@ -16,7 +16,7 @@ from typing import Any
 from app.extraction.bounds import BoundedSchema, Limits, add_bounds
 from app.extraction.confidence import field_confidence, score_tokens
 from app.extraction.grounding import Evidence, find_evidence
-from app.extraction.json_spans import Leaf, scan
+from app.extraction.json_spans import Leaf, Scan, scan
 from app.extraction.pointers import escape_pointer
 from app.extraction.prompt import Schema, make_messages, make_plain_prompt
 from app.extraction.verbatim import mark_grounded
@@ -35,6 +35,8 @@ DEFAULT_MAX_TOKENS = 1024
 # Less room than this cannot hold even a small record.
 MIN_OUTPUT_TOKENS = 32
 RETRY_S = 0.5  # between two tries where the queue is full
+TOO_LARGE = "a number is larger than a double holds"
+WITHOUT_LIMITS = "with the added limits nothing satisfies the schema: read without them"
 ADVICE = "; raise or switch off the limit"
 
 
@@ -85,6 +87,7 @@ class ExtractionResult:
                 for pointer, found in self.evidence.items()
             },
             **({"notes": list(self.notes)} if self.notes else {}),
+            **({"error": "; ".join(self.errors)} if self.record is None and self.errors else {}),
         }
 
 
@@ -116,19 +119,38 @@ class Extractor:
         """
         prompt_ids = await self._encode(schema, text)
         max_tokens = self._fit(len(prompt_ids))
-        # In a thread: the loop serves everyone, and what a text offers takes a while to find.
-        bounds, grammar = await asyncio.to_thread(self._make_grammar, schema, text)
-        params = SamplingParams(max_tokens=max_tokens, temperature=0.0, logprobs=0, grammar=grammar)
-        final: RequestOutput | None = None
+        notes: tuple[str, ...] = ()
+        for limits in (self.limits, None):
+            # In a thread: the loop serves everyone, and what a text offers takes a while to find.
+            bounds, grammar = await asyncio.to_thread(self._make_grammar, schema, text, limits)
+            params = SamplingParams(max_tokens=max_tokens, temperature=0.0, logprobs=0, grammar=grammar)
+            try:
+                async with aclosing(self._generate(prompt_ids, params, cache_salt)) as outputs:
+                    async for output in outputs:
+                        if output.finished:
+                            yield await asyncio.to_thread(
+                                self._conclude, schema, bounds, text, source, output, notes
+                            )
+                        else:
+                            yield PartialExtraction(output.outputs[0].text, output)
+                return
+            except GrammarError:
+                # Raised before the first token, if at all; what the user wrote is to blame only when nothing was added.
+                if not (bounds.added or bounds.patterns):
+                    raise
+            notes = (WITHOUT_LIMITS,)
+
+    async def _generate(
+        self, prompt_ids: list[int], params: SamplingParams, cache_salt: str | None
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """The engine's outputs, a last one among them."""
+        is_finished = False
         async with aclosing(self.engine.generate(prompt_ids, params, cache_salt=cache_salt)) as outputs:
             async for output in outputs:
-                if output.finished:
-                    final = output
-                else:
-                    yield PartialExtraction(output.outputs[0].text, output)
-        if final is None:
+                is_finished = output.finished
+                yield output
+        if not is_finished:
             raise RuntimeError("the engine ended a request without a last output")
-        yield await asyncio.to_thread(self._conclude, schema, bounds, text, source, final)
 
     async def extract(
         self, schema: Schema, text: str, *, source: str = "", cache_salt: str | None = None
@@ -140,8 +162,10 @@ class Extractor:
                     return part
         raise RuntimeError("the extraction ended without a result")
 
-    def _make_grammar(self, schema: Schema, text: str) -> tuple[BoundedSchema, GrammarSpec]:
-        bounds = add_bounds(schema, self.limits, text)
+    def _make_grammar(
+        self, schema: Schema, text: str, limits: Limits | None
+    ) -> tuple[BoundedSchema, GrammarSpec]:
+        bounds = add_bounds(schema, limits, text)
         if self.ground and text.strip():
             marked = mark_grounded(bounds.schema, text)
             return bounds, GrammarSpec.json_schema(marked, "spaced", self.backend, source=text)
@@ -169,12 +193,21 @@ class Extractor:
         return min(self.max_tokens, room)
 
     def _conclude(
-        self, schema: Schema, bounds: BoundedSchema, text: str, source: str, output: RequestOutput
+        self,
+        schema: Schema,
+        bounds: BoundedSchema,
+        text: str,
+        source: str,
+        output: RequestOutput,
+        notes: tuple[str, ...],
     ) -> ExtractionResult:
         completion = output.outputs[0]
         reason = completion.finish_reason or "abort"
         record, errors = check_record(schema, completion, reason)
         seen = scan(completion.text)
+        if not is_finite(seen.value):
+            # JSON has no word for it: the record could be neither printed nor exported.
+            seen, errors = Scan(), (f"{TOO_LARGE}: {completion.text}",)
         return ExtractionResult(
             source=source,
             record=record if record is not None else seen.value,
@@ -186,7 +219,7 @@ class Extractor:
             evidence=find_evidence(seen.leaves, text),
             leaves=tuple(seen.leaves),
             bounds=bounds,
-            notes=tuple(_notes(bounds, record if record is not None else seen.value)),
+            notes=(*notes, *_notes(bounds, record if record is not None else seen.value)),
             output=output,
         )
 
@@ -222,7 +255,7 @@ def check_record(schema: Schema, completion: CompletionOutput, reason: str) -> t
     except RecursionError:
         return None, ("nested too deeply to be checked",)
     if not is_finite(record):
-        return None, ("a number is larger than a double holds",)
+        return None, (TOO_LARGE,)
     return record, list_violations(schema, record)
 
 

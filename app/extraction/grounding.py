@@ -30,7 +30,27 @@ NUMBER_WORDS = (
     *("zero", "one", "two", "three", "four", "five", "six"),
     *("seven", "eight", "nine", "ten", "eleven", "twelve"),
 )
-CLOCK = re.compile(r"\b(\d{1,2})(?:[:.h](\d{2}))?\s*([ap])?\.?m?\b", re.IGNORECASE)
+CLOCK = re.compile(
+    r"\b(?P<hour>\d{1,2})(?:(?P<mark>[:.h])(?P<minute>\d{2}))?(?P<half>\s*[ap]\.?\s?m\b|[ap]\b)?\b(?!\d)",
+    re.IGNORECASE,
+)
+# With a dot between them, hour and minute could as well be a price: what stands around has to tell.
+DOTTED = r"\d{1,2}\.\d{2}"
+BEFORE_CLOCK = re.compile(
+    r"\b(?:at|from|until|till|to|by|before|after|between|and|time|starts?|ends?|opens?|closes?|doors|um|ab|von|bis|gegen)"
+    rf"(?::\s*|\s+)(?:(?:about|around|ca\.?)\s+)?(?:{DOTTED}\s?[-–]\s?)?\Z",
+    re.IGNORECASE,
+)
+BEHIND_CLOCK = re.compile(
+    rf"(?:\s?[-–]\s?{DOTTED})?\s?(?:[ap]\.?\s?m|h|hrs?|hours|o'clock|uhr)\b", re.IGNORECASE
+)
+BEHIND_PRICE = re.compile(
+    r"\s?(?:[€$£¥%]|(?:eur|usd|gbp|chf|euros?|dollars?|pounds?|percent|each|per)\b)", re.IGNORECASE
+)
+CLOCK_CHARS = 40  # that are looked at before
+# A shorter value inside a word is a chance hit, as Tea in Steam; some scripts put no space between words.
+MIN_INNER_CHARS = 4
+UNSPACED = re.compile(r"[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]{2}")
 SAME_CHARACTERS = str.maketrans({"’": "'", "‘": "'", "“": '"', "”": '"', "–": "-", "—": "-", "‑": "-"})
 
 
@@ -139,13 +159,14 @@ class _Finder:
     def __init__(self, source: str) -> None:
         self.source = source
         self.folded, self.origin = _fold(source)
+        self.marks, self.folded_marks = list_marks(source), list_marks(self.folded)
         self.dates = list(find_dates(source))
         self.numbers = list(find_numbers(source))
 
     def find(self, value: str | float) -> tuple[Match, list[Span]]:
         """Every place that shows the value, in order."""
         if isinstance(value, str):
-            spans = sorted(_occurrences(self.source, value))
+            spans = _occurrences(self.source, value, self.marks)
             if spans:
                 return "exact", spans
             return "normalised", sorted(self._folded_occurrences(value) or self._other_spellings(value))
@@ -154,8 +175,8 @@ class _Finder:
 
     def _folded_occurrences(self, value: str) -> list[Span]:
         folded, _ = _fold(value)
-        spans = _occurrences(self.folded, folded) if folded else []
-        return [(self.origin[start], self.origin[end - 1] + 1) for start, end in spans]
+        spans = _occurrences(self.folded, folded, self.folded_marks) if folded else []
+        return [(self.origin[start][0], self.origin[end - 1][1]) for start, end in spans]
 
     def _other_spellings(self, value: str) -> list[Span]:
         dates = [(start, end) for iso, start, end in self.dates if iso == value]
@@ -163,7 +184,7 @@ class _Finder:
 
     def _numbers_as_written(self, value: float) -> list[Span]:
         written = repr(value)
-        digits = _occurrences(self.source, written.removeprefix("-"), is_number=True)
+        digits = _occurrences(self.source, written.removeprefix("-"), self.marks, is_number=True)
         signed = [(find_sign(self.source, start), end) for start, end in digits]
         return [span for span in signed if self.source[slice(*span)] == written]
 
@@ -179,28 +200,48 @@ class _Finder:
         return spans
 
 
-def _occurrences(text: str, value: str, is_number: bool = False) -> list[Span]:
-    """Where the value stands: as whole words, else (text only) inside words."""
-    edge = r"[\w.,]" if is_number else r"\w"
+def _occurrences(text: str, value: str, marks: str, is_number: bool = False) -> list[Span]:
+    """Where the value stands: as whole words, else (longer text only) inside words.
+
+    Args:
+        marks: the combining marks of the text; what they stand on is another character with them.
+    """
+    edge = rf"[\w.,{marks}]" if is_number else rf"[\w{marks}]"
     before = rf"(?<!{edge})" if re.match(r"\w", value) else ""
-    after = r"(?!\w|[.,]\d)" if is_number else r"(?!\w)" if re.search(r"\w$", value) else ""
-    whole = [match.span() for match in re.finditer(before + re.escape(value) + after, text)]
-    if whole or is_number or len(value) < 3:
+    after = rf"(?![\w{marks}]|[.,]\d)" if is_number else rf"(?!{edge})" if re.search(r"\w$", value) else ""
+    part = re.escape(value) + (rf"(?![{marks}])" if marks else "")
+    whole = [match.span() for match in re.finditer(before + part + after, text)]
+    if whole or is_number or (len(value) < MIN_INNER_CHARS and not UNSPACED.search(value)):
         return whole
-    return [match.span() for match in re.finditer(re.escape(value), text)]
+    return [match.span() for match in re.finditer(part, text)]
 
 
-def _fold(text: str) -> tuple[str, list[int]]:
-    """The text without differences of case, width, spacing and typography, and each character's origin."""
+def list_marks(text: str) -> str:
+    """Each mark of the text that makes one character with the one before it; they mean nothing in a regex."""
+    return "" if text.isascii() else "".join(sorted(char for char in set(text) if _is_mark(char)))
+
+
+def _is_mark(char: str) -> bool:
+    """Accents, vowel signs, the vowels and finals of Korean syllables, and voicing of narrow kana."""
+    if "\ufe00" <= char <= "\ufe0f":
+        return False  # how to draw the character, not which one it is
+    return (
+        unicodedata.category(char)[0] == "M" or "\u1160" <= char <= "\u11ff" or "\uff9e" <= char <= "\uff9f"
+    )
+
+
+def _fold(text: str) -> tuple[str, list[Span]]:
+    """The text without differences of case, width, composition, spacing and typography, and each character's origin."""
     folded: list[str] = []
-    origin: list[int] = []
-    for index, char in enumerate(text):
-        if char.isspace():
+    origin: list[Span] = []
+    marks = list_marks(text)
+    for match in re.finditer(rf"(?s:.)[{marks}]*" if marks else "(?s:.)", text):
+        if match.group().isspace():
             piece = "" if not folded or folded[-1] == " " else " "
         else:
-            piece = unicodedata.normalize("NFKC", char).translate(SAME_CHARACTERS).casefold()
+            piece = unicodedata.normalize("NFKC", match.group()).translate(SAME_CHARACTERS).casefold()
         folded += piece
-        origin += [index] * len(piece)
+        origin += [match.span()] * len(piece)
     while folded and folded[-1] == " ":
         folded.pop()
         origin.pop()
@@ -247,14 +288,25 @@ def _clocks_equal(source: str, value: str) -> list[Span]:
     if wanted is None:
         return []
     hour, minute = int(wanted[1]), int(wanted[2])
-    spans = []
-    for match in CLOCK.finditer(source):
-        if match[2] is None and match[3] is None:
-            continue
-        half = (match[3] or "").lower()
-        read = int(match[1]) % 12 + (12 if half == "p" else 0) if half else int(match[1])
-        if (read, int(match[2] or 0)) == (hour, minute):
-            spans.append(match.span())
+    spans = [match.span() for match in CLOCK.finditer(source) if _read_clock(match) == (hour, minute)]
     if (hour, minute) == (12, 0):
         spans += [match.span() for match in re.finditer(r"\bnoon\b", source, re.IGNORECASE)]
     return spans
+
+
+def _read_clock(match: re.Match[str]) -> tuple[int, int] | None:
+    """Hour and minute; None for digits that nothing makes a time of day."""
+    hour, minute = int(match["hour"]), int(match["minute"] or 0)
+    if half := (match["half"] or "").strip()[:1].lower():
+        return hour % 12 + (12 if half == "p" else 0), minute
+    is_clock = match["minute"] is not None and (match["mark"] != "." or _stands_for_time(match))
+    return (hour, minute) if is_clock else None
+
+
+def _stands_for_time(match: re.Match[str]) -> bool:
+    """Whether the words around say that digits with a dot are a time of day."""
+    source, (start, end) = match.string, match.span()
+    if BEHIND_CLOCK.match(source, end):
+        return True
+    is_price = BEHIND_PRICE.match(source, end)
+    return not is_price and BEFORE_CLOCK.search(source, max(0, start - CLOCK_CHARS), start) is not None

@@ -13,7 +13,7 @@ def normalize(value: Any) -> Any:
     if isinstance(value, bool) or value is None:
         return repr(value), "literal"  # never equal to a number
     if isinstance(value, int | float):
-        return float(value)
+        return value  # compared exactly, as 2**53 + 1 and 2**53 are not the same
     if isinstance(value, dict):
         return tuple(sorted((name, normalize(inner)) for name, inner in value.items()))
     return [normalize(item) for item in value]
@@ -43,6 +43,17 @@ def flatten(record: dict[str, Any], pointer: str = "") -> Iterator[tuple[str, An
             yield from flatten(value, here)
         else:
             yield here, value
+
+
+def list_extra(found: Any, wanted: dict[str, Any]) -> list[str]:
+    """JSON pointers of what was found and not wanted; what is null or empty says nothing."""
+    values = dict(flatten(found)) if isinstance(found, dict) else {}
+    known = {pointer for pointer, _ in flatten(wanted)}
+    return [
+        pointer
+        for pointer, value in values.items()
+        if pointer not in known and value is not None and value not in ("", [], {})
+    ]
 
 
 def score_record(found: Any, wanted: dict[str, Any]) -> dict[str, float]:

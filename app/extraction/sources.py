@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from app.api.errors import ApiError
+from app.api.json_body import parse_body
 from engine import is_unicode
 
 MAX_FILE_BYTES = 64 * 2**20
@@ -171,10 +173,16 @@ def _mend_pairs(text: str) -> str:
 def _read_csv(text: str, name: str) -> list[Row]:
     csv.field_size_limit(MAX_CELL_CHARS)
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=_find_delimiter(text, name), strict=True)
+    filled = []
+    begun = 1  # the line where the row being read begins
     try:
-        filled = [line for line in reader if any(cell.strip() for cell in line)]
+        for line in reader:
+            begun = reader.line_num + 1
+            if any(cell.strip() for cell in line):
+                filled.append(line)
     except csv.Error as error:
-        raise UnreadableSource(f"{name} is not CSV: {error}") from error
+        where = f"line {begun}" if begun >= reader.line_num else f"lines {begun} to {reader.line_num}"
+        raise UnreadableSource(f"{name} is not CSV, {where}: {error}") from error
     if len(filled) < 2:
         problem = "has a header and no row below it" if filled else "is empty"
         raise UnreadableSource(f"{name} {problem}")
@@ -233,7 +241,10 @@ def _read_jsonl(text: str, name: str) -> list[Row]:
             continue
         row_name = f"{name} line {number}"
         try:
-            value = json.loads(line)
+            value = parse_body(line.encode())
+        except ApiError as error:
+            rows.append(Row(row_name, error=f"{row_name}: {error}"))
+            continue
         except (ValueError, RecursionError) as error:
             rows.append(Row(row_name, error=f"{row_name} is not JSON: {error}"))
             continue

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from app.extraction.sources import decode
+
 ASSETS = Path(__file__).resolve().parents[2] / "assets"
 SAMPLE_SUFFIXES = (".txt", ".md", ".eml", ".csv", ".log", ".html", ".xml")
 MAX_SOURCE_BYTES = 1024 * 1024
@@ -52,8 +54,4 @@ def read_source(path: str | Path) -> str:
         raise ValueError(
             f"{path.name} has {num_bytes:,} bytes; at most {MAX_SOURCE_BYTES:,} can be opened here"
         )
-    try:
-        text = path.read_bytes().decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path.name} is not UTF-8 text: {error.reason} at byte {error.start:,}") from error
-    return text.replace("\r\n", "\n").replace("\r", "\n")
+    return decode(path.read_bytes(), path.name)

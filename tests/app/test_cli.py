@@ -216,6 +216,15 @@ def test_extract_refuses_a_file_that_is_no_text(schema_file: Path, tmp_path: Pat
     assert "is not UTF-8 text" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("end", ["\r\n", "\r"])
+def test_extract_reads_a_text_alike_whatever_its_line_ends(
+    fake_local: FakeEngine, schema_file: Path, tmp_path: Path, end: str
+) -> None:
+    (tmp_path / "a.txt").write_bytes(f"Ada{end}is 36".encode())
+    assert main(["extract", "--schema", str(schema_file), str(tmp_path / "a.txt")]) == 0
+    assert "Ada\nis 36" in fake_local.requests[0].prompt
+
+
 def test_extract_makes_up_no_record_of_an_empty_text(
     fake_local: FakeEngine, schema_file: Path, tmp_path: Path, capsys: Any
 ) -> None:

@@ -5,13 +5,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
-from app.extraction import ExtractionResult, Extractor, Schema, TextTooLong
-from app.extraction.chunks import extract_long
-from app.extraction.extractor import extract_patiently
+from app.extraction import ExtractionResult, Extractor, Schema
+from app.extraction.chunks import extract_whole
 from app.extraction.sources import Row
 from engine import EngineDead, EngineError
 
@@ -35,7 +33,6 @@ class BatchRun:
         """Extract every row, several at once, and yield how many have ended; leaving ends those that run.
 
         Raises:
-            GrammarError: the schema cannot be used.
             EngineDead: the engine is gone.
         """
         self.started = self.clock()
@@ -64,7 +61,7 @@ class BatchRun:
                 raise ValueError(row.error)
             if not text.strip():
                 raise ValueError(f"the column {self.column!r} is empty in this row")
-            result = await self._read(extractor, schema, text, row.name, salt)
+            result = await extract_whole(extractor, schema, text, source=row.name, cache_salt=salt)
             self.records[index] = result.to_json()
             self._count(result)
         except EngineDead:
@@ -74,19 +71,6 @@ class BatchRun:
                 "source": row.name, "record": None, "valid": False, "finish_reason": "error",
                 "confidence": {}, "evidence": {}, "error": str(error),
             }  # fmt: skip
-
-    async def _read(
-        self, extractor: Extractor, schema: Schema, text: str, name: str, salt: str
-    ) -> ExtractionResult:
-        try:
-            return await extract_patiently(extractor, schema, text, source=name, cache_salt=salt)
-        except TextTooLong:
-            pass
-        async with aclosing(extract_long(extractor, schema, text, source=name, cache_salt=salt)) as steps:
-            async for step in steps:
-                if isinstance(step, ExtractionResult):
-                    return step
-        raise RuntimeError("the parts ended without a result")
 
     def _count(self, result: ExtractionResult) -> None:
         if result.output is not None:

@@ -46,6 +46,7 @@ FILE_TYPES = [
     ".json",
     ".pdf",
 ]
+FILE_NAMES = {"jsonl": "JSONL", "csv": "CSV", "parquet": "Parquet"}
 AS_IN_EXTRACT = "as in the Extract tab"
 UPDATE_INTERVAL_S = 0.25
 NO_TABLE = Table((), ())
@@ -85,8 +86,8 @@ class BatchTab:
                 progress = gr.HTML("", elem_id="batch-progress", apply_default_css=False)
                 with gr.Row(elem_classes="bar"):
                     downloads = [
-                        gr.DownloadButton(f"Download {name}", visible=False, size="sm", min_width=120)
-                        for name in ("JSONL", "CSV", "Parquet")
+                        gr.DownloadButton(_label(file_format), visible=False, size="sm", min_width=120)
+                        for file_format in FORMATS
                     ]
                 records = gr.HTML(EMPTY_BATCH, elem_id="batch-records", apply_default_css=False)
         table = gr.State(NO_TABLE)
@@ -204,6 +205,10 @@ def _open_table(paths: Sequence[str], note: str) -> Update:
     return table, picker, note, render_preview(table, column), is_ready, is_ready
 
 
+def _label(file_format: str) -> str:
+    return f"Download {FILE_NAMES[file_format]}"
+
+
 def _write_files(records: list[dict[str, Any]]) -> list[Any]:
     # In Gradio's own folder, which is cleared of old files.
     root = Path(get_upload_folder())
@@ -214,7 +219,10 @@ def _write_files(records: list[dict[str, Any]]) -> list[Any]:
         path = folder / f"records.{file_format}"
         try:
             path.write_bytes(export(records, file_format))
-            buttons.append(gr.update(visible=True, value=str(path)))
+            # A failure before closed the button and took its name.
+            buttons.append(
+                gr.update(visible=True, interactive=True, value=str(path), label=_label(file_format))
+            )
         except ExportError as error:
             buttons.append(gr.update(visible=True, interactive=False, value=None, label=str(error)))
     return buttons

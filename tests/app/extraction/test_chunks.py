@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from app.extraction import ExtractionResult, Extractor, TextTooLong, extractor
 from app.extraction.bounds import Bound, BoundedSchema
-from app.extraction.chunks import Part, PartsDone, cut, extract_long, merge
+from app.extraction.chunks import PartsDone, cut, extract_long
 from app.extraction.grounding import find_evidence
 from app.extraction.json_spans import scan
+from app.extraction.merging import Part, merge
 from tests.app.busy_engine import BusyEngine
 from tests.fakes import FakeEngine, FakeTokenizer
 
@@ -176,3 +177,107 @@ async def test_leaving_early_ends_the_parts_that_run() -> None:
 def test_parts_of_different_shapes_do_not_break_the_merge() -> None:
     results = [make_result({"items": None}, ""), make_result({"items": ["a"]}, "a")]
     assert merge({}, [Part(0, 0), Part(0, 1)], results).record == {"items": ["a"]}
+
+
+def read_parts(text: str, *records: tuple[str, Any]) -> ExtractionResult:
+    """What the parts of a text that begin and end with these words come to."""
+    parts, results = [], []
+    for words, record in records:
+        first, last = words.split("…")
+        part = Part(text.index(first), text.index(last) + len(last))
+        parts.append(part)
+        results.append(make_result(record, text[part.start : part.end]))
+    return merge(SCHEMA, parts, results)
+
+
+def test_equal_items_at_different_places_are_two() -> None:
+    text = "Mon: Tea, Coffee\nTue: open\nWed: Coffee, Milk\n"
+    first, second = (
+        ("Mon…open\n", {"items": ["Tea", "Coffee"]}),
+        ("Tue…Milk\n", {"items": ["Coffee", "Milk"]}),
+    )
+    merged = read_parts(text, first, second)
+    assert merged.record == {"items": ["Tea", "Coffee", "Coffee", "Milk"]}
+    assert [merged.evidence[f"/items/{n}"].start for n in range(4)] == [5, 10, 32, 40]
+
+
+RECEIPT = "Chair\n 10.50\nTable\n 99.25\nLamp\n 30.75\nRug\n 45.00\n"
+
+
+def make_sales(**prices: float | None) -> dict[str, Any]:
+    return {"items": [{"what": name, "price": price} for name, price in prices.items()]}
+
+
+@pytest.mark.parametrize("lamp", [None, 7.0])
+def test_an_item_that_its_part_cuts_off_is_made_whole_by_the_next(lamp: float | None) -> None:
+    first = ("Chair…Lamp\n", make_sales(Chair=10.5, Table=99.25, Lamp=lamp))
+    second = ("Table…45.00\n", make_sales(Table=99.25, Lamp=30.75, Rug=45.0))
+    merged = read_parts(RECEIPT, first, second)
+    assert merged.record == make_sales(Chair=10.5, Table=99.25, Lamp=30.75, Rug=45.0)
+    assert merged.evidence["/items/2/price"].quote == "30.75" and len(merged.notes) == 1
+
+
+def test_a_text_that_its_part_cuts_off_gives_way_to_the_whole_one() -> None:
+    text = "Sold to Bell and Acme Trading Ltd today"
+    first, second = (
+        ("Sold…Acme ", {"items": ["Bell", "Acme"]}),
+        ("Bell…today", {"items": ["Bell", "Acme Trading Ltd"]}),
+    )
+    assert read_parts(text, first, second).record == {"items": ["Bell", "Acme Trading Ltd"]}
+
+
+def test_an_item_that_one_part_missed_stands_in_its_order() -> None:
+    merged = read_parts(
+        RECEIPT,
+        ("Chair…30.75\n", {"items": ["Chair", "Lamp"]}),
+        ("Table…45.00\n", {"items": ["Table", "Lamp", "Rug"]}),
+    )
+    assert merged.record == {"items": ["Chair", "Table", "Lamp", "Rug"]}
+
+
+def test_a_place_that_all_items_share_makes_none_of_them_the_same() -> None:
+    text = "Ann pays Bob pays in EUR Cy pays Di pays"
+    pay = [{"who": name, "in": "EUR"} for name in ("Ann", "Bob", "Cy", "Di")]
+    merged = read_parts(text, ("Ann…EUR ", {"items": pay[:2]}), ("in…Di pays", {"items": pay[2:]}))
+    assert merged.record == {"items": pay}
+
+
+def test_items_that_stand_nowhere_are_told_by_their_values_and_that_is_noted() -> None:
+    first, second = ("Chair…30.75\n", {"items": [True, False]}), ("Table…45.00\n", {"items": [False, True]})
+    merged = read_parts(RECEIPT, first, second)
+    assert merged.record == {"items": [True, False, True]}
+    assert merged.notes[1].startswith("/items: 1 item is equal in parts 1 and 2, without a place in the text")
+
+
+def test_parts_without_an_overlap_have_no_item_in_common() -> None:
+    merged = read_parts(RECEIPT, ("Chair…99.25\n", {"items": [True]}), ("Lamp…45.00\n", {"items": [True]}))
+    assert merged.record == {"items": [True, True]} and len(merged.notes) == 1
+
+
+@given(st.lists(st.sampled_from(["tea", "milk", "pie"]), min_size=2, max_size=12), st.data())
+def test_exact_parts_come_to_the_items_of_the_whole_text(words: list[str], data: st.DataObject) -> None:
+    text = "".join(f"{word}\n" for word in words)
+    starts = [0, *(at + 1 for at, char in enumerate(text) if char == "\n")]
+    end = data.draw(st.integers(1, len(words)))
+    begin = data.draw(st.integers(0, end))
+    parts = [Part(0, starts[end]), Part(starts[begin], len(text))]
+    results = [
+        make_result({"items": text[part.start : part.end].split()}, text[part.start : part.end])
+        for part in parts
+    ]
+    assert merge(SCHEMA, parts, results).record == {"items": words}
+
+
+@pytest.mark.parametrize(("sure", "record"), [(0.9, {"items": ["a", "c"]}), (0.1, {"items": "b"})])
+def test_of_a_list_and_a_text_the_surer_one_is_kept(sure: float, record: Any) -> None:
+    results = [make_result({"items": ["a", "c"]}, "a c", sure), make_result({"items": "b"}, "b", 0.5)]
+    merged = merge({}, [Part(0, 3), Part(3, 4)], results)
+    assert merged.record == record
+    shown = ["/items/0", "/items/1"] if sure > 0.5 else ["/items"]
+    assert list(merged.confidence) == list(merged.evidence) == shown
+
+
+def test_a_part_without_a_record_makes_the_whole_not_valid() -> None:
+    lost = replace(make_result({"total": 1}, "1"), record=None, errors=("a number is too large",), leaves=())
+    merged = merge(SCHEMA, [Part(0, 1), Part(1, 2)], [make_result({"total": 1}, "1"), lost])
+    assert not merged.valid and merged.errors == ("part 2 of 2: a number is too large",)

@@ -10,6 +10,7 @@ import pytest
 from app.extraction.cases import SETS, Case, CaseError, read_cases, read_paragraphs, surround
 from app.extraction.evaluate import Judged, group_by_confidence, judge_cases, summarize
 from engine import EngineDead
+from grammar import InvalidGrammar
 from tests.fakes import FakeEngine
 
 SCHEMA: dict[str, Any] = {
@@ -46,6 +47,18 @@ async def test_a_case_that_fails_alone_counts_as_wrong() -> None:
     assert judged[0].error and not judged[0].is_whole and judged[1].is_whole
     figures = summarize(judged)
     assert figures.field == 0.5 and figures.num_valid == 1
+    assert (figures.num_failed, figures.first_error) == (1, judged[0].error)
+
+
+async def test_a_text_that_no_grammar_can_be_made_for_fails_alone() -> None:
+    judged = await judge_cases(FakeEngine(reject=InvalidGrammar("no such year")), [make_case()])
+    assert judged[0].error == "no such year"
+
+
+async def test_fields_that_nobody_wanted_make_a_record_not_whole() -> None:
+    record = '{"name": "Ada", "age": 36, "email": "ada@x.org", "note": null, "tags": []}'
+    (judged,) = await judge_cases(FakeEngine(record=record), [make_case()])
+    assert judged.extra == ("/email",) and not judged.is_whole and min(judged.scores.values()) == 1.0
 
 
 async def test_a_dead_engine_ends_the_evaluation() -> None:
@@ -59,6 +72,12 @@ def test_deciles_are_groups_of_equal_size_in_order_of_confidence() -> None:
     assert [group.num_fields for group in groups] == [2] * 10
     assert [group.accuracy for group in groups] == [0.0] * 5 + [1.0] * 5
     assert groups[0].confidence == pytest.approx(0.025)
+
+
+def test_fields_of_the_same_confidence_share_their_accuracy() -> None:
+    groups = group_by_confidence([(0.5, 0.0), *[(1.0, 0.0)] * 10, *[(1.0, 1.0)] * 9], num_groups=4)
+    assert [group.accuracy for group in groups[1:]] == [pytest.approx(9 / 19)] * 3
+    assert groups[0].accuracy == pytest.approx(4 * 9 / 19 / 5)
 
 
 def test_few_fields_make_few_groups() -> None:

@@ -12,6 +12,7 @@ from app.cli import evaluate as command
 from app.cli.extract import add_arguments, run
 from app.cli.main import Parser
 from app.config import UsageError
+from engine import InvalidRequest
 from tests.fakes import FakeEngine
 
 CASE = {
@@ -58,6 +59,30 @@ def test_figures_are_printed_with_confidence_and_accuracy(
     assert lines[2] == "  strings found in the text 1.000 (1 of 1)"
     assert lines[3].split() == ["person", "0.500"]
     assert [line.split()[0] for line in lines[4:6]] == ["confidence", "accuracy"]
+
+
+def test_a_case_that_fails_is_told_and_is_exit_code_1(
+    engine: FakeEngine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    engine.reject = InvalidRequest("no room")
+    assert evaluate("--sets", "tiny") == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[2] == "  failed 1 of 1, the first: no room"
+    assert lines[3] == "  strings found in the text - (0 of 0)"
+    assert evaluate("--sets", "tiny", "--as-json") == 1
+    figures = json.loads(capsys.readouterr().out)["sets"]["tiny"]
+    assert (figures["failed"], figures["first_error"]) == (1, "no room")
+
+
+def test_a_calibration_that_can_be_written_nowhere_is_refused_first(
+    engine: FakeEngine, tmp_path: Path
+) -> None:
+    for path in (tmp_path / "missing" / "c.json", tmp_path):
+        with pytest.raises(UsageError, match=f"cannot write --calibration {path}"):
+            evaluate("--sets", "tiny", "--calibration", str(path))
+    assert engine.requests == []
+    assert evaluate("--sets", "tiny", "--calibration", str(tmp_path / "c.json")) == 0
+    assert json.loads((tmp_path / "c.json").read_text())["sets"]["tiny"]["cases"] == 1
 
 
 def test_figures_as_json_name_the_settings(engine: FakeEngine, capsys: pytest.CaptureFixture[str]) -> None:

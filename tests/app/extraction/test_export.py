@@ -60,6 +60,15 @@ def test_csv_is_read_back_by_the_standard_reader() -> None:
         ("-2+3+cmd|' /C calc'!A0", "'-2+3+cmd|' /C calc'!A0"),
         ('+1+HYPERLINK("http://x/")', '\'+1+HYPERLINK("http://x/")'),
         ("+49 (30) 12-34/5", "+49 (30) 12-34/5"),
+        (" =cmd", "' =cmd"),
+        ("\n=1+1", "'\n=1+1"),
+        ("\u00a0\u200b@cmd", "'\u00a0\u200b@cmd"),
+        ("＝1+1", "'＝1+1"),
+        ("＠cmd", "'＠cmd"),
+        (" ＋cmd", "' ＋cmd"),
+        ("－cmd", "'－cmd"),
+        (" -12.50", " -12.50"),
+        ("a =b", "a =b"),
     ],
 )
 def test_a_text_that_a_spreadsheet_would_run_is_quoted_and_data_is_not(value: str, cell: str) -> None:

@@ -1,6 +1,7 @@
 """A record is valid only when it is complete and an independent validator agrees with the user's schema."""
 
 import json
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from app.extraction.cases import Case
 from app.extraction.evaluate import judge_cases
 from app.extraction.extractor import check_record
 from app.extraction.json_spans import scan
-from engine import CompletionOutput, EngineDead
+from engine import CompletionOutput, Engine, EngineConfig, EngineDead
 from grammar import GrammarError, InvalidGrammar
 from tests.app.busy_engine import BusyEngine
 from tests.fakes import FakeEngine
@@ -61,6 +62,41 @@ async def test_generation_is_greedy_and_bound_by_the_schema_with_limits() -> Non
     assert (
         params.temperature == 0 and params.grammar is not None and '"maxLength": 200' in params.grammar.text
     )
+
+
+@pytest.mark.parametrize(
+    ("day", "defined"),
+    [
+        ({"enum": ["1815-06-18", "1805-10-21"]}, {"type": "string", "format": "date"}),
+        ({"pattern": "^18"}, {"type": "string", "format": "date"}),
+        ({"enum": [["a"] * 33]}, {"type": "array"}),
+    ],
+)
+async def test_limits_that_leave_nothing_of_a_schema_are_left_out(
+    engine: Engine, day: dict[str, Any], defined: dict[str, Any]
+) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"day": {"$ref": "#/$defs/day", **day}},
+        "required": ["day"],
+        "additionalProperties": False,
+        "$defs": {"day": defined},
+    }
+    result = await extract(engine, schema, "the day of the battle")
+    assert result.valid and result.bounds.patterns == result.bounds.added == ()
+    assert result.notes == ("with the added limits nothing satisfies the schema: read without them",)
+
+
+async def test_a_schema_that_nothing_satisfies_is_refused_with_and_without_limits(engine: Engine) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "string"}, "b": False}, "required": ["a", "b"]}
+    with pytest.raises(GrammarError, match="unsatisfiable"):
+        await extract(engine, schema)
+
+
+@pytest.fixture
+async def engine() -> AsyncIterator[Engine]:
+    async with Engine(EngineConfig(num_threads=1, num_blocks=200)) as started:
+        yield started
 
 
 async def test_limits_can_be_switched_off() -> None:
@@ -139,10 +175,17 @@ async def test_many_sources_come_in_order_as_json_able_lines() -> None:
 
 
 async def test_one_bad_source_does_not_stop_the_others() -> None:
-    sources = [("long", "x" * 3000), ("good", TEXT)]
+    sources = [("long", "x" * 200_000), ("good", TEXT)]
     lines = [line async for line in extract_records(FakeEngine(), SCHEMA, sources)]
     assert [line["valid"] for line in lines] == [False, True]
-    assert "tokens" in lines[0]["error"]
+    assert "more than 64 parts" in lines[0]["error"]
+
+
+async def test_a_source_longer_than_the_model_is_read_in_parts() -> None:
+    engine = FakeEngine()
+    (line,) = [line async for line in extract_records(engine, SCHEMA, [("long", f"{TEXT} " * 400)])]
+    assert line["valid"] and line["record"]["name"] == "Ada" and len(engine.requests) > 2
+    assert "overlapping parts" in line["notes"][0]
 
 
 async def test_a_dead_engine_ends_the_batch() -> None:
@@ -161,14 +204,22 @@ async def test_a_full_engine_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> N
     assert [judged.is_whole for judged in await judge_cases(BusyEngine(num_refused=3), [case])] == [True]
 
 
-async def test_a_text_that_grounds_nothing_fails_alone() -> None:
-    class Refusing(FakeEngine):
-        async def generate(self, prompt: Any, sampling_params: Any, *given: Any, **more: Any) -> Any:
-            if "Cy" in sampling_params.grammar.source:
-                raise InvalidGrammar("no part of the source has that length")
-            async for output in super().generate(prompt, sampling_params, *given, **more):
-                yield output
+class Refusing(FakeEngine):
+    """Has no grammar for a text with Cy in it."""
 
+    async def generate(self, prompt: Any, sampling_params: Any, *given: Any, **more: Any) -> Any:
+        if "Cy" in "".join(map(chr, prompt)):
+            raise InvalidGrammar("no part of the source has that length")
+        async for output in super().generate(prompt, sampling_params, *given, **more):
+            yield output
+
+
+async def test_a_text_whose_limits_make_no_grammar_fails_alone() -> None:
+    lines = [line async for line in extract_records(Refusing(), SCHEMA, [("c", "Cy"), ("a", TEXT)])]
+    assert [line["valid"] for line in lines] == [False, True] and "that length" in lines[0]["error"]
+
+
+async def test_a_text_that_grounds_nothing_fails_alone() -> None:
     sources = [("a", TEXT), ("c", "Cy"), ("d", "half a \ud83d"), ("e", TEXT)]
     lines = [line async for line in extract_records(Refusing(), SCHEMA, sources, ground=True)]
     assert [line["valid"] for line in lines] == [True, False, False, True]
@@ -208,3 +259,11 @@ def test_a_record_is_not_valid_where_a_validator_cannot_read_the_schema() -> Non
     schema = {"type": "object", "items": {"$ref": "http://127.0.0.1:9/x"}}
     record, errors = check_record(schema, CompletionOutput(0, "{}", [], finish_reason="stop"), "stop")
     assert record == {} and len(errors) == 1 and "cannot be used for validation" in errors[0]
+
+
+@pytest.mark.parametrize("record", ['{"name": "Ada", "age": 1e999}', '{"age": 1e999, "name": "A'])
+async def test_a_number_that_json_cannot_spell_leaves_no_record_but_the_raw_text(record: str) -> None:
+    result = await extract(FakeEngine(record=record))
+    line = json.dumps(result.to_json(), allow_nan=False)
+    assert result.record is None and not result.valid and not result.leaves
+    assert json.loads(line)["error"] == f"a number is larger than a double holds: {record}"

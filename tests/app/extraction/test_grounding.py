@@ -1,10 +1,12 @@
 """Evidence is where a value stands in the source: as it is, written otherwise, or nowhere."""
 
 import json
+import unicodedata
 from typing import Any
 
 import pytest
 
+from app.extraction.dates import find_dates
 from app.extraction.grounding import Evidence, find_evidence
 from app.extraction.json_spans import scan
 
@@ -129,3 +131,77 @@ def test_a_value_is_looked_for_in_the_line_of_its_item() -> None:
 def test_the_sign_of_a_number_counts(value: float, source: str, match: str, quote: str) -> None:
     found = evidence_of(value, source)
     assert (found.match, found.quote) == (match, quote)
+
+
+NAMES = unicodedata.normalize("NFD", "Name: José Café in Béa's café")
+
+
+@pytest.mark.parametrize(
+    ("value", "match", "quote"),
+    [
+        ("José Café", "normalised", "José Café"),
+        (unicodedata.normalize("NFD", "José Café"), "exact", "José Café"),
+        ("Jose", "none", ""),
+        ("Cafe in", "none", ""),
+        ("a", "none", ""),
+        ("café", "normalised", "Café"),
+    ],
+)
+def test_an_accent_belongs_to_its_letter_however_it_is_written(value: str, match: str, quote: str) -> None:
+    found = evidence_of(value, NAMES)
+    assert (found.match, unicodedata.normalize("NFC", found.quote)) == (match, quote)
+    assert NAMES[found.start : found.end] == found.quote
+
+
+@pytest.mark.parametrize("value", ["서울특별시", "ガス", "दिल्ली"])
+def test_characters_of_several_code_points_are_found(value: str) -> None:
+    source = f"x {unicodedata.normalize('NFD', value)} y"
+    found = evidence_of(value, source)
+    assert found.match != "none" and unicodedata.normalize("NFC", found.quote) == value
+    assert evidence_of("ガス", "ｶﾞｽ").quote == "ｶﾞｽ"
+
+
+@pytest.mark.parametrize(
+    ("value", "source", "quote"),
+    [
+        ("07:30", "costs 7.30 EUR", ""),
+        ("07:30", "at 7.30 EUR each", ""),
+        ("07:30", "version 7.30", ""),
+        ("09:00", "9 a day", ""),
+        ("07:30", "at 7.30", "7.30"),
+        ("19:30", "Doors 19.30 Uhr", "19.30"),
+        ("17:30", "open from 9.00 to 17.30", "17.30"),
+        ("09:00", "open 9.00–17.30 h", "9.00"),
+        ("14:30", "2.30 p.m.", "2.30 p.m"),
+        ("14:30", "2:30p", "2:30p"),
+        ("17:00", "17h00", "17h00"),
+    ],
+)
+def test_digits_with_a_dot_are_a_time_where_the_words_around_say_so(
+    value: str, source: str, quote: str
+) -> None:
+    assert evidence_of(value, source).quote == quote
+
+
+@pytest.mark.parametrize("word", ["1 Marketing 2024", "1 Mart 2024", "3 Maya 2024", "1 Decked 2024"])
+def test_a_word_that_begins_like_a_month_is_none(word: str) -> None:
+    assert list(find_dates(word)) == []
+
+
+@pytest.mark.parametrize("month", ["March", "Mar", "mar.", "MARCH", "mars", "marzo"])
+def test_a_month_is_read_by_its_name_and_its_abbreviations(month: str) -> None:
+    assert [iso for iso, _, _ in find_dates(f"due 5 {month} 2024")] == ["2024-03-05"]
+
+
+@pytest.mark.parametrize(
+    ("value", "source", "quote"),
+    [
+        ("Tea", "Steam", ""),
+        ("art", "Martin", ""),
+        ("Tea", "Steam and tea", "tea"),
+        ("東京", "東京都港区", "東京"),
+        ("paper", "newspaper", "paper"),
+    ],
+)
+def test_a_short_value_is_a_whole_word(value: str, source: str, quote: str) -> None:
+    assert evidence_of(value, source).quote == quote

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from app.extraction.scoring import score_field, score_record
+from app.extraction.scoring import list_extra, score_field, score_record
 
 
 @pytest.mark.parametrize(
@@ -24,6 +24,9 @@ from app.extraction.scoring import score_field, score_record
         ("a", ["a"], 0.0),
         ([{"n": 1, "d": "x"}], [{"d": "X", "n": 1.0}], 1.0),
         ([{"n": 1}, {"n": 2}], [{"n": 1}, {"n": 3}], 0.5),
+        (10**400, 1, 0.0),
+        (2**53 + 1, 2**53, 0.0),
+        (2**53, 2.0**53, 1.0),
     ],
 )
 def test_a_value_scores_by_its_kind(found: Any, wanted: Any, score: float) -> None:
@@ -42,3 +45,16 @@ def test_fields_of_inner_objects_count_one_by_one() -> None:
 @pytest.mark.parametrize("found", [None, [], "a", {}, {"b": 1}])
 def test_what_is_missing_scores_nothing(found: Any) -> None:
     assert score_record(found, {"a": None}) == {"/a": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("found", "extra"),
+    [
+        ({"a": 1, "email": "x"}, ["/email"]),
+        ({"a": 2, "b": {"c": 0, "d": False}}, ["/b/d"]),
+        ({"a": 1, "e": None, "f": "", "g": [], "h": {}, "i": {"j": None}}, []),
+        (None, []),
+    ],
+)
+def test_what_was_found_and_not_wanted_is_listed(found: Any, extra: list[str]) -> None:
+    assert list_extra(found, {"a": 1, "b": {"c": 2}}) == extra

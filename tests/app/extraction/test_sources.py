@@ -74,6 +74,12 @@ def test_jsonl_lines_are_rows_and_a_broken_one_is_an_error_of_its_own(tmp_path: 
     assert rows[1].error is not None and "a.jsonl line 3 is not JSON" in rows[1].error
 
 
+def test_a_line_with_a_key_twice_is_an_error_of_its_own(tmp_path: Path) -> None:
+    first, second = read_rows(write(tmp_path, "a.jsonl", '{"text": "a", "text": "b"}\n{"text": "c"}\n'))
+    assert first.error == "a.jsonl line 1: an object has the name 'text' twice" and not first.cells
+    assert second.cells == {"text": "c"}
+
+
 def test_a_row_with_more_cells_than_the_header_is_an_error_and_loses_nothing(tmp_path: Path) -> None:
     rows = read_rows(write(tmp_path, "a.csv", "id,text\n1,Name: Ann, total 12 EUR\n2,Bob,, \n"))
     assert rows[0].error == "a.csv row 1 has 3 cells, the header 2: quote the text"
@@ -135,7 +141,9 @@ def test_every_other_file_is_one_row(tmp_path: Path) -> None:
         ("a.csv", "\n , \n", "a.csv is empty"),
         ("a.csv", "id,text\n", "a.csv has a header and no row below it"),
         ("a.jsonl", "\n", "a.jsonl is empty"),
-        ("a.csv", 'a,b\n"x', "a.csv is not CSV"),
+        ("a.csv", 'a,b\n"x', "a.csv is not CSV, line 2"),
+        ("a.csv", 'a,b\n\n"x"\n"Hello" he said,1\nok,2\n', "a.csv is not CSV, line 4"),
+        ("a.csv", 'a,b\n"x,1\ny,2\nz', "a.csv is not CSV, lines 2 to 4"),
         ("a.pdf", b"%PDF-1.4 nothing", "a.pdf cannot be read as PDF"),
     ],
 )

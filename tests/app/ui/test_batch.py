@@ -263,3 +263,11 @@ def test_nothing_done_shows_the_empty_state() -> None:
 )
 def test_durations_are_told_in_their_own_unit(seconds: float, words: str) -> None:
     assert format_duration(seconds) == words
+
+
+def test_a_download_that_failed_once_opens_again() -> None:
+    good = {"source": "a", "valid": True, "finish_reason": "stop", "record": {"x": "y"}}
+    bad = {**good, "record": {"x": "\ud83d"}}
+    closed, again = batch_tab._write_files([bad])[1], batch_tab._write_files([good])[1]
+    assert closed["interactive"] is False and "half of a surrogate pair" in closed["label"]
+    assert (again["visible"], again["interactive"], again["label"]) == (True, True, "Download CSV")
