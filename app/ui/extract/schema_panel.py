@@ -154,6 +154,8 @@ class SchemaPanel:
 def _parse(text: str) -> Schema | None:
     try:
         schema = json.loads(text)
+        # Half a surrogate pair, which "\ud800" stands for, cannot be sent to the page.
+        _dump(schema).encode()
     except (ValueError, RecursionError):
         return None
     return schema if isinstance(schema, dict) else None

@@ -29,6 +29,8 @@ KINDS: dict[str, Schema] = {
 }
 OTHER = "other"
 MAX_DEPTH = 5
+# The form goes through the browser, where every number is a double.
+MAX_EXACT = 2**53
 
 
 class NotAForm(ValueError):
@@ -39,12 +41,14 @@ def schema_to_form(schema: Schema) -> Form:
     """The form of a record's schema.
 
     Raises:
-        NotAForm: the root is no plain object.
+        NotAForm: the root is no plain object, or the browser would change a value.
     """
     if schema.get("type") != "object" or not isinstance(schema.get("properties", {}), dict):
         raise NotAForm(
             "the form shows schemas whose root is an object with properties; edit this one as JSON"
         )
+    if _has_inexact(schema):
+        raise NotAForm(f"the form would change whole numbers beyond {MAX_EXACT:,}; edit this schema as JSON")
     more = dict(schema)
     form = _take(more, "title", "description")
     form["fields"] = _read_properties(more, depth=0)
@@ -67,11 +71,27 @@ def form_to_schema(form: Mapping[str, Any]) -> Schema:
     return {**schema, **more}
 
 
+def _has_inexact(schema: Schema) -> bool:
+    """Tell whether a whole number in a schema is beyond those that a double holds one by one."""
+    found: list[Any] = [schema]
+    while found:
+        value = found.pop()
+        if isinstance(value, dict):
+            found += value.values()
+        elif isinstance(value, list):
+            found += value
+        elif isinstance(value, int) and abs(value) > MAX_EXACT:
+            return True
+    return False
+
+
 def _read_properties(more: Schema, depth: int) -> list[Field]:
     """Take properties and required out of an object's schema."""
     properties = more.pop("properties", {})
     required = more.get("required", [])
-    if isinstance(required, list) and set(required) <= set(properties):
+    if not isinstance(required, list):
+        required = []
+    elif all(name in list(properties) for name in required):
         more.pop("required", None)
     return [
         {"name": name, "required": name in required, **_read_field(subschema, depth)}
@@ -134,6 +154,8 @@ def _read_kind(item: Schema, depth: int) -> Field | None:
         return {"kind": "group", "fields": fields, "more": more, "open": "additionalProperties" not in more}
     if "enum" in more:
         choices = more.pop("enum")
+        if not isinstance(choices, list):
+            return None
         is_plain = more.pop("type", None) == "string" and all(isinstance(each, str) for each in choices)
         return {"kind": "choice", "choices": choices, "more": more} if is_plain else None
     for kind, shape in KINDS.items():

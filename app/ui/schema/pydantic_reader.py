@@ -3,11 +3,23 @@
 from __future__ import annotations
 
 import ast
-import json
+from dataclasses import dataclass, field
 from typing import Any
 
 from app.extraction import Schema
-from app.ui.schema.pydantic_writer import CONSTRAINTS
+from app.ui.schema.pydantic_code import (
+    CodeError,
+    error_at,
+    is_ellipsis,
+    parse_classes,
+    parse_type,
+    quote_code,
+    read_literal,
+    read_name,
+)
+from app.ui.schema.pydantic_config import EXTRA, find_config, read_config
+from app.ui.schema.pydantic_enum import is_enum, make_choice, read_enum
+from app.ui.schema.pydantic_field import FieldDraft, apply_field, apply_mark
 
 SIMPLE: dict[str, Schema] = {
     "str": {"type": "string"}, "int": {"type": "integer"}, "float": {"type": "number"}, "bool": {"type": "boolean"},
@@ -16,18 +28,12 @@ SIMPLE: dict[str, Schema] = {
     "AnyUrl": {"type": "string", "format": "uri"}, "HttpUrl": {"type": "string", "format": "uri"},
     "UUID": {"type": "string", "format": "uuid"}, "Decimal": {"type": "number"}, "None": {"type": "null"},
 }  # fmt: skip
-LISTS = ("list", "List", "Sequence", "tuple", "set")
-ARGUMENTS = {
-    argument: name for name, argument in CONSTRAINTS.items() if argument not in ("min_length", "max_length")
-}
-LENGTHS = {"min_length": ("minLength", "minItems"), "max_length": ("maxLength", "maxItems")}
-MAX_CODE_CHARS = 100_000
-# What Python's parser raises for a text that is no code.
-UNREADABLE = (SyntaxError, ValueError, RecursionError, MemoryError)
-
-
-class CodeError(ValueError):
-    """Code that cannot be read as classes; the message has the line."""
+NULL: Schema = {"type": "null"}
+LISTS = ("list", "List", "Sequence")
+SETS = ("set", "Set", "frozenset", "FrozenSet")
+TUPLES = ("tuple", "Tuple")
+# Each use of a class writes it once more, and a class that uses two others doubles what they hold.
+MAX_CLASSES_READ = 2000
 
 
 def pydantic_to_schema(code: str) -> Schema:
@@ -36,29 +42,26 @@ def pydantic_to_schema(code: str) -> Schema:
     Raises:
         CodeError: no class, or something that has no schema.
     """
-    if len(code) > MAX_CODE_CHARS:
-        raise CodeError(f"the code has {len(code):,} characters; at most {MAX_CODE_CHARS:,} are read")
+    classes = parse_classes(code)
     try:
-        tree = ast.parse(code)
-    except UNREADABLE as error:
-        line = getattr(error, "lineno", None)
-        raise CodeError(f"line {line}: {getattr(error, 'msg', error)}" if line else str(error)) from error
-    try:
-        return _read_last_class(tree)
+        return _read_last_class(classes)
     except RecursionError as error:
         raise CodeError("the classes are nested too deeply") from error
 
 
-def _read_last_class(tree: ast.Module) -> Schema:
-    classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
-    models = [node for node in classes.values() if not _is_enum(node)]
+def _read_last_class(classes: dict[str, ast.ClassDef]) -> Schema:
+    models = [node for node in classes.values() if not is_enum(node)]
     if not models:
         raise CodeError("there is no class yet: write `class Record(BaseModel):` and its fields")
     return _Reader(classes).read_class(models[-1], is_root=True)
 
 
-def _is_enum(node: ast.ClassDef) -> bool:
-    return any(isinstance(base, ast.Name) and base.id in ("Enum", "StrEnum") for base in node.bases)
+@dataclass(slots=True)
+class _Model:
+    """What a class and its bases say."""
+
+    fields: dict[str, FieldDraft] = field(default_factory=dict)
+    config: dict[str, Any] = field(default_factory=dict)
 
 
 class _Reader:
@@ -67,159 +70,148 @@ class _Reader:
     def __init__(self, classes: dict[str, ast.ClassDef]) -> None:
         self.classes = classes
         self.open: list[str] = []
+        self.num_read = 0
 
     def read_class(self, node: ast.ClassDef, is_root: bool = False) -> Schema:
-        if node.name in self.open:
-            raise _error(node, f"{node.name} contains itself; write such a schema as JSON")
-        self.open.append(node.name)
-        schema: Schema = {"title": node.name} if is_root else {}
+        model = self.read_model(node)
+        schema: Schema = {"title": model.config.get("title") or node.name} if is_root else {}
         description = ast.get_docstring(node)
         if description:
             schema["description"] = description
         schema |= {"type": "object", "properties": {}}
-        required: list[str] = []
-        for statement in node.body:
-            self.read_statement(statement, schema, required)
+        required = []
+        for name, draft in model.fields.items():
+            name = name if draft.alias is None else draft.alias
+            if name in schema["properties"]:
+                raise error_at(node, f"two fields of {node.name} are called {name!r}")
+            schema["properties"][name] = draft.schema
+            if not draft.has_default:
+                required.append(name)
         if required:
             schema["required"] = required
         # As a person who writes a class means it; `extra="allow"` or "ignore" says otherwise.
-        schema.setdefault("additionalProperties", False)
-        if schema["additionalProperties"] is True:
-            del schema["additionalProperties"]
-        self.open.pop()
+        others = EXTRA[model.config.get("extra", "forbid")]
+        if others is not None:
+            schema["additionalProperties"] = others
         return schema
 
-    def read_statement(self, statement: ast.stmt, schema: Schema, required: list[str]) -> None:
+    def read_model(self, node: ast.ClassDef) -> _Model:
+        """Fields and configuration of a class, put together in the order in which Pydantic does it."""
+        self.num_read += 1
+        if self.num_read > MAX_CLASSES_READ:
+            raise error_at(node, "the classes are too large when each is written where it is used")
+        if node.name in self.open:
+            raise error_at(node, f"{node.name} contains itself; write such a schema as JSON")
+        self.open.append(node.name)
+        bases = self.read_bases(node)
+        model = _Model()
+        for base in bases:
+            model.config |= base.config
+        model.config |= read_config(node)
+        for base in reversed(bases):
+            model.fields |= base.fields
+        for statement in node.body:
+            self.read_statement(statement, model)
+        self.open.pop()
+        return model
+
+    def read_bases(self, node: ast.ClassDef) -> list[_Model]:
+        models = []
+        for base in node.bases:
+            found = self.classes.get(base.id) if isinstance(base, ast.Name) else None
+            if found is not None and not is_enum(found):
+                models.append(self.read_model(found))
+            elif found is not None or read_name(base) != "BaseModel":
+                raise error_at(base, f"the base class {quote_code(base)} is not known here")
+        return models
+
+    def read_statement(self, statement: ast.stmt, model: _Model) -> None:
+        if find_config(statement) is not None:
+            return
         match statement:
             case ast.Expr(value=ast.Constant()) | ast.Pass():
                 return
-            case ast.Assign(targets=[ast.Name(id="model_config")]):
-                allows = any(
-                    isinstance(each, ast.keyword)
-                    and each.arg == "extra"
-                    and ast.unparse(each.value) in ("'allow'", "'ignore'")
-                    for each in ast.walk(statement)
-                )
-                schema["additionalProperties"] = allows
             case ast.AnnAssign(target=ast.Name(id=name), annotation=annotation, value=value):
-                subschema = self.read_type(annotation)
-                has_default = self.read_value(value, subschema, statement)
-                schema["properties"][name] = subschema
-                if not has_default:
-                    required.append(name)
+                if name.startswith("_"):
+                    raise error_at(statement, f"{name} is no field: its name begins with an underscore")
+                draft = self.read_marked(annotation)
+                self.read_value(value, draft)
+                model.fields[name] = draft
             case _:
-                raise _error(statement, f"`{ast.unparse(statement)[:60]}` is no field")
+                raise error_at(statement, f"{quote_code(statement)} is no field")
 
-    def read_value(self, value: ast.expr | None, subschema: Schema, place: ast.stmt) -> bool:
-        """Take in what stands behind `=`; tells whether the field may be left out."""
-        match value:
-            case None:
-                return False
-            case ast.Call(func=ast.Name(id="Field"), args=args, keywords=keywords):
-                has_default = bool(args) and not _is_ellipsis(args[0])
-                for each in keywords:
-                    has_default |= self.read_argument(each, subschema)
-                return has_default
-            case ast.Constant() if _is_ellipsis(value):
-                return False
-            case _:
-                return True
+    def read_value(self, value: ast.expr | None, draft: FieldDraft) -> None:
+        """Take in what stands behind `=`."""
+        if isinstance(value, ast.Call) and read_name(value.func) == "Field":
+            apply_field(value, draft)
+        elif value is not None and not is_ellipsis(value):
+            draft.has_default = True
 
-    def read_argument(self, argument: ast.keyword, subschema: Schema) -> bool:
-        name = argument.arg or "**"
-        if name in ("default", "default_factory"):
-            return True
-        value = _literal(argument.value)
-        if name == "description":
-            subschema["description"] = value
-        elif name in ARGUMENTS:
-            subschema[ARGUMENTS[name]] = value
-        elif name in LENGTHS:
-            is_list = "items" in subschema or "array" in str(subschema.get("type"))
-            subschema[LENGTHS[name][is_list]] = value
-        elif name not in ("title", "examples", "alias"):
-            raise _error(argument.value, f"Field({name}=...) has no keyword in JSON Schema here")
-        return False
+    def read_marked(self, annotation: ast.expr) -> FieldDraft:
+        """A type with the marks that `Annotated` puts behind it, the innermost first."""
+        match annotation:
+            case ast.Constant(value=str() as text):
+                return self.read_marked(parse_type(text, annotation))
+            case ast.Subscript(value=generic, slice=ast.Tuple(elts=[inner, *marks])) if (
+                read_name(generic) == "Annotated"
+            ):
+                draft = self.read_marked(inner)
+                for mark in marks:
+                    apply_mark(mark, draft)
+                return draft
+        return FieldDraft(self.read_type(annotation))
 
     def read_type(self, node: ast.expr) -> Schema:
         match node:
             case ast.Constant(value=None):
-                return {"type": "null"}
+                return dict(NULL)
             case ast.Constant(value=str() as text):
-                return self.read_type(_parse_type(text, node))
+                return self.read_type(parse_type(text, node))
             case ast.Attribute(attr=name) | ast.Name(id=name):
-                return self.read_name(name, node)
+                return self.read_named(name, node)
             case ast.BinOp(op=ast.BitOr(), left=left, right=right):
-                return self.join(self.read_type(left), self.read_type(right), node)
+                return self.join(self.read_type(left), self.read_type(right))
             case ast.Subscript(value=ast.Name(id=name) | ast.Attribute(attr=name), slice=inner):
                 return self.read_generic(name, inner, node)
-        raise _error(node, f"`{ast.unparse(node)}` is no type that a record can have")
+        raise error_at(node, f"{quote_code(node)} is no type that a record can have")
 
-    def read_name(self, name: str, node: ast.expr) -> Schema:
+    def read_named(self, name: str, node: ast.expr) -> Schema:
         if name in SIMPLE:
             return dict(SIMPLE[name])
         found = self.classes.get(name)
         if found is None:
-            raise _error(node, f"the type {name} is not known here")
-        if not _is_enum(found):
-            return self.read_class(found)
-        values = [_literal(each.value) for each in found.body if isinstance(each, ast.Assign)]
-        return (
-            {"type": "string", "enum": values}
-            if all(isinstance(v, str) for v in values)
-            else {"enum": values}
-        )
+            raise error_at(node, f"the type {name} is not known here")
+        return read_enum(found) if is_enum(found) else self.read_class(found)
 
     def read_generic(self, name: str, inner: ast.expr, node: ast.expr) -> Schema:
         parts = inner.elts if isinstance(inner, ast.Tuple) else [inner]
         if not parts:
-            raise _error(node, f"{name}[()] holds nothing")
-        if name == "Optional":
-            return self.join(self.read_type(inner), {"type": "null"}, node)
+            raise error_at(node, f"{name}[()] holds nothing")
         if name == "Literal":
-            values = [_literal(each) for each in parts]
-            is_text = all(isinstance(value, str) for value in values)
-            return {"type": "string", "enum": values} if is_text else {"enum": values}
-        if name in LISTS:
-            return {"type": "array", "items": self.read_type(parts[0])}
-        if name == "Annotated":
-            subschema = self.read_type(parts[0])
-            for part in parts[1:]:
-                for each in part.keywords if isinstance(part, ast.Call) else []:
-                    self.read_argument(each, subschema)
-            return subschema
-        raise _error(node, f"{name}[...] is no type that a record can have")
+            return make_choice([read_literal(each) for each in parts])
+        if name in TUPLES:
+            return self.read_tuple(parts)
+        if name == "Annotated" and len(parts) > 1:
+            draft = self.read_marked(node)
+            if draft.has_default or draft.alias is not None:
+                raise error_at(node, "a default or an alias belongs to a field, not to a type inside one")
+            return draft.schema
+        if len(parts) == 1 and name == "Optional":
+            return self.join(self.read_type(inner), dict(NULL))
+        if len(parts) == 1 and name in (*LISTS, *SETS):
+            items = {"type": "array", "items": self.read_type(parts[0])}
+            return items | {"uniqueItems": True} if name in SETS else items
+        raise error_at(node, f"{quote_code(node)} is no type that a record can have")
 
-    def join(self, left: Schema, right: Schema, node: ast.expr) -> Schema:
-        if right == {"type": "null"} and isinstance(left.get("type"), str) and "enum" not in left:
+    def read_tuple(self, parts: list[ast.expr]) -> Schema:
+        if len(parts) == 2 and is_ellipsis(parts[1]):
+            return {"type": "array", "items": self.read_type(parts[0])}
+        items = [self.read_type(part) for part in parts]
+        return {"type": "array", "prefixItems": items, "minItems": len(items), "maxItems": len(items)}
+
+    def join(self, left: Schema, right: Schema) -> Schema:
+        if left == NULL:
+            left, right = right, left
+        if right == NULL and isinstance(left.get("type"), str) and "enum" not in left:
             return {**left, "type": [left["type"], "null"]}
         return {"anyOf": [left, right]}
-
-
-def _is_ellipsis(node: ast.expr) -> bool:
-    return isinstance(node, ast.Constant) and node.value is ...
-
-
-def _parse_type(text: str, node: ast.expr) -> ast.expr:
-    """The type in a text, with the line that the text stands in."""
-    try:
-        parsed = ast.parse(text.strip(), mode="eval").body
-    except UNREADABLE as error:
-        raise _error(node, f"`{text[:60]}` is no type: {getattr(error, 'msg', error)}") from error
-    for each in ast.walk(parsed):
-        ast.copy_location(each, node)
-    return parsed
-
-
-def _literal(node: ast.expr) -> Any:
-    """A value that JSON has, too."""
-    try:
-        value = ast.literal_eval(node)
-        json.dumps(value, allow_nan=False)
-    except (ValueError, TypeError) as error:
-        raise _error(node, f"`{ast.unparse(node)}` must be a plain value") from error
-    return value
-
-
-def _error(node: ast.AST, message: str) -> CodeError:
-    return CodeError(f"line {getattr(node, 'lineno', '?')}: {message}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import keyword
 import re
+import sys
 from collections.abc import Set
 from typing import Any
 
@@ -24,6 +25,15 @@ CONSTRAINTS = {
     "minLength": "min_length", "maxLength": "max_length", "minItems": "min_length", "maxItems": "max_length",
     "pattern": "pattern",
 }  # fmt: skip
+NUMBER_LIMITS = {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"}
+# The limits that a class can put on a value of each type.
+LIMITS = {
+    "string": {"minLength", "maxLength", "pattern"}, "integer": NUMBER_LIMITS, "number": NUMBER_LIMITS,
+    "array": {"minItems", "maxItems"},
+}  # fmt: skip
+# Pydantic's regular expressions have neither these nor references to groups.
+LOOK_AROUND = re.compile(r"\(\?<?[=!]|\\[1-9]")
+OTHERS = {False: "forbid", True: "allow"}
 SILENT = {
     "type",
     "format",
@@ -47,7 +57,10 @@ def schema_to_pydantic(schema: Schema) -> str:
     Raises:
         NotAClass: a keyword that a class cannot say.
     """
-    return _Writer().write(schema)
+    try:
+        return _Writer().write(schema)
+    except RecursionError as error:
+        raise NotAClass("the schema is nested too deeply") from error
 
 
 class _Writer:
@@ -75,14 +88,13 @@ class _Writer:
         if isinstance(schema.get("description"), str):
             lines += [f'    """{_one_line(schema["description"])}"""', ""]
         _refuse_unknown(schema, SILENT | extra, pointer)
-        if "additionalProperties" not in schema or schema["additionalProperties"] is False:
-            # Pydantic's own default is "ignore"; said, because here a class that says nothing is read as closed.
-            others = "forbid" if "additionalProperties" in schema else "ignore"
-            self.imported.add("ConfigDict")
-            lines += [f'    model_config = ConfigDict(extra="{others}")', ""]
-        else:
+        if not isinstance(schema.get("additionalProperties", False), bool):
             raise NotAClass(f"additionalProperties at {pointer or 'the root'} has no form in a class")
-        required = schema.get("required", [])
+        # Pydantic's own default is "ignore"; said, because here a class that says nothing is read as closed.
+        others = OTHERS[schema["additionalProperties"]] if "additionalProperties" in schema else "ignore"
+        self.imported.add("ConfigDict")
+        lines += [f'    model_config = ConfigDict(extra="{others}")', ""]
+        required = _list_required(schema, pointer)
         for field, subschema in schema["properties"].items():
             lines.append("    " + self.make_field(field, subschema, field in required, pointer))
         if not schema["properties"]:
@@ -101,11 +113,9 @@ class _Writer:
             raise NotAClass(f"{field!r} is no name for an attribute here")
         if not isinstance(subschema, dict):
             raise NotAClass(f"the schema at {where} is no object")
+        subschema = _join_null(subschema)
         kind = self.make_type(subschema, where, field)
-        arguments = [
-            f"{argument}={value!r}" if argument != "description" else f"description={_quote(value)}"
-            for argument, value in self.list_arguments(subschema)
-        ]
+        arguments = _list_arguments(subschema, where)
         if not is_required:
             arguments.insert(0, "default=None")
         if not arguments:
@@ -116,12 +126,6 @@ class _Writer:
         self.imported.add("Field")
         return f"{field}: {kind} = Field({', '.join(arguments)})"
 
-    def list_arguments(self, subschema: Schema) -> list[tuple[str, Any]]:
-        found = [(CONSTRAINTS[name], value) for name, value in subschema.items() if name in CONSTRAINTS]
-        if isinstance(subschema.get("description"), str):
-            found.append(("description", subschema["description"]))
-        return found
-
     def make_type(self, subschema: Schema, pointer: str, field: str) -> str:
         kinds = subschema.get("type")
         if isinstance(kinds, list):
@@ -129,24 +133,26 @@ class _Writer:
             return " | ".join(parts)
         if kinds is None and isinstance(subschema.get("anyOf"), list):
             _refuse_unknown(subschema, {"anyOf", "description", "title"}, pointer)
-            choices = enumerate(subschema["anyOf"])
-            return " | ".join(self.make_type(each, f"{pointer}/anyOf/{at}", field) for at, each in choices)
+            return " | ".join(
+                self.make_part(each, f"{pointer}/anyOf/{at}", field)
+                for at, each in enumerate(subschema["anyOf"])
+            )
         if kinds == "object":
             if not isinstance(subschema.get("properties"), dict):
                 raise NotAClass(f"the object at {pointer} has no properties")
             return self.make_class(subschema, str(subschema.get("title") or field), pointer)
         _refuse_unknown(subschema, SILENT | set(CONSTRAINTS), pointer)
         if "enum" in subschema:
+            if not subschema["enum"]:
+                raise NotAClass(f"the enum at {pointer} is empty")
             self.imported.add("Literal")
-            return f"Literal[{', '.join(_quote(value) for value in subschema['enum'])}]"
+            return f"Literal[{', '.join(_quote(value, pointer) for value in subschema['enum'])}]"
         if kinds == "array":
             items = subschema.get("items")
             if not isinstance(items, dict):
                 raise NotAClass(f"the list at {pointer} does not say what its items are")
-            if set(items) & set(CONSTRAINTS):
-                raise NotAClass(f"limits on the items of the list at {pointer} have no short form in a class")
             singular = re.sub(r"s$", "", field) if len(field) > 3 else field
-            return f"list[{self.make_type(items, pointer + '/items', singular)}]"
+            return f"list[{self.make_part(items, pointer + '/items', singular)}]"
         if kinds == "string" and "format" in subschema:
             name = FORMATS.get(subschema["format"])
             if name is None:
@@ -156,6 +162,12 @@ class _Writer:
         if kinds not in TYPES:
             raise NotAClass(f"the type at {pointer} is {kinds!r}")
         return TYPES[kinds]
+
+    def make_part(self, subschema: Schema, pointer: str, field: str) -> str:
+        """A type inside another: only a whole field has the `Field` that limits are said in."""
+        if set(subschema) & set(CONSTRAINTS):
+            raise NotAClass(f"limits at {pointer}, inside another type, have no short form in a class")
+        return self.make_type(subschema, pointer, field)
 
     def pick_name(self, title: str) -> str:
         words = re.findall(r"[A-Za-z0-9]+", title)
@@ -174,10 +186,78 @@ def _refuse_unknown(subschema: Schema, known: Set[str], pointer: str) -> None:
             raise NotAClass(f"{name} at {pointer or 'the root'} has no form in a class")
 
 
+def _list_required(schema: Schema, pointer: str) -> list[Any]:
+    required = schema.get("required", [])
+    where = pointer or "the root"
+    if not isinstance(required, list):
+        raise NotAClass(f"required at {where} is no list")
+    for name in required:
+        if name not in list(schema["properties"]):
+            raise NotAClass(f"required at {where} has {name!r}, which is no property")
+    return required
+
+
+def _join_null(subschema: Schema) -> Schema:
+    """{"anyOf": [X, null]}, which Pydantic writes, as one type with null: its limits are the field's then."""
+    match subschema.get("anyOf"):
+        case [{"type": str() as kind} as first, {"type": "null"} as second] if (
+            kind != "null"
+            and len(second) == 1
+            and "enum" not in first
+            and not {"type", *CONSTRAINTS} & {*subschema}
+        ):
+            rest = {name: value for name, value in subschema.items() if name != "anyOf"}
+            return {**first, **rest, "type": [kind, "null"]}
+    return subschema
+
+
+def _list_arguments(subschema: Schema, where: str) -> list[str]:
+    """Limits and description as arguments of `Field`."""
+    limits = {name: value for name, value in subschema.items() if name in CONSTRAINTS}
+    kind = _find_kind(subschema)
+    for name, value in limits.items():
+        if name not in LIMITS.get(kind, ()):
+            raise NotAClass(f"{name} at {where} has no form in a class for {kind}")
+        if not _is_usable(name, value, is_whole=kind == "integer"):
+            raise NotAClass(f"{name} at {where} is {value!r}, which no class can say")
+    found = [f"{CONSTRAINTS[name]}={value!r}" for name, value in limits.items()]
+    if isinstance(subschema.get("description"), str):
+        found.append(f"description={_quote(subschema['description'], where)}")
+    return found
+
+
+def _find_kind(subschema: Schema) -> str:
+    """What limits are to be put on: one type beside null, or words for what takes none."""
+    kinds = subschema.get("type")
+    named = [kind for kind in (kinds if isinstance(kinds, list) else [kinds]) if kind != "null"]
+    if "enum" in subschema:
+        return "an enum"
+    if named == ["string"] and "format" in subschema:
+        return f"the format {subschema['format']}"
+    return str(named[0]) if len(named) == 1 else "more than one type"
+
+
+def _is_usable(name: str, value: Any, is_whole: bool) -> bool:
+    """Tell whether Pydantic takes the value of this limit."""
+    if name == "pattern":
+        return isinstance(value, str) and not LOOK_AROUND.search(value)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    if name not in NUMBER_LIMITS:
+        return isinstance(value, int) and value >= 0
+    is_whole_value = isinstance(value, int) or value.is_integer()
+    is_in_range = is_whole_value if is_whole else abs(value) <= sys.float_info.max
+    return is_in_range and (name != "multipleOf" or value > 0)
+
+
 def _one_line(text: str) -> str:
     return " ".join(text.split()).replace("\\", "\\\\").replace('"', "'")
 
 
-def _quote(value: Any) -> str:
+def _quote(value: Any, where: str) -> str:
+    try:
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    except ValueError as error:
+        raise NotAClass(f"{value!r} at {where} is no value that a class can say") from error
     # JSON's quotes are Python's, too; its true, false and null are not.
-    return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else repr(value)
+    return text if isinstance(value, str) else repr(value)

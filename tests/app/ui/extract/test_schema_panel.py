@@ -4,6 +4,7 @@ import json
 from typing import Any
 
 import gradio as gr
+import pytest
 
 from app.ui.examples import Examples
 from app.ui.extract.schema_panel import SchemaPanel
@@ -67,3 +68,60 @@ def test_the_plan_tells_what_limits_would_add() -> None:
         "While open texts and lists are limited, also: HH:MM from 00:00 to 23:59 at /properties/start."
         in verdict
     )
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"required": 5},
+        {"required": [["name"]]},
+        {"properties": {"name": {"type": "string", "enum": 5}}},
+        {"properties": {"name": {"type": "object", "properties": {"a": {}}, "required": 5}}},
+    ],
+)
+def test_a_schema_that_is_not_well_formed_yet_is_explained(change: dict[str, Any]) -> None:
+    _, code, verdict = make_panel().edit_json(json.dumps(json.loads(SCHEMA) | change))
+    assert code.startswith("# No class says exactly this") and "The schema is malformed at" in verdict
+
+
+@pytest.mark.parametrize("value", [None, True, 5, "a", [], [["a"]], {}, {"a": 5}, {"a": {"type": []}}])
+def test_whatever_stands_behind_a_keyword_is_shown_or_explained(value: Any) -> None:
+    panel = make_panel()
+    keywords = [
+        "type",
+        "enum",
+        "const",
+        "required",
+        "properties",
+        "items",
+        "anyOf",
+        "format",
+        "minLength",
+        "maximum",
+        "description",
+        "title",
+    ]
+    for keyword in [*keywords, "additionalProperties", "pattern", "$ref"]:
+        inner = {"type": "string", keyword: value}
+        group = {"type": "object", "properties": {"a": inner}, keyword: value}
+        for schema in ({"type": "object", "properties": {"a": inner, "b": group}}, group):
+            form, code, verdict = panel.edit_json(json.dumps(schema))
+            assert form["value"] and code and ("problem" in verdict or "Every keyword" in verdict)
+
+
+@pytest.mark.parametrize("value", [10**400, {"minItems": 10**400}])
+def test_a_whole_number_of_400_digits_is_shown_beside_the_form(value: Any) -> None:
+    schema = {"type": "object", "properties": {"a": {"enum": [value]}}}
+    form, _, verdict = make_panel().edit_json(json.dumps(schema))
+    assert "whole numbers beyond" in form["value"]["refused"] and "Every keyword is enforced" in verdict
+
+
+def test_half_a_surrogate_pair_never_reaches_the_page() -> None:
+    form, code, verdict = make_panel().edit_json(json.dumps(json.loads(SCHEMA) | {"description": "\ud800"}))
+    assert json.dumps([form, code, verdict], ensure_ascii=False).encode() and "problem" in verdict
+
+
+def test_a_schema_that_is_nested_too_deeply_for_a_class_is_explained() -> None:
+    inner = '{"type": "array", "items": ' * 900 + "{}" + "}" * 900
+    _, code, verdict = make_panel().edit_json(f'{{"type": "object", "properties": {{"a": {inner}}}}}')
+    assert code.startswith("#") and "problem" in verdict

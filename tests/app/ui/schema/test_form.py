@@ -74,3 +74,26 @@ def test_a_new_group_is_closed() -> None:
     group = {"name": "a", "kind": "group", "fields": [{"name": "b", "kind": "text", "required": True}]}
     inner = form_to_schema({"fields": [group | {"many": True}]})["properties"]["a"]["items"]
     assert inner["additionalProperties"] is False and inner["required"] == ["b"]
+
+
+@pytest.mark.parametrize("required", [5, None, "a", {}, [["a"]], ["a", ["a"]], ["z"]])
+def test_a_required_that_is_not_well_formed_survives_the_form(required: Any) -> None:
+    inner = {"type": "object", "properties": {"a": {"type": "string"}}, "required": required}
+    schema = {"type": "object", "properties": {"b": inner}, "required": required}
+    assert form_to_schema(schema_to_form(schema)) == schema
+
+
+def test_an_enum_that_is_no_list_survives_the_form() -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "string", "enum": 5}}}
+    assert form_to_schema(schema_to_form(schema)) == schema
+
+
+@pytest.mark.parametrize("field", [{"const": 2**53 + 1}, {"type": "array", "items": {"enum": [-(10**400)]}}])
+def test_a_whole_number_that_the_browser_would_change_has_no_form(field: dict[str, Any]) -> None:
+    with pytest.raises(NotAForm, match="beyond 9,007,199,254,740,992"):
+        schema_to_form({"type": "object", "properties": {"a": field}})
+
+
+def test_the_largest_exact_whole_number_has_a_form() -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer", "maximum": 2**53}}}
+    assert form_to_schema(schema_to_form(schema)) == schema

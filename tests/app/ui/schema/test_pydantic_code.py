@@ -1,6 +1,5 @@
 """Pydantic classes as text: written so that Pydantic itself makes the same schema of them, read without being run."""
 
-import importlib.util
 import json
 from pathlib import Path
 from typing import Any
@@ -8,43 +7,9 @@ from typing import Any
 import pytest
 
 from app.ui.schema import CodeError, NotAClass, pydantic_to_schema, schema_to_pydantic
+from tests.app.ui.schema.classes import load_record, simplify
 
 SCHEMAS = sorted((Path(__file__).resolve().parents[4] / "assets" / "schemas").glob("*.json"))
-
-
-def load_record(code: str, folder: Path) -> Any:
-    """The class that the code ends with, imported as a program would."""
-    path = folder / "written.py"
-    path.write_text(code)
-    spec = importlib.util.spec_from_file_location("written", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return getattr(module, code.split("\nclass ")[-1].split("(")[0])
-
-
-def simplify(schema: Any, definitions: Any = None) -> Any:
-    """One spelling of what two schemas say alike: references resolved, titles, names and order left out."""
-    if isinstance(schema, list):
-        return sorted((simplify(item, definitions) for item in schema), key=json.dumps)
-    if not isinstance(schema, dict):
-        return schema
-    definitions = schema.get("$defs", definitions)
-    if "$ref" in schema:
-        rest = {name: value for name, value in schema.items() if name not in ("$ref", "default")}
-        return simplify({**definitions[schema["$ref"].split("/")[-1]], **rest}, definitions)
-    if isinstance(schema.get("type"), list):
-        first, *rest = ({**schema, "type": kind} for kind in schema["type"])
-        own = {k: v for k, v in first.items() if k != "description"}
-        schema = {"anyOf": [own, *({"type": each["type"]} for each in rest)]} | {
-            k: v for k, v in schema.items() if k == "description"
-        }
-    silent = ("title", "$schema", "$defs", "default") if "properties" not in schema else ("$schema", "$defs")
-    found = {k: simplify(v, definitions) for k, v in schema.items() if k not in silent}
-    if "properties" in found:
-        found.pop("title", None)
-        found["properties"] = {k: simplify(v, definitions) for k, v in schema["properties"].items()}
-    return found
 
 
 @pytest.mark.parametrize("path", SCHEMAS, ids=lambda path: path.stem)
@@ -127,7 +92,7 @@ def test_typed_code_never_runs(tmp_path: Path) -> None:
         ({"not": {}}, "not at /properties/x"),
         ({"type": "string", "format": "ipv4"}, "ipv4"),
         ({"type": "array"}, "items"),
-        ({"type": "array", "items": {"type": "string", "maxLength": 3}}, "items of the list"),
+        ({"type": "array", "items": {"type": "string", "maxLength": 3}}, "limits at /properties/x/items"),
     ],
 )
 def test_a_keyword_without_a_class_is_named(subschema: Any, words: str) -> None:
@@ -152,3 +117,51 @@ def test_a_field_that_may_be_left_out_need_not_take_null(tmp_path: Path) -> None
 
 def test_a_class_that_says_nothing_about_more_fields_is_closed() -> None:
     assert pydantic_to_schema("class A(BaseModel):\n  x: int")["additionalProperties"] is False
+
+
+@pytest.mark.parametrize(
+    ("subschema", "words"),
+    [
+        ({"type": "string", "format": "date", "maxLength": 10}, "maxLength .* the format date"),
+        ({"type": "number", "maximum": 1e999}, "maximum at /properties/x is inf"),
+        ({"type": "number", "maximum": 10**400}, "maximum at /properties/x is 1000"),
+        ({"type": "integer", "maximum": 3.5}, "3.5"),
+        ({"type": "integer", "multipleOf": 0}, "multipleOf"),
+        ({"type": "integer", "minimum": True}, "True"),
+        ({"type": "string", "minLength": -1}, "minLength"),
+        ({"type": "string", "minimum": 3}, "minimum .* for string"),
+        ({"type": ["string", "integer"], "maxLength": 3}, "more than one type"),
+        ({"type": "string", "enum": ["a"], "maxLength": 3}, "an enum"),
+        ({"type": "string", "pattern": "(?=a)b"}, "pattern"),
+        ({"enum": []}, "the enum at /properties/x is empty"),
+        ({"enum": [1e999]}, "inf at /properties/x"),
+        (
+            {"anyOf": [{"type": "string", "maxLength": 3}, {"type": "integer"}]},
+            "limits at /properties/x/anyOf/0",
+        ),
+    ],
+)
+def test_what_pydantic_does_not_take_is_not_written(subschema: Any, words: str) -> None:
+    with pytest.raises(NotAClass, match=words):
+        schema_to_pydantic({"type": "object", "properties": {"x": subschema}})
+
+
+@pytest.mark.parametrize(
+    ("required", "words"),
+    [(["x", "y"], "'y', which is no property"), ([["x"]], "no property"), (5, "no list")],
+)
+def test_a_required_name_without_a_property_is_refused(required: Any, words: str) -> None:
+    schema = {"type": "object", "properties": {"x": {"type": "string"}}, "required": required}
+    with pytest.raises(NotAClass, match=words):
+        schema_to_pydantic(schema)
+
+
+def test_limits_beside_null_and_further_fields_are_written(tmp_path: Path) -> None:
+    fields = {
+        "a": {"anyOf": [{"type": "string", "maxLength": 4}, {"type": "null"}], "description": "d"},
+        "b": {"anyOf": [{"type": "array", "items": {"type": "integer"}, "minItems": 1}, {"type": "null"}]},
+    }
+    schema = {"type": "object", "properties": fields, "required": ["a"], "additionalProperties": True}
+    code = schema_to_pydantic({"title": "Record"} | schema)
+    assert simplify(load_record(code, tmp_path).model_json_schema()) == simplify(schema)
+    assert simplify(pydantic_to_schema(code)) == simplify(schema)
