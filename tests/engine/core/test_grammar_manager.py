@@ -59,19 +59,6 @@ class PanicException(BaseException):
     """What libraries written in Rust raise."""
 
 
-class PanickingMatcher:
-    """A matcher whose library gives up."""
-
-    filler = FaultyFiller()
-    error = None
-
-    def is_terminated(self) -> bool:
-        return False
-
-    def accept_token(self, token_id: int) -> bool:
-        raise PanicException("the engine has a fault")
-
-
 class FaultyMatcher:
     """A matcher of an engine with a fault."""
 
@@ -83,6 +70,13 @@ class FaultyMatcher:
 
     def accept_token(self, token_id: int) -> bool:
         raise ValueError("the engine has a fault")
+
+
+class PanickingMatcher(FaultyMatcher):
+    """A matcher whose library gives up."""
+
+    def accept_token(self, token_id: int) -> bool:
+        raise PanicException("the engine has a fault")
 
 
 def test_a_mask_holds_what_may_come_next(compiler: GrammarCompiler) -> None:
