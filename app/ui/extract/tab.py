@@ -102,8 +102,8 @@ class ExtractTab(ExtractRun):
             is_verbatim = gr.Checkbox(
                 False,
                 label="Verbatim texts",
-                info="Free texts must be copied from the source, and dates and amounts be among its own "
-                "where all of them are written in figures; the grammar sees to it.",
+                info="The grammar takes free texts from the source alone, and dates and amounts "
+                "from those that it writes in figures.",
             )
         return [with_limits, is_verbatim]
 
