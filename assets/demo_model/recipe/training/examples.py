@@ -106,7 +106,7 @@ def sample_extraction(
 ) -> tuple[list[Document], Schema]:
     """One or more documents and the schema that asks for (some of) their records."""
     draw = rng.random()
-    if draw < 0.24:
+    if draw < 0.2:
         documents, schema = _listed(invent(rng))
     elif draw < 0.74:
         documents, schema = play(rng, num_documents)

@@ -190,7 +190,7 @@ FIELD_MAKERS: tuple[tuple[int, str, Callable[[Random], str], Callable[[str, Rand
     (2, "invented_strings", make_label, nullable_field),
     (2, "", make_deed, doer_field),
 )
-OPEN_SHARE = 0.65  # of the documents whose labels are any words of the language
+OPEN_SHARE = 0.25  # of the documents whose labels are any words of the language
 KIND_SHARE = 0.5  # of their labels that end with the name of a kind of thing
 
 

@@ -1,5 +1,6 @@
 """Small worlds: records of everyday life (a booking, a match, a flat) whose fields go by several names."""
 
+import json
 from dataclasses import dataclass, replace
 from random import Random
 
@@ -11,52 +12,77 @@ from .parts import PLAIN_SHARE, Part, make_part
 from .phrases import SLOT, capitalize, chance, compose, expand
 from .schemas import Schema, dress, to_camel
 from .tables import read_worlds
-from .truths import state_truth
+from .truths import Question, answer_question, pose_question
 
 TRUTH_SHARES = (0.6, 0.2, 0.15, 0.05)  # of the documents with 0, 1, 2 and 3 statements of yes or no beside
 FORM_SHARE = 0.35  # of the documents that state field after field under labels
+ABSENT_SHARE = 0.7  # of the fields a text does not state that are asked for all the same
+NULLABLE_SHARES = (0.0, 0.05, 0.1, 0.35)  # of the fields that it states: one of these for each schema
 
 
 @dataclass(frozen=True, slots=True)
 class Telling:
-    """One document of a scene: its fields, its text, and which fields (by index) one may ask for."""
+    """One document of a scene: its fields, its text, and which fields (by index) it states or has no value for.
+
+    The others are `absent`: the text says nothing of them.
+    """
 
     parts: list[Part]
     text: str
     known: list[int]
+    absent: list[int]
 
 
-def tell(lines: tuple[str, ...], rng: Random) -> Telling:
-    """A document of the scene of these lines, with fresh values: one of its templates, or a plain statement."""
+def tell(lines: tuple[str, ...], questions: list[Question], rng: Random) -> Telling:
+    """A document of the scene of these lines, with fresh values: one of its templates, or a plain statement.
+
+    The answers to the questions are stated beside.
+    """
     if chance(rng, FORM_SHARE):
-        return write_statement(make_parts(lines, rng), rng)
+        return write_statement(make_parts(lines, questions, rng), rng)
     while True:
-        parts = make_parts(lines, rng)
-        slots = make_distractors(rng)
+        parts = make_parts(lines, questions, rng)
+        distractors = make_distractors(rng)
+        slots = dict(distractors)
         for part in parts:
             # A distractor must not stand in for a field of its name that is absent.
             slots.pop(part.names[0], None)
             slots |= part.slots
         template = expand(rng.choice([line[2:] for line in lines if line.startswith("> ")]), rng)
         template = _add_truths(template, parts, rng)
-        if all(name in slots for name in SLOT.findall(template)):
+        said = set(SLOT.findall(template))
+        if said <= slots.keys():
             break
-    said = set(SLOT.findall(template))
     known = [i for i, part in enumerate(parts) if part.value is None or said & part.slots.keys()]
-    return Telling(parts, compose(template, rng, slots), known)
+    mistakable = {word for name in said & distractors.keys() for word in name.split("_")}
+    absent = [
+        i
+        for i, part in enumerate(parts)
+        if i not in known and not mistakable & {word for name in part.names for word in name.split("_")}
+    ]
+    return Telling(parts, compose(template, rng, slots), known, absent)
 
 
-def make_parts(lines: tuple[str, ...], rng: Random) -> list[Part]:
-    """The fields of the scene, and perhaps some of any scene that are true or false."""
+def make_parts(lines: tuple[str, ...], questions: list[Question], rng: Random) -> list[Part]:
+    """The fields of the scene, and those that the questions ask for."""
     parts = [make_part(line, rng) for line in lines if not line.startswith("> ")]
-    taken = {name for part in parts for name in part.names}
-    for _ in range(rng.choices(range(len(TRUTH_SHARES)), TRUTH_SHARES)[0]):
-        truth = state_truth(rng)
-        if not taken & set(truth.names):
-            taken |= set(truth.names)
-            slots = {truth.names[0]: truth.text}
-            parts.append(Part(truth.names, {"type": "boolean"}, truth.value, slots, truth.descriptions, True))
+    for question in questions:
+        value, text = answer_question(question, rng)
+        slots = {question.names[0]: text}
+        parts.append(Part(question.names, {"type": "boolean"}, value, slots, question.descriptions, True))
     return parts
+
+
+def pose_questions(lines: tuple[str, ...], rng: Random) -> list[Question]:
+    """Perhaps some things that may be so in any scene, under names that this one has not taken."""
+    taken = {name for line in lines if not line.startswith("> ") for name in line.split(": ")[0].split("|")}
+    questions = []
+    for _ in range(rng.choices(range(len(TRUTH_SHARES)), TRUTH_SHARES)[0]):
+        question = pose_question(rng)
+        if not taken & set(question.names):
+            taken |= set(question.names)
+            questions.append(question)
+    return questions
 
 
 def _add_truths(template: str, parts: list[Part], rng: Random) -> str:
@@ -73,7 +99,11 @@ def write_statement(parts: list[Part], rng: Random) -> Telling:
     parts = [_put_plainly(part, rng) for part in parts]
     said = [part for part in parts if chance(rng, 0.85)] or parts[:2]
     known = [i for i, part in enumerate(parts) if part in said]
-    return Telling(parts, write_fields([label_part(part, rng) for part in said], rng), known)
+    absent = [i for i, part in enumerate(parts) if part not in said]
+    # Of some that are absent the text says so.
+    denied = [replace(parts[i], value=None, slots={}) for i in absent if chance(rng, 0.3)]
+    text = write_fields([label_part(part, rng) for part in said + denied], rng)
+    return Telling(parts, text, known, absent)
 
 
 def _put_plainly(part: Part, rng: Random) -> Part:
@@ -97,32 +127,54 @@ def label_part(part: Part, rng: Random) -> Field:
 
 
 def play(rng: Random, num_documents: int = 1) -> tuple[list[Document], Schema]:
-    """Documents of a random scene, at least one, and a schema that asks for some of its fields."""
+    """Documents of a random scene, at least one, and a schema that asks for some of its fields.
+
+    It may ask for what the text does not say; the answer is null then, and it is allowed for other fields too.
+    """
     lines = rng.choice(list(read_worlds().values()))
-    tellings = [tell(lines, rng)]
-    known = tellings[0].known
-    asked = [i for i in known if chance(rng, 0.85)] or known[:2]
+    questions = pose_questions(lines, rng)
+    tellings = [tell(lines, questions, rng) for _ in range(num_documents)]
+    first, share = tellings[0], rng.choice(NULLABLE_SHARES)
+    asked = [i for i in first.known if chance(rng, 0.85)] or first.known[:2]
+    nullable = {i for i in asked if chance(rng, share)}
+    absent = [i for i in first.absent if chance(rng, ABSENT_SHARE)]
+    asked, nullable = sorted(asked + absent), nullable | set(absent)
     if chance(rng, 0.3):
         rng.shuffle(asked)
-    others = (tell(lines, rng) for _ in range(num_documents - 1))
-    tellings += [other for other in others if set(asked) <= set(other.known)]
-    properties = _name([tellings[0].parts[i] for i in asked], rng)
+    tellings = [
+        telling
+        for telling in tellings
+        if all(i in telling.known or (i in nullable and i in telling.absent) for i in asked)
+    ]
+    properties = _name([first.parts[i] for i in asked], [i in nullable for i in asked], rng)
     flat = dress("record", properties, rng)
     nested, seed = chance(rng, 0.2) and len(asked) > 3, rng.random()
     schema, documents = flat, []
     for telling in tellings:
-        record: Record = {key: telling.parts[i].value for key, i in zip(properties, asked, strict=True)}
+        values_asked = [telling.parts[i].value if i in telling.known else None for i in asked]
+        record: Record = dict(zip(properties, values_asked, strict=True))
         if nested:
             schema, record = nest(flat, record, Random(seed))
         documents.append(Document("scene", telling.text, record))
     return documents, schema
 
 
-def _name(parts: list[Part], rng: Random) -> Schema:
-    """Properties under one of the names of each field."""
+def allow_null(schema: Schema, rng: Random) -> Schema:
+    """The schema of the field, or null, in one of the ways to write it."""
+    if "null" in json.dumps(schema):
+        return schema
+    schema = dict(schema)
+    description = {"description": schema.pop("description")} if "description" in schema else {}
+    if "enum" not in schema and chance(rng, 0.5):
+        return {**schema, "type": [schema["type"], "null"], **description}
+    return {"anyOf": [schema, {"type": "null"}], **description}
+
+
+def _name(parts: list[Part], nullable: list[bool], rng: Random) -> Schema:
+    """Properties under one of the names of each field; the nullable ones also take null."""
     properties: Schema = {}
     style, described = rng.random(), chance(rng, 0.3)
-    for number, part in enumerate(parts, 1):
+    for number, (part, is_nullable) in enumerate(zip(parts, nullable, strict=True), 1):
         key = rng.choice(part.names)
         key = key if key not in properties else part.names[0]
         schema = dict(part.schema)
@@ -137,7 +189,7 @@ def _name(parts: list[Part], rng: Random) -> Schema:
             key = key.upper()
         elif style < 0.27:
             key = key.replace("_", "-")
-        properties[key] = schema
+        properties[key] = allow_null(schema, rng) if is_nullable else schema
     return properties
 
 
