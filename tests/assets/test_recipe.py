@@ -232,6 +232,17 @@ def test_decisions_weigh_more_than_the_rest_of_a_copy(tokenizer: Tokenizer) -> N
     assert set(example.weights[first:last]) == {DECISION_WEIGHT}
 
 
+def test_null_weighs_as_much_as_a_string_in_its_place(tokenizer: Tokenizer) -> None:
+    chosen = []
+    for value in (None, "555 0101"):
+        example = Encoder(tokenizer).extraction("x", [], {"phone": value}, key_weight=0.3)
+        behind_key = example.spans[0][1]  # its token is the choice between them
+        assert tokenizer.decode(example.token_ids[:behind_key].tolist()).endswith("phone")
+        assert example.weights[behind_key] == DECISION_WEIGHT
+        chosen.append(example.token_ids[behind_key])
+    assert chosen[0] != chosen[1]
+
+
 def test_branches_are_computed_as_if_each_stood_alone(tokenizer: Tokenizer) -> None:
     torch.manual_seed(0)
     model, encoder = Decoder(TINY), Encoder(tokenizer)

@@ -171,7 +171,8 @@ class Encoder:
                 body_weights[i] = key_weight
         spans = []
         for name, first, last in answer.values:
-            inside = [i for i, (begin, end) in enumerate(encoded.offsets) if begin < last and end > first]
+            # From the colon on: its token tells null from a string, whose quotation mark it may hold.
+            inside = [i for i, (begin, end) in enumerate(encoded.offsets) if begin < last and end > first - 2]
             spans.append((name, starts + inside[0], starts + inside[-1] + 1))
             # Where a copy begins and what a choice is are hard; that a copied word goes on is easy.
             for i in inside if name in decisive else inside[:2]:
