@@ -43,6 +43,10 @@ class Stops:
                 del self._flags[session]
             flag.ended.set()
 
+    def is_running(self, session: str) -> bool:
+        """Whether a session runs any handler."""
+        return session in self._flags
+
     def ask(self, session: str, kind: StopKind = "keep") -> None:
         """Ask all handlers of a session to end; one that is to leave does not show anything any more."""
         for flag in self._list(session):

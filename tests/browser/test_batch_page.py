@@ -53,6 +53,16 @@ def start_endless_run(site: Site, path: Path) -> None:
     site.page.get_by_text("1 failed").wait_for()
 
 
+def test_a_column_picked_during_a_run_leaves_the_records_in_sight(site: Site, orders: Path) -> None:
+    start_endless_run(site, orders)
+    site.page.get_by_label("Column with the text").click()
+    site.page.get_by_role("option", name="id").click()
+    site.page.wait_for_timeout(500)
+    assert "is empty in this row" in site.page.locator("#batch-records").inner_text()
+    site.page.get_by_role("button", name="Stop").click()
+    site.page.get_by_text("stopped; what is done is kept").wait_for()
+
+
 def test_stopping_keeps_the_rows_that_are_done(site: Site, orders: Path) -> None:
     start_endless_run(site, orders)
     site.page.get_by_role("button", name="Stop").click()

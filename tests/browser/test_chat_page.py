@@ -56,6 +56,26 @@ def test_retry_edit_and_undo_work_on_the_last_turn(site: Site) -> None:
     site.wait_for(lambda: site.page.locator("#chatbot .user-row").count() == 0)
 
 
+def test_retry_and_edit_leave_an_answer_that_is_being_written(lasting: Site) -> None:
+    lasting.limit_answers(3)
+    ask_and_wait(lasting, "Hello!")
+    chatbot, num_aborted = lasting.page.locator("#chatbot"), lasting.num_aborted()
+    begin_a_long_answer(lasting)
+    # The buttons are out of sight by now; as clicks that came just before.
+    chatbot.get_by_label("Retry").dispatch_event("click")
+    lasting.page.get_by_text("An answer is still being written.").wait_for()
+    chatbot.get_by_label("Edit").dispatch_event("click")
+    chatbot.locator("textarea").fill("Bye!")
+    chatbot.get_by_label("Submit", exact=True).dispatch_event("click")
+    lasting.page.wait_for_timeout(500)
+    chatbot.locator(".user-row", has_text="Hello!").wait_for()
+    assert (lasting.num_running(), lasting.num_aborted()) == (1, num_aborted)
+    lasting.press_stop()
+    lasting.figures.nth(1).wait_for()
+    assert chatbot.locator(".user-row").all_inner_texts() == ["Hello!", "Count, please."]
+    assert (lasting.num_running(), lasting.num_aborted()) == (0, num_aborted + 1)
+
+
 def test_an_example_prompt_is_asked_with_one_click(site: Site) -> None:
     site.page.locator("#chatbot .example").first.click()
     site.figures.wait_for()

@@ -116,8 +116,10 @@ class BatchTab:
             progress += render_note(f"Files of other types in the folder, left out: {num_others:,}.")
         return table, picker, progress, *rest
 
-    def show_column(self, table: Table, column: str | None) -> str:
-        """The preview with another column first."""
+    def show_column(self, table: Table, column: str | None, request: gr.Request) -> Any:
+        """The preview with another column first; while a batch runs its records stay."""
+        if self.stops.is_running(str(request.session_hash)):
+            return gr.skip()
         return render_preview(table, column)
 
     async def run_some(

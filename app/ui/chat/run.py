@@ -78,7 +78,7 @@ class ChatRun:
     ) -> Begun:
         """Begin a turn with what was typed and attached; nothing while another one runs."""
         if is_running(running):
-            return tuple(gr.skip() for _ in range(6))
+            return _begin_nothing()
         text, problem = typed.get("text") or "", None
         try:
             text = add_attachments(text, typed.get("files") or [])
@@ -89,21 +89,31 @@ class ChatRun:
         turn = Turn([*history, user_message(text)], len(history), thread or make_thread(), problem=problem)
         return _begin(gr.skip(), turn)
 
-    def send_example(self, history: History, thread: Thread | None, data: gr.SelectData) -> Begun:
-        """Begin a turn with the example that was clicked."""
+    def send_example(
+        self, history: History, thread: Thread | None, running: Turn | None, data: gr.SelectData
+    ) -> Begun:
+        """Begin a turn with the example that was clicked; nothing while another one runs."""
+        if is_running(running):
+            return _begin_nothing()
         turn = Turn([*history, user_message(data.value["text"])], len(history), thread or make_thread())
         return _begin(gr.skip(), turn)
 
-    def retry(self, history: History, thread: Thread | None, data: gr.RetryData) -> Begun:
-        """Ask the same question again; the answer before stays as another version."""
+    def retry(
+        self, history: History, thread: Thread | None, running: Turn | None, data: gr.RetryData
+    ) -> Begun:
+        """Ask the same question again; the answer before stays as another version. Nothing while another turn runs."""
+        if is_running(running):
+            return _begin_nothing()
         asked = drop_answer(history[: _first_index(data.index) + 1])
         return _begin(asked, Turn(asked, len(asked), fork(thread or make_thread(), history, len(asked))))
 
-    def edit(self, history: History, thread: Thread | None, data: gr.EditData) -> Begun:
-        """Ask a question that was changed; what stood there stays as another version."""
+    def edit(self, history: History, thread: Thread | None, running: Turn | None, data: gr.EditData) -> Begun:
+        """Ask a changed question; what stood there stays as another version. Nothing while another turn runs."""
         index = _first_index(data.index)
         # The page has the new words in place already; the version before must have the old ones.
         before = [*history[:index], user_message(read_text(data.previous_value)), *history[index + 1 :]]
+        if is_running(running):
+            return _begin_nothing(before)
         asked = [*history[:index], user_message(read_text(data.value))]
         return _begin(asked, Turn(asked, len(asked), fork(thread or make_thread(), before, index)))
 
@@ -133,6 +143,9 @@ class ChatRun:
     ) -> AsyncGenerator[History, None]:
         """Write the answer. Nothing but the growing messages is sent: the history would be sent, and drawn, whole."""
         if turn is None or turn.phase != "new":
+            if is_running(turn):
+                # Here and not where it was refused: Gradio shows no notice of an event without its queue.
+                gr.Info("An answer is still being written. Stop it first.")
             yield gr.skip()
             return
         turn.phase = "running"
@@ -228,6 +241,11 @@ def inspect(history: History, turn: Turn) -> dict[str, Any]:
 def open_composer(**more: Any) -> Any:
     """The text box ready for the next message."""
     return gr.update(submit_btn=True, stop_btn=False, **more)
+
+
+def _begin_nothing(chatbot: Any = None) -> Begun:
+    """Another turn runs: all stays as it is, but for what the page has changed in the history already."""
+    return chatbot or gr.skip(), *(gr.skip() for _ in range(5))
 
 
 def _begin(chatbot: Any, turn: Turn) -> Begun:

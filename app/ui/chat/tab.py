@@ -142,9 +142,9 @@ class ChatTab(ChatRun):
             parts.branches,
             parts.chats,
         ]
-        asked = [chatbot, parts.thread]
+        asked = [chatbot, parts.thread, turn]
         for begin in (
-            textbox.submit(self.send, [textbox, *asked, turn], begun, **AT_ONCE),
+            textbox.submit(self.send, [textbox, *asked], begun, **AT_ONCE),
             chatbot.example_select(self.send_example, asked, begun, **AT_ONCE),
             chatbot.retry(self.retry, asked, begun, **AT_ONCE),
             chatbot.edit(self.edit, asked, begun, **AT_ONCE),

@@ -188,6 +188,17 @@ async def test_a_second_run_of_a_page_ends_the_first() -> None:
     assert "stopped" in updates[-1][0] and all(request.is_aborted for request in engine.requests)
 
 
+async def test_a_column_picked_during_a_run_leaves_its_records_in_sight() -> None:
+    tab, engine = make_tab(hold=asyncio.Event())
+    run, _ = await start_run(tab, engine)
+    assert tab.show_column(make_table(), "text", REQUEST) == gr.skip()
+    elsewhere: Any = SimpleNamespace(session_hash="def")
+    assert "b is broken" in tab.show_column(make_table(), "text", elsewhere)
+    tab.stop(REQUEST)
+    await run
+    assert "b is broken" in tab.show_column(make_table(), "text", REQUEST)
+
+
 async def test_the_end_of_one_run_leaves_the_flags_of_the_others() -> None:
     stops = Stops()
     with stops.running("abc") as first:

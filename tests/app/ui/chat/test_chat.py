@@ -108,6 +108,31 @@ async def test_a_second_question_waits_until_the_first_is_answered() -> None:
 
 
 @pytest.mark.parametrize(
+    ("begin", "data", "shown"),
+    [
+        ("retry", SimpleNamespace(index=0), gr.skip()),
+        # The page has the new words in place already and gets the old ones back.
+        ("edit", SimpleNamespace(index=0, value="bye", previous_value="hello"), TURN),
+        ("send_example", SimpleNamespace(value={"text": "hello"}), gr.skip()),
+    ],
+)
+async def test_no_other_turn_begins_beside_an_answer(
+    begin: str, data: Any, shown: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tab, engine = make_tab()
+    turn = ask(tab, "and you?", TURN)[4]
+    updates = tab.answer(turn, REQUEST, *SETTINGS)
+    await anext(updates)
+    page = [user_message("bye"), *TURN[1:]] if begin == "edit" else TURN
+    assert getattr(tab, begin)(page, THREAD, turn, data) == (shown, *(gr.skip(),) * 5)
+    assert [update async for update in tab.answer(turn, REQUEST, *SETTINGS)] == [gr.skip()]
+    assert "still being written" in capsys.readouterr().out
+    history, _ = await finish(tab, turn, updates)
+    assert history[:3] == TURN and read_text(history[4]["content"]) == "fine, thanks"
+    assert [request.is_finished for request in engine.requests] == [True]
+
+
+@pytest.mark.parametrize(
     ("error", "words"), [(EngineOverloaded("9 wait"), "queue is full"), (EngineDead("boom"), "has stopped")]
 )
 async def test_a_refusal_is_shown_in_words_and_the_composer_opens_again(error: Exception, words: str) -> None:
@@ -137,14 +162,14 @@ async def test_closing_the_tab_while_the_request_waits_aborts_it() -> None:
 
 async def test_retry_answers_the_same_question_again() -> None:
     tab, engine = make_tab()
-    played = await play(tab, tab.retry(TURN, THREAD, SimpleNamespace(index=0)))
+    played = await play(tab, tab.retry(TURN, THREAD, None, SimpleNamespace(index=0)))
     assert len(played.history) == 3 and engine.requests[0].prompt.endswith("<user>hello\n<assistant>")
 
 
 async def test_an_edit_drops_what_followed() -> None:
     tab, engine = make_tab()
     data: Any = SimpleNamespace(index=(0, 0), value="bye", previous_value="hello")
-    played = await play(tab, tab.edit(TURN, THREAD, data))
+    played = await play(tab, tab.edit(TURN, THREAD, None, data))
     assert read_text(played.history[0]["content"]) == "bye" and "<user>bye" in engine.requests[0].prompt
 
 
@@ -210,7 +235,7 @@ async def test_the_question_is_kept_when_the_chat_is_left_before_its_answer() ->
 
 def test_a_question_asked_again_is_kept_with_the_answer_before() -> None:
     tab, _ = make_tab()
-    (chat,) = tab.retry(TURN, THREAD, SimpleNamespace(index=0))[5]["put"]
+    (chat,) = tab.retry(TURN, THREAD, None, SimpleNamespace(index=0))[5]["put"]
     assert chat["messages"][0] == TURN[0] and chat["forks"][0]["tails"][0]["messages"] == TURN[1:]
 
 
@@ -227,7 +252,7 @@ async def test_only_the_chat_that_is_removed_ends_its_answer() -> None:
 
 async def test_versions_stay_as_they_are_while_an_answer_is_written() -> None:
     tab, _ = make_tab()
-    asked_again = tab.retry(TURN, THREAD, SimpleNamespace(index=0))
+    asked_again = tab.retry(TURN, THREAD, None, SimpleNamespace(index=0))
     played = await play(tab, asked_again)
     history, thread, to_first = played.history, asked_again[3], SimpleNamespace(_data={"at": 1, "to": 0})
     turn = tab.send(typed("and?"), history, thread, None)[4]
@@ -274,7 +299,7 @@ async def test_priority_reaches_the_engine() -> None:
 
 def test_a_retry_keeps_the_answer_before_as_another_version() -> None:
     tab, _ = make_tab()
-    fork = tab.retry(TURN, THREAD, SimpleNamespace(index=0))[3]["forks"][0]
+    fork = tab.retry(TURN, THREAD, None, SimpleNamespace(index=0))[3]["forks"][0]
     assert (fork["at"], fork["active"], fork["tails"][0]["messages"]) == (1, 1, TURN[1:])
 
 
@@ -282,7 +307,7 @@ def test_an_edit_keeps_the_old_words_as_another_version() -> None:
     tab, _ = make_tab()
     data: Any = SimpleNamespace(index=0, value="bye", previous_value="hello")
     changed = [user_message("bye"), *TURN[1:]]  # as the page sends it
-    assert tab.edit(changed, THREAD, data)[3]["forks"][0]["tails"][0]["messages"] == TURN
+    assert tab.edit(changed, THREAD, None, data)[3]["forks"][0]["tails"][0]["messages"] == TURN
 
 
 async def test_an_attached_file_is_read_to_the_model(tmp_path: Path) -> None:
