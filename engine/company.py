@@ -63,8 +63,8 @@ class Company:
         self._report_crash = report_crash
         self._others: list[asyncio.Task[None]] = []  # all but the executor's
 
-    async def start(self, tasks: asyncio.TaskGroup, is_restart: bool) -> None:
-        """Bring all actors up in `tasks`; back when requests can come."""
+    async def start(self, tasks: asyncio.TaskGroup, watch: asyncio.TaskGroup, is_restart: bool) -> None:
+        """Bring all actors up in `tasks`, the watchdog in `watch`; back when requests can come."""
         take_turns_often()
         # The scheduler needs the resolved config, which the executor's thread finds out while it loads.
         self.executor = ExecutorActor(
@@ -104,9 +104,10 @@ class Company:
             "scheduler": self.scheduler.run(),
             "lag gauge": watch_loop_lag(self._metrics.loop_lag),
         }
-        if self._config.step_timeout_s:
-            others["watchdog"] = watch_steps(self.machine, self._config.step_timeout_s, self._give_up)
         self._others = [tasks.create_task(run, name=name) for name, run in others.items()]
+        if self._config.step_timeout_s:
+            watchdog = watch_steps(self.machine, self._config.step_timeout_s, self._give_up)
+            self._others.append(watch.create_task(watchdog, name="watchdog"))
         for task in (executor, *self._others):
             task.add_done_callback(self._note_end)
         executor.add_done_callback(lambda _: self._dismiss())
@@ -115,6 +116,16 @@ class Company:
     def num_queued(self) -> int:
         """Sequences that are accepted and not running, those that wait for a grammar among them."""
         return len(self.streams) - len(self.machine.ledger.running) + self.grammar.num_compiling
+
+    @property
+    def num_free_seats(self) -> int:
+        """Sequences that may run beside those that do."""
+        return self.machine.config.max_num_seqs - len(self.machine.ledger.running)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request is in it, not even one whose grammar compiles."""
+        return not self.streams and not self.grammar.num_compiling
 
     def open(
         self, messages: list[AddRequest], stream: OutputStream, compiled: CompiledGrammar | None
@@ -166,20 +177,10 @@ class Company:
         if live:
             self.scheduler.tell(AbortRequest(live))
 
-    @property
-    def is_idle(self) -> bool:
-        """Whether no request is in it, not even one whose grammar compiles."""
-        return not self.streams and not self.grammar.num_compiling
-
     def sleep(self, level: int) -> None:
         """End this company when the worker has gone to sleep. It must be idle."""
         assert self.is_idle, "requests end before their company does"
         self.executor.tell(Sleep(level))
-
-    @property
-    def num_free_seats(self) -> int:
-        """Sequences that may run beside those that do."""
-        return self.machine.config.max_num_seqs - len(self.machine.ledger.running)
 
     def fail_all(self, error: EngineError) -> None:
         """End every open stream with this error."""

@@ -121,7 +121,7 @@ class EngineConfig:
     )
     max_num_waiting: int = field(
         default=512,
-        metadata={"help": "requests that wait beside those that run before new ones are refused with 503"},
+        metadata={"help": "requests that may wait beside those that run; more are refused with 503"},
     )
     enable_overlap: bool = field(default=True, metadata={"help": "plan step N+1 while step N runs"})
     grammar_timeout_s: float = field(default=10.0, metadata={"help": "deadline of one grammar compile"})

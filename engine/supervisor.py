@@ -4,9 +4,10 @@
                               ├──close──▶ "closed"
                               └──sleep──▶ "falling_asleep" ─▶ "sleeping" ──wake_up──▶ "waking_up" ─▶ "ready"
 
-All tasks of a company live in one TaskGroup, inside the supervisor's one task. A crash fails the requests in
-flight with EngineDead and is logged once; the next company takes over the loaded weights. A sleep ends the
-company, so a sleeping engine has no tasks, threads or cache; whoever wakes it up starts the next one.
+All actors of a company live in one TaskGroup, inside the supervisor's one task; its watchdog lives in a group around
+it and so sees the last step back, too. A crash fails the requests in flight with EngineDead and is logged once; the
+next company takes over the loaded weights. A sleep ends the company, so a sleeping engine has no tasks, threads or
+cache; whoever wakes it up starts the next one.
 """
 
 from __future__ import annotations
@@ -52,7 +53,8 @@ class Supervisor:
         self._config = config
         self._metrics = metrics
         self._task: asyncio.Task[None] | None = None
-        self._is_hanging = False
+        self._hang = asyncio.Event()  # set from when a step hangs until it is back
+        self._crash: BaseException | None = None  # of an actor, while the others end
         self._alarm = asyncio.Event()
         self._turn: asyncio.Future[None] | None = None  # of whoever waits for a sleep or for its end
         self._calling_off = asyncio.Event()  # of the latest sleep that waits for requests
@@ -81,10 +83,15 @@ class Supervisor:
         self.state = "closed"
         if self._task is not None and not self._task.done():
             self._task.cancel()
-            # the thread of a step that hangs may never end; it is a daemon
-            await asyncio.wait([self._task], timeout=HANG_PATIENCE_S if self._is_hanging else None)
+            hang = asyncio.ensure_future(self._hang.wait())
+            try:
+                await asyncio.wait([hang, self._task], return_when=asyncio.FIRST_COMPLETED)
+                # the thread of a step that hangs may never end; it is a daemon
+                await asyncio.wait([self._task], timeout=HANG_PATIENCE_S)
+            finally:
+                hang.cancel()
         if self._is_worker_made:
-            self.worker.close(gives_back=not self._is_hanging)
+            self.worker.close(gives_back=not self._hang.is_set())
         self._end_turn(EngineDead("the engine was closed"))
 
     async def sleep(self, level: int, is_patient: bool) -> bool:
@@ -236,8 +243,8 @@ class Supervisor:
             self._note_failure,
         )
         try:
-            async with asyncio.TaskGroup() as tasks:
-                await company.start(tasks, is_restart)
+            async with asyncio.TaskGroup() as watch, asyncio.TaskGroup() as tasks:
+                await company.start(tasks, watch, is_restart)
                 if not is_restart:
                     self.timeline += self.worker.timeline
                     for notice in self.worker.resolved.notices:
@@ -246,7 +253,7 @@ class Supervisor:
                 self._is_up.set()
                 self._end_turn()
         except ExceptionGroup as group:
-            self._is_hanging = False
+            self._hang.clear()
             if self.state not in ("closed", "waking_up"):
                 self.state = "restarting"
             company.fail_all(EngineDead(f"the engine crashed: {_first_cause(group)}"))
@@ -254,16 +261,20 @@ class Supervisor:
         finally:
             if self.company is not None:
                 company.settle()
-            self.company = None
+            self.company = self._crash = None
             company.fail_all(EngineDead("the engine was closed"))
 
     def _note_hang(self, error: TimeoutError) -> None:
         """No request may come until the step is back and the next company is up: a thread cannot be stopped."""
-        self.state, self._is_hanging = "restarting", True
-        self.error = f"{type(error).__name__}: {error}"
+        self._hang.set()
+        if self._crash is not None:  # else logged only when the step is back
+            logger.error("the engine had crashed before: %s", self._crash, exc_info=self._crash)
+        if self.state != "closed":
+            self.state, self.error = "restarting", f"{type(error).__name__}: {error}"
 
     def _note_failure(self, error: BaseException) -> None:
         """An actor has crashed: no request may come until the next company is up."""
+        self._crash = error
         if self.state not in ("closed", "waking_up"):
             self.state, self.error = "restarting", f"{type(error).__name__}: {error}"
 

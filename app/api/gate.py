@@ -25,6 +25,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.api.errors import ApiError, to_api_error
 from app.api.sites import Sites
+from app.api.value_counter import MAX_JSON_VALUES, ValueCounter
 from app.api.visit import Visit
 from engine import EngineOverloaded
 
@@ -34,9 +35,6 @@ OPEN_PATHS = frozenset(("/health", "/ping"))
 WORK_PATHS = frozenset(("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"))
 REQUEST_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 MAX_LOGGED_PATH = 200
-# they hold the loop for a tenth of a second, the longest numbers for half a one; 128k token ids and their request fit
-MAX_JSON_VALUES = 200_000
-VALUE_SIGNS = (b",", b"[", b"{")
 Headers = dict[bytes, bytes]
 
 
@@ -143,10 +141,10 @@ class Gate:
 
         It is parsed on the event loop, where a value takes longer than its bytes.
         """
-        num_bytes = num_values = 0
+        num_bytes, counter = 0, ValueCounter()
 
         async def receive_bounded() -> Message:
-            nonlocal num_bytes, num_values
+            nonlocal num_bytes
             message = await receive()
             if message["type"] == "http.request":
                 body = message.get("body", b"")
@@ -155,9 +153,11 @@ class Gate:
                 if num_bytes > self.max_body_bytes:
                     raise HTTPException(413, str(self._too_large()))
                 if is_json:
-                    num_values += sum(map(body.count, VALUE_SIGNS))
-                if num_values > MAX_JSON_VALUES:
-                    raise HTTPException(413, f"the body has more than {MAX_JSON_VALUES} commas and brackets")
+                    counter.feed(body)
+                if counter.is_over:
+                    raise HTTPException(
+                        413, f"the body has more than {MAX_JSON_VALUES} commas and brackets outside strings"
+                    )
             return message
 
         return receive_bounded

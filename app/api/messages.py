@@ -8,6 +8,7 @@ from typing import Any
 
 from app.api.errors import ApiError
 from app.api.json_body import check_values
+from app.api.value_counter import MAX_JSON_VALUES, ValueCounter
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 RESERVED_KWARGS = frozenset(
@@ -41,9 +42,11 @@ def read_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]
     """Check roles and flatten content parts.
 
     Raises:
-        ApiError: 400 naming the message, for a role or content that a text engine cannot take.
+        ApiError: 400 naming the message, for a role or content that a text engine cannot take; 413 for calls with
+            more values than a body may have.
     """
-    return [_read_message(f"messages[{i}]", message) for i, message in enumerate(messages)]
+    counter = ValueCounter()  # of the arguments of all calls: to the body's own count they are strings
+    return [_read_message(f"messages[{i}]", message, counter) for i, message in enumerate(messages)]
 
 
 def has_tool_messages(messages: Sequence[Mapping[str, Any]]) -> bool:
@@ -51,7 +54,7 @@ def has_tool_messages(messages: Sequence[Mapping[str, Any]]) -> bool:
     return any(message["role"] == "tool" or "tool_calls" in message for message in messages)
 
 
-def _read_message(where: str, message: Mapping[str, Any]) -> dict[str, Any]:
+def _read_message(where: str, message: Mapping[str, Any], counter: ValueCounter) -> dict[str, Any]:
     role = message.get("role")
     if role == "function" or message.get("function_call"):
         text = f"{where}: functions are not supported by this server; use tools"
@@ -74,7 +77,9 @@ def _read_message(where: str, message: Mapping[str, Any]) -> dict[str, Any]:
         if role != "assistant" or not isinstance(calls, list) or len(calls) > MAX_TOOL_CALLS:
             text = f"{where}.tool_calls must be a list of at most {MAX_TOOL_CALLS}, of an assistant"
             raise ApiError(400, text, "messages", "invalid_value")
-        read["tool_calls"] = [_read_call(f"{where}.tool_calls[{i}]", call) for i, call in enumerate(calls)]
+        read["tool_calls"] = [
+            _read_call(f"{where}.tool_calls[{i}]", call, counter) for i, call in enumerate(calls)
+        ]
     thought = message.get("reasoning_content") or message.get("reasoning")
     if role == "assistant" and thought is not None:
         # templates that know thoughts decide by themselves which of them are still worth reading
@@ -84,12 +89,16 @@ def _read_message(where: str, message: Mapping[str, Any]) -> dict[str, Any]:
     return read
 
 
-def _read_call(where: str, call: object) -> dict[str, Any]:
+def _read_call(where: str, call: object, counter: ValueCounter) -> dict[str, Any]:
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(call, dict) or not isinstance(function, dict):
         text = f'{where} must be {{"id": ..., "type": "function", "function": {{...}}}}'
         raise ApiError(400, text, "messages", "invalid_value")
     text = _read_text(f"{where}.function.arguments", function.get("arguments"))
+    counter.feed(text.encode())
+    if counter.is_over:
+        text = f"{where}: the arguments of calls have more than {MAX_JSON_VALUES} commas and brackets outside strings"
+        raise ApiError(413, text, "messages", "body_too_large")
     try:
         # chat templates write them with tojson, which would put a text into quotes once more
         arguments = json.loads(text or "{}")

@@ -27,11 +27,13 @@ class Hang:
 
     def __init__(self) -> None:
         self.is_on = threading.Event()
+        self.is_held = threading.Event()
         self.is_off = threading.Event()
         self._execute = MockWorker.execute
 
     def execute(self, worker: MockWorker, plan: Any) -> Any:
         if self.is_on.is_set():
+            self.is_held.set()
             self.is_off.wait(20)
         return self._execute(worker, plan)
 
@@ -49,6 +51,18 @@ async def complete(engine: Engine, params: SamplingParams = LONG) -> RequestOutp
     async for output in engine.generate("Hello", params):
         last = output
     return last
+
+
+async def hold_step(engine: Engine, hang: Hang) -> None:
+    await wait_until(lambda: engine.stats().num_running == 1)
+    hang.is_on.set()
+    await wait_until(hang.is_held.is_set)
+
+
+def crash(engine: Engine) -> None:
+    company = engine._supervisor.company
+    assert company is not None
+    company.detokenizer.tell("no message")  # type: ignore[arg-type]
 
 
 async def test_a_step_that_hangs_fails_its_requests_and_is_told(
@@ -95,6 +109,42 @@ async def test_an_engine_that_hangs_can_be_closed(hang: Hang) -> None:
     hang.is_off.set()
     await wait_until(supervisor.done)
     assert engine.state == "closed"
+
+
+async def test_a_hang_after_a_crash_is_told_and_waited_for(
+    hang: Hang, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with Engine(CONFIG) as engine:
+        work = asyncio.ensure_future(complete(engine))
+        await hold_step(engine, hang)
+        begun = time.monotonic()
+        crash(engine)
+        with pytest.raises(EngineDead, match="the engine crashed: Expected code"):
+            await work
+        assert time.monotonic() - begun < 1.5
+        await wait_until(lambda: "has not come back" in (engine.error or ""))
+        hung, crashed = caplog.messages
+        assert "self.is_off.wait" in hung and crashed.startswith("the engine had crashed before: Expected")
+        hang.is_on.clear()
+        hang.is_off.set()
+        await wait_until(lambda: engine.state == "ready")
+        assert len((await complete(engine)).outputs[0].token_ids) == 400
+
+
+@pytest.mark.parametrize("has_crashed", [False, True])
+async def test_a_close_gives_a_step_no_longer_than_the_timeout(hang: Hang, has_crashed: bool) -> None:
+    engine = Engine(CONFIG)
+    await engine.start()
+    work = asyncio.ensure_future(complete(engine))
+    await hold_step(engine, hang)
+    if has_crashed:
+        crash(engine)
+        await wait_until(lambda: engine.state == "restarting")
+    async with asyncio.timeout(10):
+        await engine.close()
+    assert engine.state == "closed"
+    with pytest.raises(EngineDead, match="crashed" if has_crashed else "hangs"):
+        await work
 
 
 async def test_slow_steps_and_idle_times_are_no_hang() -> None:
