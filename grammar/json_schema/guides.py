@@ -10,6 +10,7 @@ from ..regex.assertions import find_guides as find_patterns
 from ..regex.assertions import remove_assertions
 from ..regex.linear_pattern import read_pattern
 from .count_guides import (
+    TYPES,
     guide_contains,
     guide_distinct,
     guide_integers,
@@ -19,6 +20,7 @@ from .count_guides import (
     list_values,
 )
 from .keywords import ASSERTIONS, TYPES_OF_KEYWORD
+from .problems import MAX_BOUND, find_inexact
 from .rules import allowed_types, types_of
 
 Schema = dict[str, Any]
@@ -40,7 +42,9 @@ def find_guides(schema: Schema, keyword: str) -> list[Schema]:
     if keyword in ("dependentRequired", "dependentSchemas", "dependencies"):
         found = [guide_dependency(schema, name, demand) for name, demand in value.items()]
     elif keyword == "not":
-        found = [guide_integers(schema) or guide_exclusion(schema, value), guide_types(schema, value)]
+        same = schema | {"then": False, "else": True}
+        guide = guide_integers(schema) or guide_exclusion(schema, value) or guide_condition(same, value)
+        found = [guide, guide_types(schema, value)]
     elif keyword == "if":
         found = [guide_integers(schema) or guide_condition(schema, value)]
     elif keyword == "oneOf":
@@ -57,9 +61,28 @@ def find_guides(schema: Schema, keyword: str) -> list[Schema]:
         found = [guide_contains(schema, value)]
     elif keyword in ("minProperties", "maxProperties"):
         found = [guide_number(schema, keyword)]
+    elif keyword in _OPPOSITES:
+        found = [guide_bound(keyword, value)]
+    elif keyword in ("enum", "const"):
+        found = [guide_values(value if keyword == "enum" else [value])]
     else:
         found = []
     return [guide for guide in found if guide][:MAX_NUM_GUIDES]
+
+
+def guide_bound(keyword: str, value: int | float) -> Schema:
+    """A bound far from zero leaves only numbers on its own side of zero, and of as many digits."""
+    if keyword in ("minimum", "exclusiveMinimum"):
+        return {"minimum": MAX_BOUND - 1} if value >= MAX_BOUND else {}
+    return {"maximum": 1 - MAX_BOUND} if value <= -MAX_BOUND else {}
+
+
+def guide_values(values: list[Any]) -> Schema:
+    """Of listed values those that an engine reads exactly, and the types of the others."""
+    exact = [value for value in values if find_inexact(value) is None]
+    types = {kind for value in values if find_inexact(value) is not None for kind in types_of(value)}
+    others = {"type": sorted(types)}
+    return {"anyOf": [{"enum": exact}, others]} if exact else others
 
 
 def guide_dependency(schema: Schema, name: str, demand: Any) -> Schema:
@@ -169,23 +192,38 @@ def split_values(condition: Any, listed: Any) -> list[Schema]:
     """
     if not isinstance(condition, dict) or not isinstance(listed, dict):
         return []
+    if condition.keys() - _ANNOTATIONS == {"not"}:
+        parts = split_values(condition["not"], listed)
+        return parts[::-1] if len(parts) == 2 else []
     kind, keywords = listed.get("type"), condition.keys() - _ANNOTATIONS - {"type"}
     is_same_type = condition.get("type", kind) == kind
     if kind in ("integer", "number") and is_same_type and len(keywords) == 1 and keywords <= set(_OPPOSITES):
         (bound,) = keywords
         return [{bound: condition[bound]}, {_OPPOSITES[bound]: condition[bound]}]
+    types = allowed_types(condition)
+    if not keywords and types:
+        return split_types(types)
     if keywords not in ({"enum"}, {"const"}):
         return []
-    types = allowed_types(condition)
     listing = condition["enum"] if "enum" in condition else [condition["const"]]
     meant = [value for value in listing if types is None or types & types_of(value)]
+    if meant and all(value is None for value in meant):
+        return split_types({"null"})
     possible = [True, False] if kind == "boolean" else list_values(listed)
-    if not meant or not possible or len({type(value) for value in [*meant, *possible]}) != 1:
-        return []
-    if not isinstance(possible[0], str | bool):
+    # Numbers have several spellings, and to Python 1 is True.
+    if not meant or not possible or not all(isinstance(v, str | bool | None) for v in [*meant, *possible]):
         return []
     rest = [value for value in possible if value not in meant]
     return [{"enum": meant}, {"enum": rest}] if rest else [{"enum": meant}]
+
+
+def split_types(types: set[str]) -> list[Schema]:
+    """Return schemas of the values of some types and of all others."""
+    if "integer" in types:
+        # No type is that of the numbers that are not whole.
+        return []
+    rest = [name for name in TYPES if name not in types]
+    return [{"type": sorted(types)}, {"type": rest}] if rest else []
 
 
 def exclude_others(schema: Schema, branches: list[Any]) -> list[Any] | None:

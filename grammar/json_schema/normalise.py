@@ -140,6 +140,8 @@ class _Walk:
         """Write every `$ref` as a JSON pointer, and rewrite what only a `$ref` reaches, say under "components"."""
         # No name counts that stands where the document does not say that a schema is.
         self.is_embedded = False
+        # Of schemas that say nothing else.
+        lone: dict[str, str] = {}
         # The list grows while it is read: targets have references of their own.
         for pointer, schema in self.refs:
             ref = schema["$ref"]
@@ -152,6 +154,9 @@ class _Walk:
             if target not in self.visited:
                 self._rewrite_target(result, pointer, ref, target)
             schema["$ref"] = write_reference(target)
+            if schema.keys() & ASSERTIONS == {"$ref"}:
+                lone[pointer] = target
+        check_loops(lone)
 
     def _rewrite_target(self, result: Any, pointer: str, ref: str, target: str) -> None:
         parent, parts = result, split_pointer(target)
@@ -215,6 +220,25 @@ class _Walk:
             self.enumerated.append(node.schema)
         if node.is_narrowed:
             self.narrowed.append(Problem(node.pointer, "pattern", PATTERN_REASON))
+
+
+def check_loops(targets: dict[str, str]) -> None:
+    """Raise UnsupportedGrammar for references that lead only to each other: no text can be written for them.
+
+    Args:
+        targets: pointer of a schema that is but a reference -> where that leads.
+    """
+    settled: set[str] = set()
+    for pointer in targets:
+        chain: set[str] = set()
+        while pointer in targets and pointer not in settled:
+            if pointer in chain:
+                raise UnsupportedGrammar(
+                    pointer, "$ref", "it leads back to itself, by way of references alone"
+                )
+            chain.add(pointer)
+            pointer = targets[pointer]
+        settled |= chain
 
 
 def check_target(schema: dict[str, Any] | bool, pointer: str, dialect: Dialect) -> None:

@@ -31,6 +31,10 @@ _SUSPECTS = frozenset(UNSUPPORTED_KEYWORDS) | {
 }
 # Beyond are the last doubles below 2**63.
 MAX_COUNTED = 2**63 - 1024
+# Below it a double tells each integer from its neighbours.
+MAX_BOUND = 2**53
+# 10**22 is the last power of ten that a double holds.
+MAX_EXPONENT = 22
 INEXACT = "that 64 bits or a double do not hold exactly, so it would shift"
 NUMERIC_BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
 
@@ -46,7 +50,7 @@ def find_problems(node: Node) -> Iterator[Problem]:
         yield Problem(node.pointer, "x-grounded", "it needs a source text to quote from")
     for keyword in NUMERIC_BOUNDS:
         value = node.schema.get(keyword)
-        if isinstance(value, int | float) and not is_exact(value):
+        if isinstance(value, int | float) and not is_exact_bound(value):
             yield Problem(node.pointer, node.original_name(keyword), f"{value} is a bound {INEXACT}")
     for keyword in ("enum", "const"):
         if keyword in node.schema and (inexact := find_inexact(node.schema[keyword])) is not None:
@@ -65,7 +69,25 @@ def is_exact(value: int | float) -> bool:
 
     At the ends of 64 bits it lets other integers through, and ends the process over some negative ones.
     """
-    return abs(value) < MAX_COUNTED and (isinstance(value, float) or int(float(value)) == value)
+    return abs(value) < MAX_COUNTED and (
+        is_read_exactly(value) if isinstance(value, float) else int(float(value)) == value
+    )
+
+
+def is_exact_bound(value: int | float) -> bool:
+    """Tell whether llguidance, which calculates with bounds as doubles, keeps this one where it is."""
+    return abs(value) < MAX_BOUND and is_exact(value)
+
+
+def is_read_exactly(value: float) -> bool:
+    """Tell whether llguidance reads this double from its text: it multiplies all digits by a power of ten.
+
+    Where a double does not hold both, it reads one next to it: 102.79329386273996 for 102.79329386273997.
+    """
+    digits, _, power = repr(abs(value)).partition("e")
+    whole, _, fraction = digits.partition(".")
+    number = int(whole + fraction)
+    return int(float(number)) == number and abs(int(power or 0) - len(fraction)) <= MAX_EXPONENT
 
 
 def find_inexact(value: Any) -> int | float | None:

@@ -48,6 +48,23 @@ GUIDED = {
         **{"if": {"properties": {"c": {"const": True}}}},
         then={"required": ["v"], "properties": {"v": {"type": "integer"}}},
     ),
+    "null in one property decides on another": make_object(
+        {"end": {"type": ["string", "null"]}, "status": {"type": "string"}}, ["end", "status"],
+        **{"if": {"properties": {"end": {"type": "null"}}}, "then": {"properties": {"status": {"const": "open"}}}},
+    ),
+    "another value than null decides on another property": make_object(
+        {"end": {"anyOf": [{"type": "string"}, {"type": "null"}]}, "reason": {"type": ["string", "null"]}}, ["end"],
+        **{"if": {"properties": {"end": {"not": {"const": None}}}}, "then": {"required": ["reason"]}},
+    ),
+    "a choice or null decides on another property": make_object(
+        {"status": {"enum": ["paid", "open", None]}, "paid": {"type": ["integer", "null"]}}, ["status", "paid"],
+        **{"if": {"properties": {"status": {"const": "paid"}}}, "then": {"properties": {"paid": {"type": "integer"}}}},
+    ),
+    "null excluded in a property": make_object(
+        {"a": {"type": ["integer", "null"]}, "b": {}},
+        **{"not": {"properties": {"a": {"const": None}}, "required": ["a"]}},
+    ),
+    "a bound beyond doubles": {"type": ["integer", "null"], "minimum": 2**60},
     "the presence of a property types another": make_object(
         {"a": {"type": "null"}, "b": {}},
         dependentSchemas={"a": {"properties": {"b": {"type": "integer"}}, "required": ["b"]}},
@@ -86,6 +103,16 @@ def test_a_walk_through_a_guided_schema_meets_no_dead_end(merged_compiler, name)
         ("excluded in a long range", ["1", "99", "100", "101", "500", "1000", "1001"]),
         ("a bound decides on another property", ['{"age": 17, "guardian": null}', '{"age": 18, "guardian": null}',
                                                  '{"age": 17, "guardian": "x"}']),
+        ("null in one property decides on another", ['{"end": null, "status": "open"}', '{"end": "x", "status": "y"}',
+                                                     '{"end": null, "status": "y"}']),
+        ("another value than null decides on another property", ['{"end": null}', '{"end": "x"}',
+                                                                 '{"end": "x", "reason": null}']),
+        ("a choice or null decides on another property", ['{"status": null, "paid": null}',
+                                                          '{"status": "paid", "paid": null}',
+                                                          '{"status": "paid", "paid": 1}',
+                                                          '{"status": "open", "paid": null}']),
+        ("null excluded in a property", ["{}", '{"a": null}', '{"a": 1, "b": null}', '{"b": null}']),
+        ("a bound beyond doubles", ["null", str(2**60), str(2**60 - 1), "-1", str(10**19)]),
         ("the presence of a property types another", ["{}", '{"b": "x"}', '{"a": null, "b": 1}',
                                                       '{"a": null, "b": "x"}', '{"a": null}']),
         ("look-ahead", ['{"p": "Ab3c"}', '{"p": "3BCD"}', '{"p": "abc3"}', '{"p": "ABCD"}', '{"p": "A3"}']),
@@ -99,6 +126,17 @@ def test_guides_leave_out_nothing_valid(byte_compiler, name, texts):
     for text in texts:
         is_valid = validator.first_error(json.loads(text)) is None
         assert accepts(compiled.matcher(), byte_compiler.vocabulary, text) == is_valid, text
+
+
+def test_beside_a_number_beyond_doubles_the_other_values_still_steer(byte_compiler):
+    schema = {"type": "object", "properties": {"a": {"enum": [2**53 + 1, "xy", None]}}, "required": ["a"]}
+    compiled = byte_compiler.compile(GrammarSpec.json_schema(schema))
+    for value, is_valid in ((2**53 + 1, True), (2**53 + 2, False), ("xy", True), ("x", False), (None, True)):
+        text = json.dumps({"a": value})
+        assert accepts(compiled.matcher(), byte_compiler.vocabulary, text) == is_valid, text
+    matcher = compiled.matcher()
+    assert all(map(matcher.accept_token, b'{"a": '))
+    assert set(bytes(allowed_tokens(matcher, byte_compiler.vocabulary))) == set(b'"n-0123456789')
 
 
 @pytest.mark.parametrize("texts", [["[0.1, 0.2, 0.3]", "[0.1, 0.1]", "[0.2, 0.3, 0.1, 0.2]"]])

@@ -1,6 +1,7 @@
 """JSON schemas: what is accepted, what is refused and how the refusal reads."""
 
 import json
+import math
 import subprocess
 import sys
 
@@ -263,6 +264,29 @@ def test_bounds_of_64_bit_integers_are_enforced(byte_compiler):
     schema = {"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1}
     for value, expected in ((2**63 - 1, True), (2**63, False), (-(2**63), True), (-(2**63) - 1, False)):
         assert is_accepted(byte_compiler, schema, str(value)) == expected
+
+
+@pytest.mark.parametrize("keyword", ["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"])
+@pytest.mark.parametrize("kind", ["integer", "number"])
+def test_bounds_where_doubles_tell_few_integers_apart_stay_where_they_are(byte_compiler, kind, keyword):
+    for bound in (2**53 - 1, 2**53, -(2**53), 2**56, -(2**56), 10**18, -(2**62)):
+        schema = {"type": [kind, "null"], keyword: bound}
+        compiled, validator = byte_compiler.compile(GrammarSpec.json_schema(schema)), SchemaValidator(schema)
+        for value in (None, 0, *(bound + step for step in (-300, -2, -1, 0, 1, 2, 300))):
+            found = accepts(compiled.matcher(), byte_compiler.vocabulary, json.dumps(value))
+            assert found == validator.is_valid(value), (schema, value)
+
+
+@pytest.mark.parametrize("value", [102.79329386273997, 90881996274707.73, 5.1631277221398636e-08, 2e-40])
+def test_a_decimal_of_many_digits_is_not_taken_for_its_neighbour(byte_compiler, value):
+    listed = {"type": ["number", "null"], "enum": [None, value, 1.5]}
+    for schema in ({"const": value}, listed, {"type": "number", "minimum": value}):
+        compiled, validator = byte_compiler.compile(GrammarSpec.json_schema(schema)), SchemaValidator(schema)
+        for number in (value, math.nextafter(value, 0), math.nextafter(value, 1e99), 1.5):
+            # Engines write a constant in one way, each in its own.
+            spellings = {json.dumps(number), f"{number:.17g}", f"{number:.80f}".rstrip("0")}
+            found = [accepts(compiled.matcher(), byte_compiler.vocabulary, text) for text in spellings]
+            assert any(found) == validator.is_valid(number), (schema, number)
 
 
 @pytest.mark.parametrize("keyword", ["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"])

@@ -117,3 +117,15 @@ def test_the_time_for_references_grows_with_their_number():
     start = time.process_time()
     normalise({"properties": properties, "$defs": {"x": {}}})
     assert time.process_time() - start < 3
+
+
+@pytest.mark.parametrize("first", [{"$ref": "#/$defs/a"}, {"title": "a", "$ref": "#/$defs/b"}])
+def test_references_that_lead_only_to_each_other_are_refused_where_they_stand(byte_compiler, first):
+    """They may be read as anything: a validator takes all values for valid, and an engine finds none to write."""
+    shared = {"a": first, "b": {"$ref": "#/$defs/a"}}
+    schema = {"type": "object", "properties": {"x": {"$ref": "#/$defs/b"}}, "$defs": shared}
+    with pytest.raises(UnsupportedGrammar, match="leads back to itself") as caught:
+        byte_compiler.compile(GrammarSpec.json_schema(schema))
+    assert caught.value.pointer in ("/$defs/a", "/$defs/b")
+    shared["a"] = {"anyOf": [first, {"type": "null"}]}
+    assert byte_compiler.compile(GrammarSpec.json_schema(schema)).backend == "llguidance"
