@@ -44,12 +44,12 @@ def bind_amounts(schema: Schema, text: str) -> None:
     dates, amounts = list_dates(text), list_amounts(text)
     given = json.loads(json.dumps(schema))
     places = [
-        (pointer, subschema, dates if kind == "string" else amounts)
+        (pointer, subschema, dates if kinds == {"string"} else amounts)
         for pointer, subschema in walk_narrowable(schema)
         if not any(keyword in subschema for keyword in SETTLED)
         and (
-            (kind := subschema.get("type")) == "number"
-            or (kind == "string" and subschema.get("format") == "date")
+            (kinds := _list_types(subschema) - {"null"}) == {"number"}
+            or (kinds == {"string"} and subschema.get("format") == "date")
         )
     ]
     for pointer, subschema, candidates in places[:MAX_PLACES]:
@@ -97,4 +97,9 @@ def _choose(subschema: Schema, candidates: list[Any]) -> None:
         # Every candidate has them.
         subschema.pop("format", None)
         subschema.pop("pattern", None)
-        subschema["enum"] = candidates
+        subschema["enum"] = [*candidates, None] if "null" in _list_types(subschema) else candidates
+
+
+def _list_types(subschema: Schema) -> set[str]:
+    named = subschema.get("type", [])
+    return {named} if isinstance(named, str) else set(named)

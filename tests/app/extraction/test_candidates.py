@@ -6,6 +6,7 @@ import pytest
 
 from app.extraction.candidates import MAX_CANDIDATES, bind_amounts, list_amounts, list_dates
 from app.extraction.verbatim import mark_grounded
+from grammar import SchemaValidator
 
 NUMBER: dict[str, Any] = {"type": "number"}
 DATE: dict[str, Any] = {"type": "string", "format": "date"}
@@ -71,12 +72,39 @@ def test_a_date_that_cannot_be_read_for_sure_leaves_all_dates_open(text: str) ->
 
 @pytest.mark.parametrize(
     "settled",
-    [{"type": "integer"}, {**NUMBER, "enum": [1]}, {**NUMBER, "maximum": 3}, {"type": ["number", "null"]}],
+    [{"type": "integer"}, {**NUMBER, "enum": [1]}, {**NUMBER, "maximum": 3}, {"type": ["number", "string"]}],
 )
 def test_what_is_settled_or_no_plain_amount_stays(settled: dict[str, Any]) -> None:
     schema = {"properties": {"value": dict(settled)}}
     bind_amounts(schema, "7.5")
     assert schema["properties"]["value"] == settled
+
+
+@pytest.mark.parametrize(
+    ("field", "choices"),
+    [
+        ({"type": ["number", "null"]}, [12.5, None]),
+        ({"type": ["null", "number"]}, [12.5, None]),
+        ({"type": ["string", "null"], "format": "date"}, ["2025-04-09", None]),
+        ({"type": ["number"]}, [12.5]),
+    ],
+)
+def test_what_may_be_null_is_bound_as_well_and_stays_nullable(
+    field: dict[str, Any], choices: list[Any]
+) -> None:
+    schema = {"type": "object", "properties": {"a": field}}
+    bind_amounts(schema, "2025-04-09: 12.50")
+    assert schema["properties"]["a"].get("enum", [])[-len(choices) :] == choices
+    validator = SchemaValidator(schema)
+    assert all(validator.is_valid({"a": choice}) for choice in choices)
+    assert not validator.is_valid({"a": 13.5}) and not validator.is_valid({"a": "2025-04-10"})
+
+
+@pytest.mark.parametrize("kinds", [["integer", "null"], ["null"]])
+def test_a_nullable_place_for_no_amount_stays_open(kinds: list[str]) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": kinds}}}
+    bind_amounts(schema, "12.50")
+    assert "enum" not in schema["properties"]["a"]
 
 
 def test_the_given_schema_stays() -> None:
