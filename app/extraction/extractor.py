@@ -19,7 +19,7 @@ from app.extraction.grounding import Evidence, find_evidence
 from app.extraction.json_spans import Leaf, Scan, scan
 from app.extraction.pointers import escape_pointer
 from app.extraction.prompt import Schema, make_messages, make_plain_prompt
-from app.extraction.verbatim import mark_grounded
+from app.extraction.verbatim import GROUNDED, mark_grounded
 from engine import (
     CompletionOutput,
     Engine,
@@ -28,7 +28,7 @@ from engine import (
     RequestOutput,
     SamplingParams,
 )
-from grammar import GrammarError, GrammarSpec, SchemaValidator
+from grammar import GrammarError, GrammarSpec, SchemaValidator, UnsupportedGrammar
 
 DEFAULT_LIMITS = Limits()
 DEFAULT_MAX_TOKENS = 1024
@@ -36,6 +36,7 @@ DEFAULT_MAX_TOKENS = 1024
 MIN_OUTPUT_TOKENS = 32
 RETRY_S = 0.5  # between two tries where the queue is full
 TOO_LARGE = "a number is larger than a double holds"
+VERBATIM = "a verbatim text (option ground)"
 WITHOUT_LIMITS = "with the added limits nothing satisfies the schema: read without them"
 ADVICE = "; raise or switch off the limit"
 
@@ -134,10 +135,10 @@ class Extractor:
                         else:
                             yield PartialExtraction(output.outputs[0].text, output)
                 return
-            except GrammarError:
+            except GrammarError as error:
                 # Raised before the first token, if at all; what the user wrote is to blame only when nothing was added.
                 if not (bounds.added or bounds.patterns):
-                    raise
+                    raise _name_option(error) from error
             notes = (WITHOUT_LIMITS,)
 
     async def _generate(
@@ -229,6 +230,14 @@ class Extractor:
             return {}
         tokens = score_tokens(completion.text, completion.token_ids, completion.logprobs, tokenizer.decode)
         return field_confidence(leaves, tokens)
+
+
+def _name_option(error: GrammarError) -> GrammarError:
+    """The error in the user's words, where it speaks of the keyword that verbatim texts have added."""
+    if not isinstance(error, UnsupportedGrammar) or GROUNDED not in str(error):
+        return error
+    keyword, reason = (words.replace(GROUNDED, VERBATIM) for words in (error.keyword, error.reason))
+    return UnsupportedGrammar(error.pointer, keyword, f"{reason}; without verbatim texts it may be enforced")
 
 
 async def extract_patiently(

@@ -30,8 +30,8 @@ def mark_grounded(schema: Schema, text: str) -> Schema:
 
 def is_free_at(schema: Schema, pointer: str) -> bool:
     """Whether the value at a JSON pointer of the record is a free string by the schema; it is where nothing is said."""
-    strings = [place for place in list_places(schema, pointer) if allows_strings(place)]
-    return all(not any(keyword in place for keyword in FORMED) for place in strings)
+    places = [place for place in list_places(schema, pointer) if "type" not in place or allows_strings(place)]
+    return not any(keyword in place for place in places for keyword in FORMED)
 
 
 def _free_strings(schema: Schema) -> Iterator[Schema]:

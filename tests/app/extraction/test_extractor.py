@@ -19,7 +19,7 @@ from app.extraction.evaluate import judge_cases
 from app.extraction.extractor import check_record
 from app.extraction.json_spans import scan
 from engine import CompletionOutput, Engine, EngineConfig, EngineDead
-from grammar import GrammarError, InvalidGrammar
+from grammar import GrammarError, InvalidGrammar, UnsupportedGrammar
 from tests.app.busy_engine import BusyEngine
 from tests.fakes import FakeEngine
 
@@ -224,6 +224,20 @@ async def test_a_text_that_grounds_nothing_fails_alone() -> None:
     lines = [line async for line in extract_records(Refusing(), SCHEMA, sources, ground=True)]
     assert [line["valid"] for line in lines] == [True, False, False, True]
     assert "that length" in lines[1]["error"] and "surrogate" in lines[2]["error"]
+
+
+async def test_a_refusal_of_verbatim_texts_names_the_option_and_not_a_keyword_nobody_wrote(
+    engine: Engine,
+) -> None:
+    for more in (
+        {"not": {"type": "null"}},
+        {"type": ["string", "null"], "anyOf": [{"enum": ["a"]}, {"type": "null"}]},
+    ):
+        schema = {"type": "object", "properties": {"name": {"type": "string", **more}}}
+        assert (await Extractor(engine).extract(schema, TEXT)).record is not None
+        with pytest.raises(UnsupportedGrammar, match="verbatim text") as caught:
+            await Extractor(engine, ground=True).extract(schema, TEXT)
+        assert "/properties/name" in caught.value.pointer and "x-grounded" not in str(caught.value)
 
 
 @pytest.mark.parametrize("ground", [False, True])

@@ -20,6 +20,7 @@ SCHEMA: dict[str, Any] = {
         "day": {"type": "string", "format": "date"},
         "starts": {"type": "string", "description": "24 hour HH:MM"},
         "count": {"type": "integer"},
+        "size": {"enum": ["large", None]},
     },
     "required": ["name"],
 }
@@ -51,6 +52,7 @@ def test_a_time_counts_as_formed_once_it_has_its_pattern() -> None:
         ("/tags/0", True),
         ("/mood", False),
         ("/day", False),
+        ("/size", False),
         ("/else", True),
     ],
 )
