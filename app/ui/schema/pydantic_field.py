@@ -11,7 +11,10 @@ from app.extraction import Schema
 from app.ui.schema.pydantic_code import error_at, is_ellipsis, quote_code, read_literal, read_name
 from app.ui.schema.pydantic_writer import CONSTRAINTS
 
-LENGTHS = {"min_length": ("minLength", "minItems"), "max_length": ("maxLength", "maxItems")}
+LENGTHS = {
+    "min_length": {"string": "minLength", "array": "minItems", "object": "minProperties"},
+    "max_length": {"string": "maxLength", "array": "maxItems", "object": "maxProperties"},
+}
 ARGUMENTS = {argument: name for name, argument in CONSTRAINTS.items() if argument not in LENGTHS}
 # What may stand in Annotated beside Field, and the parameters of each in their order.
 MARKS = {
@@ -21,7 +24,7 @@ MARKS = {
 }  # fmt: skip
 ALIASES = ("alias", "validation_alias")
 SILENT = ("title", "examples")
-LEAST = ("minimum", "exclusiveMinimum", "minLength", "minItems")
+LEAST = ("minimum", "exclusiveMinimum", *LENGTHS["min_length"].values())
 UNORDERED = ("multipleOf", "pattern")
 
 
@@ -107,14 +110,11 @@ def _limit(schema: Schema, argument: str, node: ast.expr) -> None:
 
 
 def _list_keywords(schema: Schema, argument: str) -> list[str]:
-    """The keywords of an argument: a length is one of texts, of lists or, where both may stand, of each."""
+    """The keywords of an argument: a length is one of texts, lists or dicts, or of each that may stand."""
     if argument in ARGUMENTS:
         return [ARGUMENTS[argument]]
-    of_text, of_list = LENGTHS[argument]
-    kinds = _list_kinds(schema)
-    if "array" not in kinds:
-        return [of_text]
-    return [of_text, of_list] if "string" in kinds else [of_list]
+    kinds, keywords = _list_kinds(schema), LENGTHS[argument]
+    return [keywords[kind] for kind in keywords if kind in kinds] or [keywords["string"]]
 
 
 def _list_kinds(schema: Schema) -> set[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from dataclasses import dataclass, field
+from functools import reduce
 from typing import Any
 
 from app.extraction import Schema
@@ -32,6 +33,7 @@ NULL: Schema = {"type": "null"}
 LISTS = ("list", "List", "Sequence")
 SETS = ("set", "Set", "frozenset", "FrozenSet")
 TUPLES = ("tuple", "Tuple")
+MAPPINGS = ("dict", "Dict", "Mapping")
 # Each use of a class writes it once more, and a class that uses two others doubles what they hold.
 MAX_CLASSES_READ = 2000
 
@@ -198,6 +200,10 @@ class _Reader:
             return draft.schema
         if len(parts) == 1 and name == "Optional":
             return self.join(self.read_type(inner), dict(NULL))
+        if name == "Union":
+            return reduce(self.join, [self.read_type(part) for part in parts])
+        if len(parts) == 2 and name in MAPPINGS and read_name(parts[0]) == "str":
+            return {"type": "object", "additionalProperties": self.read_type(parts[1])}
         if len(parts) == 1 and name in (*LISTS, *SETS):
             items = {"type": "array", "items": self.read_type(parts[0])}
             return items | {"uniqueItems": True} if name in SETS else items
@@ -214,4 +220,7 @@ class _Reader:
             left, right = right, left
         if right == NULL and isinstance(left.get("type"), str) and "enum" not in left:
             return {**left, "type": [left["type"], "null"]}
-        return {"anyOf": [left, right]}
+        options = [
+            each for side in (left, right) for each in (side["anyOf"] if side.keys() == {"anyOf"} else [side])
+        ]
+        return {"anyOf": options}

@@ -11,7 +11,8 @@ from tests.app.ui.schema.classes import load_record, simplify
 IMPORTS = """
 import enum
 from enum import Enum, IntEnum, StrEnum
-from typing import Annotated, ClassVar, Literal, Optional
+import typing
+from typing import Annotated, ClassVar, Dict, Literal, Optional, Union
 import annotated_types
 import pydantic
 from annotated_types import Ge, Gt, Interval, Le, Len, Lt, MaxLen, MinLen, MultipleOf
@@ -33,6 +34,15 @@ SAME = {
     "tuple in a list": "class R(Closed):\n  x: list[tuple[str, int, bool]]",
     "tuple of any length": "class R(Closed):\n  x: tuple[int, ...] = Field(max_length=4)",
     "set": "class R(Closed):\n  x: set[str] = Field(max_length=4)\n  y: frozenset[int] | None = None",
+    "Union": (
+        "class R(Closed):\n  a: Union[int, str]\n  b: Union[str, None] = None\n  c: typing.Union[int, str, None]\n"
+        "  d: Optional[Union[int, list[str]]]\n  e: Union[int]\n  f: int | Union[str, bool] | None"
+    ),
+    "dict": (
+        "class P(Closed):\n  a: int\n"
+        "class R(Closed):\n  a: dict[str, int]\n  b: Dict[str, P] | None = None\n  c: list[dict[str, list[str]]]\n"
+        "  d: dict[str, int] = Field(min_length=1, max_length=4)"
+    ),
     "marks": (
         "class R(Closed):\n  a: Annotated[int, Gt(3), Lt(lt=9)]\n  b: Annotated[float, Ge(0), Le(1)] = 0.5\n"
         "  c: Annotated[int, annotated_types.MultipleOf(3)]\n  d: Annotated[int, Interval(gt=1, le=4)]"
@@ -104,6 +114,15 @@ def test_the_title_of_the_configuration_is_the_schema_s() -> None:
         ("Annotated[int, Ge(4), Field(ge=3)] = Field(ge=2)", {"type": "integer", "minimum": 4}),
         ("Annotated[int, Lt(3), Lt(5)]", {"type": "integer", "exclusiveMaximum": 3}),
         ("str | list[int] = Field(min_length=2)", {"minLength": 2, "minItems": 2}),
+        (
+            "Annotated[int | str, Gt(3)] | None",
+            {
+                "anyOf": [
+                    {"anyOf": [{"type": "integer"}, {"type": "string"}], "exclusiveMinimum": 3},
+                    {"type": "null"},
+                ]
+            },
+        ),
     ],
 )
 def test_no_limit_is_lost(field: str, wanted: dict[str, Any]) -> None:
@@ -144,6 +163,8 @@ def test_a_tuple_keeps_its_length_beside_a_looser_limit() -> None:
             "more than one multiple_of",
         ),
         ("class A(BaseModel):\n  x: list[int, str]", "line 2"),
+        ("class A(BaseModel):\n  x: dict[int, str]", "line 2: `dict"),
+        ("class A(BaseModel):\n  x: Union[int, Shape]", "line 2: the type Shape"),
         (
             "class A(BaseModel):\n  x: int = Field(validation_alias=AliasChoices('a'))",
             "must be a plain value",
