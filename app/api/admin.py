@@ -9,6 +9,7 @@ from fastapi import APIRouter, Depends, Query, Request
 from pydantic import BaseModel, ConfigDict, Field
 
 from app import __version__
+from app.api.call import list_request_ids
 from app.api.context import ApiContext, context_of
 from app.api.errors import ApiError, scrub
 from app.api.gate import find_key, read_key
@@ -112,6 +113,7 @@ async def is_sleeping(context: Context) -> Sleeping:
 @router.post("/abort_requests")
 async def abort_requests(body: AbortBody, context: Context) -> dict[str, Any]:
     """End requests; their clients get finish_reason abort. Unknown ids are no error."""
-    for request_id in body.request_ids:
-        await context.engine.abort(request_id)
+    for reply_id in body.request_ids:
+        for request_id in list_request_ids(reply_id):
+            await context.engine.abort(request_id)
     return {"request_ids": body.request_ids}

@@ -14,7 +14,7 @@ import anyio
 from app.api.constraint import Constraint
 from app.api.context import ApiContext
 from app.api.errors import ApiError, scrub, to_api_error
-from app.api.protocol import GenerationFields
+from app.api.protocol import MAX_PROMPTS, GenerationFields
 from app.api.thinking import Thinking
 from app.api.thought_parser import make_reader
 from app.api.tools.calls import ToolParser
@@ -55,7 +55,7 @@ class Call:
             ApiError: the request's grammar turned out to be unusable.
             EngineError: as `Engine.generate` does.
         """
-        request_id = self.reply_id if len(self.prompts) == 1 else f"{self.reply_id}-{index}"
+        request_id = self.reply_id if len(self.prompts) == 1 else _number(self.reply_id, index)
         prompt = self.prompts[index]
         outputs = self.context.engine.generate(
             prompt if isinstance(prompt, str) else {"prompt_token_ids": prompt},
@@ -131,6 +131,15 @@ def make_reply_id(prefix: str, visit: Visit, body: GenerationFields) -> str:
     given = body.request_id or visit.request_id
     # Two live requests must not share an id, and a client may send the same header twice.
     return f"{prefix}{given}-{uuid.uuid4().hex[:8]}"
+
+
+def list_request_ids(reply_id: str) -> list[str]:
+    """Every id that the engine may know a reply's prompts by: its own, or a numbered one for each of several."""
+    return [reply_id, *(_number(reply_id, index) for index in range(MAX_PROMPTS))]
+
+
+def _number(reply_id: str, index: int) -> str:
+    return f"{reply_id}-{index}"
 
 
 async def run_all(works: list[Coroutine[Any, Any, None]]) -> None:

@@ -116,10 +116,11 @@ def is_scoring(call: Call) -> bool:
 
 
 def without_hidden(call: Call, choice: CompletionOutput) -> CompletionOutput:
-    """The choice as the client sees it: the one token that a scored prompt has to have ended nothing."""
-    if not is_scoring(call) or choice.finish_reason != "stop":
+    """The choice as the client sees it: the one token that a scored prompt has to have is not there."""
+    if not is_scoring(call):
         return choice
-    return replace(choice, finish_reason="length", stop_reason=None)
+    reason = "length" if choice.finish_reason == "stop" else choice.finish_reason
+    return replace(choice, text="", token_ids=[], finish_reason=reason, stop_reason=None)
 
 
 def prompt_text(call: Call, output: RequestOutput) -> str:
@@ -133,10 +134,9 @@ def prompt_text(call: Call, output: RequestOutput) -> str:
 def _choice(call: Call, index: int, output: RequestOutput, choice: CompletionOutput) -> dict[str, Any]:
     choice = without_hidden(call, choice)
     echo = prompt_text(call, output) if call.body.echo else ""
-    text = echo if is_scoring(call) else echo + choice.text
     entry: dict[str, Any] = {
         "index": index,
-        "text": text,
+        "text": echo + choice.text,
         "logprobs": _logprobs(call, output, choice, echo),
         "finish_reason": choice.finish_reason,
         "stop_reason": choice.stop_reason,

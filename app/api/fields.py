@@ -1,8 +1,8 @@
 """Fields beyond the protocol models: refused, ignored in silence, or ignored with a log line.
 
-A field that would change the answer is never dropped: known ones that cannot be honoured and unknown ones
-that look like a constraint are a 400, unless they are null or false. OpenAI's bookkeeping fields change nothing and are
-ignored. Any other unknown field is ignored, as vLLM does, and named in the log.
+A field that would change the answer is never dropped: known ones that cannot be honoured, those of another route, and
+unknown ones that look like a constraint are a 400, unless they are null or false. OpenAI's bookkeeping fields change
+nothing and are ignored. Any other unknown field is ignored, as vLLM does, and named in the log.
 """
 
 from __future__ import annotations
@@ -47,6 +47,22 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "vllm_xargs": (),
     "web_search_options": (),
 }
+# of other routes of this server, whose clients expect them to be heard
+OF_OTHER_ROUTES = frozenset(
+    [
+        "chat_template_kwargs",
+        "continue_final_message",
+        "input",
+        "instructions",
+        "max_completion_tokens",
+        "max_output_tokens",
+        "messages",
+        "prompt",
+        "stop_sequences",
+        "system",
+        "top_logprobs",
+    ]
+)
 # False asks for something here, so the empty values do not count
 UNSUPPORTED_UNLESS: dict[str, tuple[Any, ...]] = {"spaces_between_special_tokens": (None, True)}
 
@@ -103,14 +119,16 @@ def check_extra_fields(extra: Mapping[str, Any] | None) -> None:
     unknown = []
     for name, value in (extra or {}).items():
         if name in UNSUPPORTED:
-            if value not in EMPTY and value not in UNSUPPORTED[name]:
+            if not is_empty(value) and value not in UNSUPPORTED[name]:
                 raise ApiError(400, f"{name} is not supported by this server", name, "unsupported_field")
         elif name in UNSUPPORTED_UNLESS:
             if value not in UNSUPPORTED_UNLESS[name]:
                 raise ApiError(
                     400, f"{name}={value!r} is not supported by this server", name, "unsupported_field"
                 )
-        elif name in HOLDERS and value not in EMPTY:
+        elif name in OF_OTHER_ROUTES and not is_empty(value):
+            raise ApiError(400, f"{name} is not a field of this route", name, "unknown_field")
+        elif name in HOLDERS and not is_empty(value):
             raise ApiError(400, HOLDERS[name], name, "unknown_field")
         elif looks_like_constraint(name) and value is not None and value is not False:
             message = f"{name[:80]} is not a field of this API; use response_format or structured_outputs"
@@ -120,6 +138,11 @@ def check_extra_fields(extra: Mapping[str, Any] | None) -> None:
             unknown.append(name[:80].encode("unicode_escape").decode())
     if unknown:
         logger.info("ignored unknown request fields: %s", ", ".join(unknown[:MAX_LOGGED_FIELDS]))
+
+
+def is_empty(value: object) -> bool:
+    """Whether a value asks for nothing; zero, which Python takes for false, may ask for something."""
+    return value in EMPTY and (isinstance(value, bool) or not isinstance(value, int | float))
 
 
 def looks_like_constraint(name: str) -> bool:

@@ -88,6 +88,11 @@ class Gate:
                 await self.app(scope, self._bounded(receive, is_json), send)
         except (ApiError, EngineOverloaded) as error:
             await to_api_error(error).answer(scope["path"])(scope, receive, send)
+        except Exception as error:
+            # a bug, which the server tells of when it has passed; its answer has an id and a status in the log as any
+            if not visit.status:
+                await to_api_error(error).answer(scope["path"])(scope, receive, send)
+            raise
         finally:
             if is_work or visit.status >= 400:
                 logger.log(logging.INFO if is_work else logging.DEBUG, "%s", _describe(visit, scope))

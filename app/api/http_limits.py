@@ -52,6 +52,10 @@ class BoundedHttp(HttpToolsProtocol):
         self._stop_timer()
         super().on_message_complete()
 
+    @property
+    def _is_answering(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
     def _start_timer(self) -> None:
         self._stop_timer()
         self._timer = self.loop.call_later(READ_TIMEOUT_S, self._hang_up)
@@ -62,7 +66,8 @@ class BoundedHttp(HttpToolsProtocol):
             self._timer = None
 
     def _hang_up(self) -> None:
-        if self.flow.read_paused:  # it is we who do not read
+        # it is we who do not read, or a request is being answered and this is the beginning of the next
+        if self.flow.read_paused or (not self._is_in_body and self._is_answering):
             self._start_timer()
         else:
             self.transport.close()

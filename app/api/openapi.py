@@ -12,6 +12,7 @@ Json = dict[str, Any]
 ERRORS = {
     "400": "The request cannot be served as asked; the message names the field, its value and what is allowed.",
     "401": "A key is needed, or the one that came is wrong.",
+    "403": "A page of another site asks, or asks by another name, while no key guards the server.",
     "404": "There is no such model or route.",
     "413": "The body is larger than the server takes.",
     "429": "This key has as many requests open as it may; Retry-After says when to try again.",
@@ -19,7 +20,7 @@ ERRORS = {
     "503": "The queue is full, or the engine is starting, restarting or asleep; Retry-After says when to try again.",
     "504": "The request's own deadline has passed.",
 }
-OF_WATCHING = ("401", "404", "500", "503")  # what a GET may answer
+OF_WATCHING = ("401", "403", "404", "500", "503")  # what a GET may answer
 ERROR_SCHEMA: Json = {
     "type": "object",
     "required": ["error"],

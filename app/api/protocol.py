@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from app.api.errors import ApiError
-from app.api.fields import check_extra_fields
+from app.api.fields import UNSUPPORTED, check_extra_fields
 
 MAX_IDS = 1024
 MAX_MESSAGES = 4096
@@ -168,9 +168,9 @@ class CompletionRequest(GenerationFields):
 
 
 class TokenizeRequest(BaseModel):
-    """POST /tokenize: a prompt or chat messages."""
+    """POST /tokenize: a prompt or chat messages; fields that shape no prompt may be there, and change nothing."""
 
-    model_config = ConfigDict(strict=True)
+    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
 
     model: str | None = None
     prompt: str | None = None
@@ -179,7 +179,17 @@ class TokenizeRequest(BaseModel):
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     chat_template_kwargs: dict[str, Any] | None = None
+    tools: Annotated[list[dict[str, Any]], Field(max_length=MAX_TOOLS)] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    reasoning_effort: ReasoningEffort | None = None
     return_token_strs: bool | None = False
+
+    @model_validator(mode="after")
+    def check_fields(self) -> Self:
+        """Refuse what would give the prompt another shape and cannot."""
+        extra = self.model_extra or {}
+        check_extra_fields({name: value for name, value in extra.items() if name in UNSUPPORTED})
+        return self
 
 
 class DetokenizeRequest(BaseModel):

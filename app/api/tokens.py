@@ -6,10 +6,12 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends
 
+from app.api.chat import show_tools
 from app.api.context import ApiContext, context_of
 from app.api.errors import ApiError
 from app.api.messages import has_tool_messages, read_messages, read_template_kwargs
-from app.api.protocol import DetokenizeRequest, TokenizeRequest
+from app.api.protocol import ChatRequest, DetokenizeRequest, TokenizeRequest
+from app.api.tools.use import read_tools
 from engine import Tokenizer
 
 router = APIRouter()
@@ -25,6 +27,8 @@ async def tokenize(body: TokenizeRequest, context: Context) -> dict[str, Any]:
     context.require_ready()
     tokenizer = require_tokenizer(context)
     if body.messages is not None:
+        asked = ChatRequest(messages=body.messages, tools=body.tools, tool_choice=body.tool_choice)
+        tools = read_tools(asked)
         messages = read_messages(body.messages)
         if has_tool_messages(messages):
             await context.require_tool_template("messages")
@@ -32,7 +36,8 @@ async def tokenize(body: TokenizeRequest, context: Context) -> dict[str, Any]:
             messages,
             add_generation_prompt=body.add_generation_prompt and not body.continue_final_message,
             continue_final_message=body.continue_final_message,
-            **read_template_kwargs(body.chat_template_kwargs),
+            **read_template_kwargs(body.chat_template_kwargs, body.reasoning_effort),
+            **await show_tools(tools, context),
         )
     elif body.add_special_tokens:
         tokens = await context.engine.encode(body.prompt or "")

@@ -10,6 +10,7 @@ import json
 from typing import Any
 
 from app.api.errors import ApiError
+from app.api.json_body import check_values
 from app.api.tools.calls import ToolParser
 
 Json = dict[str, Any]
@@ -114,9 +115,20 @@ def frame_error(error: ApiError) -> bytes:
 
 
 def _read_input(text: str) -> Json:
-    """The arguments of a call; one that was cut off by the token limit has none."""
+    """The arguments of a call; one that was cut off by the token limit has none.
+
+    Raises:
+        ApiError: 500 for what the model has written to its end, and no JSON can hold.
+    """
     try:
         arguments = json.loads(text or "{}")
-    except ValueError:
+        check_values(arguments)
+    except json.JSONDecodeError:
         return {}
+    except (ValueError, RecursionError):
+        message = (
+            "the model called a tool with arguments that no JSON can hold: "
+            "a number too large, half of a surrogate pair, or too many levels"
+        )
+        raise ApiError(500, message, code="generation_failed") from None
     return arguments if isinstance(arguments, dict) else {}

@@ -108,7 +108,8 @@ def usage_of(call: Call, output: RequestOutput, num_output: int) -> Json:
     num_input = len(output.prompt_token_ids)
     return {
         "input_tokens": num_input,
-        "input_tokens_details": {"cached_tokens": output.num_cached_tokens},
+        # what a cache's bill counts; here it costs nothing
+        "input_tokens_details": {"cached_tokens": output.num_cached_tokens, "cache_write_tokens": 0},
         "output_tokens": num_output,
         "output_tokens_details": {"reasoning_tokens": replies.num_reasoning_tokens(call) or 0},
         "total_tokens": num_input + num_output,

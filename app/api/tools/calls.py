@@ -17,6 +17,7 @@ from app.api.marks import overlap
 from app.api.tools.styled_calls import Brackets, StyledCalls, more_arguments, open_call
 from app.api.tools.styles import STYLES
 from app.api.tools.use import ToolUse
+from engine import is_unicode
 
 Json = dict[str, Any]
 
@@ -169,6 +170,7 @@ def _read_call(text: str, names: frozenset[str]) -> tuple[str, str] | None:
             arguments = json.loads(arguments)
         if not isinstance(arguments, dict) or call.get("name") not in names:
             return None
-        return call["name"], json.dumps(arguments, ensure_ascii=False, allow_nan=False)
+        written = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
+        return (call["name"], written) if is_unicode(written) else None
     except (ValueError, RecursionError, TypeError):
         return None

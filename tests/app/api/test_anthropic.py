@@ -105,6 +105,16 @@ async def test_the_official_client_reads_a_forced_call(start: Start) -> None:
         assert block.input == {"city": "Paris"}
 
 
+@pytest.mark.parametrize("city", [r'"\ud800"', "1e999", "9" * 5000])
+async def test_arguments_that_no_json_holds_are_an_error_and_no_empty_call(start: Start, city: str) -> None:
+    server = await start(FakeEngine(record=CALL.replace('"Paris"', city)))
+    status, reply = await send(server, **FORCED, max_tokens=9999)
+    assert (status, reply["error"]["type"]) == (500, "api_error")
+    assert "arguments that no JSON can hold" in reply["error"]["message"]
+    *_, last = await stream(server, **FORCED, max_tokens=9999)
+    assert last == reply
+
+
 async def test_results_of_tools_reach_the_template(start: Start) -> None:
     server = await start(FakeEngine(tokenizer=FakeTokenizer(knows_tools=True)))
     use = {"type": "tool_use", "id": "toolu_1", "name": "weather", "input": {"city": "Paris"}}

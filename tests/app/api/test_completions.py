@@ -82,6 +82,27 @@ async def test_what_the_unseen_token_of_a_score_was_is_not_told(start: Start) ->
         assert (choice["finish_reason"], choice["stop_reason"]) == ("length", None)
 
 
+async def test_a_score_has_the_ids_of_its_prompt_alone(server: Server) -> None:
+    _, reply = await server.complete(echo=True, max_tokens=0, return_token_ids=True)
+    choice = reply["choices"][0]
+    assert (choice["token_ids"], choice["prompt_token_ids"]) == ([], [ord(char) for char in "hello"])
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("max_completion_tokens", 5),
+        ("chat_template_kwargs", {"a": 1}),
+        ("max_output_tokens", 5),
+        ("input", "x"),
+    ],
+)
+async def test_a_field_of_another_route_is_refused(server: Server, field: str, value: object) -> None:
+    status, reply = await server.complete(**{field: value})
+    assert (status, reply["error"]["param"], reply["error"]["code"]) == (400, field, "unknown_field")
+    assert (await server.complete(**{field: None}))[0] == 200
+
+
 async def test_logprobs_come_as_four_lists(server: Server) -> None:
     _, reply = await server.complete(logprobs=2, max_tokens=2, echo=True)
     logprobs = reply["choices"][0]["logprobs"]

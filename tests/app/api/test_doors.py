@@ -11,7 +11,7 @@ import pytest
 
 from engine import EngineConfig, EngineOverloaded
 from tests.app.api.harness import CHAT, Server, Start
-from tests.fakes import FakeEngine
+from tests.fakes import FakeEngine, FakeTokenizer
 from tests.waiting import wait_until
 
 GUARDED = ["/v1/models", "/version", "/metrics", "/openapi.json", "/v1/nothing", "/"]
@@ -59,6 +59,20 @@ async def test_a_request_id_comes_back_in_header_and_reply(server: Server) -> No
     ) as response:
         assert response.headers["x-request-id"] == "abc-1"
         assert "abc-1" in (await response.json())["id"]
+
+
+async def test_a_bug_has_its_id_and_its_status_in_the_log(
+    start: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "troupe.requests")
+    server = await start(FakeEngine(reject=RuntimeError("secret")))
+    headers = {"x-request-id": "abc-1"}
+    async with server.client.post(
+        server.url + "/v1/chat/completions", json=CHAT, headers=headers
+    ) as response:
+        assert (response.status, response.headers.getall("x-request-id")) == (500, ["abc-1"])
+    (line,) = [record.getMessage() for record in caplog.records if record.name == "troupe.requests"]
+    assert line.startswith("POST /v1/chat/completions 500 id=abc-1")
 
 
 @pytest.mark.parametrize("value", ["x" * 129, "a b", "é"])
@@ -139,6 +153,29 @@ async def test_tokenize_and_detokenize_are_each_others_inverse(server: Server) -
     assert await server.post("/detokenize", {"tokens": [104, 233]}) == (200, {"prompt": "hé"})
 
 
+async def test_tokenize_counts_what_a_chat_with_these_fields_would(start: Start) -> None:
+    server = await start(FakeEngine(tokenizer=FakeTokenizer(knows_tools=True)))
+    tools = [{"type": "function", "function": {"name": name}} for name in ("f", "g")]
+    for fields in ({}, {"tools": tools}, {"tools": tools, "tool_choice": "none"}):
+        _, counted = await server.post("/tokenize", {"messages": CHAT["messages"]} | fields)
+        _, reply = await server.chat(**fields)
+        assert counted["count"] == reply["usage"]["prompt_tokens"]
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("chat_template", "{{ x }}"),
+        ("documents", [{"text": "x"}]),
+        ("tools", [{}]),
+        ("reasoning_effort", "x"),
+    ],
+)
+async def test_tokenize_refuses_what_a_chat_would(server: Server, field: str, value: object) -> None:
+    status, reply = await server.post("/tokenize", {"messages": CHAT["messages"], field: value})
+    assert (status, reply["error"]["param"]) == (400, field)
+
+
 async def test_tokenize_renders_messages(server: Server) -> None:
     _, reply = await server.post("/tokenize", {"messages": CHAT["messages"]})
     assert "".join(map(chr, reply["tokens"])) == "<user>hello\n<assistant>"
@@ -173,6 +210,21 @@ async def test_admin_routes_want_the_admin_key_and_no_other(start: Start) -> Non
     assert await server.post("/reset_prefix_cache", {}, headers=ADMIN) == (200, {"is_reset": True})
     body = {"request_ids": ["chatcmpl-1"]}
     assert await server.post("/abort_requests", body, headers=ADMIN) == (200, body)
+
+
+async def test_the_id_of_a_reply_ends_all_of_its_prompts(start: Start) -> None:
+    engine = FakeEngine(hold=asyncio.Event())
+    server = await start(engine, admin_key="boss")
+    asked = asyncio.create_task(server.complete(prompt=["a", "b"]))
+    while len(engine.requests) < 2:
+        await asyncio.sleep(0.01)
+    reply_id = engine.requests[0].request_id.removesuffix("-0")
+    body = {"request_ids": [reply_id]}
+    assert await server.post("/abort_requests", body, headers=ADMIN) == (200, body)
+    assert [request.is_aborted for request in engine.requests] == [True, True]
+    engine.hold.set()
+    _, reply = await asked
+    assert reply["id"] == reply_id
 
 
 async def test_an_admin_key_alone_does_not_close_the_api(start: Start) -> None:
@@ -252,5 +304,6 @@ async def test_the_description_names_every_error_and_no_other(server: Server) ->
     assert "/v1/messages" in paths and "/metrics" in paths
     for operations in paths.values():
         for method, operation in operations.items():
-            assert "422" not in operation["responses"] and {"401", "503"} <= operation["responses"].keys()
+            assert "422" not in operation["responses"]
+            assert {"401", "403", "503"} <= operation["responses"].keys()
             assert method == "get" or {"400", "413", "429", "504"} <= operation["responses"].keys()

@@ -8,6 +8,7 @@ import pytest
 
 from app.api import http_limits
 from tests.app.api.harness import Server, Start
+from tests.fakes import FakeEngine
 
 HEAD = (
     b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
@@ -41,6 +42,24 @@ async def test_a_slow_body_and_a_pause_after_the_answer_are_no_reason(bounded: S
     writer.write(HEAD + BODY)
     answered = await asyncio.wait_for(reader.readuntil(b"200 OK"), 20)
     assert answered
+    writer.close()
+
+
+@pytest.mark.parametrize("more", [b"\r\n", HEAD[:30]])
+async def test_the_beginning_of_the_next_request_cuts_no_answer_short(
+    start: Start, monkeypatch: pytest.MonkeyPatch, more: bytes
+) -> None:
+    monkeypatch.setattr(http_limits, "READ_TIMEOUT_S", 0.2)
+    engine = FakeEngine(hold=asyncio.Event())
+    reader, writer = await connect(await start(engine))
+    writer.write(HEAD + BODY)
+    while not engine.requests:
+        await asyncio.sleep(0.01)
+    writer.write(more)
+    await asyncio.sleep(0.6)  # several times what one may stop for
+    engine.hold.set()
+    assert b"200 OK" in await asyncio.wait_for(reader.readline(), 20)
+    assert b"You said hello" in await asyncio.wait_for(reader.read(), 20)
     writer.close()
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import openai
 import pytest
+from openai.types.responses import ResponseUsage
 from pydantic import BaseModel
 
 from engine import EngineDead, EngineOverloaded, InvalidRequest
@@ -63,7 +64,7 @@ async def test_a_text_is_answered_by_a_message(server: Server) -> None:
     part = {"type": "output_text", "text": "You said <user>hello", "annotations": [], "logprobs": []}
     assert item["content"] == [part]
     assert reply["usage"]["total_tokens"] == reply["usage"]["input_tokens"] + 20
-    assert reply["usage"]["input_tokens_details"] == {"cached_tokens": 3}
+    assert reply["usage"]["input_tokens_details"] == {"cached_tokens": 3, "cache_write_tokens": 0}
     assert (reply["instructions"], reply["max_output_tokens"], reply["metadata"]) == (
         "be kind",
         100,
@@ -84,6 +85,12 @@ async def test_events_come_in_order_and_tell_the_whole_text(server: Server) -> N
     assert final["id"] == events[0]["response"]["id"] and events[0]["response"]["status"] == "in_progress"
     assert final["output"] == [events[-2]["item"]]
     assert final["usage"]["output_tokens"] == 20
+
+
+async def test_its_usage_has_every_field_that_the_official_client_knows(server: Server) -> None:
+    _, reply = await respond(server)
+    usage = ResponseUsage.model_validate(reply["usage"], strict=True)
+    assert (usage.input_tokens_details.cached_tokens, usage.input_tokens_details.cache_write_tokens) == (3, 0)
 
 
 async def test_a_cut_answer_is_incomplete(server: Server) -> None:

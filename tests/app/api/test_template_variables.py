@@ -44,6 +44,7 @@ async def test_the_effort_of_reasoning_reaches_the_template(
     for path, body in (
         ("/v1/chat/completions", CHAT | fields),
         ("/v1/responses", {"input": "x", "reasoning": asked} | rest),
+        ("/tokenize", CHAT | fields),
     ):
         await server.post(path, body)  # after which nothing is tried out with the template
         status, reply = await server.post(path, body)

@@ -190,6 +190,8 @@ async def test_auto_shows_the_tools_and_finds_the_calls(knowing: Server) -> None
         tagged('{"name": ["clock"], "arguments": {}}'),
         "<tool_call>" + "[" * 5000,
         "<tool_call>" * 3,
+        tagged(r'{"name": "clock", "arguments": {"at": "\ud800"}}'),
+        tagged('{"name": "clock", "arguments": {"at": 1e999}}'),
     ],
 )
 async def test_what_is_no_call_stays_text(start: Start, text: str) -> None:

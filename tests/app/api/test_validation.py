@@ -125,6 +125,11 @@ WRONG: list[tuple[str, Any]] = [
     ("chat_template_kwargs", {"chat_template": "x"}),
     ("chat_template_kwargs", {"tools": []}),
     ("continue_final_message", True),
+    ("thinking_token_budget", 0),
+    ("prompt", "hello"),
+    ("max_output_tokens", 5),
+    ("stop_sequences", ["a"]),
+    ("system", "be kind"),
 ]
 
 
@@ -258,6 +263,18 @@ async def test_a_bad_request_does_not_hurt_the_next(server: Server) -> None:
 async def test_top_logprobs_out_of_range_is_named_as_such(server: Server, value: Any) -> None:
     status, reply = await server.chat(logprobs=True, top_logprobs=value)
     assert (status, reply["error"]["param"]) == (400, "top_logprobs")
+
+
+@pytest.mark.parametrize("older", [5, 9, 99, None])
+async def test_of_two_limits_the_lower_holds(server: Server, older: int | None) -> None:
+    assert (await server.chat(max_tokens=older, max_completion_tokens=9))[0] == 200
+    assert server.engine.requests[-1].params.max_tokens == min(older or 9, 9)
+
+
+async def test_a_wrong_limit_is_named_beside_a_right_one(server: Server) -> None:
+    status, reply = await server.chat(max_tokens=-1, max_completion_tokens=9)
+    assert (status, reply["error"]["param"]) == (400, "max_tokens")
+    assert "max_tokens=-1" in reply["error"]["message"]
 
 
 async def test_prompt_logprobs_cannot_be_streamed(server: Server) -> None:
