@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 from engine.errors import ConfigError
 
 _MISSING: Any = object()
+_LARGEST = sys.float_info.max  # JSON's integers go beyond it
 
 
 class ConfigReader:
@@ -39,7 +41,7 @@ class ConfigReader:
     def number(self, key: str, default: Any = _MISSING) -> float:
         """Return a positive number; null counts as absent."""
         value = self._required(key, default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= _LARGEST:
             raise self.error(key, value, "must be a positive number")
         return float(value)
 

@@ -35,8 +35,10 @@ def list_warm_up(
     Args:
         is_thorough: go through all kernels; else one prompt and one decode.
     """
-    yield _make_plan(0, FILTERED, 0, 2)
-    yield _make_plan(1, None, 2, 1)
+    # The decode's token must have room, too.
+    count = min(2, max_model_len - 1)
+    yield _make_plan(0, FILTERED, 0, count)
+    yield _make_plan(1, None, count, 1)
     if not is_thorough:
         return
     for params in DRAWS:

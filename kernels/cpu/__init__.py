@@ -15,7 +15,7 @@ import torch
 
 from kernels.cpu.build import NativeBuild
 from kernels.cpu.layers import can_run
-from kernels.cpu.library import NativeLibrary, count_cores
+from kernels.cpu.library import MAX_THREADS, NativeLibrary, count_cores
 from kernels.cpu.native_ops import NativeOps
 from kernels.ops import Ops
 
@@ -32,11 +32,11 @@ def make_ops(
     Args:
         device: of the model; native ops are for the CPU.
         dtype: of the model and its caches: float32 or bfloat16.
-        num_threads: including the caller's; None: one per core that this process may use.
+        num_threads: including the caller's, 256 at most; None: one per core that this process may use.
         builds: whether to wait for a compiler when no earlier run has left a library.
 
     Raises:
-        ValueError: num_threads below 1 or far too many.
+        ValueError: num_threads below 1.
     """
     if device.type != "cpu" or not can_run(dtype):
         logger.info("native ops: not available: they run float32 and bfloat16 on the CPU, not %s", dtype)
@@ -49,9 +49,10 @@ def make_ops(
 
 
 def make_native_ops(library: NativeLibrary, num_threads: int | None = None) -> Ops:
-    """Return the ops of a library that is there.
+    """Return the ops of a library that is there; on a machine of more cores than a pool takes, on so many.
 
     Raises:
-        ValueError: num_threads below 1 or far too many.
+        ValueError: num_threads below 1.
     """
-    return NativeOps(library, count_cores() if num_threads is None else num_threads).make_ops()
+    wanted = count_cores() if num_threads is None else num_threads
+    return NativeOps(library, min(wanted, MAX_THREADS)).make_ops()

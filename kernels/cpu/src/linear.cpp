@@ -34,13 +34,18 @@ void convert(const From* x, To* out, int64_t count, int64_t padded) {
     for (i = count; i < padded; ++i) from_float(0.0f, out + i);
 }
 
-// Quantize a row to bytes around the zero point; returns its scale.
+// Quantize a row to bytes around the zero point; returns its scale, NaN where the row holds NaN.
 template <class From>
 float quantize(const From* x, uint8_t* out, int64_t count, int64_t padded) {
-    Vec largest = zero();
+    // The maximum passes over NaN, which has no byte; `spoiled` is 0, or NaN where a value is.
+    Vec largest = zero(), spoiled = zero();
     int64_t i = 0;
-    for (; i + kLanes <= count; i += kLanes) largest = max(largest, abs(load(x + i)));
-    if (i < count) largest = max(largest, abs(load_first(x + i, int(count - i))));
+    auto look = [&](Vec value) {
+        largest = max(largest, abs(value));
+        spoiled = fma(value, zero(), spoiled);
+    };
+    for (; i + kLanes <= count; i += kLanes) look(load(x + i));
+    if (i < count) look(load_first(x + i, int(count - i)));
     float limit = max_of(largest);
     Vec inverse = splat(limit > 0 ? 127.0f / limit : 0.0f);
     int32_t lanes[kLanes];
@@ -50,7 +55,7 @@ float quantize(const From* x, uint8_t* out, int64_t count, int64_t padded) {
         for (int lane = 0; lane < n; ++lane) out[i + lane] = uint8_t(lanes[lane] + Int8::kZeroPoint);
     }
     for (i = count; i < padded; ++i) out[i] = Int8::kZeroPoint;
-    return limit / 127.0f;
+    return (limit + sum(spoiled)) / 127.0f;
 }
 
 template <class From>

@@ -8,10 +8,15 @@ namespace troupe {
 
 namespace {
 
+// NaN where the row holds NaN, which has no byte: its products must not look sound.
 template <class From>
 float row_scale(const From* row, int64_t count) {
     float largest = 0.0f;
-    for (int64_t i = 0; i < count; ++i) largest = std::fmax(largest, std::fabs(to_float(row[i])));
+    for (int64_t i = 0; i < count; ++i) {
+        float magnitude = std::fabs(to_float(row[i]));
+        if (std::isnan(magnitude)) return magnitude;
+        largest = std::fmax(largest, magnitude);
+    }
     return largest / 127.0f;
 }
 

@@ -114,6 +114,7 @@ def test_unsupported_architecture_lists_the_supported_ones(names: Any) -> None:
         (SMOLLM2, {"vocab_size": None}, "vocab_size is missing"),
         (SMOLLM2, {"num_hidden_layers": 0}, "num_hidden_layers=0"),
         (SMOLLM2, {"rms_norm_eps": -1}, "rms_norm_eps=-1"),
+        (SMOLLM2, {"rope_theta": 10**400}, "rope_theta=1000"),
         (SMOLLM2, {"tie_word_embeddings": "yes"}, "tie_word_embeddings='yes'"),
         (SMOLLM2, {"torch_dtype": "float8_e4m3fn"}, "dtype='float8_e4m3fn'"),
         (MISTRAL, {"attention_bias": True}, "attention_bias"),

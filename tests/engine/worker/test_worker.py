@@ -70,6 +70,16 @@ def test_loading_tells_its_phases(make_config: MakeConfig) -> None:
     assert all(seconds >= 0 for _, seconds in worker.timeline)
 
 
+@pytest.mark.parametrize("block_size", [1, 2, 16])
+def test_the_shortest_length_that_is_allowed_has_room_for_the_warm_up(
+    make_config: MakeConfig, block_size: int
+) -> None:
+    limits = {"max_model_len": 2, "max_num_seqs": 1, "block_size": block_size}
+    worker = make_worker(make_config(device="cpu", **limits))
+    worker.load()
+    assert worker.resolved.max_model_len == 2
+
+
 def test_the_cache_has_the_blocks_that_were_asked_for(make_config: MakeConfig) -> None:
     worker = make_worker(make_config(device="cpu", num_blocks=9, block_size=8))
     worker.load()

@@ -130,6 +130,18 @@ def test_a_row_or_a_column_of_zeros_stays_zero(ops: NativeOps) -> None:
     assert torch.equal(out[:, 7], torch.zeros(3))
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_nan_stays_in_its_row_and_column_and_is_never_lost(ops: NativeOps, kind: str) -> None:
+    """Int8 has no byte for NaN: taken for a zero it would make wrong tokens, and no error."""
+    x, weight = make_operands(kind, 7, (40, 131))
+    x[2, 5] = x[4, 130] = weight[7, 3] = weight[9, 129] = torch.nan
+    out = ops.linear(x, pack(ops, kind, weight), None)
+    expected = torch.zeros(7, 40, dtype=torch.bool)
+    expected[[2, 4]] = True
+    expected[:, [7, 9]] = True
+    assert torch.equal(out.isnan(), expected)
+
+
 def test_no_rows_are_no_work(native: NativeOps) -> None:
     packed = native.pack_linear(make(40, 64), None, None)
     assert native.linear(torch.empty(0, 64), packed, None).shape == (0, 40)

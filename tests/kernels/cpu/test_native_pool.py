@@ -9,6 +9,7 @@ import threading
 import pytest
 import torch
 
+from kernels import cpu
 from kernels.cpu.library import ThreadPool, count_cores
 from kernels.cpu.native_ops import NativeOps
 from tests.kernels.cpu.conftest import require_library
@@ -69,6 +70,18 @@ def test_a_pool_that_is_dropped_ends_its_threads() -> None:
 def test_a_senseless_number_of_threads_is_refused(num_threads: int) -> None:
     with pytest.raises(ValueError, match=f"num_threads={num_threads} must be between 1 and 256"):
         NativeOps(require_library(), num_threads)
+
+
+@pytest.mark.parametrize("num_threads", [None, 1024])
+def test_more_cores_than_a_pool_takes_are_no_error(
+    monkeypatch: pytest.MonkeyPatch, num_threads: int | None
+) -> None:
+    monkeypatch.setattr(cpu, "MAX_THREADS", 3)
+    monkeypatch.setattr(cpu, "count_cores", lambda: 384)
+    library = require_library()
+    before = count_threads()
+    ops = cpu.make_native_ops(library, num_threads)
+    assert (ops.name, count_threads()) == ("native", before + 2)
 
 
 def test_there_is_at_least_one_core() -> None:
