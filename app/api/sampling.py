@@ -43,12 +43,14 @@ def chat_sampling(body: ChatRequest, constraint: Constraint | None) -> SamplingP
         message = f"top_logprobs={body.top_logprobs} must be an integer from 0 to {MAX_LOGPROBS}"
         raise ApiError(400, message[:200], "top_logprobs", "invalid_value")
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
-    # two names of one limit: of two limits the lower holds
-    limits = {"max_completion_tokens": body.max_completion_tokens, "max_tokens": body.max_tokens}
-    known = {name: limit for name, limit in limits.items() if limit is not None}
-    name = min(known, key=known.__getitem__, default="max_tokens")
-    with own_names({"max_tokens": name}):
-        return _make(body, constraint, max_tokens=known.get(name), logprobs=logprobs)
+    # two names of one limit: both have to be sound, and the lower holds
+    sampling = _make(body, constraint, max_tokens=body.max_tokens, logprobs=logprobs)
+    limit = body.max_completion_tokens
+    if limit is None:
+        return sampling
+    with own_names({"max_tokens": "max_completion_tokens"}):
+        other = _make(body, constraint, max_tokens=limit, logprobs=logprobs)
+    return sampling if body.max_tokens is not None and body.max_tokens < limit else other
 
 
 def completion_sampling(body: CompletionRequest, constraint: Constraint | None) -> SamplingParams:

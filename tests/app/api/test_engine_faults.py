@@ -42,10 +42,12 @@ def may_restart(monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
     event = asyncio.Event()
     start = Company.start
 
-    async def start_when_allowed(self: Company, tasks: asyncio.TaskGroup, is_restart: bool) -> None:
+    async def start_when_allowed(
+        self: Company, tasks: asyncio.TaskGroup, watch: asyncio.TaskGroup, is_restart: bool
+    ) -> None:
         if is_restart:
             await event.wait()
-        await start(self, tasks, is_restart)
+        await start(self, tasks, watch, is_restart)
 
     monkeypatch.setattr(Company, "start", start_when_allowed)
     return event
