@@ -56,7 +56,7 @@ def test_retry_edit_and_undo_work_on_the_last_turn(site: Site) -> None:
     site.wait_for(lambda: site.page.locator("#chatbot .user-row").count() == 0)
 
 
-def test_retry_and_edit_leave_an_answer_that_is_being_written(lasting: Site) -> None:
+def test_retry_undo_and_edit_leave_an_answer_that_is_being_written(lasting: Site) -> None:
     lasting.limit_answers(3)
     ask_and_wait(lasting, "Hello!")
     chatbot, num_aborted = lasting.page.locator("#chatbot"), lasting.num_aborted()
@@ -64,6 +64,7 @@ def test_retry_and_edit_leave_an_answer_that_is_being_written(lasting: Site) -> 
     # The buttons are out of sight by now; as clicks that came just before.
     chatbot.get_by_label("Retry").dispatch_event("click")
     lasting.page.get_by_text("An answer is still being written.").wait_for()
+    chatbot.get_by_label("Undo", exact=True).dispatch_event("click")
     chatbot.get_by_label("Edit").dispatch_event("click")
     chatbot.locator("textarea").fill("Bye!")
     chatbot.get_by_label("Submit", exact=True).dispatch_event("click")

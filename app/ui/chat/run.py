@@ -104,24 +104,18 @@ class ChatRun:
         """Ask the same question again; the answer before stays as another version. Nothing while another turn runs."""
         if is_running(running):
             return _begin_nothing()
-        asked = drop_answer(history[: _first_index(data.index) + 1])
+        asked = drop_answer(history[: first_index(data.index) + 1])
         return _begin(asked, Turn(asked, len(asked), fork(thread or make_thread(), history, len(asked))))
 
     def edit(self, history: History, thread: Thread | None, running: Turn | None, data: gr.EditData) -> Begun:
         """Ask a changed question; what stood there stays as another version. Nothing while another turn runs."""
-        index = _first_index(data.index)
+        index = first_index(data.index)
         # The page has the new words in place already; the version before must have the old ones.
         before = [*history[:index], user_message(read_text(data.previous_value)), *history[index + 1 :]]
         if is_running(running):
             return _begin_nothing(before)
         asked = [*history[:index], user_message(read_text(data.value))]
         return _begin(asked, Turn(asked, len(asked), fork(thread or make_thread(), before, index)))
-
-    def undo(self, history: History, data: gr.UndoData) -> tuple[History, Any]:
-        """Take the last turn back into the text box."""
-        index = _first_index(data.index)
-        text = read_text(history[index]["content"])
-        return history[:index], open_composer(value={"text": text, "files": []})
 
     def stop(self, turn: Turn | None) -> None:
         """End the running answer and keep what is there."""
@@ -255,5 +249,5 @@ def _begin(chatbot: Any, turn: Turn) -> Begun:
     return chatbot, busy, turn.growing, turn.thread, turn, kept
 
 
-def _first_index(index: int | tuple[int, int]) -> int:
+def first_index(index: int | tuple[int, int]) -> int:
     return index[0] if isinstance(index, tuple | list) else index

@@ -9,9 +9,9 @@ import gradio as gr
 
 from app.ui.chat.attachments import FILE_TYPES
 from app.ui.chat.branches import Thread
-from app.ui.chat.conversation import History
+from app.ui.chat.conversation import History, read_text
 from app.ui.chat.history import ChatHistory, Opened
-from app.ui.chat.run import ChatRun, Turn, is_running
+from app.ui.chat.run import ChatRun, Turn, first_index, is_running, open_composer
 from app.ui.chat.settings import Settings, build_settings
 from app.ui.chat.store import Store
 from app.ui.pacing import UPDATE_INTERVAL_S
@@ -116,6 +116,22 @@ class ChatTab(ChatRun):
         thread, branches, _, chats = self.history.keep(history, turn.thread, store)
         return (*closed, thread, branches, chats)
 
+    def undo(
+        self,
+        history: History,
+        thread: Thread | None,
+        turn: Turn | None,
+        store: Store | None,
+        data: gr.UndoData,
+    ) -> tuple[Any, ...]:
+        """Take the last turn back into the text box; none while an answer is written, which would bring it back."""
+        if is_running(turn):
+            return tuple(gr.skip() for _ in range(6))
+        index = first_index(data.index)
+        text = read_text(history[index]["content"])
+        composer = open_composer(value={"text": text, "files": []})
+        return history[:index], composer, *self.history.keep(history[:index], thread, store)
+
     def switch(
         self,
         history: History,
@@ -156,10 +172,8 @@ class ChatTab(ChatRun):
     def _connect_history(self, parts: _Parts) -> None:
         chatbot, thread, turn, chats = parts.chatbot, parts.thread, parts.turn, parts.chats
         opened = parts.opened
-        kept = [thread, parts.branches, parts.tokens, chats]
-        chatbot.undo(self.undo, chatbot, [chatbot, parts.textbox], **AT_ONCE).then(
-            self.history.keep, [chatbot, thread, chats], kept, **WITH_STORE
-        )
+        taken_back = [chatbot, parts.textbox, thread, parts.branches, parts.tokens, chats]
+        chatbot.undo(self.undo, [chatbot, thread, turn, chats], taken_back, **WITH_STORE)
         # What another chat was about to write must not reach this one.
         chats.pick(self.leave, turn, None, **AT_ONCE)
         chats.pick(self.history.pick, chats, opened, **WITH_STORE)

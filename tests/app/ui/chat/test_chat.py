@@ -175,8 +175,17 @@ async def test_an_edit_drops_what_followed() -> None:
 
 def test_undo_takes_the_question_back_into_the_composer() -> None:
     tab, _ = make_tab()
-    history, composer = tab.undo([*TURN, *TURN], SimpleNamespace(index=3))
+    history, composer, *_, change = tab.undo([*TURN, *TURN], THREAD, None, None, SimpleNamespace(index=3))
     assert history == TURN and composer["value"]["text"] == "hello"
+    assert change["put"][0]["messages"] == TURN
+
+
+async def test_undo_waits_for_the_answer_that_is_being_written() -> None:
+    tab, _ = make_tab()
+    turn, updates = await begin_writing(tab)
+    untouched = tab.undo(TURN, THREAD, turn, None, SimpleNamespace(index=0))
+    assert all(each == gr.skip() for each in untouched)
+    await finish(tab, turn, updates)
 
 
 async def test_stop_keeps_what_is_there_and_aborts_the_request() -> None:
