@@ -57,16 +57,17 @@ async def extract_records(
 
 async def _extract_one(extractor: Extractor, schema: Schema, name: str, text: str) -> dict[str, Any]:
     if not text.strip():
-        return _fail(name, "the text is empty: there is nothing to extract")
+        return describe_failure(name, "the text is empty: there is nothing to extract")
     try:
         return (await extract_whole(extractor, schema, text, source=name)).to_json()
     except EngineDead:
         raise
     except (EngineError, GrammarError) as error:
-        return _fail(name, str(error))
+        return describe_failure(name, str(error))
 
 
-def _fail(name: str, error: str) -> dict[str, Any]:
+def describe_failure(name: str, error: str) -> dict[str, Any]:
+    """What stands in place of the record of a source that failed alone."""
     return {
         "source": name, "record": None, "valid": False, "finish_reason": "error",
         "confidence": {}, "evidence": {}, "error": error,

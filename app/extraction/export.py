@@ -1,4 +1,7 @@
-"""Records as files: JSONL keeps everything, CSV and Parquet have one row a source and one column a field."""
+"""Records as files: JSONL keeps everything, CSV and Parquet have one row a source and one column a field.
+
+What stood beside the text in a table (an id, say) is the record's `row` in JSONL and columns of its own elsewhere.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ import io
 import json
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 Path = tuple[str, ...]  # the keys that lead to a field
@@ -67,21 +70,27 @@ def _is_text(record: Mapping[str, Any]) -> bool:
 
 def make_rows(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """One flat row a record, all with the same columns: objects are spread as `a.b`, lists stay JSON text."""
-    flat = [dict(_flatten(each.get("record"))) for each in records]
     about = [name for name in ABOUT if name != "error" or any("error" in each for each in records)]
-    columns = _name_columns(dict.fromkeys(path for row in flat for path in row), about)
+    given: list[dict[Path, Any]] = [
+        {(name,): cell for name, cell in each.get("row", {}).items()} for each in records
+    ]
+    found = [dict(_flatten(each.get("record"))) for each in records]
+    given_names = _name_columns(given, "row", about)
+    found_names = _name_columns(found, "record", [*about, *given_names.values()])
     return [
-        {name: each.get(name) for name in about} | {name: row.get(path) for path, name in columns.items()}
-        for each, row in zip(records, flat, strict=True)
+        {name: each.get(name) for name in about}
+        | {name: own.get(path) for path, name in given_names.items()}
+        | {name: row.get(path) for path, name in found_names.items()}
+        for each, own, row in zip(records, given, found, strict=True)
     ]
 
 
-def _name_columns(paths: Iterable[Path], about: Sequence[str]) -> dict[Path, str]:
-    """A name for each field, none twice: a key may hold a dot, or be called as a column about the run."""
+def _name_columns(rows: Sequence[Mapping[Path, Any]], origin: str, before: Sequence[str]) -> dict[Path, str]:
+    """A name for each field, none twice: a key may hold a dot, or be called as a column before it."""
     names: dict[Path, str] = {}
-    taken = set(about)
-    for path in paths:
-        name = base = f"record.{path[0]}" if path[0] in about and len(path) == 1 else ".".join(path)
+    taken = set(before)
+    for path in dict.fromkeys(path for row in rows for path in row):
+        name = base = f"{origin}.{path[0]}" if path[0] in before and len(path) == 1 else ".".join(path)
         number = 1
         while name in taken:
             number += 1

@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from app.extraction import ExtractionResult, Extractor, Schema
+from app.extraction.batch import describe_failure
 from app.extraction.chunks import extract_whole
-from app.extraction.sources import Row
+from app.extraction.sources import FILE_COLUMN, Row
 from engine import EngineDead, EngineError
 
 # Enough to fill the engine's batch; the rest waits here, not in the engine's bounded queue.
@@ -62,15 +63,21 @@ class BatchRun:
             if not text.strip():
                 raise ValueError(f"the column {self.column!r} is empty in this row")
             result = await extract_whole(extractor, schema, text, source=row.name, cache_salt=salt)
-            self.records[index] = result.to_json()
+            self.records[index] = result.to_json() | self._others(row)
             self._count(result)
         except EngineDead:
             raise
         except (EngineError, ValueError) as error:
-            self.records[index] = {
-                "source": row.name, "record": None, "valid": False, "finish_reason": "error",
-                "confidence": {}, "evidence": {}, "error": str(error),
-            }  # fmt: skip
+            self.records[index] = describe_failure(row.name, str(error)) | self._others(row)
+
+    def _others(self, row: Row) -> dict[str, dict[str, str]]:
+        """The columns beside the text: what tells whose record it is, an id for example."""
+        others = {
+            name: cell
+            for name, cell in row.cells.items()
+            if name != self.column and (name, cell) != (FILE_COLUMN, row.name)
+        }
+        return {"row": others} if others else {}
 
     def _count(self, result: ExtractionResult) -> None:
         if result.output is not None:

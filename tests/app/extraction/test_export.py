@@ -133,6 +133,19 @@ def test_no_field_hides_another_of_the_same_name() -> None:
     assert (row["source"], row["record.source"], row["record.source (2)"]) == ("x", "mine", "deep")
 
 
+def test_what_stood_beside_the_text_comes_before_the_record() -> None:
+    first = {
+        "source": "x",
+        "valid": True,
+        "row": {"id": "7", "source": "mail"},
+        "record": {"id": 9, "city": "Ulm"},
+    }
+    second = {"source": "y", "valid": True, "record": {"city": "Bonn"}}
+    one, two = make_rows([first, second])
+    assert list(one) == ["source", "valid", "finish_reason", "id", "row.source", "record.id", "city"]
+    assert (one["id"], one["row.source"], one["record.id"], two["id"]) == ("7", "mail", 9, None)
+
+
 def test_a_key_that_a_spreadsheet_would_run_is_quoted() -> None:
     data = export([{"source": "x", "record": {"=HYPERLINK(1)": 1}}], "csv").decode("utf-8-sig")
     assert data.splitlines()[0].endswith(",'=HYPERLINK(1)")

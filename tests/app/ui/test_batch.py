@@ -58,6 +58,17 @@ async def test_every_row_ends_and_a_failed_one_fails_alone() -> None:
     assert batch.records[1]["error"] == "b is broken" and "is empty" in batch.records[2]["error"]
 
 
+async def test_a_record_keeps_what_stood_beside_its_text() -> None:
+    rows = (
+        Row("t.csv line 2", {"id": "7", "text": "Ada, 36"}),
+        Row("t.csv line 3", {"id": "8", "text": ""}),
+        Row("note.txt", {"file": "note.txt", "text": "Bob"}),
+    )
+    batch = BatchRun(rows, "text")
+    _ = [count async for count in batch.run(Extractor(FakeEngine()), {"type": "object"}, "salt")]
+    assert [record.get("row") for record in batch.ordered] == [{"id": "7"}, {"id": "8"}, None]
+
+
 async def test_a_row_longer_than_the_model_is_read_in_parts() -> None:
     engine = FakeEngine()
     batch = BatchRun((Row("long", {"text": "Ada is 36. " * 400}),), "text")
