@@ -1,4 +1,4 @@
-"""`python -m app extract --schema S FILE...`: one JSON record a line for every file.
+"""`python -m app extract --schema S FILE...`: one JSON record a line for every file, and every row of a table.
 
 With `--evaluate`, the figures of the model on documents whose records are known.
 """
@@ -16,13 +16,20 @@ from typing import Any
 from app.cli.evaluate import EXIT_SOME_FAILED, EvaluateConfig, evaluate
 from app.cli.talk import local_engine, plain_errors
 from app.config import UsageError, add_flags, make_config
-from app.extraction import Limits, add_bounds, explain_added, extract_records
+from app.extraction import Limits, Source, add_bounds, explain_added, extract_records
 from app.extraction.extractor import DEFAULT_LIMITS
-from app.extraction.sources import UnreadableSource, decode
+from app.extraction.sources import (
+    MAX_FILE_BYTES,
+    TABLE_TYPES,
+    TEXT_COLUMN,
+    UnreadableSource,
+    decode,
+    make_table,
+    read_rows,
+)
 from engine import EngineConfig
 from grammar import GrammarSpec
 
-MAX_FILE_BYTES = 16 * 2**20
 # The other settings of the evaluation, which mean nothing without it.
 EVALUATION_FLAGS = {item.name for item in fields(EvaluateConfig)} - {"evaluate", "ground", "limits"}
 
@@ -30,7 +37,17 @@ EVALUATION_FLAGS = {item.name for item in fields(EvaluateConfig)} - {"evaluate",
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The schema, the files, and the flags of the engine."""
     parser.add_argument("--schema", metavar="FILE", help="file with the JSON Schema of a record")
-    parser.add_argument("files", nargs="*", metavar="FILE", help="UTF-8 text files; - reads stdin")
+    parser.add_argument(
+        "files",
+        nargs="*",
+        metavar="FILE",
+        help="texts, PDFs, or tables (CSV, JSONL: a record a row); - reads stdin",
+    )
+    parser.add_argument(
+        "--column",
+        metavar="NAME",
+        help="the tables' column of texts; by default it is told by name or length",
+    )
     add_flags(parser, EvaluateConfig)
     add_flags(parser, EngineConfig)
 
@@ -43,8 +60,8 @@ def run(arguments: argparse.Namespace, start: float) -> int:
     """
     config = make_config(EvaluateConfig, vars(arguments))
     if config.evaluate:
-        if arguments.schema is not None or arguments.files:
-            raise UsageError("--evaluate has its own documents and takes neither --schema nor files")
+        if arguments.schema is not None or arguments.files or arguments.column is not None:
+            raise UsageError("--evaluate has its own documents and takes no --schema, files or --column")
         return asyncio.run(evaluate(config, vars(arguments)))
     idle = sorted(EVALUATION_FLAGS & vars(arguments).keys())
     if idle:
@@ -55,14 +72,14 @@ def run(arguments: argparse.Namespace, start: float) -> int:
         raise UsageError("stdin (-) can be read once, as the schema or as one of the files")
     # everything is read before the engine loads: a wrong name should not cost seconds
     schema = read_schema(arguments.schema)
-    sources = [(name, read_text(name)) for name in arguments.files]
+    sources = [source for name in arguments.files for source in read_sources(name, arguments.column)]
     limits = Limits() if config.limits else None
     return asyncio.run(extract(schema, sources, vars(arguments), config.ground, limits))
 
 
 async def extract(
     schema: dict[str, Any],
-    sources: list[tuple[str, str]],
+    sources: list[Source],
     given: dict[str, Any],
     ground: bool = False,
     limits: Limits | None = DEFAULT_LIMITS,
@@ -107,6 +124,27 @@ def read_schema(path: str) -> dict[str, Any]:
     with plain_errors():
         GrammarSpec.json_schema(text)  # the text: it may have a keyword twice
     return schema
+
+
+def read_sources(path: str, column: str | None = None) -> list[Source]:
+    """The texts of a file: of a table those of one column, else the one of the file, or of stdin for `-`.
+
+    Raises:
+        UsageError: it cannot be read, or has no such column.
+    """
+    if path == "-":
+        return [Source(path, read_text(path))]
+    try:
+        rows = read_rows(Path(path), path)
+    except UnreadableSource as error:
+        raise UsageError(str(error)) from error
+    if Path(path).suffix.lower() not in TABLE_TYPES:
+        return [row.pick(TEXT_COLUMN) for row in rows]
+    table = make_table(rows)
+    if column is not None and column not in table.columns:
+        raise UsageError(f"--column {column}: {path} has the columns {', '.join(table.columns)}")
+    picked = column or table.pick_text_column() or TEXT_COLUMN
+    return [row.pick(picked) for row in table.rows]
 
 
 def read_text(path: str) -> str:

@@ -6,6 +6,7 @@ from app.extraction.extractor import ExtractionResult, Extractor, PartialExtract
 from app.extraction.grounding import Evidence
 from app.extraction.json_spans import Leaf
 from app.extraction.prompt import Schema, make_messages
+from app.extraction.sources import Source
 
 __all__ = [
     "Bound",
@@ -17,6 +18,7 @@ __all__ = [
     "Limits",
     "PartialExtraction",
     "Schema",
+    "Source",
     "TextTooLong",
     "add_bounds",
     "describe_added",

@@ -1,4 +1,4 @@
-"""Many sources, one schema: what `python -m app extract` runs."""
+"""Many sources, one schema: what `python -m app extract` runs, and one of them, as the Batch tab does."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from typing import Any
 
 from app.extraction.bounds import Limits
 from app.extraction.chunks import extract_whole
-from app.extraction.extractor import DEFAULT_LIMITS, Extractor
+from app.extraction.extractor import DEFAULT_LIMITS, ExtractionResult, Extractor
 from app.extraction.prompt import Schema
 from app.extraction.schema_check import SchemaChecker
+from app.extraction.sources import Source, UnreadableSource
 from engine import Engine, EngineDead, EngineError
 from grammar import GrammarError
 
@@ -22,13 +23,13 @@ MAX_CONCURRENT = 16
 async def extract_records(
     engine: Engine,
     schema: Schema,
-    sources: Iterable[tuple[str, str]],
+    sources: Iterable[Source],
     *,
     max_concurrent: int = MAX_CONCURRENT,
     ground: bool = False,
     limits: Limits | None = DEFAULT_LIMITS,
 ) -> AsyncIterator[dict[str, Any]]:
-    """Yield one JSON-able dict per (name, text), in the order of the sources, several running at once.
+    """Yield one JSON-able dict per source, in the order of the sources, several running at once.
 
     A source longer than the model is read in parts. One that fails alone (of too many parts, say, or with limits of its
     own that cannot be enforced) yields a record of None with its `error`; the others go on.
@@ -45,7 +46,7 @@ async def extract_records(
     try:
         while True:
             while len(running) < max_concurrent and (item := next(waiting, None)) is not None:
-                running.append(asyncio.ensure_future(_extract_one(extractor, schema, *item)))
+                running.append(asyncio.ensure_future(_extract(extractor, schema, item)))
             if not running:
                 return
             yield await running.pop(0)
@@ -55,20 +56,32 @@ async def extract_records(
         await asyncio.gather(*running, return_exceptions=True)
 
 
-async def _extract_one(extractor: Extractor, schema: Schema, name: str, text: str) -> dict[str, Any]:
-    if not text.strip():
-        return describe_failure(name, "the text is empty: there is nothing to extract")
+async def _extract(extractor: Extractor, schema: Schema, source: Source) -> dict[str, Any]:
+    record, _ = await extract_source(extractor, schema, source)
+    return record
+
+
+async def extract_source(
+    extractor: Extractor, schema: Schema, source: Source, *, cache_salt: str | None = None
+) -> tuple[dict[str, Any], ExtractionResult | None]:
+    """The record of one source as a JSON-able dict, and its result; without one where the source fails alone.
+
+    Raises:
+        EngineDead: the engine is gone.
+    """
+    result, name, text = None, source.name, source.text
     try:
-        return (await extract_whole(extractor, schema, text, source=name)).to_json()
+        if source.error is not None:
+            raise UnreadableSource(source.error)
+        if not text.strip():
+            raise UnreadableSource("the text is empty: there is nothing to extract")
+        result = await extract_whole(extractor, schema, text, source=name, cache_salt=cache_salt)
+        record = result.to_json()
     except EngineDead:
         raise
-    except (EngineError, GrammarError) as error:
-        return describe_failure(name, str(error))
-
-
-def describe_failure(name: str, error: str) -> dict[str, Any]:
-    """What stands in place of the record of a source that failed alone."""
-    return {
-        "source": name, "record": None, "valid": False, "finish_reason": "error",
-        "confidence": {}, "evidence": {}, "error": error,
-    }  # fmt: skip
+    except (EngineError, GrammarError, UnreadableSource) as error:
+        record = {
+            "source": name, "record": None, "valid": False, "finish_reason": "error",
+            "confidence": {}, "evidence": {}, "error": str(error),
+        }  # fmt: skip
+    return record | ({"row": source.others} if source.others else {}), result

@@ -24,6 +24,7 @@ MAX_ROWS = 100_000
 # csv refuses longer cells by default, and long texts are what this is for.
 MAX_CELL_CHARS = MAX_FILE_BYTES
 FILE_COLUMN, TEXT_COLUMN = "file", "text"
+TABLE_TYPES = (".csv", ".tsv", ".jsonl", ".ndjson")
 # Names that a column of texts often has, best first; otherwise the column with the longest texts is taken.
 TEXT_NAMES = ("text", "content", "body", "document", "message", "description")
 # What damaged files raise inside pypdf beside its own errors; found by changing files at random.
@@ -51,12 +52,28 @@ class UnreadableSource(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
+class Source:
+    """One text to extract from; `others` is what stood beside it in its table, `error` why there is no text."""
+
+    name: str
+    text: str
+    others: dict[str, str] = field(default_factory=dict)
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Row:
-    """One text to extract from, by the columns of its file; `error` when the file could not be read."""
+    """A line of a table, or a whole file, by its columns; `error` when it could not be read."""
 
     name: str
     cells: dict[str, str] = field(default_factory=dict)
     error: str | None = None
+
+    def pick(self, column: str) -> Source:
+        """The text of that column; a file's own name is no news beside it."""
+        own = (column, FILE_COLUMN if self.cells.get(FILE_COLUMN) == self.name else column)
+        others = {name: cell for name, cell in self.cells.items() if name not in own}
+        return Source(self.name, self.cells.get(column, ""), others, self.error)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,31 +107,35 @@ def read_table(paths: Iterable[str | Path]) -> Table:
             rows.append(Row(path.name, error=str(error)))
         if len(rows) > MAX_ROWS:
             raise UnreadableSource(f"there are more than {MAX_ROWS:,} rows; split the files")
+    return make_table(rows)
+
+
+def make_table(rows: Sequence[Row]) -> Table:
+    """These rows with the columns that any of them has."""
     columns = dict.fromkeys(column for row in rows for column in row.cells)
     return Table(tuple(rows), tuple(columns))
 
 
-def read_rows(path: Path) -> list[Row]:
-    """The rows of one file.
+def read_rows(path: Path, name: str | None = None) -> list[Row]:
+    """The rows of one file, which goes by `name` or else by its own.
 
     Raises:
         UnreadableSource: it is too large, not what its name says, or empty.
     """
+    name, suffix = name or path.name, path.suffix.lower()
     try:
-        if path.stat().st_size > MAX_FILE_BYTES:
-            raise UnreadableSource(f"{path.name} is larger than {MAX_FILE_BYTES >> 20} MiB")
-        data = path.read_bytes()
+        with path.open("rb") as file:  # bounded: a pipe does not tell its size
+            data = file.read(MAX_FILE_BYTES + 1)
     except OSError as error:
-        raise UnreadableSource(f"{path.name} cannot be read: {error.strerror}") from error
-    suffix = path.suffix.lower()
+        raise UnreadableSource(f"{name} cannot be read: {error.strerror}") from error
+    if len(data) > MAX_FILE_BYTES:
+        raise UnreadableSource(f"{name} is larger than {MAX_FILE_BYTES >> 20} MiB")
     if suffix == ".pdf":
-        return [Row(path.name, {FILE_COLUMN: path.name, TEXT_COLUMN: read_pdf(data, path.name)})]
-    text = decode(data, path.name)
-    if suffix in (".csv", ".tsv"):
-        return _read_csv(text, path.name)
-    if suffix in (".jsonl", ".ndjson"):
-        return _read_jsonl(text, path.name)
-    return [Row(path.name, {FILE_COLUMN: path.name, TEXT_COLUMN: text})]
+        return [Row(name, {FILE_COLUMN: name, TEXT_COLUMN: read_pdf(data, name)})]
+    text = decode(data, name)
+    if suffix in TABLE_TYPES:
+        return _read_csv(text, name) if suffix in (".csv", ".tsv") else _read_jsonl(text, name)
+    return [Row(name, {FILE_COLUMN: name, TEXT_COLUMN: text})]
 
 
 def decode(data: bytes, name: str) -> str:

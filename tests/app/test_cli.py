@@ -187,6 +187,24 @@ def test_extract_prints_one_json_line_per_file(
     assert "[2/2]" in printed.err
 
 
+@pytest.mark.parametrize(("flags", "beside"), [([], {"id": "7", "note": "x"}), (["--column", "note"], None)])
+def test_extract_prints_a_line_per_row_of_a_table(
+    fake_local: FakeEngine, flags: list[str], beside: Any, schema_file: Path, tmp_path: Path, capsys: Any
+) -> None:
+    (tmp_path / "t.csv").write_text("id,text,note\n7,Ada is 36,x\n8,Bob is 7,y\n")
+    assert main(["extract", "--schema", str(schema_file), *flags, str(tmp_path / "t.csv")]) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [line["source"] for line in lines] == [f"{tmp_path}/t.csv row 1", f"{tmp_path}/t.csv row 2"]
+    assert lines[0]["row"] == (beside or {"id": "7", "text": "Ada is 36"})
+    assert ("Ada is 36" in fake_local.requests[0].prompt) == (not flags)
+
+
+def test_extract_names_the_columns_of_a_table(schema_file: Path, tmp_path: Path, capsys: Any) -> None:
+    (tmp_path / "t.csv").write_text("id,body\n7,Ada\n")
+    assert main(["extract", "--schema", str(schema_file), "--column", "x", str(tmp_path / "t.csv")]) == 2
+    assert "--column x" in (said := capsys.readouterr().err) and "has the columns id, body" in said
+
+
 @pytest.mark.parametrize(("flags", "pattern"), [([], "^(19|20)"), (["--no-limits"], None)])
 def test_extract_names_the_limits_that_it_adds(
     fake_local: FakeEngine, tmp_path: Path, capsys: Any, flags: list[str], pattern: str | None

@@ -9,13 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from app.extraction import ExtractionResult, Extractor, Schema
-from app.extraction.batch import describe_failure
-from app.extraction.chunks import extract_whole
-from app.extraction.sources import FILE_COLUMN, Row
-from engine import EngineDead, EngineError
-
-# Enough to fill the engine's batch; the rest waits here, not in the engine's bounded queue.
-MAX_CONCURRENT = 16
+from app.extraction.batch import MAX_CONCURRENT, extract_source
+from app.extraction.sources import Row
 
 
 @dataclass(slots=True)
@@ -55,29 +50,10 @@ class BatchRun:
             await asyncio.gather(*running, return_exceptions=True)
 
     async def _extract(self, index: int, extractor: Extractor, schema: Schema, salt: str) -> None:
-        row = self.rows[index]
-        text = row.cells.get(self.column, "")
-        try:
-            if row.error is not None:
-                raise ValueError(row.error)
-            if not text.strip():
-                raise ValueError(f"the column {self.column!r} is empty in this row")
-            result = await extract_whole(extractor, schema, text, source=row.name, cache_salt=salt)
-            self.records[index] = result.to_json() | self._others(row)
+        source = self.rows[index].pick(self.column)
+        self.records[index], result = await extract_source(extractor, schema, source, cache_salt=salt)
+        if result is not None:
             self._count(result)
-        except EngineDead:
-            raise
-        except (EngineError, ValueError) as error:
-            self.records[index] = describe_failure(row.name, str(error)) | self._others(row)
-
-    def _others(self, row: Row) -> dict[str, dict[str, str]]:
-        """The columns beside the text: what tells whose record it is, an id for example."""
-        others = {
-            name: cell
-            for name, cell in row.cells.items()
-            if name != self.column and (name, cell) != (FILE_COLUMN, row.name)
-        }
-        return {"row": others} if others else {}
 
     def _count(self, result: ExtractionResult) -> None:
         if result.output is not None:
