@@ -12,7 +12,7 @@ from app import __version__
 from app.api.call import list_request_ids
 from app.api.context import ApiContext, context_of
 from app.api.errors import ApiError, scrub
-from app.api.gate import find_key, read_key
+from app.api.gate import find_key, read_keys
 from engine import EngineDead
 
 
@@ -31,20 +31,29 @@ class AbortBody(BaseModel):
 
 
 def require_admin(request: Request, context: Annotated[ApiContext, Depends(context_of)]) -> ApiContext:
-    """Let the admin key through.
+    """Let the admin key through, and query parameters that the route has.
 
     Raises:
-        ApiError: 404 without an admin key in the settings, 401 without it in the request.
+        ApiError: 404 without an admin key in the settings, 401 without it in the request, 400 for another parameter.
     """
     key = context.config.admin_key
     if key is None:
         raise ApiError(
             404, "admin routes are off; the server was started without an admin key", code="route_not_found"
         )
-    given = read_key(request.headers.get("authorization", "").encode("latin-1"))
-    if not find_key(given, (key.encode(),)):
+    if not any(find_key(given, (key.encode(),)) for given in read_keys(dict(request.headers.raw))):
         raise ApiError(401, "this route needs the admin key", code="invalid_api_key")
+    _check_query(request)
     return context
+
+
+def _check_query(request: Request) -> None:
+    known = [param.alias for param in request.scope["route"].dependant.query_params]
+    wrong = next((name for name in request.query_params if name not in known), None)
+    if wrong is not None:
+        told = f"known are {', '.join(known)}" if known else "this route has none"
+        message = f"{wrong[:80]} is not a known query parameter; {told}"
+        raise ApiError(400, message, wrong[:80], "unknown_field")
 
 
 router = APIRouter()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Coroutine, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
@@ -32,6 +32,7 @@ class Call:
     """A validated request: prompts, sampling, and the ids and names that its reply carries.
 
     Attributes:
+        given: the prompts as the request has them, for a reply that repeats them.
         judge: there when something is to be found out about choices that have ended.
     """
 
@@ -46,6 +47,7 @@ class Call:
     tools: ToolUse | None = None
     thinking: Thinking | None = None
     judge: Judge | None = None
+    given: Sequence[Prompt] = ()
     created: int = field(default_factory=lambda: int(time.time()))
 
     async def generate(self, index: int = 0) -> AsyncGenerator[RequestOutput]:

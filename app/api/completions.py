@@ -55,7 +55,7 @@ async def prepare(body: CompletionRequest, visit: Visit, context: ApiContext) ->
     if body.best_of not in (None, 1, sampling.n):
         message = f"best_of={body.best_of} must be n={sampling.n}: every text that is drawn is in the reply"
         raise ApiError(400, message[:200], "best_of", "unsupported_field")
-    prompts = read_prompts(_new_document(context) if body.prompt is None else body.prompt)
+    given = prompts = read_prompts(_new_document(context) if body.prompt is None else body.prompt)
     if len(prompts) * sampling.n > MAX_CHOICES:
         message = f"{len(prompts)} prompts with n={sampling.n} are more than {MAX_CHOICES} choices"
         raise ApiError(400, message, "n", "invalid_value")
@@ -63,7 +63,9 @@ async def prepare(body: CompletionRequest, visit: Visit, context: ApiContext) ->
         prompts = [p if isinstance(p, list) else await encode_bare(p, context) for p in prompts]
     reply_id = make_reply_id("cmpl-", visit, body)
     judge = make_judge(context, constraint)
-    return Call(context, visit, body, reply_id, model, prompts, sampling, constraint, judge=judge)
+    return Call(
+        context, visit, body, reply_id, model, prompts, sampling, constraint, judge=judge, given=given
+    )
 
 
 def _new_document(context: ApiContext) -> list[int]:
@@ -99,7 +101,7 @@ async def finish_all(call: Call) -> list[RequestOutput]:
 def whole_reply(call: Call, outputs: list[RequestOutput]) -> dict[str, Any]:
     """The text_completion object; choices are numbered through all prompts."""
     choices = [
-        _choice(call, number * call.sampling.n + choice.index, output, choice)
+        _choice(call, number, output, choice)
         for number, output in enumerate(outputs)
         for choice in output.outputs
     ]
@@ -123,19 +125,20 @@ def without_hidden(call: Call, choice: CompletionOutput) -> CompletionOutput:
     return replace(choice, text="", token_ids=[], finish_reason=reason, stop_reason=None)
 
 
-def prompt_text(call: Call, output: RequestOutput) -> str:
-    """The prompt as text, also when it came as token ids."""
-    if output.prompt is not None:
-        return output.prompt
+def prompt_text(call: Call, number: int, output: RequestOutput) -> str:
+    """The prompt of that number as it was written; one of token ids is decoded."""
+    given = call.given[number]
+    if isinstance(given, str):
+        return given
     tokenizer = call.context.engine.tokenizer
     return "" if tokenizer is None else tokenizer.decode(output.prompt_token_ids)
 
 
-def _choice(call: Call, index: int, output: RequestOutput, choice: CompletionOutput) -> dict[str, Any]:
+def _choice(call: Call, number: int, output: RequestOutput, choice: CompletionOutput) -> dict[str, Any]:
     choice = without_hidden(call, choice)
-    echo = prompt_text(call, output) if call.body.echo else ""
+    echo = prompt_text(call, number, output) if call.body.echo else ""
     entry: dict[str, Any] = {
-        "index": index,
+        "index": number * call.sampling.n + choice.index,
         "text": echo + choice.text,
         "logprobs": _logprobs(call, output, choice, echo),
         "finish_reason": choice.finish_reason,
@@ -188,7 +191,7 @@ def _events(call: Call, chunks: Chunks, number: int, output: RequestOutput, is_f
     base = number * call.sampling.n
     parts = []
     if is_first:
-        echo = prompt_text(call, output) if call.body.echo else ""
+        echo = prompt_text(call, number, output) if call.body.echo else ""
         parts += [chunks.first(base + index, output, echo) for index in range(call.sampling.n)]
     for choice in output.outputs:
         if not is_scoring(call):

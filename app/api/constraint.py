@@ -17,6 +17,8 @@ PropertyOrder = Literal["schema", "any"]
 # the names other engines give to the backends
 BACKENDS = {"guidance": "llguidance", "outlines": "outlines_core", "auto": None}
 
+# the constraints whose texts have spaces between their parts
+SPACED = ("json", "json_object", "xml", "structural_tag")
 TAG_PARTS = ("format", "structures", "triggers")
 
 
@@ -110,6 +112,7 @@ def _structured_outputs(body: GenerationFields) -> Candidates:
             )
     if not candidates:
         raise ApiError(400, "structured_outputs names no constraint", "structured_outputs", "missing_field")
+    _check_whitespace(asked, {param.removeprefix("structured_outputs.") for param, _ in candidates})
     return candidates
 
 
@@ -163,6 +166,18 @@ def _whitespace(asked: StructuredOutputs) -> Whitespace:
     if asked.disable_any_whitespace:
         return "compact"
     return asked.whitespace or "spaced"
+
+
+def _check_whitespace(asked: StructuredOutputs, kinds: set[str]) -> None:
+    """Refuse a word about spaces where a constraint has none to choose, and two that differ."""
+    given = {"whitespace": asked.whitespace, "disable_any_whitespace": asked.disable_any_whitespace or None}
+    told = [f"structured_outputs.{name}={value!r}" for name, value in given.items() if value is not None]
+    if told and kinds.isdisjoint(SPACED):
+        message = f"{told[0]} belongs to {', '.join(SPACED[:-1])} or {SPACED[-1]}"
+        raise ApiError(400, message, "structured_outputs", "invalid_value")
+    if len(told) == 2 and asked.whitespace != "compact":
+        message = f"{' and '.join(told)} exclude each other"
+        raise ApiError(400, message, "structured_outputs", "invalid_value")
 
 
 def _backend(name: str | None, param: str) -> str | None:

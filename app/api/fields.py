@@ -2,14 +2,15 @@
 
 A field that would change the answer is never dropped: known ones that cannot be honoured, those of another route, and
 unknown ones that look like a constraint are a 400, unless they are null or false. OpenAI's bookkeeping fields change
-nothing and are ignored. Any other unknown field is ignored, as vLLM does, and named in the log.
+nothing and are ignored. Any other unknown field is ignored, as vLLM does, and named in the log. Within a group of
+fields, such as stream_options, an unknown one is a 400.
 """
 
 from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from app.api.errors import ApiError
@@ -138,6 +139,21 @@ def check_extra_fields(extra: Mapping[str, Any] | None) -> None:
             unknown.append(name[:80].encode("unicode_escape").decode())
     if unknown:
         logger.info("ignored unknown request fields: %s", ", ".join(unknown[:MAX_LOGGED_FIELDS]))
+
+
+def check_names(where: str, given: Mapping[str, Any], known: Sequence[str]) -> None:
+    """Refuse an unknown name in a group of fields, as in stream_options; null asks for nothing.
+
+    Args:
+        where: the group's place in the request.
+
+    Raises:
+        ApiError: 400 naming the field, and those that are known.
+    """
+    wrong = next((name for name, value in given.items() if name not in known and value is not None), None)
+    if wrong is not None:
+        message = f"{where}.{wrong[:80]} is not a known field; known are {', '.join(known)}"
+        raise ApiError(400, message, re.split(r"[.\[]", where)[0], "unknown_field")
 
 
 def is_empty(value: object) -> bool:

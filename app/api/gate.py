@@ -16,7 +16,7 @@ import re
 import secrets
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -106,8 +106,8 @@ class Gate:
         """The number of the request's key, counted from 1; 0 when none is needed."""
         if not self.keys:
             return 0
-        given = headers.get(b"x-api-key") or read_key(headers.get(b"authorization", b""))
-        number = find_key(given, self.keys)
+        given = read_keys(headers)
+        number = max((find_key(key, self.keys) for key in given), default=0)
         if not number:
             what = "the API key is wrong" if given else "an API key is needed: send Authorization: Bearer KEY"
             raise ApiError(401, what, code="invalid_api_key")
@@ -180,6 +180,12 @@ def find_key(given: bytes, keys: Iterable[bytes]) -> int:
     """Number of the key, counted from 1, or 0; in constant time: how long it takes says nothing about any key."""
     matches = [secrets.compare_digest(given, key) for key in keys]
     return matches.index(True) + 1 if any(matches) else 0
+
+
+def read_keys(headers: Mapping[bytes, bytes]) -> list[bytes]:
+    """The keys that a request brings: one right one among them will do."""
+    found = (headers.get(b"x-api-key", b""), read_key(headers.get(b"authorization", b"")))
+    return [key for key in found if key]
 
 
 def read_key(authorization: bytes) -> bytes:

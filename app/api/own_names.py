@@ -28,7 +28,7 @@ def own_names(renamed: Mapping[str, str]) -> Iterator[None]:
     except (ApiError, InvalidRequest, GrammarError) as error:
         known = to_api_error(error)
         # a field that this route does not know was written by the client, under just that name
-        is_own = known.code == "unknown_field"
+        is_own = known.code == "unknown_field" and str(known).startswith(f"{known.param} ")
         message = rename(str(known), known.param or "", renamed, is_own)
         param = known.param if is_own else renamed.get(known.param or "", known.param)
         if (message, param) == (str(known), known.param):

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from app.api.errors import ApiError
-from app.api.fields import UNSUPPORTED, check_extra_fields
+from app.api.fields import UNSUPPORTED, check_extra_fields, check_names
 
 MAX_IDS = 1024
 MAX_MESSAGES = 4096
@@ -20,19 +20,57 @@ Strings = Annotated[list[str], Field(max_length=MAX_IDS)]
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
-class StreamOptions(BaseModel):
-    """What a stream carries beside its text."""
+class Fields(BaseModel):
+    """Fields of a request; one that may be left out is left out by null, too."""
 
-    model_config = ConfigDict(strict=True)
+    # strict: "0.7" is no number and true is no integer
+    model_config = ConfigDict(strict=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def drop_nulls(cls, given: Any) -> Any:
+        if not isinstance(given, dict):
+            return given
+        optional = {
+            field.alias or name for name, field in cls.model_fields.items() if not field.is_required()
+        }
+        return {name: value for name, value in given.items() if value is not None or name not in optional}
+
+
+class Options(Fields):
+    """A group of fields within a request; unknown ones are a 400.
+
+    Attributes:
+        PLACE: where the request has it, for errors.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+    PLACE: ClassVar[str]
+
+    @model_validator(mode="before")
+    @classmethod
+    def refuse_unknown(cls, given: Any) -> Any:
+        if not isinstance(given, dict):
+            return given
+        known = [field.alias or name for name, field in cls.model_fields.items()]
+        check_names(cls.PLACE, given, known)
+        return {name: value for name, value in given.items() if name in known}
+
+
+class StreamOptions(Options):
+    """What a stream carries beside its text; there is no obfuscation, whatever include_obfuscation says."""
+
+    PLACE = "stream_options"
 
     include_usage: bool = False
     continuous_usage_stats: bool = False
+    include_obfuscation: bool = False
 
 
-class JsonSchemaFormat(BaseModel):
+class JsonSchemaFormat(Options):
     """The schema of a response_format; `strict` changes nothing, a schema is always enforced."""
 
-    model_config = ConfigDict(strict=True)
+    PLACE = "response_format.json_schema"
 
     name: str | None = None
     description: str | None = None
@@ -40,10 +78,10 @@ class JsonSchemaFormat(BaseModel):
     strict: bool | None = None
 
 
-class ResponseFormat(BaseModel):
+class ResponseFormat(Options):
     """OpenAI's response_format."""
 
-    model_config = ConfigDict(strict=True, extra="forbid")
+    PLACE = "response_format"
 
     type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: JsonSchemaFormat | None = None
@@ -53,10 +91,10 @@ class ResponseFormat(BaseModel):
     triggers: list[Any] | None = None
 
 
-class StructuredOutputs(BaseModel):
+class StructuredOutputs(Options):
     """vLLM's structured_outputs: one constraint, and how to write it."""
 
-    model_config = ConfigDict(strict=True, extra="forbid")
+    PLACE = "structured_outputs"
 
     json_: dict[str, Any] | bool | str | None = Field(default=None, alias="json")
     regex: str | None = None
@@ -75,11 +113,11 @@ class StructuredOutputs(BaseModel):
     whitespace_pattern: str | None = None
 
 
-class GenerationFields(BaseModel):
+class GenerationFields(Fields):
     """What chat and text completions have in common."""
 
-    # strict: "0.7" is no number and true is no integer; extra fields are looked at in `check_fields`
-    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
+    # looked at in `check_fields`
+    model_config = ConfigDict(extra="allow")
 
     model: str | None = None
     n: int | None = None
@@ -167,10 +205,10 @@ class CompletionRequest(GenerationFields):
     best_of: int | None = None
 
 
-class TokenizeRequest(BaseModel):
+class TokenizeRequest(Fields):
     """POST /tokenize: a prompt or chat messages; fields that shape no prompt may be there, and change nothing."""
 
-    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
+    model_config = ConfigDict(extra="allow")
 
     model: str | None = None
     prompt: str | None = None
@@ -192,10 +230,8 @@ class TokenizeRequest(BaseModel):
         return self
 
 
-class DetokenizeRequest(BaseModel):
+class DetokenizeRequest(Fields):
     """POST /detokenize."""
-
-    model_config = ConfigDict(strict=True)
 
     model: str | None = None
     tokens: Annotated[list[int], Field(max_length=2**20)]

@@ -55,6 +55,9 @@ def _read_user(where: str, blocks: list[Any]) -> list[Json]:
             identity = _text(f"{where}[{i}].tool_use_id", block.get("tool_use_id"))
             content = block.get("content")
             text = "" if content is None else _join(f"{where}[{i}].content", content)
+            if _is_error(f"{where}[{i}].is_error", block.get("is_error")):
+                # chat templates have no other place for it
+                text = f"Error: {text}"
             results.append({"role": "tool", "tool_call_id": identity, "content": text})
         else:
             words.append(_text_of(f"{where}[{i}]", block))
@@ -108,6 +111,13 @@ def _text(where: str, value: object) -> str:
     if not isinstance(value, str):
         raise ApiError(400, f"{where} must be a text", _field_of(where), "invalid_value")
     return value
+
+
+def _is_error(where: str, value: object) -> bool:
+    if value is not None and not isinstance(value, bool):
+        message = f"{where}={str(value)[:40]!r} must be true or false"
+        raise ApiError(400, message, _field_of(where), "invalid_value")
+    return value is True
 
 
 def _kind_of(block: object) -> str:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import ConfigDict, Field, ValidationError
 
 from app.api.anthropic.messages import is_prefill, read_messages
+from app.api.anthropic.thinking import read_thinking
 from app.api.errors import ApiError, describe_fields
-from app.api.fields import check_extra_fields
-from app.api.protocol import MAX_MESSAGES, MAX_TOOLS, ChatRequest
+from app.api.fields import check_extra_fields, check_names
+from app.api.protocol import MAX_MESSAGES, MAX_TOOLS, ChatRequest, Fields
 from app.api.tools.use import TOOL_NAME
 
 Json = dict[str, Any]
@@ -33,15 +34,21 @@ UNSUPPORTED = {
     "mcp_servers": "tools are called by the client here",
     "context_management": "send the conversation as it is to be read",
 }
+# the last of them are for Anthropic's own machines
+TOOL_FIELDS = (
+    *("name", "description", "input_schema", "type", "strict"),
+    *("cache_control", "input_examples", "eager_input_streaming", "defer_loading", "allowed_callers"),
+)
+CHOICE_FIELDS = ("type", "disable_parallel_tool_use")
 TOOL_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 OUTPUT_CONFIG = ("format", "effort")
 EFFORTS = ("low", "medium", "high", "xhigh", "max")
 
 
-class MessagesRequest(BaseModel):
+class MessagesRequest(Fields):
     """POST /v1/messages; fields of chat completions not named here are in PASSED."""
 
-    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
+    model_config = ConfigDict(extra="allow")
 
     model: str
     messages: Annotated[list[dict[str, Any]], Field(min_length=1, max_length=MAX_MESSAGES)]
@@ -90,7 +97,7 @@ def make_chat_request(body: MessagesRequest) -> ChatRequest:
         "stream": body.stream,
         "response_format": _read_format(body),
         "reasoning_effort": _read_effort(body.output_config),
-        "chat_template_kwargs": _read_thinking(body.thinking, fields.get("chat_template_kwargs")),
+        **read_thinking(body.thinking, fields),
         **_read_tools(body.tools or [], body.tool_choice or {}),
     }
     try:
@@ -104,7 +111,7 @@ def _check_extra(extra: Mapping[str, Any]) -> Json:
         if name in UNSUPPORTED and value:
             message = f"{name} is not supported: {UNSUPPORTED[name]}"
             raise ApiError(400, message, name, "unsupported_field")
-        if name in ChatRequest.model_fields and name not in PASSED:
+        if name in ChatRequest.model_fields and name not in PASSED and value is not None:
             raise ApiError(400, f"{name} is not a field of this route", name, "unknown_field")
     known = {name: value for name, value in extra.items() if name in PASSED}
     check_extra_fields({n: v for n, v in extra.items() if n not in PASSED | IGNORED | UNSUPPORTED.keys()})
@@ -141,6 +148,7 @@ def _read_tool(where: str, tool: Json) -> Json:
         wrong = f"{where}.description must be a text"
     if wrong is not None:
         raise ApiError(400, wrong, "tools", "invalid_value")
+    check_names(where, tool, TOOL_FIELDS)
     function = {"name": name, "parameters": schema}
     return {
         "type": "function",
@@ -153,24 +161,24 @@ def _read_choice(choice: Json) -> str | Json:
     if kind == "tool":
         if not isinstance(choice.get("name"), str):
             raise ApiError(400, "tool_choice.name must be a text", "tool_choice", "invalid_value")
+        check_names("tool_choice", choice, (*CHOICE_FIELDS, "name"))
         return {"type": "function", "function": {"name": choice["name"]}}
     if not isinstance(kind, str) or kind not in TOOL_CHOICES:
         message = f"tool_choice.type={str(kind)[:40]!r} must be one of {', '.join([*TOOL_CHOICES, 'tool'])}"
         raise ApiError(400, message, "tool_choice", "invalid_value")
+    check_names("tool_choice", choice, CHOICE_FIELDS)
     return TOOL_CHOICES[kind]
 
 
 def _read_format(body: MessagesRequest) -> Json | None:
     """The schema of output_config.format, or of output_format, its older name."""
     config = body.output_config or {}
-    wrong = next((name for name in config if name not in OUTPUT_CONFIG and config[name] is not None), None)
-    if wrong is not None:
-        message = f"output_config.{wrong[:80]} is not supported; it can hold {' and '.join(OUTPUT_CONFIG)}"
-        raise ApiError(400, message, "output_config", "unknown_field")
+    check_names("output_config", config, OUTPUT_CONFIG)
     asked = config.get("format")
     if asked is not None and body.output_format is not None and asked != body.output_format:
         message = "output_config.format and output_format, its older name, ask for different things"
         raise ApiError(400, message, "output_format", "too_many_constraints")
+    where = "output_format" if asked is None else "output_config.format"
     asked = body.output_format if asked is None else asked
     if asked is None:
         return None
@@ -178,6 +186,7 @@ def _read_format(body: MessagesRequest) -> Json | None:
     if schema is None or asked.get("type") != "json_schema":
         message = 'output_config.format must be {"type": "json_schema", "schema": ...}'
         raise ApiError(400, message, "output_config", "invalid_value")
+    check_names(where, asked, ("type", "schema"))
     return {"type": "json_schema", "json_schema": {"name": "output", "schema": schema}}
 
 
@@ -188,15 +197,3 @@ def _read_effort(config: Json | None) -> str | None:
         message = f"output_config.effort={str(effort)[:40]!r} must be one of {', '.join(EFFORTS)}"
         raise ApiError(400, message, "output_config", "invalid_value")
     return effort
-
-
-def _read_thinking(thinking: Json | None, kwargs: Json | None) -> Json | None:
-    """Chat templates of models that think take enable_thinking; the others ignore it."""
-    if thinking is None:
-        return kwargs
-    kind = thinking.get("type")
-    if kind not in ("enabled", "disabled", "adaptive"):
-        message = f"thinking.type={str(kind)[:40]!r} must be one of enabled, disabled, adaptive"
-        raise ApiError(400, message, "thinking", "invalid_value")
-    # adaptive is up to the model, as without the field
-    return kwargs if kind == "adaptive" else {"enable_thinking": kind == "enabled", **(kwargs or {})}

@@ -30,7 +30,7 @@ class Conversation:
             self._add_item(f"input[{i}]", item)
 
     def _add_item(self, where: str, item: Mapping[str, Any]) -> None:
-        match item.get("type", "message"):
+        match item.get("type") or "message":
             case "message":
                 self._add(where, {"role": item.get("role"), "content": item.get("content")})
             case "function_call":

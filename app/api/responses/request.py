@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import ConfigDict, Field, ValidationError
 
 from app.api.errors import ApiError, describe_fields
-from app.api.protocol import MAX_MESSAGES, MAX_TOOLS, ChatRequest
+from app.api.fields import check_names
+from app.api.protocol import MAX_MESSAGES, MAX_TOOLS, ChatRequest, Fields, Options
 from app.api.responses.conversation import Conversation
 
 Json = dict[str, Any]
@@ -38,13 +39,15 @@ UNSUPPORTED = {
     "max_tool_calls": "every tool is called by the client, who can count",
     "context_management": "send the conversation as it is to be read",
 }
+# part of reasoning -> what it is here anyway
+REASONING_VALUES = {"context": ("auto", "current_turn"), "mode": ("standard",)}
 IGNORED_INCLUDES = ("reasoning.encrypted_content",)
 
 
-class TextFormat(BaseModel):
+class TextFormat(Options):
     """text.format: OpenAI's response_format, flat."""
 
-    model_config = ConfigDict(strict=True, extra="forbid")
+    PLACE = "text.format"
 
     type: Literal["text", "json_object", "json_schema"] = "text"
     name: str | None = None
@@ -53,19 +56,27 @@ class TextFormat(BaseModel):
     strict: bool | None = None
 
 
-class TextOptions(BaseModel):
+class TextOptions(Options):
     """The form of the text."""
 
-    model_config = ConfigDict(strict=True, extra="forbid")
+    PLACE = "text"
 
     format: TextFormat = Field(default_factory=TextFormat)
     verbosity: str | None = None
 
 
-class ResponsesRequest(BaseModel):
+class StreamOptions(Options):
+    """The usage is always there, and obfuscation never, whatever include_obfuscation says."""
+
+    PLACE = "stream_options"
+
+    include_obfuscation: bool = False
+
+
+class ResponsesRequest(Fields):
     """POST /v1/responses; fields of chat completions not named here are in PASSED."""
 
-    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
+    model_config = ConfigDict(extra="allow")
 
     model: str | None = None
     input: str | Annotated[list[dict[str, Any]], Field(min_length=1, max_length=MAX_MESSAGES)]
@@ -81,7 +92,7 @@ class ResponsesRequest(BaseModel):
     truncation: str | None = None
     metadata: dict[str, str] | None = None
     stream: bool | None = False
-    stream_options: dict[str, Any] | None = None
+    stream_options: StreamOptions | None = None
     reasoning: dict[str, Any] | None = None
 
 
@@ -93,10 +104,10 @@ def make_chat_request(body: ResponsesRequest) -> tuple[ChatRequest, dict[str, st
     """
     _check_unsupported(body)
     extra = body.model_extra or {}
-    for name in extra:
-        if name in ChatRequest.model_fields and name not in PASSED | UNSUPPORTED.keys():
+    for name, value in extra.items():
+        if value is not None and name in ChatRequest.model_fields and name not in PASSED | UNSUPPORTED.keys():
             raise ApiError(400, f"{name} is not a field of this route", name, "unknown_field")
-    fields: Json = {name: value for name, value in extra.items() if name not in UNSUPPORTED}
+    fields: Json = {n: v for n, v in extra.items() if n not in UNSUPPORTED and v is not None}
     conversation = Conversation(body.instructions, body.input)
     tools = body.tools or ()
     fields |= {
@@ -110,7 +121,7 @@ def make_chat_request(body: ResponsesRequest) -> tuple[ChatRequest, dict[str, st
         "tool_choice": _read_choice(body.tool_choice),
         "parallel_tool_calls": body.parallel_tool_calls,
         "stream": body.stream,
-        "reasoning_effort": (body.reasoning or {}).get("effort"),
+        "reasoning_effort": _read_effort(body.reasoning or {}),
     }
     places = {f"tools[{i}].function": f"tools[{i}]" for i in range(len(tools))}
     try:
@@ -130,6 +141,17 @@ def _check_unsupported(body: ResponsesRequest) -> None:
     if body.truncation not in (None, "disabled"):
         message = "truncation is not supported: a conversation that is too long is refused"
         raise ApiError(400, message, "truncation", "unsupported_field")
+
+
+def _read_effort(reasoning: Json) -> Any:
+    """How much the model is to think; what else may stand there changes nothing."""
+    check_names("reasoning", reasoning, ("effort", "summary", "generate_summary", *REASONING_VALUES))
+    for name, values in REASONING_VALUES.items():
+        if reasoning.get(name) not in (None, *values):
+            told = f"reasoning.{name}={str(reasoning[name])[:40]!r}"
+            message = f"{told} is not supported; it can be {' or '.join(values)}"
+            raise ApiError(400, message, "reasoning", "unsupported_field")
+    return reasoning.get("effort")
 
 
 def _read_format(asked: TextFormat) -> Json | None:
@@ -155,6 +177,7 @@ def _read_choice(choice: str | Mapping[str, Any] | None) -> str | Json | None:
     if choice is None or isinstance(choice, str):
         return choice
     if isinstance(choice, Mapping) and choice.get("type") == "allowed_tools":
+        check_names("tool_choice", choice, ("type", "mode", "tools"))
         tools = choice.get("tools")
         nested = [_read_choice(tool) for tool in tools] if isinstance(tools, list) else tools
         return {"type": "allowed_tools", "allowed_tools": {"mode": choice.get("mode"), "tools": nested}}
@@ -165,6 +188,7 @@ def _read_choice(choice: str | Mapping[str, Any] | None) -> str | Json | None:
     ):
         message = 'tool_choice must be {"type": "function", "name": ...}'
         raise ApiError(400, message, "tool_choice", "invalid_value")
+    check_names("tool_choice", choice, ("type", "name"))
     return {"type": "function", "function": {"name": choice["name"]}}
 
 

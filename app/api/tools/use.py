@@ -19,6 +19,7 @@ from typing import Any
 
 from app.api.constraint import Constraint
 from app.api.errors import ApiError, to_api_error
+from app.api.fields import check_names
 from app.api.protocol import ChatRequest
 from engine import SamplingParams
 from grammar import (
@@ -38,6 +39,11 @@ MAX_PARALLEL_CALLS = 16
 TOOL_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 # where a grammar of calls holds the schema of a tool, by its number
 IN_SCHEMA = re.compile(r"/format(?:/\w+)*?/(?:elements|tags)/(\d+)/content(?:/json_schema)?")
+# the second line: OpenAI's, of the Responses API
+FUNCTION_FIELDS = (
+    *("name", "description", "parameters", "strict"),
+    *("output_schema", "defer_loading", "allowed_callers", "async"),
+)
 NO_PARAMETERS: Json = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
@@ -190,6 +196,8 @@ def _read_tool(where: str, tool: Mapping[str, Any]) -> Tool:
             raise ApiError(400, message, "tools", "unknown_field")
     parameters = function.get("parameters")
     if parameters is None:
+        # an unknown name is likely to be theirs; beside them it is for the chat template, which sees all of them
+        check_names(f"{where}.function", function, FUNCTION_FIELDS)
         parameters = NO_PARAMETERS
     if not isinstance(parameters, dict):
         raise ApiError(400, f"{where}.function.parameters must be a JSON Schema", "tools", "invalid_value")
@@ -213,30 +221,32 @@ def _read_choice(choice: str | Mapping[str, Any] | None, names: Sequence[str]) -
             raise ApiError(400, "tool_choice required needs tools", "tool_choice", "invalid_value")
         return choice
     if choice.get("type") == "allowed_tools":
+        check_names("tool_choice", choice, ("type", "allowed_tools"))
         return _read_allowed(choice.get("allowed_tools"), names)
     return f"function:{_read_name(choice, names)}"
 
 
 def _read_allowed(allowed: object, names: Sequence[str]) -> Allowed:
-    tools = allowed.get("tools") if isinstance(allowed, dict) else None
-    mode = allowed.get("mode") if isinstance(allowed, dict) else None
+    allowed = allowed if isinstance(allowed, dict) else {}
+    tools, mode = allowed.get("tools"), allowed.get("mode")
     if not isinstance(tools, list) or not tools or mode not in ("auto", "required"):
         message = (
             'tool_choice.allowed_tools must be {"mode": "auto" or "required", "tools": [...]}, with a tool'
         )
         raise ApiError(400, message, "tool_choice", "invalid_value")
+    check_names("tool_choice.allowed_tools", allowed, ("mode", "tools"))
     return Allowed(mode, frozenset(_read_name(tool, names) for tool in tools))
 
 
 def _read_name(choice: object, names: Sequence[str]) -> str:
     """The name of a tool that there is."""
-    function = (
-        choice.get("function") if isinstance(choice, dict) and choice.get("type") == "function" else None
-    )
-    name = function.get("name") if isinstance(function, dict) else None
-    if not isinstance(name, str):
+    choice = choice if isinstance(choice, dict) and choice.get("type") == "function" else {}
+    function = choice.get("function")
+    if not isinstance(function, dict) or not isinstance(name := function.get("name"), str):
         message = 'tool_choice must be {"type": "function", "function": {"name": ...}}'
         raise ApiError(400, message, "tool_choice", "invalid_value")
+    check_names("tool_choice", choice, ("type", "function"))
+    check_names("tool_choice.function", function, ("name",))
     if name not in names:
         message = f"tool_choice names {name[:80]!r}, which is not among the tools"
         raise ApiError(400, message, "tool_choice", "invalid_value")

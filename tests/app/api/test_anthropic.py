@@ -129,6 +129,22 @@ async def test_results_of_tools_reach_the_template(start: Start) -> None:
     assert server.engine.requests[-1].prompt.endswith("<assistant>\n<tool>sun\n<user>so?\n<assistant>")
 
 
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"is_error": True}, "Error: no wind"),
+        ({"is_error": False}, "no wind"),
+        ({"is_error": None}, "no wind"),
+    ],
+)
+async def test_the_model_sees_that_a_tool_has_failed(start: Start, fields: dict[str, Any], told: str) -> None:
+    server = await start(FakeEngine(tokenizer=FakeTokenizer(knows_tools=True)))
+    content = [RESULT | {"content": "no wind"} | fields]
+    status, reply = await send(server, messages=[*HELLO, {"role": "user", "content": content}])
+    assert status == 200, reply
+    assert server.engine.requests[-1].prompt.endswith(f"<tool>{told}\n<assistant>")
+
+
 async def test_a_schema_is_enforced(server: Server) -> None:
     for field in ("output_config", "output_format"):
         asked: dict[str, Any] = {"type": "json_schema", "schema": SCHEMA}
@@ -170,6 +186,21 @@ async def test_what_changes_the_prompt_changes_its_count(start: Start, fields: d
     usage = reply["usage"]
     assert count.input_tokens == usage["input_tokens"] + usage["cache_read_input_tokens"]
     assert count.input_tokens > plain.input_tokens
+
+
+@pytest.mark.parametrize("budget", [True, "1024", 1024.5, 1023, 0, -1])
+async def test_a_budget_of_thoughts_is_a_number_of_tokens(server: Server, budget: Any) -> None:
+    status, reply = await send(server, thinking={"type": "enabled", "budget_tokens": budget})
+    assert status == 400
+    expected = f"thinking.budget_tokens={budget!r} must be an integer of at least 1024"
+    assert reply["error"]["message"] == expected
+
+
+async def test_a_budget_of_thoughts_is_a_target(server: Server) -> None:
+    thinking = {"type": "enabled", "budget_tokens": 1024}
+    assert (await send(server, thinking=thinking, max_tokens=1025))[0] == 200
+    status, _ = await server.post("/v1/messages/count_tokens", BODY | {"thinking": thinking})
+    assert status == 200
 
 
 @pytest.mark.parametrize(
@@ -214,6 +245,7 @@ async def test_the_system_may_speak_among_the_messages(server: Server) -> None:
             "messages[0].content[0].content[0].text must be",
         ),
         (RESULT | {"tool_use_id": 5}, "messages[0].content[0].tool_use_id must be a text"),
+        (RESULT | {"is_error": "yes"}, "messages[0].content[0].is_error='yes' must be true or false"),
         (USE | {"name": ["x"]}, "messages[0].content[0].name must be a text"),
         (USE | {"id": None}, "messages[0].content[0].id must be a text"),
         (USE | {"input": [1]}, "messages[0].content[0].input must be an object"),
@@ -226,9 +258,20 @@ async def test_the_system_may_speak_among_the_messages(server: Server) -> None:
         ({"tools": [TOOL | {"input_schema": {"type": "string"}}]}, "tools[0].input_schema must have"),
         ({"system": [{"type": "text", "text": 5}]}, "system[0].text must be a text"),
         ({"thinking": {"type": "on"}}, "thinking.type='on'"),
+        ({"thinking": {"type": "adaptive", "show": True}}, "thinking.show is not a known field; known are"),
+        ({"thinking": {"type": "adaptive", "display": "all"}}, "thinking.display='all' must be one of"),
+        ({"tools": [TOOL | {"descripton": "x"}]}, "tools[0].descripton is not a known field; known are"),
+        (FORCED | {"tool_choice": {"type": "any", "name": "x"}}, "tool_choice.name is not a known field"),
         ({"output_config": {"effort": "huge"}}, "output_config.effort='huge'"),
-        ({"output_config": {"schema": SCHEMA}}, "output_config.schema is not supported; it can hold format"),
+        (
+            {"output_config": {"schema": SCHEMA}},
+            "output_config.schema is not a known field; known are format",
+        ),
         ({"output_config": {"format": {}}}, "output_config.format must be"),
+        (
+            {"output_config": {"format": FORMAT | {"stric": True}}},
+            "output_config.format.stric is not a known",
+        ),
         (
             {"output_config": {"format": FORMAT}, "output_format": FORMAT | {"schema": {"type": "object"}}},
             "output_config.format and output_format, its older name, ask for different things",

@@ -79,6 +79,16 @@ async def test_a_field_becomes_the_grammar_of_its_kind(
         ({"structured_outputs": {"grammar": "nothing"}}, "rule named start"),
         ({"structured_outputs": {"regex": "a", "property_order": "any"}}, "property_order belongs"),
         ({"structured_outputs": {"csv": TABLE, "xml": TREE}}, "one constraint"),
+        ({"structured_outputs": {"regex": "a", "whitespace": "any"}}, "whitespace='any' belongs to json,"),
+        ({"structured_outputs": {"csv": TABLE, "whitespace": "spaced"}}, "whitespace='spaced' belongs to"),
+        (
+            {"structured_outputs": {"choice": ["a"], "disable_any_whitespace": True}},
+            "disable_any_whitespace=True belongs to json, json_object, xml or structural_tag",
+        ),
+        (
+            {"structured_outputs": {"json": PAIR, "whitespace": "any", "disable_any_whitespace": True}},
+            "whitespace='any' and structured_outputs.disable_any_whitespace=True exclude each other",
+        ),
     ],
 )
 async def test_a_malformed_grammar_is_a_400_of_its_field(

@@ -52,6 +52,17 @@ async def test_a_key_is_a_bearer_token_or_a_basic_password(start: Start, header:
         assert response.status == status
 
 
+@pytest.mark.parametrize(
+    ("key", "bearer", "status"),
+    [("foreign", "right", 200), ("right", "foreign", 200), ("", "right", 200), ("foreign", "foreign", 401)],
+)
+async def test_one_right_key_is_enough(start: Start, key: str, bearer: str, status: int) -> None:
+    server = await start(api_key=("right",), admin_key="right")
+    headers = {"x-api-key": key, "Authorization": f"Bearer {bearer}"}
+    assert (await server.post("/tokenize", {"prompt": "a"}, headers=headers))[0] == status
+    assert (await server.post("/reset_prefix_cache", {}, headers=headers))[0] == status
+
+
 async def test_a_request_id_comes_back_in_header_and_reply(server: Server) -> None:
     headers = {"x-request-id": "abc-1"}
     async with server.client.post(

@@ -129,6 +129,22 @@ RESPONSES: list[tuple[dict[str, Any], str]] = [
     ({"guided_jsonn": {}}, "guided_jsonn is not a field of this API; use text or structured_outputs"),
     ({"max_completion_tokens": 5}, "max_completion_tokens is not a field of this route"),
     ({"reasoning": {"effort": "much"}}, "reasoning.effort='much': Input should be 'none'"),
+    ({"reasoning": {"efort": "low"}}, "reasoning.efort is not a known field; known are effort, summary"),
+    ({"reasoning": {"mode": "pro"}}, "reasoning.mode='pro' is not supported; it can be standard"),
+    ({"text": {"formt": {}}}, "text.formt is not a known field; known are format, verbosity"),
+    (
+        {"text": {"format": {"type": "text", "nme": "x"}}},
+        "text.format.nme is not a known field; known are type",
+    ),
+    ({"stream_options": {"include_usage": True}}, "stream_options.include_usage is not a known field; known"),
+    (
+        {"tools": [TOOL], "tool_choice": {"type": "function", "name": "f", "arguments": {}}},
+        "tool_choice.arguments is not a known field; known are type, name",
+    ),
+    (
+        {"tools": [{"type": "function", "name": "f", "paramters": {}}]},
+        "tools[0].paramters is not a known field; known are name, description, parameters",
+    ),
     (
         {
             "tools": [TOOL],

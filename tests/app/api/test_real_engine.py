@@ -214,3 +214,13 @@ async def test_a_response_keeps_its_schema_and_streams_the_same_text(server: Ser
     last = json.loads(raw.removesuffix(b"\n\n").rsplit(b"\ndata: ", 1)[1])
     assert last["response"]["output"][0]["content"][0]["text"] == text
     assert last["response"]["usage"]["output_tokens"] == reply["usage"]["output_tokens"]
+
+
+async def test_an_echo_repeats_the_special_tokens_that_were_written_out(server: Server) -> None:
+    body = {"prompt": "a<|im_end|>b", "echo": True, "max_tokens": 3, "logprobs": 0, "temperature": 0}
+    _, plain = await server.post("/v1/completions", body)
+    _, bare = await server.post("/v1/completions", body | {"add_special_tokens": False})
+    streamed = events(await server.stream("/v1/completions", body | {"add_special_tokens": False}))
+    assert bare["choices"] == plain["choices"]
+    assert "".join(chunk["choices"][0]["text"] for chunk in streamed) == plain["choices"][0]["text"]
+    assert plain["choices"][0]["text"].startswith("a<|im_end|>b")

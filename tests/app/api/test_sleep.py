@@ -129,12 +129,21 @@ async def test_a_wake_up_calls_off_a_sleep_that_waits(server: Server) -> None:
         ("/sleep?level=NaN", "level"),
         ("/sleep?mode=keep", "mode"),
         ("/wake_up?tags=weights", "tags"),
+        ("/sleep?levle=2", "levle"),
+        ("/reset_prefix_cache?level=1", "level"),
     ],
 )
 async def test_a_wrong_parameter_is_a_400_naming_it(server: Server, path: str, param: str) -> None:
     status, reply = await admin(server, path)
     assert (status, reply["error"]["param"]) == (400, param), reply
     assert server.engine.state == "ready"
+
+
+async def test_an_unknown_parameter_is_told_the_known_ones(server: Server) -> None:
+    _, reply = await admin(server, "/sleep?levle=2")
+    assert reply["error"]["message"] == "levle is not a known query parameter; known are level, mode"
+    _, reply = await get(server, "/is_sleeping?x", headers=ADMIN)
+    assert reply["error"]["message"] == "x is not a known query parameter; this route has none"
 
 
 @pytest.mark.parametrize("path", ["/sleep", "/wake_up"])

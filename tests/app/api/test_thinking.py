@@ -80,6 +80,13 @@ async def test_thoughts_that_are_not_wanted_stay_away(start: Start) -> None:
     assert not any("reasoning" in json.dumps(chunk["choices"]) for chunk in chunks)
 
 
+async def test_thoughts_may_be_left_out_of_a_message(start: Start) -> None:
+    server = await start(thinker(f"{THOUGHT}</think>Two."))
+    body = CHAT | {"max_tokens": 99, "thinking": {"type": "adaptive", "display": "omitted"}}
+    _, reply = await server.post("/v1/messages", body)
+    assert reply["content"] == [{"type": "text", "text": "Two."}]
+
+
 async def test_a_thought_that_is_cut_leaves_no_words(start: Start) -> None:
     server = await start(thinker(f"{THOUGHT}</think>{RECORD}"))
     _, reply = await server.chat(max_tokens=9, response_format=FORMAT)

@@ -9,7 +9,11 @@ import time
 from typing import Any
 
 import pytest
+from pydantic import BaseModel
 
+from app.api.anthropic.request import MessagesRequest
+from app.api.protocol import ChatRequest, CompletionRequest, TokenizeRequest
+from app.api.responses.request import ResponsesRequest
 from tests.app.api.harness import CHAT, Server, Start
 
 MANY = list(range(50_000))
@@ -146,6 +150,95 @@ async def test_a_wrong_field_is_a_400_naming_it(server: Server, field: str, valu
     assert (error["param"] or "").split(".")[0] == field
     assert len(error["message"]) <= 1000
     assert server.engine.requests == []
+
+
+TOOLS = [{"type": "function", "function": {"name": "f"}}]
+NAMED = {"type": "function", "function": {"name": "f"}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        (
+            {"stream": True, "stream_options": {"include_usge": True}},
+            "stream_options.include_usge is not a known field; "
+            "known are include_usage, continuous_usage_stats, include_obfuscation",
+        ),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": {}, "stric": True}}},
+            "response_format.json_schema.stric is not a known field; known are name, description, schema",
+        ),
+        ({"response_format": {"type": "text", "typ": 1}}, "response_format.typ is not a known field; known"),
+        ({"structured_outputs": {"jsn": {}}}, "structured_outputs.jsn is not a known field; known are json,"),
+        (
+            {"tool_choice": NAMED | {"nme": "f"}},
+            "tool_choice.nme is not a known field; known are type, function",
+        ),
+        (
+            {"tool_choice": {"type": "function", "function": {"name": "f", "arguments": {}}}},
+            "tool_choice.function.arguments is not a known field; known are name",
+        ),
+        (
+            {
+                "tool_choice": {
+                    "type": "allowed_tools",
+                    "allowed_tools": {"mode": "auto", "tools": [NAMED], "a": 1},
+                }
+            },
+            "tool_choice.allowed_tools.a is not a known field; known are mode, tools",
+        ),
+        (
+            {"tools": [{"type": "function", "function": {"name": "f", "paramters": {"type": "object"}}}]},
+            "tools[0].function.paramters is not a known field; known are name, description, parameters",
+        ),
+    ],
+)
+async def test_an_unknown_name_in_an_option_is_told_the_known_ones(
+    server: Server, fields: dict[str, Any], said: str
+) -> None:
+    status, reply = await server.chat(**{"tools": TOOLS} | fields)
+    assert (status, reply["error"]["code"]) == (400, "unknown_field"), reply
+    assert reply["error"]["param"] == said.split(".")[0].split("[")[0]
+    assert reply["error"]["message"].startswith(said)
+
+
+async def test_the_names_that_clients_document_pass(server: Server) -> None:
+    schema = {"name": "r", "description": "d", "strict": True, "schema": {"type": "object"}}
+    options = {"include_usage": True, "include_obfuscation": False, "continuous_usage_stats": None}
+    fields = {"response_format": {"type": "json_schema", "json_schema": schema, "format": None}}
+    chunks = await server.chat_chunks(stream_options=options, **fields)
+    assert chunks[-1]["usage"]["completion_tokens"] > 0
+    documented = {"name": "f", "parameters": {"type": "object"}, "strict": True, "return": {"type": "string"}}
+    tools = [{"type": "function", "function": documented, "cache_control": {}}]
+    assert (await server.chat(tools=tools, tool_choice=NAMED))[0] == 200
+
+
+MESSAGE = {"max_tokens": 9, "messages": CHAT["messages"], "model": "fake"}
+BODIES: list[tuple[str, dict[str, Any], type[BaseModel]]] = [
+    ("/v1/chat/completions", {"messages": CHAT["messages"]}, ChatRequest),
+    ("/v1/completions", {"prompt": "x"}, CompletionRequest),
+    ("/v1/responses", {"input": "x"}, ResponsesRequest),
+    ("/v1/messages", MESSAGE, MessagesRequest),
+    ("/tokenize", {"prompt": "x"}, TokenizeRequest),
+]
+
+
+@pytest.mark.parametrize(("path", "body", "model"), BODIES, ids=lambda value: str(value)[:20])
+async def test_null_is_a_field_that_was_not_given(
+    server: Server, path: str, body: dict[str, Any], model: type[BaseModel]
+) -> None:
+    names = {*model.model_fields, *ChatRequest.model_fields, *CompletionRequest.model_fields} - body.keys()
+    status, reply = await server.post(path, body | dict.fromkeys(names))
+    assert status == 200, reply
+
+
+async def test_null_within_an_option_was_not_given_either(server: Server) -> None:
+    structured = {"regex": "a", "disable_any_whitespace": None, "disable_fallback": None}
+    status, reply = await server.chat(structured_outputs=structured)
+    assert status == 200, reply
+    for text in ({"format": None, "verbosity": None}, {"format": {"type": None}}):
+        status, reply = await server.post("/v1/responses", {"input": "x", "text": text})
+        assert status == 200, reply
 
 
 @pytest.mark.parametrize("text", ["NaN", "Infinity", "-Infinity", "1e999"])
