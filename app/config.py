@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import types
 import typing
 from collections.abc import Callable, Mapping
@@ -20,6 +21,8 @@ Config = TypeVar("Config")
 ENV_PREFIX = "TROUPE_"
 TRUE_WORDS = ("1", "true", "yes", "on")
 FALSE_WORDS = ("0", "false", "no", "off")
+# What Kubernetes sets as TROUPE_PORT in every container beside a service named "troupe".
+SERVICE_ADDRESS = re.compile(r"(?:tcp|udp|sctp)://")
 
 LogLevel = Literal["debug", "info", "warning", "error"]
 
@@ -141,13 +144,20 @@ def make_config(
         kind = _plain_type(hints[item.name])
         if item.name in given:
             values[item.name] = given[item.name]
-        elif environ.get(variable, "") != "":
+        elif is_set(variable, environ):
             values[item.name] = _parse_variable(kind, variable, environ[variable])
         if typing.get_origin(kind) is tuple and item.name in values:
             values[item.name] = _split(values[item.name])
             if not values[item.name]:  # it was meant to say something: a server must not open for a lost key
                 raise UsageError(f"{item.name} is given without a value: name one, or leave it out")
     return config_class(**values)
+
+
+def is_set(variable: str, environ: Mapping[str, str]) -> bool:
+    """Whether a variable was meant for us: an empty one counts as unset, as does a service's address for the port."""
+    text = environ.get(variable, "")
+    is_address = variable == f"{ENV_PREFIX}PORT" and SERVICE_ADDRESS.match(text) is not None
+    return text != "" and not is_address
 
 
 def _parse_variable(kind: Any, variable: str, text: str) -> Any:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from app.cli.record_output import check_writable
 from app.cli.talk import local_engine
 from app.config import UsageError
 from app.extraction import Limits
@@ -33,10 +34,6 @@ class EvaluateConfig:
         default=tuple(SETS), metadata={"help": f"the sets to run, of {', '.join(SETS)}"}
     )
     surround: int = field(default=0, metadata={"help": "tokens of other text to put around each document"})
-    ground: bool = field(
-        default=False, metadata={"help": "free strings, dates and amounts must be those of the text"}
-    )
-    limits: bool = field(default=True, metadata={"help": "limit open strings, lists, dates and times"})
     as_json: bool = field(default=False, metadata={"help": "print figures as JSON"})
     wrong: bool = field(default=False, metadata={"help": "print every field that is wrong"})
     calibration: str | None = field(
@@ -62,7 +59,7 @@ def read_sets(names: Sequence[str]) -> dict[str, list[Case]]:
         raise UsageError(f"cannot read a set: {error}") from error
 
 
-async def evaluate(config: EvaluateConfig, given: dict[str, Any]) -> int:
+async def evaluate(config: EvaluateConfig, ground: bool, limits: Limits | None, given: dict[str, Any]) -> int:
     """Print the figures of each set; 1 when a case gave no record.
 
     Raises:
@@ -72,13 +69,14 @@ async def evaluate(config: EvaluateConfig, given: dict[str, Any]) -> int:
         raise UsageError(f"--surround is {config.surround}, but takes 0 to {MAX_SURROUND} tokens")
     sets = read_sets(config.sets)
     if config.calibration is not None:
-        check_calibration(Path(config.calibration))
+        check_writable("--calibration", Path(config.calibration))
     report: dict[str, Any] = {}
     num_failed = 0
     async with local_engine(given) as engine:
         for name, cases in sets.items():
             begun = time.perf_counter()
-            judged = await judge_set(engine, cases, config)
+            surrounded = add_surroundings(engine, cases, config.surround)
+            judged = await judge_cases(engine, surrounded, limits=limits, ground=ground)
             figures = summarize(judged)
             report[name] = figures.to_json()
             num_failed += figures.num_failed
@@ -91,23 +89,8 @@ async def evaluate(config: EvaluateConfig, given: dict[str, Any]) -> int:
             if config.calibration is not None:
                 keep_calibration(Path(config.calibration), engine.model_name, report)
     if config.as_json:
-        print(json.dumps({"surround": config.surround, "ground": config.ground, "sets": report}, indent=1))
+        print(json.dumps({"surround": config.surround, "ground": ground, "sets": report}, indent=1))
     return EXIT_SOME_FAILED if num_failed else 0
-
-
-def check_calibration(path: Path) -> None:
-    """Find out before minutes are spent whether the file can be written; it stays as it is.
-
-    Raises:
-        UsageError: it cannot.
-    """
-    try:
-        is_new = not path.exists()
-        path.open("ab").close()
-        if is_new:
-            path.unlink()
-    except OSError as error:
-        raise UsageError(f"cannot write --calibration {path}: {error.strerror}") from error
 
 
 def keep_calibration(path: Path, model: str, report: dict[str, Any]) -> None:
@@ -122,17 +105,15 @@ def keep_calibration(path: Path, model: str, report: dict[str, Any]) -> None:
         raise UsageError(f"cannot write --calibration {path}: {error.strerror}") from error
 
 
-async def judge_set(engine: Engine, cases: Sequence[Case], config: EvaluateConfig) -> list[Judged]:
-    """Extract and score one set, with other text around it where that was asked for."""
+def add_surroundings(engine: Engine, cases: Sequence[Case], num_tokens: int) -> Sequence[Case]:
+    """The cases with so many tokens of other text around each document."""
     tokenizer = engine.tokenizer
-    if config.surround and tokenizer is not None:
-        paragraphs = read_paragraphs()
-        cases = [
-            surround(case, config.surround, lambda text: len(tokenizer.encode(text)), paragraphs)
-            for case in cases
-        ]
-    limits = Limits() if config.limits else None
-    return await judge_cases(engine, cases, limits=limits, ground=config.ground)
+    if not num_tokens or tokenizer is None:
+        return cases
+    paragraphs = read_paragraphs()
+    return [
+        surround(case, num_tokens, lambda text: len(tokenizer.encode(text)), paragraphs) for case in cases
+    ]
 
 
 def describe_figures(name: str, figures: Figures) -> Iterator[str]:

@@ -1,6 +1,7 @@
-"""`python -m app extract --schema S FILE...`: one JSON record a line for every file, and every row of a table.
+"""`python -m app extract --schema S FILE...`: a record for every file, and for every row of a table.
 
-With `--evaluate`, the figures of the model on documents whose records are known.
+One line of JSON each, or a table of all (record_output.py). With `--evaluate`, the figures of the model on documents
+whose records are known.
 """
 
 from __future__ import annotations
@@ -9,15 +10,16 @@ import argparse
 import asyncio
 import json
 import sys
-from dataclasses import fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from app.cli.evaluate import EXIT_SOME_FAILED, EvaluateConfig, evaluate
+from app.cli.record_output import RecordOutput, choose_output
 from app.cli.talk import local_engine, plain_errors
 from app.config import UsageError, add_flags, make_config
 from app.extraction import Limits, Source, add_bounds, explain_added, extract_records
-from app.extraction.extractor import DEFAULT_LIMITS
+from app.extraction.export import FORMATS
 from app.extraction.sources import (
     MAX_FILE_BYTES,
     TABLE_TYPES,
@@ -30,8 +32,20 @@ from app.extraction.sources import (
 from engine import EngineConfig
 from grammar import GrammarSpec
 
-# The other settings of the evaluation, which mean nothing without it.
-EVALUATION_FLAGS = {item.name for item in fields(EvaluateConfig)} - {"evaluate", "ground", "limits"}
+# Mean nothing without it.
+EVALUATION_FLAGS = {item.name for item in fields(EvaluateConfig)} - {"evaluate"}
+# Mean nothing to the evaluation, which has its own documents.
+FILE_ARGUMENTS = ("schema", "files", "column", "format", "output")
+
+
+@dataclass(frozen=True, slots=True)
+class ExtractConfig:
+    """How a record is found, in the evaluation too."""
+
+    ground: bool = field(
+        default=False, metadata={"help": "free strings, dates and amounts must be those of the text"}
+    )
+    limits: bool = field(default=True, metadata={"help": "limit open strings, lists, dates and times"})
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -48,6 +62,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="the tables' column of texts; by default it is told by name or length",
     )
+    parser.add_argument(
+        "--format",
+        metavar="{" + ",".join(FORMATS) + "}",
+        help="jsonl comes record by record, the others at the end (default: as FILE ends, else jsonl)",
+    )
+    parser.add_argument(
+        "-o", "--output", metavar="FILE", help="file to write; by default records go to stdout"
+    )
+    add_flags(parser, ExtractConfig)
     add_flags(parser, EvaluateConfig)
     add_flags(parser, EngineConfig)
 
@@ -58,46 +81,50 @@ def run(arguments: argparse.Namespace, start: float) -> int:
     Raises:
         UsageError: a file cannot be read, or the schema cannot be used.
     """
-    config = make_config(EvaluateConfig, vars(arguments))
-    if config.evaluate:
-        if arguments.schema is not None or arguments.files or arguments.column is not None:
-            raise UsageError("--evaluate has its own documents and takes no --schema, files or --column")
-        return asyncio.run(evaluate(config, vars(arguments)))
+    evaluation = make_config(EvaluateConfig, vars(arguments))
+    config = make_config(ExtractConfig, vars(arguments))
+    limits = Limits() if config.limits else None
+    if evaluation.evaluate:
+        if any(getattr(arguments, name) not in (None, []) for name in FILE_ARGUMENTS):
+            what = "--schema, files, --column, --format or --output"
+            raise UsageError(f"--evaluate has its own documents and takes no {what}")
+        return asyncio.run(evaluate(evaluation, config.ground, limits, vars(arguments)))
     idle = sorted(EVALUATION_FLAGS & vars(arguments).keys())
     if idle:
         raise UsageError(f"--{idle[0].replace('_', '-')} goes with --evaluate")
     if arguments.schema is None or not arguments.files:
         raise UsageError("extract needs --schema and at least one file, or --evaluate")
-    if [arguments.schema, *arguments.files].count("-") > 1:
+    inputs = [arguments.schema, *arguments.files]
+    if inputs.count("-") > 1:
         raise UsageError("stdin (-) can be read once, as the schema or as one of the files")
-    # everything is read before the engine loads: a wrong name should not cost seconds
+    # everything is tried before the engine loads: a wrong name should not cost seconds
+    output = choose_output(arguments.format, arguments.output, inputs)
     schema = read_schema(arguments.schema)
     sources = [source for name in arguments.files for source in read_sources(name, arguments.column)]
-    limits = Limits() if config.limits else None
-    return asyncio.run(extract(schema, sources, vars(arguments), config.ground, limits))
+    return asyncio.run(extract(schema, sources, output, config.ground, limits, vars(arguments)))
 
 
 async def extract(
     schema: dict[str, Any],
     sources: list[Source],
+    output: RecordOutput,
+    ground: bool,
+    limits: Limits | None,
     given: dict[str, Any],
-    ground: bool = False,
-    limits: Limits | None = DEFAULT_LIMITS,
 ) -> int:
-    """Records to stdout; progress, and what was added to the schema, to stderr."""
-    num_failed = 0
-    is_utf8 = (sys.stdout.encoding or "").lower() in ("utf-8", "utf8")
+    """Records to the output; progress, and what was added to the schema, to stderr."""
+    number = num_failed = 0
     added = explain_added(add_bounds(schema, limits))
     if added:
         print(f"added limits: {added} --no-limits adds none.", file=sys.stderr)
     async with local_engine(given) as engine:
-        number = 0
-        async for record in extract_records(engine, schema, sources, ground=ground, limits=limits):
-            number += 1
-            print(json.dumps(record, ensure_ascii=not is_utf8), flush=True)
-            num_failed += "error" in record
-            print(f"[{number}/{len(sources)}] {record['source']}: {describe(record)}", file=sys.stderr)
-            print("".join(f"  {note}\n" for note in record.get("notes", ())), end="", file=sys.stderr)
+        with output.open() as write:
+            async for record in extract_records(engine, schema, sources, ground=ground, limits=limits):
+                number += 1
+                write(record)
+                num_failed += "error" in record
+                print(f"[{number}/{len(sources)}] {record['source']}: {describe(record)}", file=sys.stderr)
+                print("".join(f"  {note}\n" for note in record.get("notes", ())), end="", file=sys.stderr)
     return EXIT_SOME_FAILED if num_failed else 0
 
 

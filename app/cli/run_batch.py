@@ -30,6 +30,7 @@ Row = dict[str, Any]
 EXIT_SOME_FAILED = 1
 DEFAULT_IN_FLIGHT = 64
 MAX_IN_FLIGHT = 4096
+MAX_SHOWN = 20  # bad lines
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -110,32 +111,60 @@ def iterate_rows(source: Path) -> Iterator[tuple[int, Row]]:
     Raises:
         UsageError: a line that is no row.
     """
+    for number, line in iterate_lines(source):
+        yield number, read_row(line, f"{source}:{number}")
+
+
+def iterate_lines(source: Path) -> Iterator[tuple[int, bytes]]:
+    """The lines that are not blank, with their numbers."""
     with source.open("rb") as file:
         for number, line in enumerate(file, 1):
-            if not line.strip():
-                continue
-            try:
-                row = parse_body(line)
-            except ApiError as error:
-                raise UsageError(f"{source}:{number}: {error}") from error
-            except (ValueError, RecursionError):
-                row = None
-            if not isinstance(row, dict) or not isinstance(row.get("custom_id"), str):
-                raise UsageError(f"{source}:{number} is not a JSON object with a custom_id")
-            yield number, row
+            if line.strip():
+                yield number, line
+
+
+def read_row(line: bytes, where: str) -> Row:
+    """The row of a line.
+
+    Raises:
+        UsageError: it is none.
+    """
+    try:
+        row = parse_body(line)
+    except ApiError as error:
+        raise UsageError(f"{where}: {error}") from error
+    except (ValueError, RecursionError):
+        row = None
+    if not isinstance(row, dict) or not isinstance(row.get("custom_id"), str):
+        raise UsageError(f"{where} is not a JSON object with a custom_id")
+    return row
 
 
 def check_rows(source: Path) -> int:
-    """Count the rows.
+    """Count the rows; bad lines are listed on stderr where there are several.
 
     Raises:
-        UsageError: a line that is no row, or a custom_id that comes twice, and so could not be resumed.
+        UsageError: lines that are no rows, or whose custom_id came before, so that they could not be resumed.
     """
     seen: set[str] = set()
-    for number, row in iterate_rows(source):
-        if row["custom_id"] in seen:
-            raise UsageError(f"{source}:{number} has the custom_id {row['custom_id']!r} of an earlier line")
-        seen.add(row["custom_id"])
+    problems: list[str] = []  # the first ones
+    num_bad = 0
+    for number, line in iterate_lines(source):
+        try:
+            custom_id = read_row(line, where := f"{source}:{number}")["custom_id"]
+            if custom_id in seen:
+                raise UsageError(f"{where} has the custom_id {custom_id!r} of an earlier line")
+            seen.add(custom_id)
+        except UsageError as error:
+            num_bad += 1
+            if num_bad <= MAX_SHOWN:
+                problems.append(str(error))
+    if num_bad == 1:
+        raise UsageError(problems[0])
+    if num_bad:
+        more = [f"and {num_bad - MAX_SHOWN} more"] if num_bad > MAX_SHOWN else []
+        print("\n".join(problems + more), file=sys.stderr)
+        raise UsageError(f"{source} has {num_bad} bad lines; nothing was answered")
     return len(seen)
 
 

@@ -16,6 +16,9 @@ from engine import ConfigError, EngineConfig
 
 # After the grace: a thread that does not end must not keep the process.
 LAST_RESORT_S = 10.0
+# Local time to the second.
+LOG_TIME = "%Y-%m-%dT%H:%M:%S"
+LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -46,5 +49,5 @@ def run(arguments: argparse.Namespace, start: float) -> int:
 
 def set_up_logging(level: str) -> None:
     """Our own log at the asked level, everyone else's warnings."""
-    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    logging.basicConfig(level=logging.WARNING, format=LOG_FORMAT, datefmt=LOG_TIME)
     logging.getLogger("troupe").setLevel(level.upper())

@@ -8,14 +8,15 @@ from collections.abc import Mapping
 from dataclasses import fields
 
 from app.cli.evaluate import EvaluateConfig
+from app.cli.extract import ExtractConfig
 from app.cli.talk import TalkConfig
 from app.config import ENV_PREFIX, AppConfig, UsageError
 from engine import EngineConfig
 
-# What Kubernetes sets in every container beside a service named "troupe".
+# What Kubernetes sets in every container beside a service named "troupe"; for TROUPE_PORT see app/config.py.
 OF_A_SERVICE = re.compile(r"SERVICE_|PORT_\d")
 
-CONFIGS: tuple[type, ...] = (EngineConfig, AppConfig, TalkConfig, EvaluateConfig)
+CONFIGS: tuple[type, ...] = (EngineConfig, AppConfig, TalkConfig, ExtractConfig, EvaluateConfig)
 
 
 def check_variables(environ: Mapping[str, str]) -> None:

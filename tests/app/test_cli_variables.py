@@ -10,7 +10,7 @@ import pytest
 import app
 from app.cli.main import main
 from app.cli.variables import CONFIGS, check_variables
-from app.config import UsageError
+from app.config import AppConfig, UsageError, make_config
 
 
 @pytest.mark.parametrize(
@@ -35,6 +35,19 @@ def test_variables_of_every_verb_and_of_others_and_empty_ones_pass() -> None:
     check_variables({"TROUPE_MAX_NUM_SEQS": "1", "TROUPE_UI": "0", "TROUPE_URL": "x", "TROUPE_SETS": "x"})
     check_variables({"TROUPE_MODLE": "", "TROUPER": "x", "PATH": "x"})
     check_variables({"TROUPE_SERVICE_HOST": "10.0.0.1", "TROUPE_PORT_7860_TCP_ADDR": "10.0.0.1"})
+
+
+@pytest.mark.parametrize("scheme", ["tcp", "udp", "sctp"])
+def test_the_variables_of_a_kubernetes_service_named_troupe_are_no_settings(scheme: str) -> None:
+    environ = {"TROUPE_PORT": f"{scheme}://10.0.0.1:7860", "TROUPE_SERVICE_HOST": "10.0.0.1"}
+    check_variables(environ)
+    assert make_config(AppConfig, {}, environ) == AppConfig()
+    assert make_config(AppConfig, {"port": 80}, environ).port == 80
+
+
+def test_a_port_that_is_neither_a_number_nor_a_service_is_refused() -> None:
+    with pytest.raises(UsageError, match="TROUPE_PORT='http://x': 'http://x' is not an integer"):
+        make_config(AppConfig, {}, {"TROUPE_PORT": "http://x"})
 
 
 @pytest.mark.parametrize("argv", [["serve", "--port", "99999"], ["complete", ""]])

@@ -203,6 +203,23 @@ def test_a_file_that_cannot_be_used_is_one_line(
     assert target is None or files.target.read_text() == target
 
 
+def test_all_bad_lines_are_told_at_once(files: Files, capsys: Any) -> None:
+    files.source.write_text('{"custom_id": "a"}\nno json\n{"url": "x"}\n{"custom_id": "a"}\n')
+    assert main(files.argv) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.partition("in.jsonl:")[2][:6] for line in lines[:-1]] == ["2 is n", "3 is n", "4 has "]
+    assert lines[-1] == f"troupe: {files.source} has 3 bad lines; nothing was answered"
+    assert not files.target.exists()
+
+
+def test_of_very_many_bad_lines_the_first_are_told(files: Files, capsys: Any) -> None:
+    files.source.write_text("no json\n" * 1000)
+    assert main(files.argv) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 22
+    assert lines[20:] == ["and 980 more", f"troupe: {files.source} has 1000 bad lines; nothing was answered"]
+
+
 def test_in_and_out_must_be_two_files(files: Files, capsys: Any) -> None:
     files.write(row("a"))
     files.target = files.source

@@ -110,8 +110,9 @@ def test_limits_can_be_left_away(engine: FakeEngine) -> None:
     [
         (["--sets", "zebra"], "unknown set 'zebra': choose from generated"),
         (["--surround", "-1"], "--surround is -1, but takes 0 to"),
-        (["--schema", "a.json"], "takes no --schema, files or --column"),
-        (["a.txt"], "takes no --schema, files or --column"),
+        (["--schema", "a.json"], "takes no --schema, files, --column, --format or --output"),
+        (["a.txt"], "takes no --schema, files"),
+        (["-o", "a.csv"], "takes no --schema, files"),
     ],
 )
 def test_what_cannot_be_used_is_refused(argv: list[str], message: str, engine: FakeEngine) -> None:
