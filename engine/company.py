@@ -115,7 +115,12 @@ class Company:
     @property
     def num_queued(self) -> int:
         """Sequences that are accepted and not running, those that wait for a grammar among them."""
-        return len(self.streams) - len(self.machine.ledger.running) + self.grammar.num_compiling
+        return self._num_waiting + self.grammar.num_compiling
+
+    @property
+    def _num_waiting(self) -> int:
+        """A stop string ends a stream before the scheduler hears of it: for a moment more may run than there are."""
+        return max(0, len(self.streams) - len(self.machine.ledger.running))
 
     @property
     def num_free_seats(self) -> int:
@@ -210,7 +215,7 @@ class Company:
         num_running = len(self.machine.ledger.running)
         stats = self._metrics.make_stats(
             num_running=num_running,
-            num_waiting=len(self.streams) - num_running,
+            num_waiting=self._num_waiting,
             num_waiting_for_grammar=self.grammar.num_compiling,
             kv_usage=self.kv_cache.usage,
             num_blocks=pool.num_usable,

@@ -128,7 +128,10 @@ class EngineConfig:
     max_restarts: int = field(default=3, metadata={"help": "restarts after a crash within ten minutes"})
     step_timeout_s: float = field(
         default=300.0,
-        metadata={"help": "a step that takes longer hangs: stacks are logged, requests fail; 0: never"},
+        metadata={
+            "help": "a step that takes longer hangs: stacks are logged, requests fail; 0: never, and a close gives a "
+            "step 30 s"
+        },
     )
     mock_step_ms: float | None = field(
         default=None,

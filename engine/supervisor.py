@@ -37,6 +37,7 @@ MAX_SLEEP_LEVEL = 2
 RESTART_WINDOW_S = 600.0
 DRAIN_LOOK_S = 0.02  # how often a sleep that waits for requests looks whether they have ended
 HANG_PATIENCE_S = 2.0  # how long a close waits for a step that hangs
+UNWATCHED_PATIENCE_S = 30.0  # how long it waits where no watchdog says which step hangs
 
 
 class Supervisor:
@@ -60,7 +61,7 @@ class Supervisor:
         self._calling_off = asyncio.Event()  # of the latest sleep that waits for requests
 
     async def start(self) -> None:
-        """Load and bring the first company up; whatever prevents it is raised here."""
+        """Load and bring the first company up; whatever prevents it is raised here, a close as EngineDead."""
         if self._task is not None:
             raise RuntimeError("this engine was started already; make a new one")
         self.state = "starting"
@@ -70,6 +71,8 @@ class Supervisor:
         try:
             await asyncio.wait([up, self._task], return_when=asyncio.FIRST_COMPLETED)
             if self._task.done():
+                if self.state == "closed":
+                    raise EngineDead("the engine was closed while it started")
                 self.state = "dead"
                 self._task.result()
         except asyncio.CancelledError:
@@ -79,20 +82,33 @@ class Supervisor:
             up.cancel()
 
     async def close(self) -> None:
-        """Stop every task and thread. Safe to call twice."""
+        """Stop every task and thread, but for a step that hangs: its thread is a daemon. Safe to call twice."""
         self.state = "closed"
         if self._task is not None and not self._task.done():
-            self._task.cancel()
-            hang = asyncio.ensure_future(self._hang.wait())
-            try:
-                await asyncio.wait([hang, self._task], return_when=asyncio.FIRST_COMPLETED)
-                # the thread of a step that hangs may never end; it is a daemon
-                await asyncio.wait([self._task], timeout=HANG_PATIENCE_S)
-            finally:
-                hang.cancel()
+            await self._end_task(self._task)
+        has_ended = self._task is None or self._task.done()
+        if self.company is not None:
+            # the task that would end them waits for its step
+            self.company.fail_all(EngineDead("the engine was closed"))
         if self._is_worker_made:
-            self.worker.close(gives_back=not self._hang.is_set())
+            self.worker.close(gives_back=has_ended)
         self._end_turn(EngineDead("the engine was closed"))
+
+    async def _end_task(self, task: asyncio.Task[None]) -> None:
+        """Cancel it and wait, but no longer than a step may take: the thread of one that hangs may never end."""
+        is_unwatched = self.company is not None and not self._config.step_timeout_s
+        task.cancel()
+        hang = asyncio.ensure_future(self._hang.wait())
+        try:
+            await asyncio.wait(
+                [hang, task],
+                timeout=UNWATCHED_PATIENCE_S if is_unwatched else None,
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+            if self._hang.is_set():
+                await asyncio.wait([task], timeout=HANG_PATIENCE_S)
+        finally:
+            hang.cancel()
 
     async def sleep(self, level: int, is_patient: bool) -> bool:
         """Take no more requests, let those of now end (or end them), then give the memory back.
@@ -201,6 +217,8 @@ class Supervisor:
             return False
         if self.company is company and self.state == "falling_asleep":
             return True
+        if self.state == "closed":
+            raise EngineDead("the engine was closed before it could sleep")
         raise EngineDead(f"the engine crashed before it could sleep: {self.error}")
 
     def _call_off(self, calling_off: asyncio.Event) -> None:

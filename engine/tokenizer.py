@@ -24,13 +24,14 @@ from engine.core.incremental_text import IncrementalText, WindowedText
 from engine.core.token_pieces import TextRule, TokenPieces, read_text_rule
 from engine.errors import ConfigError, InvalidRequest
 from engine.model import read_eos_token_ids
-from engine.model.checkpoint import resolve_checkpoint
+from engine.model.checkpoint import read_json_object, resolve_checkpoint
 from engine.shield import Shield
 
 TOKENIZER_PATTERNS = (
     *("*token*", "*.model", "vocab.*", "merges.txt", "tekken.json"),
     *("*.jinja", "chat_template.json", "config.json", "generation_config.json"),
 )
+_JSON_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
 RESERVED_TEMPLATE_KWARGS = frozenset(
     {"self", "messages", "conversation", "conversations", "tools", "chat_template", "tokenize"}
     | {"add_generation_prompt", "continue_final_message", "padding", "truncation", "max_length"}
@@ -260,8 +261,18 @@ def _load(folder: Path, name: str) -> Any:
         # Absolute, so that nothing in transformers takes a relative folder for a hub name.
         return loader.from_pretrained(folder.absolute(), trust_remote_code=False)
     except Exception as error:  # the Rust library raises this very class on a broken file
-        reason = " ".join(str(error).split())[:300] or type(error).__name__
+        reason = _find_broken_file(folder) or " ".join(str(error).split())[:300] or type(error).__name__
         if (folder / "tokenizer.model").is_file() and find_spec("sentencepiece") is None:
             reason = "Its tokenizer.model needs sentencepiece, which is missing: pip install sentencepiece"
         message = f"tokenizer={name!r} has no usable tokenizer; expected a tokenizer.json there. {reason}"
         raise ConfigError(message) from error
+
+
+def _find_broken_file(folder: Path) -> str:
+    """What is wrong with the first file that is no JSON object, which transformers says without its name."""
+    for path in [folder / name for name in _JSON_FILES if (folder / name).is_file()]:
+        try:
+            read_json_object(path)
+        except ConfigError as error:
+            return str(error)
+    return ""

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from kernels.attention_layout import Chunk, Gather, Layout, Piece, Segment, UniformBatch
+from kernels.ops import StepShape
 
 # Requests with at most this many new tokens (decode, verification of drafts) are attended in batches.
 MAX_UNIFORM_QUERY_LEN = 16
@@ -66,11 +67,9 @@ class AttentionPlan:
                 by_query_len.setdefault(query_len, []).append(request)
             else:
                 long_requests.append(request)
-        batches = [
-            self._make_batch(bucket, starts, window, q, k_cache)
-            for requests in by_query_len.values()
-            for bucket in self._bucket(requests, window)
-        ]
+        buckets = [each for requests in by_query_len.values() for each in self._bucket(requests, window)]
+        self._reserve(buckets, long_requests, window, q.dtype, k_cache)
+        batches = [self._make_batch(bucket, starts, window, q, k_cache) for bucket in buckets]
         segments = []
         if long_requests:
             template = self._make_template(long_requests, window, q.dtype)
@@ -85,7 +84,7 @@ class AttentionPlan:
 
     def _bucket(self, requests: list[int], window: int | None) -> list[list[int]]:
         """Split requests so that padding at most doubles a context (log2(longest) buckets at most)."""
-        lens = {r: self._seq_lens[r] - self._first_key(r, window) for r in requests}
+        lens = {r: self._count_keys(r, window) for r in requests}
         longest = max(lens.values())
         if 2 * min(lens.values()) >= longest or longest <= MIN_BUCKET_LEN:
             return [requests]
@@ -137,29 +136,47 @@ class AttentionPlan:
         self, slots: Tensor, bias: Tensor | None, k_cache: Tensor, dtype: torch.dtype
     ) -> list[Chunk]:
         num_requests, num_keys = slots.shape
-        limit = CPU_CHUNK_BYTES if self._device.type == "cpu" else DEVICE_CHUNK_BYTES
-        key_bytes = k_cache.stride(1) * dtype.itemsize
-        step = max(1, limit // (num_keys * key_bytes))
+        step = _count_gathered(num_keys, k_cache.stride(1) * dtype.itemsize, self._device)
         chunks = []
         for start in range(0, num_requests, step):
             end = min(start + step, num_requests)
-            gather = self._make_gather(slots[start:end].flatten(), k_cache, dtype)
+            gather = self._make_gather(slots[start:end].flatten())
             shape = (end - start, num_keys, *k_cache.shape[2:])
             k, v = gather.k.view(shape).transpose(1, 2), gather.v.view(shape).transpose(1, 2)
             chunks.append(Chunk(start, end, gather, k, v, None if bias is None else bias[start:end]))
         return chunks
 
-    def _make_gather(self, slots: Tensor, k_cache: Tensor, dtype: torch.dtype) -> Gather:
-        """Give the slots a place in the plan's one pair of buffers.
+    def _reserve(
+        self,
+        buckets: list[list[int]],
+        long_requests: list[int],
+        window: int | None,
+        dtype: torch.dtype,
+        k_cache: Tensor,
+    ) -> None:
+        """Make the plan's one pair of buffers, with room for the most keys that are gathered at once.
 
         Why one pair: fresh memory for gathered keys costs more in page faults than the gathering itself.
         """
-        num_keys = slots.shape[0]
-        if self._scratch is None or self._scratch[0].shape[0] < num_keys:
-            shape = (num_keys, *k_cache.shape[2:])
+        key_bytes = k_cache.stride(1) * dtype.itemsize
+        sizes = [self._count_keys(request, window) for request in long_requests]
+        for bucket in buckets:
+            num_keys = max(self._count_keys(request, window) for request in bucket)
+            sizes.append(num_keys * min(len(bucket), _count_gathered(num_keys, key_bytes, self._device)))
+        most = max(sizes, default=0)
+        if self._scratch is None or self._scratch[0].shape[0] < most:
+            shape = (most, *k_cache.shape[2:])
             self._scratch = (k_cache.new_empty(shape, dtype=dtype), k_cache.new_empty(shape, dtype=dtype))
+
+    def _count_keys(self, request: int, window: int | None) -> int:
+        """Keys that some new token of the request can see."""
+        return self._seq_lens[request] - self._first_key(request, window)
+
+    def _make_gather(self, slots: Tensor) -> Gather:
+        """Give the slots a place in the plan's pair of buffers."""
+        assert self._scratch is not None, "reserved before the layout is made"
         k, v = self._scratch
-        return Gather(slots, k[:num_keys], v[:num_keys])
+        return Gather(slots, k[: len(slots)], v[: len(slots)])
 
     def _token_index(
         self, requests: list[int], starts: list[int], query_len: int, num_tokens: int
@@ -220,9 +237,7 @@ class AttentionPlan:
     ) -> Segment:
         query_len, seq_len = self._query_lens[request], self._seq_lens[request]
         first = self._first_key(request, window)
-        gather = self._make_gather(
-            self._slots([request], [first], seq_len - first).flatten(), k_cache, q.dtype
-        )
+        gather = self._make_gather(self._slots([request], [first], seq_len - first).flatten())
         # [num_keys, KV, D] -> [KV, G, num_keys, D], shared by the heads of a group without a copy
         group_size = q.shape[1] // k_cache.shape[2]
         k = gather.k.transpose(0, 1).unsqueeze(1).expand(-1, group_size, -1, -1)
@@ -244,6 +259,26 @@ class AttentionPlan:
             begin = start + offset
             pieces.append(Piece(begin, begin + length, k[:, :, seen], v[:, :, seen], bias))
         return Segment(gather, pieces)
+
+
+def estimate_scratch(shape: StepShape, device: torch.device) -> int:
+    """Return the bytes that a step of sdpa takes at most beside its results: gathered keys and values, slots, masks."""
+    key_bytes = shape.num_kv_heads * shape.head_dim * shape.itemsize
+    num_gathered = shape.context_len * min(
+        shape.num_requests, _count_gathered(shape.context_len, key_bytes, device)
+    )
+    num_slots = shape.num_requests * shape.context_len
+    num_drafted = min(shape.num_tokens, shape.num_requests * MAX_UNIFORM_QUERY_LEN)
+    # Rows of masks: of drafts for each head of a group, of pieces one for each token.
+    num_masked = num_drafted * (shape.num_heads // shape.num_kv_heads) + shape.num_tokens + PIECE_LEN
+    masks = num_masked * shape.context_len * (shape.itemsize + torch.bool.itemsize)
+    return 2 * num_gathered * key_bytes + 2 * num_slots * torch.int64.itemsize + masks
+
+
+def _count_gathered(num_keys: int, key_bytes: int, device: torch.device) -> int:
+    """How many requests of so many keys are gathered at once."""
+    limit = CPU_CHUNK_BYTES if device.type == "cpu" else DEVICE_CHUNK_BYTES
+    return max(1, limit // max(1, num_keys * key_bytes))
 
 
 def upload_list(values: list[int], device: torch.device) -> Tensor:

@@ -19,10 +19,13 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from kernels.attention_plan import upload_list
+from kernels.ops import StepShape
 from kernels.store_kv import take_slots
 
 # Queries, and keys, of a block of the mask: what flex_attention takes by default.
 MASK_BLOCK = 128
+# Of a gathered key: its request, position, block and slot, and as much again while they are made.
+PLACE_BYTES = 2 * 4 * torch.int64.itemsize
 
 ScoreChange = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 
@@ -138,6 +141,15 @@ def make_flex_plan(
 ) -> FlexPlan:
     """Return the plan of one step; shapes come from the lists, so that nothing waits for the device."""
     return FlexPlan(block_tables, query_lens, seq_lens_list, block_size)
+
+
+def estimate_scratch(shape: StepShape) -> int:
+    """Return the bytes that a step takes beside its results: gathered keys and values, and the places of keys.
+
+    Blocks that requests share are gathered for each of them, which is not counted; on the CPU neither are the scores.
+    """
+    key_bytes = shape.num_kv_heads * shape.head_dim * shape.itemsize
+    return shape.num_context_tokens * (2 * key_bytes + PLACE_BYTES)
 
 
 def _make_places(lens: Sequence[int], firsts: Sequence[int], device: torch.device) -> Places:

@@ -44,6 +44,22 @@ class LayerWeights:
     sliding_window: int | None
 
 
+@dataclass(frozen=True, slots=True)
+class StepShape:
+    """The largest step of an engine, as far as the memory that it takes for a while depends on it."""
+
+    num_requests: int
+    num_tokens: int
+    context_len: int  # tokens of the longest context
+    num_context_tokens: int  # of all contexts together, shared blocks counted once
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    hidden_size: int
+    inner_size: int
+    itemsize: int  # bytes of a number, of the keys and values too
+
+
 class NormRopeStore(Protocol):
     def __call__(
         self,
@@ -160,9 +176,8 @@ class Ops:
     share_prefixes: Callable[[Plan, SharedPrefixes], Plan] | None = None
     # See `kernels.lm_head_sample`; None: logits are always computed.
     lm_head_sample: LmHeadSample | None = None
-    # (requests, tokens, H, D) -> bytes that attention takes beside its results in a step of so many at most; None: it
-    # is not known.
-    estimate_scratch: Callable[[int, int, int, int], int] | None = None
+    # Bytes that a step takes at most beside the results of its ops; None: it is not known.
+    estimate_scratch: Callable[[StepShape], int] | None = None
     # Whether keys and values may be stored in float8 (e4m3).
     takes_fp8_cache: bool = False
     # Whether a pure decode step may be recorded once and replayed over new contents of the same tensors.

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Literal
 
 import torch
 from torch import Tensor
 
+from kernels import attention_plan, flex_attention
 from kernels.attention_plan import AttentionPlan
 from kernels.flex_attention import FlexAttention, make_flex_plan
 from kernels.linear import linear, pack_linear, unpack_linear
@@ -26,7 +28,8 @@ def make_ops(attention: Literal["sdpa", "flex"] = "sdpa", device: torch.device |
         device: where they will run; decides whether flex_attention is compiled.
     """
     is_flex = attention == "flex"
-    is_cuda = device is not None and device.type == "cuda"
+    device = device or torch.device("cpu")
+    gathers = partial(attention_plan.estimate_scratch, device=device)
     return Ops(
         name=f"torch-{attention}",
         rms_norm=rms_norm,
@@ -34,10 +37,11 @@ def make_ops(attention: Literal["sdpa", "flex"] = "sdpa", device: torch.device |
         silu_mul=silu_mul,
         norm_rope_store=norm_rope_store,
         make_plan=make_flex_plan if is_flex else make_plan,
-        paged_attention=FlexAttention(is_cuda) if is_flex else paged_attention,
+        paged_attention=FlexAttention(device.type == "cuda") if is_flex else paged_attention,
         linear=linear,
         pack_linear=pack_linear,
         unpack_linear=unpack_linear,
+        estimate_scratch=flex_attention.estimate_scratch if is_flex else gathers,
         takes_fp8_cache=True,
     )
 

@@ -17,6 +17,7 @@ from engine.errors import ConfigError
 
 _SINGLE_FILE = "model.safetensors"
 _INDEX_FILE = "model.safetensors.index.json"
+_MAX_DEPTH = 64  # of JSON; what is printed or compared later recurses as deep
 _FIRST_FILES = ("config.json", _INDEX_FILE, _SINGLE_FILE)
 
 
@@ -68,15 +69,33 @@ def read_json_object(path: Path) -> dict[str, Any]:
     """Return what a JSON file holds.
 
     Raises:
-        ConfigError: it is not JSON, or not an object.
+        ConfigError: it is not JSON, not an object, or nested deeper than anything real.
     """
+    too_deep = ConfigError(f"{path} is nested deeper than {_MAX_DEPTH} levels")
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ConfigError(f"{path} is not valid JSON: {error}") from error
+    except RecursionError:
+        raise too_deep from None
+    if _is_deeper(data, _MAX_DEPTH):
+        raise too_deep
     if not isinstance(data, dict):
         raise ConfigError(f"{path} must hold an object")
     return data
+
+
+def _is_deeper(data: Any, depth: int) -> bool:
+    """Whether lists and objects lie more than `depth` levels within each other."""
+    level = [data]
+    for _ in range(depth + 1):
+        level = [
+            inner
+            for each in level
+            if isinstance(each, dict | list)
+            for inner in (each.values() if isinstance(each, dict) else each)
+        ]
+    return any(isinstance(each, dict | list) for each in level)
 
 
 def weight_files(folder: Path) -> list[Path]:

@@ -64,6 +64,10 @@ class ModelConfig:
             )
         if self.head_dim % 2:
             raise ConfigError(f"head_dim={self.head_dim} must be even: RoPE rotates pairs")
+        if self.rope.rope_type == "dynamic" and self.head_dim < 4:
+            raise ConfigError(
+                f"head_dim={self.head_dim} must be at least 4 with dynamic RoPE, which turns the first pair as before"
+            )
         if self.sliding_windows and len(self.sliding_windows) != self.num_hidden_layers:
             raise ConfigError(
                 f"sliding_windows={self.sliding_windows} must have num_hidden_layers="

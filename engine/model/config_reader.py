@@ -8,7 +8,9 @@ from typing import Any
 from engine.errors import ConfigError
 
 _MISSING: Any = object()
-_LARGEST = sys.float_info.max  # JSON's integers go beyond it
+# JSON's integers go beyond both.
+_LARGEST = sys.float_info.max
+_LARGEST_INTEGER = 2**63 - 1
 
 
 class ConfigReader:
@@ -32,10 +34,12 @@ class ConfigReader:
         return self._data.get(key, default)
 
     def integer(self, key: str, default: Any = _MISSING, minimum: int = 1) -> int:
-        """Return an integer of at least `minimum`; null counts as absent."""
+        """Return an integer of at least `minimum` that 64 bits hold; null counts as absent."""
         value = self._required(key, default)
         if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
             raise self.error(key, value, f"must be an integer of at least {minimum}")
+        if value > _LARGEST_INTEGER:
+            raise self.error(key, value, f"must be an integer from {minimum} to {_LARGEST_INTEGER}")
         return value
 
     def number(self, key: str, default: Any = _MISSING) -> float:
@@ -45,11 +49,18 @@ class ConfigReader:
             raise self.error(key, value, "must be a positive number")
         return float(value)
 
-    def optional_number(self, key: str) -> float | None:
-        """Return a positive number, or None when the key is absent or null."""
+    def number_within(self, key: str, low: float, high: float, default: Any = _MISSING) -> float:
+        """Return a positive number from `low` to `high`; null counts as absent."""
+        value = self.number(key, default)
+        if not low <= value <= high:
+            raise self.error(key, value, f"must be a number from {low:g} to {high:g}")
+        return value
+
+    def optional_number_within(self, key: str, low: float, high: float) -> float | None:
+        """Return a positive number from `low` to `high`, or None when the key is absent or null."""
         if self.take(key) is None:
             return None
-        return self.number(key)
+        return self.number_within(key, low, high)
 
     def boolean(self, key: str, default: bool) -> bool:
         """Return true or false; null counts as absent."""

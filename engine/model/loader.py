@@ -52,7 +52,8 @@ def load_model(
     """
     if config is None:
         config = ModelConfig.from_pretrained(path_or_name)
-    with weight_room(path_or_name, config, dtype, device, quantization):
+    packs_shared = ops is not None and ops.packs_shared
+    with weight_room(path_or_name, config, dtype, device, quantization, packs_shared):
         model = DecoderModel(config, dtype, device, ops).eval()
         if load_format == "dummy":
             _fill_randomly(model, seed)

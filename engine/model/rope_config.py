@@ -10,11 +10,17 @@ ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "llama3")
 # Of these, max_position_embeddings may be the length before scaling; llama3 tells the one after it.
 _STRETCHING = ("linear", "dynamic", "yarn")
 _DEFAULT_THETA = 10000.0
+# What keeps angles finite: far beyond what checkpoints have, and what is left of a theta below 1 in float32 is zero.
+_THETAS = (1.0, 1e30)
+_FACTORS = (1e-3, 1e6)
 
 
 @dataclass(frozen=True, slots=True)
 class RopeConfig:
-    """One rotary embedding. Fields beyond the first four belong to one type, and are unused by the others."""
+    """One rotary embedding. Fields beyond the first four belong to one type, and are unused by the others.
+
+    `parse_rope` keeps them within bounds in which all angles are finite.
+    """
 
     rope_type: str = "default"
     theta: float = _DEFAULT_THETA
@@ -41,7 +47,8 @@ def parse_rope(config: ConfigReader, max_position_embeddings: int, where: str) -
     """Read `rope_parameters` (transformers 5), or `rope_scaling` and `rope_theta` (before).
 
     Raises:
-        ConfigError: an unsupported type, a missing parameter, or one that this type does not know.
+        ConfigError: an unsupported type, a missing parameter, one out of its range, or one that this type does not
+            know.
     """
     new, old = config.take("rope_parameters"), config.take("rope_scaling")
     name = "rope_scaling" if old else "rope_parameters"
@@ -53,7 +60,9 @@ def parse_rope(config: ConfigReader, max_position_embeddings: int, where: str) -
     reader = ConfigReader(data, f"{where}: {name}")
     _refuse_partial(config)
     _refuse_partial(reader)
-    theta = reader.number("rope_theta", config.number("rope_theta", _DEFAULT_THETA))
+    theta = reader.number_within(
+        "rope_theta", *_THETAS, config.number_within("rope_theta", *_THETAS, _DEFAULT_THETA)
+    )
     old_type = reader.take("type")
     rope_type = reader.take("rope_type") or old_type or "default"
     if rope_type not in ROPE_TYPES:
@@ -73,27 +82,37 @@ def _parse_scaling(
         original = reader.take("original_max_position_embeddings")
         if original not in (None, max_position_embeddings):
             raise reader.error("original_max_position_embeddings", original, f"has no use in {rope_type}")
-        return RopeConfig(rope_type, theta, reader.number("factor"), max_position_embeddings)
+        return RopeConfig(
+            rope_type, theta, reader.number_within("factor", *_FACTORS), max_position_embeddings
+        )
     original = reader.integer("original_max_position_embeddings", max_position_embeddings)
     # Some checkpoints keep it outside, where it has priority.
     original = config.integer("original_max_position_embeddings", original)
     if rope_type == "yarn":
-        return RopeConfig(
-            rope_type,
-            theta,
-            reader.number("factor", max_position_embeddings / original),
-            original,
-            attention_factor=reader.optional_number("attention_factor"),
-            beta_fast=reader.number("beta_fast", 32.0),
-            beta_slow=reader.number("beta_slow", 1.0),
-            mscale=reader.optional_number("mscale"),
-            mscale_all_dim=reader.optional_number("mscale_all_dim"),
-            truncate=reader.boolean("truncate", True),
-        )
-    low, high = reader.number("low_freq_factor"), reader.number("high_freq_factor")
+        return _parse_yarn(reader, theta, original, max_position_embeddings / original)
+    low, high = (reader.number_within(f"{name}_freq_factor", *_FACTORS) for name in ("low", "high"))
     if high <= low:
         raise reader.error("high_freq_factor", high, f"must be greater than low_freq_factor={low}")
-    return RopeConfig(rope_type, theta, reader.number("factor"), original, low, high)
+    return RopeConfig(rope_type, theta, reader.number_within("factor", *_FACTORS), original, low, high)
+
+
+def _parse_yarn(reader: ConfigReader, theta: float, original: int, factor: float) -> RopeConfig:
+    """Read YaRN's parameters; `factor` is what the lengths say where it is not told."""
+    if theta <= 1:
+        # the dimension that turns so often is found by its logarithm
+        raise reader.error("rope_theta", theta, "must be greater than 1 with yarn")
+    return RopeConfig(
+        "yarn",
+        theta,
+        reader.number_within("factor", *_FACTORS, factor),
+        original,
+        attention_factor=reader.optional_number_within("attention_factor", *_FACTORS),
+        beta_fast=reader.number_within("beta_fast", *_FACTORS, 32.0),
+        beta_slow=reader.number_within("beta_slow", *_FACTORS, 1.0),
+        mscale=reader.optional_number_within("mscale", *_FACTORS),
+        mscale_all_dim=reader.optional_number_within("mscale_all_dim", *_FACTORS),
+        truncate=reader.boolean("truncate", True),
+    )
 
 
 def _refuse_partial(reader: ConfigReader) -> None:

@@ -16,6 +16,7 @@ import torch
 from engine.errors import ConfigError
 from engine.host_memory import measure_host_memory
 from engine.model.config import ModelConfig
+from kernels.cpu.weights import estimate_packed_bytes
 from kernels.ops import Quantization
 
 _CPU_ALLOCATOR = "DefaultCPUAllocator"  # what torch's error over a lack of RAM names
@@ -27,7 +28,7 @@ def count_parameters(config: ModelConfig) -> int:
     q_size = config.num_attention_heads * head_dim
     kv_size = config.num_key_value_heads * head_dim
     qkv_size, gate_up_size = q_size + 2 * kv_size, 2 * config.intermediate_size
-    matrices = hidden * (qkv_size + q_size + gate_up_size + config.intermediate_size)
+    matrices = _count_layer_numbers(config)
     biases = (
         config.qkv_bias * qkv_size + config.output_bias * hidden + config.mlp_bias * (gate_up_size + hidden)
     )
@@ -36,6 +37,40 @@ def count_parameters(config: ModelConfig) -> int:
     return config.num_hidden_layers * (matrices + biases + norms) + hidden * (
         num_tables * config.vocab_size + 1
     )
+
+
+def _count_layer_numbers(config: ModelConfig) -> int:
+    """Numbers in the matrices of one layer."""
+    num_heads = 2 * (config.num_attention_heads + config.num_key_value_heads)
+    return config.hidden_size * (num_heads * config.head_dim + 3 * config.intermediate_size)
+
+
+def estimate_head_copy(
+    config: ModelConfig, dtype: torch.dtype, quantization: Quantization | None = None
+) -> int:
+    """Return the bytes of a tied head that the native ops have packed, beside the embedding that stays as it is.
+
+    Zero for a head of its own, which packing replaces.
+    """
+    if not config.tie_word_embeddings:
+        return 0
+    return estimate_packed_bytes(
+        config.vocab_size, config.hidden_size, _packed_itemsize(config, dtype, quantization)
+    )
+
+
+def _estimate_growth(config: ModelConfig, dtype: torch.dtype, quantization: Quantization | None) -> int:
+    """Bytes by which a model has grown when the native ops have packed it: the head comes last, after the layers."""
+    num_shrunk = config.num_hidden_layers * _count_layer_numbers(config)
+    saved = num_shrunk * (dtype.itemsize - _packed_itemsize(config, dtype, quantization))
+    return max(0, estimate_head_copy(config, dtype, quantization) - saved)
+
+
+def _packed_itemsize(config: ModelConfig, dtype: torch.dtype, quantization: Quantization | None) -> int:
+    """Bytes of a number in the native ops' panels, which keep in two bytes what was stored in bfloat16."""
+    if quantization is not None:
+        return torch.int8.itemsize
+    return min(dtype.itemsize, torch.bfloat16.itemsize) if config.dtype == "bfloat16" else dtype.itemsize
 
 
 def measure_free_bytes(device: torch.device) -> int:
@@ -53,23 +88,28 @@ def weight_room(
     dtype: torch.dtype,
     device: torch.device,
     quantization: Quantization | None = None,
+    packs_shared: bool = False,
 ) -> Iterator[None]:
     """Refuse a model without room for its weights: at once, or when an allocation inside the block fails.
 
     Args:
         name: what the error calls the model.
         dtype: weights have it until they are packed, the quantized ones too.
+        packs_shared: whether the ops pack a copy of a tied head, as the native ones do.
 
     Raises:
         ConfigError: says how much is needed, how much is free, and what takes less.
     """
     num_bytes, free_bytes = count_parameters(config) * dtype.itemsize, measure_free_bytes(device)
+    copy_bytes = _estimate_growth(config, dtype, quantization) if packs_shared else 0
+    num_bytes += copy_bytes
     if num_bytes > free_bytes:
         gc.collect()  # the model that was there before may wait for it
         free_bytes = measure_free_bytes(device)
+    told_copy = " with a packed copy of the head" if copy_bytes else ""
     told = (
         f"model {str(name)!r} does not fit: {count_parameters(config)} parameters take {_spell(num_bytes)} as "
-        f"{str(dtype).removeprefix('torch.')}, and {device.type} has {_spell(free_bytes)} free"
+        f"{str(dtype).removeprefix('torch.')}{told_copy}, and {device.type} has {_spell(free_bytes)} free"
         f"{_hint(num_bytes, free_bytes, dtype, quantization)}"
     )
     if num_bytes > free_bytes:

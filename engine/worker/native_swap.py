@@ -13,10 +13,13 @@ import time
 
 import torch
 
-from engine.model import DecoderModel
+from engine.model import DecoderModel, ModelConfig
+from engine.model.weight_memory import estimate_head_copy
 from kernels import Ops
-from kernels.cpu import NativeBuild, make_native_ops
+from kernels.cpu import NativeBuild, count_native_threads, make_native_ops
 from kernels.cpu.layers import can_run
+from kernels.cpu.scratch import estimate_scratch
+from kernels.ops import StepShape
 
 logger = logging.getLogger("troupe.worker")
 _LOOK_S = 0.2  # how often a thread that waits for the compiler looks whether it is still wanted
@@ -66,7 +69,7 @@ class NativeSwap:
         """Move the model over when the ops are built; returns at once."""
         if self._is_at_work:
             return
-        if not can_run(self._dtype) or (self._build.is_done and self._build.library is None):
+        if not self._is_awaited:
             logger.info("native ops: %s; plain torch goes on", self.status)
             return
         logger.info("native ops: being built in the background; plain torch until then")
@@ -74,6 +77,26 @@ class NativeSwap:
             target=self._change_over, args=(model,), name="troupe-native-swap", daemon=True
         )
         self._thread.start()
+
+    @property
+    def _is_awaited(self) -> bool:
+        """Whether the ops may come while the engine runs."""
+        is_in_vain = self._build.is_done and self._build.library is None
+        return not self._is_at_work and not is_in_vain and can_run(self._dtype)
+
+    def estimate_move(self, config: ModelConfig) -> int:
+        """Bytes that `follow` will take beside the model as it is: the copy of a tied head, or one matrix twice."""
+        if not self._is_awaited:
+            return 0
+        num_heads = config.num_attention_heads + 2 * config.num_key_value_heads
+        widths = [2 * config.intermediate_size, num_heads * config.head_dim]
+        widths += [] if config.tie_word_embeddings else [config.vocab_size]
+        matrix_bytes = max(widths) * config.hidden_size * self._dtype.itemsize
+        return max(2 * matrix_bytes, estimate_head_copy(config, self._dtype))
+
+    def estimate_scratch(self, shape: StepShape) -> int:
+        """As `Ops.estimate_scratch` of the ops that are awaited; 0 where none are."""
+        return estimate_scratch(shape, count_native_threads(self._num_threads)) if self._is_awaited else 0
 
     def stop(self) -> None:
         """Leave the model as it is from now on."""

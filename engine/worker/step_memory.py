@@ -1,4 +1,4 @@
-"""StepMemory: what a GPU needs beside weights and KV cache, estimated before the cache takes the rest.
+"""StepMemory: what a device needs beside weights and KV cache, estimated before the cache takes the rest.
 
 rows            token pool, block tables, RoPE tables          as long as the engine runs
 recorded steps  activations and scratch of the largest decode  likewise
@@ -14,6 +14,7 @@ import torch
 
 from engine.core.step import MAX_SCORED_TOKENS
 from engine.model.config import ModelConfig
+from kernels.ops import StepShape
 from kernels.sampling import DEVICE_CHUNK_ELEMENTS
 
 # Words of 4 bytes per token of the vocabulary and sampled row: logits, a copy of them as they were for logprobs, one of
@@ -33,13 +34,18 @@ class StepMemory:
     num_tokens: int  # of the step
     num_rows: int  # of the batch, all of them sampled
     num_recorded_rows: int = 0  # of the largest recorded step
-    estimate_scratch: Callable[[int, int, int, int], int] | None = None  # see `kernels.Ops`
+    estimate_scratch: Callable[[StepShape], int] | None = None  # see `kernels.Ops`
 
-    def estimate_step(self) -> int:
-        """Return about how many bytes the largest step takes, and what is recorded beside it."""
-        recorded = self.num_recorded_rows
-        largest = self._estimate_layers(self.num_rows, self.num_tokens) + self._estimate_logits()
-        return largest + self._estimate_layers(recorded, recorded)
+    def estimate_step(self, context_len: int = 0, num_context_tokens: int = 0) -> int:
+        """Return about how many bytes the largest step takes, and what is recorded beside it.
+
+        Args:
+            context_len: of the longest row.
+            num_context_tokens: of all rows that the cache holds.
+        """
+        recorded, contexts = self.num_recorded_rows, (context_len, num_context_tokens)
+        largest = self._estimate_layers(self.num_rows, self.num_tokens, *contexts) + self._estimate_logits()
+        return largest + self._estimate_layers(recorded, recorded, *contexts)
 
     def estimate_rows(self, max_model_len: int, block_size: int) -> int:
         """Return about how many bytes the rows take that may grow to this length."""
@@ -51,7 +57,9 @@ class StepMemory:
         rope = 4 * max_model_len * self.config.head_dim * torch.float32.itemsize
         return tokens + tables + rope
 
-    def _estimate_layers(self, num_rows: int, num_tokens: int) -> int:
+    def _estimate_layers(
+        self, num_rows: int, num_tokens: int, context_len: int, num_context_tokens: int
+    ) -> int:
         """Per token: in the MLP the gate, the up half and their product, beside the hidden states and what attention
         reads and writes; and the scratch of the attention.
         """
@@ -59,11 +67,14 @@ class StepMemory:
         attention = 2 * (config.num_attention_heads + config.num_key_value_heads) * config.head_dim
         per_token = 4 * config.hidden_size + 3 * config.intermediate_size + attention
         activations = num_tokens * per_token * self.dtype.itemsize
-        if self.estimate_scratch is None:
+        if self.estimate_scratch is None or not num_tokens:
             return activations
-        return activations + self.estimate_scratch(
-            num_rows, num_tokens, config.num_attention_heads, config.head_dim
+        shape = StepShape(
+            *(num_rows, num_tokens, context_len, num_context_tokens),
+            *(config.num_attention_heads, config.num_key_value_heads, config.head_dim),
+            *(config.hidden_size, config.intermediate_size, self.dtype.itemsize),
         )
+        return activations + self.estimate_scratch(shape)
 
     def _estimate_logits(self) -> int:
         vocab_size = self.config.vocab_size

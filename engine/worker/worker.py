@@ -32,6 +32,7 @@ from engine.worker.ops_choice import make_ops
 from engine.worker.sampling.state import SamplingState
 from engine.worker.step_memory import StepMemory
 from engine.worker.warm_up import list_warm_up
+from kernels.ops import StepShape
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 # While steps come without a pause, one chore is done after this many of them: to record waits for the device.
@@ -308,13 +309,22 @@ class Worker:
             num_tokens=max(config.max_num_batched_tokens, 0 if config.enable_chunked_prefill else max_len),
             num_rows=config.max_num_seqs,
             num_recorded_rows=list_padded_sizes(config.max_num_seqs)[-1] if is_recorded else 0,
-            estimate_scratch=self.model.ops.estimate_scratch,
+            estimate_scratch=self._estimate_scratch,
         )
-        step_bytes = memory.estimate_step()
+        move_bytes = 0 if self._native is None else self._native.estimate_move(model_config)
         # No row is longer than the cache, which decides where a checkpoint takes more than there is memory for.
-        capacity = self._measure_free_bytes(step_bytes) // bytes_per_block * config.block_size
-        row_bytes = memory.estimate_rows(min(max_len, capacity), config.block_size)
-        return self._measure_free_bytes(step_bytes + row_bytes)
+        room = self._measure_free_bytes(memory.estimate_step() + move_bytes)
+        capacity = room // bytes_per_block * config.block_size
+        length = min(max_len, capacity)
+        step_bytes = memory.estimate_step(length, min(length * config.max_num_seqs, capacity))
+        row_bytes = memory.estimate_rows(length, config.block_size)
+        return self._measure_free_bytes(step_bytes + row_bytes + move_bytes)
+
+    def _estimate_scratch(self, shape: StepShape) -> int:
+        """Bytes that the ops of now take beside their results, or those that will follow them."""
+        estimate = self.model.ops.estimate_scratch
+        of_now = 0 if estimate is None else estimate(shape)
+        return max(of_now, 0 if self._native is None else self._native.estimate_scratch(shape))
 
     def _measure_free_bytes(self, step_bytes: int) -> int:
         """Bytes the KV cache may take: the configured share, and never more than a largest step leaves free."""
@@ -324,7 +334,7 @@ class Worker:
             share = self.config.memory_share or 0.9
             return max(0, min(int(total * share) - (total - free), free - step_bytes))
         total, free = measure_host_memory()
-        return min(int(total * (self.config.memory_share or 0.1)), int(free * 0.8))
+        return min(int(total * (self.config.memory_share or 0.1)), int(max(0, free - step_bytes) * 0.8))
 
 
 def _respect_dynamic_rope(resolved: ResolvedConfig, rope: RopeConfig) -> ResolvedConfig:

@@ -19,7 +19,14 @@ from kernels.cpu.library import MAX_THREADS, NativeLibrary, count_cores
 from kernels.cpu.native_ops import NativeOps
 from kernels.ops import Ops
 
-__all__ = ["NativeBuild", "NativeLibrary", "count_cores", "make_native_ops", "make_ops"]
+__all__ = [
+    "NativeBuild",
+    "NativeLibrary",
+    "count_cores",
+    "count_native_threads",
+    "make_native_ops",
+    "make_ops",
+]
 
 logger = logging.getLogger("troupe.kernels")
 
@@ -54,5 +61,9 @@ def make_native_ops(library: NativeLibrary, num_threads: int | None = None) -> O
     Raises:
         ValueError: num_threads below 1.
     """
-    wanted = count_cores() if num_threads is None else num_threads
-    return NativeOps(library, min(wanted, MAX_THREADS)).make_ops()
+    return NativeOps(library, count_native_threads(num_threads)).make_ops()
+
+
+def count_native_threads(num_threads: int | None) -> int:
+    """Return how many threads native ops run on that were asked for so many; None: one per core."""
+    return min(count_cores() if num_threads is None else num_threads, MAX_THREADS)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -12,6 +13,7 @@ from torch import Tensor
 from kernels.cpu.layers import DecoderCache
 from kernels.cpu.library import NativeLibrary, ThreadPool
 from kernels.cpu.panel_memory import PanelMemory
+from kernels.cpu.scratch import estimate_scratch
 from kernels.cpu.structs import AttentionShapeStruct, BatchStruct, RopeStoreStruct
 from kernels.cpu.weights import DTYPES, NativeWeight, address, pack, unpack
 from kernels.ops import KVCache, LayerWeights, Ops, Quantization
@@ -50,6 +52,7 @@ class NativeOps:
             unpack_linear=self.unpack_linear,
             packs_shared=True,
             run_layers=self.run_layers,
+            estimate_scratch=partial(estimate_scratch, num_threads=self.pool.num_threads),
         )
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:

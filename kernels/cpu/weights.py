@@ -18,6 +18,10 @@ from kernels.ops import Quantization
 DTYPES = {torch.float32: 0, torch.bfloat16: 1}
 
 
+_PANEL_WIDTH = 32  # of `src/panels.h`
+_WORD_BYTES = 4
+
+
 class WeightKind(IntEnum):
     """How a matrix is stored; the codes of `WeightKind` in src/linear.h."""
 
@@ -99,6 +103,12 @@ def pack(
     return NativeWeight(
         kind, weight.dtype, in_features, out_features, panels, scales, corrections, bias, struct
     )
+
+
+def estimate_packed_bytes(out_features: int, in_features: int, itemsize: int) -> int:
+    """Return the bytes that packing a matrix takes at most, its numbers in so many bytes each: 1 where it is int8."""
+    panels = -(-out_features // _PANEL_WIDTH) * _PANEL_WIDTH * -(-in_features // _WORD_BYTES) * _WORD_BYTES
+    return panels * itemsize + (2 * _WORD_BYTES * out_features if itemsize == 1 else 0)
 
 
 def unpack(library: NativeLibrary, pool: ThreadPool, packed: NativeWeight) -> Tensor:

@@ -70,9 +70,9 @@ def short_attention_kernel(
 ) -> None:
     GROUP: tl.constexpr = NUM_HEADS // NUM_KV_HEADS
     BLOCK_Q: tl.constexpr = BLOCK_M // GROUP
-    kv_head = tl.program_id(0)
-    request = tl.program_id(1) // query_tiles
-    query_tile = tl.program_id(1) % query_tiles
+    kv_head = tl.program_id(0) % NUM_KV_HEADS
+    request = tl.program_id(0) // NUM_KV_HEADS // query_tiles
+    query_tile = tl.program_id(0) // NUM_KV_HEADS % query_tiles
     first_token = tl.load(query_start_ptr + request).to(tl.int64)
     query_len = (tl.load(query_start_ptr + request + 1) - first_token).to(tl.int32)
     if (query_len < MIN_QUERY) | (query_len > MAX_QUERY) | (query_tile * BLOCK_Q >= query_len):
@@ -107,7 +107,7 @@ def short_attention_kernel(
                 row_max = tl.load(stats_ptr + part * 2, mask=is_valid, other=float("-inf"))
                 row_sum = tl.load(stats_ptr + part * 2 + 1, mask=is_valid, other=0.0)
                 total, total_max, total_sum = fold_part(total, total_max, total_sum, acc, row_max, row_sum)
-    for split in range(num_shared + tl.program_id(2), num_splits, tl.num_programs(2)):
+    for split in range(num_shared + tl.program_id(1), num_splits, tl.num_programs(1)):
         start = first + split * split_len
         acc, row_max, row_sum = attend_keys(
             q,

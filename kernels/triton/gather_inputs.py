@@ -68,8 +68,8 @@ def gather_tables_kernel(
     width: tl.tensor,
     BLOCK: tl.constexpr,
 ) -> None:
-    request = tl.program_id(0).to(tl.int64)
-    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    request = tl.program_id(1).to(tl.int64)
+    column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     row = tl.load(rows_ptr + request).to(tl.int64)
     mask = column < width
     is_known = column < tl.where(row >= 0, width, 0)
@@ -120,7 +120,7 @@ def gather_inputs(
             **FUSED,
         )
     if num_requests:
-        gather_tables_kernel[(num_requests, triton.cdiv(max(1, width), BLOCK))](
+        gather_tables_kernel[(triton.cdiv(max(1, width), BLOCK), num_requests)](
             out.block_tables,
             out.seq_lens,
             block_tables,

@@ -6,6 +6,7 @@ import torch
 import triton
 from torch import Tensor
 
+from kernels.ops import StepShape
 from kernels.shared_prefixes import SharedPrefixes
 from kernels.triton.attention_long import long_attention_kernel
 from kernels.triton.attention_plan import SHORT_LIMIT, AttentionPlan
@@ -89,15 +90,11 @@ def paged_attention(
     return result
 
 
-def estimate_scratch(num_requests: int, num_tokens: int, num_heads: int, head_dim: int) -> int:
-    """Return the bytes of parts of sums that a step takes at most, with contexts of any length.
-
-    Args:
-        num_requests, num_tokens: of the step, at most.
-    """
-    row_bytes = _measure_parts(num_heads * MAX_SPLITS, head_dim)
-    num_draft_tokens = min(num_tokens, num_requests * SHORT_LIMIT)
-    return num_requests * row_bytes + min(num_draft_tokens * row_bytes, MAX_DRAFT_BYTES)
+def estimate_scratch(shape: StepShape) -> int:
+    """Return the bytes of parts of sums that a step takes at most, with contexts of any length."""
+    row_bytes = _measure_parts(shape.num_heads * MAX_SPLITS, shape.head_dim)
+    num_draft_tokens = min(shape.num_tokens, shape.num_requests * SHORT_LIMIT)
+    return shape.num_requests * row_bytes + min(num_draft_tokens * row_bytes, MAX_DRAFT_BYTES)
 
 
 def _measure_parts(num_parts: int, head_dim: int) -> int:
@@ -175,7 +172,7 @@ class _Call:
         shape = splitting | {"BLOCK_M": rows, "num_warps": tile.num_warps, "num_stages": tile.num_stages}
         if shared is not None:
             self._attend_shared(shared, plan.num_requests // block_q, scratch, num_slots, shape)
-        short_attention_kernel[(self._num_kv_heads, plan.num_requests * query_tiles, num_programs)](
+        short_attention_kernel[(num_units, num_programs)](
             self._out,
             *scratch,
             *self._inputs,

@@ -275,3 +275,13 @@ def test_moved_tensors_keep_their_values_and_what_they_share(
 
 def _explode(*_: object) -> None:
     raise RuntimeError("no memory left")
+
+
+async def test_a_sleep_that_a_close_overtakes_says_so(make_config: MakeConfig) -> None:
+    engine = Engine(make_config())
+    await engine.start()
+    stream, falling = await begin_to_sleep(engine)
+    await engine.close()
+    with pytest.raises(EngineDead, match="the engine was closed before it could sleep"):
+        await falling
+    await stream.aclose()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
 from pathlib import Path
@@ -9,9 +10,11 @@ from typing import Any
 
 import pytest
 
-from engine import LLM, ConfigError, SamplingParams
+from engine import LLM, ConfigError, Engine, EngineConfig, EngineDead, SamplingParams
+from engine.messages import AbortRequest
 from grammar import GrammarSpec
 from tests.engine.tokenizer_folders import make_byte_level_folder
+from tests.waiting import wait_until
 
 END = 37  # an ordinary token of the tokenizer
 
@@ -61,3 +64,38 @@ def test_a_grammar_without_any_end_is_a_config_error(model_folder: Path) -> None
         pytest.raises(ConfigError, match=r"needs an eos_token_id below vocab_size=\d+.*are \[99999\]"),
     ):
         llm.generate("hi", params, use_tqdm=False)
+
+
+async def test_a_start_that_a_close_overtakes_is_not_a_cancellation() -> None:
+    """Whoever waits for it was not cancelled, and a TaskGroup would not even notice."""
+    engine = Engine(EngineConfig(mock_step_ms=1.0))
+    start = asyncio.ensure_future(engine.start())
+    await wait_until(lambda: engine.state == "starting")
+    await engine.close()
+    with pytest.raises(EngineDead, match="the engine was closed while it started"):
+        await start
+    assert engine.state == "closed"
+
+
+async def test_nobody_waits_less_than_not_at_all() -> None:
+    """A stop string ends a text before the scheduler knows, which has the request among those that run."""
+    async with Engine(EngineConfig(mock_step_ms=1.0)) as engine:
+        async for output in engine.generate("Hello", SamplingParams(max_tokens=8, ignore_eos=True)):
+            text = output.outputs[0].text
+        company = engine._supervisor.company
+        assert company is not None
+        seen: list[tuple[int, int]] = []
+
+        def look() -> None:
+            assert company is not None
+            seen.append((company.stats().num_waiting, company.num_queued))
+
+        def tell(abort: AbortRequest) -> None:
+            asyncio.get_running_loop().call_soon(look)
+            company.scheduler.tell(abort)
+
+        company.detokenizer._tell_scheduler = tell
+        params = SamplingParams(max_tokens=50, ignore_eos=True, stop=[text[-3:]])
+        outputs = [output async for output in engine.generate("Hello", params)]
+        assert outputs[-1].outputs[0].finish_reason == "stop"
+    assert seen == [(0, 0)]

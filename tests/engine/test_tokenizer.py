@@ -226,6 +226,14 @@ def test_a_broken_tokenizer_json_is_a_config_error(tmp_path: Path) -> None:
         Tokenizer(tmp_path)
 
 
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"])
+def test_a_file_that_is_nested_without_end_is_named(tmp_path: Path, name: str) -> None:
+    folder = make_byte_level_folder(tmp_path)
+    (folder / name).write_text("[" * 100_000)
+    with pytest.raises(ConfigError, match=rf"no usable tokenizer.*/{name} is nested deeper than 64 levels"):
+        Tokenizer(folder)
+
+
 def test_a_broken_generation_config_is_a_config_error(tmp_path: Path) -> None:
     folder = make_byte_level_folder(tmp_path)
     (folder / "generation_config.json").write_text("{")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -10,6 +12,8 @@ from torch import Tensor
 
 import kernels
 from kernels import reference
+from kernels.ops import StepShape
+from kernels.torch_ops import make_ops
 from tests.kernels.paged import PagedBatch, make_batch
 
 DECODE = [(1, 1), (1, 63), (1, 100)]
@@ -135,3 +139,37 @@ def test_any_batch_equals_the_reference(
     pairs = [(query_len, query_len + num_cached) for query_len, num_cached in lens]
     batch = make_batch(pairs, num_heads=2, num_kv_heads=1, head_dim=4, block_size=block_size)
     assert_equals_reference(batch, sliding_window=window)
+
+
+def list_buffers(plan: kernels.AttentionPlan, q: Tensor, k_cache: Tensor) -> dict[int, int]:
+    """Bytes of the memory that gathered keys and values of a layer go to, by its address."""
+    layout = plan.layout(None, q, k_cache)
+    chunks = [chunk for batch in layout.batches for chunk in batch.chunks]
+    gathers = [part.gather for part in (*chunks, *layout.segments)]
+    storages = [each.untyped_storage() for gather in gathers for each in (gather.k, gather.v)]
+    return {storage.data_ptr(): storage.nbytes() for storage in storages}
+
+
+@pytest.mark.parametrize(
+    "lens", [[(20, 20), (20, 40), (20, 400)], [(1, 60), (2, 600), (20, 300)], [(1, 9), (1, 700), (1, 5000)]]
+)
+def test_all_contexts_of_a_step_are_gathered_into_one_pair_of_buffers(lens: list[tuple[int, int]]) -> None:
+    """A longer context that came later got a pair of its own, and the plan kept those before it."""
+    batch = make_batch(lens)
+    assert len(list_buffers(batch.plan, batch.q, batch.k_cache)) == 2
+
+
+@pytest.mark.parametrize("lens", [MIXED, [(1, 700)] * 40, [(16, 300)] * 9, [(1000, 3000), (1, 10)]])
+@pytest.mark.parametrize("attention", ["sdpa", "flex"])
+def test_what_is_gathered_was_estimated(
+    lens: list[tuple[int, int]], attention: Literal["sdpa", "flex"]
+) -> None:
+    batch = make_batch(lens)
+    estimate = make_ops(attention, torch.device("cpu")).estimate_scratch
+    assert estimate is not None
+    lengths = [seq_len for _, seq_len in lens]
+    gathered = 2 * sum(lengths) * batch.k_cache.stride(1) * 4
+    if attention == "sdpa":
+        gathered = sum(list_buffers(batch.plan, batch.q, batch.k_cache).values())
+    shape = StepShape(len(lens), len(batch.q), max(lengths), sum(lengths), 4, 2, 64, 256, 512, 4)
+    assert gathered <= estimate(shape) <= 4 * gathered + 2**25

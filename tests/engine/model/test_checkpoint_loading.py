@@ -111,6 +111,13 @@ def test_file_cut_short_is_named(tmp_path: Path) -> None:
         load_model(tmp_path)
 
 
+def test_file_whose_header_is_nested_without_end_is_named(tmp_path: Path) -> None:
+    header = b'{"a":' * 100_000
+    (make_checkpoint(tmp_path) / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+    with pytest.raises(ConfigError, match=r"model\.safetensors cannot be read as safetensors"):
+        load_model(tmp_path)
+
+
 def test_folder_without_safetensors_is_named(tmp_path: Path) -> None:
     (make_checkpoint(tmp_path) / "model.safetensors").unlink()
     with pytest.raises(ConfigError, match="only safetensors are read"):
@@ -120,7 +127,8 @@ def test_folder_without_safetensors_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "index",
     ["{", "{}", '{"weight_map": {"a": "gone.safetensors"}}', '{"weight_map": {"a": "../config.json"}}',
-     '{"weight_map": {"a": 5}}', '{"weight_map": {"a": "x.safetensors", "b": ["x"]}}', '{"weight_map": []}', "[]"],
+     '{"weight_map": {"a": 5}}', '{"weight_map": {"a": "x.safetensors", "b": ["x"]}}', '{"weight_map": []}', "[]",
+     '{"a":' * 100_000],
 )  # fmt: skip
 def test_broken_index_is_named(tmp_path: Path, index: str) -> None:
     (make_checkpoint(tmp_path) / "model.safetensors").unlink()

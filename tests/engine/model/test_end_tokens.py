@@ -50,3 +50,9 @@ def test_a_file_that_holds_no_object_is_refused(tmp_path: Path, text: str) -> No
     (tmp_path / "generation_config.json").write_text(text)
     with pytest.raises(ConfigError, match=r"generation_config\.json (must hold an object|is not valid JSON)"):
         read_eos_token_ids(tmp_path)
+
+
+def test_a_file_that_is_nested_without_end_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "generation_config.json").write_text("[" * 100_000)
+    with pytest.raises(ConfigError, match=r"generation_config\.json is nested deeper than 64 levels"):
+        read_eos_token_ids(tmp_path)

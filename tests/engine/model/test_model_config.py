@@ -173,6 +173,15 @@ def test_broken_config_is_named(tmp_path: Path, text: str) -> None:
         ModelConfig.from_pretrained(tmp_path)
 
 
+@pytest.mark.parametrize("depth", [65, 900, 100_000])
+@pytest.mark.parametrize("key", ["rope_scaling", "unknown", "_inert"])
+def test_config_that_is_nested_without_end_is_named(tmp_path: Path, key: str, depth: int) -> None:
+    text = json.dumps(QWEN3 | {key: "HERE"}).replace('"HERE"', '{"a":[' * depth + "]}" * depth)
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(ConfigError, match=r"config\.json is nested deeper than 64 levels"):
+        ModelConfig.from_pretrained(tmp_path)
+
+
 def test_config_of_a_folder_is_read(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(QWEN3))
     assert ModelConfig.from_pretrained(str(tmp_path)) == parse(QWEN3)

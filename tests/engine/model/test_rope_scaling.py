@@ -8,10 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from transformers import PreTrainedModel
 
 from engine.errors import ConfigError
-from engine.model import DecoderModel, ModelConfig, load_model
+from engine.model import DecoderModel, ModelConfig, RopeConfig, load_model
+from engine.model.rope import RotaryEmbedding, compute_inv_freq
 from tests.engine.model.drive import Driver, compute_expected, make_prompt, make_transformers_model, save
 
 LLAMA3 = {
@@ -21,11 +24,12 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
 SCALINGS: dict[str, dict[str, Any]] = {
     "default": {"rope_type": "default"},
     "linear": {"rope_type": "linear", "factor": 2.5},
     "llama3": LLAMA3,
-    "yarn": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64},
+    "yarn": YARN,
     "yarn-all-options": {
         "rope_type": "yarn",
         "factor": 4.0,
@@ -134,6 +138,27 @@ def make_config(**overrides: Any) -> dict[str, Any]:
         ({"rope_type": "dynamic", "factor": 2.0, "original_max_position_embeddings": 9}, "original_max"),
         ({"rope_type": "llama3", "factor": 2.0, "low_freq_factor": 1.0}, "high_freq_factor"),
         (LLAMA3 | {"high_freq_factor": 0.5}, "high_freq_factor"),
+        (
+            LLAMA3 | {"high_freq_factor": 1.0},
+            r"high_freq_factor=1.0 must be greater than low_freq_factor=1\.0",
+        ),
+        (LLAMA3 | {"original_max_position_embeddings": 0}, "original_max_position_embeddings=0 must be"),
+        (
+            LLAMA3 | {"low_freq_factor": 1e-320},
+            r"low_freq_factor=1e-320 must be a number from 0\.001 to 1e\+06",
+        ),
+        (YARN | {"rope_theta": 1.0}, r"rope_theta=1\.0 must be greater than 1 with yarn"),
+        (YARN | {"rope_theta": 0.5}, r"rope_theta=0\.5 must be a number from 1 to 1e\+30"),
+        (YARN | {"original_max_position_embeddings": 0}, "original_max_position_embeddings=0 must be"),
+        (YARN | {"original_max_position_embeddings": 10**400}, "original_max_position_embeddings=1000"),
+        (YARN | {"factor": 1e300}, r"factor=1e\+300 must be a number from 0\.001 to 1e\+06"),
+        (YARN | {"beta_fast": 1e-320}, "beta_fast=1e-320 must be a number from"),
+        (YARN | {"beta_slow": 1e308}, r"beta_slow=1e\+308 must be a number from"),
+        (YARN | {"mscale": 1e308, "mscale_all_dim": 1.0}, r"mscale=1e\+308 must be a number from"),
+        (YARN | {"attention_factor": 1e308}, r"attention_factor=1e\+308 must be a number from"),
+        ({"rope_type": "linear", "factor": 1e-300}, "factor=1e-300 must be a number from"),
+        ({"rope_type": "dynamic", "factor": 1e300}, r"factor=1e\+300 must be a number from"),
+        ({"rope_type": "default", "rope_theta": 1e-300}, "rope_theta=1e-300 must be a number from 1"),
         ({"rope_type": "default", "partial_rotary_factor": 0.5}, "partial_rotary_factor"),
         ({"full_attention": {"rope_type": "default"}}, "per layer type"),
         ({"rope_type": "default", "mrope_section": [1, 2]}, "mrope_section"),
@@ -142,3 +167,60 @@ def make_config(**overrides: Any) -> dict[str, Any]:
 def test_unsupported_scaling_is_refused_by_name(scaling: dict[str, Any], named: str) -> None:
     with pytest.raises(ConfigError, match=named):
         ModelConfig.from_dict(make_config(rope_parameters=scaling))
+
+
+def test_yarn_tells_which_lengths_make_a_factor_that_is_none() -> None:
+    lengths = {"max_position_embeddings": 2, "original_max_position_embeddings": 4096}
+    with pytest.raises(ConfigError, match=r"factor=0\.00048828125 must be a number from 0\.001 to 1e\+06"):
+        ModelConfig.from_dict(make_config(rope_parameters={"rope_type": "yarn"}, **lengths))
+
+
+@pytest.mark.parametrize("field", ["max_position_embeddings", "original_max_position_embeddings"])
+@pytest.mark.parametrize("rope_type", ["linear", "yarn"])
+def test_a_length_beyond_all_floats_is_refused_by_name(field: str, rope_type: str) -> None:
+    scaling = {"rope_type": rope_type, "factor": 2.0}
+    with pytest.raises(ConfigError, match="max_position_embeddings=1000"):
+        ModelConfig.from_dict(make_config(rope_parameters=scaling, **{field: 10**400}))
+
+
+def test_dynamic_scaling_needs_two_pairs_to_stretch() -> None:
+    scaling = {"rope_type": "dynamic", "factor": 2.0}
+    with pytest.raises(ConfigError, match="head_dim=2 must be at least 4 with dynamic RoPE"):
+        ModelConfig.from_dict(make_config(rope_parameters=scaling, head_dim=2))
+
+
+RANGE = st.floats(0.001, 1e6)
+ROPES = st.one_of(
+    st.builds(RopeConfig, st.just("default"), theta=st.floats(1, 1e30)),
+    st.builds(RopeConfig, st.just("linear"), st.floats(1, 1e30), RANGE),
+    st.builds(RopeConfig, st.just("dynamic"), st.floats(1, 1e30), RANGE, st.integers(1, 2**20)),
+    st.builds(
+        RopeConfig,
+        st.just("yarn"),
+        st.floats(1, 1e30, exclude_min=True),
+        RANGE,
+        st.integers(1, 2**53),
+        attention_factor=st.none() | RANGE,
+        beta_fast=RANGE,
+        beta_slow=RANGE,
+        mscale=st.none() | RANGE,
+        mscale_all_dim=st.none() | RANGE,
+        truncate=st.booleans(),
+    ),
+    st.builds(
+        lambda theta, factor, original, low, span: RopeConfig(
+            "llama3", theta, factor, original, low, low + span
+        ),
+        *(st.floats(1, 1e30), RANGE, st.integers(1, 2**53), RANGE, RANGE),
+    ),
+)
+
+
+@given(ROPES, st.sampled_from([4, 6, 64, 128]))
+def test_whatever_is_allowed_gives_finite_tables(rope: RopeConfig, head_dim: int) -> None:
+    embedding = RotaryEmbedding(rope, head_dim, torch.device("cpu"))
+    length = max(1, min(rope.original_max_position_embeddings * 3, 2**24))
+    for seq_len in (1, length):
+        cos, sin = embedding.compute_cos_sin(torch.tensor([0, 9]), [2], [min(seq_len, 64)])
+        assert cos.isfinite().all() and sin.isfinite().all()
+        assert compute_inv_freq(rope, head_dim, seq_len).isfinite().all()

@@ -10,8 +10,12 @@ import torch
 
 from engine.errors import ConfigError
 from engine.model import DecoderModel, ModelConfig, load_model
-from engine.model.weight_memory import count_parameters, weight_room
+from engine.model.linear import Linear
+from engine.model.weight_memory import count_parameters, estimate_head_copy, weight_room
+from kernels.cpu import make_native_ops
+from kernels.cpu.weights import NativeWeight
 from tests.engine.model.drive import make_transformers_model, save
+from tests.kernels.cpu.conftest import require_library
 
 CPU = torch.device("cpu")
 SHAPES: list[tuple[str, dict[str, Any]]] = [
@@ -111,3 +115,40 @@ def test_a_device_that_runs_out_while_packing_is_a_config_error(tmp_path: Path) 
         raise torch.OutOfMemoryError("CUDA out of memory.\nMore lines")
     with pytest.raises(RuntimeError, match="something else"), weight_room("m", config, torch.float32, CPU):
         raise RuntimeError("something else")
+
+
+DTYPES = [("float32", "float32"), ("float32", "bfloat16"), ("bfloat16", "bfloat16")]
+
+
+@pytest.mark.parametrize(("dtype", "stored"), DTYPES)
+@pytest.mark.parametrize("quantization", [None, "int8"])
+def test_the_packed_copy_of_a_tied_head_is_counted(
+    tmp_path: Path, dtype: str, stored: str, quantization: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The embedding stays as it is; the layers are replaced, before the head comes."""
+    sizes = {"vocab_size": 5000, "hidden_size": 64, "intermediate_size": 128, "head_dim": 32}
+    shape = make_transformers_model("qwen3", tie_word_embeddings=True, **sizes)
+    save(shape.to(getattr(torch, stored)), tmp_path)
+    config, wanted = ModelConfig.from_pretrained(tmp_path), getattr(torch, dtype)
+    ops = make_native_ops(require_library(), 1)
+    model = load_model(tmp_path, wanted, ops=ops, quantization=quantization)
+    packed = [measure(each.packed) for each in model.modules() if isinstance(each, Linear)]
+    head = packed[-1]
+    assert head <= estimate_head_copy(config, wanted, quantization) <= head * 1.01
+    held = sum(packed) + sum(each.nbytes for each in model.parameters())
+    plain = count_parameters(config) * wanted.itemsize
+    leave_free(monkeypatch, int(0.98 * max(held, plain)))
+    with pytest.raises(ConfigError, match="does not fit"):
+        load_model(tmp_path, wanted, ops=ops, quantization=quantization)
+    leave_free(monkeypatch, max(plain, int(held * 1.01)))
+    load_model(tmp_path, wanted, ops=ops, quantization=quantization)
+
+
+def measure(packed: NativeWeight) -> int:
+    tensors = (packed.panels, packed.scales, packed.corrections)
+    return sum(each.nbytes for each in tensors if each is not None)
+
+
+def test_a_head_of_its_own_has_no_copy(tmp_path: Path) -> None:
+    config = read_config("qwen3", tmp_path, tie_word_embeddings=False)
+    assert estimate_head_copy(config, torch.float32) == 0

@@ -11,14 +11,15 @@ import pytest
 import torch
 
 from engine import LLM, ConfigError, EngineConfig, SamplingParams
-from engine.model import load_model
+from engine.model import ModelConfig, load_model
 from engine.model.linear import Linear
 from engine.worker import ops_choice
 from engine.worker import worker as worker_module
 from engine.worker.native_swap import NativeSwap
 from engine.worker.worker import Worker
 from kernels.cpu import NativeBuild, NativeLibrary
-from tests.engine.model.drive import Driver, make_prompt
+from kernels.ops import StepShape
+from tests.engine.model.drive import Driver, make_prompt, make_transformers_model, save
 
 MakeConfig = Callable[..., EngineConfig]
 
@@ -261,3 +262,29 @@ def test_tokens_are_the_same_with_native_ops_and_without(
             outputs = llm.generate(prompts, params, use_tqdm=False)
             tokens.append([output.outputs[0].token_ids for output in outputs])
     assert tokens[0] == tokens[1]
+
+
+def test_the_copy_of_a_tied_head_is_counted_until_it_is_there(tmp_path: Path, library: NativeLibrary) -> None:
+    save(make_transformers_model("qwen3", tie_word_embeddings=True, vocab_size=9000), tmp_path)
+    build, model = FakeBuild(library), load_model(tmp_path)
+    swap = make_swap(build)
+    shape = StepShape(4, 32, 64, 64, 4, 2, 64, 256, 512, 4)
+    assert swap.start() is None
+    estimate = swap.estimate_move(model.config)
+    assert swap.estimate_scratch(shape) > 0
+    swap.follow(model)
+    build.finish()
+    swap.join()
+    assert model.lm_head.packed.panels.nbytes <= estimate
+
+
+def test_ops_that_are_there_or_never_come_take_nothing_more(checkpoint: Path, library: NativeLibrary) -> None:
+    config = ModelConfig.from_pretrained(checkpoint)
+    shape = StepShape(4, 32, 64, 64, 4, 2, 64, 256, 512, 4)
+    for found in (library, None):
+        build = FakeBuild(found)
+        build.finish()
+        swap = make_swap(build)
+        swap.start()
+        assert swap.estimate_move(config) == swap.estimate_scratch(shape) == 0
+    assert make_swap(FakeBuild(library), torch.float16).estimate_move(config) == 0

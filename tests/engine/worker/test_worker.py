@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import astuple, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -18,6 +18,7 @@ from engine.config import WorkerConfig
 from engine.model import DecoderModel, ModelConfig, RopeConfig
 from engine.worker.input_batch import InputBatch
 from engine.worker.kv_cache import allocate_kv_cache, compute_bytes_per_block
+from engine.worker.native_swap import NativeSwap
 from engine.worker.step_memory import StepMemory
 from engine.worker.worker import Worker
 from kernels import torch_ops
@@ -100,11 +101,42 @@ def test_a_memory_share_becomes_blocks(make_config: MakeConfig, monkeypatch: pyt
 def test_no_more_than_the_free_memory_is_taken(
     make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engine.worker.worker.measure_host_memory", lambda: (2**30, 2**22))
+    monkeypatch.setattr("engine.worker.worker.measure_host_memory", lambda: (2**30, 2**26))
     worker = make_worker(make_config(device="cpu", num_blocks=None, memory_share=1.0))
     worker.load()
     bytes_per_block = compute_bytes_per_block(worker.model_config, 16, torch.float32)
-    assert worker.resolved.cache.num_blocks * bytes_per_block <= 0.8 * 2**22
+    assert worker.resolved.cache.num_blocks * bytes_per_block <= 0.8 * 2**26
+
+
+def test_a_host_leaves_room_for_the_largest_step(
+    make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engine.worker.worker.measure_host_memory", lambda: (1000, 500))
+    worker = make_worker(make_config(memory_share=0.3))
+    worker.device = torch.device("cpu")
+    assert worker._measure_free_bytes(step_bytes=100) == 300, "the share"
+    assert worker._measure_free_bytes(step_bytes=200) == 240, "0.8 of what a step leaves"
+    assert worker._measure_free_bytes(step_bytes=900) == 0
+
+
+def test_a_host_leaves_room_for_the_scratch_of_ops_and_for_those_that_come(
+    make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engine.worker.worker.measure_host_memory", lambda: (2**40, 2**30))
+    worker = make_worker(make_config(memory_share=1.0))
+    worker.device = torch.device("cpu")
+    config = ModelConfig("Qwen3ForCausalLM", 1000, 32, 64, 2, 4, 2, 8, 2**10, RopeConfig())
+
+    def measure(scratch: int, awaited: int = 0, move: int = 0) -> int:
+        ops = replace(torch_ops.make_ops(), estimate_scratch=lambda _: scratch)
+        worker.model = cast(DecoderModel, SimpleNamespace(ops=ops))
+        swap = SimpleNamespace(estimate_scratch=lambda _: awaited, estimate_move=lambda _: move)
+        worker._native = cast(NativeSwap, swap)
+        return worker._measure_cache_room(config, WorkerConfig("", "auto", "float32", "cpu", 1, 0), 2**12)
+
+    whole = measure(0)
+    assert 0 < whole < 0.8 * 2**30
+    assert measure(10**6) == measure(0, 10**6) == measure(0, 0, 10**6) == measure(5, 10**6) == whole - 800_000
 
 
 def test_no_memory_at_all_is_a_config_error(make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,9 +203,10 @@ def test_the_largest_step_is_estimated_with_its_scratch_and_logprobs() -> None:
     assert memory.estimate_step() == 100 * per_token + 70 * per_row
     few = replace(memory, num_rows=3)
     assert few.estimate_step() == 100 * per_token + 64 * per_row, "prompts are scored 64 tokens at a time"
-    recorded = replace(memory, num_recorded_rows=72, estimate_scratch=lambda *sizes: sum(sizes))
-    scratch = (70 + 100 + 4 + 8) + (72 + 72 + 4 + 8)
-    assert recorded.estimate_step() == 172 * per_token + 70 * per_row + scratch
+    recorded = replace(memory, num_recorded_rows=72, estimate_scratch=lambda shape: sum(astuple(shape)))
+    model = 4 + 2 + 8 + 32 + 64 + 2
+    scratch = (70 + 100 + 5 + 9 + model) + (72 + 72 + 5 + 9 + model)
+    assert recorded.estimate_step(5, 9) == 172 * per_token + 70 * per_row + scratch
 
 
 def test_chunks_bound_what_logprobs_take() -> None:
@@ -217,7 +250,7 @@ def test_the_cache_leaves_room_for_the_rows_and_the_scratch_of_attention(
     monkeypatch.setattr(Worker, "_empty_cache", lambda _: None)
     worker = make_worker(make_config(memory_share=1.0, max_num_seqs=50))
     worker.device = torch.device("cuda")
-    ops = replace(torch_ops.make_ops(), estimate_scratch=lambda *sizes: scratch)
+    ops = replace(torch_ops.make_ops(), estimate_scratch=lambda _: scratch)
     worker.model = cast(DecoderModel, SimpleNamespace(ops=ops))
     config = ModelConfig("Qwen3ForCausalLM", 1000, 32, 64, 2, 4, 2, 8, 2**20, RopeConfig())
     resolved = WorkerConfig("", "auto", "bfloat16", "cuda", 1, 0)

@@ -10,12 +10,14 @@ import pytest
 import torch
 from triton.runtime.jit import JITFunction
 
+from kernels.ops import StepShape
+from kernels.step_buffers import StepBuffers
 from kernels.triton import make_ops
 from kernels.triton.attention_long import long_attention_kernel
 from kernels.triton.attention_plan import SHORT_LIMIT, AttentionPlan
 from kernels.triton.attention_shared import shared_prefix_kernel
 from kernels.triton.attention_short import fold_splits_kernel, short_attention_kernel
-from kernels.triton.gather_inputs import gather_tables_kernel, gather_tokens_kernel
+from kernels.triton.gather_inputs import gather_inputs, gather_tables_kernel, gather_tokens_kernel
 from kernels.triton.paged_attention import MAX_DRAFT_BYTES, estimate_scratch, paged_attention
 from kernels.triton.tiles import (
     FOLDER,
@@ -120,19 +122,25 @@ def test_layers_of_a_step_share_their_scratch() -> None:
 HEADS, KEY_HEADS, HEAD_DIM = 32, 8, 128
 
 
-def launch(
-    lens: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
-) -> tuple[int, dict[str, tuple[int, ...]]]:
-    """Bytes of scratch and the grids of one layer of a step, on the meta device."""
+def catch_grids(monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[int, ...]]:
+    """The grids of what is launched from now on, by kernel, in place of the launches."""
     grids: dict[str, tuple[int, ...]] = {}
 
     def run(kernel: Any, *args: Any, grid: tuple[int, ...], **options: Any) -> None:
         grids[kernel.__name__] = grid
 
     monkeypatch.setattr(JITFunction, "run", run)
+    return grids
+
+
+def launch(
+    lens: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch, num_key_heads: int = KEY_HEADS
+) -> tuple[int, dict[str, tuple[int, ...]]]:
+    """Bytes of scratch and the grids of one layer of a step, on the meta device."""
+    grids = catch_grids(monkeypatch)
     query_lens, seq_lens = [list(each) for each in zip(*lens, strict=True)]
     with torch.device("meta"):
-        cache = torch.empty(9, 16, KEY_HEADS, HEAD_DIM, dtype=torch.bfloat16)
+        cache = torch.empty(9, 16, num_key_heads, HEAD_DIM, dtype=torch.bfloat16)
         q = torch.empty(sum(query_lens), HEADS, HEAD_DIM, dtype=torch.bfloat16)
         tables, lengths = torch.empty(len(lens), 4).int(), torch.empty(len(lens)).int()
         starts = torch.empty(len(lens) + 1).int()
@@ -168,21 +176,40 @@ def test_no_step_takes_more_scratch_than_was_estimated(
     taken, grids = launch(lens, monkeypatch)
     estimate = make_ops(torch.device("cuda"), torch.bfloat16).estimate_scratch
     assert estimate is estimate_scratch
-    assert taken <= estimate(len(lens), num_tokens, HEADS, HEAD_DIM)
+    lengths = [seq_len for _, seq_len in lens]
+    sizes = (len(lens), num_tokens, max(lengths), sum(lengths))
+    assert taken <= estimate(StepShape(*sizes, HEADS, KEY_HEADS, HEAD_DIM, 4096, 14336, 2))
     if lens[0][0] > 1:
         assert taken <= MAX_DRAFT_BYTES
         assert ("fold_splits_kernel" in grids) is (taken > 0), "without scratch one program does all parts"
 
 
-@pytest.mark.parametrize("lens", [[*[(1, 9000)] * 4095, (16, 9000)], [(2**22, 2**22)]])
+@pytest.mark.parametrize("num_key_heads", [1, KEY_HEADS])
+@pytest.mark.parametrize(
+    "lens", [[*[(1, 9000)] * 4095, (16, 9000)], [(16, 9000)] * 4096, [(2**22, 2**22)]], ids=len
+)
 def test_only_the_first_axis_of_a_grid_is_long(
-    lens: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+    lens: list[tuple[int, int]], num_key_heads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """CUDA takes 65,535 programs along the others."""
-    _, grids = launch(lens, monkeypatch)
+    _, grids = launch(lens, monkeypatch, num_key_heads)
     assert grids
     for grid in grids.values():
         assert grid[0] < 2**31 and all(size < 2**16 for size in grid[1:])
+
+
+def test_a_table_of_any_width_is_gathered_in_one_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The longest context in the smallest blocks: 2 ** 24 columns."""
+    grids = catch_grids(monkeypatch)
+    num_rows, width = 4096, 2**24
+    with torch.device("meta"):
+        ids, rows = torch.empty(num_rows, dtype=torch.int64), torch.empty(num_rows, dtype=torch.int32)
+        tables = torch.empty(num_rows, width, dtype=torch.int32)
+        starts, bounds = torch.empty(num_rows).int(), torch.empty(num_rows + 1).int()
+    buffers = StepBuffers(ids, ids, ids, tables, rows)
+    gather_inputs(tables, tables, rows, starts, bounds, 1, buffers)
+    assert all(grid[0] < 2**31 and max(grid[1:], default=0) < 2**16 for grid in grids.values())
+    assert set(grids) == {"gather_tokens_kernel", "gather_tables_kernel"}
 
 
 @pytest.mark.skipif(IS_INTERPRETED, reason="a process that interprets does not specialise")
