@@ -19,7 +19,7 @@ from typing import Any
 
 from .backend import Backend, CompiledGrammar
 from .closing_tokens import ClosingTokens
-from .errors import InvalidGrammar, UnsupportedGrammar
+from .errors import GrammarError, InvalidGrammar, UnsupportedGrammar
 from .json_schema.normalise import Normalised, normalise
 from .json_schema.open_names import SIGNS, find_long_escapes, has_open_names
 from .json_schema.xgrammar_subset import find_obstacle
@@ -97,7 +97,11 @@ def compile_json_schema(
         except UnsupportedGrammar:
             pass
     if spec.backend is None and find_xgrammar_obstacle(spec, schema) is None:
-        return finish(backends["xgrammar"], rewritten, normalised)
+        try:
+            return finish(backends["xgrammar"], rewritten, normalised)
+        except GrammarError:
+            # It refuses a whole schema for a part that nothing satisfies, even where that may stay away.
+            pass
     return compile_residual(
         backends["llguidance"], rewritten, json.loads(spec.text), normalised, closing_tokens()
     )

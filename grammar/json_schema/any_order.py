@@ -226,10 +226,14 @@ class _Writer:
         comma = f"{json.dumps(self._comma)}{self._gap}"
         if most == 0:
             return f'"["{self._gap} "]"'
-        count = f"{{{max(least - 1, 0)},{'' if most is None else most - 1}}}"
-        rule = self._new_rule(pointer, "items")
-        self._lines.append(f"{rule}: {comma} {item}{self._gap}")
-        full = f'"["{self._gap} {item}{self._gap} {rule}{count} "]"'
+        rest = ""
+        # A repetition of nothing but zero times is malformed there.
+        if most != 1:
+            count = f"{{{max(least - 1, 0)},{'' if most is None else most - 1}}}"
+            rule = self._new_rule(pointer, "items")
+            self._lines.append(f"{rule}: {comma} {item}{self._gap}")
+            rest = f" {rule}{count}"
+        full = f'"["{self._gap} {item}{self._gap}{rest} "]"'
         return full if least else f'{full} | "["{self._gap} "]"'
 
 

@@ -8,8 +8,9 @@ from fractions import Fraction
 from itertools import combinations, pairwise
 from typing import Any
 
-import jsonschema_rs
-
+from ..errors import InvalidGrammar
+from ..validator import SchemaValidator
+from .dialect import DRAFT_2020, with_dialect
 from .keywords import list_properties
 from .references import find_targets
 from .rules import types_of
@@ -35,7 +36,9 @@ def guide_names(schema: Schema, names: Any) -> Schema:
         return {"maxProperties": 0}
     if not isinstance(names, dict) or "$ref" in str(names):
         return {}
-    validator = jsonschema_rs.Draft202012Validator(names, offline=True)
+    validator = make_validator(names)
+    if validator is None:
+        return {}
     listed = dict.fromkeys([*list_properties(schema), *schema.get("required", [])])
     guide: Schema = {"properties": {name: False for name in listed if not validator.is_valid(name)}}
     values = list_values(names)
@@ -158,7 +161,9 @@ def guide_integers(schema: Schema) -> Schema:
     last = high if high is not None else first + 2 * MAX_NUM_VALUES
     if last - first >= MAX_NUM_TRIED:
         return {}
-    validator = jsonschema_rs.Draft202012Validator(schema, offline=True)
+    validator = make_validator(schema)
+    if validator is None:
+        return {}
     values = [value for value in range(first, last + 1) if validator.is_valid(value)]
     parts = list_runs(values)
     if len(parts) > MAX_NUM_CHOICES:
@@ -169,6 +174,14 @@ def guide_integers(schema: Schema) -> Schema:
     parts += [{"type": "integer", "minimum": last + 1}] if high is None else []
     parts += [{"type": sorted(types - {"integer"})}] if len(types) > 1 else []
     return {"anyOf": parts} if parts else exclude("number")
+
+
+def make_validator(schema: Schema) -> SchemaValidator | None:
+    """Return the validator of a part of a normalised schema, None where the library cannot read a pattern in it."""
+    try:
+        return SchemaValidator(with_dialect(schema, DRAFT_2020))
+    except InvalidGrammar:
+        return None
 
 
 def list_types(schema: Any) -> list[str]:

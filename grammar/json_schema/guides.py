@@ -19,7 +19,7 @@ from .count_guides import (
     list_types,
     list_values,
 )
-from .keywords import ASSERTIONS, TYPES_OF_KEYWORD
+from .keywords import ASSERTIONS, TYPES_OF_KEYWORD, list_properties
 from .problems import MAX_BOUND, find_inexact
 from .rules import allowed_types, types_of
 
@@ -44,11 +44,9 @@ def find_guides(schema: Schema, keyword: str) -> list[Schema]:
     elif keyword == "not":
         same = schema | {"then": False, "else": True}
         guide = guide_integers(schema) or guide_exclusion(schema, value) or guide_condition(same, value)
-        found = [guide, guide_types(schema, value)]
+        found = [guide, guide_types(schema, value), guide_negation(value)]
     elif keyword == "if":
         found = [guide_integers(schema) or guide_condition(schema, value)]
-    elif keyword == "oneOf":
-        found = [guide_integers(schema)]
     elif keyword == "pattern":
         found = [{"pattern": pattern} for pattern in find_patterns(value) if pattern != value]
     elif keyword == "patternProperties":
@@ -126,7 +124,19 @@ def guide_exclusion(schema: Schema, excluded: Any) -> Schema:
 
 def guide_types(schema: Schema, excluded: Any) -> Schema:
     """`not` of a schema that all values of some types satisfy: the value is of another type."""
-    taken = {kind for branch in list_branches(excluded) for kind in list_satisfied(branch)}
+    return leave_out_types(
+        schema, {kind for each in list_branches(excluded) for kind in list_satisfied(each)}
+    )
+
+
+def guide_negation(excluded: Any) -> Schema:
+    """`not` of nothing but `not`: what that one excludes."""
+    is_negation = isinstance(excluded, dict) and excluded.keys() - _ANNOTATIONS == {"not"}
+    return {"allOf": [excluded["not"]]} if is_negation else {}
+
+
+def leave_out_types(schema: Schema, taken: set[str]) -> Schema:
+    """Return a guide to the types of a schema without those taken, {} where none of them is its own."""
     own = list_types(schema)
     # Every integer is a number.
     left = [kind for kind in own if kind not in taken and not (kind == "integer" and "number" in taken)]
@@ -143,10 +153,13 @@ def list_branches(excluded: Any) -> list[Schema]:
 
 def list_satisfied(schema: Schema) -> set[str]:
     """Return the types all of whose values satisfy a schema."""
-    keywords = schema.keys() & ASSERTIONS - {"type"}
+    keywords, types = schema.keys() & ASSERTIONS - {"type"}, set(list_types(schema))
+    if keywords == {"anyOf"}:
+        branches = list_branches({"anyOf": schema["anyOf"]})
+        return types & {kind for branch in branches for kind in list_satisfied(branch)}
     if not keywords <= TYPES_OF_KEYWORD.keys():
         return set()
-    return set(list_types(schema)) - {kind for keyword in keywords for kind in TYPES_OF_KEYWORD[keyword]}
+    return types - {kind for keyword in keywords for kind in TYPES_OF_KEYWORD[keyword]}
 
 
 def guide_condition(schema: Schema, condition: Any) -> Schema:
@@ -175,7 +188,9 @@ def guide_value(schema: Schema, condition: Schema, then: Any, other: Any) -> Sch
     if not is_listed(schema, names) or not names >= set(condition.get("required", [])):
         return {}
     (name,) = names
-    parts = split_values(condition["properties"][name], schema["properties"][name])
+    # A name that is not listed is that of no property here.
+    listed = list_properties(schema).get(name, False)
+    parts = [{}] if listed is False else split_values(condition["properties"][name], listed)
     branches = [
         {"allOf": [{"properties": {name: part}, "required": [name]}, demand]}
         for part, demand in zip(parts, (then, other), strict=False)
@@ -196,11 +211,9 @@ def split_values(condition: Any, listed: Any) -> list[Schema]:
         parts = split_values(condition["not"], listed)
         return parts[::-1] if len(parts) == 2 else []
     kind, keywords = listed.get("type"), condition.keys() - _ANNOTATIONS - {"type"}
-    is_same_type = condition.get("type", kind) == kind
-    if kind in ("integer", "number") and is_same_type and len(keywords) == 1 and keywords <= set(_OPPOSITES):
-        (bound,) = keywords
-        return [{bound: condition[bound]}, {_OPPOSITES[bound]: condition[bound]}]
     types = allowed_types(condition)
+    if keywords and keywords <= _OPPOSITES.keys():
+        return split_bounds({name: condition[name] for name in keywords}, types, listed)
     if not keywords and types:
         return split_types(types)
     if keywords not in ({"enum"}, {"const"}):
@@ -217,6 +230,28 @@ def split_values(condition: Any, listed: Any) -> list[Schema]:
     return [{"enum": meant}, {"enum": rest}] if rest else [{"enum": meant}]
 
 
+def split_bounds(bounds: Schema, types: set[str] | None, listed: Schema) -> list[Schema]:
+    """Return schemas of the values of some types, numbers within bounds among them, and of all others."""
+    if types is not None and "number" not in types:
+        if "integer" not in types or may_be_fraction(listed):
+            return []
+        types = types - {"integer"} | {"number"}
+    rest = [] if types is None else [name for name in TYPES if name not in types]
+    beyond: list[Schema] = [{"type": "number", _OPPOSITES[name]: bounds[name]} for name in bounds]
+    within = bounds if types is None else {"type": sorted(types), **bounds}
+    return [within, {"anyOf": [*beyond, {"type": rest}] if rest else beyond}]
+
+
+def may_be_fraction(schema: Any) -> bool:
+    """Tell whether a number that is not whole may satisfy a schema, as far as its types tell."""
+    if not isinstance(schema, dict):
+        return schema is not False
+    if "type" in schema:
+        return "number" in list_types(schema)
+    branches = schema.get("anyOf", schema.get("oneOf"))
+    return branches is None or any(map(may_be_fraction, branches))
+
+
 def split_types(types: set[str]) -> list[Schema]:
     """Return schemas of the values of some types and of all others."""
     if "integer" in types:
@@ -224,21 +259,6 @@ def split_types(types: set[str]) -> list[Schema]:
         return []
     rest = [name for name in TYPES if name not in types]
     return [{"type": sorted(types)}, {"type": rest}] if rest else []
-
-
-def exclude_others(schema: Schema, branches: list[Any]) -> list[Any] | None:
-    """Return the branches of `oneOf`, each without what only the others demand; None where that cannot be said."""
-    demands = [only_required(branch) for branch in branches]
-    if not all(names and is_listed(schema, names) for names in demands):
-        return None
-    found = []
-    for own in demands:
-        others = [sorted((other or set()) - (own or set())) for other in demands if other is not own]
-        if not all(others):
-            return None
-        excluded = [{"anyOf": [{"properties": {name: False}} for name in names]} for names in others]
-        found.append({"required": sorted(own or ()), "allOf": excluded})
-    return found
 
 
 def only_required(schema: Any) -> set[str] | None:
@@ -249,6 +269,6 @@ def only_required(schema: Any) -> set[str] | None:
 
 
 def is_listed(schema: Schema, names: set[str]) -> bool:
-    """Tell whether a schema lists these properties, so that naming them again does not change their order."""
-    properties = schema.get("properties")
-    return isinstance(properties, dict) and names <= properties.keys()
+    """Tell whether a schema lists these properties or allows no others, so that naming them changes no order."""
+    is_closed = schema.get("additionalProperties") is False and not schema.get("patternProperties")
+    return is_closed or names <= list_properties(schema).keys()

@@ -9,9 +9,11 @@ import copy
 from dataclasses import dataclass, field
 from typing import Any
 
-from .guides import exclude_others, find_guides
+from .guides import find_guides
 from .keywords import iterate_children, join_pointer, split_pointer
 from .node import Node
+from .one_of import find_guides as find_one_of_guides
+from .one_of import narrow_branches
 from .problems import find_problems
 from .references import find_targets
 
@@ -41,11 +43,16 @@ class Loosening:
         schema: the schema in its present form.
         dropped: (pointer into the normalised schema, keyword) of what it no longer says.
         is_guided: what is dropped leaves a guide behind, where there is one.
+        written: the schema before anything was dropped.
     """
 
     schema: dict[str, Any]
     dropped: list[tuple[str, str]] = field(default_factory=list)
     is_guided: bool = False
+    written: dict[str, Any] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.written = self.schema
 
     def drop_problems(self) -> None:
         """Drop every keyword that llguidance is known not to take or not to read exactly."""
@@ -95,10 +102,12 @@ class Loosening:
                 schema["allOf"] = [*schema.get("allOf", []), loosened.schema]
 
     def _turn_into_any_of(self, schema: dict[str, Any], pointer: str) -> None:
-        guides = find_guides(schema, "oneOf") if self.is_guided else []
+        guides: list[dict[str, Any]] = []
         branches = schema.pop("oneOf")
-        if self.is_guided:
-            branches = exclude_others(schema, branches) or branches
+        # Branches from which something was dropped take more than they should, so others would be left too little.
+        written = find_at(self.written, pointer)
+        if self.is_guided and isinstance(written, dict) and "oneOf" in written:
+            guides, branches = find_one_of_guides(written), narrow_branches(written, branches)
         if "anyOf" in schema:
             schema["allOf"] = [*schema.get("allOf", []), {"anyOf": branches}]
         else:
@@ -117,3 +126,18 @@ def find_at(schema: Any, pointer: str) -> Any:
         else:
             return None
     return schema
+
+
+def find_written(schema: Any, pointer: str, keyword: str) -> tuple[str, str]:
+    """Return (pointer, keyword) in a schema of what is refused in its loosened form, where `oneOf` is an `anyOf`."""
+    way: list[str] = []
+    rest = [*split_pointer(pointer), keyword]
+    while rest:
+        part, *rest = rest
+        is_moved = part in ("allOf", "anyOf") and find_at(schema, join_pointer("", part, *rest[:1])) is None
+        if is_moved and isinstance(schema, dict) and "oneOf" in schema:
+            # Beside another `anyOf` it stands in one more branch of `allOf`.
+            part, rest = "oneOf", rest[2:] if part == "allOf" else rest
+        way.append(part)
+        schema = find_at(schema, join_pointer("", part))
+    return join_pointer("", *way[:-1]), way[-1]

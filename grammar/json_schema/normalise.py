@@ -21,13 +21,16 @@ from .dialect import (
 from .excluded_bounds import ExcludedBounds
 from .identifiers import IDENTIFYING, Identifiers, write_reference
 from .keywords import ASSERTIONS, STRUCTURE_KEYWORDS, iterate_children, join_pointer, split_pointer
+from .loops import find_loop
 from .node import Node
 from .number_spelling import spell_numbers
-from .problems import PATTERN_REASON, find_problems
+from .problems import PATTERN_REASON, find_problems, is_beyond_doubles
 from .rules import apply_rules
 
 # Annotations that no reference can lead into.
 TEXTS = ("title", "description", "$comment")
+# Annotations that are instances: they may hold numbers that an engine cannot read at all.
+INSTANCES = ("default", "examples")
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,8 +143,6 @@ class _Walk:
         """Write every `$ref` as a JSON pointer, and rewrite what only a `$ref` reaches, say under "components"."""
         # No name counts that stands where the document does not say that a schema is.
         self.is_embedded = False
-        # Of schemas that say nothing else.
-        lone: dict[str, str] = {}
         # The list grows while it is read: targets have references of their own.
         for pointer, schema in self.refs:
             ref = schema["$ref"]
@@ -154,9 +155,17 @@ class _Walk:
             if target not in self.visited:
                 self._rewrite_target(result, pointer, ref, target)
             schema["$ref"] = write_reference(target)
-            if schema.keys() & ASSERTIONS == {"$ref"}:
-                lone[pointer] = target
-        check_loops(lone)
+        if self.refs and isinstance(result, dict):
+            self._check_loops(result)
+
+    def _check_loops(self, result: dict[str, Any]) -> None:
+        """Raise UnsupportedGrammar for schemas that lead only to each other."""
+        place = find_loop(result)
+        if place is not None:
+            pointer, _ = self.places.get(place, (place, {}))
+            raise UnsupportedGrammar(
+                pointer, "$ref", "it leads back to itself, and asserts nothing on the way"
+            )
 
     def _rewrite_target(self, result: Any, pointer: str, ref: str, target: str) -> None:
         parent, parts = result, split_pointer(target)
@@ -177,6 +186,9 @@ class _Walk:
         # llguidance reads options from the schema itself, some of which loosen it.
         if "x-guidance" in node.schema:
             node.drop("x-guidance", ANNOTATION)
+        for keyword in INSTANCES:
+            if is_beyond_doubles(node.schema.get(keyword)):
+                node.drop(keyword, ANNOTATION)
         if node.pointer:
             # An engine would read what lies below in the forms of that draft, and all is in those of one by now.
             node.schema.pop("$schema", None)
@@ -220,25 +232,6 @@ class _Walk:
             self.enumerated.append(node.schema)
         if node.is_narrowed:
             self.narrowed.append(Problem(node.pointer, "pattern", PATTERN_REASON))
-
-
-def check_loops(targets: dict[str, str]) -> None:
-    """Raise UnsupportedGrammar for references that lead only to each other: no text can be written for them.
-
-    Args:
-        targets: pointer of a schema that is but a reference -> where that leads.
-    """
-    settled: set[str] = set()
-    for pointer in targets:
-        chain: set[str] = set()
-        while pointer in targets and pointer not in settled:
-            if pointer in chain:
-                raise UnsupportedGrammar(
-                    pointer, "$ref", "it leads back to itself, by way of references alone"
-                )
-            chain.add(pointer)
-            pointer = targets[pointer]
-        settled |= chain
 
 
 def check_target(schema: dict[str, Any] | bool, pointer: str, dialect: Dialect) -> None:

@@ -1,5 +1,6 @@
 """Keywords of a normalised schema that llguidance refuses or does not enforce exactly."""
 
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -98,6 +99,13 @@ def find_inexact(value: Any) -> int | float | None:
         return next((found for found in map(find_inexact, value) if found is not None), None)
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return value if is_number and not is_exact(value) else None
+
+
+def is_beyond_doubles(value: Any) -> bool:
+    """Tell whether a number in a value is larger than any double."""
+    if isinstance(value, dict | list):
+        return any(map(is_beyond_doubles, value.values() if isinstance(value, dict) else value))
+    return isinstance(value, int) and abs(value) > sys.float_info.max
 
 
 def is_duplicate_prone(schema: dict[str, Any]) -> bool:

@@ -41,6 +41,10 @@ _IDLE = frozenset(
 )
 
 
+_MEMBERS = ("properties", "patternProperties", "additionalProperties")
+_BRANCHING = frozenset(["$ref", "allOf", "anyOf", "oneOf"])
+
+
 def write_counts_as_integers(node: Node) -> None:
     """Write 2.0 as 2, which the specification takes for the same."""
     for keyword in COUNTS:
@@ -241,6 +245,23 @@ def settle_property_names(node: Node) -> None:
     node.origin["additionalProperties"] = "propertyNames"
 
 
+def gather_members(node: Node) -> None:
+    """Put what decides about names together: llguidance reads what stands before and after `allOf` as two schemas."""
+    schema = node.schema
+    if "additionalProperties" not in schema or _BRANCHING.isdisjoint(schema):
+        return
+    members = {keyword: schema[keyword] for keyword in _MEMBERS if keyword in schema}
+    # At the place of `properties`, so that their order stays the same.
+    first = next(iter(members))
+    items = list(schema.items())
+    schema.clear()
+    for keyword, value in items:
+        if keyword == first:
+            schema.update(members)
+        elif keyword not in members:
+            schema[keyword] = value
+
+
 # Each rule with the keywords without which it has nothing to do; in the order they are applied.
 RULES: tuple[tuple[Callable[[Node], None], frozenset[str]], ...] = (
     (drop_ref_siblings, frozenset(["$ref"])),
@@ -255,6 +276,7 @@ RULES: tuple[tuple[Callable[[Node], None], frozenset[str]], ...] = (
     (drop_idle, _IDLE),
     (close_unevaluated, frozenset(["unevaluatedItems", "unevaluatedProperties"])),
     (settle_property_names, frozenset(["propertyNames"])),
+    (gather_members, frozenset(["patternProperties"])),
 )
 # Most schemas have none of these.
 RULED = frozenset().union(*(keywords for _, keywords in RULES))

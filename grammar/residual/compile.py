@@ -11,7 +11,7 @@ from ..backend import Backend, CompiledGrammar, Program
 from ..closing_tokens import ClosingTokens
 from ..errors import InvalidGrammar, UnsupportedGrammar
 from ..json_schema.keywords import join_pointer
-from ..json_schema.loosen import NOT_CHECKED, Loosening
+from ..json_schema.loosen import NOT_CHECKED, Loosening, find_written
 from ..json_schema.multiples import is_reachable
 from ..json_schema.normalise import Normalised
 from ..json_schema.refusal import iterate_inside_out
@@ -49,7 +49,7 @@ def compile_residual(
                 raise UnsupportedGrammar(place, keyword, "it stands in a guide")
     except UnsupportedGrammar:
         # A guide can be more than the engine takes where the schema without it is not.
-        loosening, program = compile_loosened(backend, spec, is_guided=False)
+        loosening, program = compile_plainly(backend, spec, normalised)
     except InvalidGrammar as error:
         # What contradicts itself is named in the user's schema, not in a guide.
         loosening, _ = compile_loosened(backend, spec, is_guided=False)
@@ -59,6 +59,16 @@ def compile_residual(
     sites = SiteMap({} if normalised.has_ids else document, residual, normalised.drops_ref_siblings)
     plan = make_plan(normalised, residual, backend.name)
     return CompiledGrammar(backend.name, plan, make_program(program, document, sites, tokens))
+
+
+def compile_plainly(backend: Backend, spec: GrammarSpec, normalised: Normalised) -> tuple[Loosening, Program]:
+    """Compile without guides; what is refused then is named as the user wrote it."""
+    try:
+        return compile_loosened(backend, spec, is_guided=False)
+    except UnsupportedGrammar as refusal:
+        place, keyword = find_written(json.loads(spec.text), refusal.pointer, refusal.keyword)
+        pointer, origin = normalised.places.get(place, (place, {}))
+        raise UnsupportedGrammar(pointer, origin.get(keyword, keyword), refusal.reason) from refusal
 
 
 def compile_loosened(backend: Backend, spec: GrammarSpec, is_guided: bool) -> tuple[Loosening, Program]:

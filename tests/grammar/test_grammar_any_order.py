@@ -211,6 +211,15 @@ def test_an_array_with_no_number_of_items_is_impossible(byte_compiler, least, mo
     assert accepts(either(), vocabulary, '"a"') and not accepts(either(), vocabulary, "[]")
 
 
+@pytest.mark.parametrize("least", [0, 1])
+def test_an_array_of_one_item_at_most(byte_compiler, least):
+    items = {"properties": {"a": {"type": "null"}, "b": {"type": "null"}}, "additionalProperties": False}
+    schema = {"type": "array", "items": {"type": "object", **items}, "minItems": least, "maxItems": 1}
+    compiled = byte_compiler.compile(any_order(schema))
+    for text, expected in (("[]", not least), ('[{"b": null, "a": null}]', True), ("[{}, {}]", False)):
+        assert accepts(compiled.matcher(), byte_compiler.vocabulary, text) == expected, text
+
+
 def test_xgrammar_is_not_asked_for_it(byte_compiler):
     schema = {"type": "object", "properties": {"a": {"type": "null"}}, "additionalProperties": False}
     spec = GrammarSpec.json_schema(schema, backend="xgrammar", property_order="any")
@@ -218,6 +227,29 @@ def test_xgrammar_is_not_asked_for_it(byte_compiler):
         byte_compiler.compile(spec)
     with pytest.raises(InvalidGrammar, match="choose schema or any"):
         GrammarSpec.json_schema(schema, property_order="sorted")
+
+
+OVERLAP = [{"required": ["a"]}, {"properties": {"a": {"minimum": 3}}}]
+PAIR = {
+    "type": "object", "properties": {"a": {"type": "integer"}, "b": {}}, "additionalProperties": False,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("schema", "pointer", "keyword"),
+    [
+        ({**PAIR, "oneOf": OVERLAP}, "", "oneOf"),
+        ({**PAIR, "anyOf": [{}, {"required": ["b"]}], "oneOf": OVERLAP}, "", "anyOf"),
+        ({"properties": {"x": {"oneOf": [{**PAIR, "allOf": OVERLAP}, {"type": "object"}]}}}, "/properties/x/oneOf/0",
+         "allOf"),
+        ({"type": "array", "items": [{**PAIR, "allOf": OVERLAP}], "additionalItems": {"not": {"const": 1}}}, "",
+         "items"),
+    ],
+)  # fmt: skip
+def test_a_refusal_beside_residual_checks_names_what_the_user_wrote(byte_compiler, schema, pointer, keyword):
+    with pytest.raises(UnsupportedGrammar, match="property order any") as refusal:
+        byte_compiler.compile(any_order(schema))
+    assert (refusal.value.pointer, refusal.value.keyword) == (pointer, keyword)
 
 
 @pytest.mark.parametrize("name", ["a b", "Größe", "a%b", "a~b/c"])

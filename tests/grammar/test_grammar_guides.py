@@ -305,3 +305,13 @@ def test_a_condition_that_requires_nothing_holds_where_the_property_is_absent(by
     assert SchemaValidator(schema).is_valid({})
     compiled = byte_compiler.compile(GrammarSpec.json_schema(schema))
     assert accepts(compiled.matcher(), byte_compiler.vocabulary, "{}")
+
+
+@pytest.mark.parametrize("name", ["uri", "ipv4", "uuid", "date"])
+def test_a_format_that_names_must_not_have_excludes_only_such_names(byte_compiler, name):
+    listed = {"x": {}, "1.2.3.4": {}, "a:b": {}, "2020-01-01": {}}
+    schema = make_object(listed, propertyNames={"not": {"format": name}})
+    compiled = byte_compiler.compile(GrammarSpec.json_schema(schema))
+    for key in listed:
+        is_valid = SchemaValidator(schema).is_valid({key: 1})
+        assert accepts(compiled.matcher(), byte_compiler.vocabulary, json.dumps({key: 1})) == is_valid, key

@@ -199,6 +199,13 @@ def test_the_plan_names_an_enforcer_for_every_keyword(byte_compiler):
     [
         ({"items": {"$ref": "https://example.com/schema"}}, "/items", "$ref"),
         ({"$dynamicRef": "#node"}, "", "$dynamicRef"),
+        # The library that checks reads it as little as the engines do, while guides are looked for too.
+        ({"type": ["integer", "string"], "pattern": "[\\b]", "not": {"const": 3}}, "", "pattern"),
+        (
+            {"type": "object", "propertyNames": {"pattern": r"\0", "minLength": 1}},
+            "/propertyNames",
+            "pattern",
+        ),
     ],
 )
 def test_a_refusal_names_pointer_and_keyword_as_the_user_wrote_them(byte_compiler, schema, pointer, keyword):
@@ -324,6 +331,29 @@ def test_keywords_beside_ref_count_except_in_a_named_old_draft(byte_compiler):
     assert not is_accepted(byte_compiler, schema, '"abc"')
     old = {"$schema": "http://json-schema.org/draft-07/schema#", **schema}
     assert is_accepted(byte_compiler, old, '"abc"')
+
+
+def test_a_part_that_nothing_satisfies_stays_away_where_xgrammar_refuses_all(byte_compiler):
+    part = {
+        "type": "object",
+        "properties": {"c": {"type": "null"}, "d": {"type": "null"}},
+        "required": ["c", "d"],
+        "additionalProperties": False,
+        "maxProperties": 1,
+    }
+    schema = {
+        "type": "object",
+        "properties": {"a": part, "b": {"type": "null"}, "e": {"type": "null"}},
+        "additionalProperties": False,
+        "maxProperties": 2,
+    }
+    for text, expected in (
+        ("{}", True),
+        ('{"b": null}', True),
+        ('{"a": {"c": 1}}', False),
+        ('{"b": null, "e": null}', True),
+    ):
+        assert is_accepted(byte_compiler, schema, text) == expected
 
 
 @pytest.mark.parametrize("keyword", ["pattern", "minLength"])

@@ -1,5 +1,6 @@
 """Names that a schema does not list: a listed name cannot be written again in another spelling."""
 
+import itertools
 import json
 
 import pytest
@@ -103,3 +104,28 @@ def test_a_pattern_that_can_do_without_control_characters_is_kept(byte_compiler,
     compiled = byte_compiler.compile(GrammarSpec.json_schema(schema))
     text = json.dumps({"a": 1, "b": "\t" if pattern == r"^\t$" else "a"})
     assert accepts(compiled.matcher(), byte_compiler.vocabulary, text)
+
+
+MEMBERS = {
+    "properties": {"b": {}},
+    "patternProperties": {"^a": {"type": "integer"}},
+    "additionalProperties": False,
+}
+BRANCHING = [
+    {"allOf": [{"properties": {"ab": {}}}]},
+    {"anyOf": [{"properties": {"ab": {}}}, {"required": ["b"]}]},
+    {"$ref": "#/$defs/x"},
+]
+
+
+@pytest.mark.parametrize("branching", BRANCHING, ids=json.dumps)
+def test_the_order_of_keywords_does_not_decide_which_names_are_open(byte_compiler, branching):
+    """llguidance reads the keywords before and behind `allOf` as two schemas, one with names that the other has not."""
+    schema = {**MEMBERS, **branching}
+    for keywords in itertools.permutations(schema):
+        ordered = {keyword: schema[keyword] for keyword in keywords}
+        ordered |= {"type": "object", "$defs": {"x": {"properties": {"ab": {}}}}}
+        compiled = byte_compiler.compile(GrammarSpec.json_schema(ordered))
+        for text in ("{}", '{"a": 1}', '{"b": "x", "ac": 2}', '{"a": "x"}', '{"ab": "x"}', '{"c": 1}'):
+            is_valid = SchemaValidator(ordered).is_valid(json.loads(text))
+            assert accepts(compiled.matcher(), byte_compiler.vocabulary, text) == is_valid, (keywords, text)

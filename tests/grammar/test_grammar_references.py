@@ -6,6 +6,7 @@ import time
 import pytest
 
 from grammar import GrammarSpec, InvalidGrammar, SchemaValidator, UnsupportedGrammar
+from grammar.json_schema.loops import find_loop
 from grammar.json_schema.normalise import normalise
 from tests.grammar.vocabularies import accepts
 
@@ -119,13 +120,49 @@ def test_the_time_for_references_grows_with_their_number():
     assert time.process_time() - start < 3
 
 
-@pytest.mark.parametrize("first", [{"$ref": "#/$defs/a"}, {"title": "a", "$ref": "#/$defs/b"}])
-def test_references_that_lead_only_to_each_other_are_refused_where_they_stand(byte_compiler, first):
+A, B = {"$ref": "#/$defs/a"}, {"$ref": "#/$defs/b"}
+# Of a, which b is; each with the place of a reference on the way round.
+LOOPS = [
+    (A, "/$defs/a"),
+    ({"title": "a", **B}, "/$defs/b"),
+    ({"allOf": [A]}, "/$defs/a/allOf/0"),
+    ({"anyOf": [A, {"oneOf": [A, B]}]}, "/$defs/a/anyOf/0"),
+    ({"allOf": [{}, {"allOf": [{"title": "a", **A}, True]}]}, "/$defs/a/allOf/1/allOf/0"),
+]
+
+
+@pytest.mark.parametrize(("first", "pointer"), LOOPS)
+def test_references_that_lead_only_to_each_other_are_refused_where_they_stand(byte_compiler, first, pointer):
     """They may be read as anything: a validator takes all values for valid, and an engine finds none to write."""
-    shared = {"a": first, "b": {"$ref": "#/$defs/a"}}
-    schema = {"type": "object", "properties": {"x": {"$ref": "#/$defs/b"}}, "$defs": shared}
+    shared = {"a": first, "b": A}
+    schema = {"type": "object", "properties": {"x": B}, "$defs": shared}
     with pytest.raises(UnsupportedGrammar, match="leads back to itself") as caught:
         byte_compiler.compile(GrammarSpec.json_schema(schema))
-    assert caught.value.pointer in ("/$defs/a", "/$defs/b")
+    assert caught.value.keyword == "$ref"
+    assert caught.value.pointer in (pointer, "/$defs/b")
     shared["a"] = {"anyOf": [first, {"type": "null"}]}
     assert byte_compiler.compile(GrammarSpec.json_schema(schema)).backend == "llguidance"
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        {"allOf": [A, {"type": "null"}]},
+        {"type": "null", "anyOf": [A]},
+        {"anyOf": [{"allOf": [A]}, {"type": "null"}]},
+    ],
+)
+def test_a_loop_beside_something_that_is_asserted_is_read_as_that(byte_compiler, first):
+    schema = {"type": "object", "properties": {"x": A}, "$defs": {"a": first}}
+    compiled = byte_compiler.compile(GrammarSpec.json_schema(schema))
+    assert accepts(compiled.matcher(), byte_compiler.vocabulary, '{"x": null}')
+    assert not accepts(compiled.matcher(), byte_compiler.vocabulary, '{"x": 1}')
+
+
+@pytest.mark.parametrize("num_schemas", [20_000])
+def test_a_long_chain_of_references_is_followed_in_time(num_schemas):
+    schemas = {str(i): {"allOf": [{"$ref": f"#/{i + 1}"}]} for i in range(num_schemas)}
+    start = time.process_time()
+    assert find_loop({"$ref": "#/0", **schemas, str(num_schemas): {"type": "null"}}) is None
+    assert find_loop({"$ref": "#/0", **schemas, str(num_schemas): {"$ref": "#/1"}}) is not None
+    assert time.process_time() - start < 3

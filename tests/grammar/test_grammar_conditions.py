@@ -1,0 +1,122 @@
+"""`if` about a bound or about what cannot be there: what follows of other properties holds before they are written."""
+
+import json
+import random
+
+import pytest
+
+from grammar import GrammarSpec, InvalidGrammar, SchemaValidator
+from tests.grammar.vocabularies import accepts, walk
+
+INTEGER, NULL = {"type": "integer"}, {"type": "null"}
+AGES = [
+    {"type": ["integer", "null"]},
+    {"anyOf": [INTEGER, NULL]},
+    {"anyOf": [{"$ref": "#/$defs/age"}, NULL]},
+    {"type": ["integer", "string", "null"]},
+    INTEGER,
+]
+CONDITIONS = [
+    {"minimum": 18},
+    {"exclusiveMaximum": 18},
+    {"minimum": 18, "maximum": 30},
+    {"type": "number", "minimum": 18},
+    {"type": ["number", "null"], "maximum": 18},
+    {"not": {"minimum": 18}},
+    {"not": {"type": "number", "minimum": 18}},
+]
+
+
+def make_schema(age, condition):
+    text_or_null = {"type": ["string", "null"]}
+    return {
+        "type": "object",
+        "properties": {"age": age, "guardian": text_or_null},
+        "required": ["age", "guardian"],
+        "additionalProperties": False,
+        "if": {"properties": {"age": condition}},
+        "then": {"properties": {"guardian": {"type": "string"}}},
+        "else": {"properties": {"guardian": NULL}},
+        "$defs": {"age": {"type": "integer", "minimum": 0}},
+    }
+
+
+@pytest.mark.parametrize("age", AGES, ids=json.dumps)
+@pytest.mark.parametrize("condition", CONDITIONS, ids=json.dumps)
+def test_a_bound_on_what_may_be_null_meets_no_dead_end(merged_compiler, byte_compiler, age, condition):
+    schema = make_schema(age, condition)
+    validator = SchemaValidator(schema)
+    compiled = merged_compiler.compile(GrammarSpec.json_schema(schema))
+    for seed in range(40):
+        text = walk(compiled.matcher(), merged_compiler.vocabulary, random.Random(seed), num_free=15)
+        assert text is None or validator.is_valid(json.loads(text)), text
+    compiled = byte_compiler.compile(GrammarSpec.json_schema(schema))
+    for value in (None, -1, 0, 17, 18, 19, 30, 31, 1000, "x"):
+        for guardian in (None, "x"):
+            text = json.dumps({"age": value, "guardian": guardian})
+            is_accepted = accepts(compiled.matcher(), byte_compiler.vocabulary, text)
+            assert is_accepted == validator.is_valid(json.loads(text)), text
+
+
+@pytest.mark.parametrize("age", AGES[:2], ids=json.dumps)
+@pytest.mark.parametrize("kind", ["integer", ["integer", "null"]])
+def test_a_bound_on_integers_alone_guides_where_all_numbers_are_whole(merged_compiler, age, kind):
+    schema = make_schema(age, {"type": kind, "minimum": 18})
+    compiled = merged_compiler.compile(GrammarSpec.json_schema(schema))
+    for seed in range(40):
+        text = walk(compiled.matcher(), merged_compiler.vocabulary, random.Random(seed), num_free=15)
+        assert text is None or SchemaValidator(schema).is_valid(json.loads(text)), text
+
+
+def test_a_bound_on_integers_alone_says_nothing_of_fractions(byte_compiler):
+    schema = make_schema({"type": ["number", "null"]}, {"type": "integer", "minimum": 18})
+    compiled = byte_compiler.compile(GrammarSpec.json_schema(schema))
+    for text in ('{"age": 18.5, "guardian": null}', '{"age": 18, "guardian": "x"}'):
+        assert SchemaValidator(schema).is_valid(json.loads(text))
+        assert accepts(compiled.matcher(), byte_compiler.vocabulary, text)
+
+
+PROPERTIES = {"b": {"type": "boolean"}, "c": {"type": ["integer", "null"]}}
+X_IS_1 = {"properties": {"x": {"const": 1}}}
+# About x, which the object may not have.
+ABOUT_ABSENT = [
+    {"dependentRequired": {"b": ["x"]}},
+    {"dependentSchemas": {"b": {"required": ["x"]}}},
+    {"if": {"required": ["b"]}, "then": {"required": ["x"]}},
+    {"if": {"required": ["x"]}, "else": {"required": ["b"]}},
+    {"if": X_IS_1, "then": {"required": ["b"]}},
+    {"if": {**X_IS_1, "required": ["x"]}, "then": False, "else": {"required": ["c"]}},
+    {"not": {"not": {"required": ["b"]}}},
+]
+
+
+@pytest.mark.parametrize("keywords", ABOUT_ABSENT, ids=json.dumps)
+def test_what_is_said_of_a_property_that_cannot_be_there_guides(merged_compiler, byte_compiler, keywords):
+    schema = {"type": "object", "properties": PROPERTIES, "additionalProperties": False, **keywords}
+    validator = SchemaValidator(schema)
+    compiled = merged_compiler.compile(GrammarSpec.json_schema(schema))
+    for seed in range(30):
+        text = walk(compiled.matcher(), merged_compiler.vocabulary, random.Random(seed), num_free=15)
+        assert text is None or validator.is_valid(json.loads(text)), text
+    compiled = byte_compiler.compile(GrammarSpec.json_schema(schema))
+    for text in (
+        "{}",
+        '{"b": true}',
+        '{"c": 1}',
+        '{"b": false, "c": null}',
+        '{"x": 1}',
+        '{"b": true, "x": 1}',
+    ):
+        is_accepted = accepts(compiled.matcher(), byte_compiler.vocabulary, text)
+        assert is_accepted == validator.is_valid(json.loads(text)), text
+
+
+def test_what_nothing_satisfies_beside_a_property_that_cannot_be_there_is_refused(byte_compiler):
+    schema = {
+        "properties": PROPERTIES,
+        "additionalProperties": False,
+        "if": X_IS_1,
+        "then": {"required": ["x"]},
+    }
+    with pytest.raises(InvalidGrammar, match="nothing is left by 'if', 'then' at #"):
+        byte_compiler.compile(GrammarSpec.json_schema({"type": "object", **schema}))
