@@ -64,20 +64,23 @@ async def serve(
     engine = Engine(engine_config)
     door = FrontDoor(engine, is_private=bool(app_config.api_key))
     app = make_api(ApiContext(engine, app_config))
+    num_cut = 0
     with bind(app_config) as listener, stop_on_signals(on_stop) as stop:
         async with run_uvicorn(door, listener, stop):
             try:
-                if not await finish_unless(stop, prepare(app, engine, app_config, timeline)):
-                    return
-                # Gradio's queue starts with the app's lifespan; uvicorn, up for long, does not run it
-                async with app.router.lifespan_context(app):
-                    door.open(app)
-                    announce(engine, app_config, listener, timeline)
-                    await finish_unless(stop, collect_when_idle(engine))
-                    await drain(door, engine, app_config.shutdown_grace_s)
+                if await finish_unless(stop, prepare(app, engine, app_config, timeline)):
+                    # Gradio's queue starts with the app's lifespan; uvicorn, up for long, does not run it
+                    async with app.router.lifespan_context(app):
+                        door.open(app)
+                        announce(engine, app_config, listener, timeline)
+                        await finish_unless(stop, collect_when_idle(engine))
+                        num_cut = await drain(door, engine, app_config.shutdown_grace_s)
+                else:
+                    logger.info("closing: the start is given up")
             finally:
                 door.close()
                 await engine.close()
+    logger.info("closed%s", f": {describe_requests(num_cut, 'was', 'were')} cut off" if num_cut else "")
 
 
 async def prepare(app: FastAPI, engine: Engine, app_config: AppConfig, timeline: Timeline) -> None:
@@ -215,11 +218,21 @@ async def finish_unless(stop: asyncio.Event, work: Coroutine[Any, Any, None]) ->
         await asyncio.gather(task, stopping, return_exceptions=True)
 
 
-async def drain(door: FrontDoor, engine: Engine, grace_s: float) -> None:
-    """Take nothing new, and give what runs its grace."""
+async def drain(door: FrontDoor, engine: Engine, grace_s: float) -> int:
+    """Take nothing new, and give what runs its grace; the number of requests for which it was too short."""
     door.is_draining = True
+    num_left = engine.stats().num_unfinished
+    if num_left:
+        logger.info("closing: %s up to %g s", describe_requests(num_left, "gets", "get"), grace_s)
+    else:
+        logger.info("closing: no request is running")
     deadline = asyncio.get_running_loop().time() + grace_s
-    while asyncio.get_running_loop().time() < deadline:
-        if not engine.stats().num_unfinished:
-            return
+    while num_left and asyncio.get_running_loop().time() < deadline:
         await asyncio.sleep(0.02)
+        num_left = engine.stats().num_unfinished
+    return num_left
+
+
+def describe_requests(count: int, verb: str, verb_of_many: str) -> str:
+    """How many requests do something."""
+    return f"1 request {verb}" if count == 1 else f"{count} requests {verb_of_many}"

@@ -62,7 +62,11 @@ Context = Annotated[ApiContext, Depends(require_admin)]
 
 @router.get("/server_info")
 async def show_server(context: Context) -> dict[str, Any]:
-    """What the server made of its settings; keys are left out. There in a sleep, too."""
+    """What the server made of its settings, and what steps run on now; keys are left out. There in a sleep, too.
+
+    `config` is what was set, with every "auto" filled in before the first step: attention_backend and num_threads there
+    are torch's. Where `runtime` names native ops, these attend, on threads of their own.
+    """
     if context.engine.state != "sleeping":
         context.require_ready()
     hidden = {"api_key", "admin_key"}
@@ -71,9 +75,8 @@ async def show_server(context: Context) -> dict[str, Any]:
         "version": __version__,
         "model": context.engine.model_name,
         "state": context.engine.state,
-        "engine": asdict(context.engine.resolved),
+        "config": {"engine": asdict(context.engine.resolved), "app": settings},
         "runtime": context.engine.describe_runtime(),
-        "app": settings,
         "timeline": [{"phase": phase, "seconds": round(s, 3)} for phase, s in context.engine.timeline],
     }
 
@@ -121,8 +124,12 @@ async def is_sleeping(context: Context) -> Sleeping:
 
 @router.post("/abort_requests")
 async def abort_requests(body: AbortBody, context: Context) -> dict[str, Any]:
-    """End requests; their clients get finish_reason abort. Unknown ids are no error."""
+    """End requests; their clients get finish_reason abort. Ids that no open reply of this API has are no error."""
+    aborted: list[str] = []
+    unknown: list[str] = []
     for reply_id in body.request_ids:
-        for request_id in list_request_ids(reply_id):
+        request_ids = list_request_ids(reply_id)
+        (unknown if context.open_requests.isdisjoint(request_ids) else aborted).append(reply_id)
+        for request_id in request_ids:
             await context.engine.abort(request_id)
-    return {"request_ids": body.request_ids}
+    return {"aborted": aborted, "unknown": unknown}

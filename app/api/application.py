@@ -20,6 +20,15 @@ from app.api.responses import routes as responses
 from app.api.sites import Sites
 from app.config import AppConfig
 
+# what OpenAI's clients may ask for and no model here can do -> what is missing
+MISSING = {
+    "/v1/embeddings": "it has no embedding model",
+    "/v1/moderations": "it has no moderation model",
+    "/v1/audio": "it has no model for speech",
+    "/v1/images": "it has no model for images",
+    "/v1/files": "it keeps no files; python -m app run-batch answers a batch file",
+    "/v1/batches": "it keeps no files; python -m app run-batch answers a batch file",
+}
 ALL_METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
 
 
@@ -86,4 +95,6 @@ def no_route(request: Request, known: Sequence[Route]) -> ApiError:
     if allowed:
         message = f"{request.method} is not allowed on {path}; it takes {allowed}"
         return ApiError(405, message, code="method_not_allowed", headers={"Allow": allowed})
-    return ApiError(404, f"there is no route {path} for {request.method}", code="route_not_found")
+    missing = next((told for start, told in MISSING.items() if f"{path}/".startswith(f"{start}/")), None)
+    reason = "" if missing is None else f": this server generates text; {missing}"
+    return ApiError(404, f"there is no route {path} for {request.method}{reason}", code="route_not_found")

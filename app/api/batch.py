@@ -13,13 +13,13 @@ from app.api.context import ApiContext
 from app.api.errors import ApiError, describe_fields, to_api_error
 from app.api.json_body import check_json
 from app.api.protocol import ChatRequest, CompletionRequest
+from app.api.responses import routes as responses
+from app.api.responses.request import ResponsesRequest
 from app.api.visit import Visit
 from engine import EngineDead, EngineError, EngineOverloaded
 from grammar import GrammarError
 
 Json = dict[str, Any]
-
-URLS = ("/v1/chat/completions", "/v1/completions")
 
 
 async def answer_row(context: ApiContext, row: Json) -> Json:
@@ -29,7 +29,7 @@ async def answer_row(context: ApiContext, row: Json) -> Json:
         EngineDead: the engine is gone, which is no fault of the row.
     """
     request_id = uuid.uuid4().hex
-    status, body, error = 200, {}, None
+    status, body = 200, {}
     try:
         body = await _answer(context, row, request_id)
     except (ApiError, EngineError, GrammarError, ValidationError) as caught:
@@ -38,20 +38,20 @@ async def answer_row(context: ApiContext, row: Json) -> Json:
         known = describe_fields(caught.errors()) if isinstance(caught, ValidationError) else None
         known = known or to_api_error(caught)
         status, body = known.status, known.body
-        error = {"code": known.code, "message": body["error"]["message"]}
     return {
         "id": f"batch_req_{request_id}",
         "custom_id": row["custom_id"],
         "response": {"status_code": status, "request_id": request_id, "body": body},
-        "error": error,
+        # of a request that got no response; here every row gets one
+        "error": None,
     }
 
 
 async def _answer(context: ApiContext, row: Json, request_id: str) -> Json:
     url, method, body = row.get("url"), row.get("method", "POST"), row.get("body")
-    if method != "POST" or url not in URLS:
+    if method != "POST" or not isinstance(url, str) or url not in ROUTES:
         message = (
-            f"{str(method)[:20]} {str(url)[:80]} is not possible in a batch; POST to {' or '.join(URLS)}"
+            f"{str(method)[:20]} {str(url)[:80]} is not possible in a batch; POST to {' or '.join(ROUTES)}"
         )
         raise ApiError(400, message, "url", "invalid_value")
     if not isinstance(body, dict):
@@ -62,9 +62,7 @@ async def _answer(context: ApiContext, row: Json, request_id: str) -> Json:
         raise ApiError(400, "stream is not possible in a batch", "stream", "invalid_value")
     while True:
         try:
-            if url == URLS[0]:
-                return await _chat(context, body, Visit(request_id))
-            return await _complete(context, body, Visit(request_id))
+            return await ROUTES[url](context, body, Visit(request_id))
         except EngineOverloaded as error:
             # a batch has time
             await asyncio.sleep(error.retry_after_s)
@@ -78,3 +76,12 @@ async def _chat(context: ApiContext, body: Any, visit: Visit) -> Json:
 async def _complete(context: ApiContext, body: Any, visit: Visit) -> Json:
     call = await completions.prepare(CompletionRequest.model_validate(body), visit, context)
     return completions.whole_reply(call, await completions.finish_all(call))
+
+
+async def _respond(context: ApiContext, body: Any, visit: Visit) -> Json:
+    asked = ResponsesRequest.model_validate(body)
+    call = await responses.prepare(asked, visit, context)
+    return responses.whole_reply(call, asked, await responses.finish(call))
+
+
+ROUTES = {"/v1/chat/completions": _chat, "/v1/completions": _complete, "/v1/responses": _respond}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 import uuid
 from collections.abc import AsyncGenerator, Coroutine, Sequence
@@ -13,7 +14,7 @@ import anyio
 
 from app.api.constraint import Constraint
 from app.api.context import ApiContext
-from app.api.errors import ApiError, scrub, to_api_error
+from app.api.errors import ApiError, make_closing_error, scrub, to_api_error
 from app.api.protocol import MAX_PROMPTS, GenerationFields
 from app.api.thinking import Thinking
 from app.api.thought_parser import make_reader
@@ -21,7 +22,7 @@ from app.api.tools.calls import ToolParser
 from app.api.tools.use import ToolUse, explain
 from app.api.verdict import Judge
 from app.api.visit import Visit
-from engine import InvalidRequest, RequestOutput, SamplingParams
+from engine import EngineDead, InvalidRequest, RequestOutput, SamplingParams
 from grammar import GrammarError
 
 Prompt = str | list[int]
@@ -54,11 +55,15 @@ class Call:
         """Run one of the prompts; closing the generator aborts it in the engine.
 
         Raises:
-            ApiError: the request's grammar turned out to be unusable.
+            ApiError: the request's grammar turned out to be unusable, or the server closes.
             EngineError: as `Engine.generate` does.
         """
         request_id = self.reply_id if len(self.prompts) == 1 else _number(self.reply_id, index)
         prompt = self.prompts[index]
+        if not isinstance(prompt, str):
+            self.visit.prompts[request_id] = (len(prompt), 0)
+        is_finished = False
+        self.context.open_requests.add(request_id)
         outputs = self.context.engine.generate(
             prompt if isinstance(prompt, str) else {"prompt_token_ids": prompt},
             self.sampling,
@@ -75,7 +80,17 @@ class Call:
                     if self.judge is not None:
                         for choice in output.outputs:
                             await self.judge.take(index * self.sampling.n + choice.index, choice)
+                    is_finished = output.finished
                     yield output
+        except (asyncio.CancelledError, GeneratorExit):
+            if not is_finished:
+                self.visit.finish_reasons.append("abort")
+            raise
+        except EngineDead as error:
+            if self.context.engine.state != "closed":
+                raise
+            self.visit.finish_reasons.append("abort")
+            raise make_closing_error() from error
         except GrammarError as error:
             param = None if self.constraint is None else self.constraint.param
             if self.tools is not None and param == "tools":
@@ -86,6 +101,8 @@ class Call:
                 raise
             # the engine's name for what came in a field of this API: it took too long to compile
             raise ApiError(400, str(error), self.constraint.param, "invalid_grammar") from error
+        finally:
+            self.context.open_requests.discard(request_id)
 
     async def finish(self, index: int = 0) -> RequestOutput:
         """Run one of the prompts to its end and return the last output."""

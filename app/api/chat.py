@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Annotated, Any
@@ -21,6 +22,7 @@ from app.api.sampling import chat_sampling
 from app.api.sse import CLIENT_CLOSED_REQUEST, Emit, EventStream, unless_gone
 from app.api.thinking import Thinking, find_thinking, think_first
 from app.api.tools.calls import make_message
+from app.api.tools.plain_turns import tell_plainly
 from app.api.tools.use import ToolUse, combine, read_tools
 from app.api.visit import Visit
 from engine import CompletionOutput, RequestOutput, SamplingParams
@@ -56,16 +58,14 @@ async def prepare(
     """
     model = visit.model = context.check_model(body.model)
     context.require_ready()
-    tools = read_tools(body)
+    tools = read_tools(body, await calls_many(body.tools, context))
     if tools is not None:
         tools = tools.in_style(await context.tool_style())
     constraint = combine(tools, read_constraint(body))
     sampling = chat_sampling(body, constraint)
     if tools is not None:
         sampling = tools.adjust(sampling)
-    messages = read_messages(body.messages)
-    if has_tool_messages(messages):
-        await context.require_tool_template("messages")
+    messages = await show_calls(read_messages(body.messages), context)
     if body.add_special_tokens:
         message = "add_special_tokens is not supported here: the chat template writes them"
         raise ApiError(400, message, "add_special_tokens", "unsupported_field")
@@ -120,6 +120,21 @@ def make_room(
     return constraint, thinking, sampling
 
 
+async def calls_many(tools: Sequence[object] | None, context: ApiContext) -> bool:
+    """Whether a request that does not say so may be answered with several calls.
+
+    A model that is not shown its tools has no reason to end a list of calls.
+    """
+    return not tools or await context.knows_tools()
+
+
+async def show_calls(messages: list[dict[str, Any]], context: ApiContext) -> list[dict[str, Any]]:
+    """Messages that the chat template can write: where it knows no tools, calls and their results are plain text."""
+    if not has_tool_messages(messages) or await context.knows_tools():
+        return messages
+    return tell_plainly(messages)
+
+
 async def show_tools(tools: ToolUse | None, context: ApiContext) -> dict[str, Any]:
     """The chat template's argument for the tools.
 
@@ -129,7 +144,7 @@ async def show_tools(tools: ToolUse | None, context: ApiContext) -> dict[str, An
     if tools is None:
         return {}
     if tools.spec is None:
-        await context.require_tool_template("tools")
+        await context.require_tool_template()
     return {"tools": tools.definitions} if await context.knows_tools() else {}
 
 

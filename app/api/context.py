@@ -20,6 +20,8 @@ from app.config import AppConfig
 from engine import Engine, InvalidRequest
 
 PROBE = "probe_of_troupe"
+# what a model can do whose chat template knows no tools; /v1/messages has its own words for it
+FORCED_CHOICE = "tool_choice required or a named function"
 ASLEEP = ("falling_asleep", "sleeping", "waking_up")
 ADVICE = {
     "falling_asleep": "it finishes the requests it has and takes no new ones",
@@ -30,11 +32,16 @@ ADVICE = {
 
 @dataclass(frozen=True)
 class ApiContext:
-    """The engine, the app's settings and what is derived from both."""
+    """The engine, the app's settings and what is derived from both.
+
+    Attributes:
+        open_requests: ids of the engine's requests that a reply of this API waits for.
+    """
 
     engine: Engine
     config: AppConfig
     created: int = field(default_factory=lambda: int(time.time()))
+    open_requests: set[str] = field(default_factory=set, compare=False)
 
     @cached_property
     def system_fingerprint(self) -> str:
@@ -92,18 +99,18 @@ class ApiContext:
         """Whether the model's chat template writes tools into the prompt; tried once, off the loop."""
         return await asyncio.to_thread(lambda: self._knows_tools)
 
-    async def require_tool_template(self, param: str) -> None:
-        """Refuse what only a chat template for tools can render.
+    async def require_tool_template(self) -> None:
+        """Refuse tools that the model may use or not, but is never shown.
 
         Raises:
-            ApiError: 400, naming the field.
+            ApiError: 400.
         """
         if not await self.knows_tools():
             message = (
                 f"the chat template of {self.engine.model_name!r} does not know tools; "
-                "tool_choice required or a named function works without it, and so does response_format"
+                f"{FORCED_CHOICE} works without it, and so does response_format"
             )
-            raise ApiError(400, message, param, "tools_not_supported")
+            raise ApiError(400, message, "tools", "tools_not_supported")
 
     def check_model(self, name: str | None) -> str:
         """Return the served name.

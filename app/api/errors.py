@@ -6,7 +6,7 @@ another site's page, see sites.py                   403 permission_error
 unknown model or route                              404 not_found_error
 body over the limit                                 413 invalid_request_error
 EngineOverloaded, EngineSleeping, a starting or     503 service_unavailable (to Anthropic's clients
-dead engine                                             overloaded_error), Retry-After
+dead engine, a server that closes                       overloaded_error), Retry-After
 RequestTimeout                                      504 timeout_error
 EngineDead in mid-request, a bug                    500 server_error
 """
@@ -25,6 +25,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 
+from app.api.wording import KINDS, say_place, say_rule, say_value
 from engine import (
     EngineDead,
     EngineError,
@@ -39,8 +40,8 @@ from grammar import GrammarError, InvalidGrammar, UnsupportedGrammar
 logger = logging.getLogger("troupe.api")
 
 MAX_MESSAGE_CHARS = 1000
-MAX_VALUE_CHARS = 80
 RETRY_AFTER_S = 2.0
+CLOSING = "server_closing"
 REQUEST_PARTS = ("body", "query", "path", "header")  # of no route a field's name
 TYPES = {
     400: "invalid_request_error",
@@ -66,13 +67,6 @@ ANTHROPIC_TYPES = {
 }
 # how pydantic names a member of a union in a location, where it is no field of the request
 UNION_MEMBER = re.compile(r"str|bool|int|float|(?:list|dict)\[.*\]")
-# what it says against a value of another kind than the member's -> that kind
-KINDS = {
-    "string_type": "a text",
-    "list_type": "a list",
-    "dict_type": "an object",
-    "bool_type": "true or false",
-}
 HIDDEN = re.compile(r"(?<![\w.])/(?:[\w.+-]+/)+[\w.+-]*|\b[A-Za-z]:\\\S+|\b0x[0-9a-fA-F]{4,}\b")
 
 
@@ -185,6 +179,12 @@ def to_api_error(error: Exception, param: str | None = None) -> ApiError:
     return ApiError(500, "internal error", code="internal_error")
 
 
+def make_closing_error() -> ApiError:
+    """What a request is told that an intended end of the server has cut off."""
+    message = "the server is closing, and the request was not finished in the time it had left; try again"
+    return ApiError(503, message, code=CLOSING, retry_after_s=RETRY_AFTER_S)
+
+
 def describe_fields(errors: Sequence[Any]) -> ApiError:
     """Put the first of pydantic's errors into one sentence that names the field and its value."""
     first, kinds = _pick_member(errors)
@@ -192,18 +192,19 @@ def describe_fields(errors: Sequence[Any]) -> ApiError:
     if kind == "json_invalid":
         reason = first.get("ctx", {}).get("error", first["msg"])
         return ApiError(400, f"the body is not JSON: {reason}", code="invalid_json")
-    where = [str(part) for part in first["loc"] if part not in REQUEST_PARTS]
+    where = [part for part in first["loc"] if part not in REQUEST_PARTS]
     if not where:
         return ApiError(
             400, "the body must be a JSON object sent as Content-Type: application/json", code="invalid_json"
         )
-    name = ".".join(where)
+    name, field = say_place(where), str(where[0])
     if kind == "missing":
-        return ApiError(400, f"{name} is required", where[0], "missing_field")
+        return ApiError(400, f"{name} is required", field, "missing_field")
     if kind == "extra_forbidden":
-        return ApiError(400, f"{name} is not a known field", where[0], "unknown_field")
-    reason = f" must be {' or '.join(kinds)}" if kinds else f": {first['msg']}"
-    return ApiError(400, f"{name}={_shorten(first['input'])}{reason}", where[0], "invalid_value")
+        return ApiError(400, f"{name} is not a known field", field, "unknown_field")
+    rule = f"must be {' or '.join(kinds)}" if kinds else say_rule(first)
+    reason = f": {first['msg']}" if rule is None else f" {rule}"
+    return ApiError(400, f"{name}={say_value(first['input'])}{reason}", field, "invalid_value")
 
 
 def _pick_member(errors: Sequence[Any]) -> tuple[Any, list[str]]:
@@ -228,14 +229,6 @@ def _pick_member(errors: Sequence[Any]) -> tuple[Any, list[str]]:
 
 def _is_member(part: object = None) -> bool:
     return isinstance(part, str) and UNION_MEMBER.fullmatch(part) is not None
-
-
-def _shorten(value: object) -> str:
-    # repr of a huge list costs more than the check that refused it
-    if isinstance(value, list | dict):
-        return f"({type(value).__name__} of {len(value)})"
-    text = repr(value[:MAX_VALUE_CHARS]) if isinstance(value, str) else repr(value)
-    return text if len(text) <= MAX_VALUE_CHARS else text[:MAX_VALUE_CHARS] + "..."
 
 
 def add_error_handlers(app: FastAPI) -> None:

@@ -1,9 +1,10 @@
 """Fields beyond the protocol models: refused, ignored in silence, or ignored with a log line.
 
-A field that would change the answer is never dropped: known ones that cannot be honoured, those of another route, and
-unknown ones that look like a constraint are a 400, unless they are null or false. OpenAI's bookkeeping fields change
-nothing and are ignored. Any other unknown field is ignored, as vLLM does, and named in the log. Within a group of
-fields, such as stream_options, an unknown one is a 400.
+A field that is known to change an answer is never dropped: one that cannot be honoured, one of another route, one by
+which another server samples (llama.cpp, Ollama, transformers), and an unknown one that looks like a constraint are a
+400, unless their value asks for nothing. OpenAI's bookkeeping fields change nothing and are ignored. Any other unknown
+field is ignored, whatever it was meant to do, as vLLM does, and named in the log. Within a group of fields, such as
+stream_options, an unknown one is a 400.
 """
 
 from __future__ import annotations
@@ -64,8 +65,41 @@ OF_OTHER_ROUTES = frozenset(
         "top_logprobs",
     ]
 )
+# of llama.cpp, Ollama, transformers and the like -> our name for the same thing, None where there is none; and the
+# values that ask for nothing, beside the empty ones
+OF_OTHER_SERVERS: dict[str, tuple[str | None, tuple[Any, ...]]] = {
+    "dry_multiplier": (None, (0,)),
+    "dynatemp_range": (None, (0,)),
+    "max_length": ("max_tokens", ()),
+    "max_new_tokens": ("max_tokens", ()),
+    "max_tokens_to_sample": ("max_tokens", ()),
+    "mirostat": (None, (0,)),
+    "mirostat_eta": (None, ()),
+    "mirostat_tau": (None, ()),
+    "n_predict": ("max_tokens", ()),
+    "n_probs": ("logprobs", (0,)),
+    "no_repeat_ngram_size": (None, (0,)),
+    "num_beams": (None, (1,)),
+    "num_ctx": (None, ()),
+    "num_predict": ("max_tokens", ()),
+    "random_seed": ("seed", ()),
+    "repeat_last_n": (None, (0,)),
+    "repeat_penalty": ("repetition_penalty", (1,)),
+    "samplers": (None, ()),
+    "smoothing_factor": (None, (0,)),
+    "tfs": (None, (1,)),
+    "tfs_z": (None, (1,)),
+    "top_a": (None, (0,)),
+    "top_n_sigma": (None, (-1, 0)),
+    "typical": (None, (1,)),
+    "typical_p": (None, (1,)),
+    "xtc_probability": (None, (0,)),
+}
 # False asks for something here, so the empty values do not count
-UNSUPPORTED_UNLESS: dict[str, tuple[Any, ...]] = {"spaces_between_special_tokens": (None, True)}
+UNSUPPORTED_UNLESS: dict[str, tuple[Any, ...]] = {
+    "do_sample": (None, True),
+    "spaces_between_special_tokens": (None, True),
+}
 
 IGNORED = frozenset(
     [
@@ -97,6 +131,7 @@ WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+")  # of a snake_case or camelCase name
 HOLDERS = {
     "extra_body": "extra_body belongs to the Python client; write its fields into the body itself",
     "nvext": "nvext is not a field of this API; use response_format or structured_outputs",
+    "options": "options belongs to Ollama's own API; write its fields into the body itself, under this API's names",
     "response_model": "response_model belongs to a client's library; use response_format",
     "text": "text is not a field of this route; use response_format",
 }
@@ -127,6 +162,8 @@ def check_extra_fields(extra: Mapping[str, Any] | None) -> None:
                 raise ApiError(
                     400, f"{name}={value!r} is not supported by this server", name, "unsupported_field"
                 )
+        elif name in OF_OTHER_SERVERS:
+            check_foreign(name, value)
         elif name in OF_OTHER_ROUTES and not is_empty(value):
             raise ApiError(400, f"{name} is not a field of this route", name, "unknown_field")
         elif name in HOLDERS and not is_empty(value):
@@ -139,6 +176,21 @@ def check_extra_fields(extra: Mapping[str, Any] | None) -> None:
             unknown.append(name[:80].encode("unicode_escape").decode())
     if unknown:
         logger.info("ignored unknown request fields: %s", ", ".join(unknown[:MAX_LOGGED_FIELDS]))
+
+
+def check_foreign(name: str, value: object) -> None:
+    """Refuse a field of another server, unless its value asks for nothing.
+
+    Args:
+        name: one of OF_OTHER_SERVERS.
+
+    Raises:
+        ApiError: 400 naming the field, and ours for the same thing.
+    """
+    own, neutral = OF_OTHER_SERVERS[name]
+    if not is_empty(value) and value not in neutral:
+        told = "which has nothing for it" if own is None else f"whose name for it is {own}"
+        raise ApiError(400, f"{name} is not a field of this API, {told}", name, "unknown_field")
 
 
 def check_names(where: str, given: Mapping[str, Any], known: Sequence[str]) -> None:

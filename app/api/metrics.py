@@ -47,7 +47,10 @@ HISTOGRAM_HELP = {
     "inter_token_latency_seconds": "Between two tokens of a request.",
     "e2e_request_latency_seconds": "From arrival to the end.",
     "request_queue_time_seconds": "From arrival to the first step.",
-    "step_gap_seconds": "Between the end of a step and the start of the next.",
+    "step_gap_seconds": (
+        "From the end of a step behind which no other was queued to the start of the next, while there was work: "
+        "how long the device waited. Steps that follow each other without such a gap are not counted."
+    ),
     "event_loop_lag_seconds": "How late the event loop wakes up.",
     "grammar_compile_seconds": "Compiling one grammar.",
     "grammar_mask_seconds": "Filling the masks of one step.",

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter, Depends, Header
 from fastapi.responses import JSONResponse, Response
 
 from app import __version__
@@ -13,21 +14,39 @@ from app.api.errors import scrub
 
 router = APIRouter()
 Context = Annotated[ApiContext, Depends(context_of)]
+AnthropicVersion = Annotated[str | None, Header()]
 
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 @router.get("/v1/models")
-async def list_models(context: Context) -> dict[str, Any]:
-    """The served model, in OpenAI's list form."""
-    return {"object": "list", "data": [describe_model(context)]}
+async def list_models(context: Context, anthropic_version: AnthropicVersion = None) -> dict[str, Any]:
+    """The served model, in OpenAI's list form, or in that of Anthropic's clients, who name their version."""
+    if anthropic_version is None:
+        return {"object": "list", "data": [describe_model(context)]}
+    name = context.engine.model_name
+    return {
+        "data": [describe_to_anthropic(context)],
+        "has_more": False,
+        "first_id": name,
+        "last_id": name,
+    }
 
 
 @router.get("/v1/models/{model:path}")
-async def retrieve_model(model: str, context: Context) -> dict[str, Any]:
+async def retrieve_model(
+    model: str, context: Context, anthropic_version: AnthropicVersion = None
+) -> dict[str, Any]:
     """One model by name."""
     context.check_model(model)
-    return describe_model(context)
+    return describe_model(context) if anthropic_version is None else describe_to_anthropic(context)
+
+
+def describe_to_anthropic(context: ApiContext) -> dict[str, Any]:
+    """Anthropic's model object."""
+    name = context.engine.model_name
+    created_at = datetime.fromtimestamp(context.created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return {"type": "model", "id": name, "display_name": name, "created_at": created_at}
 
 
 def describe_model(context: ApiContext) -> dict[str, Any]:
@@ -46,6 +65,8 @@ def describe_model(context: ApiContext) -> dict[str, Any]:
 
 @router.get("/health")
 @router.get("/ping")
+@router.head("/health", include_in_schema=False)
+@router.head("/ping", include_in_schema=False)
 async def check_health(context: Context) -> JSONResponse:
     """200 when the engine takes requests, else 503 with its state, and the cause once it has crashed."""
     state = context.engine.state

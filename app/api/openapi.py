@@ -17,7 +17,10 @@ ERRORS = {
     "413": "The body is larger than the server takes.",
     "429": "This key has as many requests open as it may; Retry-After says when to try again.",
     "500": "The engine failed with this request in it.",
-    "503": "The queue is full, or the engine is starting, restarting or asleep; Retry-After says when to try again.",
+    "503": (
+        "The queue is full, the engine is starting, restarting or asleep, or the server is closing; "
+        "Retry-After says when to try again."
+    ),
     "504": "The request's own deadline has passed.",
 }
 OF_WATCHING = ("401", "403", "404", "500", "503")  # what a GET may answer

@@ -12,6 +12,7 @@ from grammar import GrammarError
 
 # a place in a request, as in messages[0].content; messages begin with the one they are about
 PLACE = re.compile(r"\w+(?:\[\d+\]|\.\w+)*")
+NAMES = re.compile(r"\w+(?: \w+)*")  # a field, or a phrase that has one
 LAST_STEP = re.compile(r"(?:\[\d+\]|\.?\w+)$")
 
 
@@ -49,7 +50,7 @@ def rename(message: str, param: str, renamed: Mapping[str, str], is_own: bool = 
         start = ""
     else:
         start = place[0]
-    names = [re.escape(name) for name in renamed if "_" in name and name.isidentifier()]
+    names = [re.escape(name) for name in renamed if "_" in name and NAMES.fullmatch(name)]
     rest = message[len(start) :]
     if names:
         rest = re.sub(rf"\b(?:{'|'.join(names)})\b", lambda found: renamed[found[0]], rest)

@@ -17,7 +17,7 @@ from starlette.background import BackgroundTask
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from app.api.errors import ApiError, to_api_error
+from app.api.errors import CLOSING, ApiError, to_api_error
 from engine import EngineError
 
 logger = logging.getLogger("troupe.api")
@@ -99,7 +99,9 @@ class EventStream(Response):
 
     async def _fail(self, error: Exception, scope: Scope, receive: Receive) -> None:
         known = to_api_error(error)
-        if known.status == 500:
+        if known.code == CLOSING:
+            logger.info("a stream was cut off: %s", known)
+        elif known.status == 500:
             # The engine has told its own story; a crash would otherwise be told once for every open stream.
             is_told = isinstance(error, EngineError | ApiError)
             logger.error("a stream failed: %s", error, exc_info=None if is_told else error)

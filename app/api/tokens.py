@@ -6,10 +6,10 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends
 
-from app.api.chat import show_tools
+from app.api.chat import calls_many, show_calls, show_tools
 from app.api.context import ApiContext, context_of
 from app.api.errors import ApiError
-from app.api.messages import has_tool_messages, read_messages, read_template_kwargs
+from app.api.messages import read_messages, read_template_kwargs
 from app.api.protocol import ChatRequest, DetokenizeRequest, TokenizeRequest
 from app.api.tools.use import read_tools
 from engine import Tokenizer
@@ -28,10 +28,8 @@ async def tokenize(body: TokenizeRequest, context: Context) -> dict[str, Any]:
     tokenizer = require_tokenizer(context)
     if body.messages is not None:
         asked = ChatRequest(messages=body.messages, tools=body.tools, tool_choice=body.tool_choice)
-        tools = read_tools(asked)
-        messages = read_messages(body.messages)
-        if has_tool_messages(messages):
-            await context.require_tool_template("messages")
+        tools = read_tools(asked, await calls_many(body.tools, context))
+        messages = await show_calls(read_messages(body.messages), context)
         tokens = await context.engine.render_chat(
             messages,
             add_generation_prompt=body.add_generation_prompt and not body.continue_final_message,

@@ -14,6 +14,9 @@ class Visit:
 
     Attributes:
         key_number: which of the configured keys it came with, counted from 1; 0 without keys.
+        counts_output: whether what is drawn is in the reply; a prompt that is only scored draws one token for nothing.
+        prompts: id of a request of the engine -> tokens of its prompt, and how many of them were found in the cache.
+        ttft_s: time to the first token of whichever of them had one first.
     """
 
     request_id: str
@@ -21,22 +24,21 @@ class Visit:
     started: float = field(default_factory=time.monotonic)
     status: int = 0
     model: str = ""
-    num_prompt_tokens: int = 0
-    num_cached_tokens: int = 0
+    counts_output: bool = True
+    prompts: dict[str, tuple[int, int]] = field(default_factory=dict)
     num_output_tokens: int = 0
     ttft_s: float | None = None
     finish_reasons: list[str] = field(default_factory=list)
 
     def note(self, output: RequestOutput) -> None:
         """Take in an output of the engine: a delta, or a whole one."""
+        self.prompts[output.request_id] = (len(output.prompt_token_ids), output.num_cached_tokens)
+        if self.ttft_s is None:
+            self.ttft_s = output.metrics.ttft
         for choice in output.outputs:
-            self.num_output_tokens += len(choice.token_ids)
+            self.num_output_tokens += len(choice.token_ids) if self.counts_output else 0
             if choice.finish_reason is not None:
                 self.finish_reasons.append(choice.finish_reason)
-        if output.finished:
-            self.num_prompt_tokens += len(output.prompt_token_ids)
-            self.num_cached_tokens += output.num_cached_tokens
-            self.ttft_s = output.metrics.ttft
 
     def describe(self, method: str, path: str) -> str:
         """The line: words a person reads, `name=value` pairs a program reads; never a prompt or a key."""
@@ -45,7 +47,10 @@ class Visit:
             parts.append(f"key={self.key_number}")
         if self.model:
             parts.append(f"model={self.model}")
-            parts.append(f"prompt_tokens={self.num_prompt_tokens} cached_tokens={self.num_cached_tokens}")
+            num_tokens, num_cached = (
+                sum(counts) for counts in zip((0, 0), *self.prompts.values(), strict=True)
+            )
+            parts.append(f"prompt_tokens={num_tokens} cached_tokens={num_cached}")
             parts.append(f"output_tokens={self.num_output_tokens}")
             parts.append(f"finish={','.join(self.finish_reasons) or 'none'}")
         if self.ttft_s is not None:

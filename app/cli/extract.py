@@ -168,7 +168,7 @@ def read_sources(path: str, column: str | None = None) -> list[Source]:
     if Path(path).suffix.lower() not in TABLE_TYPES:
         return [row.pick(TEXT_COLUMN) for row in rows]
     table = make_table(rows)
-    if column is not None and column not in table.columns:
+    if column is not None and table.columns and column not in table.columns:
         raise UsageError(f"--column {column}: {path} has the columns {', '.join(table.columns)}")
     picked = column or table.pick_text_column() or TEXT_COLUMN
     return [row.pick(picked) for row in table.rows]

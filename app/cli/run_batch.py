@@ -87,7 +87,7 @@ async def run_batch(
 
             def write(result: Row) -> None:
                 nonlocal num_failed
-                num_failed += result["error"] is not None
+                num_failed += result["response"]["status_code"] != 200
                 file.write(json.dumps(result) + "\n")
                 file.flush()
                 bar.update()

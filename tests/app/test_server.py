@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -22,6 +24,7 @@ import pytest
 
 import app.server
 from app.bench.own_server import run_server
+from app.cli.serve import set_up_logging
 from app.config import AppConfig, UsageError
 from app.server import serve
 from app.timeline import Timeline
@@ -186,7 +189,34 @@ async def test_after_the_grace_streams_end_with_an_error(open_house: Any) -> Non
             await response.content.readuntil(b"\n\n")
             house.stop(signal.SIGINT)
             raw = await response.read()
-    assert events(raw)[-1]["error"]["code"] == "engine_dead"
+    assert events(raw)[-1]["error"]["code"] == "server_closing"
+
+
+async def test_the_log_tells_that_the_server_closes_and_whom_it_cut_off(
+    open_house: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "troupe.server")
+    engine = FakeEngine(reply=lambda prompt: LONG, step_s=0.05)
+    async with open_house(engine, shutdown_grace_s=0.1) as house:
+        await house.wait_ready()
+        async with house.client.post(
+            house.url + "/v1/chat/completions", json=CHAT | {"stream": True}
+        ) as response:
+            await response.content.readuntil(b"\n\n")
+            house.stop(signal.SIGTERM)
+            await response.read()
+    lines = [record.getMessage() for record in caplog.records if record.name == "troupe.server"]
+    assert lines == ["closing: 1 request gets up to 0.1 s", "closed: 1 request was cut off"]
+
+
+async def test_the_log_tells_that_nothing_ran_when_the_server_closed(
+    open_house: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "troupe.server")
+    async with open_house(FakeEngine()) as house:
+        await house.wait_ready()
+    lines = [record.getMessage() for record in caplog.records if record.name == "troupe.server"]
+    assert lines == ["closing: no request is running", "closed"]
 
 
 async def test_a_signal_during_the_start_cancels_it(open_house: Any) -> None:
@@ -257,6 +287,17 @@ async def test_a_kept_connection_may_send_many_requests(open_house: Any) -> None
             async with house.client.post(house.url + "/v1/chat/completions", json=body) as response:
                 assert response.status == 200
                 await response.read()
+
+
+def test_every_line_of_the_log_begins_with_its_time(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])
+    set_up_logging("info")
+    logging.getLogger("troupe.requests").info("POST /v1/x")
+    logging.getLogger("asyncio").warning("odd")
+    first, second = capsys.readouterr().err.splitlines()
+    time_pattern = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d"
+    assert re.fullmatch(f"{time_pattern} INFO troupe.requests: POST /v1/x", first)
+    assert re.fullmatch(f"{time_pattern} WARNING asyncio: odd", second)
 
 
 def test_the_timeline_is_a_short_table() -> None:

@@ -9,6 +9,7 @@ from pydantic import ConfigDict, Field, ValidationError
 
 from app.api.anthropic.messages import is_prefill, read_messages
 from app.api.anthropic.thinking import read_thinking
+from app.api.context import FORCED_CHOICE
 from app.api.errors import ApiError, describe_fields
 from app.api.fields import check_extra_fields, check_names
 from app.api.protocol import MAX_MESSAGES, MAX_TOOLS, ChatRequest, Fields
@@ -26,6 +27,7 @@ RENAMED = {
     "max_completion_tokens": "max_tokens",
     "stop": "stop_sequences",
     "response_format": "output_config",
+    FORCED_CHOICE: 'tool_choice {"type": "any"} or {"type": "tool", "name": ...}',
 }
 # fields of the protocol that change nothing in what a text model of ours writes
 IGNORED = frozenset({"betas", "cache_control", "metadata", "service_tier", "inference_geo"})
@@ -120,7 +122,7 @@ def _check_extra(extra: Mapping[str, Any]) -> Json:
 
 def _read_tools(tools: list[Json], choice: Json) -> Json:
     """The fields of a chat request that tell of tools."""
-    wanted = _read_choice(choice)
+    wanted, is_single = _read_choice(choice), choice.get("disable_parallel_tool_use")
     if not tools:
         if wanted not in ("auto", "none"):
             raise ApiError(400, f"tool_choice.type={choice['type']!r} needs tools", "tool_choice")
@@ -128,7 +130,7 @@ def _read_tools(tools: list[Json], choice: Json) -> Json:
     return {
         "tools": [_read_tool(f"tools[{i}]", tool) for i, tool in enumerate(tools)],
         "tool_choice": wanted,
-        "parallel_tool_calls": choice.get("disable_parallel_tool_use") is not True,
+        "parallel_tool_calls": None if is_single is None else is_single is not True,
     }
 
 

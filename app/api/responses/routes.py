@@ -15,12 +15,13 @@ from app.api.own_names import own_names
 from app.api.responses.request import RENAMED, ResponsesRequest, echo_fields, make_chat_request
 from app.api.responses.writer import ResponseWriter
 from app.api.sse import CLIENT_CLOSED_REQUEST, Emit, EventStream, unless_gone
+from app.api.visit import Visit
 from engine import CompletionOutput, RequestOutput
 
 Json = dict[str, Any]
 
 router = APIRouter()
-ECHOED = ("instructions", "max_output_tokens", "temperature", "top_p", "reasoning")
+ECHOED = ("instructions", "max_output_tokens", "reasoning")
 
 
 @router.post("/v1/responses")
@@ -28,25 +29,49 @@ async def create_response(
     body: ResponsesRequest, request: Request, context: Annotated[ApiContext, Depends(context_of)]
 ) -> Response:
     """Answer an input, in one piece or as a stream."""
+    call = await prepare(body, request.state.visit, context)
+    if body.stream:
+        writer, keep_alive_s = make_writer(call, body), context.config.keep_alive_s
+        return EventStream(lambda emit: stream(call, writer, emit), keep_alive_s, b"", writer.frame_error)
+    output = await unless_gone(request.receive, finish(call))
+    if output is None:
+        return Response(status_code=CLIENT_CLOSED_REQUEST)
+    return JSONResponse(whole_reply(call, body, output))
+
+
+async def prepare(body: ResponsesRequest, visit: Visit, context: ApiContext) -> Call:
+    """Check the request and render its prompt, as a chat request.
+
+    Raises:
+        ApiError, InvalidRequest: the request cannot be served as asked, told in this route's names.
+    """
     with own_names(RENAMED):
         asked, places = make_chat_request(body)
     with own_names(RENAMED | places):
-        call, _ = await chat.prepare(asked, request.state.visit, context, "resp_")
-    writer = ResponseWriter(lambda *parts: describe(call, body, *parts), call.make_reader())
-    if body.stream:
-        keep_alive_s = context.config.keep_alive_s
-        return EventStream(lambda emit: stream(call, writer, emit), keep_alive_s, b"", writer.frame_error)
+        call, _ = await chat.prepare(asked, visit, context, "resp_")
+    return call
+
+
+async def finish(call: Call) -> RequestOutput:
+    """Run the request to its end; errors are told in this route's names."""
     with own_names(RENAMED):
-        output = await unless_gone(request.receive, call.finish())
-    if output is None:
-        return Response(status_code=CLIENT_CLOSED_REQUEST)
+        return await call.finish()
+
+
+def make_writer(call: Call, body: ResponsesRequest) -> ResponseWriter:
+    """What writes the items of the response."""
+    return ResponseWriter(lambda *parts: describe(call, body, *parts), call.make_reader())
+
+
+def whole_reply(call: Call, body: ResponsesRequest, output: RequestOutput) -> Json:
+    """The response object of a request that has ended."""
+    writer = make_writer(call, body)
     choice = output.outputs[0]
     writer.feed(choice.text)
     usage, status = usage_of(call, output, len(choice.token_ids)), status_of(choice)
-    writer.finish(status, usage, replies.structured_of(call, output))
-    return JSONResponse(
-        describe(call, body, status, writer.items, usage) | replies.structured_of(call, output)
-    )
+    extras = replies.structured_of(call, output)
+    writer.finish(status, usage, extras)
+    return describe(call, body, status, writer.items, usage) | extras
 
 
 async def stream(call: Call, writer: ResponseWriter, emit: Emit) -> None:
@@ -83,12 +108,16 @@ def describe(call: Call, body: ResponsesRequest, status: str, items: list[Json],
         "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
         "model": call.model,
         "output": items,
-        "parallel_tool_calls": body.parallel_tool_calls is not False,
+        "parallel_tool_calls": body.parallel_tool_calls is not False
+        if call.tools is None
+        else call.tools.is_parallel,
         "previous_response_id": None,
         "store": False,
+        "temperature": call.sampling.temperature,
         "text": body.text.model_dump(by_alias=True, exclude_none=True),
-        "tool_choice": body.tool_choice or ("auto" if body.tools else "none"),
+        "tool_choice": body.tool_choice or "auto",
         "tools": body.tools or [],
+        "top_p": call.sampling.top_p,
         "truncation": "disabled",
         "usage": usage,
         "metadata": body.metadata or {},

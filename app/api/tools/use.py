@@ -121,8 +121,11 @@ class ToolUse:
         return sampling if self.words_spec is None else replace(sampling, skip_special_tokens=False)
 
 
-def read_tools(body: ChatRequest) -> ToolUse | None:
+def read_tools(body: ChatRequest, calls_many: bool = True) -> ToolUse | None:
     """Check the tools and what is to be done with them; None when there is nothing to do.
+
+    Args:
+        calls_many: whether several calls may come when the request says nothing of it.
 
     Raises:
         ApiError: 400 for a malformed tool or schema, or a choice that is not among the tools.
@@ -137,14 +140,14 @@ def read_tools(body: ChatRequest) -> ToolUse | None:
     if not tools:
         return None
     # also when the model is free to use them or not: a schema that is none is refused in any case
-    is_array = body.parallel_tool_calls is not False
+    is_array = calls_many if body.parallel_tool_calls is None else body.parallel_tool_calls
     spec = _make_spec(tools, MAX_PARALLEL_CALLS if is_array else None)
     if choice in ("none", "auto"):
         return ToolUse(tuple(tools), None, is_array) if choice == "auto" else None
     if choice == "required":
-        return ToolUse(tuple(tools), spec)
+        return ToolUse(tuple(tools), spec, is_array)
     chosen = [tool for tool in tools if tool.name == choice.removeprefix("function:")]
-    return ToolUse(tuple(chosen), _make_spec(chosen, None))
+    return ToolUse(tuple(chosen), _make_spec(chosen, None), is_parallel=False)
 
 
 def combine(tools: ToolUse | None, constraint: Constraint | None) -> Constraint | None:

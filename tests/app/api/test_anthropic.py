@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator, Mapping, Sequence
+from datetime import datetime
 from typing import Any
 
 import anthropic
@@ -331,3 +332,12 @@ async def test_an_error_in_a_stream_is_an_event(start: Start) -> None:
     server = await start(FakeEngine(fail_after=(3, EngineDead("gone"))))
     last = (await stream(server))[-1]
     assert (last["type"], last["error"]["type"]) == ("error", "api_error")
+
+
+async def test_the_official_client_lists_the_model(client: anthropic.AsyncAnthropic) -> None:
+    page = await client.models.list()
+    (model,) = page.data
+    assert (model.id, model.type, model.display_name) == ("fake", "model", "fake")
+    assert isinstance(model.created_at, datetime) and model.created_at.tzinfo is not None
+    assert (page.has_more, page.first_id, page.last_id) == (False, "fake", "fake")
+    assert await client.models.retrieve("fake") == model

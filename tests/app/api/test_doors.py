@@ -129,13 +129,39 @@ async def test_unknown_routes_and_methods_answer_in_the_openai_form(server: Serv
     for method, path, allowed in (
         ("GET", "/v1/chat/completions", "POST"),
         ("TRACE", "/v1/models", "GET"),
-        ("TRACE", "/health", "GET"),
+        ("TRACE", "/health", "GET, HEAD"),
         ("QUERY", "/sleep", "POST"),
         ("PATCH", "/openapi.json", "GET, HEAD"),
     ):
         async with server.client.request(method, server.url + path) as response:
             assert (response.status, response.headers["allow"]) == (405, allowed), (method, path)
             assert (await response.json())["error"]["code"] == "method_not_allowed"
+
+
+@pytest.mark.parametrize(
+    ("path", "missing"),
+    [
+        ("/v1/embeddings", "it has no embedding model"),
+        ("/v1/moderations", "it has no moderation model"),
+        ("/v1/audio/transcriptions", "it has no model for speech"),
+        ("/v1/images/generations", "it has no model for images"),
+        ("/v1/files", "it keeps no files; python -m app run-batch answers a batch file"),
+        ("/v1/filesystem", None),
+    ],
+)
+async def test_what_a_text_model_cannot_do_is_told(server: Server, path: str, missing: str | None) -> None:
+    status, reply = await server.post(path, {})
+    assert (status, reply["error"]["code"]) == (404, "route_not_found")
+    told = "" if missing is None else f": this server generates text; {missing}"
+    assert reply["error"]["message"] == f"there is no route {path} for POST{told}"
+
+
+@pytest.mark.parametrize(("state", "status"), [("ready", 200), ("dead", 503)])
+async def test_a_head_of_health_has_the_status_of_a_get(server: Server, state: str, status: int) -> None:
+    server.engine.state = state
+    for path in ("/health", "/ping"):
+        async with server.client.head(server.url + path) as response:
+            assert (response.status, await response.read()) == (status, b"")
 
 
 async def test_metrics_use_vllms_names_under_our_prefix(server: Server) -> None:
@@ -220,7 +246,10 @@ async def test_admin_routes_want_the_admin_key_and_no_other(start: Start) -> Non
     assert (await server.post("/reset_prefix_cache", {}, headers={"Authorization": "Bearer right"}))[0] == 401
     assert await server.post("/reset_prefix_cache", {}, headers=ADMIN) == (200, {"is_reset": True})
     body = {"request_ids": ["chatcmpl-1"]}
-    assert await server.post("/abort_requests", body, headers=ADMIN) == (200, body)
+    assert await server.post("/abort_requests", body, headers=ADMIN) == (
+        200,
+        {"aborted": [], "unknown": ["chatcmpl-1"]},
+    )
 
 
 async def test_the_id_of_a_reply_ends_all_of_its_prompts(start: Start) -> None:
@@ -230,12 +259,15 @@ async def test_the_id_of_a_reply_ends_all_of_its_prompts(start: Start) -> None:
     while len(engine.requests) < 2:
         await asyncio.sleep(0.01)
     reply_id = engine.requests[0].request_id.removesuffix("-0")
-    body = {"request_ids": [reply_id]}
-    assert await server.post("/abort_requests", body, headers=ADMIN) == (200, body)
+    body = {"request_ids": [reply_id, "cmpl-other"]}
+    told = {"aborted": [reply_id], "unknown": ["cmpl-other"]}
+    assert await server.post("/abort_requests", body, headers=ADMIN) == (200, told)
     assert [request.is_aborted for request in engine.requests] == [True, True]
     engine.hold.set()
     _, reply = await asked
     assert reply["id"] == reply_id
+    told = {"aborted": [], "unknown": body["request_ids"]}
+    assert await server.post("/abort_requests", body, headers=ADMIN) == (200, told)
 
 
 async def test_an_admin_key_alone_does_not_close_the_api(start: Start) -> None:
@@ -304,7 +336,9 @@ async def test_the_admin_sees_what_became_of_the_settings(start: Start) -> None:
     headers = {"Authorization": "Bearer boss"}
     async with server.client.get(server.url + "/server_info", headers=headers) as response:
         reply = await response.json()
-    assert (response.status, reply["model"], reply["app"]["shutdown_grace_s"]) == (200, "fake", 7.0)
+    config = reply["config"]
+    assert (response.status, reply["model"], config["app"]["shutdown_grace_s"]) == (200, "fake", 7.0)
+    assert config["engine"]["max_model_len"] == 2048
     assert reply["runtime"] == {"ops": "none"}
     assert "boss" not in str(reply)
 

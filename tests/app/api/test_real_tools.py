@@ -77,6 +77,18 @@ async def test_required_calls_only_what_there_is(server: Server) -> None:
     assert all(json.loads(call["function"]["arguments"]) is not None for call in calls)
 
 
+async def test_the_result_of_a_forced_call_goes_back_to_the_model(server: Server) -> None:
+    fields = {"tool_choice": "required", "temperature": 0, "max_tokens": 400}
+    _, reply = await chat(server, **fields)
+    message = reply["choices"][0]["message"]
+    assert reply["choices"][0]["finish_reason"] == "tool_calls"
+    (call,) = message["tool_calls"]
+    result = {"role": "tool", "tool_call_id": call["id"], "content": "rain"}
+    status, reply = await chat(server, messages=[*MESSAGES, message, result], tool_choice="none")
+    assert status == 200, reply
+    assert reply["choices"][0]["message"]["content"]
+
+
 async def test_streamed_arguments_are_always_the_beginning_of_valid_json(server: Server) -> None:
     body = {"messages": MESSAGES, "max_tokens": 300, "tools": TOOLS, "tool_choice": NAMED, "seed": 2}
     chunks = events(await server.stream("/v1/chat/completions", body))

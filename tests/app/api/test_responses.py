@@ -11,6 +11,9 @@ import pytest
 from openai.types.responses import ResponseUsage
 from pydantic import BaseModel
 
+from app.api import ApiContext
+from app.api.batch import answer_row
+from app.config import AppConfig
 from engine import EngineDead, EngineOverloaded, InvalidRequest
 from tests.app.api.harness import Server, Start
 from tests.fakes import FakeEngine, FakeTokenizer
@@ -51,6 +54,27 @@ async def stream(server: Server, **fields: Any) -> list[Any]:
         assert (name, event["sequence_number"]) == (f"event: {event['type']}", number)
         events.append(event)
     return events
+
+
+async def test_what_was_not_asked_for_is_told_as_it_was_done(server: Server) -> None:
+    _, reply = await respond(server)
+    told = {name: reply[name] for name in ("temperature", "top_p", "tool_choice", "parallel_tool_calls")}
+    assert told == {"temperature": 1.0, "top_p": 1.0, "tool_choice": "auto", "parallel_tool_calls": True}
+    _, reply = await respond(server, tools=[TOOL], tool_choice="required", temperature=0.5)
+    assert (reply["temperature"], reply["tool_choice"]) == (0.5, "required")
+    assert reply["parallel_tool_calls"] is False  # the model is not shown its tools
+
+
+async def test_a_row_of_a_batch_may_ask_for_a_response() -> None:
+    context = ApiContext(FakeEngine(), AppConfig())  # type: ignore[arg-type]
+    row = {"custom_id": "a", "url": "/v1/responses", "body": {"input": "hello"}}
+    answer = (await answer_row(context, row))["response"]
+    assert (answer["status_code"], answer["body"]["object"]) == (200, "response")
+    assert answer["body"]["output"][0]["content"][0]["text"] == "You said <user>hello"
+    wrong = await answer_row(context, row | {"body": {"input": "hello", "max_output_tokens": -1}})
+    assert "max_output_tokens=-1" in wrong["response"]["body"]["error"]["message"]
+    wrong = await answer_row(context, row | {"url": ["/v1/responses"]})
+    assert wrong["response"]["body"]["error"]["param"] == "url"
 
 
 async def test_a_text_is_answered_by_a_message(server: Server) -> None:

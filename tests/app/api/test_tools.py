@@ -14,10 +14,11 @@ import pytest
 from app.api.protocol import ChatRequest
 from app.api.replies import finish_reason
 from app.api.tools.calls import make_message, make_parser
+from app.api.tools.plain_turns import tell_plainly
 from app.api.tools.use import Tool, explain, read_tools
 from engine import CompletionOutput
 from grammar import GrammarCompiler, GrammarError, GrammarSpec, UnsupportedGrammar
-from tests.app.api.harness import Server, Start
+from tests.app.api.harness import CHAT, Server, Start
 from tests.fakes import FakeEngine, FakeTokenizer
 from tests.grammar.vocabularies import accepts, make_byte_vocabulary
 
@@ -35,6 +36,7 @@ def tool(name: str = "weather", parameters: Any = CITY) -> dict[str, Any]:
 
 
 TOOLS = [tool(), tool("clock", None)]
+INPUT_TOOLS = [{"name": name, "input_schema": {"type": "object"}} for name in ("weather", "clock")]
 NAMED = {"type": "function", "function": {"name": "weather"}}
 CALL = '{"name": "weather", "arguments": {"city": "a \\"}{ \\\\ b"}}'
 TWO = f'[{CALL}, {{"name": "clock", "arguments": {{}}}}]'
@@ -118,9 +120,13 @@ async def test_required_takes_any_of_the_tools_and_only_valid_arguments(forced: 
     assert not takes(json.loads(TWO))
 
 
-@pytest.mark.parametrize("parallel", [{}, {"parallel_tool_calls": True}], ids=["default", "asked"])
-async def test_parallel_calls_are_an_array(start: Start, parallel: dict[str, Any]) -> None:
-    server = await start(FakeEngine(record=TWO))
+@pytest.mark.parametrize(
+    ("parallel", "knows_tools"),
+    [({}, True), ({"parallel_tool_calls": True}, False)],
+    ids=["default", "asked"],
+)
+async def test_parallel_calls_are_an_array(start: Start, parallel: dict[str, Any], knows_tools: bool) -> None:
+    server = await start(FakeEngine(record=TWO, tokenizer=FakeTokenizer(knows_tools=knows_tools)))
     _, reply = await server.chat(tools=TOOLS, tool_choice="required", **parallel)
     calls = reply["choices"][0]["message"]["tool_calls"]
     assert [call["function"]["name"] for call in calls] == ["weather", "clock"]
@@ -129,6 +135,22 @@ async def test_parallel_calls_are_an_array(start: Start, parallel: dict[str, Any
     _, again, end = collect(await server.chat_chunks(tools=TOOLS, tool_choice="required", **parallel))
     assert [call["function"] for call in again] == [call["function"] for call in calls]
     assert end == "tool_calls"
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("/v1/chat/completions", CHAT | {"tools": TOOLS, "tool_choice": "required"}),
+        ("/v1/messages", CHAT | {"max_tokens": 99, "tools": INPUT_TOOLS, "tool_choice": {"type": "any"}}),
+    ],
+)
+async def test_a_model_that_is_not_shown_its_tools_calls_one(
+    forced: Server, path: str, fields: dict[str, Any]
+) -> None:
+    status, reply = await forced.post(path, fields)
+    assert status == 200, reply
+    takes = reader_of_last(forced)
+    assert takes(json.loads(CALL)) and not takes(json.loads(TWO))
 
 
 async def test_references_within_parameters_still_lead_somewhere(forced: Server) -> None:
@@ -141,8 +163,8 @@ async def test_references_within_parameters_still_lead_somewhere(forced: Server)
     status, reply = await forced.chat(tools=[tool("grow", parameters)], tool_choice="required")
     assert status == 200, reply
     takes = reader_of_last(forced)
-    assert takes([{"name": "grow", "arguments": {"tree": [[], [[]]], "$ref": {"$ref": "#/x"}}}])
-    assert not takes([{"name": "grow", "arguments": {"tree": [1]}}])
+    assert takes({"name": "grow", "arguments": {"tree": [[], [[]]], "$ref": {"$ref": "#/x"}}})
+    assert not takes({"name": "grow", "arguments": {"tree": [1]}})
 
 
 async def test_streamed_arguments_come_in_pieces_after_id_and_name(forced: Server) -> None:
@@ -226,11 +248,12 @@ async def test_none_leaves_the_tools_out(knowing: Server) -> None:
     assert "<tool_call>" in reply["choices"][0]["message"]["content"]
 
 
+WEATHER_CALL = {"name": "weather", "arguments": '{"city": "Pâris"}'}
 HISTORY = [
     *MESSAGES,
     {
         "role": "assistant",
-        "tool_calls": [{"id": "1", "type": "function", "function": {"name": "weather", "arguments": "{}"}}],
+        "tool_calls": [{"id": "1", "type": "function", "function": WEATHER_CALL}],
     },
     {"role": "tool", "tool_call_id": "1", "content": "rain"},
 ]
@@ -242,12 +265,59 @@ async def test_results_of_calls_reach_a_template_that_knows_them(knowing: Server
     assert "<tool>rain\n" in knowing.engine.requests[-1].prompt
 
 
-@pytest.mark.parametrize("fields", [{"tools": TOOLS}, {"messages": HISTORY}], ids=["tools", "messages"])
-async def test_a_template_without_tools_is_a_400_that_says_so(server: Server, fields: dict[str, Any]) -> None:
-    status, reply = await server.chat(**fields)
-    assert (status, reply["error"]["code"]) == (400, "tools_not_supported")
-    assert reply["error"]["param"] in fields
-    assert "does not know tools" in reply["error"]["message"]
+async def test_a_template_without_tools_is_told_calls_and_results_in_words(forced: Server) -> None:
+    said = {"role": "user", "content": "and now?"}
+    messages = [*HISTORY, {"role": "tool", "tool_call_id": "2", "content": "?"}, said]
+    for path, body in (("/v1/chat/completions", {"tools": TOOLS, "tool_choice": NAMED}), ("/tokenize", {})):
+        status, reply = await forced.post(path, {"messages": messages} | body)
+        assert status == 200, reply
+    assert forced.engine.requests[-1].prompt == (
+        "<user>weather in Paris?\n"
+        '<assistant>{"name": "weather", "arguments": {"city": "Pâris"}}\n'
+        "<user>Result of weather: rain\nResult: ?\nand now?\n<assistant>"
+    )
+    assert reply["count"] == len(forced.engine.requests[-1].prompt)
+
+
+def test_words_beside_a_call_stay_and_turns_alternate() -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": {}}}
+    messages = [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": "Let me see.", "tool_calls": [call, call]},
+        {"role": "tool", "tool_call_id": "1", "content": "x"},
+        {"role": "assistant", "content": ""},
+        {"role": "user", "content": "b"},
+        {"role": "user", "content": "c"},
+    ]
+    written = '{"name": "f", "arguments": {}}'
+    assert [(one["role"], one["content"]) for one in tell_plainly(messages)] == [
+        ("user", "a"),
+        ("assistant", f"Let me see.\n{written}\n{written}"),
+        ("user", "Result of f: x"),
+        ("assistant", ""),
+        ("user", "b"),
+        ("user", "c"),
+    ]
+    assert "tool_calls" in messages[1]
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "said"),
+    [
+        ("/v1/chat/completions", {"tools": TOOLS}, "tool_choice required or a named function works without"),
+        (
+            "/v1/messages",
+            {"tools": INPUT_TOOLS, "max_tokens": 9},
+            'tool_choice {"type": "any"} or {"type": "tool", "name": ...} works without it, and so does output_config',
+        ),
+    ],
+)
+async def test_tools_without_a_template_for_them_are_a_400_in_the_words_of_the_route(
+    server: Server, path: str, fields: dict[str, Any], said: str
+) -> None:
+    status, reply = await server.post(path, CHAT | fields)
+    assert status == 400
+    assert "does not know tools" in reply["error"]["message"] and said in reply["error"]["message"]
 
 
 DEEP: Any = {"type": "object"}

@@ -76,7 +76,7 @@ WRONG: list[tuple[str, Any]] = [
     ("messages", [{"role": "user"}]),
     ("messages", [{"role": "user", "content": 3}]),
     ("messages", [{"role": "user", "content": IMAGE}]),
-    ("messages", [{"role": "tool", "content": "x", "tool_call_id": "1"}]),
+    ("messages", [{"role": "tool", "content": "x"}]),
     ("response_format", {"type": "json_schema"}),
     ("response_format", {"type": "yaml"}),
     ("response_format", {"type": "text", "json_schema": {"schema": {"type": "object"}}}),
@@ -130,6 +130,13 @@ WRONG: list[tuple[str, Any]] = [
     ("chat_template_kwargs", {"tools": []}),
     ("continue_final_message", True),
     ("thinking_token_budget", 0),
+    ("n_predict", 5),
+    ("mirostat", 2),
+    ("num_ctx", 512),
+    ("repeat_penalty", 1.1),
+    ("typical_p", 0.9),
+    ("do_sample", False),
+    ("options", {"num_predict": 5}),
     ("prompt", "hello"),
     ("max_output_tokens", 5),
     ("stop_sequences", ["a"]),
@@ -313,6 +320,29 @@ async def test_bookkeeping_fields_and_empty_values_are_ignored(server: Server) -
     more = {"tool_choice": "none", "best_of": 1, "modalities": ["text"], "parallel_tool_calls": True}
     status, _ = await server.chat(**fields, **more, some_new_field=1, stream_options=None)
     assert status == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "name", "said"),
+    [
+        ("/v1/completions", "n_predict", "whose name for it is max_tokens"),
+        ("/v1/responses", "num_predict", "whose name for it is max_output_tokens"),
+        ("/v1/chat/completions", "repeat_penalty", "whose name for it is repetition_penalty"),
+        ("/v1/messages", "mirostat", "which has nothing for it"),
+    ],
+)
+async def test_a_field_of_another_server_is_told_our_name(
+    server: Server, path: str, name: str, said: str
+) -> None:
+    body = {"/v1/messages": MESSAGE, "/v1/responses": {"input": "x"}, "/v1/completions": {"prompt": "x"}}
+    status, reply = await server.post(path, body.get(path, CHAT) | {name: 3})
+    assert (status, reply["error"]["message"]) == (400, f"{name} is not a field of this API, {said}")
+
+
+async def test_a_field_of_another_server_that_asks_for_nothing_is_ignored(server: Server) -> None:
+    neutral = {"repeat_penalty": 1.0, "typical_p": 1, "mirostat": 0, "dry_multiplier": 0.0, "do_sample": True}
+    status, reply = await server.chat(**neutral, num_ctx=None)
+    assert status == 200, reply
 
 
 async def test_fields_nobody_knows_have_a_limit_and_write_no_log_lines(
