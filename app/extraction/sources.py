@@ -73,7 +73,10 @@ class Row:
         """The text of that column; a file's own name is no news beside it."""
         own = (column, FILE_COLUMN if self.cells.get(FILE_COLUMN) == self.name else column)
         others = {name: cell for name, cell in self.cells.items() if name not in own}
-        return Source(self.name, self.cells.get(column, ""), others, self.error)
+        text, error = self.cells.get(column, ""), self.error
+        if others and error is None and not text.strip():
+            error = f"the column {column!r} is empty in this row"
+        return Source(self.name, text, others, error)
 
 
 @dataclass(frozen=True, slots=True)

@@ -191,5 +191,5 @@ async def test_a_signal_under_load_ends_every_stream_with_its_end_or_an_error(pa
     cut = [end for end in ends if "error" in end]
     assert len(finished) + len(cut) == 24
     assert all(end["choices"][0]["finish_reason"] == "length" for end in finished)
-    assert {end["error"]["code"] for end in cut} == {"engine_dead"}
+    assert {end["error"]["code"] for end in cut} == {"server_closing"}
     assert process.returncode == 0 and "Traceback" not in errors

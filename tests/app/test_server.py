@@ -289,11 +289,15 @@ async def test_a_kept_connection_may_send_many_requests(open_house: Any) -> None
                 await response.read()
 
 
-def test_every_line_of_the_log_begins_with_its_time(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    monkeypatch.setattr(logging.getLogger(), "handlers", [])
-    set_up_logging("info")
-    logging.getLogger("troupe.requests").info("POST /v1/x")
-    logging.getLogger("asyncio").warning("odd")
+def test_every_line_of_the_log_begins_with_its_time(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, capsys: Any
+) -> None:
+    caplog.set_level(logging.INFO, "troupe")  # and back to what it was
+    with monkeypatch.context() as patch:
+        patch.setattr(logging.getLogger(), "handlers", [])
+        set_up_logging("info")
+        logging.getLogger("troupe.requests").info("POST /v1/x")
+        logging.getLogger("asyncio").warning("odd")
     first, second = capsys.readouterr().err.splitlines()
     time_pattern = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d"
     assert re.fullmatch(f"{time_pattern} INFO troupe.requests: POST /v1/x", first)
