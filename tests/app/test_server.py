@@ -179,21 +179,9 @@ async def test_while_it_drains_new_requests_are_refused(open_house: Any) -> None
                 assert (refused.status, (await refused.json())["error"]["code"]) == (503, "engine_not_ready")
 
 
-async def test_after_the_grace_streams_end_with_an_error(open_house: Any) -> None:
-    engine = FakeEngine(reply=lambda prompt: LONG, step_s=0.05)
-    async with open_house(engine, shutdown_grace_s=0.1) as house:
-        await house.wait_ready()
-        async with house.client.post(
-            house.url + "/v1/chat/completions", json=CHAT | {"stream": True}
-        ) as response:
-            await response.content.readuntil(b"\n\n")
-            house.stop(signal.SIGINT)
-            raw = await response.read()
-    assert events(raw)[-1]["error"]["code"] == "server_closing"
-
-
-async def test_the_log_tells_that_the_server_closes_and_whom_it_cut_off(
-    open_house: Any, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM])
+async def test_after_the_grace_streams_end_with_an_error_and_the_log_tells_it(
+    open_house: Any, caplog: pytest.LogCaptureFixture, sign: signal.Signals
 ) -> None:
     caplog.set_level(logging.INFO, "troupe.server")
     engine = FakeEngine(reply=lambda prompt: LONG, step_s=0.05)
@@ -203,8 +191,9 @@ async def test_the_log_tells_that_the_server_closes_and_whom_it_cut_off(
             house.url + "/v1/chat/completions", json=CHAT | {"stream": True}
         ) as response:
             await response.content.readuntil(b"\n\n")
-            house.stop(signal.SIGTERM)
-            await response.read()
+            house.stop(sign)
+            raw = await response.read()
+    assert events(raw)[-1]["error"]["code"] == "server_closing"
     lines = [record.getMessage() for record in caplog.records if record.name == "troupe.server"]
     assert lines == ["closing: 1 request gets up to 0.1 s", "closed: 1 request was cut off"]
 

@@ -1,12 +1,11 @@
 """`if` about a bound or about what cannot be there: what follows of other properties holds before they are written."""
 
 import json
-import random
 
 import pytest
 
 from grammar import GrammarSpec, InvalidGrammar, SchemaValidator
-from tests.grammar.vocabularies import accepts, walk
+from tests.grammar.vocabularies import accepts, check_walks
 
 INTEGER, NULL = {"type": "integer"}, {"type": "null"}
 AGES = [
@@ -46,10 +45,7 @@ def make_schema(age, condition):
 def test_a_bound_on_what_may_be_null_meets_no_dead_end(merged_compiler, byte_compiler, age, condition):
     schema = make_schema(age, condition)
     validator = SchemaValidator(schema)
-    compiled = merged_compiler.compile(GrammarSpec.json_schema(schema))
-    for seed in range(40):
-        text = walk(compiled.matcher(), merged_compiler.vocabulary, random.Random(seed), num_free=15)
-        assert text is None or validator.is_valid(json.loads(text)), text
+    check_walks(merged_compiler, schema, num_walks=40, num_free=15)
     compiled = byte_compiler.compile(GrammarSpec.json_schema(schema))
     for value in (None, -1, 0, 17, 18, 19, 30, 31, 1000, "x"):
         for guardian in (None, "x"):
@@ -61,11 +57,7 @@ def test_a_bound_on_what_may_be_null_meets_no_dead_end(merged_compiler, byte_com
 @pytest.mark.parametrize("age", AGES[:2], ids=json.dumps)
 @pytest.mark.parametrize("kind", ["integer", ["integer", "null"]])
 def test_a_bound_on_integers_alone_guides_where_all_numbers_are_whole(merged_compiler, age, kind):
-    schema = make_schema(age, {"type": kind, "minimum": 18})
-    compiled = merged_compiler.compile(GrammarSpec.json_schema(schema))
-    for seed in range(40):
-        text = walk(compiled.matcher(), merged_compiler.vocabulary, random.Random(seed), num_free=15)
-        assert text is None or SchemaValidator(schema).is_valid(json.loads(text)), text
+    check_walks(merged_compiler, make_schema(age, {"type": kind, "minimum": 18}), num_walks=40, num_free=15)
 
 
 def test_a_bound_on_integers_alone_says_nothing_of_fractions(byte_compiler):
@@ -94,10 +86,7 @@ ABOUT_ABSENT = [
 def test_what_is_said_of_a_property_that_cannot_be_there_guides(merged_compiler, byte_compiler, keywords):
     schema = {"type": "object", "properties": PROPERTIES, "additionalProperties": False, **keywords}
     validator = SchemaValidator(schema)
-    compiled = merged_compiler.compile(GrammarSpec.json_schema(schema))
-    for seed in range(30):
-        text = walk(compiled.matcher(), merged_compiler.vocabulary, random.Random(seed), num_free=15)
-        assert text is None or validator.is_valid(json.loads(text)), text
+    check_walks(merged_compiler, schema, num_walks=30, num_free=15)
     compiled = byte_compiler.compile(GrammarSpec.json_schema(schema))
     for text in (
         "{}",

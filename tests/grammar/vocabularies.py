@@ -1,11 +1,13 @@
 """Vocabularies and walks that the grammar tests share."""
 
 import itertools
+import json
 import random
+from typing import Any
 
 import numpy as np
 
-from grammar import Matcher, Vocabulary, allocate_bitmask
+from grammar import GrammarCompiler, GrammarSpec, Matcher, SchemaValidator, Vocabulary, allocate_bitmask
 
 BYTES = [bytes([byte]) for byte in range(256)]
 EOS, EOS_2, SPECIAL, PADDING = 256, 257, 258, 259
@@ -118,6 +120,19 @@ def walk(
             return text
         text += vocabulary.token_bytes[token_id]
     return None
+
+
+def check_walks(compiler: GrammarCompiler, schema: dict[str, Any], num_walks: int, num_free: int) -> None:
+    """Write random texts under a schema: none ends dead, some reach their end, and those are valid."""
+    compiled, validator = compiler.compile(GrammarSpec.json_schema(schema)), SchemaValidator(schema)
+    texts = [
+        walk(compiled.matcher(), compiler.vocabulary, random.Random(seed), num_free)
+        for seed in range(num_walks)
+    ]
+    written = [text for text in texts if text is not None]
+    assert written
+    for text in written:
+        assert validator.is_valid(json.loads(text)), text
 
 
 def choose(allowed: list[int], vocabulary: Vocabulary, rng: random.Random, is_free: bool) -> int:

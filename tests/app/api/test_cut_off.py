@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
+import aiohttp
 import pytest
 
-from tests.app.api.harness import CHAT, Start, events
+from tests.app.api.harness import CHAT, Server, Start, events
 from tests.fakes import FakeEngine
 from tests.waiting import wait_until
 
@@ -22,17 +25,19 @@ def log(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
     return caplog
 
 
-def slow_engine() -> FakeEngine:
-    return FakeEngine(reply=lambda prompt: "x" * 10_000, step_s=0.01)
+@asynccontextmanager
+async def begin_stream(start: Start) -> AsyncIterator[tuple[Server, aiohttp.ClientResponse, bytes]]:
+    """A server, the reply of a long stream, and its first event."""
+    server = await start(FakeEngine(reply=lambda prompt: "x" * 10_000, step_s=0.01))
+    url = server.url + "/v1/chat/completions"
+    async with server.client.post(url, json=CHAT | {"stream": True}) as response:
+        yield server, response, await response.content.readuntil(b"\n\n")
 
 
 async def test_the_log_of_a_stream_whose_reader_left_has_its_tokens(
     start: Start, log: pytest.LogCaptureFixture
 ) -> None:
-    server = await start(slow_engine())
-    url = server.url + "/v1/chat/completions"
-    async with server.client.post(url, json=CHAT | {"stream": True}) as response:
-        await response.content.readuntil(b"\n\n")
+    async with begin_stream(start) as (_, response, _first):
         response.close()
     await wait_until(lambda: bool(log.records))
     line = log.messages[0]
@@ -56,10 +61,7 @@ async def test_the_log_of_a_request_that_had_no_output_yet_has_its_prompt(
 async def test_a_stream_that_an_intended_close_cuts_off_is_no_error(
     start: Start, log: pytest.LogCaptureFixture
 ) -> None:
-    server = await start(slow_engine())
-    url = server.url + "/v1/chat/completions"
-    async with server.client.post(url, json=CHAT | {"stream": True}) as response:
-        first = await response.content.readuntil(b"\n\n")
+    async with begin_stream(start) as (server, response, first):
         await server.engine.close()
         error = events(first + await response.read())[-1]["error"]
     assert (error["code"], error["type"]) == ("server_closing", "service_unavailable")
