@@ -189,8 +189,8 @@ def check_foreign(name: str, value: object) -> None:
     """
     own, neutral = OF_OTHER_SERVERS[name]
     if not is_empty(value) and value not in neutral:
-        told = "which has nothing for it" if own is None else f"whose name for it is {own}"
-        raise ApiError(400, f"{name} is not a field of this API, {told}", name, "unknown_field")
+        told = "it has nothing of the kind" if own is None else f"use {own}"
+        raise ApiError(400, f"{name} is not a field of this API; {told}", name, "unknown_field")
 
 
 def check_names(where: str, given: Mapping[str, Any], known: Sequence[str]) -> None:

@@ -325,10 +325,10 @@ async def test_bookkeeping_fields_and_empty_values_are_ignored(server: Server) -
 @pytest.mark.parametrize(
     ("path", "name", "said"),
     [
-        ("/v1/completions", "n_predict", "whose name for it is max_tokens"),
-        ("/v1/responses", "num_predict", "whose name for it is max_output_tokens"),
-        ("/v1/chat/completions", "repeat_penalty", "whose name for it is repetition_penalty"),
-        ("/v1/messages", "mirostat", "which has nothing for it"),
+        ("/v1/completions", "n_predict", "use max_tokens"),
+        ("/v1/responses", "num_predict", "use max_output_tokens"),
+        ("/v1/chat/completions", "repeat_penalty", "use repetition_penalty"),
+        ("/v1/messages", "mirostat", "it has nothing of the kind"),
     ],
 )
 async def test_a_field_of_another_server_is_told_our_name(
@@ -336,7 +336,7 @@ async def test_a_field_of_another_server_is_told_our_name(
 ) -> None:
     body = {"/v1/messages": MESSAGE, "/v1/responses": {"input": "x"}, "/v1/completions": {"prompt": "x"}}
     status, reply = await server.post(path, body.get(path, CHAT) | {name: 3})
-    assert (status, reply["error"]["message"]) == (400, f"{name} is not a field of this API, {said}")
+    assert (status, reply["error"]["message"]) == (400, f"{name} is not a field of this API; {said}")
 
 
 async def test_a_field_of_another_server_that_asks_for_nothing_is_ignored(server: Server) -> None:
