@@ -1,17 +1,25 @@
-# make run: the app on http://127.0.0.1:7860     make test: ruff, mypy, pytest     make space: as a Space starts it
-PYTHON ?= python3
-VENV   := .venv
-BIN    := $(VENV)/bin
+# make run: the app on http://127.0.0.1:7860     make test: everything     make check: lint, types and the quick tests
+PYTHON  ?= python3
+VENV    := .venv
+BIN     := $(VENV)/bin
+PIP     := $(BIN)/pip --disable-pip-version-check
+WORKERS ?= 4
 
-.PHONY: run test check install space clean
+# Tests that need neither a model nor a server.
+MACHINES := tests/engine/core tests/grammar/json_schema tests/test_exports.py tests/test_layering.py
+
+.PHONY: run test check lint install upgrade space clean
 
 run: $(VENV)/.installed
 	$(BIN)/python -m app
 
-test: check
-	$(BIN)/python -m pytest
+test: lint
+	$(BIN)/python -m pytest -n $(WORKERS)
 
-check: $(VENV)/.installed-dev
+check: lint
+	$(BIN)/python -m pytest $(MACHINES)
+
+lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
@@ -21,14 +29,27 @@ $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
 # torch first and alone: its pin must not be widened by what another package asks for
-$(VENV)/.installed: requirements.txt | $(VENV)/bin/python
-	$(BIN)/pip install --quiet --disable-pip-version-check "$$(grep '^torch==' requirements.txt)"
-	$(BIN)/pip install --quiet --disable-pip-version-check -r requirements.txt
+$(VENV)/.installed: requirements.txt pyproject.toml | $(VENV)/bin/python
+	$(PIP) install --quiet "$$(grep '^torch==' requirements.txt)"
+	$(PIP) install --quiet -r requirements.txt
+	$(PIP) install --quiet --no-deps -e .
 	touch $@
 
 $(VENV)/.installed-dev: requirements-dev.txt $(VENV)/.installed
-	$(BIN)/pip install --quiet --disable-pip-version-check -r requirements-dev.txt
+	$(PIP) install --quiet -r requirements-dev.txt
 	touch $@
+
+# Raise every pin but torch's to the newest release that the others allow, then run the tests.
+upgrade: $(VENV)/.installed-dev
+	sed -n 's/^\([a-z0-9-]*\)==.*/\1/p' requirements.txt requirements-dev.txt | grep -v '^torch$$' | \
+	  xargs $(PIP) install --quiet --upgrade "$$(grep '^torch==' requirements.txt)"
+	for file in requirements.txt requirements-dev.txt; do \
+	  $(PIP) freeze | awk -F== 'NR == FNR { name = tolower($$1); gsub("_", "-", name); version[name] = $$2; next } \
+	    /^[a-z0-9-]+==/ && $$1 != "torch" { $$0 = $$1 "==" version[$$1] } { print }' - $$file > $$file.new && mv $$file.new $$file; \
+	done
+	sed -i "s/^sdk_version: .*/sdk_version: $$(sed -n 's/^gradio==//p' requirements.txt)/" README.md
+	touch $(VENV)/.installed $(VENV)/.installed-dev
+	$(MAKE) test
 
 # nearly as a Space would start the folder: a clean environment, the app_file from the root; here on loopback
 space: $(VENV)/.installed
