@@ -27,7 +27,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 
@@ -58,6 +58,8 @@ TARGETS = {
 TEST_FOLDERS = ("tests/engine", "tests/grammar", "tests/kernels", "tests/app")
 LIBRARIES = ("torch", "transformers", "hypothesis", "gradio", "fastapi", "aiohttp", "xgrammar")
 MAX_TESTS = 120
+NUM_CONTROLS = 10
+CONTROL = -1  # the number of a mutant without a change
 MAX_TESTS_S = 30.0
 
 
@@ -129,7 +131,8 @@ def make_mutants() -> list[Mutant]:
 def mutate(mutant: Mutant) -> ast.Module:
     """Return the syntax tree of the mutant's file with its change made."""
     tree = ast.parse((ROOT / mutant.path).read_text(encoding="utf-8"))
-    find_edits(tree)[mutant.number].apply()
+    if mutant.number != CONTROL:
+        find_edits(tree)[mutant.number].apply()
     return ast.fix_missing_locations(tree)
 
 
@@ -165,7 +168,7 @@ class MutantLoader(importlib.abc.MetaPathFinder, importlib.machinery.SourceFileL
         return compile(copy.deepcopy(self.tree), self.path, "exec")
 
 
-class TestMap:
+class LineTests:
     """The tests of every line and how long each takes, as `map` recorded them."""
 
     def __init__(self) -> None:
@@ -203,20 +206,32 @@ def start_child(mutant: Mutant, tests: list[str]) -> int:
     code = 1
     try:
         sys.meta_path.insert(0, MutantLoader(mutant))
-        code = int(pytest.main(["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", *tests]))
+        code = int(
+            pytest.main(
+                [
+                    "-x",
+                    "-q",
+                    "-p",
+                    "no:cacheprovider",
+                    "-W",
+                    "ignore::pytest.PytestAssertRewriteWarning",
+                    *tests,
+                ]
+            )
+        )
     finally:
         os._exit(code)
 
 
-def run_all(mutants: list[Mutant], test_map: TestMap, workers: int) -> Iterator[tuple[Mutant, bool]]:
+def run_all(mutants: list[Mutant], line_tests: LineTests, workers: int) -> Iterator[tuple[Mutant, bool]]:
     """Run every mutant in a child, `workers` at a time; yield whether it was killed."""
     waiting = list(mutants)
     running: dict[int, tuple[Mutant, float]] = {}
     while waiting or running:
         while waiting and len(running) < workers:
             mutant = waiting.pop()
-            if tests := test_map.choose_tests(mutant):
-                deadline = time.monotonic() + test_map.deadline_s(tests)
+            if tests := line_tests.choose_tests(mutant):
+                deadline = time.monotonic() + line_tests.deadline_s(tests)
                 running[start_child(mutant, tests)] = mutant, deadline
             else:
                 yield mutant, False
@@ -234,17 +249,20 @@ def run(sample: int, seed: int, workers: int) -> None:
     """Try an equal share of the sample in each area and print the survivors and the share killed."""
     for name in LIBRARIES:
         importlib.import_module(name)
-    test_map = TestMap()
+    line_tests = LineTests()
     possible = make_mutants()
     chosen: list[Mutant] = []
     for area in TARGETS:
         of_area = [each for each in possible if each.area == area]
         chosen += random.Random(seed).sample(of_area, min(sample // len(TARGETS), len(of_area)))
+    controls = [replace(each, number=CONTROL) for each in chosen[:: max(1, len(chosen) // NUM_CONTROLS)]]
+    if any(is_killed for _, is_killed in run_all(controls, line_tests, workers)):
+        sys.exit("the tests fail without any change; run `map` again")
     killed: Counter[str] = Counter()
-    for mutant, is_killed in run_all(chosen, test_map, workers):
+    for mutant, is_killed in run_all(chosen, line_tests, workers):
         killed[mutant.area] += is_killed
         if not is_killed:
-            count = len(test_map.choose_tests(mutant))
+            count = len(line_tests.choose_tests(mutant))
             print(f"survived {count} tests: {mutant.path}:{mutant.line}\n    {make_diff(mutant)}", flush=True)
     for area in TARGETS:
         print(f"{area}: {killed[area]} of {sum(each.area == area for each in chosen)} killed")
