@@ -127,9 +127,13 @@ class Scheduler:
         counts[is_done] = 0
         budget = self.config.max_num_batched_tokens
         chunks = np.flatnonzero(counts > 1).tolist()
+        has_follower = bool(chunks) and self._can_admit()
         for index in chunks:
             left = budget - int(counts[:index].sum())
-            count = min(int(counts[index]), self._limit_chunk(left, len(roster) - index - 1))
+            rest = left - (len(roster) - index - 1)  # each running request behind it keeps one token
+            if has_follower:
+                rest = min(rest, left // 2)
+            count = min(int(counts[index]), max(1, rest))
             counts[index] = changes.limit_scoring(roster.requests[index], count)
         if counts.sum() > budget:
             counts[counts.cumsum() > budget] = 0
@@ -144,12 +148,10 @@ class Scheduler:
                 self.kv_cache.commit(roster.requests[index], int(ends[index]))
         return budget - int(table.num_scheduled[self.ledger.roster.slots].sum())
 
-    def _limit_chunk(self, budget: int, num_behind: int) -> int:
-        """Tokens a prefill may take: one is left for each running request behind it, half for those that wait."""
-        rest = budget - num_behind
-        if self.ledger.peek_admissible() is not None:
-            rest = min(rest, budget // 2)
-        return max(1, rest)
+    def _can_admit(self) -> bool:
+        """Whether there is a row, and blocks, for the first waiting request."""
+        request = self.ledger.peek_admissible()
+        return request is not None and self.kv_cache.would_fit(request, ())
 
     def _grow(self, roster: Roster, short: np.ndarray, ends: np.ndarray, changes: StepChanges) -> None:
         """Blocks for those whose tokens have no place; a decode misses one block, a prefill has all of its own."""

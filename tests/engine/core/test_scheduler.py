@@ -102,6 +102,19 @@ def test_a_short_prompt_behind_a_long_one_answers_after_a_few_steps() -> None:
     assert house.outputs["short"]
 
 
+def test_a_prefill_leaves_no_budget_to_one_that_lacks_blocks() -> None:
+    """Half of each step would be lost for as long as the prefill takes."""
+    house = SchedulerHarness(num_blocks=1 + 30, max_num_batched_tokens=16)
+    add_together(
+        house,
+        make_request("long", make_prompt(90), max_tokens=1),
+        make_request("waiting", make_prompt(40, 30), max_tokens=1, arrival=1.0),
+    )
+    assert [turn(house).num_tokens for _ in range(5)] == [16] * 5
+    house.run()
+    assert len(house.ended) == 2
+
+
 def test_no_step_exceeds_the_budget() -> None:
     house = SchedulerHarness(max_num_batched_tokens=7)
     for number in range(6):

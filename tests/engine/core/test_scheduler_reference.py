@@ -28,7 +28,7 @@ def walk_running(scheduler: Scheduler) -> dict[int, tuple[int, int, bool]]:
             break
         if count > 1:
             rest = budget - (len(scheduler.ledger.running) - index - 1)
-            if scheduler.ledger.peek_admissible() is not None:
+            if scheduler._can_admit():
                 rest = min(rest, budget // 2)
             count = min(count, max(1, rest))
         budget -= count
