@@ -27,7 +27,7 @@ from engine.core.answers import describe_no_token, make_tokens, match_rows, take
 from engine.core.kv_cache_manager import KVCacheManager
 from engine.core.ledger import Ledger
 from engine.core.roster import Roster
-from engine.core.step import StepChanges, StepRecord
+from engine.core.step import MAX_SCORED_TOKENS, StepChanges, StepRecord
 from engine.messages import AddRequest, FillMasks, GrammarBroken, NewTokens, RequestTokens, StepDone, StepPlan
 from engine.outputs import FinishReason, TokenLogprobs
 from engine.request import Request
@@ -95,7 +95,7 @@ class Scheduler:
             return None
         oldest_step = self._steps[0].step_id if self._steps else self.num_steps
         self.ledger.drain(oldest_step)
-        changes = StepChanges()
+        changes = StepChanges(admission_room=MAX_ADMITTED_TOKENS)
         num_preemptions = self.ledger.num_preemptions
         if self.config.policy == "priority":
             self._displace(changes, oldest_step)
@@ -121,18 +121,16 @@ class Scheduler:
         """Give each running request its tokens of this step; returns what is left of the budget."""
         table, roster = self.table, self.ledger.roster
         slots = roster.slots
-        planned = table.num_planned[slots]
-        counts = planned - table.num_computed[slots]
-        is_done = (table.num_in_flight[slots] >= MAX_IN_FLIGHT) | (planned >= table.max_num_tokens[slots])
-        counts[is_done] = 0
+        counts = self._count_ready(slots)
         budget = self.config.max_num_batched_tokens
         chunks = np.flatnonzero(counts > 1).tolist()
         has_follower = bool(chunks) and self._can_admit()
         for index in chunks:
-            left = budget - int(counts[:index].sum())
-            rest = left - (len(roster) - index - 1)  # each running request behind it keeps one token
-            if has_follower:
-                rest = min(rest, left // 2)
+            rest = left = budget - int(counts[:index].sum())
+            if self.config.enable_chunked_prefill:
+                rest -= len(roster) - index - 1  # each running request behind it keeps one token
+                if has_follower:
+                    rest = min(rest, left // 2)
             count = min(int(counts[index]), max(1, rest))
             counts[index] = changes.limit_scoring(roster.requests[index], count)
         if counts.sum() > budget:
@@ -147,6 +145,29 @@ class Scheduler:
                 # Later requests of this very step may share these blocks: each layer writes before it reads.
                 self.kv_cache.commit(roster.requests[index], int(ends[index]))
         return budget - int(table.num_scheduled[self.ledger.roster.slots].sum())
+
+    def _count_ready(self, slots: np.ndarray) -> np.ndarray:
+        """Tokens that each of these requests could compute now, without a budget."""
+        table = self.table
+        planned = table.num_planned[slots]
+        counts = planned - table.num_computed[slots]
+        is_done = (table.num_in_flight[slots] >= MAX_IN_FLIGHT) | (planned >= table.max_num_tokens[slots])
+        counts[is_done] = 0
+        return counts
+
+    def _count_left(self, num_ahead: int) -> int:
+        """Tokens of the step that the first running requests leave to the others."""
+        slots = self.ledger.roster.slots[:num_ahead]
+        counts = self._count_ready(slots)
+        is_scored = self.table.num_computed[slots] < self.table.score_end[slots]
+        np.minimum(counts, MAX_SCORED_TOKENS, out=counts, where=is_scored)
+        return self.config.max_num_batched_tokens - int(counts.sum())
+
+    def _fits_budget(self, request: Request, budget: int) -> bool:
+        """Whether the request may begin with that many tokens; without chunked prefill, compute its whole prompt."""
+        if self.config.enable_chunked_prefill:
+            return budget > 0
+        return self.kv_cache.count_uncached(request) <= budget
 
     def _can_admit(self) -> bool:
         """Whether there is a row, and blocks, for the first waiting request."""
@@ -176,9 +197,8 @@ class Scheduler:
         self.table.num_places[request.slot] = len(request.block_ids) * self.kv_cache.block_size
 
     def _admit_waiting(self, changes: StepChanges, budget: int) -> None:
-        room = MAX_ADMITTED_TOKENS
-        while budget > 0 and room > 0 and (request := self.ledger.peek_admissible()) is not None:
-            if not self.config.enable_chunked_prefill and self.kv_cache.count_uncached(request) > budget:
+        while changes.admission_room > 0 and (request := self.ledger.peek_admissible()) is not None:
+            if not self._fits_budget(request, budget):
                 return
             num_cached = self.kv_cache.admit(request)
             if num_cached is None:
@@ -186,28 +206,31 @@ class Scheduler:
             changes.add_row(self.ledger.start(num_cached))
             count = changes.limit_scoring(request, min(request.num_tokens - num_cached, budget))
             budget -= count
-            room -= request.num_tokens
             self.table.num_scheduled[request.slot] = count
             self.kv_cache.commit(request, num_cached + count)
 
     def _displace(self, changes: StepChanges, oldest_step: int) -> None:
         """Let better waiting requests take the slots and blocks of worse running ones."""
         ledger = self.ledger
-        making_way: Request | None = None
-        while (request := ledger.waiting.peek()) is not None and ledger.running:
+        while (
+            changes.admission_room > 0 and (request := ledger.waiting.peek()) is not None and ledger.running
+        ):
             if request.num_in_flight or request.queue_key >= ledger.running[-1].queue_key:
                 return
-            if ledger.has_place and (num_cached := self.kv_cache.admit(request)) is not None:
-                changes.add_row(ledger.start(num_cached))
-            elif ledger.rows.num_draining and not ledger.rows.num_free:
-                return  # the row of an earlier victim is on its way
-            else:
-                worse = ledger.running[bisect(ledger.running, request.queue_key, key=_get_key) :]
-                if making_way is not request and not self.kv_cache.would_fit(request, worse):
-                    return  # nobody gives way for nothing
-                making_way = request
-                ledger.preempt(worse[-1], self.num_steps - 1)
+            place = bisect(ledger.running, request.queue_key, key=_get_key)
+            if not self._fits_budget(request, self._count_left(place)):
+                return
+            worse = ledger.running[place:]
+            will_fit = False
+            while (num_cached := self.kv_cache.admit(request) if ledger.has_place else None) is None:
+                if ledger.rows.num_draining and not ledger.rows.num_free:
+                    return  # the row of an earlier victim is on its way
+                will_fit = will_fit or self.kv_cache.would_fit(request, worse)
+                if not will_fit:
+                    return
+                ledger.preempt(worse.pop(), self.num_steps - 1)
                 ledger.rows.drain(oldest_step)
+            changes.add_row(ledger.start(num_cached))
 
     def _make_step(self, changes: StepChanges) -> StepPlan | None:
         """Put the scheduled tokens into a plan, and count them as computed and sampled from now on.

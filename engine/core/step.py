@@ -18,8 +18,13 @@ MAX_SCORED_TOKENS = 64
 
 @dataclass(slots=True)
 class StepChanges:
-    """Rows and blocks that are new with the step being planned, and what is left for scoring prompts."""
+    """Rows and blocks that are new with the step being planned, and what is left of its other limits.
 
+    Attributes:
+        admission_room: known tokens of the requests that may still be admitted; the last one may exceed it.
+    """
+
+    admission_room: int
     new_rows: list[NewRow] = field(default_factory=list)
     new_blocks: list[tuple[int, list[int]]] = field(default_factory=list)
     score_room: int = MAX_SCORED_TOKENS
@@ -33,6 +38,7 @@ class StepChanges:
         return count
 
     def add_row(self, request: Request) -> None:
+        self.admission_room -= request.num_tokens
         params = request.params
         if params.prompt_logprobs is not None and not request.wants_prompt_logprobs:
             params = replace(params, prompt_logprobs=None)  # told before a preemption

@@ -321,6 +321,43 @@ def test_without_overlap_no_token_is_discarded() -> None:
     assert house.worker.num_computed_tokens == len(prompt) + len(answer) - 1
 
 
+def add_urgent(house: SchedulerHarness, count: int, num_tokens: int) -> list[StepPlan]:
+    """Requests better than all that run come together; returns the steps in which they are admitted."""
+    prompts = [make_prompt(num_tokens, 7 * number) for number in range(count)]
+    urgent = [make_request(f"urgent {number}", prompts[number], 2, arrival=9.0) for number in range(count)]
+    add_together(house, *urgent)
+    plans = []
+    while "urgent 0" not in house.ended:
+        plans.append(turn(house))
+    house.run()
+    assert len(house.ended) == 4 + count
+    return [plan for plan in plans if plan.new_rows]
+
+
+def test_without_chunks_a_displacing_prompt_comes_whole() -> None:
+    house = SchedulerHarness(
+        200, 4, False, policy="priority", max_num_batched_tokens=MAX_MODEL_LEN, enable_chunked_prefill=False
+    )
+    fill_slots(house, 4)
+    for plan in add_urgent(house, 2, 60):
+        assert set(plan.num_scheduled_tokens.tolist()) <= {60, 1}
+
+
+def test_nobody_gives_way_to_a_request_that_the_step_has_no_tokens_for() -> None:
+    house = SchedulerHarness(200, policy="priority", max_num_batched_tokens=16)
+    fill_slots(house, 4)
+    first = add_urgent(house, 2, 40)[0]
+    assert first.num_scheduled_tokens.tolist() == [13, 1, 1, 1]
+    assert first.is_sampled.tolist() == [False, True, True, True]
+
+
+def test_long_prompts_displace_over_several_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engine.core.scheduler.MAX_ADMITTED_TOKENS", 50)
+    house = SchedulerHarness(200, policy="priority", max_num_batched_tokens=400)
+    fill_slots(house, 4)
+    assert [len(plan.new_rows) for plan in add_urgent(house, 4, 40)][:2] == [2, 2]
+
+
 def test_nobody_gives_way_to_a_request_that_does_not_fit_even_then() -> None:
     house = SchedulerHarness(
         num_blocks=31, caching=False, policy="priority", max_num_seqs=8, max_num_batched_tokens=WIDE
