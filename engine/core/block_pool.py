@@ -118,6 +118,12 @@ class BlockPool:
             block.block_hash = block_hash
             self._by_hash[block_hash] = block
 
+    def forget(self, hashes: Iterable[bytes]) -> None:
+        """Drop these hashes from the prefix cache; who owns the blocks keeps them."""
+        for block_hash in hashes:
+            if (block := self._by_hash.pop(block_hash, None)) is not None:
+                block.block_hash = None
+
     def reset_cache(self) -> bool:
         """Forget every hash; False and unchanged while any block is owned."""
         if self.num_free != self.num_usable:

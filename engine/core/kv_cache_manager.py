@@ -93,6 +93,11 @@ class KVCacheManager:
             self.pool.commit(request.block_ids[index], request.block_hashes[index])
         request.num_committed_blocks = num_full
 
+    def forget(self, request: Request) -> None:
+        """Take the request's tokens out of the prefix cache for good: their KV may be what made it fail."""
+        self.pool.forget(request.block_hashes)
+        request.num_committed_blocks = len(request.block_ids)
+
     def free(self, request: Request) -> None:
         self.pool.free(request.block_ids)
         request.block_ids = []

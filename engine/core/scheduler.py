@@ -314,6 +314,7 @@ class Scheduler:
     def _take_token(self, request: Request, token_id: int, logprobs: TokenLogprobs | None) -> RequestTokens:
         """One token of a request that has more to tell, or may be over."""
         if token_id < 0:
+            self.kv_cache.forget(request)
             return self._finish(request, [], "error", error=describe_no_token(request))
         request.token_ids.append(token_id)
         if token_id in request.stop_ids:  # the sampler forbids them before min_tokens

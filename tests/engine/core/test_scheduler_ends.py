@@ -113,6 +113,23 @@ def test_a_token_that_could_not_be_sampled_ends_only_its_request() -> None:
     assert is_all_free(house)
 
 
+@pytest.mark.parametrize("is_preempted", [False, True])
+def test_what_a_failed_row_computed_or_found_is_not_cached(is_preempted: bool) -> None:
+    """Its KV may be what failed; whoever found it there would fail as well."""
+    house = SchedulerHarness(max_num_batched_tokens=64)
+    prompt = list(range(30))
+    for name in ("first", "broken", "after"):
+        house.add(make_request(name, prompt, max_tokens=2))
+        if name == "broken":
+            house.work()
+            done = house.to_scheduler.popleft()
+            house.to_scheduler.append(StepDone(done.step_id, done.indices, [-1], done.is_last))
+            if is_preempted:
+                house.scheduler.ledger.preempt(house.scheduler.ledger.running[0], done.step_id)
+        house.run()
+    assert [house.ended[name][0].num_cached_tokens for name in ("broken", "after")] == [28, 0]
+
+
 # Aborts, at every place a request can be
 
 
