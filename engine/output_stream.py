@@ -74,6 +74,7 @@ class OutputStream:
         self._first_token_time: float | None = None
         self._last_token_time: float | None = None
         self._told_time: float | None = None  # the last token's, when the reader was told last
+        self.has_news = False  # `put` took something that `wake` is to tell the reader of
         self._failure: EngineError | None = None
         self._is_new = False
         self._waiter: asyncio.Future[None] | None = None
@@ -83,7 +84,7 @@ class OutputStream:
         return self.num_unfinished == 0
 
     def put(self, index: int, item: RequestTokens, delta: TextDelta, now: float) -> float:
-        """Take a delta; `item` carries what the detokenizer does not need to know.
+        """Take a delta; `item` carries what the detokenizer does not need to know. Wakes nobody: see `has_news`.
 
         Returns the seconds since the stream's last token, 0 for the first one and for none.
         """
@@ -111,12 +112,12 @@ class OutputStream:
             self._metrics.e2e.observe(now - self._arrival_time)
         is_news = bool(delta.token_ids or delta.text or delta.finish_reason)
         if is_news and (self._kind != "final" or self.num_unfinished == 0):
-            self._wake()
+            self.has_news = True
         return gap
 
     def wake(self) -> None:
-        """Tell the reader of tokens that came by a StreamGroup; without any, do nothing."""
-        if self._told_time != self._last_token_time:
+        """Let the reader have what came by `put` or by a StreamGroup; without anything, do nothing."""
+        if self.has_news or self._told_time != self._last_token_time:
             self._wake()
 
     def fail(self, error: EngineError) -> None:
@@ -136,7 +137,7 @@ class OutputStream:
         while not self._is_new:
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
-        self._is_new = False
+        self._is_new = self.has_news = False
         self._told_time = self._last_token_time
         if self._failure is not None:
             raise self._failure

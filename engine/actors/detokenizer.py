@@ -44,35 +44,41 @@ class DetokenizerActor(Actor[DetokenizerInbox]):
 
     def _process(self, message: NewTokens) -> None:
         now = time.monotonic()
+        readers: list[OutputStream] = []
+        others: list[RequestTokens] = []
         if message.plain_ids:
-            self._process_plain(message.plain_ids, message.plain_tokens, now)
+            readers, others = self._process_plain(message.plain_ids, message.plain_tokens, now)
         if message.items and self._rows is not None:
             self._rows.streams.flush()
-        for item in message.items:
-            self._process_item(item, now)
+        streams = [self._process_item(item, now) for item in (*others, *message.items)]
+        news = [stream for stream in streams if stream is not None and stream.has_news]
+        if readers or news:
+            self._pacing.wake([*readers, *news] if news else readers)
 
-    def _process_plain(self, request_ids: list[str], token_ids: list[int], now: float) -> None:
+    def _process_plain(
+        self, request_ids: list[str], token_ids: list[int], now: float
+    ) -> tuple[list[OutputStream], list[RequestTokens]]:
+        """Take the tokens of most rows; returns their readers, and the items of the rows that need more care."""
         rows = self._rows
         if rows is None or rows.request_ids is not request_ids:
             self._drop_rows()
             rows = self._rows = _PlainRows(request_ids, self._detokenizer, self._streams)
         plain = [token_ids[index] for index in rows.indices] if rows.others else token_ids
         rows.streams.put(plain, rows.texts.feed(plain), now, self._metrics.itl)
-        if rows.streams.awaited:
-            self._pacing.wake(rows.streams.awaited)
         self._metrics.generation_tokens += len(plain)
-        for index in rows.others:
-            self._process_item(RequestTokens(request_ids[index], [token_ids[index]]), now)
+        others = [RequestTokens(request_ids[index], [token_ids[index]]) for index in rows.others]
+        return rows.streams.awaited, others
 
     def _drop_rows(self) -> None:
         if self._rows is not None:
             self._rows.streams.flush()
             self._rows = None
 
-    def _process_item(self, item: RequestTokens, now: float) -> None:
+    def _process_item(self, item: RequestTokens, now: float) -> OutputStream | None:
+        """Take what one request got; returns its stream, None when the request has ended."""
         delta = self._detokenizer.process(item)
         if delta is None:
-            return  # it has ended: what comes after a stop string is dropped
+            return None  # what comes after a stop string is dropped
         if delta.stopped_by_string:
             self._tell_scheduler(AbortRequest((item.request_id,), "stop"))
         stream, index = self._streams[item.request_id]
@@ -82,6 +88,7 @@ class DetokenizerActor(Actor[DetokenizerInbox]):
         self._metrics.generation_tokens += len(delta.token_ids)
         if gap := stream.put(index, item, delta, now):
             self._metrics.itl.observe(gap)
+        return stream
 
 
 class _PlainRows:

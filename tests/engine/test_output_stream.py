@@ -34,7 +34,10 @@ def put(
     item = RequestTokens(
         "r", ids, logprobs, None, finish, first_scheduled_time=scheduled, num_cached_tokens=16
     )
-    return stream.put(index, item, TextDelta("r", text, ids, logprobs, None, finish), now)
+    gap = stream.put(index, item, TextDelta("r", text, ids, logprobs, None, finish), now)
+    if stream.has_news:
+        stream.wake()
+    return gap
 
 
 async def is_silent(stream: OutputStream) -> bool:

@@ -5,7 +5,15 @@ from __future__ import annotations
 import asyncio
 import time
 
+import pytest
+
+from engine import SamplingParams
+from engine.actors.detokenizer import DetokenizerActor
 from engine.actors.reader_pacing import ReaderPacing
+from engine.core.detokenizer import Detokenizer, NoText
+from engine.messages import AddRequest, NewTokens, RequestTokens
+from engine.metrics import Metrics
+from engine.output_stream import OutputStream
 from tests.waiting import wait_until
 
 
@@ -67,3 +75,40 @@ async def test_after_a_rest_without_news_the_loop_is_quiet_again() -> None:
         await wait_until(lambda: not pacing._is_busy)
         pacing.wake(group)
         assert reader.num_wakes == count
+
+
+class SilentTokenizer:
+    """Tokens without a text, so that no stop string ever comes."""
+
+    eos_token_ids = (0,)
+
+    def make_text(self, prompt_token_ids: object, skip_special_tokens: bool) -> NoText:
+        return NoText()
+
+    def token_piece(self, token_id: int) -> str:
+        return ""
+
+
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        (SamplingParams(output_kind="delta"), NewTokens([], ["r"], [5])),
+        (SamplingParams(output_kind="delta", stop=("x",)), NewTokens([], ["r"], [5])),
+        (SamplingParams(output_kind="delta", stop_token_ids=(7,)), NewTokens([RequestTokens("r", [5])])),
+    ],
+    ids=["plain", "stop string", "stop token"],
+)
+async def test_every_kind_of_row_wakes_its_reader_in_rounds(
+    params: SamplingParams, message: NewTokens
+) -> None:
+    metrics = Metrics()
+    stream = OutputStream("r", None, [1], params, 0.0, None, metrics)
+    actor = DetokenizerActor(Detokenizer(SilentTokenizer()), {"r": (stream, 0)}, metrics, lambda abort: None)
+    actor.handle(AddRequest("r", [1], params, 0, 0.0))
+    actor.handle(message)
+    await stream.get()
+    actor.handle(message)
+    reader = asyncio.create_task(stream.get())
+    await asyncio.sleep(0)
+    assert not reader.done(), "the first round is not over"
+    assert (await reader).outputs[0].token_ids == [5]
