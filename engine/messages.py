@@ -23,6 +23,9 @@ from engine.outputs import FinishReason, TokenLogprobs
 from engine.sampling_params import SamplingParams
 
 Integers = np.ndarray | Sequence[int]
+# In place of a token id, where none could be sampled.
+BROKEN_LOGITS = -1  # the largest logit is no number
+NO_TOKEN_LEFT = -2  # the request's own constraints forbid every token
 # Between the name of a request, or of one of its completions, and a number that nobody else has.
 SERIAL_MARK = "~"
 
@@ -127,6 +130,7 @@ class GrammarBroken:
     step_id: int  # whose masks were being filled
     request_id: str
     error: str
+    finish_reason: FinishReason  # "dead_end" where its grammar is to blame, "error" for a fault of ours
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +139,7 @@ class StepDone:
 
     step_id: int
     indices: Integers  # indices of the rows in the step, ascending
-    token_ids: Integers  # beside indices; -1: nothing could be sampled (NaN logits, or no token allowed)
+    token_ids: Integers  # beside indices; BROKEN_LOGITS or NO_TOKEN_LEFT where nothing could be sampled
     is_last: bool  # no further answer for this step will come
     logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)  # by index, for rows that asked
     prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)  # by index, in order

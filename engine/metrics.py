@@ -79,7 +79,7 @@ class Metrics:
         self.num_hit_tokens = 0
         self.num_rejected = 0
         self.num_restarts = 0
-        self.finished: dict[str, int] = {"stop": 0, "length": 0, "abort": 0, "error": 0}
+        self.finished: dict[str, int] = {"stop": 0, "length": 0, "abort": 0, "error": 0, "dead_end": 0}
         self.ttft = Histogram(LATENCY_BUCKETS_S)
         self.itl = Histogram(LATENCY_BUCKETS_S)
         self.e2e = Histogram(LATENCY_BUCKETS_S)

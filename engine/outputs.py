@@ -8,7 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-FinishReason = Literal["stop", "length", "abort", "error"]
+# dead_end: the request's own grammar and sampling parameters leave no token; error: the engine failed.
+FinishReason = Literal["stop", "length", "abort", "error", "dead_end"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +48,7 @@ class CompletionOutput:
     cumulative_logprob: float | None = None
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None  # the stop token id or stop string that ended it; None for EOS
-    error: str | None = None  # why, when finish_reason is "error"
+    error: str | None = None  # why, when finish_reason is "error" or "dead_end"
 
     @property
     def is_finished(self) -> bool:

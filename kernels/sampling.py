@@ -124,10 +124,10 @@ def draw_greedy(logits: Tensor) -> Tensor:
 
 
 def find_sound_rows(logits: Tensor) -> Tensor:
-    """Rows [R] bool of logits [R, V] without NaN and +inf."""
+    """Rows [R] bool of logits [R, V] without NaN and +inf, and with a number."""
     if logits.device.type == "cpu":
-        return torch.from_numpy(logits.numpy().max(axis=1) < np.inf)
-    return logits.amax(dim=-1) < torch.inf
+        return torch.from_numpy(np.isfinite(logits.numpy().max(axis=1)))
+    return logits.amax(dim=-1).isfinite()
 
 
 def draw_full(logits: Tensor, keys: Tensor, temperature: Tensor, log_min_p: Tensor | None) -> Tensor:

@@ -14,7 +14,7 @@ import anyio
 
 from app.api.constraint import Constraint
 from app.api.context import ApiContext
-from app.api.errors import ApiError, make_closing_error, scrub, to_api_error
+from app.api.errors import ApiError, make_closing_error, make_failure, to_api_error
 from app.api.protocol import MAX_PROMPTS, GenerationFields
 from app.api.thinking import Thinking
 from app.api.thought_parser import make_reader
@@ -140,9 +140,8 @@ def make_judge(
 def _check(output: RequestOutput) -> None:
     """Turn a completion that the engine gave up into an error: its text is not an answer."""
     for completion in output.outputs:
-        if completion.finish_reason == "error":
-            reason = completion.error or "the engine could not go on with this request"
-            raise ApiError(500, scrub(reason), code="generation_failed")
+        if completion.finish_reason in ("error", "dead_end"):
+            raise make_failure(completion)
 
 
 def make_reply_id(prefix: str, visit: Visit, body: GenerationFields) -> str:

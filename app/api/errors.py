@@ -1,6 +1,8 @@
 """The OpenAI error body, and which of our errors answers with which status.
 
 InvalidRequest, GrammarError, bad JSON or fields    400 invalid_request_error
+finish_reason dead_end: the request's grammar and   400 invalid_request_error, code dead_end
+sampling parameters leave no token
 missing or wrong key                                401 authentication_error
 another site's page, see sites.py                   403 permission_error
 unknown model or route                              404 not_found_error
@@ -27,6 +29,7 @@ from starlette.responses import JSONResponse, Response
 
 from app.api.wording import KINDS, say_place, say_rule, say_value
 from engine import (
+    CompletionOutput,
     EngineDead,
     EngineError,
     EngineOverloaded,
@@ -177,6 +180,14 @@ def to_api_error(error: Exception, param: str | None = None) -> ApiError:
         case EngineError():
             return ApiError(500, "the engine could not serve the request", code="engine_error")
     return ApiError(500, "internal error", code="internal_error")
+
+
+def make_failure(completion: CompletionOutput) -> ApiError:
+    """The error for a completion that the engine gave up."""
+    reason = completion.error or "the engine could not go on with this request"
+    if completion.finish_reason == "dead_end":
+        return ApiError(400, reason, code="dead_end")
+    return ApiError(500, scrub(reason), code="generation_failed")
 
 
 def make_closing_error() -> ApiError:

@@ -90,8 +90,8 @@ class LocalTalker:
         async with aclosing(self.engine.generate(prompt, params)) as outputs:
             async for output in outputs:
                 for choice in output.outputs:
-                    if choice.finish_reason == "error":
-                        raise Failure(choice.error or "the engine gave the request up")
+                    if choice.error is not None:
+                        raise Failure(choice.error)
                     yield choice.text
 
 

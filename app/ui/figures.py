@@ -9,6 +9,7 @@ FINISH_WORDS = {
     "length": "cut off at the token limit",
     "abort": "stopped",
     "error": "failed",
+    "dead_end": "the grammar led nowhere",
 }
 
 

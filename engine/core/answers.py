@@ -59,9 +59,10 @@ def make_tokens(
     )
 
 
-def describe_no_token(request: Request) -> str:
-    if request.has_grammar:
-        why = "the grammar and the other sampling parameters together allow none"
-    else:
-        why = "the sampling parameters allow none"
-    return f"no token could be sampled: {why}, or the model's logits were not numbers"
+def describe_dead_end(request: Request) -> str:
+    """Which fields of the request leave it no token."""
+    params = request.params
+    fields = [name for name in ("grammar", "allowed_token_ids", "bad_words") if getattr(params, name)]
+    if request.num_output_tokens < params.min_tokens:
+        fields.append("min_tokens")
+    return f"after {request.num_output_tokens} tokens of output no token satisfies {' and '.join(fields)}"

@@ -128,7 +128,7 @@ class Detokenizer:
         """The general case: stop strings, and the end of a request."""
         text, num_kept, hit = self._read(stream, item)
         finish_reason, stop_reason = item.finish_reason, item.stop_reason
-        if hit is not None and finish_reason != "error":
+        if hit is not None and item.error is None:
             finish_reason, stop_reason = "stop", hit
         if finish_reason is not None:
             self.remove(item.request_id)

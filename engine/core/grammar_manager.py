@@ -8,7 +8,10 @@ from collections.abc import Iterable
 import numpy as np
 
 from engine.messages import FillMasks, GrammarBroken, SampleGate
+from engine.outputs import FinishReason
 from grammar import GrammarError, Matcher, allocate_bitmask, fill_bitmask, is_panic
+
+Problem = tuple[str, FinishReason]  # why a request cannot go on, and how it ends
 
 logger = logging.getLogger("troupe.engine")
 
@@ -38,9 +41,9 @@ class GrammarManager:
         live = [(index, name) for index, name in order.targets if name in self._matchers]
         matchers = [self._matchers[name] for _, name in live]
         bitmask = allocate_bitmask(len(live), vocab_size)
-        for row, problem in fill_rows(matchers, bitmask).items():
-            name = live[row][1]
-            broken.append(GrammarBroken(order.step_id, name, f"the grammar could not go on: {problem}"))
+        for row, (problem, finish_reason) in fill_rows(matchers, bitmask).items():
+            name, error = live[row][1], f"the grammar could not go on: {problem}"
+            broken.append(GrammarBroken(order.step_id, name, error, finish_reason))
             del self._matchers[name]
         kept = [row for row, (_, name) in enumerate(live) if name in self._matchers]
         indices = np.array([live[row][0] for row in kept], dtype=np.int64)
@@ -53,28 +56,24 @@ class GrammarManager:
             matcher = self._matchers.get(request_id)
             if matcher is None:
                 continue
+            problem: Problem = (f"token {token_id} is not allowed by the grammar", "error")
             try:
-                problem = (
-                    None
-                    if matcher.accept_token(token_id)
-                    else f"token {token_id} is not allowed by the grammar"
-                )
-            except GrammarError as error:
-                problem = str(error)
-            except BaseException as error:  # a fault of one matcher, not of the engine
+                if matcher.accept_token(token_id):
+                    continue
+            except BaseException as error:
                 if not is_fault(error):
                     raise
-                logger.exception("the grammar of request %s failed", request_id)
-                problem = repr(error)
-            if problem is not None:
-                del self._matchers[request_id]
-                broken.append(GrammarBroken(order.step_id, request_id, problem))
+                if not isinstance(error, GrammarError):
+                    logger.exception("the grammar of request %s failed", request_id)
+                problem = describe_problem(error)
+            del self._matchers[request_id]
+            broken.append(GrammarBroken(order.step_id, request_id, *problem))
         return broken
 
 
-def fill_rows(matchers: list[Matcher], bitmask: np.ndarray) -> dict[int, str]:
+def fill_rows(matchers: list[Matcher], bitmask: np.ndarray) -> dict[int, Problem]:
     """Fill the mask of each matcher into its row; return row -> problem of those that could not go on."""
-    problems: dict[int, str] = {}
+    problems: dict[int, Problem] = {}
     try:
         fill_bitmask(matchers, range(len(matchers)), bitmask)
     except BaseException as failure:  # whichever matcher it was: one by one, only that one fails
@@ -87,11 +86,16 @@ def fill_rows(matchers: list[Matcher], bitmask: np.ndarray) -> dict[int, str]:
             except BaseException as error:
                 if not is_fault(error):
                     raise
-                problems[row] = str(error) if isinstance(error, GrammarError) else repr(error)
+                problems[row] = describe_problem(error)
     for row, matcher in enumerate(matchers):
         if row not in problems and matcher.error is not None:  # a limit was hit; the row allows nothing
-            problems[row] = matcher.error
+            problems[row] = matcher.error, "dead_end"
     return problems
+
+
+def describe_problem(error: BaseException) -> Problem:
+    """The grammar's own limits are a dead end; anything else is a fault of ours."""
+    return (str(error), "dead_end") if isinstance(error, GrammarError) else (repr(error), "error")
 
 
 def is_fault(error: BaseException) -> bool:

@@ -23,12 +23,22 @@ from typing import Any
 import numpy as np
 
 from engine.config import SchedulerConfig
-from engine.core.answers import describe_no_token, make_tokens, match_rows, take_prompt_logprobs
+from engine.core.answers import describe_dead_end, make_tokens, match_rows, take_prompt_logprobs
 from engine.core.kv_cache_manager import KVCacheManager
 from engine.core.ledger import Ledger
 from engine.core.roster import Roster
 from engine.core.step import MAX_SCORED_TOKENS, StepChanges, StepRecord
-from engine.messages import AddRequest, FillMasks, GrammarBroken, NewTokens, RequestTokens, StepDone, StepPlan
+from engine.messages import (
+    BROKEN_LOGITS,
+    NO_TOKEN_LEFT,
+    AddRequest,
+    FillMasks,
+    GrammarBroken,
+    NewTokens,
+    RequestTokens,
+    StepDone,
+    StepPlan,
+)
 from engine.outputs import FinishReason, TokenLogprobs
 from engine.request import Request
 
@@ -87,7 +97,7 @@ class Scheduler:
         request = self.ledger.requests.get(report.request_id)
         if request is None or report.step_id < request.first_step:
             return []
-        return [self._finish(request, [], "error", error=report.error)]
+        return [self._finish(request, [], report.finish_reason, error=report.error)]
 
     def schedule(self) -> StepPlan | None:
         """The next step, or None when there is nothing to do or enough is in flight."""
@@ -313,9 +323,12 @@ class Scheduler:
 
     def _take_token(self, request: Request, token_id: int, logprobs: TokenLogprobs | None) -> RequestTokens:
         """One token of a request that has more to tell, or may be over."""
-        if token_id < 0:
+        if token_id == NO_TOKEN_LEFT:
+            return self._finish(request, [], "dead_end", error=describe_dead_end(request))
+        if token_id == BROKEN_LOGITS:
             self.kv_cache.forget(request)
-            return self._finish(request, [], "error", error=describe_no_token(request))
+            error = "no token could be sampled: the model's logits were not numbers"
+            return self._finish(request, [], "error", error=error)
         request.token_ids.append(token_id)
         if token_id in request.stop_ids:  # the sampler forbids them before min_tokens
             stop_reason = None if token_id in self._eos_token_ids else token_id

@@ -108,6 +108,25 @@ async def test_logits_that_are_no_numbers_are_an_error_of_their_request_alone(
         assert server.engine.stats().num_restarts == 0
 
 
+async def test_constraints_that_contradict_each_other_are_the_fault_of_their_request() -> None:
+    """A client must not take it for a fault of the server, and send it again."""
+    asked = ASKED | {"structured_outputs": {"regex": "a+"}, "bad_words": ["a"]}
+    async with serve() as server:
+        status, reply = await server.post("/v1/completions", asked)
+        assert (status, reply["error"]["type"], reply["error"]["code"]) == (
+            400,
+            "invalid_request_error",
+            "dead_end",
+        )
+        assert "no token satisfies grammar and bad_words" in reply["error"]["message"]
+        assert json.loads(await server.stream("/v1/completions", asked))["error"]["code"] == "dead_end"
+        later = {"structured_outputs": {"regex": "ba"}, "bad_words": ["a"], "stream": True}
+        response = await server.client.post(server.url + "/v1/completions", json=ASKED | later)
+        *_, last = events(await response.read())
+        assert (response.status, last["error"]["type"]) == (200, "invalid_request_error")
+        assert server.engine.stats().finished["dead_end"] == 3
+
+
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A program of ours is waited for as long as a busy machine needs."""

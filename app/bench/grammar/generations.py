@@ -46,8 +46,6 @@ class Counts:
         if how == "stop":
             error = OutputCheck(spec).first_error(completion.text)
             how = "valid" if error is None else "invalid"
-        elif how == "error":
-            how = "dead end" if "dead end" in (completion.error or "") else "error"
         self.ends[sampling][how] += 1
         if how not in ("valid", "length"):
             self.wrong.append((name, completion.error or how, completion.text))

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from engine.messages import BROKEN_LOGITS, NO_TOKEN_LEFT
 from engine.worker.sampling.logprobs import SampledLogprobs, compute_logprobs
 from engine.worker.sampling.state import DrawKind, RowFlag, SamplingState
 from engine.worker.sampling.transfer import pick_rows, put_rows, upload
@@ -29,7 +30,7 @@ HISTORY_FLAGS = RowFlag.PENALTIES | RowFlag.BAD_WORDS
 class SampledTokens:
     """The tokens of a step.
 
-    A token id is -1 where the row's logits hold NaN or +inf, or where nothing is left that it may produce.
+    A token id is BROKEN_LOGITS or NO_TOKEN_LEFT where a row has none.
     """
 
     token_ids: Tensor  # [R] int64 on the device
@@ -91,7 +92,8 @@ class Sampler:
             # Looked at before the masks, which could hide a NaN.
             is_sound = find_sound_rows(logits)
             self._edit(logits, rows, positions, flags, used_flags, masks)
-            token_ids = self._draw(logits, rows, positions).where(is_sound, -1)
+            drawn = self._draw(logits, rows, positions)
+            token_ids = drawn.where(drawn >= 0, NO_TOKEN_LEFT).where(is_sound, BROKEN_LOGITS)
         if used_flags & HISTORY_FLAGS:
             self.state.append(rows, token_ids)
         if raw is None:

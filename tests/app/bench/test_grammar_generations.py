@@ -34,7 +34,7 @@ def test_generations_over_schemas_end_valid_or_by_their_length():
         (CompletionOutput(0, "[1]", [1], finish_reason="stop"), "valid"),
         (CompletionOutput(0, '["a"]', [1], finish_reason="stop"), "invalid"),
         (CompletionOutput(0, "[", [1], finish_reason="length"), "length"),
-        (CompletionOutput(0, "[", [1], finish_reason="error", error="dead end: no way on"), "dead end"),
+        (CompletionOutput(0, "[", [1], finish_reason="dead_end", error="dead end: no way on"), "dead_end"),
         (CompletionOutput(0, "[", [1], finish_reason="error", error="out of memory"), "error"),
     ],
 )

@@ -118,8 +118,8 @@ def test_a_refused_token_breaks_only_its_request(compiler: GrammarCompiler) -> N
     manager = make_manager(compiler, bad=["ab"], good=["xy"])
     accepted = [("bad", ids("z")[0]), ("good", ids("x")[0])]
     gate, broken = manager.fill(FillMasks(0, accepted, [(0, "bad"), (1, "good")]), VOCAB)
-    assert [(report.request_id, report.error) for report in broken] == [
-        ("bad", f"token {ids('z')[0]} is not allowed by the grammar")
+    assert [(report.request_id, report.error, report.finish_reason) for report in broken] == [
+        ("bad", f"token {ids('z')[0]} is not allowed by the grammar", "error")
     ]
     assert gate.indices.tolist() == [1]
     assert read_mask(gate.bitmask[0]) == ids("y")
@@ -129,7 +129,9 @@ def test_a_matcher_that_gives_up_breaks_only_its_request(compiler: GrammarCompil
     manager = make_manager(compiler, good=["xy"])
     manager.open("bad", FailingMatcher())  # type: ignore[arg-type]
     gate, broken = manager.fill(FillMasks(0, [("bad", 1), ("good", ids("x")[0])], [(1, "good")]), VOCAB)
-    assert [(report.request_id, report.error) for report in broken] == [("bad", "the engine ran out of fuel")]
+    assert [(report.request_id, report.error, report.finish_reason) for report in broken] == [
+        ("bad", "the engine ran out of fuel", "dead_end")
+    ]
     assert read_mask(gate.bitmask[0]) == ids("y")
 
 
@@ -141,7 +143,7 @@ def test_an_exception_breaks_only_the_request_that_raised_it(
     manager = make_manager(compiler, one=["ab"], other=["xy"])
     manager.open("bad", faulty())
     gate, broken = manager.fill(FillMasks(0, accepted, [(0, "one"), (1, "bad"), (2, "other")]), VOCAB)
-    assert [report.request_id for report in broken] == ["bad"]
+    assert [(report.request_id, report.finish_reason) for report in broken] == [("bad", "error")]
     assert "the engine has a fault" in broken[0].error
     assert gate.indices.tolist() == [0, 2] and len(manager) == 2
     assert [read_mask(row) for row in gate.bitmask] == [ids("a"), ids("x")]
@@ -169,6 +171,6 @@ def test_a_matcher_that_hits_a_limit_loses_its_row_and_says_why(
     gate, broken = manager.fill(FillMasks(0, [], [(0, "tired"), (1, "fresh")]), VOCAB)
     assert gate.indices.tolist() == [1]
     assert read_mask(gate.bitmask[0]) == ids("x")
-    assert [(each.request_id, each.error) for each in broken] == [
-        ("tired", "the grammar could not go on: out of fuel")
+    assert [(each.request_id, each.error, each.finish_reason) for each in broken] == [
+        ("tired", "the grammar could not go on: out of fuel", "dead_end")
     ]

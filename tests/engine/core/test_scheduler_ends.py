@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from engine.messages import AddRequest, GrammarBroken, RunStep, SampleGate, StepDone
+from engine.messages import NO_TOKEN_LEFT, AddRequest, GrammarBroken, RunStep, SampleGate, StepDone
 from engine.outputs import FinishReason
 from tests.engine.core.fake_worker import EOS, reference_output
 from tests.engine.core.harness import MAX_MODEL_LEN, SchedulerHarness, make_request
@@ -111,6 +111,24 @@ def test_a_token_that_could_not_be_sampled_ends_only_its_request() -> None:
     assert "no token could be sampled" in (house.ended["broken"][0].error or "")
     assert house.outputs["healthy"] == answer[:5]
     assert is_all_free(house)
+
+
+def test_constraints_that_leave_no_token_are_a_dead_end_of_their_request_alone() -> None:
+    house = SchedulerHarness(max_num_batched_tokens=64)
+    prompt = list(range(30))
+    house.add(make_request("stuck", prompt, 5, gated=True, bad_words=("x",), allowed_token_ids=(3,)))
+    house.fill()
+    while not (house.to_scheduler and len(house.to_scheduler[-1].indices)):
+        house.work()
+    done = house.to_scheduler.pop()
+    house.to_scheduler.append(StepDone(done.step_id, done.indices, [NO_TOKEN_LEFT], done.is_last))
+    house.run()
+    assert finish_of(house, "stuck") == ("dead_end", None)
+    expected = "after 0 tokens of output no token satisfies grammar and allowed_token_ids and bad_words"
+    assert house.ended["stuck"][0].error == expected
+    house.add(make_request("after", prompt, 2))
+    house.run()
+    assert house.ended["after"][0].num_cached_tokens == 28, "its KV is sound"
 
 
 @pytest.mark.parametrize("is_preempted", [False, True])
@@ -299,10 +317,11 @@ def test_a_broken_matcher_does_not_end_a_later_request_of_its_name() -> None:
     house = make_gated_house()
     name = next(iter(house.scheduler.ledger.requests))
     house.plan()
-    late = GrammarBroken(house.scheduler.num_steps - 1, name, "a limit was hit")
+    late = GrammarBroken(house.scheduler.num_steps - 1, name, "a limit was hit", "dead_end")
     house.abort(name)
     house.add(make_request(name, make_prompt()[0], gated=True))
     assert house.scheduler.end_broken(late) == []
-    report = GrammarBroken(house.scheduler.num_steps, name, "a limit was hit")
-    assert [item.error for item in house.scheduler.end_broken(report)] == ["a limit was hit"]
+    report = GrammarBroken(house.scheduler.num_steps, name, "a limit was hit", "dead_end")
+    (ended,) = house.scheduler.end_broken(report)
+    assert (ended.finish_reason, ended.error) == ("dead_end", "a limit was hit")
     assert house.scheduler.end_broken(report) == []

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from engine.errors import InvalidRequest
+from engine.messages import NO_TOKEN_LEFT
 from engine.sampling_params import SamplingParams
 from engine.worker.sampling.state import SamplingState
 from tests.engine.worker.sampler_cases import Case, add_case, make_logits, make_sampler, sample, sample_alone
@@ -176,10 +177,10 @@ def test_nan_behind_the_mask_still_fails_the_row() -> None:
     assert sample_alone(Case(SamplingParams(), mask=mask), logits[0]) == -1
 
 
-def test_row_without_an_allowed_token_yields_minus_one() -> None:
+def test_row_without_an_allowed_token_says_so() -> None:
     case = Case(SamplingParams(allowed_token_ids=(5,), logprobs=1), mask=np.arange(64) > 5)
     result = sample(make_sampler([case], 64), make_logits(1, 64), [case])
-    assert result.token_ids.tolist() == [-1]
+    assert result.token_ids.tolist() == [NO_TOKEN_LEFT]
     assert result.logprobs is not None
     assert result.logprobs.to_lists() == {}
 

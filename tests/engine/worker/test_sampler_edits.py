@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine.messages import NO_TOKEN_LEFT
 from engine.sampling_params import SamplingParams
 from tests.engine.worker.sampler_cases import (
     EOS,
@@ -141,7 +142,7 @@ def test_min_tokens_gives_way_where_the_grammar_only_ends() -> None:
     ended = np.arange(40) == EOS
     assert sample_alone(Case(params, mask=ended), logits) == EOS
     assert sample_alone(Case(params, mask=ended | (np.arange(40) == 9)), logits) == 9
-    assert sample_alone(Case(replace(params, allowed_token_ids=(EOS,))), logits) == -1
+    assert sample_alone(Case(replace(params, allowed_token_ids=(EOS,))), logits) == NO_TOKEN_LEFT
 
 
 NUMBERS = st.sampled_from([0.0, 0.0, -1.3, 0.4, 2.0])
@@ -184,7 +185,7 @@ def test_any_combination_equals_the_reference(cases: list[Case], logits_seed: in
     for case, row, token_id in zip(cases, logits, drawn, strict=True):
         ranked = rank_reference(case, row)
         near_best = {token for score, token in ranked if score > ranked[0][0] - 1e-4}
-        assert token_id in (near_best or {-1})
+        assert token_id in (near_best or {NO_TOKEN_LEFT})
 
 
 @settings(max_examples=100, deadline=None)
