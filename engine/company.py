@@ -195,7 +195,8 @@ class Company:
 
     def _dismiss(self) -> None:
         for task in self._others:
-            task.cancel()
+            if not task.cancelling():  # a second time would cut off its wait for its thread
+                task.cancel()
 
     def _note_end(self, task: asyncio.Task[None]) -> None:
         """The readers are told of a crash at once: the others end only after the step that is under way."""

@@ -20,6 +20,7 @@ import pytest
 from fastapi import FastAPI
 
 from engine import LLM, Engine, EngineConfig, SamplingParams
+from engine.messages import DropMatchers
 from tests.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -137,6 +138,14 @@ async def test_closing_the_engine_ends_open_streams(make_config: MakeConfig) -> 
     with pytest.raises(Exception, match="the engine was closed"):
         await reader
     await engine.close()
+
+
+async def test_a_close_waits_for_a_busy_grammar_thread(make_config: MakeConfig) -> None:
+    async with Engine(make_config(mock_step_ms=1.0)) as engine:
+        company = engine._supervisor.company
+        assert company is not None
+        company.grammar._manager.drop = lambda request_ids: time.sleep(0.3)  # type: ignore[method-assign]
+        company.grammar.tell(DropMatchers(("r",)))
 
 
 async def test_five_thousand_requests_with_aborts_leave_no_task_and_no_block(make_config: MakeConfig) -> None:
