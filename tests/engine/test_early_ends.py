@@ -48,10 +48,10 @@ async def test_an_urgent_request_takes_the_only_seat_and_everybody_ends(make_con
 async def test_an_abort_at_the_door_ends_the_request(
     make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    compile_spec = GrammarCompiler.compile
+    compile_spec, gate = GrammarCompiler.compile, threading.Event()
 
     def compile_slowly(compiler: GrammarCompiler, spec: GrammarSpec) -> CompiledGrammar:
-        time.sleep(0.3)
+        gate.wait(60)
         return compile_spec(compiler, spec)
 
     monkeypatch.setattr(GrammarCompiler, "compile", compile_slowly)
@@ -59,6 +59,7 @@ async def test_an_abort_at_the_door_ends_the_request(
         task = asyncio.create_task(end(engine, make_params(300, grammar=WORD), "mine"))
         await wait_until(lambda: engine.stats().num_waiting_for_grammar == 1)
         await engine.abort("mine")
+        gate.set()
         assert await task == "abort"
         assert await end(engine, make_params(4), "mine") == "length"
 
@@ -66,7 +67,8 @@ async def test_an_abort_at_the_door_ends_the_request(
 async def test_all_completions_that_wait_for_a_grammar_count(
     make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(GrammarCompiler, "compile", lambda compiler, spec: time.sleep(0.5))
+    gate = threading.Event()
+    monkeypatch.setattr(GrammarCompiler, "compile", lambda compiler, spec: gate.wait(60))
     async with Engine(make_config(max_num_seqs=2, max_num_waiting=4)) as engine:
         asyncio.create_task(end(engine, make_params(n=5, grammar=WORD))).add_done_callback(
             lambda task: task.exception()
@@ -75,6 +77,7 @@ async def test_all_completions_that_wait_for_a_grammar_count(
         with pytest.raises(EngineOverloaded):
             engine.check_room(2)
         engine.check_room(1)
+        gate.set()
 
 
 async def test_free_seats_are_room_beside_the_queue(make_config: MakeConfig) -> None:
@@ -109,10 +112,10 @@ async def test_a_request_whose_matcher_fails_leaves_nothing_behind(
 async def test_who_comes_while_a_crashed_actor_waits_for_the_step_is_told_so(
     make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    execute = ModelRunner.execute
+    execute, gate = ModelRunner.execute, threading.Event()
 
     def execute_slowly(*arguments: object) -> object:
-        time.sleep(0.6)
+        gate.wait(60)
         return execute(*arguments)  # type: ignore[arg-type]
 
     async with Engine(make_config()) as engine:
@@ -122,12 +125,12 @@ async def test_who_comes_while_a_crashed_actor_waits_for_the_step_is_told_so(
         company = engine._supervisor.company
         assert company is not None
         company.detokenizer.tell("no message")  # type: ignore[arg-type]
-        await wait_until(lambda: engine.state == "restarting", within_s=0.5)
+        await wait_until(lambda: engine.state == "restarting")
         with pytest.raises(EngineDead, match="the engine is restarting"):
             await end(engine, make_params(grammar=WORD))
         with pytest.raises(EngineDead, match="the engine crashed"):
             await first
-        monkeypatch.undo()
+        gate.set()
         await wait_until(lambda: engine.state == "ready")
         assert await end(engine, make_params(4)) == "length"
 

@@ -148,7 +148,7 @@ async def test_a_close_waits_for_a_busy_grammar_thread(make_config: MakeConfig) 
         company.grammar.tell(DropMatchers(("r",)))
 
 
-async def test_five_thousand_requests_with_aborts_leave_no_task_and_no_block(make_config: MakeConfig) -> None:
+async def test_many_requests_with_aborts_leave_no_task_and_no_block(make_config: MakeConfig) -> None:
     async with Engine(make_config(max_num_waiting=10000)) as engine:
         num_tasks = len(asyncio.all_tasks())
 
@@ -160,16 +160,15 @@ async def test_five_thousand_requests_with_aborts_leave_no_task_and_no_block(mak
                     break
             await stream.aclose()
 
-        for start in range(0, 5000, 500):
+        for start in range(0, 1500, 500):
             await asyncio.gather(*(visit(number) for number in range(start, start + 500)))
         await wait_until(lambda: engine.stats().num_running + engine.stats().num_waiting == 0)
         assert engine.stats().num_free_blocks == engine.stats().num_blocks
         assert len(asyncio.all_tasks()) == num_tasks
-        assert sum(engine.stats().finished.values()) == 5000
+        assert sum(engine.stats().finished.values()) == 1500
 
 
-@pytest.mark.parametrize("delay_s", [0.0, 0.05, 0.15, 1.0])
-@pytest.mark.parametrize("way", ["engine", "llm"])
+@pytest.mark.parametrize(("way", "delay_s"), [("engine", 0.0), ("engine", 0.15), ("llm", 0.05), ("llm", 1.0)])
 def test_ctrl_c_ends_the_program_at_any_moment(way: str, delay_s: float, checkpoint: Path) -> None:
     """The moment is spread from before the load to the middle of an answer."""
     programs = {

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +15,7 @@ from app.api import models
 from app.api.context import ApiContext
 from app.config import AppConfig
 from engine import Engine, EngineConfig, EngineDead, RequestOutput, SamplingParams
+from engine.actors import watchdog
 from engine.worker.mock_worker import MockWorker
 from tests.waiting import wait_until
 
@@ -29,12 +30,14 @@ class Hang:
         self.is_on = threading.Event()
         self.is_held = threading.Event()
         self.is_off = threading.Event()
+        self.is_back = threading.Event()
         self._execute = MockWorker.execute
 
     def execute(self, worker: MockWorker, plan: Any) -> Any:
         if self.is_on.is_set():
             self.is_held.set()
-            self.is_off.wait(20)
+            self.is_off.wait(60)
+            self.is_back.set()
         return self._execute(worker, plan)
 
 
@@ -102,10 +105,8 @@ async def test_an_engine_that_hangs_can_be_closed(hang: Hang) -> None:
     hang.is_on.set()
     with pytest.raises(EngineDead):
         await complete(engine)
-    begun = time.monotonic()
     await engine.close()
-    assert time.monotonic() - begun < 10
-    assert engine.state == "closed"
+    assert engine.state == "closed" and not hang.is_back.is_set()
     hang.is_off.set()
     await wait_until(supervisor.done)
     assert engine.state == "closed"
@@ -117,11 +118,9 @@ async def test_a_hang_after_a_crash_is_told_and_waited_for(
     async with Engine(CONFIG) as engine:
         work = asyncio.ensure_future(complete(engine))
         await hold_step(engine, hang)
-        begun = time.monotonic()
         crash(engine)
         with pytest.raises(EngineDead, match="the engine crashed: Expected code"):
             await work
-        assert time.monotonic() - begun < 1.5
         await wait_until(lambda: "has not come back" in (engine.error or ""))
         hung, crashed = caplog.messages
         assert "self.is_off.wait" in hung and crashed.startswith("the engine had crashed before: Expected")
@@ -140,20 +139,39 @@ async def test_a_close_gives_a_step_no_longer_than_the_timeout(hang: Hang, has_c
     if has_crashed:
         crash(engine)
         await wait_until(lambda: engine.state == "restarting")
-    async with asyncio.timeout(10):
-        await engine.close()
-    assert engine.state == "closed"
+    await engine.close()
+    assert engine.state == "closed" and not hang.is_back.is_set()
     with pytest.raises(EngineDead, match="crashed" if has_crashed else "hangs"):
         await work
 
 
-async def test_slow_steps_and_idle_times_are_no_hang() -> None:
-    async with Engine(EngineConfig(mock_step_ms=100.0, step_timeout_s=4.0)) as engine:
-        output = await complete(engine, SamplingParams(max_tokens=60, ignore_eos=True))
-        assert len(output.outputs[0].token_ids) == 60
-        # idle for longer than the timeout: the scheduler has no open step then
-        await asyncio.wait([asyncio.ensure_future(asyncio.sleep(5))])
-        assert engine.state == "ready" and engine.error is None
+async def test_slow_steps_and_idle_times_are_no_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+
+    async def sleep(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+        await asyncio.sleep(0)
+
+    async def pass_time(seconds: float) -> None:
+        end = now + seconds
+        while now < end and not watch.done():
+            await asyncio.sleep(0)
+
+    monkeypatch.setattr(watchdog, "asyncio", SimpleNamespace(sleep=sleep))
+    monkeypatch.setattr(watchdog, "time", SimpleNamespace(monotonic=lambda: now))
+    steps: Any = SimpleNamespace(num_steps=0, num_open_steps=1)
+    watch = asyncio.ensure_future(watchdog.watch_steps(steps, 4.0, lambda error: None))
+    for _ in range(5):
+        steps.num_steps += 1
+        await pass_time(3.5)
+    steps.num_open_steps = 0
+    await pass_time(100)
+    assert not watch.done()
+    steps.num_open_steps = 1
+    await pass_time(4.5)
+    with pytest.raises(TimeoutError, match="has not come back for 4 s"):
+        await watch
 
 
 async def test_without_a_timeout_nobody_watches() -> None:

@@ -84,11 +84,11 @@ def test_any_order_of_events_keeps_blocks_and_tokens_right(
         assert got == (expected[: len(got)] if name in aborted else expected), name
 
 
-def test_five_thousand_random_requests_leave_no_block_behind() -> None:
+def test_two_thousand_random_requests_leave_no_block_behind() -> None:
     chance = random.Random(7)
     house = SchedulerHarness(60, max_num_seqs=16, max_num_batched_tokens=64)
     stems = [[chance.randrange(90) for _ in range(40)] for _ in range(5)]
-    for number in range(5000):
+    for number in range(2000):
         house.add(
             make_request(
                 f"r{number}", make_prompt(chance, stems), chance.randrange(1, 12), gated=number % 5 == 0
@@ -100,6 +100,6 @@ def test_five_thousand_random_requests_leave_no_block_behind() -> None:
             house.abort(f"r{chance.randrange(number + 1)}")
     house.run(chance, limit=10**6)
     assert house.kv_cache.pool.num_free == house.kv_cache.pool.num_usable
-    assert len(house.ended) == 5000
+    assert len(house.ended) == 2000
     assert all(len(ends) == 1 for ends in house.ended.values())
     assert house.scheduler.ledger.num_preemptions > 0

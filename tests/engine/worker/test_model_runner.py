@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.messages import NewRow, SampleGate, StepDone, StepPlan
+from engine.messages import NO_TOKEN_LEFT, NewRow, SampleGate, StepDone, StepPlan
 from engine.sampling_params import SamplingParams
 from engine.worker.input_batch import InputBatch
 from engine.worker.model_runner import ModelRunner
@@ -152,7 +152,7 @@ def test_a_gate_for_a_step_that_parked_nothing_is_ignored() -> None:
 
 def test_a_mask_that_allows_nothing_is_reported_as_such() -> None:
     runner, _, _ = make_mixed_runner()
-    assert answers(runner.sample_gated(make_gate(0, {0: [], 2: [16]}))) == {0: -1, 2: 16}
+    assert answers(runner.sample_gated(make_gate(0, {0: [], 2: [16]}))) == {0: NO_TOKEN_LEFT, 2: 16}
 
 
 def test_a_parked_row_is_skipped_and_the_others_go_on() -> None:
