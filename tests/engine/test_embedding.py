@@ -52,13 +52,6 @@ def test_two_event_loops_in_a_row_each_run_an_engine(make_config: MakeConfig) ->
     assert asyncio.run(main()) == asyncio.run(main())
 
 
-async def test_two_hundred_concurrent_requests_all_end(make_config: MakeConfig) -> None:
-    async with Engine(make_config()) as engine:
-        results = await asyncio.gather(*(complete(engine) for _ in range(200)))
-        assert all(result == results[0] for result in results)
-        assert engine.stats().num_free_blocks == engine.stats().num_blocks
-
-
 async def test_two_engines_live_in_one_process(make_config: MakeConfig) -> None:
     async with Engine(make_config()) as one, Engine(make_config(block_size=8)) as two:
         first, second = await asyncio.gather(complete(one), complete(two))

@@ -119,7 +119,7 @@ async def test_a_name_is_in_use_whatever_the_number_of_completions(
 
 async def test_a_name_is_free_again_after_its_deadline(make_config: MakeConfig) -> None:
     async with Engine(make_config()) as engine:
-        with pytest.raises(RequestTimeout):
+        with pytest.raises(RequestTimeout, match=r"0\.05 s"):
             async for _ in engine.generate("hello", LONG, "a", deadline_s=0.05):
                 pass
         await wait_until(lambda: engine.stats().num_running + engine.stats().num_waiting == 0)

@@ -70,8 +70,13 @@ class SchedulerHarness:
         self.ended: dict[str, list[RequestTokens]] = {}
 
     def add(self, request: AddRequest) -> None:
-        self.outputs[request.request_id] = []
-        self.scheduler.add(request)
+        self.add_together(request)
+
+    def add_together(self, *requests: AddRequest) -> None:
+        """All come before the next step is planned."""
+        for request in requests:
+            self.outputs[request.request_id] = []
+            self.scheduler.add(request)
         self.plan()
 
     def abort(self, name: str) -> None:
@@ -145,6 +150,11 @@ class SchedulerHarness:
         assert all(not request.block_ids for request in self.scheduler.ledger.waiting.requests())
 
     def _send(self, plan: StepPlan) -> None:
+        """The limits hold for every plan of every test."""
+        config = self.scheduler.config
+        assert plan.num_tokens <= config.max_num_batched_tokens
+        assert len(plan.rows) <= len(self.scheduler.ledger.running) <= config.max_num_seqs
+        assert self.scheduler.num_open_steps <= config.max_steps_in_flight
         self._note_due(plan)
         self.to_worker.append(RunStep(plan))
         self._order_masks()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from engine.messages import AddRequest, RunStep, StepPlan
+from engine.messages import RunStep, StepPlan
 from tests.engine.core.fake_worker import EOS, reference_output
 from tests.engine.core.harness import MAX_MODEL_LEN, SchedulerHarness, make_request
 
@@ -32,14 +32,6 @@ def make_ending_prompt() -> tuple[list[int], list[int]]:
         if answer[-1] == EOS and len(answer) > 2:
             return prompt, answer
     raise AssertionError("no answer ends")
-
-
-def add_together(house: SchedulerHarness, *requests: AddRequest) -> None:
-    """All come before the next step is planned."""
-    for request in requests:
-        house.outputs[request.request_id] = []
-        house.scheduler.add(request)
-    house.plan()
 
 
 def pending_plans(house: SchedulerHarness) -> list[StepPlan]:
@@ -85,6 +77,7 @@ def test_a_long_prefill_costs_those_behind_it_no_step() -> None:
     house.add(make_request("short", make_long_prompt(), max_tokens=20))
     for _ in range(4):
         turn(house)
+    assert house.outputs["short"], "its prompt did not wait for the long one"
     lengths = []
     for _ in range(6):
         turn(house)
@@ -93,37 +86,16 @@ def test_a_long_prefill_costs_those_behind_it_no_step() -> None:
     assert not house.outputs["long"], "the long prompt is still being computed"
 
 
-def test_a_short_prompt_behind_a_long_one_answers_after_a_few_steps() -> None:
-    house = SchedulerHarness(max_num_batched_tokens=8)
-    house.add(make_request("long", make_prompt(90, 30), max_tokens=1))
-    house.add(make_request("short", make_long_prompt(), max_tokens=20))
-    for _ in range(5):
-        turn(house)
-    assert house.outputs["short"]
-
-
 def test_a_prefill_leaves_no_budget_to_one_that_lacks_blocks() -> None:
     """Half of each step would be lost for as long as the prefill takes."""
     house = SchedulerHarness(num_blocks=1 + 30, max_num_batched_tokens=16)
-    add_together(
-        house,
+    house.add_together(
         make_request("long", make_prompt(90), max_tokens=1),
         make_request("waiting", make_prompt(40, 30), max_tokens=1, arrival=1.0),
     )
     assert [turn(house).num_tokens for _ in range(5)] == [16] * 5
     house.run()
     assert len(house.ended) == 2
-
-
-def test_no_step_exceeds_the_budget() -> None:
-    house = SchedulerHarness(max_num_batched_tokens=7)
-    for number in range(6):
-        house.add(make_request(f"{number}", make_prompt(20, number * 10)))
-    sizes = []
-    while house.to_worker:
-        sizes.append(turn(house).num_tokens)
-    assert max(sizes) == 7
-    assert len(house.ended) == 6
 
 
 def test_without_chunks_a_prompt_comes_whole_or_not_at_all() -> None:
@@ -145,23 +117,12 @@ def test_an_admission_put_off_for_the_budget_leaves_the_cache_alone() -> None:
     house.add(make_request("cached", make_prompt(30), max_tokens=1))
     house.run()
     num_cached = house.kv_cache.pool.num_cached
-    add_together(
-        house,
+    house.add_together(
         make_request("first", make_prompt(20, 30), max_tokens=1),
         make_request("too much now", make_prompt(90, 50), max_tokens=1, arrival=1.0),
     )
     assert house.kv_cache.num_queried_tokens == 30 + 20
     assert house.kv_cache.pool.num_cached == num_cached + 5
-
-
-def test_a_step_holds_at_most_max_num_seqs_requests() -> None:
-    house = SchedulerHarness(max_num_seqs=2, max_num_batched_tokens=WIDE)
-    for number in range(5):
-        house.add(make_request(f"{number}", make_prompt(5, number)))
-    while house.to_worker:
-        assert len(turn(house).rows) <= 2
-        assert len(house.scheduler.ledger.running) <= 2
-    assert len(house.ended) == 5
 
 
 def test_admission_reserves_the_whole_prompt() -> None:
@@ -251,58 +212,42 @@ def test_an_important_arrival_displaces_one_request_also_while_masks_are_on_thei
     lows = [
         make_request(f"low {number}", make_long_prompt(), 20, priority=5, gated=True) for number in range(4)
     ]
-    add_together(house, *lows)
+    house.add_together(*lows)
     house.add(make_request("urgent", make_prompt(9), priority=0, arrival=5.0))
     house.run()
     assert house.scheduler.ledger.num_preemptions == 1
     assert len(house.ended) == 5
 
 
-def test_fcfs_never_displaces() -> None:
-    house = SchedulerHarness(max_num_seqs=2, max_num_batched_tokens=WIDE)
+@pytest.mark.parametrize(("policy", "priority"), [("fcfs", -9), ("priority", 5)])
+def test_neither_fcfs_nor_an_equal_priority_displaces(policy: str, priority: int) -> None:
+    house = SchedulerHarness(policy=policy, max_num_seqs=2, max_num_batched_tokens=WIDE)
     fill_slots(house, 2)
-    house.add(make_request("urgent", make_prompt(9), priority=-9, arrival=5.0))
-    house.run()
-    assert house.scheduler.ledger.num_preemptions == 0
-
-
-def test_an_equal_priority_does_not_displace() -> None:
-    house = SchedulerHarness(policy="priority", max_num_seqs=2, max_num_batched_tokens=WIDE)
-    fill_slots(house, 2)
-    house.add(make_request("peer", make_prompt(9), priority=5, arrival=5.0))
+    house.add(make_request("late", make_prompt(9), priority=priority, arrival=5.0))
     house.run()
     assert house.scheduler.ledger.num_preemptions == 0
 
 
 @pytest.mark.parametrize("depth", [1, 2])
-def test_no_more_steps_fly_than_allowed(depth: int) -> None:
+def test_no_more_steps_and_tokens_fly_than_allowed(depth: int) -> None:
     house = SchedulerHarness(max_steps_in_flight=depth)
     house.add(make_request("a", make_long_prompt(), max_tokens=20))
-    seen = set()
-    while house.to_worker:
-        seen.add(house.scheduler.num_open_steps)
-        turn(house)
-    assert max(seen) == depth
-
-
-def test_a_request_has_at_most_two_tokens_in_flight() -> None:
-    house = SchedulerHarness(max_steps_in_flight=2)
-    house.add(make_request("a", make_long_prompt(), max_tokens=20))
     (request,) = house.scheduler.ledger.running
-    seen = set()
+    seen = []
     while house.to_worker:
-        seen.add(request.num_in_flight)
+        seen.append((house.scheduler.num_open_steps, request.num_in_flight))
         turn(house)
-    assert max(seen) == 2
+    assert max(seen) == (depth, depth)
 
 
-def test_an_unforeseen_end_costs_one_token() -> None:
+@pytest.mark.parametrize("depth", [1, 2])
+def test_an_unforeseen_end_costs_a_token_for_each_step_that_was_planned_ahead(depth: int) -> None:
     prompt, answer = make_ending_prompt()
-    house = SchedulerHarness(caching=False)
+    house = SchedulerHarness(caching=False, max_steps_in_flight=depth)
     house.add(make_request("a", prompt, max_tokens=30))
     house.run()
     assert house.outputs["a"] == answer
-    assert house.worker.num_computed_tokens == len(prompt) + len(answer) - 1 + 1
+    assert house.worker.num_computed_tokens == len(prompt) + len(answer) - 1 + (depth - 1)
 
 
 def test_an_end_by_length_is_foreseen_and_costs_nothing() -> None:
@@ -313,19 +258,11 @@ def test_an_end_by_length_is_foreseen_and_costs_nothing() -> None:
     assert house.worker.num_computed_tokens == len(prompt) + 6 - 1
 
 
-def test_without_overlap_no_token_is_discarded() -> None:
-    prompt, answer = make_ending_prompt()
-    house = SchedulerHarness(caching=False, max_steps_in_flight=1)
-    house.add(make_request("a", prompt, max_tokens=30))
-    house.run()
-    assert house.worker.num_computed_tokens == len(prompt) + len(answer) - 1
-
-
 def add_urgent(house: SchedulerHarness, count: int, num_tokens: int) -> list[StepPlan]:
     """Requests better than all that run come together; returns the steps in which they are admitted."""
     prompts = [make_prompt(num_tokens, 7 * number) for number in range(count)]
     urgent = [make_request(f"urgent {number}", prompts[number], 2, arrival=9.0) for number in range(count)]
-    add_together(house, *urgent)
+    house.add_together(*urgent)
     plans = []
     while "urgent 0" not in house.ended:
         plans.append(turn(house))
@@ -383,7 +320,7 @@ def test_long_prompts_that_are_cached_are_admitted_over_several_steps(
     prompt = make_prompt(60)
     house.add(make_request("first", prompt))
     house.run()
-    add_together(house, *(make_request(f"again {number}", prompt) for number in range(8)))
+    house.add_together(*(make_request(f"again {number}", prompt) for number in range(8)))
     assert [len(plan.new_rows) for plan in pending_plans(house)] == [2, 2]
     house.run()
     assert len(house.ended) == 9

@@ -24,14 +24,6 @@ def make_prompt(ends_within: int | None = None) -> tuple[list[int], list[int]]:
     raise AssertionError("there is no such prompt")
 
 
-def add_together(house: SchedulerHarness, *requests: AddRequest) -> None:
-    """All come before the next step is planned."""
-    for request in requests:
-        house.outputs[request.request_id] = []
-        house.scheduler.add(request)
-    house.plan()
-
-
 def finish_of(house: SchedulerHarness, name: str) -> tuple[FinishReason | None, int | str | None]:
     (last,) = house.ended[name]
     return last.finish_reason, last.stop_reason
@@ -102,7 +94,7 @@ def test_a_stop_token_on_the_last_place_is_a_stop() -> None:
 def test_a_token_that_could_not_be_sampled_ends_only_its_request() -> None:
     house = SchedulerHarness(max_num_batched_tokens=64)
     prompt, answer = make_prompt()
-    add_together(house, *(make_request(name, prompt, max_tokens=5) for name in ("broken", "healthy")))
+    house.add_together(*(make_request(name, prompt, max_tokens=5) for name in ("broken", "healthy")))
     house.work()
     done = house.to_scheduler.popleft()
     house.to_scheduler.append(StepDone(done.step_id, done.indices, [-1, done.token_ids[1]], done.is_last))
@@ -154,7 +146,7 @@ def test_what_a_failed_row_computed_or_found_is_not_cached(is_preempted: bool) -
 def stop_waiting(house: SchedulerHarness) -> None:
     """Behind four others."""
     prompt, _ = make_prompt()
-    add_together(house, *(make_request(f"other {n}", prompt, 30, arrival=-1.0) for n in range(4)))
+    house.add_together(*(make_request(f"other {n}", prompt, 30, arrival=-1.0) for n in range(4)))
     house.add(make_request("a", prompt, 30))
     assert "a" in house.scheduler.ledger.waiting
 
@@ -241,7 +233,7 @@ def make_gated_house() -> SchedulerHarness:
     """One request with a grammar beside a plain one; nothing has run yet."""
     house = SchedulerHarness(max_num_batched_tokens=64)
     prompt, _ = make_prompt()
-    add_together(house, make_request("gated", prompt, 10, gated=True), make_request("plain", prompt, 10))
+    house.add_together(make_request("gated", prompt, 10, gated=True), make_request("plain", prompt, 10))
     return house
 
 

@@ -27,16 +27,14 @@ from tests.engine.model.drive import make_transformers_model, save
 MakeConfig = Callable[..., EngineConfig]
 
 
-@pytest.fixture(autouse=True)
-def keep_threads() -> object:
-    """`load` sets torch's threads for the whole process."""
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
-
-
 def make_worker(config: EngineConfig) -> Worker:
     return Worker(config, eos_token_ids=(1,))
+
+
+def load_worker(config: EngineConfig) -> Worker:
+    worker = make_worker(config)
+    worker.load()
+    return worker
 
 
 def test_a_device_that_is_not_there_is_refused_with_a_way_out(
@@ -51,24 +49,16 @@ def test_a_device_that_is_not_there_is_refused_with_a_way_out(
 
 def test_auto_falls_back_to_cpu_and_float32(make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    worker = make_worker(make_config())
-    worker.load()
+    worker = load_worker(make_config(num_threads=2))
     resolved = worker.resolved.worker
-    assert (resolved.device, resolved.dtype, resolved.num_threads) == ("cpu", "float32", 1)
-    assert torch.get_num_threads() == 1
+    assert (resolved.device, resolved.dtype, resolved.num_threads) == ("cpu", "float32", 2)
+    assert torch.get_num_threads() == 2
+    assert [phase for phase, _ in worker.timeline] == ["weights", "kv cache", "warm-up"]
 
 
 def test_a_dtype_is_taken_at_its_word(make_config: MakeConfig) -> None:
-    worker = make_worker(make_config(device="cpu", dtype="bfloat16"))
-    worker.load()
+    worker = load_worker(make_config(device="cpu", dtype="bfloat16"))
     assert {cache.dtype for pair in worker.kv_caches for cache in pair} == {torch.bfloat16}
-
-
-def test_loading_tells_its_phases(make_config: MakeConfig) -> None:
-    worker = make_worker(make_config(device="cpu"))
-    worker.load()
-    assert [phase for phase, _ in worker.timeline] == ["weights", "kv cache", "warm-up"]
-    assert all(seconds >= 0 for _, seconds in worker.timeline)
 
 
 @pytest.mark.parametrize("block_size", [1, 2, 16])
@@ -76,14 +66,12 @@ def test_the_shortest_length_that_is_allowed_has_room_for_the_warm_up(
     make_config: MakeConfig, block_size: int
 ) -> None:
     limits = {"max_model_len": 2, "max_num_seqs": 1, "block_size": block_size}
-    worker = make_worker(make_config(device="cpu", **limits))
-    worker.load()
+    worker = load_worker(make_config(device="cpu", **limits))
     assert worker.resolved.max_model_len == 2
 
 
 def test_the_cache_has_the_blocks_that_were_asked_for(make_config: MakeConfig) -> None:
-    worker = make_worker(make_config(device="cpu", num_blocks=9, block_size=8))
-    worker.load()
+    worker = load_worker(make_config(device="cpu", num_blocks=9, block_size=8))
     config = worker.model_config
     assert len(worker.kv_caches) == config.num_hidden_layers
     assert worker.kv_caches[0][0].shape == (9, 8, config.num_key_value_heads, config.head_dim)
@@ -92,8 +80,7 @@ def test_the_cache_has_the_blocks_that_were_asked_for(make_config: MakeConfig) -
 
 def test_a_memory_share_becomes_blocks(make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("engine.worker.worker.measure_host_memory", lambda: (2**30, 2**29))
-    worker = make_worker(make_config(device="cpu", num_blocks=None, memory_share=0.01))
-    worker.load()
+    worker = load_worker(make_config(device="cpu", num_blocks=None, memory_share=0.01))
     bytes_per_block = compute_bytes_per_block(worker.model_config, 16, torch.float32)
     assert worker.resolved.cache.num_blocks == int(2**30 * 0.01) // bytes_per_block
 
@@ -102,8 +89,7 @@ def test_no_more_than_the_free_memory_is_taken(
     make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("engine.worker.worker.measure_host_memory", lambda: (2**30, 2**26))
-    worker = make_worker(make_config(device="cpu", num_blocks=None, memory_share=1.0))
-    worker.load()
+    worker = load_worker(make_config(device="cpu", num_blocks=None, memory_share=1.0))
     bytes_per_block = compute_bytes_per_block(worker.model_config, 16, torch.float32)
     assert worker.resolved.cache.num_blocks * bytes_per_block <= 0.8 * 2**26
 
@@ -150,8 +136,7 @@ def test_more_blocks_than_the_memory_holds_are_refused_before_they_are_touched(
 ) -> None:
     """Allocating only reserves: the process would be killed later, when the blocks are written."""
     monkeypatch.setattr(Worker, "warm_up", Worker.reset)
-    worker = make_worker(make_config(device="cpu", num_blocks=3))
-    worker.load()
+    worker = load_worker(make_config(device="cpu", num_blocks=3))
     size = 3 * compute_bytes_per_block(worker.model_config, 16, torch.float32)
     monkeypatch.setattr("engine.worker.worker.measure_host_memory", lambda: (2**30, size))
     make_worker(make_config(device="cpu", num_blocks=3)).load()
@@ -171,8 +156,7 @@ def test_dynamic_rope_beyond_its_original_length_goes_without_the_prefix_cache(
     config = EngineConfig(
         model=str(tmp_path), max_model_len=max_model_len, num_blocks=50, num_threads=1, device="cpu"
     )
-    worker = make_worker(config)
-    worker.load()
+    worker = load_worker(config)
     assert worker.resolved.cache.enable_prefix_caching is is_cached
     notices = " ".join(worker.resolved.notices)
     assert ("beyond 64 tokens the same seed need not" in notices) is not is_cached
@@ -181,8 +165,7 @@ def test_dynamic_rope_beyond_its_original_length_goes_without_the_prefix_cache(
 
 def test_what_is_closed_holds_no_memory(make_config: MakeConfig) -> None:
     """The next engine of the process needs it."""
-    worker = make_worker(make_config(device="cpu"))
-    worker.load()
+    worker = load_worker(make_config(device="cpu"))
     held = [weakref.ref(each) for each in (worker.model, worker.runner, worker.kv_caches[0][0])]
     worker.close(gives_back=False)
     assert all(each() is not None for each in held), "a step may still run"
@@ -216,8 +199,7 @@ def test_chunks_bound_what_logprobs_take() -> None:
 
 
 def test_rows_are_estimated_no_smaller_than_they_are(make_config: MakeConfig) -> None:
-    worker = make_worker(make_config(device="cpu", max_num_seqs=7))
-    worker.load()
+    worker = load_worker(make_config(device="cpu", max_num_seqs=7))
     max_len = worker.resolved.max_model_len
     batch = InputBatch(7, max_len, 16, torch.device("cpu"), is_gathered=True)
     rope = worker.model.rope
@@ -264,8 +246,7 @@ def test_the_cache_leaves_room_for_the_rows_and_the_scratch_of_attention(
 
 
 def test_a_reset_forgets_rows_and_keeps_weights_and_memory(make_config: MakeConfig) -> None:
-    worker = make_worker(make_config(device="cpu"))
-    worker.load()
+    worker = load_worker(make_config(device="cpu"))
     model, cache, runner = worker.model, worker.kv_caches[0][0].data_ptr(), worker.runner
     worker.reset()
     assert worker.runner is not runner
@@ -278,8 +259,7 @@ def test_a_reset_lets_go_of_the_rows_before_it_makes_new_ones(
     make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """There is room for one token pool on a GPU, not for two."""
-    worker = make_worker(make_config(device="cpu"))
-    worker.load()
+    worker = load_worker(make_config(device="cpu"))
     old = weakref.ref(worker.runner.batch)
     alive: list[bool] = []
 
@@ -293,8 +273,7 @@ def test_a_reset_lets_go_of_the_rows_before_it_makes_new_ones(
 
 
 def test_a_light_sleep_gives_the_rope_tables_back(make_config: MakeConfig) -> None:
-    worker = make_worker(make_config(device="cpu"))
-    worker.load()
+    worker = load_worker(make_config(device="cpu"))
     rope = worker.model.rope
     rope.reserve(2048)
     before = rope._cos, rope._sin
@@ -307,8 +286,7 @@ def test_a_light_sleep_gives_the_rope_tables_back(make_config: MakeConfig) -> No
 
 
 def test_bytes_per_block_are_those_of_the_allocation(make_config: MakeConfig) -> None:
-    worker = make_worker(make_config(device="cpu"))
-    worker.load()
+    worker = load_worker(make_config(device="cpu"))
     for dtype in (torch.float32, torch.bfloat16):
         caches = allocate_kv_cache(worker.model_config, 3, 16, dtype, torch.device("cpu"))
         total = sum(cache.nbytes for pair in caches for cache in pair)
