@@ -124,17 +124,6 @@ async def test_n_completions_share_a_prompt_and_end_together(make_config: MakeCo
     assert all(completion.finish_reason == "length" for completion in output.outputs)
 
 
-async def test_salts_keep_prefix_caches_apart(make_config: MakeConfig) -> None:
-    prompt = [7] * 64
-    async with Engine(make_config()) as engine:
-
-        async def cached(salt: str | None) -> int:
-            outputs = [output async for output in engine.generate(prompt, GREEDY, cache_salt=salt)]
-            return outputs[-1].num_cached_tokens
-
-        assert [await cached("a"), await cached("b"), await cached("a"), await cached(None)] == [0, 0, 48, 0]
-
-
 @pytest.mark.parametrize(
     ("spec", "message"),
     [

@@ -28,25 +28,11 @@ def take_hashed(pool: BlockPool, *hashes: bytes) -> list[int]:
     return blocks
 
 
-def test_an_allocation_is_all_or_nothing() -> None:
-    pool = make_pool(4)
-    take(pool, 3)
-    assert pool.allocate(2) is None
-    assert pool.num_free == 1
-    assert len(take(pool, 1)) == 1
-
-
 def test_an_allocation_that_fails_evicts_nothing() -> None:
     pool = make_pool(2)
     pool.free(take_hashed(pool, b"a", b"b"))
     assert pool.allocate(3) is None
     assert pool.num_cached == 2
-
-
-def test_the_null_block_is_never_handed_out() -> None:
-    pool = make_pool(5)
-    assert sorted(take(pool, 5)) == [1, 2, 3, 4, 5]
-    assert pool.num_usable == 5
 
 
 @pytest.mark.parametrize("num_blocks", [-1, 0, 1])
@@ -99,17 +85,6 @@ def test_a_hit_revives_a_free_block() -> None:
     pool.share(blocks)
     assert pool.owned_ids() == {blocks[0]: 1}
     assert blocks[0] not in take(pool, 1)
-
-
-def test_a_shared_block_is_free_only_after_its_last_owner() -> None:
-    pool = make_pool(2)
-    blocks = take_hashed(pool, b"a")
-    pool.share(blocks)
-    assert pool.num_free_among(blocks) == 0
-    pool.free(blocks)
-    assert pool.num_free == 1
-    pool.free(blocks)
-    assert pool.num_free == 2
 
 
 def test_a_second_block_with_the_same_hash_is_not_indexed() -> None:

@@ -37,29 +37,11 @@ def count_cached(manager: KVCacheManager, request: Request) -> int:
     return num_cached
 
 
-def test_a_second_equal_prompt_finds_all_full_blocks() -> None:
-    manager = make_manager()
-    compute(manager, make_request(list(range(10))))
-    assert count_cached(manager, make_request(list(range(10)))) == 8
-
-
-def test_at_least_one_token_is_recomputed() -> None:
-    manager = make_manager()
-    compute(manager, make_request(list(range(8))))
-    assert count_cached(manager, make_request(list(range(8)))) == 4
-
-
 @pytest.mark.parametrize(("length", "cached"), [(1, 0), (4, 0), (5, 4), (8, 4), (9, 8), (12, 8), (13, 12)])
 def test_the_cached_prefix_is_whole_blocks_below_the_prompt(length: int, cached: int) -> None:
     manager = make_manager()
     compute(manager, make_request(list(range(length))))
     assert count_cached(manager, make_request(list(range(length)))) == cached
-
-
-def test_only_full_blocks_are_offered() -> None:
-    manager = make_manager()
-    compute(manager, make_request(list(range(7))))
-    assert manager.pool.num_cached == 1
 
 
 def test_a_prefix_that_differs_early_shares_nothing_after() -> None:

@@ -109,10 +109,6 @@ def test_a_name_used_again_after_a_removal_is_the_new_request() -> None:
     assert queue.peek() is None
 
 
-def test_an_empty_queue_has_nobody_at_its_head() -> None:
-    assert make_queue().peek() is None
-
-
 def test_requests_that_are_gone_are_let_go_however_long_the_head_waits() -> None:
     queue = make_queue()
     queue.push(make_request("head"))

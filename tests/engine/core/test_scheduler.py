@@ -147,23 +147,20 @@ def run_until_preemption(house: SchedulerHarness) -> None:
         turn(house)
 
 
-def test_the_last_admitted_is_preempted() -> None:
-    house = make_tight_house()
-    for number, name in enumerate(("first", "last")):
-        house.add(make_request(name, make_long_prompt(), max_tokens=12, arrival=float(number)))
+@pytest.mark.parametrize(("policy", "priorities"), [("fcfs", (0, 0, 0)), ("priority", (1, 5, 9))])
+def test_the_last_in_the_queues_order_is_preempted_and_comes_back_first(
+    policy: str, priorities: tuple[int, ...]
+) -> None:
+    house = make_tight_house(policy)
+    for number, name in enumerate(("first", "last", "waiting")):
+        priority, arrival = priorities[number], float(number)
+        house.add(make_request(name, make_long_prompt(), max_tokens=12, priority=priority, arrival=arrival))
     run_until_preemption(house)
     assert [request.request_id for request in house.scheduler.ledger.running] == ["first"]
-    assert house.scheduler.ledger.waiting.peek() is not None
+    head = house.scheduler.ledger.waiting.peek()
+    assert head is not None and head.request_id == "last"
     house.run()
-    assert len(house.ended) == 2
-
-
-def test_the_lowest_priority_is_preempted() -> None:
-    house = make_tight_house("priority")
-    house.add(make_request("low", make_long_prompt(), max_tokens=12, priority=5))
-    house.add(make_request("high", make_long_prompt(), max_tokens=12, priority=0, arrival=1.0))
-    run_until_preemption(house)
-    assert [request.request_id for request in house.scheduler.ledger.running] == ["high"]
+    assert len(house.ended) == 3
 
 
 def test_a_preempted_request_keeps_its_output_tokens() -> None:
@@ -176,15 +173,6 @@ def test_a_preempted_request_keeps_its_output_tokens() -> None:
     house.run()
     assert house.outputs["last"] == reference_output(prompt, 12, MAX_MODEL_LEN)
     assert house.ended["last"][0].num_preemptions == 1
-
-
-def test_a_preempted_request_goes_before_those_that_wait() -> None:
-    house = make_tight_house()
-    for number, name in enumerate(("first", "last", "waiting")):
-        house.add(make_request(name, make_long_prompt(), max_tokens=12, arrival=float(number)))
-    run_until_preemption(house)
-    head = house.scheduler.ledger.waiting.peek()
-    assert head is not None and head.request_id == "last"
 
 
 def fill_slots(house: SchedulerHarness, count: int) -> None:

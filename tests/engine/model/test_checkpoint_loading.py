@@ -56,31 +56,24 @@ def test_weights_are_cast_to_the_dtype_asked_for(tmp_path: Path) -> None:
     assert not model.training
 
 
-def test_missing_tensor_is_named(tmp_path: Path) -> None:
-    rewrite(make_checkpoint(tmp_path), model__layers__1__self_attn__k_proj__weight=None)
-    with pytest.raises(
-        ConfigError, match=r"missing: model\.layers\.1\.self_attn\.k_proj\.weight; unexpected: none"
-    ):
-        load_model(tmp_path)
+K_PROJ, Q_PROJ = "model.layers.1.self_attn.k_proj", "model.layers.0.self_attn.q_proj"
+OTHER_SHAPE = r"q_proj\.weight has shape .* its config says \[64, 48\]"
 
 
-def test_unexpected_tensor_is_named(tmp_path: Path) -> None:
-    rewrite(make_checkpoint(tmp_path), model__layers__0__self_attn__q_proj__bias=torch.zeros(64))
-    with pytest.raises(ConfigError, match=r"unexpected: model\.layers\.0\.self_attn\.q_proj\.bias"):
-        load_model(tmp_path)
-
-
-@pytest.mark.parametrize("shape", [(3,), (48, 64), (1, 1), ()])
-def test_tensor_of_another_shape_is_named(tmp_path: Path, shape: tuple[int, ...]) -> None:
-    rewrite(make_checkpoint(tmp_path), model__layers__0__self_attn__q_proj__weight=torch.zeros(shape))
-    with pytest.raises(ConfigError, match=r"q_proj\.weight has shape .* its config says \[64, 48\]"):
-        load_model(tmp_path)
-
-
-def test_quantized_tensor_is_refused(tmp_path: Path) -> None:
-    quantized = torch.zeros(48, dtype=torch.int8)
-    rewrite(make_checkpoint(tmp_path), model__norm__weight=quantized)
-    with pytest.raises(ConfigError, match=r"model\.norm\.weight is torch\.int8"):
+@pytest.mark.parametrize(
+    ("name", "tensor", "message"),
+    [
+        (f"{K_PROJ}.weight", None, f"missing: {K_PROJ}.weight; unexpected: none"),
+        (f"{Q_PROJ}.bias", torch.zeros(64), f"unexpected: {Q_PROJ}.bias"),
+        ("model.norm.weight", torch.zeros(48, dtype=torch.int8), r"model\.norm\.weight is torch\.int8"),
+        *((f"{Q_PROJ}.weight", torch.zeros(shape), OTHER_SHAPE) for shape in [(3,), (48, 64), (1, 1), ()]),
+    ],
+)
+def test_a_tensor_that_the_config_does_not_describe_is_named(
+    tmp_path: Path, name: str, tensor: torch.Tensor | None, message: str
+) -> None:
+    rewrite(make_checkpoint(tmp_path), **{name: tensor})
+    with pytest.raises(ConfigError, match=message):
         load_model(tmp_path)
 
 

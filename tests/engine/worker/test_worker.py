@@ -17,7 +17,7 @@ from engine import ConfigError, EngineConfig
 from engine.config import WorkerConfig
 from engine.model import DecoderModel, ModelConfig, RopeConfig
 from engine.worker.input_batch import InputBatch
-from engine.worker.kv_cache import allocate_kv_cache, compute_bytes_per_block
+from engine.worker.kv_cache import compute_bytes_per_block
 from engine.worker.native_swap import NativeSwap
 from engine.worker.step_memory import StepMemory
 from engine.worker.worker import Worker
@@ -283,11 +283,3 @@ def test_a_light_sleep_gives_the_rope_tables_back(make_config: MakeConfig) -> No
     rope.reserve(2048)
     for table, old in zip((rope._cos, rope._sin), before, strict=True):
         assert table.device == worker.device and torch.equal(table, old)
-
-
-def test_bytes_per_block_are_those_of_the_allocation(make_config: MakeConfig) -> None:
-    worker = load_worker(make_config(device="cpu"))
-    for dtype in (torch.float32, torch.bfloat16):
-        caches = allocate_kv_cache(worker.model_config, 3, 16, dtype, torch.device("cpu"))
-        total = sum(cache.nbytes for pair in caches for cache in pair)
-        assert total == 3 * compute_bytes_per_block(worker.model_config, 16, dtype)
