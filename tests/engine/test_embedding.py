@@ -197,7 +197,7 @@ def test_ctrl_c_ends_the_program_at_any_moment(way: str, delay_s: float, checkpo
             assert process.stdout.readline() == "up\n"
             time.sleep(delay_s)
             process.send_signal(signal.SIGINT)
-            _, stderr = process.communicate(timeout=60)
+            _, stderr = process.communicate(timeout=100)
         finally:
             process.kill()  # does nothing to one that has ended
     assert process.returncode in (-signal.SIGINT, 1, 130)

@@ -42,28 +42,19 @@ async def answer(engine: Engine, params: SamplingParams, **options: float) -> st
     return str(last.outputs[0].finish_reason)
 
 
-async def test_a_compiled_grammar_does_not_queue_behind_others(
-    make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("kind", "is_compiled"), [("regex", True), ("ebnf", False)])
+async def test_neither_a_compiled_grammar_nor_one_beside_slow_ones_queues(
+    make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch, kind: str, is_compiled: bool
 ) -> None:
+    """Only xgrammar takes EBNF, in a thread of its own."""
     async with Engine(make_config()) as engine:
-        await answer(engine, GOOD)
+        if is_compiled:
+            await answer(engine, GOOD)
         held = Held(monkeypatch)
-        jobs = [asyncio.create_task(answer(engine, make_held(number))) for number in range(4)]
+        jobs = [asyncio.create_task(answer(engine, make_held(number, kind))) for number in range(4)]
         await asyncio.sleep(0)
         assert await answer(engine, GOOD) in ("stop", "length")
         assert not any(job.done() for job in jobs)
-        held.release.set()
-        await asyncio.gather(*jobs)
-
-
-async def test_new_grammars_pass_those_that_only_xgrammar_takes(
-    make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with Engine(make_config()) as engine:
-        held = Held(monkeypatch)
-        jobs = [asyncio.create_task(answer(engine, make_held(number, "ebnf"))) for number in range(4)]
-        await asyncio.sleep(0)
-        assert await answer(engine, GOOD) in ("stop", "length")
         held.release.set()
         await asyncio.gather(*jobs)
 

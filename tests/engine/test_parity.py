@@ -89,7 +89,7 @@ def tokens_of(outputs: list[RequestOutput]) -> list[list[list[int]]]:
     return [[each.token_ids for each in output.outputs] for output in outputs]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def reference(checkpoint: Path) -> list[list[list[int]]]:
     with LLM(str(checkpoint), num_blocks=2000, max_num_seqs=32, num_threads=1, **PLAIN) as llm:
         return run(llm)

@@ -13,7 +13,7 @@ from engine.core.scheduler import Scheduler
 from engine.messages import AddRequest, FillMasks, RequestTokens, RunStep, SampleGate, StepDone, StepPlan
 from engine.sampling_params import SamplingParams
 from grammar import GrammarSpec
-from tests.engine.core.fake_worker import EOS, FakeWorker
+from tests.engine.core.fake_worker import EOS, FakeWorker, reference_output
 
 MAX_MODEL_LEN = 96
 
@@ -40,6 +40,16 @@ def make_request(
     return AddRequest(
         name, prompt, sampling, seed=0, arrival_time=arrival, priority=priority, cache_salt=salt
     )
+
+
+def find_prompt(num_tokens: int, *, ends: bool) -> tuple[list[int], list[int]]:
+    """A prompt and its answer of so many tokens, or one that EOS ends after 5 tokens at least."""
+    for first in range(5000):
+        prompt = [first % 90, first // 90, 7, 8, 9]
+        answer = reference_output(prompt, num_tokens, MAX_MODEL_LEN)
+        if (EOS in answer) == ends and len(answer) > 4:
+            return prompt, answer
+    raise AssertionError("there is no such prompt")
 
 
 def make_plain_item(request_id: str, token_id: int) -> RequestTokens:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from engine.messages import RunStep, StepPlan
-from tests.engine.core.fake_worker import EOS, reference_output
-from tests.engine.core.harness import MAX_MODEL_LEN, SchedulerHarness, make_request
+from tests.engine.core.fake_worker import reference_output
+from tests.engine.core.harness import MAX_MODEL_LEN, SchedulerHarness, find_prompt, make_request
 
 WIDE = 64  # a budget that takes any prompt here whole
 
@@ -15,23 +15,9 @@ def make_prompt(length: int, first: int = 0) -> list[int]:
     return [(first + number) % 90 for number in range(length)]
 
 
-def make_long_prompt(num_tokens: int = 20) -> list[int]:
-    """A prompt whose answer does not end by itself within that many tokens."""
-    for first in range(90):
-        prompt = make_prompt(5, first)
-        if EOS not in reference_output(prompt, num_tokens, MAX_MODEL_LEN):
-            return prompt
-    raise AssertionError("every answer is short")
-
-
-def make_ending_prompt() -> tuple[list[int], list[int]]:
-    """A prompt whose answer ends by EOS after 2 to 30 tokens, and that answer."""
-    for first in range(2000):
-        prompt = [first % 90, first // 90, 7]
-        answer = reference_output(prompt, 30, MAX_MODEL_LEN)
-        if answer[-1] == EOS and len(answer) > 2:
-            return prompt, answer
-    raise AssertionError("no answer ends")
+def make_long_prompt() -> list[int]:
+    """A prompt whose answer does not end by itself within 20 tokens."""
+    return find_prompt(20, ends=False)[0]
 
 
 def pending_plans(house: SchedulerHarness) -> list[StepPlan]:
@@ -230,7 +216,7 @@ def test_no_more_steps_and_tokens_fly_than_allowed(depth: int) -> None:
 
 @pytest.mark.parametrize("depth", [1, 2])
 def test_an_unforeseen_end_costs_a_token_for_each_step_that_was_planned_ahead(depth: int) -> None:
-    prompt, answer = make_ending_prompt()
+    prompt, answer = find_prompt(30, ends=True)
     house = SchedulerHarness(caching=False, max_steps_in_flight=depth)
     house.add(make_request("a", prompt, max_tokens=30))
     house.run()

@@ -8,20 +8,7 @@ import pytest
 
 from engine.messages import NO_TOKEN_LEFT, AddRequest, GrammarBroken, RunStep, SampleGate, StepDone
 from engine.outputs import FinishReason
-from tests.engine.core.fake_worker import EOS, reference_output
-from tests.engine.core.harness import MAX_MODEL_LEN, SchedulerHarness, make_request
-
-
-def make_prompt(ends_within: int | None = None) -> tuple[list[int], list[int]]:
-    """A prompt and its answer of up to 30 tokens: one that EOS ends within so many, or one it does not end."""
-    for first in range(5000):
-        prompt = [first % 90, first // 90, 7, 8, 9]
-        answer = reference_output(prompt, 30, MAX_MODEL_LEN)
-        if (EOS in answer) == (ends_within is not None) and (
-            ends_within is None or 4 < len(answer) <= ends_within
-        ):
-            return prompt, answer
-    raise AssertionError("there is no such prompt")
+from tests.engine.core.harness import MAX_MODEL_LEN, SchedulerHarness, find_prompt, make_request
 
 
 def finish_of(house: SchedulerHarness, name: str) -> tuple[FinishReason | None, int | str | None]:
@@ -42,7 +29,7 @@ def run_alone(request: AddRequest) -> SchedulerHarness:
 
 
 def test_max_tokens_ends_with_length() -> None:
-    prompt, answer = make_prompt()
+    prompt, answer = find_prompt(30, ends=False)
     house = run_alone(make_request("a", prompt, max_tokens=7))
     assert house.outputs["a"] == answer[:7]
     assert finish_of(house, "a") == ("length", None)
@@ -57,14 +44,14 @@ def test_the_model_length_ends_with_length(max_tokens: int | None) -> None:
 
 
 def test_eos_ends_with_stop_and_no_stop_reason() -> None:
-    prompt, answer = make_prompt(ends_within=30)
+    prompt, answer = find_prompt(30, ends=True)
     house = run_alone(make_request("a", prompt, max_tokens=40))
     assert house.outputs["a"] == answer
     assert finish_of(house, "a") == ("stop", None)
 
 
 def test_ignore_eos_goes_on() -> None:
-    prompt, answer = make_prompt(ends_within=30)
+    prompt, answer = find_prompt(30, ends=True)
     house = run_alone(make_request("a", prompt, max_tokens=40, ignore_eos=True))
     assert house.outputs["a"][: len(answer)] == answer
     assert (len(house.outputs["a"]), finish_of(house, "a")) == (40, ("length", None))
@@ -72,20 +59,20 @@ def test_ignore_eos_goes_on() -> None:
 
 def test_a_grammar_still_ends_by_eos_when_eos_is_ignored() -> None:
     """Its matcher is over then: there is nothing left to write."""
-    prompt, answer = make_prompt(ends_within=30)
+    prompt, answer = find_prompt(30, ends=True)
     house = run_alone(make_request("a", prompt, max_tokens=40, ignore_eos=True, gated=True))
     assert house.outputs["a"] == answer
 
 
 def test_a_stop_token_ends_with_itself_as_the_reason() -> None:
-    prompt, answer = make_prompt()
+    prompt, answer = find_prompt(30, ends=False)
     house = run_alone(make_request("a", prompt, max_tokens=30, stop_token_ids=[answer[3]]))
     assert house.outputs["a"] == answer[: answer.index(answer[3]) + 1]
     assert finish_of(house, "a") == ("stop", answer[3])
 
 
 def test_a_stop_token_on_the_last_place_is_a_stop() -> None:
-    prompt, answer = make_prompt()
+    prompt, answer = find_prompt(30, ends=False)
     place = answer.index(answer[3])
     house = run_alone(make_request("a", prompt, max_tokens=place + 1, stop_token_ids=[answer[3]]))
     assert finish_of(house, "a") == ("stop", answer[3])
@@ -93,7 +80,7 @@ def test_a_stop_token_on_the_last_place_is_a_stop() -> None:
 
 def test_a_token_that_could_not_be_sampled_ends_only_its_request() -> None:
     house = SchedulerHarness(max_num_batched_tokens=64)
-    prompt, answer = make_prompt()
+    prompt, answer = find_prompt(30, ends=False)
     house.add_together(*(make_request(name, prompt, max_tokens=5) for name in ("broken", "healthy")))
     house.work()
     done = house.to_scheduler.popleft()
@@ -145,7 +132,7 @@ def test_what_a_failed_row_computed_or_found_is_not_cached(is_preempted: bool) -
 
 def stop_waiting(house: SchedulerHarness) -> None:
     """Behind four others."""
-    prompt, _ = make_prompt()
+    prompt, _ = find_prompt(30, ends=False)
     house.add_together(*(make_request(f"other {n}", prompt, 30, arrival=-1.0) for n in range(4)))
     house.add(make_request("a", prompt, 30))
     assert "a" in house.scheduler.ledger.waiting
@@ -159,7 +146,7 @@ def stop_in_prefill(house: SchedulerHarness) -> None:
 
 
 def stop_in_decode(house: SchedulerHarness) -> None:
-    house.add(make_request("a", make_prompt()[0], 30))
+    house.add(make_request("a", find_prompt(30, ends=False)[0], 30))
     for _ in range(5):
         house.work()
         house.answer()
@@ -174,7 +161,7 @@ def stop_in_flight(house: SchedulerHarness) -> None:
 
 
 def stop_at_the_gate(house: SchedulerHarness) -> None:
-    house.add(make_request("a", make_prompt()[0], 30, gated=True))
+    house.add(make_request("a", find_prompt(30, ends=False)[0], 30, gated=True))
     house.work()
     assert house.worker.parked
 
@@ -208,7 +195,7 @@ def test_after_an_abort_the_same_name_can_come_again(stop: Callable[[SchedulerHa
     house = SchedulerHarness()
     stop(house)
     house.abort("a")
-    prompt, answer = make_prompt()
+    prompt, answer = find_prompt(30, ends=False)
     house.add(make_request("a", prompt, 6))
     house.run()
     assert house.outputs["a"] == answer[:6]
@@ -221,7 +208,7 @@ def test_an_unknown_name_is_ignored() -> None:
 
 def test_an_abort_carries_the_reason_it_is_given() -> None:
     house = SchedulerHarness()
-    house.add(make_request("a", make_prompt()[0], 30))
+    house.add(make_request("a", find_prompt(30, ends=False)[0], 30))
     (ended,) = house.scheduler.abort(["a"], "error", "the grammar broke")
     assert (ended.finish_reason, ended.error, ended.token_ids) == ("error", "the grammar broke", [])
 
@@ -232,7 +219,7 @@ def test_an_abort_carries_the_reason_it_is_given() -> None:
 def make_gated_house() -> SchedulerHarness:
     """One request with a grammar beside a plain one; nothing has run yet."""
     house = SchedulerHarness(max_num_batched_tokens=64)
-    prompt, _ = make_prompt()
+    prompt, _ = find_prompt(30, ends=False)
     house.add_together(make_request("gated", prompt, 10, gated=True), make_request("plain", prompt, 10))
     return house
 
@@ -252,7 +239,7 @@ def test_a_row_whose_mask_is_late_is_skipped_and_caught_up() -> None:
     house.work()
     assert house.to_scheduler[-1].skipped == (0,)
     house.run()
-    assert house.outputs["gated"] == house.outputs["plain"] == make_prompt()[1][:10]
+    assert house.outputs["gated"] == house.outputs["plain"] == find_prompt(30, ends=False)[1][:10]
 
 
 def test_a_skipped_row_is_not_counted_as_computed() -> None:
@@ -283,7 +270,7 @@ def test_a_gated_request_that_ends_gets_no_mask() -> None:
     house.abort("gated")
     house.run()
     assert house.num_accepted["gated"] == 0
-    assert house.outputs["plain"] == make_prompt()[1][:10]
+    assert house.outputs["plain"] == find_prompt(30, ends=False)[1][:10]
 
 
 def test_accepted_tokens_reach_the_matcher_once_and_in_number() -> None:
@@ -295,7 +282,7 @@ def test_accepted_tokens_reach_the_matcher_once_and_in_number() -> None:
 
 def test_a_row_is_not_given_away_while_its_sample_is_parked() -> None:
     house = SchedulerHarness(max_num_seqs=1)
-    prompt, answer = make_prompt()
+    prompt, answer = find_prompt(30, ends=False)
     house.add(make_request("gated", prompt, 10, gated=True))
     house.work()
     house.abort("gated")
@@ -311,7 +298,7 @@ def test_a_broken_matcher_does_not_end_a_later_request_of_its_name() -> None:
     house.plan()
     late = GrammarBroken(house.scheduler.num_steps - 1, name, "a limit was hit", "dead_end")
     house.abort(name)
-    house.add(make_request(name, make_prompt()[0], gated=True))
+    house.add(make_request(name, find_prompt(30, ends=False)[0], gated=True))
     assert house.scheduler.end_broken(late) == []
     report = GrammarBroken(house.scheduler.num_steps, name, "a limit was hit", "dead_end")
     (ended,) = house.scheduler.end_broken(report)
