@@ -57,26 +57,9 @@ def test_only_what_may_become_a_stop_string_is_held_back(text: str, stops: list[
     assert released == text[: len(text) - longest]
 
 
-def test_a_stop_string_over_three_chunks_never_leaks() -> None:
-    released, hit = run(StopStrings(["<end>"]), ["hi <", "en", "d>", "never read"])
-    assert (released, hit) == (["hi ", "", ""], "<end>")
-
-
-def test_a_stop_string_inside_one_chunk_cuts_it() -> None:
-    assert StopStrings(["END"]).feed("some END more") == ("some ", "END")
-
-
 def test_the_stop_string_is_kept_when_asked_for() -> None:
     released, hit = run(StopStrings(["END"], include_in_output=True), ["some E", "N", "D more"])
     assert ("".join(released), hit) == ("some END", "END")
-
-
-def test_a_false_start_is_released() -> None:
-    assert run(StopStrings(["END"]), ["a E", "N", "ough"]) == (["a ", "", "ENough", ""], None)
-
-
-def test_text_held_back_is_released_at_the_end() -> None:
-    assert run(StopStrings(["\n\n"]), ["a\n"]) == (["a", "\n"], None)
 
 
 @pytest.mark.parametrize(
