@@ -45,6 +45,7 @@ class Hang:
 def hang(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hang]:
     found = Hang()
     monkeypatch.setattr(MockWorker, "execute", lambda worker, plan: found.execute(worker, plan))
+    monkeypatch.setattr("engine.supervisor.HANG_PATIENCE_S", 0.2)
     yield found
     found.is_on.clear()
     found.is_off.set()

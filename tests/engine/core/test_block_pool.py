@@ -113,6 +113,14 @@ def test_a_taken_block_is_no_longer_found() -> None:
     assert pool.num_cached == 0
 
 
+def test_a_forgotten_hash_is_not_found_and_its_block_keeps_its_owner() -> None:
+    pool = make_pool(2)
+    first, second = take_hashed(pool, b"a", b"b")
+    pool.forget([b"a", b"never seen"])
+    assert (pool.find([b"a"]), pool.find([b"b"])) == ([], [second])
+    assert pool.owned_ids() == {first: 1, second: 1}
+
+
 def test_find_stops_at_the_first_gap() -> None:
     pool = make_pool(3)
     blocks = take_hashed(pool, b"1", b"3")
