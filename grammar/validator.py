@@ -1,5 +1,6 @@
 """The last check of a finished text: a JSON Schema validator independent of the grammar engines."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import jsonschema_rs
@@ -10,6 +11,7 @@ from .json_schema.formats import ASSERTED_FORMATS
 from .json_schema.identifiers import BASE_URI, encode_reference, join_uri, write_reference
 from .json_schema.keywords import join_pointer
 from .json_schema.references import map_schemas
+from .regex.linear_pattern import may_backtrack
 
 # Formats the library would assert and we treat as annotations, as the grammar does.
 _OTHER_FORMATS = frozenset(
@@ -27,6 +29,14 @@ _OTHER_FORMATS = frozenset(
 )
 
 
+# Patterns with look-around or back references can take exponential time, during which every thread waits. After
+# these steps, about a millisecond, the library gives up; ordinary patterns take three steps a character.
+MAX_BACKTRACKS = 50_000
+# A pattern that reaches them over a text this short takes exponential time, or the fourth power of the length.
+PROBE_LENGTH = 32
+MAX_NUM_PROBED = 32  # characters of a pattern
+_PATTERN_OPTIONS = jsonschema_rs.FancyRegexOptions(backtrack_limit=MAX_BACKTRACKS)
+
 _UNUSABLE = (jsonschema_rs.ValidationError, jsonschema_rs.ReferencingError, ValueError)
 
 
@@ -37,6 +47,9 @@ def accept_anything(text: str) -> bool:
 
 class SchemaDocument:
     """A schema, and the validators of the subschemas in it, in the draft it is written in; never fetches anything.
+
+    Attributes:
+        backtracking: the patterns in it that may take more than linear time.
 
     Raises:
         InvalidGrammar: the schema is nested too deeply.
@@ -50,6 +63,7 @@ class SchemaDocument:
             raise InvalidGrammar(
                 "the schema cannot be used for validation: it is nested too deeply"
             ) from error
+        self.backtracking = list_backtracking(self._schema)
         self._registry: jsonschema_rs.Registry | None = None
 
     def make_validator(self, pointer: str = "") -> jsonschema_rs.Validator:
@@ -65,6 +79,7 @@ class SchemaDocument:
                 formats=dict.fromkeys(_OTHER_FORMATS - ASSERTED_FORMATS, accept_anything),
                 validate_formats=True,
                 ignore_unknown_formats=True,
+                pattern_options=_PATTERN_OPTIONS,
                 offline=True,
             )
         except BaseException as error:
@@ -72,6 +87,18 @@ class SchemaDocument:
             if not isinstance(error, _UNUSABLE) and not is_panic(error):
                 raise
             raise InvalidGrammar(f"the schema cannot be used for validation: {error}") from error
+
+    def is_valid(self, validator: jsonschema_rs.Validator, instance: Any) -> bool:
+        """Tell whether an instance is valid for one of this document's validators.
+
+        Raises:
+            InvalidGrammar: a pattern reached the limit of steps, so nothing is known.
+        """
+        if validator.is_valid(instance):
+            return True
+        if self.backtracking:
+            check_steps(validator.iter_errors(instance))
+        return False
 
     def _refer(self, pointer: str) -> dict[str, Any]:
         """Return a schema that is but a reference to a subschema."""
@@ -97,17 +124,59 @@ class SchemaValidator:
     """
 
     def __init__(self, schema: dict[str, Any] | bool, pointer: str = "") -> None:
-        self._validator = SchemaDocument(schema).make_validator(pointer)
+        self._document = SchemaDocument(schema)
+        self._validator = self._document.make_validator(pointer)
 
     def is_valid(self, instance: Any) -> bool:
-        """Tell whether an instance is valid."""
-        return self._validator.is_valid(instance)
+        """Tell whether an instance is valid; raise InvalidGrammar where a pattern takes too long."""
+        return self._document.is_valid(self._validator, instance)
 
     def first_error(self, instance: Any) -> tuple[str, str] | None:
-        """Return (JSON pointer into the instance, message) of the first violation, or None."""
-        for error in self._validator.iter_errors(instance):
-            return join_pointer("", *error.instance_path), error.message
-        return None
+        """Return (JSON pointer into the instance, message) of the first violation, or None.
+
+        Raises:
+            InvalidGrammar: a pattern takes too long.
+        """
+        errors = list(self._validator.iter_errors(instance))
+        check_steps(errors)
+        return (join_pointer("", *errors[0].instance_path), errors[0].message) if errors else None
+
+
+def check_steps(errors: Iterable[jsonschema_rs.ValidationError]) -> None:
+    """Raise InvalidGrammar if a pattern reached the limit of steps: that is no verdict on the instance."""
+    for error in errors:
+        if isinstance(error.kind, jsonschema_rs.ValidationErrorKind.BacktrackLimitExceeded):
+            raise InvalidGrammar(
+                f"a pattern backtracks more than {MAX_BACKTRACKS} steps over the value at "
+                f"{join_pointer('', *error.instance_path) or '#'}"
+            )
+
+
+def list_backtracking(schema: dict[str, Any] | bool) -> list[str]:
+    """Return the patterns in a schema that may take more than linear time."""
+    found: dict[str, None] = {}
+    # References may lead to schemas below any keyword, so everything is searched.
+    pending: list[Any] = [schema]
+    while pending:
+        each = pending.pop()
+        if isinstance(each, dict):
+            names = each.get("patternProperties")
+            patterns = [each.get("pattern"), *(names if isinstance(names, dict) else ())]
+            found.update(dict.fromkeys(pattern for pattern in patterns if isinstance(pattern, str)))
+        pending.extend(each.values() if isinstance(each, dict) else each if isinstance(each, list) else ())
+    return list(filter(may_backtrack, found))
+
+
+def find_slow_text(pattern: str) -> str | None:
+    """Return a text of a few characters over which a pattern reaches the limit of steps, None where none is found."""
+    validator = SchemaValidator({"pattern": pattern})
+    for character in list(dict.fromkeys(pattern))[:MAX_NUM_PROBED]:
+        for text in (character * PROBE_LENGTH, character * PROBE_LENGTH + "\n!"):
+            try:
+                validator.is_valid(text)
+            except InvalidGrammar:
+                return text
+    return None
 
 
 def encode_references(schema: dict[str, Any]) -> dict[str, Any]:

@@ -13,6 +13,8 @@ import jsonschema_rs
 _SHORTHAND = re.compile(r"\\[dDwWsSbBpP]|\(\?[A-Za-z]*i")
 # What Rust's regex crate may use for one pattern.
 _SIZE_LIMIT = 10 * 1024 * 1024
+# Word borders and possessive repetitions: read here, but the engine that goes back goes back for them.
+_BACKTRACKING = re.compile(r"\\[bB]|[*+?}]\+")
 
 
 class LinearPattern:
@@ -38,6 +40,11 @@ class LinearPattern:
         if self._has_shorthand and not text.isascii():
             return None
         return self._validator.is_valid(text)
+
+
+def may_backtrack(pattern: str) -> bool:
+    """Tell whether a JSON Schema validator needs more than linear time for a pattern."""
+    return _BACKTRACKING.search(pattern) is not None or read_pattern(pattern) is None
 
 
 @lru_cache(maxsize=256)

@@ -18,6 +18,9 @@ from ..validator import SchemaDocument
 class ResidualChecks:
     """Validates values against schemas within a document, with one validator for each.
 
+    Attributes:
+        may_backtrack: a pattern in the document may take more than linear time.
+
     Args:
         first: checks whose validators are made at once; more are made when they are needed.
 
@@ -28,6 +31,7 @@ class ResidualChecks:
     def __init__(self, schema: dict[str, Any], first: Iterable[Check] = ()) -> None:
         self._schema = schema
         self._document = SchemaDocument(schema)
+        self.may_backtrack = bool(self._document.backtracking)
         pointers = dict.fromkeys(["", *(check.pointer for check in first)])
         self._validators = {pointer: self._document.make_validator(pointer) for pointer in pointers}
         self._excluded: dict[Check, tuple[LinearPattern, ...]] = {}
@@ -37,6 +41,9 @@ class ResidualChecks:
 
         Args:
             before: the text from the bracket around the value to the value.
+
+        Raises:
+            InvalidGrammar: a pattern takes too many steps over the value.
         """
         try:
             instance = json.loads(value)
@@ -84,7 +91,7 @@ class ResidualChecks:
         except InvalidGrammar:
             # As above: a document whose parts cannot be read alone ends the text, not the engine.
             return False
-        return validator.is_valid({instance: None} if check.is_alone else instance)
+        return self._document.is_valid(validator, {instance: None} if check.is_alone else instance)
 
     def _find_validator(self, pointer: str) -> jsonschema_rs.Validator:
         if pointer not in self._validators:

@@ -17,7 +17,9 @@ from ..json_schema.normalise import Normalised
 from ..json_schema.refusal import iterate_inside_out
 from ..json_schema.sites import SiteMap
 from ..plan import RESIDUAL, PlanEntry
+from ..regex.linear_pattern import may_backtrack
 from ..spec import GrammarSpec
+from ..validator import MAX_BACKTRACKS, find_slow_text
 from .matcher import ResidualProgram
 
 # Each refusal costs a compile and up to 200 probes.
@@ -103,9 +105,13 @@ def drop_everywhere(loosening: Loosening, refusal: UnsupportedGrammar) -> None:
 
 
 def make_program(program: Program, document: Any, sites: SiteMap, tokens: ClosingTokens) -> ResidualProgram:
-    """Return a program with its checks; raise UnsupportedGrammar for a pattern that the validator does not read."""
+    """Return a program with its checks.
+
+    Raises:
+        UnsupportedGrammar: the validator does not read a pattern, or it takes exponential time.
+    """
     try:
-        return ResidualProgram(program, document, sites, tokens)
+        residual = ResidualProgram(program, document, sites, tokens)
     except InvalidGrammar as error:
         cause = error.__cause__
         if not isinstance(cause, jsonschema_rs.ValidationError) or not is_pattern(cause.instance):
@@ -117,6 +123,21 @@ def make_program(program: Program, document: Any, sites: SiteMap, tokens: Closin
             raise
         reason = "neither the engines nor the checks read all of it"
         raise UnsupportedGrammar(join_pointer("", *above), keyword, reason) from error
+    if residual.checks.may_backtrack:
+        refuse_slow_patterns(document)
+    return residual
+
+
+def refuse_slow_patterns(document: Any) -> None:
+    """Raise UnsupportedGrammar for a pattern that takes exponential time over a short text."""
+    for pointer, schema in iterate_inside_out(document):
+        patterns = dict.fromkeys(schema.get("patternProperties", ()), "patternProperties")
+        if "pattern" in schema:
+            patterns[schema["pattern"]] = "pattern"
+        for pattern, keyword in patterns.items():
+            if may_backtrack(pattern) and (text := find_slow_text(pattern)) is not None:
+                reason = f"it backtracks more than {MAX_BACKTRACKS} steps over {text!r}"
+                raise UnsupportedGrammar(pointer, keyword, reason)
 
 
 def is_pattern(value: Any) -> bool:

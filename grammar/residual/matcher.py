@@ -7,6 +7,7 @@ ends in a mask of zeros, and `error` names the keyword.
 """
 
 import json
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +16,7 @@ import numpy as np
 from ..backend import Matcher, Program
 from ..bit_row import clear_bits, is_set, set_bits
 from ..closing_tokens import ClosingTokens, RestOfClass
+from ..errors import InvalidGrammar
 from ..json_schema.check import Check
 from ..json_schema.sites import Site, SiteMap, spell
 from ..json_text import Mode, State, advance, begin
@@ -28,6 +30,10 @@ from .repeats import LookAhead
 # beyond is left out of the mask; shorter tokens spell the same text.
 MAX_NUM_CANDIDATES = 512
 MAX_NUM_CHECKS = 64
+SHORT = 256  # bytes of a string
+# Processor time that checks with patterns which backtrack may take: for each token, and saved up at most.
+TOKEN_S = 0.002
+RESERVED_S = 0.1
 # What is named where tokens were left out only because of what comes after them.
 DISTINCT = Check("", ("uniqueItems",), True)
 NO_STRINGS: frozenset[bytes] = frozenset()
@@ -62,6 +68,9 @@ class ResidualMatcher:
         self._state = begin(program.sites.root)
         self._violation: Check | None = None
         self._dead_end: str | None = None
+        # Why checking was given up, for good.
+        self._failure: str | None = None
+        self._seconds_left = RESERVED_S
         self._verdicts: dict[tuple[int, bytes, bytes], Check | None] = {}
         self._string: KnownString | None = None
         self._look_ahead = LookAhead(program.tokens.token_bytes, program.tokens.ids)
@@ -70,11 +79,13 @@ class ResidualMatcher:
     @property
     def error(self) -> str | None:
         """Why nothing is allowed any more, or None."""
-        return self.inner.error or self._dead_end
+        return self.inner.error or self._failure or self._dead_end
 
     def accept_token(self, token_id: int) -> bool:
         """Advance by one token; False, with nothing changed, when it is not allowed here."""
         tokens = self._program.tokens
+        if self._failure is not None:
+            return False
         if token_id in tokens.eos_token_ids:
             return self.is_completed() and self.inner.accept_token(token_id)
         if not self.inner.accept_token(token_id):
@@ -90,6 +101,7 @@ class ResidualMatcher:
         self._text += token
         self._state = state
         self._verdicts.clear()
+        self._seconds_left = min(self._seconds_left + TOKEN_S, RESERVED_S)
         return True
 
     def fill_next_token_bitmask(self, bitmask: np.ndarray, row: int = 0) -> None:
@@ -133,7 +145,10 @@ class ResidualMatcher:
             self._clear_candidates(words)
             self._look_ahead.start()
             self._clear_repeats(words)
-        if not words.any():
+        if self._failure is not None:
+            self.settled = None
+            words[:] = 0
+        elif not words.any():
             self._dead_end = explain_dead_end(self._violation)
 
     def _forget(self) -> None:
@@ -269,15 +284,22 @@ class ResidualMatcher:
     def _clear_prefixes(self, words: np.ndarray) -> None:
         """Clear the tokens that end a string which is checked itself: one check for all that end it alike."""
         tokens = self._program.tokens
+        num_checks = self._count_checks()
         verdicts: dict[bytes, bool] = {}
         wrong = []
         for token_id in tokens.find(words, "quote", 0):
             prefix = tokens.parts[token_id][0]
             if prefix not in verdicts:
-                verdicts[prefix] = len(verdicts) < MAX_NUM_CHECKS and self._is_end_allowed(token_id)
+                verdicts[prefix] = len(verdicts) < num_checks and self._is_end_allowed(token_id)
             if not verdicts[prefix]:
                 wrong.append(token_id)
         clear_bits(words, wrong)
+
+    def _count_checks(self) -> int:
+        """Return how many values may be checked for one mask: where patterns backtrack, fewer of a long string."""
+        if not self._program.checks.may_backtrack:
+            return MAX_NUM_CHECKS
+        return max(MAX_NUM_CHECKS * SHORT // (SHORT + len(self._text) - self._state.start), 2)
 
     def _is_end_allowed(self, token_id: int) -> bool:
         """Tell whether a string may end at the quote of a token."""
@@ -292,10 +314,28 @@ class ResidualMatcher:
     def _is_allowed(self, site: Site, value: bytes, before: Callable[[], bytes]) -> bool:
         key = id(site), value, before() if site.checks[0].is_distinct else b""
         if key not in self._verdicts:
-            self._verdicts[key] = self._program.checks.find_violation(site, *key[1:])
+            if self._program.checks.may_backtrack:
+                self._check_in_time(key, site)
+                if self._failure is not None:
+                    return False
+            else:
+                self._verdicts[key] = self._program.checks.find_violation(site, *key[1:])
         violation = self._verdicts[key]
         self._violation = violation or self._violation
         return violation is None
+
+    def _check_in_time(self, key: tuple[int, bytes, bytes], site: Site) -> None:
+        """Find the verdict on a value, or the failure where its patterns take too long."""
+        if self._failure is not None:
+            return
+        start = time.thread_time()
+        try:
+            self._verdicts[key] = self._program.checks.find_violation(site, *key[1:])
+        except InvalidGrammar as error:
+            self._failure = str(error)
+        self._seconds_left -= time.thread_time() - start
+        if self._seconds_left < 0 and self._failure is None:
+            self._failure = f"the patterns of the schema take more than {TOKEN_S * 1000:g} ms for each token"
 
     def _is_known_allowed(self, site: Site, value: bytes, before: Callable[[], bytes]) -> bool:
         key = id(site), value, before() if site.checks[0].is_distinct else b""

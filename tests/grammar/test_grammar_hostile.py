@@ -10,6 +10,7 @@ import pytest
 
 from grammar import GrammarCompiler, GrammarError, GrammarLimits, GrammarSpec
 from grammar.json_schema.refusal import MAX_NUM_PROBED, locate
+from grammar.residual import matcher as residual_matcher
 from tests.grammar.vocabularies import accepts, allowed_tokens, make_merged_vocabulary
 
 # The slowest takes a fifth of that on a quiet core; a limit that failed would take minutes or for ever.
@@ -52,6 +53,14 @@ REFUSED = {
     "a number of 5,000 digits": (
         lambda: GrammarSpec.json_schema('{"minimum": ' + "9" * 5000 + "}"),
         "4300 digits",
+    ),
+    "look-ahead that backtracks": (
+        lambda: string(pattern=r"^(?!(?:a|aa)+(?=a*z)c)[\s\S]*$"),
+        "'pattern' at # .* backtracks more than 50000 steps",
+    ),
+    "a name that backtracks": (
+        lambda: GrammarSpec.json_schema({"patternProperties": {"^(?:(?!b)[a-z]+)+$": False}}),
+        "'patternProperties' at # .* backtracks",
     ),
     "a product of 2 ** 12": (
         lambda: GrammarSpec.json_schema(
@@ -117,7 +126,7 @@ BOUNDED = {
     "multiples that meet": lambda: GrammarSpec.json_schema(
         {"allOf": [{"multipleOf": n} for n in (9973, 9967, 9949)]}
     ),
-    "look-ahead that backtracks": lambda: string(pattern="^(?=(a|aa)+$)(a+)+b$"),
+    "look-ahead that excludes everything": lambda: string(pattern="^(?=(a|aa)+$)(a+)+b$"),
 }
 
 
@@ -157,6 +166,37 @@ def test_what_looks_large_is_compiled_and_walked_within_the_limits_or_refused(me
             if matcher.is_terminated():
                 break
     assert time.process_time() - start < MAX_SECONDS
+
+
+@pytest.mark.parametrize(
+    ("pattern", "error"),
+    [
+        (r"^(?!(?:ab|abab)+c(?=(?:ab)*z))[\s\S]*$", "backtracks more than 50000 steps over the value at #"),
+        (r"^(?:(?!cd)[\s\S])*$", None),
+    ],
+)
+def test_a_pattern_that_backtracks_ends_its_own_request_and_holds_no_other(merged_compiler, pattern, error):
+    matcher = merged_compiler.compile(string(pattern=pattern)).matcher()
+    start = time.thread_time()
+    matcher.accept_token(ord('"'))
+    for byte in b"ab" * 40:
+        if not allowed_tokens(matcher, merged_compiler.vocabulary):
+            break
+        assert matcher.accept_token(byte)
+    # The limits are in seconds of the processor; the library's own limit takes 90 s here.
+    assert time.thread_time() - start < 5
+    assert (matcher.error is None) if error is None else (error in matcher.error)
+    assert accepts(matcher, merged_compiler.vocabulary, '"') is (error is None)
+
+
+def test_patterns_that_take_long_for_each_token_end_their_request(merged_compiler, monkeypatch):
+    monkeypatch.setattr(residual_matcher, "RESERVED_S", 0.0)
+    monkeypatch.setattr(residual_matcher, "TOKEN_S", 0.0)
+    matcher = merged_compiler.compile(string(pattern="^(?!.*b)a+$")).matcher()
+    assert matcher.accept_token(ord('"')) and matcher.accept_token(ord("a"))
+    assert allowed_tokens(matcher, merged_compiler.vocabulary) == []
+    assert "take more than 0 ms for each token" in matcher.error
+    assert not matcher.accept_token(ord('"'))
 
 
 @pytest.mark.timeout(900)

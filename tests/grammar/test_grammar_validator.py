@@ -4,6 +4,9 @@ import pytest
 
 from grammar import InvalidGrammar, SchemaValidator
 
+# After forty letters it takes a hundred million steps to find the match.
+SLOW = r"^(?!(?:a|aa)+(?=a*z)c)[\s\S]*$"
+
 
 def test_the_first_error_names_the_place_in_the_instance():
     validator = SchemaValidator({"properties": {"a/b": {"items": {"type": "integer"}}}})
@@ -56,6 +59,25 @@ def test_a_schema_nested_too_deeply_is_invalid():
         schema = {"items": schema}
     with pytest.raises(InvalidGrammar, match="cannot be used"):
         SchemaValidator(schema)
+
+
+@pytest.mark.parametrize(
+    "schema", [{"pattern": SLOW}, {"not": {"pattern": SLOW}}, {"propertyNames": {"pattern": SLOW}}]
+)
+def test_a_pattern_that_takes_too_many_steps_is_an_error_and_no_verdict(schema):
+    validator = SchemaValidator(schema)
+    instance = {"a" * 40: 1} if "propertyNames" in schema else "a" * 40
+    for check in (validator.is_valid, validator.first_error):
+        with pytest.raises(
+            InvalidGrammar, match="a pattern backtracks more than 50000 steps over the value at"
+        ):
+            check(instance)
+
+
+def test_ordinary_patterns_with_look_around_read_long_texts():
+    text = "ab, cd. " * 1000
+    assert SchemaValidator({"pattern": r"^(?:(?!\bfoo\b)[\s\S])*$"}).is_valid(text)
+    assert not SchemaValidator({"pattern": r"^(?:(?!\bfoo\b)[\s\S])*$"}).is_valid(text + "foo")
 
 
 def test_boolean_schemas_are_schemas():
