@@ -4,6 +4,7 @@ Such a beginning may lead nowhere: after `[1, ` with `enum: [1, 12]` a `1` can s
 cannot; after `[{"a": 1}, {"a": ` likewise. The matcher tries each of the few tokens found here.
 """
 
+import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -101,7 +102,8 @@ class LookAhead:
         return [i for i in dict.fromkeys(found) if is_set(words, i)]
 
     def _leads_on(self, token_id: int, text: bytearray, try_token: Try) -> bool:
-        key = bytes(text) + self._token_bytes[token_id]
+        # A digest, since the text may be long and there are many tokens to remember.
+        key = hashlib.blake2b(text + self._token_bytes[token_id], digest_size=16).digest()
         if key not in self._known:
             if not self._num_left:
                 return True

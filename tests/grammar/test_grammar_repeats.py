@@ -1,6 +1,7 @@
 """Arrays of distinct elements drawn from few values: no walk over the masks ends nowhere."""
 
 import json
+import tracemalloc
 from random import Random
 
 import numpy as np
@@ -82,6 +83,21 @@ def test_what_begins_like_another_element_may_still_become_a_third(compiler):
     assert ord("1") in list_allowed(matcher)
     assert matcher.accept_token(ord("1"))
     assert list_allowed(matcher) == [ord("2")]
+
+
+def test_what_is_remembered_of_tokens_does_not_grow_with_the_text(compiler):
+    array = {"type": "array", "items": {"enum": [1, 2, 3, 12]}, "uniqueItems": True}
+    schema = {"type": "object", "properties": {"t": {"type": "string"}, "a": array}, "required": ["t", "a"]}
+    matcher = compiler.compile(GrammarSpec.json_schema(schema)).matcher()
+    for byte in b'{"t": "%b", "a": [1, ' % (b"x" * 20_000):
+        assert matcher.accept_token(byte)
+    tracemalloc.start()
+    try:
+        assert ord("1") in list_allowed(matcher)
+        num_bytes = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    assert num_bytes < 10_000
 
 
 def list_allowed(matcher):
