@@ -62,7 +62,10 @@ class KillableWorker:
         # -P keeps the script's folder, whose module names are ours, off the import path.
         command = [sys.executable, "-P", str(self._script)]
         pipe, null = subprocess.PIPE, subprocess.DEVNULL
-        process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=null)
+        process = subprocess.Popen(command, bufsize=0, stdin=pipe, stdout=pipe, stderr=null)
+        assert process.stdin is not None, "the worker was started with pipes"
+        # A process that does not read must not hold its writer beyond the deadline.
+        os.set_blocking(process.stdin.fileno(), False)
         self._process = process
         self._finalizer = weakref.finalize(self, end_process, process)
         exchange(process, self._hello, time.monotonic() + self._start_seconds)
@@ -80,23 +83,28 @@ def end_process(process: "subprocess.Popen[bytes]") -> None:
     process.wait()
     for stream in (process.stdin, process.stdout):
         if stream is not None:
-            try:
-                stream.close()
-            except BrokenPipeError:
-                # A half-written order is lost with the process.
-                continue
+            stream.close()
 
 
 def exchange(process: "subprocess.Popen[bytes]", frame: dict[str, Any], deadline: float) -> dict[str, Any]:
     """Send a frame and read one back before the deadline."""
     assert process.stdin is not None and process.stdout is not None, "the worker was started with pipes"
     data = json.dumps(frame).encode()
-    process.stdin.write(len(data).to_bytes(4, "big") + data)
-    process.stdin.flush()
+    write_all(process.stdin.fileno(), len(data).to_bytes(4, "big") + data, deadline)
     descriptor = process.stdout.fileno()
     length = int.from_bytes(read_exactly(descriptor, 4, deadline), "big")
     answer: dict[str, Any] = json.loads(read_exactly(descriptor, length, deadline))
     return answer
+
+
+def write_all(descriptor: int, data: bytes, deadline: float) -> None:
+    """Write to a pipe that does not block, or raise TimeoutError."""
+    rest = memoryview(data)
+    while rest:
+        remaining = deadline - time.monotonic()
+        if remaining <= 0 or not select.select([], [descriptor], [], remaining)[1]:
+            raise TimeoutError
+        rest = rest[os.write(descriptor, rest) :]
 
 
 def read_exactly(descriptor: int, num_bytes: int, deadline: float) -> bytes:

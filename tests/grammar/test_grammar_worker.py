@@ -57,6 +57,19 @@ def test_a_late_answer_kills_the_process_and_the_next_order_gets_a_new_one(worke
     assert worker.ask({}, 30)["pid"] != pid
 
 
+def test_a_process_that_never_reads_is_killed_at_the_deadline(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text("import time; time.sleep(60)")
+    worker = KillableWorker(script, {"text": "x" * 1_000_000}, start_seconds=0.2)
+    with ThreadPoolExecutor(1) as pool:
+        job = pool.submit(worker.ask, {}, 0.2)
+        try:
+            with pytest.raises(WorkerDied):
+                job.result(timeout=20)
+        finally:
+            worker.close()
+
+
 def test_a_process_that_ends_is_reported_and_replaced(worker):
     with pytest.raises(WorkerDied):
         worker.ask("die", 30)
