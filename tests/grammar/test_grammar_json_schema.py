@@ -15,6 +15,7 @@ from grammar import (
     SchemaValidator,
     UnsupportedGrammar,
 )
+from grammar.backends.xgrammar_backend import XGrammarBackend
 from tests.grammar.vocabularies import accepts, make_byte_vocabulary
 
 PERSON = {
@@ -23,6 +24,7 @@ PERSON = {
     "required": ["name", "tags"],
     "additionalProperties": False,
 }
+CLOSED = {"type": "object", "additionalProperties": False}
 PERSON_VALUE = {"name": "Zoë", "tags": ["a", "b"]}
 
 
@@ -378,6 +380,19 @@ def test_what_llguidance_cannot_count_goes_to_xgrammar(byte_compiler):
         assert accepts(compiled.matcher(), byte_compiler.vocabulary, text) == expected
     text = '{"a": 1, "b": 2, "c": 3}'
     assert not accepts(compiled.matcher(), byte_compiler.vocabulary, text)
+
+
+def test_xgrammar_is_not_asked_to_count_many_properties(byte_compiler, monkeypatch):
+    def fail(*arguments):
+        raise AssertionError("xgrammar was asked")
+
+    monkeypatch.setattr(XGrammarBackend, "compile", fail)
+    schema = {**CLOSED, "properties": number_properties(60), "minProperties": 25}
+    assert byte_compiler.compile(GrammarSpec.json_schema(schema)).backend == "llguidance"
+
+
+def number_properties(count, start=0):
+    return {f"p{number}": {"type": "integer"} for number in range(start, start + count)}
 
 
 def test_a_backend_that_was_asked_for_is_not_replaced(byte_compiler):
