@@ -2,7 +2,7 @@
 
 json_object                      -> json_schema {"type": "object"}
 json_schema   normalise, then    -> llguidance, unless it refuses or a keyword is beyond it;
-                                 -> xgrammar, when everything in the schema is in its exact subset;
+                                 -> xgrammar, when everything in the schema is in its exact subset and it is quick;
                                  -> llguidance without what is beyond it, which residual checks enforce;
                                  -> UnsupportedGrammar with pointer, keyword and reason
 regex, choice                    -> outlines_core; llguidance where that cannot or would grow too large
@@ -22,7 +22,8 @@ from .closing_tokens import ClosingTokens
 from .errors import GrammarError, InvalidGrammar, UnsupportedGrammar
 from .json_schema.normalise import Normalised, normalise
 from .json_schema.open_names import SIGNS, find_long_escapes, has_open_names
-from .json_schema.xgrammar_subset import find_obstacle
+from .json_schema.wide_objects import find_wide_object
+from .json_schema.xgrammar_subset import find_obstacle, is_quick
 from .plan import PlanEntry, Problem
 from .residual.compile import compile_residual
 from .spec import GrammarSpec
@@ -91,12 +92,15 @@ def compile_json_schema(
             raise UnsupportedGrammar(obstacle.pointer, obstacle.keyword, obstacle.reason)
         return finish(backends["xgrammar"], rewritten, normalised)
     check_escapes(rewritten.text, schema, normalised)
+    wide = find_wide_object(schema) if spec.property_order == "schema" else None
+    if wide is not None:
+        raise refuse(wide, normalised)
     if not normalised.problems:
         try:
             return finish(backends["llguidance"], rewritten, normalised)
         except UnsupportedGrammar:
             pass
-    if spec.backend is None and find_xgrammar_obstacle(spec, schema) is None:
+    if spec.backend is None and find_xgrammar_obstacle(spec, schema) is None and is_quick(schema):
         try:
             return finish(backends["xgrammar"], rewritten, normalised)
         except GrammarError:
@@ -112,8 +116,13 @@ def check_escapes(text: str, schema: dict[str, Any], normalised: Normalised) -> 
     if SIGNS.search(text) is None or not has_open_names(schema):
         return
     for problem in find_long_escapes(schema):
-        pointer, origin = normalised.places.get(problem.pointer, (problem.pointer, {}))
-        raise UnsupportedGrammar(pointer, origin.get(problem.keyword, problem.keyword), problem.reason)
+        raise refuse(problem, normalised)
+
+
+def refuse(problem: Problem, normalised: Normalised) -> UnsupportedGrammar:
+    """Return the error for a problem of the normalised schema, with its place in the user's schema."""
+    pointer, origin = normalised.places.get(problem.pointer, (problem.pointer, {}))
+    return UnsupportedGrammar(pointer, origin.get(problem.keyword, problem.keyword), problem.reason)
 
 
 def find_xgrammar_obstacle(spec: GrammarSpec, schema: dict[str, Any]) -> Problem | None:

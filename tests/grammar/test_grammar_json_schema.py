@@ -395,6 +395,40 @@ def number_properties(count, start=0):
     return {f"p{number}": {"type": "integer"} for number in range(start, start + count)}
 
 
+HALVES = [{**CLOSED, "properties": number_properties(250, start)} for start in (0, 250)]
+OPEN = {"type": "object"}
+
+
+@pytest.mark.parametrize(
+    ("schema", "is_taken"),
+    [
+        ({**CLOSED, "properties": number_properties(500)}, True),
+        ({**CLOSED, "properties": number_properties(501)}, False),
+        ({**OPEN, "properties": number_properties(498)}, True),
+        ({**OPEN, "properties": number_properties(499)}, False),
+        ({**OPEN, "properties": number_properties(600), "required": ["p599"]}, True),
+        ({**CLOSED, "properties": number_properties(498), "patternProperties": {"^x": {}, "^y": {}}}, True),
+        ({**CLOSED, "properties": number_properties(499), "patternProperties": {"^x": {}, "^y": {}}}, False),
+        ({"anyOf": HALVES}, True),
+        ({"anyOf": [HALVES[0], {"$ref": "#/$defs/half"}]}, True),
+        ({"anyOf": [HALVES[0], {"$ref": "#/$defs/half"}, {**CLOSED, "properties": {"z": {}}}]}, False),
+    ],
+)
+def test_as_many_optional_properties_as_the_engine_takes_work_and_more_are_refused(
+    byte_compiler, schema, is_taken
+):
+    document = {"properties": {"in": schema}, "required": ["in"], **OPEN, "$defs": {"half": HALVES[1]}}
+    spec = GrammarSpec.json_schema(document)
+    if not is_taken:
+        with pytest.raises(UnsupportedGrammar, match="optional properties where none is required") as refusal:
+            byte_compiler.compile(spec)
+        assert refusal.value.pointer == "/properties/in"
+        assert refusal.value.keyword == ("anyOf" if "anyOf" in schema else "properties")
+        return
+    matcher = byte_compiler.compile(spec).matcher()
+    assert all(map(matcher.accept_token, b'{"in": {"p1'))
+
+
 def test_a_backend_that_was_asked_for_is_not_replaced(byte_compiler):
     with pytest.raises(UnsupportedGrammar, match="outlines_core"):
         byte_compiler.compile(GrammarSpec.json_schema({}, backend="outlines_core"))
