@@ -2,8 +2,10 @@
 
 import os
 import threading
+import time
 from collections import OrderedDict
 from concurrent.futures import Future
+from copy import copy
 
 from .backend import Backend, CompiledGrammar
 from .backends.llguidance_backend import LLGuidanceBackend
@@ -11,7 +13,7 @@ from .backends.outlines_backend import OutlinesBackend
 from .backends.xgrammar_backend import XGrammarBackend
 from .bitmask import allocate_bitmask
 from .closing_tokens import ClosingTokens
-from .errors import InvalidGrammar
+from .errors import GrammarError, InvalidGrammar
 from .grounding.matcher import compile_grounded, split_grounding
 from .grounding.prefix_index import StringTokens
 from .limits import GrammarLimits
@@ -20,6 +22,10 @@ from .spec import GrammarSpec
 from .tags.compile import add_bytes, compile_tags
 from .tags.tokens import TagTokens
 from .vocabulary import Vocabulary
+
+# Refusals that are remembered: how long, and how many.
+REFUSED_S = 30.0
+MAX_NUM_REFUSALS = 64
 
 
 class GrammarCompiler:
@@ -48,15 +54,18 @@ class GrammarCompiler:
         self._inner: GrammarCompiler | None = None
         self._string_tokens: StringTokens | None = None
         self._lock = threading.Lock()
+        # Spec -> why it was refused, and until when that is remembered.
+        self._refusals: OrderedDict[GrammarSpec, tuple[GrammarError, float]] = OrderedDict()
         self._in_flight: dict[GrammarSpec, Future[CompiledGrammar]] = {}
 
     def compile(self, spec: GrammarSpec) -> CompiledGrammar:
         """Return the compiled grammar, or raise GrammarError.
 
-        A second call for a spec that is being compiled waits for the first. Failures are not cached.
+        A second call for a spec that is being compiled waits for the first. A refusal is repeated for some seconds:
+        it may have been for want of time.
         """
         with self._lock:
-            cached = self._cache.find(spec)
+            cached = self._find(spec)
             if cached is not None:
                 return cached
             pending = self._in_flight.get(spec)
@@ -68,15 +77,24 @@ class GrammarCompiler:
         return self._compile_as_owner(spec, own)
 
     def find(self, spec: GrammarSpec) -> CompiledGrammar | None:
-        """Return the compiled grammar if the cache holds it; takes no longer than looking it up."""
+        """Return the compiled grammar if the cache holds it, or raise GrammarError if it was refused just now.
+
+        Takes no longer than looking it up.
+        """
         with self._lock:
-            return self._cache.find(spec)
+            return self._find(spec)
 
     def close(self) -> None:
         """End the compile process, if one was needed; the compiler stays usable."""
         self._xgrammar.close()
         if self._inner not in (None, self):
             self._inner.close()
+
+    def _find(self, spec: GrammarSpec) -> CompiledGrammar | None:
+        refusal, end = self._refusals.get(spec, (None, 0.0))
+        if refusal is not None and time.monotonic() < end:
+            raise copy(refusal)
+        return self._cache.find(spec)
 
     def _find_closing_tokens(self) -> ClosingTokens:
         # Reading 100,000 tokens takes a tenth of a second, and most schemas need no residual checks.
@@ -120,6 +138,8 @@ class GrammarCompiler:
             # Not handled here: whoever waits for this compile must learn of it too.
             with self._lock:
                 del self._in_flight[spec]
+                if isinstance(error, GrammarError):
+                    self._remember(spec, error)
             future.set_exception(error)
             raise
         with self._lock:
@@ -127,6 +147,13 @@ class GrammarCompiler:
             self._cache.add(spec, compiled)
         future.set_result(compiled)
         return compiled
+
+    def _remember(self, spec: GrammarSpec, refusal: GrammarError) -> None:
+        # A copy has no traceback, which would keep everything that the compile used.
+        self._refusals[spec] = copy(refusal), time.monotonic() + REFUSED_S
+        self._refusals.move_to_end(spec)
+        while len(self._refusals) > MAX_NUM_REFUSALS:
+            self._refusals.popitem(last=False)
 
 
 def check_first_mask(compiled: CompiledGrammar, vocabulary: Vocabulary) -> None:

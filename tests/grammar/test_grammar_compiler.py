@@ -62,12 +62,24 @@ def test_threads_that_want_the_same_spec_share_one_compile(monkeypatch):
     assert len(set(map(id, results))) == 1 and len(results) == 4
 
 
-def test_a_failed_compile_is_not_cached_and_blocks_nobody():
-    compiler = make_compiler()
-    spec = GrammarSpec.json_schema({"$dynamicRef": "#node"})
-    for _ in range(2):
+def test_a_refusal_is_repeated_without_another_compile_until_it_is_forgotten(monkeypatch):
+    compiler, calls = make_compiler(), []
+    real = compiler_module.compile_spec
+    monkeypatch.setattr(compiler_module, "compile_spec", lambda *rest: calls.append(rest) or real(*rest))
+    monkeypatch.setattr(compiler_module, "MAX_NUM_REFUSALS", 2)
+    specs = [GrammarSpec.json_schema({"$dynamicRef": f"#{name}"}) for name in "abc"]
+    for spec in [specs[0], specs[0], *specs]:
         with pytest.raises(UnsupportedGrammar):
             compiler.compile(spec)
+    assert len(calls) == 3
+    with pytest.raises(UnsupportedGrammar):
+        compiler.find(specs[2])
+    assert compiler.find(specs[0]) is None
+    monkeypatch.setattr(compiler_module, "REFUSED_S", 0.0)
+    for _ in range(2):
+        with pytest.raises(UnsupportedGrammar):
+            compiler.compile(specs[0])
+    assert len(calls) == 5
 
 
 def test_many_threads_may_compile_different_specs():
