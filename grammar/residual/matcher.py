@@ -32,8 +32,8 @@ MAX_NUM_CANDIDATES = 512
 MAX_NUM_CHECKS = 64
 SHORT = 256  # bytes of a string
 # Processor time that checks with patterns which backtrack may take: for each token, and saved up at most.
-TOKEN_S = 0.002
-RESERVED_S = 0.1
+TOKEN_S = 0.004
+RESERVED_S = 0.2
 # What is named where tokens were left out only because of what comes after them.
 DISTINCT = Check("", ("uniqueItems",), True)
 NO_STRINGS: frozenset[bytes] = frozenset()
