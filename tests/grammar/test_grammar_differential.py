@@ -6,16 +6,15 @@ import re
 
 import pytest
 import xgrammar
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grammar import GrammarCompiler, GrammarSpec, InvalidGrammar, UnsupportedGrammar
 from tests.grammar.schemas import NAMES, OPEN_OBJECTS
 from tests.grammar.test_grammar_regex import PATTERNS
 from tests.grammar.test_grammar_structural_tag import ACCEPTED, VOCABULARY
-from tests.grammar.vocabularies import accepts, allowed_tokens
+from tests.grammar.vocabularies import SETTINGS, accepts, allowed_tokens
 
-SETTINGS = settings(deadline=None, suppress_health_check=list(HealthCheck), derandomize=True, database=None)
 # The end marker of backends/outlines_backend.py, which it cannot write.
 MARKER = 3
 VALUES = ["1", '"x"', "null", "{}", "[]", "2.5"]

@@ -27,12 +27,7 @@ def is_accepted(compiler, grammar, text):
 
 @pytest.mark.parametrize(
     ("text", "expected"),
-    [
-        ('{"a": {}, "é":\n\t"\\n|."}', True),
-        ("{}", True),
-        ('{"a":}', False),
-        ('{"a":  true}', False),
-    ],
+    [('{"a": {}, "é":\n\t"\\n|."}', True), ("{}", True), ('{"a":}', False), ('{"a":  true}', False)],
 )
 def test_the_white_space_of_llama_cpp_is_taken(byte_compiler, text, expected):
     assert is_accepted(byte_compiler, JSON, text) == expected

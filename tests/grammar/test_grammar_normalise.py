@@ -3,7 +3,7 @@
 import copy
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grammar import GrammarSpec, InvalidGrammar, SchemaValidator
@@ -11,6 +11,7 @@ from grammar.json_schema.dialect import detect_dialect
 from grammar.json_schema.formats import EXACT_PATTERNS
 from grammar.json_schema.normalise import normalise
 from tests.grammar.schemas import SCHEMAS, VALUES
+from tests.grammar.vocabularies import SETTINGS
 
 
 def are_equivalent_on(schema, instance):
@@ -18,9 +19,7 @@ def are_equivalent_on(schema, instance):
     return SchemaValidator(schema).is_valid(instance) == SchemaValidator(normalised).is_valid(instance)
 
 
-@settings(
-    max_examples=150, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True, database=None
-)
+@settings(SETTINGS, max_examples=150)
 @given(schema=SCHEMAS, instances=st.lists(VALUES, min_size=8, max_size=8))
 def test_a_random_schema_and_its_rewriting_agree_on_random_instances(schema, instances):
     try:
@@ -71,7 +70,7 @@ def test_a_rule_keeps_the_valid_instances(schema, instances):
 
 
 @pytest.mark.parametrize("name", EXACT_PATTERNS)
-@settings(max_examples=40, deadline=None, derandomize=True, database=None)
+@settings(SETTINGS, max_examples=40)
 @given(data=st.data())
 def test_a_format_pattern_matches_only_valid_strings(name, data):
     text = data.draw(st.from_regex(EXACT_PATTERNS[name].removesuffix("$") + r"\Z"))

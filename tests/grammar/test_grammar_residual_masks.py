@@ -6,13 +6,13 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, event, given, settings
+from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from grammar import GrammarError, GrammarSpec, SchemaValidator, allocate_bitmask, fill_bitmask
 from grammar.residual.matcher import ResidualMatcher
 from tests.grammar.test_grammar_walks import is_finite
-from tests.grammar.vocabularies import allowed_tokens, choose, walk
+from tests.grammar.vocabularies import SETTINGS, allowed_tokens, choose, walk
 
 TEXT = {"type": "string"}
 NAMES = ["a", "ab", "abc", "an", "the", "name", "in", "on", "é"]
@@ -156,9 +156,7 @@ def test_a_walk_through_residual_checks_ends_in_a_valid_text(merged_compiler, na
 @pytest.mark.skipif(
     not DATA.exists(), reason="the development part of MaskBench is not beside the repository"
 )
-@settings(
-    max_examples=250, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True, database=None
-)
+@settings(SETTINGS, max_examples=250)
 @given(number=st.integers(0, 396), seed=st.integers(0, 2**32))
 def test_a_walk_over_a_schema_of_maskbench_meets_no_dead_end_and_ends_valid(merged_compiler, number, seed):
     case = read_cases()[number]

@@ -4,7 +4,7 @@ import json
 import random
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grammar import (
@@ -15,67 +15,16 @@ from grammar import (
     SchemaValidator,
     UnsupportedGrammar,
     Vocabulary,
-    allocate_bitmask,
-    fill_bitmask,
 )
-from tests.grammar.vocabularies import BYTES, accepts, allowed_tokens, walk
+from tests.grammar.vocabularies import BYTES, SETTINGS, accepts, allowed_tokens, check_texts, walk
 
-SETTINGS = settings(deadline=None, suppress_health_check=list(HealthCheck), derandomize=True, database=None)
 EOS, CALL, PYTHON, OTHER = 256, 257, 258, 259
 # Tokens that cross the borders of the tags below, in all the ways there are.
 CROSSING = [
-    *(
-        "<a",
-        "<a>",
-        "<a>x",
-        ">x</",
-        "x</a>",
-        "</a>",
-        "</a><",
-        "a>b",
-        "<t",
-        "<t>{",
-        ">{",
-        '{"',
-        '"}',
-        '"}<',
-        "}</",
-        "}</t",
-    ),
-    *(
-        "</t>",
-        ">\n",
-        "t>\n<t>",
-        "}</t> so",
-        "1}</t>",
-        '":',
-        ' "',
-        '{"n"',
-        ": 1",
-        "12",
-        "1}",
-        "1<",
-        "},",
-        "}{",
-        "[1]",
-        "]<",
-    ),
-    *(
-        "no",
-        "n",
-        "END",
-        "E",
-        "éE",
-        "NDé",
-        "é<",
-        "<tool_call>",
-        "\n{",
-        '{"name": "',
-        "}\n</tool_call>",
-        "}}",
-        "}}\n",
-        "abend",
-    ),
+    *("<a", "<a>", "<a>x", ">x</", "x</a>", "</a>", "</a><", "a>b", "<t", "<t>{", ">{", '{"', '"}', '"}<'),
+    *("}</", "}</t", "</t>", ">\n", "t>\n<t>", "}</t> so", "1}</t>", '":', ' "', '{"n"', ": 1", "12", "1}"),
+    *("1<", "},", "}{", "[1]", "]<", "no", "n", "END", "E", "éE", "NDé", "é<", "<tool_call>", "\n{"),
+    *('{"name": "', "}\n</tool_call>", "}}", "}}\n", "abend"),
 ]
 VOCABULARY = Vocabulary(
     [*BYTES, b"<eos>", b"", b"", b"", *(text.encode() for text in CROSSING), b"\xc3", b"\xa9<", b""],
@@ -142,11 +91,7 @@ ACCEPTED = [
 
 @pytest.mark.parametrize(("part", "good", "bad"), ACCEPTED)
 def test_formats_mean_what_they_mean_elsewhere(compiler, part, good, bad):
-    compiled = compile_format(compiler, part)
-    for text in good:
-        assert accepts(compiled.matcher(), VOCABULARY, text), text
-    for text in bad:
-        assert not accepts(compiled.matcher(), VOCABULARY, text), text
+    check_texts(compiler, GrammarSpec.structural_tag({"format": part}), good, bad)
 
 
 def takes(matcher, data):
@@ -174,20 +119,6 @@ def test_a_token_is_allowed_exactly_where_its_bytes_are(compiler, part, good, ba
                 assert matcher.accept_token(token_id) == expected
                 matcher.rollback(int(expected))
             assert byte is None or matcher.accept_token(byte)
-
-
-@pytest.mark.parametrize(("part", "good", "bad"), ACCEPTED)
-def test_texts_written_in_long_tokens_are_the_same_texts(compiler, part, good, bad):
-    compiled = compile_format(compiler, part)
-    for seed, text in enumerate(good * 3):
-        matcher, rest, rng = compiled.matcher(), text.encode(), random.Random(seed)
-        while rest:
-            fitting = [i for i, t in enumerate(VOCABULARY.token_bytes) if t and rest.startswith(t)]
-            token_id = rng.choice(fitting)
-            assert token_id in allowed_tokens(matcher, VOCABULARY)
-            assert matcher.accept_token(token_id)
-            rest = rest[len(VOCABULARY.token_bytes[token_id]) :]
-        assert matcher.is_completed() and matcher.accept_token(EOS)
 
 
 def formats():
@@ -238,12 +169,7 @@ def test_random_formats_allow_exactly_the_tokens_whose_bytes_they_take(compiler,
 def test_random_texts_hold_only_valid_tags(compiler, seed):
     schema = {"type": "object", "properties": {"u": {"type": "array", "uniqueItems": True, "items": {"enum": [1, 2]}}},
               "required": ["u"], "not": {"required": ["v"]}}  # fmt: skip
-    tag = {
-        "type": "tag",
-        "begin": "<t>",
-        "content": {"type": "json_schema", "json_schema": schema},
-        "end": "</t>",
-    }
+    tag = T | {"content": {"type": "json_schema", "json_schema": schema}}
     compiled = compile_format(compiler, {"type": "tags_with_separator", "tags": [tag], "separator": "\n"})
     assert {entry.enforced_by for entry in compiled.plan} == {"structural_tag", "llguidance", "residual"}
     text = walk(compiled.matcher(), VOCABULARY, random.Random(seed), num_free=30)
@@ -259,12 +185,7 @@ def test_random_texts_hold_only_valid_tags(compiler, seed):
 
 def test_a_residual_check_refuses_the_token_that_ends_the_tag(compiler):
     schema = {"type": "array", "uniqueItems": True}
-    tag = {
-        "type": "tag",
-        "begin": "<t>",
-        "content": {"type": "json_schema", "json_schema": schema},
-        "end": "</t>",
-    }
+    tag = T | {"content": {"type": "json_schema", "json_schema": schema}}
     compiled = compile_format(compiler, tag, whitespace="compact")
     assert accepts(compiled.matcher(), VOCABULARY, "<t>[1,2]</t>")
     matcher = compiled.matcher()
@@ -351,28 +272,7 @@ def test_the_older_form_is_the_same_grammar(compiler):
         "structures": [{"begin": "<t>", "schema": NUMBER["json_schema"], "end": "</t>"}],
         "triggers": ["<t"],
     }
-    compiled = compiler.compile(GrammarSpec.structural_tag(json.dumps(legacy)))
-    assert accepts(compiled.matcher(), VOCABULARY, '< <t>{"n": 1}</t>')
-    assert not accepts(compiled.matcher(), VOCABULARY, '<t>{"n": "1"}</t>')
+    spec = GrammarSpec.structural_tag(json.dumps(legacy))
+    compiled = check_texts(compiler, spec, ['< <t>{"n": 1}</t>'], ['<t>{"n": "1"}</t>'])
     assert compiled.plan[0] == PlanEntry("/triggers", "triggers", "structural_tag")
     assert PlanEntry("/structures/0/schema/properties/n", "type", "llguidance") in compiled.plan
-
-
-def test_a_batch_mixes_structural_tags_with_all_other_kinds(compiler):
-    table = GrammarSpec.csv({"a": "integer"})
-    tree = GrammarSpec.xml({"name": "a", "text": "integer"})
-    tags = GrammarSpec.structural_tag({"type": "structural_tag", "format": TRIGGERED})
-    specs = [(GrammarSpec.json_object(), "{"), (GrammarSpec.regex("a+b"), "a"), (GrammarSpec.choice(["ab", "ac"]), "a"),
-             (GrammarSpec.ebnf('root ::= "a" [b-d]+'), "a"), (GrammarSpec.lark('start: "a" /[b-d]+/'), "a"),
-             (GrammarSpec.json_schema({"uniqueItems": True}), "[1"), (table, "a\n1"), (tree, "<a>1"), (tags, "hi <a>"),
-             (tags, 'hi <t>{"n": 1')]  # fmt: skip
-    matchers = [compiler.compile(spec).matcher() for spec, _ in specs]
-    for matcher, (_, text) in zip(matchers, specs, strict=True):
-        assert all(matcher.accept_token(byte) for byte in text.encode())
-    rows = random.Random(3).sample(range(len(matchers) + 2), len(matchers))
-    batch = allocate_bitmask(len(matchers) + 2, VOCABULARY.size)
-    fill_bitmask(matchers, rows, batch)
-    for matcher, row in zip(matchers, rows, strict=True):
-        single = allocate_bitmask(1, VOCABULARY.size)
-        matcher.fill_next_token_bitmask(single)
-        assert (batch[row] == single[0]).all() and single.any()

@@ -3,7 +3,7 @@
 import pytest
 
 from grammar import GrammarSpec, InvalidGrammar, UnsupportedGrammar
-from tests.grammar.vocabularies import accepts
+from tests.grammar.vocabularies import check_texts
 
 INTEGER = {"type": "integer"}
 # Nothing satisfies N; A and B contradict each other.
@@ -57,24 +57,19 @@ def test_what_nothing_satisfies_may_stay_away(byte_compiler, around, good, bad, 
         with pytest.raises(UnsupportedGrammar, match="a required property is forbidden"):
             byte_compiler.compile(spec)
         return
-    compiled = byte_compiler.compile(spec)
-    assert accepts(compiled.matcher(), byte_compiler.vocabulary, good)
-    assert not accepts(compiled.matcher(), byte_compiler.vocabulary, bad)
+    check_texts(byte_compiler, spec, [good], [bad])
 
 
 def test_a_definition_that_refers_to_itself_is_not_taken_for_unsatisfiable(byte_compiler):
     node = {"type": "object", "properties": {"n": {"$ref": "#/$defs/T"}, "x": REF}}
     schema = {"$ref": "#/$defs/T", "$defs": {"T": node, "N": {"enum": []}}}
-    compiled = byte_compiler.compile(GrammarSpec.json_schema(schema))
-    assert accepts(compiled.matcher(), byte_compiler.vocabulary, '{"n": {"n": {}}}')
+    check_texts(byte_compiler, schema, ['{"n": {"n": {}}}'])
 
 
 @pytest.mark.parametrize("name", ["const", "enum", "properties", "$defs"])
 def test_a_property_may_have_the_name_of_a_keyword(byte_compiler, name):
     schema = {"properties": {name: REF, "b": INTEGER}, "$defs": {"N": {"allOf": [INTEGER, {"type": "null"}]}}}
-    compiled = byte_compiler.compile(GrammarSpec.json_schema(schema))
-    assert accepts(compiled.matcher(), byte_compiler.vocabulary, '{"b": 1}')
-    assert not accepts(compiled.matcher(), byte_compiler.vocabulary, f'{{"{name}": 1}}')
+    check_texts(byte_compiler, schema, ['{"b": 1}'], [f'{{"{name}": 1}}'])
 
 
 # Nothing satisfies N, which is an integer and a D; something satisfies D, or only an N that it needs would.
@@ -91,9 +86,7 @@ def test_a_property_may_have_the_name_of_a_keyword(byte_compiler, name):
 def test_definitions_that_wait_for_each_other_are_decided(byte_compiler, others, ref):
     nothing = {"$anchor": "n", "type": "integer", "$ref": "#/$defs/D"}
     schema = {"type": "object", "properties": {"x": {"$ref": ref}}, "$defs": {"N": nothing, **others}}
-    compiled = byte_compiler.compile(GrammarSpec.json_schema(schema))
-    assert accepts(compiled.matcher(), byte_compiler.vocabulary, "{}")
-    assert not accepts(compiled.matcher(), byte_compiler.vocabulary, '{"x": 1}')
+    check_texts(byte_compiler, schema, ["{}"], ['{"x": 1}'])
 
 
 @pytest.mark.parametrize(

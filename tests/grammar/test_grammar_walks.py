@@ -9,16 +9,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, event, given, settings
+from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from grammar import GrammarSpec, InvalidGrammar, SchemaValidator, UnsupportedGrammar
 from tests.grammar.schemas import OPEN_OBJECTS, SCHEMAS
-from tests.grammar.vocabularies import accepts, walk
-
-SETTINGS = settings(
-    max_examples=150, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True, database=None
-)
+from tests.grammar.vocabularies import SETTINGS, accepts, walk
 
 
 def find_at(schema: Any, pointer: str) -> Any:
@@ -58,7 +54,7 @@ def make_spec(schema: Any, **options: Any) -> GrammarSpec | None:
 
 
 @pytest.mark.parametrize("whitespace", ["spaced", "compact", "any"])
-@SETTINGS
+@settings(SETTINGS, max_examples=150)
 @given(schema=SCHEMAS, seed=st.integers(0, 2**32))
 def test_what_a_schema_allows_is_valid_and_what_it_refuses_is_named(
     merged_compiler, whitespace, schema, seed
@@ -82,7 +78,7 @@ def test_what_a_schema_allows_is_valid_and_what_it_refuses_is_named(
     return None
 
 
-@SETTINGS
+@settings(SETTINGS, max_examples=150)
 @given(schema=OPEN_OBJECTS, seed=st.integers(0, 2**32))
 def test_a_listed_name_cannot_be_written_again_with_an_escape(merged_compiler, schema, seed):
     try:
@@ -95,7 +91,7 @@ def test_a_listed_name_cannot_be_written_again_with_an_escape(merged_compiler, s
             assert SchemaValidator(schema).first_error(json.loads(respelt)) is None, respelt
 
 
-@SETTINGS
+@settings(SETTINGS, max_examples=150)
 @given(schema=SCHEMAS, seed=st.integers(0, 2**32))
 def test_what_xgrammar_is_given_it_enforces(merged_compiler, schema, seed):
     spec = make_spec(schema, backend="xgrammar")

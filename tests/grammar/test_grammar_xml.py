@@ -5,13 +5,12 @@ import random
 from xml.etree import ElementTree
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from grammar import GrammarSpec, InvalidGrammar, PlanEntry, UnsupportedGrammar, XmlValidator
-from tests.grammar.vocabularies import accepts, walk
+from tests.grammar.vocabularies import SETTINGS, accepts, walk
 
-SETTINGS = settings(deadline=None, suppress_health_check=list(HealthCheck), derandomize=True, database=None)
 ORDER = {
     "name": "order",
     "attributes": {

@@ -3,69 +3,40 @@
 import itertools
 import json
 import random
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
+from hypothesis import HealthCheck, settings
 
-from grammar import GrammarCompiler, GrammarSpec, Matcher, SchemaValidator, Vocabulary, allocate_bitmask
+from grammar import (
+    CompiledGrammar,
+    GrammarCompiler,
+    GrammarSpec,
+    Matcher,
+    SchemaValidator,
+    Vocabulary,
+    allocate_bitmask,
+)
 
+# Of property tests: the same examples in each run, however long they take.
+SETTINGS = settings(deadline=None, suppress_health_check=list(HealthCheck), derandomize=True, database=None)
 BYTES = [bytes([byte]) for byte in range(256)]
 EOS, EOS_2, SPECIAL, PADDING = 256, 257, 258, 259
 
 _WORDS = [
-    "the",
-    "of",
-    "and",
-    "name",
-    "age",
-    "value",
-    "true",
-    "false",
-    "null",
-    "abc",
-    "date",
-    "yes",
-    "no",
-    "in",
-    "on",
-    "at",
-    "er",
-    "ing",
-    "tion",
+    *("the", "of", "and", "name", "age", "value", "true", "false", "null", "abc", "date", "yes", "no"),
+    *("in", "on", "at", "er", "ing", "tion"),
 ]
 _JSON = [
-    '{"',
-    '": ',
-    '", "',
-    '"}',
-    "[]",
-    "{}",
-    '":',
-    '","',
-    "}, {",
-    '": "',
-    '"]',
-    "], [",
-    "}}",
-    "]}",
-    "\\n",
-    '\\"',
-    '\\""',
-    'a\\"b"',
+    *('{"', '": ', '", "', '"}', "[]", "{}", '":', '","', "}, {", '": "', '"]', "], [", "}}", "]}", "\\n"),
+    *('\\"', '\\""', 'a\\"b"'),
 ]
 _MULTI_BYTE = ["é", "à", "日本", "語", "ß", "😀", "—", "č", "日"]
 # Halves of characters, as byte-level BPE has them.
 _PARTIAL = [b"\xc3", b"\xe6\x97", b"\xf0\x9f\x98", b"\xa5\xe6", b"\x97\xa5"]
-_NUMBERS = [f"{number:02d}" for number in range(100)] + [
-    "000",
-    "1.5",
-    "-1",
-    "e+",
-    "2024-",
-    ":00",
-    "0.",
-    "100",
-]
+_NUMBERS = [f"{number:02d}" for number in range(100)]
+_NUMBERS += ["000", "1.5", "-1", "e+", "2024-", ":00", "0.", "100"]
 
 
 def make_byte_vocabulary() -> Vocabulary:
@@ -94,6 +65,29 @@ def accepts(matcher: Matcher, vocabulary: Vocabulary, text: str | bytes) -> bool
         if not matcher.accept_token(byte):
             return False
     return matcher.is_completed()
+
+
+def check_texts(
+    compiler: GrammarCompiler, spec: GrammarSpec | Any, good: Iterable[str] = (), bad: Iterable[str] = ()
+) -> CompiledGrammar:
+    """A spec, or the JSON schema of one, accepts some texts and not others."""
+    if not isinstance(spec, GrammarSpec):
+        spec = GrammarSpec.json_schema(spec)
+    compiled = compiler.compile(spec)
+    for text, expected in [*((text, True) for text in good), *((text, False) for text in bad)]:
+        assert accepts(compiled.matcher(), compiler.vocabulary, text) == expected, text
+    return compiled
+
+
+def check_verdicts(compiler: GrammarCompiler, schema: Any, texts: Iterable[str], **options: Any) -> None:
+    """A schema accepts exactly those of some texts that the validator takes for valid."""
+    compiled, validator = (
+        compiler.compile(GrammarSpec.json_schema(schema, **options)),
+        SchemaValidator(schema),
+    )
+    for text in texts:
+        expected = validator.is_valid(json.loads(text))
+        assert accepts(compiled.matcher(), compiler.vocabulary, text) == expected, text
 
 
 def walk(
