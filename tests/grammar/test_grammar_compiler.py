@@ -46,7 +46,7 @@ def test_threads_that_want_the_same_spec_share_one_compile(monkeypatch):
     def slow_compile(spec, *rest):
         calls.append(spec)
         entered.set()
-        assert release.wait(10)
+        assert release.wait(60)
         return real(spec, *rest)
 
     monkeypatch.setattr(compiler_module, "compile_spec", slow_compile)
@@ -54,10 +54,10 @@ def test_threads_that_want_the_same_spec_share_one_compile(monkeypatch):
     threads = [threading.Thread(target=lambda: results.append(compiler.compile(spec))) for _ in range(4)]
     for thread in threads:
         thread.start()
-    assert entered.wait(10)
+    assert entered.wait(60)
     release.set()
     for thread in threads:
-        thread.join(10)
+        thread.join(60)
     assert len(calls) == 1
     assert len(set(map(id, results))) == 1 and len(results) == 4
 
@@ -96,7 +96,7 @@ def test_many_threads_may_compile_different_specs():
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(60)
     assert not errors
 
 
@@ -146,18 +146,10 @@ def test_xgrammar_is_given_only_bounded_grammars():
         compiler.compile(GrammarSpec.ebnf('root ::= "' + "a" * 20_000 + '"'))
 
 
-@pytest.mark.parametrize(
-    "pattern",
-    [
-        "(.*a){30}",
-        ".*a.{20}",
-        ".{0,5000}",
-        "(a|b)*a(a|b){14}",
-        "((a{1,30}){1,30}){1,30}",
-        "(((a*)*)*)*",
-        r"\w{1,300}",
-    ],
-)
+HOSTILE = ["(.*a){30}", ".*a.{20}", ".{0,5000}", "(a|b)*a(a|b){14}", "((a{1,30}){1,30}){1,30}", "(((a*)*)*)*"]
+
+
+@pytest.mark.parametrize("pattern", [*HOSTILE, r"\w{1,300}"])
 def test_hostile_patterns_cost_little_whatever_becomes_of_them(pattern):
     compiler, start = make_compiler(), time.process_time()
     try:
@@ -167,7 +159,8 @@ def test_hostile_patterns_cost_little_whatever_becomes_of_them(pattern):
             allowed_tokens(matcher, compiler.vocabulary)
     except (UnsupportedGrammar, InvalidGrammar):
         pass
-    assert time.process_time() - start < 2.0
+    # A pattern without limits takes minutes.
+    assert time.process_time() - start < 10
 
 
 def test_a_matcher_that_hits_a_limit_allows_nothing_and_says_why():

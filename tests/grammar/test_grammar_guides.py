@@ -1,7 +1,6 @@
 """What is left to residual checks leaves guides behind, so that texts do not run into places without a way on."""
 
 import json
-import random
 from itertools import combinations
 
 import pytest
@@ -9,7 +8,7 @@ import pytest
 from grammar import GrammarSpec, InvalidGrammar, SchemaValidator
 from grammar.json_schema import count_guides
 from grammar.regex.assertions import find_excluded_starts, find_guides, list_look_aheads, remove_assertions
-from tests.grammar.vocabularies import accepts, allowed_tokens, walk
+from tests.grammar.vocabularies import allowed_tokens, check_texts, check_verdicts, check_walks
 
 PASSWORD = "^(?=.*[0-9])(?=.*[A-Z])[A-Za-z0-9]{4,8}$"
 MAIL = r"^(?!\.)(?!.*\.\.)[A-Za-z0-9.]*[A-Za-z0-9]@[a-z]{2,}$"
@@ -17,13 +16,8 @@ ODD_ONES = [{"multipleOf": 3}, {"multipleOf": 5}]
 
 
 def make_object(properties, required=(), **others):
-    return {
-        "type": "object",
-        "properties": properties,
-        "required": list(required),
-        "additionalProperties": False,
-        **others,
-    }
+    closed = {"type": "object", "additionalProperties": False}
+    return {**closed, "properties": properties, "required": list(required), **others}
 
 
 GUIDED = {
@@ -85,14 +79,7 @@ GUIDED = {
 def test_a_walk_through_a_guided_schema_meets_no_dead_end(merged_compiler, name):
     compiled = merged_compiler.compile(GrammarSpec.json_schema(GUIDED[name]))
     assert any(entry.enforced_by == "residual" for entry in compiled.plan)
-    validator = SchemaValidator(GUIDED[name])
-    num_texts = 0
-    for seed in range(60):
-        text = walk(compiled.matcher(), merged_compiler.vocabulary, random.Random(seed), num_free=30)
-        if text is not None:
-            assert validator.first_error(json.loads(text)) is None, text
-            num_texts += 1
-    assert num_texts > 50
+    assert check_walks(merged_compiler, GUIDED[name], num_walks=40, num_free=30) > 33
 
 
 @pytest.mark.parametrize(
@@ -121,32 +108,24 @@ def test_a_walk_through_a_guided_schema_meets_no_dead_end(merged_compiler, name)
     ],
 )  # fmt: skip
 def test_guides_leave_out_nothing_valid(byte_compiler, name, texts):
-    compiled = byte_compiler.compile(GrammarSpec.json_schema(GUIDED[name]))
-    validator = SchemaValidator(GUIDED[name])
-    for text in texts:
-        is_valid = validator.first_error(json.loads(text)) is None
-        assert accepts(compiled.matcher(), byte_compiler.vocabulary, text) == is_valid, text
+    check_verdicts(byte_compiler, GUIDED[name], texts)
 
 
 def test_beside_a_number_beyond_doubles_the_other_values_still_steer(byte_compiler):
     schema = {"type": "object", "properties": {"a": {"enum": [2**53 + 1, "xy", None]}}, "required": ["a"]}
-    compiled = byte_compiler.compile(GrammarSpec.json_schema(schema))
-    for value, is_valid in ((2**53 + 1, True), (2**53 + 2, False), ("xy", True), ("x", False), (None, True)):
-        text = json.dumps({"a": value})
-        assert accepts(compiled.matcher(), byte_compiler.vocabulary, text) == is_valid, text
-    matcher = compiled.matcher()
+    good, bad = (
+        [json.dumps({"a": value}) for value in values]
+        for values in ([2**53 + 1, "xy", None], [2**53 + 2, "x"])
+    )
+    matcher = check_texts(byte_compiler, schema, good, bad).matcher()
     assert all(map(matcher.accept_token, b'{"a": '))
     assert set(bytes(allowed_tokens(matcher, byte_compiler.vocabulary))) == set(b'"n-0123456789')
 
 
-@pytest.mark.parametrize("texts", [["[0.1, 0.2, 0.3]", "[0.1, 0.1]", "[0.2, 0.3, 0.1, 0.2]"]])
-def test_distinct_decimals_are_counted_as_they_are_written(byte_compiler, texts):
+def test_distinct_decimals_are_counted_as_they_are_written(byte_compiler):
     items = {"type": "number", "minimum": 0.1, "maximum": 0.3, "multipleOf": 0.1}
     schema = {"type": "array", "items": items, "uniqueItems": True}
-    compiled = byte_compiler.compile(GrammarSpec.json_schema(schema))
-    for text in texts:
-        is_valid = SchemaValidator(schema).is_valid(json.loads(text))
-        assert accepts(compiled.matcher(), byte_compiler.vocabulary, text) == is_valid, text
+    check_verdicts(byte_compiler, schema, ["[0.1, 0.2, 0.3]", "[0.1, 0.1]", "[0.2, 0.3, 0.1, 0.2]"])
 
 
 def test_ways_to_choose_are_counted_before_they_are_listed(monkeypatch):
@@ -293,25 +272,18 @@ def test_a_property_of_which_no_type_is_left_stays_away(byte_compiler, value):
 def test_a_condition_on_a_listed_value_guides_by_all_its_keywords(byte_compiler, listed, condition, texts):
     schema = make_object({"k": listed, "v": {"type": "null"}}, ["k"], then={"required": ["v"]})
     schema["if"] = {"properties": {"k": condition}}
-    compiled = byte_compiler.compile(GrammarSpec.json_schema(schema))
-    for text in texts:
-        is_valid = SchemaValidator(schema).is_valid(json.loads(text))
-        assert accepts(compiled.matcher(), byte_compiler.vocabulary, text) == is_valid, text
+    check_verdicts(byte_compiler, schema, texts)
 
 
 def test_a_condition_that_requires_nothing_holds_where_the_property_is_absent(byte_compiler):
     schema = make_object({"k": {"enum": ["a", "b"]}, "v": {"type": "null"}}, **{"else": {"required": ["v"]}})
     schema["if"] = {"properties": {"k": {"const": "a"}}, "required": []}
     assert SchemaValidator(schema).is_valid({})
-    compiled = byte_compiler.compile(GrammarSpec.json_schema(schema))
-    assert accepts(compiled.matcher(), byte_compiler.vocabulary, "{}")
+    check_texts(byte_compiler, schema, ["{}"])
 
 
 @pytest.mark.parametrize("name", ["uri", "ipv4", "uuid", "date"])
 def test_a_format_that_names_must_not_have_excludes_only_such_names(byte_compiler, name):
     listed = {"x": {}, "1.2.3.4": {}, "a:b": {}, "2020-01-01": {}}
     schema = make_object(listed, propertyNames={"not": {"format": name}})
-    compiled = byte_compiler.compile(GrammarSpec.json_schema(schema))
-    for key in listed:
-        is_valid = SchemaValidator(schema).is_valid({key: 1})
-        assert accepts(compiled.matcher(), byte_compiler.vocabulary, json.dumps({key: 1})) == is_valid, key
+    check_verdicts(byte_compiler, schema, [json.dumps({key: 1}) for key in listed])

@@ -8,13 +8,10 @@ from grammar import (
     GrammarSpec,
     InvalidGrammar,
     PlanEntry,
-    SchemaValidator,
     UnsupportedGrammar,
-    allocate_bitmask,
-    fill_bitmask,
 )
 from grammar.json_schema.keywords import join_pointer
-from tests.grammar.vocabularies import EOS, accepts, allowed_tokens
+from tests.grammar.vocabularies import EOS, allowed_tokens, check_texts, check_verdicts
 
 VALUES = [
     *(None, True, 0, 1, 2, 2.5, 12, "", "a", "b", "ab", [], [1], [1, 1], [1, "a"], [1, 2, 3], [[1], [1]]),
@@ -93,12 +90,9 @@ def test_what_no_engine_enforces_is_left_to_residual_checks(byte_compiler, schem
     ],
 )
 def test_what_is_accepted_is_what_is_valid(byte_compiler, schema, whitespace):
-    compiled = byte_compiler.compile(GrammarSpec.json_schema(schema, whitespace))
     separators = (", ", ": ") if whitespace == "spaced" else (",", ":")
-    validator = SchemaValidator(schema)
-    for value in VALUES:
-        text = json.dumps(value, separators=separators)
-        assert accepts(compiled.matcher(), byte_compiler.vocabulary, text) == validator.is_valid(value), text
+    texts = [json.dumps(value, separators=separators) for value in VALUES]
+    check_verdicts(byte_compiler, schema, texts, whitespace=whitespace)
 
 
 @pytest.mark.parametrize(
@@ -190,12 +184,8 @@ ONE_NULL = {
     "maxItems": 2,
 }
 TWO_OF_THREE = {"type": "array", "contains": {"const": "b"}, "minContains": 2, "maxItems": 3}
-ONE_OF_TWO = {
-    "type": "object",
-    "properties": {"a": {}, "b": {}},
-    "additionalProperties": False,
-    "maxProperties": 1,
-}
+CLOSED = {"type": "object", "additionalProperties": False}
+ONE_OF_TWO = {**CLOSED, "properties": {"a": {}, "b": {}}, "maxProperties": 1}
 
 
 @pytest.mark.parametrize(
@@ -321,22 +311,4 @@ def test_a_string_whose_ending_was_judged_before_still_ends_in_a_named_dead_end(
 )  # fmt: skip
 def test_parts_of_a_schema_with_an_identifier_are_checked(byte_compiler, schema, good, bad):
     schema = {"type": "object", **schema}
-    compiled = byte_compiler.compile(GrammarSpec.json_schema(schema))
-    assert accepts(compiled.matcher(), byte_compiler.vocabulary, good)
-    matcher = compiled.matcher()
-    for byte in bad.encode():
-        allowed = allowed_tokens(matcher, byte_compiler.vocabulary)
-        if not matcher.accept_token(byte):
-            break
-    assert byte not in allowed
-
-
-def test_one_batch_mixes_checked_and_plain_rows(byte_compiler):
-    schemas = [{"type": "integer"}, {"not": {"type": "null"}}, {"not": {"type": "boolean"}}]
-    matchers = [byte_compiler.compile(GrammarSpec.json_schema(schema)).matcher() for schema in schemas]
-    bitmask = allocate_bitmask(3, byte_compiler.vocabulary.size)
-    fill_bitmask(matchers, [2, 0, 1], bitmask)
-    for matcher, row in zip(matchers, [2, 0, 1], strict=True):
-        alone = allocate_bitmask(1, byte_compiler.vocabulary.size)
-        matcher.fill_next_token_bitmask(alone)
-        assert (bitmask[row] == alone[0]).all()
+    check_texts(byte_compiler, schema, [good], [bad])

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from grammar import GrammarError, GrammarSpec, SchemaValidator, allocate_bitmask, fill_bitmask
 from grammar.residual.matcher import ResidualMatcher
 from tests.grammar.test_grammar_walks import is_finite
-from tests.grammar.vocabularies import SETTINGS, allowed_tokens, choose, walk
+from tests.grammar.vocabularies import SETTINGS, allowed_tokens, check_walks, choose, walk
 
 TEXT = {"type": "string"}
 NAMES = ["a", "ab", "abc", "an", "the", "name", "in", "on", "é"]
@@ -140,17 +140,7 @@ def leads_nowhere(matcher, token_id, vocabulary):
 
 @pytest.mark.parametrize("name", SCHEMAS)
 def test_a_walk_through_residual_checks_ends_in_a_valid_text(merged_compiler, name):
-    compiled = merged_compiler.compile(GrammarSpec.json_schema(SCHEMAS[name]))
-    validator = SchemaValidator(SCHEMAS[name])
-    num_texts = 0
-    for seed in range(25):
-        matcher = compiled.matcher()
-        rng = random.Random(seed)
-        text = walk(matcher, merged_compiler.vocabulary, rng, num_free=30, may_end_dead=name in DEAD_ENDS)
-        if text is not None:
-            assert validator.first_error(json.loads(text)) is None, text
-            num_texts += 1
-    assert num_texts > 5
+    assert check_walks(merged_compiler, SCHEMAS[name], 25, 30, may_end_dead=name in DEAD_ENDS) > 5
 
 
 @pytest.mark.skipif(

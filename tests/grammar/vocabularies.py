@@ -116,17 +116,24 @@ def walk(
     return None
 
 
-def check_walks(compiler: GrammarCompiler, schema: dict[str, Any], num_walks: int, num_free: int) -> None:
-    """Write random texts under a schema: none ends dead, some reach their end, and those are valid."""
+def check_walks(
+    compiler: GrammarCompiler,
+    schema: dict[str, Any],
+    num_walks: int,
+    num_free: int,
+    may_end_dead: bool = False,
+) -> int:
+    """Write random texts under a schema: none ends dead, some reach their end, and those are valid; how many do."""
     compiled, validator = compiler.compile(GrammarSpec.json_schema(schema)), SchemaValidator(schema)
     texts = [
-        walk(compiled.matcher(), compiler.vocabulary, random.Random(seed), num_free)
+        walk(compiled.matcher(), compiler.vocabulary, random.Random(seed), num_free, may_end_dead)
         for seed in range(num_walks)
     ]
     written = [text for text in texts if text is not None]
     assert written
     for text in written:
         assert validator.is_valid(json.loads(text)), text
+    return len(written)
 
 
 def choose(allowed: list[int], vocabulary: Vocabulary, rng: random.Random, is_free: bool) -> int:
