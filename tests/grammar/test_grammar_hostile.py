@@ -32,6 +32,12 @@ def fan_out(depth, keyword, **extra):
     return {"$ref": "#/$defs/a0", "$defs": {**layers, f"a{depth}": {"type": "object"}}}
 
 
+def multiply(num_unions):
+    """Unions of two schemas that all have to hold."""
+    pairs = [({f"a{i}": {"type": "null"}}, {f"b{i}": {"const": 1}}) for i in range(num_unions)]
+    return {"allOf": [{"anyOf": [{"properties": properties} for properties in pair]} for pair in pairs]}
+
+
 def number_texts(count):
     return [f"value {i:06d} of many" for i in range(count)]
 
@@ -62,22 +68,7 @@ REFUSED = {
         lambda: GrammarSpec.json_schema({"patternProperties": {"^(?:(?!b)[a-z]+)+$": False}}),
         "'patternProperties' at # .* backtracks",
     ),
-    "a product of 2 ** 12": (
-        lambda: GrammarSpec.json_schema(
-            {
-                "allOf": [
-                    {
-                        "anyOf": [
-                            {"properties": {f"a{i}": {"type": "null"}}},
-                            {"properties": {f"b{i}": {"const": 1}}},
-                        ]
-                    }
-                    for i in range(12)
-                ]
-            }
-        ),
-        "too large",
-    ),
+    "a product of 2 ** 12": (lambda: GrammarSpec.json_schema(multiply(12)), "too large"),
 }
 BOUNDED = {
     "60 levels": lambda: GrammarSpec.json_schema(nest(60, "items")),

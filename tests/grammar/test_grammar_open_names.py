@@ -34,15 +34,8 @@ ESCAPED = [
         {"allOf": [{"type": "object", "properties": {"a": INTEGER}}, {"properties": {"b": INTEGER}}]},
         r'{"\u0062": "s"}',
     ),
-    (
-        {
-            "type": "object",
-            "required": ["n"],
-            "properties": {"n": {"$ref": "#/$defs/n"}},
-            "$defs": {"n": OPEN},
-        },
-        r'{"n": {"a": 1, "\u0061": "x"}}',
-    ),
+    ({"type": "object", "required": ["n"], "properties": {"n": {"$ref": "#/$defs/n"}}, "$defs": {"n": OPEN}},
+     r'{"n": {"a": 1, "\u0061": "x"}}'),
     (
         {"anyOf": [{"type": "null"}, {"type": "object", "required": ["a"], "properties": {"a": INTEGER}}]},
         r'{"a": 1, "\u0061": "x"}',
@@ -50,7 +43,7 @@ ESCAPED = [
     ({**OPEN, "not": {"required": ["z"]}}, r'{"a": 1, "\u007a": 1}'),
     ({**OPEN, "propertyNames": {"maxLength": 1}}, r'{"a": 1, "\u0061": "x"}'),
     ({**OPEN, "unevaluatedProperties": {"type": "string"}}, r'{"a": 1, "\u0061": "x"}'),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("order", ["schema", "any"])

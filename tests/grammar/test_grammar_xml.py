@@ -39,14 +39,8 @@ def verdicts(compiler, spec, text):
     ("text", "expected"),
     [
         (f'<order id="1">{CUSTOMER}</order>', True),
-        (
-            f'<order id="-7" état="a&quot;b&lt;&amp;" note="x &gt; y">\n  {CUSTOMER}\n\t<free/>\n</order>',
-            True,
-        ),
-        (
-            f'<order id="1">{CUSTOMER}<item sku="AB1">1.5</item><item sku="XY22">-2</item><paid>true</paid></order>',
-            True,
-        ),
+        (f'<order id="-7" état="a&quot;b&lt;&amp;" note="x &gt; y">\n  {CUSTOMER}\n\t<free/>\n</order>', True),
+        (f'<order id="1">{CUSTOMER}<item sku="AB1">1.5</item><item sku="XY2">-2</item><paid>true</paid></order>', True),
         ('<order id="1"><customer>a&lt;b</customer><due>2024-02-29</due></order>', True),
         ('<order id="1"><customer>&amp;&amp;é日&gt;</customer><free></free></order>', True),
         (f"<order>{CUSTOMER}</order>", False),
@@ -65,7 +59,7 @@ def verdicts(compiler, spec, text):
         ('<order id="1"><customer>a<b</customer></order>', False),
         (f'<!DOCTYPE order><order id="1">{CUSTOMER}</order>', False),
     ],
-)
+)  # fmt: skip
 def test_grammar_and_parser_agree_on_what_is_valid(byte_compiler, text, expected):
     assert verdicts(byte_compiler, GrammarSpec.xml(ORDER), text) == (expected, expected)
 
@@ -97,30 +91,20 @@ def test_white_space_and_declaration_are_as_asked(byte_compiler):
     assert not verdicts(byte_compiler, GrammarSpec.xml(ORDER), "\n" + plain)[0]
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("<n/>", True),
-        ('<n v=""><n><n/></n><n/></n>', True),
-        ("<n><n/><n/><n/></n>", False),
-        ("<n><m/></n>", False),
-    ],
-)
-def test_elements_may_contain_themselves(byte_compiler, text, expected):
-    spec = GrammarSpec.xml(
-        {"name": "n", "attributes": {"v": "string"}, "children": TREE["children"]}, {"n": TREE}
-    )
-    assert verdicts(byte_compiler, spec, text) == (expected, expected)
+def test_elements_may_contain_themselves(byte_compiler):
+    spec = GrammarSpec.xml(TREE, {"n": TREE})
+    for text in ("<n/>", '<n v=""><n><n/></n><n/></n>'):
+        assert verdicts(byte_compiler, spec, text) == (True, True)
+    for text in ("<n><n/><n/><n/></n>", "<n><m/></n>"):
+        assert verdicts(byte_compiler, spec, text) == (False, False)
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [("<a/>", True), ("<a><b/><c/><b/></a>", True), ("<a><c/><c/><c/></a>", True), ("<a><d/></a>", False)],
-)
-def test_what_may_be_nothing_may_be_repeated(byte_compiler, text, expected):
+def test_what_may_be_nothing_may_be_repeated(byte_compiler):
     inner = [{"name": "b", "min": 0, "max": None}, {"name": "c", "min": 0}]
     spec = GrammarSpec.xml({"name": "a", "children": [{"sequence": inner, "min": 2, "max": None}]})
-    assert verdicts(byte_compiler, spec, text) == (expected, expected)
+    for text in ("<a/>", "<a><b/><c/><b/></a>", "<a><c/><c/><c/></a>"):
+        assert verdicts(byte_compiler, spec, text) == (True, True)
+    assert verdicts(byte_compiler, spec, "<a><d/></a>") == (False, False)
 
 
 @SETTINGS
@@ -222,6 +206,5 @@ def test_hostile_descriptions_are_refused(byte_compiler):
         GrammarSpec.xml({"name": "a", "children": [{"name": "b", "max": 10**9}]})
     wide = {"name": "a", "children": [{"sequence": [{"name": "b", "max": 10_000}] * 50, "max": 10_000}]}
     spec = GrammarSpec.xml(wide)
-    assert (
-        byte_compiler.compile(spec).backend == "llguidance" and json.loads(spec.text)["root"]["name"] == "a"
-    )
+    assert byte_compiler.compile(spec).backend == "llguidance"
+    assert json.loads(spec.text)["root"]["name"] == "a"
