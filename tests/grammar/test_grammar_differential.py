@@ -128,12 +128,6 @@ def test_both_orders_of_properties_refuse_the_same_spellings_of_names(byte_compi
         assert not accepts(compiled.matcher(), byte_compiler.vocabulary, text), order
 
 
-def test_a_pattern_only_python_knows_is_refused_by_all(merged_compiler):
-    for backend in (None, "llguidance", "outlines_core"):
-        with pytest.raises(UnsupportedGrammar):
-            merged_compiler.compile(GrammarSpec.regex("(?=a)b", backend=backend))
-
-
 @pytest.mark.parametrize(("part", "good", "bad"), ACCEPTED)
 def test_structural_tags_read_as_xgrammar_reads_them(part, good, bad):
     """Held against xgrammar's own structural tags, byte by byte: the same verdict at the same byte."""

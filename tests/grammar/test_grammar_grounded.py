@@ -7,7 +7,7 @@ import re
 import pytest
 
 from grammar import GrammarSpec, InvalidGrammar, PlanEntry, UnsupportedGrammar
-from tests.grammar.vocabularies import EOS, accepts, allowed_tokens, check_texts, walk
+from tests.grammar.vocabularies import accepts, allowed_tokens, check_texts, walk
 
 SOURCE = 'The "old" house\n\tof é-tudes, C:\\dir  (ab_c 12.5)\u0001 naïve 日本語 x\u0301y.\x7f  '
 GROUNDED = {"type": "string", "x-grounded": True}
@@ -114,20 +114,6 @@ def test_mask_and_matcher_agree_on_every_token(merged_compiler, text):
         is_accepted = matcher.accept_token(token_id)
         assert is_accepted == (token_id in allowed), vocabulary.token_bytes[token_id]
         matcher.rollback(int(is_accepted))
-
-
-def test_rollback_leaves_the_state_as_it_was(merged_compiler):
-    vocabulary = merged_compiler.vocabulary
-    matcher = merged_compiler.compile(GrammarSpec.json_schema(GROUNDED, source=SOURCE)).matcher()
-    masks = []
-    for byte in b'"The \\"old\\""':
-        masks.append(allowed_tokens(matcher, vocabulary))
-        assert matcher.accept_token(byte)
-    assert matcher.is_completed() and matcher.accept_token(EOS) and matcher.is_terminated()
-    matcher.rollback(1)
-    for mask in reversed(masks):
-        matcher.rollback(1)
-        assert allowed_tokens(matcher, vocabulary) == mask
 
 
 def test_quotations_and_residual_checks_work_together(byte_compiler):

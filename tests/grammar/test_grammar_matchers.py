@@ -30,6 +30,11 @@ CASES = {
     "xgrammar": (GrammarSpec.ebnf('root ::= item ("," item)*\nitem ::= [a-z]+ | "日本"'), "ab,日本,c"),
     "xgrammar schema": (GrammarSpec.json_schema(OBJECT, backend="xgrammar"), '{"é": "日本 {"}'),
     "llguidance any order": (GrammarSpec.json_schema(OBJECT, property_order="any"), '{"é": "日本 {"}'),
+    "llguidance residual": (GrammarSpec.json_schema({"type": "array", "uniqueItems": True}), '["日", 1]'),
+    "llguidance grounded": (
+        GrammarSpec.json_schema({"type": "string", "x-grounded": True}, source='The "日本" house'),
+        '"The \\"日本\\""',
+    ),
     "llguidance xml": (
         GrammarSpec.xml({"name": "a", "children": [{"name": "é", "text": "string"}]}),
         "<a><é>日&amp;</é></a>",

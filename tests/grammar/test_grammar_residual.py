@@ -4,12 +4,7 @@ import json
 
 import pytest
 
-from grammar import (
-    GrammarSpec,
-    InvalidGrammar,
-    PlanEntry,
-    UnsupportedGrammar,
-)
+from grammar import GrammarSpec, InvalidGrammar, PlanEntry, UnsupportedGrammar
 from grammar.json_schema.keywords import join_pointer
 from tests.grammar.vocabularies import EOS, allowed_tokens, check_texts, check_verdicts
 

@@ -197,21 +197,6 @@ def test_a_residual_check_refuses_the_token_that_ends_the_tag(compiler):
     assert matcher.accept_token(ord("2")) and matcher.accept_token(crossing)
 
 
-def test_rollback_returns_to_any_earlier_moment(compiler):
-    compiled = compile_format(compiler, TRIGGERED)
-    text = 'é<a>x</a>u<t>{"n": 12}</t>v'.encode()
-    masks, matcher = [], compiled.matcher()
-    for token_id in [*text, EOS]:
-        masks.append(allowed_tokens(matcher, VOCABULARY))
-        assert matcher.accept_token(token_id)
-    for length in (len(text), 20, 21, 12, 3, 0):
-        matcher.rollback(len(text) + 1 - length)
-        assert allowed_tokens(matcher, VOCABULARY) == masks[length]
-        assert all(matcher.accept_token(token_id) for token_id in [*text[length:], EOS])
-    with pytest.raises(ValueError, match="cannot roll back"):
-        matcher.rollback(len(text) + 2)
-
-
 def test_free_text_is_utf8_and_ends_between_characters(compiler):
     matcher = compile_format(compiler, TEXT).matcher()
     assert not matcher.accept_token(0x80) and not matcher.accept_token(0xFF)
