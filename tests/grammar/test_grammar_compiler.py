@@ -81,6 +81,14 @@ def test_a_refusal_is_repeated_without_another_compile_until_it_is_forgotten(mon
     assert len(calls) == 5
 
 
+def test_a_fault_of_a_compile_is_not_taken_for_a_refusal(monkeypatch):
+    compiler, spec = make_compiler(), GrammarSpec.choice(["a"])
+    with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
+        patch.setattr(compiler_module, "compile_spec", lambda *rest: 1 / 0)
+        compiler.compile(spec)
+    assert compiler.compile(spec).backend == "outlines_core"
+
+
 def test_many_threads_may_compile_different_specs():
     compiler, errors = make_compiler(), []
 

@@ -50,6 +50,7 @@ def string(**keywords):
 
 
 REFUSED = {
+    "10,000 levels": (lambda: json_schema(nest(10_000, "items")), "deeper than 64"),
     "a schema that is itself": (lambda: json_schema({"$ref": "#"}), "leads back to itself"),
     "an enumeration of 1 MB": (lambda: json_schema({"enum": number_texts(45_000)}), "limit is 262144"),
     "a choice of 1 MB": (lambda: GrammarSpec.choice(number_texts(45_000)), "limit is 262144"),

@@ -76,11 +76,7 @@ def test_boolean_schemas_mean_anything_and_nothing(byte_compiler):
 @pytest.mark.parametrize(
     ("name", "good", "bad"),
     [
-        (
-            "date",
-            ["2024-02-29", "2000-02-29", "1999-12-31"],
-            ["2023-02-29", "1900-02-29", "2024-04-31", "24-1-1"],
-        ),
+        ("date", ["2024-02-29", "2000-02-29", "1999-12-31"], ["2023-02-29", "1900-02-29", "2024-04-31", "24-1-1"]),
         ("time", ["23:59:59Z", "00:00:00.5+05:30"], ["24:00:00Z", "12:60:00Z", "12:00:00", "12:00:00+24:00"]),
         ("date-time", ["2024-02-29T12:00:00Z"], ["2023-02-29T12:00:00Z", "2024-02-29 12:00:00Z"]),
         ("uuid", ["123e4567-e89b-12d3-a456-426614174000"], ["123e4567-e89b-12d3-a456-42661417400"]),
@@ -90,7 +86,7 @@ def test_boolean_schemas_mean_anything_and_nothing(byte_compiler):
         ("uri", ["https://example.com/a?b#c"], ["//example.com", "a b"]),
         ("hostname", ["example.com", "a-b.c"], ["-a", "a..b", "a_b", "xn--x"]),
     ],
-)
+)  # fmt: skip
 def test_formats_are_enforced(byte_compiler, name, good, bad):
     schema = {"type": "string", "format": name}
     check_texts(byte_compiler, schema, map(json.dumps, good), map(json.dumps, bad))

@@ -13,10 +13,7 @@ OPEN = {"type": "object", "properties": {"a": INTEGER}, "required": ["a"]}
 PATTERNS = {"type": "object", "properties": {"a": INTEGER}, "patternProperties": {"^x": INTEGER}}
 ESCAPED = [
     (OPEN, r'{"a": 1, "\u0061": "x"}'),
-    (
-        {**OPEN, "additionalProperties": INTEGER, "properties": {"a": {"maximum": 5}}},
-        r'{"a": 1, "\u0061": 7}',
-    ),
+    ({**OPEN, "additionalProperties": INTEGER, "properties": {"a": {"maximum": 5}}}, r'{"a": 1, "\u0061": 7}'),
     ({**OPEN, "properties": {"a": INTEGER, "b": False}}, r'{"a": 1, "\u0062": 2}'),
     ({"type": "object", "properties": {"é\n": INTEGER}}, r'{"\u00e9\n": "x"}'),
     ({"type": "object", "properties": {"n\n": INTEGER}}, r'{"n\u000a": "x"}'),
@@ -26,20 +23,14 @@ ESCAPED = [
     (PATTERNS, r'{"\u0061": "s"}'),
     (PATTERNS, r'{"\u0078y": "s"}'),
     ({**PATTERNS, "additionalProperties": {"type": "string"}}, r'{"x\u0078": "s"}'),
-    (
-        {"patternProperties": {"^x": INTEGER}, "additionalProperties": {"type": "string"}, "type": "object"},
-        r'{"\u0078": "s"}',
-    ),
-    (
-        {"allOf": [{"type": "object", "properties": {"a": INTEGER}}, {"properties": {"b": INTEGER}}]},
-        r'{"\u0062": "s"}',
-    ),
+    ({"patternProperties": {"^x": INTEGER}, "additionalProperties": {"type": "string"}, "type": "object"},
+     r'{"\u0078": "s"}'),
+    ({"allOf": [{"type": "object", "properties": {"a": INTEGER}}, {"properties": {"b": INTEGER}}]},
+     r'{"\u0062": "s"}'),
     ({"type": "object", "required": ["n"], "properties": {"n": {"$ref": "#/$defs/n"}}, "$defs": {"n": OPEN}},
      r'{"n": {"a": 1, "\u0061": "x"}}'),
-    (
-        {"anyOf": [{"type": "null"}, {"type": "object", "required": ["a"], "properties": {"a": INTEGER}}]},
-        r'{"a": 1, "\u0061": "x"}',
-    ),
+    ({"anyOf": [{"type": "null"}, {"type": "object", "required": ["a"], "properties": {"a": INTEGER}}]},
+     r'{"a": 1, "\u0061": "x"}'),
     ({**OPEN, "not": {"required": ["z"]}}, r'{"a": 1, "\u007a": 1}'),
     ({**OPEN, "propertyNames": {"maxLength": 1}}, r'{"a": 1, "\u0061": "x"}'),
     ({**OPEN, "unevaluatedProperties": {"type": "string"}}, r'{"a": 1, "\u0061": "x"}'),

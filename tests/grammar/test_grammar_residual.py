@@ -32,16 +32,8 @@ def feed(matcher, text):
         ({"if": {"required": ["a"]}, "then": {"required": ["b"]}}, "", "if"),
         ({"allOf": [{"dependentRequired": {"a": ["b"]}}]}, "/allOf/0", "dependentRequired"),
         ({"dependencies": {"a": ["b"]}}, "", "dependencies"),
-        (
-            {"$ref": "#/$defs/x", "$defs": {"x": {"propertyNames": {"maxLength": 3}}}},
-            "/$defs/x",
-            "propertyNames",
-        ),
-        (
-            {"$ref": "#/$defs/x", "$defs": {"x": {}}, "unevaluatedProperties": False},
-            "",
-            "unevaluatedProperties",
-        ),
+        ({"$ref": "#/$defs/x", "$defs": {"x": {"propertyNames": {"maxLength": 3}}}}, "/$defs/x", "propertyNames"),
+        ({"$ref": "#/$defs/x", "$defs": {"x": {}}, "unevaluatedProperties": False}, "", "unevaluatedProperties"),
         ({"properties": {"p": {"type": "string", "pattern": "a(?=b)"}}}, "/properties/p", "pattern"),
         ({"properties": {"p": {"oneOf": [{"type": "string"}, {"minLength": 2}]}}}, "/properties/p", "oneOf"),
         ({"patternProperties": {"a": {"type": "string"}, "b": {"type": "null"}}}, "", "patternProperties"),
@@ -51,7 +43,7 @@ def feed(matcher, text):
         ({"type": "number", "minimum": -1.5, "exclusiveMaximum": -1}, "", "exclusiveMaximum"),
         ({"minimum": -0.5, "allOf": [{"exclusiveMaximum": 0}]}, "/allOf/0", "exclusiveMaximum"),
     ],
-)
+)  # fmt: skip
 def test_what_no_engine_enforces_is_left_to_residual_checks(byte_compiler, schema, pointer, keyword):
     plan = byte_compiler.compile(GrammarSpec.json_schema(schema)).plan
     assert PlanEntry(pointer, keyword, "residual") in plan
@@ -74,16 +66,13 @@ def test_what_no_engine_enforces_is_left_to_residual_checks(byte_compiler, schem
         {"anyOf": [{"type": "string"}, {"type": "array", "uniqueItems": True}]},
         {"propertyNames": {"maxLength": 1, "not": {"const": "b"}}},
         {"allOf": [{"properties": {"a": {}}}], "unevaluatedProperties": False},
-        {
-            "patternProperties": {"a": {"type": "integer"}, "^a": {"minimum": 1}},
-            "additionalProperties": False,
-        },
+        {"patternProperties": {"a": {"type": "integer"}, "^a": {"minimum": 1}}, "additionalProperties": False},
         {"type": "string", "pattern": "^(?!b)"},
         {"items": [{"not": {"const": 0}}], "additionalItems": {"not": {"const": 1}}},
         {"$ref": "#/$defs/x", "$defs": {"x": {"items": {"$ref": "#/$defs/x"}, "not": {"const": 1}}}},
         {"properties": {"a": {"not": {"const": 1}}, "c": {"items": {"not": {"const": 1}}}}},
     ],
-)
+)  # fmt: skip
 def test_what_is_accepted_is_what_is_valid(byte_compiler, schema, whitespace):
     separators = (", ", ": ") if whitespace == "spaced" else (",", ":")
     texts = [json.dumps(value, separators=separators) for value in VALUES]
@@ -102,14 +91,10 @@ def test_what_is_accepted_is_what_is_valid(byte_compiler, schema, whitespace):
         ({"uniqueItems": True}, "[1, true, 1.0, 2]", ", 2]"),
         ({"propertyNames": {"maxLength": 1}}, '{"a": 1, "bc": 2}', '": 2}'),
         ({"propertyNames": {"enum": ["a", "abc"]}}, '{"abc": 1, "ab": 2}', '": 2}'),
-        (
-            {"properties": {"a": {"type": "object", "dependentRequired": {"x": ["y"]}}}},
-            '{"a": {"x": 1}}',
-            "}}",
-        ),
+        ({"properties": {"a": {"type": "object", "dependentRequired": {"x": ["y"]}}}}, '{"a": {"x": 1}}', "}}"),
         ({"anyOf": [{"items": {"not": {"const": "x"}}}]}, '["x"]', "]"),
     ],
-)
+)  # fmt: skip
 def test_the_token_that_completes_the_violating_value_is_refused(byte_compiler, schema, text, rest):
     matcher = byte_compiler.compile(GrammarSpec.json_schema(schema)).matcher()
     assert feed(matcher, text) == rest
@@ -159,14 +144,11 @@ def test_rollback_undoes_what_was_read(byte_compiler):
     [
         ({"type": "array", "items": {"enum": [1, 2]}, "minItems": 3, "uniqueItems": True}, "minItems"),
         ({"type": "array", "items": {"type": "null"}, "contains": {"type": "string"}, "maxItems": 2}, ""),
-        (
-            {"type": "array", "contains": {"const": 1}, "minContains": 3, "maxItems": 2, "uniqueItems": True},
-            "",
-        ),
+        ({"type": "array", "contains": {"const": 1}, "minContains": 3, "maxItems": 2, "uniqueItems": True}, ""),
         ({"type": "object", "propertyNames": {"pattern": "^a"}, "required": ["a", "b"]}, ""),
         ({"type": "object", "propertyNames": {"type": "number"}, "minProperties": 1}, ""),
     ],
-)
+)  # fmt: skip
 def test_what_nothing_can_satisfy_is_refused_and_does_not_end_in_a_dead_end(byte_compiler, schema, reason):
     with pytest.raises(InvalidGrammar, match=f"no text satisfies the schema: .*{reason}"):
         byte_compiler.compile(GrammarSpec.json_schema(schema))
@@ -226,12 +208,9 @@ def test_a_large_multiple_is_checked_where_any_digits_can_become_one(byte_compil
         ({"type": "integer", "multipleOf": 99991, "maximum": 10**6}, ""),
         ({"type": "number", "multipleOf": 9999.1}, ""),
         ({"type": "integer", "allOf": [{"multipleOf": 9973}, {"multipleOf": 9967}]}, "/allOf/0"),
-        (
-            {"$ref": "#/components/a", "components": {"a": {"minimum": 1, "multipleOf": 997300}}},
-            "/components/a",
-        ),
+        ({"$ref": "#/components/a", "components": {"a": {"minimum": 1, "multipleOf": 997300}}}, "/components/a"),
     ],
-)
+)  # fmt: skip
 def test_a_large_multiple_that_digits_may_miss_is_refused(byte_compiler, schema, pointer):
     with pytest.raises(UnsupportedGrammar, match="remainder") as refusal:
         byte_compiler.compile(GrammarSpec.json_schema(schema))

@@ -21,20 +21,13 @@ REF = {"$ref": "#/$defs/N"}
 # With {"$ref": "#/$defs/N"} or N itself at the place of REF.
 AROUND = [
     ({"type": "object", "properties": {"a": INTEGER, "x": REF}}, '{"a": 1}', '{"a": 1, "x": 1}'),
-    (
-        {"type": "object", "properties": {"a": INTEGER}, "additionalProperties": REF},
-        '{"a": 1}',
-        '{"a": 1, "x": 1}',
-    ),
+    ({"type": "object", "properties": {"a": INTEGER}, "additionalProperties": REF}, '{"a": 1}', '{"a": 1, "x": 1}'),
     ({"type": "array", "items": REF}, "[]", "[1]"),
     ({"anyOf": [REF, {"type": "object", "properties": {"a": INTEGER}}]}, '{"a": 1}', '{"a": "x"}'),
     ({"type": "object", "properties": {"x": {"anyOf": [REF, {"type": "string"}]}}}, '{"x": "s"}', '{"x": 1}'),
-    (
-        {"type": "object", "properties": {"x": {"not": {"const": "t"}, "anyOf": [REF, {"type": "string"}]}}},
-        '{"x": "s"}',
-        '{"x": "t"}',
-    ),
-]
+    ({"type": "object", "properties": {"x": {"not": {"const": "t"}, "anyOf": [REF, {"type": "string"}]}}},
+     '{"x": "s"}', '{"x": "t"}'),
+]  # fmt: skip
 
 
 def put(schema, nothing):
@@ -93,17 +86,13 @@ def test_definitions_that_wait_for_each_other_are_decided(byte_compiler, others,
     ("schema", "pointer", "keyword"),
     [
         ({"$ref": "#/$defs/N", "$defs": {"N": {"enum": []}}}, "", "$ref"),
-        (
-            {"type": "object", "properties": {"x": REF}, "required": ["x"], "$defs": {"N": False}},
-            "",
-            "required",
-        ),
+        ({"type": "object", "properties": {"x": REF}, "required": ["x"], "$defs": {"N": False}}, "", "required"),
         ({"type": "string", "minLength": 3, "maxLength": 1}, "", "minLength"),
         ({"type": "array", "minItems": 1, "items": {"enum": []}}, "", "items"),
         ({"anyOf": [{"type": "integer", "minimum": 5, "maximum": 2}]}, "/anyOf/0", "minimum"),
         ({"allOf": [{"allOf": [{"type": "integer"}, {"type": "null"}]}]}, "/allOf/0", "allOf"),
     ],
-)
+)  # fmt: skip
 def test_a_contradiction_is_named_with_its_place(byte_compiler, schema, pointer, keyword):
     with pytest.raises(InvalidGrammar, match="no text satisfies the schema: ") as refusal:
         byte_compiler.compile(GrammarSpec.json_schema(schema))
