@@ -6,7 +6,7 @@ import json
 import pytest
 
 from grammar import GrammarSpec, InvalidGrammar
-from tests.grammar.vocabularies import check_texts, check_verdicts, check_walks
+from tests.grammar.vocabularies import CLOSED, check_texts, check_verdicts, check_walks
 
 INTEGER, NULL = {"type": "integer"}, {"type": "null"}
 AGES = [
@@ -28,12 +28,10 @@ CONDITIONS = [
 
 
 def make_schema(age, condition):
-    text_or_null = {"type": ["string", "null"]}
     return {
-        "type": "object",
-        "properties": {"age": age, "guardian": text_or_null},
+        **CLOSED,
+        "properties": {"age": age, "guardian": {"type": ["string", "null"]}},
         "required": ["age", "guardian"],
-        "additionalProperties": False,
         "if": {"properties": {"age": condition}},
         "then": {"properties": {"guardian": {"type": "string"}}},
         "else": {"properties": {"guardian": NULL}},
@@ -86,11 +84,6 @@ def test_what_is_said_of_a_property_that_cannot_be_there_guides(merged_compiler,
 
 
 def test_what_nothing_satisfies_beside_a_property_that_cannot_be_there_is_refused(byte_compiler):
-    schema = {
-        "properties": PROPERTIES,
-        "additionalProperties": False,
-        "if": X_IS_1,
-        "then": {"required": ["x"]},
-    }
+    schema = {**CLOSED, "properties": PROPERTIES, "if": X_IS_1, "then": {"required": ["x"]}}
     with pytest.raises(InvalidGrammar, match="nothing is left by 'if', 'then' at #"):
-        byte_compiler.compile(GrammarSpec.json_schema({"type": "object", **schema}))
+        byte_compiler.compile(GrammarSpec.json_schema(schema))

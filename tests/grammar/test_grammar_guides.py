@@ -8,7 +8,7 @@ import pytest
 from grammar import GrammarSpec, InvalidGrammar, SchemaValidator
 from grammar.json_schema import count_guides
 from grammar.regex.assertions import find_excluded_starts, find_guides, list_look_aheads, remove_assertions
-from tests.grammar.vocabularies import allowed_tokens, check_texts, check_verdicts, check_walks
+from tests.grammar.vocabularies import CLOSED, allowed_tokens, check_texts, check_verdicts, check_walks
 
 PASSWORD = "^(?=.*[0-9])(?=.*[A-Z])[A-Za-z0-9]{4,8}$"
 MAIL = r"^(?!\.)(?!.*\.\.)[A-Za-z0-9.]*[A-Za-z0-9]@[a-z]{2,}$"
@@ -16,8 +16,7 @@ ODD_ONES = [{"multipleOf": 3}, {"multipleOf": 5}]
 
 
 def make_object(properties, required=(), **others):
-    closed = {"type": "object", "additionalProperties": False}
-    return {**closed, "properties": properties, "required": list(required), **others}
+    return {**CLOSED, "properties": properties, "required": list(required), **others}
 
 
 GUIDED = {

@@ -6,14 +6,9 @@ import numpy as np
 import pytest
 
 from grammar import GrammarSpec, allocate_bitmask, fill_bitmask
-from tests.grammar.vocabularies import EOS, EOS_2, PADDING, SPECIAL, allowed_tokens, walk
+from tests.grammar.vocabularies import CLOSED, EOS, EOS_2, PADDING, SPECIAL, allowed_tokens, walk
 
-OBJECT = {
-    "type": "object",
-    "properties": {"é": {"type": "string"}},
-    "required": ["é"],
-    "additionalProperties": False,
-}
+OBJECT = {**CLOSED, "properties": {"é": {"type": "string"}}, "required": ["é"]}
 TAG = {
     "type": "tag",
     "begin": "<t>",

@@ -6,17 +6,14 @@ import random
 import pytest
 
 from grammar import GrammarSpec, InvalidGrammar
-from tests.grammar.vocabularies import check_verdicts, check_walks, walk
+from tests.grammar.vocabularies import CLOSED, check_verdicts, check_walks, walk
 
 NULL, TEXT = {"type": "null"}, {"type": "string"}
 TEXT_OR_NULL, NUMBER_OR_NULL = {"type": ["string", "null"]}, {"type": ["number", "null"]}
 
 
 def make_object(value, required=()):
-    properties = {"v": value, "w": {"type": "boolean"}}
-    return {
-        "type": "object", "properties": properties, "required": list(required), "additionalProperties": False,
-    }  # fmt: skip
+    return {**CLOSED, "properties": {"v": value, "w": {"type": "boolean"}}, "required": list(required)}
 
 
 # No value satisfies exactly one branch.

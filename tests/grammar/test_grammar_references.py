@@ -8,7 +8,7 @@ import pytest
 from grammar import GrammarSpec, InvalidGrammar, SchemaValidator, UnsupportedGrammar
 from grammar.json_schema.loops import find_loop
 from grammar.json_schema.normalise import normalise
-from tests.grammar.vocabularies import check_texts
+from tests.grammar.vocabularies import check_refusal, check_texts
 
 DRAFT_7 = "http://json-schema.org/draft-07/schema#"
 # Each with a text that llguidance alone would let through; over the last it would end the process.
@@ -72,9 +72,7 @@ def test_what_a_reference_reaches_is_read_as_in_place(byte_compiler, document, t
     ],
 )
 def test_a_reference_to_what_is_not_named_once_within_the_schema_is_refused(byte_compiler, schema, pointer):
-    with pytest.raises(UnsupportedGrammar) as refusal:
-        byte_compiler.compile(GrammarSpec.json_schema(schema))
-    assert (refusal.value.pointer, refusal.value.keyword) == (pointer, "$ref")
+    check_refusal(byte_compiler, schema, pointer, "$ref")
 
 
 def test_an_identifier_beside_a_reference_means_nothing_in_an_old_draft(byte_compiler):
@@ -142,7 +140,7 @@ def test_the_work_for_references_grows_with_their_number(use):
 
 
 def test_a_chain_of_references_is_longer_than_python_recurses():
-    follow(20_000)
+    follow(5_000)
 
 
 A, B = {"$ref": "#/$defs/a"}, {"$ref": "#/$defs/b"}

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from grammar import GrammarCompiler, GrammarSpec, InvalidGrammar, SchemaValidator, Vocabulary
+from tests.grammar.vocabularies import CLOSED
 
 PIECES = [b"true", b"false", b'"red"', b'"blue"', b", ", b'["', b'", "', b'",', b"1.0", b", 1"]
 NUMBERS = [str(number).encode() for number in range(10, 130)]
@@ -21,15 +22,10 @@ ITEMS = [
     {"type": "integer", "minimum": 0, "maximum": 12},
     {"type": "boolean"},
 ]
-PAIR = {
-    "type": "object",
-    "properties": {"a": {"enum": [1, 2]}},
-    "required": ["a"],
-    "additionalProperties": False,
-}
+PAIR = {**CLOSED, "properties": {"a": {"enum": [1, 2]}}, "required": ["a"]}
 PARTS = [
     PAIR,
-    {"type": "object", "properties": {"n": PAIR}, "required": ["n"], "additionalProperties": False},
+    {**CLOSED, "properties": {"n": PAIR}, "required": ["n"]},
     {"type": "array", "prefixItems": [{"enum": [1, 12]}], "minItems": 1, "items": False},
     {"enum": [{"a": 1}, {"a": 2}, [1], [1, 2]]},
     {"anyOf": [{"const": 1}, {"const": 12}, {"const": "red"}]},

@@ -72,18 +72,12 @@ def test_what_cannot_be_enforced_is_refused_with_its_place(compiler, part, point
         ({"format": {"type": "token", "token": EOS}}, "no EOS"),
         ({"format": {"type": "token", "token": "missing"}}, "0 tokens 'missing'"),
         ({"format": {"type": "repeat", "min": 3, "max": 2, "content": A}}, "allow nothing"),
-        (
-            {"format": T | {"content": {"type": "json_schema", "json_schema": {"type": "x"}}}},
-            "/format/content: .*/type",
-        ),
+        ({"format": T | {"content": NUMBER | {"json_schema": {"type": "x"}}}}, "/format/content: .*/type"),
         ({"format": T | {"content": {"type": "regex", "pattern": "("}}}, "/format/content/pattern: "),
         ({"structures": [{"begin": "<t>"}], "triggers": ["<"]}, "/structures/0 "),
-        (
-            {"structures": [{"begin": "<t>", "schema": [], "end": ""}], "triggers": ["<"]},
-            "/structures/0/schema: ",
-        ),
+        ({"structures": [{"begin": "<t>", "schema": [], "end": ""}], "triggers": ["<"]}, "/structures/0/schema: "),
     ],
-)
+)  # fmt: skip
 def test_a_malformed_structural_tag_is_invalid_and_says_where(compiler, tags, words):
     with pytest.raises(InvalidGrammar, match=words):
         compiler.compile(GrammarSpec.structural_tag(tags))

@@ -53,19 +53,21 @@ def make_spec(schema: Any, **options: Any) -> GrammarSpec | None:
         return None
 
 
-@pytest.mark.parametrize("whitespace", ["spaced", "compact", "any"])
+@pytest.mark.parametrize(
+    "options",
+    [{"whitespace": "spaced"}, {"whitespace": "compact"}, {"whitespace": "any"}, {"backend": "xgrammar"}],
+    ids=lambda options: "-".join(options.values()),
+)
 @settings(SETTINGS, max_examples=150)
 @given(schema=SCHEMAS, seed=st.integers(0, 2**32))
-def test_what_a_schema_allows_is_valid_and_what_it_refuses_is_named(
-    merged_compiler, whitespace, schema, seed
-):
-    spec = make_spec(schema, whitespace=whitespace)
+def test_what_a_schema_allows_is_valid_and_what_it_refuses_is_named(merged_compiler, options, schema, seed):
+    spec = make_spec(schema, **options)
     if spec is None:
         return event("malformed")
     try:
         compiled = merged_compiler.compile(spec)
     except UnsupportedGrammar as refusal:
-        assert refusal.keyword in find_at(schema, refusal.pointer), refusal
+        assert "backend" in options or refusal.keyword in find_at(schema, refusal.pointer), refusal
         return event(f"refused: {refusal.keyword}")
     except InvalidGrammar as error:
         assert re.search("no text satisfies|first token|cannot be compiled", str(error))
@@ -89,18 +91,3 @@ def test_a_listed_name_cannot_be_written_again_with_an_escape(merged_compiler, s
     for respelt in respell(json.loads(text)) if text is not None else ():
         if accepts(compiled.matcher(), merged_compiler.vocabulary, respelt):
             assert SchemaValidator(schema).first_error(json.loads(respelt)) is None, respelt
-
-
-@settings(SETTINGS, max_examples=150)
-@given(schema=SCHEMAS, seed=st.integers(0, 2**32))
-def test_what_xgrammar_is_given_it_enforces(merged_compiler, schema, seed):
-    spec = make_spec(schema, backend="xgrammar")
-    if spec is None:
-        return
-    try:
-        compiled = merged_compiler.compile(spec)
-    except (UnsupportedGrammar, InvalidGrammar):
-        return
-    text = walk(compiled.matcher(), merged_compiler.vocabulary, random.Random(seed), num_free=15)
-    if text is not None and is_finite(value := json.loads(text)):
-        assert SchemaValidator(schema).first_error(value) is None, text

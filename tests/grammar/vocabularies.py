@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import HealthCheck, settings
 
 from grammar import (
@@ -15,12 +16,14 @@ from grammar import (
     GrammarSpec,
     Matcher,
     SchemaValidator,
+    UnsupportedGrammar,
     Vocabulary,
     allocate_bitmask,
 )
 
 # Of property tests: the same examples in each run, however long they take.
 SETTINGS = settings(deadline=None, suppress_health_check=list(HealthCheck), derandomize=True, database=None)
+CLOSED: dict[str, Any] = {"type": "object", "additionalProperties": False}
 BYTES = [bytes([byte]) for byte in range(256)]
 EOS, EOS_2, SPECIAL, PADDING = 256, 257, 258, 259
 
@@ -77,6 +80,15 @@ def check_texts(
     for text, expected in [*((text, True) for text in good), *((text, False) for text in bad)]:
         assert accepts(compiled.matcher(), compiler.vocabulary, text) == expected, text
     return compiled
+
+
+def check_refusal(
+    compiler: GrammarCompiler, spec: GrammarSpec | Any, pointer: str, keyword: str, message: str | None = None
+) -> None:
+    """A spec, or the JSON schema of one, is refused for a keyword at its place."""
+    with pytest.raises(UnsupportedGrammar, match=message) as refusal:
+        compiler.compile(spec if isinstance(spec, GrammarSpec) else GrammarSpec.json_schema(spec))
+    assert (refusal.value.pointer, refusal.value.keyword) == (pointer, keyword) and refusal.value.reason
 
 
 def check_verdicts(compiler: GrammarCompiler, schema: Any, texts: Iterable[str], **options: Any) -> None:
