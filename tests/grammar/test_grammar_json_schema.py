@@ -292,9 +292,15 @@ def test_a_part_that_nothing_satisfies_stays_away_where_xgrammar_refuses_all(byt
     )
 
 
-@pytest.mark.parametrize("keyword", ["pattern", "minLength"])
-def test_xgrammar_takes_a_schema_only_from_its_exact_subset(byte_compiler, keyword):
-    schema = {"type": "string", keyword: "a" if keyword == "pattern" else 1}
+@pytest.mark.parametrize(
+    ("keyword", "schema"),
+    [
+        ("pattern", {"type": "string", "pattern": "a"}),
+        ("minLength", {"type": "string", "minLength": 1}),
+        ("required", {**CLOSED, "properties": {"a": {}}, "required": ["b"]}),
+    ],
+)
+def test_xgrammar_takes_a_schema_only_from_its_exact_subset(byte_compiler, keyword, schema):
     with pytest.raises(UnsupportedGrammar) as refusal:
         byte_compiler.compile(GrammarSpec.json_schema(schema, backend="xgrammar"))
     assert refusal.value.keyword == keyword
