@@ -35,6 +35,18 @@ OPEN_PATHS = frozenset(("/health", "/ping"))
 WORK_PATHS = frozenset(("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"))
 REQUEST_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 MAX_LOGGED_PATH = 200
+# Readers disagree about which of two such headers counts: some take the first, some the last.
+SINGLE_HEADERS = frozenset(
+    (
+        b"authorization",
+        b"content-length",
+        b"content-type",
+        b"host",
+        b"origin",
+        b"sec-fetch-site",
+        b"x-api-key",
+    )
+)
 Headers = dict[bytes, bytes]
 
 
@@ -77,6 +89,7 @@ class Gate:
         send = _watched(send, visit)
         is_work = scope["method"] == "POST" and scope["path"].startswith("/v1/")
         try:
+            _check_single(scope["headers"])
             if scope["path"] not in OPEN_PATHS:
                 self._check_site(scope["method"], headers)
                 visit.key_number = self._find_key(headers)
@@ -169,6 +182,13 @@ class Gate:
 
     def _too_large(self) -> ApiError:
         return ApiError(413, f"the body is larger than {self.max_body_bytes} bytes", code="body_too_large")
+
+
+def _check_single(headers: Iterable[tuple[bytes, bytes]]) -> None:
+    names = [name for name, _ in headers if name in SINGLE_HEADERS]
+    if len(set(names)) < len(names):
+        name = next(name for name in names if names.count(name) > 1).decode()
+        raise ApiError(400, f"the request has more than one {name} header", code="invalid_header")
 
 
 def _read_request_id(headers: Headers) -> str:

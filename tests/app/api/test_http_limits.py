@@ -63,6 +63,39 @@ async def test_the_beginning_of_the_next_request_cuts_no_answer_short(
     writer.close()
 
 
+@pytest.mark.parametrize(
+    "header",
+    [
+        "Content-Type: text/plain",
+        "Content-Length: 37",
+        "Host: other",
+        "Origin: a://",
+        "Authorization: a",
+        "x-api-key: a",
+    ],
+)
+async def test_a_header_that_must_be_single_is_refused_when_it_comes_twice(
+    server: Server, header: str
+) -> None:
+    reader, writer = await connect(server)
+    name = header.split(":")[0]
+    more = b"" if name.encode() in HEAD else header.encode() + b"\r\n"
+    writer.write(HEAD[:-2] + header.encode() + b"\r\n" + more + b"\r\n" + BODY)
+    assert b" 400 " in await reader.readline()
+    writer.close()
+    assert server.engine.requests == []
+
+
+async def test_two_content_types_do_not_lift_the_bound_on_values(server: Server) -> None:
+    """Starlette reads the first of them, and would parse what the bound took for a text."""
+    headers = [("Content-Type", "application/json"), ("Content-Type", "text/plain")]
+    body = b'{"prompt": "a", "user": [' + b"1," * 300_000 + b"1]}"
+    async with server.client.post(server.url + "/v1/completions", data=body, headers=headers) as response:
+        reply = await response.json()
+    assert (response.status, reply["error"]["code"]) == (400, "invalid_header")
+    assert reply["error"]["message"] == "the request has more than one content-type header"
+
+
 async def connect(server: Server) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     host, port = server.url.removeprefix("http://").split(":")
     return await asyncio.open_connection(host, int(port))
