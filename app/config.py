@@ -49,9 +49,7 @@ class AppConfig:
     )
     allowed_host: tuple[str, ...] = field(
         default=(),
-        metadata={
-            "help": "name beside localhost by which a server on loopback without keys may be asked, as a proxy's"
-        },
+        metadata={"help": "further host name under which browsers may use the server, such as a proxy's"},
     )
     admin_key: str | None = field(
         default=None, metadata={"help": "key of the admin routes, which are off without it"}

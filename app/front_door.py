@@ -5,14 +5,9 @@ from __future__ import annotations
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from app.api.errors import RETRY_AFTER_S, ApiError
+from app.api.errors import API_PREFIXES, RETRY_AFTER_S, ApiError
 from app.loading import Loading
 from engine import Engine
-
-API_PREFIXES = (
-    "/v1", "/metrics", "/version", "/tokenize", "/detokenize", "/openapi.json",
-    "/server_info", "/reset_prefix_cache", "/abort_requests", "/sleep", "/wake_up", "/is_sleeping",
-)  # fmt: skip
 
 # 503 keeps a load balancer away; a browser shows the page all the same and looks again.
 PLAIN = """<!doctype html><html lang="en"><head><meta charset="utf-8">

@@ -16,8 +16,8 @@ from app.api.errors import ApiError, add_error_handlers
 from app.api.gate import Gate
 from app.api.json_body import check_body
 from app.api.openapi import make_openapi
+from app.api.origins import AllowedOrigins
 from app.api.responses import routes as responses
-from app.api.sites import Sites
 from app.config import AppConfig
 
 # what OpenAI's clients may ask for and no model here can do -> what is missing
@@ -60,9 +60,9 @@ def make_api(context: ApiContext) -> FastAPI:
         keys=accepted_keys(config),
         max_body_bytes=config.max_body_bytes,
         max_requests_per_key=config.max_requests_per_key,
-        sites=Sites((config.host, *config.allowed_host))
-        if config.is_loopback and not config.api_key
-        else None,
+        origins=AllowedOrigins(
+            (config.host, *config.allowed_host), checks_host=config.is_loopback and not config.api_key
+        ),
         check_room=context.engine.check_room,
     )
     return app

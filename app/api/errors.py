@@ -4,7 +4,7 @@ InvalidRequest, GrammarError, bad JSON or fields    400 invalid_request_error
 finish_reason dead_end: the request's grammar and   400 invalid_request_error, code dead_end
 sampling parameters leave no token
 missing or wrong key                                401 authentication_error
-another site's page, see sites.py                   403 permission_error
+another site's page, see origins.py                 403 permission_error
 unknown model or route                              404 not_found_error
 body over the limit                                 413 invalid_request_error
 EngineOverloaded, EngineSleeping, a starting or     503 service_unavailable (to Anthropic's clients
@@ -45,6 +45,10 @@ logger = logging.getLogger("troupe.api")
 MAX_MESSAGE_CHARS = 1000
 RETRY_AFTER_S = 2.0
 CLOSING = "server_closing"
+API_PREFIXES = (
+    "/v1", "/metrics", "/version", "/tokenize", "/detokenize", "/openapi.json",
+    "/server_info", "/reset_prefix_cache", "/abort_requests", "/sleep", "/wake_up", "/is_sleeping",
+)  # fmt: skip
 REQUEST_PARTS = ("body", "query", "path", "header")  # of no route a field's name
 TYPES = {
     400: "invalid_request_error",
@@ -119,8 +123,9 @@ class ApiError(Exception):
         if self.retry_after_s is not None:
             headers["Retry-After"] = str(max(1, math.ceil(self.retry_after_s)))
         if self.status == 401:
-            # Basic makes a browser ask for the key, so that one check guards the page and the API.
-            headers["WWW-Authenticate"] = 'Basic realm="Troupe: any user name, an API key as password"'
+            # Basic makes a browser ask its user for the key, and keep it: only the page needs that.
+            basic = 'Basic realm="Troupe: any user name, an API key as password"'
+            headers["WWW-Authenticate"] = "Bearer" if path.startswith(API_PREFIXES) else basic
         is_anthropic = path.startswith("/v1/messages")
         return JSONResponse(self.anthropic_body if is_anthropic else self.body, self.status, headers)
 

@@ -1,8 +1,8 @@
-"""Gate: the ASGI layer around every route, the page included. Sites, keys, request ids, body size, the log.
+"""Gate: the ASGI layer around every route, the page included. Origins, keys, request ids, body size, the log.
 
 With keys set, everything but /health asks for one. A program sends `Authorization: Bearer KEY` or
-`x-api-key: KEY`; a browser asks its user (Basic: any name, a key as password) and then sends it with every
-request, so that page and API have one and the same guard.
+`x-api-key: KEY`. A browser asks its user (Basic: any name, a key as password) and then adds it to every request by
+itself, whichever page sends it. Basic therefore opens the page and what only reads, and no POST of the API.
 
 It is no `BaseHTTPMiddleware`: that would put a queue between a stream and its socket and hide disconnects.
 """
@@ -23,8 +23,8 @@ from typing import Any
 from fastapi import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.api.errors import ApiError, to_api_error
-from app.api.sites import Sites
+from app.api.errors import API_PREFIXES, ApiError, to_api_error
+from app.api.origins import SAFE_METHODS, AllowedOrigins
 from app.api.value_counter import MAX_JSON_VALUES, ValueCounter
 from app.api.visit import Visit
 from engine import EngineOverloaded
@@ -56,7 +56,7 @@ class Gate:
     Args:
         keys: what opens the gate; none: everybody may pass.
         max_requests_per_key: requests to /v1 that one key may have open at a time; None: any number.
-        sites: who may ask at all; None: whoever comes.
+        origins: which pages may send requests, and under which names.
         check_room: raises EngineOverloaded when the engine is full; asked before a body is read, so that a crowd
             of refused clients costs those who were admitted next to nothing.
     """
@@ -67,14 +67,14 @@ class Gate:
         keys: Iterable[str] = (),
         max_body_bytes: int = 32 * 2**20,
         max_requests_per_key: int | None = None,
-        sites: Sites | None = None,
+        origins: AllowedOrigins | None = None,
         check_room: Callable[[], None] = lambda: None,
     ) -> None:
         self.app = app
         self.keys = tuple(key.encode() for key in keys)
         self.max_body_bytes = max_body_bytes
         self.max_requests_per_key = max_requests_per_key
-        self.sites = sites
+        self.origins = origins or AllowedOrigins(checks_host=False)
         self.check_room = check_room
         self._num_open: Counter[int] = Counter()  # by the number of the key
 
@@ -91,8 +91,9 @@ class Gate:
         try:
             _check_single(scope["headers"])
             if scope["path"] not in OPEN_PATHS:
-                self._check_site(scope["method"], headers)
-                visit.key_number = self._find_key(headers)
+                self.origins.check(scope["method"], headers)
+                takes_basic = scope["method"] in SAFE_METHODS or not scope["path"].startswith(API_PREFIXES)
+                visit.key_number = self._find_key(headers, takes_basic)
             self._check_length(headers)
             if is_work and scope["path"] in WORK_PATHS:
                 self.check_room()
@@ -110,16 +111,11 @@ class Gate:
             if is_work or visit.status >= 400:
                 logger.log(logging.INFO if is_work else logging.DEBUG, "%s", _describe(visit, scope))
 
-    def _check_site(self, method: str, headers: Headers) -> None:
-        if self.sites is not None:
-            host, origin = (headers.get(name, b"").decode("latin-1") for name in (b"host", b"origin"))
-            self.sites.check(method, host, origin)
-
-    def _find_key(self, headers: Headers) -> int:
+    def _find_key(self, headers: Headers, takes_basic: bool) -> int:
         """The number of the request's key, counted from 1; 0 when none is needed."""
         if not self.keys:
             return 0
-        given = read_keys(headers)
+        given = read_keys(headers, takes_basic)
         number = max((find_key(key, self.keys) for key in given), default=0)
         if not number:
             what = "the API key is wrong" if given else "an API key is needed: send Authorization: Bearer KEY"
@@ -202,19 +198,19 @@ def find_key(given: bytes, keys: Iterable[bytes]) -> int:
     return matches.index(True) + 1 if any(matches) else 0
 
 
-def read_keys(headers: Mapping[bytes, bytes]) -> list[bytes]:
+def read_keys(headers: Mapping[bytes, bytes], takes_basic: bool = False) -> list[bytes]:
     """The keys that a request brings: one right one among them will do."""
-    found = (headers.get(b"x-api-key", b""), read_key(headers.get(b"authorization", b"")))
+    found = (headers.get(b"x-api-key", b""), _read_key(headers.get(b"authorization", b""), takes_basic))
     return [key for key in found if key]
 
 
-def read_key(authorization: bytes) -> bytes:
+def _read_key(authorization: bytes, takes_basic: bool) -> bytes:
     """The key of a Bearer header, or the password of a Basic one, which is what a browser sends."""
     scheme, _, value = authorization.partition(b" ")
     value = value.strip()
     if scheme.lower() == b"bearer":
         return value
-    if scheme.lower() == b"basic":
+    if scheme.lower() == b"basic" and takes_basic:
         try:
             return base64.b64decode(value, validate=True).partition(b":")[2]
         except binascii.Error:

@@ -12,7 +12,7 @@ Json = dict[str, Any]
 ERRORS = {
     "400": "The request cannot be served as asked; the message names the field, its value and what is allowed.",
     "401": "A key is needed, or the one that came is wrong.",
-    "403": "A page of another site asks, or asks by another name, while no key guards the server.",
+    "403": "A page of another site sent the request, or it names a Host that is not this server's.",
     "404": "There is no such model or route.",
     "413": "The body is larger than the server takes.",
     "429": "This key has as many requests open as it may; Retry-After says when to try again.",

@@ -22,7 +22,7 @@ async def test_with_keys_every_route_asks_for_one(start: Start, path: str) -> No
     server = await start(api_key=("right", "other"))
     async with server.client.get(server.url + path) as response:
         assert response.status == 401
-        assert response.headers["www-authenticate"].startswith("Basic ")
+        assert response.headers["www-authenticate"].startswith("Basic " if path == "/" else "Bearer")
         assert (await response.json())["error"]["type"] == "authentication_error"
 
 

@@ -1,0 +1,83 @@
+"""AllowedOrigins: which Origin and Host headers a request may carry. It stops what pages of other sites send.
+
+Cross-site request forgery: a page sends a form whose answer it cannot read, and the browser adds the credentials that
+it has stored. Every request that may change something is checked by its Origin, with keys or without.
+DNS rebinding: a page points its own name at 127.0.0.1 and reads the answers. A server on loopback without keys
+checks the name in the Host as well; an address needs no check there, since a page cannot point it elsewhere.
+
+Programs other than browsers send no Origin and are served.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from ipaddress import IPv4Address, IPv6Address, ip_address
+from urllib.parse import urlsplit
+
+from app.api.errors import ApiError
+
+SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
+MAX_SHOWN = 100
+
+
+class AllowedOrigins:
+    """The names under which browsers may use the server, beside localhost and the name in the Host header.
+
+    Args:
+        names: hosts without a port.
+        checks_host: whether the Host must be one of the names, localhost or an address.
+    """
+
+    def __init__(self, names: Iterable[str] = (), checks_host: bool = True) -> None:
+        self.names = frozenset(name.lower() for name in names)
+        self.checks_host = checks_host
+
+    def check(self, method: str, headers: Mapping[bytes, bytes]) -> None:
+        """Refuse a request that a page of another site had a browser send.
+
+        Raises:
+            ApiError: 403 naming the header and how to allow its value.
+        """
+        host, origin, fetch_site = (
+            headers.get(name, b"").decode("latin-1") for name in (b"host", b"origin", b"sec-fetch-site")
+        )
+        host_name = _read_name(f"//{host}")
+        if self.checks_host and host and not (self._knows(host_name) or _read_address(host_name)):
+            raise _refusal("Host", host)
+        # A page cannot set Sec-Fetch-Site; it is right also behind a proxy that puts its own name into the Host.
+        if method in SAFE_METHODS or fetch_site in ("same-origin", "none"):
+            return
+        # extensions and desktop apps have origins under schemes of their own
+        is_page = origin == "null" or origin.lower().startswith(("http://", "https://"))
+        name = _read_name(origin)
+        if is_page and not (name and (name == host_name or self._knows(name))):
+            raise _refusal("Origin", origin)
+
+    def _knows(self, name: str) -> bool:
+        address = _read_address(name)
+        if address is not None and address.is_loopback:
+            return True
+        return name in self.names or name == "localhost" or name.endswith(".localhost")
+
+
+def _read_name(url: str) -> str:
+    """The host of a URL in lower case; empty when there is none."""
+    try:
+        return (urlsplit(url).hostname or "").rstrip(".")
+    except ValueError:
+        return ""
+
+
+def _read_address(name: str) -> IPv4Address | IPv6Address | None:
+    try:
+        return ip_address(name)
+    except ValueError:
+        return None
+
+
+def _refusal(header: str, value: str) -> ApiError:
+    message = (
+        f"{header} {value[:MAX_SHOWN]!r} is not a name of this server; open it under its own name, "
+        "or allow this one with --allowed-host"
+    )
+    return ApiError(403, message, code="origin_not_allowed")
