@@ -19,7 +19,7 @@ from app.api.errors import ApiError
 from app.api.protocol import CompletionRequest
 from app.api.sampling import completion_sampling, read_prompts
 from app.api.sse import CLIENT_CLOSED_REQUEST, Emit, EventStream, unless_gone
-from app.api.tokens import encode_bare, require_tokenizer
+from app.api.tokens import encode, require_tokenizer
 from app.api.visit import Visit
 from engine import CompletionOutput, RequestOutput
 
@@ -61,7 +61,7 @@ async def prepare(body: CompletionRequest, visit: Visit, context: ApiContext) ->
         message = f"{len(prompts)} prompts with n={sampling.n} are more than {MAX_CHOICES} choices"
         raise ApiError(400, message, "n", "invalid_value")
     if body.add_special_tokens is False:
-        prompts = [p if isinstance(p, list) else await encode_bare(p, context) for p in prompts]
+        prompts = [p if isinstance(p, list) else await encode(p, context, False) for p in prompts]
     reply_id = make_reply_id("cmpl-", visit, body)
     judge = make_judge(context, constraint)
     return Call(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+import asyncio
+from typing import Annotated
 
 from fastapi import APIRouter, Depends
+from fastapi.responses import JSONResponse
 
 from app.api.chat import calls_many, show_calls, show_tools
 from app.api.context import ApiContext, context_of
@@ -19,7 +21,7 @@ Context = Annotated[ApiContext, Depends(context_of)]
 
 
 @router.post("/tokenize")
-async def tokenize(body: TokenizeRequest, context: Context) -> dict[str, Any]:
+async def tokenize(body: TokenizeRequest, context: Context) -> JSONResponse:
     """Token ids of a prompt, or of chat messages under the model's template."""
     context.check_model(body.model)
     if (body.prompt is None) == (body.messages is None):
@@ -37,17 +39,19 @@ async def tokenize(body: TokenizeRequest, context: Context) -> dict[str, Any]:
             **read_template_kwargs(body.chat_template_kwargs, body.reasoning_effort),
             **await show_tools(tools, context),
         )
-    elif body.add_special_tokens:
-        tokens = await context.engine.encode(body.prompt or "")
     else:
-        tokens = await encode_bare(body.prompt or "", context)
-    texts = [tokenizer.token_text(token) for token in tokens] if body.return_token_strs else None
-    return {
+        tokens = await encode(body.prompt or "", context, body.add_special_tokens)
+    texts = None
+    if body.return_token_strs:
+        texts = await asyncio.to_thread(lambda: [tokenizer.token_text(token) for token in tokens])
+    reply = {
         "count": len(tokens),
         "max_model_len": context.engine.resolved.max_model_len,
         "tokens": tokens,
         "token_strs": texts,
     }
+    # FastAPI would look at every token in Python before it writes them
+    return JSONResponse(reply)
 
 
 @router.post("/detokenize")
@@ -56,19 +60,35 @@ async def detokenize(body: DetokenizeRequest, context: Context) -> dict[str, str
     context.check_model(body.model)
     context.require_ready()
     tokenizer = require_tokenizer(context)
-    limit = tokenizer.vocab_size
+    limit, max_tokens = tokenizer.vocab_size, context.engine.resolved.max_model_len
+    if len(body.tokens) > max_tokens:
+        message = f"tokens has {len(body.tokens)} entries; this model takes at most {max_tokens} tokens"
+        raise ApiError(400, message, "tokens", "context_length_exceeded")
     wrong = next((token for token in body.tokens if not 0 <= token < limit), None)
     if wrong is not None:
         raise ApiError(
             400, f"tokens: {wrong} must be a token id from 0 to {limit - 1}"[:200], "tokens", "invalid_value"
         )
-    return {"prompt": tokenizer.decode(body.tokens, skip_special_tokens=False)}
+    text = await asyncio.to_thread(tokenizer.decode, body.tokens, skip_special_tokens=False)
+    return {"prompt": text}
 
 
-async def encode_bare(text: str, context: ApiContext) -> list[int]:
-    """Token ids without the special tokens that the tokenizer would put around a text."""
-    require_tokenizer(context)
-    return await context.engine.encode(text, add_special_tokens=False)
+async def encode(text: str, context: ApiContext, add_special_tokens: bool) -> list[int]:
+    """Token ids of a prompt.
+
+    Raises:
+        ApiError: 400 for a prompt so long that no tokens could make it fit into the model's context.
+    """
+    tokenizer = require_tokenizer(context)
+    max_tokens = context.engine.resolved.max_model_len
+    # how many characters a token may stand for is found in the whole vocabulary: not for every short text
+    if len(text) > max_tokens and len(text) > (limit := max_tokens * tokenizer.max_token_chars):
+        message = (
+            f"prompt has {len(text)} characters; this model takes at most {max_tokens} tokens, "
+            f"which hold fewer than {limit} characters"
+        )
+        raise ApiError(400, message, "prompt", "context_length_exceeded")
+    return await context.engine.encode(text, add_special_tokens=add_special_tokens)
 
 
 def require_tokenizer(context: ApiContext) -> Tokenizer:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import base64
 import logging
+import threading
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -197,6 +199,44 @@ async def test_tokenize_counts_what_a_chat_with_these_fields_would(start: Start)
         _, counted = await server.post("/tokenize", {"messages": CHAT["messages"]} | fields)
         _, reply = await server.chat(**fields)
         assert counted["count"] == reply["usage"]["prompt_tokens"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "message"),
+    [
+        (
+            "/tokenize",
+            {"prompt": "a" * 2049},
+            "prompt has 2049 characters; this model takes at most 2048 tokens",
+        ),
+        (
+            "/v1/completions",
+            {"prompt": "a" * 2049, "add_special_tokens": False},
+            "prompt has 2049 characters",
+        ),
+        ("/detokenize", {"tokens": [97] * 2049}, "tokens has 2049 entries"),
+    ],
+)
+async def test_what_cannot_fit_the_context_is_refused_before_any_work(
+    server: Server, monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, Any], message: str
+) -> None:
+    for name in ("encode", "decode"):
+        monkeypatch.setattr(FakeTokenizer, name, None)
+    status, reply = await server.post(path, body)
+    assert (status, reply["error"]["code"]) == (400, "context_length_exceeded")
+    assert reply["error"]["message"].startswith(message)
+
+
+async def test_the_texts_of_tokens_are_made_off_the_loop(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: set[threading.Thread] = set()
+    note = lambda *_, **__: threads.add(threading.current_thread()) or "a"  # noqa: E731
+    for name in ("token_text", "decode"):
+        monkeypatch.setattr(FakeTokenizer, name, note)
+    await server.post("/tokenize", {"prompt": "hé", "return_token_strs": True})
+    await server.post("/detokenize", {"tokens": [104]})
+    assert threads and threading.main_thread() not in threads
 
 
 @pytest.mark.parametrize(
