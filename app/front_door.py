@@ -5,7 +5,7 @@ from __future__ import annotations
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from app.api.errors import API_PREFIXES, RETRY_AFTER_S, ApiError
+from app.api.errors import API_PREFIXES, HEALTH_PATHS, RETRY_AFTER_S, ApiError
 from app.loading import Loading
 from engine import Engine
 
@@ -47,8 +47,10 @@ class FrontDoor:
 
     def _answer(self, path: str) -> Response:
         state = "closing" if self.is_draining else "starting"
-        if path in ("/health", "/ping"):
-            return JSONResponse({"status": state, "state": state}, 503)
+        if path in HEALTH_PATHS:
+            # a restart would not make the start or the end come sooner
+            is_ok = path == "/livez"
+            return JSONResponse({"status": "ok" if is_ok else state, "state": state}, 200 if is_ok else 503)
         tells_progress = not self.is_draining and not self.is_private
         if path == "/loading" and tells_progress:
             return JSONResponse(self.loading.describe())

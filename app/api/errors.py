@@ -49,6 +49,7 @@ API_PREFIXES = (
     "/v1", "/metrics", "/version", "/tokenize", "/detokenize", "/openapi.json",
     "/server_info", "/reset_prefix_cache", "/abort_requests", "/sleep", "/wake_up", "/is_sleeping",
 )  # fmt: skip
+HEALTH_PATHS = ("/health", "/ping", "/livez", "/readyz")
 REQUEST_PARTS = ("body", "query", "path", "header")  # of no route a field's name
 TYPES = {
     400: "invalid_request_error",

@@ -1,6 +1,6 @@
 """Gate: the ASGI layer around every route, the page included. Origins, keys, request ids, body size, the log.
 
-With keys set, everything but /health asks for one. A program sends `Authorization: Bearer KEY` or
+With keys set, everything but the health of the server asks for one. A program sends `Authorization: Bearer KEY` or
 `x-api-key: KEY`. A browser asks its user (Basic: any name, a key as password) and then adds it to every request by
 itself, whichever page sends it. Basic therefore opens the page and what only reads, and no POST of the API.
 
@@ -23,7 +23,7 @@ from typing import Any
 from fastapi import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.api.errors import API_PREFIXES, ApiError, to_api_error
+from app.api.errors import API_PREFIXES, HEALTH_PATHS, ApiError, to_api_error
 from app.api.origins import SAFE_METHODS, AllowedOrigins
 from app.api.value_counter import MAX_JSON_VALUES, ValueCounter
 from app.api.visit import Visit
@@ -31,7 +31,7 @@ from engine import EngineOverloaded
 
 logger = logging.getLogger("troupe.requests")
 
-OPEN_PATHS = frozenset(("/health", "/ping"))
+OPEN_PATHS = frozenset(HEALTH_PATHS)
 WORK_PATHS = frozenset(("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"))
 REQUEST_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 MAX_LOGGED_PATH = 200

@@ -1,4 +1,4 @@
-"""GET /v1/models, and the routes by which machines watch the server: health, version, metrics."""
+"""GET /v1/models, and the routes by which machines watch the server: health, probes, version, metrics."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fastapi import APIRouter, Depends, Header
 from fastapi.responses import JSONResponse, Response
 
 from app import __version__
-from app.api.context import ApiContext, context_of
+from app.api.context import ASLEEP, ApiContext, context_of
 from app.api.errors import scrub
 
 router = APIRouter()
@@ -63,18 +63,35 @@ def describe_model(context: ApiContext) -> dict[str, Any]:
     }
 
 
+def describe_health(context: ApiContext, is_ok: bool) -> JSONResponse:
+    """200 or 503 with the engine's state, and with the cause once it has crashed."""
+    state = context.engine.state
+    cause = None if state == "ready" else context.engine.error
+    error = {} if cause is None else {"error": scrub(cause)}
+    return JSONResponse({"status": "ok" if is_ok else state, "state": state, **error}, 200 if is_ok else 503)
+
+
 @router.get("/health")
 @router.get("/ping")
 @router.head("/health", include_in_schema=False)
 @router.head("/ping", include_in_schema=False)
 async def check_health(context: Context) -> JSONResponse:
-    """200 when the engine takes requests, else 503 with its state, and the cause once it has crashed."""
-    state = context.engine.state
-    if state == "ready":
-        return JSONResponse({"status": "ok", "state": state})
-    cause = context.engine.error
-    error = {} if cause is None else {"error": scrub(cause)}
-    return JSONResponse({"status": state, "state": state, **error}, 503)
+    """200 while the engine is alive, asleep or not, as of vLLM; 503 while it starts or restarts, or is dead."""
+    return describe_health(context, context.engine.state in ("ready", *ASLEEP))
+
+
+@router.get("/livez")
+@router.head("/livez", include_in_schema=False)
+async def check_liveness(context: Context) -> JSONResponse:
+    """503 when only a restart of the server helps, else 200: the liveness probe of Kubernetes."""
+    return describe_health(context, context.engine.state not in ("dead", "closed"))
+
+
+@router.get("/readyz")
+@router.head("/readyz", include_in_schema=False)
+async def check_readiness(context: Context) -> JSONResponse:
+    """200 when the engine takes requests, else 503: the readiness probe of Kubernetes."""
+    return describe_health(context, context.engine.state == "ready")
 
 
 @router.get("/version")

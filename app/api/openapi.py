@@ -7,6 +7,8 @@ from typing import Any
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
+from app.api.errors import HEALTH_PATHS
+
 Json = dict[str, Any]
 
 ERRORS = {
@@ -45,7 +47,6 @@ ERROR_SCHEMA: Json = {
     },
 }
 STREAMING = ("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses")
-WATCHING = ("/health", "/ping")
 
 
 def make_openapi(app: FastAPI) -> Json:
@@ -78,5 +79,8 @@ def _complete(path: str, method: str, responses: Json) -> None:
         responses["200"]["content"]["text/event-stream"] = {}
     elif path == "/metrics":
         responses["200"]["content"] = {"text/plain": {"schema": {"type": "string"}}}
-    elif path in WATCHING:
-        responses["503"] = {**responses["200"], "description": "The engine does not take requests."}
+    elif path in HEALTH_PATHS:
+        responses["503"] = {
+            **responses["200"],
+            "description": "The engine is not alive (/health, /ping, /livez), or does not take requests (/readyz).",
+        }

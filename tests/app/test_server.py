@@ -79,8 +79,8 @@ class House:
             os.kill(os.getpid(), number)
         self.is_stopped = True
 
-    async def health(self) -> tuple[int, Any]:
-        async with self.client.get(self.url + "/health") as response:
+    async def health(self, path: str = "/health") -> tuple[int, Any]:
+        async with self.client.get(self.url + path) as response:
             return response.status, await response.json()
 
     async def wait_ready(self) -> None:
@@ -118,6 +118,7 @@ async def test_it_answers_starting_until_the_engine_is_ready(open_house: Any) ->
     engine = SlowEngine()
     async with open_house(engine) as house:
         assert await house.health() == (503, {"status": "starting", "state": "starting"})
+        assert await house.health("/livez") == (200, {"status": "ok", "state": "starting"})
         async with house.client.post(house.url + "/v1/chat/completions", json=CHAT) as response:
             assert (response.status, response.headers["retry-after"]) == (503, "2")
             assert (await response.json())["error"]["code"] == "engine_not_ready"

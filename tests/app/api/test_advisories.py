@@ -71,7 +71,12 @@ async def test_with_a_key_only_the_health_is_open(server: Process) -> None:
         for method in methods:
             async with server.client.request(method, server.url + path) as response:
                 found[path] = response.status
-    assert {path for path, status in found.items() if status != 401} == {"/health", "/ping"}
+    assert {path for path, status in found.items() if status != 401} == {
+        "/health",
+        "/ping",
+        "/livez",
+        "/readyz",
+    }
     assert len(found) >= 19
 
 

@@ -28,12 +28,6 @@ async def test_with_keys_every_route_asks_for_one(start: Start, path: str) -> No
         assert (await response.json())["error"]["type"] == "authentication_error"
 
 
-async def test_health_is_open_although_there_are_keys(start: Start) -> None:
-    server = await start(api_key=("right",))
-    async with server.client.get(server.url + "/health") as response:
-        assert response.status == 200
-
-
 @pytest.mark.parametrize(
     ("header", "status"),
     [
@@ -115,11 +109,37 @@ async def test_another_model_is_a_404(server: Server) -> None:
         assert response.status == 404
 
 
+@pytest.mark.parametrize(
+    ("state", "health", "live", "ready"),
+    [
+        ("ready", 200, 200, 200),
+        ("falling_asleep", 200, 200, 503),
+        ("sleeping", 200, 200, 503),
+        ("waking_up", 200, 200, 503),
+        ("starting", 503, 200, 503),
+        ("restarting", 503, 200, 503),
+        ("dead", 503, 503, 503),
+        ("closed", 503, 503, 503),
+    ],
+)
+async def test_alive_live_and_ready_are_three_things_and_need_no_key(
+    start: Start, state: str, health: int, live: int, ready: int
+) -> None:
+    server = await start(api_key=("right",))
+    server.engine.state = state
+    for path, status in (("/health", health), ("/ping", health), ("/livez", live), ("/readyz", ready)):
+        async with server.client.get(server.url + path) as response:
+            reply = await response.json()
+        assert (response.status, reply["state"], reply["status"] == "ok") == (status, state, status == 200), (
+            path
+        )
+        async with server.client.head(server.url + path) as response:
+            assert (response.status, await response.read()) == (status, b"")
+
+
 @pytest.mark.parametrize("state", ["starting", "restarting", "sleeping", "waking_up", "dead", "closed"])
 async def test_an_engine_that_is_not_ready_is_a_503(server: Server, state: str) -> None:
     server.engine.state = state
-    async with server.client.get(server.url + "/health") as response:
-        assert (response.status, (await response.json())["state"]) == (503, state)
     async with server.client.post(server.url + "/v1/chat/completions", json=CHAT) as response:
         assert response.status == 503
         assert int(response.headers["retry-after"]) >= 1
@@ -156,14 +176,6 @@ async def test_what_a_text_model_cannot_do_is_told(server: Server, path: str, mi
     assert (status, reply["error"]["code"]) == (404, "route_not_found")
     told = "" if missing is None else f": this server generates text; {missing}"
     assert reply["error"]["message"] == f"there is no route {path} for POST{told}"
-
-
-@pytest.mark.parametrize(("state", "status"), [("ready", 200), ("dead", 503)])
-async def test_a_head_of_health_has_the_status_of_a_get(server: Server, state: str, status: int) -> None:
-    server.engine.state = state
-    for path in ("/health", "/ping"):
-        async with server.client.head(server.url + path) as response:
-            assert (response.status, await response.read()) == (status, b"")
 
 
 async def test_metrics_use_vllms_names_under_our_prefix(server: Server) -> None:

@@ -55,7 +55,8 @@ async def test_a_sleeping_server_says_so_everywhere_and_wakes_up_the_same(
     _, before = await complete(server)
     assert await admin(server, path) == (200, {"is_sleeping": True})
     assert await get(server, "/is_sleeping", headers=ADMIN) == (200, {"is_sleeping": True})
-    assert await get(server, "/health") == (503, {"status": "sleeping", "state": "sleeping"})
+    assert await get(server, "/health") == (200, {"status": "ok", "state": "sleeping"})
+    assert await get(server, "/readyz") == (503, {"status": "sleeping", "state": "sleeping"})
     _, metrics = await get(server, "/metrics")
     assert f'model_name="demo_model",sleep_state="{name}"}} 1.0' in metrics
     async with server.client.post(server.url + "/v1/completions", json=ASKED) as response:
@@ -166,7 +167,7 @@ async def test_a_failed_wake_up_is_a_500_with_the_cause(
         status, reply = await admin(server, "/wake_up")
     assert (status, reply["error"]["code"]) == (500, "wake_up_failed")
     assert reply["error"]["message"].endswith("still sleeps: RuntimeError: no memory left on ...")
-    status, health = await get(server, "/health")
+    status, health = await get(server, "/readyz")
     assert (status, health["state"], "no memory left" in health["error"]) == (503, "sleeping", True)
     assert (await admin(server, "/wake_up"))[0] == 200
 
