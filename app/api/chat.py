@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Annotated, Any
@@ -30,6 +29,7 @@ from engine import CompletionOutput, RequestOutput, SamplingParams
 router = APIRouter()
 # of a prompt's end: enough to see whether it opens a thought
 TAIL_TOKENS = 24
+TOOLS_NOT_SHOWN = "the chat template knows no tools: with tool_choice auto the model was not shown them"
 
 
 @router.post("/v1/chat/completions")
@@ -58,7 +58,9 @@ async def prepare(
     """
     model = visit.model = context.check_model(body.model)
     context.require_ready()
-    tools = read_tools(body, await calls_many(body.tools, context))
+    tools = await find_tools(body, context)
+    if tools is None and body.tools and body.tool_choice != "none":
+        visit.warning = TOOLS_NOT_SHOWN
     if tools is not None:
         tools = tools.in_style(await context.tool_style())
     constraint = combine(tools, read_constraint(body))
@@ -120,12 +122,18 @@ def make_room(
     return constraint, thinking, sampling
 
 
-async def calls_many(tools: Sequence[object] | None, context: ApiContext) -> bool:
-    """Whether a request that does not say so may be answered with several calls.
+async def find_tools(body: ChatRequest, context: ApiContext) -> ToolUse | None:
+    """The tools that an answer may call.
 
-    A model that is not shown its tools has no reason to end a list of calls.
+    Where the chat template knows no tools, the model is not shown them: it answers a request that leaves the choice to
+    it in text, and makes one call at a time where calls are forced, having no reason to end a list of them.
+
+    Raises:
+        ApiError: 400 for tools that are malformed.
     """
-    return not tools or await context.knows_tools()
+    knows_tools = not body.tools or await context.knows_tools()
+    tools = read_tools(body, knows_tools)
+    return tools if tools is None or tools.spec is not None or knows_tools else None
 
 
 async def show_calls(messages: list[dict[str, Any]], context: ApiContext) -> list[dict[str, Any]]:
@@ -136,16 +144,8 @@ async def show_calls(messages: list[dict[str, Any]], context: ApiContext) -> lis
 
 
 async def show_tools(tools: ToolUse | None, context: ApiContext) -> dict[str, Any]:
-    """The chat template's argument for the tools.
-
-    Raises:
-        ApiError: the template does not know tools, and without it the model could not call one.
-    """
-    if tools is None:
-        return {}
-    if tools.spec is None:
-        await context.require_tool_template()
-    return {"tools": tools.definitions} if await context.knows_tools() else {}
+    """The chat template's argument for the tools."""
+    return {"tools": tools.definitions} if tools is not None and await context.knows_tools() else {}
 
 
 def whole_reply(call: Call, output: RequestOutput, echo: str) -> dict[str, Any]:

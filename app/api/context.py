@@ -20,8 +20,6 @@ from app.config import AppConfig
 from engine import Engine, InvalidRequest
 
 PROBE = "probe_of_troupe"
-# what a model can do whose chat template knows no tools; /v1/messages has its own words for it
-FORCED_CHOICE = "tool_choice required or a named function"
 ASLEEP = ("falling_asleep", "sleeping", "waking_up")
 ADVICE = {
     "falling_asleep": "it finishes the requests it has and takes no new ones",
@@ -98,19 +96,6 @@ class ApiContext:
     async def knows_tools(self) -> bool:
         """Whether the model's chat template writes tools into the prompt; tried once, off the loop."""
         return await asyncio.to_thread(lambda: self._knows_tools)
-
-    async def require_tool_template(self) -> None:
-        """Refuse tools that the model may use or not, but is never shown.
-
-        Raises:
-            ApiError: 400.
-        """
-        if not await self.knows_tools():
-            message = (
-                f"the chat template of {self.engine.model_name!r} does not know tools; "
-                f"{FORCED_CHOICE} works without it, and so does response_format"
-            )
-            raise ApiError(400, message, "tools", "tools_not_supported")
 
     def check_model(self, name: str | None) -> str:
         """Return the served name.

@@ -229,13 +229,14 @@ def _describe(visit: Visit, scope: Scope) -> str:
 
 
 def _watched(send: Send, visit: Visit) -> Send:
-    """Remember the status, and send the request's id along."""
+    """Remember the status, and send the request's id along, and a warning where there is one."""
 
     async def send_watched(message: Message) -> None:
         if message["type"] == "http.response.start":
             visit.status = message["status"]
-            header = (b"x-request-id", visit.request_id.encode())
-            message["headers"] = [*message.get("headers", ()), header]
+            added = {"x-request-id": visit.request_id, "x-troupe-warning": visit.warning}
+            headers = [(name.encode(), value.encode()) for name, value in added.items() if value]
+            message["headers"] = [*message.get("headers", ()), *headers]
         await send(message)
 
     return send_watched

@@ -8,12 +8,11 @@ from typing import Annotated
 from fastapi import APIRouter, Depends
 from fastapi.responses import JSONResponse
 
-from app.api.chat import calls_many, show_calls, show_tools
+from app.api.chat import find_tools, show_calls, show_tools
 from app.api.context import ApiContext, context_of
 from app.api.errors import ApiError
 from app.api.messages import read_messages, read_template_kwargs
 from app.api.protocol import ChatRequest, DetokenizeRequest, TokenizeRequest
-from app.api.tools.use import read_tools
 from engine import Tokenizer
 
 router = APIRouter()
@@ -30,7 +29,7 @@ async def tokenize(body: TokenizeRequest, context: Context) -> JSONResponse:
     tokenizer = require_tokenizer(context)
     if body.messages is not None:
         asked = ChatRequest(messages=body.messages, tools=body.tools, tool_choice=body.tool_choice)
-        tools = read_tools(asked, await calls_many(body.tools, context))
+        tools = await find_tools(asked, context)
         messages = await show_calls(read_messages(body.messages), context)
         tokens = await context.engine.render_chat(
             messages,

@@ -16,6 +16,7 @@ class Visit:
         key_number: which of the configured keys it came with, counted from 1; 0 without keys.
         counts_output: whether what is drawn is in the reply; a prompt that is only scored draws one token for nothing.
         prompts: id of a request of the engine -> tokens of its prompt, and how many of them were found in the cache.
+        warning: what the answer leaves out of the request, for a header of the response.
         ttft_s: time to the first token of whichever of them had one first.
     """
 
@@ -24,6 +25,7 @@ class Visit:
     started: float = field(default_factory=time.monotonic)
     status: int = 0
     model: str = ""
+    warning: str = ""
     counts_output: bool = True
     prompts: dict[str, tuple[int, int]] = field(default_factory=dict)
     num_output_tokens: int = 0

@@ -9,7 +9,6 @@ from pydantic import ConfigDict, Field, ValidationError
 
 from app.api.anthropic.messages import is_prefill, read_messages
 from app.api.anthropic.thinking import read_thinking
-from app.api.context import FORCED_CHOICE
 from app.api.errors import ApiError, describe_fields
 from app.api.fields import check_extra_fields, check_names
 from app.api.protocol import MAX_MESSAGES, MAX_TOOLS, ChatRequest, Fields
@@ -27,7 +26,6 @@ RENAMED = {
     "max_completion_tokens": "max_tokens",
     "stop": "stop_sequences",
     "response_format": "output_config",
-    FORCED_CHOICE: 'tool_choice {"type": "any"} or {"type": "tool", "name": ...}',
 }
 # fields of the protocol that change nothing in what a text model of ours writes
 IGNORED = frozenset({"betas", "cache_control", "metadata", "service_tier", "inference_geo"})

@@ -3,7 +3,8 @@
 tool_choice   none        the tools are left out
               auto        the chat template shows them; what it calls a call triggers a grammar (a structural tag),
                           so that only the tools there are get called, with arguments that fit. Where the template's
-                          way of writing calls is unknown, they are found in the text (`tool_calls.TaggedCalls`)
+                          way of writing calls is unknown, they are found in the text (`tool_calls.TaggedCalls`).
+                          Where the template knows no tools, the model answers in text without seeing them
               required    a grammar: {"name": ..., "arguments": ...} of one tool, or an array of those
               a function  the same grammar, of that one tool
               allowed     auto or required, as if there were only the tools that it lists

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import anthropic
 import openai
 import pytest
 import pytest_asyncio
@@ -131,9 +132,53 @@ async def test_arguments_that_may_be_an_object_are_one(server: Server) -> None:
         assert call["function"]["arguments"].startswith("{")
 
 
-async def test_auto_says_that_the_model_knows_no_tools(server: Server) -> None:
-    status, reply = await chat(server)
-    assert (status, reply["error"]["code"], reply["error"]["param"]) == (400, "tools_not_supported", "tools")
+@pytest.mark.parametrize("first", ["auto", "required"])
+async def test_the_agent_loop_of_openais_client_ends_in_text(server: Server, first: Any) -> None:
+    messages: list[Any] = list(MESSAGES)
+    choice = first
+    async with openai.AsyncOpenAI(base_url=server.url + "/v1", api_key="x", max_retries=0) as client:
+        for _ in range(3):
+            reply = await client.chat.completions.create(
+                model="demo_model",
+                messages=messages,
+                tools=TOOLS,
+                tool_choice=choice,
+                max_tokens=400,
+                temperature=0,
+            )
+            message, choice = reply.choices[0].message, "auto"
+            messages.append(message)
+            if not message.tool_calls:
+                break
+            messages += [
+                {"role": "tool", "tool_call_id": call.id, "content": "rain"} for call in message.tool_calls
+            ]
+    assert message.content and len(messages) == (2 if first == "auto" else 4)
+
+
+@pytest.mark.parametrize("first", ["auto", "any"])
+async def test_the_agent_loop_of_anthropics_client_ends_in_text(server: Server, first: Any) -> None:
+    messages: list[Any] = list(MESSAGES)
+    tools: Any = [{"name": "weather", "input_schema": WEATHER}]
+    choice = first
+    async with anthropic.AsyncAnthropic(base_url=server.url, api_key="x", max_retries=0) as client:
+        for _ in range(3):
+            reply = await client.messages.create(
+                model="demo_model",
+                messages=messages,
+                tools=tools,
+                tool_choice={"type": choice},
+                max_tokens=400,
+            )
+            choice = "auto"
+            messages.append({"role": "assistant", "content": reply.content})
+            calls = [block for block in reply.content if block.type == "tool_use"]
+            if not calls:
+                break
+            results = [{"type": "tool_result", "tool_use_id": call.id, "content": "rain"} for call in calls]
+            messages.append({"role": "user", "content": results})
+    assert reply.content[0].text and reply.stop_reason in ("end_turn", "max_tokens")
+    assert len(messages) == (2 if first == "auto" else 4)
 
 
 async def test_the_official_client_parses_arguments(server: Server) -> None:

@@ -223,7 +223,6 @@ WRONG: list[tuple[str, Any]] = [
     ("text", {"format": {"type": "json_object", "schema": {"type": "object"}}}),
     ("tools", [TOOL | {"input_schema": {"type": "object"}}]),
     ("tools", [{"type": "web_search"}]),
-    ("tools", [TOOL]),
     ("tool_choice", "required"),
     ("tool_choice", {"type": "allowed_tools", "mode": "auto", "tools": [5]}),
     ("guided_jsonn", {}),

@@ -302,22 +302,35 @@ def test_words_beside_a_call_stay_and_turns_alternate() -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "fields", "said"),
+    ("path", "fields"),
     [
-        ("/v1/chat/completions", {"tools": TOOLS}, "tool_choice required or a named function works without"),
+        ("/v1/chat/completions", {"tools": TOOLS}),
+        ("/v1/chat/completions", {"tools": TOOLS, "stream": True, "tool_choice": "auto"}),
+        ("/v1/chat/completions", {"tools": TOOLS, "response_format": {"type": "json_object"}}),
+        ("/v1/messages", {"tools": INPUT_TOOLS, "max_tokens": 99}),
         (
-            "/v1/messages",
-            {"tools": INPUT_TOOLS, "max_tokens": 9},
-            'tool_choice {"type": "any"} or {"type": "tool", "name": ...} works without it, and so does output_config',
+            "/v1/responses",
+            {"input": "hello", "messages": None, "tools": [{"type": "function", "name": "clock"}]},
         ),
     ],
 )
-async def test_tools_without_a_template_for_them_are_a_400_in_the_words_of_the_route(
-    server: Server, path: str, fields: dict[str, Any], said: str
+async def test_auto_without_a_template_for_tools_is_an_answer_in_text_that_says_so(
+    server: Server, path: str, fields: dict[str, Any]
 ) -> None:
-    status, reply = await server.post(path, CHAT | fields)
-    assert status == 400
-    assert "does not know tools" in reply["error"]["message"] and said in reply["error"]["message"]
+    body = {name: value for name, value in (CHAT | fields).items() if value is not None}
+    async with server.client.post(server.url + path, json=body) as response:
+        text = await response.text()
+    assert response.status == 200, text
+    assert "knows no tools" in response.headers["x-troupe-warning"]
+    assert '"tool_calls":' not in text and "tool_use" not in text
+    assert server.engine.requests[-1].prompt == "<user>hello\n<assistant>"
+
+
+async def test_tools_that_are_shown_or_forced_or_off_need_no_warning(knowing: Server, forced: Server) -> None:
+    for server, choice in ((knowing, "auto"), (forced, "required"), (forced, "none")):
+        body = CHAT | {"tools": TOOLS, "tool_choice": choice}
+        async with server.client.post(server.url + "/v1/chat/completions", json=body) as response:
+            assert (response.status, response.headers.get("x-troupe-warning")) == (200, None)
 
 
 DEEP: Any = {"type": "object"}

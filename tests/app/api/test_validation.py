@@ -114,7 +114,6 @@ WRONG: list[tuple[str, Any]] = [
     ("grammar_file", "x"),
     ("json_schema", {"type": "object"}),
     ("ebnf", "root ::= 'a'"),
-    ("tools", [{"type": "function", "function": {"name": "f"}}]),
     ("tool_choice", "required"),
     ("audio", {"voice": "x"}),
     ("modalities", ["text", "audio"]),
