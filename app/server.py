@@ -21,6 +21,7 @@ from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
+from starlette.routing import Mount
 
 from app.api import ApiContext, make_api
 from app.api.http_limits import BoundedHttp
@@ -106,6 +107,10 @@ def mount_page(app: FastAPI, engine: Engine, app_config: AppConfig, timeline: Ti
         ui = importlib.import_module("app.ui")
         demo = ui.make_demo(engine, app_config)
         gradio.mount_gradio_app(app, demo, path="/", **ui.mount_options())
+        # the mount takes every path that no route of the API does: what the page does not know is refused as there
+        mount = app.routes[-1]
+        assert isinstance(mount, Mount) and isinstance(mount.app, FastAPI)
+        mount.app.router.default = app.router.default
         # Gradio takes a visitor's paths for uploads of his own unless it knows that its app is up, which mounting
         # does not tell it: any file of this machine could be read through any handler that takes files.
         demo.has_launched = True

@@ -47,9 +47,11 @@ def make_api(context: ApiContext) -> FastAPI:
     for module in (admin, anthropic, chat, completions, models, responses, tokens):
         app.include_router(module.router)
         known += [route for route in module.router.routes if isinstance(route, Route)]
+    refusal = Refusal(known)
     # Without these the page's own 404 would answer, in a form no API client reads.
     for path in (*sorted({route.path for route in known}), "/v1/{path:path}"):
-        app.router.routes.append(Route(path, Refusal(known), include_in_schema=False))
+        app.router.routes.append(Route(path, refusal, include_in_schema=False))
+    app.router.default = refusal
 
     # the documented way to change the description is to put another function in its place
     app.openapi = lambda: make_openapi(app)  # type: ignore[method-assign]
@@ -75,7 +77,8 @@ class Refusal:
         self.known = known
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        raise no_route(Request(scope), self.known)
+        error = no_route(Request(scope), self.known)
+        await error.answer(scope["path"])(scope, receive, send)
 
 
 def accepted_keys(config: AppConfig) -> tuple[str, ...]:
@@ -95,6 +98,11 @@ def no_route(request: Request, known: Sequence[Route]) -> ApiError:
     if allowed:
         message = f"{request.method} is not allowed on {path}; it takes {allowed}"
         return ApiError(405, message, code="method_not_allowed", headers={"Allow": allowed})
+    # a base URL without /v1, or with it where the client adds it
+    for other in (f"/v1{path}", path.removeprefix("/v1")):
+        if any(route.matches({**request.scope, "path": other})[0] is not Match.NONE for route in known):
+            message = f"there is no route {path}; use {other}: check the client's base URL"
+            return ApiError(404, message, code="route_not_found")
     missing = next((told for start, told in MISSING.items() if f"{path}/".startswith(f"{start}/")), None)
     reason = "" if missing is None else f": this server generates text; {missing}"
     return ApiError(404, f"there is no route {path} for {request.method}{reason}", code="route_not_found")

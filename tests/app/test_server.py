@@ -374,6 +374,10 @@ def test_the_whole_program_serves_page_and_api_and_leaves_quietly(tmp_path: Path
                 assert b"gradio_config" in page.read()
             with urlopen(f"http://127.0.0.1:{port}/v1/models", timeout=20) as models:
                 assert json.load(models)["data"][0]["id"] == "demo_model"
+            with pytest.raises(HTTPError) as caught:
+                urlopen(Request(f"http://127.0.0.1:{port}/chat/completions", b"{}"), timeout=20)
+            error = json.load(caught.value)["error"]
+            assert caught.value.code == 404 and "use /v1/chat/completions" in error["message"]
             answers = steal(port, secret)
             assert len(answers) >= 6
             assert not any("nobody but me" in answer for answer in answers)

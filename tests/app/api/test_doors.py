@@ -161,6 +161,27 @@ async def test_unknown_routes_and_methods_answer_in_the_openai_form(server: Serv
 
 
 @pytest.mark.parametrize(
+    ("method", "path", "other"),
+    [
+        ("POST", "/chat/completions", "/v1/chat/completions"),
+        ("GET", "/models", "/v1/models"),
+        ("GET", "/models/fake", "/v1/models/fake"),
+        ("POST", "/v1/v1/messages", "/v1/messages"),
+        ("POST", "/nothing", None),
+        ("POST", "/nothing/else", None),
+    ],
+)
+async def test_a_wrong_base_url_is_answered_with_the_right_path(
+    server: Server, method: str, path: str, other: str | None
+) -> None:
+    async with server.client.request(method, server.url + path) as response:
+        error = (await response.json())["error"]
+    told = f"; use {other}: check the client's base URL" if other else f" for {method}"
+    assert (response.status, error["code"]) == (404, "route_not_found")
+    assert error["message"] == f"there is no route {path}{told}"
+
+
+@pytest.mark.parametrize(
     ("path", "missing"),
     [
         ("/v1/embeddings", "it has no embedding model"),
