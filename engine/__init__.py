@@ -1,7 +1,12 @@
-"""Troupe's engine: `Engine` for asyncio programs, `LLM` for everyone else."""
+"""Troupe's engine: `Engine` for asyncio programs, `LLM` for everyone else.
+
+A name is imported when it is first used: torch and transformers take seconds, and flags need `EngineConfig` alone.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
 
 from engine.config import EngineConfig, ResolvedConfig
-from engine.engine import Engine
 from engine.errors import (
     ConfigError,
     EngineDead,
@@ -12,19 +17,43 @@ from engine.errors import (
     PromptTooLong,
     RequestTimeout,
 )
-from engine.llm import LLM
-from engine.metrics import EngineStats, Histogram
-from engine.outputs import (
-    CompletionOutput,
-    GrammarInfo,
-    Logprob,
-    RequestMetrics,
-    RequestOutput,
-    TokenLogprobs,
-)
-from engine.sampling_params import SamplingParams, is_unicode
-from engine.snapshot import EngineSnapshot, RequestView
-from engine.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from engine.engine import Engine
+    from engine.llm import LLM
+    from engine.metrics import EngineStats, Histogram
+    from engine.outputs import (
+        CompletionOutput,
+        GrammarInfo,
+        Logprob,
+        RequestMetrics,
+        RequestOutput,
+        TokenLogprobs,
+    )
+    from engine.sampling_params import SamplingParams, is_unicode
+    from engine.snapshot import EngineSnapshot, RequestView
+    from engine.tokenizer import Tokenizer
+else:
+    MODULES = {
+        "engine": ("Engine",),
+        "llm": ("LLM",),
+        "metrics": ("EngineStats", "Histogram"),
+        "outputs": (
+            *("CompletionOutput", "GrammarInfo", "Logprob"),
+            *("RequestMetrics", "RequestOutput", "TokenLogprobs"),
+        ),
+        "sampling_params": ("SamplingParams", "is_unicode"),
+        "snapshot": ("EngineSnapshot", "RequestView"),
+        "tokenizer": ("Tokenizer",),
+    }
+
+    def __getattr__(name: str) -> Any:
+        for module, names in MODULES.items():
+            if name in names:
+                value = globals()[name] = getattr(importlib.import_module(f"engine.{module}"), name)
+                return value
+        raise AttributeError(f"module 'engine' has no attribute {name!r}")
+
 
 __all__ = [
     "LLM",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import importlib
 import io
 import os
 import sys
@@ -13,6 +12,7 @@ from collections.abc import Sequence
 
 from app import __version__
 from app.cli.failure import Failure
+from app.cli.imports import import_large
 from app.cli.parser import Parser
 from app.config import ENV_PREFIX, UsageError
 
@@ -94,11 +94,7 @@ def dispatch(argv: list[str], start: float) -> int:
     else:
         is_named = False
     path, summary = VERBS[verb]
-    # an import makes hundreds of thousands of objects and hardly any garbage; looking for it takes a fifth of the time
-    gc.disable()
-    module = importlib.import_module(path)
-    gc.freeze()
-    gc.enable()
+    module = import_large(path)
     parser = Parser(
         prog=f"python -m app {verb}" if is_named else "python -m app",
         description=summary if is_named else list_verbs(),
@@ -110,7 +106,7 @@ def dispatch(argv: list[str], start: float) -> int:
     arguments = parser.parse_args(argv)
     if any(name.startswith(ENV_PREFIX) for name in os.environ):
         # it knows the settings of all verbs, and so imports what this one may do without
-        importlib.import_module("app.cli.variables").check_variables(os.environ)
+        import_large("app.cli.variables").check_variables(os.environ)
     code: int = module.run(arguments, start)
     return code
 

@@ -9,8 +9,8 @@ import os
 import threading
 import time
 
+from app.cli.imports import import_large
 from app.config import AppConfig, UsageError, add_flags, make_config
-from app.server import serve
 from app.timeline import Timeline
 from engine import ConfigError, EngineConfig
 
@@ -34,14 +34,16 @@ def run(arguments: argparse.Namespace, start: float) -> int:
         UsageError: the configuration cannot work.
     """
     timeline = Timeline(start)
-    timeline.add("imports", time.perf_counter() - start)
     try:
         engine_config = make_config(EngineConfig, vars(arguments))
         app_config = make_config(AppConfig, vars(arguments))
         set_up_logging(app_config.log_level)
+        # after the settings: what is wrong with them is known at once
+        server = import_large("app.server")
+        timeline.add("imports", time.perf_counter() - start)
         guard = threading.Timer(app_config.shutdown_grace_s + LAST_RESORT_S, os._exit, (1,))
         guard.daemon = True
-        asyncio.run(serve(engine_config, app_config, timeline, on_stop=guard.start))
+        asyncio.run(server.serve(engine_config, app_config, timeline, on_stop=guard.start))
     except ConfigError as error:
         raise UsageError(str(error)) from error
     return 0

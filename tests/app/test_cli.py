@@ -138,6 +138,15 @@ def test_an_unreachable_server_is_exit_code_1(capsys: Any) -> None:
     assert "no server answers at" in capsys.readouterr().err
 
 
+def test_flags_are_read_before_anything_large_is_imported() -> None:
+    program = (
+        "import sys; from app.cli.main import main; code = main(['--port', '99999']); "
+        "sys.exit(code if {'torch', 'transformers', 'fastapi'}.isdisjoint(sys.modules) else 'imported')"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr.startswith("troupe: port=99999")) == (2, True), done.stderr
+
+
 def test_version_and_help_need_nothing_else(capsys: Any) -> None:
     assert main(["--version"]) == 0
     with pytest.raises(SystemExit) as caught:
