@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-import socket
+import re
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -16,6 +16,7 @@ from app.config import UsageError
 
 START_TIMEOUT_S = 600.0  # a large model loads for minutes
 ANSWER_TIMEOUT_S = 60.0  # where nobody says so: a program needs that long to listen when the machine is busy
+READY_LINE = re.compile(r"http://\S+")
 MAX_SHOWN = 200  # characters of an answer
 
 
@@ -31,24 +32,25 @@ async def run_server(
     Raises:
         UsageError: it did not come up.
     """
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    url = f"http://127.0.0.1:{port}"
     with tempfile.TemporaryFile() as complaints:
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "app", "serve", "--port", str(port), "--log-level", "warning", *flags,
-            stdout=asyncio.subprocess.DEVNULL, stderr=complaints,
+            sys.executable, "-m", "app", "serve", "--port", "0", "--log-level", "warning", *flags,
+            stdout=asyncio.subprocess.PIPE, stderr=complaints,
         )  # fmt: skip
         on_start(process.pid)
         try:
+            assert process.stdout is not None, "it is a pipe"
             try:
-                await wait_until_ready(url, process)
-            except UsageError as error:
+                line = await asyncio.wait_for(process.stdout.readline(), START_TIMEOUT_S)
+            except TimeoutError:
+                raise UsageError(f"the server was not ready within {START_TIMEOUT_S:g} s") from None
+            address = READY_LINE.search(line.decode())
+            if address is None:
+                code = await process.wait()
                 complaints.seek(0)
                 lines = complaints.read().decode(errors="replace").split("\n")
-                raise UsageError(f"{error}: {' '.join(lines[-5:])}") from error
-            yield url
+                raise UsageError(f"the server ended with exit code {code}: {' '.join(lines[-5:])}")
+            yield address[0]
         finally:
             if process.returncode is None:
                 process.terminate()

@@ -34,7 +34,9 @@ class BusyEngine:
 def thresholds(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(garbage, "LOOK_S", 0.001)
     before = gc.get_threshold()
+    gc.freeze()  # what other tests left need not be looked at
     yield
+    gc.unfreeze()
     gc.set_threshold(*before)
 
 

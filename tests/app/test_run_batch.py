@@ -233,23 +233,23 @@ def test_in_and_out_must_be_two_files(files: Files, capsys: Any) -> None:
     not (Path(EngineConfig().model) / "model.safetensors").exists(), reason="the demo model is not here"
 )
 def test_a_killed_run_is_resumed_with_the_real_engine(files: Files) -> None:
-    files.write(*(row(str(i), model="demo_model", max_tokens=100, ignore_eos=True) for i in range(24)))
+    files.write(*(row(str(i), model="demo_model", max_tokens=100, ignore_eos=True) for i in range(12)))
     command = [sys.executable, "-m", "app", *files.argv, "--num-blocks", "256", "--max-in-flight", "2"]
+    command.append("--no-enable-native-ops")
     with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
-        deadline = time.monotonic() + 180
         while not files.target.exists() or files.target.read_bytes().count(b"\n") < 3:
-            assert time.monotonic() < deadline and process.poll() is None
+            assert process.poll() is None
             time.sleep(0.01)
         process.send_signal(signal.SIGKILL)
     before = files.target.read_bytes()
     kept = before[: before.rfind(b"\n") + 1]
-    assert 3 <= kept.count(b"\n") < 24
+    assert 3 <= kept.count(b"\n") < 12
     done = subprocess.run(command, capture_output=True, text=True, timeout=180)
     assert done.returncode == 0, done.stderr
-    assert "24/24" in done.stderr and done.stdout == ""
+    assert "12/12" in done.stderr and done.stdout == ""
     assert files.target.read_bytes().startswith(kept)
     results = files.results
-    assert set(results) == {str(i) for i in range(24)}
+    assert set(results) == {str(i) for i in range(12)}
     assert {one["response"]["body"]["usage"]["completion_tokens"] for one in results.values()} == {100}
 
 

@@ -17,28 +17,28 @@ HEAD = (
 BODY = b'{"model": "fake", "prompt": "hello"} '
 
 
-@pytest.fixture
-async def bounded(start: Start, monkeypatch: pytest.MonkeyPatch) -> Server:
-    monkeypatch.setattr(http_limits, "READ_TIMEOUT_S", 2.0)
-    return await start()
-
-
 @pytest.mark.parametrize("sent", [b"", HEAD[:30], HEAD, HEAD + BODY[:10]])
-async def test_whoever_sends_nothing_more_is_hung_up_on(bounded: Server, sent: bytes) -> None:
-    reader, writer = await connect(bounded)
+async def test_whoever_sends_nothing_more_is_hung_up_on(
+    server: Server, monkeypatch: pytest.MonkeyPatch, sent: bytes
+) -> None:
+    monkeypatch.setattr(http_limits, "READ_TIMEOUT_S", 0.1)
+    reader, writer = await connect(server)
     writer.write(sent)
     assert await asyncio.wait_for(reader.read(), 20) == b""
     writer.close()
 
 
-async def test_a_slow_body_and_a_pause_after_the_answer_are_no_reason(bounded: Server) -> None:
-    reader, writer = await connect(bounded)
+async def test_a_slow_body_and_a_pause_after_the_answer_are_no_reason(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_limits, "READ_TIMEOUT_S", 1.4)
+    reader, writer = await connect(server)
     writer.write(HEAD)
     for at in range(0, len(BODY), 4):
         writer.write(BODY[at : at + 4])
-        await asyncio.sleep(0.3)
+        await asyncio.sleep(0.2)
     assert b"200 OK" in await reader.readline()
-    await asyncio.sleep(3.0)
+    await asyncio.sleep(1.6)
     writer.write(HEAD + BODY)
     answered = await asyncio.wait_for(reader.readuntil(b"200 OK"), 20)
     assert answered

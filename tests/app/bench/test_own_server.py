@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 from aiohttp import web
-from aiohttp.test_utils import TestServer, unused_port
+from aiohttp.test_utils import TestServer
 
 from app.bench import own_server
 from app.bench.own_server import wait_until_ready
@@ -41,14 +41,14 @@ async def serve() -> AsyncIterator[Serve]:
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(own_server, "ANSWER_TIMEOUT_S", 1.5)
+    monkeypatch.setattr(own_server, "ANSWER_TIMEOUT_S", 0.3)
     monkeypatch.setattr(own_server, "START_TIMEOUT_S", 600.0)
 
 
 def test_an_address_where_nobody_listens_is_told_at_once_and_given_up_soon(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    url = f"http://127.0.0.1:{unused_port()}"
+    url = "http://127.0.0.1:1"
     assert main(["bench", "serve", "--base-url", url, "--num-prompts", "2"]) == 2
     *lines, last = capsys.readouterr().err.splitlines()
     assert lines == [f"waiting for {url} ...", f"waiting for {url}: Connection refused"]
@@ -62,7 +62,7 @@ async def test_a_server_that_loads_is_told_from_nobody_and_waited_for_longer(
     server = await serve(503, '{"state": "loading"}')
     url = str(server.make_url("")).rstrip("/")
     waiting = asyncio.create_task(wait_until_ready(url))
-    await asyncio.sleep(2.0)
+    await asyncio.sleep(0.8)
     assert not waiting.done()
     assert f'waiting for {url}: /health answers 503 {{"state": "loading"}}' in capsys.readouterr().err
     server.answers[0] = 200  # type: ignore[attr-defined]
@@ -72,7 +72,7 @@ async def test_a_server_that_loads_is_told_from_nobody_and_waited_for_longer(
 async def test_a_server_that_loads_for_ever_is_given_up(
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(own_server, "START_TIMEOUT_S", 3.0)
+    monkeypatch.setattr(own_server, "START_TIMEOUT_S", 0.8)
     server = await serve(503, "loading")
     with pytest.raises(UsageError, match=r"within \d s; the last attempt: /health answers 503 loading"):
         await wait_until_ready(str(server.make_url("")).rstrip("/"))
