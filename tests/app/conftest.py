@@ -7,8 +7,10 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
+import pytest_asyncio
 
 from app.config import AppConfig
+from engine import Engine, EngineConfig
 from tests.app.api.harness import Server, Start, run_server
 from tests.fakes import FakeEngine
 
@@ -23,6 +25,13 @@ async def start() -> AsyncIterator[Start]:
             return await stack.enter_async_context(run_server(engine or FakeEngine(), config))
 
         yield start_one
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def real() -> AsyncIterator[Server]:
+    """The real engine with the demo model behind the API, for tests that leave it as it was."""
+    async with Engine(EngineConfig(num_blocks=512)) as engine, run_server(engine, AppConfig()) as running:
+        yield running
 
 
 @pytest.fixture

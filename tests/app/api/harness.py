@@ -7,15 +7,20 @@ import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import aiohttp
+import pytest
 import uvicorn
 
 from app.api import ApiContext, make_api
 from app.api.http_limits import BoundedHttp
 from app.config import AppConfig
+from engine import EngineConfig
 
+HAS_MODEL = (Path(EngineConfig().model) / "model.safetensors").exists()
+needs_model = pytest.mark.skipif(not HAS_MODEL, reason="the demo model is not here")
 CHAT = {"model": "fake", "messages": [{"role": "user", "content": "hello"}]}
 
 
@@ -31,6 +36,14 @@ class Server:
         async with self.client.post(self.url + path, json=body, **options) as response:
             return response.status, await response.json()
 
+    async def post_text(
+        self, path: str, text: Any, content_type: str = "application/json"
+    ) -> tuple[int, Any]:
+        """Send a body as it is."""
+        headers = {"content-type": content_type}
+        async with self.client.post(self.url + path, data=text, headers=headers) as response:
+            return response.status, await response.json()
+
     async def chat(self, **fields: Any) -> tuple[int, Any]:
         return await self.post("/v1/chat/completions", CHAT | fields)
 
@@ -43,6 +56,11 @@ class Server:
 
     async def chat_chunks(self, **fields: Any) -> list[Any]:
         return events(await self.stream("/v1/chat/completions", CHAT | fields))
+
+
+def list_cases(values: dict[str, list[Any]]) -> list[tuple[str, Any]]:
+    """Every field with each of its values."""
+    return [(field, value) for field, found in values.items() for value in found]
 
 
 def events(raw: bytes) -> list[Any]:

@@ -200,13 +200,6 @@ async def test_the_engines_own_refusal_is_a_400_naming_the_field(start: Start) -
     }
 
 
-async def test_a_bug_is_a_500_without_details(start: Start) -> None:
-    server = await start(FakeEngine(reject=RuntimeError("secret")))
-    status, reply = await server.chat()
-    assert status == 500
-    assert reply["error"]["message"] == "internal error"
-
-
 async def test_a_queued_stream_is_kept_alive_by_comments(start: Start) -> None:
     engine = FakeEngine(hold=asyncio.Event())
     server = await start(engine, keep_alive_s=0.1)

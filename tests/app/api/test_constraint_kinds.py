@@ -7,21 +7,18 @@ import csv
 import json
 import re
 import shutil
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import pytest_asyncio
 
 from app.api.tools.styled_calls import StyledCalls
 from app.api.tools.styles import STYLES
 from app.config import AppConfig
 from engine import Engine, EngineConfig
 from grammar import GrammarSpec, SchemaValidator, XmlValidator, make_tool_tags
-from tests.app.api.harness import Server, run_server
+from tests.app.api.harness import Server, needs_model, run_server
 
-HAS_MODEL = (Path(EngineConfig().model) / "model.safetensors").exists()
 TAG = {"type": "tag", "begin": "<n>", "content": {"type": "regex", "pattern": "[0-9]{1,3}"}, "end": "</n>"}
 TAGS = {"type": "triggered_tags", "triggers": ["<n"], "tags": [TAG], "at_least_one": True}
 LEGACY = {"structures": [{"begin": "<n>", "schema": {"type": "integer"}, "end": "</n>"}], "triggers": ["<n"]}
@@ -49,6 +46,19 @@ PAIR = {"type": "object", "properties": {"a": {}, "b": {}}}
         ({"structured_outputs": {"grammar": 'start: "a"+'}}, "lark"),
         ({"structured_outputs": {"grammar": 'root ::= "a"+'}}, "ebnf"),
         ({"structured_outputs": {"json": PAIR, "property_order": "any"}}, "json_schema"),
+        ({"structured_outputs": {"json": '{"type": "object"}'}}, "json_schema"),
+        ({"structured_outputs": {"regex": "a+"}}, "regex"),
+        ({"structured_outputs": {"choice": ["yes", "no"]}}, "choice"),
+        ({"structured_outputs": {"json_object": True, "disable_any_whitespace": True}}, "json_object"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "r", "schema": PAIR}}},
+            "json_schema",
+        ),
+        ({"response_format": {"type": "json_object"}}, "json_object"),
+        ({"guided_json": PAIR, "guided_decoding_backend": "xgrammar:no-fallback"}, "json_schema"),
+        ({"guided_regex": "a+", "guided_decoding_backend": "guidance"}, "regex"),
+        ({"guided_choice": ["a"], "guided_decoding_backend": "outlines"}, "choice"),
+        ({"guided_grammar": 'root ::= "a"', "guided_decoding_backend": "auto"}, "ebnf"),
     ],
 )
 async def test_a_field_becomes_the_grammar_of_its_kind(
@@ -101,14 +111,8 @@ async def test_a_malformed_grammar_is_a_400_of_its_field(
     assert server.engine.requests == []
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def real() -> AsyncIterator[Server]:
-    async with Engine(EngineConfig(num_blocks=512)) as engine, run_server(engine, AppConfig()) as running:
-        yield running
-
-
-@pytest.mark.asyncio(loop_scope="module")
-@pytest.mark.skipif(not HAS_MODEL, reason="the demo model is not here")
+@pytest.mark.asyncio(loop_scope="session")
+@needs_model
 @pytest.mark.parametrize("name", ["xml", "csv", "structural_tag"])
 async def test_the_reply_names_backend_and_plan(real: Server, name: str) -> None:
     value = {"xml": TREE, "csv": TABLE, "structural_tag": {"format": TAGS}}[name]
@@ -159,8 +163,8 @@ KINDS: list[tuple[dict[str, Any], Any]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.asyncio(loop_scope="module")
-@pytest.mark.skipif(not HAS_MODEL, reason="the demo model is not here")
+@pytest.mark.asyncio(loop_scope="session")
+@needs_model
 async def test_one_batch_mixes_all_kinds(real: Server) -> None:
     """Thirty requests at once, three of each kind: every text that came to its end is what was asked for."""
 
@@ -184,8 +188,8 @@ CITY = {"type": "object", "properties": {"city": {"enum": ["Rome", "Oslo"]}}, "r
         "additionalProperties": False}  # fmt: skip
 
 
-@pytest.mark.asyncio(loop_scope="module")
-@pytest.mark.skipif(not HAS_MODEL, reason="the demo model is not here")
+@pytest.mark.asyncio(loop_scope="session")
+@needs_model
 @pytest.mark.parametrize("style", STYLES)
 async def test_calls_that_a_model_is_led_into_have_valid_arguments(real: Server, style: str) -> None:
     tags = make_tool_tags(style, [("weather", CITY)], is_parallel=False)
@@ -219,7 +223,7 @@ TEMPLATE = """{% if tools %}<|im_start|>system
 {% endif %}"""
 
 
-@pytest.mark.skipif(not HAS_MODEL, reason="the demo model is not here")
+@needs_model
 async def test_auto_is_enforced_by_the_style_of_the_models_template(tmp_path: Path) -> None:
     folder = tmp_path / "model"
     shutil.copytree(EngineConfig().model, folder, ignore=shutil.ignore_patterns("recipe"))

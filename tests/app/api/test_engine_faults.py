@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -16,12 +15,10 @@ from app.config import AppConfig
 from engine import Engine, EngineConfig
 from engine.company import Company
 from engine.worker.model_runner import ModelRunner
-from tests.app.api.harness import Server, events, run_server
+from tests.app.api.harness import Server, events, needs_model, run_server
 from tests.waiting import wait_until
 
-pytestmark = pytest.mark.skipif(
-    not (Path(EngineConfig().model) / "model.safetensors").exists(), reason="the demo model is not here"
-)
+pytestmark = needs_model
 
 LONG: dict[str, Any] = {
     "messages": [{"role": "user", "content": "Hello! Who are you?"}],
@@ -154,6 +151,7 @@ async def test_a_bad_request_is_a_400_and_another_stream_goes_on(server: Server,
     stream = await open_stream(server)
     status, reply = await server.post("/v1/chat/completions", LONG | bad)
     assert (status, reply["error"]["type"]) == (400, "invalid_request_error")
+    assert "structured_outputs" in bad or "2048" in reply["error"]["message"]
     assert server.engine.stats().num_running == 1
     more = [json.loads((await stream.content.readuntil(b"\n\n")).removeprefix(b"data: ")) for _ in range(20)]
     assert all(event["choices"][0]["finish_reason"] is None for event in more)

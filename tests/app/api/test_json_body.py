@@ -34,10 +34,8 @@ async def test_a_value_that_is_none_is_a_400_naming_its_place(
     server: Server, path: str, body: str, place: str
 ) -> None:
     data = body.replace("HEAD", HEAD).replace("TORN", TORN)
-    headers = {"content-type": "application/json"}
-    async with server.client.post(server.url + path, data=data, headers=headers) as response:
-        reply = await response.json()
-    assert response.status == 400, reply
+    status, reply = await server.post_text(path, data)
+    assert status == 400, reply
     message = reply["error"]["message"]
     assert message.startswith(place + " "), message
     assert "half of a surrogate pair" in message or "finite number" in message
@@ -49,12 +47,8 @@ async def test_a_value_that_is_none_is_a_400_naming_its_place(
     "extra", ['"metadata": {"a": NaN}', '"user": "a", "user": "b"', '"x": [' + "0," * 200_001 + "0]"]
 )
 async def test_the_case_of_the_media_type_opens_no_way_around(server: Server, kind: str, extra: str) -> None:
-    headers = {"content-type": kind}
-    data = f"{{{HEAD}, {extra}}}"
-    async with server.client.post(
-        server.url + "/v1/chat/completions", data=data, headers=headers
-    ) as response:
-        assert response.status == (413 if len(extra) > 1000 else 400)
+    status, _ = await server.post_text("/v1/chat/completions", f"{{{HEAD}, {extra}}}", kind)
+    assert status == (413 if len(extra) > 1000 else 400)
     assert server.engine.requests == []
 
 
@@ -62,10 +56,8 @@ async def test_the_case_of_the_media_type_opens_no_way_around(server: Server, ki
 async def test_a_name_twice_is_a_400_naming_it(server: Server, path: str) -> None:
     schema = '{"properties": {"a": {"type": "string"}, "a": {"type": "integer"}}}'
     data = f'{{{HEAD}, "prompt": "x", "input": "x", "tokens": [1], "max_tokens": 5, "metadata": {schema}}}'
-    headers = {"content-type": "application/json"}
-    async with server.client.post(server.url + path, data=data, headers=headers) as response:
-        reply = await response.json()
-    assert response.status == 400, reply
+    status, reply = await server.post_text(path, data)
+    assert status == 400, reply
     assert reply["error"]["message"] == "an object has the name 'a' twice"
     assert server.engine.requests == []
 

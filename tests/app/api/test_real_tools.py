@@ -3,27 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import anthropic
 import openai
 import pytest
-import pytest_asyncio
 from pydantic import BaseModel
 
-from app.config import AppConfig
-from engine import Engine, EngineConfig
 from grammar import SchemaValidator
-from tests.app.api.harness import Server, events, run_server
+from tests.app.api.harness import Server, needs_model
 
-pytestmark = [
-    pytest.mark.asyncio(loop_scope="module"),
-    pytest.mark.skipif(
-        not (Path(EngineConfig().model) / "model.safetensors").exists(), reason="the demo model is not here"
-    ),
-]
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), needs_model]
 
 MESSAGES: list[dict[str, Any]] = [{"role": "user", "content": "Is it raining in Paris?"}]
 WEATHER = {
@@ -47,10 +37,9 @@ class Weather(BaseModel):
     is_hot: bool
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def server() -> AsyncIterator[Server]:
-    async with Engine(EngineConfig(num_blocks=512)) as engine, run_server(engine, AppConfig()) as running:
-        yield running
+@pytest.fixture
+def server(real: Server) -> Server:
+    return real
 
 
 async def chat(server: Server, **fields: Any) -> tuple[int, Any]:
@@ -68,36 +57,6 @@ async def test_a_named_function_gets_arguments_that_fit(server: Server, seed: in
     assert function["name"] == "weather"
     assert SchemaValidator(WEATHER).is_valid(json.loads(function["arguments"]))
     assert reply["structured"]["backend"]
-
-
-async def test_required_calls_only_what_there_is(server: Server) -> None:
-    status, reply = await chat(server, tool_choice="required", max_tokens=1200)
-    assert status == 200, reply
-    calls = reply["choices"][0]["message"]["tool_calls"]
-    assert calls and {call["function"]["name"] for call in calls} <= {"weather", "clock"}
-    assert all(json.loads(call["function"]["arguments"]) is not None for call in calls)
-
-
-async def test_the_result_of_a_forced_call_goes_back_to_the_model(server: Server) -> None:
-    fields = {"tool_choice": "required", "temperature": 0, "max_tokens": 400}
-    _, reply = await chat(server, **fields)
-    message = reply["choices"][0]["message"]
-    assert reply["choices"][0]["finish_reason"] == "tool_calls"
-    (call,) = message["tool_calls"]
-    result = {"role": "tool", "tool_call_id": call["id"], "content": "rain"}
-    status, reply = await chat(server, messages=[*MESSAGES, message, result], tool_choice="none")
-    assert status == 200, reply
-    assert reply["choices"][0]["message"]["content"]
-
-
-async def test_streamed_arguments_are_always_the_beginning_of_valid_json(server: Server) -> None:
-    body = {"messages": MESSAGES, "max_tokens": 300, "tools": TOOLS, "tool_choice": NAMED, "seed": 2}
-    chunks = events(await server.stream("/v1/chat/completions", body))
-    parts = [part for c in chunks for part in c["choices"][0]["delta"].get("tool_calls", ())]
-    texts = [part["function"]["arguments"] for part in parts]
-    whole = "".join(texts)
-    assert SchemaValidator(WEATHER).is_valid(json.loads(whole))
-    assert len(texts) > 3 and parts[0]["function"]["name"] == "weather"
 
 
 async def test_a_schema_that_no_backend_takes_is_a_400_of_its_tool(server: Server) -> None:

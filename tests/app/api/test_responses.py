@@ -15,7 +15,7 @@ from app.api import ApiContext
 from app.api.batch import answer_row
 from app.config import AppConfig
 from engine import EngineDead, EngineOverloaded, InvalidRequest
-from tests.app.api.harness import Server, Start
+from tests.app.api.harness import Server, Start, list_cases
 from tests.fakes import FakeEngine, FakeTokenizer
 
 SCHEMA = {"type": "object", "properties": {"name": {"type": "string"}, "age": {"type": "integer"}}}
@@ -195,42 +195,43 @@ async def test_results_of_calls_go_back_in(start: Start) -> None:
     assert kinds.count("response.output_item.added") == kinds.count("response.output_item.done") == 2
 
 
-WRONG: list[tuple[str, Any]] = [
-    ("previous_response_id", "resp_1"),
-    ("conversation", "conv_1"),
-    ("background", True),
-    ("prompt", {"id": "p"}),
-    ("top_logprobs", 3),
-    ("truncation", "auto"),
-    ("include", ["message.output_text.logprobs"]),
-    ("input", []),
-    ("input", 3),
-    ("input", [{"type": "item_reference", "id": "x"}]),
-    ("input", [{"role": "wizard", "content": "x"}]),
-    ("input", [{"role": "user", "content": [{"type": "input_image", "image_url": "http://127.0.0.1/x"}]}]),
-    ("input", [{"type": "function_call", "call_id": "1"}]),
-    ("max_output_tokens", 0),
-    ("max_output_tokens", 2**63),
-    ("max_tokens", 5),
-    ("n", 2),
-    ("messages", [{"role": "user", "content": "x"}]),
-    ("temperature", 3),
-    ("top_p", "1"),
-    ("text", {"format": {"type": "json_schema", "name": "p"}}),
-    ("text", {"format": {"type": "json_schema", "name": "p", "schema": {"type": "nonsense"}}}),
-    ("text", {"format": {"type": "grammar"}}),
-    ("text", {"format": {"name": "p", "schema": {"type": "object"}}}),
-    ("text", {"format": {"type": "json_object", "schema": {"type": "object"}}}),
-    ("tools", [TOOL | {"input_schema": {"type": "object"}}]),
-    ("tools", [{"type": "web_search"}]),
-    ("tool_choice", "required"),
-    ("tool_choice", {"type": "allowed_tools", "mode": "auto", "tools": [5]}),
-    ("guided_jsonn", {}),
-    ("structured", {}),
-]
+WRONG: dict[str, list[Any]] = {
+    "previous_response_id": ["resp_1"],
+    "conversation": ["conv_1"],
+    "background": [True],
+    "prompt": [{"id": "p"}],
+    "top_logprobs": [3],
+    "truncation": ["auto"],
+    "include": [["message.output_text.logprobs"]],
+    "input": [
+        [],
+        3,
+        [{"type": "item_reference", "id": "x"}],
+        [{"role": "wizard", "content": "x"}],
+        [{"role": "user", "content": [{"type": "input_image", "image_url": "http://127.0.0.1/x"}]}],
+        [{"type": "function_call", "call_id": "1"}],
+    ],
+    "max_output_tokens": [0, 2**63],
+    "max_tokens": [5],
+    "n": [2],
+    "messages": [[{"role": "user", "content": "x"}]],
+    "temperature": [3],
+    "top_p": ["1"],
+    "text": [
+        {"format": {"type": "json_schema", "name": "p"}},
+        {"format": {"type": "json_schema", "name": "p", "schema": {"type": "nonsense"}}},
+        {"format": {"type": "grammar"}},
+        {"format": {"name": "p", "schema": {"type": "object"}}},
+        {"format": {"type": "json_object", "schema": {"type": "object"}}},
+    ],
+    "tools": [[TOOL | {"input_schema": {"type": "object"}}], [{"type": "web_search"}]],
+    "tool_choice": ["required", {"type": "allowed_tools", "mode": "auto", "tools": [5]}],
+    "guided_jsonn": [{}],
+    "structured": [{}],
+}
 
 
-@pytest.mark.parametrize(("field", "value"), WRONG, ids=lambda value: repr(value)[:40])
+@pytest.mark.parametrize(("field", "value"), list_cases(WRONG), ids=lambda value: repr(value)[:40])
 async def test_a_wrong_field_is_a_400_naming_it(server: Server, field: str, value: Any) -> None:
     status, reply = await respond(server, **{field: value})
     assert status == 400, reply

@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
-import openai
 import pytest
 
 from app.config import AppConfig
 from engine import Engine, EngineConfig
 from engine.worker.worker import Worker
-from tests.app.api.harness import Server, run_server
+from tests.app.api.harness import Server, needs_model, run_server
 from tests.waiting import wait_until
 
-pytestmark = pytest.mark.skipif(
-    not (Path(EngineConfig().model) / "model.safetensors").exists(), reason="the demo model is not here"
-)
+pytestmark = needs_model
 
 ADMIN = {"Authorization": "Bearer boss"}
 ASKED: dict[str, Any] = {"prompt": "Once upon a time", "max_tokens": 12, "seed": 3, "temperature": 0.8}
@@ -170,17 +166,3 @@ async def test_a_failed_wake_up_is_a_500_with_the_cause(
     status, health = await get(server, "/readyz")
     assert (status, health["state"], "no memory left" in health["error"]) == (503, "sleeping", True)
     assert (await admin(server, "/wake_up"))[0] == 200
-
-
-async def test_the_official_client_waits_for_a_wake_up(server: Server) -> None:
-    await admin(server, "/sleep")
-    asyncio.get_running_loop().call_later(0.3, lambda: waking.append(asyncio.ensure_future(wake())))
-    waking: list[asyncio.Future[Any]] = []
-
-    async def wake() -> None:
-        await admin(server, "/wake_up")
-
-    async with openai.AsyncOpenAI(base_url=server.url + "/v1", api_key="x", max_retries=2) as client:
-        reply = await client.completions.create(model="demo_model", prompt="Hello", max_tokens=4)
-    assert reply.choices[0].finish_reason in ("stop", "length")
-    await asyncio.gather(*waking)
