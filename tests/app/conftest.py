@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import pytest
 import pytest_asyncio
 
+from app.cli import extract, run_batch, talk
 from app.config import AppConfig
 from engine import Engine, EngineConfig
 from tests.app.api.harness import Server, Start, run_server
@@ -25,6 +26,22 @@ async def start() -> AsyncIterator[Start]:
             return await stack.enter_async_context(run_server(engine or FakeEngine(), config))
 
         yield start_one
+
+
+@pytest.fixture
+def fake_local(monkeypatch: pytest.MonkeyPatch) -> FakeEngine:
+    """The engine that the verbs find in this process; it starts when one asks for it."""
+    fake = FakeEngine(state="new")
+
+    @asynccontextmanager
+    async def local_engine(given: dict[str, Any]) -> AsyncIterator[FakeEngine]:
+        await fake.start()
+        with talk.plain_errors():
+            yield fake
+
+    for module in (extract, run_batch, talk):
+        monkeypatch.setattr(module, "local_engine", local_engine)
+    return fake
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")

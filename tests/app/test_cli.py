@@ -9,8 +9,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -20,8 +18,6 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-import app.cli.talk
-from app.cli import extract
 from app.cli.failure import Failure
 from app.cli.main import Parser, main
 from app.cli.talk import open_talker
@@ -161,20 +157,6 @@ def test_version_and_help_need_nothing_else(capsys: Any) -> None:
     assert printed.startswith("troupe ")
     for word in ("chat", "extract", "--max-num-seqs", "--api-key", "--no-ui"):
         assert word in printed
-
-
-@pytest.fixture
-def fake_local(monkeypatch: pytest.MonkeyPatch) -> FakeEngine:
-    """The engine that the verbs find in this process."""
-    engine = FakeEngine()
-
-    @asynccontextmanager
-    async def local_engine(given: dict[str, Any]) -> AsyncIterator[FakeEngine]:
-        yield engine
-
-    monkeypatch.setattr(extract, "local_engine", local_engine)
-    monkeypatch.setattr(app.cli.talk, "local_engine", local_engine)
-    return engine
 
 
 @pytest.fixture

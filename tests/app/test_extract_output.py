@@ -5,16 +5,13 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from app.cli import extract
 from app.cli.main import main
-from app.cli.talk import plain_errors
 from engine import EngineDead, RequestOutput
 from tests.fakes import FakeEngine
 
@@ -23,21 +20,6 @@ SCHEMA = {
     "properties": {"name": {"type": "string"}, "age": {"type": "integer"}},
     "required": ["name", "age"],
 }
-
-
-@pytest.fixture
-def engine(monkeypatch: pytest.MonkeyPatch) -> FakeEngine:
-    """The engine that the verb finds in this process."""
-    fake = FakeEngine(state="new")
-
-    @asynccontextmanager
-    async def local_engine(given: dict[str, Any]) -> AsyncIterator[FakeEngine]:
-        await fake.start()
-        with plain_errors():
-            yield fake
-
-    monkeypatch.setattr(extract, "local_engine", local_engine)
-    return fake
 
 
 @pytest.fixture
@@ -55,7 +37,7 @@ def read_csv(data: bytes) -> list[dict[str, str]]:
 
 
 def test_csv_on_stdout_has_a_row_a_record_and_failed_ones_too(
-    engine: FakeEngine, argv: list[str], capfdbinary: pytest.CaptureFixture[bytes]
+    fake_local: FakeEngine, argv: list[str], capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:
     assert main([*argv, "--format", "csv"]) == 1
     good, empty = read_csv(capfdbinary.readouterr().out)
@@ -75,7 +57,7 @@ def test_csv_on_stdout_has_a_row_a_record_and_failed_ones_too(
     ],
 )
 def test_a_file_has_the_format_of_its_suffix_unless_one_is_given(
-    engine: FakeEngine, argv: list[str], flags: list[str], start: bytes, capsys: Any
+    fake_local: FakeEngine, argv: list[str], flags: list[str], start: bytes, capsys: Any
 ) -> None:
     assert main([*argv, *flags]) == 1
     assert Path(flags[1]).read_bytes().startswith(start)
@@ -94,36 +76,36 @@ def test_a_file_has_the_format_of_its_suffix_unless_one_is_given(
     ],
 )
 def test_an_output_that_cannot_be_is_told_before_the_engine_loads(
-    engine: FakeEngine, argv: list[str], flags: list[str], message: str, capsys: Any
+    fake_local: FakeEngine, argv: list[str], flags: list[str], message: str, capsys: Any
 ) -> None:
     assert main([*argv, *flags]) == 2
     assert message in capsys.readouterr().err
-    assert (engine.state, Path("good.txt").read_text()) == ("new", "Ada is 36")
+    assert (fake_local.state, Path("good.txt").read_text()) == ("new", "Ada is 36")
 
 
 def test_an_engine_that_dies_leaves_what_was_found_in_the_table(
-    engine: FakeEngine, argv: list[str], capsys: Any
+    fake_local: FakeEngine, argv: list[str], capsys: Any
 ) -> None:
     Path("table.csv").write_text("text\n" + "Ada is 36\n" * 3)
-    play = engine._play
+    play = fake_local._play
 
     def play_twice(request: Any) -> Any:
-        return die() if len(engine.requests) == 3 else play(request)
+        return die() if len(fake_local.requests) == 3 else play(request)
 
     async def die() -> AsyncGenerator[RequestOutput]:
         raise EngineDead("on fire")
         yield
 
-    engine._play = play_twice  # type: ignore[method-assign]
+    fake_local._play = play_twice  # type: ignore[method-assign]
     assert main(["extract", "--schema", "s.json", "table.csv", "-o", "out.csv"]) == 1
     assert capsys.readouterr().err.splitlines()[-1] == "troupe: on fire"
     assert [row["name"] for row in read_csv(Path("out.csv").read_bytes())] == ["Ada", "Ada"]
 
 
 def test_records_that_no_table_can_keep_are_printed_as_lines(
-    engine: FakeEngine, argv: list[str], capsys: Any
+    fake_local: FakeEngine, argv: list[str], capsys: Any
 ) -> None:
-    engine.record = '{"name": "\\ud800", "age": 1}'
+    fake_local.record = '{"name": "\\ud800", "age": 1}'
     assert main([*argv, "-o", "out.csv"]) == 1
     printed = capsys.readouterr()
     assert json.loads(printed.out.splitlines()[0])["record"]["name"] == "\ud800"

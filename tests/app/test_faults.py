@@ -26,12 +26,10 @@ from app.config import AppConfig
 from engine import Engine, EngineConfig
 from engine.core.grammar_manager import GrammarManager
 from engine.worker.worker import Worker
-from tests.app.api.harness import Server, events, run_server
+from tests.app.api.harness import Server, events, needs_model, run_server
 from tests.waiting import wait_until
 
-pytestmark = pytest.mark.skipif(
-    not (Path(EngineConfig().model) / "model.safetensors").exists(), reason="the demo model is not here"
-)
+pytestmark = needs_model
 
 ASKED: dict[str, Any] = {"prompt": "Once upon a time", "max_tokens": 12, "temperature": 0, "ignore_eos": True}
 LONG = ASKED | {"max_tokens": 1500, "stream": True}

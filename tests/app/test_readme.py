@@ -6,19 +6,15 @@ import re
 import shlex
 from pathlib import Path
 
-import pytest
-
 from app.api.admin import router
 from app.config import AppConfig
 from engine import Engine, EngineConfig
-from tests.app.api.harness import Server, run_server
+from tests.app.api.harness import Server, needs_model, run_server
 
 README = Path(__file__).resolve().parents[2] / "README.md"
 ROUTES = {route.path for route in router.routes}  # type: ignore[attr-defined]
 
-pytestmark = pytest.mark.skipif(
-    not (Path(EngineConfig().model) / "model.safetensors").exists(), reason="the demo model is not here"
-)
+pytestmark = needs_model
 
 
 def read_curl_lines() -> list[str]:

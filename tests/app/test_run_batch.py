@@ -9,16 +9,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from app.cli import run_batch
 from app.cli.main import main
-from engine import EngineConfig, EngineDead, EngineOverloaded
+from engine import EngineDead, EngineOverloaded
+from tests.app.api.harness import needs_model
 from tests.fakes import FakeEngine
 
 CHAT = "/v1/chat/completions"
@@ -55,20 +53,7 @@ def files(tmp_path: Path) -> Files:
     return Files(tmp_path)
 
 
-@pytest.fixture
-def engine(monkeypatch: pytest.MonkeyPatch) -> FakeEngine:
-    """The engine that the verb finds in this process."""
-    fake = FakeEngine()
-
-    @asynccontextmanager
-    async def local_engine(given: dict[str, Any]) -> AsyncIterator[FakeEngine]:
-        yield fake
-
-    monkeypatch.setattr(run_batch, "local_engine", local_engine)
-    return fake
-
-
-def test_every_row_gets_the_answer_of_its_route(files: Files, engine: FakeEngine, capsys: Any) -> None:
+def test_every_row_gets_the_answer_of_its_route(files: Files, fake_local: FakeEngine, capsys: Any) -> None:
     text = {"custom_id": "t", "method": "POST", "url": "/v1/completions", "body": {"prompt": ["a", "b"]}}
     files.write(row("hello"), text)
     assert main(files.argv) == 0
@@ -83,7 +68,7 @@ def test_every_row_gets_the_answer_of_its_route(files: Files, engine: FakeEngine
     assert printed.out == "" and "2/2" in printed.err
 
 
-def test_a_bad_row_has_its_own_error_and_the_others_go_on(files: Files, engine: FakeEngine) -> None:
+def test_a_bad_row_has_its_own_error_and_the_others_go_on(files: Files, fake_local: FakeEngine) -> None:
     files.write(
         row("value", temperature=9),
         row("type", temperature="hot"),
@@ -112,26 +97,26 @@ def test_a_bad_row_has_its_own_error_and_the_others_go_on(files: Files, engine: 
     assert messages["torn"].startswith("reasoning holds half of a surrogate pair")
 
 
-def test_rows_in_flight_are_bounded(files: Files, engine: FakeEngine) -> None:
+def test_rows_in_flight_are_bounded(files: Files, fake_local: FakeEngine) -> None:
     files.write(*(row(str(i)) for i in range(12)))
     most = 0
-    play = engine._play
-    engine.hold = hold = asyncio.Event()
+    play = fake_local._play
+    fake_local.hold = hold = asyncio.Event()
 
     def count(request: Any) -> Any:
         nonlocal most
-        most = max(most, engine.stats().num_running)
+        most = max(most, fake_local.stats().num_running)
         # nobody ends before there was time for a fourth to come
         if most in (1, 3):
             asyncio.get_running_loop().call_later(0.1 if most == 3 else 10, hold.set)
         return play(request)
 
-    engine._play = count  # type: ignore[method-assign]
+    fake_local._play = count  # type: ignore[method-assign]
     assert main([*files.argv, "--max-in-flight", "3"]) == 0
     assert (most, len(files.results)) == (3, 12)
 
 
-def test_rows_that_are_done_are_not_done_again(files: Files, engine: FakeEngine) -> None:
+def test_rows_that_are_done_are_not_done_again(files: Files, fake_local: FakeEngine) -> None:
     files.write(row("a"), row("b"))
     assert main(files.argv) == 0
     whole = files.target.read_text()
@@ -140,19 +125,19 @@ def test_rows_that_are_done_are_not_done_again(files: Files, engine: FakeEngine)
     files.target.write_text(whole + '{"id": "batch_req_12')
     assert main(files.argv) == 0
     assert files.target.read_text().startswith(whole)
-    assert [request.prompt for request in engine.requests][2:] == ["<user>c\n<assistant>"]
+    assert [request.prompt for request in fake_local.requests][2:] == ["<user>c\n<assistant>"]
     assert set(files.results) == {"a", "b", "c"}
 
 
 def test_a_full_queue_is_waited_for(
-    files: Files, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+    files: Files, fake_local: FakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files.write(row("a"))
-    engine.reject = EngineOverloaded("full", retry_after_s=7)
+    fake_local.reject = EngineOverloaded("full", retry_after_s=7)
 
     async def wait(delay: float) -> None:
         assert delay in (7, 0)
-        engine.reject = None
+        fake_local.reject = None
 
     monkeypatch.setattr(asyncio, "sleep", wait)
     assert main(files.argv) == 0
@@ -160,14 +145,14 @@ def test_a_full_queue_is_waited_for(
 
 
 def test_a_dead_engine_ends_the_run_and_leaves_its_rows_to_the_next(
-    files: Files, engine: FakeEngine, capsys: Any
+    files: Files, fake_local: FakeEngine, capsys: Any
 ) -> None:
     files.write(row("a"), row("b"))
-    engine.fail_after = (3, EngineDead("the device is on fire"))
+    fake_local.fail_after = (3, EngineDead("the device is on fire"))
     assert main(files.argv) == 1
     assert files.results == {}
     assert "troupe: the device is on fire" in capsys.readouterr().err
-    engine.fail_after = None
+    fake_local.fail_after = None
     assert main(files.argv) == 0
     assert set(files.results) == {"a", "b"}
 
@@ -229,9 +214,7 @@ def test_in_and_out_must_be_two_files(files: Files, capsys: Any) -> None:
     assert main([*files.argv, "--max-in-flight", "0"]) == 2
 
 
-@pytest.mark.skipif(
-    not (Path(EngineConfig().model) / "model.safetensors").exists(), reason="the demo model is not here"
-)
+@needs_model
 def test_a_killed_run_is_resumed_with_the_real_engine(files: Files) -> None:
     files.write(*(row(str(i), model="demo_model", max_tokens=100, ignore_eos=True) for i in range(12)))
     command = [sys.executable, "-m", "app", *files.argv, "--num-blocks", "256", "--max-in-flight", "2"]

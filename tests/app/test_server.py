@@ -29,11 +29,10 @@ from app.config import AppConfig, UsageError
 from app.server import bind, serve
 from app.timeline import Timeline
 from engine import ConfigError, EngineConfig
-from tests.app.api.harness import CHAT, events
+from tests.app.api.harness import CHAT, events, needs_model
 from tests.fakes import FakeEngine
 from tests.waiting import wait_until
 
-DEMO_MODEL = EngineConfig().model
 LONG = "x" * 200
 
 
@@ -103,6 +102,8 @@ def open_house(monkeypatch: pytest.MonkeyPatch) -> Any:
             await wait_until(lambda: task.done() or (ports and is_listening(ports[0])))
             url = f"http://127.0.0.1:{ports[0]}"
             house = House(engine, url, client, task)
+            if not isinstance(engine, SlowEngine):
+                await house.wait_ready()
             yield house
             house.stop(signal.SIGTERM)
             async with asyncio.timeout(60):
@@ -146,7 +147,7 @@ async def test_with_keys_nobody_is_told_what_is_being_loaded(open_house: Any) ->
 
 async def test_it_says_where_it_is_and_where_the_time_went(open_house: Any, capsys: Any) -> None:
     async with open_house(FakeEngine()) as house:
-        await house.wait_ready()
+        pass
     printed = capsys.readouterr()
     assert printed.out == f"Troupe is ready at {house.url} (model fake, device cpu, float32)\n"
     assert "weights" in printed.err and "start-up" in printed.err
@@ -155,7 +156,6 @@ async def test_it_says_where_it_is_and_where_the_time_went(open_house: Any, caps
 async def test_a_signal_lets_running_streams_finish(open_house: Any) -> None:
     engine = FakeEngine(reply=lambda prompt: LONG, step_s=0.002)
     async with open_house(engine) as house:
-        await house.wait_ready()
         async with house.client.post(
             house.url + "/v1/chat/completions", json=CHAT | {"stream": True}
         ) as response:
@@ -170,7 +170,6 @@ async def test_a_signal_lets_running_streams_finish(open_house: Any) -> None:
 async def test_while_it_drains_new_requests_are_refused(open_house: Any) -> None:
     engine = FakeEngine(reply=lambda prompt: LONG, step_s=0.01)
     async with open_house(engine, shutdown_grace_s=60) as house:
-        await house.wait_ready()
         path = house.url + "/v1/chat/completions"
         async with house.client.post(path, json=CHAT | {"stream": True}) as response:
             await response.content.readuntil(b"\n\n")
@@ -188,14 +187,13 @@ async def test_after_the_grace_streams_end_with_an_error_and_the_log_tells_it(
 ) -> None:
     caplog.set_level(logging.INFO, "troupe.server")
     engine = FakeEngine(reply=lambda prompt: LONG, step_s=0.05)
-    async with open_house(engine, shutdown_grace_s=0.1) as house:
-        await house.wait_ready()
-        async with house.client.post(
-            house.url + "/v1/chat/completions", json=CHAT | {"stream": True}
-        ) as response:
-            await response.content.readuntil(b"\n\n")
-            house.stop(sign)
-            raw = await response.read()
+    async with (
+        open_house(engine, shutdown_grace_s=0.1) as house,
+        house.client.post(house.url + "/v1/chat/completions", json=CHAT | {"stream": True}) as response,
+    ):
+        await response.content.readuntil(b"\n\n")
+        house.stop(sign)
+        raw = await response.read()
     assert events(raw)[-1]["error"]["code"] == "server_closing"
     lines = [record.getMessage() for record in caplog.records if record.name == "troupe.server"]
     assert lines == ["closing: 1 request gets up to 0.1 s", "closed: 1 request was cut off"]
@@ -205,8 +203,8 @@ async def test_the_log_tells_that_nothing_ran_when_the_server_closed(
     open_house: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "troupe.server")
-    async with open_house(FakeEngine()) as house:
-        await house.wait_ready()
+    async with open_house(FakeEngine()):
+        pass
     lines = [record.getMessage() for record in caplog.records if record.name == "troupe.server"]
     assert lines == ["closing: no request is running", "closed"]
 
@@ -230,7 +228,6 @@ async def test_a_taken_port_is_a_usage_error() -> None:
 
 async def test_nothing_waits_for_an_acknowledgement(open_house: Any) -> None:
     async with open_house(FakeEngine()) as house:
-        await house.wait_ready()
         port = int(house.url.rsplit(":", 1)[1])
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         times = []
@@ -263,7 +260,6 @@ async def test_a_config_error_of_the_engine_reaches_the_caller_as_itself(
 
 async def test_endless_headers_are_cut_off(open_house: Any) -> None:
     async with open_house(FakeEngine()) as house:
-        await house.wait_ready()
         reader, writer = await asyncio.open_connection("127.0.0.1", int(house.url.rsplit(":", 1)[1]))
         writer.write(b"GET /health HTTP/1.1\r\nHost: x\r\nX-Long: " + b"a" * 200_000)
         assert (await reader.readline()).startswith(b"HTTP/1.1 400 ")
@@ -273,7 +269,6 @@ async def test_endless_headers_are_cut_off(open_house: Any) -> None:
 
 async def test_a_kept_connection_may_send_many_requests(open_house: Any) -> None:
     async with open_house(FakeEngine()) as house:
-        await house.wait_ready()
         for _ in range(30):
             body = CHAT | {"user": "x" * 5000}
             async with house.client.post(house.url + "/v1/chat/completions", json=body) as response:
@@ -304,9 +299,6 @@ def test_the_timeline_is_a_short_table() -> None:
     assert lines[0].split() == ["imports", "1.25", "s"]
     assert lines[1].split() == ["page", "2.00", "s", "(meanwhile)"]
     assert len(lines) == 3
-
-
-HAS_MODEL = (Path(DEMO_MODEL) / "model.safetensors").exists()
 
 
 def wait_for_rest(pid: int) -> None:
@@ -358,7 +350,7 @@ def steal(place: str, path: Path) -> list[str]:
     return answers
 
 
-@pytest.mark.skipif(not HAS_MODEL, reason="the demo model is not here")
+@needs_model
 def test_the_whole_program_serves_page_and_api_and_leaves_quietly(tmp_path: Path) -> None:
     secret = tmp_path / "secret.txt"
     secret.write_text("the words of nobody but me")

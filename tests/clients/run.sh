@@ -7,12 +7,12 @@ cd "$(dirname "$0")/../.."
 here=tests/clients
 if [ $# -gt 0 ]; then home=$1; mkdir -p "$home"; remove=; else home=$(mktemp -d); remove=$home; fi
 python=${PYTHON:-python}
-port=${PORT:-$($python -c 'import socket; s = socket.create_server(("127.0.0.1", 0)); print(s.getsockname()[1])')}
 
-$python -m app serve --port "$port" --api-key client-key >"$home/server.log" 2>&1 &
+$python -m app serve --port "${PORT:-0}" --api-key client-key >"$home/server.log" 2>&1 &
 server=$!
 trap 'kill $server 2>/dev/null; wait $server 2>/dev/null || true; [ -z "$remove" ] || rm -r "$remove"' EXIT
-$python $here/wait_ready.py "http://127.0.0.1:$port" 120
+until url=$(grep -o 'ready at http://[^ ]*' "$home/server.log"); do kill -0 $server; sleep 0.3; done
+url=${url#ready at }
 
 failed=0
 for name in langchain-openai instructor litellm llm; do
@@ -24,7 +24,7 @@ for name in langchain-openai instructor litellm llm; do
     "$env/bin/pip" install -q --disable-pip-version-check "$name" $more
   fi
   script=$here/$(echo "$name" | tr - _)_client.py
-  if "$env/bin/python" "$script" "http://127.0.0.1:$port/v1" client-key; then
+  if "$env/bin/python" "$script" "$url/v1" client-key; then
     echo "ok      $("$env/bin/pip" freeze --disable-pip-version-check | grep -i "^$name==" )"
   else
     echo "FAILED  $name"; failed=1

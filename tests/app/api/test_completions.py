@@ -143,7 +143,8 @@ async def test_tokens_can_be_shown_as_ids(server: Server) -> None:
 
 
 @pytest.mark.parametrize(
-    "prompt", ["", [], [[]], ["", "a"], [-1], [True], [1.5], {"a": 1}, [None], 7, [["a"]], ["a"] * 129]
+    "prompt",
+    ["", [], [[]], ["", "a"], [-1], [2**63], [True], [1.5], {"a": 1}, [None], 7, [["a"]], ["a"] * 129],
 )
 async def test_a_bad_prompt_is_a_400_naming_the_field(server: Server, prompt: object) -> None:
     status, reply = await server.complete(prompt=prompt)
