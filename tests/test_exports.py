@@ -70,3 +70,8 @@ def test_the_names_of_the_manual_are_exported(package: str, name: str) -> None:
 
 def test_the_kernels_folder_wins_over_a_distribution_of_that_name() -> None:
     assert Path(kernels.__file__ or "").resolve().parent == ROOT / "kernels"
+
+
+def test_a_name_that_is_not_exported_is_no_attribute() -> None:
+    with pytest.raises(AttributeError, match="module 'engine' has no attribute 'Scheduler'"):
+        _ = engine.Scheduler  # type: ignore[attr-defined]

@@ -85,14 +85,16 @@ def test_the_table_has_at_most_forty_lines_and_says_what_it_leaves_out() -> None
     kernel = {"name": "attention", "us": 1.0, "share_of_copy": 0.5, "share_of_gemm": 0.0}
     parts: dict[str, Any] = {
         "checks": {"status": "ok", "figures": {"num_checks": 9, "wrong": ["silu_mul"], "checks": []}},
+        "parity": {"status": "ok", "figures": {"num_equal": 4, "num_prompts": 5}},
         "nano-14b": {"status": "failed", "error": "a\nout of memory"},
         "table": {"status": "ok", "figures": {"kernels": [kernel] * 80}},
     }
     machine = {"machine": "GPU", "torch": "2", "date": "today"}
     lines = report({"machine": machine, "is_smoke": False, "parts": parts})
     assert len(lines) == MAX_LINES and max(map(len, lines)) <= 120
-    assert "WRONG: silu_mul" in lines[2] and lines[3].endswith("FAILED: out of memory")
-    assert lines[-1] == "  ... 46 more kernels in the JSON"
+    assert "WRONG: silu_mul" in lines[2] and "4 of 5 answers equal" in lines[3]
+    assert lines[4].endswith("FAILED: out of memory")
+    assert lines[-1] == "  ... 47 more kernels in the JSON"
 
 
 def test_gaps_are_where_nothing_runs() -> None:

@@ -118,6 +118,7 @@ async def test_a_field_of_several_kinds_is_told_in_the_kind_that_came(
         ({"request_id": "a b"}, r"request_id='a b' must match ^[\w.:-]+$"),
         ({"tools": ["f"]}, "tools[0]='f' must be an object"),
         ({"messages": None}, "messages=null must be a list"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs=21 must be an integer from 0 to 20"),
     ],
 )
 async def test_a_value_is_told_with_the_rule_that_it_breaks(

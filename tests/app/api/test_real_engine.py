@@ -104,6 +104,8 @@ async def test_a_character_in_parts_has_its_bytes_and_its_place(server: Server) 
     _, whole = await server.post("/v1/completions", body)
     chunks = events(await server.stream("/v1/completions", body))
     logprobs = [chunk["choices"][0]["logprobs"] for chunk in chunks]
+    plain = events(await server.stream("/v1/completions", {"prompt": "a", "stop": ["日bc"], **wanted}))
+    assert "".join(chunk["choices"][0]["text"] for chunk in plain) == "a🙂日b"
     offsets = [place for each in logprobs if each for place in each["text_offset"]]
     assert offsets == whole["choices"][0]["logprobs"]["text_offset"]
     assert whole["choices"][0]["text"] == "a🙂日b" and sorted(set(offsets)) == [0, 1, 2, 3, 4]

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from app.bench import own_server
-from app.bench.own_server import wait_until_ready
+from app.bench.own_server import run_server, wait_until_ready
 from app.cli.main import main
 from app.config import UsageError
 
@@ -82,6 +84,25 @@ async def test_another_kind_of_server_is_given_up_soon(serve: Serve) -> None:
     server = await serve(404, "Not\nFound")
     with pytest.raises(UsageError, match=r"the last attempt: /health answers 404 Not Found$"):
         await wait_until_ready(str(server.make_url("")).rstrip("/"))
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [(60.0, "ended with exit code 2: troupe: max_num_seqs=0"), (0.0, "not ready within 0 s")],
+)
+async def test_a_server_of_ours_that_does_not_start_says_why(
+    monkeypatch: pytest.MonkeyPatch, seconds: float, said: str
+) -> None:
+    monkeypatch.setattr(own_server, "START_TIMEOUT_S", seconds)
+    with pytest.raises(UsageError, match=said):
+        async with run_server(["--max-num-seqs", "0"]):
+            pass
+
+
+async def test_a_process_that_ends_is_not_waited_for() -> None:
+    process = cast(asyncio.subprocess.Process, SimpleNamespace(returncode=3))
+    with pytest.raises(UsageError, match="ended with exit code 3 instead of becoming ready"):
+        await wait_until_ready("http://127.0.0.1:1", process)
 
 
 async def test_a_server_that_does_not_speak_http_is_given_up(capsys: pytest.CaptureFixture[str]) -> None:
