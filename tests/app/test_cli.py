@@ -81,7 +81,7 @@ def test_a_wrong_flag_is_explained_in_one_line(arguments: list[str], message: st
 
 
 @pytest.mark.parametrize(
-    ("variable", "value"), [("COUNT", "x"), ("IS_ON", "maybe"), ("MODE", "x"), ("SHARE", "x")]
+    ("variable", "value"), [("COUNT", "x"), ("IS_ON", "maybe"), ("MODE", "x"), ("SHARE", "http://x")]
 )
 def test_a_wrong_variable_is_named(variable: str, value: str) -> None:
     with pytest.raises(UsageError, match=f"TROUPE_{variable}='{value}'"):

@@ -45,11 +45,6 @@ def test_the_variables_of_a_kubernetes_service_named_troupe_are_no_settings(sche
     assert make_config(AppConfig, {"port": 80}, environ).port == 80
 
 
-def test_a_port_that_is_neither_a_number_nor_a_service_is_refused() -> None:
-    with pytest.raises(UsageError, match="TROUPE_PORT='http://x': 'http://x' is not an integer"):
-        make_config(AppConfig, {}, {"TROUPE_PORT": "http://x"})
-
-
 @pytest.mark.parametrize("argv", [["serve", "--port", "99999"], ["complete", ""]])
 def test_no_verb_runs_on_a_mistyped_variable(
     argv: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -12,11 +12,9 @@ from typing import Any
 
 import pytest
 
-from app.api.tools.styled_calls import StyledCalls
-from app.api.tools.styles import STYLES
 from app.config import AppConfig
 from engine import Engine, EngineConfig
-from grammar import GrammarSpec, SchemaValidator, XmlValidator, make_tool_tags
+from grammar import GrammarSpec, SchemaValidator, XmlValidator
 from tests.app.api.harness import Server, needs_model, run_server
 
 TAG = {"type": "tag", "begin": "<n>", "content": {"type": "regex", "pattern": "[0-9]{1,3}"}, "end": "</n>"}
@@ -167,30 +165,6 @@ async def test_one_batch_mixes_all_kinds(real: Server) -> None:
 
 CITY = {"type": "object", "properties": {"city": {"enum": ["Rome", "Oslo"]}}, "required": ["city"],
         "additionalProperties": False}  # fmt: skip
-
-
-@pytest.mark.asyncio(loop_scope="session")
-@needs_model
-@pytest.mark.parametrize("style", STYLES)
-async def test_calls_that_a_model_is_led_into_have_valid_arguments(real: Server, style: str) -> None:
-    tags = make_tool_tags(style, [("weather", CITY)], is_parallel=False)
-    if tags["format"]["type"] == "triggered_tags":
-        tags["format"]["at_least_one"] = True
-    else:
-        pattern, call = tags["format"]["rules"][0]
-        tags["format"] = {"type": "tag", "begin": pattern, "content": call, "end": ""}
-    for seed in range(3):
-        body = {"prompt": "Weather in Rome?", "max_tokens": 120, "seed": seed, "skip_special_tokens": False,
-                "structured_outputs": {"structural_tag": tags}}  # fmt: skip
-        status, reply = await real.post("/v1/completions", body)
-        assert status == 200, reply
-        parser = StyledCalls(STYLES[style])
-        parts = [
-            *parser.feed(reply["choices"][0]["text"]).get("tool_calls", ()),
-            *parser.close().get("tool_calls", ()),
-        ]
-        arguments = "".join(part["function"]["arguments"] for part in parts)
-        assert parser.num_calls == 1 and SchemaValidator(CITY).is_valid(json.loads(arguments))
 
 
 TEMPLATE = """{% if tools %}<|im_start|>system

@@ -107,16 +107,6 @@ async def test_mode_abort_ends_open_streams_at_once(
     assert ended in told and '"reason":"max_output_tokens"' not in told and "end_turn" not in told
 
 
-async def test_a_wake_up_calls_off_a_sleep_that_waits(server: Server) -> None:
-    async with server.client.post(server.url + "/v1/completions", json=LONG) as stream:
-        await stream.content.readuntil(b"\n\n")
-        falling = asyncio.create_task(admin(server, "/sleep"))
-        await wait_until(lambda: server.engine.state == "falling_asleep")
-        assert await admin(server, "/wake_up") == (200, {"is_sleeping": False})
-        assert await falling == (200, {"is_sleeping": False})
-        assert (await complete(server))[0] == 200
-
-
 @pytest.mark.parametrize(
     ("path", "param"),
     [
