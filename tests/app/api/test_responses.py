@@ -196,39 +196,26 @@ async def test_results_of_calls_go_back_in(start: Start) -> None:
 
 
 WRONG: dict[str, list[Any]] = {
-    "previous_response_id": ["resp_1"],
-    "conversation": ["conv_1"],
-    "background": [True],
-    "prompt": [{"id": "p"}],
-    "top_logprobs": [3],
-    "truncation": ["auto"],
+    "previous_response_id": ["resp_1"], "conversation": ["conv_1"], "background": [True],
+    "prompt": [{"id": "p"}], "top_logprobs": [3], "truncation": ["auto"],
     "include": [["message.output_text.logprobs"]],
     "input": [
-        [],
-        3,
-        [{"type": "item_reference", "id": "x"}],
-        [{"role": "wizard", "content": "x"}],
+        [], 3, [{"type": "item_reference", "id": "x"}], [{"role": "wizard", "content": "x"}],
         [{"role": "user", "content": [{"type": "input_image", "image_url": "http://127.0.0.1/x"}]}],
         [{"type": "function_call", "call_id": "1"}],
     ],
-    "max_output_tokens": [0, 2**63],
-    "max_tokens": [5],
-    "n": [2],
-    "messages": [[{"role": "user", "content": "x"}]],
-    "temperature": [3],
-    "top_p": ["1"],
+    "max_output_tokens": [0, 2**63], "max_tokens": [5], "n": [2],
+    "messages": [[{"role": "user", "content": "x"}]], "temperature": [3], "top_p": ["1"],
     "text": [
         {"format": {"type": "json_schema", "name": "p"}},
         {"format": {"type": "json_schema", "name": "p", "schema": {"type": "nonsense"}}},
-        {"format": {"type": "grammar"}},
-        {"format": {"name": "p", "schema": {"type": "object"}}},
+        {"format": {"type": "grammar"}}, {"format": {"name": "p", "schema": {"type": "object"}}},
         {"format": {"type": "json_object", "schema": {"type": "object"}}},
     ],
     "tools": [[TOOL | {"input_schema": {"type": "object"}}], [{"type": "web_search"}]],
     "tool_choice": ["required", {"type": "allowed_tools", "mode": "auto", "tools": [5]}],
-    "guided_jsonn": [{}],
-    "structured": [{}],
-}
+    "guided_jsonn": [{}], "structured": [{}],
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("field", "value"), list_cases(WRONG), ids=lambda value: repr(value)[:40])
