@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 from typing import Any
 
@@ -39,6 +40,39 @@ async def test_a_refused_grammar_is_told_with_its_pointer_on_every_route(
         error = reply["error"]
         assert (status, error["pointer"]) == (400, PLACE), reply
         assert error["message"] == str(refusal) and error["reason"] in str(refusal)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "told"),
+    [
+        (
+            "/v1/chat/completions",
+            CHAT,
+            {"error": {"type": "invalid_request_error", "code": "unsupported_grammar"}},
+        ),
+        ("/v1/completions", {"prompt": "x"}, {"error": {"param": None, "code": "unsupported_grammar"}}),
+        ("/v1/responses", {"input": "x"}, {"type": "error", "code": "unsupported_grammar"}),
+        (
+            "/v1/messages",
+            CHAT | {"max_tokens": 9},
+            {"type": "error", "error": {"type": "invalid_request_error"}},
+        ),
+    ],
+)
+async def test_a_grammar_that_fails_in_mid_answer_is_the_clients_mistake_in_the_form_of_the_route(
+    start: Start, path: str, body: dict[str, Any], told: dict[str, Any]
+) -> None:
+    server = await start(FakeEngine(fail_after=(3, REFUSALS[1])))
+    status, reply = await server.post(path, body)
+    assert (status, reply["error"]["type"]) == (400, "invalid_request_error")
+    assert reply["error"]["message"] == str(REFUSALS[1])
+    events = [
+        line for line in (await server.stream(path, body)).decode().splitlines() if line.startswith("data: {")
+    ]
+    last = json.loads(events[-1].removeprefix("data: "))
+    assert str(REFUSALS[1]) in str(last)
+    for name, value in told.items():
+        assert last[name].items() >= value.items() if isinstance(value, dict) else last[name] == value
 
 
 async def test_a_malformed_schema_is_told_with_its_pointer(server: Server) -> None:
