@@ -96,6 +96,13 @@ async def test_two_content_types_do_not_lift_the_bound_on_values(server: Server)
     assert reply["error"]["message"] == "the request has more than one content-type header"
 
 
+async def test_endless_headers_are_cut_off(server: Server) -> None:
+    reader, writer = await connect(server)
+    writer.write(b"GET /health HTTP/1.1\r\nHost: x\r\nX-Long: " + b"a" * 200_000)
+    assert (await reader.readline()).startswith(b"HTTP/1.1 400 ")
+    writer.close()
+
+
 async def connect(server: Server) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     host, port = server.url.removeprefix("http://").split(":")
     return await asyncio.open_connection(host, int(port))
