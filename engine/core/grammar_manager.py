@@ -56,10 +56,12 @@ class GrammarManager:
             matcher = self._matchers.get(request_id)
             if matcher is None:
                 continue
-            problem: Problem = (f"token {token_id} is not allowed by the grammar", "error")
             try:
                 if matcher.accept_token(token_id):
                     continue
+                problem: Problem = (f"token {token_id} is not allowed by the grammar", "error")
+                if matcher.error is not None:  # the matcher met one of its limits
+                    problem = matcher.error, "dead_end"
             except BaseException as error:
                 if not is_fault(error):
                     raise

@@ -48,6 +48,15 @@ class FailingMatcher:
         raise InvalidGrammar("the engine ran out of fuel")
 
 
+class ExhaustedMatcher:
+    """A matcher that met one of its limits and accepts nothing any more."""
+
+    error = "the engine ran out of fuel"
+
+    def accept_token(self, token_id: int) -> bool:
+        return False
+
+
 class FaultyFiller:
     """The batch fill of an engine with a fault."""
 
@@ -125,9 +134,10 @@ def test_a_refused_token_breaks_only_its_request(compiler: GrammarCompiler) -> N
     assert read_mask(gate.bitmask[0]) == ids("y")
 
 
-def test_a_matcher_that_gives_up_breaks_only_its_request(compiler: GrammarCompiler) -> None:
+@pytest.mark.parametrize("failing", [FailingMatcher, ExhaustedMatcher])
+def test_a_matcher_that_gives_up_breaks_only_its_request(compiler: GrammarCompiler, failing: type) -> None:
     manager = make_manager(compiler, good=["xy"])
-    manager.open("bad", FailingMatcher())  # type: ignore[arg-type]
+    manager.open("bad", failing())
     gate, broken = manager.fill(FillMasks(0, [("bad", 1), ("good", ids("x")[0])], [(1, "good")]), VOCAB)
     assert [(report.request_id, report.error, report.finish_reason) for report in broken] == [
         ("bad", "the engine ran out of fuel", "dead_end")
