@@ -1,16 +1,16 @@
-"""Files as rows to extract from: CSV and JSONL have a row a line, every other file is one row; PDF through pypdf."""
+"""Files as rows to extract from: CSV and JSONL have a row a line, every other file is one row."""
 
 from __future__ import annotations
 
 import csv
-import importlib
+import importlib.util
 import io
 import json
-import logging
+import math
 import re
-import struct
-import zlib
-from collections.abc import Iterable, Sequence
+import subprocess
+import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,26 +20,15 @@ from app.api.json_body import parse_body
 from engine import is_unicode
 
 MAX_FILE_BYTES = 64 * 2**20
-MAX_ROWS = 100_000
+MAX_PDF_PAGES = 500
+MAX_PDF_SECONDS = 60
+PDF_READER = Path(__file__).with_name("pdf_text.py")
 # csv refuses longer cells by default, and long texts are what this is for.
 MAX_CELL_CHARS = MAX_FILE_BYTES
 FILE_COLUMN, TEXT_COLUMN = "file", "text"
 TABLE_TYPES = (".csv", ".tsv", ".jsonl", ".ndjson")
 # Names that a column of texts often has, best first; otherwise the column with the longest texts is taken.
 TEXT_NAMES = ("text", "content", "body", "document", "message", "description")
-# What damaged files raise inside pypdf beside its own errors; found by changing files at random.
-PDF_FAULTS = (
-    ArithmeticError,
-    AssertionError,
-    AttributeError,
-    LookupError,
-    OSError,
-    RuntimeError,  # not implemented, or nested too deeply
-    TypeError,
-    ValueError,
-    struct.error,
-    zlib.error,
-)
 DELIMITERS = ",;\t|"
 # The first line that is more than blanks and delimiters; line ends inside quotes do not end it.
 HEADER = re.compile(r'(?:[ \t,;|]*\n)*((?:"[^"]*"|[^"\n])*)')
@@ -80,11 +69,39 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
+class TableLimits:
+    """How large a table may become in memory; by default as large as its files are."""
+
+    max_rows: float = math.inf
+    max_cells: float = math.inf
+    max_chars: float = math.inf
+
+    def check(self, name: str, num_rows: int, num_cells: int, num_chars: int = 0) -> None:
+        """Refuse a table that is larger.
+
+        Raises:
+            UnreadableSource: the message names what it has too much of, and the limit.
+        """
+        for count, limit, what in (
+            (num_rows, self.max_rows, "rows"),
+            (num_cells, self.max_cells, "cells"),
+            (num_chars, self.max_chars, "characters"),
+        ):
+            if count > limit:
+                raise UnreadableSource(f"{name}: more than {limit:,} {what} in all; open fewer or split them")
+
+
+UNLIMITED = TableLimits()
+
+
+@dataclass(frozen=True, slots=True)
 class Table:
     """Rows of one or several files and the columns they have."""
 
     rows: tuple[Row, ...]
     columns: tuple[str, ...]
+    num_cells: int = 0
+    num_chars: int = 0
 
     def pick_text_column(self) -> str | None:
         """The column that most likely holds the texts, None without columns."""
@@ -96,30 +113,22 @@ class Table:
         return max(self.columns, key=lambda column: sum(len(row.cells.get(column, "")) for row in sample))
 
 
-def read_table(paths: Iterable[str | Path]) -> Table:
-    """All rows of these files, in order; a file that cannot be read is one row with its error.
-
-    Raises:
-        UnreadableSource: there are too many rows.
-    """
-    rows: list[Row] = []
-    for path in map(Path, paths):
-        try:
-            rows += read_rows(path)
-        except UnreadableSource as error:
-            rows.append(Row(path.name, error=str(error)))
-        if len(rows) > MAX_ROWS:
-            raise UnreadableSource(f"there are more than {MAX_ROWS:,} rows; split the files")
-    return make_table(rows)
+def read_file(path: Path, limits: TableLimits = UNLIMITED) -> Table:
+    """The rows of one file; one that cannot be read is one row with its error."""
+    try:
+        return make_table(read_rows(path, limits=limits))
+    except UnreadableSource as error:
+        return make_table([Row(path.name, error=str(error))])
 
 
 def make_table(rows: Sequence[Row]) -> Table:
     """These rows with the columns that any of them has."""
     columns = dict.fromkeys(column for row in rows for column in row.cells)
-    return Table(tuple(rows), tuple(columns))
+    num_chars = sum(len(cell) for row in rows for cell in row.cells.values())
+    return Table(tuple(rows), tuple(columns), sum(len(row.cells) for row in rows), num_chars)
 
 
-def read_rows(path: Path, name: str | None = None) -> list[Row]:
+def read_rows(path: Path, name: str | None = None, limits: TableLimits = UNLIMITED) -> list[Row]:
     """The rows of one file, which goes by `name` or else by its own.
 
     Raises:
@@ -137,7 +146,7 @@ def read_rows(path: Path, name: str | None = None) -> list[Row]:
         return [Row(name, {FILE_COLUMN: name, TEXT_COLUMN: read_pdf(data, name)})]
     text = decode(data, name)
     if suffix in TABLE_TYPES:
-        return _read_csv(text, name) if suffix in (".csv", ".tsv") else _read_jsonl(text, name)
+        return (_read_csv if suffix in (".csv", ".tsv") else _read_jsonl)(text, name, limits)
     return [Row(name, {FILE_COLUMN: name, TEXT_COLUMN: text})]
 
 
@@ -155,31 +164,33 @@ def decode(data: bytes, name: str) -> str:
 
 
 def read_pdf(data: bytes, name: str) -> str:
-    """The text of a PDF, its pages separated by empty lines.
+    """The text of a PDF, its pages separated by empty lines. It is read in a process of its own.
 
     Raises:
-        UnreadableSource: pypdf is missing, the file is broken, encrypted or locked, or it holds pictures only.
+        UnreadableSource: pypdf is missing; or the file is broken, locked, too long, too slow, or holds pictures only.
     """
+    if importlib.util.find_spec("pypdf") is None:
+        raise UnreadableSource(f"{name}: reading PDF needs pypdf: pip install pypdf")
+    limits = (MAX_PDF_PAGES, MAX_FILE_BYTES, 2 * int(MAX_PDF_SECONDS) + 1)
     try:
-        pypdf = importlib.import_module("pypdf")
-    except ImportError as error:
-        raise UnreadableSource(f"{name}: reading PDF needs pypdf: pip install pypdf") from error
-    # Every oddity of a file would otherwise be a line in the server's log.
-    logging.getLogger("pypdf").setLevel(logging.ERROR)
-    try:
-        pages = [page.extract_text() for page in pypdf.PdfReader(io.BytesIO(data)).pages]
-    except pypdf.errors.FileNotDecryptedError as error:
-        raise UnreadableSource(f"{name} is locked with a password; save it without one first") from error
-    except pypdf.errors.DependencyError as error:
-        if b"/Encrypt" in data:
-            raise UnreadableSource(
-                f"{name} is encrypted in a way that is not read here ({error}); save it without encryption first"
-            ) from error
-        raise UnreadableSource(f"{name} cannot be read as PDF: {error}") from error
-    except (pypdf.errors.PyPdfError, pypdf.errors.DeprecationError, *PDF_FAULTS) as error:
-        reason = _mend_pairs(str(error)) or type(error).__name__
-        raise UnreadableSource(f"{name} cannot be read as PDF: {reason}") from error
-    text = _mend_pairs("\n\n".join(page.strip() for page in pages).strip())
+        # -P: the other files in the reader's folder must not hide modules of the standard library.
+        child = subprocess.run(
+            [sys.executable, "-P", PDF_READER, *map(str, limits)],
+            input=data,
+            capture_output=True,
+            timeout=MAX_PDF_SECONDS,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise UnreadableSource(
+            f"{name} takes longer than {MAX_PDF_SECONDS} s to read; split it or save it as text"
+        ) from error
+    if child.returncode:
+        lines = child.stderr.decode(errors="replace").splitlines() or [f"exit code {child.returncode}"]
+        raise UnreadableSource(f"{name} cannot be read as PDF: {lines[-1].partition(': ')[2] or lines[-1]}")
+    found = json.loads(child.stdout)
+    if "refused" in found:
+        raise UnreadableSource(f"{name} {found['refused']}")
+    text = _mend_pairs("\n\n".join(page.strip() for page in found["pages"]).strip())
     if not text:
         raise UnreadableSource(
             f"{name} has no text in it (scanned pages are pictures); run it through OCR first"
@@ -194,16 +205,19 @@ def _mend_pairs(text: str) -> str:
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
-def _read_csv(text: str, name: str) -> list[Row]:
+def _read_csv(text: str, name: str, limits: TableLimits) -> list[Row]:
     csv.field_size_limit(MAX_CELL_CHARS)
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=_find_delimiter(text, name), strict=True)
-    filled = []
+    filled: list[list[str]] = []
+    num_cells = 0
     begun = 1  # the line where the row being read begins
     try:
         for line in reader:
             begun = reader.line_num + 1
             if any(cell.strip() for cell in line):
                 filled.append(line)
+                num_cells += len(line)
+                limits.check(name, len(filled) - 1, num_cells)
     except csv.Error as error:
         where = f"line {begun}" if begun >= reader.line_num else f"lines {begun} to {reader.line_num}"
         raise UnreadableSource(f"{name} is not CSV, {where}: {error}") from error
@@ -258,11 +272,13 @@ def _name_columns(cells: Sequence[str]) -> list[str]:
     return names
 
 
-def _read_jsonl(text: str, name: str) -> list[Row]:
-    rows = []
+def _read_jsonl(text: str, name: str, limits: TableLimits) -> list[Row]:
+    rows: list[Row] = []
+    num_cells = 0
     for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
             continue
+        limits.check(name, len(rows) + 1, num_cells)
         row_name = f"{name} line {number}"
         try:
             value = parse_body(line.encode())
@@ -280,6 +296,7 @@ def _read_jsonl(text: str, name: str) -> list[Row]:
             rows.append(Row(row_name, error=reason))
             continue
         rows.append(Row(row_name, cells))
+        num_cells += len(cells)
     if not rows:
         raise UnreadableSource(f"{name} is empty")
     return rows

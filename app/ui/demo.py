@@ -67,10 +67,12 @@ def make_demo(engine: Engine, app_config: AppConfig) -> gr.Blocks:
             with gr.Tab("API", elem_id="api-tab"):
                 build_api_tab(demo, engine, needs_key=bool(app_config.api_key))
 
-        def leave(request: gr.Request) -> None:
+        async def leave(request: gr.Request) -> None:
             # A handler's own stream tells of a closed tab only once the page has opened it.
-            for stops in (chat.stops, extract.stops, batch.stops):
-                stops.ask(str(request.session_hash), "leave")
+            session = str(request.session_hash)
+            for stops in (chat.stops, extract.stops):
+                stops.ask(session, "leave")
+            batch.leave(session)
 
         demo.unload(leave)
     make_lean(demo)

@@ -16,8 +16,9 @@ from gradio.utils import get_upload_folder
 from app.extraction import Extractor, Limits
 from app.extraction.export import FORMATS, ExportError, export
 from app.extraction.schema_check import SchemaChecker
-from app.extraction.sources import Table, UnreadableSource, read_table
+from app.extraction.sources import UnreadableSource
 from app.ui.batch.run import BatchRun
+from app.ui.batch.tables import NO_TABLE, OpenTables, open_table
 from app.ui.batch.view import (
     EMPTY_BATCH,
     NUM_PREVIEWED,
@@ -49,7 +50,6 @@ FILE_TYPES = [
 FILE_NAMES = {"jsonl": "JSONL", "csv": "CSV", "parquet": "Parquet"}
 AS_IN_EXTRACT = "as in the Extract tab"
 UPDATE_INTERVAL_S = 0.25
-NO_TABLE = Table((), ())
 
 Update = tuple[Any, ...]  # progress, records, buttons (try, run, stop), downloads
 
@@ -62,6 +62,7 @@ class BatchTab:
         self.examples = examples
         self.interval_s = interval_s
         self.stops = Stops()
+        self.tables = OpenTables()
         self.checker = SchemaChecker()
 
     def build(self, schema_of_extract: gr.Code) -> None:
@@ -90,13 +91,12 @@ class BatchTab:
                         for file_format in FORMATS
                     ]
                 records = gr.HTML(EMPTY_BATCH, elem_id="batch-records", apply_default_css=False)
-        table = gr.State(NO_TABLE)
         quiet: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
-        opened = [table, column, progress, records, trial, run]
+        opened = [column, progress, records, trial, run]
         files.change(self.open_files, files, opened, queue=False, **quiet)
         folder.upload(self.open_folder, folder, opened, queue=False, **quiet)
-        column.input(self.show_column, [table, column], records, queue=False, **quiet)
-        inputs = [table, column, schema, schema_of_extract]
+        column.input(self.show_column, column, records, queue=False, **quiet)
+        inputs = [column, schema, schema_of_extract]
         outputs = [progress, records, trial, run, stop, *downloads]
         trial.click(self.run_some, inputs, outputs, **quiet)
         run.click(self.run_all, inputs, outputs, **quiet)
@@ -104,39 +104,64 @@ class BatchTab:
 
     async def open_files(self, paths: Sequence[str] | None, request: gr.Request) -> Update:
         """The files as a table; what still runs over those before is stopped first, for the page shows it no more."""
-        was_running = await self.stops.end(str(request.session_hash))
+        session = str(request.session_hash)
+        was_running = await self.stops.end(session)
         note = render_note("The run before was stopped; what is done is kept.") if was_running else ""
-        return await asyncio.to_thread(_open_table, paths or (), note)
+        # Before the new one is read: a visitor has one table at a time.
+        self.tables.drop(session)
+        try:
+            table = await open_table(paths or ())
+        except UnreadableSource as error:
+            refused = Explanation("These files cannot be opened.", f"{error}.", "")
+            table, note = NO_TABLE, refused.as_html() + note
+        self.tables.put(session, table)
+        column = table.pick_text_column()
+        is_ready = gr.update(interactive=column is not None)
+        picker = gr.update(choices=list(table.columns), value=column)
+        return picker, note, render_preview(table, column), is_ready, is_ready
 
     async def open_folder(self, paths: Sequence[str] | None, request: gr.Request) -> Update:
         """The same with those files of a folder that could be opened one by one, too."""
         fitting = [path for path in paths or () if Path(path).suffix.lower() in FILE_TYPES]
-        table, picker, progress, *rest = await self.open_files(fitting, request)
+        picker, progress, *rest = await self.open_files(fitting, request)
         if num_others := len(paths or ()) - len(fitting):
             progress += render_note(f"Files of other types in the folder, left out: {num_others:,}.")
-        return table, picker, progress, *rest
+        return picker, progress, *rest
 
-    def show_column(self, table: Table, column: str | None, request: gr.Request) -> Any:
+    def show_column(self, column: str | None, request: gr.Request) -> Any:
         """The preview with another column first; while a batch runs its records stay."""
-        if self.stops.is_running(str(request.session_hash)):
+        session = str(request.session_hash)
+        if self.stops.is_running(session):
             return gr.skip()
-        return render_preview(table, column)
+        return render_preview(self.tables.get(session), column)
+
+    def leave(self, session: str) -> None:
+        """End what a session runs and free what it has open: nobody looks at it any more."""
+        self.stops.ask(session, "leave")
+        self.tables.drop(session)
 
     async def run_some(
-        self, table: Table, column: str, name: str, schema: str, request: gr.Request
+        self, column: str, name: str, schema: str, request: gr.Request
     ) -> AsyncGenerator[Update, None]:
         """Extract the first rows only, to see whether the schema fits."""
-        few = Table(table.rows[:NUM_PREVIEWED], table.columns)
-        async with aclosing(self.run_all(few, column, name, schema, request)) as updates:
+        async with aclosing(self.run_all(column, name, schema, request, NUM_PREVIEWED)) as updates:
             async for update in updates:
                 yield update
 
     async def run_all(
-        self, table: Table, column: str, name: str, schema: str, request: gr.Request
+        self, column: str, name: str, schema: str, request: gr.Request, num_rows: int | None = None
     ) -> AsyncGenerator[Update, None]:
         """Extract every row; what is done when it is stopped or fails stays and can be downloaded."""
-        batch = BatchRun(table.rows, column)
         session = str(request.session_hash)
+        batch = BatchRun(self.tables.get(session).rows[:num_rows], column)
+        if not batch.rows:
+            gone = Explanation(
+                "These files are not open any more.",
+                "Others needed the room, or the connection was lost.",
+                "Open them again.",
+            )
+            yield gone.as_html(), *(gr.skip() for _ in range(7))
+            return
         # One at a time: two would draw over each other.
         await self.stops.end(session)
         with self.stops.running(session) as flag:
@@ -183,28 +208,6 @@ class BatchTab:
         if not batch.records:
             return _hide_files()
         return await asyncio.to_thread(_write_files, batch.ordered)
-
-
-def _open_table(paths: Sequence[str], note: str) -> Update:
-    """The table of these files, with the column that most likely holds the texts."""
-    try:
-        # By name: the folders that uploads lie in are named at random.
-        table = read_table(sorted(paths, key=lambda path: Path(path).name))
-    except UnreadableSource as error:
-        problem = Explanation("These files cannot be opened.", f"{error}.", "")
-        closed = gr.update(interactive=False)
-        return (
-            NO_TABLE,
-            gr.update(choices=[], value=None),
-            problem.as_html() + note,
-            EMPTY_BATCH,
-            closed,
-            closed,
-        )
-    column = table.pick_text_column()
-    is_ready = gr.update(interactive=column is not None)
-    picker = gr.update(choices=list(table.columns), value=column)
-    return table, picker, note, render_preview(table, column), is_ready, is_ready
 
 
 def _label(file_format: str) -> str:

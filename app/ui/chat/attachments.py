@@ -7,13 +7,14 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from app.extraction.sources import UnreadableSource, decode, read_pdf
+from app.ui.files import read_apart
 from engine import InvalidRequest
 
 FILE_TYPES = ["text", ".md", ".csv", ".json", ".jsonl", ".log", ".html", ".xml", ".eml", ".py", ".pdf"]
 MAX_BYTES = 4 * 2**20
 
 
-def add_attachments(text: str, paths: Iterable[str | Path]) -> str:
+async def add_attachments(text: str, paths: Iterable[str | Path]) -> str:
     """The message with the files' texts behind it.
 
     Raises:
@@ -21,7 +22,7 @@ def add_attachments(text: str, paths: Iterable[str | Path]) -> str:
     """
     parts = [text.strip()] if text.strip() else []
     for path in map(Path, paths):
-        parts.append(f"{path.name}\n{fence(read_attachment(path))}")
+        parts.append(f"{path.name}\n{fence(await read_apart(read_attachment, path))}")
     return "\n\n".join(parts)
 
 

@@ -73,7 +73,7 @@ class ChatRun:
         self.interval_s = interval_s
         self.stops = Stops()
 
-    def send(
+    async def send(
         self, typed: Mapping[str, Any], history: History, thread: Thread | None, running: Turn | None
     ) -> Begun:
         """Begin a turn with what was typed and attached; nothing while another one runs."""
@@ -81,7 +81,7 @@ class ChatRun:
             return _begin_nothing()
         text, problem = typed.get("text") or "", None
         try:
-            text = add_attachments(text, typed.get("files") or [])
+            text = await add_attachments(text, typed.get("files") or [])
         except InvalidRequest as error:
             problem = explain(error, self.engine.state)
         if not text and problem is None:

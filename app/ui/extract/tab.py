@@ -17,6 +17,7 @@ from app.ui.extract.calibration_view import render_calibration
 from app.ui.extract.record_view import EMPTY, NO_SOURCE
 from app.ui.extract.run import ExtractRun
 from app.ui.extract.schema_panel import SchemaPanel, SchemaParts
+from app.ui.files import read_apart
 from app.ui.pacing import UPDATE_INTERVAL_S
 from app.ui.scripts import read_kept, read_script
 from engine import Engine
@@ -148,15 +149,18 @@ class ExtractTab(ExtractRun):
         views = self.panel.choose(schema) if schema else tuple(gr.skip() for _ in range(4))
         return text, to_text, schema or gr.skip(), *views
 
-    def open_file(self, path: str) -> tuple[Any, Any, str]:
+    async def open_file(self, path: str) -> tuple[Any, Any, str]:
         """The text of an uploaded file; or, in place of the verdict, why it has none."""
         try:
-            file = Path(path)
-            is_pdf = file.suffix.lower() == ".pdf"
-            text = read_pdf(file.read_bytes(), file.name) if is_pdf else read_source(file)
+            text = await read_apart(read_file, Path(path))
             return text, gr.update(selected="text"), ""
         except ValueError as error:
             problem = Explanation(
                 "This file cannot be read.", f"{error}.", "Open a text file or a PDF with text in it."
             )
             return gr.skip(), gr.skip(), problem.as_html()
+
+
+def read_file(path: Path) -> str:
+    """The text of a file; a PDF has its own reader."""
+    return read_pdf(path.read_bytes(), path.name) if path.suffix.lower() == ".pdf" else read_source(path)

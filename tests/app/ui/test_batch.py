@@ -1,6 +1,7 @@
 """A batch on a fake engine: every row ends, one that fails fails alone, and what is done stays."""
 
 import asyncio
+import threading
 from collections.abc import AsyncGenerator
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,10 +11,12 @@ import gradio as gr
 import pytest
 
 from app.extraction import Extractor, extractor
-from app.extraction.sources import Row, Table
+from app.extraction.sources import Row, TableLimits, UnreadableSource, make_table, read_file
 from app.ui.batch import tab as batch_tab
+from app.ui.batch import tables
 from app.ui.batch.run import BatchRun
 from app.ui.batch.tab import AS_IN_EXTRACT, BatchTab
+from app.ui.batch.tables import NO_TABLE, OpenTables, open_table
 from app.ui.batch.view import format_duration, render_preview, render_progress, render_records
 from app.ui.examples import Examples
 from app.ui.stops import Stops
@@ -32,9 +35,12 @@ ROWS = (
 )
 
 
-def make_tab(**options: Any) -> tuple[BatchTab, FakeEngine]:
+def make_tab(rows: tuple[Row, ...] = ROWS, **options: Any) -> tuple[BatchTab, FakeEngine]:
+    """A tab in which a session has opened these rows."""
     engine = FakeEngine(**options)
-    return BatchTab(engine, Examples({"person": SCHEMA}, {}), interval_s=0), engine
+    tab = BatchTab(engine, Examples({"person": SCHEMA}, {}), interval_s=0)
+    tab.tables.put(REQUEST.session_hash, make_table(rows))
+    return tab, engine
 
 
 async def collect(updates: AsyncGenerator[tuple[Any, ...], None]) -> list[tuple[Any, ...]]:
@@ -44,10 +50,6 @@ async def collect(updates: AsyncGenerator[tuple[Any, ...], None]) -> list[tuple[
 def read(button: Any) -> bytes:
     """The file behind a download button."""
     return Path(button["value"]).read_bytes()
-
-
-def make_table(rows: tuple[Row, ...] = ROWS) -> Table:
-    return Table(rows, ("text",))
 
 
 async def test_every_row_ends_and_a_failed_one_fails_alone() -> None:
@@ -94,13 +96,13 @@ async def test_leaving_ends_the_rows_that_run() -> None:
 
 async def test_a_dead_engine_ends_the_batch_and_says_so() -> None:
     tab, _ = make_tab(reject=EngineDead("boom"))
-    last = (await collect(tab.run_all(make_table(), "text", "person", "", REQUEST)))[-1]
+    last = (await collect(tab.run_all("text", "person", "", REQUEST)))[-1]
     assert "engine has stopped" in last[0] and last[2]["interactive"] is True
 
 
 async def test_a_run_shows_progress_and_ends_with_files() -> None:
     tab, _ = make_tab()
-    updates = await collect(tab.run_all(make_table(), "text", "person", "", REQUEST))
+    updates = await collect(tab.run_all("text", "person", "", REQUEST))
     assert updates[0][4]["visible"] is True
     progress, records, _, _, stop, jsonl, csv, _ = updates[-1]
     assert "<b>4</b> of 4 rows" in progress and "2 failed" in progress and "b is broken" in records
@@ -109,22 +111,21 @@ async def test_a_run_shows_progress_and_ends_with_files() -> None:
 
 
 async def test_the_trial_takes_the_first_rows_only() -> None:
-    tab, engine = make_tab()
-    rows = tuple(Row(str(index), {"text": "Ada"}) for index in range(9))
-    await collect(tab.run_some(make_table(rows), "text", "person", "", REQUEST))
+    tab, engine = make_tab(tuple(Row(str(index), {"text": "Ada"}) for index in range(9)))
+    await collect(tab.run_some("text", "person", "", REQUEST))
     assert len(engine.requests) == 5
 
 
 async def test_the_schema_of_the_extract_tab_is_used_where_it_is_chosen() -> None:
-    tab, engine = make_tab()
+    tab, engine = make_tab(ROWS[:1])
     schema = '{"type": "object", "title": "Mine"}'
-    await collect(tab.run_all(make_table(ROWS[:1]), "text", AS_IN_EXTRACT, schema, REQUEST))
+    await collect(tab.run_all("text", AS_IN_EXTRACT, schema, REQUEST))
     assert "Mine" in engine.requests[0].prompt
 
 
 async def test_stop_keeps_what_is_done() -> None:
     tab, engine = make_tab(hold=asyncio.Event())
-    updates = tab.run_all(make_table(), "text", "person", "", REQUEST)
+    updates = tab.run_all("text", "person", "", REQUEST)
     await anext(updates)
     await anext(updates)  # the rows that failed at once
     tab.stop(REQUEST)
@@ -135,15 +136,17 @@ async def test_stop_keeps_what_is_done() -> None:
 
 async def test_a_schema_that_cannot_be_used_is_explained_and_nothing_runs() -> None:
     tab, engine = make_tab()
-    last = (await collect(tab.run_all(make_table(), "text", AS_IN_EXTRACT, "{", REQUEST)))[-1]
+    last = (await collect(tab.run_all("text", AS_IN_EXTRACT, "{", REQUEST)))[-1]
     assert "cannot be used" in last[0] and engine.requests == []
 
 
 async def test_opened_files_pick_their_column_and_open_the_buttons(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     path.write_text("id,body\n1,<Ada>\n")
-    table, picker, note, preview, _, run = await make_tab()[0].open_files([str(path)], REQUEST)
-    assert picker["value"] == "body" and run["interactive"] is True and len(table.rows) == 1 and note == ""
+    tab, _ = make_tab()
+    picker, note, preview, _, run = await tab.open_files([str(path)], REQUEST)
+    assert picker["value"] == "body" and run["interactive"] is True and note == ""
+    assert len(tab.tables.get("abc").rows) == 1
     assert "&lt;Ada&gt;" in preview and preview.index("body") < preview.index("id")
 
 
@@ -157,18 +160,67 @@ async def test_a_folder_opens_the_files_that_could_be_opened_one_by_one(tmp_path
     paths = [tmp_path / name for name in ("a.txt", "B.TXT", "photo.png", ".DS_Store")]
     for path in paths:
         path.write_text("Ada")
-    table, _, note, _, _, run = await make_tab()[0].open_folder(list(map(str, paths)), REQUEST)
-    assert [row.name for row in table.rows] == ["B.TXT", "a.txt"] and run["interactive"] is True
+    tab, _ = make_tab()
+    _, note, _, _, run = await tab.open_folder(list(map(str, paths)), REQUEST)
+    assert [row.name for row in tab.tables.get("abc").rows] == ["B.TXT", "a.txt"] and run[
+        "interactive"
+    ] is True
     assert "left out: 2" in note
+
+
+async def test_slow_files_leave_the_threads_of_the_engine_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prompts are written in asyncio's own threads; before, as many slow PDFs as there are threads took them all."""
+    release = threading.Event()
+    monkeypatch.setattr(tables, "read_file", lambda *_: release.wait() and NO_TABLE)
+    tab, _ = make_tab()
+    visitors: Any = [SimpleNamespace(session_hash=str(number)) for number in range(40)]
+    opening = [asyncio.create_task(tab.open_files([str(tmp_path)], each)) for each in visitors]
+    try:
+        assert await asyncio.wait_for(asyncio.to_thread(lambda: "free"), 10) == "free"
+    finally:
+        release.set()
+        await asyncio.gather(*opening)
+
+
+async def test_a_visitor_has_one_table_and_it_is_freed_when_he_leaves(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text("Ada")
+    tab, engine = make_tab()
+    await tab.open_files([str(path)], REQUEST)
+    assert [row.name for row in tab.tables.get("abc").rows] == ["a.txt"]
+    tab.leave("abc")
+    (update,) = await collect(tab.run_all("text", "person", "", REQUEST))
+    assert "not open any more" in update[0] and engine.requests == []
+
+
+async def test_tables_are_limited_together_and_the_oldest_makes_room(tmp_path: Path) -> None:
+    table, lines, text = (tmp_path / name for name in ("a.csv", "b.jsonl", "c.txt"))
+    table.write_text("id,text\n1,a\n2,b")
+    lines.write_text('{"x": 1}\n{"x": 2}')
+    text.write_text("four")
+    for path in (table, lines):
+        (row,) = read_file(path, TableLimits(max_rows=1)).rows
+        assert row.error == f"{path.name}: more than 1 rows in all; open fewer or split them"
+    (row,) = read_file(table, TableLimits(max_cells=5)).rows
+    assert row.error == "a.csv: more than 5 cells in all; open fewer or split them"
+    with pytest.raises(UnreadableSource, match="these files: more than 9 characters in all"):
+        await open_table([table, text], TableLimits(max_chars=9))
+    opened = OpenTables(TableLimits(max_rows=4, max_cells=4, max_chars=4 * len("Ada, 36")))
+    for session in range(9):
+        opened.put(str(session), make_table((ROWS[0],) * 4))
+    assert [bool(opened.get(str(session)).rows) for session in range(9)] == [False] + [True] * 8
 
 
 async def start_run(tab: BatchTab, engine: FakeEngine) -> tuple[asyncio.Task[None], list[tuple[Any, ...]]]:
     """A run that has ended one row and waits for three, and its updates; in a task, as Gradio drives it."""
     updates: list[tuple[Any, ...]] = []
-    table = make_table((*(Row(f"held{index}", {"text": "Ada"}) for index in range(3)), ROWS[1]))
+    rows = (*(Row(f"held{index}", {"text": "Ada"}) for index in range(3)), ROWS[1])
+    tab.tables.put(REQUEST.session_hash, make_table(rows))
 
     async def drive() -> None:
-        async for update in tab.run_all(table, "text", "person", "", REQUEST):
+        async for update in tab.run_all("text", "person", "", REQUEST):
             updates.append(update)
 
     num_requests = len(engine.requests) + 3
@@ -202,12 +254,13 @@ async def test_a_second_run_of_a_page_ends_the_first() -> None:
 async def test_a_column_picked_during_a_run_leaves_its_records_in_sight() -> None:
     tab, engine = make_tab(hold=asyncio.Event())
     run, _ = await start_run(tab, engine)
-    assert tab.show_column(make_table(), "text", REQUEST) == gr.skip()
+    assert tab.show_column("text", REQUEST) == gr.skip()
     elsewhere: Any = SimpleNamespace(session_hash="def")
-    assert "b is broken" in tab.show_column(make_table(), "text", elsewhere)
+    tab.tables.put("def", make_table(ROWS))
+    assert "b is broken" in tab.show_column("text", elsewhere)
     tab.stop(REQUEST)
     await run
-    assert "b is broken" in tab.show_column(make_table(), "text", REQUEST)
+    assert "b is broken" in tab.show_column("text", REQUEST)
 
 
 async def test_the_end_of_one_run_leaves_the_flags_of_the_others() -> None:
@@ -235,7 +288,7 @@ async def test_the_end_of_a_session_waits_for_all_that_it_runs() -> None:
 
 
 def test_a_row_that_cannot_be_read_shows_in_the_preview() -> None:
-    assert "b is broken" in render_preview(make_table(), "text")
+    assert "b is broken" in render_preview(make_table(ROWS), "text")
 
 
 def test_progress_tells_what_is_left_and_what_the_cache_gave() -> None:
@@ -250,7 +303,7 @@ async def test_a_bug_goes_on_and_the_buttons_open_again() -> None:
     tab, _ = make_tab(reject=ZeroDivisionError("boom"))
     updates = []
     with pytest.raises(ZeroDivisionError):
-        async for update in tab.run_all(make_table(), "text", "person", "", REQUEST):
+        async for update in tab.run_all("text", "person", "", REQUEST):
             updates.append(update)
     problem, _, trial, run, stop, *_ = updates[-1]
     assert "inside the app" in problem and stop["visible"] is False
@@ -265,7 +318,7 @@ async def test_a_bug_in_writing_the_files_opens_the_buttons_too(monkeypatch: pyt
     tab, _ = make_tab()
     updates = []
     with pytest.raises(ZeroDivisionError):
-        async for update in tab.run_all(make_table(), "text", "person", "", REQUEST):
+        async for update in tab.run_all("text", "person", "", REQUEST):
             updates.append(update)
     assert updates[-1][3]["interactive"] is True
 

@@ -13,17 +13,19 @@ def test_a_text_with_fences_is_fenced_by_a_longer_one() -> None:
     assert fence("a ````` b") == "``````\na ````` b\n``````" and fence("a") == "```\na\n```"
 
 
-def test_files_follow_the_words_in_order(tmp_path: Path) -> None:
+async def test_files_follow_the_words_in_order(tmp_path: Path) -> None:
     for name in ("a.txt", "b.txt"):
         (tmp_path / name).write_text(name[0])
-    text = add_attachments(" Compare ", [tmp_path / "a.txt", tmp_path / "b.txt"])
+    text = await add_attachments(" Compare ", [tmp_path / "a.txt", tmp_path / "b.txt"])
     assert text == "Compare\n\na.txt\n```\na\n```\n\nb.txt\n```\nb\n```"
-    assert add_attachments("", []) == ""
+    assert await add_attachments("", []) == ""
 
 
-def test_a_file_that_is_too_large_or_gone_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_file_that_is_too_large_or_gone_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(attachments, "MAX_BYTES", 1)
     (tmp_path / "a.txt").write_text("ab")
     for name, words in (("a.txt", "a.txt is larger"), ("b.txt", "b.txt")):
         with pytest.raises(InvalidRequest, match=words):
-            add_attachments("", [tmp_path / name])
+            await add_attachments("", [tmp_path / name])

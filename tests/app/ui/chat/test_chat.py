@@ -40,13 +40,13 @@ async def play(tab: ChatTab, begun: tuple[Any, ...], settings: tuple[Any, ...] =
     return SimpleNamespace(grew=grew, history=history, composer=composer, tokens=tokens)
 
 
-def ask(tab: ChatTab, text: str = "hello", history: Any = (), *files: str) -> tuple[Any, ...]:
-    return tab.send(typed(text, *files), list(history), THREAD, None)
+async def ask(tab: ChatTab, text: str = "hello", history: Any = (), *files: str) -> tuple[Any, ...]:
+    return await tab.send(typed(text, *files), list(history), THREAD, None)
 
 
 async def begin_writing(tab: ChatTab) -> tuple[Any, AsyncGenerator[Any, None]]:
     """A turn in the middle of its answer."""
-    turn = ask(tab)[4]
+    turn = (await ask(tab))[4]
     updates = tab.answer(turn, REQUEST, *SETTINGS)
     await anext(updates)
     await anext(updates)
@@ -61,7 +61,7 @@ async def finish(tab: ChatTab, turn: Any, updates: AsyncGenerator[Any, None]) ->
 
 async def test_an_answer_grows_and_ends_with_its_figures() -> None:
     tab, _ = make_tab()
-    played = await play(tab, ask(tab))
+    played = await play(tab, await ask(tab))
     texts = [read_text(growing[1]["content"]) for growing in played.grew[1:-1]]
     assert texts == sorted(texts, key=len) and texts[-1] == "fine, thanks"
     assert "12 tokens" in played.history[-1]["metadata"]["title"]
@@ -69,7 +69,7 @@ async def test_an_answer_grows_and_ends_with_its_figures() -> None:
 
 async def test_the_composer_shows_stop_while_an_answer_runs() -> None:
     tab, _ = make_tab()
-    begun = ask(tab)
+    begun = await ask(tab)
     assert (begun[1]["stop_btn"], begun[1]["value"]) == (True, None)
     composer = (await play(tab, begun)).composer
     assert (composer["stop_btn"], composer["submit_btn"]) == (False, True)
@@ -77,7 +77,7 @@ async def test_the_composer_shows_stop_while_an_answer_runs() -> None:
 
 async def test_the_model_reads_system_prompt_and_history() -> None:
     tab, engine = make_tab()
-    await play(tab, ask(tab, "and you?", TURN), ("be kind", *SETTINGS[1:]))
+    await play(tab, await ask(tab, "and you?", TURN), ("be kind", *SETTINGS[1:]))
     assert (
         engine.requests[0].prompt
         == "<system>be kind\n<user>hello\n<assistant>hi\n<user>and you?\n<assistant>"
@@ -86,20 +86,20 @@ async def test_the_model_reads_system_prompt_and_history() -> None:
 
 async def test_each_session_has_its_own_cache_salt() -> None:
     tab, engine = make_tab()
-    await play(tab, ask(tab))
+    await play(tab, await ask(tab))
     assert engine.requests[0].options["cache_salt"] == "session-abc"
 
 
 async def test_an_empty_message_asks_nothing() -> None:
     tab, engine = make_tab()
-    played = await play(tab, ask(tab, "  "))
+    played = await play(tab, await ask(tab, "  "))
     assert engine.requests == [] and played.history == gr.skip()
 
 
 async def test_a_second_question_waits_until_the_first_is_answered() -> None:
     tab, engine = make_tab()
     turn, updates = await begin_writing(tab)
-    assert tab.send(typed("and?"), [], THREAD, turn) == (gr.skip(),) * 6
+    assert await tab.send(typed("and?"), [], THREAD, turn) == (gr.skip(),) * 6
     # Its own end must not close the turn that still runs, nor begin it again.
     assert tab.close(turn) == (gr.skip(),) * 5
     assert [update async for update in tab.answer(turn, REQUEST, *SETTINGS)] == [gr.skip()]
@@ -120,7 +120,7 @@ async def test_no_other_turn_begins_beside_an_answer(
     begin: str, data: Any, shown: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     tab, engine = make_tab()
-    turn = ask(tab, "and you?", TURN)[4]
+    turn = (await ask(tab, "and you?", TURN))[4]
     updates = tab.answer(turn, REQUEST, *SETTINGS)
     await anext(updates)
     page = [user_message("bye"), *TURN[1:]] if begin == "edit" else TURN
@@ -137,19 +137,19 @@ async def test_no_other_turn_begins_beside_an_answer(
 )
 async def test_a_refusal_is_shown_in_words_and_the_composer_opens_again(error: Exception, words: str) -> None:
     tab, _ = make_tab(reject=error)
-    played = await play(tab, ask(tab))
+    played = await play(tab, await ask(tab))
     assert words in read_text(played.history[-1]["content"]) and played.composer["submit_btn"] is True
 
 
 async def test_an_engine_lost_in_the_middle_keeps_the_half_answer() -> None:
     tab, _ = make_tab(fail_after=(4, EngineDead("boom")))
-    history = (await play(tab, ask(tab))).history
+    history = (await play(tab, await ask(tab))).history
     assert [read_text(message["content"])[:4] for message in history] == ["hell", "fine", "**Th"]
 
 
 async def test_a_bad_setting_is_explained() -> None:
     tab, engine = make_tab()
-    played = await play(tab, ask(tab), (*SETTINGS[:-4], "regex", "", 0, True))
+    played = await play(tab, await ask(tab), (*SETTINGS[:-4], "regex", "", 0, True))
     assert "cannot be used" in read_text(played.history[-1]["content"]) and engine.requests == []
 
 
@@ -217,7 +217,7 @@ async def test_a_stop_without_an_answer_does_not_hit_the_next_one() -> None:
     tab, _ = make_tab()
     tab.stop(None)
     tab.stops.ask("abc")
-    assert read_text((await play(tab, ask(tab))).history[1]["content"]) == "fine, thanks"
+    assert read_text((await play(tab, await ask(tab))).history[1]["content"]) == "fine, thanks"
 
 
 async def test_leaving_a_chat_while_it_answers_writes_nothing_into_the_next_one() -> None:
@@ -230,11 +230,15 @@ async def test_leaving_a_chat_while_it_answers_writes_nothing_into_the_next_one(
 
 async def test_the_question_is_kept_when_the_chat_is_left_before_its_answer() -> None:
     tab, _ = make_tab(hold=asyncio.Event())
-    *_, turn, change = tab.send(typed("hello"), [], None, None)
+    *_, turn, change = await tab.send(typed("hello"), [], None, None)
     (chat,) = change["put"]
     assert chat["id"] == change["current"] == turn.thread["id"] and chat["title"] == "hello"
     # As after a stop: the turn can be tried again.
-    assert chat["messages"] == [*ask(tab)[2], answer_message(""), figures_message("stopped", turn.turn_id)]
+    assert chat["messages"] == [
+        *(await ask(tab))[2],
+        answer_message(""),
+        figures_message("stopped", turn.turn_id),
+    ]
     updates = tab.answer(turn, REQUEST, *SETTINGS)
     await anext(updates)
     tab.leave(turn)
@@ -264,7 +268,7 @@ async def test_versions_stay_as_they_are_while_an_answer_is_written() -> None:
     asked_again = tab.retry(TURN, THREAD, None, SimpleNamespace(index=0))
     played = await play(tab, asked_again)
     history, thread, to_first = played.history, asked_again[3], SimpleNamespace(_data={"at": 1, "to": 0})
-    turn = tab.send(typed("and?"), history, thread, None)[4]
+    turn = (await tab.send(typed("and?"), history, thread, None))[4]
     updates = tab.answer(turn, REQUEST, *SETTINGS)
     await anext(updates)
     assert tab.switch(history, thread, turn, None, to_first) == (gr.skip(),) * 5
@@ -279,7 +283,7 @@ async def test_versions_stay_as_they_are_while_an_answer_is_written() -> None:
 
 async def test_an_answer_ends_with_its_tokens_and_their_rivals() -> None:
     tab, _ = make_tab()
-    tokens = (await play(tab, ask(tab))).tokens
+    tokens = (await play(tab, await ask(tab))).tokens
     steps = json.loads(tokens["steps"])
     assert "".join(step["text"] for step in steps) == "fine, thanks"
     assert steps[0]["p"] == 0.7788
@@ -288,21 +292,21 @@ async def test_an_answer_ends_with_its_tokens_and_their_rivals() -> None:
 
 async def test_every_line_of_figures_leads_to_its_own_tokens() -> None:
     tab, _ = make_tab()
-    first = await play(tab, ask(tab))
-    second = await play(tab, ask(tab, "again", first.history))
+    first = await play(tab, await ask(tab))
+    second = await play(tab, await ask(tab, "again", first.history))
     assert second.tokens["ids"] == [first.tokens["id"], second.tokens["id"]]
     assert first.tokens["id"] != second.tokens["id"]
 
 
 async def test_tokens_are_not_recorded_where_nobody_asked() -> None:
     tab, engine = make_tab()
-    played = await play(tab, ask(tab), (*SETTINGS[:-1], False))
+    played = await play(tab, await ask(tab), (*SETTINGS[:-1], False))
     assert "steps" not in played.tokens and engine.requests[0].params.logprobs is None
 
 
 async def test_priority_reaches_the_engine() -> None:
     tab, engine = make_tab()
-    await play(tab, ask(tab), (*SETTINGS[:-2], -3, True))
+    await play(tab, await ask(tab), (*SETTINGS[:-2], -3, True))
     assert engine.requests[0].options["priority"] == -3
 
 
@@ -323,7 +327,7 @@ async def test_an_attached_file_is_read_to_the_model(tmp_path: Path) -> None:
     path = tmp_path / "note.txt"
     path.write_text("the ``` cat")
     tab, engine = make_tab()
-    await play(tab, ask(tab, "What is this?", [], str(path)))
+    await play(tab, await ask(tab, "What is this?", [], str(path)))
     assert "What is this?\n\nnote.txt\n````\nthe ``` cat\n````" in engine.requests[0].prompt
 
 
@@ -331,14 +335,14 @@ async def test_an_attachment_that_is_no_text_is_explained_and_nothing_is_asked(t
     path = tmp_path / "note.txt"
     path.write_bytes(b"\xff")
     tab, engine = make_tab()
-    history = (await play(tab, ask(tab, "", [], str(path)))).history
+    history = (await play(tab, await ask(tab, "", [], str(path)))).history
     assert "note.txt is not UTF-8" in read_text(history[-1]["content"]) and engine.requests == []
 
 
 async def test_what_grows_is_sent_without_the_history_before_it() -> None:
     tab, _ = make_tab()
     history = [user_message("q"), answer_message("a")] * 40
-    begun = ask(tab, "hello", history)
+    begun = await ask(tab, "hello", history)
     assert begun[0] == gr.skip() and begun[2] == [user_message("hello")]
     played = await play(tab, begun)
     assert {len(growing) for growing in played.grew[:-1]} == {2}

@@ -177,11 +177,11 @@ def test_a_list_that_is_left_without_a_choice_changes_nothing() -> None:
     assert set(map(str, (*tab.choose_sample(None), *tab.panel.choose(None)))) == {str(gr.skip())}
 
 
-def test_a_file_that_is_no_text_is_refused_in_words(tmp_path: Path) -> None:
+async def test_a_file_that_is_no_text_is_refused_in_words(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_bytes(b"\xff")
     tab, _ = make_tab()
-    text, _, problem = tab.open_file(str(path))
+    text, _, problem = await tab.open_file(str(path))
     assert text == gr.skip() and "not UTF-8" in problem and "Open a text file" in problem
 
 
