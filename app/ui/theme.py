@@ -6,6 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import gradio as gr
+from starlette.middleware import Middleware
+
+from app.ui.policy import PagePolicy
 
 STYLE_SHEET = Path(__file__).resolve().parents[2] / "assets" / "style.css"
 
@@ -71,4 +74,5 @@ def mount_options() -> dict[str, Any]:
         "enable_monitoring": False,
         "ssr_mode": False,
         "show_error": True,
+        "app_kwargs": {"middleware": [Middleware(PagePolicy)]},
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import time
 import urllib.request
@@ -55,6 +56,18 @@ class Site:
     def ask(self, text: str) -> None:
         self.composer.fill(text)
         self.composer.press("Enter")
+
+    def import_chat(self, messages: list[dict[str, Any]]) -> None:
+        """Bring a chat from a file, and open it."""
+        chat = {"id": "imported", "title": "Imported", "time": 1, "messages": messages}
+        file: Any = {"name": "chats.json", "mimeType": "application/json"}
+        file["buffer"] = json.dumps({"chats": [chat]}).encode()
+        self.toggle("Chats")
+        self.page.get_by_label("Chats to import").set_input_files(files=[file])
+        self.page.locator(".chats").get_by_role("button", name="Imported").first.click()
+        num_questions = sum(message["role"] == "user" for message in messages)
+        self.wait_for(lambda: self.page.locator("#chatbot .user-row").count() == num_questions)
+        self.toggle("Chats")
 
     def press_stop(self) -> None:
         """At once, without waiting for two frames alike; nothing when the answer has ended by itself."""

@@ -273,3 +273,21 @@ def test_reasoning_is_folded_and_opens(site: Site) -> None:
     ask_and_wait(site, "Hello!", turn=1)
     site.wait_for(lambda: site.answer.strip() == "Done.")
     site.page.get_by_text("Reasoning", exact=True).wait_for()
+
+
+def test_images_of_other_hosts_are_links_that_nothing_has_loaded(site: Site) -> None:
+    loaded: list[str] = []
+    site.page.route(
+        "http://other.example/**", lambda route: (loaded.append(route.request.url), route.abort())
+    )
+    text = 'See ![a cat](http://other.example/cat.png)\n\n<img src="http://other.example/dog.png">'
+    site.import_chat([{"role": "user", "content": "Hello!"}, {"role": "assistant", "content": text}])
+    links = site.page.locator("#talk").get_by_role("link")
+    site.wait_for(lambda: links.count() == 2)
+    assert links.all_inner_texts() == ["Image: a cat", "Image: http://other.example/dog.png"]
+    assert site.page.locator("#talk img:visible").count() == 0
+    # The browser reports both as asked for, and then as blocked.
+    assert len(site.complaints) == len(site.external_requests) == 2 and loaded == []
+    assert all("Content Security Policy" in complaint for complaint in site.complaints)
+    site.complaints.clear()
+    site.external_requests.clear()

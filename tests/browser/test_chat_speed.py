@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,15 +43,8 @@ def open_chat(site: Site, num_messages: int) -> None:
     for turn in range(num_messages // 2):
         messages.append({"role": "user", "content": f"Question {turn}: how does paging work?"})
         messages.append({"role": "assistant", "content": ANSWER, "metadata": {"id": "error"}})
-    chat = {"id": "imported", "title": "Imported", "time": 1, "messages": messages}
     site.open()
-    site.toggle("Chats")
-    file: Any = {"name": "chats.json", "mimeType": "application/json"}
-    file["buffer"] = json.dumps({"chats": [chat]}).encode()
-    site.page.get_by_label("Chats to import").set_input_files(files=[file])
-    site.page.locator(".chats").get_by_role("button", name="Imported").first.click()
-    site.wait_for(lambda: site.page.locator("#chatbot .user-row").count() == num_messages // 2)
-    site.toggle("Chats")
+    site.import_chat(messages)
 
 
 def measure(site: Site, num_messages: int) -> Pace:

@@ -21,7 +21,7 @@ const name = () => {
     if (content && content.inert === isOpen) content.inert = !isOpen;
   }
   const talk = document.querySelector("#talk");
-  if (talk && !talk.dataset.pinned) { talk.dataset.pinned = "yes"; pin(talk); }
+  if (talk && !talk.dataset.pinned) { talk.dataset.pinned = "yes"; pin(talk); linkImages(talk); }
   for (const box of document.querySelectorAll(".cm-scroller, #talk")) if (box.tabIndex !== 0) box.tabIndex = 0;
 };
 // The conversation stays at its end while it grows, unless a person has scrolled up to read; what was just asked is
@@ -37,6 +37,25 @@ const pin = (talk) => {
     isPinned = true;
     follow();
   });
+};
+// Images of other hosts are not loaded (the page's policy forbids it, for it would tell them who reads what): a link
+// stands for each. The image stays where it is, hidden, because Gradio removes what it has drawn node by node.
+const linkImages = (talk) => {
+  const images = talk.getElementsByTagName("img"), links = talk.getElementsByClassName("remote-image");
+  const update = () => {
+    for (const link of [...links]) if (!link.image?.isConnected) link.remove();
+    for (const image of images) {
+      if (image.dataset.remote || !/^https?:/.test(image.src) || new URL(image.src).origin === location.origin) continue;
+      image.dataset.remote = "yes";
+      image.style.display = "none";
+      const link = document.createElement("a");
+      Object.assign(link, { className: "remote-image", href: image.src, title: image.src, target: "_blank", rel: "noopener noreferrer", image });
+      link.textContent = `Image: ${image.alt || image.src}`;
+      image.after(link);
+    }
+  };
+  new MutationObserver(update).observe(talk, { childList: true, subtree: true });
+  update();
 };
 let isDue = false;
 new MutationObserver(() => {

@@ -6,6 +6,7 @@ from typing import Any
 
 import fastapi
 import gradio as gr
+import httpx
 import pytest
 
 from app.ui import make_demo, mount_options
@@ -63,6 +64,15 @@ def test_theme_and_style_ask_no_other_host() -> None:
     options = mount_options()
     assert options["theme"]._stylesheets == []
     assert "http" not in STYLE_SHEET.read_text(encoding="utf-8")
+
+
+async def test_the_page_may_load_nothing_from_other_hosts(demo: gr.Blocks) -> None:
+    app = gr.mount_gradio_app(fastapi.FastAPI(), demo, path="/", **mount_options())
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://page") as client:
+        policy = (await client.get("/theme.css")).headers["content-security-policy"]
+    sources = {source for part in policy.split("; ") for source in part.split()[1:]}
+    assert policy.startswith("default-src 'self'; ")
+    assert sources == {"'self'", "'none'", "'unsafe-inline'", "'unsafe-eval'", "data:", "blob:"}
 
 
 @pytest.mark.parametrize(
