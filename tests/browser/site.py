@@ -83,10 +83,14 @@ class Site:
         """Through the settings: a grammar that never ends, and many tokens."""
         self.toggle("Settings")
         self.page.get_by_label("Max tokens").first.fill("4000")
-        self.page.get_by_label("Grammar of the answer").click()
-        self.page.get_by_role("option", name="JSON schema").click()
-        self.page.get_by_label("Grammar: JSON schema").fill(ENDLESS_SCHEMA)
+        self.choose_grammar("JSON schema", ENDLESS_SCHEMA)
         self.toggle("Settings")
+
+    def choose_grammar(self, kind: str, text: str) -> None:
+        """In the open settings."""
+        self.page.get_by_label("Grammar of the answer").click()
+        self.page.get_by_role("option", name=kind).click()
+        self.page.get_by_label(f"Grammar: {kind}").fill(text)
 
     def toggle(self, panel: str) -> None:
         """Open or close the panel of chats or of settings, and wait until it has moved."""

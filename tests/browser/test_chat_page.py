@@ -85,9 +85,7 @@ def test_an_example_prompt_is_asked_with_one_click(site: Site) -> None:
 
 def test_a_grammar_that_is_not_usable_is_explained_in_the_chat(site: Site) -> None:
     site.toggle("Settings")
-    site.page.get_by_label("Grammar of the answer").click()
-    site.page.get_by_role("option", name="JSON schema").click()
-    site.page.get_by_label("Grammar: JSON schema").fill('{"type": "array", "$dynamicRef": "#a"}')
+    site.choose_grammar("JSON schema", '{"type": "array", "$dynamicRef": "#a"}')
     site.ask("Hello!")
     site.page.get_by_text("Unsupported keyword “$dynamicRef” at the root.").wait_for()
 
@@ -255,20 +253,32 @@ def test_a_text_file_is_attached_and_read(site: Site, tmp_path: Path) -> None:
     assert "The meeting is at noon." in site.page.locator("#chatbot .user-row").inner_text()
 
 
-def test_a_preset_fills_the_system_prompt(site: Site) -> None:
+def test_settings_change_only_when_they_are_set_and_are_there_again_after_a_reload(site: Site) -> None:
     site.toggle("Settings")
-    site.page.get_by_label("System prompt preset").click()
-    site.page.get_by_role("option", name="Short answers").click()
-    site.wait_for(
-        lambda: "one or two sentences" in site.page.get_by_label("System prompt", exact=True).input_value()
+    preset, prompt = (
+        site.page.get_by_label("System prompt preset"),
+        site.page.get_by_label("System prompt", exact=True),
     )
+    preset.click()
+    site.page.get_by_role("option", name="Short answers").click()
+    site.wait_for(lambda: "one or two sentences" in prompt.input_value())
+    site.choose_grammar("regex", "yes|no")
+    prompt.fill("Be a cat.")
+    preset.click()
+    site.page.keyboard.press("Tab")  # the list is left without a choice
+    site.page.get_by_label("Temperature").first.fill("1.5")
+    site.page.get_by_label("Temperature").first.press("Enter")
+    site.page.reload()
+    site.composer.wait_for()
+    site.toggle("Settings")
+    site.wait_for(lambda: prompt.input_value() == "Be a cat.")
+    site.wait_for(lambda: site.page.get_by_label("Temperature").first.input_value() == "1.5")
+    site.wait_for(lambda: site.page.get_by_label("Grammar: regex").input_value() == "yes|no")
 
 
 def test_reasoning_is_folded_and_opens(site: Site) -> None:
     site.toggle("Settings")
-    site.page.get_by_label("Grammar of the answer").click()
-    site.page.get_by_role("option", name="choice").click()
-    site.page.get_by_label("Grammar: choice").fill("<think>a long thought</think>Done.")
+    site.choose_grammar("choice", "<think>a long thought</think>Done.")
     site.toggle("Settings")
     ask_and_wait(site, "Hello!", turn=1)
     site.wait_for(lambda: site.answer.strip() == "Done.")

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 import gradio as gr
 
+from app.ui.scripts import write_kept
 from engine import InvalidRequest, SamplingParams
 from grammar import GrammarSpec
 
@@ -107,17 +108,18 @@ def make_grammar(kind: str, text: str) -> GrammarSpec | None:
 
 
 def build_settings(defaults: Settings) -> list[gr.components.Component]:
-    """Put the settings on the page; the components come in the order of Settings' fields."""
+    """Put the settings on the page; the components come in the order of Settings' fields. The browser keeps changes."""
     quiet: dict[str, Any] = {"queue": False, "show_progress": "hidden", "api_visibility": "private"}
     chosen = next((name for name, prompt in PRESETS.items() if prompt == defaults.system_prompt), None)
-    preset = gr.Dropdown(list(PRESETS), value=chosen, label="System prompt preset")
+    preset = gr.Dropdown(list(PRESETS), value=chosen, label="System prompt preset", interactive=True)
     system = gr.Textbox(defaults.system_prompt, label="System prompt", lines=2, max_lines=8)
-    preset.input(lambda name: PRESETS.get(name, gr.skip()), preset, system, **quiet)
+    # Not `input`: that also comes when the list is left without a choice, and would replace what was typed.
+    chosen_preset = preset.select(pick_preset, None, system, **quiet)
     temperature = gr.Slider(0, 2, defaults.temperature, step=0.05, label="Temperature")
     max_tokens = gr.Slider(1, MAX_TOKENS_LIMIT, defaults.max_tokens, step=1, label="Max tokens")
     kind = gr.Dropdown(list(GRAMMARS), value=defaults.grammar_kind, label="Grammar of the answer")
     text = gr.Textbox("", label="Grammar", lines=5, max_lines=16, visible=False, elem_classes="mono")
-    kind.change(show_grammar, kind, text, **quiet)
+    chosen_kind = kind.select(pick_grammar, None, text, **quiet)
     with gr.Accordion("Sampling", open=False):
         top_p = gr.Slider(0.01, 1, defaults.top_p, step=0.01, label="Top-p")
         top_k = gr.Slider(0, 200, defaults.top_k, step=1, label="Top-k (0 = off)")
@@ -133,16 +135,53 @@ def build_settings(defaults: Settings) -> list[gr.components.Component]:
         with_tokens = gr.Checkbox(
             defaults.with_tokens, label="Record token probabilities", info="For the look inside an answer."
         )
-    by_name: dict[str, gr.components.Component] = {
+    by_name: dict[str, Any] = {
         "system_prompt": system, "temperature": temperature, "top_p": top_p, "top_k": top_k, "min_p": min_p,
         "max_tokens": max_tokens, "seed": seed, "stop": stop, "grammar_kind": kind, "grammar_text": text,
         "priority": priority, "with_tokens": with_tokens,
     }  # fmt: skip
-    return [by_name[field.name] for field in fields(Settings)]
+    components: list[gr.components.Component] = [by_name[field.name] for field in fields(Settings)]
+    keep: dict[str, Any] = {"js": write_kept("writeSettings", asdict(defaults)), **quiet}
+    gr.on([each.input for each in by_name.values()], None, components, None, **keep)
+    for filled in (chosen_preset, chosen_kind):
+        filled.then(None, components, None, **keep)
+    return components
+
+
+def restore_settings(defaults: Settings, kept: Any) -> list[Any]:
+    """The settings that the browser keeps, in the order of the components; what it lacks or gets wrong is the default.
+
+    A value that is out of range is refused by name when it is used, as one that was typed.
+    """
+    kept = kept if isinstance(kept, dict) else {}
+    values = {
+        name: kept[name] if _is_alike(kept.get(name), default) else default
+        for name, default in asdict(defaults).items()
+    }
+    kind = values["grammar_kind"] if values["grammar_kind"] in GRAMMARS else "none"
+    values["grammar_kind"] = kind
+    values["grammar_text"] = gr.update(**show_grammar(kind) | {"value": values["grammar_text"]})
+    return list(values.values())
+
+
+def _is_alike(value: Any, default: Any) -> bool:
+    """Whether it is a text, a switch or a number, as the default is."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_number if type(default) in (int, float) else type(value) is type(default)
+
+
+def pick_preset(data: gr.SelectData) -> str:
+    """The system prompt of the chosen preset."""
+    return PRESETS[data.value]
+
+
+def pick_grammar(data: gr.SelectData) -> dict[str, Any]:
+    """The grammar's text box with an example of the chosen kind."""
+    return gr.update(**show_grammar(data.value))
 
 
 def show_grammar(kind: str) -> dict[str, Any]:
-    """Show the grammar's text box with an example of the chosen kind."""
-    return gr.update(
-        visible=kind in GRAMMAR_HINTS, value=GRAMMAR_HINTS.get(kind, ""), label=f"Grammar: {kind}"
-    )
+    """How the grammar's text box looks for that kind."""
+    return {
+        "visible": kind in GRAMMAR_HINTS, "value": GRAMMAR_HINTS.get(kind, ""), "label": f"Grammar: {kind}"
+    }  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import gradio as gr
@@ -12,7 +13,7 @@ from app.ui.chat.branches import Thread
 from app.ui.chat.conversation import History, read_text
 from app.ui.chat.history import ChatHistory, Opened
 from app.ui.chat.run import ChatRun, Turn, first_index, is_running, open_composer
-from app.ui.chat.settings import Settings, build_settings
+from app.ui.chat.settings import Settings, build_settings, restore_settings
 from app.ui.chat.store import Store
 from app.ui.pacing import UPDATE_INTERVAL_S
 from app.ui.scripts import read_kept, read_script
@@ -80,11 +81,16 @@ class ChatTab(ChatRun):
             )  # fmt: skip
         with gr.Sidebar(position="right", open=False, width=320, elem_id="settings"):
             settings = build_settings(self.defaults)
+            # Its value is never drawn; it takes what the browser keeps into the event.
+            kept = gr.HTML({}, html_template="", apply_default_css=False, elem_id="kept-settings")
         thread, turn = gr.State(None), gr.State(None)
         parts = _Parts(chatbot, growing, textbox, tokens, branches, chats, thread, turn)
         self._connect_turns(parts, settings)
         self._connect_history(parts)
         demo.load(self.history.restore, chats, parts.opened, **WITH_STORE)
+        demo.load(
+            partial(restore_settings, self.defaults), kept, settings, js=read_kept("readSettings"), **AT_ONCE
+        )
 
     def _build_messages(self) -> tuple[gr.Chatbot, gr.Chatbot]:
         """The history, and below it the turn that is being written: what grows must not redraw what stands."""

@@ -64,7 +64,7 @@ class SchemaPanel:
         names = list(self.examples.schemas)
         first = DEFAULT_SCHEMA if DEFAULT_SCHEMA in names else names[0] if names else None
         form, text, code, verdict = self.show(self.examples.schemas.get(first or "", BLANK))
-        chooser = gr.Dropdown(names, value=first, label="Schema", visible=bool(names))
+        chooser = gr.Dropdown(names, value=first, label="Schema", visible=bool(names), interactive=True)
         with gr.Tabs(elem_classes="schema-tabs"):
             with gr.Tab("Form"):
                 form_view = gr.HTML(
@@ -86,17 +86,16 @@ class SchemaPanel:
         quiet: dict[str, Any] = {
             "queue": False, "show_progress": "hidden", "api_visibility": "private", "trigger_mode": "always_last",
         }  # fmt: skip
-        chooser.input(self.choose, chooser, parts.views, **quiet)
+        # Not `input`: that also comes when the list is left without a choice, and would undo what was edited.
+        chooser.select(self.pick, None, parts.views, **quiet)
         schema.input(self.edit_json, schema, [form_view, pydantic, parts.verdict], **quiet)
         pydantic.input(self.edit_pydantic, pydantic, [form_view, schema, parts.verdict], **quiet)
         form_view.edit(self.edit_form, form_view, [form_view, schema, pydantic, parts.verdict], **quiet)
         return parts
 
-    def choose(self, name: str | None) -> Views:
-        """All views of the example schema of that name; as they are without one."""
-        return (
-            self.show(self.examples.schemas[name]) if name is not None else tuple(gr.skip() for _ in range(4))
-        )
+    def pick(self, data: gr.SelectData) -> Views:
+        """All views of the example schema that was chosen."""
+        return self.show(self.examples.schemas[data.value])
 
     def show(self, text: str) -> Views:
         """All views of a schema's text."""

@@ -79,7 +79,12 @@ class ExtractTab(ExtractRun):
         with gr.Row(elem_classes="bar"):
             if self.examples.samples:
                 sample = gr.Dropdown(
-                    list(self.examples.samples), value=None, label="Example text", scale=3, min_width=140
+                    list(self.examples.samples),
+                    value=None,
+                    label="Example text",
+                    scale=3,
+                    min_width=140,
+                    interactive=True,
                 )
             upload = gr.UploadButton("Open file", file_types=FILE_TYPES, size="sm", scale=1, min_width=100)
         with gr.Tabs(selected="text", elem_id="source-tabs") as tabs:
@@ -132,21 +137,21 @@ class ExtractTab(ExtractRun):
         opened = [source.text, source.tabs]
         source.upload.upload(self.open_file, source.upload, [*opened, badge], queue=False, **quiet)
         if source.sample is not None:
-            source.sample.input(
-                self.choose_sample,
-                source.sample,
+            source.sample.select(
+                self.pick_sample,
+                None,
                 [*opened, schema.chooser, *schema.views],
                 queue=False,
                 **quiet,
             )
 
-    def choose_sample(self, name: str | None) -> tuple[Any, ...]:
-        """An example text, with the schema that fits it; a list that was left without a choice changes nothing."""
-        if name is None:
-            return tuple(gr.skip() for _ in range(7))
-        schema = self.examples.schema_for(name)
-        text, to_text = read_source(self.examples.samples[name]), gr.update(selected="text")
-        views = self.panel.choose(schema) if schema else tuple(gr.skip() for _ in range(4))
+    def pick_sample(self, data: gr.SelectData) -> tuple[Any, ...]:
+        """An example text, with the schema that fits it."""
+        schema = self.examples.schema_for(data.value)
+        text, to_text = read_source(self.examples.samples[data.value]), gr.update(selected="text")
+        views = (
+            self.panel.show(self.examples.schemas[schema]) if schema else tuple(gr.skip() for _ in range(4))
+        )
         return text, to_text, schema or gr.skip(), *views
 
     async def open_file(self, path: str) -> tuple[Any, Any, str]:

@@ -40,3 +40,9 @@ const addVerified = (added) => {
   const entries = Object.entries(kept).sort(([, one], [, other]) => one.time - other.time).slice(-MAX_VERIFIED);
   while (!writeKept(VERIFIED, Object.fromEntries(entries)) && entries.length > 1) entries.shift();
 };
+
+// The chat's settings, by name: those that are not the defaults, which may be others for another model.
+const SETTINGS = "troupe-settings";
+const readSettings = () => readKept(SETTINGS);
+const writeSettings = (defaults, values) =>
+  writeKept(SETTINGS, Object.fromEntries(Object.entries(defaults).map(([name], at) => [name, values[at]]).filter(([name, value]) => value !== defaults[name])));

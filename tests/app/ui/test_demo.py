@@ -49,7 +49,11 @@ def test_removing_a_chat_on_the_page_reaches_its_answer(demo: gr.Blocks) -> None
 
 def test_every_event_reads_anew_what_the_browser_keeps(demo: gr.Blocks) -> None:
     """What a tab has read before may be old: another tab keeps things, too."""
-    readers = {"chat-list": "readChats()", "verified": "readVerified()"}
+    readers = {
+        "chat-list": "readChats()",
+        "verified": "readVerified()",
+        "kept-settings": "readSettings()",
+    }
     found = set()
     for fn in demo.fns.values():
         for place, block in enumerate(fn.inputs):

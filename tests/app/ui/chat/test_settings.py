@@ -1,11 +1,19 @@
 """Settings become sampling parameters, or an error that names the setting."""
 
 import dataclasses
+from typing import Any
 
 import gradio as gr
 import pytest
 
-from app.ui.chat.settings import Settings, build_settings, make_grammar, make_sampling_params, show_grammar
+from app.ui.chat.settings import (
+    Settings,
+    build_settings,
+    make_grammar,
+    make_sampling_params,
+    restore_settings,
+    show_grammar,
+)
 from engine import InvalidRequest
 from grammar import GrammarError
 
@@ -63,6 +71,21 @@ def test_choosing_a_kind_shows_an_example_that_works() -> None:
     assert show_grammar("none")["visible"] is False
     for kind in ("JSON schema", "regex", "choice", "EBNF"):
         assert make_grammar(kind, show_grammar(kind)["value"]) is not None
+
+
+def test_kept_settings_come_back_and_what_is_none_becomes_the_default() -> None:
+    defaults = Settings(temperature=0.0)
+    kept: Any = {"system_prompt": "", "temperature": 1, "seed": 7, "with_tokens": 1, "grammar_kind": "regex"}
+    values = restore_settings(defaults, kept | {"grammar_text": "a+", "max_tokens": True, "other": 1})
+    text = {"visible": True, "value": "a+", "label": "Grammar: regex"}
+    expected = Settings("", 1, grammar_kind="regex", grammar_text=gr.update(**text))
+    assert values == [getattr(expected, field.name) for field in dataclasses.fields(Settings)]
+    for broken in (None, [], {"grammar_kind": "rhyme", "temperature": None}):
+        hidden = gr.update(visible=False, value="", label="Grammar: none")
+        restored = dataclasses.replace(defaults, grammar_text=hidden)
+        assert restore_settings(defaults, broken) == [
+            getattr(restored, field.name) for field in dataclasses.fields(Settings)
+        ]
 
 
 async def test_the_preset_on_the_page_is_the_one_of_the_default_prompt() -> None:

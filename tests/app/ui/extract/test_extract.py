@@ -164,17 +164,11 @@ def test_a_sample_brings_its_schema(tmp_path: Path) -> None:
     path = tmp_path / "person_1.txt"
     path.write_text("Ada")
     tab, _ = make_tab({"person 1": path})
-    text, _, name, form, schema, code, verdict = tab.choose_sample("person 1")
+    text, _, name, form, schema, code, verdict = tab.pick_sample(SimpleNamespace(value="person 1"))
     assert (text, name, schema) == ("Ada", "person", SCHEMA)
     assert (
         form["value"]["fields"][0]["name"] == "name" and "class Record" in code and "Every keyword" in verdict
     )
-
-
-def test_a_list_that_is_left_without_a_choice_changes_nothing() -> None:
-    """A person who tabs past an empty list sends its None."""
-    tab, _ = make_tab()
-    assert set(map(str, (*tab.choose_sample(None), *tab.panel.choose(None)))) == {str(gr.skip())}
 
 
 async def test_a_file_that_is_no_text_is_refused_in_words(tmp_path: Path) -> None:
