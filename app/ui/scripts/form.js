@@ -1,7 +1,6 @@
 // The schema as a form. `props.value` is the form, `props.hints` says who enforces which keyword of which field.
 const host = element.querySelector(".schema-form");
 const kinds = JSON.parse(host.dataset.kinds);
-const open = new Set();
 
 const make = (tag, attributes = {}, ...children) => {
   const node = document.createElement(tag);
@@ -69,18 +68,20 @@ const drawField = (fields, index, pointer, owner) => {
         field.more = {}; field.item_more = {};
         if (field.kind === "group" && !field.fields?.length)
           field.fields = [{ name: "name", kind: "text", required: true, description: "", more: {} }];
-        if (field.kind === "choice" && !field.choices?.length) { field.choices = ["yes", "no"]; open.add(here); }
+        if (field.kind === "choice" && !field.choices?.length) field.choices = ["yes", "no"];
+        // The choices are to be replaced, so they must be in sight.
+        if (field.kind === "choice") field.unfolded = true;
         commit(true);
       },
     }, ...kinds.map((kind) => make("option", { value: kind, selected: kind === field.kind }, kind))));
     row.append(flag(field, name, "many", "list", "As many as the text has"));
   }
   row.append(flag(field, name, "required", "required", "The record must have this field"));
-  const isOpen = open.has(here);
+  const isOpen = Boolean(field.unfolded);
   if (field.kind !== "other")
     row.append(make("button", {
       type: "button", class: "more", "aria-expanded": String(isOpen), "aria-label": `Details of ${name}`, title: "Details",
-      onclick: () => { isOpen ? open.delete(here) : open.add(here); draw(); },
+      onclick: () => { field.unfolded = !isOpen; draw(); },
     }, isOpen ? "−" : "⋯"));
   row.append(make("button", {
     type: "button", class: "remove", "aria-label": `Remove ${name}`, title: "Remove",
@@ -117,5 +118,5 @@ const draw = () => {
 };
 const take = () => { form = JSON.parse(JSON.stringify(props.value || {})); draw(); };
 watch("value", take);
-watch("hints", () => { if (open.size && !host.contains(document.activeElement)) draw(); });
+watch("hints", () => { if (!host.contains(document.activeElement)) draw(); });
 take();
