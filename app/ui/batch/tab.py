@@ -29,6 +29,7 @@ from app.ui.batch.view import (
 )
 from app.ui.examples import Examples
 from app.ui.explain import EXPLAINED, Explanation, explain, explain_bug
+from app.ui.extract.schema_panel import SchemaParts
 from app.ui.pacing import pace
 from app.ui.stops import Flag, Stops
 from engine import Engine
@@ -65,7 +66,7 @@ class BatchTab:
         self.tables = OpenTables()
         self.checker = SchemaChecker()
 
-    def build(self, schema_of_extract: gr.Code) -> None:
+    def build(self, of_extract: SchemaParts) -> None:
         """Put the tab's components on the page and connect them."""
         with gr.Row(elem_id="batch", equal_height=False):
             with gr.Column(scale=4, min_width=300):
@@ -96,7 +97,7 @@ class BatchTab:
         files.change(self.open_files, files, opened, queue=False, **quiet)
         folder.upload(self.open_folder, folder, opened, queue=False, **quiet)
         column.input(self.show_column, column, records, queue=False, **quiet)
-        inputs = [column, schema, schema_of_extract]
+        inputs = [column, schema, of_extract.code, of_extract.problem]
         outputs = [progress, records, trial, run, stop, *downloads]
         trial.click(self.run_some, inputs, outputs, **quiet)
         run.click(self.run_all, inputs, outputs, **quiet)
@@ -141,26 +142,38 @@ class BatchTab:
         self.tables.drop(session)
 
     async def run_some(
-        self, column: str, name: str, schema: str, request: gr.Request
+        self, column: str, name: str, schema: str, problem: Explanation | None, request: gr.Request
     ) -> AsyncGenerator[Update, None]:
         """Extract the first rows only, to see whether the schema fits."""
-        async with aclosing(self.run_all(column, name, schema, request, NUM_PREVIEWED)) as updates:
+        async with aclosing(self.run_all(column, name, schema, problem, request, NUM_PREVIEWED)) as updates:
             async for update in updates:
                 yield update
 
     async def run_all(
-        self, column: str, name: str, schema: str, request: gr.Request, num_rows: int | None = None
+        self,
+        column: str,
+        name: str,
+        schema: str,
+        problem: Explanation | None,
+        request: gr.Request,
+        num_rows: int | None = None,
     ) -> AsyncGenerator[Update, None]:
-        """Extract every row; what is done when it is stopped or fails stays and can be downloaded."""
+        """Extract every row; what is done when it is stopped or fails stays and can be downloaded.
+
+        Args:
+            schema, problem: of the Extract tab; they count when no example schema of that name is chosen.
+        """
         session = str(request.session_hash)
         batch = BatchRun(self.tables.get(session).rows[:num_rows], column)
+        refused = problem if name == AS_IN_EXTRACT else None
         if not batch.rows:
-            gone = Explanation(
+            refused = Explanation(
                 "These files are not open any more.",
                 "Others needed the room, or the connection was lost.",
                 "Open them again.",
             )
-            yield gone.as_html(), *(gr.skip() for _ in range(7))
+        if refused is not None:
+            yield refused.as_html(), *(gr.skip() for _ in range(7))
             return
         # One at a time: two would draw over each other.
         await self.stops.end(session)
@@ -176,9 +189,9 @@ class BatchTab:
                 progress = render_progress(batch, "stopped" if flag.asked else "done")
                 yield _end(flag, progress, render_records(batch), await self._save(batch))
             except EXPLAINED as error:
-                problem = explain(error, self.engine.state).as_html()
+                what = explain(error, self.engine.state).as_html()
                 kept = render_progress(batch, "stopped") if batch.records else ""
-                yield _end(flag, problem + kept, render_records(batch), await self._save(batch))
+                yield _end(flag, what + kept, render_records(batch), await self._save(batch))
             except Exception as error:
                 # A bug goes on, but it must not leave the buttons closed for good.
                 yield _end(flag, explain_bug(error).as_html(), gr.skip(), _hide_files())

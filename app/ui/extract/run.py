@@ -72,6 +72,7 @@ class ExtractRun:
         self,
         text: str,
         schema_text: str,
+        schema_problem: Explanation | None,
         with_limits: bool,
         is_verbatim: bool,
         verified: Verified | None,
@@ -85,6 +86,9 @@ class ExtractRun:
                 "Paste one, open a file or pick an example.",
             )
             yield refuse(problem)
+            return
+        if schema_problem is not None:
+            yield refuse(schema_problem)
             return
         session = str(request.session_hash)
         try:

@@ -27,13 +27,14 @@ from app.ui.scripts import read_script
 
 DEFAULT_SCHEMA = "invoice"
 BLANK = '{\n  "type": "object",\n  "properties": {}\n}'
+CORRECT_FIRST = "Complete it first: until then nothing is extracted with this schema."
 WHO = {
     "residual": "checked where the value ends",
     "annotation": "asks for nothing",
     "no effect": "cannot fail here",
 }
 
-Views = tuple[Any, ...]  # form, JSON Schema, Pydantic, verdict
+Views = tuple[Any, ...]  # form, JSON Schema, Pydantic, verdict, problem
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +46,13 @@ class SchemaParts:
     code: gr.Code
     pydantic: gr.Code
     verdict: gr.HTML
+    # Why what stands in the form or in the classes is no schema; then the JSON Schema is an older one and must not run.
+    problem: gr.State
 
     @property
     def views(self) -> list[gr.components.Component]:
         """What `SchemaPanel.show` fills."""
-        return [self.form, self.code, self.pydantic, self.verdict]
+        return [self.form, self.code, self.pydantic, self.verdict, self.problem]
 
 
 class SchemaPanel:
@@ -63,7 +66,7 @@ class SchemaPanel:
         """Put the panel on the page and connect its parts."""
         names = list(self.examples.schemas)
         first = DEFAULT_SCHEMA if DEFAULT_SCHEMA in names else names[0] if names else None
-        form, text, code, verdict = self.show(self.examples.schemas.get(first or "", BLANK))
+        form, text, code, verdict, _ = self.show(self.examples.schemas.get(first or "", BLANK))
         chooser = gr.Dropdown(names, value=first, label="Schema", visible=bool(names), interactive=True)
         with gr.Tabs(elem_classes="schema-tabs"):
             with gr.Tab("Form"):
@@ -82,15 +85,16 @@ class SchemaPanel:
                     code, language="python", label="Pydantic", show_label=False, lines=14, max_lines=19,
                     elem_id="schema-pydantic",
                 )  # fmt: skip
-        parts = SchemaParts(chooser, form_view, schema, pydantic, gr.HTML(verdict, elem_id="schema-verdict"))
+        under = gr.HTML(verdict, elem_id="schema-verdict")
+        parts = SchemaParts(chooser, form_view, schema, pydantic, under, gr.State(None))
         quiet: dict[str, Any] = {
             "queue": False, "show_progress": "hidden", "api_visibility": "private", "trigger_mode": "always_last",
         }  # fmt: skip
         # Not `input`: that also comes when the list is left without a choice, and would undo what was edited.
         chooser.select(self.pick, None, parts.views, **quiet)
-        schema.input(self.edit_json, schema, [form_view, pydantic, parts.verdict], **quiet)
-        pydantic.input(self.edit_pydantic, pydantic, [form_view, schema, parts.verdict], **quiet)
-        form_view.edit(self.edit_form, form_view, [form_view, schema, pydantic, parts.verdict], **quiet)
+        schema.input(self.edit_json, schema, [form_view, pydantic, under, parts.problem], **quiet)
+        pydantic.input(self.edit_pydantic, pydantic, [form_view, schema, under, parts.problem], **quiet)
+        form_view.edit(self.edit_form, form_view, parts.views, **quiet)
         return parts
 
     def pick(self, data: gr.SelectData) -> Views:
@@ -99,11 +103,11 @@ class SchemaPanel:
 
     def show(self, text: str) -> Views:
         """All views of a schema's text."""
-        form, code, verdict = self.edit_json(text)
-        return form, text, code, verdict
+        form, code, verdict, problem = self.edit_json(text)
+        return form, text, code, verdict, problem
 
     def edit_json(self, text: str) -> Views:
-        """Form, Pydantic and verdict for what stands in the JSON editor."""
+        """Form, Pydantic, verdict and no problem for what stands in the JSON editor: it is what runs, or is refused."""
         try:
             checked = self.checker.check(text)
         except EXPLAINED as error:
@@ -116,38 +120,36 @@ class SchemaPanel:
                 gr.update(value=refused, hints={}),
                 _make_code(schema) if schema is not None else "# The JSON Schema is not readable yet.\n",
                 explanation.as_html(),
+                None,
             )
         return (
             gr.update(value=_make_form(checked.schema), hints=make_hints(checked)),
             _make_code(checked.schema),
             render_plan(checked),
+            None,
         )
 
     def edit_pydantic(self, code: str) -> Views:
-        """Form, JSON Schema and verdict for what stands in the Pydantic editor."""
+        """Form, JSON Schema, verdict and problem for what stands in the Pydantic editor."""
         try:
             schema = pydantic_to_schema(code)
         except CodeError as error:
-            problem = Explanation(
-                "These classes are not readable.", f"{error}.", "The JSON Schema stays as it was."
-            )
-            return gr.skip(), gr.skip(), problem.as_html()
-        form, text, _, verdict = self.show(_dump(schema))
-        return form, text, verdict
+            problem = Explanation("These classes are not readable.", f"{error}.", CORRECT_FIRST)
+            return gr.skip(), gr.skip(), problem.as_html(), problem
+        form, text, _, verdict, _ = self.show(_dump(schema))
+        return form, text, verdict, None
 
     def edit_form(self, form: dict[str, Any]) -> Views:
-        """Hints, JSON Schema, Pydantic and verdict for what stands in the form."""
+        """Hints, JSON Schema, Pydantic, verdict and problem for what stands in the form."""
         try:
             schema = form_to_schema(form)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             why = f"{error}." if isinstance(error, ValueError) else "the form is not complete."
-            problem = Explanation(
-                "The form is not complete.", why[0].upper() + why[1:], "The schema stays as it was."
-            )
-            return gr.skip(), gr.skip(), gr.skip(), problem.as_html()
-        update, text, code, verdict = self.show(_dump(schema))
+            problem = Explanation("The form is not complete.", why[0].upper() + why[1:], CORRECT_FIRST)
+            return gr.skip(), gr.skip(), gr.skip(), problem.as_html(), problem
+        update, *others = self.show(_dump(schema))
         # The form itself is left alone: a person may be typing in it.
-        return gr.update(hints=update["hints"]), text, code, verdict
+        return gr.update(hints=update["hints"]), *others
 
 
 def _parse(text: str) -> Schema | None:

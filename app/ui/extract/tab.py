@@ -44,8 +44,8 @@ class ExtractTab(ExtractRun):
         self.examples = examples
         self.panel = SchemaPanel(examples)
 
-    def build(self) -> gr.Code:
-        """Put the tab's components on the page and connect them; returns the editor with the schema that runs."""
+    def build(self) -> SchemaParts:
+        """Put the tab's components on the page and connect them; returns those of the schema."""
         with gr.Row(elem_id="extract", equal_height=False):
             with gr.Column(scale=4, min_width=300):
                 source = self._build_source()
@@ -66,13 +66,13 @@ class ExtractTab(ExtractRun):
         )  # fmt: skip
         outputs = [badge, fields, record, table, figures, source.marked, source.tabs, run, stop, state]
         quiet: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
-        inputs = [source.text, schema.code, *settings, verified]
+        inputs = [source.text, schema.code, schema.problem, *settings, verified]
         run.click(self.run, inputs, outputs, js=read_kept("readVerified"), **quiet)
         stop.click(self.stop, None, None, queue=False, **quiet)
         kept = [badge, fields, record, table, source.marked, state, verified]
         fields.keep(self.keep, state, kept, queue=False, **quiet)
         self._connect_source(source, schema, badge, quiet)
-        return schema.code
+        return schema
 
     def _build_source(self) -> _Source:
         sample = None
@@ -150,7 +150,7 @@ class ExtractTab(ExtractRun):
         schema = self.examples.schema_for(data.value)
         text, to_text = read_source(self.examples.samples[data.value]), gr.update(selected="text")
         views = (
-            self.panel.show(self.examples.schemas[schema]) if schema else tuple(gr.skip() for _ in range(4))
+            self.panel.show(self.examples.schemas[schema]) if schema else tuple(gr.skip() for _ in range(5))
         )
         return text, to_text, schema or gr.skip(), *views
 

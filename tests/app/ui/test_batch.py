@@ -96,13 +96,13 @@ async def test_leaving_ends_the_rows_that_run() -> None:
 
 async def test_a_dead_engine_ends_the_batch_and_says_so() -> None:
     tab, _ = make_tab(reject=EngineDead("boom"))
-    last = (await collect(tab.run_all("text", "person", "", REQUEST)))[-1]
+    last = (await collect(tab.run_all("text", "person", "", None, REQUEST)))[-1]
     assert "engine has stopped" in last[0] and last[2]["interactive"] is True
 
 
 async def test_a_run_shows_progress_and_ends_with_files() -> None:
     tab, _ = make_tab()
-    updates = await collect(tab.run_all("text", "person", "", REQUEST))
+    updates = await collect(tab.run_all("text", "person", "", None, REQUEST))
     assert updates[0][4]["visible"] is True
     progress, records, _, _, stop, jsonl, csv, _ = updates[-1]
     assert "<b>4</b> of 4 rows" in progress and "2 failed" in progress and "b is broken" in records
@@ -112,20 +112,20 @@ async def test_a_run_shows_progress_and_ends_with_files() -> None:
 
 async def test_the_trial_takes_the_first_rows_only() -> None:
     tab, engine = make_tab(tuple(Row(str(index), {"text": "Ada"}) for index in range(9)))
-    await collect(tab.run_some("text", "person", "", REQUEST))
+    await collect(tab.run_some("text", "person", "", None, REQUEST))
     assert len(engine.requests) == 5
 
 
 async def test_the_schema_of_the_extract_tab_is_used_where_it_is_chosen() -> None:
     tab, engine = make_tab(ROWS[:1])
     schema = '{"type": "object", "title": "Mine"}'
-    await collect(tab.run_all("text", AS_IN_EXTRACT, schema, REQUEST))
+    await collect(tab.run_all("text", AS_IN_EXTRACT, schema, None, REQUEST))
     assert "Mine" in engine.requests[0].prompt
 
 
 async def test_stop_keeps_what_is_done() -> None:
     tab, engine = make_tab(hold=asyncio.Event())
-    updates = tab.run_all("text", "person", "", REQUEST)
+    updates = tab.run_all("text", "person", "", None, REQUEST)
     await anext(updates)
     await anext(updates)  # the rows that failed at once
     tab.stop(REQUEST)
@@ -136,7 +136,7 @@ async def test_stop_keeps_what_is_done() -> None:
 
 async def test_a_schema_that_cannot_be_used_is_explained_and_nothing_runs() -> None:
     tab, engine = make_tab()
-    last = (await collect(tab.run_all("text", AS_IN_EXTRACT, "{", REQUEST)))[-1]
+    last = (await collect(tab.run_all("text", AS_IN_EXTRACT, "{", None, REQUEST)))[-1]
     assert "cannot be used" in last[0] and engine.requests == []
 
 
@@ -191,7 +191,7 @@ async def test_a_visitor_has_one_table_and_it_is_freed_when_he_leaves(tmp_path: 
     await tab.open_files([str(path)], REQUEST)
     assert [row.name for row in tab.tables.get("abc").rows] == ["a.txt"]
     tab.leave("abc")
-    (update,) = await collect(tab.run_all("text", "person", "", REQUEST))
+    (update,) = await collect(tab.run_all("text", "person", "", None, REQUEST))
     assert "not open any more" in update[0] and engine.requests == []
 
 
@@ -220,7 +220,7 @@ async def start_run(tab: BatchTab, engine: FakeEngine) -> tuple[asyncio.Task[Non
     tab.tables.put(REQUEST.session_hash, make_table(rows))
 
     async def drive() -> None:
-        async for update in tab.run_all("text", "person", "", REQUEST):
+        async for update in tab.run_all("text", "person", "", None, REQUEST):
             updates.append(update)
 
     num_requests = len(engine.requests) + 3
@@ -303,7 +303,7 @@ async def test_a_bug_goes_on_and_the_buttons_open_again() -> None:
     tab, _ = make_tab(reject=ZeroDivisionError("boom"))
     updates = []
     with pytest.raises(ZeroDivisionError):
-        async for update in tab.run_all("text", "person", "", REQUEST):
+        async for update in tab.run_all("text", "person", "", None, REQUEST):
             updates.append(update)
     problem, _, trial, run, stop, *_ = updates[-1]
     assert "inside the app" in problem and stop["visible"] is False
@@ -318,7 +318,7 @@ async def test_a_bug_in_writing_the_files_opens_the_buttons_too(monkeypatch: pyt
     tab, _ = make_tab()
     updates = []
     with pytest.raises(ZeroDivisionError):
-        async for update in tab.run_all("text", "person", "", REQUEST):
+        async for update in tab.run_all("text", "person", "", None, REQUEST):
             updates.append(update)
     assert updates[-1][3]["interactive"] is True
 

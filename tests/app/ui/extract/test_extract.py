@@ -30,8 +30,9 @@ async def run(
     limits: bool = True,
     verified: Any = None,
     verbatim: bool = False,
+    problem: Any = None,
 ) -> list[Any]:
-    updates = [update async for update in tab.run(text, schema, limits, verbatim, verified, REQUEST)]
+    updates = [update async for update in tab.run(text, schema, problem, limits, verbatim, verified, REQUEST)]
     return [SimpleNamespace(**dict(zip(PARTS, update, strict=True))) for update in updates]
 
 
@@ -98,7 +99,7 @@ async def test_a_full_queue_is_explained() -> None:
 
 async def test_stop_says_that_the_record_is_not_complete() -> None:
     tab, engine = make_tab(hold=asyncio.Event())
-    updates = tab.run("Ada", SCHEMA, True, False, None, REQUEST)
+    updates = tab.run("Ada", SCHEMA, None, True, False, None, REQUEST)
     await anext(updates)
     await anext(updates)
     tab.stop(REQUEST)
@@ -108,7 +109,7 @@ async def test_stop_says_that_the_record_is_not_complete() -> None:
 
 async def test_closing_the_tab_aborts_the_request() -> None:
     tab, engine = make_tab(hold=asyncio.Event())
-    updates = tab.run("Ada", SCHEMA, True, False, None, REQUEST)
+    updates = tab.run("Ada", SCHEMA, None, True, False, None, REQUEST)
     await anext(updates)
     await anext(updates)
     await updates.aclose()
@@ -119,7 +120,7 @@ async def test_a_bug_goes_on_and_the_extract_button_opens_again() -> None:
     tab, _ = make_tab(reject=ZeroDivisionError("boom"))
     updates = []
     with pytest.raises(ZeroDivisionError):
-        async for update in tab.run("Ada, 36", SCHEMA, True, False, None, REQUEST):
+        async for update in tab.run("Ada, 36", SCHEMA, None, True, False, None, REQUEST):
             updates.append(dict(zip(PARTS, update, strict=True)))
     last = updates[-1]
     assert "inside the app" in last["badge"] and "ZeroDivisionError" in last["badge"]
@@ -164,7 +165,7 @@ def test_a_sample_brings_its_schema(tmp_path: Path) -> None:
     path = tmp_path / "person_1.txt"
     path.write_text("Ada")
     tab, _ = make_tab({"person 1": path})
-    text, _, name, form, schema, code, verdict = tab.pick_sample(SimpleNamespace(value="person 1"))
+    text, _, name, form, schema, code, verdict, _ = tab.pick_sample(SimpleNamespace(value="person 1"))
     assert (text, name, schema) == ("Ada", "person", SCHEMA)
     assert (
         form["value"]["fields"][0]["name"] == "name" and "class Record" in code and "Every keyword" in verdict

@@ -1,13 +1,18 @@
 """The schema's three views: whichever is edited, the others follow, and what cannot be said is explained."""
 
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import gradio as gr
 import pytest
 
+from app.extraction.sources import Row, make_table
+from app.ui.batch.tab import AS_IN_EXTRACT, BatchTab
 from app.ui.examples import Examples
 from app.ui.extract.schema_panel import SchemaPanel
+from app.ui.extract.tab import ExtractTab
+from tests.fakes import FakeEngine
 
 SCHEMA = '{"type": "object", "properties": {"name": {"type": "string"}}}'
 
@@ -28,42 +33,53 @@ def test_the_editor_tells_at_once_what_is_wrong_and_where() -> None:
 
 
 def test_an_edit_of_the_form_reaches_json_and_pydantic() -> None:
-    form, text, code, verdict = make_panel().edit_form(make_form())
+    form, text, code, verdict, problem = make_panel().edit_form(make_form())
     assert json.loads(text)["properties"] == {"age": {"type": "integer"}} and "age: int" in code
-    assert "value" not in form and "Every keyword is enforced" in verdict
+    assert problem is None and "value" not in form and "Every keyword is enforced" in verdict
 
 
 def test_an_edit_of_the_classes_reaches_form_and_json() -> None:
-    form, text, _ = make_panel().edit_pydantic("class Trip(BaseModel):\n    city: str")
+    form, text, _, problem = make_panel().edit_pydantic("class Trip(BaseModel):\n    city: str")
     assert form["value"]["fields"][0]["kind"] == "text" and json.loads(text)["required"] == ["city"]
 
 
-def test_a_form_that_is_not_complete_changes_nothing() -> None:
-    form, text, code, verdict = make_panel().edit_form(make_form(name=" "))
-    assert [form, text, code] == [gr.skip()] * 3 and "has no name yet" in verdict
-
-
-def test_code_that_cannot_be_read_changes_nothing_and_names_the_line() -> None:
-    form, text, verdict = make_panel().edit_pydantic("class A(BaseModel):\n    x: dict")
-    assert [form, text] == [gr.skip()] * 2 and "Line 2" in verdict.replace("line 2", "Line 2")
+async def test_a_form_or_classes_that_are_not_complete_change_nothing_and_let_nothing_run() -> None:
+    panel = make_panel()
+    request: Any = SimpleNamespace(session_hash="abc")
+    *kept, shown, problem = panel.edit_form(make_form(name=" "))
+    assert kept == [gr.skip()] * 3 and "has no name yet" in shown
+    *kept, unread, no_classes = panel.edit_pydantic("class A(BaseModel):\n    x: dict")
+    assert kept == [gr.skip()] * 2 and "line 2" in unread.lower()
+    engine = FakeEngine()
+    tab, batch = ExtractTab(engine, panel.examples), BatchTab(engine, panel.examples)
+    for why, words in ((problem, shown), (no_classes, unread)):
+        last = [update async for update in tab.run("Ada", SCHEMA, why, True, False, None, request)][-1]
+        assert last[0] == words and last[7]["interactive"] is True
+        batch.tables.put("abc", make_table([Row("a", {"text": "Ada"})]))
+        (last,) = [update async for update in batch.run_all("text", AS_IN_EXTRACT, SCHEMA, why, request)]
+        assert last[0] == words and engine.requests == []
+    _ = [update async for update in batch.run_all("text", "person", "", problem, request)]
+    assert len(engine.requests) == 1
 
 
 def test_a_schema_beyond_the_form_is_sent_to_the_editor() -> None:
-    form, code, _ = make_panel().edit_json('{"type": "array", "items": {"type": "string"}}')
+    form, code, *_ = make_panel().edit_json('{"type": "array", "items": {"type": "string"}}')
     assert "edit this one as JSON" in form["value"]["refused"] and code.startswith(
         "# No class says exactly this"
     )
 
 
 def test_hints_name_who_enforces_each_keyword_of_a_field() -> None:
-    form, _, verdict = make_panel().edit_json('{"type": "object", "properties": {"day": {"format": "date"}}}')
+    form, _, verdict, _ = make_panel().edit_json(
+        '{"type": "object", "properties": {"day": {"format": "date"}}}'
+    )
     assert [keyword for keyword, _ in form["hints"]["/properties/day"]] == ["format"]
     assert "<code>format</code>" in verdict
 
 
 def test_the_plan_tells_what_limits_would_add() -> None:
     schema = {"type": "object", "properties": {"start": {"type": "string", "description": "HH:MM"}}}
-    _, _, verdict = make_panel().edit_json(json.dumps(schema))
+    _, _, verdict, _ = make_panel().edit_json(json.dumps(schema))
     assert (
         "While open texts and lists are limited, also: HH:MM from 00:00 to 23:59 at /properties/start."
         in verdict
@@ -80,7 +96,7 @@ def test_the_plan_tells_what_limits_would_add() -> None:
     ],
 )
 def test_a_schema_that_is_not_well_formed_yet_is_explained(change: dict[str, Any]) -> None:
-    _, code, verdict = make_panel().edit_json(json.dumps(json.loads(SCHEMA) | change))
+    _, code, verdict, _ = make_panel().edit_json(json.dumps(json.loads(SCHEMA) | change))
     assert code.startswith("# No class says exactly this") and "The schema is malformed at" in verdict
 
 
@@ -105,23 +121,25 @@ def test_whatever_stands_behind_a_keyword_is_shown_or_explained(value: Any) -> N
         inner = {"type": "string", keyword: value}
         group = {"type": "object", "properties": {"a": inner}, keyword: value}
         for schema in ({"type": "object", "properties": {"a": inner, "b": group}}, group):
-            form, code, verdict = panel.edit_json(json.dumps(schema))
+            form, code, verdict, _ = panel.edit_json(json.dumps(schema))
             assert form["value"] and code and ("problem" in verdict or "Every keyword" in verdict)
 
 
 @pytest.mark.parametrize("value", [10**400, {"minItems": 10**400}])
 def test_a_whole_number_of_400_digits_is_shown_beside_the_form(value: Any) -> None:
     schema = {"type": "object", "properties": {"a": {"enum": [value]}}}
-    form, _, verdict = make_panel().edit_json(json.dumps(schema))
+    form, _, verdict, _ = make_panel().edit_json(json.dumps(schema))
     assert "whole numbers beyond" in form["value"]["refused"] and "Every keyword is enforced" in verdict
 
 
 def test_half_a_surrogate_pair_never_reaches_the_page() -> None:
-    form, code, verdict = make_panel().edit_json(json.dumps(json.loads(SCHEMA) | {"description": "\ud800"}))
+    form, code, verdict, _ = make_panel().edit_json(
+        json.dumps(json.loads(SCHEMA) | {"description": "\ud800"})
+    )
     assert json.dumps([form, code, verdict], ensure_ascii=False).encode() and "problem" in verdict
 
 
 def test_a_schema_that_is_nested_too_deeply_for_a_class_is_explained() -> None:
     inner = '{"type": "array", "items": ' * 900 + "{}" + "}" * 900
-    _, code, verdict = make_panel().edit_json(f'{{"type": "object", "properties": {{"a": {inner}}}}}')
+    _, code, verdict, _ = make_panel().edit_json(f'{{"type": "object", "properties": {{"a": {inner}}}}}')
     assert code.startswith("#") and "problem" in verdict
