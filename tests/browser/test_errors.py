@@ -125,3 +125,20 @@ def test_a_file_that_is_no_text_is_named_in_the_chat_and_in_the_workbench(site: 
     site.toggle("Chats")
     site.page.get_by_label("Chats to import").set_input_files(path)
     site.page.locator(".chats .problem", has_text="Nothing imported").wait_for()
+
+
+def test_a_server_that_is_gone_is_named_and_a_reload_keeps_what_was_typed(site: Site) -> None:
+    state = site.page.locator(".strip .state")
+    site.page.route("**/health", lambda route: route.abort())
+    state.filter(has_text="not reachable").wait_for()
+    site.page.unroute("**/health")
+    state.filter(has_text="ready").wait_for()
+    site.complaints.clear()
+    site.composer.fill("A long question, not yet asked")
+    site.page.reload()
+    site.wait_for(lambda: site.composer.input_value() == "A long question, not yet asked")
+    site.composer.press("Enter")
+    site.figures.wait_for()
+    site.page.reload()
+    site.figures.wait_for()
+    assert site.composer.input_value() == ""

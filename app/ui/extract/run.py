@@ -110,7 +110,10 @@ class ExtractRun:
                         yield progress(part)
                         if flag.asked:
                             break
-            yield (STOPPED, *(gr.skip() for _ in range(6)), *IDLE_BUTTONS, None)
+            if flag.asked == "leave":
+                yield (*(gr.skip() for _ in range(7)), *IDLE_BUTTONS, gr.skip())
+            else:
+                yield (STOPPED, *(gr.skip() for _ in range(6)), *IDLE_BUTTONS, None)
         except EXPLAINED as error:
             yield fail(explain(error, self.engine.state))
         except Exception as error:
@@ -222,6 +225,10 @@ def progress(part: PartialExtraction | PartsDone | None) -> Update:
 def busy(badge: str, fields: str) -> Update:
     """The columns when a run begins."""
     return (badge, fields, "", EMPTY, "", NO_SOURCE, gr.skip(), *BUSY_BUTTONS, None)
+
+
+# The results of a text that is no longer shown: all but the tabs and the buttons.
+NO_RESULT = ("", EMPTY, "", EMPTY, "", NO_SOURCE, None)
 
 
 def refuse(problem: Explanation) -> Update:

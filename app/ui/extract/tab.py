@@ -15,7 +15,7 @@ from app.ui.examples import Examples, read_source
 from app.ui.explain import Explanation
 from app.ui.extract.calibration_view import render_calibration
 from app.ui.extract.record_view import EMPTY, NO_SOURCE
-from app.ui.extract.run import ExtractRun
+from app.ui.extract.run import NO_RESULT, ExtractRun
 from app.ui.extract.schema_panel import SchemaPanel, SchemaParts
 from app.ui.files import read_apart
 from app.ui.pacing import UPDATE_INTERVAL_S
@@ -71,7 +71,9 @@ class ExtractTab(ExtractRun):
         stop.click(self.stop, None, None, queue=False, **quiet)
         kept = [badge, fields, record, table, source.marked, state, verified]
         fields.keep(self.keep, state, kept, queue=False, **quiet)
-        self._connect_source(source, schema, badge, quiet)
+        self._connect_source(
+            source, schema, [badge, fields, record, table, figures, source.marked, state], quiet
+        )
         return schema
 
     def _build_source(self) -> _Source:
@@ -132,10 +134,14 @@ class ExtractTab(ExtractRun):
         return badge, fields, record, table, figures
 
     def _connect_source(
-        self, source: _Source, schema: SchemaParts, badge: gr.HTML, quiet: dict[str, Any]
+        self,
+        source: _Source,
+        schema: SchemaParts,
+        results: list[gr.components.Component],
+        quiet: dict[str, Any],
     ) -> None:
-        opened = [source.text, source.tabs]
-        source.upload.upload(self.open_file, source.upload, [*opened, badge], queue=False, **quiet)
+        opened = [source.text, source.tabs, *results]
+        source.upload.upload(self.open_file, source.upload, opened, queue=False, **quiet)
         if source.sample is not None:
             source.sample.select(
                 self.pick_sample,
@@ -145,25 +151,27 @@ class ExtractTab(ExtractRun):
                 **quiet,
             )
 
-    def pick_sample(self, data: gr.SelectData) -> tuple[Any, ...]:
-        """An example text, with the schema that fits it."""
+    async def pick_sample(self, data: gr.SelectData, request: gr.Request) -> tuple[Any, ...]:
+        """An example text in place of the text and its record, with the schema that fits it."""
+        await self.stops.end(str(request.session_hash))
         schema = self.examples.schema_for(data.value)
         text, to_text = read_source(self.examples.samples[data.value]), gr.update(selected="text")
         views = (
             self.panel.show(self.examples.schemas[schema]) if schema else tuple(gr.skip() for _ in range(5))
         )
-        return text, to_text, schema or gr.skip(), *views
+        return text, to_text, *NO_RESULT, schema or gr.skip(), *views
 
-    async def open_file(self, path: str) -> tuple[Any, Any, str]:
-        """The text of an uploaded file; or, in place of the verdict, why it has none."""
+    async def open_file(self, path: str, request: gr.Request) -> tuple[Any, ...]:
+        """The text of an uploaded file in place of the text and its record; or, as the verdict, why it has none."""
         try:
             text = await read_apart(read_file, Path(path))
-            return text, gr.update(selected="text"), ""
         except ValueError as error:
             problem = Explanation(
                 "This file cannot be read.", f"{error}.", "Open a text file or a PDF with text in it."
             )
-            return gr.skip(), gr.skip(), problem.as_html()
+            return gr.skip(), gr.skip(), problem.as_html(), *(gr.skip() for _ in NO_RESULT[1:])
+        await self.stops.end(str(request.session_hash))
+        return text, gr.update(selected="text"), *NO_RESULT
 
 
 def read_file(path: Path) -> str:

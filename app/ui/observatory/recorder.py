@@ -50,13 +50,14 @@ class Recorder:
         self.clock = clock
         self.lanes: dict[str, Lane] = {}
         self.num_lanes = 0
-        self._polled = 0.0
+        self._polled = self._begun = 0.0
         self._task: asyncio.Task[None] | None = None
 
     def poll(self) -> dict[str, Any]:
         """Everything a page draws, as small JSON; keeps the recorder awake for some seconds."""
         self._polled = self.clock()
         if self._task is None or self._task.done():
+            self._begun = self._polled
             self._task = asyncio.ensure_future(self._watch())
         snapshot = self.engine.snapshot()
         self.sample(snapshot)
@@ -64,6 +65,7 @@ class Recorder:
         lanes = sorted(self.lanes.values(), key=lambda lane: lane.number)[-MAX_LANES:]
         return {
             "now": round(now, 3),
+            "watched": round(min(now - self._begun, WINDOW_S)),
             "state": self.engine.state,
             "lanes": [_draw_lane(lane, now) for lane in lanes],
             "blocks": self._map_blocks(snapshot) if snapshot is not None else None,

@@ -57,10 +57,10 @@ const drawTiles = (data) => {
   before = now;
 };
 
-const drawLanes = (lanes) => {
+const drawLanes = (lanes, watched) => {
   const height = 16, gap = 4, width = 1000;
   const shown = lanes.filter((lane) => lane.segments.at(-1)[2] > -WINDOW_S);
-  if (!shown.length) { at(".lanes").innerHTML = '<p class="quiet">No request in the last 30 seconds. Ask something in the chat, or run a batch.</p>'; return; }
+  if (!shown.length) { at(".lanes").innerHTML = `<p class="quiet">No request in the last ${watched} s. ${watched < WINDOW_S ? "Requests are drawn from the moment this view is opened." : "Ask something in the chat, or run a batch."}</p>`; return; }
   const x = (time) => Math.max(0, (1 + time / WINDOW_S) * width);
   const rows = shown.map((lane, row) => {
     const y = row * (height + gap);
@@ -142,7 +142,7 @@ const look = async () => {
     const data = await server.poll();
     host.dataset.looks = String(Number(host.dataset.looks || 0) + 1);
     drawTiles(data);
-    drawLanes(data.lanes);
+    drawLanes(data.lanes, data.watched);
     drawMap(data.blocks);
     drawSteps();
     for (const name of ["ttft", "itl", "lag"]) drawHistogram(name, data.stats.histograms[name]);

@@ -22,6 +22,7 @@ const name = () => {
   }
   const talk = document.querySelector("#talk");
   if (talk && !talk.dataset.pinned) { talk.dataset.pinned = "yes"; pin(talk); linkImages(talk); }
+  restoreDrafts();
   for (const box of document.querySelectorAll(".cm-scroller, #talk")) if (box.tabIndex !== 0) box.tabIndex = 0;
 };
 // The conversation stays at its end while it grows, unless a person has scrolled up to read; what was just asked is
@@ -57,6 +58,42 @@ const linkImages = (talk) => {
   new MutationObserver(update).observe(talk, { childList: true, subtree: true });
   update();
 };
+// A server that does not answer cannot say so in the strip.
+const PERIOD_MS = 1000, PATIENCE_MS = 5000;
+const watchServer = async () => {
+  if (!document.hidden) {
+    const options = { cache: "no-store", signal: AbortSignal.timeout(PATIENCE_MS) };
+    const isLost = await fetch(new URL("health", document.baseURI), options).then(() => false, () => true);
+    const state = document.querySelector(".strip .state");
+    if (state && isLost && !state.dataset.before) {
+      state.dataset.before = JSON.stringify([state.className, state.lastChild.data]);
+      [state.className, state.lastChild.data] = ["state stopped", "not reachable"];
+    } else if (state?.dataset.before && !isLost) {
+      [state.className, state.lastChild.data] = JSON.parse(state.dataset.before);
+      delete state.dataset.before;
+    }
+  }
+  setTimeout(watchServer, PERIOD_MS);
+};
+// After a restart of the server Gradio loads the page anew: what was typed and not yet sent is put back.
+const DRAFTS = ["#composer textarea", "#source textarea"];
+const keepDrafts = () => {
+  for (const selector of DRAFTS) {
+    try { sessionStorage.setItem(`troupe-draft ${selector}`, document.querySelector(selector)?.value || ""); } catch { /* forbidden, or too long */ }
+  }
+};
+const restoreDrafts = () => {
+  for (const selector of DRAFTS) {
+    const box = document.querySelector(selector);
+    if (!box || box.dataset.restored) continue;
+    box.dataset.restored = "yes";
+    let draft = "";
+    try { draft = sessionStorage.getItem(`troupe-draft ${selector}`); } catch { /* forbidden */ }
+    if (!draft || box.value) continue;
+    box.value = draft;
+    box.dispatchEvent(new Event("input", { bubbles: true }));
+  }
+};
 let isDue = false;
 new MutationObserver(() => {
   if (isDue) return;
@@ -65,3 +102,5 @@ new MutationObserver(() => {
 }).observe(document.body, { childList: true, subtree: true, attributes: true, attributeFilter: ["class"] });
 name();
 document.documentElement.lang ||= "en";
+window.addEventListener("pagehide", keepDrafts);
+watchServer();

@@ -1,6 +1,7 @@
 """The workbench's handlers on a fake engine: run, explain, keep, compare."""
 
 import asyncio
+from collections.abc import AsyncGenerator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,9 +10,11 @@ import gradio as gr
 import pytest
 
 from app.ui.examples import Examples
+from app.ui.extract.run import NO_RESULT
 from app.ui.extract.tab import ExtractTab
 from engine import EngineOverloaded
 from tests.fakes import FakeEngine
+from tests.waiting import wait_until
 
 REQUEST: Any = SimpleNamespace(session_hash="abc")
 SCHEMA = '{"type": "object", "properties": {"name": {"type": "string"}, "age": {"type": "integer"}}}'
@@ -34,6 +37,10 @@ async def run(
 ) -> list[Any]:
     updates = [update async for update in tab.run(text, schema, problem, limits, verbatim, verified, REQUEST)]
     return [SimpleNamespace(**dict(zip(PARTS, update, strict=True))) for update in updates]
+
+
+async def collect(updates: AsyncGenerator[Any, None]) -> list[Any]:
+    return [update async for update in updates]
 
 
 def edit(**edits: str) -> Any:
@@ -161,23 +168,38 @@ async def test_keeping_before_any_run_does_nothing() -> None:
     assert set(map(str, tab.keep(None, edit()))) == {str(gr.skip())}
 
 
-def test_a_sample_brings_its_schema(tmp_path: Path) -> None:
+async def test_a_sample_brings_its_schema(tmp_path: Path) -> None:
     path = tmp_path / "person_1.txt"
     path.write_text("Ada")
     tab, _ = make_tab({"person 1": path})
-    text, _, name, form, schema, code, verdict, _ = tab.pick_sample(SimpleNamespace(value="person 1"))
+    text, _, *results, name, form, schema, code, verdict, _ = await tab.pick_sample(
+        SimpleNamespace(value="person 1"), REQUEST
+    )
+    assert tuple(results) == NO_RESULT
     assert (text, name, schema) == ("Ada", "person", SCHEMA)
     assert (
         form["value"]["fields"][0]["name"] == "name" and "class Record" in code and "Every keyword" in verdict
     )
 
 
-async def test_a_file_that_is_no_text_is_refused_in_words(tmp_path: Path) -> None:
-    path = tmp_path / "a.txt"
-    path.write_bytes(b"\xff")
-    tab, _ = make_tab()
-    text, _, problem = await tab.open_file(str(path))
+async def test_an_opened_file_takes_the_place_of_the_text_and_its_record(tmp_path: Path) -> None:
+    good, bad = tmp_path / "good.txt", tmp_path / "bad.txt"
+    good.write_text("Bob")
+    bad.write_bytes(b"\xff")
+    tab, engine = make_tab(hold=asyncio.Event())
+    updates = tab.run("Ada", SCHEMA, None, True, False, None, REQUEST)
+    await anext(updates)
+    running = asyncio.create_task(collect(updates))
+    await wait_until(lambda: len(engine.requests) == 1)
+    text, _, problem, *kept = await tab.open_file(str(bad), REQUEST)
     assert text == gr.skip() and "not UTF-8" in problem and "Open a text file" in problem
+    assert kept == [gr.skip()] * 6 and not engine.requests[0].is_aborted
+    text, _, *results = await tab.open_file(str(good), REQUEST)
+    assert text == "Bob" and tuple(results) == NO_RESULT and engine.requests[0].is_aborted
+    # The run before writes nothing beside the new text; only its buttons change back.
+    *page, run_button, stop, shown = (await running)[-1]
+    assert [*page, shown] == [gr.skip()] * 8
+    assert run_button["interactive"] is True and stop["visible"] is False
 
 
 async def test_what_is_kept_is_one_record_with_its_time() -> None:

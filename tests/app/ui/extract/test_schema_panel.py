@@ -41,6 +41,7 @@ def test_an_edit_of_the_form_reaches_json_and_pydantic() -> None:
 def test_an_edit_of_the_classes_reaches_form_and_json() -> None:
     form, text, _, problem = make_panel().edit_pydantic("class Trip(BaseModel):\n    city: str")
     assert form["value"]["fields"][0]["kind"] == "text" and json.loads(text)["required"] == ["city"]
+    assert problem is None
 
 
 async def test_a_form_or_classes_that_are_not_complete_change_nothing_and_let_nothing_run() -> None:

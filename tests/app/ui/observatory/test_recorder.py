@@ -82,15 +82,18 @@ async def test_an_engine_that_is_down_has_no_blocks_and_no_error() -> None:
     await recorder.close()
 
 
-async def test_nobody_polling_ends_the_looking(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_nobody_polling_ends_the_looking_and_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the time the page would say that there was no request while nobody looked."""
     monkeypatch.setattr(module, "SAMPLE_INTERVAL_S", 0.0)
     recorder, house = make_recorder(make_snapshot())
-    recorder.poll()
+    assert recorder.poll()["watched"] == 0
+    house.time += 2
+    assert recorder.poll()["watched"] == 2
     task = recorder._task
     assert task is not None and not task.done()
     house.time += module.PATIENCE_S
     await task
-    recorder.poll()
+    assert recorder.poll()["watched"] == 0
     assert recorder._task is not task
     await recorder.close()
 
