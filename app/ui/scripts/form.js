@@ -113,8 +113,10 @@ const draw = () => {
   const place = document.activeElement?.getAttribute("aria-label");
   if (form?.refused) host.replaceChildren(make("p", { class: "refused" }, form.refused));
   else host.replaceChildren(...drawFields((form.fields ||= []), "", ""));
-  if (place && !host.contains(document.activeElement))
-    [...host.querySelectorAll("[aria-label]")].find((node) => node.getAttribute("aria-label") === place)?.focus();
+  if (!place || host.contains(document.activeElement)) return;
+  const node = [...host.querySelectorAll("[aria-label]")].find((each) => each.getAttribute("aria-label") === place);
+  node?.focus();
+  node?.closest(".field-box")?.scrollIntoView({ block: "nearest" });
 };
 const take = () => { form = JSON.parse(JSON.stringify(props.value || {})); draw(); };
 watch("value", take);
