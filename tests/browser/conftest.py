@@ -32,12 +32,21 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--screenshots", metavar="DIR", help="write the README's screenshots into this folder")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "xdist_group: tests of one group run in one worker")
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.browser)
             # The first one also pays for the server and the browser; a loaded machine is slow, not wrong.
             item.add_marker(pytest.mark.timeout(900))
+            # Two groups, so that there are at most two browsers: each has servers of its own, started once.
+            fixtures = set(getattr(item, "fixturenames", ()))
+            group = "browser-slow" if fixtures & {"lasting", "small"} else "browser"
+            item.add_marker(pytest.mark.xdist_group(group))
 
 
 @pytest.fixture(scope="package")

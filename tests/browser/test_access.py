@@ -9,6 +9,7 @@ from tests.browser.site import Site
 from tests.browser.test_extract_page import INVOICE
 
 MAX_TABS = 120
+TABS = {"Batch": "Many texts, one schema", "Observatory": "Batch lanes", "API": "Base URL"}
 
 
 def tab_to(site: Site, condition: str) -> None:
@@ -86,9 +87,9 @@ def visit_all(site: Site) -> dict[str, list[str]]:
     site.page.get_by_text("schema-valid").wait_for()
     site.page.get_by_role("textbox", name="vendor").wait_for()
     found["Extract"] = list_violations(site.page)
-    for tab in ("Batch", "Observatory", "API"):
+    for tab, words in TABS.items():
         site.go_to(tab)
-        site.page.wait_for_timeout(500)
+        site.page.get_by_text(words).first.wait_for()
         found[tab] = list_violations(site.page)
     return found
 

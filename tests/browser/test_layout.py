@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.browser.site import Site
+from tests.browser.test_access import TABS
 from tests.browser.test_errors import occupy
 from tests.browser.test_extract_page import INVOICE
 
@@ -22,26 +23,19 @@ def test_nothing_overflows_on_a_phone(phone: Site) -> None:
     phone.extract(INVOICE)
     phone.page.get_by_text("schema-valid").wait_for()
     assert phone.find_overflow() == []
-    for tab, words in (
-        ("Batch", "Many texts, one schema"),
-        ("Observatory", "Batch lanes"),
-        ("API", "Base URL"),
-    ):
+    for tab, words in TABS.items():
         phone.go_to(tab)
         phone.page.get_by_text(words).first.wait_for()
         assert phone.find_overflow() == [], tab
 
 
-def test_the_buttons_of_the_panels_cover_nothing_on_a_phone(phone: Site) -> None:
+def test_the_buttons_of_the_panels_cover_nothing_and_work_on_a_phone(phone: Site) -> None:
     figures = phone.page.locator(".strip .figures").bounding_box()
     model = phone.page.locator(".strip .model").bounding_box()
     for name in ("Chats", "Settings"):
         button = phone.page.get_by_role("button", name=name, exact=True).bounding_box()
         assert button["y"] + button["height"] <= figures["y"], name
         assert button["y"] + button["height"] > model["y"]  # on the first line, where there is room for them
-
-
-def test_the_settings_open_and_close_on_a_phone(phone: Site) -> None:
     phone.make_answers_endless()
     phone.ask("Count, please.")
     phone.wait_for(lambda: phone.num_running() == 1)
@@ -49,14 +43,10 @@ def test_the_settings_open_and_close_on_a_phone(phone: Site) -> None:
     phone.figures.wait_for()
 
 
-def test_the_chat_fills_the_window_and_no_more(site: Site) -> None:
-    box = site.page.locator("#composer").bounding_box()
+def test_the_chat_fills_the_window_and_the_strip_is_live(site: Site) -> None:
+    box, strip = site.page.locator("#composer").bounding_box(), site.page.locator(".strip")
     assert 740 < box["y"] + box["height"] <= 800
     assert site.page.evaluate("document.documentElement.scrollHeight") <= 800
-
-
-def test_the_strip_is_live(site: Site) -> None:
-    strip = site.page.locator(".strip")
     assert "demo_model" in strip.inner_text() and "ready" in strip.inner_text()
     site.ask("Hello!")
     site.wait_for(

@@ -10,9 +10,13 @@ from app.extraction.json_spans import scan
 
 RECORD = '{"a": "x\\"y", "b": [1, -2.5, true], "c": {"d/e": null}}'
 
+# Those that are escaped, and some of each length in UTF-16; of all characters Hypothesis makes a table for seconds.
+CHARS = 'ab"\\/\b\n\x00\x7fé\u2028漢\U0001f600'
 json_values = st.recursive(
-    st.none() | st.booleans() | st.integers(-(10**9), 10**9) | st.text(max_size=6),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    st.none() | st.booleans() | st.integers(-(10**9), 10**9) | st.text(CHARS, max_size=6),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(CHARS, max_size=4), inner, max_size=3)
+    ),
     max_leaves=8,
 )
 

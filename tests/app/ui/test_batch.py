@@ -10,7 +10,7 @@ from typing import Any
 import gradio as gr
 import pytest
 
-from app.extraction import Extractor, extractor
+from app.extraction import Extractor
 from app.extraction.sources import Row, TableLimits, UnreadableSource, make_table, read_file
 from app.ui.batch import tab as batch_tab
 from app.ui.batch import tables
@@ -21,7 +21,6 @@ from app.ui.batch.view import format_duration, render_preview, render_progress, 
 from app.ui.examples import Examples
 from app.ui.stops import Stops
 from engine import EngineDead
-from tests.app.busy_engine import BusyEngine
 from tests.fakes import FakeEngine
 from tests.waiting import wait_until
 
@@ -71,33 +70,12 @@ async def test_a_record_keeps_what_stood_beside_its_text() -> None:
     assert [record.get("row") for record in batch.ordered] == [{"id": "7"}, {"id": "8"}, None]
 
 
-async def test_a_row_longer_than_the_model_is_read_in_parts() -> None:
-    engine = FakeEngine()
-    batch = BatchRun((Row("long", {"text": "Ada is 36. " * 400}),), "text")
-    _ = [count async for count in batch.run(Extractor(engine), {"type": "object"}, "salt")]
-    assert batch.num_valid == 1 and len(engine.requests) > 2
-
-
-@pytest.mark.parametrize("text", ["Ada is 36. ", "Ada is 36. " * 400])
-async def test_a_row_waits_while_the_queue_is_full(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(extractor, "RETRY_S", 0.0)
-    batch = BatchRun((Row("a", {"text": text}),), "text")
-    _ = [count async for count in batch.run(Extractor(BusyEngine(num_refused=4)), {"type": "object"}, "salt")]
-    assert batch.num_valid == 1, batch.ordered
-
-
 async def test_leaving_ends_the_rows_that_run() -> None:
     engine = FakeEngine(hold=asyncio.Event())
     stream = BatchRun(ROWS, "text").run(Extractor(engine), {"type": "object"}, "salt")
     await anext(stream)
     await stream.aclose()
     assert all(request.is_aborted for request in engine.requests)
-
-
-async def test_a_dead_engine_ends_the_batch_and_says_so() -> None:
-    tab, _ = make_tab(reject=EngineDead("boom"))
-    last = (await collect(tab.run_all("text", "person", "", None, REQUEST)))[-1]
-    assert "engine has stopped" in last[0] and last[2]["interactive"] is True
 
 
 async def test_a_run_shows_progress_and_ends_with_files() -> None:
@@ -110,17 +88,36 @@ async def test_a_run_shows_progress_and_ends_with_files() -> None:
     assert read(csv).count(b"\r\n") == 5
 
 
-async def test_the_trial_takes_the_first_rows_only() -> None:
+async def test_the_trial_takes_the_first_rows_only_with_the_schema_of_the_extract_tab() -> None:
     tab, engine = make_tab(tuple(Row(str(index), {"text": "Ada"}) for index in range(9)))
-    await collect(tab.run_some("text", "person", "", None, REQUEST))
-    assert len(engine.requests) == 5
+    await collect(tab.run_some("text", AS_IN_EXTRACT, '{"type": "object", "title": "Mine"}', None, REQUEST))
+    assert len(engine.requests) == 5 and "Mine" in engine.requests[0].prompt
 
 
-async def test_the_schema_of_the_extract_tab_is_used_where_it_is_chosen() -> None:
-    tab, engine = make_tab(ROWS[:1])
-    schema = '{"type": "object", "title": "Mine"}'
-    await collect(tab.run_all("text", AS_IN_EXTRACT, schema, None, REQUEST))
-    assert "Mine" in engine.requests[0].prompt
+@pytest.mark.parametrize(
+    ("error", "schema", "words"),
+    [(EngineDead("boom"), SCHEMA, "engine has stopped"), (None, "{", "cannot be used")],
+)
+async def test_what_ends_a_run_is_explained_and_the_buttons_open(error: Any, schema: str, words: str) -> None:
+    tab, engine = make_tab(reject=error)
+    last = (await collect(tab.run_all("text", AS_IN_EXTRACT, schema, None, REQUEST)))[-1]
+    assert words in last[0] and last[2]["interactive"] is True
+    assert error is not None or engine.requests == []
+
+
+@pytest.mark.parametrize("place", ["engine", "export"])
+async def test_a_bug_goes_on_and_the_buttons_open_again(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    bug = ZeroDivisionError("boom")
+    tab, _ = make_tab(reject=bug if place == "engine" else None)
+    if place == "export":
+        monkeypatch.setattr(batch_tab, "export", lambda *_: 1 // 0)
+    updates = []
+    with pytest.raises(ZeroDivisionError):
+        async for update in tab.run_all("text", "person", "", None, REQUEST):
+            updates.append(update)
+    problem, _, trial, run, stop, *_ = updates[-1]
+    assert "inside the app" in problem and stop["visible"] is False
+    assert trial["interactive"] is True and run["interactive"] is True
 
 
 async def test_stop_keeps_what_is_done() -> None:
@@ -134,12 +131,6 @@ async def test_stop_keeps_what_is_done() -> None:
     assert all(request.is_aborted for request in engine.requests)
 
 
-async def test_a_schema_that_cannot_be_used_is_explained_and_nothing_runs() -> None:
-    tab, engine = make_tab()
-    last = (await collect(tab.run_all("text", AS_IN_EXTRACT, "{", None, REQUEST)))[-1]
-    assert "cannot be used" in last[0] and engine.requests == []
-
-
 async def test_opened_files_pick_their_column_and_open_the_buttons(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     path.write_text("id,body\n1,<Ada>\n")
@@ -148,11 +139,6 @@ async def test_opened_files_pick_their_column_and_open_the_buttons(tmp_path: Pat
     assert picker["value"] == "body" and run["interactive"] is True and note == ""
     assert len(tab.tables.get("abc").rows) == 1
     assert "&lt;Ada&gt;" in preview and preview.index("body") < preview.index("id")
-
-
-async def test_no_files_close_the_buttons_again() -> None:
-    *_, preview, _, run = await make_tab()[0].open_files(None, REQUEST)
-    assert "Many texts, one schema" in preview and run["interactive"] is False
 
 
 async def test_a_folder_opens_the_files_that_could_be_opened_one_by_one(tmp_path: Path) -> None:
@@ -287,8 +273,14 @@ async def test_the_end_of_a_session_waits_for_all_that_it_runs() -> None:
     assert await ending is True
 
 
-def test_a_row_that_cannot_be_read_shows_in_the_preview() -> None:
+async def test_what_there_is_not_to_show_is_said() -> None:
     assert "b is broken" in render_preview(make_table(ROWS), "text")
+    *_, preview, _, run = await make_tab()[0].open_files(None, REQUEST)
+    assert "Many texts, one schema" in preview and run["interactive"] is False
+    batch = BatchRun(ROWS, "text")
+    assert "Many texts" in render_records(batch)
+    batch.records = {0: {"source": "a", "record": {"2023": 1}, "valid": True, "confidence": {"/2023": 0.5}}}
+    assert 'title="2023: confidence 50%"' in render_records(batch)
 
 
 def test_progress_tells_what_is_left_and_what_the_cache_gave() -> None:
@@ -297,40 +289,6 @@ def test_progress_tells_what_is_left_and_what_the_cache_gave() -> None:
     batch.num_prompt_tokens, batch.num_cached_tokens = 100, 60
     line = render_progress(batch, "running")
     assert "about 6.0 s left" in line and "60% of the prompts" in line and "width:25.0%" in line
-
-
-async def test_a_bug_goes_on_and_the_buttons_open_again() -> None:
-    tab, _ = make_tab(reject=ZeroDivisionError("boom"))
-    updates = []
-    with pytest.raises(ZeroDivisionError):
-        async for update in tab.run_all("text", "person", "", None, REQUEST):
-            updates.append(update)
-    problem, _, trial, run, stop, *_ = updates[-1]
-    assert "inside the app" in problem and stop["visible"] is False
-    assert trial["interactive"] is True and run["interactive"] is True
-
-
-async def test_a_bug_in_writing_the_files_opens_the_buttons_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*given: Any) -> bytes:
-        raise ZeroDivisionError("boom")
-
-    monkeypatch.setattr(batch_tab, "export", fail)
-    tab, _ = make_tab()
-    updates = []
-    with pytest.raises(ZeroDivisionError):
-        async for update in tab.run_all("text", "person", "", None, REQUEST):
-            updates.append(update)
-    assert updates[-1][3]["interactive"] is True
-
-
-def test_columns_named_with_digits_keep_their_names() -> None:
-    batch = BatchRun(ROWS, "text")
-    batch.records = {0: {"source": "a", "record": {"2023": 1}, "valid": True, "confidence": {"/2023": 0.5}}}
-    assert 'title="2023: confidence 50%"' in render_records(batch)
-
-
-def test_nothing_done_shows_the_empty_state() -> None:
-    assert "Many texts" in render_records(BatchRun(ROWS, "text"))
 
 
 @pytest.mark.parametrize(

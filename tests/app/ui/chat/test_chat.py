@@ -59,35 +59,80 @@ async def finish(tab: ChatTab, turn: Any, updates: AsyncGenerator[Any, None]) ->
     return history, composer
 
 
-async def test_an_answer_grows_and_ends_with_its_figures() -> None:
+async def test_an_answer_grows_without_the_history_before_it_and_ends_with_its_figures() -> None:
     tab, _ = make_tab()
-    played = await play(tab, await ask(tab))
+    begun = await ask(tab, "hello", [user_message("q"), answer_message("a")] * 40)
+    assert begun[0] == gr.skip() and begun[2] == [user_message("hello")]
+    assert (begun[1]["stop_btn"], begun[1]["value"]) == (True, None)
+    played = await play(tab, begun)
+    assert {len(growing) for growing in played.grew[:-1]} == {2} and len(played.history) == 83
     texts = [read_text(growing[1]["content"]) for growing in played.grew[1:-1]]
     assert texts == sorted(texts, key=len) and texts[-1] == "fine, thanks"
     assert "12 tokens" in played.history[-1]["metadata"]["title"]
+    assert (played.composer["stop_btn"], played.composer["submit_btn"]) == (False, True)
 
 
-async def test_the_composer_shows_stop_while_an_answer_runs() -> None:
+async def test_history_settings_and_session_reach_the_engine() -> None:
+    tab, engine = make_tab()
+    settings = ("be kind", *SETTINGS[1:-2], -3, False)
+    played = await play(tab, await ask(tab, "and you?", TURN), settings)
+    (request,) = engine.requests
+    assert request.prompt == "<system>be kind\n<user>hello\n<assistant>hi\n<user>and you?\n<assistant>"
+    assert (request.options["cache_salt"], request.options["priority"]) == ("session-abc", -3)
+    assert "steps" not in played.tokens and request.params.logprobs is None
+
+
+async def test_every_answer_ends_with_its_own_tokens_and_their_rivals() -> None:
     tab, _ = make_tab()
-    begun = await ask(tab)
-    assert (begun[1]["stop_btn"], begun[1]["value"]) == (True, None)
-    composer = (await play(tab, begun)).composer
-    assert (composer["stop_btn"], composer["submit_btn"]) == (False, True)
+    first = await play(tab, await ask(tab))
+    steps = json.loads(first.tokens["steps"])
+    assert "".join(step["text"] for step in steps) == "fine, thanks" and steps[0]["p"] == 0.7788
+    assert [each["text"] for each in steps[0]["top"]] == ["f", "~"]
+    second = await play(tab, await ask(tab, "again", first.history))
+    assert second.tokens["ids"] == [first.tokens["id"], second.tokens["id"]]
+    assert first.tokens["id"] != second.tokens["id"]
 
 
-async def test_the_model_reads_system_prompt_and_history() -> None:
+async def test_a_retry_keeps_the_answer_before_as_another_version() -> None:
     tab, engine = make_tab()
-    await play(tab, await ask(tab, "and you?", TURN), ("be kind", *SETTINGS[1:]))
-    assert (
-        engine.requests[0].prompt
-        == "<system>be kind\n<user>hello\n<assistant>hi\n<user>and you?\n<assistant>"
-    )
+    begun = tab.retry(TURN, THREAD, None, SimpleNamespace(index=0))
+    fork, (chat,) = begun[3]["forks"][0], begun[5]["put"]
+    assert (fork["at"], fork["active"], fork["tails"][0]["messages"]) == (1, 1, TURN[1:])
+    assert chat["messages"][0] == TURN[0] and chat["forks"][0]["tails"][0]["messages"] == TURN[1:]
+    assert len((await play(tab, begun)).history) == 3
+    assert engine.requests[0].prompt.endswith("<user>hello\n<assistant>")
 
 
-async def test_each_session_has_its_own_cache_salt() -> None:
+async def test_an_edit_drops_what_followed_and_keeps_the_old_words_as_another_version() -> None:
     tab, engine = make_tab()
-    await play(tab, await ask(tab))
-    assert engine.requests[0].options["cache_salt"] == "session-abc"
+    data: Any = SimpleNamespace(index=(0, 0), value="bye", previous_value="hello")
+    # The page sends the new words in their place.
+    begun = tab.edit([user_message("bye"), *TURN[1:]], THREAD, None, data)
+    assert begun[3]["forks"][0]["tails"][0]["messages"] == TURN
+    played = await play(tab, begun)
+    assert read_text(played.history[0]["content"]) == "bye" and "<user>bye" in engine.requests[0].prompt
+
+
+async def test_undo_takes_the_question_back_into_the_composer_but_not_while_it_is_answered() -> None:
+    tab, _ = make_tab()
+    history, composer, *_, change = tab.undo([*TURN, *TURN], THREAD, None, None, SimpleNamespace(index=3))
+    assert history == TURN and composer["value"]["text"] == "hello"
+    assert change["put"][0]["messages"] == TURN
+    turn, updates = await begin_writing(tab)
+    untouched = tab.undo(TURN, THREAD, turn, None, SimpleNamespace(index=0))
+    assert all(each == gr.skip() for each in untouched)
+    await finish(tab, turn, updates)
+
+
+async def test_an_attached_file_is_read_to_the_model_or_explained(tmp_path: Path) -> None:
+    path = tmp_path / "note.txt"
+    path.write_text("the ``` cat")
+    tab, engine = make_tab()
+    await play(tab, await ask(tab, "What is this?", [], str(path)))
+    assert "What is this?\n\nnote.txt\n````\nthe ``` cat\n````" in engine.requests[0].prompt
+    path.write_bytes(b"\xff")
+    history = (await play(tab, await ask(tab, "", [], str(path)))).history
+    assert "note.txt is not UTF-8" in read_text(history[-1]["content"]) and len(engine.requests) == 1
 
 
 async def test_an_empty_message_asks_nothing() -> None:
@@ -160,34 +205,6 @@ async def test_closing_the_tab_while_the_request_waits_aborts_it() -> None:
     assert engine.requests[0].is_aborted
 
 
-async def test_retry_answers_the_same_question_again() -> None:
-    tab, engine = make_tab()
-    played = await play(tab, tab.retry(TURN, THREAD, None, SimpleNamespace(index=0)))
-    assert len(played.history) == 3 and engine.requests[0].prompt.endswith("<user>hello\n<assistant>")
-
-
-async def test_an_edit_drops_what_followed() -> None:
-    tab, engine = make_tab()
-    data: Any = SimpleNamespace(index=(0, 0), value="bye", previous_value="hello")
-    played = await play(tab, tab.edit(TURN, THREAD, None, data))
-    assert read_text(played.history[0]["content"]) == "bye" and "<user>bye" in engine.requests[0].prompt
-
-
-def test_undo_takes_the_question_back_into_the_composer() -> None:
-    tab, _ = make_tab()
-    history, composer, *_, change = tab.undo([*TURN, *TURN], THREAD, None, None, SimpleNamespace(index=3))
-    assert history == TURN and composer["value"]["text"] == "hello"
-    assert change["put"][0]["messages"] == TURN
-
-
-async def test_undo_waits_for_the_answer_that_is_being_written() -> None:
-    tab, _ = make_tab()
-    turn, updates = await begin_writing(tab)
-    untouched = tab.undo(TURN, THREAD, turn, None, SimpleNamespace(index=0))
-    assert all(each == gr.skip() for each in untouched)
-    await finish(tab, turn, updates)
-
-
 async def test_stop_keeps_what_is_there_and_aborts_the_request() -> None:
     tab, engine = make_tab()
     turn, updates = await begin_writing(tab)
@@ -246,12 +263,6 @@ async def test_the_question_is_kept_when_the_chat_is_left_before_its_answer() ->
     assert tab.end(turn, {"current": "another", "chats": [chat]})[-1] == gr.skip()
 
 
-def test_a_question_asked_again_is_kept_with_the_answer_before() -> None:
-    tab, _ = make_tab()
-    (chat,) = tab.retry(TURN, THREAD, None, SimpleNamespace(index=0))[5]["put"]
-    assert chat["messages"][0] == TURN[0] and chat["forks"][0]["tails"][0]["messages"] == TURN[1:]
-
-
 async def test_only_the_chat_that_is_removed_ends_its_answer() -> None:
     tab, engine = make_tab()
     turn, updates = await begin_writing(tab)
@@ -279,71 +290,3 @@ async def test_versions_stay_as_they_are_while_an_answer_is_written() -> None:
     assert kept[:3] == history and ended["forks"][0]["active"] == 1 and branches[0]["active"] == 1
     assert tab.switch(kept, ended, None, None, to_first)[0] == TURN
     assert change["put"][0]["messages"] == kept
-
-
-async def test_an_answer_ends_with_its_tokens_and_their_rivals() -> None:
-    tab, _ = make_tab()
-    tokens = (await play(tab, await ask(tab))).tokens
-    steps = json.loads(tokens["steps"])
-    assert "".join(step["text"] for step in steps) == "fine, thanks"
-    assert steps[0]["p"] == 0.7788
-    assert [each["text"] for each in steps[0]["top"]] == ["f", "~"]
-
-
-async def test_every_line_of_figures_leads_to_its_own_tokens() -> None:
-    tab, _ = make_tab()
-    first = await play(tab, await ask(tab))
-    second = await play(tab, await ask(tab, "again", first.history))
-    assert second.tokens["ids"] == [first.tokens["id"], second.tokens["id"]]
-    assert first.tokens["id"] != second.tokens["id"]
-
-
-async def test_tokens_are_not_recorded_where_nobody_asked() -> None:
-    tab, engine = make_tab()
-    played = await play(tab, await ask(tab), (*SETTINGS[:-1], False))
-    assert "steps" not in played.tokens and engine.requests[0].params.logprobs is None
-
-
-async def test_priority_reaches_the_engine() -> None:
-    tab, engine = make_tab()
-    await play(tab, await ask(tab), (*SETTINGS[:-2], -3, True))
-    assert engine.requests[0].options["priority"] == -3
-
-
-def test_a_retry_keeps_the_answer_before_as_another_version() -> None:
-    tab, _ = make_tab()
-    fork = tab.retry(TURN, THREAD, None, SimpleNamespace(index=0))[3]["forks"][0]
-    assert (fork["at"], fork["active"], fork["tails"][0]["messages"]) == (1, 1, TURN[1:])
-
-
-def test_an_edit_keeps_the_old_words_as_another_version() -> None:
-    tab, _ = make_tab()
-    data: Any = SimpleNamespace(index=0, value="bye", previous_value="hello")
-    changed = [user_message("bye"), *TURN[1:]]  # as the page sends it
-    assert tab.edit(changed, THREAD, None, data)[3]["forks"][0]["tails"][0]["messages"] == TURN
-
-
-async def test_an_attached_file_is_read_to_the_model(tmp_path: Path) -> None:
-    path = tmp_path / "note.txt"
-    path.write_text("the ``` cat")
-    tab, engine = make_tab()
-    await play(tab, await ask(tab, "What is this?", [], str(path)))
-    assert "What is this?\n\nnote.txt\n````\nthe ``` cat\n````" in engine.requests[0].prompt
-
-
-async def test_an_attachment_that_is_no_text_is_explained_and_nothing_is_asked(tmp_path: Path) -> None:
-    path = tmp_path / "note.txt"
-    path.write_bytes(b"\xff")
-    tab, engine = make_tab()
-    history = (await play(tab, await ask(tab, "", [], str(path)))).history
-    assert "note.txt is not UTF-8" in read_text(history[-1]["content"]) and engine.requests == []
-
-
-async def test_what_grows_is_sent_without_the_history_before_it() -> None:
-    tab, _ = make_tab()
-    history = [user_message("q"), answer_message("a")] * 40
-    begun = await ask(tab, "hello", history)
-    assert begun[0] == gr.skip() and begun[2] == [user_message("hello")]
-    played = await play(tab, begun)
-    assert {len(growing) for growing in played.grew[:-1]} == {2}
-    assert len(played.history) == 83 and read_text(played.history[81]["content"]) == "fine, thanks"

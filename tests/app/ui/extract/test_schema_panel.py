@@ -104,21 +104,8 @@ def test_a_schema_that_is_not_well_formed_yet_is_explained(change: dict[str, Any
 @pytest.mark.parametrize("value", [None, True, 5, "a", [], [["a"]], {}, {"a": 5}, {"a": {"type": []}}])
 def test_whatever_stands_behind_a_keyword_is_shown_or_explained(value: Any) -> None:
     panel = make_panel()
-    keywords = [
-        "type",
-        "enum",
-        "const",
-        "required",
-        "properties",
-        "items",
-        "anyOf",
-        "format",
-        "minLength",
-        "maximum",
-        "description",
-        "title",
-    ]
-    for keyword in [*keywords, "additionalProperties", "pattern", "$ref"]:
+    keywords = "type enum const required properties items anyOf format minLength maximum description title"
+    for keyword in [*keywords.split(), "additionalProperties", "pattern", "$ref"]:
         inner = {"type": "string", keyword: value}
         group = {"type": "object", "properties": {"a": inner}, keyword: value}
         for schema in ({"type": "object", "properties": {"a": inner, "b": group}}, group):
