@@ -9,7 +9,9 @@ import asyncio
 import threading
 from typing import Any
 
-from app.bench.ui_load import measure
+import pytest
+
+from app.bench import ui_load
 from tests.browser.site import Site
 
 NUM_MESSAGES = 200
@@ -64,11 +66,15 @@ def test_under_200_messages_only_the_answer_is_sent_and_drawn(lasting: Site) -> 
     assert num_bytes / (last - first) < 4000
 
 
-def test_a_crowd_of_pages_streams_evenly_and_a_real_page_among_them(site: Site) -> None:
+def test_a_crowd_of_pages_streams_evenly_and_a_real_page_among_them(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ui_load, "ALONE_S", 1.0)
+    monkeypatch.setattr(ui_load, "RAMP_UP_S", 0.5)
     found: dict[str, Any] = {}
 
     def crowd() -> None:
-        found["loads"] = asyncio.run(measure(site.base_url, NUM_PAGES, SECONDS))
+        found["loads"] = asyncio.run(ui_load.measure(site.base_url, NUM_PAGES, SECONDS))
 
     site.make_answers_endless()
     site.page.evaluate(WATCH)

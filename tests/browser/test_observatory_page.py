@@ -33,9 +33,9 @@ def test_it_polls_only_while_it_is_seen(site: Site) -> None:
 
     def count(request: Any) -> None:
         nonlocal beats
-        beats += request.url.endswith("/health")
+        beats += request.url.endswith("/robots.txt")
 
-    # The strip asks for the server's health as often as the drawings would look; one look may be under way.
+    # The strip asks whether the server is there as often as the drawings would look; one look may be under way.
     site.page.on("request", count)
     site.wait_for(lambda: beats >= 4)
     assert num_looks(site) <= before + 1

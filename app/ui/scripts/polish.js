@@ -58,12 +58,12 @@ const linkImages = (talk) => {
   new MutationObserver(update).observe(talk, { childList: true, subtree: true });
   update();
 };
-// A server that does not answer cannot say so in the strip.
+// A server that does not answer cannot say so in the strip. Its smallest file tells whether it does, whatever its health.
 const PERIOD_MS = 1000, PATIENCE_MS = 5000;
 const watchServer = async () => {
   if (!document.hidden) {
     const options = { cache: "no-store", signal: AbortSignal.timeout(PATIENCE_MS) };
-    const isLost = await fetch(new URL("health", document.baseURI), options).then(() => false, () => true);
+    const isLost = await fetch(new URL("robots.txt", document.baseURI), options).then(() => false, () => true);
     const state = document.querySelector(".strip .state");
     if (state && isLost && !state.dataset.before) {
       state.dataset.before = JSON.stringify([state.className, state.lastChild.data]);

@@ -49,11 +49,8 @@ def test_parts_cover_the_text_overlap_and_are_never_too_long(text: str, max_char
     assert parts[0].start == 0 and parts[-1].end == len(text)
     assert all(part.end - part.start <= max_chars for part in parts)
     assert all(a.start < b.start <= a.end for a, b in pairwise(parts))
-
-
-def test_a_part_ends_at_a_line_where_there_is_one() -> None:
-    text = "one two three\nfour five six\nseven"
-    assert text[: cut(text, 30)[0].end] == "one two three\nfour five six\n"
+    lines = "one two three\nfour five six\nseven"
+    assert lines[: cut(lines, 30)[0].end] == "one two three\nfour five six\n"
 
 
 def test_lists_are_joined_without_what_the_overlap_repeats() -> None:
@@ -84,6 +81,9 @@ def test_one_part_that_was_cut_off_makes_the_whole_not_valid() -> None:
     results = [make_result({"total": 1}, "1"), make_result({"total": 2}, "2", finish_reason="length")]
     merged = merge(SCHEMA, [Part(0, 1), Part(1, 2)], results)
     assert not merged.valid and merged.finish_reason == "length" and "part 2 of 2" in merged.errors[0]
+    lost = replace(results[0], record=None, errors=("a number is too large",), leaves=())
+    merged = merge(SCHEMA, [Part(0, 1), Part(1, 2)], [results[0], lost])
+    assert not merged.valid and merged.errors == ("part 2 of 2: a number is too large",)
 
 
 def test_the_merged_record_is_checked_again() -> None:
@@ -99,22 +99,20 @@ def test_what_was_added_for_a_later_part_is_shown_too() -> None:
     assert merge(SCHEMA, [Part(0, 4), Part(4, 5)], results).bounds.patterns == (year,)
 
 
-async def test_a_text_that_fits_is_read_once() -> None:
-    engine = FakeEngine()
-    steps = [step async for step in extract_long(Extractor(engine), {"type": "object"}, "Ada, 36")]
-    assert (
-        len(engine.requests) == 1 and steps[0] == PartsDone(1, 1) and isinstance(steps[-1], ExtractionResult)
-    )
-
-
-async def test_a_long_text_is_read_in_parts_that_fit() -> None:
-    engine = FakeEngine()
+async def test_a_long_text_is_read_in_parts_that_fit_and_wait_while_the_queue_is_full(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(extractor, "RETRY_S", 0.0)
+    engine = BusyEngine(num_refused=5)
     *steps, last = [
         step async for step in extract_long(Extractor(engine), {"type": "object"}, "Ada is 36. " * 400)
     ]
     num_parts = len(engine.requests)
     assert num_parts > 2 and steps[-1] == PartsDone(num_parts, num_parts)
-    assert isinstance(last, ExtractionResult) and last.valid
+    assert isinstance(last, ExtractionResult) and last.valid and engine.num_refused == 0
+    engine = FakeEngine()
+    steps = [step async for step in extract_long(Extractor(engine), {"type": "object"}, "Ada, 36")]
+    assert len(engine.requests) == 1 and steps[0] == PartsDone(1, 1)
 
 
 @given(st.text(alphabet="aé \n.", max_size=2500), st.integers(250, 600))
@@ -148,22 +146,16 @@ def test_a_place_too_dense_for_the_smallest_part_is_named() -> None:
         cut("é" * 900, 500, lambda part: len(part) < 50)
 
 
-async def test_a_text_of_very_many_parts_is_refused() -> None:
-    with pytest.raises(TextTooLong, match="more than 64 parts"):
-        _ = [s async for s in extract_long(Extractor(FakeEngine()), {"type": "object"}, "Ada " * 50_000)]
-
-
-async def test_parts_wait_while_the_queue_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(extractor, "RETRY_S", 0.0)
-    engine = BusyEngine(num_refused=5)
-    *_, last = [s async for s in extract_long(Extractor(engine), {"type": "object"}, "Ada is 36. " * 400)]
-    assert isinstance(last, ExtractionResult) and last.valid and engine.num_refused == 0
-
-
-async def test_a_schema_that_leaves_no_room_is_refused() -> None:
-    schema = {"type": "object", "description": "x" * 1500}
-    with pytest.raises(TextTooLong, match="leaves no room"):
-        _ = [step async for step in extract_long(Extractor(FakeEngine()), schema, "Ada " * 900)]
+@pytest.mark.parametrize(
+    ("schema", "text", "words"),
+    [
+        ({"type": "object"}, "Ada " * 50_000, "more than 64 parts"),
+        ({"type": "object", "description": "x" * 1500}, "Ada " * 900, "leaves no room"),
+    ],
+)
+async def test_what_no_parts_can_be_made_for_is_refused(schema: Any, text: str, words: str) -> None:
+    with pytest.raises(TextTooLong, match=words):
+        _ = [step async for step in extract_long(Extractor(FakeEngine()), schema, text)]
 
 
 async def test_leaving_early_ends_the_parts_that_run() -> None:
@@ -275,9 +267,3 @@ def test_of_a_list_and_a_text_the_surer_one_is_kept(sure: float, record: Any) ->
     assert merged.record == record
     shown = ["/items/0", "/items/1"] if sure > 0.5 else ["/items"]
     assert list(merged.confidence) == list(merged.evidence) == shown
-
-
-def test_a_part_without_a_record_makes_the_whole_not_valid() -> None:
-    lost = replace(make_result({"total": 1}, "1"), record=None, errors=("a number is too large",), leaves=())
-    merged = merge(SCHEMA, [Part(0, 1), Part(1, 2)], [make_result({"total": 1}, "1"), lost])
-    assert not merged.valid and merged.errors == ("part 2 of 2: a number is too large",)

@@ -56,15 +56,6 @@ async def test_the_record_grows_and_ends_in_one_result() -> None:
     assert records[0] == {} and {"name": "Ad"} in records and records[-1] == {"name": "Ada", "age": 36}
 
 
-async def test_generation_is_greedy_and_bound_by_the_schema_with_limits() -> None:
-    engine = FakeEngine()
-    await extract(engine)
-    params = engine.requests[0].params
-    assert (
-        params.temperature == 0 and params.grammar is not None and '"maxLength": 200' in params.grammar.text
-    )
-
-
 @pytest.mark.parametrize(
     ("day", "defined"),
     [
@@ -100,25 +91,46 @@ async def engine() -> AsyncIterator[Engine]:
         yield started
 
 
-async def test_limits_can_be_switched_off() -> None:
+async def test_generation_is_greedy_and_bound_by_the_schema_with_limits_unless_they_are_off() -> None:
     engine = FakeEngine()
+    await Extractor(engine).extract(SCHEMA, TEXT, cache_salt="me")
     result = await extract(engine, limits=None)
-    assert engine.requests[0].params.grammar.text.find("maxLength") == -1 and result.bounds.added == ()
+    first, second = engine.requests
+    assert first.params.temperature == 0 and '"maxLength": 200' in first.params.grammar.text
+    assert first.options["cache_salt"] == "me"
+    assert "maxLength" not in second.params.grammar.text and result.bounds.added == ()
 
 
-async def test_a_record_cut_off_by_length_is_not_valid() -> None:
-    result = await extract(FakeEngine(record='{"name": "Ada", "age": 36}'), max_tokens=20)
-    assert not result.valid and result.finish_reason == "length" and result.record == {"name": "Ada"}
+@pytest.mark.parametrize(
+    ("record", "max_tokens", "reason", "kept", "words"),
+    [
+        ('{"name": "Ada", "age": 36}', 20, "length", {"name": "Ada"}, ""),
+        ('{"name": "Ada", "age": "old"}', 99, "stop", {"name": "Ada", "age": "old"}, "/age"),
+        ("{oops", 99, "stop", None, "not JSON"),
+    ],
+)
+async def test_what_is_not_complete_or_refused_by_the_validator_is_not_valid(
+    record: str, max_tokens: int, reason: str, kept: Any, words: str
+) -> None:
+    result = await extract(FakeEngine(record=record), max_tokens=max_tokens)
+    assert not result.valid and result.finish_reason == reason and words in result.errors[0]
+    assert kept is None or result.record == kept
 
 
-async def test_a_record_that_the_validator_refuses_is_not_valid() -> None:
-    result = await extract(FakeEngine(record='{"name": "Ada", "age": "old"}'))
-    assert not result.valid and "/age" in result.errors[0]
-
-
-async def test_what_is_no_json_is_not_valid() -> None:
-    result = await extract(FakeEngine(record="{oops"))
-    assert not result.valid and result.errors[0].startswith("not JSON")
+@pytest.mark.parametrize(
+    ("schema", "text", "error", "words"),
+    [
+        (SCHEMA, "x" * 3000, TextTooLong, r"[\d,]+ tokens, but the model takes 2,048"),
+        ({"type": "strin"}, TEXT, GrammarError, "strin"),
+    ],
+)
+async def test_what_cannot_run_is_refused_before_anything_runs(
+    schema: Any, text: str, error: type[Exception], words: str
+) -> None:
+    engine = FakeEngine()
+    with pytest.raises(error, match=words):
+        await extract(engine, schema, text)
+    assert engine.requests == []
 
 
 def test_what_is_nested_too_deeply_is_not_valid() -> None:
@@ -127,30 +139,13 @@ def test_what_is_nested_too_deeply_is_not_valid() -> None:
     assert record is None and "nested" in errors[0]
 
 
-async def test_a_value_as_long_as_an_added_limit_is_noted() -> None:
+async def test_a_value_or_list_as_long_as_an_added_limit_is_noted() -> None:
     result = await extract(FakeEngine(record='{"name": "%s", "age": 1}' % ("x" * 200)))
     assert result.valid and "/name" in result.notes[0]
-
-
-async def test_a_list_as_long_as_an_added_limit_is_noted() -> None:
     schema = {"type": "object", "properties": {"a": {"type": "array", "items": {"type": "integer"}}}}
     result = await extract(FakeEngine(record=json.dumps({"a": list(range(32))})), schema)
     assert result.notes == ("/a ends at the added limit of 32 items; raise or switch off the limit",)
     assert result.to_json()["notes"] == list(result.notes)
-
-
-async def test_a_text_that_does_not_fit_is_refused_with_the_counts() -> None:
-    engine = FakeEngine()
-    with pytest.raises(TextTooLong, match=r"[\d,]+ tokens, but the model takes 2,048"):
-        await extract(engine, text="x" * 3000)
-    assert engine.requests == []
-
-
-async def test_an_unusable_schema_is_refused_before_anything_runs() -> None:
-    engine = FakeEngine()
-    with pytest.raises(GrammarError):
-        await extract(engine, schema={"type": "strin"})
-    assert engine.requests == []
 
 
 async def test_leaving_a_stream_aborts_its_request() -> None:
@@ -159,12 +154,6 @@ async def test_leaving_a_stream_aborts_its_request() -> None:
     await anext(stream)
     await stream.aclose()
     assert engine.requests[0].is_aborted
-
-
-async def test_the_salt_reaches_the_engine() -> None:
-    engine = FakeEngine()
-    await Extractor(engine).extract(SCHEMA, TEXT, cache_salt="me")
-    assert engine.requests[0].options["cache_salt"] == "me"
 
 
 async def test_many_sources_come_in_order_as_json_able_lines() -> None:

@@ -34,13 +34,21 @@ def test_the_chat_that_was_saved_last_is_first_and_current() -> None:
     assert store["chats"][0]["messages"] == MESSAGES and store["chats"][0]["title"] == "hello there"
 
 
-def test_an_empty_chat_is_not_kept() -> None:
+def test_a_chat_is_kept_as_plain_text_under_its_first_question() -> None:
     assert save_chat(save(empty_store(), "a"), "a", [], [])["chats"] == []
-
-
-def test_content_blocks_are_kept_as_text() -> None:
     block = [{"role": "user", "content": [{"type": "text", "text": "hello"}], "options": None}]
     assert save_chat(empty_store(), "a", block, [])["chats"][0]["messages"] == [user_message("hello")]
+    assert make_title([user_message("x" * 99)]) == "x" * 59 + "…" and make_title([]) == ""
+    thread, branches, _, change = ChatHistory().keep(MESSAGES, make_thread(), None)
+    assert change["current"] == thread["id"] and branches == []
+    assert [(chat["id"], chat["messages"]) for chat in change["put"]] == [(thread["id"], MESSAGES)]
+
+
+def test_the_page_opens_with_the_chat_it_was_left_with() -> None:
+    """Without one it is left alone: a person may type before the page has asked."""
+    history, thread, branches, _, change = ChatHistory().restore(save(empty_store(), "a"))
+    assert history == MESSAGES and thread == {"id": "a", "forks": []} and branches == []
+    assert change == gr.skip() and ChatHistory().restore(None) == (gr.skip(),) * 5
 
 
 def test_a_removed_chat_is_gone_and_no_longer_current() -> None:
@@ -92,28 +100,10 @@ def test_the_oldest_chats_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
         store = save(store, name)
     assert 1 <= len(store["chats"]) < 8 and store["chats"][0]["id"] == "h"
     assert len(json.dumps(store)) <= 700
-
-
-def test_a_title_is_the_first_question_shortened() -> None:
-    assert make_title([user_message("x" * 99)]) == "x" * 59 + "…" and make_title([]) == ""
-
-
-def test_the_page_opens_with_the_chat_it_was_left_with() -> None:
-    store = save(empty_store(), "a")
-    history, thread, branches, *_ = ChatHistory().restore(store)
-    assert history == MESSAGES and thread == {"id": "a", "forks": []} and branches == []
-
-
-def test_nothing_to_restore_leaves_the_page_alone() -> None:
-    """A person may type before the page has asked; the answer must not be wiped out."""
-    assert ChatHistory().restore(None) == (gr.skip(),) * 5
-    assert ChatHistory().restore(save(empty_store(), "a"))[4] == gr.skip()
-
-
-def test_a_turn_is_kept_under_the_chats_id() -> None:
-    thread, branches, _, change = ChatHistory().keep(MESSAGES, make_thread(), None)
-    assert change["current"] == thread["id"] and branches == []
-    assert [(chat["id"], chat["messages"]) for chat in change["put"]] == [(thread["id"], MESSAGES)]
+    before = save(save(empty_store(), "a"), "b")
+    monkeypatch.setattr(chat_store, "MAX_CHATS", 2)
+    # It goes from the browser, too.
+    assert list_changes(before, save(before, "c"))["removed"] == ["a"]
 
 
 def test_only_what_an_event_changes_goes_back_to_the_browser() -> None:
@@ -125,12 +115,6 @@ def test_only_what_an_event_changes_goes_back_to_the_browser() -> None:
     assert (removed["put"], removed["removed"], removed["current"]) == ([], ["b"], "c")
     # The same twice is two events for the page.
     assert removed["id"] != list_changes(before, remove_chat(before, "b"))["id"]
-
-
-def test_what_has_no_room_is_removed_in_the_browser_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = save(save(empty_store(), "a"), "b")
-    monkeypatch.setattr(chat_store, "MAX_CHATS", 2)
-    assert list_changes(before, save(before, "c"))["removed"] == ["a"]
 
 
 def event(**data: Any) -> Any:
