@@ -20,7 +20,7 @@ REWRITTEN = re.compile(r"\d\d:\d\d|\d{4}-\d\d-\d\d")  # times and dates take one
 
 def test_documents_hold_every_free_string_of_their_record() -> None:
     rng = Random(17)
-    for _ in range(1500):
+    for _ in range(400):
         documents, schema = play(rng, rng.randrange(1, 5))
         for document in documents:
             jsonschema_rs.validate(schema, document.record)
@@ -49,7 +49,7 @@ def test_a_document_holds_every_known_value_and_nothing_of_the_absent_fields(num
 
 def test_a_field_may_be_null_when_its_text_is_silent_and_when_it_is_not() -> None:
     rng, counts = Random(41), Counter[tuple[str, bool]]()
-    for _ in range(2000):
+    for _ in range(800):
         documents, schema = play(rng, rng.randrange(1, 5))
         for document in documents:
             counts.update(list_nullable(document.record, schema))
@@ -67,7 +67,7 @@ def test_every_document_behind_one_schema_answers_its_questions() -> None:
         for thing in line.split(",")
     }
     own = {name for lines in read_worlds().values() for name in list_names(lines)}
-    for _ in range(1500):
+    for _ in range(400):
         documents, schema = play(rng, 4)
         for key in schema["properties"]:
             asked = [thing for name, thing in things.items() if f"_{name}_" in f"_{key}_"]
@@ -76,7 +76,7 @@ def test_every_document_behind_one_schema_answers_its_questions() -> None:
                     num_answers += 1
                     text = document.text.lower().replace("'", " ")
                     assert any(thing.replace("'", " ") in text for thing in asked), (key, text)
-    assert num_answers > 500
+    assert num_answers > 130
 
 
 def test_a_statement_of_yes_or_no_names_its_thing_and_says_both_equally_often() -> None:
@@ -101,15 +101,14 @@ def test_documents_of_one_scene_share_a_schema_and_differ() -> None:
     assert several > 150
 
 
-@pytest.mark.parametrize("world", read_worlds())
-def test_every_field_of_a_world_is_written_by_one_of_its_documents(world: str) -> None:
-    lines = read_worlds()[world]
-    fields = {line.split(": ", 1)[0].split("|")[0] for line in lines if not line.startswith("> ")}
-    documents = [line for line in lines if line.startswith("> ")]
-    slots = {slot for line in documents for slot in SLOT.findall(line)}
-    written = slots | {slot.removesuffix("_lines") for slot in slots}  # a list written as bullets
-    assert len(documents) >= 2
-    assert fields <= written, f"never written: {fields - written}"
+def test_every_field_of_a_world_is_written_by_one_of_its_documents() -> None:
+    for world, lines in read_worlds().items():
+        fields = {line.split(": ", 1)[0].split("|")[0] for line in lines if not line.startswith("> ")}
+        documents = [line for line in lines if line.startswith("> ")]
+        slots = {slot for line in documents for slot in SLOT.findall(line)}
+        written = slots | {slot.removesuffix("_lines") for slot in slots}  # a list written as bullets
+        assert len(documents) >= 2, world
+        assert fields <= written, (world, fields - written)
 
 
 def list_names(lines: tuple[str, ...]) -> list[str]:
