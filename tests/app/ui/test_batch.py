@@ -52,10 +52,11 @@ def read(button: Any) -> bytes:
 
 
 async def test_every_row_ends_and_a_failed_one_fails_alone() -> None:
-    batch = BatchRun(ROWS, "text")
+    long = Row("e", {"text": "Ada is 36. " * 400})  # read in parts
+    batch = BatchRun((*ROWS, long), "text")
     counts = [count async for count in batch.run(Extractor(FakeEngine()), {"type": "object"}, "salt")]
-    assert counts[-1] == 4 and [record["source"] for record in batch.ordered] == ["a", "b", "c", "d"]
-    assert (batch.num_valid, batch.num_failed) == (2, 2)
+    assert counts[-1] == 5 and [record["source"] for record in batch.ordered] == ["a", "b", "c", "d", "e"]
+    assert (batch.num_valid, batch.num_failed) == (3, 2)
     assert batch.records[1]["error"] == "b is broken" and "is empty" in batch.records[2]["error"]
 
 

@@ -15,23 +15,17 @@ from app.ui.explain import Explanation
 FAILURE = error_message(Explanation("No.", "Because.", "Do."))
 
 
-def test_the_model_reads_no_figures() -> None:
-    history = [user_message("a"), answer_message("b"), figures_message("12 tok/s"), user_message("c")]
-    assert to_model_messages(history, "") == [
-        {"role": "user", "content": "a"},
-        {"role": "assistant", "content": "b"},
-        {"role": "user", "content": "c"},
+def test_the_model_reads_no_figures_and_no_failed_turn_behind_the_system_prompt() -> None:
+    failed = [user_message("a"), FAILURE]
+    history = [
+        *failed,
+        user_message("b"),
+        answer_message("c"),
+        figures_message("12 tok/s"),
+        user_message("d"),
     ]
-
-
-def test_a_failed_turn_is_not_read_again() -> None:
-    assert to_model_messages([user_message("a"), FAILURE, user_message("c")], "") == [
-        {"role": "user", "content": "c"}
-    ]
-
-
-def test_the_system_prompt_comes_first_and_may_be_empty() -> None:
-    assert to_model_messages([], " be brief ") == [{"role": "system", "content": "be brief"}]
+    read = [(message["role"], message["content"]) for message in to_model_messages(history, " be brief ")]
+    assert read == [("system", "be brief"), ("user", "b"), ("assistant", "c"), ("user", "d")]
     assert to_model_messages([], "  ") == []
 
 

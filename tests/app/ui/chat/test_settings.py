@@ -1,6 +1,7 @@
 """Settings become sampling parameters, or an error that names the setting."""
 
 import dataclasses
+from types import SimpleNamespace
 from typing import Any
 
 import gradio as gr
@@ -11,11 +12,16 @@ from app.ui.chat.settings import (
     build_settings,
     make_grammar,
     make_sampling_params,
+    pick_grammar,
+    pick_preset,
     restore_settings,
-    show_grammar,
 )
 from engine import InvalidRequest
 from grammar import GrammarError
+
+
+def event(value: str) -> Any:
+    return SimpleNamespace(value=value)
 
 
 async def test_components_come_in_the_order_of_the_fields() -> None:
@@ -68,9 +74,10 @@ def test_a_malformed_grammar_is_refused() -> None:
 
 
 def test_choosing_a_kind_shows_an_example_that_works() -> None:
-    assert show_grammar("none")["visible"] is False
+    assert pick_grammar(event("none"))["visible"] is False
     for kind in ("JSON schema", "regex", "choice", "EBNF"):
-        assert make_grammar(kind, show_grammar(kind)["value"]) is not None
+        assert make_grammar(kind, pick_grammar(event(kind))["value"]) is not None
+    assert "one or two sentences" in pick_preset(event("Short answers"))
 
 
 def test_kept_settings_come_back_and_what_is_none_becomes_the_default() -> None:

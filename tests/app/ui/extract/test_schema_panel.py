@@ -28,6 +28,8 @@ def make_form(**field: Any) -> dict[str, Any]:
 def test_the_editor_tells_at_once_what_is_wrong_and_where() -> None:
     panel = make_panel()
     assert "Every keyword is enforced" in panel.edit_json(SCHEMA)[2]
+    chosen: Any = SimpleNamespace(value="person")
+    assert panel.pick(chosen)[1] == SCHEMA
     assert "line 1 column 2" in panel.edit_json("{")[2]
     assert "“$dynamicRef” at the root" in panel.edit_json('{"type": "array", "$dynamicRef": "#a"}')[2]
 
