@@ -114,12 +114,12 @@ def build_settings(defaults: Settings) -> list[gr.components.Component]:
     preset = gr.Dropdown(list(PRESETS), value=chosen, label="System prompt preset", interactive=True)
     system = gr.Textbox(defaults.system_prompt, label="System prompt", lines=2, max_lines=8)
     # Not `input`: that also comes when the list is left without a choice, and would replace what was typed.
-    chosen_preset = preset.select(pick_preset, None, system, **quiet)
+    preset.select(pick_preset, None, system, **quiet)
     temperature = gr.Slider(0, 2, defaults.temperature, step=0.05, label="Temperature")
     max_tokens = gr.Slider(1, MAX_TOKENS_LIMIT, defaults.max_tokens, step=1, label="Max tokens")
     kind = gr.Dropdown(list(GRAMMARS), value=defaults.grammar_kind, label="Grammar of the answer")
     text = gr.Textbox("", label="Grammar", lines=5, max_lines=16, visible=False, elem_classes="mono")
-    chosen_kind = kind.select(pick_grammar, None, text, **quiet)
+    kind.select(pick_grammar, None, text, **quiet)
     with gr.Accordion("Sampling", open=False):
         top_p = gr.Slider(0.01, 1, defaults.top_p, step=0.01, label="Top-p")
         top_k = gr.Slider(0, 200, defaults.top_k, step=1, label="Top-k (0 = off)")
@@ -141,26 +141,29 @@ def build_settings(defaults: Settings) -> list[gr.components.Component]:
         "priority": priority, "with_tokens": with_tokens,
     }  # fmt: skip
     components: list[gr.components.Component] = [by_name[field.name] for field in fields(Settings)]
-    keep: dict[str, Any] = {"js": write_kept("writeSettings", asdict(defaults)), **quiet}
-    gr.on([each.input for each in by_name.values()], None, components, None, **keep)
-    for filled in (chosen_preset, chosen_kind):
-        filled.then(None, components, None, **keep)
+    changes = [each.change for each in by_name.values()]
+    keep = write_kept("writeSettings", asdict(defaults))
+    # The last change must not be lost because the one before is still being kept.
+    gr.on(changes, None, components, None, js=keep, trigger_mode="always_last", **quiet)
     return components
 
 
 def restore_settings(defaults: Settings, kept: Any) -> list[Any]:
-    """The settings that the browser keeps, in the order of the components; what it lacks or gets wrong is the default.
+    """The settings that the browser keeps, in the order of the components; the others stay as they are by then.
 
     A value that is out of range is refused by name when it is used, as one that was typed.
     """
     kept = kept if isinstance(kept, dict) else {}
     values = {
-        name: kept[name] if _is_alike(kept.get(name), default) else default
+        name: kept[name] if _is_alike(kept.get(name), default) else gr.skip()
         for name, default in asdict(defaults).items()
     }
-    kind = values["grammar_kind"] if values["grammar_kind"] in GRAMMARS else "none"
-    values["grammar_kind"] = kind
-    values["grammar_text"] = gr.update(**show_grammar(kind) | {"value": values["grammar_text"]})
+    kind = values["grammar_kind"]
+    if kind in GRAMMARS:
+        shown = {} if isinstance(values["grammar_text"], dict) else {"value": values["grammar_text"]}
+        values["grammar_text"] = gr.update(**show_grammar(kind) | shown)
+    else:
+        values["grammar_kind"] = gr.skip()
     return list(values.values())
 
 

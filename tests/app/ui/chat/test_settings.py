@@ -8,6 +8,7 @@ import gradio as gr
 import pytest
 
 from app.ui.chat.settings import (
+    GRAMMAR_HINTS,
     Settings,
     build_settings,
     make_grammar,
@@ -80,19 +81,22 @@ def test_choosing_a_kind_shows_an_example_that_works() -> None:
     assert "one or two sentences" in pick_preset(event("Short answers"))
 
 
-def test_kept_settings_come_back_and_what_is_none_becomes_the_default() -> None:
-    defaults = Settings(temperature=0.0)
+def test_kept_settings_come_back_and_the_others_stay() -> None:
+    """A person may have typed before they come."""
     kept: Any = {"system_prompt": "", "temperature": 1, "seed": 7, "with_tokens": 1, "grammar_kind": "regex"}
-    values = restore_settings(defaults, kept | {"grammar_text": "a+", "max_tokens": True, "other": 1})
-    text = {"visible": True, "value": "a+", "label": "Grammar: regex"}
-    expected = Settings("", 1, grammar_kind="regex", grammar_text=gr.update(**text))
-    assert values == [getattr(expected, field.name) for field in dataclasses.fields(Settings)]
+    names = [field.name for field in dataclasses.fields(Settings)]
+
+    def restore(kept: Any) -> dict[str, Any]:
+        values = zip(names, restore_settings(Settings(), kept), strict=True)
+        return {name: value for name, value in values if value != gr.skip()}
+
+    text = gr.update(visible=True, value="a+", label="Grammar: regex")
+    assert restore(kept | {"grammar_text": "a+", "max_tokens": True, "other": 1}) == {
+        "system_prompt": "", "temperature": 1, "grammar_kind": "regex", "grammar_text": text,
+    }  # fmt: skip
+    assert restore(kept)["grammar_text"]["value"] == GRAMMAR_HINTS["regex"]
     for broken in (None, [], {"grammar_kind": "rhyme", "temperature": None}):
-        hidden = gr.update(visible=False, value="", label="Grammar: none")
-        restored = dataclasses.replace(defaults, grammar_text=hidden)
-        assert restore_settings(defaults, broken) == [
-            getattr(restored, field.name) for field in dataclasses.fields(Settings)
-        ]
+        assert restore(broken) == {}
 
 
 async def test_the_preset_on_the_page_is_the_one_of_the_default_prompt() -> None:
