@@ -33,7 +33,7 @@ from app.ui.extract.record_view import (
 from app.ui.pacing import pace
 from app.ui.stops import Stops
 from engine import Engine
-from grammar import SchemaValidator
+from grammar import InvalidGrammar, SchemaValidator
 
 IDLE_BUTTONS = (gr.update(interactive=True), gr.update(visible=False))
 BUSY_BUTTONS = (gr.update(interactive=False), gr.update(visible=True))
@@ -148,7 +148,7 @@ class ExtractRun:
             return tuple(gr.skip() for _ in range(7))
         try:
             edited = correct(shown, data._data.get("edits") or {})
-        except EditError as error:
+        except (EditError, InvalidGrammar) as error:
             problem = Explanation("This record cannot be kept.", f"{error}.", "Run the extraction again.")
             return (problem.as_html(), *(gr.skip() for _ in range(6)))
         if not edited.result.valid:
@@ -169,6 +169,7 @@ def correct(shown: Shown, edits: Mapping[str, str]) -> Shown:
 
     Raises:
         EditError: an edit names no value of the record.
+        InvalidGrammar: a pattern of the schema backtracks too much over an edited value.
     """
     record = apply_edits(shown.result.record, edits, shown.schema)
     raw = json.dumps(record, indent=2, ensure_ascii=False)
