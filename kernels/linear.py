@@ -33,13 +33,16 @@ def unpack_linear(packed: PackedWeight) -> Tensor:
     return packed.unpack() if isinstance(packed, QuantizedWeight) else packed
 
 
-def linear(x: Tensor, weight: PackedWeight, bias: Tensor | None) -> Tensor:
-    """Return x W^T + b: [T, in] -> [T, out], dtype of x.
+def linear(
+    x: Tensor, weight: PackedWeight, bias: Tensor | None, out_dtype: torch.dtype | None = None
+) -> Tensor:
+    """Return x W^T + b: [T, in] -> [T, out], computed in the dtype of x.
 
     Args:
         weight: from `pack_linear`.
         bias: [out].
+        out_dtype: of the result; None: the dtype of x.
     """
-    if isinstance(weight, QuantizedWeight):
-        return weight.multiply(x, bias)
-    return F.linear(x, weight, bias)
+    is_quantized = isinstance(weight, QuantizedWeight)
+    product = weight.multiply(x, bias) if is_quantized else F.linear(x, weight, bias)
+    return product.to(out_dtype or x.dtype)

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
+import torch
 from torch import Tensor
 
 from kernels.shared_prefixes import SharedPrefixes
@@ -58,6 +59,13 @@ class StepShape:
     hidden_size: int
     inner_size: int
     itemsize: int  # bytes of a number, of the keys and values too
+
+
+class Multiply(Protocol):
+    def __call__(
+        self, x: Tensor, weight: PackedWeight, bias: Tensor | None, out_dtype: torch.dtype | None = None
+    ) -> Tensor:
+        """Return x W^T + b, [T, in] -> [T, out], in the dtype of x unless another is given."""
 
 
 class NormRopeStore(Protocol):
@@ -163,8 +171,7 @@ class Ops:
     norm_rope_store: NormRopeStore
     make_plan: MakePlan
     paged_attention: PagedAttention
-    # (x [T, in], packed weight, bias) -> [T, out]
-    linear: Callable[[Tensor, PackedWeight, Tensor | None], Tensor]
+    linear: Multiply
     # (weight [out, in], bias, quantization) -> packed weight
     pack_linear: Callable[[Tensor, Tensor | None, Quantization | None], PackedWeight]
     # The matrix [out, in] that was packed, as near as the packing kept it; None: packing is a one-way street.

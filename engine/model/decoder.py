@@ -164,7 +164,7 @@ class DecoderModel(nn.Module):
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """Return the scores of every token of the vocabulary: [R, D] -> [R, V] float32."""
-        return self.lm_head(hidden).float()
+        return self.lm_head(hidden, torch.float32)
 
     def pack(self, quantization: Quantization | None = None) -> None:
         """Change the layout of the loaded weights for the ops, one matrix at a time. Call once, after loading.

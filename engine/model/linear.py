@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor, nn
 
 from kernels import Ops
 from kernels.linear import linear
-from kernels.ops import PackedWeight, Quantization
-
-Multiply = Callable[[Tensor, PackedWeight, Tensor | None], Tensor]
+from kernels.ops import Multiply, PackedWeight, Quantization
 
 
 class Linear(nn.Module):
@@ -44,9 +40,9 @@ class Linear(nn.Module):
         # One tuple, so that another thread may repack the matrix while this one multiplies with it.
         self._packed: tuple[Multiply, PackedWeight] = (linear, self.weight if shared is None else shared)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, out_dtype: torch.dtype | None = None) -> Tensor:
         multiply, packed = self._packed
-        return multiply(x, packed, self.bias)
+        return multiply(x, packed, self.bias, out_dtype)
 
     @property
     def packed(self) -> PackedWeight:

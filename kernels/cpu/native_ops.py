@@ -214,21 +214,22 @@ class NativeOps:
         """The matrix [out, in] again, rounded where it was quantized."""
         return unpack(self.library, self.pool, weight)
 
-    def linear(self, x: Tensor, weight: NativeWeight, bias: Tensor | None) -> Tensor:
-        """Return x W^T + b, [T, in] -> [T, out]; the bias is the one that was packed."""
+    def linear(
+        self, x: Tensor, weight: NativeWeight, bias: Tensor | None, out_dtype: torch.dtype | None = None
+    ) -> Tensor:
+        """As `kernels.linear`, its float32 sums rounded once; the bias is the one that was packed."""
         assert (bias is None) == (weight.bias is None), "the bias must be the one that was packed"
         x = x.contiguous()
         num_rows = x.shape[0]
         _check(x, (num_rows, weight.in_features), x.dtype, "x")
-        out = torch.empty(num_rows, weight.out_features, dtype=x.dtype)
-        code = _code(x)
+        out = torch.empty(num_rows, weight.out_features, dtype=out_dtype or x.dtype)
         self.library.linear(
             self.pool.handle,
             ctypes.byref(weight.struct),
             x.data_ptr(),
-            code,
+            _code(x),
             out.data_ptr(),
-            code,
+            _code(out),
             num_rows,
         )
         return out

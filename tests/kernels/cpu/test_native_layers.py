@@ -101,6 +101,15 @@ def test_rounded_logits_point_where_transformers_do(
         assert similarity.min() > least
 
 
+def test_logits_of_a_bfloat16_model_are_not_rounded_to_it() -> None:
+    _, model = load_pair("qwen3", dtype=torch.bfloat16)
+    hidden = torch.randn(5, model.config.hidden_size, generator=torch.Generator().manual_seed(0)).bfloat16()
+    logits = model.compute_logits(hidden)
+    assert logits.dtype == torch.float32
+    expected = hidden.double() @ model.embed_tokens.double().T
+    torch.testing.assert_close(logits.double(), expected, atol=3e-5, rtol=3e-5)
+
+
 @pytest.mark.parametrize("quantization", [None, "int8"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("variant", ["llama-biased", "qwen3-layer-types"])
