@@ -2,11 +2,13 @@
 
     ~/.cache/troupe/kernels/<hash of sources, compiler, flags, processor>.so
 
-The file appears whole or not at all, in a folder that only its owner may write to.
+The file appears whole or not at all, in a folder that only its owner may write to. A lock on the folder lets one
+process build; the others wait and load what it built.
 """
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import platform
@@ -16,7 +18,8 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from kernels.cpu.library import NativeLibrary
@@ -128,15 +131,20 @@ class NativeBuild:
 
     def _build(self, command: list[str], target: Path) -> None:
         try:
-            with tempfile.TemporaryDirectory(dir=self._cache, prefix="build-") as folder:
-                output = Path(folder) / target.name
-                sources = [os.fspath(path) for path in sorted(_SOURCES.glob("*.cpp"))]
-                _compile([*command, *sources, "-o", os.fspath(output)])
-                output.chmod(stat.S_IRWXU)
-                output.replace(target)
+            with _lock(self._cache):
+                if not _is_file(target):
+                    self._compile_into(command, target)
             self._load(target)
         except (BuildError, OSError, subprocess.SubprocessError) as error:
             self._finish(f"not available: {error}")
+
+    def _compile_into(self, command: list[str], target: Path) -> None:
+        with tempfile.TemporaryDirectory(dir=self._cache, prefix="build-") as folder:
+            output = Path(folder) / target.name
+            sources = [os.fspath(path) for path in sorted(_SOURCES.glob("*.cpp"))]
+            _compile([*command, *sources, "-o", os.fspath(output)])
+            output.chmod(stat.S_IRWXU)
+            output.replace(target)
 
     def _load(self, path: Path) -> None:
         try:
@@ -196,6 +204,17 @@ def _make_private(folder: Path) -> None:
         raise BuildError(f"others may write to {folder}; run chmod 700 on it")
     if not os.access(folder, os.W_OK | os.X_OK):
         raise BuildError(f"{folder} cannot be written to")
+
+
+@contextmanager
+def _lock(folder: Path) -> Iterator[None]:
+    """Keep other processes out until the block ends; a process that dies leaves no lock behind."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _is_file(path: Path) -> bool:

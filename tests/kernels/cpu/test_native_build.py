@@ -13,7 +13,7 @@ import torch
 
 from kernels import cpu
 from kernels.cpu import NativeBuild, build
-from tests.kernels.cpu.conftest import require_library
+from tests.kernels.cpu.conftest import load_library, require_library
 
 
 def make_compiler(folder: Path, body: str) -> Path:
@@ -41,6 +41,7 @@ def run(cache: Path) -> NativeBuild:
 @pytest.fixture
 def only_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The one folder on PATH, empty; the processor can run anything."""
+    load_library("native")  # found once a process: not on this PATH
     folder = tmp_path / "bin"
     folder.mkdir()
     monkeypatch.setenv("PATH", str(folder))
@@ -120,6 +121,19 @@ def test_other_flags_of_the_processor_are_another_library(
     monkeypatch.setattr(build, "read_cpu_flags", lambda: frozenset(["avx2", "fma", "bmi2", "avx512f"]))
     run(tmp_path / "cache")
     assert len(list((tmp_path / "cache").iterdir())) == 2
+
+
+def test_builds_at_the_same_time_compile_once(tmp_path: Path, only_compiler: Path) -> None:
+    """Every process of a server, and every worker of a test run, starts with one."""
+    calls, gate = tmp_path / "calls", tmp_path / "gate"
+    wait = f"while [ ! -e {gate} ]; do /bin/sleep 0.01; done"
+    make_compiler(only_compiler, f'echo x >> {calls}; {wait}; /bin/cp {require_library().path} "$out"')
+    builds = [NativeBuild(tmp_path / "cache") for _ in range(3)]
+    for each in builds:
+        each.start()
+    gate.touch()
+    assert all(each.wait() is not None for each in builds)
+    assert calls.read_text() == "x\n"
 
 
 def test_looking_into_the_cache_alone_builds_nothing(tmp_path: Path, only_compiler: Path) -> None:
