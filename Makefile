@@ -8,13 +8,18 @@ WORKERS ?= 4
 # Tests that need neither a model nor a server.
 MACHINES := tests/engine/core tests/grammar/json_schema tests/test_exports.py tests/test_layering.py
 
-.PHONY: run test check lint install upgrade space clean
+.PHONY: run test test-avx2 check lint install upgrade space clean
 
 run: $(VENV)/.installed
 	$(BIN)/python -m app
 
 test: lint
 	$(BIN)/python -m pytest -n $(WORKERS)
+
+# as a processor with AVX2 and no AVX-512 runs the tests; TESTS=tests/kernels picks some
+test-avx2: $(VENV)/.installed-dev
+	ATEN_CPU_CAPABILITY=avx2 OPENBLAS_CORETYPE=Haswell ONEDNN_MAX_CPU_ISA=AVX2 \
+	  $(BIN)/python -m pytest -n $(WORKERS) --native-arch x86-64-v3 $(TESTS)
 
 check: lint
 	$(BIN)/python -m pytest $(MACHINES)

@@ -1,14 +1,60 @@
-"""Which tests share a worker under `pytest -n`, and how many threads each worker's torch takes."""
+"""What all tests share: one worker a file under `pytest -n`, one torch thread a worker, and `--native-arch`.
+
+make test-avx2                                    the suite as a machine with AVX2 and no AVX-512 runs it
+pytest --native-arch x86-64-v3 tests/kernels      native ops for an older processor, in child processes as well
+"""
 
 from __future__ import annotations
 
 import os
+import shlex
+import shutil
+from pathlib import Path
 
 import pytest
 
 # The workers share the cores. Set before torch is imported; servers that tests start inherit it.
-if "PYTEST_XDIST_WORKER" in os.environ:
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+WRAPPER = """#!/bin/sh
+for word do
+  shift
+  if [ "$word" = -march=native ]; then word={flag}; fi
+  set -- "$@" "$word"
+done
+exec {compiler} "$@"
+"""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--native-arch", metavar="ARCH", help="compile native ops for ARCH, such as x86-64-v3 (AVX2)"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if arch := config.getoption("--native-arch"):
+        put_compiler_first(arch)
+
+
+def put_compiler_first(arch: str) -> None:
+    """Put a g++ on PATH that compiles for `arch` where it is asked for this machine.
+
+    Its path is part of the key of the library cache, so the libraries of the machine itself stay apart.
+    """
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "troupe/compilers", arch)
+    if os.environ["PATH"].startswith(os.fspath(folder)):
+        return  # a worker of the run that put it there
+    compiler = shutil.which("g++")
+    if compiler is None:
+        raise pytest.UsageError("--native-arch needs g++")
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    text = WRAPPER.format(flag=shlex.quote(f"-march={arch}"), compiler=shlex.quote(compiler))
+    new = Path(f"{folder / 'g++'}.{os.getpid()}")
+    new.write_text(text)
+    new.chmod(0o700)
+    new.replace(folder / "g++")
+    os.environ["PATH"] = f"{folder}{os.pathsep}{os.environ['PATH']}"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
