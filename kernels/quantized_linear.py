@@ -61,14 +61,20 @@ class Int8Weight:
         self.values = _fill_up(values, *(size + -size % _INT8_MULTIPLE for size in weight.shape))
         self.scales = scales.flatten()  # [out] float32
         self._dtype = weight.dtype
+        self._is_exact = weight.is_cuda or _is_int8_product_exact()
 
     def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
         values, scales = round_rows(x, _INT8_MAX)
         num_rows = len(values)
         num_filled = max(num_rows, _MIN_CUDA_ROWS) if values.is_cuda else num_rows
         values = _fill_up(values, num_filled, self.values.shape[1])
-        products = torch._int_mm(values, self.values.t())[:num_rows, : self._num_outputs]
-        result = (products * scales).mul_(self.scales)
+        if self._is_exact:
+            products = torch._int_mm(values, self.values.t())
+        else:
+            # Half of a weight has 7 bits, with which no pair of products overflows 16 bits.
+            products = torch._int_mm(values, (self.values >> 1).t()).mul_(2)
+            products += torch._int_mm(values, (self.values & 1).t())
+        result = (products[:num_rows, : self._num_outputs] * scales).mul_(self.scales)
         if bias is not None:
             result += bias
         return result.to(x.dtype)
@@ -76,6 +82,12 @@ class Int8Weight:
     def unpack(self) -> Tensor:
         values = self.values[: self._num_outputs, : self._num_inputs]
         return (values * self.scales.unsqueeze(1)).to(self._dtype)
+
+
+def _is_int8_product_exact() -> bool:
+    """Whether torch's int8 product on this CPU adds in 32 bits: without VNNI, oneDNN clips pairs to 16."""
+    largest = torch.full((_INT8_MULTIPLE, 64), 127, dtype=torch.int8)
+    return bool((torch._int_mm(largest, largest.t()) == 64 * 127**2).all())
 
 
 class Fp8Weight:
