@@ -82,7 +82,7 @@ def test_queries_may_be_a_view_of_a_fused_projection() -> None:
     fused[:, :4] = batch.q
     expected = kernels.paged_attention(*batch.tensors, scale=0.3)
     actual = kernels.paged_attention(fused[:, :4], *batch.tensors[1:], scale=0.3)
-    assert torch.equal(actual, expected)
+    torch.testing.assert_close(actual, expected, atol=2e-6, rtol=0)
 
 
 def test_contexts_of_similar_length_are_padded_together() -> None:
@@ -94,19 +94,12 @@ def test_contexts_of_similar_length_are_padded_together() -> None:
     assert_equals_reference(batch)
 
 
-def decode_alone_and_padded(num_mates: int) -> tuple[Tensor, Tensor]:
-    alone = make_batch([(1, 48)])
-    mates = make_batch([(1, 48), *[(1, 90)] * num_mates])
-    return (
-        kernels.paged_attention(*alone.tensors, scale=0.3),
-        kernels.paged_attention(*mates.tensors, scale=0.3)[:1],
-    )
-
-
 @pytest.mark.parametrize("num_mates", [1, 3, 30])
 def test_padding_contributes_nothing(num_mates: int) -> None:
-    alone, padded = decode_alone_and_padded(num_mates)
-    torch.testing.assert_close(padded, alone, atol=3e-7, rtol=0)
+    """Up to the order of sums, which torch's products choose by their shape and the processor."""
+    batches = (make_batch([(1, 48), *[(1, 90)] * number]) for number in (0, num_mates))
+    alone, padded = (kernels.paged_attention(*batch.tensors, scale=0.3)[:1] for batch in batches)
+    torch.testing.assert_close(padded, alone, atol=2e-6, rtol=0)
 
 
 def test_poison_in_one_request_stays_there() -> None:
