@@ -66,12 +66,13 @@ def assert_equals_twins(tensors: Tensors, shared: SharedPrefixes, **options: Any
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize("head_dim", [16, 60])
 def test_shared_keys_equal_the_twins(device: torch.device, head_dim: int, dtype: torch.dtype) -> None:
-    assert_equals_twins(*make_cascade(device, head_dim=head_dim, dtype=dtype))
+    heads = {"num_heads": 4, "num_kv_heads": 2}
+    assert_equals_twins(*make_cascade(device, head_dim=head_dim, dtype=dtype, **heads))
 
 
-@pytest.mark.parametrize("group_size", range(1, 9))
+@pytest.mark.parametrize("group_size", [1, 3, 8])
 def test_any_number_of_heads_in_a_group(device: torch.device, group_size: int) -> None:
-    assert_equals_twins(*make_cascade(device, num_heads=2 * group_size, head_dim=16))
+    assert_equals_twins(*make_cascade(device, num_heads=group_size, head_dim=16))
 
 
 @pytest.mark.parametrize("block_size", [1, 3, 32])

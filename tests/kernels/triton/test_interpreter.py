@@ -12,16 +12,17 @@ import pytest
 from tests.kernels.triton.conftest import IS_INTERPRETED
 
 ROOT = Path(__file__).resolve().parents[3]
-FILES = ("elementwise", "paged_attention", "cascade_attention", "sampling", "lm_head")
+# One process each: most of a short file's time goes into the start.
+GROUPS = (("paged_attention", "cascade_attention"), ("elementwise", "sampling", "lm_head"))
 
 
 @pytest.mark.timeout(900)
 @pytest.mark.skipif(IS_INTERPRETED, reason="this is the process that interprets")
-@pytest.mark.parametrize("name", FILES)
-def test_the_interpreter_agrees_with_the_references(name: str) -> None:
-    path = f"tests/kernels/triton/test_{name}.py"
+@pytest.mark.parametrize("names", GROUPS, ids=" ".join)
+def test_the_interpreter_agrees_with_the_references(names: tuple[str, ...]) -> None:
+    paths = [f"tests/kernels/triton/test_{name}.py" for name in names]
     result = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--timeout=600", path],
+        [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--timeout=600", *paths],
         cwd=ROOT,
         env=os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
         capture_output=True,

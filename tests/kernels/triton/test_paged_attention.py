@@ -47,7 +47,8 @@ def assert_equals_reference(
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize("head_dim", [16, 60, 64])
 def test_mixed_batches_equal_the_reference(device: torch.device, head_dim: int, dtype: torch.dtype) -> None:
-    assert_equals_reference(make_paged(MIXED, device, head_dim=head_dim, dtype=dtype))
+    heads = {"num_heads": 4, "num_kv_heads": 2}
+    assert_equals_reference(make_paged(MIXED, device, head_dim=head_dim, dtype=dtype, **heads))
 
 
 @pytest.mark.parametrize("block_size", [1, 3, 16, 32])
@@ -55,10 +56,10 @@ def test_any_block_size(device: torch.device, block_size: int) -> None:
     assert_equals_reference(make_paged(DECODE, device, head_dim=16, block_size=block_size))
 
 
-@pytest.mark.parametrize("group_size", range(1, 9))
+@pytest.mark.parametrize("group_size", [1, 3, 8])
 def test_heads_of_a_group_share_their_key_head(device: torch.device, group_size: int) -> None:
     lens = [(1, 17), (3, 18), (19, 33)]
-    assert_equals_reference(make_paged(lens, device, num_heads=2 * group_size, head_dim=16))
+    assert_equals_reference(make_paged(lens, device, num_heads=group_size, head_dim=16))
 
 
 @pytest.mark.parametrize("window", [1, 7, 16, 30, 100])
@@ -89,14 +90,14 @@ def test_who_computes_a_split_changes_no_bit(device: torch.device) -> None:
 
 def test_drafts_between_decodes_and_prompts_have_parts_of_their_own(device: torch.device) -> None:
     lens = [(1, 35), (18, 18), (3, 40), (1, 20), (16, 33)]
-    tensors = make_paged(lens, device, num_heads=2, num_kv_heads=1, head_dim=16)
+    tensors = make_paged(lens, device, head_dim=16)
     assert_equals_reference(tensors, make_table(target_programs=1000, min_split=16))
 
 
 def test_drafts_with_too_many_parts_are_folded_at_once(
     device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tensors = make_paged([(3, 40), (2, 20)], device, num_heads=2, num_kv_heads=1, head_dim=16)
+    tensors = make_paged([(3, 40), (2, 20)], device, head_dim=16)
     table = make_table(target_programs=1000, min_split=16)
     plans = [AttentionPlan([3, 2], [40, 20]) for _ in range(2)]
     expected = attend(tensors, table, plan=plans[0])
@@ -145,13 +146,13 @@ def test_a_plan_of_upper_bounds_gives_the_same_result(device: torch.device) -> N
 def test_queries_may_be_a_view_of_a_fused_projection(device: torch.device) -> None:
     q, *rest = make_paged(DECODE, device, head_dim=16)
     fused = torch.randn(q.shape[0], 8, 16, device=device)
-    fused[:, :4] = q
-    assert torch.equal(attend((fused[:, :4], *rest)), attend((q, *rest)))
+    fused[:, :2] = q
+    assert torch.equal(attend((fused[:, :2], *rest)), attend((q, *rest)))
 
 
 def test_prefill_tiles_with_unmasked_parts_equal_the_reference(device: torch.device) -> None:
     table = make_table(block_n=16, rows=64)
-    tensors = make_paged([(40, 140), (90, 90), (1, 30)], device, num_heads=2, num_kv_heads=1, head_dim=16)
+    tensors = make_paged([(40, 140), (90, 90), (1, 30)], device, head_dim=16)
     assert_equals_reference(tensors, table)
 
 
@@ -168,7 +169,7 @@ def test_fp8_keys_and_values_are_decoded_exactly(device: torch.device) -> None:
         (lambda t: (t[0].double(), *t[1:]), "q must be"),
         (lambda t: (t[0], t[1].half(), *t[2:]), "k_cache must be"),
         (lambda t: (t[0], t[1].transpose(0, 1), *t[2:]), "contiguous"),
-        (lambda t: (t[0][:, :3].contiguous(), *t[1:]), "does not fit"),
+        (lambda t: (t[0][..., :3].contiguous(), *t[1:]), "does not fit"),
         (lambda t: (*t[:4], t[4][:-1], t[5]), "query_start_loc"),
     ],
 )
