@@ -60,12 +60,7 @@ def _inspect(ttir: str, ptx: str, cubin: bytes, shared_bytes: int) -> Compiled:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        usage = _run("--dump-resource-usage", file.name)
-        sass = _run("--dump-sass", file.name)
-    numbers = {name: int(value) for name, value in re.findall(r"\b(REG|STACK):(\d+)", usage)}
-    return Compiled(ttir, ptx, sass, numbers["REG"], numbers["STACK"], shared_bytes)
-
-
-def _run(option: str, file: str) -> str:
-    command = [TOOLS / "cuobjdump", option, file]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+        command = [TOOLS / "cuobjdump", "--dump-resource-usage", "--dump-sass", file.name]
+        dump = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+    numbers = {name: int(value) for name, value in re.findall(r"\b(REG|STACK):(\d+)", dump)}
+    return Compiled(ttir, ptx, dump, numbers["REG"], numbers["STACK"], shared_bytes)

@@ -44,9 +44,10 @@ ITEMSIZE = {"fp32": 4, "bf16": 2, "fp16": 2, "u8": 1}
 
 
 @pytest.fixture(scope="module", autouse=True)
-def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Compile afresh, and leave nothing in the home folder."""
-    folder = tmp_path_factory.mktemp("triton")
+def own_cache(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Compile what no earlier run did, and leave nothing in the home folder. Triton's keys hold source and options."""
+    cache = getattr(request.config, "cache", None)
+    folder = cache.mkdir("triton") if cache else tmp_path_factory.mktemp("triton")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRITON_CACHE_DIR", str(folder))
         yield folder
@@ -138,7 +139,7 @@ def test_prefill_uses_warpgroup_products_where_there_are_some() -> None:
 @pytest.mark.parametrize("kind", ["short", "long"])
 @pytest.mark.parametrize(
     ("dtype", "cache_dtype", "head_dim", "window"),
-    [("bf16", "u8", 128, 0), ("fp32", None, 128, 0), ("fp16", None, 64, 4096), ("bf16", None, 256, 0)],
+    [("bf16", "u8", 128, 0), ("fp32", None, 64, 4096), ("bf16", None, 256, 0)],
 )
 def test_other_attention_variants_fit(
     kind: Kind, dtype: str, cache_dtype: str | None, head_dim: int, window: int
@@ -156,15 +157,14 @@ def test_other_variants_of_shared_keys_fit(
     assert_fits(compile_attention(arch, "shared", dtype, cache_dtype, head_dim)[0], arch)
 
 
-@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize("arch", [80, 90])
 @pytest.mark.parametrize("is_folded", [False, True])
 def test_decodes_that_take_up_shared_parts_and_drafts_fit(arch: int, is_folded: bool) -> None:
     assert_fits(compile_attention(arch, "short", is_folded=is_folded, has_shared=True)[0], arch)
     assert_fits(compile_attention(arch, "short", is_folded=is_folded, is_draft=True)[0], arch)
 
 
-@pytest.mark.parametrize("arch", [86, 89])
-@pytest.mark.parametrize("head_dim", [128, 256])
+@pytest.mark.parametrize(("arch", "head_dim"), [(86, 256), (89, 128)])
 def test_drafts_in_float32_fit_small_gpus(arch: int, head_dim: int) -> None:
     """Their memory holds them; a few registers spill, in a dtype that is there for comparisons."""
     compiled, _ = compile_attention(arch, "short", "fp32", head_dim=head_dim, is_draft=True)
