@@ -60,6 +60,20 @@ def test_int8_of_any_size_multiplies_in_sizes_that_cuda_takes(
     torch.testing.assert_close(result, reference.linear_int8(x, weight, bias), atol=1e-4, rtol=1e-4)
 
 
+def test_int8_is_exact_on_a_processor_that_clips_pairs_of_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As oneDNN multiplies on AVX2: bytes from 0 to 255 by signed ones, each pair clipped to 16 bits."""
+
+    def multiply(a: Tensor, b: Tensor) -> Tensor:
+        shifted, b = a.int() + 128, b.int()
+        pairs = (shifted.unsqueeze(2) * b).unflatten(1, (-1, 2)).sum(dim=2).clamp(-(2**15), 2**15 - 1)
+        return (pairs.sum(dim=1) - 128 * b.sum(dim=0)).int()
+
+    monkeypatch.setattr(torch, "_int_mm", multiply)
+    weight, x = make(48, 100), make(17, 100, seed=1)
+    actual = OPS.linear(x, OPS.pack_linear(weight, None, "int8"), None)
+    torch.testing.assert_close(actual, reference.linear_int8(x, weight, None), atol=1e-4, rtol=1e-4)
+
+
 def test_int8_rounds_weights_and_activations_no_further_than_half_a_step() -> None:
     for each in (make(9, 64), make(9, 64) * 1e-6, make(9, 64) * 1e6):
         values, scales = round_rows(each, 127.0)
