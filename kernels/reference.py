@@ -14,14 +14,6 @@ from kernels.shared_prefixes import SharedPrefixes
 from kernels.step_buffers import StepBuffers
 
 
-def store_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
-    """Twin of `kernels.store_kv`."""
-    block_size = k_cache.shape[1]
-    for token, slot in enumerate(slot_mapping.tolist()):
-        k_cache[slot // block_size, slot % block_size] = k[token]
-        v_cache[slot // block_size, slot % block_size] = v[token]
-
-
 def paged_attention(
     q: Tensor,
     k_cache: Tensor,
