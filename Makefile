@@ -18,8 +18,7 @@ test: lint
 
 # as a processor with AVX2 and no AVX-512 runs the tests; TESTS=tests/kernels picks some
 test-avx2: $(VENV)/.installed-dev
-	TORCHINDUCTOR_CACHE_DIR=$(CURDIR)/.pytest_cache/inductor-avx2 \
-	  ATEN_CPU_CAPABILITY=avx2 OPENBLAS_CORETYPE=Haswell ONEDNN_MAX_CPU_ISA=AVX2 \
+	ATEN_CPU_CAPABILITY=avx2 OPENBLAS_CORETYPE=Haswell ONEDNN_MAX_CPU_ISA=AVX2 \
 	  $(BIN)/python -m pytest -n $(WORKERS) --native-arch x86-64-v3 $(TESTS)
 
 check: lint
