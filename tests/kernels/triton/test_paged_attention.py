@@ -44,6 +44,12 @@ def assert_equals_reference(
     torch.testing.assert_close(attend(tensors, table, **options), expected, atol=tolerance, rtol=tolerance)
 
 
+def assert_same_sums(actual: Tensor, expected: Tensor) -> None:
+    """Equal bits where kernels that differ in their parts are interpreted; a GPU may fuse a product and a sum."""
+    tolerance = 0.0 if actual.device.type == "cpu" else 1e-6
+    torch.testing.assert_close(actual, expected, atol=tolerance, rtol=tolerance)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize("head_dim", [16, 60, 64])
 def test_mixed_batches_equal_the_reference(device: torch.device, head_dim: int, dtype: torch.dtype) -> None:
@@ -83,9 +89,8 @@ def test_long_contexts_are_split(device: torch.device, target_programs: int, win
 def test_who_computes_a_split_changes_no_bit(device: torch.device) -> None:
     tensors = make_paged([(1, 200), (4, 97), (1, 31)], device, head_dim=16)
     results = [attend(tensors, make_table(target_programs=target)) for target in (1, 30, 1000)]
-    tolerance = 0.0 if device.type == "cpu" else 1e-6  # a device may contract a product and a sum
     for each in results[1:]:
-        torch.testing.assert_close(each, results[0], atol=tolerance, rtol=tolerance)
+        assert_same_sums(each, results[0])
 
 
 def test_drafts_between_decodes_and_prompts_have_parts_of_their_own(device: torch.device) -> None:
@@ -102,7 +107,7 @@ def test_drafts_with_too_many_parts_are_folded_at_once(
     plans = [AttentionPlan([3, 2], [40, 20]) for _ in range(2)]
     expected = attend(tensors, table, plan=plans[0])
     monkeypatch.setitem(paged_attention.__globals__, "MAX_DRAFT_BYTES", 0)
-    assert torch.equal(attend(tensors, table, plan=plans[1]), expected)
+    assert_same_sums(attend(tensors, table, plan=plans[1]), expected)
     sizes = [plan.take_scratch(0, 16, device)[0].untyped_storage().nbytes() for plan in plans]
     assert sizes == [5 * 2 * 3 * 18 * 4, 0], "tokens, heads, splits, sums of 16 and their statistics"
 
