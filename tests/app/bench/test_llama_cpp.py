@@ -45,7 +45,7 @@ def load_reference(checkpoint: Path) -> Any:
 
 
 def write_and_read(checkpoint: Path, kind: Any) -> dict[str, np.ndarray]:
-    target = checkpoint.parent / "model.gguf"
+    target = checkpoint / "model.gguf"
     write_gguf(checkpoint, target, kind)
     tensors = gguf.GGUFReader(target).tensors
     return {each.name: gguf.quants.dequantize(each.data, each.tensor_type) for each in tensors}
