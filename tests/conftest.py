@@ -16,6 +16,8 @@ import pytest
 # The workers share the cores. Set before torch is imported; servers that tests start inherit it.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+LONGEST = ("tests/browser/", "tests/kernels/triton/", "tests/engine/worker/test_decode_graphs.py")
+
 WRAPPER = """#!/bin/sh
 for word do
   shift
@@ -58,8 +60,8 @@ def put_compiler_first(arch: str) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep the tests of a file in one worker, so that its fixtures are made once; start with those that wait most."""
-    items.sort(key=lambda item: not item.nodeid.startswith("tests/browser/"))
+    """Keep the tests of a file in one worker, so that its fixtures are made once; start with the longest."""
+    items.sort(key=lambda item: not item.nodeid.startswith(LONGEST))
     for item in items:
         if item.get_closest_marker("xdist_group") is None:
             item.add_marker(pytest.mark.xdist_group(item.nodeid.split("::")[0]))
