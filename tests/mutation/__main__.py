@@ -20,6 +20,7 @@ import importlib.util
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -39,21 +40,11 @@ from tests.mutation.edits import find_edits
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = Path(tempfile.gettempdir()) / "troupe-mutation"
 TARGETS = {
-    "scheduler": (
-        "engine/core/scheduler.py",
-        "engine/core/ledger.py",
-        "engine/core/roster.py",
-        "engine/core/step.py",
-    ),
-    "KV cache": ("engine/core/kv_cache_manager.py", "engine/core/block_pool.py", "engine/core/block_hash.py"),
-    "grammar rules": ("grammar/json_schema/*.py",),
-    "sampler": ("engine/worker/sampling/*.py", "engine/sampling_params.py", "kernels/sampling.py"),
-    "API validation": (
-        "app/api/fields.py",
-        "app/api/sampling.py",
-        "app/api/constraint.py",
-        "app/api/json_body.py",
-    ),
+    "scheduler": [f"engine/core/{name}.py" for name in ("scheduler", "ledger", "roster", "step")],
+    "KV cache": [f"engine/core/{name}.py" for name in ("kv_cache_manager", "block_pool", "block_hash")],
+    "grammar rules": ["grammar/json_schema/*.py"],
+    "sampler": ["engine/worker/sampling/*.py", "engine/sampling_params.py", "kernels/sampling.py"],
+    "API validation": [f"app/api/{name}.py" for name in ("fields", "sampling", "constraint", "json_body")],
 }
 TEST_FOLDERS = ("tests/engine", "tests/grammar", "tests/kernels", "tests/app")
 LIBRARIES = ("torch", "transformers", "hypothesis", "gradio", "fastapi", "aiohttp", "xgrammar")
@@ -86,21 +77,12 @@ def list_files() -> dict[str, str]:
 
 def record(workers: int) -> None:
     """Run the suite under coverage and write the tests of every line to FOLDER."""
-    FOLDER.mkdir(exist_ok=True)
-    for old in FOLDER.iterdir():
-        old.unlink()
+    shutil.rmtree(FOLDER, ignore_errors=True)
+    FOLDER.mkdir()
     files = [str(ROOT / path) for path in list_files()]
     environment = os.environ | {"MUTATION_FOLDER": str(FOLDER), "MUTATION_FILES": json.dumps(files)}
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-p",
-        "tests.mutation.recorder",
-        "-n",
-        str(workers),
-        *TEST_FOLDERS,
-    ]
+    options = ["-p", "tests.mutation.recorder", "-n", str(workers)]
+    command = [sys.executable, "-m", "pytest", *options, *TEST_FOLDERS]
     subprocess.run(command, cwd=ROOT, env=environment, check=False)
     data = coverage.CoverageData(str(FOLDER / "combined"))
     for part in FOLDER.glob("coverage.*"):
@@ -120,30 +102,29 @@ def record(workers: int) -> None:
     (FOLDER / "map.json").write_text(json.dumps({"durations": durations, "lines": lines}), encoding="utf-8")
 
 
+def parse(path: str) -> ast.Module:
+    return ast.parse((ROOT / path).read_text(encoding="utf-8"))
+
+
 def make_mutants() -> list[Mutant]:
     return [
         Mutant(area, path, edit.line, number)
         for path, area in list_files().items()
-        for number, edit in enumerate(find_edits(ast.parse((ROOT / path).read_text(encoding="utf-8"))))
+        for number, edit in enumerate(find_edits(parse(path)))
     ]
 
 
 def mutate(mutant: Mutant) -> ast.Module:
     """Return the syntax tree of the mutant's file with its change made."""
-    tree = ast.parse((ROOT / mutant.path).read_text(encoding="utf-8"))
+    tree = parse(mutant.path)
     if mutant.number != CONTROL:
         find_edits(tree)[mutant.number].apply()
     return ast.fix_missing_locations(tree)
 
 
 def make_diff(mutant: Mutant) -> str:
-    before = ast.unparse(ast.parse((ROOT / mutant.path).read_text(encoding="utf-8"))).splitlines()
-    after = ast.unparse(mutate(mutant)).splitlines()
-    changes = [
-        line
-        for line in difflib.unified_diff(before, after, n=1, lineterm="")
-        if not line.startswith(("---", "+++"))
-    ]
+    before, after = (ast.unparse(tree).splitlines() for tree in (parse(mutant.path), mutate(mutant)))
+    _, _, *changes = difflib.unified_diff(before, after, n=1, lineterm="")  # behind the names of the files
     return "\n    ".join(changes)
 
 
@@ -158,11 +139,8 @@ class MutantLoader(importlib.abc.MetaPathFinder, importlib.machinery.SourceFileL
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        return (
-            importlib.util.spec_from_file_location(fullname, self.path, loader=self)
-            if fullname == self.name
-            else None
-        )
+        is_ours = fullname == self.name
+        return importlib.util.spec_from_file_location(fullname, self.path, loader=self) if is_ours else None
 
     def get_code(self, fullname: str) -> object:  # type: ignore[override]
         return compile(copy.deepcopy(self.tree), self.path, "exec")
@@ -203,22 +181,11 @@ def start_child(mutant: Mutant, tests: list[str]) -> int:
     null = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):
         os.dup2(null, stream)
+    options = ["-x", "-q", "-p", "no:cacheprovider", "-W", "ignore::pytest.PytestAssertRewriteWarning"]
     code = 1
     try:
         sys.meta_path.insert(0, MutantLoader(mutant))
-        code = int(
-            pytest.main(
-                [
-                    "-x",
-                    "-q",
-                    "-p",
-                    "no:cacheprovider",
-                    "-W",
-                    "ignore::pytest.PytestAssertRewriteWarning",
-                    *tests,
-                ]
-            )
-        )
+        code = int(pytest.main([*options, *tests]))
     finally:
         os._exit(code)
 
@@ -266,10 +233,8 @@ def run(sample: int, seed: int, workers: int) -> None:
             print(f"survived {count} tests: {mutant.path}:{mutant.line}\n    {make_diff(mutant)}", flush=True)
     for area in TARGETS:
         print(f"{area}: {killed[area]} of {sum(each.area == area for each in chosen)} killed")
-    share = killed.total() / len(chosen)
-    print(
-        f"all: {killed.total()} of {len(chosen)} killed ({share:.1%}); {len(possible)} mutants are possible"
-    )
+    total, share = killed.total(), killed.total() / len(chosen)
+    print(f"all: {total} of {len(chosen)} killed ({share:.1%}); {len(possible)} mutants are possible")
 
 
 def main() -> None:

@@ -26,16 +26,15 @@ recorder = coverage.Coverage(
     messages=False,
 )
 # The xdist controller runs no test.
-if "PYTEST_XDIST_WORKER" in os.environ or "MUTATION_SERIAL" in os.environ:
+if "PYTEST_XDIST_WORKER" in os.environ:
     recorder.start()
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     recorder.switch_context(item.nodeid)
-    result = yield
+    yield
     recorder.switch_context("")
-    return result
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
