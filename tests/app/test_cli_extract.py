@@ -1,0 +1,185 @@
+"""`extract`: what it reads and refuses, and its records as lines, CSV or Parquet, on stdout or in a file."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import sys
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.cli.main import main
+from engine import EngineDead, RequestOutput
+from tests.fakes import FakeEngine
+
+PROPERTIES = {"name": {"type": "string"}, "age": {"type": "integer"}}
+SCHEMA = {"type": "object", "properties": PROPERTIES, "required": ["name", "age"]}
+DATED = {"type": "object", "properties": {"day": {"type": "string", "format": "date"}}}
+FILES: dict[str, Any] = {
+    "s.json": SCHEMA, "dated.json": DATED, "list.json": [1], "wrong.json": {"type": "nonsense"},
+    "deep.json": "[" * 5000, "x.bin": b"\xff\xfe\x00", "good.txt": "Ada is 36", "empty.txt": " \n",
+    "t.csv": "id,text,note\n7,Ada is 36,x\n8,Bob is 7,y\n",
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, content in FILES.items():
+        text = content if isinstance(content, str | bytes) else json.dumps(content)
+        Path(name).write_bytes(text if isinstance(text, bytes) else text.encode())
+
+
+def extract(*arguments: str) -> int:
+    return main(["extract", "--schema", "s.json", *arguments])
+
+
+def read_csv(data: bytes) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(data.decode("utf-8-sig"))))
+
+
+def test_a_file_gives_one_json_line_and_an_empty_one_no_record(fake_local: FakeEngine, capsys: Any) -> None:
+    assert extract("good.txt", "good.txt") == 0
+    assert extract("empty.txt", "good.txt") == 1
+    printed = capsys.readouterr()
+    *_, empty, good = map(json.loads, printed.out.splitlines())
+    assert set(good) == {"source", "record", "valid", "finish_reason", "confidence", "evidence"}
+    assert (good["source"], good["record"], good["valid"]) == ("good.txt", {"name": "Ada", "age": 36}, True)
+    assert (empty["record"], empty["error"]) == (None, "the text is empty: there is nothing to extract")
+    assert "[2/2]" in printed.err
+
+
+@pytest.mark.parametrize(("flags", "beside"), [([], {"id": "7", "note": "x"}), (["--column", "note"], None)])
+def test_each_row_of_a_table_gives_a_line(
+    fake_local: FakeEngine, flags: list[str], beside: Any, capsys: Any
+) -> None:
+    assert extract(*flags, "t.csv") == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [line["source"] for line in lines] == ["t.csv row 1", "t.csv row 2"]
+    assert lines[0]["row"] == (beside or {"id": "7", "text": "Ada is 36"})
+    assert any("Ada is 36" in request.prompt for request in fake_local.requests) == (not flags)
+
+
+@pytest.mark.parametrize(("flags", "is_limited"), [([], True), (["--no-limits"], False)])
+def test_limits_are_added_and_named_unless_switched_off(
+    fake_local: FakeEngine, flags: list[str], is_limited: bool, capsys: Any
+) -> None:
+    assert extract("--schema", "dated.json", "good.txt", *flags) == 0
+    words = "added limits: YYYY-MM-DD from 1900 to 2099 at /properties/day"
+    assert (words in capsys.readouterr().err) is is_limited
+    grammar = fake_local.requests[0].params.grammar
+    assert grammar is not None and ("^(19|20)" in grammar.text) is is_limited
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("--schema list.json good.txt", "a schema is a JSON object"),
+        ("--schema good.txt good.txt", "good.txt is not JSON"),
+        ("--schema wrong.json good.txt", "nonsense"),
+        ("--schema deep.json good.txt", "deep.json is not JSON"),
+        ("--schema missing.json good.txt", "cannot read missing.json"),
+        ("--schema - -", "stdin (-) can be read once"),
+        ("", "needs --schema and at least one file"),
+        ("x.bin", "is not UTF-8 text"),
+        ("--column x t.csv", "--column x: t.csv has the columns id, text, note"),
+        ("good.txt --sets samples", "--sets goes with --evaluate"),
+        ("good.txt --surround 9", "--surround goes with --evaluate"),
+        ("good.txt --wrong", "--wrong goes with --evaluate"),
+        ("good.txt --calibration x", "--calibration goes with --evaluate"),
+        ("good.txt --format xml", "--format 'xml' is not one of jsonl, csv, parquet"),
+        ("good.txt --format parquet", "--format parquet needs --output FILE"),
+        ("good.txt -o missing/out.csv", "cannot write --output missing/out.csv: No such file"),
+        ("good.txt -o .", "cannot write --output .: Is a directory"),
+        ("good.txt -o good.txt", "--output good.txt is one of the files that are read"),
+        ("good.txt -o s.json", "--output s.json is one of the files that are read"),
+    ],
+)
+def test_what_cannot_work_is_refused_in_one_line_before_the_engine_loads(
+    fake_local: FakeEngine, arguments: str, message: str, capsys: Any
+) -> None:
+    assert extract(*arguments.split()) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert message in line
+    assert (fake_local.state, Path("good.txt").read_text()) == ("new", "Ada is 36")
+
+
+@pytest.mark.parametrize("end", ["\r\n", "\r"])
+def test_a_text_reads_alike_whatever_its_line_ends(fake_local: FakeEngine, end: str) -> None:
+    Path("a.txt").write_bytes(f"Ada{end}is 36".encode())
+    assert extract("a.txt") == 0
+    assert "Ada\nis 36" in fake_local.requests[0].prompt
+
+
+def test_records_are_json_whatever_stdout_can_spell(
+    fake_local: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_local.record = '{"name": "José", "age": 1}'
+    monkeypatch.setattr(sys, "stdout", written := io.TextIOWrapper(io.BytesIO(), "ascii"))
+    assert extract("good.txt") == 0
+    assert json.loads(written.buffer.getvalue())["record"]["name"] == "José"  # type: ignore[attr-defined]
+
+
+def test_csv_on_stdout_has_a_row_a_record_and_failed_ones_too(
+    fake_local: FakeEngine, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    assert extract("good.txt", "empty.txt", "--format", "csv") == 1
+    good, empty = read_csv(capfdbinary.readouterr().out)
+    assert (good["source"], good["name"], good["age"], good["error"]) == ("good.txt", "Ada", "36", "")
+    assert (empty["source"], empty["name"]) == ("empty.txt", "")
+    assert empty["error"].startswith("the text is empty")
+
+
+@pytest.mark.parametrize(
+    ("flags", "start"),
+    [
+        (["-o", "out.csv"], b"\xef\xbb\xbfsource,"),
+        (["-o", "OUT.PARQUET"], b"PAR1"),
+        (["--output", "out.jsonl"], b'{"source": "good.txt"'),
+        (["-o", "out.txt"], b'{"source": "good.txt"'),
+        (["-o", "out.csv", "--format", "jsonl"], b'{"source": "good.txt"'),
+    ],
+)
+def test_a_file_has_the_format_of_its_suffix_unless_one_is_given(
+    fake_local: FakeEngine, flags: list[str], start: bytes, capsys: Any
+) -> None:
+    assert extract("good.txt", "empty.txt", *flags) == 1
+    assert Path(flags[1]).read_bytes().startswith(start)
+    assert capsys.readouterr().out == ""
+
+
+def test_an_engine_that_dies_leaves_what_was_found_in_the_table(fake_local: FakeEngine, capsys: Any) -> None:
+    Path("t.csv").write_text("text\n" + "Ada is 36\n" * 3)
+    play = fake_local._play
+
+    def play_twice(request: Any) -> Any:
+        return die() if len(fake_local.requests) == 3 else play(request)
+
+    async def die() -> AsyncGenerator[RequestOutput]:
+        raise EngineDead("on fire")
+        yield
+
+    fake_local._play = play_twice  # type: ignore[method-assign]
+    assert extract("t.csv", "-o", "out.csv") == 1
+    assert capsys.readouterr().err.splitlines()[-1] == "troupe: on fire"
+    assert [row["name"] for row in read_csv(Path("out.csv").read_bytes())] == ["Ada", "Ada"]
+
+
+def test_records_that_no_table_can_keep_are_printed_as_lines(fake_local: FakeEngine, capsys: Any) -> None:
+    fake_local.record = '{"name": "\\ud800", "age": 1}'
+    assert extract("good.txt", "empty.txt", "-o", "out.csv") == 1
+    printed = capsys.readouterr()
+    assert json.loads(printed.out.splitlines()[0])["record"]["name"] == "\ud800"
+    assert "only JSONL can keep" in printed.err and "they are on stdout as JSONL" in printed.err
+
+
+def test_ground_and_limits_are_listed_as_flags_of_the_extraction(capsys: Any) -> None:
+    with pytest.raises(SystemExit):
+        main(["extract", "--help"])
+    own, evaluation = capsys.readouterr().out.split("evaluate settings:")
+    assert "--ground" in own and "--limits" in own
+    assert "--ground" not in evaluation and "--limits" not in evaluation
