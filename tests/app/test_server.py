@@ -1,4 +1,4 @@
-"""The life of the server: early answers, the ready line, draining, signals, and what must not hang."""
+"""The life of the server: the loading page, the ready line, draining, signals, and what must not hang."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
@@ -26,10 +27,11 @@ import pytest
 import app.server
 from app.cli.serve import set_up_logging
 from app.config import AppConfig, UsageError
+from app.loading import Loading
 from app.server import bind, serve
 from app.timeline import Timeline
 from engine import ConfigError, EngineConfig
-from tests.app.api.harness import CHAT, events, needs_model
+from tests.app.api.harness import CHAT, Server, events, needs_model
 from tests.fakes import FakeEngine
 from tests.waiting import wait_until
 
@@ -54,17 +56,12 @@ class SlowEngine(FakeEngine):
         self.state = "ready"
 
 
-class House:
+@dataclass
+class House(Server):
     """A server in a task, and a client for it."""
 
-    def __init__(
-        self, engine: FakeEngine, url: str, client: aiohttp.ClientSession, task: asyncio.Task[None]
-    ) -> None:
-        self.engine = engine
-        self.url = url
-        self.client = client
-        self.task = task
-        self.is_stopped = False
+    task: asyncio.Task[None]
+    is_stopped: bool = False
 
     def stop(self, number: int) -> None:
         """Send a signal, unless one was sent: the second would end the process, which is ours, at once."""
@@ -106,10 +103,13 @@ def open_house(monkeypatch: pytest.MonkeyPatch) -> Any:
                 await house.wait_ready()
             yield house
             house.stop(signal.SIGTERM)
-            async with asyncio.timeout(60):
-                await task
+            await asyncio.wait_for(task, 60)
 
     return open_one
+
+
+def read_log(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.name == "troupe.server"]
 
 
 def is_listening(port: int) -> bool:
@@ -145,29 +145,19 @@ async def test_with_keys_nobody_is_told_what_is_being_loaded(open_house: Any) ->
         await house.wait_ready()
 
 
-async def test_it_says_where_it_is_and_where_the_time_went(open_house: Any, capsys: Any) -> None:
+async def test_it_says_where_it_is_and_where_the_time_went_and_logs_its_end(
+    open_house: Any, caplog: pytest.LogCaptureFixture, capsys: Any
+) -> None:
+    caplog.set_level(logging.INFO, "troupe.server")
     async with open_house(FakeEngine()) as house:
         pass
     printed = capsys.readouterr()
     assert printed.out == f"Troupe is ready at {house.url} (model fake, device cpu, float32)\n"
     assert "weights" in printed.err and "start-up" in printed.err
+    assert read_log(caplog) == ["closing: no request is running", "closed"]
 
 
-async def test_a_signal_lets_running_streams_finish(open_house: Any) -> None:
-    engine = FakeEngine(reply=lambda prompt: LONG, step_s=0.002)
-    async with open_house(engine) as house:
-        async with house.client.post(
-            house.url + "/v1/chat/completions", json=CHAT | {"stream": True}
-        ) as response:
-            await response.content.readuntil(b"\n\n")
-            house.stop(signal.SIGINT)
-            raw = await response.read()
-        await house.task
-    assert events(raw)[-1]["choices"][0]["finish_reason"] == "stop"
-    assert engine.state == "closed"
-
-
-async def test_while_it_drains_new_requests_are_refused(open_house: Any) -> None:
+async def test_a_signal_lets_running_streams_finish_and_new_requests_are_refused(open_house: Any) -> None:
     engine = FakeEngine(reply=lambda prompt: LONG, step_s=0.01)
     async with open_house(engine, shutdown_grace_s=60) as house:
         path = house.url + "/v1/chat/completions"
@@ -177,8 +167,12 @@ async def test_while_it_drains_new_requests_are_refused(open_house: Any) -> None
             async with asyncio.timeout(60):
                 while await house.health() != (503, {"status": "closing", "state": "closing"}):
                     await asyncio.sleep(0.01)
-            async with house.client.post(path, json=CHAT) as refused:
-                assert (refused.status, (await refused.json())["error"]["code"]) == (503, "engine_not_ready")
+            status, refusal = await house.chat()
+            assert (status, refusal["error"]["code"]) == (503, "engine_not_ready")
+            raw = await response.read()
+        await house.task
+    assert events(raw)[-1]["choices"][0]["finish_reason"] == "stop"
+    assert engine.state == "closed"
 
 
 @pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM])
@@ -195,18 +189,7 @@ async def test_after_the_grace_streams_end_with_an_error_and_the_log_tells_it(
         house.stop(sign)
         raw = await response.read()
     assert events(raw)[-1]["error"]["code"] == "server_closing"
-    lines = [record.getMessage() for record in caplog.records if record.name == "troupe.server"]
-    assert lines == ["closing: 1 request gets up to 0.1 s", "closed: 1 request was cut off"]
-
-
-async def test_the_log_tells_that_nothing_ran_when_the_server_closed(
-    open_house: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO, "troupe.server")
-    async with open_house(FakeEngine()):
-        pass
-    lines = [record.getMessage() for record in caplog.records if record.name == "troupe.server"]
-    assert lines == ["closing: no request is running", "closed"]
+    assert read_log(caplog) == ["closing: 1 request gets up to 0.1 s", "closed: 1 request was cut off"]
 
 
 async def test_a_signal_during_the_start_cancels_it(open_house: Any) -> None:
@@ -214,8 +197,7 @@ async def test_a_signal_during_the_start_cancels_it(open_house: Any) -> None:
     async with open_house(engine) as house:
         await house.health()
         house.stop(signal.SIGINT)
-        async with asyncio.timeout(60):
-            await house.task
+        await asyncio.wait_for(house.task, 60)
     assert engine.was_cancelled
 
 
@@ -241,9 +223,7 @@ async def test_nothing_waits_for_an_acknowledgement(open_house: Any) -> None:
     assert min(times[1:]) < 0.02
 
 
-async def test_a_config_error_of_the_engine_reaches_the_caller_as_itself(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_config_error_of_the_engine_reaches_the_caller_as_itself(monkeypatch: Any) -> None:
     class Broken(FakeEngine):
         async def start(self) -> None:
             raise ConfigError("no such model")
@@ -272,23 +252,61 @@ def test_the_timeline_is_a_short_table() -> None:
     timeline = Timeline(time.perf_counter())
     timeline.add("imports", 1.25)
     timeline.add("page", 2.0, is_parallel=True)
-    lines = timeline.table().splitlines()
-    assert lines[0].split() == ["imports", "1.25", "s"]
-    assert lines[1].split() == ["page", "2.00", "s", "(meanwhile)"]
-    assert len(lines) == 3
+    imports, page, _ = timeline.table().splitlines()
+    assert (imports.split(), page.split()) == (["imports", "1.25", "s"], ["page", "2.00", "s", "(meanwhile)"])
+
+
+def make_loading(cache: Path, *done: str, state: str = "starting") -> Loading:
+    """What a visitor is told 2.5 s after the start began, when these steps are done."""
+    config = EngineConfig(model="some/model", served_model_name="<b>model")
+    engine = FakeEngine(state=state, config=config, timeline=[(name, 1.0) for name in done])
+    clock = iter((10.0, 12.5))
+    return Loading(engine, cache, clock=lambda: next(clock))  # type: ignore[arg-type]
+
+
+def test_the_steps_of_the_start_come_one_after_the_other(tmp_path: Path) -> None:
+    steps = [make_loading(tmp_path, *done).describe()["step"] for done in ((), ("tokenizer",))]
+    assert steps == ["tokenizer", "weights"]
+    assert make_loading(tmp_path, "tokenizer", state="ready").describe()["step"] == "page"
+
+
+def test_a_download_is_counted_with_its_unfinished_files(tmp_path: Path) -> None:
+    folder = tmp_path / "models--some--model"
+    (folder / "blobs").mkdir(parents=True)
+    (folder / "blobs" / "a").write_bytes(b"x" * 100)
+    (folder / "blobs" / "b.incomplete").write_bytes(b"x" * 50)
+    expected = {"step": "weights", "seconds": 2.5, "downloaded_bytes": 150, "total_bytes": None}
+    assert make_loading(tmp_path, "tokenizer").describe() == expected
+    (folder / "snapshots" / "1").mkdir(parents=True)
+    for name, text, total in (
+        # of a second copy of the weights, which is not downloaded
+        ("consolidated", '{"metadata": {"total_size": 999}}', None),
+        ("model", '{"metadata": {"total_size": 400}}', 400),
+        ("model", '{"metadata"', None),
+    ):
+        (folder / "snapshots" / "1" / f"{name}.safetensors.index.json").write_text(text)
+        assert make_loading(tmp_path, "tokenizer").describe()["total_bytes"] == total
+
+
+def test_a_local_folder_has_no_download(tmp_path: Path) -> None:
+    engine: Any = FakeEngine(config=EngineConfig(model=str(tmp_path)))
+    assert set(Loading(engine, tmp_path).describe()) == {"step", "seconds"}
+
+
+def test_the_loading_page_names_the_model_and_lets_no_markup_in(tmp_path: Path) -> None:
+    drawn = make_loading(tmp_path).draw()
+    assert "Loading &lt;b&gt;model" in drawn and '"step": "tokenizer"' in drawn
+    assert "{{model}}" not in drawn and "{{progress}}" not in drawn
 
 
 def wait_for_rest(pid: int) -> None:
     """Return once a process whose start has left nothing to be done uses hardly any of a core."""
-    if not Path("/proc/self/task").exists():
-        return
-    deadline = time.monotonic() + 60
-    used_s = math.inf
-    while used_s > 0.03 and time.monotonic() < deadline:
+    deadline, used_s = time.monotonic() + 60, math.inf
+    while used_s > 0.03 and Path("/proc/self/task").exists():
+        assert time.monotonic() < deadline
         before = read_process_cpu_s(pid)
         time.sleep(1)
         used_s = read_process_cpu_s(pid) - before
-    assert used_s <= 0.03
 
 
 def read_process_cpu_s(pid: int) -> float:
@@ -303,20 +321,15 @@ def steal(place: str, path: Path) -> list[str]:
         config = json.load(response)
     kinds = {component["id"]: component["type"] for component in config["components"]}
     foreign = {"path": str(path), "meta": {"_type": "gradio.FileData"}}
-    values = {
-        "file": [foreign],
-        "uploadbutton": foreign,
-        "multimodaltextbox": {"text": "What does it say?", "files": [foreign]},
-    }
+    message = {"text": "What does it say?", "files": [foreign]}
+    values: dict[str, Any] = {"file": [foreign], "uploadbutton": None, "multimodaltextbox": message}
     answers = []
     for handler in config["dependencies"]:
         inputs = [kinds[number] for number in handler["inputs"]]
         if not values.keys() & set(inputs):
             continue
-        for is_list in (False, True):
-            data = [
-                [values[kind]] if is_list and kind == "uploadbutton" else values.get(kind) for kind in inputs
-            ]
+        for upload in (foreign, [foreign]):
+            data = [(values | {"uploadbutton": upload}).get(kind) for kind in inputs]
             body = json.dumps({"data": data, "fn_index": handler["id"], "session_hash": "s"}).encode()
             request = Request(f"{place}/gradio_api/run/predict", body, {"Content-Type": "application/json"})
             try:
