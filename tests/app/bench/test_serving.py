@@ -1,20 +1,27 @@
-"""The client that drives servers, the figures made of its records, and the knee of a sweep."""
+"""Benchmarks of servers: waiting for one, the client that drives it, its figures, and what overload leaves behind."""
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
+from collections.abc import AsyncIterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 
-from app.bench import serve
+from app.bench import own_server
 from app.bench.client import Load, Record, Target, drive
+from app.bench.overload import Phase, Result, Size, describe, run
+from app.bench.own_server import run_server, wait_until_ready
 from app.bench.plot import draw_frontier
-from app.bench.serve import find_model, read_goodput, read_points, summarise
+from app.bench.serve import find_model, summarise
 from app.bench.sweep import Point, choose_batched_tokens, find_knee, read_counts
 from app.bench.workload import Job
+from app.cli.main import main
 from app.config import UsageError
 from engine import EngineDead, EngineOverloaded
 from tests.app.api.harness import Start
@@ -53,41 +60,20 @@ async def test_no_more_are_open_than_allowed(start: Start) -> None:
     assert most == 2
 
 
-async def test_arrivals_keep_to_the_rate(start: Start) -> None:
-    server = await start()
-    _, elapsed = await drive(Target(server.url, "fake"), JOBS, Load(rate=50, burstiness=1000))
+async def test_arrivals_keep_to_the_rate_and_nothing_is_waited_for_behind_the_last(start: Start) -> None:
+    target = Target((await start()).url, "fake")
+    _, elapsed = await drive(target, JOBS, Load(rate=50, burstiness=1000))
     assert elapsed > 5 / 50 * 0.9
-
-
-async def test_nothing_is_waited_for_behind_the_last_arrival(start: Start) -> None:
-    server = await start()
-    _, elapsed = await drive(Target(server.url, "fake"), JOBS[:1], Load(rate=0.2, burstiness=1000))
+    _, elapsed = await drive(target, JOBS[:1], Load(rate=0.2, burstiness=1000))
     assert elapsed < 2
 
 
 async def test_the_figures_are_written_where_they_are_asked_for(start: Start, tmp_path: Path) -> None:
     server, target = await start(), tmp_path / "figures.json"
-    flags = [
-        "--base-url",
-        server.url,
-        "--num-prompts",
-        "2",
-        "--output-len",
-        "2",
-        "--result-filename",
-        str(target),
-    ]
-    parser = argparse.ArgumentParser()
-    serve.add_arguments(parser)
-    assert await asyncio.to_thread(serve.run, parser.parse_args(flags), 0.0) == 0
+    flags = ["--base-url", server.url, "--num-prompts", "2", "--output-len", "2"]
+    argv = ["bench", "serve", *flags, "--result-filename", str(target)]
+    assert await asyncio.to_thread(main, argv) == 0
     assert json.loads(target.read_text())["num_failed"] == 0
-
-
-def test_no_prompt_is_made_of_no_token_at_all() -> None:
-    parser = argparse.ArgumentParser()
-    serve.add_arguments(parser)
-    with pytest.raises(UsageError, match="--vocab-size=0 must be from 1"):
-        serve.run(parser.parse_args(["--vocab-size", "0"]), 0.0)
 
 
 @pytest.mark.parametrize(
@@ -118,16 +104,27 @@ def test_figures_follow_vllms_definitions() -> None:
     assert figures["goodput_requests_per_s"] == 0.5
 
 
-def test_wrong_flags_are_explained() -> None:
-    for read, text in ((read_points, "50,x"), (read_points, "101")):
-        with pytest.raises(UsageError, match="--metric-percentiles"):
-            read(text)
-    with pytest.raises(UsageError, match="ttft, tpot, itl, e2el"):
-        read_goodput(["latency:5"])
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--base-url", "127.0.0.1:7860"], "'127.0.0.1:7860' needs http:// or https://"),
+        (["--base-url", "http://[nonsense"], "is no address of a server"),
+        (["--base-url", "http://127.0.0.1:1", "--api-key", "a\nb"], "--api-key must be printable ASCII"),
+        (["--vocab-size", "0"], "--vocab-size=0 must be from 1"),
+        (["--metric-percentiles", "50,x"], "--metric-percentiles"),
+        (["--metric-percentiles", "101"], "--metric-percentiles"),
+        (["--goodput", "latency:5"], "ttft, tpot, itl, e2el"),
+    ],
+)
+def test_flags_that_cannot_work_are_usage_errors(flags: list[str], words: str, capsys: Any) -> None:
+    assert main(["bench", "serve", "--num-prompts", "2", *flags]) == 2
+    assert words in capsys.readouterr().err.splitlines()[-1]
+
+
+@pytest.mark.parametrize("text", ["1,-2", "²"])
+def test_concurrency_is_a_list_of_counts(text: str) -> None:
     with pytest.raises(UsageError, match="--concurrency"):
-        read_counts("--concurrency", "1,-2")
-    with pytest.raises(UsageError, match="--concurrency"):
-        read_counts("--concurrency", "²")
+        read_counts("--concurrency", text)
 
 
 def make_point(concurrency: int, rate: float, tpot: float, tokens: int = 1024, ttft: float = 10.0) -> Point:
@@ -135,13 +132,8 @@ def make_point(concurrency: int, rate: float, tpot: float, tokens: int = 1024, t
 
 
 def test_the_knee_is_where_more_requests_only_cost_time() -> None:
-    points = [
-        make_point(1, 100, 10),
-        make_point(4, 380, 10.5),
-        make_point(16, 900, 18),
-        make_point(64, 950, 68),
-    ]
-    assert find_knee(points).concurrency == 16
+    measured = [(1, 100, 10), (4, 380, 10.5), (16, 900, 18), (64, 950, 68)]
+    assert find_knee([make_point(*figures) for figures in measured]).concurrency == 16
     assert find_knee([make_point(1, 100, 10), make_point(2, 90, 9)]).concurrency == 1
 
 
@@ -154,3 +146,117 @@ def test_the_frontier_is_drawn(tmp_path: Path) -> None:
     picture = tmp_path / "frontier.png"
     draw_frontier([(10.0, 100.0, 1), (18.0, 900.0, 16)], 16, picture)
     assert picture.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+
+
+class Health:
+    """A server whose /health answers what it is given."""
+
+    def __init__(self) -> None:
+        self.status, self.text = 200, ""
+        application = web.Application()
+        application.router.add_get("/health", self.answer)
+        self.server = TestServer(application)
+
+    async def answer(self, _: web.Request) -> web.Response:
+        return web.Response(status=self.status, text=self.text)
+
+    async def wait(self) -> None:
+        await wait_until_ready(self.url)
+
+    @property
+    def url(self) -> str:
+        return str(self.server.make_url("")).rstrip("/")
+
+
+@pytest.fixture
+async def health(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Health]:
+    monkeypatch.setattr(own_server, "ANSWER_TIMEOUT_S", 0.3)
+    health = Health()
+    async with health.server:
+        yield health
+
+
+def test_an_address_where_nobody_listens_is_told_at_once_and_given_up_soon(
+    monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.setattr(own_server, "ANSWER_TIMEOUT_S", 0.3)
+    url = "http://127.0.0.1:1"
+    assert main(["bench", "serve", "--base-url", url, "--num-prompts", "2"]) == 2
+    *lines, last = capsys.readouterr().err.splitlines()
+    assert lines == [f"waiting for {url} ...", f"waiting for {url}: Connection refused"]
+    assert last.startswith(f"troupe: {url} did not become ready within ")
+    assert last.endswith("the last attempt: Connection refused")
+
+
+async def test_a_server_that_loads_is_told_from_nobody_and_waited_for_longer(
+    health: Health, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    health.status, health.text = 503, '{"state": "loading"}'
+    waiting = asyncio.create_task(health.wait())
+    await asyncio.sleep(0.8)
+    assert not waiting.done()
+    assert f'waiting for {health.url}: /health answers 503 {{"state": "loading"}}' in capsys.readouterr().err
+    health.status = 200
+    await waiting
+    health.status = 503
+    monkeypatch.setattr(own_server, "START_TIMEOUT_S", 0.8)
+    with pytest.raises(UsageError, match=r"within \d s; the last attempt: /health answers 503 {"):
+        await health.wait()
+
+
+async def test_another_kind_of_server_is_given_up_soon(health: Health, capsys: Any) -> None:
+    health.status, health.text = 404, "Not\nFound"
+    with pytest.raises(UsageError, match=r"the last attempt: /health answers 404 Not Found$"):
+        await health.wait()
+
+    async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"SSH-2.0-x\r\n")
+        await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(greet, "127.0.0.1") as server:
+        port = server.sockets[0].getsockname()[1]
+        with pytest.raises(UsageError, match="did not become ready within"):
+            await wait_until_ready(f"http://127.0.0.1:{port}")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [(60.0, "ended with exit code 2: troupe: max_num_seqs=0"), (0.0, "not ready within 0 s")],
+)
+async def test_a_server_of_ours_that_does_not_start_says_why(
+    monkeypatch: pytest.MonkeyPatch, seconds: float, said: str
+) -> None:
+    monkeypatch.setattr(own_server, "START_TIMEOUT_S", seconds)
+    with pytest.raises(UsageError, match=said):
+        async with run_server(["--max-num-seqs", "0"]):
+            pass
+
+
+async def test_a_process_that_ends_is_not_waited_for() -> None:
+    process: Any = SimpleNamespace(returncode=3)
+    with pytest.raises(UsageError, match="ended with exit code 3 instead of becoming ready"):
+        await wait_until_ready("http://127.0.0.1:1", process)
+
+
+async def test_a_crowd_a_storm_and_a_slow_reader_leave_nothing_behind() -> None:
+    size = Size(4, 4, num_clients=16, seconds=1.0, num_aborts=60, abort_rate=60.0)
+    result = await run(size, ["--mock-step-ms", "5", "--num-blocks", "512"])
+    assert (result.full.failed, result.overload.failed, result.storm.failed) == ([], [], [])
+    assert min(len(phase.admitted) for phase in (result.full, result.overload, result.storm)) >= 1
+    assert result.overload.refused_s
+    assert result.num_lost_blocks == 0
+    assert len(result.describe()) == 4
+
+
+def test_a_line_compares_with_the_full_phase() -> None:
+    phase = Phase([Record(3, itls=[0.02, 0.02])], [0.001], [], [2**20, 2**20, 2**21], seconds=2.0, cpu_s=1.0)
+    line = describe("overload", phase, base=0.01)
+    assert "1 admitted and finished in 2 s, 0 failed" in line and "event loop ran 50%" in line
+    assert "p99 20.0 ms (2.00x)" in line and "1 refused, after p50 1.0 ms" in line
+    assert "RSS 1 MiB in the first third, 2 in the last" in line
+
+
+def test_what_nobody_gave_back_is_told() -> None:
+    phase = Phase([Record(3, itls=[0.02])], seconds=1.0)
+    assert Result(phase, phase, phase, 3).describe()[-1] == "empty: 3 blocks are not free"
