@@ -22,10 +22,6 @@ from app.config import UsageError
 FAKE = "tests.app.gpu_bench_part"
 
 
-def make_part(name: str, budget_s: float = 60.0) -> gpu.Part:
-    return gpu.Part(name, FAKE, budget_s)
-
-
 def parse(*flags: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     gpu.add_arguments(parser)
@@ -48,7 +44,7 @@ def test_twice_the_bandwidth_is_not_twice_the_ceiling_of_a_work_that_computes() 
 
 
 def test_a_part_that_fails_or_hangs_does_not_stop_the_rest() -> None:
-    parts = [make_part("fails"), make_part("hangs", 1.0), make_part("works")]
+    parts = [gpu.Part("fails", FAKE, 60.0), gpu.Part("hangs", FAKE, 1.0), gpu.Part("works", FAKE, 60.0)]
     results = gpu.run_parts(parts, budget_s=60.0, is_smoke=False)
     assert [result["status"] for result in results.values()] == ["failed", "timeout", "ok"]
     assert results["fails"]["error"] == "the device fell off"
@@ -57,11 +53,8 @@ def test_a_part_that_fails_or_hangs_does_not_stop_the_rest() -> None:
 
 
 def test_parts_behind_the_budget_are_recorded_as_skipped() -> None:
-    results = gpu.run_parts([make_part("works")], budget_s=0.0, is_smoke=True)
-    assert (results["works"]["status"], results["works"]["error"]) == (
-        "skipped",
-        "the 0 s of the run were over",
-    )
+    results = gpu.run_parts([gpu.Part("works", FAKE, 60.0)], budget_s=0.0, is_smoke=True)
+    assert results["works"] == {"status": "skipped", "error": "the 0 s of the run were over"}
 
 
 def test_the_budgets_of_all_parts_fit_into_the_run() -> None:
@@ -90,15 +83,14 @@ def test_the_table_has_at_most_forty_lines_and_says_what_it_leaves_out() -> None
         "table": {"status": "ok", "figures": {"kernels": [kernel] * 80}},
     }
     machine = {"machine": "GPU", "torch": "2", "date": "today"}
-    lines = report({"machine": machine, "is_smoke": False, "parts": parts})
+    figures = {"machine": machine, "is_smoke": False, "parts": parts}
+    lines = report(figures)
     assert len(lines) == MAX_LINES and max(map(len, lines)) <= 120
     assert "WRONG: silu_mul" in lines[2] and "4 of 5 answers equal" in lines[3]
     assert lines[4].endswith("FAILED: out of memory")
-    parts["checks"]["figures"]["wrong"] = []
-    assert not any(
-        "WRONG" in line for line in report({"machine": machine, "is_smoke": False, "parts": parts})
-    )
     assert lines[-1] == "  ... 47 more kernels in the JSON"
+    parts["checks"]["figures"]["wrong"] = []
+    assert not any("WRONG" in line for line in report(figures))
 
 
 def test_gaps_are_where_nothing_runs() -> None:
@@ -113,9 +105,7 @@ def test_a_part_works_on_a_cpu(name: str, tmp_path: Path) -> None:
     assert figures and figures.get("different_prompt_lengths", []) == []
 
 
-def test_a_run_on_a_cpu_says_that_its_figures_mean_no_speed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_on_a_cpu_says_that_its_figures_mean_no_speed(tmp_path: Path, capsys: Any) -> None:
     target = tmp_path / "gpu.json"
     assert gpu.run(parse("--smoke", "--parts", "ceilings", "--output-json", str(target)), 0.0) == 0
     assert json.loads(target.read_text())["parts"]["ceilings"]["status"] == "ok"

@@ -1,17 +1,34 @@
-"""The offline benchmarks, run for real on the tiniest of models."""
+"""Offline benchmarks, run on the tiniest of models: works, footprints, spreads, and generations over schemas."""
 
 from __future__ import annotations
 
+import argparse
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from app.bench import roofline, shapes
+from app.bench.compare import measure
+from app.bench.grammar.generations import SAMPLINGS, Counts, count_generations, read_specs
+from app.bench.roofline import Roofline
+from app.bench.shapes import SHAPES, Footprint, write_shape
+from app.bench.spread import Spread, percentiles, ratio
+from app.bench.workload import Job, add_random_flags, count_tokens, make_nano, make_random, read_work
 from app.cli.main import main
+from app.config import UsageError
+from engine import LLM
 from engine.config import DEMO_MODEL
+from engine.outputs import CompletionOutput
+from grammar import GrammarSpec
+from tests.app.api.harness import needs_model
 
+DATA = Path(__file__).parents[3].parent / "shared" / "data" / "maskbench_dev.jsonl"
+NUM_SCHEMAS = 6
 TINY = {
     "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "hidden_size": 32, "num_hidden_layers": 1,
     "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16, "intermediate_size": 32,
@@ -19,6 +36,67 @@ TINY = {
     "tie_word_embeddings": True, "hidden_act": "silu", "attention_bias": False, "eos_token_id": 0,
     "dtype": "float32",
 }  # fmt: skip
+
+
+def test_the_nano_work_is_the_one_that_others_publish() -> None:
+    jobs = make_nano(1.0, 151936)
+    assert (len(jobs), count_tokens(jobs)) == (256, (142_827, 133_966))
+
+
+def test_a_scaled_work_keeps_its_requests_and_fits_a_small_vocabulary() -> None:
+    jobs = make_nano(0.1, 1000)
+    num_in, num_out = count_tokens(jobs)
+    assert len(jobs) == 256 and abs(num_in - 14_283) < 200 and abs(num_out - 13_397) < 200
+    assert max(max(job.prompt_token_ids) for job in jobs) < 1000
+
+
+def test_random_work_keeps_to_its_lengths_and_its_seed() -> None:
+    jobs = make_random(200, 100, 10, 0.5, 77, seed=1)
+    lengths = {len(job.prompt_token_ids) for job in jobs}
+    assert min(lengths) >= 50 and max(lengths) <= 150 and len(lengths) > 30
+    assert {job.max_tokens for job in jobs} <= set(range(5, 16))
+    assert jobs == make_random(200, 100, 10, 0.5, 77, seed=1) != make_random(200, 100, 10, 0.5, 77, seed=2)
+
+
+@pytest.mark.parametrize("flags", [["--input-len", "0"], ["--range-ratio", "1"], ["--scale", "2"]])
+def test_a_flag_out_of_range_is_named(flags: list[str]) -> None:
+    parser = argparse.ArgumentParser()
+    add_random_flags(parser, 4, 4, 4)
+    with pytest.raises(UsageError, match=f"^{flags[0]}={float(flags[1]):g}"):
+        read_work(parser.parse_args(flags), 100)
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_a_footprint_counts_the_weights_that_a_token_passes(name: str, tmp_path: Path) -> None:
+    folder = write_shape(name, tmp_path)
+    config = json.loads((folder / "config.json").read_text())
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))
+    weights = [each for name, each in model.named_parameters() if each.ndim == 2 and "embed" not in name]
+    head = config["vocab_size"] * config["hidden_size"] if config["tie_word_embeddings"] else 0
+    assert Footprint.from_config(config).num_weights == sum(each.numel() for each in weights) + head
+
+
+def test_a_step_is_bound_by_reading_or_by_arithmetic() -> None:
+    footprint = Footprint.from_config(SHAPES["qwen3-0.6b"])
+    roof = Roofline(one_thread=40e9, all_threads=80e9, flops=1e12)
+    assert roof.step_time(footprint, 1, 128, 2) == pytest.approx(footprint.num_weights * 2 / 80e9, rel=0.02)
+    assert roof.step_time(footprint, 512, 1, 2) == pytest.approx(footprint.step_flops(512, 1) / 1e12)
+    assert footprint.kv_per_token * 2 * 1024 == 117_440_512  # 117 MB at bf16
+
+
+def test_a_noisy_spread_is_marked() -> None:
+    assert "?" in str(Spread((1.0, 2.0, 1.5))) and "?" not in str(Spread((1.0, 1.05, 1.1)))
+    assert ratio(Spread((2.0, 4.0)), Spread((1.0, 1.0))).values == (2.0, 4.0)
+    assert percentiles([0, 1, 2, 3, 4], (50, 75)) == {"p50": 2.0, "p75": 3.0}
+
+
+def test_a_repeat_that_a_neighbour_disturbed_is_done_again() -> None:
+    """A prefill that took longer than prefill and decode together says nothing about decode."""
+    times = iter([5.0, 3.0, 1.0, 3.0])
+    scripted: Any = SimpleNamespace(name="scripted", run=lambda jobs: next(times), close=lambda: None)
+    (cell,) = measure([scripted], [Job([1, 2, 3], 5)], repeats=1, warm_ups=0)
+    assert (cell.decode_rate.values, cell.prefill_rate.values) == ((2.0,), (3.0,))
 
 
 @pytest.fixture
@@ -79,3 +157,32 @@ def test_what_cannot_be_measured_is_one_line(argv: list[str], message: str, caps
     assert main(["bench", *argv]) == 2
     printed = capsys.readouterr().err
     assert message in printed and printed.count("\n") == 1
+
+
+@needs_model
+@pytest.mark.skipif(
+    not DATA.exists(), reason="the development part of MaskBench is not beside the repository"
+)
+def test_generations_over_schemas_end_valid_or_by_their_length() -> None:
+    specs = read_specs(DATA)[:: 397 // NUM_SCHEMAS][:NUM_SCHEMAS]
+    with LLM(num_blocks=300, num_threads=1) as llm:
+        counts = count_generations(llm, specs, 2 * NUM_SCHEMAS, max_tokens=24)
+    assert not counts.wrong
+    assert [counts.ends[name].total() for name in SAMPLINGS] == [NUM_SCHEMAS, NUM_SCHEMAS]
+
+
+@pytest.mark.parametrize(
+    ("text", "reason", "error", "how"),
+    [
+        ("[1]", "stop", None, "valid"),
+        ('["a"]', "stop", None, "invalid"),
+        ("[", "length", None, "length"),
+        ("[", "dead_end", "dead end: no way on", "dead_end"),
+        ("[", "error", "out of memory", "error"),
+    ],
+)
+def test_each_end_is_counted_as_what_it_is(text: str, reason: Any, error: str | None, how: str) -> None:
+    counts, spec = Counts(), GrammarSpec.json_schema({"type": "array", "items": {"type": "integer"}})
+    counts.add("greedy", "case", spec, CompletionOutput(0, text, [1], finish_reason=reason, error=error))
+    assert counts.ends["greedy"] == {how: 1}
+    assert bool(counts.wrong) == (how not in ("valid", "length"))
