@@ -6,7 +6,7 @@ kernels, grammar ◀── engine ◀── app        checked on the syntax tre
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -42,8 +42,9 @@ class Import(NamedTuple):
         return self.module.split(".")[0]
 
 
-def list_files(package: str) -> list[Path]:
-    return sorted((ROOT / package).rglob("*.py"))
+def list_files(*packages: str) -> list[Path]:
+    """The sources of these packages, or of all."""
+    return [path for package in packages or PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
 
 
 def name_file(path: Path) -> str:
@@ -74,22 +75,23 @@ def list_imports(path: Path, tree: ast.AST | None = None) -> Iterator[Import]:
             yield from (Import(module, alias.name, node.lineno) for alias in node.names)
 
 
-def list_calls(path: Path) -> Iterator[tuple[str, ast.Call]]:
-    for node in ast.walk(parse(path)):
-        if isinstance(node, ast.Call):
-            yield ast.unparse(node.func), node
+def find_imports(paths: Iterable[Path], is_wrong: Callable[[Import], bool]) -> list[str]:
+    return [
+        f"{name_file(path)}:{each.line} imports {each.module} {each.name or ''}"
+        for path in paths
+        for each in list_imports(path)
+        if is_wrong(each)
+    ]
 
 
 def make_graph() -> dict[str, set[str]]:
     """Module -> first-party modules it names. Parents' `__init__` files, which run too, are left out."""
-    paths = {name_module(path): path for package in PACKAGES for path in list_files(package)}
+    paths = {name_module(path): path for path in list_files()}
     graph: dict[str, set[str]] = {}
     for module, path in paths.items():
-        found = (
-            child if (child := f"{each.module}.{each.name}") in paths else each.module
-            for each in list_imports(path)
-        )
-        graph[module] = {target for target in found if target in paths and target != module}
+        children = ((f"{each.module}.{each.name}", each.module) for each in list_imports(path))
+        found = {child if child in paths else parent for child, parent in children}
+        graph[module] = found & paths.keys() - {module}
     return graph
 
 
@@ -110,79 +112,49 @@ def list_exported(package: str) -> set[str]:
     raise AssertionError(f"{package} has no __all__")
 
 
-def is_async_place(file: str) -> bool:
-    return file in ASYNC_FILES or file.startswith(ASYNC_FOLDERS)
-
-
 @pytest.mark.parametrize("package", PACKAGES)
 def test_a_package_imports_only_those_below_it(package: str) -> None:
-    wrong = [
-        f"{name_file(path)}:{each.line} imports {each.module}"
-        for path in list_files(package)
-        for each in list_imports(path)
-        if each.top in {*PACKAGES, "tests"} and each.top not in ALLOWED[package]
-    ]
-    assert not wrong
+    others = {*PACKAGES, "tests"} - ALLOWED[package]
+    assert not find_imports(list_files(package), lambda each: each.top in others)
 
 
 def test_the_app_takes_only_public_names() -> None:
     exported = {package: list_exported(package) for package in ("engine", "grammar")}
-    wrong = [
-        f"{name_file(path)}:{each.line} {each.module} {each.name or ''}"
-        for path in list_files("app")
-        for each in list_imports(path)
-        if each.top in exported and (each.module != each.top or each.name not in exported[each.top])
-    ]
-    assert not wrong
+    assert not find_imports(
+        list_files("app"),
+        lambda each: (
+            each.top in exported and (each.module != each.top or each.name not in exported[each.top])
+        ),
+    )
 
 
 @pytest.mark.parametrize("forbidden", ["asyncio", "torch"])
 def test_core_is_free_of_asyncio_and_torch(forbidden: str) -> None:
     """Through whatever engine modules it imports, too."""
     graph = make_graph()
-    reached = {
-        name for core in graph if core.startswith("engine.core") for name in find_reachable(graph, core)
-    }
-    wrong = [
-        f"{name_file(path)}:{each.line}"
-        for path in list_files("engine")
-        if name_module(path) in reached
-        for each in list_imports(path)
-        if each.top == forbidden
-    ]
-    assert not wrong
+    cores = (name for name in graph if name.startswith("engine.core"))
+    reached = {name for core in cores for name in find_reachable(graph, core)}
+    paths = [path for path in list_files("engine") if name_module(path) in reached]
+    assert not find_imports(paths, lambda each: each.top == forbidden)
 
 
 def test_asyncio_stays_in_the_shells() -> None:
-    wrong = [
-        f"{name_file(path)}:{each.line}"
-        for package in PACKAGES
-        for path in list_files(package)
-        if not is_async_place(name_file(path))
-        for each in list_imports(path)
-        if each.top == "asyncio"
-    ]
-    assert not wrong
-
-
-def test_the_async_files_exist() -> None:
-    """So that the list above does not outlive a renaming."""
-    assert [path for path in (*ASYNC_FILES, *ASYNC_FOLDERS) if not (ROOT / path).exists()] == []
+    shells = (*ASYNC_FILES, *ASYNC_FOLDERS)
+    assert all((ROOT / shell).exists() for shell in shells), "the list has outlived a renaming"
+    paths = [path for path in list_files() if not name_file(path).startswith(shells)]
+    assert not find_imports(paths, lambda each: each.top == "asyncio")
 
 
 def test_modules_import_each_other_without_cycles() -> None:
     graph = make_graph()
-    in_cycles = [
-        module for module in graph if any(module in find_reachable(graph, target) for target in graph[module])
-    ]
-    assert not in_cycles
+    reached = {module: (find_reachable(graph, target) for target in graph[module]) for module in graph}
+    assert not [module for module in graph if any(module in each for each in reached[module])]
 
 
 def test_no_import_hides_in_a_function() -> None:
     hidden = {
         f"{name_file(path)}: {each.module}"
-        for package in PACKAGES
-        for path in list_files(package)
+        for path in list_files()
         for node in ast.walk(parse(path))
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         for each in list_imports(path, node)
@@ -191,30 +163,24 @@ def test_no_import_hides_in_a_function() -> None:
 
 
 def test_nothing_is_pickled_and_no_text_becomes_code() -> None:
-    wrong = []
-    for path in (path for package in PACKAGES for path in list_files(package)):
-        file = name_file(path)
-        wrong += [
-            f"{file}:{each.line} {each.module}"
-            for each in list_imports(path)
-            if each.top in ("pickle", "cloudpickle", "dill", "marshal", "shelve")
-        ]
-        for name, call in list_calls(path):
+    picklers = ("pickle", "cloudpickle", "dill", "marshal", "shelve")
+    wrong = find_imports(list_files(), lambda each: each.top in picklers)
+    for path in list_files():
+        for call in (node for node in ast.walk(parse(path)) if isinstance(node, ast.Call)):
+            name = ast.unparse(call.func)
             options = {keyword.arg: ast.unparse(keyword.value) for keyword in call.keywords}
             is_open_load = name == "torch.load" and options.get("weights_only") != "True"
             is_pickled_array = options.get("allow_pickle") == "True"
             if name in ("eval", "exec", "builtins.eval", "builtins.exec") or is_open_load or is_pickled_array:
-                wrong.append(f"{file}:{call.lineno} {name}")
+                wrong.append(f"{name_file(path)}:{call.lineno} {name}")
     assert not wrong
 
 
 def test_no_error_is_swallowed_unseen() -> None:
     """No bare `except:`, and no broad one that does nothing."""
     wrong = []
-    for path in (path for package in PACKAGES for path in list_files(package)):
-        for node in ast.walk(parse(path)):
-            if not isinstance(node, ast.ExceptHandler):
-                continue
+    for path in list_files():
+        for node in (node for node in ast.walk(parse(path)) if isinstance(node, ast.ExceptHandler)):
             is_broad = node.type is None or ast.unparse(node.type) in ("Exception", "BaseException")
             does_nothing = all(isinstance(each, ast.Pass | ast.Continue) for each in node.body)
             if node.type is None or (is_broad and does_nothing):
@@ -223,10 +189,5 @@ def test_no_error_is_swallowed_unseen() -> None:
 
 
 def test_every_module_says_what_it_is() -> None:
-    wrong = [
-        name_file(path)
-        for package in PACKAGES
-        for path in list_files(package)
-        if parse(path).body and not ast.get_docstring(parse(path))
-    ]
-    assert not wrong
+    trees = {name_file(path): parse(path) for path in list_files()}
+    assert not [file for file, tree in trees.items() if tree.body and not ast.get_docstring(tree)]
