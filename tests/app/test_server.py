@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import logging
 import math
@@ -13,10 +14,12 @@ import socket
 import subprocess
 import sys
 import time
+import weakref
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
@@ -25,12 +28,13 @@ import aiohttp
 import pytest
 
 import app.server
+from app import garbage
 from app.cli.serve import set_up_logging
 from app.config import AppConfig, UsageError
 from app.loading import Loading
 from app.server import bind, serve
 from app.timeline import Timeline
-from engine import ConfigError, EngineConfig
+from engine import ConfigError, EngineConfig, EngineStats
 from tests.app.api.harness import CHAT, Server, events, needs_model
 from tests.fakes import FakeEngine
 from tests.waiting import wait_until
@@ -297,6 +301,63 @@ def test_the_loading_page_names_the_model_and_lets_no_markup_in(tmp_path: Path) 
     drawn = make_loading(tmp_path).draw()
     assert "Loading &lt;b&gt;model" in drawn and '"step": "tokenizer"' in drawn
     assert "{{model}}" not in drawn and "{{progress}}" not in drawn
+
+
+@pytest.fixture
+def own_garbage(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(garbage, "LOOK_S", 0.001)
+    before = gc.get_threshold()
+    gc.freeze()  # what other tests left need not be looked at
+    gc.enable()  # a server whose start failed in this process has left it off
+    yield
+    gc.unfreeze()
+    gc.set_threshold(*before)
+
+
+async def watch(num_running: int) -> None:
+    engine: Any = SimpleNamespace(stats=lambda: EngineStats(num_running=num_running))
+    task = asyncio.create_task(garbage.collect_when_idle(engine))
+    await asyncio.sleep(0.1)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+def make_old_garbage(num_collections: int) -> Any:
+    """A reference to a cycle that has reached the oldest generation, after so many collections of the one before."""
+    gc.collect()
+
+    def cycle() -> None:
+        """Refers to itself, so that only a collection frees it."""
+
+    cycle.itself = cycle  # type: ignore[attr-defined]
+    reference = weakref.ref(cycle)
+    gc.collect(1)
+    del cycle
+    for _ in range(num_collections):
+        gc.collect(1)
+    return reference
+
+
+@pytest.mark.parametrize(
+    ("num_running", "num_collections", "is_collected"),
+    [(0, garbage.DUE + 1, True), (1, garbage.DUE + 1, False), (0, 2, False)],
+    ids=["idle", "busy", "nothing to do"],
+)
+@pytest.mark.usefixtures("own_garbage")
+async def test_old_garbage_goes_when_the_engine_is_idle(
+    num_running: int, num_collections: int, is_collected: bool
+) -> None:
+    reference = make_old_garbage(num_collections)
+    assert reference() is not None
+    await watch(num_running)
+    assert (reference() is None) == is_collected
+
+
+@pytest.mark.usefixtures("own_garbage")
+async def test_under_endless_load_python_collects_by_itself_later() -> None:
+    await watch(1)
+    assert gc.isenabled()
+    assert gc.get_threshold()[2] == garbage.OVERDUE
 
 
 def wait_for_rest(pid: int) -> None:

@@ -33,15 +33,11 @@ def main() -> None:
     assert "".join(chunk.content for chunk in chunks) == answer.content
     assert any(chunk.usage_metadata for chunk in chunks)
     for method in ("json_schema", "function_calling"):
-        person = (
-            ChatOpenAI(**settings, max_tokens=300)
-            .with_structured_output(Person, method=method)
-            .invoke("Ada is 36.")
-        )
+        longer = ChatOpenAI(**settings, max_tokens=300)
+        person = longer.with_structured_output(Person, method=method).invoke("Ada is 36.")
         assert isinstance(person, Person), (method, person)
-    called = chat.bind_tools([weather], tool_choice="weather").invoke(
-        "How is the weather in Ghent for 3 days?"
-    )
+    with_tools = chat.bind_tools([weather], tool_choice="weather")
+    called = with_tools.invoke("How is the weather in Ghent for 3 days?")
     assert set(called.tool_calls[0]["args"]) >= {"days", "is_warm"}, called
     responses = ChatOpenAI(**settings, max_tokens=60, use_responses_api=True)
     assert responses.invoke("Hello! Who are you?").text == answer.content

@@ -11,12 +11,8 @@ os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
 
 import litellm
 
-SCHEMA = {
-    "type": "object",
-    "properties": {"city": {"enum": ["Rome", "Oslo"]}},
-    "required": ["city"],
-    "additionalProperties": False,
-}
+CITY = {"city": {"enum": ["Rome", "Oslo"]}}
+SCHEMA = {"type": "object", "properties": CITY, "required": ["city"], "additionalProperties": False}
 
 
 def main() -> None:
@@ -40,16 +36,16 @@ def main() -> None:
     assert called.finish_reason == "tool_calls"
     plain = {**settings, "model": "text-completion-openai/demo_model"}
     assert litellm.text_completion(**plain, prompt="Ada", max_tokens=8).choices[0].text
-    for changes, error in (
-        ({"model": "openai/no_such_model"}, litellm.NotFoundError),
-        ({"api_key": "wrong"}, litellm.AuthenticationError),
-        ({"top_p": 7}, litellm.BadRequestError),
+    for name, value, error in (
+        ("model", "openai/no_such_model", litellm.NotFoundError),
+        ("api_key", "wrong", litellm.AuthenticationError),
+        ("top_p", 7, litellm.BadRequestError),
     ):
         try:
-            litellm.completion(**fields | changes)
+            litellm.completion(**fields | {name: value})
         except error:
             continue
-        raise AssertionError(f"{changes} was served")
+        raise AssertionError(f"{name}={value} was served")
 
 
 if __name__ == "__main__":

@@ -16,12 +16,8 @@ SETTINGS = """- model_id: troupe
   supports_schema: true
   supports_tools: true
 """
-SCHEMA = {
-    "type": "object",
-    "properties": {"city": {"enum": ["Rome", "Oslo"]}},
-    "required": ["city"],
-    "additionalProperties": False,
-}
+CITY = {"city": {"enum": ["Rome", "Oslo"]}}
+SCHEMA = {"type": "object", "properties": CITY, "required": ["city"], "additionalProperties": False}
 
 
 def main() -> None:
@@ -34,21 +30,16 @@ def main() -> None:
         (home / "keys.json").write_text(json.dumps({"troupe": key}))
 
         def ask(*more: str) -> str:
-            run = subprocess.run(
-                [*command, *more, "Hello! Who are you?"],
-                env={**os.environ, "LLM_USER_PATH": folder},
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                timeout=120,
-            )
+            environ = os.environ | {"LLM_USER_PATH": folder}
+            options = {"stdin": subprocess.DEVNULL, "capture_output": True, "text": True, "timeout": 120}
+            run = subprocess.run([*command, *more, "Hello! Who are you?"], env=environ, **options)
             assert run.returncode == 0, run.stderr
             return run.stdout.strip()
 
         whole = ask("--no-stream")
         assert whole and ask() == whole
-        assert json.loads(ask("--schema", json.dumps(SCHEMA)))["city"] in ("Rome", "Oslo")
-        assert json.loads(ask("--no-stream", "--schema", json.dumps(SCHEMA)))["city"] in ("Rome", "Oslo")
+        for more in ([], ["--no-stream"]):
+            assert json.loads(ask(*more, "--schema", json.dumps(SCHEMA)))["city"] in ("Rome", "Oslo")
 
 
 if __name__ == "__main__":
