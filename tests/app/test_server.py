@@ -130,8 +130,7 @@ async def test_it_answers_starting_until_the_engine_is_ready(open_house: Any) ->
             assert (response.status, response.headers["retry-after"]) == (503, "2")
             assert (await response.json())["error"]["code"] == "engine_not_ready"
         async with house.client.get(house.url + "/") as response:
-            assert response.status == 503
-            assert "Loading fake" in await response.text()
+            assert response.status == 503 and "Loading fake" in await response.text()
         engine.may_start.set()
         await house.wait_ready()
 

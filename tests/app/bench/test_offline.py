@@ -38,12 +38,9 @@ TINY = {
 }  # fmt: skip
 
 
-def test_the_nano_work_is_the_one_that_others_publish() -> None:
+def test_the_nano_work_is_the_one_that_others_publish_and_fits_a_small_vocabulary_when_scaled() -> None:
     jobs = make_nano(1.0, 151936)
     assert (len(jobs), count_tokens(jobs)) == (256, (142_827, 133_966))
-
-
-def test_a_scaled_work_keeps_its_requests_and_fits_a_small_vocabulary() -> None:
     jobs = make_nano(0.1, 1000)
     num_in, num_out = count_tokens(jobs)
     assert len(jobs) == 256 and abs(num_in - 14_283) < 200 and abs(num_out - 13_397) < 200
@@ -132,9 +129,7 @@ def test_throughput_counts_what_was_made(flags: list[str], tmp_path: Path, capsy
     assert len(json.loads((tmp_path / "out.json").read_text())["elapsed_s"]["free"]) == 1
 
 
-def test_a_shape_takes_a_tokenizer_for_its_grammars(
-    tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_shape_takes_a_tokenizer_for_its_grammars(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(shapes.SHAPES, "tiny", TINY | {"vocab_size": 4096})
     code = main(
         ["bench", "throughput", "--shape", "tiny", "--tokenizer", str(DEMO_MODEL), "--no-enable-native-ops",
@@ -150,7 +145,8 @@ def test_a_shape_takes_a_tokenizer_for_its_grammars(
         (["latency", "--batch-size", "0"], "--batch-size=0 must be from 1"),
         (["latency", "--enable-prefix-caching"], "would make the second round measure the cache"),
         (["latency", "--model", "no/such"], "needs a folder with a config.json"),
-        (["sweep", "--concurrency", "x"], "--concurrency 'x' must be numbers"),
+        (["sweep", "--concurrency", "1,-2"], "--concurrency '1,-2' must be numbers"),
+        (["sweep", "--concurrency", "²"], "--concurrency '²' must be numbers"),
     ],
 )
 def test_what_cannot_be_measured_is_one_line(argv: list[str], message: str, capsys: Any) -> None:

@@ -19,7 +19,7 @@ from app.bench.overload import Phase, Result, Size, describe, run
 from app.bench.own_server import run_server, wait_until_ready
 from app.bench.plot import draw_frontier
 from app.bench.serve import find_model, summarise
-from app.bench.sweep import Point, choose_batched_tokens, find_knee, read_counts
+from app.bench.sweep import Point, choose_batched_tokens, find_knee
 from app.bench.workload import Job
 from app.cli.main import main
 from app.config import UsageError
@@ -119,12 +119,6 @@ def test_figures_follow_vllms_definitions() -> None:
 def test_flags_that_cannot_work_are_usage_errors(flags: list[str], words: str, capsys: Any) -> None:
     assert main(["bench", "serve", "--num-prompts", "2", *flags]) == 2
     assert words in capsys.readouterr().err.splitlines()[-1]
-
-
-@pytest.mark.parametrize("text", ["1,-2", "²"])
-def test_concurrency_is_a_list_of_counts(text: str) -> None:
-    with pytest.raises(UsageError, match="--concurrency"):
-        read_counts("--concurrency", text)
 
 
 def make_point(concurrency: int, rate: float, tpot: float, tokens: int = 1024, ttft: float = 10.0) -> Point:
