@@ -22,7 +22,7 @@ DATED = {"type": "object", "properties": {"day": {"type": "string", "format": "d
 FILES: dict[str, Any] = {
     "s.json": SCHEMA, "dated.json": DATED, "list.json": [1], "wrong.json": {"type": "nonsense"},
     "deep.json": "[" * 5000, "x.bin": b"\xff\xfe\x00", "good.txt": "Ada is 36", "empty.txt": " \n",
-    "t.csv": "id,text,note\n7,Ada is 36,x\n8,Bob is 7,y\n",
+    "day.txt": "2 January 2026", "t.csv": "id,text,note\n7,Ada is 36,x\n8,Bob is 7,y\n",
 }  # fmt: skip
 
 
@@ -68,7 +68,7 @@ def test_each_row_of_a_table_gives_a_line(
 def test_limits_are_added_and_named_unless_switched_off(
     fake_local: FakeEngine, flags: list[str], is_limited: bool, capsys: Any
 ) -> None:
-    assert extract("--schema", "dated.json", "good.txt", *flags) == 0
+    assert extract("--schema", "dated.json", "day.txt", *flags) == 0
     words = "added limits: YYYY-MM-DD from 1900 to 2099 at /properties/day"
     assert (words in capsys.readouterr().err) is is_limited
     grammar = fake_local.requests[0].params.grammar
