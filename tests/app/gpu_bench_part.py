@@ -5,9 +5,10 @@ import sys
 import threading
 from pathlib import Path
 
-_, name, _, target, *arguments = sys.argv
-if name == "hangs":
-    threading.Event().wait()
-if name == "fails":
-    sys.exit("the device fell off")
-Path(target).write_text(json.dumps({"arguments": arguments}))
+if __name__ == "__main__":
+    _, name, _, target, *arguments = sys.argv
+    if name == "hangs":
+        threading.Event().wait()
+    if name == "fails":
+        sys.exit("the device fell off")
+    Path(target).write_text(json.dumps({"arguments": arguments}))
