@@ -24,7 +24,6 @@ BOUNDS = st.integers(-3, 9) | st.sampled_from([0.5, -1.5, 2.0])
 
 
 def optional(**keywords: st.SearchStrategy) -> st.SearchStrategy:
-    """Return schemas with any of the given keywords."""
     return st.fixed_dictionaries({}, optional=keywords)
 
 
@@ -39,7 +38,6 @@ NUMBERS = optional(
 
 
 def objects(inner: st.SearchStrategy) -> st.SearchStrategy:
-    """Return keywords that speak about objects."""
     return optional(
         properties=st.dictionaries(NAMES, inner, max_size=3),
         required=st.lists(NAMES, unique=True, max_size=2),
@@ -53,7 +51,6 @@ def objects(inner: st.SearchStrategy) -> st.SearchStrategy:
 
 
 def arrays(inner: st.SearchStrategy) -> st.SearchStrategy:
-    """Return keywords that speak about arrays."""
     return optional(
         items=inner | st.booleans() | st.lists(inner, max_size=2),
         prefixItems=st.lists(inner, min_size=1, max_size=2),
@@ -68,7 +65,6 @@ def arrays(inner: st.SearchStrategy) -> st.SearchStrategy:
 
 
 def applicators(inner: st.SearchStrategy) -> st.SearchStrategy:
-    """Return keywords that apply other schemas to the same instance."""
     branches = st.lists(inner, min_size=1, max_size=3)
     kind = st.sampled_from(["anyOf", "oneOf", "allOf"])
     lists = st.builds(lambda name, subs: {name: subs}, kind, branches)
@@ -79,7 +75,6 @@ def applicators(inner: st.SearchStrategy) -> st.SearchStrategy:
 
 
 def merge(*parts: dict[str, Any]) -> dict[str, Any]:
-    """Return one schema with the keywords of several."""
     return {keyword: value for part in parts for keyword, value in part.items()}
 
 
@@ -108,7 +103,6 @@ SCHEMAS = st.builds(
 
 
 def make_open_object(inner: st.SearchStrategy) -> st.SearchStrategy:
-    """Return schemas of objects that list names and mostly allow others, alone or combined."""
     named = st.fixed_dictionaries(
         {"type": st.just("object"), "properties": st.dictionaries(NAMES, inner, min_size=1, max_size=3)},
         optional={

@@ -1,24 +1,85 @@
-"""What masks remember of an open string makes no difference: they allow what a matcher without a memory accepts."""
+"""Walks over the masks of random and of checked schemas: what is finished is valid, and no memory changes a mask."""
 
 import json
+import math
 import random
+import re
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from grammar import GrammarError, GrammarSpec, SchemaValidator, allocate_bitmask, fill_bitmask
+from grammar import (
+    GrammarError,
+    GrammarSpec,
+    InvalidGrammar,
+    SchemaValidator,
+    UnsupportedGrammar,
+    allocate_bitmask,
+    fill_bitmask,
+)
 from grammar.residual.matcher import ResidualMatcher
-from tests.grammar.test_grammar_walks import is_finite
+from tests.grammar.schemas import SCHEMAS
 from tests.grammar.vocabularies import SETTINGS, allowed_tokens, check_walks, choose, walk
+
+
+def find_at(schema: Any, pointer: str) -> Any:
+    for part in pointer.split("/")[1:]:
+        key = part.replace("~1", "/").replace("~0", "~")
+        schema = schema[int(key)] if isinstance(schema, list) else schema[key]
+    return schema
+
+
+def is_finite(value: Any) -> bool:
+    """Tell whether all numbers fit a double: JSON has 1e999, Python reads infinity."""
+    if isinstance(value, dict | list):
+        return all(map(is_finite, value.values() if isinstance(value, dict) else value))
+    return not isinstance(value, float) or math.isfinite(value)
+
+
+def make_spec(schema: Any, **options: Any) -> GrammarSpec | None:
+    try:
+        return GrammarSpec.json_schema(schema, **options)
+    except InvalidGrammar:
+        return None
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"whitespace": "spaced"}, {"whitespace": "compact"}, {"whitespace": "any"}, {"backend": "xgrammar"}],
+    ids=lambda options: "-".join(options.values()),
+)
+@settings(SETTINGS, max_examples=150)
+@given(schema=SCHEMAS, seed=st.integers(0, 2**32))
+def test_what_a_schema_allows_is_valid_and_what_it_refuses_is_named(merged_compiler, options, schema, seed):
+    spec = make_spec(schema, **options)
+    if spec is None:
+        return event("malformed")
+    try:
+        compiled = merged_compiler.compile(spec)
+    except UnsupportedGrammar as refusal:
+        assert "backend" in options or refusal.keyword in find_at(schema, refusal.pointer), refusal
+        return event(f"refused: {refusal.keyword}")
+    except InvalidGrammar as error:
+        assert re.search("no text satisfies|first token|cannot be compiled", str(error))
+        return event("contradiction")
+    event(compiled.backend)
+    # Not every random schema has guides for all its checks: a repeated name, say, counts once for `minProperties`.
+    text = walk(compiled.matcher(), merged_compiler.vocabulary, random.Random(seed), 25, may_end_dead=True)
+    if text is None or not is_finite(value := json.loads(text)):
+        return event("unfinished or infinite")
+    assert SchemaValidator(schema).first_error(value) is None, (text, compiled.backend)
+    return None
+
 
 TEXT = {"type": "string"}
 NAMES = ["a", "ab", "abc", "an", "the", "name", "in", "on", "é"]
 # What the names consist of, so that walks come close to them.
 PIECES = {b"a", b"b", b"c", b"in", b"on", b"the", b"name", b'"', b", ", b'", "', b": "}
-SCHEMAS = {
+CHECKED = {
     "excluded values": {"items": {"not": {"enum": NAMES}}},
     "excluded beside a pattern": {
         "items": {"type": "string", "pattern": "^[a-n]{1,4}$", "not": {"enum": NAMES}}
@@ -78,9 +139,9 @@ DEAD_ENDS = {"excluded beside a pattern", "a length under a condition"}
 # Where walks seldom come to the place at which the check has something to say.
 STARTS = {"an excluded object": b'{"a": "in", "b": "', "a condition": b'{"kind": "on", "a": "'}
 # Without a type most walks would be over with a number.
-SCHEMAS = {
+CHECKED = {
     name: {"type": "object" if {"properties", "propertyNames"} & schema.keys() else "array", **schema}
-    for name, schema in SCHEMAS.items()
+    for name, schema in CHECKED.items()
 }
 DATA = Path(__file__).parents[2].parent / "shared" / "data" / "maskbench_dev.jsonl"
 
@@ -94,10 +155,10 @@ def is_checked(compiled):
     return any(entry.enforced_by == "residual" for entry in compiled.plan)
 
 
-@pytest.mark.parametrize("name", SCHEMAS)
+@pytest.mark.parametrize("name", CHECKED)
 def test_masks_along_a_walk_are_those_of_a_matcher_that_tries_every_token(merged_compiler, name):
     vocabulary = merged_compiler.vocabulary
-    compiled = merged_compiler.compile(GrammarSpec.json_schema(SCHEMAS[name]))
+    compiled = merged_compiler.compile(GrammarSpec.json_schema(CHECKED[name]))
     assert is_checked(compiled)
     num_cleared = 0
     for seed in range(12):
@@ -138,9 +199,9 @@ def leads_nowhere(matcher, token_id, vocabulary):
     return not allowed
 
 
-@pytest.mark.parametrize("name", SCHEMAS)
+@pytest.mark.parametrize("name", CHECKED)
 def test_a_walk_through_residual_checks_ends_in_a_valid_text(merged_compiler, name):
-    assert check_walks(merged_compiler, SCHEMAS[name], 25, 30, may_end_dead=name in DEAD_ENDS) > 5
+    assert check_walks(merged_compiler, CHECKED[name], 25, 30, may_end_dead=name in DEAD_ENDS) > 5
 
 
 @pytest.mark.skipif(

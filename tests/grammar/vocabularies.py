@@ -62,6 +62,16 @@ def allowed_tokens(matcher: Matcher, vocabulary: Vocabulary) -> list[int]:
     return np.flatnonzero(np.unpackbits(bitmask.view(np.uint8), bitorder="little")).tolist()
 
 
+def check_mask(matcher: Matcher, vocabulary: Vocabulary) -> set[int]:
+    """The matcher accepts exactly the tokens that its mask allows, which are returned."""
+    allowed = set(allowed_tokens(matcher, vocabulary))
+    for token_id in (*range(-1, vocabulary.size + 2), 10**9):
+        assert matcher.accept_token(token_id) == (token_id in allowed), token_id
+        if token_id in allowed:
+            matcher.rollback(1)
+    return allowed
+
+
 def accepts(matcher: Matcher, vocabulary: Vocabulary, text: str | bytes) -> bool:
     """Feed a text byte by byte: is every byte allowed by mask and matcher, and the end complete?"""
     for byte in text.encode() if isinstance(text, str) else text:
@@ -93,10 +103,8 @@ def check_refusal(
 
 def check_verdicts(compiler: GrammarCompiler, schema: Any, texts: Iterable[str], **options: Any) -> None:
     """A schema accepts exactly those of some texts that the validator takes for valid."""
-    compiled, validator = (
-        compiler.compile(GrammarSpec.json_schema(schema, **options)),
-        SchemaValidator(schema),
-    )
+    compiled = compiler.compile(GrammarSpec.json_schema(schema, **options))
+    validator = SchemaValidator(schema)
     for text in texts:
         expected = validator.is_valid(json.loads(text))
         assert accepts(compiled.matcher(), compiler.vocabulary, text) == expected, text

@@ -1,12 +1,23 @@
 """Residual checks: what no engine enforces is checked where a value is completed."""
 
 import json
+import random
+import tracemalloc
 
 import pytest
 
-from grammar import GrammarSpec, InvalidGrammar, PlanEntry, UnsupportedGrammar
+from grammar import GrammarSpec, InvalidGrammar, PlanEntry, SchemaValidator, UnsupportedGrammar
 from grammar.json_schema.keywords import join_pointer
-from tests.grammar.vocabularies import CLOSED, EOS, allowed_tokens, check_refusal, check_texts, check_verdicts
+from tests.grammar.vocabularies import (
+    CLOSED,
+    EOS,
+    allowed_tokens,
+    check_mask,
+    check_refusal,
+    check_texts,
+    check_verdicts,
+    walk,
+)
 
 VALUES = [
     *(None, True, 0, 1, 2, 2.5, 12, "", "a", "b", "ab", [], [1], [1, 1], [1, "a"], [1, 2, 3], [[1], [1]]),
@@ -14,8 +25,11 @@ VALUES = [
 ]
 
 
+def number_parts(part):
+    return {"type": "object", "properties": {f"q{i}": part | {"title": str(i)} for i in range(24)}}
+
+
 def feed(matcher, text):
-    """Feed a text byte by byte; return the rest that was refused."""
     data = text.encode()
     for position, byte in enumerate(data):
         if not matcher.accept_token(byte):
@@ -68,6 +82,7 @@ def test_what_no_engine_enforces_is_left_to_residual_checks(byte_compiler, schem
         {"allOf": [{"properties": {"a": {}}}], "unevaluatedProperties": False},
         {"patternProperties": {"a": {"type": "integer"}, "^a": {"minimum": 1}}, "additionalProperties": False},
         {"type": "string", "pattern": "^(?!b)"},
+        {"properties": {"a": {}}, "additionalProperties": False, "maxProperties": 0, "not": {"const": 1}},
         {"items": [{"not": {"const": 0}}], "additionalItems": {"not": {"const": 1}}},
         {"$ref": "#/$defs/x", "$defs": {"x": {"items": {"$ref": "#/$defs/x"}, "not": {"const": 1}}}},
         {"properties": {"a": {"not": {"const": 1}}, "c": {"items": {"not": {"const": 1}}}}},
@@ -93,18 +108,31 @@ def test_what_is_accepted_is_what_is_valid(byte_compiler, schema, whitespace):
         ({"propertyNames": {"enum": ["a", "abc"]}}, '{"abc": 1, "ab": 2}', '": 2}'),
         ({"properties": {"a": {"type": "object", "dependentRequired": {"x": ["y"]}}}}, '{"a": {"x": 1}}', "}}"),
         ({"anyOf": [{"items": {"not": {"const": "x"}}}]}, '["x"]', "]"),
+        # Many branches that overlap, many counts.
+        (number_parts({"oneOf": [{"type": "integer"}, {"minimum": 3}]}), '{"q20": 5}', "}"),
+        (number_parts({"oneOf": [{"type": "integer"}, {"minimum": 3}]}), '{"q20": 1}', ""),
+        (number_parts({"type": "object", "properties": {"a": {}, "b": {}}, "minProperties": 1}), '{"q20": {}}', "}}"),
+        # The last place is kept for what has to be there.
+        ({"type": "array", "items": {"type": ["null", "boolean"]}, "contains": {"type": "null"}, "maxItems": 2},
+         "[true, t", "t"),
+        ({"type": "array", "contains": {"const": "b"}, "minContains": 2, "maxItems": 3}, '["b", 1, 2', "2"),
+        ({**CLOSED, "properties": {"a": {}, "b": {}}, "maxProperties": 1}, '{"a": 1, ', ", "),
+        ({"type": "object", "propertyNames": {"enum": ["a", "b"]}}, '{"c', "c"),
+        # The only name has to be the one that is asked for.
+        ({"maxProperties": 1, "not": {"propertyNames": {"not": {"pattern": "^a+$"}}}}, '{"aab"', '"'),
     ],
 )  # fmt: skip
-def test_the_token_that_completes_the_violating_value_is_refused(byte_compiler, schema, text, rest):
+def test_the_token_that_violates_is_refused_as_soon_as_it_completes_a_value(
+    byte_compiler, schema, text, rest
+):
     matcher = byte_compiler.compile(GrammarSpec.json_schema(schema)).matcher()
     assert feed(matcher, text) == rest
-    assert rest.encode()[0] not in allowed_tokens(matcher, byte_compiler.vocabulary)
+    assert not rest or rest.encode()[0] not in allowed_tokens(matcher, byte_compiler.vocabulary)
 
 
 def test_a_number_at_the_end_of_the_text_is_checked_at_eos(byte_compiler):
-    matcher = byte_compiler.compile(
-        GrammarSpec.json_schema({"type": "integer", "not": {"const": 12}})
-    ).matcher()
+    schema = {"type": "integer", "not": {"const": 12}}
+    matcher = byte_compiler.compile(GrammarSpec.json_schema(schema)).matcher()
     assert feed(matcher, "12") == ""
     assert EOS not in allowed_tokens(matcher, byte_compiler.vocabulary)
     assert not matcher.accept_token(EOS) and not matcher.is_completed()
@@ -113,30 +141,12 @@ def test_a_number_at_the_end_of_the_text_is_checked_at_eos(byte_compiler):
 
 @pytest.mark.parametrize("text", ['{"a": "x"', "[[1, 1]", "{"])
 def test_mask_and_matcher_agree_with_long_tokens(merged_compiler, text):
-    schema = {
-        "properties": {"a": {"not": {"const": "x"}}},
-        "items": {"uniqueItems": True},
-        "minProperties": 1,
-    }
-    matcher = merged_compiler.compile(
-        GrammarSpec.json_schema({**schema, "not": {"const": {"b": 1}}})
-    ).matcher()
+    schema = {"properties": {"a": {"not": {"const": "x"}}}, "items": {"uniqueItems": True}}
+    schema |= {"minProperties": 1, "not": {"const": {"b": 1}}}
+    matcher = merged_compiler.compile(GrammarSpec.json_schema(schema)).matcher()
     for byte in text.encode()[:-1]:
         assert matcher.accept_token(byte)
-    allowed = set(allowed_tokens(matcher, merged_compiler.vocabulary))
-    for token_id in range(merged_compiler.vocabulary.size):
-        is_accepted = matcher.accept_token(token_id)
-        assert is_accepted == (token_id in allowed), merged_compiler.vocabulary.token_bytes[token_id]
-        matcher.rollback(int(is_accepted))
-
-
-def test_rollback_undoes_what_was_read(byte_compiler):
-    matcher = byte_compiler.compile(GrammarSpec.json_schema({"uniqueItems": True})).matcher()
-    assert feed(matcher, "[1, 1]") == "]"
-    matcher.rollback(1)
-    assert feed(matcher, "2]") == "" and matcher.accept_token(EOS)
-    matcher.rollback(3)
-    assert feed(matcher, "1]") == "]"
+    check_mask(matcher, merged_compiler.vocabulary)
 
 
 @pytest.mark.parametrize(
@@ -152,45 +162,6 @@ def test_rollback_undoes_what_was_read(byte_compiler):
 def test_what_nothing_can_satisfy_is_refused_and_does_not_end_in_a_dead_end(byte_compiler, schema, reason):
     with pytest.raises(InvalidGrammar, match=f"no text satisfies the schema: .*{reason}"):
         byte_compiler.compile(GrammarSpec.json_schema(schema))
-
-
-ONE_NULL = {
-    "type": "array",
-    "items": {"type": ["null", "boolean"]},
-    "contains": {"type": "null"},
-    "maxItems": 2,
-}
-TWO_OF_THREE = {"type": "array", "contains": {"const": "b"}, "minContains": 2, "maxItems": 3}
-ONE_OF_TWO = {**CLOSED, "properties": {"a": {}, "b": {}}, "maxProperties": 1}
-
-
-@pytest.mark.parametrize(
-    "schema, text, rest",
-    [
-        # The last place is kept for what has to be there.
-        (ONE_NULL, "[true, t", "t"),
-        (TWO_OF_THREE, '["b", 1, 2', "2"),
-        (ONE_OF_TWO, '{"a": 1, ', ", "),
-        ({"type": "object", "propertyNames": {"enum": ["a", "b"]}}, '{"c', "c"),
-        # The only name has to be the one that is asked for.
-        ({"maxProperties": 1, "not": {"propertyNames": {"not": {"pattern": "^a+$"}}}}, '{"aab"', '"'),
-    ],
-)
-def test_counts_are_kept_where_there_is_still_a_choice(byte_compiler, schema, text, rest):
-    assert feed(byte_compiler.compile(GrammarSpec.json_schema(schema)).matcher(), text) == rest
-
-
-@pytest.mark.parametrize(
-    ("part", "text", "rest"),
-    [
-        ({"oneOf": [{"type": "integer"}, {"minimum": 3}]}, '{"q20": 5}', "}"),
-        ({"oneOf": [{"type": "integer"}, {"minimum": 3}]}, '{"q20": 1}', ""),
-        ({"properties": {"a": {}, "b": {}}, "minProperties": 1, "type": "object"}, '{"q20": {}}', "}}"),
-    ],
-)
-def test_many_overlapping_branches_or_counts_are_checked_too(byte_compiler, part, text, rest):
-    schema = {"type": "object", "properties": {f"q{i}": part | {"title": str(i)} for i in range(24)}}
-    assert feed(byte_compiler.compile(GrammarSpec.json_schema(schema)).matcher(), text) == rest
 
 
 @pytest.mark.parametrize(("text", "rest"), [("[99991, 0]", ""), ("[-199982]", ""), ("[99990]", "]")])
@@ -220,7 +191,7 @@ def test_an_ordinary_multiple_is_the_engines(byte_compiler, step):
     assert PlanEntry("", "multipleOf", "llguidance") in plan
 
 
-@pytest.mark.parametrize("pattern", [r"^[\b]$", r"^\0$", r"(?<n>a)\k<n>", r"^\ud83d\ude00$"])
+@pytest.mark.parametrize("pattern", [r"^[\b]$", r"^\0$", r"(?<n>a)\k<n>", r"^\ud83d\ude00$", "^(?=b)?b|d"])
 def test_a_pattern_that_no_check_reads_is_refused_with_its_place(byte_compiler, pattern):
     for schema, pointer, keyword in (
         ({"properties": {"a/b": {"pattern": pattern}}}, "/properties/a~1b", "pattern"),
@@ -268,12 +239,7 @@ def test_a_string_whose_ending_was_judged_before_still_ends_in_a_named_dead_end(
 @pytest.mark.parametrize(
     ("schema", "good", "bad"),
     [
-        ({"$id": "person.schema.json", "properties": {"a": {"uniqueItems": True}}}, '{"a": [1]}', '{"a": [1, 1]}'),
         ({"$id": "http://e.com/r.json", "properties": {"a": {"not": {"$ref": "r.json#/$defs/y"}}},
-          "$defs": {"y": {"type": "array"}}}, '{"a": 1}', '{"a": [1, 1]}'),
-        ({"$id": "r.json", "properties": {"a": {"not": {"$ref": "r.json#/$defs/y"}}},
-          "$defs": {"y": {"type": "array"}}}, '{"a": 1}', '{"a": [1, 1]}'),
-        ({"$id": "urn:a:b", "properties": {"a": {"not": {"$ref": "urn:a:b#/$defs/y"}}},
           "$defs": {"y": {"type": "array"}}}, '{"a": 1}', '{"a": [1, 1]}'),
         ({"$schema": "http://json-schema.org/draft-04/schema#", "id": "r.json", "properties": {
           "a": {"not": {"$ref": "r.json#/definitions/y"}}}, "definitions": {"y": {"type": "array"}}},
@@ -283,3 +249,69 @@ def test_a_string_whose_ending_was_judged_before_still_ends_in_a_named_dead_end(
 def test_parts_of_a_schema_with_an_identifier_are_checked(byte_compiler, schema, good, bad):
     schema = {"type": "object", **schema}
     check_texts(byte_compiler, schema, [good], [bad])
+
+
+ITEMS = [
+    {"enum": [1, 2, 3]},
+    {"enum": [10, 20, 105]},
+    {"enum": ["red", "blue", "re"]},
+    {"enum": [None, True, 1, "a"]},
+    {"type": "integer", "minimum": 0, "maximum": 12},
+    {"type": "boolean"},
+]
+PAIR = {**CLOSED, "properties": {"a": {"enum": [1, 2]}}, "required": ["a"]}
+PARTS = [
+    PAIR,
+    {**CLOSED, "properties": {"n": PAIR}, "required": ["n"]},
+    {"type": "array", "prefixItems": [{"enum": [1, 12]}], "minItems": 1, "items": False},
+    {"enum": [{"a": 1}, {"a": 2}, [1], [1, 2]]},
+    {"anyOf": [{"const": 1}, {"const": 12}, {"const": "red"}]},
+    {"oneOf": [{"const": "red", "title": "Red"}, {"enum": ["blue", "re"]}, {"type": "null"}]},
+    {"anyOf": [PAIR, {"type": "boolean"}]},
+    {"type": "string", "anyOf": [{"const": "a"}, {"anyOf": [{"const": "b"}, {"const": 3}]}]},
+]
+
+
+@pytest.mark.parametrize("items", [*ITEMS, *PARTS], ids=json.dumps)
+@pytest.mark.parametrize(
+    "bounds", [{}, {"minItems": 2}, {"minItems": 2, "maxItems": 2}, "all"], ids=json.dumps
+)
+def test_no_walk_through_few_distinct_values_ends_nowhere(merged_compiler, items, bounds):
+    if bounds == "all":
+        bounds = {"minItems": len(items.get("enum", [True, False]))}
+    schema = {"type": "array", "items": items, "uniqueItems": True, **bounds}
+    compiled = merged_compiler.compile(GrammarSpec.json_schema(schema))
+    for seed in range(25):
+        text = walk(compiled.matcher(), merged_compiler.vocabulary, random.Random(seed), num_free=200)
+        assert SchemaValidator(schema).is_valid(json.loads(text)), text
+
+
+def test_more_distinct_objects_than_there_are_cannot_be_asked_for(merged_compiler):
+    schema = {"type": "array", "items": PAIR, "uniqueItems": True, "minItems": 3}
+    with pytest.raises(InvalidGrammar, match="no text satisfies"):
+        merged_compiler.compile(GrammarSpec.json_schema(schema))
+
+
+def test_what_begins_like_another_element_may_still_become_a_third(merged_compiler):
+    schema = {"type": "array", "items": {"enum": [1, 12]}, "uniqueItems": True}
+    matcher = merged_compiler.compile(GrammarSpec.json_schema(schema)).matcher()
+    for byte in b"[1, ":
+        assert matcher.accept_token(byte)
+    assert ord("1") in allowed_tokens(matcher, merged_compiler.vocabulary)
+    assert matcher.accept_token(ord("1"))
+    assert allowed_tokens(matcher, merged_compiler.vocabulary) == [ord("2")]
+
+
+def test_what_is_remembered_of_tokens_does_not_grow_with_the_text(merged_compiler):
+    array = {"type": "array", "items": {"enum": [1, 2, 3, 12]}, "uniqueItems": True}
+    schema = {"type": "object", "properties": {"t": {"type": "string"}, "a": array}, "required": ["t", "a"]}
+    matcher = merged_compiler.compile(GrammarSpec.json_schema(schema)).matcher()
+    for byte in b'{"t": "%b", "a": [1, ' % (b"x" * 20_000):
+        assert matcher.accept_token(byte)
+    tracemalloc.start()
+    try:
+        assert ord("1") in allowed_tokens(matcher, merged_compiler.vocabulary)
+        num_bytes = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    assert num_bytes < 10_000

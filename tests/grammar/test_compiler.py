@@ -1,10 +1,22 @@
-"""GrammarCompiler: caching, single flight, limits."""
+"""Specs and vocabularies validate and explain; the compiler caches, shares and limits."""
 
+import dataclasses
+import json
 import threading
 
+import numpy as np
 import pytest
 
-from grammar import GrammarCompiler, GrammarLimits, GrammarSpec, InvalidGrammar, UnsupportedGrammar
+from grammar import (
+    GrammarCompiler,
+    GrammarError,
+    GrammarLimits,
+    GrammarSpec,
+    InvalidGrammar,
+    UnsupportedGrammar,
+    Vocabulary,
+    allocate_bitmask,
+)
 from grammar import compiler as compiler_module
 from tests.grammar.vocabularies import allowed_tokens, make_byte_vocabulary
 
@@ -17,6 +29,7 @@ def test_a_spec_is_compiled_once():
     compiler = make_compiler()
     first = compiler.compile(GrammarSpec.json_schema({"type": "null"}))
     assert compiler.compile(GrammarSpec.json_schema('{"type":  "null"}')) is first
+    compiler.close()
 
 
 def test_the_cache_is_bounded_in_bytes_and_drops_the_least_recently_used():
@@ -107,12 +120,6 @@ def test_many_threads_may_compile_different_specs():
     assert not errors
 
 
-@pytest.mark.parametrize("text", ['root ::= root "a"', "root ::= root", "root ::= []"])
-def test_a_grammar_without_a_first_token_is_invalid(byte_compiler, text):
-    with pytest.raises(InvalidGrammar, match="no first token"):
-        byte_compiler.compile(GrammarSpec.ebnf(text))
-
-
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
@@ -123,19 +130,12 @@ def test_a_grammar_without_a_first_token_is_invalid(byte_compiler, text):
         (GrammarSpec.regex("x(a"), r"^the regex cannot be parsed: 'x\(a': unclosed group, at character 2$"),
         (GrammarSpec.regex("[a"), "unclosed character class, at character 1$"),
         (GrammarSpec.regex("a\n(b"), r"unclosed group$"),
+        *((GrammarSpec.ebnf(f"root ::= {text}"), "no first token") for text in ('root "a"', "root", "[]")),
     ],
 )
 def test_a_grammar_that_cannot_be_parsed_is_invalid_and_says_why(byte_compiler, spec, message):
     with pytest.raises(InvalidGrammar, match=message):
         byte_compiler.compile(spec)
-
-
-@pytest.mark.parametrize("pattern", ["\\", "a\\", "a\\\\\\"])
-def test_a_backslash_at_the_end_is_no_pattern(byte_compiler, pattern):
-    with pytest.raises(InvalidGrammar, match="backslash that escapes nothing"):
-        byte_compiler.compile(GrammarSpec.regex(pattern))
-    with pytest.raises(InvalidGrammar, match="at /items: its pattern ends with a backslash"):
-        byte_compiler.compile(GrammarSpec.json_schema({"items": {"type": "string", "pattern": pattern}}))
 
 
 @pytest.mark.parametrize("pattern", [r"(a)\1", "a(?=b)", r"\bfoo\b"])
@@ -168,3 +168,109 @@ def test_a_matcher_that_hits_a_limit_allows_nothing_and_says_why():
         matcher.accept_token(byte)
     assert matcher.error
     assert allowed_tokens(matcher, compiler.vocabulary) == []
+
+
+ITSELF = {}
+ITSELF["items"] = ITSELF
+
+
+def test_specs_of_the_same_schema_and_order_are_equal_and_hashable():
+    schema = {"type": "object", "properties": {"b": {}, "a": {}}}
+    assert GrammarSpec.json_schema(schema) == GrammarSpec.json_schema(json.dumps(schema, indent=2))
+    assert len({GrammarSpec.json_schema(schema), GrammarSpec.json_schema(schema, whitespace="any")}) == 2
+    assert GrammarSpec.json_schema(schema) != GrammarSpec.json_schema(
+        {**schema, "properties": {"a": {}, "b": {}}}
+    )
+
+
+@pytest.mark.parametrize(
+    ("schema", "message"),
+    [
+        ("{", "not valid JSON: .*line 1 column 2"),
+        ('{"minimum": NaN}', "NaN is not a JSON number"),
+        ('{"minimum": 1e999}', "not a JSON value"),
+        ('{"properties": {"a": {"maxLength": 3, "maxLength": 300}}}', "has the key 'maxLength' twice"),
+        ("[]", "an object or a boolean, not list"),
+        (ITSELF, "not a JSON value"),
+        ({"type": "strin"}, "malformed at /type"),
+        ({"properties": {"a/b": {"minLength": -1}}}, "malformed at /properties/a~1b/minLength"),
+        ({"type": {1, 2}}, "not a JSON value"),
+        ({"title": "\ud800"}, "lone surrogate"),
+        ({"title": "x" * 300_000}, "the limit is 262144 bytes"),
+    ],
+)
+def test_a_malformed_schema_is_invalid_and_says_where(schema, message):
+    with pytest.raises(InvalidGrammar, match=message):
+        GrammarSpec.json_schema(schema)
+
+
+@pytest.mark.parametrize("depth", [65, 5_000, 200_000])
+def test_deep_nesting_is_refused_by_name_of_the_limit(depth):
+    text = '{"items":' * depth + "{}" + "}" * depth
+    with pytest.raises(InvalidGrammar, match=r"64 levels|262144 bytes"):
+        GrammarSpec.json_schema(text)
+
+
+def test_a_foreign_meta_schema_is_not_fetched():
+    # Port 9 discards; a fetch would fail or hang instead of giving a spec.
+    GrammarSpec.json_schema({"$schema": "http://127.0.0.1:9/schema", "type": "null"})
+
+
+@pytest.mark.parametrize(
+    ("make", "value", "options", "message"),
+    [
+        *((GrammarSpec.choice, value, {}, "choice") for value in ("yes", [], [""], ["a", 1])),
+        *((make, "", {}, "not empty") for make in (GrammarSpec.regex, GrammarSpec.ebnf)),
+        *((GrammarSpec.regex, text, {}, "that escapes nothing") for text in ("\\", "a\\", "a\\\\\\")),
+        (GrammarSpec.regex, "a", {"backend": "guess"}, "outlines_core"),
+        (GrammarSpec.json_object, "none", {}, "compact"),
+        (Vocabulary, [b"a", b""], {"eos_token_ids": []}, "EOS"),
+        (Vocabulary, [b"a", b""], {"eos_token_ids": [2]}, "EOS"),
+        (Vocabulary, [b"a", b""], {"eos_token_ids": [-1]}, "EOS"),
+    ],
+)
+def test_what_a_spec_or_a_vocabulary_cannot_be_made_of_is_named(make, value, options, message):
+    with pytest.raises(ValueError, match=message):
+        make(value, **options)
+
+
+def test_errors_are_value_errors_and_unsupported_ones_carry_their_place():
+    error = UnsupportedGrammar("/items", "not", "no")
+    assert isinstance(error, GrammarError) and isinstance(error, ValueError)
+    assert str(error) == "'not' at /items is not supported: no"
+    assert (error.pointer, error.keyword, error.reason) == ("/items", "not", "no")
+
+
+def test_the_tokens_of_a_vocabulary_give_its_size_and_hash_and_those_that_end_have_no_bytes():
+    padded = Vocabulary([b"a"] * 33 + [b""], [33])
+    assert (padded.size, padded.num_words) == (34, 2)
+    assert Vocabulary([b"a", b"</s>"], [1]).token_bytes == (b"a", b"")
+    assert Vocabulary([b"ab", b"c", b""], [2]) == Vocabulary((b"ab", b"c", b"x"), (2, 2))
+    assert Vocabulary([b"ab", b"c", b""], [2]).hash != Vocabulary([b"a", b"bc", b""], [2]).hash
+
+
+def test_a_vocabulary_cannot_be_changed():
+    vocabulary = Vocabulary([b"a", b""], [1])
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        vocabulary.eos_token_ids = (0,)
+    with pytest.raises(ValueError, match="read-only"):
+        vocabulary.eos_mask[0] = 0
+
+
+@pytest.mark.parametrize("size", [1, 31, 32, 33, 64, 100])
+def test_a_fresh_bitmask_allows_exactly_the_vocabulary(size):
+    bitmask = allocate_bitmask(2, size)
+    bits = np.unpackbits(bitmask.view(np.uint8), axis=1, bitorder="little")
+    assert bitmask.dtype == np.int32
+    assert bits[:, :size].all()
+    assert not bits[:, size:].any()
+
+
+def test_special_tokens_are_named_and_are_no_text():
+    vocabulary = Vocabulary([b"a", b"", b""], [2], {"<call>": 1, "<eos>": 2})
+    assert dict(vocabulary.special_tokens) == {"<call>": 1}
+    assert vocabulary != Vocabulary([b"a", b"", b""], [2])
+    with pytest.raises(ValueError, match="also has the bytes"):
+        Vocabulary([b"a", b""], [1], {"<a>": 0})
+    with pytest.raises(ValueError, match="ids are 0"):
+        Vocabulary([b"a", b""], [1], {"<b>": 7})

@@ -1,4 +1,4 @@
-"""Lark grammars and CSV tables."""
+"""Lark and GBNF grammars, and CSV tables."""
 
 import csv
 import io
@@ -7,23 +7,11 @@ import random
 import pytest
 
 from grammar import GrammarSpec, InvalidGrammar, PlanEntry, UnsupportedGrammar, read_spec
+from grammar.backends.gbnf import rewrite_gbnf
 from tests.grammar.vocabularies import check_texts, walk
 
-COLUMNS = {
-    "name": "string",
-    "n": "integer",
-    "x": "number",
-    "ok": "boolean",
-    "day": "date",
-    "kind": ["a,b", "c"],
-}
-HEADER = "name,n,x,ok,day,kind"
-
-
-def test_lark_grammars_are_context_free(byte_compiler):
-    spec = GrammarSpec.lark('start: term ("+" term)*\nterm: /[0-9]+/ | "(" start ")"')
-    compiled = check_texts(byte_compiler, spec, ["1+(2+3)", "12"], ["1+", "(1"])
-    assert compiled.plan == (PlanEntry("", "lark", "llguidance"),)
+COLUMNS = {"name": "string", "n": "integer", "x": "number", "ok": "boolean", "d": "date", "k": ["a,b", "c"]}
+HEADER = ",".join(COLUMNS)
 
 
 @pytest.mark.parametrize(
@@ -45,19 +33,6 @@ def test_lark_extensions_are_refused(text, sign):
     assert refusal.value.keyword == sign
 
 
-def test_what_looks_like_an_extension_may_stand_in_quotes(byte_compiler):
-    spec = GrammarSpec.lark('start: "<a@b>" /[<#]+/ "%json" // @ <\n')
-    check_texts(byte_compiler, spec, ["<a@b><#%json"])
-    spec = GrammarSpec.lark('# a[lazy]\nstart: "b[c]" | a ["x"]\n// a[lazy]\na: /[a-z]/')
-    check_texts(byte_compiler, spec, ["qx"])
-
-
-@pytest.mark.parametrize("sign", ["?", "!"])
-def test_the_start_rule_may_have_a_sign_before_it(byte_compiler, sign):
-    spec = GrammarSpec.lark(f'{sign}start: value\n?value: "a" | "[" value "]"')
-    check_texts(byte_compiler, spec, ["[a]"], ["[a"])
-
-
 @pytest.mark.parametrize(
     ("text", "kind"),
     [
@@ -71,6 +46,21 @@ def test_a_grammar_is_ebnf_where_a_rule_says_so(byte_compiler, text, kind):
     spec = read_spec("grammar", text)
     assert spec.kind == kind
     byte_compiler.compile(spec)
+
+
+@pytest.mark.parametrize(
+    ("grammar", "good", "bad"),
+    [
+        ('start: term ("+" term)*\nterm: /[0-9]+/ | "(" start ")"', ["1+(2+3)", "12"], ["1+", "(1"]),
+        # What looks like an extension stands in quotes.
+        ('start: "<a@b>" /[<#]+/ "%json" // @ <\n', ["<a@b><#%json"], []),
+        ('# a[lazy]\nstart: "b[c]" | a ["x"]\n// a[lazy]\na: /[a-z]/', ["qx"], []),
+        *((f'{sign}start: value\n?value: "a" | "[" value "]"', ["[a]"], ["[a"]) for sign in "?!"),
+    ],
+)
+def test_lark_grammars_are_context_free(byte_compiler, grammar, good, bad):
+    compiled = check_texts(byte_compiler, GrammarSpec.lark(grammar), good, bad)
+    assert compiled.plan == (PlanEntry("", "lark", "llguidance"),)
 
 
 @pytest.mark.parametrize("text", ["", "  ", 'root: "a"', 'start: "a" ('])
@@ -126,3 +116,59 @@ def test_random_csv_reads_back_with_as_many_fields(merged_compiler, seed):
 def test_malformed_tables_are_invalid(options):
     with pytest.raises(InvalidGrammar):
         GrammarSpec.csv(**options)
+
+
+# The forms in which llama.cpp's own LLAMA_JSON grammar writes white space and escapes.
+LLAMA_JSON = r"""
+root   ::= object
+value  ::= object | string | ("true" | "null") ws
+object ::=
+  "{" ws ( string ":" ws value ("," ws string ":" ws value)* )? "}" ws
+string ::=
+  "\"" (
+    [^"\\\x7F\x00-\x1F] |
+    "\\" (["\\bfnrt] | "u" [0-9a-fA-F]{4}) # escapes | )
+  )* "\"" ws
+ws ::= | " " | "\n" [ \t]{0,20}
+"""
+
+
+@pytest.mark.parametrize(
+    ("grammar", "accepted", "refused"),
+    [
+        (LLAMA_JSON, ['{"a": {}, "é":\n\t"\\n|."}', "{}"], ['{"a":}', '{"a":  true}']),
+        ('root ::= ("a" | ) "b"', ["ab", "b"], ["a", ""]),
+        ('root ::= (|"a") "b"', ["ab", "b"], ["a"]),
+        ('root ::= "a" ("x" | | "y") "b"', ["axb", "ab", "ayb"], ["a"]),
+        ('root ::= "a" |', ["a", ""], ["aa"]),
+        ('root ::= a "." b\na ::= "x" |\n# | )\nb ::=\n  | "y"', ["x.y", ".", "x."], ["x", "xay"]),
+        ('root ::= "a" . "b"', ["axb", "a\nb", "aéb", 'a"b', "a😀b"], ["ab", "axxb", "a"]),
+        ('root ::= "a".*', ["a", "ab\n日"], ["b"]),
+        ('root ::= c.\nc ::= "c"', ["cx"], ["c", "cxx"]),
+        ('root ::= r.1 [.|)] ".|)"\nr.1 ::= "r"', ["r..|)", "r|.|)"], ["ra.|)", "rx.|)"]),
+    ],
+)
+def test_empty_alternatives_and_any_characters(byte_compiler, grammar, accepted, refused):
+    check_texts(byte_compiler, GrammarSpec.ebnf(grammar), accepted, refused)
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        'root ::= "a |" [|).]+ # | )\n  ("b" | c)\nc ::= (c.d)? (="(|)")\nc.d ::= "\\"." | "" | [\\]|.]',
+        'root ::= TagDispatch(("a", b)) Macro()\nb ::= "."',
+    ],
+)
+def test_what_needs_no_rewriting_stays_as_it_is(grammar):
+    assert rewrite_gbnf(grammar) == grammar
+
+
+def test_an_error_names_the_line_of_the_user(byte_compiler):
+    with pytest.raises(InvalidGrammar, match=r'line 4, column 5: Rule "missing" is not defined'):
+        byte_compiler.compile(GrammarSpec.ebnf('root ::= "a" |\na ::= .\n  |\n  | missing'))
+
+
+@pytest.mark.parametrize("grammar", ["root ::=", 'root ::= # later\na ::= "x"'])
+def test_a_rule_without_a_body_is_refused(grammar):
+    with pytest.raises(InvalidGrammar, match="the rule 'root' says nothing"):
+        rewrite_gbnf(grammar)

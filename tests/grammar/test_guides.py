@@ -1,14 +1,13 @@
 """What is left to residual checks leaves guides behind, so that texts do not run into places without a way on."""
 
+import itertools
 import json
-from itertools import combinations
+import random
 
 import pytest
 
 from grammar import GrammarSpec, InvalidGrammar, SchemaValidator
-from grammar.json_schema import count_guides
-from grammar.regex.assertions import find_excluded_starts, find_guides, list_look_aheads, remove_assertions
-from tests.grammar.vocabularies import CLOSED, allowed_tokens, check_texts, check_verdicts, check_walks
+from tests.grammar.vocabularies import CLOSED, allowed_tokens, check_texts, check_verdicts, check_walks, walk
 
 PASSWORD = "^(?=.*[0-9])(?=.*[A-Z])[A-Za-z0-9]{4,8}$"
 MAIL = r"^(?!\.)(?!.*\.\.)[A-Za-z0-9.]*[A-Za-z0-9]@[a-z]{2,}$"
@@ -81,41 +80,38 @@ def test_a_walk_through_a_guided_schema_meets_no_dead_end(merged_compiler, name)
     assert check_walks(merged_compiler, GUIDED[name], num_walks=40, num_free=30) > 33
 
 
-@pytest.mark.parametrize(
-    ("name", "texts"),
-    [
-        ("zero excluded", ["-1", "1", "70", "-66", "10000", "-100000"]),
-        ("one of two steps below a bound", ["30", "15", "-15", "3", "5", "-99", "-100", "-500"]),
-        ("excluded in a long range", ["1", "99", "100", "101", "500", "1000", "1001"]),
-        ("a bound decides on another property", ['{"age": 17, "guardian": null}', '{"age": 18, "guardian": null}',
-                                                 '{"age": 17, "guardian": "x"}']),
-        ("null in one property decides on another", ['{"end": null, "status": "open"}', '{"end": "x", "status": "y"}',
-                                                     '{"end": null, "status": "y"}']),
-        ("another value than null decides on another property", ['{"end": null}', '{"end": "x"}',
-                                                                 '{"end": "x", "reason": null}']),
-        ("a choice or null decides on another property", ['{"status": null, "paid": null}',
-                                                          '{"status": "paid", "paid": null}',
-                                                          '{"status": "paid", "paid": 1}',
-                                                          '{"status": "open", "paid": null}']),
-        ("null excluded in a property", ["{}", '{"a": null}', '{"a": 1, "b": null}', '{"b": null}']),
-        ("a bound beyond doubles", ["null", str(2**60), str(2**60 - 1), "-1", str(10**19)]),
-        ("the presence of a property types another", ["{}", '{"b": "x"}', '{"a": null, "b": 1}',
-                                                      '{"a": null, "b": "x"}', '{"a": null}']),
-        ("look-ahead", ['{"p": "Ab3c"}', '{"p": "3BCD"}', '{"p": "abc3"}', '{"p": "ABCD"}', '{"p": "A3"}']),
-        ("names with look-ahead", ['{"a": 1, "bx": 2}', '{"x": 1}', '{"abcd": 1}', '{"a": "b"}']),
-        ("patterns of names with look-ahead", ['{"xyzz": null, "a": 1}', '{"xa": 1}', '{"a": null}', '{"A": 1}']),
-    ],
-)  # fmt: skip
+VALID_AND_NOT = {
+    "zero excluded": ["-1", "1", "70", "-66", "10000", "-100000"],
+    "one of two steps below a bound": ["30", "15", "-15", "3", "5", "-99", "-100", "-500"],
+    "excluded in a long range": ["1", "99", "100", "101", "500", "1000", "1001"],
+    "a bound decides on another property": [
+        '{"age": 17, "guardian": null}', '{"age": 18, "guardian": null}', '{"age": 17, "guardian": "x"}'],
+    "null in one property decides on another": [
+        '{"end": null, "status": "open"}', '{"end": "x", "status": "y"}', '{"end": null, "status": "y"}'],
+    "another value than null decides on another property": [
+        '{"end": null}', '{"end": "x"}', '{"end": "x", "reason": null}'],
+    "a choice or null decides on another property": [
+        '{"status": null, "paid": null}', '{"status": "paid", "paid": null}', '{"status": "paid", "paid": 1}',
+        '{"status": "open", "paid": null}'],
+    "null excluded in a property": ["{}", '{"a": null}', '{"a": 1, "b": null}', '{"b": null}'],
+    "a bound beyond doubles": ["null", str(2**60), str(2**60 - 1), "-1", str(10**19)],
+    "the presence of a property types another": [
+        "{}", '{"b": "x"}', '{"a": null, "b": 1}', '{"a": null, "b": "x"}', '{"a": null}'],
+    "look-ahead": ['{"p": "Ab3c"}', '{"p": "3BCD"}', '{"p": "abc3"}', '{"p": "ABCD"}', '{"p": "A3"}'],
+    "names with look-ahead": ['{"a": 1, "bx": 2}', '{"x": 1}', '{"abcd": 1}', '{"a": "b"}'],
+    "patterns of names with look-ahead": ['{"xyzz": null, "a": 1}', '{"xa": 1}', '{"a": null}', '{"A": 1}'],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "texts"), VALID_AND_NOT.items())
 def test_guides_leave_out_nothing_valid(byte_compiler, name, texts):
     check_verdicts(byte_compiler, GUIDED[name], texts)
 
 
 def test_beside_a_number_beyond_doubles_the_other_values_still_steer(byte_compiler):
     schema = {"type": "object", "properties": {"a": {"enum": [2**53 + 1, "xy", None]}}, "required": ["a"]}
-    good, bad = (
-        [json.dumps({"a": value}) for value in values]
-        for values in ([2**53 + 1, "xy", None], [2**53 + 2, "x"])
-    )
+    good, bad = [f'{{"a": {value}}}' for value in (2**53 + 1, '"xy"', "null")], ['{"a": "x"}']
+    bad.append(f'{{"a": {2**53 + 2}}}')
     matcher = check_texts(byte_compiler, schema, good, bad).matcher()
     assert all(map(matcher.accept_token, b'{"a": '))
     assert set(bytes(allowed_tokens(matcher, byte_compiler.vocabulary))) == set(b'"n-0123456789')
@@ -125,19 +121,6 @@ def test_distinct_decimals_are_counted_as_they_are_written(byte_compiler):
     items = {"type": "number", "minimum": 0.1, "maximum": 0.3, "multipleOf": 0.1}
     schema = {"type": "array", "items": items, "uniqueItems": True}
     check_verdicts(byte_compiler, schema, ["[0.1, 0.2, 0.3]", "[0.1, 0.1]", "[0.2, 0.3, 0.1, 0.2]"])
-
-
-def test_ways_to_choose_are_counted_before_they_are_listed(monkeypatch):
-    listed = []
-    monkeypatch.setattr(
-        count_guides, "combinations", lambda *args: listed.append(args) or combinations(*args)
-    )
-    counted = {"minContains": 10, "maxItems": 20}
-    closed = {"properties": {str(i): {} for i in range(20)}, "additionalProperties": False}
-    assert count_guides.guide_contains(counted, {"const": 1}) == {"minItems": 10}
-    assert count_guides.guide_contains({"maxItems": 20}, {"const": "x" * 5000}) == {"minItems": 1}
-    assert count_guides.guide_number({**closed, "minProperties": 10}, "minProperties") == {}
-    assert not listed
 
 
 def feed(compiler, schema, text):
@@ -191,44 +174,6 @@ def test_names_that_nothing_can_complete_end(byte_compiler):
 
 
 @pytest.mark.parametrize(
-    ("pattern", "without", "guides", "excluded"),
-    [
-        ("^a$", "^a$", [], ()),
-        ("^(?=a)b$", "^(?:)b$", ["^(?:a)"], ()),
-        ("^(?=a(?!b))b", "^(?:)b", ["^(?:a(?:))"], ()),
-        ("^(?!a)(?!b$)c", "^(?:)(?:)c", [], ("(?:a)(?s:.*)",)),
-        ("^(?=a)?(?!b)c", "^(?:)(?:)c", [], ()),
-        ("^(?=a){0,2}?(?!b)[(?:)?]{2}", "^(?:)(?:)[(?:)?]{2}", [], ()),
-        ("^(?!a)b|c", "^(?:)b|c", [], ()),
-        ("^(?=(a|b)[)|])c", "^(?:)c", ["^(?:(a|b)[)|])"], ()),
-        ("(?!a)b", "(?:)b", [], ()),
-        (r"\((?<=a)[\](?=]\b\\b", r"\((?:)[\](?=](?:)\\b", [], ()),
-        (r"(a)\1\\1", r"(a)(?:[\s\S]*)\\1", [], ()),
-    ],
-)
-def test_what_follows_from_a_pattern_with_assertions(pattern, without, guides, excluded):
-    assert remove_assertions(pattern) == without
-    assert find_guides(pattern) == [without, *guides]
-    assert find_excluded_starts(pattern) == excluded
-    assert all(ahead.pattern in pattern for ahead in list_look_aheads(pattern))
-
-
-@pytest.mark.parametrize(
-    ("schema", "words"),
-    [
-        ({"type": "integer", "minimum": 1, "maximum": 1, "not": {"const": 1}}, "nothing is left by 'not' at #"),
-        ({"not": {}}, "nothing is left by 'not' at #"),
-        ({"not": True}, "nothing is left by 'not' at #"),
-        ({"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 1, "maximum": 2, "not": {}}},
-         "nothing is left by 'not' at /items"),
-    ],
-)  # fmt: skip
-def test_a_contradiction_is_told_by_what_the_user_wrote(byte_compiler, schema, words):
-    with pytest.raises(InvalidGrammar, match=f"^no text satisfies the schema: {words}: .+"):
-        byte_compiler.compile(GrammarSpec.json_schema(schema))
-
-
-@pytest.mark.parametrize(
     ("schema", "starts"),
     [
         ({"not": {"type": "string"}}, "-0123456789[fnt{"),
@@ -258,20 +203,20 @@ def test_a_property_of_which_no_type_is_left_stays_away(byte_compiler, value):
 
 
 @pytest.mark.parametrize(
-    ("listed", "condition", "texts"),
+    ("listed", "condition"),
     [
-        ({"enum": ["a", "bb"]}, {"enum": ["a", "bb"], "minLength": 2}, ['{"k": "a"}', '{"k": "bb"}']),
-        ({"enum": ["a", "b"]}, {"const": "a", "pattern": "b"}, ['{"k": "a"}', '{"k": "b"}']),
-        ({"enum": ["a", "b"]}, {"const": "a", "type": "integer"}, ['{"k": "a"}', '{"k": "b"}']),
-        ({"enum": ["a", "b"]}, {"enum": ["a", "b"], "type": ["integer", "null"]}, ['{"k": "a"}', '{"k": "b"}']),
-        ({"enum": ["a", "b"]}, {"enum": ["a", 1], "type": "string"}, ['{"k": "a"}', '{"k": "b"}']),
-        ({"enum": ["a", "b"]}, {"const": "a", "enum": ["b"]}, ['{"k": "a"}', '{"k": "b"}']),
+        (["a", "bb"], {"enum": ["a", "bb"], "minLength": 2}),
+        (["a", "b"], {"const": "a", "pattern": "b"}),
+        (["a", "b"], {"const": "a", "type": "integer"}),
+        (["a", "b"], {"enum": ["a", "b"], "type": ["integer", "null"]}),
+        (["a", "b"], {"enum": ["a", 1], "type": "string"}),
+        (["a", "b"], {"const": "a", "enum": ["b"]}),
     ],
-)  # fmt: skip
-def test_a_condition_on_a_listed_value_guides_by_all_its_keywords(byte_compiler, listed, condition, texts):
-    schema = make_object({"k": listed, "v": {"type": "null"}}, ["k"], then={"required": ["v"]})
+)
+def test_a_condition_on_a_listed_value_guides_by_all_its_keywords(byte_compiler, listed, condition):
+    schema = make_object({"k": {"enum": listed}, "v": {"type": "null"}}, ["k"], then={"required": ["v"]})
     schema["if"] = {"properties": {"k": condition}}
-    check_verdicts(byte_compiler, schema, texts)
+    check_verdicts(byte_compiler, schema, [json.dumps({"k": value}) for value in listed])
 
 
 def test_a_condition_that_requires_nothing_holds_where_the_property_is_absent(byte_compiler):
@@ -286,3 +231,157 @@ def test_a_format_that_names_must_not_have_excludes_only_such_names(byte_compile
     listed = {"x": {}, "1.2.3.4": {}, "a:b": {}, "2020-01-01": {}}
     schema = make_object(listed, propertyNames={"not": {"format": name}})
     check_verdicts(byte_compiler, schema, [json.dumps({key: 1}) for key in listed])
+
+
+INTEGER, NULL = {"type": "integer"}, {"type": "null"}
+AGES = [
+    {"type": ["integer", "null"]},
+    {"anyOf": [INTEGER, NULL]},
+    {"anyOf": [{"$ref": "#/$defs/age"}, NULL]},
+    {"type": ["integer", "string", "null"]},
+    INTEGER,
+]
+CONDITIONS = [
+    {"minimum": 18},
+    {"exclusiveMaximum": 18},
+    {"minimum": 18, "maximum": 30},
+    {"type": "number", "minimum": 18},
+    {"type": ["number", "null"], "maximum": 18},
+    {"not": {"minimum": 18}},
+    {"not": {"type": "number", "minimum": 18}},
+]
+
+
+def make_condition(age, condition):
+    return {
+        **CLOSED,
+        "properties": {"age": age, "guardian": {"type": ["string", "null"]}},
+        "required": ["age", "guardian"],
+        "if": {"properties": {"age": condition}},
+        "then": {"properties": {"guardian": {"type": "string"}}},
+        "else": {"properties": {"guardian": NULL}},
+        "$defs": {"age": {"type": "integer", "minimum": 0}},
+    }
+
+
+@pytest.mark.parametrize("age", AGES, ids=json.dumps)
+@pytest.mark.parametrize("condition", CONDITIONS, ids=json.dumps)
+def test_a_bound_on_what_may_be_null_meets_no_dead_end(merged_compiler, byte_compiler, age, condition):
+    schema = make_condition(age, condition)
+    check_walks(merged_compiler, schema, num_walks=40, num_free=15)
+    pairs = itertools.product((None, -1, 0, 17, 18, 19, 30, 31, 1000, "x"), (None, "x"))
+    check_verdicts(byte_compiler, schema, [json.dumps({"age": age, "guardian": name}) for age, name in pairs])
+
+
+@pytest.mark.parametrize("age", AGES[:2], ids=json.dumps)
+@pytest.mark.parametrize("kind", ["integer", ["integer", "null"]])
+def test_a_bound_on_integers_alone_guides_where_all_numbers_are_whole(merged_compiler, age, kind):
+    check_walks(
+        merged_compiler, make_condition(age, {"type": kind, "minimum": 18}), num_walks=40, num_free=15
+    )
+
+
+def test_a_bound_on_integers_alone_says_nothing_of_fractions(byte_compiler):
+    schema = make_condition({"type": ["number", "null"]}, {"type": "integer", "minimum": 18})
+    texts = ['{"age": 18.5, "guardian": null}', '{"age": 18, "guardian": "x"}']
+    check_texts(byte_compiler, schema, texts)
+    check_verdicts(byte_compiler, schema, texts)
+
+
+PROPERTIES = {"b": {"type": "boolean"}, "c": {"type": ["integer", "null"]}}
+X_IS_1 = {"properties": {"x": {"const": 1}}}
+# About x, which the object may not have.
+ABOUT_ABSENT = [
+    {"dependentRequired": {"b": ["x"]}},
+    {"dependentSchemas": {"b": {"required": ["x"]}}},
+    {"if": {"required": ["b"]}, "then": {"required": ["x"]}},
+    {"if": {"required": ["x"]}, "else": {"required": ["b"]}},
+    {"if": X_IS_1, "then": {"required": ["b"]}},
+    {"if": {**X_IS_1, "required": ["x"]}, "then": False, "else": {"required": ["c"]}},
+    {"not": {"not": {"required": ["b"]}}},
+]
+
+
+@pytest.mark.parametrize("keywords", ABOUT_ABSENT, ids=json.dumps)
+def test_what_is_said_of_a_property_that_cannot_be_there_guides(merged_compiler, byte_compiler, keywords):
+    schema = {"type": "object", "properties": PROPERTIES, "additionalProperties": False, **keywords}
+    check_walks(merged_compiler, schema, num_walks=30, num_free=15)
+    texts = ["{}", '{"b": true}', '{"c": 1}', '{"b": false, "c": null}', '{"x": 1}', '{"b": true, "x": 1}']
+    check_verdicts(byte_compiler, schema, texts)
+
+
+def test_what_nothing_satisfies_beside_a_property_that_cannot_be_there_is_refused(byte_compiler):
+    schema = {**CLOSED, "properties": PROPERTIES, "if": X_IS_1, "then": {"required": ["x"]}}
+    with pytest.raises(InvalidGrammar, match="nothing is left by 'if', 'then' at #"):
+        byte_compiler.compile(GrammarSpec.json_schema(schema))
+
+
+NULL, TEXT = {"type": "null"}, {"type": "string"}
+TEXT_OR_NULL, NUMBER_OR_NULL = {"type": ["string", "null"]}, {"type": ["number", "null"]}
+
+
+def make_choice(value, required=()):
+    return make_object({"v": value, "w": {"type": "boolean"}}, required)
+
+
+# No value satisfies exactly one branch.
+NOTHINGS = [
+    [NULL, NULL],
+    [NULL, NULL, {"const": None}],
+    [{"type": "boolean"}, {"enum": [True, False]}],
+    [{"const": "a"}, {"enum": ["a"]}],
+    [TEXT, TEXT],
+    [{"enum": [1, 2]}, {"enum": [2, 1]}],
+]
+
+
+@pytest.mark.parametrize("branches", NOTHINGS, ids=json.dumps)
+def test_a_property_that_two_equal_branches_leave_nothing_stays_away_or_is_refused(merged_compiler, branches):
+    for required in (make_choice({"oneOf": branches}, ["v"]), {"oneOf": branches}):
+        with pytest.raises(InvalidGrammar, match="no text satisfies the schema: nothing is left by 'oneOf'"):
+            merged_compiler.compile(GrammarSpec.json_schema(required))
+    schema = make_choice({"oneOf": branches})
+    compiled = merged_compiler.compile(GrammarSpec.json_schema(schema))
+    for seed in range(30):
+        text = walk(compiled.matcher(), merged_compiler.vocabulary, random.Random(seed), num_free=10)
+        assert json.loads(text) in ({}, {"w": True}, {"w": False})
+
+
+OVERLAPPING = [
+    [TEXT_OR_NULL, NUMBER_OR_NULL],
+    [{"anyOf": [TEXT, NULL]}, {"anyOf": [NULL, {"type": "boolean"}]}],
+    [{"enum": ["a", "b"]}, {"enum": ["b", "c"]}],
+    [{"enum": ["a", 1, None]}, TEXT_OR_NULL],
+    [{"enum": ["a", "2020-01-01", "1.2.3.4"]}, {"type": "string", "format": "ipv4"}],
+    [{"type": "boolean"}, {"const": True}],
+]
+
+
+@pytest.mark.parametrize("branches", OVERLAPPING, ids=json.dumps)
+def test_what_two_branches_take_is_never_begun(merged_compiler, byte_compiler, branches):
+    schema = make_choice({"oneOf": branches}, ["v"])
+    check_walks(merged_compiler, schema, num_walks=60, num_free=8)
+    values = (None, True, False, 1, 2.5, "", "a", "b", "c", "ab", "2020-01-01", "1.2.3.4")
+    check_verdicts(byte_compiler, schema, [json.dumps({"v": value}) for value in values])
+
+
+# What stands beside the overlapping part keeps the branches apart, and no engine enforces it.
+@pytest.mark.parametrize(
+    ("schema", "values"),
+    [
+        (
+            {"type": "integer", "minimum": 0, "maximum": 10,
+             "oneOf": [{"multipleOf": 2, "not": {"const": 4}}, {"multipleOf": 4}]},
+            range(11),
+        ),
+        ({"oneOf": [{"enum": ["a", "b"], "not": {"const": "a"}}, {"enum": ["a", "b"]}]}, ["a", "b"]),
+        ({"oneOf": [{"enum": ["a", "b"]}, {"type": "string", "pattern": "^(?!a)"}]}, ["a", "b", "c"]),
+        (
+            {"type": "object", "properties": {"a": {}, "b": {}},
+             "oneOf": [{"required": ["a"], "not": {"minProperties": 2}}, {"required": ["b"]}]},
+            [{"a": 1}, {"b": 1}, {"a": 1, "b": 1}, {}],
+        ),
+    ],
+)  # fmt: skip
+def test_what_was_left_to_the_checks_still_tells_branches_apart(byte_compiler, schema, values):
+    check_verdicts(byte_compiler, schema, map(json.dumps, values))

@@ -1,13 +1,51 @@
-"""The grammar benchmark: what it counts as right, and how it says that its data is not there."""
+"""The grammar benchmark and the official JSON Schema test suite: what counts as right, and what the README says."""
 
 import base64
+from collections import Counter
+from pathlib import Path
 
 import pytest
 
+from app.bench.grammar import suite_table
 from app.bench.grammar.maskbench import Tally, make_table
+from app.bench.grammar.suite_table import LOOSE, README, RIGHT, list_outcomes, replace_table
 from app.bench.grammar.token_ranks import TokenRanks
 from app.bench.grammar.worker import LLGuidancePeer, TroupePeer, measure, measure_rows
 from app.cli.main import main
+
+SUITE = Path(__file__).parents[2].parent / "shared" / "data" / "json_schema_test_suite" / "draft2020-12"
+needs_suite = pytest.mark.skipif(
+    not any(SUITE.glob("*.json")), reason="the JSON-Schema-Test-Suite is not beside the repository"
+)
+
+
+@pytest.fixture(scope="module")
+def outcomes(byte_compiler):
+    return list(list_outcomes(SUITE, byte_compiler))
+
+
+@needs_suite
+def test_no_schema_accepts_an_invalid_instance(outcomes, capsys):
+    counts = Counter(each.outcome for each in outcomes)
+    with capsys.disabled():
+        print(f"\nJSON-Schema-Test-Suite 2020-12: {dict(counts)}")
+    assert [each for each in outcomes if each.outcome == LOOSE] == []
+    # Of the others, 18 are of schemas that forbid everything, which are refused.
+    assert counts[RIGHT] >= 1150
+
+
+@needs_suite
+def test_the_table_in_the_readme_holds(outcomes):
+    text = README.read_text(encoding="utf-8")
+    assert replace_table(text, suite_table.make_table(outcomes)) == text, (
+        "run python -m app.bench.grammar.suite_table FOLDER"
+    )
+
+
+def test_a_readme_without_the_marks_is_left_alone():
+    with pytest.raises(ValueError, match="are not there"):
+        replace_table("# grammar\n", "| a |")
+
 
 CASE = {"name": "case", "schema": {}, "tests": [{"valid": True, "data": 1}, {"valid": False, "data": 2}]}
 MERGES = [b"ab", b"abc", b" It", b' "', b'["', b'", "', b" the", b" old", b" house", b" was"]
@@ -22,12 +60,9 @@ def ranks(tmp_path):
 
 
 @pytest.mark.parametrize("text", ["abc ab", '["It was", "é"]', "日本 abcab 12345"])
-def test_the_tokens_of_a_text_spell_it(ranks, text):
+def test_the_tokens_of_a_text_spell_it_and_pairs_of_low_rank_are_merged_first(ranks, text):
     ids = ranks.encode(text)
     assert b"".join(ranks.token_bytes[token_id] for token_id in ids) == text.encode()
-
-
-def test_pairs_of_low_rank_are_merged_first(ranks):
     assert ranks.encode("abc") == [ranks.ranks[b"abc"]]
 
 

@@ -1,4 +1,4 @@
-"""Properties in any order: every order of a valid instance, nothing else, and refusals with a place."""
+"""Properties in any order, and names that a schema does not list."""
 
 import itertools
 import json
@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grammar import GrammarSpec, InvalidGrammar, SchemaValidator, UnsupportedGrammar
+from tests.grammar.schemas import OPEN_OBJECTS
 from tests.grammar.vocabularies import (
     CLOSED,
     SETTINGS,
@@ -17,6 +18,7 @@ from tests.grammar.vocabularies import (
     allowed_tokens,
     check_refusal,
     check_texts,
+    check_verdicts,
     walk,
 )
 
@@ -34,6 +36,12 @@ NESTED = {
 }
 VALUES = [("a", 1), ("b", "é"), ("c", {"y": [{"v": {"u": 1}, "u": 2}, {"u": 3}], "x": None})]
 SEPARATORS = {"spaced": (", ", ": "), "compact": (",", ":"), "any": (" ,\n", " : ")}
+
+
+OBJECT, BOTH, NULL = {"type": "object"}, {"a": {}, "b": {}}, {"type": "null"}
+OVERLAP = [{"required": ["a"]}, {"properties": {"a": {"minimum": 3}}}]
+PAIR = {**CLOSED, "properties": {"a": {"type": "integer"}, "b": {}}}
+ONE_NULLS = {"type": "array", "items": {**CLOSED, "properties": {"a": NULL, "b": NULL}}, "maxItems": 1}
 
 
 def any_order(schema, whitespace="spaced"):
@@ -83,54 +91,26 @@ def test_what_is_wrong_in_one_order_is_wrong_in_all(byte_compiler):
         ({"type": "object", "additionalProperties": {"type": "integer"}}, ['{"b": 1, "a": 2}'], ['{"b": "x"}']),
         ({"enum": [{"a": "x", "b": {"c": "y", "d": "z"}}, "w"]},
          ['{"b": {"d": "z", "c": "y"}, "a": "x"}', '"w"'], ['{"b": "y"}', '{"b": {"d": "z"}, "a": "x"}']),
+        (ONE_NULLS, ['[{"b": null, "a": null}]', "[]"], ["[{}, {}]"]),
+        (ONE_NULLS | {"minItems": 1}, ['[{"b": null, "a": null}]'], ["[{}, {}]", "[]"]),
+        # With residual checks.
+        ({**OBJECT, "properties": BOTH, "minProperties": 1}, ['{"b": 1, "a": 1}'], ["{}"]),
+        ({"type": "array", "uniqueItems": True, "items": {**OBJECT, "properties": BOTH}},
+         ['[{"b": 1, "a": 2}, {"a": 1}]'], ['[{"b": 1, "a": 2}, {"a": 2, "b": 1}]']),
+        ({**OBJECT, "properties": BOTH, "dependentRequired": {"a": ["b"]}}, ['{"b": 1, "a": 2}'], ['{"a": 2}']),
     ],
 )  # fmt: skip
 def test_schemas_of_many_shapes(byte_compiler, schema, good, bad):
     check_texts(byte_compiler, any_order(schema), good, bad)
 
 
-@pytest.mark.parametrize(
-    ("schema", "good", "bad"),
-    [
-        ({"type": "object", "properties": {"a": {}, "b": {}}, "minProperties": 1}, '{"b": 1, "a": 1}', "{}"),
-        ({"type": "array", "uniqueItems": True, "items": {"type": "object", "properties": {"a": {}, "b": {}}}},
-         '[{"b": 1, "a": 2}, {"a": 1}]', '[{"b": 1, "a": 2}, {"a": 2, "b": 1}]'),
-        ({"type": "object", "properties": {"a": {}, "b": {}}, "dependentRequired": {"a": ["b"]}},
-         '{"b": 1, "a": 2}', '{"a": 2}'),
-    ],
-)  # fmt: skip
-def test_residual_checks_hold_in_any_order(byte_compiler, schema, good, bad):
-    compiled = check_texts(byte_compiler, any_order(schema), [good], [bad])
-    assert "residual" in {entry.enforced_by for entry in compiled.plan}
-
-
-def schemas():
-    scalar = st.sampled_from(
-        [{"type": "integer"}, {"type": "string", "maxLength": 2}, {"enum": ["a", 1]}, {"type": "null"}]
-    )
-
-    def compose(inner):
-        names = st.lists(st.sampled_from(["a", "b", "c", "d"]), unique=True, min_size=1, max_size=3)
-        objects = names.flatmap(
-            lambda found: st.builds(
-                lambda values, required, extra: {
-                    "type": "object", "properties": dict(zip(found, values, strict=False)),
-                    "required": required, "additionalProperties": extra,
-                },
-                st.lists(inner, min_size=len(found), max_size=len(found)),
-                st.lists(st.sampled_from(found), unique=True),
-                st.sampled_from([False, {"type": "integer"}]),
-            )
-        )  # fmt: skip
-        return objects | inner.map(lambda item: {"type": "array", "items": item, "maxItems": 2})
-
-    return st.recursive(scalar, compose, max_leaves=4)
-
-
 @settings(SETTINGS, max_examples=40)
-@given(schema=schemas(), seed=st.integers(0, 99))
+@given(schema=OPEN_OBJECTS, seed=st.integers(0, 99))
 def test_random_texts_in_any_order_are_valid(merged_compiler, schema, seed):
-    compiled = merged_compiler.compile(any_order(schema))
+    try:
+        compiled = merged_compiler.compile(any_order(schema))
+    except (UnsupportedGrammar, InvalidGrammar):
+        return
     text = walk(compiled.matcher(), merged_compiler.vocabulary, random.Random(seed), num_free=25)
     assert text is None or SchemaValidator(schema).is_valid(json.loads(text))
 
@@ -161,9 +141,18 @@ def test_all_names_that_are_left_may_come_next(merged_compiler):
          "", "allOf"),
         ({"const": [{"a": "x", "b": "y"}]}, "", "enum"),
         ({"type": "array", "prefixItems": [{"required": ["a", "b"]}]}, "", "prefixItems"),
+        # Beside residual checks.
+        ({**PAIR, "oneOf": OVERLAP}, "", "oneOf"),
+        ({**PAIR, "anyOf": [{}, {"required": ["b"]}], "oneOf": OVERLAP}, "", "anyOf"),
+        ({"properties": {"x": {"oneOf": [{**PAIR, "allOf": OVERLAP}, {"type": "object"}]}}}, "/properties/x/oneOf/0",
+         "allOf"),
+        ({"type": "array", "items": [{**PAIR, "allOf": OVERLAP}], "additionalItems": {"not": {"const": 1}}}, "",
+         "items"),
     ],
 )  # fmt: skip
-def test_what_would_fix_an_order_is_refused_with_its_place(byte_compiler, schema, pointer, keyword):
+def test_what_would_fix_an_order_is_refused_with_the_place_the_user_wrote(
+    byte_compiler, schema, pointer, keyword
+):
     check_refusal(byte_compiler, any_order(schema), pointer, keyword, "property order any")
 
 
@@ -179,15 +168,6 @@ def test_an_array_with_no_number_of_items_is_impossible(byte_compiler, least, mo
     check_texts(byte_compiler, any_order({**items, "type": ["array", "string"]}), ['"a"'], ["[]"])
 
 
-@pytest.mark.parametrize("least", [0, 1])
-def test_an_array_of_one_item_at_most(byte_compiler, least):
-    items = {**CLOSED, "properties": {"a": {"type": "null"}, "b": {"type": "null"}}}
-    schema = {"type": "array", "items": items, "minItems": least, "maxItems": 1}
-    good, bad = ['[{"b": null, "a": null}]'], ["[{}, {}]"]
-    (bad if least else good).append("[]")
-    check_texts(byte_compiler, any_order(schema), good, bad)
-
-
 def test_xgrammar_is_not_asked_for_it(byte_compiler):
     schema = {**CLOSED, "properties": {"a": {"type": "null"}}}
     spec = GrammarSpec.json_schema(schema, backend="xgrammar", property_order="any")
@@ -195,25 +175,6 @@ def test_xgrammar_is_not_asked_for_it(byte_compiler):
         byte_compiler.compile(spec)
     with pytest.raises(InvalidGrammar, match="choose schema or any"):
         GrammarSpec.json_schema(schema, property_order="sorted")
-
-
-OVERLAP = [{"required": ["a"]}, {"properties": {"a": {"minimum": 3}}}]
-PAIR = {**CLOSED, "properties": {"a": {"type": "integer"}, "b": {}}}
-
-
-@pytest.mark.parametrize(
-    ("schema", "pointer", "keyword"),
-    [
-        ({**PAIR, "oneOf": OVERLAP}, "", "oneOf"),
-        ({**PAIR, "anyOf": [{}, {"required": ["b"]}], "oneOf": OVERLAP}, "", "anyOf"),
-        ({"properties": {"x": {"oneOf": [{**PAIR, "allOf": OVERLAP}, {"type": "object"}]}}}, "/properties/x/oneOf/0",
-         "allOf"),
-        ({"type": "array", "items": [{**PAIR, "allOf": OVERLAP}], "additionalItems": {"not": {"const": 1}}}, "",
-         "items"),
-    ],
-)  # fmt: skip
-def test_a_refusal_beside_residual_checks_names_what_the_user_wrote(byte_compiler, schema, pointer, keyword):
-    check_refusal(byte_compiler, any_order(schema), pointer, keyword, "property order any")
 
 
 @pytest.mark.parametrize("name", ["a b", "Größe", "a%b", "a~b/c"])
@@ -228,3 +189,100 @@ def test_a_definition_of_any_name_is_in_any_order(byte_compiler, name, is_encode
     schema = {"type": "array", "items": {"$ref": reference}, "$defs": others | {name: point}}
     both = '[{"v": null, "u": 1}, {"u": 1, "v": null}]'
     check_texts(byte_compiler, any_order(schema), [both], ["[null]"])
+
+
+INTEGER = {"type": "integer"}
+OPEN = {"type": "object", "properties": {"a": INTEGER}, "required": ["a"]}
+PATTERNED = {"type": "object", "properties": {"a": INTEGER}, "patternProperties": {"^x": INTEGER}}
+ESCAPED = [
+    (OPEN, r'{"a": 1, "\u0061": "x"}'),
+    ({**OPEN, "additionalProperties": INTEGER, "properties": {"a": {"maximum": 5}}}, r'{"a": 1, "\u0061": 7}'),
+    ({**OPEN, "properties": {"a": INTEGER, "b": False}}, r'{"a": 1, "\u0062": 2}'),
+    ({"type": "object", "properties": {"é\n": INTEGER}}, r'{"\u00e9\n": "x"}'),
+    ({"type": "object", "properties": {"/": INTEGER}}, r'{"\/": "x"}'),
+    ({"type": "object", "properties": {"😀": INTEGER}}, r'{"\ud83d\ude00": "x"}'),
+    ({"type": "object", "properties": {"\x01": INTEGER}}, r'{"\u0001": 1, "\u0001": "x"}'),
+    (PATTERNED, r'{"\u0078y": "s"}'),
+    ({**PATTERNED, "additionalProperties": {"type": "string"}}, r'{"x\u0078": "s"}'),
+    ({"patternProperties": {"^x": INTEGER}, "additionalProperties": {"type": "string"}, "type": "object"},
+     r'{"\u0078": "s"}'),
+    ({"allOf": [{"type": "object", "properties": {"a": INTEGER}}, {"properties": {"b": INTEGER}}]},
+     r'{"\u0062": "s"}'),
+    ({"type": "object", "required": ["n"], "properties": {"n": {"$ref": "#/$defs/n"}}, "$defs": {"n": OPEN}},
+     r'{"n": {"a": 1, "\u0061": "x"}}'),
+    ({"anyOf": [{"type": "null"}, {"type": "object", "required": ["a"], "properties": {"a": INTEGER}}]},
+     r'{"a": 1, "\u0061": "x"}'),
+    ({**OPEN, "not": {"required": ["z"]}}, r'{"a": 1, "\u007a": 1}'),
+    ({**OPEN, "propertyNames": {"maxLength": 1}}, r'{"a": 1, "\u0061": "x"}'),
+    ({**OPEN, "unevaluatedProperties": {"type": "string"}}, r'{"a": 1, "\u0061": "x"}'),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("order", ["schema", "any"])
+@pytest.mark.parametrize(("schema", "text"), ESCAPED)
+def test_a_name_is_not_written_again_with_an_escape(byte_compiler, schema, text, order):
+    assert not SchemaValidator(schema).is_valid(json.loads(text))
+    try:
+        compiled = byte_compiler.compile(GrammarSpec.json_schema(schema, property_order=order))
+    except UnsupportedGrammar:
+        assert order == "any"
+        return
+    assert not accepts(compiled.matcher(), byte_compiler.vocabulary, text)
+
+
+@pytest.mark.parametrize("order", ["schema", "any"])
+@pytest.mark.parametrize(
+    "name", ["b", "", "é", "aa", "A", 'q"q', "b\\u0061", "\n\t\r\b\f", "a\n", "日本", "/"]
+)
+def test_other_names_are_written_with_their_short_escapes(byte_compiler, name, order):
+    text = json.dumps({"a": 1, name: {"b": "\n"}}, ensure_ascii=False)
+    check_texts(byte_compiler, GrammarSpec.json_schema(OPEN, property_order=order), [text])
+
+
+def test_control_characters_are_written_where_no_name_is_open(byte_compiler):
+    closed = {**OPEN, "properties": {"a": {"const": "x\x1b"}}, "additionalProperties": False}
+    check_texts(byte_compiler, closed, [r'{"a": "x\u001b"}'])
+    check_texts(byte_compiler, {"type": "string"}, [r'"\u001b"'])
+
+
+@pytest.mark.parametrize(
+    ("keyword", "value"),
+    [
+        ("const", "x\x1b"),
+        ("enum", ["a", {"b": ["\x7f"]}]),
+        ("pattern", r"^\x1b\["),
+        ("pattern", "^[\\u0000-\\u0007]$"),
+    ],
+)
+def test_what_needs_a_long_escape_beside_open_names_is_refused(byte_compiler, keyword, value):
+    schema = {**OPEN, "properties": {"a": INTEGER, "b/c": {keyword: value}}}
+    check_refusal(byte_compiler, schema, "/properties/b~1c", keyword, "control character")
+
+
+@pytest.mark.parametrize("pattern", [r"^[^\x00-\x1f]*$", r"^[\x00a]$", r"^\t$", r"^[\x00-é]$"])
+def test_a_pattern_that_can_do_without_control_characters_is_kept(byte_compiler, pattern):
+    schema = {**OPEN, "properties": {"a": INTEGER, "b": {"type": "string", "pattern": pattern}}}
+    check_texts(byte_compiler, schema, [json.dumps({"a": 1, "b": "\t" if pattern == r"^\t$" else "a"})])
+
+
+MEMBERS = {
+    "properties": {"b": {}},
+    "patternProperties": {"^a": {"type": "integer"}},
+    "additionalProperties": False,
+}
+BRANCHING = [
+    {"allOf": [{"properties": {"ab": {}}}]},
+    {"anyOf": [{"properties": {"ab": {}}}, {"required": ["b"]}]},
+    {"$ref": "#/$defs/x"},
+]
+
+
+@pytest.mark.parametrize("branching", BRANCHING, ids=json.dumps)
+def test_the_order_of_keywords_does_not_decide_which_names_are_open(byte_compiler, branching):
+    """llguidance reads the keywords before and behind `allOf` as two schemas, one with names that the other has not."""
+    schema = {**MEMBERS, **branching}
+    for keywords in itertools.permutations(schema):
+        ordered = {keyword: schema[keyword] for keyword in keywords}
+        ordered |= {"type": "object", "$defs": {"x": {"properties": {"ab": {}}}}}
+        texts = ["{}", '{"a": 1}', '{"b": "x", "ac": 2}', '{"a": "x"}', '{"ab": "x"}', '{"c": 1}']
+        check_verdicts(byte_compiler, ordered, texts)

@@ -4,14 +4,16 @@ import gc
 import json
 import os
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from grammar import GrammarCompiler, GrammarError, GrammarLimits, GrammarSpec
+from grammar import GrammarCompiler, GrammarError, GrammarLimits, GrammarSpec, UnsupportedGrammar
+from grammar.backends.killable_worker import KillableWorker, WorkerDied
 from grammar.json_schema.refusal import MAX_NUM_PROBED, locate
 from grammar.residual import matcher as residual_matcher
-from tests.grammar.vocabularies import accepts, allowed_tokens, make_merged_vocabulary
+from tests.grammar.vocabularies import accepts, allowed_tokens, make_byte_vocabulary, make_merged_vocabulary
 
 # The slowest takes a fifth of that on a quiet core; a limit that failed would take minutes or for ever.
 MAX_SECONDS = 15.0
@@ -33,7 +35,6 @@ def fan_out(depth, keyword, **extra):
 
 
 def multiply(num_unions):
-    """Unions of two schemas that all have to hold."""
     pairs = [({f"a{i}": {"type": "null"}}, {f"b{i}": {"const": 1}}) for i in range(num_unions)]
     return {"allOf": [{"anyOf": [{"properties": properties} for properties in pair]} for pair in pairs]}
 
@@ -45,10 +46,19 @@ def number_texts(count):
 json_schema = GrammarSpec.json_schema
 
 
+def numbered(count, keyword, form, make_part):
+    return json_schema({keyword: {form.format(i): make_part(i) for i in range(count)}})
+
+
+def make_step(number):
+    return {"type": "integer", "multipleOf": 9973 - 2 * number}
+
+
 def string(**keywords):
     return json_schema({"type": "string", **keywords})
 
 
+QUOTED, TEN_OF_20 = {"x-grounded": True}, {"contains": {"const": 1}, "minContains": 10, "maxItems": 20}
 REFUSED = {
     "10,000 levels": (lambda: json_schema(nest(10_000, "items")), "deeper than 64"),
     "a schema that is itself": (lambda: json_schema({"$ref": "#"}), "leads back to itself"),
@@ -74,7 +84,7 @@ BOUNDED = {
     "2 ** 25 paths of anyOf": lambda: json_schema(fan_out(25, "anyOf")),
     "2 ** 25 places": lambda: json_schema(fan_out(25, "properties", **{"not": {"required": ["z"]}})),
     "2 ** 25 sources": lambda: json_schema(
-        fan_out(25, "properties", additionalProperties={"x-grounded": True}), source="a b"
+        fan_out(25, "properties", additionalProperties=QUOTED), source="a b"
     ),
     "an enumeration of 200 kB": lambda: json_schema({"enum": number_texts(9_000)}),
     "a distinct enumeration": lambda: json_schema(
@@ -95,28 +105,18 @@ BOUNDED = {
     "a billion items": lambda: json_schema({"type": "array", "minItems": 10**9}),
     "a million properties": lambda: json_schema({"minProperties": 10**6}),
     "a number of 400 digits": lambda: json_schema({"minimum": 10**400}),
+    "8,000 references": lambda: numbered(8_000, "properties", "{}", lambda i: {"$ref": "#"}),
     "an ambiguous grammar": lambda: GrammarSpec.lark('start: e\ne: e e | "a" | e "a"'),
-    "200 overlapping patterns": lambda: json_schema(
-        {"patternProperties": {f"^a.*{i}.*b": {} for i in range(200)}}
-    ),
-    "160 times ten matches of 20": lambda: json_schema(
-        {
-            "properties": {
-                str(i): {"contains": {"const": 1}, "minContains": 10, "maxItems": 20} for i in range(160)
-            }
-        }
-    ),
+    "200 overlapping patterns": lambda: numbered(200, "patternProperties", "^a.*{}.*b", lambda i: {}),
+    "160 times ten matches of 20": lambda: numbered(160, "properties", "{}", lambda i: TEN_OF_20),
     "a multiple of 99999989": lambda: json_schema({"multipleOf": 99999989}),
-    "50 multiples near 10,000": lambda: json_schema(
-        {"properties": {str(i): {"type": "integer", "multipleOf": 9973 - 2 * i} for i in range(50)}}
-    ),
+    "50 multiples near 10,000": lambda: numbered(50, "properties", "{}", make_step),
     "multiples that meet": lambda: json_schema({"allOf": [{"multipleOf": n} for n in (9973, 9967, 9949)]}),
     "look-ahead that excludes everything": lambda: string(pattern="^(?=(a|aa)+$)(a+)+b$"),
 }
 
 
 def read_memory():
-    """Return the bytes this process holds."""
     statm = Path("/proc/self/statm")
     if not statm.exists():
         pytest.skip("memory is read from /proc, which this system has not")
@@ -226,3 +226,92 @@ def test_a_refusal_leaves_the_compiler_as_it_was(merged_compiler):
         assert accepts(compiled.matcher(), merged_compiler.vocabulary, json.dumps({"a": number}))
         assert not accepts(compiled.matcher(), merged_compiler.vocabulary, '{"a": "x"}')
     assert read_memory() - before < 16 * 1024 * 1024
+
+
+SCRIPT = """
+import json, os, sys, time
+
+def read():
+    head = sys.stdin.buffer.read(4)
+    if len(head) < 4:
+        sys.exit()
+    return json.loads(sys.stdin.buffer.read(int.from_bytes(head, "big")))
+
+def write(value):
+    data = json.dumps(value).encode()
+    sys.stdout.buffer.write(len(data).to_bytes(4, "big") + data)
+    sys.stdout.buffer.flush()
+
+write(read())
+while True:
+    order = read()
+    if order == "die":
+        sys.exit(1)
+    time.sleep(order.get("seconds", 0))
+    write({"pid": os.getpid(), "text": order.get("text")})
+"""
+
+
+@pytest.fixture
+def worker(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    worker = KillableWorker(script, {"hello": True}, start_seconds=30)
+    yield worker
+    worker.close()
+
+
+def test_orders_are_answered_by_one_process(worker):
+    text = "é" * 200_000
+    first, second = worker.ask({"text": text}, 30), worker.ask({}, 30)
+    assert first["text"] == text
+    assert first["pid"] == second["pid"]
+
+
+def test_a_late_answer_kills_the_process_and_the_next_order_gets_a_new_one(worker):
+    pid, start = worker.ask({}, 30)["pid"], time.monotonic()
+    with pytest.raises(WorkerDied, match=r"0\.2 s"):
+        worker.ask({"seconds": 60}, 0.2)
+    assert time.monotonic() - start < 20
+    assert worker.ask({}, 30)["pid"] != pid
+
+
+def test_a_process_that_ends_is_reported_and_one_that_ended_or_was_closed_is_replaced(worker):
+    with pytest.raises(WorkerDied):
+        worker.ask("die", 30)
+    pid = worker.ask({}, 30)["pid"]
+    worker.close()
+    assert worker.ask({}, 30)["pid"] != pid
+
+
+def test_a_process_that_never_reads_is_killed_at_the_deadline(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text("import time; time.sleep(60)")
+    worker = KillableWorker(script, {"text": "x" * 1_000_000}, start_seconds=0.2)
+    with ThreadPoolExecutor(1) as pool:
+        job = pool.submit(worker.ask, {}, 0.2)
+        try:
+            with pytest.raises(WorkerDied):
+                job.result(timeout=20)
+        finally:
+            worker.close()
+
+
+def test_a_grammar_that_compiles_too_long_is_refused_and_the_next_one_works():
+    compiler = GrammarCompiler(make_byte_vocabulary(), GrammarLimits(max_xgrammar_s=0.0), num_threads=1)
+    with pytest.raises(UnsupportedGrammar, match="too large for xgrammar"):
+        compiler.compile(GrammarSpec.ebnf('root ::= "a"'))
+    compiler.close()
+
+
+def test_closing_ends_an_order_under_way(worker):
+    worker.ask({}, 30)
+    with ThreadPoolExecutor(1) as pool:
+        job = pool.submit(worker.ask, {"seconds": 60}, 60)
+        while not worker._lock.locked():
+            time.sleep(0.01)
+        start = time.monotonic()
+        worker.close()
+        assert time.monotonic() - start < 20
+        with pytest.raises(WorkerDied):
+            job.result(timeout=20)
