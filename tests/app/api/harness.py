@@ -33,16 +33,25 @@ class Server:
     client: aiohttp.ClientSession
 
     async def post(self, path: str, body: Any, **options: Any) -> tuple[int, Any]:
-        async with self.client.post(self.url + path, json=body, **options) as response:
-            return response.status, await response.json()
+        status, _, reply = await self.ask(path, "POST", json=body, **options)
+        return status, reply
+
+    async def ask(self, path: str, method: str = "GET", **options: Any) -> tuple[int, Any, Any]:
+        """Status, headers, and the body, parsed where it is JSON."""
+        async with self.client.request(method, self.url + path, **options) as response:
+            is_json = response.content_type == "application/json"
+            return response.status, response.headers, await (response.json() if is_json else response.text())
+
+    async def get(self, path: str, **options: Any) -> tuple[int, Any]:
+        status, _, body = await self.ask(path, **options)
+        return status, body
 
     async def post_text(
         self, path: str, text: Any, content_type: str = "application/json"
     ) -> tuple[int, Any]:
         """Send a body as it is."""
-        headers = {"content-type": content_type}
-        async with self.client.post(self.url + path, data=text, headers=headers) as response:
-            return response.status, await response.json()
+        status, _, body = await self.ask(path, "POST", data=text, headers={"content-type": content_type})
+        return status, body
 
     async def chat(self, **fields: Any) -> tuple[int, Any]:
         return await self.post("/v1/chat/completions", CHAT | fields)

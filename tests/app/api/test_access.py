@@ -1,0 +1,190 @@
+"""Who may use the server: keys, admin keys, and the pages of other sites in a user's browser."""
+
+from __future__ import annotations
+
+import asyncio
+from base64 import b64encode
+from typing import Any
+
+import pytest
+
+from app.api.admin import router
+from tests.app.api.harness import CHAT, Server, Start
+from tests.fakes import FakeEngine
+from tests.waiting import wait_until
+
+CHAT_PATH = "/v1/chat/completions"
+PATHS = [CHAT_PATH, "/tokenize", "/gradio_api/run/predict", "/"]
+ADMIN_PATHS = [(next(iter(route.methods)), route.path) for route in router.routes]
+ADMIN = {"Authorization": "Bearer boss"}
+
+
+def basic(credentials: str) -> str:
+    return "Basic " + b64encode(credentials.encode()).decode()
+
+
+@pytest.mark.parametrize("path", ["/v1/models", "/version", "/metrics", "/openapi.json", "/v1/nothing", "/"])
+async def test_with_keys_every_route_asks_for_one(start: Start, path: str) -> None:
+    server = await start(api_key=("right", "other"))
+    status, headers, reply = await server.ask(path)
+    assert (status, reply["error"]["type"]) == (401, "authentication_error")
+    assert headers["www-authenticate"].startswith("Basic " if path == "/" else "Bearer")
+
+
+@pytest.mark.parametrize(
+    ("status", "header"),
+    [(200, header) for header in ("Bearer right", "bearer other", basic("me:right"))]
+    + [(401, header) for header in ("Bearer wrong", "Bearer ", "Bearer right2", "Basic ???", "right")]
+    + [(401, basic("right:"))],
+)
+async def test_a_key_is_a_bearer_token_or_a_basic_password(start: Start, header: str, status: int) -> None:
+    server = await start(api_key=("right", "other"))
+    assert (await server.get("/v1/models", headers={"Authorization": header}))[0] == status
+
+
+@pytest.mark.parametrize(
+    ("key", "bearer", "status"),
+    [("foreign", "right", 200), ("right", "foreign", 200), ("", "right", 200), ("foreign", "foreign", 401)],
+)
+async def test_one_right_key_is_enough(start: Start, key: str, bearer: str, status: int) -> None:
+    server = await start(api_key=("right",), admin_key="right")
+    headers = {"x-api-key": key, "Authorization": f"Bearer {bearer}"}
+    assert (await server.post("/tokenize", {"prompt": "a"}, headers=headers))[0] == status
+    assert (await server.post("/reset_prefix_cache", {}, headers=headers))[0] == status
+
+
+async def test_a_key_has_as_many_requests_open_as_it_may(start: Start) -> None:
+    engine = FakeEngine(hold=asyncio.Event())
+    server = await start(engine, api_key=("a", "b"), max_requests_per_key=1)
+    mine, other = {"Authorization": "Bearer a"}, {"Authorization": "Bearer b"}
+    first = asyncio.ensure_future(server.post(CHAT_PATH, CHAT, headers=mine))
+    await wait_until(lambda: len(engine.requests) == 1)
+    status, headers, reply = await server.ask(CHAT_PATH, "POST", json=CHAT, headers=mine)
+    assert (status, headers["Retry-After"], reply["error"]["type"]) == (429, "1", "rate_limit_error")
+    second = asyncio.ensure_future(server.post(CHAT_PATH, CHAT, headers=other))
+    await wait_until(lambda: len(engine.requests) == 2)
+    engine.hold.set()
+    assert [status for status, _ in await asyncio.gather(first, second)] == [200, 200]
+    assert (await server.post(CHAT_PATH, CHAT, headers=mine))[0] == 200
+
+
+@pytest.mark.parametrize(("method", "path"), ADMIN_PATHS)
+async def test_admin_routes_want_the_admin_key_and_exist_only_with_one(
+    start: Start, method: str, path: str
+) -> None:
+    server, without = await start(api_key=("right",), admin_key="boss"), await start()
+    body = {"request_ids": ["chatcmpl-1"]}
+    for headers in ({}, {"Authorization": "Bearer right"}):
+        status, reply = await server.get(path, method=method, json=body, headers=headers)
+        assert (status, reply["error"]["code"]) == (401, "invalid_api_key")
+    status, reply = await without.get(path, method=method, json=body, headers=ADMIN)
+    assert (status, reply["error"]["code"]) == (404, "route_not_found")
+
+
+async def test_an_admin_key_alone_does_not_close_the_api(start: Start) -> None:
+    server = await start(admin_key="boss")
+    assert (await server.chat())[0] == 200
+    assert (await server.post("/reset_prefix_cache", {}))[0] == 401
+    assert await server.post("/reset_prefix_cache", {}, headers=ADMIN) == (200, {"is_reset": True})
+
+
+async def test_the_id_of_a_reply_ends_all_of_its_prompts(start: Start) -> None:
+    engine = FakeEngine(hold=asyncio.Event())
+    server = await start(engine, admin_key="boss")
+    asked = asyncio.create_task(server.complete(prompt=["a", "b"]))
+    await wait_until(lambda: len(engine.requests) == 2)
+    reply_id = engine.requests[0].request_id.removesuffix("-0")
+    body = {"request_ids": [reply_id, "cmpl-other"]}
+    told = {"aborted": [reply_id], "unknown": ["cmpl-other"]}
+    assert await server.post("/abort_requests", body, headers=ADMIN) == (200, told)
+    assert [request.is_aborted for request in engine.requests] == [True, True]
+    engine.hold.set()
+    _, reply = await asked
+    assert reply["id"] == reply_id
+    told = {"aborted": [], "unknown": body["request_ids"]}
+    assert await server.post("/abort_requests", body, headers=ADMIN) == (200, told)
+
+
+async def test_the_admin_sees_what_became_of_the_settings(start: Start) -> None:
+    server = await start(admin_key="boss", shutdown_grace_s=7.0)
+    status, reply = await server.get("/server_info", headers=ADMIN)
+    config = reply["config"]
+    assert (status, reply["model"], config["app"]["shutdown_grace_s"]) == (200, "fake", 7.0)
+    assert (config["engine"]["max_model_len"], reply["runtime"]) == (2048, {"ops": "none"})
+    assert "boss" not in str(reply)
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize(
+    "host", ["evil.example", "evil.example:7860", "localhost.evil.example", "127.0.0.1.evil.example"]
+)
+async def test_a_name_that_was_pointed_here_is_refused(server: Server, path: str, host: str) -> None:
+    status, reply = await server.post(path, CHAT, headers={"Host": host})
+    assert (status, reply["error"]["type"]) == (403, "permission_error")
+    assert host in reply["error"]["message"] and "--allowed-host" in reply["error"]["message"]
+    assert server.engine.requests == []
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize(
+    "origin", ["http://evil.example", "https://evil.example:7860", "null", "http://[", "http://203.0.113.5"]
+)
+async def test_what_another_page_sends_is_refused(server: Server, path: str, origin: str) -> None:
+    assert (await server.post(path, CHAT, headers={"Origin": origin}))[0] == 403
+    assert server.engine.requests == []
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Host": "localhost:7860", "Origin": "http://localhost:3000"},
+        {"Host": "LOCALHOST"},
+        {"Host": "app.localhost:7860"},
+        {"Host": "[::1]:7860", "Origin": "http://127.0.0.1:3000"},
+        {"Origin": "vscode-webview://abc"},
+        {"Origin": ""},
+        {"Host": "192.168.0.7:7860", "Origin": "http://192.168.0.7:7860"},
+        {"Origin": "https://behind.a.proxy", "Sec-Fetch-Site": "same-origin"},
+    ],
+    ids=str,
+)
+async def test_this_machine_may_ask(server: Server, headers: dict[str, str]) -> None:
+    assert (await server.post(CHAT_PATH, CHAT, headers=headers))[0] == 200
+
+
+async def test_reading_is_guarded_by_the_name_alone(server: Server) -> None:
+    status, headers, _ = await server.ask("/v1/models", headers={"Origin": "http://evil.example"})
+    assert status == 200  # without a header that would let the page read it
+    assert "access-control-allow-origin" not in headers
+    assert (await server.get("/health", headers={"Host": "probe"}))[0] == 200
+
+
+@pytest.mark.parametrize(
+    "settings", [{"allowed_host": ("troupe.example",)}, {"api_key": ("key",)}, {"host": "0.0.0.0"}], ids=str
+)
+async def test_only_the_servers_own_pages_may_send(start: Start, settings: dict[str, Any]) -> None:
+    server = await start(**settings)
+    own = {"Host": "Troupe.example", "Origin": "https://troupe.example", "Authorization": "Bearer key"}
+    assert (await server.post(CHAT_PATH, CHAT, headers=own))[0] == 200
+    status, reply = await server.post(CHAT_PATH, CHAT, headers=own | {"Origin": "https://evil.example"})
+    assert (status, reply["error"]["code"]) == (403, "origin_not_allowed")
+
+
+@pytest.mark.parametrize("path", ["/sleep?level=1&mode=abort", "/reset_prefix_cache", "/wake_up"])
+async def test_a_form_with_a_browsers_stored_credentials_does_nothing(start: Start, path: str) -> None:
+    server = await start(api_key=("key",), admin_key="boss")
+    form = {"Authorization": basic("me:boss"), "Content-Type": "application/x-www-form-urlencoded"}
+    for origin, expected in (({"Origin": "http://evil.example"}, 403), ({}, 401)):
+        status, headers, _ = await server.ask(path, "POST", data=b"a=b", headers=form | origin)
+        assert status == expected
+        assert not headers.get("www-authenticate", "").startswith("Basic")
+
+
+async def test_basic_credentials_open_the_page_and_what_only_reads(start: Start) -> None:
+    server = await start(api_key=("key",), admin_key="boss")
+    page = {"Authorization": basic("me:key")}
+    for path, status in {"/": 404, "/v1/models": 200, "/metrics": 200, "/server_info": 401}.items():
+        assert (await server.get(path, headers=page))[0] == status, path
+    assert (await server.get("/server_info", headers={"Authorization": basic("me:boss")}))[0] == 401
+    assert (await server.post(CHAT_PATH, CHAT, headers=page))[0] == 401
+    assert (await server.post("/gradio_api/queue/join", {}, headers=page))[0] == 404
