@@ -1,9 +1,13 @@
-"""POST /v1/chat/completions against a FakeEngine: whole replies and raw event streams."""
+"""POST /v1/chat/completions against a FakeEngine: replies, raw event streams, and requests that are cut off."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
+import aiohttp
 import pytest
 
 from engine import EngineDead, EngineOverloaded, InvalidRequest
@@ -12,29 +16,20 @@ from tests.fakes import RECORD, FakeEngine
 from tests.waiting import wait_until
 
 SCHEMA = {"type": "object", "properties": {"name": {"type": "string"}}}
+PROMPT_TOKENS = len("<user>hello\n<assistant>")
+URL = "/v1/chat/completions"
 
 
 async def test_a_reply_has_the_openai_shape(server: Server) -> None:
     status, reply = await server.chat()
-    assert status == 200
-    assert reply["object"] == "chat.completion"
+    assert (status, reply["object"], reply["model"]) == (200, "chat.completion", "fake")
     assert reply["id"].startswith("chatcmpl-")
-    assert reply["model"] == "fake"
     choice = reply["choices"][0]
     assert choice["message"] == {"role": "assistant", "content": "You said <user>hello", "refusal": None}
     assert choice["finish_reason"] == "stop"
     assert reply["system_fingerprint"].startswith("troupe-")
-
-
-async def test_usage_counts_prompt_output_and_cached_tokens(server: Server) -> None:
-    _, reply = await server.chat()
-    num_prompt, num_output = len("<user>hello\n<assistant>"), len("You said <user>hello")
-    assert reply["usage"] == {
-        "prompt_tokens": num_prompt,
-        "completion_tokens": num_output,
-        "total_tokens": num_prompt + num_output,
-        "prompt_tokens_details": {"cached_tokens": 3},
-    }
+    usage = {"prompt_tokens": PROMPT_TOKENS, "completion_tokens": 20, "total_tokens": PROMPT_TOKENS + 20}
+    assert reply["usage"] == usage | {"prompt_tokens_details": {"cached_tokens": 3}}
 
 
 async def test_a_stream_sends_role_then_text_then_reason_then_done(server: Server) -> None:
@@ -50,15 +45,12 @@ async def test_a_stream_sends_role_then_text_then_reason_then_done(server: Serve
 
 
 async def test_a_stream_is_framed_as_server_sent_events(server: Server) -> None:
-    async with server.client.post(
-        server.url + "/v1/chat/completions", json=CHAT | {"stream": True}
-    ) as response:
-        raw = await response.read()
-        assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
-        assert response.headers["cache-control"] == "no-store"
-    lines = raw.split(b"\n\n")
-    assert lines[-2:] == [b"data: [DONE]", b""]
-    assert all(line.startswith(b"data: {") and b"\n" not in line for line in lines[:-2])
+    _, headers, text = await server.ask(URL, "POST", json=CHAT | {"stream": True})
+    assert headers["content-type"] == "text/event-stream; charset=utf-8"
+    assert headers["cache-control"] == "no-store"
+    lines = text.split("\n\n")
+    assert lines[-2:] == ["data: [DONE]", ""]
+    assert all(line.startswith("data: {") and "\n" not in line for line in lines[:-2])
 
 
 async def test_awkward_characters_survive_the_templated_chunks(start: Start) -> None:
@@ -68,27 +60,20 @@ async def test_awkward_characters_survive_the_templated_chunks(start: Start) -> 
     assert "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks) == text
 
 
-async def test_the_usage_chunk_comes_last_and_has_no_choices(server: Server) -> None:
+async def test_usage_comes_last_without_choices_and_with_every_chunk_when_asked_for(server: Server) -> None:
     chunks = await server.chat_chunks(stream_options={"include_usage": True})
-    assert chunks[-1]["choices"] == []
-    assert chunks[-1]["usage"]["completion_tokens"] == len("You said <user>hello")
+    assert (chunks[-1]["choices"], chunks[-1]["usage"]["completion_tokens"]) == ([], 20)
     assert all("usage" not in chunk for chunk in chunks[:-1])
-
-
-async def test_continuous_usage_counts_up(server: Server) -> None:
     chunks = await server.chat_chunks(stream_options={"include_usage": True, "continuous_usage_stats": True})
     counts = [chunk["usage"]["completion_tokens"] for chunk in chunks[1:-1]]
     assert counts[:3] == [1, 2, 3]
 
 
-@pytest.mark.parametrize("is_stream", [False, True])
-async def test_n_choices_are_numbered(server: Server, is_stream: bool) -> None:
-    if is_stream:
-        chunks = await server.chat_chunks(n=3)
-        ends = [c["choices"][0] for c in chunks if c["choices"][0]["finish_reason"]]
-    else:
-        ends = (await server.chat(n=3))[1]["choices"]
-    assert sorted(end["index"] for end in ends) == [0, 1, 2]
+async def test_n_choices_are_numbered(server: Server) -> None:
+    _, reply = await server.chat(n=3)
+    streamed = [chunk["choices"][0] for chunk in await server.chat_chunks(n=3)]
+    for ends in (reply["choices"], [choice for choice in streamed if choice["finish_reason"]]):
+        assert sorted(end["index"] for end in ends) == [0, 1, 2]
 
 
 async def test_logprobs_carry_tokens_bytes_and_alternatives(server: Server) -> None:
@@ -96,9 +81,6 @@ async def test_logprobs_carry_tokens_bytes_and_alternatives(server: Server) -> N
     first = reply["choices"][0]["logprobs"]["content"][0]
     assert (first["token"], first["logprob"], first["bytes"]) == ("Y", -0.25, [89])
     assert [entry["logprob"] for entry in first["top_logprobs"]] == [-0.25, -9999.0]
-
-
-async def test_streamed_logprobs_come_with_their_text(server: Server) -> None:
     chunks = await server.chat_chunks(logprobs=True, top_logprobs=1)
     for chunk in chunks[1:-1]:
         choice = chunk["choices"][0]
@@ -111,13 +93,10 @@ async def test_return_token_ids_adds_prompt_and_output_ids(server: Server) -> No
     assert "".join(map(chr, reply["choices"][0]["token_ids"])) == "You said <user>hello"
 
 
-async def test_length_is_the_reason_when_the_limit_cuts(server: Server) -> None:
+async def test_a_limit_or_a_stop_string_that_cuts_is_the_reason(server: Server) -> None:
     _, reply = await server.chat(max_completion_tokens=3, max_tokens=9)
     assert reply["choices"][0]["message"]["content"] == "You"
     assert reply["choices"][0]["finish_reason"] == "length"
-
-
-async def test_a_stop_string_is_named(server: Server) -> None:
     _, reply = await server.chat(stop=" said")
     choice = reply["choices"][0]
     assert (choice["message"]["content"], choice["stop_reason"]) == ("You", " said")
@@ -128,12 +107,8 @@ async def test_a_grammar_request_says_which_backend_enforced_it(server: Server) 
     _, reply = await server.chat(**body)
     assert reply["choices"][0]["message"]["content"] == RECORD
     plan = [{"pointer": "", "keyword": "type", "enforced_by": "grammar"}]
-    assert reply["structured"] == {
-        "backend": "fakegrammar",
-        "compile_time_ms": 4.0,
-        "plan": plan,
-        "valid": True,
-    }
+    told = {"backend": "fakegrammar", "compile_time_ms": 4.0, "plan": plan, "valid": True}
+    assert reply["structured"] == told
     chunks = await server.chat_chunks(**body)
     assert chunks[-1]["structured"]["backend"] == "fakegrammar"
 
@@ -173,16 +148,13 @@ async def test_the_final_message_can_be_continued(server: Server) -> None:
 
 async def test_an_error_before_the_first_token_keeps_its_status_in_a_stream(start: Start) -> None:
     server = await start(FakeEngine(reject=EngineOverloaded("the queue is full", retry_after_s=2.5)))
-    url = server.url + "/v1/chat/completions"
-    async with server.client.post(url, json=CHAT | {"stream": True}) as response:
-        assert response.status == 503
-        assert response.headers["retry-after"] == "3"
-        assert (await response.json())["error"]["code"] == "engine_overloaded"
+    status, headers, reply = await server.ask(URL, "POST", json=CHAT | {"stream": True})
+    assert (status, headers["retry-after"], reply["error"]["code"]) == (503, "3", "engine_overloaded")
 
 
 async def test_an_error_in_mid_stream_is_an_event_and_then_done(start: Start) -> None:
     server = await start(FakeEngine(fail_after=(4, EngineDead("crashed in /home/x/engine.py"))))
-    raw = await server.stream("/v1/chat/completions", CHAT)
+    raw = await server.stream(URL, CHAT)
     error = events(raw)[-1]["error"]
     assert error["code"] == "engine_dead"
     assert "/home" not in error["message"]
@@ -191,47 +163,96 @@ async def test_an_error_in_mid_stream_is_an_event_and_then_done(start: Start) ->
 async def test_the_engines_own_refusal_is_a_400_naming_the_field(start: Start) -> None:
     server = await start(FakeEngine(reject=InvalidRequest("the prompt has 9000 tokens", "messages")))
     status, reply = await server.chat()
-    assert status == 400
-    assert reply["error"] == {
-        "message": "the prompt has 9000 tokens",
-        "type": "invalid_request_error",
-        "param": "messages",
-        "code": "invalid_value",
-    }
+    told = {"message": "the prompt has 9000 tokens", "type": "invalid_request_error"}
+    assert (status, reply["error"]) == (400, told | {"param": "messages", "code": "invalid_value"})
 
 
 async def test_a_queued_stream_is_kept_alive_by_comments(start: Start) -> None:
     engine = FakeEngine(hold=asyncio.Event())
     server = await start(engine, keep_alive_s=0.1)
-    url = server.url + "/v1/chat/completions"
-    async with server.client.post(url, json=CHAT | {"stream": True}) as response:
+    async with server.client.post(server.url + URL, json=CHAT | {"stream": True}) as response:
         assert await response.content.readuntil(b"\n\n") == b": keep-alive\n\n"
         engine.hold.set()
         rest = await response.read()
     assert events(rest)[0]["choices"][0]["delta"]["role"] == "assistant"
 
 
-@pytest.mark.parametrize("is_stream", [False, True])
-async def test_a_disconnect_aborts_while_the_request_still_waits(start: Start, is_stream: bool) -> None:
-    server = await start(FakeEngine(hold=asyncio.Event()))
-    body = CHAT | {"stream": is_stream}
-    task = asyncio.create_task(server.post("/v1/chat/completions", body))
-    await wait_until(lambda: len(server.engine.requests) == 1)
-    task.cancel()
-    await wait_until(lambda: server.engine.requests[0].is_aborted)
-
-
-async def test_a_disconnect_in_mid_stream_aborts(start: Start) -> None:
-    server = await start(FakeEngine(reply=lambda prompt: "x" * 10000, step_s=0.01))
-    url = server.url + "/v1/chat/completions"
-    async with server.client.post(url, json=CHAT | {"stream": True}) as response:
-        await response.content.readuntil(b"\n\n")
-        response.close()
-    await wait_until(lambda: server.engine.requests[0].is_aborted)
-    assert server.engine.requests[0].num_sent < 1000
-
-
 async def test_a_grammar_that_takes_too_long_is_blamed_on_its_own_field(start: Start) -> None:
     engine = FakeEngine(reject=InvalidRequest("the grammar took longer than 10 s to compile", "grammar"))
     status, reply = await (await start(engine)).chat(structured_outputs={"regex": "a+"})
     assert (status, reply["error"]["param"]) == (400, "structured_outputs.regex")
+
+
+@pytest.fixture
+def log(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
+    """What the API logs."""
+    caplog.set_level(logging.INFO, "troupe.requests")
+    caplog.set_level(logging.INFO, "troupe.api")
+    return caplog
+
+
+@asynccontextmanager
+async def begin_stream(start: Start) -> AsyncIterator[tuple[Server, aiohttp.ClientResponse, bytes]]:
+    """A server, the reply of a long stream, and its first event."""
+    server = await start(FakeEngine(reply=lambda prompt: "x" * 10_000, step_s=0.01))
+    async with server.client.post(server.url + URL, json=CHAT | {"stream": True}) as response:
+        yield server, response, await response.content.readuntil(b"\n\n")
+
+
+async def test_a_stream_whose_reader_left_is_aborted_and_logged_with_its_tokens(
+    start: Start, log: pytest.LogCaptureFixture
+) -> None:
+    async with begin_stream(start) as (server, response, _):
+        response.close()
+    await wait_until(lambda: server.engine.requests[0].is_aborted and bool(log.records))
+    assert server.engine.requests[0].num_sent < 1000
+    line = log.messages[0]
+    assert f"prompt_tokens={PROMPT_TOKENS} cached_tokens=3 output_tokens=" in line
+    assert " finish=abort ttft_ms=1000.0 " in line
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+async def test_a_request_whose_client_left_before_any_output_is_aborted_and_logged(
+    start: Start, log: pytest.LogCaptureFixture, is_stream: bool
+) -> None:
+    server = await start(FakeEngine(hold=asyncio.Event()))
+    task = asyncio.create_task(server.post(URL, CHAT | {"stream": is_stream}))
+    await wait_until(lambda: len(server.engine.requests) == 1)
+    task.cancel()
+    await wait_until(lambda: server.engine.requests[0].is_aborted and bool(log.records))
+    line = log.messages[0]
+    assert f"prompt_tokens={PROMPT_TOKENS} cached_tokens=0 output_tokens=0 finish=abort total_ms=" in line
+
+
+async def test_a_stream_that_an_intended_close_cuts_off_is_no_error(
+    start: Start, log: pytest.LogCaptureFixture
+) -> None:
+    async with begin_stream(start) as (server, response, first):
+        await server.engine.close()
+        error = events(first + await response.read())[-1]["error"]
+    assert (error["code"], error["type"]) == ("server_closing", "service_unavailable")
+    await wait_until(lambda: len(log.records) == 2)
+    told, visited = log.records
+    assert (told.levelname, told.name) == ("INFO", "troupe.api") and "closing" in told.getMessage()
+    assert " finish=abort ttft_ms=" in visited.getMessage()
+
+
+async def test_a_reply_in_one_piece_that_a_close_cuts_off_is_a_503(start: Start) -> None:
+    hold = asyncio.Event()
+    server = await start(FakeEngine(hold=hold))
+    reply = asyncio.create_task(server.chat())
+    await wait_until(lambda: len(server.engine.requests) == 1)
+    await server.engine.close()
+    hold.set()
+    status, body = await reply
+    assert (status, body["error"]["code"]) == (503, "server_closing")
+
+
+async def test_a_prompt_that_is_only_scored_has_no_output_in_the_log(
+    start: Start, log: pytest.LogCaptureFixture
+) -> None:
+    server = await start()
+    _, reply = await server.complete(max_tokens=0, echo=True, logprobs=1)
+    assert reply["usage"]["completion_tokens"] == 0
+    await wait_until(lambda: bool(log.records))
+    assert " output_tokens=0 finish=length " in log.messages[0]

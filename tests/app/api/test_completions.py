@@ -1,12 +1,17 @@
-"""POST /v1/completions against a FakeEngine."""
+"""POST /v1/completions against a FakeEngine; places, names and bytes of its tokens."""
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
-from app.api.replies import join_times
-from engine import RequestMetrics
+from app.api.replies import chat_logprobs, completion_logprobs, join_times
+from app.api.text_offsets import TextOffsets, find_prompt_offsets
+from engine import CompletionOutput, Logprob, RequestMetrics, SamplingParams, Tokenizer, TokenLogprobs
 from tests.app.api.harness import Server, Start, events
+from tests.engine.tokenizer_folders import make_byte_level_folder
 from tests.fakes import EOS, FakeEngine
 
 
@@ -19,13 +24,8 @@ async def test_a_completion_has_the_openai_shape_and_sixteen_tokens(start: Start
     status, reply = await server.complete()
     assert (status, reply["object"]) == (200, "text_completion")
     assert reply["id"].startswith("cmpl-")
-    assert reply["choices"][0] == {
-        "index": 0,
-        "text": "x" * 16,
-        "logprobs": None,
-        "finish_reason": "length",
-        "stop_reason": None,
-    }
+    told = {"index": 0, "text": "x" * 16, "logprobs": None, "finish_reason": "length", "stop_reason": None}
+    assert reply["choices"][0] == told
 
 
 @pytest.mark.parametrize("prompt", ["hello", [104, 105], ["a", "b"], [[104], [105]], ["a", [105]]])
@@ -37,18 +37,15 @@ async def test_a_prompt_is_text_or_ids_or_a_list_of_them(server: Server, prompt:
 
 
 async def test_choices_are_numbered_through_all_prompts(server: Server) -> None:
-    _, reply = await server.complete(prompt=["a", "b"], n=2, max_tokens=99)
-    assert [choice["index"] for choice in reply["choices"]] == [0, 1, 2, 3]
-    assert [choice["text"][-1] for choice in reply["choices"]] == ["a", "a", "b", "b"]
+    fields = {"prompt": ["a", "b"], "n": 2, "max_tokens": 99}
+    _, reply = await server.complete(**fields)
+    whole = {choice["index"]: choice["text"] for choice in reply["choices"]}
+    assert whole == {0: "You said a", 1: "You said a", 2: "You said b", 3: "You said b"}
     assert reply["usage"]["prompt_tokens"] == 2
-
-
-async def test_a_stream_of_several_prompts_keeps_their_texts_apart(server: Server) -> None:
-    chunks = await complete_chunks(server, prompt=["a", "b"], max_tokens=99)
-    texts = {0: "", 1: ""}
-    for chunk in chunks:
+    texts = dict.fromkeys(whole, "")
+    for chunk in await complete_chunks(server, **fields):
         texts[chunk["choices"][0]["index"]] += chunk["choices"][0]["text"]
-    assert texts == {0: "You said a", 1: "You said b"}
+    assert texts == whole
 
 
 async def test_a_failing_prompt_ends_the_stream_of_all_with_one_error(start: Start) -> None:
@@ -66,9 +63,10 @@ async def test_echo_puts_the_prompt_first(server: Server) -> None:
 
 
 async def test_echo_with_no_tokens_scores_the_prompt(server: Server) -> None:
-    _, reply = await server.complete(echo=True, max_tokens=0, logprobs=1)
+    _, reply = await server.complete(echo=True, max_tokens=0, logprobs=1, return_token_ids=True)
     choice = reply["choices"][0]
     assert choice["text"] == "hello"
+    assert (choice["token_ids"], choice["prompt_token_ids"]) == ([], [ord(char) for char in "hello"])
     assert choice["logprobs"]["token_logprobs"] == [None, -0.25, -0.25, -0.25, -0.25]
     assert choice["logprobs"]["tokens"] == list("hello")
     assert reply["usage"]["completion_tokens"] == 0
@@ -82,23 +80,9 @@ async def test_what_the_unseen_token_of_a_score_was_is_not_told(start: Start) ->
         assert (choice["finish_reason"], choice["stop_reason"]) == ("length", None)
 
 
-async def test_a_score_has_the_ids_of_its_prompt_alone(server: Server) -> None:
-    _, reply = await server.complete(echo=True, max_tokens=0, return_token_ids=True)
-    choice = reply["choices"][0]
-    assert (choice["token_ids"], choice["prompt_token_ids"]) == ([], [ord(char) for char in "hello"])
-
-
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("max_completion_tokens", 5),
-        ("chat_template_kwargs", {"a": 1}),
-        ("max_output_tokens", 5),
-        ("input", "x"),
-    ],
-)
-async def test_a_field_of_another_route_is_refused(server: Server, field: str, value: object) -> None:
-    status, reply = await server.complete(**{field: value})
+@pytest.mark.parametrize("field", ["max_completion_tokens", "chat_template_kwargs", "input"])
+async def test_a_field_of_another_route_is_refused(server: Server, field: str) -> None:
+    status, reply = await server.complete(**{field: "x"})
     assert (status, reply["error"]["param"], reply["error"]["code"]) == (400, field, "unknown_field")
     assert (await server.complete(**{field: None}))[0] == 200
 
@@ -109,12 +93,8 @@ async def test_logprobs_come_as_four_lists(server: Server) -> None:
     assert logprobs["tokens"] == list("helloYo")
     assert logprobs["text_offset"] == list(range(7))
     assert logprobs["top_logprobs"][-1] == {"o": -0.25, "~": -9999.0}
-
-
-async def test_streamed_logprobs_have_running_offsets(server: Server) -> None:
-    chunks = await complete_chunks(server, logprobs=1, max_tokens=3)
-    offsets = [c["choices"][0]["logprobs"]["text_offset"] for c in chunks if c["choices"][0]["logprobs"]]
-    assert offsets == [[0], [1], [2]]
+    _, reply = await server.complete(logprobs=0, max_tokens=1, return_tokens_as_token_ids=True)
+    assert reply["choices"][0]["logprobs"]["tokens"] == ["token_id:89"]
 
 
 @pytest.mark.parametrize("fields", [{}, {"echo": True}, {"stop": ["said"]}, {"stop": ["zz"], "n": 2}])
@@ -124,9 +104,7 @@ async def test_a_stream_tells_the_offsets_of_the_whole_reply(server: Server, fie
     streamed: dict[int, list[int]] = {}
     for chunk in await complete_chunks(server, **fields):
         choice = chunk["choices"][0]
-        streamed.setdefault(choice["index"], []).extend(
-            (choice["logprobs"] or {"text_offset": []})["text_offset"]
-        )
+        streamed.setdefault(choice["index"], []).extend((choice["logprobs"] or {}).get("text_offset", []))
     assert [choice["logprobs"]["text_offset"] for choice in reply["choices"]] == list(streamed.values())
 
 
@@ -135,11 +113,6 @@ async def test_prompt_logprobs_are_maps_from_token_id(server: Server) -> None:
     entries = reply["choices"][0]["prompt_logprobs"]
     assert entries[0] is None
     assert entries[1]["101"] == {"logprob": -0.25, "rank": 1, "decoded_token": "e"}
-
-
-async def test_tokens_can_be_shown_as_ids(server: Server) -> None:
-    _, reply = await server.complete(logprobs=0, max_tokens=1, return_tokens_as_token_ids=True)
-    assert reply["choices"][0]["logprobs"]["tokens"] == ["token_id:89"]
 
 
 @pytest.mark.parametrize(
@@ -177,3 +150,71 @@ async def test_metrics_are_of_all_prompts(server: Server) -> None:
 def test_times_of_several_prompts_go_from_the_first_to_the_last() -> None:
     times = [RequestMetrics(1.0, 2.0, 3.0, 8.0, 1), RequestMetrics(1.5, 1.8, 4.0, 9.0), RequestMetrics(2.0)]
     assert join_times(times) == RequestMetrics(1.0, 1.8, 3.0, 9.0, 1)
+
+
+SMILE = "🙂".encode()
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    return Tokenizer(make_byte_level_folder(tmp_path_factory.mktemp("tokenizer")))
+
+
+def make_call(tokenizer: Tokenizer) -> Any:
+    body = SimpleNamespace(return_tokens_as_token_ids=None)
+    context = SimpleNamespace(engine=SimpleNamespace(tokenizer=tokenizer))
+    return SimpleNamespace(body=body, context=context, sampling=SamplingParams(logprobs=2))
+
+
+def split(tokenizer: Tokenizer, text: str) -> list[int]:
+    """A token for each byte, but special ones whole."""
+    table = tokenizer.token_bytes(tokenizer.vocab_size)
+    ids = []
+    for part in text.replace("</s>", "|</s>|").split("|"):
+        ids += tokenizer.encode(part) if part == "</s>" else [table.index(bytes([b])) for b in part.encode()]
+    return ids
+
+
+def part_of(token_id: int, part: bytes) -> Logprob:
+    return Logprob(token_id, -1.0, 1, "\ufffd", part=part)
+
+
+@pytest.mark.parametrize(
+    ("skips_special", "expected"), [(True, [0, 1, 1, 1, 1, 2, 2, 3]), (False, [0, 1, 1, 1, 1, 2, 6, 7])]
+)
+def test_offsets_are_places_in_what_is_seen(
+    tokenizer: Tokenizer, skips_special: bool, expected: list[int]
+) -> None:
+    ids = split(tokenizer, "a🙂</s>bc")
+    offsets = TextOffsets(tokenizer, [], skips_special, 10)
+    assert [*offsets.take(ids[:3]), *offsets.take(ids[3:])] == [10 + place for place in expected]
+
+
+def test_offsets_go_on_where_the_prompt_ends(tokenizer: Tokenizer) -> None:
+    first, *rest = split(tokenizer, "🙂b")
+    assert TextOffsets(tokenizer, [first], True).take(rest) == [0, 0, 0, 1]
+
+
+@pytest.mark.parametrize(("echo", "expected"), [("éa</s>b", [0, 0, 1, 2, 6]), ("éab", [0, 0, 1, 2, 2])])
+def test_special_tokens_of_a_prompt_count_where_they_are_written(
+    tokenizer: Tokenizer, echo: str, expected: list[int]
+) -> None:
+    assert find_prompt_offsets(tokenizer, echo, split(tokenizer, "éa</s>b")) == expected
+
+
+def test_the_bytes_in_chat_are_the_tokens_own(tokenizer: Tokenizer) -> None:
+    positions = [TokenLogprobs(part_of(i, SMILE[i : i + 1])) for i in range(4)]
+    choice = CompletionOutput(0, "🙂", [0, 1, 2, 3], positions)
+    found = chat_logprobs(make_call(tokenizer), choice)
+    assert found is not None
+    assert bytes(byte for entry in found["content"] for byte in entry["bytes"]) == SMILE
+
+
+def test_no_rival_hides_another(tokenizer: Tokenizer) -> None:
+    plain = Logprob(9, -2.0, 3, "a"), Logprob(10, -3.0, 4, "a")
+    rivals = (part_of(7, b"\xf0\x9f"), part_of(8, b"\xf0"), *plain)
+    call, position = make_call(tokenizer), TokenLogprobs(rivals[0], rivals)
+    found = completion_logprobs(call, [None, position], [split(tokenizer, "🙂")[0], 7], [0, 0])
+    assert found["tokens"] == ["bytes:\\xf0", "bytes:\\xf0\\x9f"]
+    expected = {"bytes:\\xf0\\x9f": -1.0, "bytes:\\xf0": -1.0, "a": -2.0, "token_id:10": -3.0}
+    assert found["top_logprobs"] == [None, expected]

@@ -1,28 +1,24 @@
-"""Models that think: their thoughts are told apart from their words, and constraints begin behind them."""
+"""Models that think: their thoughts are told apart from their words; what reaches the template beside messages."""
 
 from __future__ import annotations
 
 import json
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import anthropic
 import openai
 import pytest
 
-from app.api.thinking import Thinking, find_thinking, knows_thoughts
+from app.api.thinking import Thinking, find_thinking
 from app.api.thought_parser import ThoughtSplitter
-from tests.app.api.harness import CHAT, Start
+from tests.app.api.harness import CHAT, Server, Start
 from tests.fakes import FakeEngine, FakeTokenizer
 
-SCHEMA = {
-    "type": "object",
-    "properties": {"a": {"enum": [1, 2]}},
-    "required": ["a"],
-    "additionalProperties": False,
-}
+SCHEMA = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"]}
+SCHEMA["additionalProperties"] = False
 FORMAT = {"type": "json_schema", "json_schema": {"name": "r", "schema": SCHEMA}}
 TOOL = {"type": "function", "function": {"name": "look", "parameters": SCHEMA}}
 THOUGHT = "Let me see.\n\nOne or two?"
@@ -78,10 +74,6 @@ async def test_thoughts_that_are_not_wanted_stay_away(start: Start) -> None:
     assert reply["usage"]["completion_tokens_details"]["reasoning_tokens"] > 0
     chunks = await server.chat_chunks(include_reasoning=False)
     assert not any("reasoning" in json.dumps(chunk["choices"]) for chunk in chunks)
-
-
-async def test_thoughts_may_be_left_out_of_a_message(start: Start) -> None:
-    server = await start(thinker(f"{THOUGHT}</think>Two."))
     body = CHAT | {"max_tokens": 99, "thinking": {"type": "adaptive", "display": "omitted"}}
     _, reply = await server.post("/v1/messages", body)
     assert reply["content"] == [{"type": "text", "text": "Two."}]
@@ -118,16 +110,12 @@ async def test_a_template_that_knows_no_thoughts_leaves_the_text_alone(start: St
     assert "completion_tokens_details" not in reply["usage"]
 
 
-async def test_only_the_words_are_checked_against_the_constraint(start: Start) -> None:
+async def test_constraints_and_forced_calls_come_behind_the_thought(start: Start) -> None:
     server = await start(thinker(f"{THOUGHT}</think>\n\n{RECORD}"))
     _, reply = await server.chat(response_format=FORMAT)
     assert server.engine.requests[-1].params.grammar.kind == "structural_tag"
     assert (message_of(reply)["content"], reply["structured"]["valid"]) == (RECORD, True)
-
-
-async def test_forced_calls_come_behind_the_thought(start: Start) -> None:
-    call = '[{"name": "look", "arguments": {"a": 1}}]'
-    server = await start(thinker(f"{THOUGHT}</think>\n\n{call}"))
+    server = await start(thinker(f'{THOUGHT}</think>\n\n[{{"name": "look", "arguments": {{"a": 1}}}}]'))
     _, reply = await server.chat(tools=[TOOL], tool_choice="required")
     message = message_of(reply)
     assert message["reasoning_content"] == THOUGHT
@@ -137,13 +125,9 @@ async def test_forced_calls_come_behind_the_thought(start: Start) -> None:
 
 @pytest.mark.parametrize(
     "fields",
-    [
-        {"csv": {"columns": {"n": "integer"}}},
-        {"xml": {"name": "a"}},
-        {"grammar": 'start: "a"'},
-        {"regex": "a", "backend": "outlines_core"},
-    ],
-)
+    [{"csv": {"columns": {"n": "integer"}}}, {"xml": {"name": "a"}}, {"grammar": 'start: "a"'},
+     {"regex": "a", "backend": "outlines_core"}],
+)  # fmt: skip
 async def test_what_cannot_stand_behind_a_thought_is_refused(start: Start, fields: dict[str, Any]) -> None:
     server = await start(thinker("x"))
     status, reply = await server.chat(structured_outputs=fields)
@@ -220,9 +204,69 @@ def test_a_continued_message_may_have_opened_its_thought() -> None:
         assert (found is not None and found.is_open) is is_open
 
 
+@dataclass
+class ListeningTokenizer(FakeTokenizer):
+    """It remembers what the template was last given."""
+
+    messages: list[dict[str, Any]] = field(default_factory=list)
+    variables: dict[str, Any] = field(default_factory=dict)
+
+    def apply_chat_template(self, messages: Sequence[Mapping[str, Any]], **kwargs: Any) -> str:
+        self.messages, self.variables = [dict(message) for message in messages], kwargs
+        return super().apply_chat_template(messages, **kwargs)
+
+
 @pytest.mark.parametrize(
-    ("knows", "tokenizer"),
-    [(True, ThinkingTokenizer()), (True, ThinkingTokenizer(opens=False)), (False, FakeTokenizer())],
+    ("fields", "effort", "is_on"),
+    [
+        ({}, None, None),
+        ({"reasoning_effort": None}, None, None),
+        ({"reasoning_effort": "high"}, "high", None),
+        ({"reasoning_effort": "none"}, "none", False),
+        ({"reasoning_effort": "none", "chat_template_kwargs": {"enable_thinking": True}}, "none", True),
+    ],
 )
-def test_templates_that_know_thoughts_are_recognised(knows: bool, tokenizer: FakeTokenizer) -> None:
-    assert knows_thoughts(tokenizer.apply_chat_template) is knows
+async def test_the_effort_of_reasoning_reaches_the_template(
+    start: Start, fields: dict[str, Any], effort: str | None, is_on: bool | None
+) -> None:
+    tokenizer = ListeningTokenizer()
+    server = await start(FakeEngine(tokenizer=tokenizer))
+    asked = {"effort": fields["reasoning_effort"]} if "reasoning_effort" in fields else None
+    rest = {name: value for name, value in fields.items() if name != "reasoning_effort"}
+    for path, body in (
+        ("/v1/chat/completions", CHAT | fields),
+        ("/v1/responses", {"input": "x", "reasoning": asked} | rest),
+        ("/tokenize", CHAT | fields),
+    ):
+        await server.post(path, body)  # after which nothing is tried out with the template
+        status, reply = await server.post(path, body)
+        assert status == 200, reply
+        heard = tokenizer.variables
+        assert (heard.get("reasoning_effort"), heard.get("enable_thinking")) == (effort, is_on), path
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses", "/v1/messages", "/tokenize"])
+@pytest.mark.parametrize("name", ["self", "messages", "tools", "tokenize", "padding", "max_length"])
+async def test_a_variable_that_is_an_argument_is_refused(server: Server, path: str, name: str) -> None:
+    body = {"chat_template_kwargs": {name: 1}} | ({"input": "x"} if path == "/v1/responses" else CHAT)
+    status, reply = await server.post(path, body | ({"max_tokens": 5} if path == "/v1/messages" else {}))
+    assert status == 400
+    assert f"chat_template_kwargs must not set {name!r}" in reply["error"]["message"]
+
+
+async def test_the_name_of_who_speaks_reaches_the_template(start: Start) -> None:
+    tokenizer = ListeningTokenizer()
+    server = await start(FakeEngine(tokenizer=tokenizer))
+    asked = [{"role": "user", "content": "x", "name": "Ada"}, {"role": "user", "content": "y", "name": None}]
+    await server.chat(messages=asked)
+    status, reply = await server.chat(messages=asked)
+    assert status == 200, reply
+    assert [message.get("name") for message in tokenizer.messages] == ["Ada", None]
+
+
+@pytest.mark.parametrize("name", [5, "", "x" * 257, ["a"]])
+async def test_a_name_that_is_none_is_refused(server: Server, name: Any) -> None:
+    status, reply = await server.chat(messages=[{"role": "user", "content": "x", "name": name}])
+    assert (status, reply["error"]["param"]) == (400, "messages")
+    assert reply["error"]["message"] == "messages[0].name must be a text of 1 to 256 characters"
+    assert server.engine.requests == []

@@ -1,4 +1,4 @@
-"""The official client against our server: what it sends we take, and what we send it understands."""
+"""OpenAI's client and the terminal's verbs against our server: each understands what the other sends."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ import openai
 import pytest
 from pydantic import BaseModel
 
+from app.cli import complete
+from app.cli.failure import Failure
+from app.cli.talk import open_talker
 from engine import EngineDead, EngineOverloaded
 from tests.app.api.harness import Server, Start
 from tests.fakes import FakeEngine
@@ -31,10 +34,6 @@ async def client(server: Server) -> AsyncIterator[openai.AsyncOpenAI]:
         yield one
 
 
-async def test_it_lists_models(client: openai.AsyncOpenAI) -> None:
-    assert [model.id async for model in client.models.list()] == ["fake"]
-
-
 async def test_it_chats(client: openai.AsyncOpenAI) -> None:
     reply = await client.chat.completions.create(
         model="fake", messages=MESSAGES, logprobs=True, top_logprobs=1
@@ -43,15 +42,7 @@ async def test_it_chats(client: openai.AsyncOpenAI) -> None:
     assert reply.choices[0].logprobs.content[0].token == "Y"
     assert reply.usage.prompt_tokens_details.cached_tokens == 3
     assert reply._request_id
-
-
-async def test_it_streams(client: openai.AsyncOpenAI) -> None:
-    stream = await client.chat.completions.create(
-        model="fake", messages=MESSAGES, stream=True, stream_options={"include_usage": True}
-    )
-    chunks = [chunk async for chunk in stream]
-    assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == "You said <user>hello"
-    assert chunks[-1].usage.total_tokens > 0
+    assert [model.id async for model in client.models.list()] == ["fake"]
 
 
 async def test_its_stream_helper_ends_with_a_whole_completion(client: openai.AsyncOpenAI) -> None:
@@ -62,17 +53,13 @@ async def test_its_stream_helper_ends_with_a_whole_completion(client: openai.Asy
     assert final.choices[0].message.content == "You said <user>hello"
 
 
-async def test_it_parses_a_pydantic_model(client: openai.AsyncOpenAI, server: Server) -> None:
-    reply = await client.chat.completions.parse(model="fake", messages=MESSAGES, response_format=Person)
+async def test_it_parses_a_pydantic_model_that_is_not_cut(client: openai.AsyncOpenAI, server: Server) -> None:
+    fields: Any = {"model": "fake", "messages": MESSAGES, "response_format": Person}
+    reply = await client.chat.completions.parse(**fields)
     assert reply.choices[0].message.parsed == Person(name="Ada", age=36)
     assert server.engine.requests[-1].params.grammar.kind == "json_schema"
-
-
-async def test_a_truncated_parse_is_an_error_on_its_side(client: openai.AsyncOpenAI) -> None:
     with pytest.raises(openai.LengthFinishReasonError):
-        await client.chat.completions.parse(
-            model="fake", messages=MESSAGES, response_format=Person, max_tokens=5
-        )
+        await client.chat.completions.parse(**fields, max_tokens=5)
 
 
 async def test_it_completes_text(client: openai.AsyncOpenAI) -> None:
@@ -120,7 +107,7 @@ async def test_a_full_queue_is_retried_by_it(start: Start) -> None:
     assert len(server.engine.requests) == 2
 
 
-async def test_an_error_in_mid_stream_is_its_api_error(start: Start) -> None:
+async def test_an_error_in_mid_stream_reaches_the_caller(start: Start) -> None:
     server = await start(FakeEngine(fail_after=(3, EngineDead("crash"))))
     async with make_client(server) as one:
         stream = await one.chat.completions.create(model="fake", messages=MESSAGES, stream=True)
@@ -128,3 +115,21 @@ async def test_an_error_in_mid_stream_is_its_api_error(start: Start) -> None:
             async for _ in stream:
                 pass
     assert caught.value.code == "engine_dead"
+    with pytest.raises(Failure, match="the engine stopped"):
+        await complete.complete("hello", {"url": server.url})
+
+
+async def test_complete_streams_from_a_server(start: Start, capsys: Any) -> None:
+    server = await start(api_key=("right",))
+    await complete.complete("hello", {"url": server.url + "/v1/", "api_key": "right", "max_tokens": 99})
+    assert capsys.readouterr().out == "You said hello\n"
+    with pytest.raises(Failure, match="answered 401: an API key is needed"):
+        await complete.complete("hello", {"url": server.url})
+
+
+async def test_chat_keeps_to_the_servers_model(start: Start) -> None:
+    server = await start()
+    async with open_talker({"url": server.url, "temperature": 0.5}) as talker:
+        pieces = [piece async for piece in talker.chat([{"role": "user", "content": "hi"}])]
+    assert "".join(pieces) == "You said <user>hi"
+    assert server.engine.requests[-1].params.temperature == 0.5

@@ -1,4 +1,4 @@
-"""Every kind of grammar has a field of the API, and what is wrong with it is a 400 that names the field."""
+"""Every kind of grammar has a field of the API; a reply tells whether a check by other means found it valid."""
 
 from __future__ import annotations
 
@@ -7,15 +7,18 @@ import csv
 import json
 import re
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from app.api.verdict import check_output
 from app.config import AppConfig
 from engine import Engine, EngineConfig
 from grammar import GrammarSpec, SchemaValidator, XmlValidator
-from tests.app.api.harness import Server, needs_model, run_server
+from tests.app.api.harness import CHAT, Server, Start, needs_model, run_server
+from tests.fakes import RECORD, FakeEngine
 
 TAG = {"type": "tag", "begin": "<n>", "content": {"type": "regex", "pattern": "[0-9]{1,3}"}, "end": "</n>"}
 TAGS = {"type": "triggered_tags", "triggers": ["<n"], "tags": [TAG], "at_least_one": True}
@@ -25,33 +28,22 @@ TABLE = {"columns": {"n": "integer", "s": ["x", "y"]}, "has_header": True}
 PAIR = {"type": "object", "properties": {"a": {}, "b": {}}}
 
 
+def outputs(**fields: Any) -> dict[str, Any]:
+    return {"structured_outputs": fields}
+
+
 @pytest.mark.parametrize(
     ("fields", "kind"),
     [
         ({"response_format": {"type": "structural_tag", "format": TAGS}}, "structural_tag"),
         ({"response_format": {"type": "structural_tag", **LEGACY}}, "structural_tag"),
-        (
-            {"structured_outputs": {"structural_tag": {"type": "structural_tag", "format": TAGS}}},
-            "structural_tag",
-        ),
-        ({"structured_outputs": {"structural_tag": '{"format": {"type": "any_text"}}'}}, "structural_tag"),
-        ({"structured_outputs": {"xml": TREE}}, "xml"),
-        (
-            {"structured_outputs": {"xml": {"root": TREE, "declaration": "optional"}, "whitespace": "any"}},
-            "xml",
-        ),
-        ({"structured_outputs": {"csv": TABLE}}, "csv"),
-        ({"structured_outputs": {"grammar": 'start: "a"+'}}, "lark"),
-        ({"structured_outputs": {"grammar": 'root ::= "a"+'}}, "ebnf"),
-        ({"structured_outputs": {"json": PAIR, "property_order": "any"}}, "json_schema"),
-        ({"structured_outputs": {"json": '{"type": "object"}'}}, "json_schema"),
-        ({"structured_outputs": {"regex": "a+"}}, "regex"),
-        ({"structured_outputs": {"choice": ["yes", "no"]}}, "choice"),
-        ({"structured_outputs": {"json_object": True, "disable_any_whitespace": True}}, "json_object"),
-        (
-            {"response_format": {"type": "json_schema", "json_schema": {"name": "r", "schema": PAIR}}},
-            "json_schema",
-        ),
+        (outputs(structural_tag={"type": "structural_tag", "format": TAGS}), "structural_tag"),
+        (outputs(structural_tag='{"format": {"type": "any_text"}}'), "structural_tag"),
+        (outputs(xml={"root": TREE, "declaration": "optional"}, whitespace="any"), "xml"),
+        (outputs(grammar='start: "a"+'), "lark"),
+        (outputs(json=PAIR, property_order="any"), "json_schema"),
+        (outputs(json='{"type": "object"}'), "json_schema"),
+        (outputs(json_object=True, disable_any_whitespace=True), "json_object"),
         ({"response_format": {"type": "json_object"}}, "json_object"),
         ({"response_format": {"type": "text"}}, None),
         ({"guided_json": PAIR, "guided_decoding_backend": "xgrammar:no-fallback"}, "json_schema"),
@@ -81,25 +73,18 @@ async def test_a_field_becomes_the_grammar_of_its_kind(
             {"response_format": {"type": "structural_tag", "format": {"type": "any_tokens"}}},
             "'any_tokens' at /format",
         ),
-        ({"structured_outputs": {"structural_tag": {"format": {"type": "tag"}}}}, "lacks 'begin'"),
-        ({"structured_outputs": {"xml": {"name": "a b"}}}, "not an XML name"),
-        ({"structured_outputs": {"xml": {"root": TREE, "schema": {}}}}, "unknown field 'schema'"),
-        ({"structured_outputs": {"csv": {"columns": ["a"]}}}, "csv.columns"),
-        ({"structured_outputs": {"csv": TABLE | {"has_header": "yes"}}}, "csv.has_header"),
-        ({"structured_outputs": {"csv": TABLE | {"quote": True}}}, "unknown field 'quote'"),
-        ({"structured_outputs": {"grammar": "nothing"}}, "rule named start"),
-        ({"structured_outputs": {"regex": "a", "property_order": "any"}}, "property_order belongs"),
-        ({"structured_outputs": {"csv": TABLE, "xml": TREE}}, "one constraint"),
-        ({"structured_outputs": {"regex": "a", "whitespace": "any"}}, "whitespace='any' belongs to json,"),
-        ({"structured_outputs": {"csv": TABLE, "whitespace": "spaced"}}, "whitespace='spaced' belongs to"),
-        (
-            {"structured_outputs": {"choice": ["a"], "disable_any_whitespace": True}},
-            "disable_any_whitespace=True belongs to json, json_object, xml or structural_tag",
-        ),
-        (
-            {"structured_outputs": {"json": PAIR, "whitespace": "any", "disable_any_whitespace": True}},
-            "whitespace='any' and structured_outputs.disable_any_whitespace=True exclude each other",
-        ),
+        (outputs(structural_tag={"format": {"type": "tag"}}), "lacks 'begin'"),
+        (outputs(xml={"name": "a b"}), "not an XML name"),
+        (outputs(xml={"root": TREE, "schema": {}}), "unknown field 'schema'"),
+        (outputs(csv={"columns": ["a"]}), "csv.columns"),
+        (outputs(csv=TABLE | {"has_header": "yes"}), "csv.has_header"),
+        (outputs(csv=TABLE | {"quote": True}), "unknown field 'quote'"),
+        (outputs(grammar="nothing"), "rule named start"),
+        (outputs(regex="a", property_order="any"), "property_order belongs"),
+        (outputs(csv=TABLE, xml=TREE), "one constraint"),
+        (outputs(csv=TABLE, whitespace="spaced"), "whitespace='spaced' belongs to json,"),
+        (outputs(choice=["a"], disable_any_whitespace=True), "disable_any_whitespace=True belongs to json,"),
+        (outputs(json=PAIR, whitespace="any", disable_any_whitespace=True), "=True exclude each other"),
     ],
 )
 async def test_a_malformed_grammar_is_a_400_of_its_field(
@@ -117,12 +102,12 @@ def is_table(text: str) -> bool:
     return head == ["n", "s"] and all(len(row) == 2 and row[1] in "xy" for row in rows)
 
 
-RECORD = {
+PERSON = {
     "type": "object",
     "properties": {"a": {"enum": [1, 2]}, "b": {"type": "boolean"}},
     "required": ["a", "b"],
 }
-CLOSED = RECORD | {"additionalProperties": False}
+CLOSED = PERSON | {"additionalProperties": False}
 # fields of a request and how its text is checked, one of each kind
 KINDS: list[tuple[dict[str, Any], Any]] = [
     ({"json": CLOSED}, lambda text: SchemaValidator(CLOSED).is_valid(json.loads(text))),
@@ -163,10 +148,7 @@ async def test_one_batch_mixes_all_kinds(real: Server) -> None:
     assert num_whole >= 15
 
 
-CITY = {"type": "object", "properties": {"city": {"enum": ["Rome", "Oslo"]}}, "required": ["city"],
-        "additionalProperties": False}  # fmt: skip
-
-
+CITY = {"type": "object", "properties": {"city": {"enum": ["Rome", "Oslo"]}}, "required": ["city"]}
 TEMPLATE = """{% if tools %}<|im_start|>system
 {% for tool in tools %}{{ tool | tojson }}
 {% endfor %}<|im_end|>
@@ -193,3 +175,101 @@ async def test_auto_is_enforced_by_the_style_of_the_models_template(tmp_path: Pa
     assert reply["structured"]["backend"] == "structural_tag"
     place = "/format/tags/0/content/json_schema/properties/city"
     assert {"pointer": place, "keyword": "enum", "enforced_by": "llguidance"} in plan
+
+
+SCHEMA = {"type": "object", "properties": {"age": {"type": "integer"}}, "required": ["age"]}
+FORMAT = {"type": "json_schema", "json_schema": {"name": "r", "schema": SCHEMA}}
+BROKEN = '{"age": "36"}'
+LARGE = json.dumps({"age": 3, "more": "x" * 50_000})  # checked in a thread
+
+
+async def validity(server: Server, **fields: Any) -> Any:
+    status, reply = await server.chat(**fields)
+    assert status == 200, reply
+    return reply["structured"]["valid"]
+
+
+@pytest.mark.parametrize(
+    ("record", "valid"),
+    [(RECORD, True), (LARGE, True), (BROKEN, False), ('{"age": 3', False), ("", False)],
+    ids=lambda value: str(value)[:20],
+)
+async def test_a_record_is_checked_against_its_schema(start: Start, record: str, valid: bool) -> None:
+    server = await start(FakeEngine(record=record))
+    assert await validity(server, response_format=FORMAT) is valid
+    chunks = await server.chat_chunks(response_format=FORMAT)
+    assert [chunk["structured"]["valid"] for chunk in chunks if "structured" in chunk] == [valid]
+
+
+@pytest.mark.parametrize(
+    ("fields", "record", "valid"),
+    [
+        ({"regex": "[a-c]+"}, "abc", True),
+        ({"regex": "[a-c]+"}, "abd", False),
+        ({"choice": ["yes", "no"]}, "maybe", False),
+        ({"json_object": True}, "[1]", False),
+        ({"csv": {"columns": {"n": "integer"}}}, "n\n1\n", True),
+        ({"csv": {"columns": {"n": "integer"}}}, "n\nx\n", False),
+        ({"xml": {"name": "a", "text": "integer"}}, "<a>1</a>", True),
+        ({"xml": {"name": "a", "text": "integer"}}, "<a>x</a>", False),
+        ({"grammar": 'start: "a"'}, "b", None),
+    ],
+)
+async def test_every_kind_has_its_check_or_none(
+    start: Start, fields: dict[str, Any], record: str, valid: bool | None
+) -> None:
+    server = await start(FakeEngine(record=record))
+    assert await validity(server, structured_outputs=fields) is valid
+
+
+async def test_what_was_cut_is_never_valid(start: Start) -> None:
+    server = await start(FakeEngine(record="12345"))
+    assert await validity(server, **outputs(json={"type": "integer"}), max_tokens=3) is False
+    assert await validity(server, **outputs(json={"type": "integer"}), max_tokens=5) is True
+    assert await validity(server, **outputs(grammar='start: "12345"'), max_tokens=3) is None
+    assert "structured" not in (await server.chat())[1]  # without a constraint
+
+
+async def test_one_wrong_choice_makes_a_reply_of_several_prompts_invalid(start: Start) -> None:
+    server = await start(FakeEngine(record="yes"))
+    fields = {"structured_outputs": {"choice": ["yes"]}, "n": 2, "prompt": ["a", "b"]}
+    _, reply = await server.complete(**fields)
+    assert len(reply["choices"]) == 4 and reply["structured"]["valid"] is True
+    server.engine.record = "no"
+    _, reply = await server.complete(**fields)
+    assert reply["structured"]["valid"] is False
+    raw = await server.stream("/v1/completions", {"model": "fake", **fields})
+    assert raw.count(b'"valid":false') == 4
+
+
+@pytest.mark.parametrize(("record", "valid"), [(RECORD, True), (BROKEN, False)])
+async def test_responses_and_messages_tell_it_too(start: Start, record: str, valid: bool) -> None:
+    server = await start(FakeEngine(record=record))
+    form = {"type": "json_schema", "schema": SCHEMA}
+    asked = {"input": "x", "text": {"format": form | {"name": "r"}}}
+    _, reply = await server.post("/v1/responses", asked)
+    assert reply["structured"]["valid"] is valid
+    last = json.loads((await server.stream("/v1/responses", asked)).split(b"data: ")[-1])
+    assert last["response"]["structured"]["valid"] is valid
+    asked = {**CHAT, "max_tokens": 99, "output_config": {"format": form}}
+    _, reply = await server.post("/v1/messages", asked)
+    assert reply["structured"]["valid"] is valid
+    raw = await server.stream("/v1/messages", asked)
+    found = [json.loads(part.split(b"data: ")[1]) for part in raw.split(b"\n\n")[:-1]]
+    assert [event["structured"]["valid"] for event in found if "structured" in event] == [valid]
+
+
+@pytest.mark.parametrize("pattern", ["(a+)+b", "(a|a)*b", "(a|aa)+$b", "a*a*a*a*a*a*b"])
+def test_a_hostile_pattern_costs_no_time(pattern: str) -> None:
+    begun, xml = time.process_time(), GrammarSpec.xml({"name": "a", "text": {"pattern": "(a+)+"}})
+    assert check_output(GrammarSpec.regex(pattern), "a" * 20_000 + "c") is False
+    assert check_output(xml, "<a>" + "a" * 20_000 + "!</a>") is False
+    assert check_output(xml, "<a>aaa</a>") is True
+    assert time.process_time() - begun < 2
+
+
+def test_a_pattern_whose_shorthands_mean_more_than_ascii_is_left_alone() -> None:
+    digits = GrammarSpec.regex(r"\d+")
+    assert check_output(digits, "12") is True
+    assert check_output(digits, "\u0663") is None
+    assert check_output(GrammarSpec.regex("é+"), "éé") is True

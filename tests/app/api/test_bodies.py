@@ -1,0 +1,249 @@
+"""What a body may be: its size, the time it takes, its values, and what JSON alone lets through."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.api import http_limits
+from app.api.errors import ApiError
+from app.api.json_body import MAX_LOOKED_AT, check_json
+from app.api.messages import read_messages
+from app.api.value_counter import MAX_JSON_VALUES, ValueCounter
+from tests.app.api.harness import CHAT, Server, Start
+from tests.fakes import FakeEngine
+from tests.waiting import wait_until
+
+HEAD = (
+    b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
+    b"Content-Type: application/json\r\nContent-Length: 37\r\n\r\n"
+)
+BODY = b'{"model": "fake", "prompt": "hello"} '
+
+
+@pytest.mark.parametrize("sent", [b"", HEAD[:30], HEAD, HEAD + BODY[:10]])
+async def test_whoever_sends_nothing_more_is_hung_up_on(
+    server: Server, monkeypatch: pytest.MonkeyPatch, sent: bytes
+) -> None:
+    monkeypatch.setattr(http_limits, "READ_TIMEOUT_S", 0.1)
+    reader, writer = await connect(server)
+    writer.write(sent)
+    assert await asyncio.wait_for(reader.read(), 20) == b""
+    writer.close()
+
+
+async def test_a_slow_body_and_a_pause_after_the_answer_are_no_reason(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_limits, "READ_TIMEOUT_S", 1.4)
+    reader, writer = await connect(server)
+    writer.write(HEAD)
+    for at in range(0, len(BODY), 4):
+        writer.write(BODY[at : at + 4])
+        await asyncio.sleep(0.2)
+    assert b"200 OK" in await reader.readline()
+    await asyncio.sleep(1.6)
+    writer.write(HEAD + BODY)
+    assert await asyncio.wait_for(reader.readuntil(b"200 OK"), 20)
+    writer.close()
+
+
+@pytest.mark.parametrize("more", [b"\r\n", HEAD[:30]])
+async def test_the_beginning_of_the_next_request_cuts_no_answer_short(
+    start: Start, monkeypatch: pytest.MonkeyPatch, more: bytes
+) -> None:
+    monkeypatch.setattr(http_limits, "READ_TIMEOUT_S", 0.2)
+    engine = FakeEngine(hold=asyncio.Event())
+    reader, writer = await connect(await start(engine))
+    writer.write(HEAD + BODY)
+    await wait_until(lambda: bool(engine.requests))
+    writer.write(more)
+    await asyncio.sleep(0.6)  # several times what one may stop for
+    engine.hold.set()
+    assert b"200 OK" in await asyncio.wait_for(reader.readline(), 20)
+    assert b"You said hello" in await asyncio.wait_for(reader.read(), 20)
+    writer.close()
+
+
+@pytest.mark.parametrize(
+    "name", ["Content-Type", "Content-Length", "Host", "Origin", "Authorization", "x-api-key"]
+)
+async def test_a_header_that_must_be_single_is_refused_when_it_comes_twice(server: Server, name: str) -> None:
+    """Readers disagree about which of them counts: the bound on values would not hold for a second content type."""
+    reader, writer = await connect(server)
+    writer.write(HEAD[:-2] + f"{name}: 37\r\n".encode() * 2 + b"\r\n" + BODY)
+    assert b" 400 " in await reader.readline()
+    writer.close()
+    assert server.engine.requests == []
+
+
+async def test_endless_headers_are_cut_off(server: Server) -> None:
+    reader, writer = await connect(server)
+    writer.write(b"GET /health HTTP/1.1\r\nHost: x\r\nX-Long: " + b"a" * 200_000)
+    assert (await reader.readline()).startswith(b"HTTP/1.1 400 ")
+    writer.close()
+
+
+async def connect(server: Server) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    host, port = server.url.removeprefix("http://").split(":")
+    return await asyncio.open_connection(host, int(port))
+
+
+async def test_a_body_over_the_limit_is_a_413_with_and_without_its_length(start: Start) -> None:
+    server = await start(max_body_bytes=1024)
+    status, reply = await server.chat(user="x" * 2000)
+    assert (status, reply["error"]["type"]) == (413, "invalid_request_error")
+
+    async def endless() -> Any:
+        for _ in range(100):
+            yield b" " * 100
+
+    assert (await server.post_text("/v1/completions", endless()))[0] == 413
+
+
+async def test_a_body_of_very_many_values_is_refused_before_it_is_parsed(server: Server) -> None:
+    status, reply = await server.post("/v1/chat/completions", CHAT | {"user": [[]] * 260_000})
+    assert (status, "200000 commas and brackets" in reply["error"]["message"]) == (413, True)
+    assert (await server.complete(prompt=[65] * 100_000))[0] == 200
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"{", b"[]", b"null", b"\xff", b"\xff\xfe{}", b"[" * 100_000, b'{"n": 1' + b"0" * 5000 + b"}"],
+)
+async def test_a_body_that_is_no_json_object_is_invalid_json(server: Server, body: bytes) -> None:
+    status, reply = await server.post_text("/v1/chat/completions", body)
+    assert (status, reply["error"]["code"]) == (400, "invalid_json") and reply["error"]["message"]
+
+
+async def test_a_wrong_content_type_is_explained(server: Server) -> None:
+    status, reply = await server.post_text("/v1/chat/completions", b"{}", "text/plain")
+    assert status == 400 and "application/json" in reply["error"]["message"]
+
+
+TORN = r'"\ud800"'
+FIELDS = '"model": "fake", "messages": [{"role": "user", "content": "x"}]'
+TOOL = '{"type": "function", "name": "f", "description": TORN}'
+WRONG = [
+    ("/v1/chat/completions", '{"messages": [{"role": "user", "content": TORN}]}', "messages[0].content"),
+    ("/v1/chat/completions", "{FIELDS, TORN: 1}", "the body"),
+    ("/v1/chat/completions", '{FIELDS, "metadata": {"a": [1, NaN]}}', "metadata.a[1]=nan"),
+    ("/v1/completions", '{"prompt": ["a", TORN]}', "prompt[1]"),
+    ("/v1/responses", '{"input": "x", "reasoning": {"x": TORN}}', "reasoning.x"),
+    ("/v1/responses", '{"input": "x", "reasoning": {"x": NaN}}', "reasoning.x=nan"),
+    ("/v1/responses", f'{{"input": "x", "tool_choice": "none", "tools": [{TOOL}]}}', "tools[0].description"),
+    ("/v1/messages", '{FIELDS, "max_tokens": 5, "system": TORN}', "system"),
+    ("/v1/messages/count_tokens", '{FIELDS, "system": TORN}', "system"),
+    ("/tokenize", '{"prompt": TORN}', "prompt"),
+    ("/detokenize", '{"tokens": [-Infinity]}', "tokens[0]=-inf"),
+]
+
+
+@pytest.mark.parametrize(("path", "body", "place"), WRONG)
+async def test_a_value_that_is_none_is_a_400_naming_its_place(
+    server: Server, path: str, body: str, place: str
+) -> None:
+    data = body.replace("FIELDS", FIELDS).replace("TORN", TORN)
+    status, reply = await server.post_text(path, data)
+    assert status == 400, reply
+    message = reply["error"]["message"]
+    assert message.startswith(place + " "), message
+    assert "half of a surrogate pair" in message or "finite number" in message
+    assert server.engine.requests == []
+
+
+@pytest.mark.parametrize("kind", ["Application/JSON", "application/vnd.api+JSON; charset=utf-8"])
+@pytest.mark.parametrize(
+    "extra", ['"metadata": {"a": NaN}', '"user": "a", "user": "b"', '"x": [' + "0," * 200_001 + "0]"]
+)
+async def test_the_case_of_the_media_type_opens_no_way_around(server: Server, kind: str, extra: str) -> None:
+    status, _ = await server.post_text("/v1/chat/completions", f"{{{FIELDS}, {extra}}}", kind)
+    assert status == (413 if len(extra) > 1000 else 400)
+    assert server.engine.requests == []
+
+
+@pytest.mark.parametrize("path", sorted({path for path, _, _ in WRONG}))
+async def test_a_name_twice_is_a_400_naming_it(server: Server, path: str) -> None:
+    schema = '{"properties": {"a": {"type": "string"}, "a": {"type": "integer"}}}'
+    data = f'{{{FIELDS}, "prompt": "x", "input": "x", "tokens": [1], "max_tokens": 5, "metadata": {schema}}}'
+    status, reply = await server.post_text(path, data)
+    assert status == 400, reply
+    assert reply["error"]["message"] == "an object has the name 'a' twice"
+    assert server.engine.requests == []
+
+
+async def test_whole_pairs_and_large_numbers_pass(server: Server) -> None:
+    content = [{"role": "user", "content": "\U0001f600 \x00 日本"}]
+    status, reply = await server.chat(messages=content, metadata={"a": "b"}, some_number=1e308, other=10**400)
+    assert status == 200, reply
+
+
+def test_the_field_to_blame_is_the_first_step() -> None:
+    nan = float("nan")
+    for body, param in (({"a": {"b": [nan]}}, "a"), ([nan], None), (nan, None), ({"\ud800": 1}, None)):
+        with pytest.raises(ApiError) as caught:
+            check_json(body)
+        assert caught.value.param == param
+
+
+def test_one_wrong_value_among_very_many_is_found_or_told_without_its_place() -> None:
+    for num_values, place in ((MAX_LOOKED_AT // 4, "a["), (MAX_LOOKED_AT * 2, "the body")):
+        with pytest.raises(ApiError, match="finite") as caught:
+            check_json({"a": [[]] * num_values + [float("nan")]})
+        assert str(caught.value).startswith(place)
+
+
+TEXTS = st.text(st.sampled_from(',[{"\\\n:é\0 a'), max_size=8)
+VALUES = st.recursive(
+    TEXTS | st.integers() | st.none(), lambda inner: st.lists(inner) | st.dictionaries(TEXTS, inner)
+)
+
+
+def count_signs(value: Any) -> int:
+    if not isinstance(value, list | dict):
+        return 0
+    inner = value.values() if isinstance(value, dict) else value
+    return 1 + max(0, len(value) - 1) + sum(map(count_signs, inner))
+
+
+@given(value=VALUES, is_ascii=st.booleans(), size=st.integers(1, 40))
+def test_the_count_is_that_of_the_value_however_the_text_is_cut(
+    value: Any, is_ascii: bool, size: int
+) -> None:
+    text = json.dumps(value, ensure_ascii=is_ascii).encode()
+    counter = ValueCounter()
+    for at in range(0, len(text), size):
+        counter.feed(text[at : at + size])
+    assert counter.num_values == count_signs(value)
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be"])
+def test_a_character_that_holds_the_byte_of_a_quote_hides_nothing(encoding: str) -> None:
+    text = json.dumps(["\u0122"] + [[]] * 9, ensure_ascii=False).encode(encoding)
+    assert len(json.loads(text)) == 10
+    counter = ValueCounter()
+    for at in range(len(text)):
+        counter.feed(text[at : at + 1])
+    assert counter.num_values >= 19
+
+
+async def test_commas_in_a_text_are_no_values(server: Server) -> None:
+    text = '",[ ' * (MAX_JSON_VALUES // 2 + 1)
+    assert (await server.chat(messages=[{"role": "user", "content": text}], max_tokens=1))[0] == 200
+
+
+def test_the_arguments_of_all_calls_count_together() -> None:
+    def read(num_values: int) -> object:
+        function = {"name": "f", "arguments": json.dumps({"a": [0] * num_values})}
+        call = {"id": "a", "type": "function", "function": function}
+        return read_messages([{"role": "assistant", "tool_calls": [call] * 3}] * 2)
+
+    assert read(1_000)
+    with pytest.raises(ApiError, match="200000 commas and brackets") as caught:
+        read(MAX_JSON_VALUES // 5)
+    assert caught.value.status == 413
