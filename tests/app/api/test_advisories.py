@@ -21,27 +21,22 @@ import pytest_asyncio
 from app.api.errors import HEALTH_PATHS
 from app.bench.overload import read_cpu_s, read_memory
 from app.bench.own_server import run_server
-from tests.app.api.harness import needs_model
+from tests.app.api.harness import Server, needs_model
 
 KEY = {"Authorization": "Bearer key"}
 JSON = {"Content-Type": "application/json"}
 
 
 @dataclass
-class Process:
+class Process(Server):
     """A whole server in a process of its own, and what the system tells of it."""
 
-    url: str
     pid: int
     home: Path
-    client: aiohttp.ClientSession
 
     async def post(self, path: str, body: Any, headers: Any = KEY) -> tuple[int, Any]:
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
-        async with self.client.post(
-            self.url + path, data=io.BytesIO(data), headers=headers | JSON
-        ) as response:
-            return response.status, await response.json()
+        return await self.get(path, method="POST", data=io.BytesIO(data), headers=headers | JSON)
 
     @property
     def loop_cpu_s(self) -> float:
@@ -100,7 +95,7 @@ async def server(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Proc
         for name in ("HOME", "TMPDIR", "XDG_CACHE_HOME"):
             patch.setenv(name, str(home))
         async with run_server(FLAGS, pids.append) as url, aiohttp.ClientSession() as client:
-            running = Process(url, pids[0], home, client)
+            running = Process(None, url, client, pids[0], home)
             for path, body in BODIES.items():  # what comes first loads what comes later
                 status, reply = await running.post(path, body)
                 assert status == 200, (path, reply)
@@ -108,21 +103,18 @@ async def server(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Proc
 
 
 async def test_with_a_key_only_the_health_is_open(server: Process) -> None:
-    async with server.client.get(server.url + "/openapi.json", headers=KEY) as response:
-        paths = (await response.json())["paths"]
+    paths = (await server.get("/openapi.json", headers=KEY))[1]["paths"]
     found = {}
     for path, methods in paths.items():
         for method in methods:
-            async with server.client.request(method, server.url + path) as response:
-                found[path] = response.status
+            found[path], _ = await server.get(path, method=method)
     assert {path for path, status in found.items() if status != 401} == {*HEALTH_PATHS}
     assert len(found) >= 19
 
 
 @pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999", str(2**63), str(-(2**63) - 1)])
 async def test_no_number_of_any_route_takes_what_is_none_or_too_large(server: Process, number: str) -> None:
-    async with server.client.get(server.url + "/openapi.json", headers=KEY) as response:
-        document = await response.json()
+    _, document = await server.get("/openapi.json", headers=KEY)
     num_fields = 0
     for path, body in BODIES.items():
         reference = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
@@ -177,8 +169,7 @@ async def test_a_hundred_megabytes_of_headers_stay_outside(server: Process) -> N
             pass  # it hung up while we still wrote
         writer.close()
     assert server.memory_bytes - memory < 10 * MB
-    async with server.client.get(server.url + "/health") as response:
-        assert response.status == 200
+    assert (await server.get("/health"))[0] == 200
 
 
 NESTED: dict[str, Any] = {"type": "string"}
@@ -251,8 +242,7 @@ async def test_it_listens_on_one_port_of_loopback_and_nowhere_else(server: Proce
 
 
 async def test_when_all_that_is_over_no_block_is_taken(server: Process) -> None:
-    async with server.client.get(server.url + "/metrics", headers=KEY) as response:
-        text = await response.text()
+    _, text = await server.get("/metrics", headers=KEY)
     values = dict(re.findall(r"^troupe:(\w+)\{[^}]*\} (\S+)", text, re.MULTILINE))
     assert values["kv_cache_free_blocks"] == values["kv_cache_blocks"]
     assert values["engine_restarts_total"] == "0.0"

@@ -87,8 +87,12 @@ async def test_logprobs_carry_tokens_bytes_and_alternatives(server: Server) -> N
         assert "".join(e["token"] for e in choice["logprobs"]["content"]) == choice["delta"]["content"]
 
 
-async def test_return_token_ids_adds_prompt_and_output_ids(server: Server) -> None:
-    _, reply = await server.chat(return_token_ids=True)
+async def test_ids_and_metrics_come_only_when_asked_for(server: Server) -> None:
+    _, plain = await server.chat()
+    assert not plain.keys() & {"metrics", "prompt_token_ids"}
+    _, reply = await server.chat(return_token_ids=True, return_metrics=True)
+    metrics = reply["metrics"]
+    assert (metrics["time_to_first_token_ms"], metrics["queue_time_ms"]) == (1000.0, 500.0)
     assert "".join(map(chr, reply["prompt_token_ids"])) == "<user>hello\n<assistant>"
     assert "".join(map(chr, reply["choices"][0]["token_ids"])) == "You said <user>hello"
 
@@ -111,14 +115,6 @@ async def test_a_grammar_request_says_which_backend_enforced_it(server: Server) 
     assert reply["structured"] == told
     chunks = await server.chat_chunks(**body)
     assert chunks[-1]["structured"]["backend"] == "fakegrammar"
-
-
-async def test_metrics_come_only_when_asked_for(server: Server) -> None:
-    _, plain = await server.chat()
-    _, reply = await server.chat(return_metrics=True)
-    assert "metrics" not in plain
-    assert reply["metrics"]["time_to_first_token_ms"] == 1000.0
-    assert reply["metrics"]["queue_time_ms"] == 500.0
 
 
 async def test_sampling_fields_reach_the_engine(server: Server) -> None:

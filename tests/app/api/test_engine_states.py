@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import aiohttp
-import openai
 import pytest
 
 from app.config import AppConfig
@@ -228,20 +227,6 @@ async def test_an_engine_that_stays_down_says_why(monkeypatch: pytest.MonkeyPatc
         status, body = await server.get("/health")
         assert (status, body["state"]) == (503, "dead")
         assert body["error"].startswith("RuntimeError: the device in ...")
-
-
-async def test_the_official_client_retries_over_a_restart(
-    server: Server, monkeypatch: pytest.MonkeyPatch, may_restart: asyncio.Event
-) -> None:
-    stream = await open_stream(server)
-    await crash(server, monkeypatch)
-    stream.close()
-    asyncio.get_running_loop().call_later(0.2, may_restart.set)
-    async with openai.AsyncOpenAI(base_url=server.url + "/v1", api_key="x", max_retries=2) as client:
-        reply = await client.chat.completions.create(
-            model="demo_model", messages=CHAT["messages"], max_tokens=4
-        )
-    assert reply.choices[0].finish_reason in ("stop", "length")
 
 
 @pytest.mark.parametrize(

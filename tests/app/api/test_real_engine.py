@@ -95,20 +95,6 @@ async def test_a_character_in_parts_has_its_bytes_and_its_place(server: Server) 
     assert whole["choices"][0]["text"] == "a🙂日b" and sorted(set(offsets)) == [0, 1, 2, 3, 4]
 
 
-async def test_a_prompt_that_is_null_begins_a_document(server: Server) -> None:
-    status, reply = await server.post("/v1/completions", {"prompt": None, "return_token_ids": True})
-    assert status == 200, reply
-    assert server.engine.tokenizer.decode(reply["choices"][0]["prompt_token_ids"], False) == "<|endoftext|>"
-
-
-async def test_tokenize_agrees_with_usage(server: Server) -> None:
-    _, tokens = await server.post("/tokenize", {"messages": CHAT["messages"]})
-    _, reply = await chat(server)
-    assert tokens["count"] == reply["usage"]["prompt_tokens"]
-    _, back = await server.post("/detokenize", {"tokens": tokens["tokens"]})
-    assert "Hello! Who are you?" in back["prompt"]
-
-
 async def test_a_response_keeps_its_schema_and_streams_the_same_text(server: Server) -> None:
     body = {"input": "Who is it?", "max_output_tokens": 200, "seed": 1}
     body |= {"text": {"format": {"type": "json_schema", "name": "r", "schema": SCHEMA}}}

@@ -14,10 +14,8 @@ import pytest_asyncio
 from app.config import AppConfig
 from engine import Engine, EngineConfig
 from grammar import SchemaValidator
-from tests.app.api.harness import CHAT, Server, run_server
+from tests.app.api.harness import CHAT, Server, needs_model, run_server
 from tests.app.api.test_thinking import FORMAT, SCHEMA, TOOL, message_of
-
-HAS_MODEL = (Path(EngineConfig().model) / "model.safetensors").exists()
 
 TEMPLATE = """{% for m in messages %}<|im_start|>{{ m.role }}
 {{ m.content.split('</think>')[-1] }}<|im_end|>
@@ -67,7 +65,7 @@ FIELDS: list[dict[str, Any]] = [
 
 
 @pytest.mark.asyncio(loop_scope="module")
-@pytest.mark.skipif(not HAS_MODEL, reason="the demo model is not here")
+@needs_model
 @pytest.mark.parametrize("opens", [True, False])
 @pytest.mark.parametrize("number", range(len(FIELDS)))
 async def test_a_real_engine_holds_the_constraint_behind_the_thought(
@@ -75,17 +73,11 @@ async def test_a_real_engine_holds_the_constraint_behind_the_thought(
 ) -> None:
     # this model never learnt to think: a bias makes it begin, and end after a few words
     marks = {mark: real.engine.tokenizer.encode(mark, False)[0] for mark in ("<think>", "</think>")}
-    body = {
-        "messages": CHAT["messages"],
-        "chat_template_kwargs": {"opens": opens},
-        "logit_bias": {str(marks["</think>"]): 14}
-        if opens
-        else {str(marks["<think>"]): 60, str(marks["</think>"]): 75},
-        "max_tokens": 300,
-        **FIELDS[number],
-    }
+    strengths = {"</think>": 14} if opens else {"<think>": 60, "</think>": 75}
+    bias = {str(marks[mark]): strength for mark, strength in strengths.items()}
+    body = {"messages": CHAT["messages"], "chat_template_kwargs": {"opens": opens}, "logit_bias": bias}
     for seed in range(2):
-        sent = body | {"seed": seed}
+        sent = body | {"seed": seed, "max_tokens": 300} | FIELDS[number]
         status, reply = await real.post("/v1/chat/completions", sent)
         assert status == 200, reply
         message = message_of(reply)

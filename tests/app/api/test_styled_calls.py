@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from app.api.tools.styled_calls import StyledCalls
+from app.api.tools.styled_calls import StyledCalls, join_parts, more_arguments, open_call
 from app.api.tools.styles import STYLES, find_style
 from engine import InvalidRequest
 from grammar import (
@@ -23,7 +23,7 @@ from grammar import (
     make_tool_tags,
 )
 from tests.app.api.harness import Start
-from tests.app.api.test_tools import CITY, TOOLS, collect, tool
+from tests.app.api.test_tools import CITY, TOOLS, collect
 from tests.fakes import FakeEngine, FakeTokenizer
 from tests.grammar.vocabularies import walk
 
@@ -78,12 +78,8 @@ def test_the_grammar_takes_valid_calls_of_known_tools_only(compiler: GrammarComp
     text = TEXTS[style]
     assert is_accepted(compiler, style, text)
     assert is_accepted(compiler, style, "only words, { and [ and <tool")
-    for wrong in (
-        text.replace("clock", "click"),
-        text.replace('"city"', '"town"'),
-        text.replace("{}", "{1}"),
-    ):
-        assert not is_accepted(compiler, style, wrong)
+    for right, wrong in (("clock", "click"), ('"city"', '"town"'), ("{}", "{1}")):
+        assert not is_accepted(compiler, style, text.replace(right, wrong))
     assert not is_accepted(compiler, style, text, is_parallel=False)
 
 
@@ -129,11 +125,9 @@ def test_whatever_the_grammar_lets_through_is_read_as_valid_calls(
         assert all(map(matcher.accept_token, mark))
         text = mark + (walk(matcher, VOCABULARY, rng, num_free=0) or b"")
         parser, calls = StyledCalls(STYLES[style]), {}
-        for part in (
-            *parser.feed(text.decode()).get("tool_calls", ()),
-            *parser.close().get("tool_calls", ()),
-        ):
-            calls.setdefault(part["index"], []).append(part["function"])
+        for delta in (parser.feed(text.decode()), parser.close()):
+            for part in delta.get("tool_calls", ()):
+                calls.setdefault(part["index"], []).append(part["function"])
         for parts in calls.values():
             arguments = json.loads("".join(part["arguments"] for part in parts))
             assert SchemaValidator(dict(SCHEMAS)[parts[0]["name"]]).is_valid(arguments)
@@ -196,10 +190,8 @@ async def test_auto_is_enforced_and_streams_arguments_as_they_come(start: Start,
     assert (params.grammar.kind, params.skip_special_tokens) == ("structural_tag", False)
     message = reply["choices"][0]["message"]
     assert (message["content"], reply["choices"][0]["finish_reason"]) == ("So < it.\n", "tool_calls")
-    assert [call["function"] for call in message["tool_calls"]] == [
-        {"name": "weather", "arguments": ARGUMENTS},
-        {"name": "clock", "arguments": "{}"},
-    ]
+    made = {"name": "weather", "arguments": ARGUMENTS}, {"name": "clock", "arguments": "{}"}
+    assert [call["function"] for call in message["tool_calls"]] == [*made]
     chunks = await server.chat_chunks(tools=TOOLS, tool_choice="auto")
     assert chunks[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
     parts = [part for c in chunks for part in c["choices"][0]["delta"].get("tool_calls", ())]
@@ -223,12 +215,6 @@ def test_a_tool_that_cannot_be_enforced_is_refused_with_its_place(compiler: Gram
     assert refusal.value.pointer == "/format/tags/0/content/json_schema/properties/a"
 
 
-async def test_a_malformed_schema_is_a_400_of_the_tools(start: Start) -> None:
-    server = await start(FakeEngine(tokenizer=StyledTokenizer()))
-    status, reply = await server.chat(tools=[tool(parameters={"type": "nonsense"})])
-    assert (status, reply["error"]["param"]) == (400, "tools")
-
-
 async def test_responses_and_messages_tell_words_and_calls_apart_too(start: Start) -> None:
     server = await start(FakeEngine(record=TEXTS["hermes"], tokenizer=StyledTokenizer()))
     tools = [{"type": "function", "name": name, "parameters": schema} for name, schema in SCHEMAS]
@@ -236,3 +222,13 @@ async def test_responses_and_messages_tell_words_and_calls_apart_too(start: Star
     assert status == 200, reply
     assert [item["type"] for item in reply["output"]] == ["message", "function_call", "function_call"]
     assert [item.get("arguments") for item in reply["output"][1:]] == [ARGUMENTS, "{}"]
+
+
+def test_parts_of_one_call_are_joined_and_others_are_not() -> None:
+    more = more_arguments(0, '{"a"'), more_arguments(0, ": 1}")
+    parts = [open_call(0, "f", ""), *more, open_call(1, "g", "")]
+    joined = join_parts({"content": "x", "tool_calls": parts})
+    assert joined["content"] == "x"
+    told = [(part["index"], part["function"]["arguments"]) for part in joined["tool_calls"]]
+    assert told == [(0, '{"a": 1}'), (1, "")]
+    assert parts[0]["function"]["arguments"] == ""
