@@ -145,6 +145,7 @@ async def test_one_batch_mixes_all_kinds(real: Server) -> None:
 
 
 CITY = {"type": "object", "properties": {"city": {"enum": ["Rome", "Oslo"]}}, "required": ["city"]}
+CITY["additionalProperties"] = False
 TEMPLATE = """{% if tools %}<|im_start|>system
 {% for tool in tools %}{{ tool | tojson }}
 {% endfor %}<|im_end|>

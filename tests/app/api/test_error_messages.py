@@ -86,6 +86,12 @@ async def test_our_own_routes_and_names_are_told_whole(server: Server) -> None:
     assert "use /v1/chat/completions for logprobs" in reply["error"]["message"]
     _, reply = await server.chat(model="/models/of/mine")
     assert "'/models/of/mine'" in reply["error"]["message"]
+    status, reply = await server.post("/detokenize", {})
+    assert (status, reply["error"]["message"], reply["error"]["code"]) == (
+        400,
+        "tokens is required",
+        "missing_field",
+    )
     _, reply = await server.post("/v1/nothing/here", {})
     assert reply["error"]["message"] == "there is no route /v1/nothing/here for POST"
 
