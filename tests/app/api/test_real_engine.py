@@ -145,7 +145,7 @@ async def call(server: Server, **fields: Any) -> tuple[int, Any]:
     return await server.post("/v1/chat/completions", body | fields)
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", range(4))
 async def test_a_named_function_gets_arguments_that_fit(server: Server, seed: int) -> None:
     status, reply = await call(server, tool_choice=NAMED, seed=seed)
     assert status == 200, reply
