@@ -141,9 +141,7 @@ async def test_a_cold_prompt_has_no_cached_tokens_whatever_its_siblings_find(mak
         assert outputs[-1].num_cached_tokens == 0
 
 
-def test_the_first_chats_of_all_threads_get_the_same_tokens(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_first_chats_of_all_threads_get_the_same_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     make_copies = Shield._make_copies
 
     def make_slowly(shield: Shield) -> object:

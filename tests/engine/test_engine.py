@@ -128,10 +128,7 @@ async def test_n_completions_share_a_prompt_and_end_together(make_config: MakeCo
     ("spec", "message"),
     [
         (lambda: GrammarSpec.regex("(unclosed"), "unclosed"),
-        (
-            lambda: GrammarSpec.json_schema({"properties": {"a": {"$dynamicRef": "#x"}}}),
-            "/properties/a",
-        ),
+        (lambda: GrammarSpec.json_schema({"properties": {"a": {"$dynamicRef": "#x"}}}), "/properties/a"),
         (lambda: GrammarSpec.ebnf("root ::= missing"), "missing"),
     ],
 )
