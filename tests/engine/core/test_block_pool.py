@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import takewhile
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, precondition, rule
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
 from engine.core.block_pool import BlockPool
-
-
-def make_pool(num_usable: int = 4) -> BlockPool:
-    return BlockPool(num_usable + 1)
 
 
 def take(pool: BlockPool, count: int) -> list[int]:
@@ -28,13 +26,6 @@ def take_hashed(pool: BlockPool, *hashes: bytes) -> list[int]:
     return blocks
 
 
-def test_an_allocation_that_fails_evicts_nothing() -> None:
-    pool = make_pool(2)
-    pool.free(take_hashed(pool, b"a", b"b"))
-    assert pool.allocate(3) is None
-    assert pool.num_cached == 2
-
-
 @pytest.mark.parametrize("num_blocks", [-1, 0, 1])
 def test_a_pool_without_a_usable_block_is_refused(num_blocks: int) -> None:
     with pytest.raises(ValueError, match="must be at least 2"):
@@ -42,7 +33,7 @@ def test_a_pool_without_a_usable_block_is_refused(num_blocks: int) -> None:
 
 
 def test_unhashed_blocks_are_taken_before_cached_ones() -> None:
-    pool = make_pool(4)
+    pool = BlockPool(5)
     cached, plain = take_hashed(pool, b"a", b"b"), take(pool, 2)
     pool.free(cached)
     pool.free(plain)
@@ -51,7 +42,7 @@ def test_unhashed_blocks_are_taken_before_cached_ones() -> None:
 
 
 def test_cached_blocks_are_evicted_least_recently_used_first() -> None:
-    pool = make_pool(3)
+    pool = BlockPool(4)
     first, second, third = (take_hashed(pool, name) for name in (b"a", b"b", b"c"))
     for blocks in (second, first, third):
         pool.free(blocks)
@@ -59,7 +50,7 @@ def test_cached_blocks_are_evicted_least_recently_used_first() -> None:
 
 
 def test_a_hit_makes_a_block_the_most_recently_used() -> None:
-    pool = make_pool(2)
+    pool = BlockPool(3)
     old, new = take_hashed(pool, b"old"), take_hashed(pool, b"new")
     pool.free(old)
     pool.free(new)
@@ -70,80 +61,15 @@ def test_a_hit_makes_a_block_the_most_recently_used() -> None:
 
 
 def test_the_end_of_a_prefix_is_evicted_before_its_start() -> None:
-    pool = make_pool(3)
+    pool = BlockPool(4)
     blocks = take_hashed(pool, b"1", b"2", b"3")
     pool.free(blocks)
     take(pool, 1)
     assert pool.find([b"1", b"2", b"3"]) == blocks[:2]
 
 
-def test_a_hit_revives_a_free_block() -> None:
-    pool = make_pool(2)
-    blocks = take_hashed(pool, b"a")
-    pool.free(blocks)
-    assert pool.num_free_among(blocks) == 1
-    pool.share(blocks)
-    assert pool.owned_ids() == {blocks[0]: 1}
-    assert blocks[0] not in take(pool, 1)
-
-
-def test_a_second_block_with_the_same_hash_is_not_indexed() -> None:
-    pool = make_pool(3)
-    first, second = take_hashed(pool, b"a"), take_hashed(pool, b"a")
-    assert pool.find([b"a"]) == first
-    pool.free(first)
-    pool.free(second)
-    assert take(pool, 2)[0] == second[0]
-    assert pool.find([b"a"]) == first
-
-
-def test_a_block_keeps_its_first_hash() -> None:
-    pool = make_pool(2)
-    blocks = take_hashed(pool, b"a")
-    pool.commit(blocks[0], b"b")
-    assert pool.find([b"a"]) == blocks
-    assert pool.find([b"b"]) == []
-
-
-def test_a_taken_block_is_no_longer_found() -> None:
-    pool = make_pool(1)
-    pool.free(take_hashed(pool, b"a"))
-    take(pool, 1)
-    assert pool.find([b"a"]) == []
-    assert pool.num_cached == 0
-
-
-def test_a_forgotten_hash_is_not_found_and_its_block_keeps_its_owner() -> None:
-    pool = make_pool(2)
-    first, second = take_hashed(pool, b"a", b"b")
-    pool.forget([b"a", b"never seen"])
-    assert (pool.find([b"a"]), pool.find([b"b"])) == ([], [second])
-    assert pool.owned_ids() == {first: 1, second: 1}
-
-
-def test_find_stops_at_the_first_gap() -> None:
-    pool = make_pool(3)
-    blocks = take_hashed(pool, b"1", b"3")
-    assert pool.find([b"1", b"2", b"3"]) == blocks[:1]
-
-
-def test_a_reset_forgets_all_when_nothing_is_owned() -> None:
-    pool = make_pool(3)
-    pool.free(take_hashed(pool, b"a", b"b"))
-    assert pool.reset_cache()
-    assert (pool.num_cached, pool.find([b"a"]), len(take(pool, 3))) == (0, [], 3)
-
-
-def test_a_reset_while_a_block_is_owned_changes_nothing() -> None:
-    pool = make_pool(3)
-    blocks = take_hashed(pool, b"a", b"b")
-    pool.free(blocks[1:])
-    assert not pool.reset_cache()
-    assert pool.find([b"a", b"b"]) == blocks
-
-
 def test_freeing_a_block_nobody_owns_is_a_bug_that_shows() -> None:
-    pool = make_pool(2)
+    pool = BlockPool(3)
     blocks = take(pool, 1)
     pool.free(blocks)
     with pytest.raises(AssertionError, match="freed without an owner"):
@@ -151,7 +77,7 @@ def test_freeing_a_block_nobody_owns_is_a_bug_that_shows() -> None:
 
 
 class PoolMachine(RuleBasedStateMachine):
-    """Any order of calls, against a dictionary of owners."""
+    """Any order of calls, against a dictionary of owners and one of hashes."""
 
     holdings = Bundle("holdings")
 
@@ -159,6 +85,7 @@ class PoolMachine(RuleBasedStateMachine):
         super().__init__()
         self.pool = BlockPool(9)
         self.owners: dict[int, int] = {}
+        self.cached: dict[bytes, int] = {}
 
     @rule(target=holdings, count=st.integers(0, 5))
     def allocate(self, count: int) -> list[int]:
@@ -166,17 +93,24 @@ class PoolMachine(RuleBasedStateMachine):
         assert (taken is None) == (count > 8 - len(self.owners))
         assert not set(taken or []) & set(self.owners)
         self.owners |= dict.fromkeys(taken or [], 1)
+        self.cached = {name: block for name, block in self.cached.items() if block not in (taken or [])}
         return taken or []
 
     @rule(blocks=holdings, start=st.integers(0, 5))
     def commit(self, blocks: list[int], start: int) -> None:
-        for offset, block_id in enumerate(blocks):
+        """A block keeps its first hash, and a hash its first block."""
+        for number, block_id in enumerate(blocks, start):
             if block_id in self.owners:
-                self.pool.commit(block_id, b"%d" % (start + offset))
+                self.pool.commit(block_id, b"%d" % number)
+                if block_id not in self.cached.values():
+                    self.cached.setdefault(b"%d" % number, block_id)
 
     @rule(target=holdings, start=st.integers(0, 5))
     def share(self, start: int) -> list[int]:
-        found = self.pool.find([b"%d" % number for number in range(start, 10)])
+        names = [b"%d" % number for number in range(start, 10)]
+        found = self.pool.find(names)
+        assert found == [self.cached[name] for name in takewhile(self.cached.__contains__, names)]
+        assert self.pool.num_free_among(found) == len(set(found) - set(self.owners))
         self.pool.share(found)
         for block_id in found:
             self.owners[block_id] = self.owners.get(block_id, 0) + 1
@@ -189,16 +123,22 @@ class PoolMachine(RuleBasedStateMachine):
             self.owners[block_id] -= 1
         self.owners = {block_id: count for block_id, count in self.owners.items() if count}
 
-    @precondition(lambda self: not self.owners)
+    @rule(number=st.integers(0, 9))
+    def forget(self, number: int) -> None:
+        self.pool.forget([b"%d" % number])
+        self.cached.pop(b"%d" % number, None)
+
     @rule()
     def reset(self) -> None:
-        assert self.pool.reset_cache()
+        assert self.pool.reset_cache() == (not self.owners)
+        self.cached = self.cached if self.owners else {}
 
     @invariant()
     def free_and_owned_make_the_total(self) -> None:
         assert self.pool.owned_ids() == self.owners
         assert self.pool.num_free + len(self.owners) == self.pool.num_usable
-        assert self.pool.num_cached <= self.pool.num_usable
+        assert sorted(self.pool.cached_ids()) == sorted(self.cached.values())
+        assert self.pool.num_cached == len(self.cached)
         assert 0 not in self.owners
 
 

@@ -41,65 +41,48 @@ def read_mask(row: np.ndarray) -> list[int]:
     return [token for token in range(VOCAB) if words[token // 32] >> (token % 32) & 1]
 
 
-class FailingMatcher:
-    """A matcher whose engine gave up."""
-
-    def accept_token(self, token_id: int) -> bool:
-        raise InvalidGrammar("the engine ran out of fuel")
+class PanicException(BaseException):
+    """What libraries written in Rust raise."""
 
 
-class ExhaustedMatcher:
-    """A matcher that met one of its limits and accepts nothing any more."""
-
-    error = "the engine ran out of fuel"
-
-    def accept_token(self, token_id: int) -> bool:
-        return False
+FAULT = ValueError("the engine has a fault")
 
 
 class FaultyFiller:
     """The batch fill of an engine with a fault."""
 
     def fill(self, matchers: object, rows: object, bitmask: np.ndarray) -> None:
-        raise ValueError("the engine has a fault")
-
-
-class PanicException(BaseException):
-    """What libraries written in Rust raise."""
+        raise FAULT
 
 
 class FaultyMatcher:
-    """A matcher of an engine with a fault."""
+    """A matcher that raises its fault, or names it as the limit it met."""
 
     filler = FaultyFiller()
-    error = None
+    error: str | None = None
+
+    def __init__(self, fault: BaseException | str) -> None:
+        self._fault = fault
 
     def is_terminated(self) -> bool:
         return False
 
     def accept_token(self, token_id: int) -> bool:
-        raise ValueError("the engine has a fault")
+        if isinstance(self._fault, str):
+            self.error = self._fault
+            return False
+        raise self._fault
 
 
-class PanickingMatcher(FaultyMatcher):
-    """A matcher whose library gives up."""
-
-    def accept_token(self, token_id: int) -> bool:
-        raise PanicException("the engine has a fault")
-
-
-def test_a_mask_holds_what_may_come_next(compiler: GrammarCompiler) -> None:
-    manager = make_manager(compiler, r=["yes", "no"])
-    gate, broken = manager.fill(FillMasks(3, [], [(0, "r")]), VOCAB)
+@pytest.mark.parametrize(("accepted", "allowed"), [("", "ny"), ("ye", "s"), ("no", None)])
+def test_a_mask_holds_what_may_come_after_the_accepted_tokens(
+    compiler: GrammarCompiler, accepted: str, allowed: str | None
+) -> None:
+    """A finished text allows only its end."""
+    order = FillMasks(3, [("r", token) for token in ids(accepted)], [(0, "r")])
+    gate, broken = make_manager(compiler, r=["yes", "no"]).fill(order, VOCAB)
     assert (gate.step_id, gate.indices.tolist(), broken) == (3, [0], [])
-    assert read_mask(gate.bitmask[0]) == sorted(ids("yn"))
-
-
-def test_accepted_tokens_come_before_the_masks(compiler: GrammarCompiler) -> None:
-    manager = make_manager(compiler, r=["yes", "no"])
-    accepted = [("r", token) for token in ids("ye")]
-    gate, _ = manager.fill(FillMasks(0, accepted, [(0, "r")]), VOCAB)
-    assert read_mask(gate.bitmask[0]) == ids("s")
+    assert read_mask(gate.bitmask[0]) == ([EOS] if allowed is None else ids(allowed))
 
 
 def test_masks_stand_beside_the_places_of_their_requests(compiler: GrammarCompiler) -> None:
@@ -107,12 +90,6 @@ def test_masks_stand_beside_the_places_of_their_requests(compiler: GrammarCompil
     gate, _ = manager.fill(FillMasks(0, [], [(5, "other"), (2, "one")]), VOCAB)
     masks = {index: read_mask(row) for index, row in zip(gate.indices.tolist(), gate.bitmask, strict=True)}
     assert masks == {5: ids("x"), 2: ids("a")}
-
-
-def test_a_finished_text_allows_only_its_end(compiler: GrammarCompiler) -> None:
-    manager = make_manager(compiler, r=["ab"])
-    gate, _ = manager.fill(FillMasks(0, [("r", token) for token in ids("ab")], [(0, "r")]), VOCAB)
-    assert read_mask(gate.bitmask[0]) == [EOS]
 
 
 def test_a_dropped_request_gets_no_mask_and_breaks_nothing(compiler: GrammarCompiler) -> None:
@@ -123,40 +100,31 @@ def test_a_dropped_request_gets_no_mask_and_breaks_nothing(compiler: GrammarComp
     assert (gate.indices.tolist(), broken, len(manager)) == ([1], [], 1)
 
 
-def test_a_refused_token_breaks_only_its_request(compiler: GrammarCompiler) -> None:
-    manager = make_manager(compiler, bad=["ab"], good=["xy"])
-    accepted = [("bad", ids("z")[0]), ("good", ids("x")[0])]
-    gate, broken = manager.fill(FillMasks(0, accepted, [(0, "bad"), (1, "good")]), VOCAB)
-    assert [(report.request_id, report.error, report.finish_reason) for report in broken] == [
-        ("bad", f"token {ids('z')[0]} is not allowed by the grammar", "error")
-    ]
-    assert gate.indices.tolist() == [1]
-    assert read_mask(gate.bitmask[0]) == ids("y")
-
-
-@pytest.mark.parametrize("failing", [FailingMatcher, ExhaustedMatcher])
-def test_a_matcher_that_gives_up_breaks_only_its_request(compiler: GrammarCompiler, failing: type) -> None:
-    manager = make_manager(compiler, good=["xy"])
-    manager.open("bad", failing())
-    gate, broken = manager.fill(FillMasks(0, [("bad", 1), ("good", ids("x")[0])], [(1, "good")]), VOCAB)
-    assert [(report.request_id, report.error, report.finish_reason) for report in broken] == [
-        ("bad", "the engine ran out of fuel", "dead_end")
-    ]
-    assert read_mask(gate.bitmask[0]) == ids("y")
-
-
-@pytest.mark.parametrize("faulty", [FaultyMatcher, PanickingMatcher])
-@pytest.mark.parametrize("accepted", [[], [("bad", 1)]])
-def test_an_exception_breaks_only_the_request_that_raised_it(
-    compiler: GrammarCompiler, accepted: list[tuple[str, int]], faulty: type
+@pytest.mark.parametrize(
+    ("fault", "accepted", "told"),
+    [
+        (None, [("bad", 26)], ("token 26 is not allowed by the grammar", "error")),
+        (InvalidGrammar("out of fuel"), [("bad", 1)], ("out of fuel", "dead_end")),
+        ("out of fuel", [("bad", 1)], ("out of fuel", "dead_end")),
+        (FAULT, [], ("the engine has a fault", "error")),
+        (FAULT, [("bad", 1)], ("the engine has a fault", "error")),
+        (PanicException("it gave up"), [("bad", 1)], ("it gave up", "error")),
+    ],
+)
+def test_a_failure_breaks_only_the_request_it_belongs_to(
+    compiler: GrammarCompiler,
+    fault: BaseException | str | None,
+    accepted: list[tuple[str, int]],
+    told: tuple[str, str],
 ) -> None:
-    manager = make_manager(compiler, one=["ab"], other=["xy"])
-    manager.open("bad", faulty())
-    gate, broken = manager.fill(FillMasks(0, accepted, [(0, "one"), (1, "bad"), (2, "other")]), VOCAB)
-    assert [(report.request_id, report.finish_reason) for report in broken] == [("bad", "error")]
-    assert "the engine has a fault" in broken[0].error
+    manager = make_manager(compiler, one=["ab"], bad=["ab"], other=["xy"])
+    if fault is not None:
+        manager.open("bad", FaultyMatcher(fault))  # type: ignore[arg-type]
+    order = FillMasks(0, [*accepted, ("other", ids("x")[0])], [(0, "one"), (1, "bad"), (2, "other")])
+    gate, (broken,) = manager.fill(order, VOCAB)
+    assert (broken.request_id, broken.finish_reason) == ("bad", told[1]) and told[0] in broken.error
     assert gate.indices.tolist() == [0, 2] and len(manager) == 2
-    assert [read_mask(row) for row in gate.bitmask] == [ids("a"), ids("x")]
+    assert [read_mask(row) for row in gate.bitmask] == [ids("a"), ids("y")]
 
 
 def test_a_broken_request_is_reported_once(compiler: GrammarCompiler) -> None:
@@ -164,12 +132,8 @@ def test_a_broken_request_is_reported_once(compiler: GrammarCompiler) -> None:
     wrong = ("bad", ids("z")[0])
     _, broken = manager.fill(FillMasks(0, [wrong, wrong], []), VOCAB)
     assert len(broken) == 1
-    assert manager.fill(FillMasks(1, [wrong], []), VOCAB)[1] == []
-
-
-def test_an_order_without_targets_is_an_empty_gate(compiler: GrammarCompiler) -> None:
-    gate, _ = make_manager(compiler).fill(FillMasks(7, [], []), VOCAB)
-    assert (gate.step_id, len(gate.indices), len(gate.bitmask)) == (7, 0, 0)
+    gate, broken = manager.fill(FillMasks(1, [wrong], []), VOCAB)
+    assert (gate.step_id, len(gate.indices), len(gate.bitmask), broken) == (1, 0, 0, [])
 
 
 def test_a_matcher_that_hits_a_limit_loses_its_row_and_says_why(

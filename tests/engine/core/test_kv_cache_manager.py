@@ -42,6 +42,7 @@ def test_the_cached_prefix_is_whole_blocks_below_the_prompt(length: int, cached:
     manager = make_manager()
     compute(manager, make_request(list(range(length))))
     assert count_cached(manager, make_request(list(range(length)))) == cached
+    assert (manager.num_queried_tokens, manager.num_hit_tokens) == (2 * length, cached)
 
 
 def test_a_prefix_that_differs_early_shares_nothing_after() -> None:
@@ -57,9 +58,6 @@ def test_salts_isolate(one: str | None, other: str | None) -> None:
     compute(manager, make_request(list(range(10)), salt=one))
     assert count_cached(manager, make_request(list(range(10)), salt=other)) == 0
     assert count_cached(manager, make_request(list(range(10)), salt=one)) == 8
-
-
-def test_a_salt_cannot_pretend_to_be_the_root() -> None:
     assert len({hash_root(None), hash_root(""), hash_root("root"), hash_root("salt:")}) == 4
 
 
@@ -74,15 +72,12 @@ def test_hashes_are_the_same_whether_extended_at_once_or_bit_by_bit() -> None:
     assert len(set(at_once)) == 7
 
 
-def test_a_request_for_prompt_logprobs_does_not_read_the_cache() -> None:
+def test_a_request_for_prompt_logprobs_fills_the_cache_and_does_not_read_it() -> None:
     manager = make_manager()
-    compute(manager, make_request(list(range(10))))
-    assert count_cached(manager, make_request(list(range(10)), prompt_logprobs=0)) == 0
-
-
-def test_a_request_for_prompt_logprobs_still_fills_the_cache() -> None:
-    manager = make_manager()
-    compute(manager, make_request(list(range(10)), prompt_logprobs=0))
+    for _ in range(2):
+        request = make_request(list(range(10)), prompt_logprobs=0)
+        assert count_cached(manager, request) == 0
+        manager.commit(request, 10)
     assert count_cached(manager, make_request(list(range(10)))) == 8
 
 
@@ -121,28 +116,13 @@ def test_admission_beside_a_living_owner_shares_its_blocks() -> None:
 
 
 def test_growing_takes_blocks_only_at_a_border() -> None:
-    manager = make_manager(num_usable=3)
+    manager = make_manager(num_usable=4)
     request = make_request(list(range(7)))
-    assert manager.admit(request) is not None
+    assert manager.admit(request) is not None and manager.usage == 0.5
     assert manager.grow(request, 8) == []
     assert manager.grow(request, 9) == request.block_ids[2:]
-    assert manager.grow(request, 13) is None
-    assert len(request.block_ids) == 3
-
-
-def test_usage_is_the_share_of_owned_blocks() -> None:
-    manager = make_manager(num_usable=8)
-    request = make_request(list(range(8)))
-    assert manager.usage == 0.0
-    manager.admit(request)
-    assert manager.usage == 0.25
-
-
-def test_the_counters_tell_queried_and_found_tokens() -> None:
-    manager = make_manager()
-    for _ in range(2):
-        compute(manager, make_request(list(range(10))))
-    assert (manager.num_queried_tokens, manager.num_hit_tokens) == (20, 8)
+    assert manager.grow(request, 17) is None
+    assert (len(request.block_ids), manager.usage) == (3, 0.75)
 
 
 def test_two_equal_prompts_admitted_in_one_step_share_blocks() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import permutations
+
 import pytest
 
 from engine.config import SchedulingPolicy
@@ -13,10 +15,6 @@ from tests.engine.core import harness
 AGEING_S = 10.0
 
 
-def make_queue(policy: SchedulingPolicy = "fcfs") -> RequestQueue:
-    return RequestQueue(policy, AGEING_S)
-
-
 def make_request(name: str, arrival: float = 0.0, priority: int = 0) -> Request:
     message = harness.make_request(name, [1, 2, 3], arrival=arrival, priority=priority)
     return Request(message, RequestTable(1), max_model_len=96, eos_token_ids=frozenset())
@@ -26,46 +24,39 @@ def drain(queue: RequestQueue) -> list[str]:
     return [queue.pop().request_id for _ in range(len(queue))]
 
 
-def test_fcfs_goes_by_arrival_and_ignores_priority() -> None:
-    queue = make_queue()
-    queue.push(make_request("second", arrival=2.0, priority=-5))
-    queue.push(make_request("first", arrival=1.0, priority=5))
-    assert drain(queue) == ["first", "second"]
-
-
 @pytest.mark.parametrize("policy", ["fcfs", "priority"])
 def test_equal_requests_keep_their_order(policy: SchedulingPolicy) -> None:
-    queue = make_queue(policy)
+    queue = RequestQueue(policy, AGEING_S)
     for number in range(20):
         queue.push(make_request(f"{number}"))
     assert drain(queue) == [f"{number}" for number in range(20)]
 
 
-def test_a_lower_priority_number_goes_first() -> None:
-    queue = make_queue("priority")
-    for name, priority in (("later", 1), ("soon", -1), ("middle", 0)):
-        queue.push(make_request(name, priority=priority))
-    assert drain(queue) == ["soon", "middle", "later"]
-
-
-def test_age_lets_an_old_request_pass_a_newer_one_of_better_priority() -> None:
-    queue = make_queue("priority")
-    queue.push(make_request("new and important", arrival=3 * AGEING_S + 1, priority=0))
-    queue.push(make_request("old", arrival=0.0, priority=3))
-    assert drain(queue) == ["old", "new and important"]
-
-
-def test_one_ageing_period_is_worth_one_step_of_priority() -> None:
-    queue = make_queue("priority")
-    queue.push(make_request("old", arrival=0.0, priority=1))
-    queue.push(make_request("just before", arrival=AGEING_S - 0.1, priority=0))
-    queue.push(make_request("just after", arrival=AGEING_S + 0.1, priority=0))
-    assert drain(queue) == ["just before", "old", "just after"]
+@pytest.mark.parametrize(
+    ("policy", "requests"),
+    [
+        ("fcfs", {"first": (1.0, 5), "second": (2.0, -5)}),
+        ("priority", {"soon": (0.0, -1), "middle": (0.0, 0), "later": (0.0, 1)}),
+        (
+            "priority",
+            {"just before": (AGEING_S - 0.1, 0), "old": (0.0, 1), "just after": (AGEING_S + 0.1, 0)},
+        ),
+        ("priority", {"very old": (0.0, 3), "new and important": (3 * AGEING_S + 1, 0)}),
+    ],
+)
+def test_priority_counts_under_its_policy_and_one_ageing_period_is_worth_one_step_of_it(
+    policy: SchedulingPolicy, requests: dict[str, tuple[float, int]]
+) -> None:
+    for names in permutations(requests):
+        queue = RequestQueue(policy, AGEING_S)
+        for name in names:
+            queue.push(make_request(name, *requests[name]))
+        assert drain(queue) == list(requests)
 
 
 def test_nobody_starves_under_a_stream_of_important_requests() -> None:
     """Only those that came within four ageing periods pass it, however many keep coming."""
-    queue = make_queue("priority")
+    queue = RequestQueue("priority", AGEING_S)
     queue.push(make_request("humble", arrival=0.0, priority=4))
     passed = []
     for second in range(1000):
@@ -78,29 +69,19 @@ def test_nobody_starves_under_a_stream_of_important_requests() -> None:
     assert max(passed) <= 4 * AGEING_S
 
 
-def test_a_preempted_request_returns_to_the_front() -> None:
-    queue = make_queue()
-    first, second, third = (make_request(name, arrival) for name, arrival in (("a", 1), ("b", 2), ("c", 3)))
-    for request in (first, second, third):
-        queue.push(request)
-    preempted = queue.pop()
-    queue.push(preempted)
-    assert drain(queue) == ["a", "b", "c"]
-
-
-def test_a_removed_request_never_comes() -> None:
-    queue = make_queue()
-    requests = [make_request(name) for name in "abc"]
+def test_a_preempted_request_returns_to_the_front_and_a_removed_one_never_comes() -> None:
+    queue = RequestQueue("fcfs", AGEING_S)
+    requests = [make_request(name, arrival) for arrival, name in enumerate("abc")]
     for request in requests:
         queue.push(request)
-    queue.remove(requests[0])
-    assert "a" not in queue
-    assert len(queue) == 2
-    assert drain(queue) == ["b", "c"]
+    queue.push(queue.pop())
+    queue.remove(requests[1])
+    assert "b" not in queue and len(queue) == 2
+    assert drain(queue) == ["a", "c"]
 
 
 def test_a_name_used_again_after_a_removal_is_the_new_request() -> None:
-    queue = make_queue()
+    queue = RequestQueue("fcfs", AGEING_S)
     old, new = make_request("same"), make_request("same", arrival=9.0)
     queue.push(old)
     queue.remove(old)
@@ -110,7 +91,7 @@ def test_a_name_used_again_after_a_removal_is_the_new_request() -> None:
 
 
 def test_requests_that_are_gone_are_let_go_however_long_the_head_waits() -> None:
-    queue = make_queue()
+    queue = RequestQueue("fcfs", AGEING_S)
     queue.push(make_request("head"))
     for number in range(200):
         request = make_request(f"gone {number}", arrival=1.0)
