@@ -1,13 +1,17 @@
-"""Detokenizer: tokens of many requests in, text deltas out, stop strings found."""
+"""Detokenizer: tokens of many requests in, text deltas out, and StopStrings: no part of one is ever shown."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from engine.core.detokenizer import Detokenizer, TextDelta
+from engine.core.stop_strings import StopStrings
 from engine.messages import RequestTokens
 from engine.outputs import Logprob, TokenLogprobs
 from engine.sampling_params import SamplingParams
@@ -63,17 +67,13 @@ def test_requests_do_not_mix(tokenizer: Tokenizer) -> None:
     assert send(detokenizer, rest, request_id="a").text.endswith("🙂")
 
 
-def test_unknown_and_removed_requests_are_ignored(tokenizer: Tokenizer) -> None:
-    detokenizer = make_detokenizer(tokenizer)
-    detokenizer.remove("r")
+def test_unknown_removed_and_finished_requests_are_ignored(tokenizer: Tokenizer) -> None:
+    detokenizer = make_detokenizer(tokenizer, "removed", "finished")
+    detokenizer.remove("removed")
     detokenizer.remove("never seen")
-    assert detokenizer.process(RequestTokens("r", [5])) is None
-
-
-def test_a_finished_request_is_forgotten(tokenizer: Tokenizer) -> None:
-    detokenizer = make_detokenizer(tokenizer)
-    assert send(detokenizer, tokenizer.encode("end"), finish_reason="length").finish_reason == "length"
-    assert detokenizer.process(RequestTokens("r", [5])) is None
+    assert send(detokenizer, [5], request_id="finished", finish_reason="length").finish_reason == "length"
+    for name in ("removed", "finished", "never seen"):
+        assert detokenizer.process(RequestTokens(name, [5])) is None
 
 
 def test_a_stop_string_over_several_tokens_ends_the_request(tokenizer: Tokenizer) -> None:
@@ -86,32 +86,29 @@ def test_a_stop_string_over_several_tokens_ends_the_request(tokenizer: Tokenizer
     assert last.token_ids == [ids[6]]
 
 
-def test_a_stop_string_inside_a_run_of_tokens_keeps_the_tokens_up_to_it(tokenizer: Tokenizer) -> None:
+@pytest.mark.parametrize("more", [{}, {"finish_reason": "length"}])
+def test_a_stop_string_inside_a_run_of_tokens_keeps_the_tokens_up_to_it(
+    tokenizer: Tokenizer, more: dict[str, Any]
+) -> None:
+    """Also in the last one, whose own reason it overrides."""
     detokenizer = make_detokenizer(tokenizer, stop=["END"], logprobs=0)
     ids = [tokenizer.encode(char)[0] for char in "abENDxyz"]
-    delta = send(detokenizer, ids, logprobs=[make_position(token_id) for token_id in ids])
-    assert (delta.text, delta.token_ids) == ("ab", ids[:5])
+    delta = send(detokenizer, ids, logprobs=[make_position(token_id) for token_id in ids], **more)
+    assert (delta.text, delta.token_ids, delta.finish_reason, delta.stop_reason) == (
+        "ab",
+        ids[:5],
+        "stop",
+        "END",
+    )
     assert delta.logprobs is not None
     assert [position.token.token_id for position in delta.logprobs] == ids[:5]
 
 
-def test_the_stop_string_stays_in_the_text_when_asked_for(tokenizer: Tokenizer) -> None:
-    detokenizer = make_detokenizer(tokenizer, stop="END", include_stop_str_in_output=True)
-    assert send(detokenizer, tokenizer.encode("aEND more")).text == "aEND"
-
-
-def test_a_stop_string_counts_only_from_min_tokens(tokenizer: Tokenizer) -> None:
-    detokenizer = make_detokenizer(tokenizer, stop=".", min_tokens=3)
-    ids = [tokenizer.encode(char)[0] for char in ".a.b"]
-    deltas = send_each(detokenizer, ids)
-    assert "".join(delta.text for delta in deltas) == ".a"
+def test_a_stop_string_counts_only_from_min_tokens_and_is_shown_when_asked_for(tokenizer: Tokenizer) -> None:
+    detokenizer = make_detokenizer(tokenizer, stop=".", min_tokens=3, include_stop_str_in_output=True)
+    deltas = send_each(detokenizer, [tokenizer.encode(char)[0] for char in ".a.b"])
+    assert "".join(delta.text for delta in deltas) == ".a."
     assert deltas[-1].stop_reason == "."
-
-
-def test_a_stop_string_in_the_last_token_overrides_length(tokenizer: Tokenizer) -> None:
-    detokenizer = make_detokenizer(tokenizer, stop="END")
-    delta = send(detokenizer, tokenizer.encode("aEND"), finish_reason="length")
-    assert (delta.text, delta.finish_reason, delta.stop_reason) == ("a", "stop", "END")
 
 
 def test_text_held_back_for_a_stop_string_is_released_at_the_end(tokenizer: Tokenizer) -> None:
@@ -129,32 +126,26 @@ def test_an_open_character_is_released_at_the_end(tokenizer: Tokenizer, stop: tu
     assert send(detokenizer, [], finish_reason="abort").text == "\ufffd"
 
 
-@pytest.mark.parametrize("skip_special_tokens", [True, False])
-def test_the_end_of_sequence_token_is_kept_out_of_the_text(
-    tokenizer: Tokenizer, skip_special_tokens: bool
+STOP = 40  # "F"
+
+
+@pytest.mark.parametrize(
+    ("params", "fields", "last", "text"),
+    [
+        ({}, {}, EOS, ""),
+        ({"skip_special_tokens": False}, {}, EOS, ""),
+        ({"skip_special_tokens": False, "include_stop_str_in_output": True}, {}, EOS, "</s>"),
+        ({"stop_token_ids": [STOP]}, {"stop_reason": STOP}, STOP, ""),
+        ({}, {}, STOP, "F"),
+    ],
+)
+def test_a_token_that_ends_a_text_is_kept_out_of_it_unless_asked_for(
+    tokenizer: Tokenizer, params: dict[str, Any], fields: dict[str, Any], last: int, text: str
 ) -> None:
-    detokenizer = make_detokenizer(tokenizer, skip_special_tokens=skip_special_tokens)
-    ids = [*tokenizer.encode("bye"), EOS]
-    delta = send(detokenizer, ids, finish_reason="stop")
-    assert (delta.text, delta.token_ids) == ("bye", ids)
-
-
-def test_the_end_of_sequence_token_is_shown_when_asked_for(tokenizer: Tokenizer) -> None:
-    detokenizer = make_detokenizer(tokenizer, skip_special_tokens=False, include_stop_str_in_output=True)
-    assert send(detokenizer, [*tokenizer.encode("bye"), EOS], finish_reason="stop").text == "bye</s>"
-
-
-def test_a_stop_token_is_kept_out_of_the_text(tokenizer: Tokenizer) -> None:
-    stop_id = tokenizer.encode("!")[0]
-    detokenizer = make_detokenizer(tokenizer, stop_token_ids=[stop_id])
-    ids = [*tokenizer.encode("bye"), stop_id]
-    delta = send(detokenizer, ids, finish_reason="stop", stop_reason=stop_id)
-    assert (delta.text, delta.token_ids, delta.stop_reason) == ("bye", ids, stop_id)
-
-
-def test_an_ordinary_last_token_of_a_finished_grammar_is_text(tokenizer: Tokenizer) -> None:
-    detokenizer = make_detokenizer(tokenizer)
-    assert send(detokenizer, tokenizer.encode('{"a"}'), finish_reason="stop").text == '{"a"}'
+    """The last token of a grammar that is finished is text as any other."""
+    ids = [*tokenizer.encode("bye"), last]
+    delta = send(make_detokenizer(tokenizer, **params), ids, finish_reason="stop", **fields)
+    assert (delta.text, delta.token_ids, delta.stop_reason) == ("bye" + text, ids, fields.get("stop_reason"))
 
 
 def test_tokens_are_named_in_logprobs_and_prompt_logprobs(tokenizer: Tokenizer) -> None:
@@ -201,3 +192,84 @@ def test_without_a_tokenizer_tokens_pass_and_text_stays_empty() -> None:
     assert (delta.text, delta.token_ids) == ("", [3, 4])
     assert delta.logprobs == [make_position(3), make_position(4)]
     assert send(detokenizer, [5], finish_reason="length").finish_reason == "length"
+
+
+LETTERS = st.text(alphabet="abc", max_size=24)
+STOPS = st.lists(st.text(alphabet="abc", min_size=1, max_size=5), min_size=1, max_size=4)
+
+
+def cut(stops: StopStrings, chunks: Iterable[str]) -> tuple[list[str], str | None]:
+    """The released pieces and the hit."""
+    released = []
+    for num_tokens, chunk in enumerate(chunks, 1):
+        text, hit = stops.feed(chunk, num_tokens)
+        released.append(text)
+        if hit is not None:
+            return released, hit
+    return [*released, stops.finish()], None
+
+
+def find_first(text: str, stops: Sequence[str]) -> tuple[int, str] | None:
+    """The obvious way: (start, stop string) of the one that is complete first, the longest of several."""
+    for end in range(len(text) + 1):
+        ending = [stop for stop in stops if text[:end].endswith(stop)]
+        if ending:
+            longest = max(ending, key=len)
+            return end - len(longest), longest
+    return None
+
+
+@given(text=LETTERS, stops=STOPS, data=st.data())
+def test_any_chunking_cuts_at_the_stop_string_that_is_complete_first(
+    text: str, stops: list[str], data: st.DataObject
+) -> None:
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=8)))
+    chunks = [text[start:end] for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+    released, hit = cut(StopStrings(stops), chunks)
+    first = find_first(text, stops)
+    expected = (text, None) if first is None else (text[: first[0]], first[1])
+    assert ("".join(released), hit) == expected
+
+
+@given(text=LETTERS, stops=STOPS)
+def test_only_what_may_become_a_stop_string_is_held_back(text: str, stops: list[str]) -> None:
+    if find_first(text, stops) is not None:
+        return
+    released, _ = StopStrings(stops).feed(text)
+    prefixes = {stop[:length] for stop in stops for length in range(1, len(stop))}
+    longest = max((len(prefix) for prefix in prefixes if text.endswith(prefix)), default=0)
+    assert released == text[: len(text) - longest]
+
+
+@pytest.mark.parametrize(
+    ("stops", "text", "expected"),
+    [
+        (["abcd", "bc"], "xabcd", ("xa", "bc")),  # complete first
+        (["bc", "abc"], "xabc", ("x", "abc")),  # complete together: the longest
+        (["aab"], "aaab", ("a", "aab")),
+        (["ab", "cd"], "zcdab", ("z", "cd")),
+    ],
+)
+def test_overlapping_stop_strings(stops: list[str], text: str, expected: tuple[str, str]) -> None:
+    assert StopStrings(stops).feed(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("stops", "min_tokens", "chunks", "expected"),
+    [
+        (["."], 3, ["a.", "b.", "c.", "d."], ("a.b.c", ".")),
+        (["abc"], 3, ["a", "b", "c"], ("", "abc")),  # although it began before
+        (["ab", "xabyz"], 2, ["xab", "y", "q"], ("xabyq", None)),  # complete before: never
+    ],
+)
+def test_a_stop_string_counts_when_it_is_complete_at_min_tokens(
+    stops: list[str], min_tokens: int, chunks: list[str], expected: tuple[str, str | None]
+) -> None:
+    released, hit = cut(StopStrings(stops, min_tokens=min_tokens), chunks)
+    assert ("".join(released), hit) == expected
+
+
+def test_long_stop_strings_cost_nothing_until_the_text_follows_them() -> None:
+    stops = StopStrings(["a" * 1023 + "b"] * 16)
+    released, hit = cut(stops, ["a" * 4000, "b"])
+    assert ("".join(released), hit) == ("a" * (4000 - 1023), "a" * 1023 + "b")

@@ -1,16 +1,18 @@
-"""IncrementalText and WindowedText: the deltas join to the full decode and never split a character."""
+"""IncrementalText, WindowedText, TextGroup: the deltas join to the full decode and never split a character."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import random
+from collections.abc import Sequence
 from itertools import chain
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.core.incremental_text import REPLACEMENT, WindowedText
+from engine.core.incremental_text import REPLACEMENT, IncrementalText, WindowedText
+from engine.core.text_group import TextGroup, TextStream
+from engine.core.token_pieces import TextRule, TokenPieces
 from engine.tokenizer import Tokenizer
 from tests.engine.tokenizer_folders import (
     make_byte_fallback_folder,
@@ -22,28 +24,32 @@ from tests.engine.tokenizer_folders import (
 MIXED = "Hello wörld, e\u0301 日本語 🙂👩‍👩‍👧 नमस्ते  two\n\nend "
 
 
-def load(make_folder: Callable[[Path], Path], factory: pytest.TempPathFactory) -> Tokenizer:
-    return Tokenizer(make_folder(factory.mktemp("tokenizer")))
+@pytest.fixture(scope="module")
+def tokenizers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tokenizer]:
+    makers = (
+        make_byte_level_folder,
+        make_byte_fallback_folder,
+        make_metaspace_folder,
+        make_word_piece_folder,
+    )
+    names = ("byte_level", "byte_fallback", "metaspace", "word_piece")
+    root = tmp_path_factory.mktemp("tokenizers")
+    return {name: Tokenizer(make(root / name)) for name, make in zip(names, makers, strict=True)}
 
 
 @pytest.fixture(scope="module")
-def byte_level(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    return load(make_byte_level_folder, tmp_path_factory)
+def byte_level(tokenizers: dict[str, Tokenizer]) -> Tokenizer:
+    return tokenizers["byte_level"]
 
 
 @pytest.fixture(scope="module")
-def byte_fallback(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    return load(make_byte_fallback_folder, tmp_path_factory)
+def byte_fallback(tokenizers: dict[str, Tokenizer]) -> Tokenizer:
+    return tokenizers["byte_fallback"]
 
 
 @pytest.fixture(scope="module")
-def metaspace(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    return load(make_metaspace_folder, tmp_path_factory)
-
-
-@pytest.fixture(scope="module")
-def word_piece(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    return load(make_word_piece_folder, tmp_path_factory)
+def word_piece(tokenizers: dict[str, Tokenizer]) -> Tokenizer:
+    return tokenizers["word_piece"]
 
 
 def stream(
@@ -64,20 +70,14 @@ def test_deltas_of_any_text_join_to_the_text_in_byte_level_tokens(byte_level: To
     assert "".join(stream(byte_level, byte_level.encode(text))) == text
 
 
+@pytest.mark.parametrize("name", ["byte_level", "metaspace"])
 @given(data=st.data(), skip=st.booleans())
-def test_deltas_of_any_ids_join_to_the_decode_in_byte_level_tokens(
-    byte_level: Tokenizer, data: st.DataObject, skip: bool
+def test_deltas_of_any_ids_join_to_the_decode(
+    tokenizers: dict[str, Tokenizer], name: str, data: st.DataObject, skip: bool
 ) -> None:
-    ids = data.draw(st.lists(st.integers(0, byte_level.vocab_size + 3), max_size=30))
-    assert "".join(stream(byte_level, ids, (), skip)) == byte_level.decode(ids, skip_special_tokens=skip)
-
-
-@given(data=st.data(), skip=st.booleans())
-def test_deltas_of_any_ids_join_to_the_decode_in_metaspace_tokens(
-    metaspace: Tokenizer, data: st.DataObject, skip: bool
-) -> None:
-    ids = data.draw(st.lists(st.integers(0, metaspace.vocab_size + 3), max_size=30))
-    assert "".join(stream(metaspace, ids, (), skip)) == metaspace.decode(ids, skip_special_tokens=skip)
+    tokenizer = tokenizers[name]
+    ids = data.draw(st.lists(st.integers(0, tokenizer.vocab_size + 3), max_size=30))
+    assert "".join(stream(tokenizer, ids, (), skip)) == tokenizer.decode(ids, skip_special_tokens=skip)
 
 
 @given(data=st.data(), skip=st.booleans())
@@ -104,24 +104,15 @@ def test_any_ids_in_byte_fallback_tokens_give_each_broken_byte_one_replacement(
 
 
 @pytest.mark.parametrize("name", ["byte_level", "byte_fallback"])
-def test_no_delta_holds_a_part_of_a_character(name: str, request: pytest.FixtureRequest) -> None:
-    tokenizer = request.getfixturevalue(name)
-    deltas = stream(tokenizer, tokenizer.encode(MIXED))
-    assert "".join(deltas) == MIXED
-    assert not any(REPLACEMENT in delta for delta in deltas)
-
-
-def test_a_character_over_four_tokens_comes_out_with_the_last_one(byte_fallback: Tokenizer) -> None:
-    ids = ids_of(
-        byte_fallback, "<0xF0>", "<0x9F>", "<0x99>", "<0x82>", "<0xF0>", "<0x9F>", "<0x99>", "<0x82>"
-    )
-    assert stream(byte_fallback, ids) == ["", "", "", "🙂", "", "", "", "🙂", ""]
-
-
-def test_a_combining_mark_follows_its_letter(byte_level: Tokenizer) -> None:
-    deltas = stream(byte_level, byte_level.encode("e\u0301x"))
-    assert "".join(deltas) == "e\u0301x"
-    assert deltas[0].startswith("e")
+def test_no_delta_holds_a_part_of_a_character_whatever_the_chunks(
+    name: str, tokenizers: dict[str, Tokenizer]
+) -> None:
+    ids = tokenizers[name].encode(MIXED)
+    for size in (1, 2, 3, 7, len(ids)):
+        text = tokenizers[name].make_text()
+        deltas = [text.feed(ids[start : start + size]) for start in range(0, len(ids), size)]
+        assert "".join(deltas) + text.finish() == MIXED
+        assert not any(REPLACEMENT in delta for delta in deltas)
 
 
 @pytest.mark.parametrize(
@@ -140,9 +131,17 @@ def test_broken_bytes_are_shown_as_the_tokenizer_shows_them(
     assert "".join(stream(byte_fallback, ids)) == expected == byte_fallback.decode(ids)
 
 
-def test_characters_already_shown_stay_when_their_run_of_bytes_breaks(byte_fallback: Tokenizer) -> None:
-    ids = ids_of(byte_fallback, "<0xC3>", "<0xA9>", "<0xFF>")
-    assert stream(byte_fallback, ids) == ["", "é", "\ufffd", ""]
+@pytest.mark.parametrize(
+    ("tokens", "deltas"),
+    [
+        (["<0xF0>", "<0x9F>", "<0x99>", "<0x82>"] * 2, ["", "", "", "🙂"] * 2),
+        (["<0xC3>", "<0xA9>", "<0xFF>"], ["", "é", "\ufffd"]),
+    ],
+)
+def test_a_character_comes_out_with_its_last_byte_and_stays(
+    byte_fallback: Tokenizer, tokens: list[str], deltas: list[str]
+) -> None:
+    assert stream(byte_fallback, ids_of(byte_fallback, *tokens)) == [*deltas, ""]
 
 
 def test_an_open_character_is_flushed_at_the_end(byte_level: Tokenizer) -> None:
@@ -157,15 +156,12 @@ def test_a_replacement_character_in_the_text_is_not_held_back(byte_level: Tokeni
     assert text.feed(byte_level.encode(REPLACEMENT)) == REPLACEMENT
 
 
-def test_the_first_space_is_kept_after_a_visible_prompt(
-    byte_fallback: Tokenizer, metaspace: Tokenizer
-) -> None:
-    for tokenizer in (byte_fallback, metaspace):
-        prompt = tokenizer.encode("hello")
-        hello = tokenizer.encode(" hello", add_special_tokens=False)[-1:]
-        assert (
-            "".join(stream(tokenizer, hello, prompt)) == tokenizer.decode([*prompt, *hello])[len("hello") :]
-        )
+@pytest.mark.parametrize("name", ["byte_fallback", "metaspace"])
+def test_the_first_space_is_kept_after_a_visible_prompt(name: str, tokenizers: dict[str, Tokenizer]) -> None:
+    prompt = tokenizers[name].encode("hello")
+    hello = tokenizers[name].encode(" hello", add_special_tokens=False)[-1:]
+    whole = tokenizers[name].decode([*prompt, *hello])
+    assert "".join(stream(tokenizers[name], hello, prompt)) == whole[len("hello") :]
 
 
 def test_the_first_space_is_dropped_after_a_prompt_of_special_tokens(byte_fallback: Tokenizer) -> None:
@@ -185,23 +181,10 @@ def test_a_character_begun_by_the_prompt_is_completed_by_the_output(byte_level: 
     assert stream(byte_level, rest, prompt) == ["", "", "🙂", ""]
 
 
-def test_special_tokens_are_skipped_or_shown(byte_level: Tokenizer) -> None:
-    ids = byte_level.encode("a<s>b</s>")
-    assert "".join(stream(byte_level, ids)) == "ab"
-    assert "".join(stream(byte_level, ids, (), skip_special_tokens=False)) == "a<s>b</s>"
-
-
-def test_added_tokens_that_are_not_special_are_text(byte_level: Tokenizer) -> None:
-    ids = byte_level.encode("<tool_call>   x日本語です")
-    assert "".join(stream(byte_level, ids)) == "<tool_call>   x日本語です"
-
-
-def test_any_chunking_gives_the_same_text(byte_level: Tokenizer) -> None:
-    ids = byte_level.encode(MIXED)
-    for size in (1, 2, 3, 7, len(ids)):
-        text = byte_level.make_text()
-        chunks = [text.feed(ids[start : start + size]) for start in range(0, len(ids), size)]
-        assert "".join(chunks) + text.finish() == MIXED
+def test_special_tokens_are_skipped_or_shown_and_other_added_ones_are_text(byte_level: Tokenizer) -> None:
+    ids = byte_level.encode("a<s>b</s><tool_call>   x日本語です")
+    assert "".join(stream(byte_level, ids)) == "ab<tool_call>   x日本語です"
+    assert "".join(stream(byte_level, ids, (), False)) == "a<s>b</s><tool_call>   x日本語です"
 
 
 def test_another_decoder_streams_through_a_window(word_piece: Tokenizer) -> None:
@@ -209,11 +192,7 @@ def test_another_decoder_streams_through_a_window(word_piece: Tokenizer) -> None
     assert isinstance(word_piece.make_text(), WindowedText)
     assert "".join(stream(word_piece, ids)) == word_piece.decode(ids)
     assert "".join(stream(word_piece, ids, (), False)) == word_piece.decode(ids, skip_special_tokens=False)
-
-
-def test_a_window_continues_the_prompt(word_piece: Tokenizer) -> None:
-    prompt, output = word_piece.encode("hello"), word_piece.encode("world")
-    assert stream(word_piece, output, prompt) == [" world", ""]
+    assert stream(word_piece, word_piece.encode("world"), word_piece.encode("hello")) == [" world", ""]
 
 
 @given(text=st.text(max_size=20))
@@ -237,3 +216,38 @@ def test_a_window_gives_up_on_bytes_that_never_become_a_character() -> None:
     window = WindowedText(lambda ids: bytes(ids).decode(errors="replace"))
     deltas = [window.feed([0xFF]) for _ in range(100)]
     assert sum(map(len, deltas)) >= 90
+
+
+PIECES = ["a", " b", "é", "日本", ""]
+# Pieces of characters: two bytes of four, the other two, a byte that begins nothing.
+BYTES = [b"\xf0\x9f", b"\x98\x80", b"\xff", b"\xe6\x97"]
+
+
+class Table(TokenPieces):
+    """Whole pieces first, then broken ones."""
+
+    def __init__(self) -> None:
+        super().__init__(TextRule(is_byte_level=True), lambda token_id: "x")
+        self.update(enumerate([*PIECES, *BYTES]))
+
+
+def make_texts(count: int) -> list[TextStream]:
+    """The first continues a prompt that ends in the middle of a character; every fourth reads a window."""
+    table = Table()
+    texts: list[TextStream] = [IncrementalText(table, [0, 5]) for _ in range(count)]
+    texts[3::4] = [WindowedText(lambda ids: "".join(chr(97 + i) for i in ids)) for _ in texts[3::4]]
+    return texts
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_group_says_what_its_texts_say_alone_and_leaves_them_so(seed: int) -> None:
+    chance = random.Random(seed)
+    count = chance.randrange(1, 9)
+    texts, alone = make_texts(count), make_texts(count)
+    group = TextGroup(texts)
+    num_kinds = len(PIECES) + (len(BYTES) if seed % 3 else 0)
+    for _ in range(60):
+        token_ids = [chance.randrange(num_kinds) for _ in range(count)]
+        expected = [text.feed_token(token) for text, token in zip(alone, token_ids, strict=True)]
+        assert group.feed(token_ids) == expected
+    assert [text.finish() for text in texts] == [text.finish() for text in alone]

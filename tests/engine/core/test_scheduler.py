@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from engine.messages import RunStep, StepPlan
-from tests.engine.core.fake_worker import reference_output
 from tests.engine.core.harness import MAX_MODEL_LEN, SchedulerHarness, find_prompt, make_request
 
 WIDE = 64  # a budget that takes any prompt here whole
@@ -15,9 +14,7 @@ def make_prompt(length: int, first: int = 0) -> list[int]:
     return [(first + number) % 90 for number in range(length)]
 
 
-def make_long_prompt() -> list[int]:
-    """A prompt whose answer does not end by itself within 20 tokens."""
-    return find_prompt(20, ends=False)[0]
+LASTING, LONG_ANSWER = find_prompt(20, ends=False)
 
 
 def pending_plans(house: SchedulerHarness) -> list[StepPlan]:
@@ -34,7 +31,7 @@ def turn(house: SchedulerHarness) -> StepPlan:
 
 def test_decode_and_chunked_prefill_share_one_budget() -> None:
     house = SchedulerHarness(max_num_batched_tokens=16)
-    house.add(make_request("running", make_long_prompt(), max_tokens=20))
+    house.add(make_request("running", LASTING, max_tokens=20))
     turn(house)
     house.add(make_request("long", make_prompt(60, 30)))
     turn(house)
@@ -46,7 +43,7 @@ def test_decode_and_chunked_prefill_share_one_budget() -> None:
 def test_a_long_prefill_costs_the_running_ones_no_step() -> None:
     house = SchedulerHarness(max_num_batched_tokens=8)
     for name in ("a", "b"):
-        house.add(make_request(name, make_long_prompt(), max_tokens=20))
+        house.add(make_request(name, LASTING, max_tokens=20))
     for _ in range(4):
         turn(house)
     house.add(make_request("long", make_prompt(60, 30), max_tokens=1))
@@ -60,7 +57,7 @@ def test_a_long_prefill_costs_the_running_ones_no_step() -> None:
 def test_a_long_prefill_costs_those_behind_it_no_step() -> None:
     house = SchedulerHarness(max_num_batched_tokens=8)
     house.add(make_request("long", make_prompt(90, 30), max_tokens=1))
-    house.add(make_request("short", make_long_prompt(), max_tokens=20))
+    house.add(make_request("short", LASTING, max_tokens=20))
     for _ in range(4):
         turn(house)
     assert house.outputs["short"], "its prompt did not wait for the long one"
@@ -123,69 +120,53 @@ def test_admission_reserves_the_whole_prompt() -> None:
     assert (most, house.scheduler.ledger.num_preemptions, len(house.ended)) == (3, 0, 10)
 
 
-def make_tight_house(policy: str = "fcfs") -> SchedulerHarness:
-    """Room for two requests of 5 + 7 tokens; the third block of one comes at the cost of the other."""
-    return SchedulerHarness(num_blocks=1 + 5, caching=False, policy=policy, max_num_batched_tokens=WIDE)
-
-
-def run_until_preemption(house: SchedulerHarness) -> None:
-    while not house.scheduler.ledger.num_preemptions:
-        turn(house)
-
-
 @pytest.mark.parametrize(("policy", "priorities"), [("fcfs", (0, 0, 0)), ("priority", (1, 5, 9))])
-def test_the_last_in_the_queues_order_is_preempted_and_comes_back_first(
+def test_the_last_in_the_queues_order_is_preempted_and_comes_back_first_with_its_tokens(
     policy: str, priorities: tuple[int, ...]
 ) -> None:
-    house = make_tight_house(policy)
+    """Room for two requests of 5 + 7 tokens; the third block of one comes at the cost of the other."""
+    house = SchedulerHarness(num_blocks=1 + 5, caching=False, policy=policy, max_num_batched_tokens=WIDE)
     for number, name in enumerate(("first", "last", "waiting")):
         priority, arrival = priorities[number], float(number)
-        house.add(make_request(name, make_long_prompt(), max_tokens=12, priority=priority, arrival=arrival))
-    run_until_preemption(house)
+        house.add(make_request(name, LASTING, max_tokens=12, priority=priority, arrival=arrival))
+    while not house.scheduler.ledger.num_preemptions:
+        turn(house)
     assert [request.request_id for request in house.scheduler.ledger.running] == ["first"]
     head = house.scheduler.ledger.waiting.peek()
     assert head is not None and head.request_id == "last"
-    house.run()
-    assert len(house.ended) == 3
-
-
-def test_a_preempted_request_keeps_its_output_tokens() -> None:
-    house = make_tight_house()
-    prompt = make_long_prompt()
-    for number, name in enumerate(("first", "last")):
-        house.add(make_request(name, prompt, max_tokens=12, arrival=float(number)))
-    run_until_preemption(house)
     assert 0 < len(house.outputs["last"]) < 12
     house.run()
-    assert house.outputs["last"] == reference_output(prompt, 12, MAX_MODEL_LEN)
-    assert house.ended["last"][0].num_preemptions == 1
+    assert house.outputs == dict.fromkeys(("first", "last", "waiting"), LONG_ANSWER[:12])
+    assert (len(house.ended), house.ended["last"][0].num_preemptions) == (3, 1)
 
 
 def fill_slots(house: SchedulerHarness, count: int) -> None:
-    prompt = make_long_prompt()
     for number in range(count):
-        house.add(make_request(f"low {number}", prompt, 20, priority=5, arrival=float(number)))
+        house.add(make_request(f"low {number}", LASTING, 20, priority=5, arrival=float(number)))
     for _ in range(3):
         turn(house)
 
 
-def test_an_important_arrival_takes_a_slot_within_one_step() -> None:
-    house = SchedulerHarness(policy="priority", max_num_seqs=2, max_num_batched_tokens=WIDE)
+@pytest.mark.parametrize(
+    ("policy", "priority", "displaces"), [("priority", 0, True), ("priority", 5, False), ("fcfs", -9, False)]
+)
+def test_only_an_important_arrival_takes_a_slot_and_within_one_step(
+    policy: str, priority: int, displaces: bool
+) -> None:
+    house = SchedulerHarness(policy=policy, max_num_seqs=2, max_num_batched_tokens=WIDE)
     fill_slots(house, 2)
-    house.add(make_request("urgent", make_prompt(9), priority=0, arrival=5.0))
+    house.add(make_request("urgent", make_prompt(9), priority=priority, arrival=5.0))
     turn(house)
-    assert [request.request_id for request in house.scheduler.ledger.running] == ["urgent", "low 0"]
-    assert house.scheduler.ledger.num_preemptions == 1
+    running = ["urgent", "low 0"] if displaces else ["low 0", "low 1"]
+    assert [request.request_id for request in house.scheduler.ledger.running] == running
     house.run()
-    assert len(house.ended) == 3
+    assert (len(house.ended), house.scheduler.ledger.num_preemptions) == (3, displaces)
 
 
 def test_an_important_arrival_displaces_one_request_also_while_masks_are_on_their_way() -> None:
     """A victim's row is free only when its parked sample is over; nobody else pays for that wait."""
     house = SchedulerHarness(policy="priority", max_num_seqs=4, max_num_batched_tokens=WIDE)
-    lows = [
-        make_request(f"low {number}", make_long_prompt(), 20, priority=5, gated=True) for number in range(4)
-    ]
+    lows = [make_request(f"low {number}", LASTING, 20, priority=5, gated=True) for number in range(4)]
     house.add_together(*lows)
     house.add(make_request("urgent", make_prompt(9), priority=0, arrival=5.0))
     house.run()
@@ -193,19 +174,10 @@ def test_an_important_arrival_displaces_one_request_also_while_masks_are_on_thei
     assert len(house.ended) == 5
 
 
-@pytest.mark.parametrize(("policy", "priority"), [("fcfs", -9), ("priority", 5)])
-def test_neither_fcfs_nor_an_equal_priority_displaces(policy: str, priority: int) -> None:
-    house = SchedulerHarness(policy=policy, max_num_seqs=2, max_num_batched_tokens=WIDE)
-    fill_slots(house, 2)
-    house.add(make_request("late", make_prompt(9), priority=priority, arrival=5.0))
-    house.run()
-    assert house.scheduler.ledger.num_preemptions == 0
-
-
 @pytest.mark.parametrize("depth", [1, 2])
 def test_no_more_steps_and_tokens_fly_than_allowed(depth: int) -> None:
     house = SchedulerHarness(max_steps_in_flight=depth)
-    house.add(make_request("a", make_long_prompt(), max_tokens=20))
+    house.add(make_request("a", LASTING, max_tokens=20))
     (request,) = house.scheduler.ledger.running
     seen = []
     while house.to_worker:
@@ -215,21 +187,17 @@ def test_no_more_steps_and_tokens_fly_than_allowed(depth: int) -> None:
 
 
 @pytest.mark.parametrize("depth", [1, 2])
-def test_an_unforeseen_end_costs_a_token_for_each_step_that_was_planned_ahead(depth: int) -> None:
-    prompt, answer = find_prompt(30, ends=True)
+@pytest.mark.parametrize("ends", [True, False])
+def test_only_an_unforeseen_end_costs_a_token_for_each_step_that_was_planned_ahead(
+    ends: bool, depth: int
+) -> None:
+    """An end by length is foreseen."""
+    prompt, answer = find_prompt(20, ends=ends)
     house = SchedulerHarness(caching=False, max_steps_in_flight=depth)
-    house.add(make_request("a", prompt, max_tokens=30))
+    house.add(make_request("a", prompt, max_tokens=20))
     house.run()
     assert house.outputs["a"] == answer
-    assert house.worker.num_computed_tokens == len(prompt) + len(answer) - 1 + (depth - 1)
-
-
-def test_an_end_by_length_is_foreseen_and_costs_nothing() -> None:
-    house = SchedulerHarness(caching=False)
-    prompt = make_long_prompt()
-    house.add(make_request("a", prompt, max_tokens=6))
-    house.run()
-    assert house.worker.num_computed_tokens == len(prompt) + 6 - 1
+    assert house.worker.num_computed_tokens == len(prompt) + len(answer) - 1 + (depth - 1) * ends
 
 
 def add_urgent(house: SchedulerHarness, count: int, num_tokens: int) -> list[StepPlan]:

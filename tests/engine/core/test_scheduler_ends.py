@@ -16,23 +16,33 @@ def finish_of(house: SchedulerHarness, name: str) -> tuple[FinishReason | None, 
     return last.finish_reason, last.stop_reason
 
 
-def is_all_free(house: SchedulerHarness) -> bool:
-    return house.kv_cache.pool.num_free == house.kv_cache.pool.num_usable
-
-
 def run_alone(request: AddRequest) -> SchedulerHarness:
     house = SchedulerHarness()
     house.add(request)
     house.run()
-    assert is_all_free(house)
+    assert house.kv_cache.usage == 0
     return house
 
 
+LASTING, LONG_ANSWER = find_prompt(30, ends=False)
+
+
 def test_max_tokens_ends_with_length() -> None:
-    prompt, answer = find_prompt(30, ends=False)
-    house = run_alone(make_request("a", prompt, max_tokens=7))
-    assert house.outputs["a"] == answer[:7]
+    house = run_alone(make_request("a", LASTING, max_tokens=7))
+    assert house.outputs["a"] == LONG_ANSWER[:7]
     assert finish_of(house, "a") == ("length", None)
+
+
+@pytest.mark.parametrize(("ignored", "gated"), [(False, False), (True, True), (True, False)])
+def test_eos_ends_with_stop_unless_it_is_ignored_without_a_grammar(ignored: bool, gated: bool) -> None:
+    """The matcher is over then: there is nothing left to write."""
+    prompt, answer = find_prompt(30, ends=True)
+    house = run_alone(make_request("a", prompt, max_tokens=40, ignore_eos=ignored, gated=gated))
+    if ignored and not gated:
+        assert house.outputs["a"][: len(answer)] == answer
+        assert (len(house.outputs["a"]), finish_of(house, "a")) == (40, ("length", None))
+    else:
+        assert (house.outputs["a"], finish_of(house, "a")) == (answer, ("stop", None))
 
 
 @pytest.mark.parametrize("max_tokens", [None, 1000])
@@ -43,53 +53,26 @@ def test_the_model_length_ends_with_length(max_tokens: int | None) -> None:
     assert finish_of(house, "a") == ("length", None)
 
 
-def test_eos_ends_with_stop_and_no_stop_reason() -> None:
-    prompt, answer = find_prompt(30, ends=True)
-    house = run_alone(make_request("a", prompt, max_tokens=40))
-    assert house.outputs["a"] == answer
-    assert finish_of(house, "a") == ("stop", None)
-
-
-def test_ignore_eos_goes_on() -> None:
-    prompt, answer = find_prompt(30, ends=True)
-    house = run_alone(make_request("a", prompt, max_tokens=40, ignore_eos=True))
-    assert house.outputs["a"][: len(answer)] == answer
-    assert (len(house.outputs["a"]), finish_of(house, "a")) == (40, ("length", None))
-
-
-def test_a_grammar_still_ends_by_eos_when_eos_is_ignored() -> None:
-    """Its matcher is over then: there is nothing left to write."""
-    prompt, answer = find_prompt(30, ends=True)
-    house = run_alone(make_request("a", prompt, max_tokens=40, ignore_eos=True, gated=True))
-    assert house.outputs["a"] == answer
-
-
-def test_a_stop_token_ends_with_itself_as_the_reason() -> None:
-    prompt, answer = find_prompt(30, ends=False)
-    house = run_alone(make_request("a", prompt, max_tokens=30, stop_token_ids=[answer[3]]))
-    assert house.outputs["a"] == answer[: answer.index(answer[3]) + 1]
-    assert finish_of(house, "a") == ("stop", answer[3])
-
-
-def test_a_stop_token_on_the_last_place_is_a_stop() -> None:
-    prompt, answer = find_prompt(30, ends=False)
-    place = answer.index(answer[3])
-    house = run_alone(make_request("a", prompt, max_tokens=place + 1, stop_token_ids=[answer[3]]))
-    assert finish_of(house, "a") == ("stop", answer[3])
+@pytest.mark.parametrize("room", [0, 20])
+def test_a_stop_token_ends_with_itself_as_the_reason(room: int) -> None:
+    """Also on the last place."""
+    stop = LONG_ANSWER[3]
+    place = LONG_ANSWER.index(stop) + 1
+    house = run_alone(make_request("a", LASTING, max_tokens=place + room, stop_token_ids=[stop]))
+    assert (house.outputs["a"], finish_of(house, "a")) == (LONG_ANSWER[:place], ("stop", stop))
 
 
 def test_a_token_that_could_not_be_sampled_ends_only_its_request() -> None:
     house = SchedulerHarness(max_num_batched_tokens=64)
-    prompt, answer = find_prompt(30, ends=False)
-    house.add_together(*(make_request(name, prompt, max_tokens=5) for name in ("broken", "healthy")))
+    house.add_together(*(make_request(name, LASTING, max_tokens=5) for name in ("broken", "healthy")))
     house.work()
     done = house.to_scheduler.popleft()
     house.to_scheduler.append(StepDone(done.step_id, done.indices, [-1, done.token_ids[1]], done.is_last))
     house.run()
     assert finish_of(house, "broken") == ("error", None)
     assert "no token could be sampled" in (house.ended["broken"][0].error or "")
-    assert house.outputs["healthy"] == answer[:5]
-    assert is_all_free(house)
+    assert house.outputs["healthy"] == LONG_ANSWER[:5]
+    assert house.kv_cache.usage == 0
 
 
 def test_constraints_that_leave_no_token_are_a_dead_end_of_their_request_alone() -> None:
@@ -132,9 +115,8 @@ def test_what_a_failed_row_computed_or_found_is_not_cached(is_preempted: bool) -
 
 def stop_waiting(house: SchedulerHarness) -> None:
     """Behind four others."""
-    prompt, _ = find_prompt(30, ends=False)
-    house.add_together(*(make_request(f"other {n}", prompt, 30, arrival=-1.0) for n in range(4)))
-    house.add(make_request("a", prompt, 30))
+    house.add_together(*(make_request(f"other {n}", LASTING, 30, arrival=-1.0) for n in range(4)))
+    house.add(make_request("a", LASTING, 30))
     assert "a" in house.scheduler.ledger.waiting
 
 
@@ -146,7 +128,7 @@ def stop_in_prefill(house: SchedulerHarness) -> None:
 
 
 def stop_in_decode(house: SchedulerHarness) -> None:
-    house.add(make_request("a", find_prompt(30, ends=False)[0], 30))
+    house.add(make_request("a", LASTING, 30))
     for _ in range(5):
         house.work()
         house.answer()
@@ -161,7 +143,7 @@ def stop_in_flight(house: SchedulerHarness) -> None:
 
 
 def stop_at_the_gate(house: SchedulerHarness) -> None:
-    house.add(make_request("a", find_prompt(30, ends=False)[0], 30, gated=True))
+    house.add(make_request("a", LASTING, 30, gated=True))
     house.work()
     assert house.worker.parked
 
@@ -176,7 +158,9 @@ PLACES = [stop_waiting, stop_in_prefill, stop_in_decode, stop_in_flight, stop_at
 
 
 @pytest.mark.parametrize("stop", PLACES, ids=lambda each: each.__name__)
-def test_an_abort_frees_the_blocks_at_once_and_ends_once(stop: Callable[[SchedulerHarness], None]) -> None:
+def test_an_abort_frees_blocks_and_name_at_once_and_ends_once(
+    stop: Callable[[SchedulerHarness], None],
+) -> None:
     house = SchedulerHarness()
     stop(house)
     house.abort("a")
@@ -185,47 +169,32 @@ def test_an_abort_frees_the_blocks_at_once_and_ends_once(stop: Callable[[Schedul
     assert "a" not in house.scheduler
     assert not [request for request in house.scheduler.ledger.running if request.request_id == "a"]
     house.abort("a")
+    house.add(make_request("a", LASTING, 6))
     house.run()
-    assert len(house.ended["a"]) == 1
-    assert is_all_free(house)
-
-
-@pytest.mark.parametrize("stop", PLACES, ids=lambda each: each.__name__)
-def test_after_an_abort_the_same_name_can_come_again(stop: Callable[[SchedulerHarness], None]) -> None:
-    house = SchedulerHarness()
-    stop(house)
-    house.abort("a")
-    prompt, answer = find_prompt(30, ends=False)
-    house.add(make_request("a", prompt, 6))
-    house.run()
-    assert house.outputs["a"] == answer[:6]
-    assert len(house.ended["a"]) == 2
-
-
-def test_an_unknown_name_is_ignored() -> None:
-    assert SchedulerHarness().scheduler.abort(["nobody"]) == []
+    assert house.outputs["a"] == LONG_ANSWER[:6]
+    assert [ended.finish_reason for ended in house.ended["a"]] == ["abort", "length"]
+    assert house.kv_cache.usage == 0
 
 
 def test_an_abort_carries_the_reason_it_is_given() -> None:
     house = SchedulerHarness()
-    house.add(make_request("a", find_prompt(30, ends=False)[0], 30))
-    (ended,) = house.scheduler.abort(["a"], "error", "the grammar broke")
+    house.add(make_request("a", LASTING, 30))
+    (ended,) = house.scheduler.abort(["nobody", "a"], "error", "the grammar broke")
     assert (ended.finish_reason, ended.error, ended.token_ids) == ("error", "the grammar broke", [])
+
+
+@pytest.fixture
+def house() -> SchedulerHarness:
+    """One request with a grammar beside a plain one; nothing has run yet."""
+    house = SchedulerHarness(max_num_batched_tokens=64)
+    house.add_together(make_request("gated", LASTING, 10, gated=True), make_request("plain", LASTING, 10))
+    return house
 
 
 # Masks
 
 
-def make_gated_house() -> SchedulerHarness:
-    """One request with a grammar beside a plain one; nothing has run yet."""
-    house = SchedulerHarness(max_num_batched_tokens=64)
-    prompt, _ = find_prompt(30, ends=False)
-    house.add_together(make_request("gated", prompt, 10, gated=True), make_request("plain", prompt, 10))
-    return house
-
-
-def test_plain_rows_go_on_while_a_mask_is_late() -> None:
-    house = make_gated_house()
+def test_plain_rows_go_on_while_a_mask_is_late(house: SchedulerHarness) -> None:
     while "plain" not in house.ended:
         assert house.work() or house.answer(), "it waits for somebody else's mask"
     assert len(house.outputs["plain"]) == 10
@@ -233,17 +202,17 @@ def test_plain_rows_go_on_while_a_mask_is_late() -> None:
     assert finish_of(house, "plain") == ("length", None)
 
 
-def test_a_row_whose_mask_is_late_is_skipped_and_caught_up() -> None:
-    house = make_gated_house()
+def test_a_row_whose_mask_is_late_is_skipped_and_caught_up(house: SchedulerHarness) -> None:
+    """Each accepted token reaches its matcher once, but for the last, which ended the request."""
     house.work()
     house.work()
     assert house.to_scheduler[-1].skipped == (0,)
     house.run()
-    assert house.outputs["gated"] == house.outputs["plain"] == find_prompt(30, ends=False)[1][:10]
+    assert house.outputs["gated"] == house.outputs["plain"] == LONG_ANSWER[:10]
+    assert (house.num_accepted["gated"], house.num_accepted["plain"]) == (9, 0)
 
 
-def test_a_skipped_row_is_not_counted_as_computed() -> None:
-    house = make_gated_house()
+def test_a_skipped_row_is_not_counted_as_computed(house: SchedulerHarness) -> None:
     (request, _) = house.scheduler.ledger.running
     house.work()
     house.work()
@@ -254,8 +223,7 @@ def test_a_skipped_row_is_not_counted_as_computed() -> None:
     assert request.num_in_flight <= 2
 
 
-def test_masks_are_ordered_only_when_all_tokens_before_are_known() -> None:
-    house = make_gated_house()
+def test_masks_are_ordered_only_when_all_tokens_before_are_known(house: SchedulerHarness) -> None:
     assert [order.step_id for order in house.to_grammar] == [0]
     assert sum(isinstance(message, RunStep) for message in house.to_worker) == 2
     house.work()
@@ -265,40 +233,30 @@ def test_masks_are_ordered_only_when_all_tokens_before_are_known() -> None:
     assert house.scheduler.order_masks() is None
 
 
-def test_a_gated_request_that_ends_gets_no_mask() -> None:
-    house = make_gated_house()
+def test_a_gated_request_that_ends_gets_no_mask(house: SchedulerHarness) -> None:
     house.abort("gated")
     house.run()
     assert house.num_accepted["gated"] == 0
-    assert house.outputs["plain"] == find_prompt(30, ends=False)[1][:10]
-
-
-def test_accepted_tokens_reach_the_matcher_once_and_in_number() -> None:
-    house = make_gated_house()
-    house.run()
-    assert house.num_accepted["gated"] == 9, "all but the last, which ended the request"
-    assert house.num_accepted["plain"] == 0
+    assert house.outputs["plain"] == LONG_ANSWER[:10]
 
 
 def test_a_row_is_not_given_away_while_its_sample_is_parked() -> None:
     house = SchedulerHarness(max_num_seqs=1)
-    prompt, answer = find_prompt(30, ends=False)
-    house.add(make_request("gated", prompt, 10, gated=True))
+    house.add(make_request("gated", LASTING, 10, gated=True))
     house.work()
     house.abort("gated")
-    house.add(make_request("next", prompt, 4))
+    house.add(make_request("next", LASTING, 4))
     assert house.scheduler.ledger.running == []
     house.run()
-    assert house.outputs["next"] == answer[:4]
+    assert house.outputs["next"] == LONG_ANSWER[:4]
 
 
-def test_a_broken_matcher_does_not_end_a_later_request_of_its_name() -> None:
-    house = make_gated_house()
-    name = next(iter(house.scheduler.ledger.requests))
+def test_a_broken_matcher_does_not_end_a_later_request_of_its_name(house: SchedulerHarness) -> None:
+    name = "gated"
     house.plan()
     late = GrammarBroken(house.scheduler.num_steps - 1, name, "a limit was hit", "dead_end")
     house.abort(name)
-    house.add(make_request(name, find_prompt(30, ends=False)[0], gated=True))
+    house.add(make_request(name, LASTING, gated=True))
     assert house.scheduler.end_broken(late) == []
     report = GrammarBroken(house.scheduler.num_steps, name, "a limit was hit", "dead_end")
     (ended,) = house.scheduler.end_broken(report)

@@ -1,12 +1,18 @@
-"""Any order of add, abort, step and answer: blocks add up, every request ends once, with the right tokens."""
+"""Any order of add, abort, step and answer: blocks add up, every request ends once, with the right tokens.
+
+The arrays against a loop: what each running request gets in a step is what walking through them one by one gives.
+"""
 
 from __future__ import annotations
 
 import random
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine.core.scheduler import MAX_IN_FLIGHT, Scheduler
+from engine.messages import StepPlan
 from tests.engine.core.fake_worker import reference_output
 from tests.engine.core.harness import MAX_MODEL_LEN, SchedulerHarness, make_request
 
@@ -22,49 +28,33 @@ def make_prompt(chance: random.Random, stems: list[list[int]], longest: int = 12
 @given(
     seed=st.integers(0, 2**32),
     num_blocks=st.sampled_from([26, 40, 200]),
-    budget=st.sampled_from([5, 16, 64]),
-    policy=st.sampled_from(["fcfs", "priority"]),
-    depth=st.sampled_from([1, 2]),
     caching=st.booleans(),
-    num_seats=st.sampled_from([1, 2, 4]),
     longest=st.sampled_from([12, MAX_MODEL_LEN]),
+    config=st.fixed_dictionaries(
+        {
+            "max_num_batched_tokens": st.sampled_from([5, 16, 64]),
+            "policy": st.sampled_from(["fcfs", "priority"]),
+            "max_steps_in_flight": st.sampled_from([1, 2]),
+            "max_num_seqs": st.sampled_from([1, 2, 4]),
+        }
+    ),
 )
 def test_any_order_of_events_keeps_blocks_and_tokens_right(
-    seed: int,
-    num_blocks: int,
-    budget: int,
-    policy: str,
-    depth: int,
-    caching: bool,
-    num_seats: int,
-    longest: int,
+    seed: int, num_blocks: int, caching: bool, longest: int, config: dict[str, object]
 ) -> None:
     chance = random.Random(seed)
-    house = SchedulerHarness(
-        num_blocks,
-        caching=caching,
-        max_num_seqs=num_seats,
-        max_num_batched_tokens=budget,
-        policy=policy,
-        max_steps_in_flight=depth,
-    )
-    stems = [[chance.randrange(90) for _ in range(40)] for _ in range(2)]
-    requests = {}
-    aborted = set()
+    house = SchedulerHarness(num_blocks, caching=caching, **config)
+    stems = [chance.choices(range(90), k=40) for _ in range(2)]
+    requests, aborted = {}, set()
     for number in range(chance.randrange(1, 14)):
         name = f"r{number}"
         house.now += chance.random() * 5
-        request = make_request(
-            name,
-            make_prompt(chance, stems, longest),
-            chance.randrange(1, 30),
-            gated=chance.random() < 0.4,
-            priority=chance.randrange(3),
-            arrival=house.now,
-            salt=chance.choice([None, None, "a"]),
+        prompt, length = make_prompt(chance, stems, longest), chance.randrange(1, 30)
+        gated, priority, salt = chance.random() < 0.4, chance.randrange(3), chance.choice([None, None, "a"])
+        requests[name] = make_request(
+            name, prompt, length, gated=gated, priority=priority, arrival=house.now, salt=salt
         )
-        requests[name] = request
-        house.add(request)
+        house.add(requests[name])
         for _ in range(chance.randrange(12)):
             chance.choice([house.work, house.work, house.fill, house.answer])()
             house.check()
@@ -87,19 +77,89 @@ def test_any_order_of_events_keeps_blocks_and_tokens_right(
 def test_two_thousand_random_requests_leave_no_block_behind() -> None:
     chance = random.Random(7)
     house = SchedulerHarness(60, max_num_seqs=16, max_num_batched_tokens=64)
-    stems = [[chance.randrange(90) for _ in range(40)] for _ in range(5)]
+    stems = [chance.choices(range(90), k=40) for _ in range(5)]
     for number in range(2000):
-        house.add(
-            make_request(
-                f"r{number}", make_prompt(chance, stems), chance.randrange(1, 12), gated=number % 5 == 0
-            )
-        )
+        prompt, length = make_prompt(chance, stems), chance.randrange(1, 12)
+        house.add(make_request(f"r{number}", prompt, length, gated=number % 5 == 0))
         for _ in range(6):
             chance.choice([house.work, house.fill, house.answer])()
         if chance.random() < 0.3:
             house.abort(f"r{chance.randrange(number + 1)}")
     house.run(chance, limit=10**6)
     assert house.kv_cache.pool.num_free == house.kv_cache.pool.num_usable
-    assert len(house.ended) == 2000
-    assert all(len(ends) == 1 for ends in house.ended.values())
+    assert [len(ends) for ends in house.ended.values()] == [1] * 2000
     assert house.scheduler.ledger.num_preemptions > 0
+
+
+def walk_running(scheduler: Scheduler) -> dict[int, tuple[int, int, bool]]:
+    """Row -> (start, number of tokens, whether one is sampled), as long as there is room for everybody."""
+    steps = scheduler._steps
+    # a free row makes chunks smaller
+    scheduler.ledger.rows.drain(steps[0].step_id if steps else scheduler.num_steps)
+    budget = scheduler.config.max_num_batched_tokens
+    expected = {}
+    for index, request in enumerate(scheduler.ledger.running):
+        num_known = len(request.token_ids) + request.num_in_flight
+        count = num_known - request.num_computed_tokens
+        if count <= 0 or request.num_in_flight >= MAX_IN_FLIGHT or num_known >= request.max_num_tokens:
+            continue
+        if budget <= 0:
+            break
+        if count > 1:
+            rest = budget - (len(scheduler.ledger.running) - index - 1)
+            if scheduler._can_admit():
+                rest = min(rest, budget // 2)
+            count = min(count, max(1, rest))
+        budget -= count
+        start = request.num_computed_tokens
+        expected[request.row] = (start, count, start + count == num_known)
+    return expected
+
+
+class WatchedHarness(SchedulerHarness):
+    """Compares every plan with the walk through the requests that ran before it was made."""
+
+    num_compared = 0
+
+    def plan(self) -> None:
+        self._order_masks()
+        while True:
+            expected, num_preemptions = walk_running(self.scheduler), self.scheduler.ledger.num_preemptions
+            plan = self.scheduler.schedule()
+            if plan is None:
+                return
+            if self.scheduler.ledger.num_preemptions == num_preemptions:
+                self._compare(plan, expected)
+            self._send(plan)
+
+    def _compare(self, plan: StepPlan, expected: dict[int, tuple[int, int, bool]]) -> None:
+        runs = zip(
+            plan.starts.tolist(), plan.num_scheduled_tokens.tolist(), plan.is_sampled.tolist(), strict=True
+        )
+        new_rows = {new.row for new in plan.new_rows}
+        got = {row: run for row, run in zip(plan.rows.tolist(), runs, strict=True) if row not in new_rows}
+        assert got == expected
+        self.num_compared += len(got)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_any_history_is_planned_as_the_walk_says(seed: int) -> None:
+    chance = random.Random(seed)
+    house = WatchedHarness(
+        chance.choice([26, 40, 300]),
+        max_num_seqs=chance.choice([2, 4, 12]),
+        max_num_batched_tokens=chance.choice([3, 12, 16, 64]),
+        max_steps_in_flight=chance.choice([1, 2]),
+    )
+    for number in range(chance.randrange(4, 30)):
+        length = chance.randrange(1, chance.choice([6, MAX_MODEL_LEN - 1]))
+        prompt = chance.choices(range(90), k=length)
+        stop = {"stop_token_ids": [chance.randrange(90)]} if chance.random() < 0.3 else {}
+        name, gated = f"r{number}", chance.random() < 0.3
+        house.add(make_request(name, prompt, chance.randrange(1, 40), gated=gated, **stop))
+        for _ in range(chance.randrange(20)):
+            chance.choice([house.work, house.work, house.fill, house.answer])()
+        if chance.random() < 0.2:
+            house.abort(f"r{chance.randrange(number + 1)}")
+    house.run(chance)
+    assert house.num_compared > 20
