@@ -1,15 +1,28 @@
-"""Actor and ThreadActor: order, batches, crashes and ends."""
+"""Actor and ThreadActor: order, batches, crashes and ends.
+
+ReaderPacing: nobody waits without need, nobody is forgotten, and a round that takes long is followed by a rest.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from engine import SamplingParams
 from engine.actors.actor import Actor, ThreadActor
+from engine.actors.detokenizer import DetokenizerActor
+from engine.actors.reader_pacing import ReaderPacing
+from engine.core.detokenizer import Detokenizer, NoText
+from engine.messages import AddRequest, NewTokens, RequestTokens
+from engine.metrics import Metrics
+from engine.output_stream import OutputStream
 from tests.waiting import wait_until
 
 
@@ -65,74 +78,39 @@ async def running(actor: Actor[str] | ThreadActor[str]) -> AsyncIterator[asyncio
 
 
 async def test_messages_are_handled_in_order_and_batches_are_closed_once() -> None:
-    actor = Listener()
-    async with running(actor):
-        for message in ("a", "b", "c"):
-            actor.tell(message)
-        await wait_until(lambda: "|" in actor.heard)
-        actor.tell("d")
-        await wait_until(lambda: "d" in actor.heard)
-    assert actor.heard == ["a", "b", "c", "|", "d", "|"]
-
-
-async def test_what_an_actor_tells_itself_belongs_to_the_batch() -> None:
-    actor = Listener()
-    async with running(actor):
-        actor.tell("echo")
-        await wait_until(lambda: "|" in actor.heard)
-    assert actor.heard[:3] == ["echo", "from itself", "|"]
-
-
-async def test_an_actor_is_told_things_before_it_runs() -> None:
+    """What comes before it runs and what it tells itself belong to the batch."""
     actor = Listener()
     actor.tell("early")
     async with running(actor):
-        await wait_until(lambda: "early" in actor.heard)
-
-
-async def test_an_exception_comes_out_of_run() -> None:
-    actor = Listener()
-    async with running(actor) as task:
-        actor.tell("burn")
-        with pytest.raises(RuntimeError, match="on fire"):
-            await task
-
-
-async def test_an_exception_in_the_thread_comes_out_of_run() -> None:
-    actor = ThreadListener()
-    async with running(actor) as task:
-        actor.tell("burn")
-        with pytest.raises(RuntimeError, match="on fire"):
-            await task
-    assert actor.thread is not None
-    assert not actor.thread.is_alive()
-
-
-async def test_a_stop_finishes_the_message_at_hand_and_joins_the_thread() -> None:
-    actor = ThreadListener()
-    async with running(actor):
         for message in ("a", "b"):
             actor.tell(message)
-    assert actor.heard == ["a", "b"]
-    assert actor.thread is not None
-    assert not actor.thread.is_alive()
+        await wait_until(lambda: "|" in actor.heard)
+        actor.tell("echo")
+        await wait_until(lambda: "from itself" in actor.heard)
+    assert actor.heard[:7] == ["early", "a", "b", "|", "echo", "from itself", "|"]
 
 
-async def test_the_work_of_a_thread_actor_is_not_on_the_loop() -> None:
-    actor = ThreadListener()
-    async with running(actor):
-        assert actor.thread is not threading.current_thread()
-        assert actor.thread is not None
-        assert actor.thread.name == "troupe-test"
+@pytest.mark.parametrize("kind", [Listener, ThreadListener])
+async def test_an_exception_comes_out_of_run(kind: type[Listener | ThreadListener]) -> None:
+    actor = kind()
+    async with running(actor) as task:
+        actor.tell("burn")
+        with pytest.raises(RuntimeError, match="on fire"):
+            await task
+    if isinstance(actor, ThreadListener):
+        assert actor.thread is not None and not actor.thread.is_alive()
 
 
-async def test_a_post_is_called_on_the_loop() -> None:
-    threads = []
-    actor = ThreadListener(on_message=lambda _: threads.append(threading.current_thread()))
+async def test_a_post_is_called_on_the_loop_and_an_end_finishes_the_messages_at_hand() -> None:
+    posted = []
+    actor = ThreadListener(on_message=lambda _: posted.append(threading.current_thread()))
     async with running(actor):
         actor.tell("a")
-        await wait_until(lambda: bool(threads))
-    assert threads == [threading.current_thread()]
+        await wait_until(lambda: bool(posted))
+        actor.tell("b")
+    assert posted[0] is threading.current_thread() and actor.heard == ["a", "b"]
+    assert actor.thread is not None and not actor.thread.is_alive()
+    assert actor.thread is not posted[0] and actor.thread.name == "troupe-test"
 
 
 async def test_a_thread_actor_may_be_told_from_any_thread() -> None:
@@ -167,3 +145,80 @@ def test_a_post_to_a_closed_loop_is_dropped() -> None:
 
     actor = asyncio.run(make())
     actor.post(print, "never")
+
+
+class Reader:
+    """Is woken in rounds; `works_s` is how long it then keeps the loop."""
+
+    def __init__(self, works_s: float = 0.0) -> None:
+        self.wake_times: list[float] = []
+        self._works_s = works_s
+
+    def wake(self) -> None:
+        self.wake_times.append(time.monotonic())
+        if self._works_s:
+            asyncio.get_running_loop().call_soon(time.sleep, self._works_s)
+
+
+async def test_news_during_a_round_come_with_the_next_one_and_once() -> None:
+    pacing, reader = ReaderPacing(), Reader()
+    group = [reader]
+    for _ in range(5):
+        pacing.wake(group)
+    assert len(reader.wake_times) == 1
+    await wait_until(lambda: len(reader.wake_times) == 2)
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert len(reader.wake_times) == 2
+
+
+async def test_no_group_is_forgotten() -> None:
+    pacing, readers = ReaderPacing(), [Reader() for _ in range(4)]
+    for reader in readers:
+        pacing.wake([reader])
+    await wait_until(lambda: all(len(reader.wake_times) == 1 for reader in readers))
+
+
+async def test_a_long_round_is_followed_by_a_rest_as_long() -> None:
+    pacing, reader = ReaderPacing(), Reader(works_s=0.03)
+    pacing.wake([reader])
+    pacing.wake([reader])
+    await wait_until(lambda: len(reader.wake_times) == 2)
+    first, second = reader.wake_times
+    assert second - first >= 0.055
+
+
+async def test_after_a_rest_without_news_the_loop_is_quiet_again() -> None:
+    pacing, reader = ReaderPacing(), Reader()
+    group = [reader]
+    for count in (1, 2, 3):
+        await wait_until(lambda: not pacing._is_busy)
+        pacing.wake(group)
+        assert len(reader.wake_times) == count
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, NewTokens([], ["r"], [5])),
+        ({"stop": ("x",)}, NewTokens([], ["r"], [5])),
+        ({"stop_token_ids": (7,)}, NewTokens([RequestTokens("r", [5])])),
+    ],
+    ids=["plain", "stop string", "stop token"],
+)
+async def test_every_kind_of_row_wakes_its_reader_in_rounds(options: Any, message: NewTokens) -> None:
+    """The tokenizer is silent, so that no stop string ever comes."""
+    tokenizer: Any = SimpleNamespace(
+        eos_token_ids=(0,), make_text=lambda *_: NoText(), token_piece=lambda token_id: ""
+    )
+    metrics, params = Metrics(), SamplingParams(output_kind="delta", **options)
+    stream = OutputStream("r", None, [1], params, 0.0, None, metrics)
+    actor = DetokenizerActor(Detokenizer(tokenizer), {"r": (stream, 0)}, metrics, lambda abort: None)
+    actor.handle(AddRequest("r", [1], params, 0, 0.0))
+    actor.handle(message)
+    await stream.get()
+    actor.handle(message)
+    reader = asyncio.create_task(stream.get())
+    await asyncio.sleep(0)
+    assert not reader.done(), "the first round is not over"
+    assert (await reader).outputs[0].token_ids == [5]

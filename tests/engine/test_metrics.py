@@ -1,61 +1,44 @@
-"""Histogram: buckets, sums, quantiles, copies. Metrics: what the snapshot is made of."""
+"""Metrics: histograms and their copies. A snapshot says where every request is and who owns which block."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine import Histogram
-from engine.metrics import GAP_BUCKETS_S, LATENCY_BUCKETS_S, Metrics
-
-BUCKETS = (1.0, 2.0, 5.0)
-
-
-def make_histogram(values: Sequence[float] = ()) -> Histogram:
-    histogram = Histogram(BUCKETS)
-    for value in values:
-        histogram.observe(value)
-    return histogram
+from engine import EngineSnapshot, Histogram
+from engine.metrics import Metrics
+from engine.snapshot import take_snapshot
+from tests.engine.core.harness import SchedulerHarness, make_request
 
 
-@pytest.mark.parametrize(("value", "place"), [(0.0, 0), (1.0, 0), (1.1, 1), (2.0, 1), (5.0, 2), (5.1, 3)])
-def test_a_value_on_a_bound_belongs_below_it(value: float, place: int) -> None:
+def test_a_value_on_a_bound_belongs_below_it() -> None:
     """As Prometheus has it: `le` means at most."""
-    counts = make_histogram([value]).counts
-    assert counts.index(1) == place
-    assert len(counts) == len(BUCKETS) + 1
-
-
-def test_count_and_sum_are_those_of_the_values() -> None:
-    histogram = make_histogram([0.5, 1.5, 99.0])
-    assert (histogram.count, histogram.sum) == (3, 101.0)
+    histogram = Histogram((1.0, 2.0, 5.0))
+    for value in (0.0, 1.0, 1.5, 2.0, 5.0, 5.5):
+        histogram.observe(value)
+    assert (histogram.counts, histogram.count, histogram.sum) == ([2, 2, 1, 1], 6, 15.0)
 
 
 @given(values=st.lists(st.floats(0, 10)))
 def test_many_at_once_count_as_each_alone(values: list[float]) -> None:
-    at_once = make_histogram()
+    at_once, one_by_one = Histogram((1.0, 2.0, 5.0)), Histogram((1.0, 2.0, 5.0))
     at_once.observe_many(values)
-    one_by_one = make_histogram(values)
+    for value in values:
+        one_by_one.observe(value)
     assert at_once.counts == one_by_one.counts
     assert at_once.sum == pytest.approx(one_by_one.sum)
-
-
-def test_a_copy_stands_still() -> None:
-    histogram = make_histogram([0.5])
-    twin = histogram.copy()
-    histogram.observe(1.5)
-    assert (twin.counts, twin.sum, twin.buckets) == ([1, 0, 0, 0], 0.5, BUCKETS)
 
 
 def test_a_snapshot_of_all_histograms_stands_still() -> None:
     metrics = Metrics()
     before = metrics.histograms()
     metrics.ttft.observe(0.2)
-    assert before["time_to_first_token_seconds"].count == 0
-    assert metrics.histograms()["time_to_first_token_seconds"].count == 1
+    old, new = (each["time_to_first_token_seconds"] for each in (before, metrics.histograms()))
+    assert (old.count, sum(old.counts), new.count, new.sum) == (0, 0, 1, 0.2)
+    assert all(list(each.buckets) == sorted(set(each.buckets)) for each in before.values())
 
 
 def test_a_step_counts_its_tokens() -> None:
@@ -65,6 +48,59 @@ def test_a_step_counts_its_tokens() -> None:
     assert (metrics.num_steps, metrics.num_step_tokens) == (2, 10)
 
 
-@pytest.mark.parametrize("buckets", [LATENCY_BUCKETS_S, GAP_BUCKETS_S])
-def test_buckets_rise(buckets: tuple[float, ...]) -> None:
-    assert list(buckets) == sorted(set(buckets))
+def look(house: SchedulerHarness) -> EngineSnapshot:
+    return take_snapshot(house.scheduler, house.kv_cache.pool, house.kv_cache.block_size)
+
+
+def test_running_requests_come_first_and_waiting_ones_in_their_order() -> None:
+    """A prompt that is computed in chunks is prefill until it is known."""
+    house = SchedulerHarness(max_num_seqs=1, max_steps_in_flight=1)
+    for name in ("first", "second", "third"):
+        house.add(make_request(name, [*range(40)], max_tokens=9))
+    views = look(house).requests
+    phases = [(view.request_id, view.phase) for view in views]
+    assert phases == [("first", "prefill"), ("second", "queued"), ("third", "queued")]
+    assert (views[0].num_computed_tokens, views[0].num_prompt_tokens) == (16, 40)
+    for _ in range(3):
+        house.work()
+        house.answer()
+    assert look(house).requests[0].phase == "decode"
+
+
+def test_a_request_that_lost_its_blocks_is_preempted_and_owns_none() -> None:
+    house = SchedulerHarness(num_blocks=9, caching=False)
+    house.add(make_request("kept", [*range(12)], max_tokens=20))
+    house.add(make_request("lost", [*range(40, 52)], max_tokens=20))
+    while not house.scheduler.ledger.num_preemptions:
+        house.work()
+        house.answer()
+    views = {view.request_id: view for view in look(house).requests}
+    assert views["lost"].phase == "preempted" and views["lost"].block_ids == ()
+    assert views["lost"].num_preemptions == 1 and views["kept"].phase == "decode"
+
+
+def test_blocks_are_those_of_the_pool_and_may_be_left_out() -> None:
+    house = SchedulerHarness()
+    house.add(make_request("a", [*range(9)], max_tokens=3))
+    house.add(make_request("b", [*range(9)], max_tokens=3))
+    snapshot = look(house)
+    owned = {block_id for view in snapshot.requests for block_id in view.block_ids}
+    assert owned == set(house.kv_cache.pool.owned_ids()) and 0 not in owned
+    assert len(snapshot.cached_block_ids) == house.kv_cache.pool.num_cached > 0
+    light = take_snapshot(house.scheduler, house.kv_cache.pool, 4, with_blocks=False)
+    for view, slim in zip(snapshot.requests, light.requests, strict=True):
+        assert slim == dataclasses.replace(view, block_ids=(), age_s=slim.age_s)
+    assert light.cached_block_ids == ()
+    house.run()
+    assert look(house).requests == ()
+
+
+def test_a_snapshot_stays_as_it_was() -> None:
+    house = SchedulerHarness()
+    house.add(make_request("a", [*range(9)], max_tokens=20))
+    snapshot = look(house)
+    before = dataclasses.asdict(snapshot)
+    house.run()
+    assert dataclasses.asdict(snapshot) == before
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        snapshot.num_blocks = 3  # type: ignore[misc]

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from engine import EngineDead, Logprob, RequestTimeout, SamplingParams, TokenLogprobs
+from engine import EngineDead, Logprob, RequestOutput, RequestTimeout, SamplingParams, TokenLogprobs
 from engine.core.detokenizer import TextDelta
 from engine.messages import RequestTokens
 from engine.metrics import Metrics
@@ -49,56 +49,29 @@ async def is_silent(stream: OutputStream) -> bool:
     return False
 
 
-async def test_unread_deltas_merge_into_one() -> None:
+async def test_unread_deltas_merge_into_one_and_hold_only_what_is_new() -> None:
+    """A reader may have been told by something else since its wake-up was put off."""
     stream = make_stream()
     put(stream, "a", 1)
     put(stream, "bc", 2, 3)
     output = await stream.get()
-    assert (output.outputs[0].text, output.outputs[0].token_ids) == ("abc", [1, 2, 3])
+    assert (output.outputs[0].text, output.outputs[0].token_ids, output.finished) == ("abc", [1, 2, 3], False)
+    assert (output.outputs[0].logprobs, output.outputs[0].cumulative_logprob) == (None, None)
+    stream.wake()
     assert await is_silent(stream)
-
-
-async def test_a_delta_holds_only_what_is_new() -> None:
-    stream = make_stream()
-    put(stream, "a", 1)
-    await stream.get()
-    put(stream, "b", 2)
-    assert (await stream.get()).outputs[0].text == "b"
+    put(stream, "d", 4, finish="stop")
+    output = await stream.get()
+    assert (output.outputs[0].text, output.finished, output.outputs[0].is_finished) == ("d", True, True)
 
 
 async def test_cumulative_outputs_hold_all_there_is() -> None:
     stream = make_stream("cumulative")
-    put(stream, "a", 1)
-    first = (await stream.get()).outputs[0]
-    put(stream, "b", 2)
-    second = (await stream.get()).outputs[0]
-    assert (first.text, first.token_ids) == ("a", [1])
-    assert (second.text, second.token_ids) == ("ab", [1, 2])
-
-
-async def test_a_final_output_comes_once_at_the_end() -> None:
-    stream = make_stream("final")
-    put(stream, "a", 1)
-    assert await is_silent(stream)
-    put(stream, "b", 2, finish="length")
-    output = await stream.get()
-    assert (output.outputs[0].text, output.outputs[0].finish_reason, output.finished) == (
-        "ab",
-        "length",
-        True,
-    )
-
-
-@pytest.mark.parametrize("kind", ["delta", "cumulative", "final"])
-async def test_only_the_last_output_is_finished(kind: str) -> None:
-    stream = make_stream(kind)
-    put(stream, "a", 1)
-    if kind != "final":
-        assert not (await stream.get()).finished
-    put(stream, "", finish="stop")
-    output = await stream.get()
-    assert output.finished
-    assert output.outputs[0].is_finished
+    told = []
+    for text, token_id, finish in (("a", 1, None), ("b", 2, "length")):
+        put(stream, text, token_id, finish=finish)  # type: ignore[arg-type]
+        output = await stream.get()
+        told.append((output.outputs[0].text, output.outputs[0].token_ids, output.finished))
+    assert told == [("a", [1], False), ("ab", [1, 2], True)]
 
 
 async def test_n_completions_end_one_by_one() -> None:
@@ -111,29 +84,23 @@ async def test_n_completions_end_one_by_one() -> None:
     assert (await stream.get()).finished
 
 
-async def test_a_final_output_waits_for_all_completions() -> None:
+async def test_a_final_output_comes_once_all_completions_have_ended() -> None:
     stream = make_stream("final", n=2)
+    put(stream, "a", 1, index=0)
     put(stream, "b", 2, index=1, finish="stop")
     assert await is_silent(stream)
-    put(stream, "a", 1, index=0, finish="stop")
-    assert [completion.text for completion in (await stream.get()).outputs] == ["a", "b"]
+    put(stream, "c", 3, index=0, finish="length")
+    output = await stream.get()
+    assert [(each.text, each.finish_reason) for each in output.outputs] == [("ac", "length"), ("b", "stop")]
+    assert output.finished
 
 
-async def test_deltas_name_only_the_completions_with_news() -> None:
-    stream = make_stream(n=3)
-    put(stream, "x", 1, index=2)
-    assert [completion.index for completion in (await stream.get()).outputs] == [2]
-
-
-async def test_a_finish_is_told_once_in_deltas() -> None:
-    stream = make_stream(n=2)
-    put(stream, "a", 1, index=0, finish="stop")
-    told = [completion.finish_reason for completion in (await stream.get()).outputs]
-    put(stream, "b", 2, index=1)
-    told += [completion.finish_reason for completion in (await stream.get()).outputs]
-    put(stream, "", index=1, finish="length")
-    told += [completion.finish_reason for completion in (await stream.get()).outputs]
-    assert told == ["stop", None, "length"]
+async def test_deltas_name_only_completions_with_news_and_a_finish_once() -> None:
+    stream, told = make_stream(n=3), []
+    for index, finish in ((2, "stop"), (1, None), (1, "length")):
+        put(stream, "a", 1, index=index, finish=finish)  # type: ignore[arg-type]
+        told += [(each.index, each.finish_reason) for each in (await stream.get()).outputs]
+    assert told == [(2, "stop"), (1, None), (1, "length")]
 
 
 async def test_logprobs_are_cut_like_the_tokens_and_summed_over_all() -> None:
@@ -144,13 +111,6 @@ async def test_logprobs_are_cut_like_the_tokens_and_summed_over_all() -> None:
         assert completion.logprobs is not None
         assert [entry.token.token_id for entry in completion.logprobs] == [token_id]
     assert completion.cumulative_logprob == -1.0
-
-
-async def test_without_logprobs_there_is_no_sum() -> None:
-    stream = make_stream()
-    put(stream, "a", 1)
-    completion = (await stream.get()).outputs[0]
-    assert (completion.logprobs, completion.cumulative_logprob) == (None, None)
 
 
 async def test_a_failure_wakes_a_reader_that_waits() -> None:
@@ -184,17 +144,17 @@ async def test_what_comes_after_a_failure_does_not_revive_the_stream() -> None:
 
 
 async def test_outputs_tell_request_prompt_and_times() -> None:
-    stream = make_stream()
+    metrics = Metrics()
+    stream = make_stream(metrics=metrics)
     put(stream, "a", 1, now=12.0, scheduled=10.5)
-    put(stream, "b", 2, now=12.5)
+    put(stream, "b", 2, now=12.5, finish="stop")
     output = await stream.get()
     assert (output.request_id, output.prompt, output.prompt_token_ids) == ("r", "hello", [1, 2])
     assert output.num_cached_tokens == 16
-    assert (output.metrics.queue_time, output.metrics.ttft, output.metrics.last_token_time) == (
-        0.5,
-        2.0,
-        12.5,
-    )
+    times = output.metrics
+    assert (times.queue_time, times.ttft, times.last_token_time) == (0.5, 2.0, 12.5)
+    counted = [(each.count, each.sum) for each in (metrics.queue_time, metrics.ttft, metrics.e2e)]
+    assert (counted, metrics.finished["stop"]) == ([(1, 0.5), (1, 2.0), (1, 2.5)], 1)
 
 
 async def test_the_gap_between_tokens_is_that_of_the_last_two() -> None:
@@ -203,23 +163,9 @@ async def test_the_gap_between_tokens_is_that_of_the_last_two() -> None:
     assert gaps == [0.0, 0.5, 0.0]
 
 
-async def test_metrics_count_each_request_once() -> None:
-    metrics = Metrics()
-    stream = make_stream(metrics=metrics)
-    put(stream, "a", 1, now=12.0, scheduled=10.5)
-    put(stream, "b", 2, now=14.0, finish="stop")
-    assert (metrics.ttft.count, metrics.ttft.sum) == (1, 2.0)
-    assert (metrics.queue_time.count, metrics.queue_time.sum) == (1, 0.5)
-    assert (metrics.e2e.sum, metrics.finished["stop"]) == (4.0, 1)
-
-
-def make_group(*streams: OutputStream) -> StreamGroup:
-    return StreamGroup([(stream, 0) for stream in streams])
-
-
 async def test_a_group_gives_each_of_its_streams_a_token() -> None:
     streams = [make_stream(), make_stream("cumulative")]
-    group, gaps = make_group(*streams), Metrics().itl
+    group, gaps = StreamGroup([(stream, 0) for stream in streams]), Metrics().itl
     for stream in streams:
         put(stream, "a", 1, now=11.0)
         await stream.get()
@@ -230,40 +176,50 @@ async def test_a_group_gives_each_of_its_streams_a_token() -> None:
     assert (gaps.count, gaps.sum) == (2, 1.0)
 
 
-async def test_a_group_counts_one_gap_for_each_token() -> None:
-    stream, gaps = make_stream("final"), Metrics().itl
-    put(stream, "a", 1, now=11.0)
-    group = make_group(stream)
-    for now in (11.5, 12.5):
-        group.put([2], ["b"], now, gaps)
-    assert (gaps.count, gaps.sum) == (2, 1.5)
-    group.flush()
-    put(stream, "", finish="length", now=13.0)
-    output = await stream.get()
-    assert (output.outputs[0].text, output.metrics.last_token_time) == ("abb", 12.5)
-
-
 async def test_a_group_hands_on_every_step_in_order() -> None:
     """More steps than a bundle has, and two streams, so that nothing can be lost or swapped unseen."""
-    streams = [make_stream("final"), make_stream("final")]
+    streams, gaps = [make_stream("final"), make_stream("final")], Metrics().itl
     for stream in streams:
-        put(stream, "-", 0)
-    group, steps = make_group(*streams), range(1, BUNDLE_STEPS + 10)
+        put(stream, "-", 0, now=11.0)
+    group, steps = StreamGroup([(stream, 0) for stream in streams]), range(1, BUNDLE_STEPS + 10)
     for step in steps:
-        group.put([step, -step], [f"{step},", f"{-step},"], 11.0, Metrics().itl)
+        group.put([step, -step], [f"{step},", f"{-step},"], 11.0 + step, gaps)
+    assert (gaps.count, gaps.sum) == (2 * len(steps), 2.0 * len(steps))
     group.flush()
     group.flush()
     for sign, stream in zip((1, -1), streams, strict=True):
-        put(stream, "", finish="length")
-        output = (await stream.get()).outputs[0]
-        assert output.token_ids == [0, *(sign * step for step in steps)]
-        assert output.text == "-" + "".join(f"{sign * step}," for step in steps)
+        put(stream, "", finish="length", now=10**6)
+        output = await stream.get()
+        assert output.outputs[0].token_ids == [0, *(sign * step for step in steps)]
+        assert output.outputs[0].text == "-" + "".join(f"{sign * step}," for step in steps)
+        assert output.metrics.last_token_time == 11.0 + len(steps)
 
 
-async def test_a_late_wake_without_news_tells_nothing() -> None:
-    """A reader may have been told by something else since its wake-up was put off."""
-    stream = make_stream()
-    put(stream, "a", 1)
-    await stream.get()
-    stream.wake()
-    assert await is_silent(stream)
+def put_prompt(stream: OutputStream, *token_ids: int | None) -> None:
+    """A part of the prompt's log-probabilities."""
+    part = [None if i is None else TokenLogprobs(Logprob(i, -1.0, 1)) for i in token_ids]
+    stream.put(0, RequestTokens("r", [], None, part), TextDelta("r", "", [], None, part), 11.0)
+
+
+def read_prompt(output: RequestOutput) -> list[int | None] | None:
+    found = output.prompt_logprobs
+    return None if found is None else [None if each is None else each.token.token_id for each in found]
+
+
+@pytest.mark.parametrize("kind", ["delta", "cumulative", "final"])
+@pytest.mark.parametrize("parts", [[[None], [2]], [[None], [None, 2]]], ids=["in parts", "anew"])
+async def test_prompt_logprobs_are_told_as_a_whole(kind: str, parts: list[list[int | None]]) -> None:
+    """A part that begins like the first one replaces those before it."""
+    stream = make_stream(kind, prompt_logprobs=0)
+    for part in parts:
+        put_prompt(stream, *part)
+        assert await is_silent(stream)
+    put(stream, "a", 5, finish="length")
+    assert read_prompt(await stream.get()) == [None, 2]
+
+
+async def test_prompt_logprobs_of_half_a_prompt_are_not_told() -> None:
+    stream = make_stream(prompt_logprobs=0)
+    put_prompt(stream, None)
+    put(stream, "", finish="abort")
+    assert read_prompt(await stream.get()) is None

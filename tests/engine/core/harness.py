@@ -37,9 +37,7 @@ def make_request(
 ) -> AddRequest:  # fmt: skip
     grammar = GrammarSpec.json_object() if gated else None
     sampling = SamplingParams(max_tokens=max_tokens, grammar=grammar, **params)  # type: ignore[arg-type]
-    return AddRequest(
-        name, prompt, sampling, seed=0, arrival_time=arrival, priority=priority, cache_salt=salt
-    )
+    return AddRequest(name, prompt, sampling, 0, arrival, priority=priority, cache_salt=salt)
 
 
 def find_prompt(num_tokens: int, *, ends: bool) -> tuple[list[int], list[int]]:
@@ -50,10 +48,6 @@ def find_prompt(num_tokens: int, *, ends: bool) -> tuple[list[int], list[int]]:
         if (EOS in answer) == ends and len(answer) > 4:
             return prompt, answer
     raise AssertionError("there is no such prompt")
-
-
-def make_plain_item(request_id: str, token_id: int) -> RequestTokens:
-    return RequestTokens(request_id, [token_id])
 
 
 class SchedulerHarness:
@@ -73,9 +67,8 @@ class SchedulerHarness:
         self.to_grammar: deque[FillMasks] = deque()
         self.to_scheduler: deque[StepDone] = deque()
         self.num_accepted: Counter[str] = Counter()
-        self.num_due: dict[
-            tuple[int, int], int
-        ] = {}  # (step, index) -> output tokens the matcher must have seen
+        # (step, index) -> output tokens the matcher must have seen
+        self.num_due: dict[tuple[int, int], int] = {}
         self.outputs: dict[str, list[int]] = {}
         self.ended: dict[str, list[RequestTokens]] = {}
 
@@ -104,11 +97,10 @@ class SchedulerHarness:
         if not self.to_worker:
             return False
         message = self.to_worker.popleft()
-        done = (
-            self.worker.execute(message.plan)
-            if isinstance(message, RunStep)
-            else self.worker.sample_gated(message)
-        )
+        if isinstance(message, RunStep):
+            done = self.worker.execute(message.plan)
+        else:
+            done = self.worker.sample_gated(message)
         if done is not None:
             self.to_scheduler.append(done)
         return True
@@ -120,9 +112,7 @@ class SchedulerHarness:
         order = self.to_grammar.popleft()
         self.num_accepted.update(name for name, _ in order.accepted)
         for index, name in order.targets:
-            assert self.num_accepted[name] == self.num_due[order.step_id, index], (
-                "the mask is of another position"
-            )
+            assert self.num_accepted[name] == self.num_due[order.step_id, index], "a mask of another position"
         indices = np.array([index for index, _ in order.targets], dtype=np.int64)
         self.to_worker.append(SampleGate(order.step_id, indices, np.full((len(indices), 4), -1, np.int32)))
         return True
@@ -132,9 +122,8 @@ class SchedulerHarness:
         if not self.to_scheduler:
             return False
         new_tokens = self.scheduler.update(self.to_scheduler.popleft())
-        self._collect(
-            [*new_tokens.items, *map(make_plain_item, new_tokens.plain_ids, new_tokens.plain_tokens)]
-        )
+        plain = zip(new_tokens.plain_ids, new_tokens.plain_tokens, strict=True)
+        self._collect([*new_tokens.items, *(RequestTokens(name, [token]) for name, token in plain)])
         self.plan()
         return True
 
