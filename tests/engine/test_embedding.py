@@ -75,28 +75,13 @@ async def test_an_engine_lives_in_a_fastapi_lifespan(make_config: MakeConfig) ->
         assert len((await client.get("/")).json()) == 8
 
 
-def test_llm_works_from_a_plain_thread(make_llm: Callable[..., LLM]) -> None:
-    found: list[list[int]] = []
+async def test_llm_works_inside_a_running_loop_and_in_a_plain_thread(make_llm: Callable[..., LLM]) -> None:
+    """One that is forgotten cleans up behind itself."""
 
-    def work() -> None:
-        with make_llm() as llm:
-            found.append(llm.generate(PROMPT, SHORT, use_tqdm=False)[0].outputs[0].token_ids)
+    def work() -> list[int]:
+        return make_llm().generate(PROMPT, SHORT, use_tqdm=False)[0].outputs[0].token_ids
 
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
-    assert len(found[0]) == 8
-
-
-async def test_llm_works_inside_a_running_loop(make_llm: Callable[..., LLM]) -> None:
-    with make_llm() as llm:
-        assert len(llm.generate(PROMPT, SHORT, use_tqdm=False)[0].outputs[0].token_ids) == 8
-
-
-def test_a_forgotten_llm_cleans_up_behind_itself(make_llm: Callable[..., LLM]) -> None:
-    llm = make_llm()
-    llm.generate(PROMPT, SHORT, use_tqdm=False)
-    del llm
+    assert work() == await asyncio.to_thread(work)
     gc.collect()
 
 

@@ -1,16 +1,22 @@
-"""The engine as a whole: its door, its ends, its crashes."""
+"""The engine as a whole: its door, its ends, its crashes, and what ends a text."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
+import shutil
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from engine import (
+    LLM,
     ConfigError,
     Engine,
     EngineConfig,
@@ -19,30 +25,25 @@ from engine import (
     RequestOutput,
     SamplingParams,
 )
+from engine.messages import AbortRequest
 from engine.worker.model_runner import ModelRunner
 from grammar import GrammarError, GrammarSpec
+from tests.engine.tokenizer_folders import make_byte_level_folder
 from tests.waiting import wait_until
 
 MakeConfig = Callable[..., EngineConfig]
-GREEDY = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True)
 LONG = SamplingParams(max_tokens=900, temperature=0, ignore_eos=True, output_kind="delta")
+GREEDY = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True)
+
+
+def _explode(*_: object) -> None:
+    raise RuntimeError("the device is on fire")
 
 
 async def complete(
     engine: Engine, prompt: str | list[int] = "hello", params: SamplingParams = GREEDY
 ) -> RequestOutput:
     return [output async for output in engine.generate(prompt, params)][-1]
-
-
-async def test_deltas_add_up_to_the_cumulative_text(make_config: MakeConfig) -> None:
-    async with Engine(make_config()) as engine:
-        whole = await complete(engine)
-        params = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True, output_kind="delta")
-        deltas = [output async for output in engine.generate("hello", params)]
-    parts = [delta.outputs[0] for delta in deltas if delta.outputs]
-    assert "".join(part.text for part in parts) == whole.outputs[0].text
-    assert [token for part in parts for token in part.token_ids] == whole.outputs[0].token_ids
-    assert [part.finish_reason for part in parts if part.finish_reason] == ["length"]
 
 
 async def test_a_loop_that_is_never_idle_does_not_stop_the_engine(make_config: MakeConfig) -> None:
@@ -64,27 +65,28 @@ async def test_a_loop_that_is_never_idle_does_not_stop_the_engine(make_config: M
     assert len(output.outputs[0].token_ids) == 8
 
 
-async def test_a_slow_reader_gets_merged_deltas(make_config: MakeConfig) -> None:
+async def test_deltas_add_up_to_the_whole_and_merge_for_a_slow_reader(make_config: MakeConfig) -> None:
     async with Engine(make_config()) as engine:
         params = SamplingParams(max_tokens=50, temperature=0, ignore_eos=True, output_kind="delta")
+        whole = (await complete(engine, params=replace(params, output_kind="cumulative"))).outputs[0]
+        deltas = [output.outputs[0] async for output in engine.generate("hello", params) if output.outputs]
         stream = engine.generate("hello", params)
-        first = await anext(stream)
-        await wait_until(lambda: engine.stats().finished["length"] == 1)
-        rest = [output async for output in stream]
-    assert len(rest) == 1
-    assert len(first.outputs[0].token_ids) + len(rest[0].outputs[0].token_ids) == 50
+        merged = [(await anext(stream)).outputs[0]]
+        await wait_until(lambda: engine.stats().finished["length"] == 3)
+        merged += [output.outputs[0] async for output in stream]
+    assert len(merged) == 2
+    for parts in (deltas, merged):
+        assert "".join(part.text for part in parts) == whole.text
+        assert [token for part in parts for token in part.token_ids] == whole.token_ids
+        assert [part.finish_reason for part in parts if part.finish_reason] == ["length"]
 
 
 async def test_a_stop_string_ends_the_request_and_frees_its_blocks(make_config: MakeConfig) -> None:
+    params = SamplingParams(max_tokens=40, temperature=0, ignore_eos=True)
     async with Engine(make_config()) as engine:
-        text = (
-            (await complete(engine, params=SamplingParams(max_tokens=40, temperature=0, ignore_eos=True)))
-            .outputs[0]
-            .text
-        )
+        text = (await complete(engine, params=params)).outputs[0].text
         stop = text[10:13]
-        params = SamplingParams(max_tokens=40, temperature=0, ignore_eos=True, stop=stop)  # type: ignore[arg-type]
-        completion = (await complete(engine, params=params)).outputs[0]
+        completion = (await complete(engine, params=replace(params, stop=(stop,)))).outputs[0]
         assert completion.text == text[: text.index(stop)]
         assert (completion.finish_reason, completion.stop_reason) == ("stop", stop)
         await wait_until(lambda: engine.stats().num_free_blocks == engine.stats().num_blocks)
@@ -118,8 +120,10 @@ async def test_prompt_logprobs_cover_the_prompt_also_in_chunks(make_config: Make
 
 async def test_n_completions_share_a_prompt_and_end_together(make_config: MakeConfig) -> None:
     async with Engine(make_config()) as engine:
-        output = await complete(engine, params=SamplingParams(n=4, seed=1, max_tokens=12, ignore_eos=True))
+        params = SamplingParams(n=4, seed=1, max_tokens=12, ignore_eos=True)
+        output = await complete(engine, "a long one " * 20, params)
     assert [completion.index for completion in output.outputs] == [0, 1, 2, 3]
+    assert output.num_cached_tokens == 0, "a cold prompt, whatever its siblings find"
     assert len({tuple(completion.token_ids) for completion in output.outputs}) == 4
     assert all(completion.finish_reason == "length" for completion in output.outputs)
 
@@ -127,30 +131,29 @@ async def test_n_completions_share_a_prompt_and_end_together(make_config: MakeCo
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        (lambda: GrammarSpec.regex("(unclosed"), "unclosed"),
-        (lambda: GrammarSpec.json_schema({"properties": {"a": {"$dynamicRef": "#x"}}}), "/properties/a"),
-        (lambda: GrammarSpec.ebnf("root ::= missing"), "missing"),
+        (GrammarSpec.regex("(unclosed"), "unclosed"),
+        (GrammarSpec.json_schema({"properties": {"a": {"$dynamicRef": "#x"}}}), "/properties/a"),
+        (GrammarSpec.ebnf("root ::= missing"), "missing"),
     ],
+    ids=["regex", "schema", "ebnf"],
 )
 async def test_a_bad_grammar_fails_only_its_own_request(
-    spec: Callable[[], GrammarSpec], message: str, make_config: MakeConfig
+    spec: GrammarSpec, message: str, make_config: MakeConfig
 ) -> None:
     async with Engine(make_config()) as engine:
         running = asyncio.create_task(complete(engine, params=GREEDY))
         with pytest.raises(GrammarError, match=message):
-            await complete(engine, params=SamplingParams(grammar=spec()))
+            await complete(engine, params=SamplingParams(grammar=spec))
         assert (await running).finished
-        assert (await complete(engine, params=SamplingParams(grammar=GrammarSpec.choice(["yes"])))).outputs[
-            0
-        ].text == "yes"
+        good = await complete(engine, params=SamplingParams(grammar=GrammarSpec.choice(["yes"])))
+        assert good.outputs[0].text == "yes"
 
 
 async def test_a_full_queue_refuses_with_a_hint(make_config: MakeConfig) -> None:
     async with Engine(make_config(max_num_waiting=2, max_num_seqs=1)) as engine:
-        streams = [engine.generate("hello", LONG) for _ in range(3)]
-        for stream in streams[:1]:
-            await anext(stream)
-        waiting = [asyncio.create_task(anext(stream)) for stream in streams[1:]]
+        running, *others = [engine.generate("hello", LONG) for _ in range(3)]
+        await anext(running)
+        waiting = [asyncio.create_task(anext(stream)) for stream in others]
         await wait_until(lambda: engine.stats().num_waiting == 2)
         with pytest.raises(EngineOverloaded, match="2 requests are waiting and at most 2 may"):
             await complete(engine)
@@ -205,10 +208,6 @@ async def test_an_engine_that_keeps_crashing_stays_down(
             await complete(engine)
 
 
-def _explode(*_: object) -> None:
-    raise RuntimeError("the device is on fire")
-
-
 async def test_a_start_that_cannot_work_raises_a_config_error(make_config: MakeConfig) -> None:
     engine = Engine(make_config(max_model_len=10**6))
     with pytest.raises(ConfigError, match="max_model_len=1000000 exceeds the checkpoint's 1024"):
@@ -224,3 +223,84 @@ async def test_a_closed_engine_says_so(make_config: MakeConfig) -> None:
         pass
     with pytest.raises(EngineDead, match="the engine is closed"):
         await complete(engine)
+
+
+END = 37  # an ordinary token of the tokenizer
+
+
+@pytest.fixture
+def model_folder(checkpoint: Path, tmp_path: Path) -> Path:
+    folder = shutil.copytree(checkpoint, tmp_path / "model")
+    (folder / "generation_config.json").unlink(missing_ok=True)
+    return folder
+
+
+def name_ends(path: Path, ids: Any) -> None:
+    data = json.loads(path.read_text()) if path.exists() else {}
+    path.write_text(json.dumps(data | {"eos_token_id": ids}))
+
+
+@pytest.mark.parametrize("name", ["config.json", "generation_config.json"])
+@pytest.mark.parametrize("way", ["tokenizer of its own", "tokenizer elsewhere", "no tokenizer"])
+def test_a_text_ends_at_what_the_models_folder_names(
+    model_folder: Path, tmp_path: Path, way: str, name: str
+) -> None:
+    name_ends(model_folder / name, [0, END])
+    settings: dict[str, Any] = {"skip_tokenizer_init": way == "no tokenizer"}
+    if way == "tokenizer elsewhere":
+        settings["tokenizer"] = str(make_byte_level_folder(tmp_path / "tokenizer"))
+    params = SamplingParams(max_tokens=5, temperature=0, logit_bias={END: 100.0})
+    with LLM(str(model_folder), num_blocks=20, num_threads=1, enable_native_ops=False, **settings) as llm:
+        (output,) = llm.generate([5, 6, 7], params, use_tqdm=False)
+    assert (output.outputs[0].finish_reason, output.outputs[0].token_ids) == ("stop", [END])
+
+
+def test_a_grammar_needs_an_end_within_the_vocabulary(model_folder: Path) -> None:
+    name_ends(model_folder / "generation_config.json", [99999])
+    params = SamplingParams(max_tokens=20, temperature=0, grammar=GrammarSpec.regex("[a-f]{6}"))
+    settings: dict[str, Any] = {"num_blocks": 20, "num_threads": 1, "enable_native_ops": False}
+    with LLM(str(model_folder), **settings) as llm:
+        (output,) = llm.generate("hi", params, use_tqdm=False)
+    assert output.outputs[0].finish_reason == "stop"
+    path = model_folder / "tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"eos_token": None}))
+    with (
+        LLM(str(model_folder), **settings) as llm,
+        pytest.raises(ConfigError, match=r"needs an eos_token_id below vocab_size=\d+.*are \[99999\]"),
+    ):
+        llm.generate("hi", params, use_tqdm=False)
+
+
+async def test_a_start_that_a_close_overtakes_is_not_a_cancellation() -> None:
+    """Whoever waits for it was not cancelled, and a TaskGroup would not even notice."""
+    engine = Engine(EngineConfig(mock_step_ms=1.0))
+    start = asyncio.ensure_future(engine.start())
+    await wait_until(lambda: engine.state == "starting")
+    await engine.close()
+    with pytest.raises(EngineDead, match="the engine was closed while it started"):
+        await start
+    assert engine.state == "closed"
+
+
+async def test_nobody_waits_less_than_not_at_all() -> None:
+    """A stop string ends a text before the scheduler knows, which has the request among those that run."""
+    async with Engine(EngineConfig(mock_step_ms=1.0)) as engine:
+        async for output in engine.generate("Hello", SamplingParams(max_tokens=8, ignore_eos=True)):
+            text = output.outputs[0].text
+        company = engine._supervisor.company
+        assert company is not None
+        seen: list[tuple[int, int]] = []
+
+        def look() -> None:
+            assert company is not None
+            seen.append((company.stats().num_waiting, company.num_queued))
+
+        def tell(abort: AbortRequest) -> None:
+            asyncio.get_running_loop().call_soon(look)
+            company.scheduler.tell(abort)
+
+        company.detokenizer._tell_scheduler = tell
+        params = SamplingParams(max_tokens=50, ignore_eos=True, stop=[text[-3:]])
+        outputs = [output async for output in engine.generate("Hello", params)]
+        assert outputs[-1].outputs[0].finish_reason == "stop"
+    assert seen == [(0, 0)]

@@ -39,23 +39,23 @@ def split_seeds(params: SamplingParams) -> list[int]:
     return [message.seed for message in make_intake().split("r", [1, 2], params, 0, None)]
 
 
+LONG_TEXT = "ab" * INLINE_CHARS
+
+
 @pytest.mark.parametrize(
     ("prompt", "text", "ids"),
     [
-        ("ab", "ab", [1, 97, 98]),
-        ([5, 6], None, [5, 6]),
-        ((5, 6), None, [5, 6]),
-        (range(3), None, [0, 1, 2]),
-        (np.array([5, 6]), None, [5, 6]),
-        ([np.int64(5), 6], None, [5, 6]),
-        ({"prompt_token_ids": np.array([5, 6])}, None, [5, 6]),
-        ({"prompt_token_ids": [5, 6]}, None, [5, 6]),
-        ({"prompt": "ab"}, "ab", [1, 97, 98]),
-        ({"prompt": "ab", "prompt_token_ids": [5]}, None, [5]),
+        ("ab", "ab", [1, 97, 98]), (LONG_TEXT, LONG_TEXT, [1, *map(ord, LONG_TEXT)]),
+        ([5, 6], None, [5, 6]), ((5, 6), None, [5, 6]), (range(3), None, [0, 1, 2]),
+        (np.array([5, 6]), None, [5, 6]), ([np.int64(5), 6], None, [5, 6]),
+        ({"prompt_token_ids": np.array([5, 6])}, None, [5, 6]), ({"prompt_token_ids": [5, 6]}, None, [5, 6]),
+        ({"prompt": "ab"}, "ab", [1, 97, 98]), ({"prompt": "ab", "prompt_token_ids": [5]}, None, [5]),
     ],
-)
+    ids=lambda value: repr(value)[:30],
+)  # fmt: skip
 async def test_a_prompt_comes_in_several_forms(prompt: Any, text: str | None, ids: list[int]) -> None:
-    assert await make_intake().encode(prompt) == (text, ids)
+    found = await make_intake().encode(prompt)
+    assert found == (text, ids) and found[1] is not prompt, "the caller's list stays the caller's"
 
 
 @pytest.mark.parametrize(
@@ -74,11 +74,6 @@ async def test_a_key_that_nobody_would_read_is_refused(content: dict[str, object
     with pytest.raises(InvalidRequest, match="unknown key 'multi_modal_data'") as caught:
         await make_intake().encode({**content, "multi_modal_data": {}})
     assert caught.value.param == "prompt"
-
-
-async def test_a_long_text_is_encoded_the_same_way_in_a_thread() -> None:
-    text = "ab" * INLINE_CHARS
-    assert (await make_intake().encode(text))[1] == LetterTokenizer().encode(text)
 
 
 async def test_long_texts_take_turns_and_short_ones_wait_for_none_of_them() -> None:
@@ -123,28 +118,12 @@ async def test_a_text_that_can_never_fit_is_refused_before_it_is_tokenised(is_ch
     assert cast(Any, intake._tokenizer).threads == []
 
 
-async def test_the_callers_list_is_copied() -> None:
-    ids = [5, 6]
-    _, kept = await make_intake().encode(ids)
-    ids.append(7)
-    assert kept == [5, 6]
-
-
-async def test_text_without_a_tokenizer_is_refused() -> None:
-    with pytest.raises(InvalidRequest, match="started without a tokenizer: give token ids"):
-        await make_intake(has_tokenizer=False).encode("ab")
-
-
-def test_an_empty_prompt_is_refused() -> None:
-    with pytest.raises(InvalidRequest, match="prompt is empty"):
-        make_intake().check([], SamplingParams())
-
-
-def test_a_prompt_must_leave_room_for_one_token() -> None:
+def test_a_prompt_has_a_token_and_leaves_room_for_one() -> None:
     intake = make_intake(max_model_len=100)
     intake.check([5] * 99, SamplingParams())
-    with pytest.raises(InvalidRequest, match="prompt has 100 tokens; this model takes at most 99"):
-        intake.check([5] * 100, SamplingParams())
+    for length, told in ((0, "is empty"), (100, "has 100 tokens; this model takes at most 99")):
+        with pytest.raises(InvalidRequest, match=f"prompt {told}"):
+            intake.check([5] * length, SamplingParams())
 
 
 @pytest.mark.parametrize("token_id", [-1, VOCAB, 10**30])
@@ -163,120 +142,88 @@ def test_a_parameters_id_outside_the_vocabulary_is_refused(field: str, value: An
     assert caught.value.param == field
 
 
-@pytest.mark.parametrize("field", ["stop", "bad_words"])
-def test_words_need_a_tokenizer(field: str) -> None:
-    params = SamplingParams(**{field: ["word"]})  # type: ignore[arg-type]
-    make_intake().check([1], params)
-    with pytest.raises(InvalidRequest, match=f"{field} needs a tokenizer"):
-        make_intake(has_tokenizer=False).check([1], params)
+async def test_words_and_texts_need_a_tokenizer() -> None:
+    with pytest.raises(InvalidRequest, match="started without a tokenizer: give token ids"):
+        await make_intake(has_tokenizer=False).encode("ab")
+    for field in ("stop", "bad_words"):
+        params = SamplingParams(**{field: ["word"]})  # type: ignore[arg-type]
+        make_intake().check([1], params)
+        with pytest.raises(InvalidRequest, match=f"{field} needs a tokenizer"):
+            make_intake(has_tokenizer=False).check([1], params)
 
 
-def test_one_completion_keeps_the_name_of_its_request() -> None:
-    (message,) = make_intake().split("r", [1, 2], SamplingParams(seed=9), 3, "salt", 4.5)
+def test_one_completion_keeps_what_its_request_was_checked_with() -> None:
+    params = SamplingParams(seed=9, logit_bias={3: 1.0})
+    (message,) = make_intake().split("r", [1, 2], params, 3, "salt", 4.5)
+    params.logit_bias[10**6] = 1.0  # type: ignore[index]
     assert (message.request_id, message.priority, message.cache_salt) == ("r", 3, "salt")
     assert (message.arrival_time, message.seed, message.prompt_token_ids) == (4.5, 9, [1, 2])
-
-
-def test_a_request_keeps_the_biases_that_were_checked() -> None:
-    params = SamplingParams(logit_bias={3: 1.0})
-    (message,) = make_intake().split("r", [1, 2], params, 0, None)
-    assert isinstance(params.logit_bias, dict)
-    params.logit_bias[10**6] = 1.0
     assert message.params.logit_bias == {3: 1.0}
 
 
-def test_n_completions_have_names_of_their_own() -> None:
-    messages = make_intake().split("r", [1, 2], SamplingParams(n=3), 0, None, 4.5)
+def test_n_completions_have_names_of_their_own_and_the_first_scores_the_prompt() -> None:
+    messages = make_intake().split("r", [1, 2], SamplingParams(n=3, prompt_logprobs=2), 0, None, 4.5)
     assert [message.request_id for message in messages] == ["r#0", "r#1", "r#2"]
-    assert all(message.params.n == 1 for message in messages)
+    assert [message.params.n for message in messages] == [1, 1, 1]
+    assert [message.params.prompt_logprobs for message in messages] == [2, None, None]
 
 
-def test_the_seeds_of_n_completions_differ_and_are_deterministic() -> None:
-    seeds = split_seeds(SamplingParams(n=64, seed=7))
-    assert seeds[0] == 7
-    assert len(set(seeds)) == 64
-    assert seeds == split_seeds(SamplingParams(n=64, seed=7))
-
-
-def test_neighbouring_seeds_share_no_completion() -> None:
-    seeds = [seed for start in range(20) for seed in split_seeds(SamplingParams(n=64, seed=start))]
-    assert len(set(seeds)) == len(seeds)
-
-
-@pytest.mark.parametrize("seed", [-1, -(2**63), 2**63 - 1])
-def test_every_seed_becomes_one_of_63_bits(seed: int) -> None:
-    assert all(0 <= each < 2**63 for each in split_seeds(SamplingParams(n=3, seed=seed)))
-
-
-def test_without_a_seed_every_request_gets_a_fresh_one() -> None:
+def test_the_seeds_of_all_completions_differ_and_are_deterministic() -> None:
+    """Also those of neighbouring seeds, and those of no seed; each is one of 63 bits."""
+    seeds = [seed for start in range(-1, 20) for seed in split_seeds(SamplingParams(n=64, seed=start))]
+    assert seeds[8 * 64] == 7 and len(set(seeds)) == len(seeds)
+    seeds += [
+        seed for start in (-(2**63), 2**63 - 1) for seed in split_seeds(SamplingParams(n=3, seed=start))
+    ]
+    assert all(0 <= seed < 2**63 for seed in seeds)
+    assert seeds[8 * 64 : 9 * 64] == split_seeds(SamplingParams(n=64, seed=7))
     assert split_seeds(SamplingParams()) != split_seeds(SamplingParams())
 
 
-async def test_a_bad_word_is_banned_at_the_start_and_inside_a_text() -> None:
-    intake, params = make_intake(), SamplingParams(bad_words=("ab",))
+async def test_a_bad_word_is_banned_at_the_start_and_inside_a_text_once_each() -> None:
+    intake, params = make_intake(), SamplingParams(bad_words=("ab", " ab", "ab"))
     bad_word_ids = await intake.encode_bad_words(params)
     (message,) = intake.split("r", [1], params, 0, None, bad_word_ids=bad_word_ids)
     assert message.bad_word_ids == ((97, 98), (32, 97, 98))
 
 
-async def test_only_the_first_of_several_completions_scores_the_prompt() -> None:
-    params = SamplingParams(n=3, prompt_logprobs=2)
-    messages = make_intake().split("r", [1, 2], params, 0, None)
-    assert [message.params.prompt_logprobs for message in messages] == [2, None, None]
-
-
 LETTER_A, END = 97, 1
-NO_CHOICE = [
-    ({"allowed_token_ids": [LETTER_A], "bad_words": ["a"]}, "allowed_token_ids and bad_words leave no token"),
-    ({"allowed_token_ids": [END], "min_tokens": 1}, "allowed_token_ids and min_tokens leave no token"),
+CHOICES: list[tuple[dict[str, Any], str | None]] = [
+    ({"allowed_token_ids": [LETTER_A], "bad_words": ["a"]}, "allowed_token_ids and bad_words"),
+    ({"allowed_token_ids": [END], "min_tokens": 1}, "allowed_token_ids and min_tokens"),
     (
         {"allowed_token_ids": [END, 5], "stop_token_ids": [5], "min_tokens": 2},
-        "and min_tokens leave no token",
+        "allowed_token_ids and min_tokens",
     ),
     (
         {"allowed_token_ids": [END, LETTER_A], "bad_words": ["a"], "min_tokens": 1},
-        "allowed_token_ids and bad_words and min_tokens leave no token",
+        "allowed_token_ids and bad_words and min_tokens",
     ),
-]
-SOME_CHOICE: list[dict[str, Any]] = [
-    {},
-    {"bad_words": ["a"]},
-    {"allowed_token_ids": [LETTER_A], "bad_words": ["ab", "aa"]},
-    {"allowed_token_ids": [LETTER_A, 5], "bad_words": ["a"]},
-    {"allowed_token_ids": [END]},
-    {"allowed_token_ids": [END], "min_tokens": 1, "ignore_eos": True},
-    {"allowed_token_ids": [END], "min_tokens": 1, "grammar": GrammarSpec.choice(["x"])},
+    ({}, None),
+    ({"bad_words": ["a"]}, None),
+    ({"allowed_token_ids": [LETTER_A], "bad_words": ["ab", "aa"]}, None),
+    ({"allowed_token_ids": [LETTER_A, 5], "bad_words": ["a"]}, None),
+    ({"allowed_token_ids": [END]}, None),
+    ({"allowed_token_ids": [END], "min_tokens": 1, "ignore_eos": True}, None),
+    ({"allowed_token_ids": [END], "min_tokens": 1, "grammar": GrammarSpec.choice(["x"])}, None),
 ]
 
 
-async def check_choice(fields: dict[str, Any]) -> None:
-    params, tokenizer = SamplingParams(**fields), LetterTokenizer()
-    intake = Intake(cast(Any, tokenizer), 100, VOCAB, (END,))
-    intake.check_choice(params, await intake.encode_bad_words(params))
-
-
-@pytest.mark.parametrize(("fields", "message"), NO_CHOICE)
-async def test_parameters_that_leave_no_token_are_refused(fields: dict[str, Any], message: str) -> None:
-    with pytest.raises(InvalidRequest, match=message) as caught:
-        await check_choice(fields)
+@pytest.mark.parametrize(("fields", "names"), CHOICES)
+async def test_parameters_that_leave_no_token_are_refused(fields: dict[str, Any], names: str | None) -> None:
+    intake, params = Intake(cast(Any, LetterTokenizer()), 100, VOCAB, (END,)), SamplingParams(**fields)
+    bad_word_ids = await intake.encode_bad_words(params)
+    if names is None:
+        intake.check_choice(params, bad_word_ids)
+        return
+    with pytest.raises(InvalidRequest, match=f"^{names} leave no token") as caught:
+        intake.check_choice(params, bad_word_ids)
     assert caught.value.param == "allowed_token_ids"
 
 
-@pytest.mark.parametrize("fields", SOME_CHOICE)
-async def test_parameters_that_leave_a_token_are_taken(fields: dict[str, Any]) -> None:
-    await check_choice(fields)
-
-
-async def test_a_vocabulary_that_is_forbidden_as_a_whole_is_refused() -> None:
-    intake = Intake(None, 100, 3, (0,))
-    params = SamplingParams(stop_token_ids=(1, 2), min_tokens=1)
+def test_a_vocabulary_that_is_forbidden_as_a_whole_is_refused() -> None:
     with pytest.raises(InvalidRequest, match="min_tokens leave no token"):
-        intake.check_choice(params, ())
-
-
-async def test_the_forms_of_bad_words_are_told_once() -> None:
-    params = SamplingParams(bad_words=("a", " a", "a"))
-    assert await make_intake().encode_bad_words(params) == ((97,), (32, 97))
+        Intake(None, 100, 3, (0,)).check_choice(SamplingParams(stop_token_ids=(1, 2), min_tokens=1), ())
 
 
 @pytest.mark.parametrize(("num_words", "is_inline"), [(9, True), (10, False)])
@@ -301,36 +248,24 @@ async def test_all_bad_words_together_have_a_limit_of_tokens() -> None:
     assert len(tokenizer.threads) == 4
 
 
-GREEDY = SamplingParams()
-
-
 @pytest.mark.parametrize(
-    ("field", "value", "message"),
+    ("field", "message", "values"),
     [
-        ("sampling_params", {"max_tokens": 3}, "must be a SamplingParams, not dict"),
-        ("priority", "high", "priority='high' must be an integer"),
-        ("priority", True, "must be an integer"),
-        ("priority", 2**31, "must be an integer"),
-        ("cache_salt", "", "1 to 1024 characters, not 0"),
-        ("cache_salt", "x" * 1025, "1 to 1024 characters, not 1025"),
-        ("cache_salt", 5, "must be a string, not int"),
-        ("cache_salt", b"ab", "must be a string, not bytes"),
-        ("cache_salt", "a\ud800", r"'a\\ud800' is not valid Unicode"),
-        ("deadline_s", "5", "deadline_s='5' must be a number above 0"),
-        ("deadline_s", True, "must be a number above 0"),
-        ("deadline_s", 0, "must be a number above 0"),
-        ("deadline_s", math.nan, "must be a number above 0"),
-        ("deadline_s", 86401, "at most 86400 seconds"),
+        ("sampling_params", "must be a SamplingParams, not dict", [{"max_tokens": 3}]),
+        ("priority", "must be an integer", ["high", True, 2**31]),
+        ("cache_salt", "1 to 1024 characters, not", ["", "x" * 1025]),
+        ("cache_salt", "must be a string, not (int|bytes)", [5, b"ab"]),
+        ("cache_salt", r"'a\\ud800' is not valid Unicode", ["a\ud800"]),
+        ("deadline_s", "must be a number above 0", ["5", True, 0, math.nan]),
+        ("deadline_s", "at most 86400 seconds", [86401]),
     ],
 )
-def test_an_option_of_a_wrong_type_or_value_is_refused_by_name(field: str, value: Any, message: str) -> None:
-    options = {"sampling_params": GREEDY, "priority": 0, "cache_salt": None, "deadline_s": None}
+def test_an_option_of_a_wrong_type_or_value_is_refused_by_name(field: str, message: str, values: Any) -> None:
+    options = {"sampling_params": SamplingParams(), "priority": 0, "cache_salt": None, "deadline_s": None}
     check_options(*options.values())
-    with pytest.raises(InvalidRequest, match=message) as caught:
-        check_options(*(options | {field: value}).values())
-    assert caught.value.param == field
-
-
-def test_options_at_the_ends_of_their_ranges_are_taken() -> None:
-    check_options(GREEDY, -(2**31), "x" * 1024, np.float32(0.5))
-    check_options(GREEDY, 2**31 - 1, "\N{DESERT}", 86400)
+    check_options(SamplingParams(), -(2**31), "x" * 1024, np.float32(0.5))
+    check_options(SamplingParams(), 2**31 - 1, "\N{DESERT}", 86400)
+    for value in values:
+        with pytest.raises(InvalidRequest, match=message) as caught:
+            check_options(*(options | {field: value}).values())
+        assert caught.value.param == field

@@ -1,4 +1,4 @@
-"""LLM: what its two calls take, hand on and refuse."""
+"""LLM: what its two calls take, hand on and refuse. Chat messages: parts become one text."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from engine import LLM, ConfigError, InvalidRequest, SamplingParams
+from engine.chat_messages import read_messages
 from engine.llm_inputs import list_conversations, list_prompts
 
 GREEDY = SamplingParams(max_tokens=3, temperature=0, ignore_eos=True)
@@ -26,25 +27,25 @@ def llm(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         yield llm
 
 
-def chat_cached(llm: LLM, salt: str | None) -> int:
-    return llm.chat(CHAT, GREEDY, use_tqdm=False, cache_salt=salt)[0].num_cached_tokens
-
-
 def test_a_chat_has_a_salt_of_its_own(llm: LLM) -> None:
-    cached = [chat_cached(llm, salt) for salt in ("a", "b", "a", "b", None)]
+    salts = ("a", "b", "a", "b", None)
+    outputs = [llm.chat(CHAT, GREEDY, use_tqdm=False, cache_salt=salt, priority=-3)[0] for salt in salts]
+    cached = [output.num_cached_tokens for output in outputs]
     assert cached[0] == cached[1] == cached[4] == 0
     assert cached[2] == cached[3] > 0
 
 
-def test_a_chat_has_a_priority(llm: LLM) -> None:
-    assert llm.chat(CHAT, GREEDY, use_tqdm=False, priority=-3)[0].finished
-    with pytest.raises(InvalidRequest, match="priority='high' must be an integer"):
-        llm.chat(CHAT, GREEDY, use_tqdm=False, priority="high")  # type: ignore[arg-type]
-
-
-def test_a_misspelt_option_of_a_chat_is_an_error(llm: LLM) -> None:
-    with pytest.raises(TypeError, match="cache_slat"):
-        llm.chat(CHAT, GREEDY, cache_slat="a")  # type: ignore[call-arg]
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [({"priority": "high"}, "priority='high' must be an integer"), ({"cache_salt": "\ud800"}, "cache_salt")],
+)
+def test_a_wrong_option_ends_nothing_but_its_request(llm: LLM, options: dict[str, Any], told: str) -> None:
+    with pytest.raises(InvalidRequest, match=told):
+        llm.chat(CHAT, GREEDY, use_tqdm=False, **options)
+    with pytest.raises(InvalidRequest, match=told):
+        llm.generate("a", GREEDY, use_tqdm=False, **options)
+    assert llm.generate("a", GREEDY, use_tqdm=False)[0].finished
+    assert llm.stats().num_restarts == 0
 
 
 def test_template_variables_have_a_place_of_their_own(llm: LLM) -> None:
@@ -53,9 +54,8 @@ def test_template_variables_have_a_place_of_their_own(llm: LLM) -> None:
         for variables in (None, {"mood": "glad"})
     )
     assert len(glad) > len(plain)
-    wrong: Any = ["mood"]
     with pytest.raises(InvalidRequest, match="chat_template_kwargs must be a mapping, not list"):
-        llm.chat(CHAT, GREEDY, chat_template_kwargs=wrong)
+        llm.chat(CHAT, GREEDY, chat_template_kwargs=["mood"])  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("wrong", [{"max_tokens": 3}, "greedy", 5, [GREEDY, {"max_tokens": 3}]])
@@ -63,13 +63,6 @@ def test_parameters_of_another_type_are_refused(wrong: Any, llm: LLM) -> None:
     with pytest.raises(InvalidRequest, match="must be a SamplingParams or a list of them, not") as caught:
         llm.generate(["a", "b"], wrong, use_tqdm=False)
     assert caught.value.param == "sampling_params"
-
-
-def test_an_array_of_ids_is_one_prompt(llm: LLM) -> None:
-    (plain,) = llm.generate([5, 6, 7], GREEDY, use_tqdm=False)
-    for ids in (np.array([5, 6, 7]), [np.array([5, 6, 7])], list(np.array([5, 6, 7]))):
-        (output,) = llm.generate(ids, GREEDY, use_tqdm=False)
-        assert output.outputs[0].token_ids == plain.outputs[0].token_ids
 
 
 @pytest.mark.parametrize(
@@ -87,6 +80,7 @@ def test_prompts_come_in_several_forms() -> None:
     assert list_prompts(each for each in ("a", "b")) == list_prompts(("a", "b")) == ["a", "b"]
     assert list_prompts([[5], "a"]) == [[5], "a"] and list_prompts([]) == []
     assert list_prompts(np.array([[5, 6], [7, 8]])) == [[5, 6], [7, 8]]
+    assert list_prompts(np.array([5, 6])) == list_prompts(list(np.array([5, 6]))) == [[5, 6]]
 
 
 def test_a_chat_takes_parts_of_text(llm: LLM) -> None:
@@ -129,8 +123,60 @@ def test_more_completions_than_may_ever_wait_are_no_case_for_later(llm: LLM) -> 
     assert llm.stats().num_rejected == 0
 
 
-def test_a_salt_that_is_no_text_ends_nothing_but_its_request(llm: LLM) -> None:
-    with pytest.raises(InvalidRequest, match="cache_salt"):
-        llm.generate("a", GREEDY, use_tqdm=False, cache_salt="\ud800")
-    assert llm.generate("a", GREEDY, use_tqdm=False)[0].finished
-    assert llm.stats().num_restarts == 0
+def user(content: object) -> list[dict[str, object]]:
+    return [{"role": "user", "content": content}]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "one two",
+        [{"type": "text", "text": "one"}, {"type": "input_text", "text": " two"}],
+        ({"type": "output_text", "text": "one "}, {"type": "refusal", "refusal": "two"}),
+    ],
+)
+def test_parts_are_joined_into_one_text(content: object) -> None:
+    assert read_messages(user(content)) == [{"role": "user", "content": "one two"}]
+
+
+def test_other_keys_stay_and_the_callers_messages_too() -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": {}}}
+    messages = [{"role": "assistant", "content": None, "tool_calls": [call], "name": "x"}]
+    assert read_messages(messages) == [
+        {"role": "assistant", "content": "", "tool_calls": [call], "name": "x"}
+    ]
+    assert messages[0]["content"] is None
+    assert read_messages([{"role": "assistant", "tool_calls": [call]}])[0]["content"] == ""
+
+
+TEXT = {"type": "text", "text": "x"}
+IMAGE = {"type": "image_url", "image_url": {"url": "x"}}
+
+
+@pytest.mark.parametrize(
+    ("messages", "told"),
+    [
+        ("hello", "messages must be a list of {'role': ..., 'content': ...}, not str"),
+        (None, "messages must be a list of {'role': ..., 'content': ...}, not NoneType"),
+        ({"role": "user", "content": "x"}, "messages must be a list of"),
+        (["x"], "messages[0] must be a mapping with role and content, not str"),
+        ([{"content": "x"}], "messages[0].role must be a text, not NoneType"),
+        ([*user("x"), {"role": "user"}], "messages[1].content is missing: it must be a text or"),
+        ([{"role": "assistant", "content": None}], "messages[0].content is missing"),
+        ([{"role": "assistant", "tool_calls": []}], "messages[0].content is missing"),
+        (user(5), "messages[0].content must be a text or a list of text parts, not int"),
+        (user(b"x"), "messages[0].content must be a text or a list of text parts, not bytes"),
+        (user(TEXT), "messages[0].content must be a text or a list of text parts, not dict"),
+        (user([TEXT, IMAGE]), "messages[0].content[1]: only text parts are supported, not 'image_url'"),
+        (user(["x"]), "messages[0].content[0]: only text parts are supported, not 'str'"),
+        (user([{"text": "x"}]), "messages[0].content[0]: only text parts are supported, not 'None'"),
+        (user([{"type": ["text"], "text": "x"}]), "messages[0].content[0]: only text parts are supported"),
+        (user([{"type": "text"}]), "messages[0].content[0].text must be a text, not NoneType"),
+        (user([{"type": "refusal", "text": "x"}]), "messages[0].content[0].refusal must be a text"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_read_is_refused_by_its_place(messages: Any, told: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        read_messages(messages)
+    assert str(caught.value).startswith(told)
+    assert caught.value.param == "messages"

@@ -48,31 +48,26 @@ def make_requests() -> list[tuple[list[int], SamplingParams]]:
     """Greedy and seeded, short and long, with shared prefixes, n > 1, penalties, and every kind of grammar."""
     requests = []
     for number, length in enumerate([1, 2, 15, 16, 17, 33, 64, 100, 250, 600]):
-        prompt = (
-            (SHARED + make_prompt(length, seed=number))[: max(length, 70)]
-            if number % 2
-            else make_prompt(length)
-        )
+        shared = (SHARED + make_prompt(length, seed=number))[: max(length, 70)]
+        prompt = shared if number % 2 else make_prompt(length)
         greedy = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True)
         seeded = SamplingParams(temperature=1.0, top_p=0.9, seed=number, max_tokens=20, ignore_eos=True)
         requests += [(prompt, greedy), (prompt, seeded)]
-    prompt = [*SHARED, 5, 6]
+    schema = GrammarSpec.json_schema(SCHEMA)
+    regex, choice = (
+        GrammarSpec.regex(r"[a-f]{3}(-[0-9]{2,4}){1,3}"),
+        GrammarSpec.choice(["alpha", "beta", "alphabet"]),
+    )
     penalties = {"presence_penalty": 0.5, "frequency_penalty": 0.3, "repetition_penalty": 1.2}
-    requests += [
-        (prompt, SamplingParams(n=3, seed=3, max_tokens=24, ignore_eos=True)),
-        (prompt, SamplingParams(seed=4, max_tokens=24, top_k=20, min_p=0.01, **penalties)),
-        (prompt, SamplingParams(seed=5, max_tokens=60, n=2, grammar=GrammarSpec.json_schema(SCHEMA))),
-        (prompt, SamplingParams(temperature=0, max_tokens=60, grammar=GrammarSpec.json_schema(SCHEMA))),
-        (
-            prompt,
-            SamplingParams(seed=6, max_tokens=60, grammar=GrammarSpec.regex(r"[a-f]{3}(-[0-9]{2,4}){1,3}")),
-        ),
-        (
-            prompt,
-            SamplingParams(seed=7, max_tokens=60, grammar=GrammarSpec.choice(["alpha", "beta", "alphabet"])),
-        ),
+    params = [
+        SamplingParams(n=3, seed=3, max_tokens=24, ignore_eos=True),
+        SamplingParams(seed=4, max_tokens=24, top_k=20, min_p=0.01, **penalties),
+        SamplingParams(seed=5, max_tokens=60, n=2, grammar=schema),
+        SamplingParams(temperature=0, max_tokens=60, grammar=schema),
+        SamplingParams(seed=6, max_tokens=60, grammar=regex),
+        SamplingParams(seed=7, max_tokens=60, grammar=choice),
     ]
-    return requests
+    return requests + [([*SHARED, 5, 6], each) for each in params]
 
 
 def run(llm: LLM) -> list[list[list[int]]]:
@@ -95,31 +90,21 @@ def reference(checkpoint: Path) -> list[list[list[int]]]:
         return run(llm)
 
 
-@pytest.mark.parametrize("pair", list(itertools.combinations(FEATURES, 2)), ids=" + ".join)
-def test_every_pair_of_features_gives_identical_tokens(
-    pair: tuple[str, str], reference: list[list[list[int]]], make_llm: Callable[..., LLM]
+@pytest.mark.parametrize("features", [*itertools.combinations(FEATURES, 2), tuple(FEATURES)], ids=" + ".join)
+def test_every_pair_of_features_and_all_together_give_identical_tokens(
+    features: tuple[str, ...], reference: list[list[list[int]]], make_llm: Callable[..., LLM]
 ) -> None:
-    settings = PLAIN | {"num_blocks": 2000} | FEATURES[pair[0]] | FEATURES[pair[1]]
+    settings = PLAIN | {"num_blocks": 2000}
+    for feature in features:
+        settings |= FEATURES[feature]
     with make_llm(**settings) as llm:
         assert run(llm) == reference
         stats = llm.stats()
-    if "forced preemption" in pair:
+    if "forced preemption" in features:
         assert stats.num_preemptions > 0
-    if "prefix cache" in pair:
+    if "prefix cache" in features:
         assert stats.prefix_cache_hits > 0
     assert stats.num_free_blocks == stats.num_blocks
-
-
-def test_all_features_together_give_identical_tokens(
-    reference: list[list[list[int]]], make_llm: Callable[..., LLM]
-) -> None:
-    settings = PLAIN.copy()
-    for feature in FEATURES.values():
-        settings |= feature
-    with make_llm(**settings) as llm:
-        assert run(llm) == reference
-        stats = llm.stats()
-    assert stats.num_preemptions > 0 and stats.prefix_cache_hits > 0
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
@@ -146,6 +131,22 @@ def test_a_seeded_request_gives_the_same_tokens_alone_and_in_a_batch_of_32(
     assert tokens_of(together)[-1] == tokens_of(alone)[0]
 
 
+def compare_with_transformers(
+    model: Any, folder: Path, lengths: tuple[int, ...], together: bool = True, **settings: Any
+) -> None:
+    save(model, folder)
+    prompts = [make_prompt(length, seed=length) for length in lengths]
+    greedy = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True)
+    with LLM(str(folder), skip_tokenizer_init=True, num_blocks=200, num_threads=1, **settings) as llm:
+        batches = [prompts] if together else [[prompt] for prompt in prompts]
+        outputs = [output for batch in batches for output in llm.generate(batch, greedy, use_tqdm=False)]
+    options = GenerationConfig(max_new_tokens=16, do_sample=False, eos_token_id=None, pad_token_id=0)
+    for prompt, output in zip(prompts, outputs, strict=True):
+        ids = torch.tensor([prompt])
+        expected = model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=options)
+        assert output.outputs[0].token_ids == expected[0, len(prompt) :].tolist(), len(prompt)
+
+
 @pytest.mark.parametrize("max_model_len", [None, 256])
 @pytest.mark.parametrize("rope_type", ["linear", "yarn", "dynamic"])
 def test_greedy_tokens_beyond_the_original_length_equal_those_of_transformers(
@@ -155,18 +156,10 @@ def test_greedy_tokens_beyond_the_original_length_equal_those_of_transformers(
     model = make_transformers_model(
         "llama", max_position_embeddings=64, rope_parameters=rope, eos_token_id=None
     )
-    save(model, tmp_path)
     # Each begins longer than the one before it ended: transformers never goes back to a lesser dynamic scaling.
-    prompts = [make_prompt(length, seed=length) for length in (30, 60, 80, 128, 240)]
-    greedy = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True)
-    settings: dict[str, Any] = {"skip_tokenizer_init": True, "num_blocks": 200, "num_threads": 1}
-    with LLM(str(tmp_path), max_model_len=max_model_len, **settings) as llm:
-        outputs = [llm.generate(prompt, greedy, use_tqdm=False)[0] for prompt in prompts]
-    options = GenerationConfig(max_new_tokens=16, do_sample=False, eos_token_id=None, pad_token_id=0)
-    for prompt, output in zip(prompts, outputs, strict=True):
-        ids = torch.tensor([prompt])
-        expected = model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=options)
-        assert output.outputs[0].token_ids == expected[0, len(prompt) :].tolist(), len(prompt)
+    compare_with_transformers(
+        model, tmp_path, (30, 60, 80, 128, 240), together=False, max_model_len=max_model_len
+    )
 
 
 def test_a_long_context_of_dynamic_rope_leaves_short_ones_as_they_are(tmp_path: Path) -> None:
@@ -186,14 +179,4 @@ def test_a_long_context_of_dynamic_rope_leaves_short_ones_as_they_are(tmp_path: 
 
 @pytest.mark.parametrize("family", list(FAMILIES))
 def test_greedy_tokens_equal_those_of_transformers(family: str, tmp_path: Path) -> None:
-    model = make_transformers_model(family)
-    save(model, tmp_path)
-    prompts = [make_prompt(length, seed=length) for length in (1, 2, 16, 17, 100, 333, 600)]
-    greedy = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True)
-    with LLM(str(tmp_path), skip_tokenizer_init=True, num_blocks=200, num_threads=1) as llm:
-        outputs = llm.generate(prompts, greedy, use_tqdm=False)
-    options = GenerationConfig(max_new_tokens=16, do_sample=False, eos_token_id=None, pad_token_id=0)
-    for prompt, output in zip(prompts, outputs, strict=True):
-        ids = torch.tensor([prompt])
-        expected = model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=options)
-        assert output.outputs[0].token_ids == expected[0, len(prompt) :].tolist(), len(prompt)
+    compare_with_transformers(make_transformers_model(family), tmp_path, (1, 2, 16, 17, 100, 333, 600))

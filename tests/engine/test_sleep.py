@@ -76,33 +76,28 @@ async def test_after_a_sleep_every_answer_is_the_same(make_config: MakeConfig, l
         assert (stats.num_free_blocks, stats.num_restarts) == (stats.num_blocks, 0)
 
 
-@pytest.mark.parametrize(("level", "keeps_weights"), [(1, True), (2, False)])
+@pytest.mark.parametrize("level", [1, 2])
+@pytest.mark.parametrize("backend", ["native", "sdpa"])
 async def test_a_sleeping_engine_has_no_cache_and_no_threads(
-    make_config: MakeConfig, level: int, keeps_weights: bool
+    make_config: MakeConfig, backend: Any, level: int
 ) -> None:
-    async with Engine(make_config(enable_native_ops=False)) as engine:
+    if backend == "native":
+        require_library()
+    async with Engine(
+        make_config(attention_backend=backend, enable_native_ops=backend == "native")
+    ) as engine:
         await answer_all(engine)
         worker = worker_of(engine)
+        caches = [weakref.ref(cache) for pair in worker.kv_caches for cache in pair]
         await engine.sleep(level)
+        gc.collect()
+        assert caches and all(cache() is None for cache in caches)
         assert worker.kv_caches == [] and not hasattr(worker, "runner")
-        assert hasattr(worker, "model") is keeps_weights
+        assert hasattr(worker, "model") is (level == 1)
         assert engine.describe_runtime() == {"ops": "asleep", "sleep_level": level}
         names = ("troupe-executor", "troupe-grammar", "troupe-compile")
         await wait_until(lambda: not any(each.name.startswith(names) for each in threading.enumerate()))
         assert engine.snapshot() is None and engine.stats().num_blocks == 0
-
-
-@pytest.mark.parametrize("level", [1, 2])
-@pytest.mark.parametrize("backend", ["native", "sdpa"])
-async def test_a_sleep_ends_the_life_of_the_cache(make_config: MakeConfig, backend: Any, level: int) -> None:
-    if backend == "native":
-        require_library()
-    async with Engine(make_config(attention_backend=backend)) as engine:
-        await answer_all(engine)
-        caches = [weakref.ref(cache) for pair in worker_of(engine).kv_caches for cache in pair]
-        await engine.sleep(level)
-        gc.collect()
-        assert caches and all(cache() is None for cache in caches)
 
 
 async def test_a_wake_up_without_room_for_the_cache_is_refused(

@@ -52,32 +52,25 @@ def test_special_tokens_are_added_only_when_asked_for(byte_fallback: Tokenizer) 
     assert byte_fallback.encode("hello", add_special_tokens=False) == ids[1:]
 
 
-def test_lone_surrogates_are_refused(byte_level: Tokenizer) -> None:
+def test_no_text_and_no_ids_are_refused_and_unused_ids_add_nothing(byte_level: Tokenizer) -> None:
     with pytest.raises(InvalidRequest, match="not valid Unicode"):
         byte_level.encode("a\ud800")
-
-
-def test_negative_ids_are_refused_and_unused_ones_add_nothing(byte_level: Tokenizer) -> None:
     with pytest.raises(InvalidRequest, match="integers from 0"):
         byte_level.decode([-1])
     assert byte_level.decode([byte_level.vocab_size + 7]) == ""
-
-
-def test_the_vocabulary_counts_added_tokens(byte_level: Tokenizer) -> None:
-    assert byte_level.encode("日本語です") == [byte_level.vocab_size - 1]
+    assert byte_level.encode("日本語です") == [byte_level.vocab_size - 1], "added tokens count"
+    assert (byte_level.bos_token_id, byte_level.pad_token_id) == (0, None)
 
 
 def test_ends_of_sequence_come_from_the_tokenizer_and_the_generation_config(tmp_path: Path) -> None:
     folder = make_byte_level_folder(tmp_path)
     assert Tokenizer(folder).eos_token_ids == (1,)
-    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [2, 1]}))
-    assert Tokenizer(folder).eos_token_ids == (1, 2)
-    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": 2}))
-    assert Tokenizer(folder).eos_token_ids == (1, 2)
-
-
-def test_bos_and_pad_may_be_missing(byte_level: Tokenizer) -> None:
-    assert (byte_level.bos_token_id, byte_level.pad_token_id) == (0, None)
+    for text in ('{"eos_token_id": [2, 1]}', '{"eos_token_id": 2}'):
+        (folder / "generation_config.json").write_text(text)
+        assert Tokenizer(folder).eos_token_ids == (1, 2)
+    (folder / "generation_config.json").write_text("{")
+    with pytest.raises(ConfigError, match="not valid JSON"):
+        Tokenizer(folder)
 
 
 def test_truncation_and_padding_of_the_file_are_off(tmp_path: Path) -> None:
@@ -97,25 +90,20 @@ def test_token_bytes_of_byte_level_tokens_are_exact(byte_level: Tokenizer) -> No
     assert sorted(piece for piece in table if len(piece) == 1) == [bytes([byte]) for byte in range(256)]
     assert table[:3] == [b"", b"", b""]
     assert table[-10:] == [b""] * 10
+    assert byte_level.token_bytes(50) == table[:50]
 
 
-def test_token_bytes_of_byte_fallback_tokens_are_exact(byte_fallback: Tokenizer) -> None:
+def test_token_bytes_of_byte_fallback_and_metaspace_tokens_are_exact(
+    byte_fallback: Tokenizer, tmp_path: Path
+) -> None:
     table = byte_fallback.token_bytes(byte_fallback.vocab_size)
-    ids = byte_fallback.encode("hello 🙂日", add_special_tokens=False)
-    assert b"".join(table[token_id] for token_id in ids) == " hello 🙂日".encode()
     assert table[3:259] == [bytes([byte]) for byte in range(256)]
     assert table[:3] == [b"", b"", b""]
-
-
-def test_token_bytes_of_metaspace_tokens_hold_spaces(tmp_path: Path) -> None:
-    tokenizer = Tokenizer(make_metaspace_folder(tmp_path))
-    table = tokenizer.token_bytes(tokenizer.vocab_size)
-    ids = tokenizer.encode("hello world", add_special_tokens=False)
-    assert b"".join(table[token_id] for token_id in ids) == b" hello world"
-
-
-def test_token_bytes_are_cut_to_the_width_of_the_logits(byte_level: Tokenizer) -> None:
-    assert byte_level.token_bytes(50) == byte_level.token_bytes(byte_level.vocab_size)[:50]
+    metaspace = Tokenizer(make_metaspace_folder(tmp_path))
+    for tokenizer, text in ((byte_fallback, "hello 🙂日"), (metaspace, "hello world")):
+        table = tokenizer.token_bytes(tokenizer.vocab_size)
+        ids = tokenizer.encode(text, add_special_tokens=False)
+        assert b"".join(table[token_id] for token_id in ids) == f" {text}".encode()
 
 
 def test_token_bytes_of_an_unknown_decoder_are_refused(tmp_path: Path) -> None:
@@ -140,17 +128,9 @@ def test_a_chat_becomes_a_prompt(byte_level: Tokenizer) -> None:
     assert byte_level.has_chat_template
     assert byte_level.apply_chat_template([USER]) == "<user>hi</s>\n<assistant>"
     assert byte_level.apply_chat_template([USER], add_generation_prompt=False) == "<user>hi</s>\n"
-
-
-def test_a_template_sees_the_text_of_parts(byte_level: Tokenizer) -> None:
     parts = [{"type": "text", "text": "hi"}, {"type": "text", "text": " there"}]
-    assert (
-        byte_level.apply_chat_template([{"role": "user", "content": parts}])
-        == "<user>hi there</s>\n<assistant>"
-    )
-
-
-def test_tools_and_variables_reach_the_template(byte_level: Tokenizer) -> None:
+    messages = [{"role": "user", "content": parts}]
+    assert byte_level.apply_chat_template(messages) == "<user>hi there</s>\n<assistant>"
     prompt = byte_level.apply_chat_template([USER], tools=[{"name": "search"}], mood="glad")
     assert prompt == 'tools: [{"name": "search"}]\n<user>hi</s>\n<assistant>glad'
 
@@ -171,22 +151,11 @@ def test_a_missing_template_says_what_to_do(byte_fallback: Tokenizer) -> None:
         byte_fallback.apply_chat_template([USER])
 
 
-@pytest.mark.parametrize(
-    ("messages", "told"),
-    [
-        ([{"role": "bad", "content": ""}], "chat template refused"),
-        ([], "chat template refused"),
-        (
-            [{"role": "assistant", "content": 3}],
-            r"messages\[0\]\.content must be a text or a list of text parts",
-        ),
-        ([USER, "no dict"], r"messages\[1\] must be a mapping"),
-    ],
-)
+@pytest.mark.parametrize("messages", [[{"role": "bad", "content": ""}], []])
 def test_messages_that_the_template_refuses_are_the_request_s_fault(
-    byte_level: Tokenizer, messages: Any, told: str
+    byte_level: Tokenizer, messages: Any
 ) -> None:
-    with pytest.raises(InvalidRequest, match=told):
+    with pytest.raises(InvalidRequest, match="chat template refused"):
         byte_level.apply_chat_template(messages)
 
 
@@ -198,18 +167,18 @@ def test_arguments_of_the_template_call_cannot_be_smuggled_in(byte_level: Tokeni
         byte_level.apply_chat_template([USER], **{name: "x"})
 
 
-def test_a_folder_without_a_tokenizer_is_a_config_error(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"expected a tokenizer\.json"):
-        Tokenizer(tmp_path)
-
-
-def test_a_tokenizer_model_alone_asks_for_what_reads_it(
+def test_a_folder_without_a_usable_tokenizer_is_a_config_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    with pytest.raises(ConfigError, match=r"expected a tokenizer\.json"):
+        Tokenizer(tmp_path)
     monkeypatch.setitem(sys.modules, "sentencepiece", None)
     (tmp_path / "tokenizer.model").write_bytes(b"unreadable")
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     with pytest.raises(ConfigError, match=r"expected a tokenizer\.json there.*pip install sentencepiece"):
+        Tokenizer(tmp_path)
+    (tmp_path / "tokenizer.json").write_text('{"model": 3')
+    with pytest.raises(ConfigError, match="no usable tokenizer"):
         Tokenizer(tmp_path)
 
 
@@ -220,24 +189,11 @@ def test_a_missing_folder_is_a_config_error(tmp_path: Path) -> None:
         Tokenizer(tmp_path / "nowhere", model=tmp_path)
 
 
-def test_a_broken_tokenizer_json_is_a_config_error(tmp_path: Path) -> None:
-    (tmp_path / "tokenizer.json").write_text('{"model": 3')
-    with pytest.raises(ConfigError, match="no usable tokenizer"):
-        Tokenizer(tmp_path)
-
-
 @pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"])
 def test_a_file_that_is_nested_without_end_is_named(tmp_path: Path, name: str) -> None:
     folder = make_byte_level_folder(tmp_path)
     (folder / name).write_text("[" * 100_000)
     with pytest.raises(ConfigError, match=rf"no usable tokenizer.*/{name} is nested deeper than 64 levels"):
-        Tokenizer(folder)
-
-
-def test_a_broken_generation_config_is_a_config_error(tmp_path: Path) -> None:
-    folder = make_byte_level_folder(tmp_path)
-    (folder / "generation_config.json").write_text("{")
-    with pytest.raises(ConfigError, match="not valid JSON"):
         Tokenizer(folder)
 
 
@@ -278,13 +234,9 @@ def test_special_tokens_spelt_in_messages_stay_text(
 def test_special_tokens_in_what_the_developer_writes_are_read_as_such(byte_level: Tokenizer) -> None:
     end = byte_level._tokenizer.convert_tokens_to_ids("</s>")
     messages = [{"role": "system", "content": "a</s>"}, {"role": "assistant", "content": "b</s>"}, USER]
-    assert byte_level.encode_chat(messages).count(end) == 5
-
-
-def test_a_chat_without_special_tokens_is_encoded_as_rendered(byte_level: Tokenizer) -> None:
-    messages = [{"role": "user", "content": "hello <tool_call> wörld 🙂"}]
-    text = byte_level.apply_chat_template(messages)
-    assert byte_level.encode_chat(messages) == byte_level.encode(text, add_special_tokens=False)
+    ids = byte_level.encode_chat(messages)
+    assert ids.count(end) == 5
+    assert ids == byte_level.encode(byte_level.apply_chat_template(messages), add_special_tokens=False)
 
 
 def test_very_many_spellings_are_refused(byte_level: Tokenizer) -> None:

@@ -40,6 +40,10 @@ class Hang:
             self.is_back.set()
         return self._execute(worker, plan)
 
+    def end(self) -> None:
+        self.is_on.clear()
+        self.is_off.set()
+
 
 @pytest.fixture
 def hang(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hang]:
@@ -47,8 +51,7 @@ def hang(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hang]:
     monkeypatch.setattr(MockWorker, "execute", lambda worker, plan: found.execute(worker, plan))
     monkeypatch.setattr("engine.supervisor.HANG_PATIENCE_S", 0.2)
     yield found
-    found.is_on.clear()
-    found.is_off.set()
+    found.end()
 
 
 async def complete(engine: Engine, params: SamplingParams = LONG) -> RequestOutput:
@@ -83,16 +86,13 @@ async def test_a_step_that_hangs_fails_its_requests_and_is_told(
         assert len(caplog.records) == 1
         shown = caplog.records[0].getMessage()
         assert "thread troupe-executor" in shown and "self.is_off.wait" in shown
-        assert (engine.state, engine.error) == (
-            "restarting",
-            "TimeoutError: a step has not come back for 2 s",
-        )
+        told = "TimeoutError: a step has not come back for 2 s"
+        assert (engine.state, engine.error) == ("restarting", told)
         answer = await models.check_health(ApiContext(engine, AppConfig()))
         assert answer.status_code == 503 and b"has not come back" in bytes(answer.body)
         with pytest.raises(EngineDead, match="has not come back"):
             await complete(engine)
-        hang.is_on.clear()
-        hang.is_off.set()
+        hang.end()
         await wait_until(lambda: engine.state == "ready")
         assert len((await complete(engine)).outputs[0].token_ids) == 400
         assert engine.stats().num_restarts == 1
@@ -125,8 +125,7 @@ async def test_a_hang_after_a_crash_is_told_and_waited_for(
         await wait_until(lambda: "has not come back" in (engine.error or ""))
         hung, crashed = caplog.messages
         assert "self.is_off.wait" in hung and crashed.startswith("the engine had crashed before: Expected")
-        hang.is_on.clear()
-        hang.is_off.set()
+        hang.end()
         await wait_until(lambda: engine.state == "ready")
         assert len((await complete(engine)).outputs[0].token_ids) == 400
 
