@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -46,9 +47,5 @@ def make_config(checkpoint: Path) -> Callable[..., EngineConfig]:
 
 
 @pytest.fixture
-def make_llm(checkpoint: Path) -> Callable[..., LLM]:
-    def make(**changes: Any) -> LLM:
-        settings: dict[str, Any] = {"num_blocks": 400, "max_num_seqs": 32, "num_threads": 1}
-        return LLM(str(checkpoint), **(settings | changes))
-
-    return make
+def make_llm(make_config: Callable[..., EngineConfig]) -> Callable[..., LLM]:
+    return lambda **changes: LLM(**asdict(make_config(**changes)))

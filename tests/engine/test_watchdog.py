@@ -174,18 +174,14 @@ async def test_slow_steps_and_idle_times_are_no_hang(monkeypatch: pytest.MonkeyP
         await watch
 
 
-async def test_without_a_timeout_nobody_watches() -> None:
-    async with Engine(EngineConfig(mock_step_ms=1.0, step_timeout_s=0)):
-        names = {task.get_name() for task in asyncio.all_tasks()}
-        assert "scheduler" in names and "watchdog" not in names
-
-
-async def test_without_a_timeout_a_close_has_a_patience_of_its_own(
+async def test_without_a_timeout_nobody_watches_and_a_close_has_a_patience_of_its_own(
     hang: Hang, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("engine.supervisor.UNWATCHED_PATIENCE_S", 0.2, raising=False)
     engine = Engine(EngineConfig(mock_step_ms=1.0, step_timeout_s=0))
     await engine.start()
+    names = {task.get_name() for task in asyncio.all_tasks()}
+    assert "scheduler" in names and "watchdog" not in names
     gave_back: list[bool] = []
     monkeypatch.setattr(MockWorker, "close", lambda _, *, gives_back: gave_back.append(gives_back))
     work = asyncio.ensure_future(complete(engine))

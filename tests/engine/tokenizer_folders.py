@@ -6,16 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tokenizers import (
-    AddedToken,
-    Tokenizer,
-    decoders,
-    models,
-    normalizers,
-    pre_tokenizers,
-    processors,
-    trainers,
-)
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers.trainers import BpeTrainer
 
 CORPUS = [
     "The quick brown fox jumps over the lazy dog, hello world and hello again.",
@@ -36,12 +28,9 @@ def make_byte_level_folder(folder: Path, **config: Any) -> Path:
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(
-        vocab_size=420,
-        initial_alphabet=alphabet,
-        special_tokens=["<s>", "</s>", "<|é|>"],
-        show_progress=False,
+    alphabet, specials = pre_tokenizers.ByteLevel.alphabet(), ["<s>", "</s>", "<|é|>"]
+    trainer = BpeTrainer(
+        vocab_size=420, initial_alphabet=alphabet, special_tokens=specials, show_progress=False
     )
     tokenizer.train_from_iterator(CORPUS, trainer)
     tokenizer.add_tokens([AddedToken("<tool_call>"), AddedToken("   "), AddedToken("日本語です")])
@@ -52,15 +41,11 @@ def make_byte_fallback_folder(folder: Path, **config: Any) -> Path:
     """Like Llama 2 and Mistral 7B: sentencepiece with <0xNN> tokens, one space dropped at the start."""
     trained = Tokenizer(models.BPE())
     trained.pre_tokenizer = pre_tokenizers.Metaspace()
-    trained.train_from_iterator(CORPUS[:1], trainers.BpeTrainer(vocab_size=120, show_progress=False))
+    trained.train_from_iterator(CORPUS[:1], BpeTrainer(vocab_size=120, show_progress=False))
     model = json.loads(trained.to_str())["model"]
     specials = ["<unk>", "<s>", "</s>"]
-    tokens = [
-        *specials,
-        *(f"<0x{byte:02X}>" for byte in range(256)),
-        *sorted(model["vocab"], key=model["vocab"].get),
-    ]
-    tokens += ["▁▁", "▁é", "日"]
+    tokens = [*specials, *(f"<0x{byte:02X}>" for byte in range(256))]
+    tokens += [*sorted(model["vocab"], key=model["vocab"].get), "▁▁", "▁é", "日"]
     vocab = {token: token_id for token_id, token in enumerate(dict.fromkeys(tokens))}
     merges = [tuple(merge) for merge in model["merges"]]
     tokenizer = Tokenizer(models.BPE(vocab, merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True))
@@ -80,7 +65,7 @@ def make_metaspace_folder(folder: Path, **config: Any) -> Path:
     tokenizer.decoder = decoders.Metaspace()
     specials = ["<unk>", "<s>", "</s>"]
     tokenizer.train_from_iterator(
-        CORPUS, trainers.BpeTrainer(vocab_size=300, special_tokens=specials, show_progress=False)
+        CORPUS, BpeTrainer(vocab_size=300, special_tokens=specials, show_progress=False)
     )
     return _write(tokenizer, folder, config)
 
@@ -99,10 +84,6 @@ def make_word_piece_folder(folder: Path, **config: Any) -> Path:
 def _write(tokenizer: Tokenizer, folder: Path, config: dict[str, Any]) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(folder / "tokenizer.json"))
-    described = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "bos_token": "<s>",
-        "eos_token": "</s>",
-    } | config
-    (folder / "tokenizer_config.json").write_text(json.dumps(described), encoding="utf-8")
+    described = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<s>", "eos_token": "</s>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(described | config), encoding="utf-8")
     return folder

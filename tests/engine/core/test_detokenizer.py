@@ -50,21 +50,17 @@ def make_position(*token_ids: int) -> TokenLogprobs:
     return TokenLogprobs(entries[0], tuple(entries))
 
 
-def test_deltas_carry_text_and_tokens(tokenizer: Tokenizer) -> None:
-    detokenizer = make_detokenizer(tokenizer)
-    ids = tokenizer.encode("hello wörld 🙂")
-    deltas = [send(detokenizer, [token_id]) for token_id in ids]
+def test_deltas_carry_text_and_tokens_and_requests_do_not_mix(tokenizer: Tokenizer) -> None:
+    detokenizer = make_detokenizer(tokenizer, "r", "other")
+    table = tokenizer.token_bytes(tokenizer.vocab_size)
+    ids = [*tokenizer.encode("hello wörld "), *(table.index(bytes([byte])) for byte in "🙂".encode())]
+    deltas = []
+    for token_id in ids:
+        deltas.append(send(detokenizer, [token_id]))
+        assert send(detokenizer, tokenizer.encode("x"), request_id="other").text == "x"
     assert "".join(delta.text for delta in deltas) == "hello wörld 🙂"
     assert [delta.token_ids for delta in deltas] == [[token_id] for token_id in ids]
     assert {delta.finish_reason for delta in deltas} == {None}
-
-
-def test_requests_do_not_mix(tokenizer: Tokenizer) -> None:
-    detokenizer = make_detokenizer(tokenizer, "a", "b")
-    first, *rest = tokenizer.encode("é", add_special_tokens=False) + tokenizer.encode("🙂")
-    assert send(detokenizer, [first], request_id="a").text in ("é", "")
-    assert send(detokenizer, tokenizer.encode("x"), request_id="b").text == "x"
-    assert send(detokenizer, rest, request_id="a").text.endswith("🙂")
 
 
 def test_unknown_removed_and_finished_requests_are_ignored(tokenizer: Tokenizer) -> None:
@@ -239,19 +235,6 @@ def test_only_what_may_become_a_stop_string_is_held_back(text: str, stops: list[
     prefixes = {stop[:length] for stop in stops for length in range(1, len(stop))}
     longest = max((len(prefix) for prefix in prefixes if text.endswith(prefix)), default=0)
     assert released == text[: len(text) - longest]
-
-
-@pytest.mark.parametrize(
-    ("stops", "text", "expected"),
-    [
-        (["abcd", "bc"], "xabcd", ("xa", "bc")),  # complete first
-        (["bc", "abc"], "xabc", ("x", "abc")),  # complete together: the longest
-        (["aab"], "aaab", ("a", "aab")),
-        (["ab", "cd"], "zcdab", ("z", "cd")),
-    ],
-)
-def test_overlapping_stop_strings(stops: list[str], text: str, expected: tuple[str, str]) -> None:
-    assert StopStrings(stops).feed(text) == expected
 
 
 @pytest.mark.parametrize(

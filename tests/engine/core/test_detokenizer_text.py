@@ -65,11 +65,6 @@ def ids_of(tokenizer: Tokenizer, *tokens: str) -> list[int]:
     return [backend.token_to_id(token) for token in tokens]
 
 
-@given(text=st.text(max_size=40))
-def test_deltas_of_any_text_join_to_the_text_in_byte_level_tokens(byte_level: Tokenizer, text: str) -> None:
-    assert "".join(stream(byte_level, byte_level.encode(text))) == text
-
-
 @pytest.mark.parametrize("name", ["byte_level", "metaspace"])
 @given(data=st.data(), skip=st.booleans())
 def test_deltas_of_any_ids_join_to_the_decode(

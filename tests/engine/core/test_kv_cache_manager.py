@@ -38,11 +38,13 @@ def count_cached(manager: KVCacheManager, request: Request) -> int:
 
 
 @pytest.mark.parametrize(("length", "cached"), [(1, 0), (4, 0), (5, 4), (8, 4), (9, 8), (12, 8), (13, 12)])
-def test_the_cached_prefix_is_whole_blocks_below_the_prompt(length: int, cached: int) -> None:
-    manager = make_manager()
+@pytest.mark.parametrize("caching", [True, False])
+def test_the_cached_prefix_is_whole_blocks_below_the_prompt(length: int, cached: int, caching: bool) -> None:
+    manager = make_manager(caching=caching)
     compute(manager, make_request(list(range(length))))
-    assert count_cached(manager, make_request(list(range(length)))) == cached
-    assert (manager.num_queried_tokens, manager.num_hit_tokens) == (2 * length, cached)
+    assert caching or manager.pool.num_cached == 0
+    assert count_cached(manager, make_request(list(range(length)))) == cached * caching
+    assert (manager.num_queried_tokens, manager.num_hit_tokens) == (2 * length, cached * caching)
 
 
 def test_a_prefix_that_differs_early_shares_nothing_after() -> None:
@@ -81,28 +83,14 @@ def test_a_request_for_prompt_logprobs_fills_the_cache_and_does_not_read_it() ->
     assert count_cached(manager, make_request(list(range(10)))) == 8
 
 
-def test_without_prefix_caching_nothing_is_shared_or_kept() -> None:
-    manager = make_manager(caching=False)
-    compute(manager, make_request(list(range(10))))
-    assert manager.pool.num_cached == 0
-    assert count_cached(manager, make_request(list(range(10)))) == 0
-
-
-def test_admission_without_room_changes_nothing() -> None:
-    manager = make_manager(num_usable=5)
-    assert manager.admit(make_request(list(range(12)))) is not None
-    late = make_request(list(range(100, 112)))
-    assert manager.admit(late) is None
-    assert (late.block_ids, manager.pool.num_free) == ([], 2)
-
-
-def test_blocks_revived_by_a_hit_count_as_room_that_is_needed() -> None:
+def test_admission_without_room_changes_nothing_and_blocks_revived_by_a_hit_need_room() -> None:
     """Two free blocks hold the prefix; sharing them leaves none for the rest."""
     manager = make_manager(num_usable=4)
     compute(manager, make_request(list(range(9))))
     assert manager.admit(make_request([50] * 8)) is not None
-    assert manager.admit(make_request(list(range(9)))) is None
-    assert manager.pool.num_free == 2
+    late = make_request(list(range(9)))
+    assert manager.admit(late) is None
+    assert (late.block_ids, manager.pool.num_free) == ([], 2)
 
 
 def test_admission_beside_a_living_owner_shares_its_blocks() -> None:
@@ -142,18 +130,17 @@ def test_completions_of_one_prompt_are_hashed_once(monkeypatch: pytest.MonkeyPat
     manager, prompt, hashed = make_manager(200), list(range(40)), []
 
     def count(hashes: list[bytes], token_ids: list[int], num_tokens: int, *more: object) -> None:
-        hashed.append(num_tokens // BLOCK - len(hashes))
+        hashed.append(max(num_tokens // BLOCK - len(hashes), 0))
         extend_block_hashes(hashes, token_ids, num_tokens, *more)  # type: ignore[arg-type]
 
     monkeypatch.setattr("engine.core.kv_cache_manager.extend_block_hashes", count)
-    requests = [make_request(prompt) for _ in range(4)]
+    *requests, salted = [make_request(prompt) for _ in range(4)] + [make_request(prompt, salt="s")]
     for request in requests:
         compute(manager, request)
-    assert sum(each for each in hashed if each > 0) == 10
-    alone = [hash_root(None)][:0]
+    assert sum(hashed) == 10
+    alone: list[bytes] = []
     extend_block_hashes(alone, prompt, 40, BLOCK, None)
     assert all(request.block_hashes == alone for request in requests)
-    salted = make_request(prompt, salt="s")
     compute(manager, salted)
     assert salted.block_hashes[0] != alone[0]
 

@@ -29,17 +29,6 @@ def turn(house: SchedulerHarness) -> StepPlan:
     return plan
 
 
-def test_decode_and_chunked_prefill_share_one_budget() -> None:
-    house = SchedulerHarness(max_num_batched_tokens=16)
-    house.add(make_request("running", LASTING, max_tokens=20))
-    turn(house)
-    house.add(make_request("long", make_prompt(60, 30)))
-    turn(house)
-    plan = pending_plans(house)[-1]
-    assert plan.num_scheduled_tokens.tolist() == [1, 15]
-    assert plan.is_sampled.tolist() == [True, False]
-
-
 def test_a_long_prefill_costs_the_running_ones_no_step() -> None:
     house = SchedulerHarness(max_num_batched_tokens=8)
     for name in ("a", "b"):
@@ -94,9 +83,8 @@ def test_without_chunks_a_prompt_comes_whole_or_not_at_all() -> None:
 
 def test_an_admission_put_off_for_the_budget_leaves_the_cache_alone() -> None:
     """The attempt must neither evict cached prefixes nor count as a look-up."""
-    house = SchedulerHarness(
-        32, max_num_batched_tokens=MAX_MODEL_LEN, enable_chunked_prefill=False, max_steps_in_flight=1
-    )
+    whole = {"max_num_batched_tokens": MAX_MODEL_LEN, "enable_chunked_prefill": False}
+    house = SchedulerHarness(32, max_steps_in_flight=1, **whole)
     house.add(make_request("cached", make_prompt(30), max_tokens=1))
     house.run()
     num_cached = house.kv_cache.pool.num_cached
