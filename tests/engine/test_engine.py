@@ -140,13 +140,16 @@ async def test_n_completions_share_a_prompt_and_end_together(make_config: MakeCo
 async def test_a_bad_grammar_fails_only_its_own_request(
     spec: GrammarSpec, message: str, make_config: MakeConfig
 ) -> None:
-    async with Engine(make_config()) as engine:
-        running = asyncio.create_task(complete(engine, params=GREEDY))
+    """Prompts in chunks go on, and so do good grammars beside them."""
+    async with Engine(make_config(max_num_batched_tokens=32)) as engine:
+        running = asyncio.create_task(complete(engine, [5] * 900))
         with pytest.raises(GrammarError, match=message):
             await complete(engine, params=SamplingParams(grammar=spec))
         assert (await running).finished
-        good = await complete(engine, params=SamplingParams(grammar=GrammarSpec.choice(["yes"])))
-        assert good.outputs[0].text == "yes"
+        good = SamplingParams(grammar=GrammarSpec.choice(["yes"]))
+        for others in ([], [complete(engine, [6] * 900)]):
+            answer, *_ = await asyncio.gather(complete(engine, params=good), *others)
+            assert answer.outputs[0].text == "yes"
 
 
 async def test_a_full_queue_refuses_with_a_hint(make_config: MakeConfig) -> None:
