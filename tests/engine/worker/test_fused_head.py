@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.messages import NewRow, StepDone, StepPlan
+from engine.messages import StepDone
 from engine.model import DecoderModel, load_model
 from engine.sampling_params import SamplingParams
 from engine.worker.fused_head import FusedHead
@@ -22,22 +22,15 @@ from engine.worker.sampling.state import SamplingState
 from kernels import torch_ops
 from kernels.lm_head_sample import MAX_ROWS, lm_head_sample
 from tests.engine.model.drive import VOCAB_SIZE, make_prompt, make_transformers_model, save
+from tests.engine.worker.plans import make_new_row, make_plan
 
 CPU = torch.device("cpu")
-PLAIN = [
-    SamplingParams(temperature=0, max_tokens=20),
-    SamplingParams(temperature=0.8, max_tokens=20),
-    SamplingParams(temperature=1.3, top_k=1, max_tokens=20),
-]
-OTHERS = [
-    SamplingParams(top_k=5, max_tokens=20),
-    SamplingParams(top_p=0.9, max_tokens=20),
-    SamplingParams(min_p=0.1, max_tokens=20),
-    SamplingParams(temperature=0, logprobs=1, max_tokens=20),
-    SamplingParams(presence_penalty=0.5, max_tokens=20),
-    SamplingParams(logit_bias={3: 1.0}, max_tokens=20),
-    SamplingParams(min_tokens=3, max_tokens=20),
-]
+KINDS = [
+    {"temperature": 0}, {"temperature": 0.8}, {"temperature": 1.3, "top_k": 1}, {"top_k": 5}, {"top_p": 0.9},
+    {"min_p": 0.1}, {"temperature": 0, "logprobs": 1}, {"presence_penalty": 0.5}, {"logit_bias": {3: 1.0}},
+    {"min_tokens": 3},
+]  # fmt: skip
+PLAIN, OTHERS = [[SamplingParams(max_tokens=20, **kind) for kind in each] for each in (KINDS[:3], KINDS[3:])]
 
 
 class Counter:
@@ -67,26 +60,20 @@ def make_state(*params: SamplingParams) -> SamplingState:
     return state
 
 
-def run(
-    model: DecoderModel, params: list[SamplingParams], *, is_gathered: bool, num_steps: int = 5
-) -> list[list[int]]:
-    """Prefill one request for each of the params, then decode them all."""
+def run(model: DecoderModel, params: list[SamplingParams], *, is_gathered: bool) -> list[list[int]]:
+    """Prefill one request for each of the params, then decode them all four times."""
     num_rows = len(params)
     batch = InputBatch(num_rows, 64, 8, CPU, is_gathered=is_gathered)
     caches = allocate_kv_cache(model.config, 8 * num_rows + 1, 8, torch.float32, CPU)
     runner = ModelRunner(model, caches, batch, SamplingState(num_rows, VOCAB_SIZE, CPU), (0,))
-    rows, flags = np.arange(num_rows), np.ones(num_rows, dtype=bool)
-    prompts = [np.array(make_prompt(3 + row, row)) for row in range(num_rows)]
     new = [
-        NewRow(row, prompt, len(prompt), list(range(1 + 8 * row, 9 + 8 * row)), params[row], row, ())
-        for row, prompt in enumerate(prompts)
+        make_new_row(row, make_prompt(3 + row, row), range(1 + 8 * row, 9 + 8 * row), params[row])
+        for row in range(num_rows)
     ]
-    ends, tokens = np.array([len(prompt) for prompt in prompts]), []
-    for number in range(num_steps):
-        starts, counts = (ends * 0, ends) if number == 0 else (ends + number - 1, ends * 0 + 1)
-        done = runner.execute(
-            StepPlan(number, [], new if number == 0 else [], [], rows, starts, counts, flags, ~flags)
-        )
+    tokens = []
+    for number in range(5):
+        runs = [(row, 2 + row + number, 1) if number else (row, 0, 3 + row) for row in range(num_rows)]
+        done = runner.execute(make_plan(runs, number, new=[] if number else new))
         assert isinstance(done, StepDone)
         tokens.append(list(done.token_ids))
     return tokens
@@ -101,25 +88,20 @@ def test_tokens_are_the_same_with_every_way_on_and_off(folder: Path, others: int
     assert counter.num_rows == (0 if others else 5 * len(params))
 
 
-def test_only_plain_rows_are_taken(folder: Path) -> None:
+def test_only_plain_rows_of_a_small_batch_are_taken(folder: Path) -> None:
     state = make_state(*PLAIN, *OTHERS)
     head = FusedHead(load(folder, lm_head_sample), state)
     assert [head.takes(np.array([row])) for row in range(10)] == [True] * 3 + [False] * 7
     assert head.takes(np.arange(3)) and not head.takes(np.arange(4)) and not head.takes(np.arange(0))
-
-
-def test_a_large_batch_goes_through_its_logits(folder: Path) -> None:
-    head = FusedHead(load(folder, lm_head_sample), make_state(*[PLAIN[0]] * (MAX_ROWS + 1)))
-    assert head.takes(np.arange(MAX_ROWS)) and not head.takes(np.arange(MAX_ROWS + 1))
+    same_row = np.zeros(MAX_ROWS + 1, np.int64)
+    assert head.takes(same_row[1:]) and not head.takes(same_row)
 
 
 def test_ops_that_cannot_and_weights_that_are_packed_go_through_their_logits(folder: Path) -> None:
     state = make_state(PLAIN[0])
     assert not FusedHead(load(folder, None), state).takes(np.arange(1))
-    model = load_model(
-        folder, ops=replace(torch_ops.make_ops(), lm_head_sample=lm_head_sample), quantization="int8"
-    )
-    assert not FusedHead(model, state).takes(np.arange(1))
+    ops = replace(torch_ops.make_ops(), lm_head_sample=lm_head_sample)
+    assert not FusedHead(load_model(folder, ops=ops, quantization="int8"), state).takes(np.arange(1))
 
 
 def test_a_row_whose_hidden_state_is_broken_gives_no_token(folder: Path) -> None:

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor
 
-from engine.messages import NO_TOKEN_LEFT, NewRow, SampleGate, StepDone, StepPlan
+from engine.messages import NO_TOKEN_LEFT, NewRow, SampleGate, StepDone
 from engine.sampling_params import SamplingParams
+from engine.worker.device_link import PendingStep
 from engine.worker.input_batch import InputBatch
 from engine.worker.model_runner import ModelRunner
 from engine.worker.sampling.state import SamplingState
 from grammar import allocate_bitmask
 from kernels import torch_ops
+from tests.engine.worker import plans
+from tests.engine.worker.plans import GREEDY, make_plan
 
 VOCAB = 40
-GREEDY = SamplingParams(temperature=0, max_tokens=10)
 
 
 class CountingModel:
@@ -36,8 +38,8 @@ class CountingModel:
     def compute_logits(self, hidden: Tensor) -> Tensor:
         tokens = hidden[:, 0].long()
         logits = torch.zeros(len(tokens), VOCAB)
-        logits[torch.arange(len(tokens)), (tokens + 1) % VOCAB] = 10.0
-        logits[torch.arange(len(tokens)), (tokens + 2) % VOCAB] = 9.0
+        for score, ahead in ((10.0, 1), (9.0, 2)):
+            logits[torch.arange(len(tokens)), (tokens + ahead) % VOCAB] = score
         return logits
 
 
@@ -49,19 +51,7 @@ def make_runner() -> tuple[ModelRunner, CountingModel]:
 
 
 def make_new_row(row: int, tokens: list[int], params: SamplingParams = GREEDY) -> NewRow:
-    ids = np.array(tokens, dtype=np.int64)
-    return NewRow(row, ids, len(tokens), list(range(1 + 8 * row, 9 + 8 * row)), params, 0, ())
-
-
-def make_plan(
-    step_id: int, runs: Sequence[tuple[int, int, int]], *, new: Sequence[NewRow] = (), gated: Sequence[int] = (),
-    unsampled: Sequence[int] = (),
-) -> StepPlan:  # fmt: skip
-    """`runs` are (row, start, count); `gated` and `unsampled` are rows."""
-    rows, starts, counts = (np.array(each, dtype=np.int64) for each in zip(*runs, strict=True))
-    return StepPlan(
-        step_id, [], list(new), [], rows, starts, counts, ~np.isin(rows, unsampled), np.isin(rows, gated)
-    )
+    return plans.make_new_row(row, tokens, range(1 + 8 * row, 9 + 8 * row), params)
 
 
 def make_gate(step_id: int, allowed: dict[int, list[int]]) -> SampleGate:
@@ -74,125 +64,93 @@ def make_gate(step_id: int, allowed: dict[int, list[int]]) -> SampleGate:
     return SampleGate(step_id, np.array(list(allowed), dtype=np.int64), bitmask)
 
 
-def answers(done: StepDone | None) -> dict[int, int]:
-    assert done is not None
-    return dict(zip(done.indices, done.token_ids, strict=True))
+def read(done: StepDone | PendingStep | None) -> tuple[dict[int, int], tuple[int, ...], bool]:
+    """Index -> token, the indices that were skipped, and whether the step is over."""
+    assert isinstance(done, StepDone)
+    return dict(zip(done.indices, done.token_ids, strict=True)), done.skipped, done.is_last
 
 
 def test_a_step_samples_one_token_for_each_row_that_asks() -> None:
     runner, _ = make_runner()
     new = [make_new_row(0, [5, 6]), make_new_row(1, [9, 8, 7])]
-    done = runner.execute(make_plan(0, [(1, 0, 3), (0, 0, 2)], new=new))
-    assert done is not None
-    assert (answers(done), done.is_last, done.skipped) == ({0: 8, 1: 7}, True, ())
+    assert read(runner.execute(make_plan([(1, 0, 3), (0, 0, 2)], new=new))) == ({0: 8, 1: 7}, (), True)
 
 
-def test_a_chunk_of_a_prompt_samples_nothing() -> None:
-    runner, _ = make_runner()
-    done = runner.execute(make_plan(0, [(0, 0, 2)], new=[make_new_row(0, [5, 6, 7, 8])], unsampled=[0]))
-    assert done is not None
-    assert (done.indices, done.is_last) == ([], True)
-    assert answers(runner.execute(make_plan(1, [(0, 2, 2)]))) == {0: 9}
-
-
-def test_the_next_step_reads_what_the_last_one_sampled() -> None:
+def test_a_chunk_of_a_prompt_samples_nothing_and_the_next_step_reads_what_the_last_one_sampled() -> None:
     runner, model = make_runner()
-    runner.execute(make_plan(0, [(0, 0, 2)], new=[make_new_row(0, [5, 6])]))
-    assert answers(runner.execute(make_plan(1, [(0, 2, 1)]))) == {0: 8}
-    assert model.seen == [[5, 6], [7]]
+    done = runner.execute(make_plan([(0, 0, 2)], new=[make_new_row(0, [5, 6, 7, 8])], unsampled=[0]))
+    assert read(done) == ({}, (), True)
+    assert read(runner.execute(make_plan([(0, 2, 2)], 1)))[0] == {0: 9}
+    assert read(runner.execute(make_plan([(0, 4, 1)], 2)))[0] == {0: 10}
+    assert model.seen == [[5, 6], [7, 8], [9]]
 
 
 def test_a_step_of_gated_rows_answers_only_at_the_gate() -> None:
     runner, _ = make_runner()
-    assert runner.execute(make_plan(0, [(0, 0, 1)], new=[make_new_row(0, [5])], gated=[0])) is None
+    assert runner.execute(make_plan([(0, 0, 1)], new=[make_new_row(0, [5])], gated=[0])) is None
     assert runner.has_parked
-    done = runner.sample_gated(make_gate(0, {0: [6, 7]}))
-    assert done is not None
-    assert (answers(done), done.is_last, runner.has_parked) == ({0: 6}, True, False)
+    assert read(runner.sample_gated(make_gate(0, {0: [6, 7]}))) == ({0: 6}, (), True)
+    assert not runner.has_parked
 
 
-def make_mixed_runner() -> tuple[ModelRunner, CountingModel, StepDone | None]:
-    """Step 0 is done: rows 0 and 2 are parked, row 1 is plain."""
+def make_mixed_runner() -> tuple[ModelRunner, CountingModel]:
+    """Step 0 is done: rows 0 and 2 are parked, row 1 is plain and answered before the gate."""
     runner, model = make_runner()
     new = [make_new_row(row, [5 * row + 5]) for row in range(3)]
-    runs = [(row, 0, 1) for row in range(3)]
-    return runner, model, runner.execute(make_plan(0, runs, new=new, gated=[0, 2]))
+    done = runner.execute(make_plan([(row, 0, 1) for row in range(3)], new=new, gated=[0, 2]))
+    assert read(done) == ({1: 11}, (), False)
+    return runner, model
 
 
-def test_plain_rows_are_answered_before_the_gate() -> None:
-    _, _, done = make_mixed_runner()
-    assert done is not None
-    assert (answers(done), done.is_last) == ({1: 11}, False)
-
-
-def test_a_gate_samples_under_the_masks_in_any_order() -> None:
-    runner, _, _ = make_mixed_runner()
-    assert answers(runner.sample_gated(make_gate(0, {2: [17, 30], 0: [6]}))) == {2: 17, 0: 6}
-
-
-def test_a_row_without_a_mask_has_ended() -> None:
-    runner, _, _ = make_mixed_runner()
-    done = runner.sample_gated(make_gate(0, {2: [16]}))
-    assert done is not None
-    assert (answers(done), done.is_last, runner.has_parked) == ({2: 16}, True, False)
-
-
-def test_a_gate_without_any_mask_closes_the_step() -> None:
-    runner, _, _ = make_mixed_runner()
-    done = runner.sample_gated(make_gate(0, {}))
-    assert done is not None
-    assert (done.indices, done.is_last, runner.has_parked) == ([], True, False)
-
-
-def test_a_gate_for_a_step_that_parked_nothing_is_ignored() -> None:
-    runner, _, _ = make_mixed_runner()
-    assert runner.sample_gated(make_gate(7, {0: [1]})) is None
+@pytest.mark.parametrize(
+    ("allowed", "tokens"),
+    [
+        ({2: [17, 30], 0: [6]}, {2: 17, 0: 6}),
+        ({2: [16]}, {2: 16}),  # a row without a mask has ended
+        ({}, {}),
+        ({0: [], 2: [16]}, {0: NO_TOKEN_LEFT, 2: 16}),
+    ],
+)
+def test_a_gate_samples_under_its_masks_and_closes_the_step(
+    allowed: dict[int, list[int]], tokens: dict[int, int]
+) -> None:
+    runner, _ = make_mixed_runner()
+    assert runner.sample_gated(make_gate(7, {0: [1]})) is None, "that step parked nothing"
     assert runner.has_parked
-
-
-def test_a_mask_that_allows_nothing_is_reported_as_such() -> None:
-    runner, _, _ = make_mixed_runner()
-    assert answers(runner.sample_gated(make_gate(0, {0: [], 2: [16]}))) == {0: NO_TOKEN_LEFT, 2: 16}
+    assert read(runner.sample_gated(make_gate(0, allowed))) == (tokens, (), True)
+    assert not runner.has_parked
 
 
 def test_a_parked_row_is_skipped_and_the_others_go_on() -> None:
-    runner, model, _ = make_mixed_runner()
-    done = runner.execute(make_plan(1, [(0, 1, 1), (1, 1, 1), (2, 1, 1)], gated=[0, 2]))
-    assert done is not None
-    assert (answers(done), done.skipped, done.is_last) == ({1: 12}, (0, 2), True)
+    runner, model = make_mixed_runner()
+    done = runner.execute(make_plan([(0, 1, 1), (1, 1, 1), (2, 1, 1)], 1, gated=[0, 2]))
+    assert read(done) == ({1: 12}, (0, 2), True)
     assert model.seen[-1] == [11]
 
 
 def test_a_skipped_row_is_caught_up_after_its_gate() -> None:
-    runner, _, _ = make_mixed_runner()
-    runner.execute(make_plan(1, [(0, 1, 1), (1, 1, 1)], gated=[0]))
+    runner, _ = make_mixed_runner()
+    runner.execute(make_plan([(0, 1, 1), (1, 1, 1)], 1, gated=[0]))
     runner.sample_gated(make_gate(0, {0: [7], 2: [16]}))
-    runner.execute(make_plan(2, [(0, 1, 1)], gated=[0]))
-    assert answers(runner.sample_gated(make_gate(2, {0: [8, 9]}))) == {0: 8}
+    runner.execute(make_plan([(0, 1, 1)], 2, gated=[0]))
+    assert read(runner.sample_gated(make_gate(2, {0: [8, 9]})))[0] == {0: 8}
 
 
 def test_a_step_of_parked_rows_only_runs_no_forward() -> None:
-    runner, model, _ = make_mixed_runner()
-    plan = make_plan(1, [(0, 1, 1), (2, 1, 1)], gated=[0, 2])
+    runner, model = make_mixed_runner()
+    assert runner.can_run(make_plan([(0, 1, 1), (1, 1, 1)], 1))
+    plan = make_plan([(0, 1, 1), (2, 1, 1)], 1, gated=[0, 2])
     assert not runner.can_run(plan)
-    done = runner.execute(plan)
-    assert done is not None
-    assert (done.indices, done.skipped, done.is_last) == ([], (0, 1), True)
+    assert read(runner.execute(plan)) == ({}, (0, 1), True)
     assert len(model.seen) == 1
-
-
-def test_a_step_with_a_free_row_can_run() -> None:
-    runner, _, _ = make_mixed_runner()
-    assert runner.can_run(make_plan(1, [(0, 1, 1), (1, 1, 1)]))
 
 
 def test_logprobs_stand_beside_the_rows_that_asked() -> None:
     runner, _ = make_runner()
     asking = SamplingParams(temperature=0, logprobs=2)
-    done = runner.execute(
-        make_plan(0, [(0, 0, 1), (1, 0, 1)], new=[make_new_row(0, [5]), make_new_row(1, [9], asking)])
-    )
-    assert done is not None
+    new = [make_new_row(0, [5]), make_new_row(1, [9], asking)]
+    done = runner.execute(make_plan([(0, 0, 1), (1, 0, 1)], new=new))
+    assert isinstance(done, StepDone)
     assert list(done.logprobs) == [1]
     assert [entry.token_id for entry in done.logprobs[1].top] == [10, 11]
 
@@ -200,9 +158,9 @@ def test_logprobs_stand_beside_the_rows_that_asked() -> None:
 def test_prompt_logprobs_are_of_the_tokens_that_follow() -> None:
     runner, _ = make_runner()
     asking = SamplingParams(temperature=0, prompt_logprobs=1)
-    done = runner.execute(make_plan(0, [(0, 0, 3)], new=[make_new_row(0, [5, 6, 9], asking)]))
-    assert done is not None
-    found = [(entry.token.token_id, entry.token.rank) for entry in done.prompt_logprobs[0]]
-    assert found[0] == (6, 1)
-    assert [token for token, _ in found] == [6, 9]
+    done = runner.execute(make_plan([(0, 0, 3)], new=[make_new_row(0, [5, 6, 9], asking)]))
+    assert isinstance(done, StepDone)
+    tokens = [entry.token for entry in done.prompt_logprobs[0]]
+    assert tokens[0].rank == 1
+    assert [token.token_id for token in tokens] == [6, 9]
     assert done.prompt_logprobs[0][1].top[0].token_id == 7
