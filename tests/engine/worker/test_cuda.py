@@ -5,18 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from transformers import GenerationConfig
 
 from engine import LLM, EngineConfig, SamplingParams
-from engine.messages import NewRow, StepDone, StepPlan
+from engine.messages import StepDone
 from engine.worker.cuda_link import forbid_syncs
 from engine.worker.device_link import PendingStep
 from engine.worker.worker import Worker
 from kernels import torch_ops
 from tests.engine.model.drive import make_prompt, make_transformers_model, save
+from tests.engine.worker.plans import GREEDY, make_new_row, make_plan
 
 pytestmark = [
     pytest.mark.gpu,
@@ -25,15 +25,13 @@ pytestmark = [
     pytest.mark.timeout(600),
 ]
 LENGTHS = (1, 2, 16, 17, 100, 333)
-GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
+# Every kernel takes them: int4 wants groups of 128, tensor cores want heads of 64.
+SIZES = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64, "vocab_size": 512}
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Sizes that every kernel takes: int4 wants groups of 128, tensor cores want heads of 64."""
-    sizes = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64, "vocab_size": 512}
-    model = make_transformers_model("qwen3", **sizes)
-    return save(model, tmp_path_factory.mktemp("model"))
+    return save(make_transformers_model("qwen3", **SIZES), tmp_path_factory.mktemp("model"))
 
 
 def generate(folder: Path, params: SamplingParams = GREEDY, **settings: Any) -> list[list[int]]:
@@ -52,9 +50,7 @@ def reference(folder: Path) -> list[list[int]]:
 def test_greedy_tokens_equal_those_of_transformers_on_the_cpu(
     folder: Path, reference: list[list[int]]
 ) -> None:
-    model = make_transformers_model(
-        "qwen3", hidden_size=256, intermediate_size=512, head_dim=64, vocab_size=512
-    )
+    model = make_transformers_model("qwen3", **SIZES)
     options = GenerationConfig(max_new_tokens=24, do_sample=False, eos_token_id=None, pad_token_id=0)
     for length, tokens in zip(LENGTHS, reference, strict=True):
         ids = torch.tensor([make_prompt(length, length)])
@@ -94,6 +90,11 @@ def test_the_sync_check_catches_a_wait() -> None:
         from_host.item()
 
 
+def skip_without_fp8(quantization: str | None) -> None:
+    if quantization == "fp8" and torch.cuda.get_device_capability() < (8, 9):
+        pytest.skip("float8 products need compute capability 8.9")
+
+
 @pytest.mark.parametrize(
     ("settings", "min_same"),
     [
@@ -106,8 +107,7 @@ def test_the_sync_check_catches_a_wait() -> None:
     ids=str,
 )
 def test_fewer_bits_keep_the_first_tokens(folder: Path, settings: dict[str, Any], min_same: float) -> None:
-    if settings.get("quantization") == "fp8" and torch.cuda.get_device_capability() < (8, 9):
-        pytest.skip("float8 products need compute capability 8.9")
+    skip_without_fp8(settings.get("quantization"))
     plain = generate(folder, dtype="bfloat16")
     rounded = generate(folder, dtype="bfloat16", **settings)
     same = [one[0] == other[0] for one, other in zip(plain, rounded, strict=True)]
@@ -117,8 +117,7 @@ def test_fewer_bits_keep_the_first_tokens(folder: Path, settings: dict[str, Any]
 @pytest.mark.parametrize("quantization", ["int8", "fp8", "int4"])
 @pytest.mark.parametrize("num_tokens", [1, 16, 17, 100])
 def test_quantized_products_are_near_plain_ones(quantization: Any, num_tokens: int) -> None:
-    if quantization == "fp8" and torch.cuda.get_device_capability() < (8, 9):
-        pytest.skip("float8 products need compute capability 8.9")
+    skip_without_fp8(quantization)
     generator = torch.Generator().manual_seed(0)
     weight, x = (
         torch.randn(n, 256, generator=generator).to("cuda", torch.bfloat16) for n in (512, num_tokens)
@@ -139,11 +138,6 @@ def make_worker(folder: Path, **settings: Any) -> Worker:
     return worker
 
 
-def make_plan(step_id: int, start: int, count: int, new: list[NewRow]) -> StepPlan:
-    row, flag = np.zeros(1, dtype=np.int64), np.ones(1, dtype=bool)
-    return StepPlan(step_id, [], new, [], row, row + start, row + count, flag, ~flag)
-
-
 def finish(answer: StepDone | PendingStep | None) -> StepDone:
     assert answer is not None
     return answer.wait() if isinstance(answer, PendingStep) else answer
@@ -151,18 +145,14 @@ def finish(answer: StepDone | PendingStep | None) -> StepDone:
 
 def test_two_steps_are_launched_before_the_first_is_read(folder: Path) -> None:
     worker = make_worker(folder)
-    prompt = np.array(make_prompt(9))
-    new = NewRow(0, prompt, 9, [1, 2], GREEDY, 0, ())
-    first = worker.execute(make_plan(0, 0, 9, [new]))
-    second = worker.execute(make_plan(1, 9, 1, []))
+    new = make_new_row(0, make_prompt(9), [1, 2])
+    plans = make_plan([(0, 0, 9)], new=[new]), make_plan([(0, 9, 1)], 1)
+    first, second = (worker.execute(plan) for plan in plans)
     assert isinstance(first, PendingStep) and isinstance(second, PendingStep)
-    tokens = [*finish(first).token_ids, *finish(second).token_ids]
     alone = make_worker(folder)
-    expected = []
-    for number, plan in enumerate((make_plan(0, 0, 9, [new]), make_plan(1, 9, 1, []))):
-        expected += finish(alone.execute(plan)).token_ids
-        assert len(expected) == number + 1
-    assert tokens == expected
+    expected = [list(finish(alone.execute(plan)).token_ids) for plan in plans]
+    assert [list(finish(first).token_ids), list(finish(second).token_ids)] == expected
+    assert [len(tokens) for tokens in expected] == [1, 1]
 
 
 def test_recording_goes_on_between_steps_and_ends(folder: Path) -> None:

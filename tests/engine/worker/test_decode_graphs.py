@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import copy
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
 from triton.errors import TritonError
 
 import kernels
-from engine.messages import NewRow, StepDone, StepPlan
+from engine.messages import NewRow, StepDone
 from engine.model import DecoderModel, load_model
 from engine.sampling_params import SamplingParams
 from engine.worker.decode_graphs import DecodeBuffers, DecodeGraphs, list_padded_sizes
@@ -28,6 +27,7 @@ from engine.worker.sampling.state import SamplingState
 from kernels import reference, torch_ops
 from kernels.shared_prefixes import SharedPrefixes
 from tests.engine.model.drive import VOCAB_SIZE, make_prompt, make_transformers_model, save
+from tests.engine.worker.plans import make_new_row, make_plan
 
 CPU = torch.device("cpu")
 MAX_ROWS, MAX_LEN, BLOCK = 10, 96, 8
@@ -60,54 +60,48 @@ class FakeRecorder:
 def model(tmp_path_factory: pytest.TempPathFactory) -> DecoderModel:
     """Its attention reads lengths from tensors alone, as a recording demands."""
     folder: Path = save(make_transformers_model("qwen3"), tmp_path_factory.mktemp("model"))
-    ops = replace(
-        torch_ops.make_ops(),
-        make_plan=lambda *_: None,
-        paged_attention=kernels.paged_attention,
-        is_graph_safe=True,
-    )
-    return load_model(folder, ops=ops)
+    attention = {"make_plan": lambda *_: None, "paged_attention": kernels.paged_attention}
+    return load_model(folder, ops=replace(torch_ops.make_ops(), is_graph_safe=True, **attention))
 
 
 class Rows:
     """A runner and the requests in it, all sampled with seeds; `step` decodes some of them."""
 
     def __init__(self, model: DecoderModel, recorder: FakeRecorder | None = None) -> None:
-        self.caches = allocate_kv_cache(
-            model.config, MAX_ROWS * BLOCKS_PER_ROW + 1, BLOCK, torch.float32, CPU
-        )
+        num_blocks = MAX_ROWS * BLOCKS_PER_ROW + 1
+        self.caches = allocate_kv_cache(model.config, num_blocks, BLOCK, torch.float32, CPU)
         for cache in (each for pair in self.caches for each in pair):
             cache.fill_(torch.nan)
             cache[0] = 0
-        self.graphs = None
-        if recorder is not None:
-            buffers = DecodeBuffers(16, MAX_LEN, BLOCK, CPU)
-            sizes = list_padded_sizes(MAX_ROWS)
-            self.graphs = DecodeGraphs(model, self.caches, buffers, sizes, recorder)
+        buffers, sizes = DecodeBuffers(16, MAX_LEN, BLOCK, CPU), list_padded_sizes(MAX_ROWS)
+        self.graphs = DecodeGraphs(model, self.caches, buffers, sizes, recorder or FakeRecorder())
         batch, state = InputBatch(MAX_ROWS, MAX_LEN, BLOCK, CPU), SamplingState(MAX_ROWS, VOCAB_SIZE, CPU)
-        self.runner = ModelRunner(model, self.caches, batch, state, (0,), forward=self.graphs)
+        forward = None if recorder is None else self.graphs
+        self.runner = ModelRunner(model, self.caches, batch, state, (0,), forward=forward)
         self.ends: dict[int, int] = {}
         self.tokens: list[list[int]] = []
+
+    def record(self, count: int = 99) -> None:
+        """Record so many sizes more, or as many as are left."""
+        for _ in range(count):
+            if self.graphs.has_more:
+                self.graphs.record_next()
 
     def add(self, row: int, prompt: list[int], shared_blocks: Sequence[int] = ()) -> None:
         """Prefill a request into a row; `shared_blocks` are its first ones, which others may have, too."""
         own = range(1 + row * BLOCKS_PER_ROW + len(shared_blocks), 1 + (row + 1) * BLOCKS_PER_ROW)
-        block_ids = [*shared_blocks, *own]
         params = SamplingParams(temperature=1.0, seed=row, max_tokens=90)
-        new = NewRow(row, np.array(prompt), len(prompt), block_ids, params, row, ())
-        self._run([row], [0], [len(prompt)], [new])
+        self._run([(row, 0, len(prompt))], [make_new_row(row, prompt, [*shared_blocks, *own], params)])
         self.ends[row] = len(prompt)
 
     def step(self, rows: list[int]) -> None:
         """Decode one token of each of the rows."""
-        self._run(rows, [self.ends[row] for row in rows], [1] * len(rows), [])
+        self._run((row, self.ends[row], 1) for row in rows)
         for row in rows:
             self.ends[row] += 1
 
-    def _run(self, rows: list[int], starts: list[int], counts: list[int], new: list[NewRow]) -> None:
-        arrays = [np.array(each, dtype=np.int64) for each in (rows, starts, counts)]
-        flags = np.ones(len(rows), dtype=bool), np.zeros(len(rows), dtype=bool)
-        done = self.runner.execute(StepPlan(0, [], new, [], *arrays, *flags))
+    def _run(self, runs: Iterable[tuple[int, int, int]], new: Sequence[NewRow] = ()) -> None:
+        done = self.runner.execute(make_plan(runs, new=new))
         assert isinstance(done, StepDone)
         self.tokens.append(done.token_ids)
 
@@ -133,11 +127,8 @@ def make_sharing(model: DecoderModel, calls: list[int]) -> DecoderModel:
         plan.shared = shared
         return plan
 
-    ops = replace(
-        model.ops, make_plan=lambda *_: SharingPlan(calls), paged_attention=attend, share_prefixes=share
-    )
-    other = copy.copy(model)
-    other.ops = ops
+    other, ways = copy.copy(model), {"paged_attention": attend, "share_prefixes": share}
+    other.ops = replace(model.ops, make_plan=lambda *_: SharingPlan(calls), **ways)
     return other
 
 
@@ -152,8 +143,7 @@ def play_sharing(
     rows.add(9, make_prompt(7))
     for row in range(9):
         rows.add(row, prefix + make_prompt(row + 1, row + 50), shared_blocks=[1, 2])
-    while rows.graphs is not None and rows.graphs.has_more and rows.graphs.num_recorded < num_recorded:
-        rows.graphs.record_next()
+    rows.record(num_recorded)
     for _ in range(4):
         rows.step(list(range(MAX_ROWS)))
     rows.step([0, 9])
@@ -173,12 +163,6 @@ def test_shared_prefixes_change_no_token(model: DecoderModel, num_recorded: int)
     assert len(calls) - len(used) == recordings, "recording itself sees no group"
     assert used == ([] if num_recorded == 1 else [9] * 4 * num_layers)
     assert recorder.num_recorded == {0: 0, 1: 1, 99: 7}[num_recorded]
-
-
-def record_all(rows: Rows) -> None:
-    assert rows.graphs is not None
-    while rows.graphs.has_more:
-        rows.graphs.record_next()
 
 
 def play(rows: Rows, num_steps: int, seed: int = 0) -> list[list[int]]:
@@ -201,32 +185,27 @@ def test_sizes_are_1_2_4_and_then_every_8(max_num_seqs: int, sizes: list[int]) -
     assert list_padded_sizes(max_num_seqs) == sizes
 
 
-def test_recorded_steps_give_the_tokens_of_plain_ones(model: DecoderModel) -> None:
+def test_recorded_steps_give_the_tokens_of_plain_ones_and_record_nothing_more(model: DecoderModel) -> None:
     recorder = FakeRecorder()
-    recorded = Rows(model, recorder)
-    record_all(recorded)
-    plain = Rows(model)
-    assert play(recorded, 60) == play(plain, 60)
-    assert recorder.num_replayed == 60
+    recorded, plain = Rows(model, recorder), Rows(model)
+    recorded.record()
+    assert play(recorded, 100) == play(plain, 100)
+    assert (recorder.num_recorded, recorder.num_replayed) == (len(list_padded_sizes(MAX_ROWS)), 100)
     for ours, theirs in zip(recorded.caches, plain.caches, strict=True):
         for one, other in zip(ours, theirs, strict=True):
             torch.testing.assert_close(one[1:], other[1:], atol=1e-4, rtol=1e-4, equal_nan=True)
 
 
 def test_recording_between_steps_changes_no_token(model: DecoderModel) -> None:
+    """The largest size comes first: once it is there, it serves every step."""
     recorder = FakeRecorder()
-    recorded = Rows(model, recorder)
-    assert recorded.graphs is not None
-    for row in (0, 1, 2):
-        recorded.add(row, make_prompt(9, row))
-    for _ in range(5):
-        recorded.step([0, 1, 2])
-        recorded.graphs.record_next()
-    plain = Rows(model)
-    for row in (0, 1, 2):
-        plain.add(row, make_prompt(9, row))
-    for _ in range(5):
-        plain.step([0, 1, 2])
+    recorded, plain = Rows(model, recorder), Rows(model)
+    for rows in (recorded, plain):
+        for row in (0, 1, 2):
+            rows.add(row, make_prompt(9, row))
+        for _ in range(5):
+            rows.step([0, 1, 2])
+            rows.record(1)
     assert recorded.tokens == plain.tokens
     assert (recorder.num_recorded, recorder.num_replayed) == (5, 4)
 
@@ -234,36 +213,13 @@ def test_recording_between_steps_changes_no_token(model: DecoderModel) -> None:
 def test_recording_writes_only_into_the_null_block(model: DecoderModel) -> None:
     """The blocks of the step before may belong to another request by now."""
     rows = Rows(model, FakeRecorder())
-    assert rows.graphs is not None
-    rows.graphs.record_next()
+    rows.record(1)
     rows.add(0, make_prompt(9))
     rows.step([0])
     for cache in (each for pair in rows.caches for each in pair):
         cache.fill_(7)
-    record_all(rows)
+    rows.record()
     assert all((cache[1:] == 7).all() and (cache[0, 0] != 7).any() for pair in rows.caches for cache in pair)
-
-
-def test_200_random_steps_record_nothing_more_than_warm_up(model: DecoderModel) -> None:
-    recorder = FakeRecorder()
-    rows = Rows(model, recorder)
-    record_all(rows)
-    num_recorded = recorder.num_recorded
-    play(rows, 200, seed=1)
-    assert num_recorded == recorder.num_recorded == len(list_padded_sizes(MAX_ROWS))
-    assert recorder.num_replayed == 200
-
-
-def test_the_largest_size_is_recorded_first_and_serves_every_batch(model: DecoderModel) -> None:
-    recorder = FakeRecorder()
-    rows = Rows(model, recorder)
-    rows.add(0, make_prompt(5))
-    rows.step([0])
-    assert recorder.num_replayed == 0
-    assert rows.graphs is not None
-    rows.graphs.record_next()
-    rows.step([0])
-    assert recorder.num_replayed == 1
 
 
 @pytest.mark.parametrize(("is_sharing", "num_first"), [(False, 1), (True, 3)])
@@ -273,7 +229,6 @@ def test_the_first_recordings_are_those_that_compile_all_kernels(
     """A plain one and, of those that share, the largest and the smallest; then no step compiles anything."""
     recorder = FakeRecorder()
     rows = Rows(make_sharing(model, []) if is_sharing else model, recorder)
-    assert rows.graphs is not None
     while rows.graphs.is_cold:
         rows.graphs.record_next()
     assert recorder.num_recorded == num_first
@@ -283,7 +238,7 @@ def test_the_first_recordings_are_those_that_compile_all_kernels(
 def test_a_prompt_is_never_replayed(model: DecoderModel) -> None:
     recorder = FakeRecorder()
     rows = Rows(model, recorder)
-    record_all(rows)
+    rows.record()
     rows.add(0, make_prompt(2))
     assert recorder.num_replayed == 0
     rows.add(1, make_prompt(1))
@@ -296,24 +251,18 @@ def test_a_device_that_refuses_to_record_keeps_what_it_has(
 ) -> None:
     recorder = FakeRecorder(fails_from=3, error=error)
     rows = Rows(model, recorder)
-    record_all(rows)
-    assert rows.graphs is not None
+    rows.record()
     assert (rows.graphs.num_recorded, rows.graphs.has_more, rows.graphs.is_cold) == (2, False, False)
     assert "recording failed: out of memory" in caplog.text
-    plain = Rows(model)
-    assert play(rows, 10) == play(plain, 10)
+    assert play(rows, 10) == play(Rows(model), 10)
 
 
 def fill(buffers: DecodeBuffers, num_rows: int, width: int) -> None:
     """A step whose every number is not that of a row that pads."""
     numbers = torch.arange(5, 5 + num_rows)
     view = DecodeBuffers(num_rows, MAX_LEN, BLOCK, CPU).view(num_rows)
-    metadata = replace(
-        view.attn_metadata,
-        slot_mapping=numbers * 8,
-        block_tables=numbers.int().unsqueeze(1).expand(-1, width),
-        seq_lens=numbers.int() + 1,
-    )
+    tables, lens = numbers.int().unsqueeze(1).expand(-1, width), numbers.int() + 1
+    metadata = replace(view.attn_metadata, slot_mapping=numbers * 8, block_tables=tables, seq_lens=lens)
     buffers.fill(replace(view, input_ids=numbers, positions=numbers, attn_metadata=metadata))
 
 

@@ -23,13 +23,13 @@ from engine.sampling_params import SamplingParams
 from engine.worker.decode_graphs import DecodeBuffers, DecodeGraphs, list_padded_sizes
 from engine.worker.input_batch import InputBatch
 from engine.worker.kv_cache import allocate_kv_cache
-from engine.worker.launched_step import LaunchedStep
 from engine.worker.model_runner import ModelRunner
 from engine.worker.prefix_groups import PrefixGroups
 from engine.worker.sampling.state import SamplingState
 from engine.worker.warm_up import list_warm_up
 from kernels import gather_inputs, lm_head_sample, sampling, token_bitmask
 from tests.engine.model.drive import VOCAB_SIZE, make_transformers_model, save
+from tests.engine.worker.plans import make_new_row, make_plan
 from tests.kernels.triton.conftest import IS_INTERPRETED
 
 pytest.importorskip("triton", reason="needs triton")
@@ -87,11 +87,9 @@ class Launches:
 @pytest.fixture
 def launches(monkeypatch: pytest.MonkeyPatch) -> Launches:
     noted = Launches()
-
-    def run(kernel: Any, *args: Any, **options: Any) -> None:
-        noted.run(kernel, *args, **options)
-
-    monkeypatch.setattr(JITFunction, "run", run)
+    monkeypatch.setattr(
+        JITFunction, "run", lambda kernel, *args, **options: noted.run(kernel, *args, **options)
+    )
     monkeypatch.setattr(Tensor, "pin_memory", lambda tensor: tensor)
     for module in (gather_inputs, lm_head_sample, sampling, token_bitmask):
         monkeypatch.setattr(module, "find_device_kernels", lambda _, name: getattr(kernels.triton, name))
@@ -146,7 +144,7 @@ class Machine:
         self.ends[row] = length
         params = self.dice.choice(PARAMS) if self.dice.random() < 0.3 else PARAMS[row % 2]
         bad_words = ((4,), (3, 5)) if params.bad_words else ()
-        return NewRow(row, np.ones(length, np.int64), length, blocks, params, row, bad_words)
+        return make_new_row(row, [1] * length, blocks, params, bad_words)
 
     def step(self, number: int) -> None:
         """Some requests come with a prompt of any length, some of those that run decode; some wait for masks."""
@@ -163,11 +161,10 @@ class Machine:
         rows = [each.row for each in new] + [row for row in chosen if self.ends[row] < MAX_LEN]
         if not rows:
             return
-        starts = [0] * len(new) + [self.ends[row] for row in rows[len(new) :]]
-        counts = [len(each.token_ids) for each in new] + [1] * (len(rows) - len(new))
+        prompts = [(each.row, 0, len(each.token_ids)) for each in new]
+        runs = [*prompts, *((row, self.ends[row], 1) for row in rows[len(new) :])]
         gated = np.array([self.dice.random() < 0.1 for _ in rows])
-        ids = [np.array(each, dtype=np.int64) for each in (rows, starts, counts)]
-        self.runner.execute(StepPlan(number, [], new, [], *ids, np.ones(len(rows), bool), gated))
+        self.runner.execute(make_plan(runs, number, new=new, gated=np.array(rows)[gated].tolist()))
         for row in rows[len(new) :]:
             self.ends[row] += 1
         if gated.any():
@@ -207,10 +204,7 @@ def test_200_random_steps_compile_nothing_that_warm_up_did_not(machine: Machine,
     assert set(launches.names) == names, "every kernel of the warm-up is used, or it need not be compiled"
 
 
-def test_reading_a_value_is_caught(launches: Launches) -> None:
-    sampled = LaunchedStep(0)
-    assert sampled.is_last
+@pytest.mark.parametrize("read", [Tensor.item, bool])
+def test_reading_a_value_is_caught(read: Callable[[Tensor], Any]) -> None:
     with pytest.raises((RuntimeError, NotImplementedError), match="meta"):
-        torch.ones(2, device=META).sum().item()
-    with pytest.raises((RuntimeError, NotImplementedError), match="meta"):
-        bool(torch.ones(2, device=META).any())
+        read(torch.ones(2, device=META).sum())
