@@ -15,6 +15,7 @@ from engine.worker.sampling.state import SamplingState
 from kernels import sampling_reference
 
 EOS = 0
+GREEDY = SamplingParams(temperature=0)
 
 
 @dataclass(frozen=True)
@@ -43,15 +44,8 @@ def make_sampler(cases: Sequence[Case], vocab_size: int, rows: Sequence[int] | N
 
 
 def add_case(state: SamplingState, row: int, case: Case) -> None:
-    state.add(
-        row,
-        case.params,
-        case.seed,
-        case.prompt,
-        case.output,
-        eos_token_ids=[EOS],
-        bad_word_ids=case.bad_words,
-    )
+    history = case.prompt, case.output
+    state.add(row, case.params, case.seed, *history, eos_token_ids=[EOS], bad_word_ids=case.bad_words)
 
 
 def make_logits(num_rows: int, vocab_size: int, seed: int = 0, scale: float = 2.0) -> Tensor:

@@ -17,31 +17,30 @@ from engine.worker import ops_choice
 from engine.worker import worker as worker_module
 from engine.worker.native_swap import NativeSwap
 from engine.worker.worker import Worker
-from kernels.cpu import NativeBuild, NativeLibrary
+from kernels.cpu import NativeLibrary
 from kernels.ops import StepShape
 from tests.engine.model.drive import Driver, make_prompt, make_transformers_model, save
+from tests.kernels.cpu.conftest import require_library
 
 MakeConfig = Callable[..., EngineConfig]
+SHAPE = StepShape(4, 32, 64, 64, 4, 2, 64, 256, 512, 4)
 
 
 @pytest.fixture(scope="module")
 def library() -> NativeLibrary:
-    build = NativeBuild()
-    build.start()
-    library = build.wait()
-    if library is None:
-        pytest.skip(f"no native ops here: {build.status}")
-    return library
+    return require_library()
 
 
 class FakeBuild:
     """A build that is done when the test says so, with the library or without."""
 
-    def __init__(self, library: NativeLibrary | None) -> None:
+    def __init__(self, library: NativeLibrary | None, is_done: bool = False) -> None:
         self.library: NativeLibrary | None = None
         self.status = "being built"
         self._coming = library
         self._done = threading.Event()
+        if is_done:
+            self.finish()
 
     @property
     def is_done(self) -> bool:
@@ -84,25 +83,31 @@ def test_a_model_moves_over_between_two_steps(
     torch.testing.assert_close(second, stays.step({"a": prompt[30:]})["a"], atol=tolerance, rtol=0)
 
 
-def test_a_build_that_ends_while_the_weights_load_is_not_missed(
-    checkpoint: Path, library: NativeLibrary
+@pytest.mark.parametrize(
+    ("events", "name"),
+    [("finish follow", "native"), ("follow fail", "torch-sdpa"), ("follow stop finish", "torch-sdpa")],
+)
+def test_a_model_moves_over_when_the_build_ends_unless_there_is_none_or_it_is_stopped(
+    checkpoint: Path, library: NativeLibrary, caplog: pytest.LogCaptureFixture, events: str, name: str
 ) -> None:
-    build, model = FakeBuild(library), load_model(checkpoint)
+    """A build that ends while the weights load, before the swap follows, is not missed."""
+    caplog.set_level("INFO", "troupe.worker")
+    build, model = FakeBuild(None if "fail" in events else library), load_model(checkpoint)
     swap = make_swap(build)
     assert swap.start() is None
-    build.finish()
-    swap.follow(model)
+    ways = {"follow": lambda: swap.follow(model), "stop": swap.stop}
+    for event in events.split():
+        ways.get(event, build.finish)()
     swap.join()
-    assert model.ops.name == "native"
+    assert model.ops.name == name
+    assert ("not available: no compiler; plain torch goes on" in caplog.text) is ("fail" in events)
 
 
 def test_steps_go_on_while_the_weights_are_repacked(checkpoint: Path, library: NativeLibrary) -> None:
     """One matrix after the other: between any two of them a step gives the same logits."""
     model, prompt = load_model(checkpoint), make_prompt(40)
     expected = Driver(load_model(checkpoint)).step({"a": prompt})["a"]
-    build = FakeBuild(library)
-    build.finish()
-    ops = make_swap(build).start()
+    ops = make_swap(FakeBuild(library, is_done=True)).start()
     assert ops is not None
     num_seen = 0
 
@@ -117,41 +122,23 @@ def test_steps_go_on_while_the_weights_are_repacked(checkpoint: Path, library: N
     assert num_seen == sum(isinstance(module, Linear) for module in model.modules())
 
 
-def test_a_library_that_is_there_is_used_from_the_first_step(
+def load_worker(make_config: MakeConfig, **settings: Any) -> Worker:
+    worker = Worker(make_config(device="cpu", **settings), eos_token_ids=(1,))
+    worker.load()
+    return worker
+
+
+def test_a_library_that_is_there_is_used_from_the_first_step_unless_it_is_off(
     make_config: MakeConfig, library: NativeLibrary
 ) -> None:
-    worker = Worker(make_config(device="cpu"), eos_token_ids=(1,))
-    worker.load()
-    assert worker.describe() == {"ops": "native", "native_ops": f"ready ({library.isa_name})"}
-
-
-def test_without_a_compiler_plain_torch_goes_on(checkpoint: Path, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO", "troupe.worker")
-    build, model = FakeBuild(None), load_model(checkpoint)
-    swap = make_swap(build)
-    assert swap.start() is None
-    swap.follow(model)
-    build.finish()
-    swap.join()
-    assert model.ops.name == "torch-sdpa"
-    assert "not available: no compiler; plain torch goes on" in caplog.text
-
-
-def test_a_stopped_swap_leaves_the_model_as_it_is(checkpoint: Path, library: NativeLibrary) -> None:
-    build, model = FakeBuild(library), load_model(checkpoint)
-    swap = make_swap(build)
-    swap.start()
-    swap.follow(model)
-    swap.stop()
-    build.finish()
-    swap.join()
-    assert model.ops.name == "torch-sdpa"
+    ready = {"ops": "native", "native_ops": f"ready ({library.isa_name})"}
+    assert load_worker(make_config).describe() == ready
+    assert load_worker(make_config, attention_backend="sdpa").describe() == {"ops": "torch-sdpa"}
 
 
 def test_a_dtype_without_native_ops_stays_with_torch(checkpoint: Path, library: NativeLibrary) -> None:
-    build, model = FakeBuild(library), load_model(checkpoint, dtype=torch.float16)
-    build.finish()
-    swap = make_swap(build, torch.float16)
+    model = load_model(checkpoint, dtype=torch.float16)
+    swap = make_swap(FakeBuild(library, is_done=True), torch.float16)
     assert swap.start() is None
     swap.follow(model)
     swap.join()
@@ -159,91 +146,60 @@ def test_a_dtype_without_native_ops_stays_with_torch(checkpoint: Path, library: 
     assert swap.status == "not available for float16"
 
 
-@pytest.mark.parametrize("off", [{"enable_native_ops": False}, {"attention_backend": "sdpa"}])
-def test_the_switch_is_off_when_it_is_off(make_config: MakeConfig, off: dict[str, Any]) -> None:
-    worker = Worker(make_config(device="cpu", **off), eos_token_ids=(1,))
-    worker.load()
-    assert worker.describe() == {"ops": "torch-sdpa"}
+def use_build(monkeypatch: pytest.MonkeyPatch, build: Any) -> None:
+    for module in (worker_module, ops_choice):
+        monkeypatch.setattr(module, "NativeSwap", lambda dtype, threads: NativeSwap(dtype, threads, build))
 
 
 def test_native_attention_that_cannot_be_had_is_refused(
     make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    build: Any = FakeBuild(None)
-    build.finish()
-    monkeypatch.setattr(ops_choice, "NativeSwap", lambda dtype, threads: NativeSwap(dtype, threads, build))
-    worker = Worker(make_config(device="cpu", attention_backend="native"), eos_token_ids=(1,))
+    use_build(monkeypatch, FakeBuild(None, is_done=True))
     with pytest.raises(ConfigError, match="native ops are not available: no compiler; use auto, or sdpa"):
-        worker.load()
-
-
-def use_build(monkeypatch: pytest.MonkeyPatch, build: Any) -> None:
-    monkeypatch.setattr(worker_module, "NativeSwap", lambda dtype, threads: NativeSwap(dtype, threads, build))
+        load_worker(make_config, attention_backend="native")
 
 
 @pytest.mark.parametrize("settings", [{"quantization": "int8"}, {"dtype": "bfloat16"}])
 def test_few_bits_start_with_the_ops_that_are_being_built(
-    make_config: MakeConfig,
-    library: NativeLibrary,
-    monkeypatch: pytest.MonkeyPatch,
-    settings: dict[str, Any],
+    make_config: MakeConfig, library: NativeLibrary, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]
 ) -> None:
     """A change of ops on the way would change the text of a request that runs."""
     build = FakeBuild(library)
     use_build(monkeypatch, build)
     threading.Timer(0.2, build.finish).start()
-    worker = Worker(make_config(device="cpu", **settings), eos_token_ids=(1,))
-    worker.load()
+    worker = load_worker(make_config, **settings)
     assert worker.describe() == {"ops": "native", "native_ops": "ready (test)"}
     assert worker.resolved.notices == ()
     worker.close()
 
 
+INT8, BRAIN = {"quantization": "int8"}, {"dtype": "bfloat16"}
+
+
 @pytest.mark.parametrize(
-    ("settings", "message"),
+    ("settings", "notice"),
     [
-        ({}, "on torch-sdpa (native ops: not available: no compiler)"),
-        ({"enable_native_ops": False}, "on torch-sdpa (native ops: off)"),
-        ({"attention_backend": "flex"}, "on torch-flex (native ops: off)"),
+        (INT8, "quantization='int8' on torch-sdpa (native ops: not available: no compiler)"),
+        (BRAIN, "dtype='bfloat16' on torch-sdpa (native ops: not available: no compiler)"),
+        (INT8 | BRAIN | {"enable_native_ops": False}, "quantization='int8' on torch-sdpa (native ops: off)"),
+        (BRAIN | {"attention_backend": "flex"}, "dtype='bfloat16' on torch-flex (native ops: off)"),
+        ({"dtype": "float16"}, "dtype='float16' on torch-sdpa (native ops: not available for float16)"),
     ],
 )
-@pytest.mark.parametrize(
-    "few_bits",
-    [{"quantization": "int8"}, {"dtype": "bfloat16"}, {"quantization": "int8", "dtype": "bfloat16"}],
-)
 def test_few_bits_without_them_say_what_they_give_up(
-    make_config: MakeConfig,
-    monkeypatch: pytest.MonkeyPatch,
-    few_bits: dict[str, Any],
-    settings: dict[str, Any],
-    message: str,
+    make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], notice: str
 ) -> None:
-    build = FakeBuild(None)
-    build.finish()
-    use_build(monkeypatch, build)
+    use_build(monkeypatch, FakeBuild(None, is_done=True))
     monkeypatch.setattr(Worker, "warm_up", Worker.reset)
-    worker = Worker(make_config(device="cpu", **few_bits, **settings), eos_token_ids=(1,))
-    worker.load()
-    (notice,) = worker.resolved.notices
-    (name, value), *_ = few_bits.items()
-    assert notice.startswith(f"{name}={value!r} {message}: the same seed need not give the same text")
-
-
-def test_float16_which_they_do_not_have_says_what_it_gives_up(make_config: MakeConfig) -> None:
-    worker = Worker(make_config(device="cpu", dtype="float16"), eos_token_ids=(1,))
-    worker.load()
-    (notice,) = worker.resolved.notices
-    assert "dtype='float16' on torch-sdpa (native ops: not available for float16): the same seed" in notice
-    worker.close()
+    (found,) = load_worker(make_config, **settings).resolved.notices
+    assert found.startswith(f"{notice}: the same seed need not give the same text")
 
 
 def test_in_float32_nothing_waits_and_nothing_is_said(
     make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    build = FakeBuild(None)
-    use_build(monkeypatch, build)
-    worker = Worker(make_config(device="cpu"), eos_token_ids=(1,))
-    worker.load()
+    use_build(monkeypatch, FakeBuild(None))
+    worker = load_worker(make_config)
     assert (worker.model.ops.name, worker.resolved.notices) == ("torch-sdpa", ())
     worker.close()
 
@@ -252,10 +208,8 @@ def test_tokens_are_the_same_with_native_ops_and_without(
     make_llm: Callable[..., LLM], library: NativeLibrary
 ) -> None:
     prompts = [make_prompt(length, length) for length in (1, 17, 64, 300, 5, 90)]
-    params = [
-        SamplingParams(temperature=number % 2, seed=number, max_tokens=40, ignore_eos=True)
-        for number in range(len(prompts))
-    ]
+    options = {"max_tokens": 40, "ignore_eos": True}
+    params = [SamplingParams(temperature=number % 2, seed=number, **options) for number in range(6)]
     tokens = []
     for backend in ("sdpa", "native"):
         with make_llm(attention_backend=backend, max_num_batched_tokens=100) as llm:
@@ -268,10 +222,9 @@ def test_the_copy_of_a_tied_head_is_counted_until_it_is_there(tmp_path: Path, li
     save(make_transformers_model("qwen3", tie_word_embeddings=True, vocab_size=9000), tmp_path)
     build, model = FakeBuild(library), load_model(tmp_path)
     swap = make_swap(build)
-    shape = StepShape(4, 32, 64, 64, 4, 2, 64, 256, 512, 4)
     assert swap.start() is None
     estimate = swap.estimate_move(model.config)
-    assert swap.estimate_scratch(shape) > 0
+    assert swap.estimate_scratch(SHAPE) > 0
     swap.follow(model)
     build.finish()
     swap.join()
@@ -280,11 +233,8 @@ def test_the_copy_of_a_tied_head_is_counted_until_it_is_there(tmp_path: Path, li
 
 def test_ops_that_are_there_or_never_come_take_nothing_more(checkpoint: Path, library: NativeLibrary) -> None:
     config = ModelConfig.from_pretrained(checkpoint)
-    shape = StepShape(4, 32, 64, 64, 4, 2, 64, 256, 512, 4)
     for found in (library, None):
-        build = FakeBuild(found)
-        build.finish()
-        swap = make_swap(build)
+        swap = make_swap(FakeBuild(found, is_done=True))
         swap.start()
-        assert swap.estimate_move(config) == swap.estimate_scratch(shape) == 0
+        assert swap.estimate_move(config) == swap.estimate_scratch(SHAPE) == 0
     assert make_swap(FakeBuild(library), torch.float16).estimate_move(config) == 0

@@ -1,8 +1,9 @@
-"""The sampler's promises: seeds, batches, order, resumption, masks, greedy, broken rows."""
+"""The sampler's promises: seeds, batches, order, resumption, masks, greedy, broken rows, log-probabilities."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,14 +11,26 @@ import torch
 
 from engine.errors import InvalidRequest
 from engine.messages import NO_TOKEN_LEFT
+from engine.outputs import Logprob, TokenLogprobs
 from engine.sampling_params import SamplingParams
+from engine.worker.sampling.logprobs import compute_prompt_logprobs
 from engine.worker.sampling.state import SamplingState
-from tests.engine.worker.sampler_cases import Case, add_case, make_logits, make_sampler, sample, sample_alone
+from kernels.sampling_reference import compute_logprobs
+from tests.engine.worker.sampler_cases import (
+    GREEDY,
+    Case,
+    add_case,
+    make_logits,
+    make_sampler,
+    pack_mask,
+    sample,
+    sample_alone,
+)
 
 VOCAB = 1100
 
 PARAMS = [
-    SamplingParams(temperature=0),
+    GREEDY,
     SamplingParams(temperature=0.8),
     SamplingParams(temperature=1.2, min_p=0.02),
     SamplingParams(top_p=0.8),
@@ -66,15 +79,12 @@ def test_seed_and_position_change_the_noise() -> None:
     assert len(by_position) > 5
 
 
-@pytest.mark.parametrize("seed", [-1, -(2**63), 2**63 - 1, 2**64 - 1])
-def test_every_64_bit_seed_is_accepted(seed: int) -> None:
-    assert 0 <= sample_alone(Case(SamplingParams(), seed=seed), make_logits(1, VOCAB)[0]) < VOCAB
-
-
-def test_seeds_congruent_modulo_two_to_the_64_agree() -> None:
-    logits = make_logits(1, VOCAB)[0]
-    params = SamplingParams(temperature=2.0)
-    assert len({sample_alone(Case(params, seed=seed), logits) for seed in (-1, 2**64 - 1)}) == 1
+@pytest.mark.parametrize("seed", [-1, -(2**63), 2**63 - 1])
+def test_seeds_count_modulo_two_to_the_64(seed: int) -> None:
+    case = Case(SamplingParams(temperature=2.0), seed=seed)
+    alone = sample_alone(case, make_logits(1, VOCAB)[0])
+    assert alone == sample_alone(replace(case, seed=seed % 2**64), make_logits(1, VOCAB)[0])
+    assert 0 <= alone < VOCAB
 
 
 @pytest.mark.parametrize("stop_at", [0, 1, 5, 11])
@@ -106,7 +116,7 @@ def test_resumed_request_continues_as_if_never_preempted(stop_at: int) -> None:
 def test_greedy_takes_the_lowest_of_equal_tokens() -> None:
     logits = torch.zeros(1, VOCAB)
     logits[0, [30, 700, 31]] = 2.0
-    assert sample_alone(Case(SamplingParams(temperature=0)), logits[0]) == 30
+    assert sample_alone(Case(GREEDY), logits[0]) == 30
 
 
 @pytest.mark.parametrize("params", [SamplingParams(temperature=1e-7), SamplingParams(top_k=1)])
@@ -122,29 +132,19 @@ def test_low_temperature_keeps_to_the_best_token() -> None:
     assert drawn == {int(logits.argmax())}
 
 
-def test_masks_follow_the_map_and_not_their_order() -> None:
-    sampler = make_sampler([Case(SamplingParams(temperature=0))] * 4, 64)
-    logits = make_logits(4, 64)
-    only = np.zeros((2, 64), bool)
-    only[0, 40], only[1, 3] = True, True
-    masks = np.packbits(only.astype(np.uint8), axis=1, bitorder="little").view(np.int32)
-    expected = logits.argmax(dim=1).tolist()
-    expected[3], expected[1] = 40, 3
-    drawn = sampler.sample(logits, np.arange(4), np.full(4, 3), masks, np.array([3, 1]))
-    assert drawn.token_ids.tolist() == expected
-
-
-def test_without_a_map_each_row_has_its_own_mask() -> None:
-    sampler = make_sampler([Case(SamplingParams(temperature=0))] * 3, 64)
-    only = np.eye(64, dtype=np.uint8)[[40, 3, 17]]
-    masks = np.packbits(only, axis=1, bitorder="little").view(np.int32)
-    drawn = sampler.sample(make_logits(3, 64), np.arange(3), np.full(3, 3), masks)
-    assert drawn.token_ids.tolist() == [40, 3, 17]
+def test_masks_follow_the_map_and_without_one_each_row_has_its_own() -> None:
+    sampler, logits = make_sampler([Case(GREEDY)] * 4, 64), make_logits(4, 64)
+    masks = np.stack([pack_mask(np.arange(64) == only) for only in (40, 3, 17, 9)])
+    best = logits.argmax(dim=1).tolist()
+    rest = np.arange(4), np.full(4, 3)
+    drawn = sampler.sample(logits.clone(), *rest, masks[:2], np.array([3, 1])).token_ids
+    assert drawn.tolist() == [best[0], 3, best[2], 40]
+    assert sampler.sample(logits, *rest, masks).token_ids.tolist() == [40, 3, 17, 9]
 
 
 def test_mask_may_be_a_tensor_and_shorter_than_the_vocabulary() -> None:
     """The model's vocabulary is often padded beyond the tokenizer's, and padding is never allowed."""
-    sampler = make_sampler([Case(SamplingParams(temperature=0))], 100)
+    sampler = make_sampler([Case(GREEDY)], 100)
     logits = make_logits(1, 100)
     logits[0, 99] = 50.0
     mask = torch.full((1, 3), -1, dtype=torch.int32)
@@ -205,19 +205,13 @@ def test_row_used_again_keeps_nothing_of_the_last_request() -> None:
         assert int(result.token_ids[0]) == sample_alone(plain, logits[0])
 
 
-@pytest.mark.parametrize(
-    ("name", "params"),
-    [
-        ("logit_bias", SamplingParams(logit_bias={64: 1.0})),
-        ("allowed_token_ids", SamplingParams(allowed_token_ids=(2, 64))),
-    ],
-)
-def test_token_beyond_the_vocabulary_is_refused_and_the_row_kept(name: str, params: SamplingParams) -> None:
-    case = Case(SamplingParams(temperature=0))
+@pytest.mark.parametrize("limit", [{"logit_bias": {64: 1.0}}, {"allowed_token_ids": (2, 64)}])
+def test_token_beyond_the_vocabulary_is_refused_and_the_row_kept(limit: dict[str, Any]) -> None:
+    case = Case(GREEDY)
     sampler, logits = make_sampler([case], 64), make_logits(1, 64)
     with pytest.raises(InvalidRequest, match="64 must be from 0 to 63") as refusal:
-        add_case(sampler.state, 0, Case(params))
-    assert refusal.value.param == name
+        add_case(sampler.state, 0, Case(SamplingParams(**limit)))
+    assert [refusal.value.param] == list(limit)
     assert int(sample(sampler, logits, [case]).token_ids[0]) == int(logits.argmax())
 
 
@@ -236,13 +230,89 @@ def test_logits_of_another_shape_are_refused(shape: tuple[int, int]) -> None:
 
 def test_penalty_memory_follows_the_need() -> None:
     state = SamplingState(256, VOCAB, "cpu")
-    for row in range(3):
-        add_case(state, row, Case(SamplingParams()))
+    add_case(state, 0, Case(SamplingParams()))
     assert state.counts._counts.numel() == 0
-    for row in range(100, 103):
-        add_case(state, row, Case(SamplingParams(presence_penalty=1.0)))
+    for start in (100, 103):  # the second three take the place of the first
+        for row in range(start, start + 3):
+            state.remove(row - 3)
+            add_case(state, row, Case(SamplingParams(presence_penalty=1.0)))
     assert state.counts._counts.shape == (4, VOCAB)
-    for row in range(100, 103):
-        state.remove(row)
-        add_case(state, row + 100, Case(SamplingParams(presence_penalty=1.0)))
-    assert state.counts._counts.shape == (4, VOCAB)
+
+
+def sample_logprobs(cases: list[Case], logits: torch.Tensor) -> tuple[list[int], dict[int, TokenLogprobs]]:
+    result = sample(make_sampler(cases, logits.shape[1]), logits, cases)
+    assert result.logprobs is not None
+    found = result.logprobs.to_lists()
+    assert found == result.logprobs.to_lists(result.logprobs.packed.numpy()), "or of words on the host"
+    return result.token_ids.tolist(), found
+
+
+def check_entry(entry: Logprob, token_id: int, logits: torch.Tensor, mask: np.ndarray | None) -> None:
+    order = np.argsort(-logits.numpy(), kind="stable").tolist()
+    assert (entry.token_id, entry.rank) == (token_id, order.index(token_id) + 1)
+    assert entry.logprob == pytest.approx(compute_logprobs(logits.numpy())[token_id], abs=1e-5)
+    if mask is None:
+        assert entry.masked_logprob is None
+    else:
+        expected = compute_logprobs(logits.numpy(), mask)[token_id]
+        assert entry.masked_logprob == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.parametrize("num_top", [0, 1, 5, 20])
+@pytest.mark.parametrize("mask", [None, np.arange(VOCAB) % 4 == 1], ids=["free", "masked"])
+def test_logprobs_are_of_the_distribution_before_all_steps(num_top: int, mask: np.ndarray | None) -> None:
+    params = SamplingParams(temperature=0.3, repetition_penalty=3.0, logit_bias={9: 50.0}, logprobs=num_top)
+    logits = make_logits(1, VOCAB)
+    token_ids, found = sample_logprobs([Case(params, mask=mask)], logits)
+    assert token_ids == [9]
+    check_entry(found[0].token, 9, logits[0], mask)
+    best = np.argsort(-logits[0].numpy(), kind="stable")[:num_top].tolist()
+    assert len(found[0].top) == num_top
+    for entry, token_id in zip(found[0].top, best, strict=True):
+        check_entry(entry, token_id, logits[0], mask)
+
+
+def test_only_rows_that_ask_are_answered_each_with_its_own_count() -> None:
+    counts = [None, 3, None, 0, 20, None]
+    masks = [None, None, np.arange(VOCAB) > 9, np.arange(VOCAB) > 9, np.arange(VOCAB) > 99, None]
+    cases = [Case(SamplingParams(logprobs=n), mask=m) for n, m in zip(counts, masks, strict=True)]
+    logits = make_logits(6, VOCAB)
+    token_ids, found = sample_logprobs(cases, logits)
+    assert sorted(found) == [1, 3, 4]
+    for place, entry in found.items():
+        assert len(entry.top) == counts[place]
+        check_entry(entry.token, token_ids[place], logits[place], masks[place])
+
+
+def test_equal_tokens_rank_by_id_and_alternatives_end_with_the_vocabulary() -> None:
+    case = Case(SamplingParams(temperature=0, logprobs=20, allowed_token_ids=(7,)))
+    _, found = sample_logprobs([case], torch.zeros(1, 10))
+    assert found[0].token.rank == 8
+    assert [entry.token_id for entry in found[0].top] == list(range(10))
+
+
+def test_forbidden_alternative_has_no_masked_probability() -> None:
+    logits = torch.tensor([[3.0, 2.0, 1.0]])
+    _, found = sample_logprobs([Case(SamplingParams(logprobs=1), mask=np.arange(3) > 0)], logits)
+    assert found[0].top[0].token_id == 0
+    assert found[0].top[0].masked_logprob == -np.inf
+
+
+def test_logprobs_of_a_row_have_the_same_bits_in_any_batch() -> None:
+    masks = [np.arange(2777) > i if i % 2 else None for i in range(40)]
+    cases = [Case(SamplingParams(logprobs=4), seed=i, mask=mask) for i, mask in enumerate(masks)]
+    logits = make_logits(40, 2777)
+    _, together = sample_logprobs(cases, logits)
+    for place, case in enumerate(cases):
+        assert sample_logprobs([case], logits[place : place + 1])[1][0] == together[place]
+
+
+@pytest.mark.parametrize("num_top", [0, 2])
+def test_prompt_logprobs_are_of_the_tokens_that_follow(num_top: int) -> None:
+    logits = make_logits(400, VOCAB)
+    next_ids = np.arange(400) % VOCAB
+    found = compute_prompt_logprobs(logits, torch.from_numpy(next_ids), num_top).to_lists()
+    assert len(found) == 400
+    for place in (0, 1, 218, 219, 399):
+        check_entry(found[place].token, int(next_ids[place]), logits[place], None)
+        assert len(found[place].top) == num_top

@@ -1,8 +1,12 @@
-"""Penalties, logit_bias, allowed ids, bad words and min_tokens, one at a time and all at once."""
+"""Edits of logits one at a time, any combination against the reference, and the distribution of the draws.
+
+Distributions are compared by chi-square over 20,000 draws at different positions.
+"""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,19 +16,41 @@ from hypothesis import strategies as st
 
 from engine.messages import NO_TOKEN_LEFT
 from engine.sampling_params import SamplingParams
+from kernels import sampling_reference
+from tests.chi_square import compute_p_value
 from tests.engine.worker.sampler_cases import (
     EOS,
+    GREEDY,
     Case,
     add_case,
     edit_reference,
     make_logits,
     make_sampler,
+    pack_mask,
     rank_reference,
     sample,
     sample_alone,
 )
 
-GREEDY = SamplingParams(temperature=0)
+# Each test is a right sampler's failure with this probability, once, when its fixed seed was chosen.
+ALPHA = 1e-4
+NUM_ROWS = 500
+NUM_STEPS = 40
+MASK = np.arange(60) % 3 > 0
+
+PARAMS = {
+    "temperature 1": SamplingParams(),
+    "temperature 0.5": SamplingParams(temperature=0.5),
+    "temperature 2": SamplingParams(temperature=2.0),
+    "top_k": SamplingParams(top_k=7),
+    "top_p": SamplingParams(top_p=0.7),
+    "top_p of top_k": SamplingParams(top_k=12, top_p=0.6),
+    "min_p": SamplingParams(min_p=0.1),
+    "all filters": SamplingParams(temperature=1.3, top_k=30, top_p=0.9, min_p=0.05),
+    "logit_bias": SamplingParams(logit_bias={4: 3.0, 5: -3.0, 59: 2.0}),
+    "penalties": SamplingParams(repetition_penalty=1.5, frequency_penalty=0.5, presence_penalty=0.7),
+    "allowed_token_ids": SamplingParams(allowed_token_ids=(3, 9, 27, 44)),
+}
 
 
 def rank_greedy(case: Case, logits: torch.Tensor, count: int) -> list[int]:
@@ -121,20 +147,21 @@ def test_a_step_sends_nothing_of_the_words_to_the_device(monkeypatch: pytest.Mon
     assert max(sent) <= 2
 
 
-@pytest.mark.parametrize(("num_output", "expected"), [(0, 2), (2, 2), (3, EOS), (4, EOS)])
-def test_ending_tokens_are_forbidden_before_min_tokens(num_output: int, expected: int) -> None:
-    logits = torch.tensor([9.0, 8.0, 7.0])
-    params = replace(GREEDY, min_tokens=3, stop_token_ids=(1, 99))
-    assert sample_alone(Case(params, output=[2] * num_output), logits) == expected
-
-
-def test_ignored_eos_is_not_forbidden_by_min_tokens() -> None:
-    params = replace(GREEDY, min_tokens=3, ignore_eos=True)
-    assert sample_alone(Case(params), torch.tensor([9.0, 8.0])) == EOS
-
-
-def test_ignore_eos_alone_changes_nothing() -> None:
-    assert sample_alone(Case(replace(GREEDY, ignore_eos=True)), torch.tensor([9.0, 8.0])) == EOS
+@pytest.mark.parametrize(
+    ("num_output", "options", "expected"),
+    [
+        (0, {"min_tokens": 3}, 2),
+        (2, {"min_tokens": 3}, 2),
+        (3, {"min_tokens": 3}, EOS),
+        (0, {"min_tokens": 3, "stop_token_ids": (99,), "ignore_eos": True}, EOS),
+        (0, {"ignore_eos": True}, EOS),
+    ],
+)
+def test_ending_tokens_are_forbidden_before_min_tokens(
+    num_output: int, options: dict[str, Any], expected: int
+) -> None:
+    params = replace(GREEDY, **({"stop_token_ids": (1, 99)} | options))
+    assert sample_alone(Case(params, output=[2] * num_output), torch.tensor([9.0, 8.0, 7.0])) == expected
 
 
 def test_min_tokens_gives_way_where_the_grammar_only_ends() -> None:
@@ -198,3 +225,61 @@ def test_edited_logits_have_the_bits_of_the_reference(case: Case, logits_seed: i
     case_without_mask = replace(case, mask=None)
     sampler.sample(edited, np.zeros(1, int), np.array([case.position]))
     np.testing.assert_array_equal(edited[0].numpy(), edit_reference(case_without_mask, logits[0]))
+
+
+def count_draws(case: Case, logits: torch.Tensor, steps: int = NUM_STEPS) -> np.ndarray:
+    """How often each token was drawn in `steps` x 500 draws; the requests' histories are held still."""
+    sampler = make_sampler([case] * NUM_ROWS, len(logits))
+    sampler.state.append = lambda rows, token_ids: None  # type: ignore[method-assign]
+    rows = np.arange(NUM_ROWS)
+    masks = None if case.mask is None else np.tile(pack_mask(case.mask), (NUM_ROWS, 1))
+    counts = np.zeros(len(logits), np.int64)
+    for step in range(steps):
+        positions = step * NUM_ROWS + rows
+        drawn = sampler.sample(logits.repeat(NUM_ROWS, 1), rows, positions, masks, rows).token_ids
+        counts += np.bincount(drawn.numpy(), minlength=len(logits))
+    return counts
+
+
+def expect(case: Case, logits: torch.Tensor) -> np.ndarray:
+    params = case.params
+    return sampling_reference.compute_probabilities(
+        edit_reference(case, logits), params.temperature, params.top_k, params.top_p, params.min_p
+    )
+
+
+@pytest.mark.parametrize("mask", [None, MASK], ids=["free", "masked"])
+@pytest.mark.parametrize("name", PARAMS)
+def test_draws_follow_the_exact_distribution(name: str, mask: np.ndarray | None) -> None:
+    logits = make_logits(1, 60, seed=4)[0]
+    case = Case(PARAMS[name], seed=77, output=[4, 4, 8, 16], mask=mask)
+    assert compute_p_value(count_draws(case, logits), expect(case, logits)) > ALPHA
+
+
+def test_different_seeds_at_one_position_follow_the_distribution() -> None:
+    logits = make_logits(1, 60, seed=5)[0]
+    sampler = make_sampler([Case(SamplingParams(), seed=seed) for seed in range(5000)], 60)
+    drawn = sampler.sample(logits.repeat(5000, 1), np.arange(5000), np.full(5000, 3)).token_ids
+    counts = np.bincount(drawn.numpy(), minlength=60)
+    assert compute_p_value(counts, expect(Case(SamplingParams()), logits)) > ALPHA
+
+
+@pytest.mark.parametrize("params", [SamplingParams(), SamplingParams(top_p=0.5), SamplingParams(top_k=1500)])
+def test_draws_over_a_large_vocabulary_follow_the_distribution(params: SamplingParams) -> None:
+    """2,048 tokens take the candidate and the sort paths; tokens are pooled into hundredths of the mass."""
+    logits = make_logits(1, 2048, seed=6)[0]
+    probabilities = expect(Case(params), logits)
+    counts = count_draws(Case(params, seed=78), logits, steps=4)
+    assert not counts[probabilities == 0].any()
+    order = np.argsort(-probabilities, kind="stable")
+    groups = np.minimum((np.cumsum(probabilities[order]) * 100).astype(int), 99)
+    pooled = [np.bincount(groups, weights=values[order], minlength=100) for values in (counts, probabilities)]
+    assert compute_p_value(pooled[0], pooled[1]) > ALPHA
+
+
+def test_successive_draws_of_one_request_are_independent() -> None:
+    """A row's draw depends on its seed and position alone, so rows may stand for the steps."""
+    sampler = make_sampler([Case(SamplingParams(), seed=79)] * 4000, 8)
+    drawn = sampler.sample(torch.zeros(4000, 8), np.arange(4000), np.arange(4000)).token_ids.tolist()
+    pairs = np.bincount(np.array(drawn[:-1]) * 8 + drawn[1:], minlength=64)
+    assert compute_p_value(pairs, np.full(64, 1 / 64)) > ALPHA
