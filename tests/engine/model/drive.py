@@ -10,49 +10,27 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from torch import Tensor
-from transformers import (
-    LlamaConfig,
-    LlamaForCausalLM,
-    MistralConfig,
-    MistralForCausalLM,
-    PreTrainedModel,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-)
+from transformers import PreTrainedModel
 
 from engine.model import DecoderModel
 from engine.worker.attn_metadata import AttnMetadata
 from engine.worker.kv_cache import allocate_kv_cache
 
-FAMILIES = {
-    "llama": (LlamaConfig, LlamaForCausalLM),
-    "mistral": (MistralConfig, MistralForCausalLM),
-    "qwen2": (Qwen2Config, Qwen2ForCausalLM),
-    "qwen3": (Qwen3Config, Qwen3ForCausalLM),
-}
+FAMILIES = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}
 VOCAB_SIZE = 131
 
 
 def make_transformers_model(family: str, **overrides: Any) -> PreTrainedModel:
     """Return a tiny float32 model of the family with lively random weights, biases and norms included."""
-    config_class, model_class = FAMILIES[family]
-    shape: dict[str, Any] = {
-        "vocab_size": VOCAB_SIZE,
-        "hidden_size": 48,
-        "intermediate_size": 80,
-        "num_hidden_layers": 3,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 1024,
-        "head_dim": 16,
-        "pad_token_id": 0,
-    }
-    config = config_class(**(shape | overrides), attn_implementation="eager")
+    prefix = FAMILIES[family]
+    shape: dict[str, Any] = {"vocab_size": VOCAB_SIZE, "hidden_size": 48, "intermediate_size": 80}
+    shape |= {"num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
+    shape |= {"max_position_embeddings": 1024, "pad_token_id": 0} | overrides
+    config = getattr(transformers, f"{prefix}Config")(**shape, attn_implementation="eager")
     torch.manual_seed(0)
-    model = model_class(config).eval()
+    model: PreTrainedModel = getattr(transformers, f"{prefix}ForCausalLM")(config).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "norm" in name:

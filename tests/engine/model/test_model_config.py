@@ -1,4 +1,4 @@
-"""What config.json may say, what is refused, and how the refusal reads."""
+"""What config.json may say, what is refused, and how the refusal reads; which tokens end a text."""
 
 from __future__ import annotations
 
@@ -9,67 +9,31 @@ from typing import Any
 import pytest
 
 from engine.errors import ConfigError
-from engine.model import ModelConfig
+from engine.model import ModelConfig, read_eos_token_ids
 
-QWEN3 = {
-    "architectures": ["Qwen3ForCausalLM"],
-    "attention_bias": False,
-    "attention_dropout": 0.0,
-    "bos_token_id": 151643,
-    "eos_token_id": 151645,
-    "head_dim": 128,
-    "hidden_act": "silu",
-    "hidden_size": 1024,
-    "initializer_range": 0.02,
-    "intermediate_size": 3072,
-    "max_position_embeddings": 40960,
-    "max_window_layers": 28,
-    "model_type": "qwen3",
-    "num_attention_heads": 16,
-    "num_hidden_layers": 28,
-    "num_key_value_heads": 8,
-    "rms_norm_eps": 1e-06,
-    "rope_scaling": None,
-    "rope_theta": 1000000,
-    "sliding_window": None,
-    "tie_word_embeddings": True,
-    "torch_dtype": "bfloat16",
-    "transformers_version": "4.51.0",
-    "use_cache": True,
-    "use_sliding_window": False,
-    "vocab_size": 151936,
-}
-SMOLLM2 = {
-    "architectures": ["LlamaForCausalLM"],
-    "attention_bias": False,
-    "attention_dropout": 0.0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "hidden_act": "silu",
-    "hidden_size": 576,
-    "initializer_range": 0.041666666666666664,
-    "intermediate_size": 1536,
-    "is_llama_config": True,
-    "max_position_embeddings": 8192,
-    "mlp_bias": False,
-    "model_type": "llama",
-    "num_attention_heads": 9,
-    "num_hidden_layers": 30,
-    "num_key_value_heads": 3,
-    "pad_token_id": 2,
-    "pretraining_tp": 1,
-    "rms_norm_eps": 1e-05,
-    "rope_interleaved": False,
-    "rope_scaling": None,
-    "rope_theta": 100000,
-    "tie_word_embeddings": True,
-    "torch_dtype": "bfloat16",
-    "transformers.js_config": {"kv_cache_dtype": {"q4f16": "float16"}},
-    "transformers_version": "4.42.3",
-    "use_cache": True,
-    "vocab_size": 49152,
-}
-MISTRAL = SMOLLM2 | {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": 4096}
+# As they are published.
+QWEN3 = json.loads("""{
+  "architectures": ["Qwen3ForCausalLM"], "attention_bias": false, "attention_dropout": 0.0,
+  "bos_token_id": 151643, "eos_token_id": 151645, "head_dim": 128, "hidden_act": "silu",
+  "hidden_size": 1024, "initializer_range": 0.02, "intermediate_size": 3072,
+  "max_position_embeddings": 40960, "max_window_layers": 28, "model_type": "qwen3",
+  "num_attention_heads": 16, "num_hidden_layers": 28, "num_key_value_heads": 8, "rms_norm_eps": 1e-06,
+  "rope_scaling": null, "rope_theta": 1000000, "sliding_window": null, "tie_word_embeddings": true,
+  "torch_dtype": "bfloat16", "transformers_version": "4.51.0", "use_cache": true,
+  "use_sliding_window": false, "vocab_size": 151936
+}""")
+SMOLLM2 = json.loads("""{
+  "architectures": ["LlamaForCausalLM"], "attention_bias": false, "attention_dropout": 0.0,
+  "bos_token_id": 1, "eos_token_id": 2, "hidden_act": "silu", "hidden_size": 576,
+  "initializer_range": 0.041666666666666664, "intermediate_size": 1536, "is_llama_config": true,
+  "max_position_embeddings": 8192, "mlp_bias": false, "model_type": "llama", "num_attention_heads": 9,
+  "num_hidden_layers": 30, "num_key_value_heads": 3, "pad_token_id": 2, "pretraining_tp": 1,
+  "rms_norm_eps": 1e-05, "rope_interleaved": false, "rope_scaling": null, "rope_theta": 100000,
+  "tie_word_embeddings": true, "torch_dtype": "bfloat16",
+  "transformers.js_config": {"kv_cache_dtype": {"q4f16": "float16"}}, "transformers_version": "4.42.3",
+  "use_cache": true, "vocab_size": 49152
+}""")
+MISTRAL = SMOLLM2 | {"architectures": ["MistralForCausalLM"], "model_type": "mistral"}
 
 
 def parse(base: dict[str, Any], **overrides: Any) -> ModelConfig:
@@ -82,26 +46,22 @@ def test_published_configs_are_read() -> None:
     assert (qwen3.dtype, qwen3.sliding_windows, qwen3.max_model_len) == ("bfloat16", (), 40960)
     smollm2 = parse(SMOLLM2)
     assert (smollm2.head_dim, smollm2.num_key_value_heads, smollm2.tie_word_embeddings) == (64, 3, True)
-
-
-def test_architecture_falls_back_to_the_model_type() -> None:
-    assert parse(SMOLLM2, architectures=None).architecture == "LlamaForCausalLM"
+    assert parse(SMOLLM2, architectures=None) == smollm2, "the model type names it, too"
+    old = {"temperature": 0.7, "max_length": 20, "id2label": {"0": "A"}, "_name_or_path": "x"}
+    assert parse(SMOLLM2, **old, unsloth_version="1") == smollm2
 
 
 @pytest.mark.parametrize("names", [["BertModel"], ["LlamaForCausalLM", "Other"], "LlamaForCausalLM2", [3]])
 def test_unsupported_architecture_lists_the_supported_ones(names: Any) -> None:
-    with pytest.raises(
-        ConfigError, match="supported: LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM"
-    ):
+    supported = "supported: LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM"
+    with pytest.raises(ConfigError, match=supported):
         parse(SMOLLM2, architectures=names)
 
 
 @pytest.mark.parametrize(
     ("base", "overrides", "named"),
     [
-        (SMOLLM2, {"attention_multiplier": 0.5}, "attention_multiplier=0.5"),
         (SMOLLM2, {"logits_scaling": 8.0, "residual_multiplier": 0.2}, "logits_scaling=8.0, residual_mult"),
-        (SMOLLM2, {"rope_interleaved": True}, "rope_interleaved"),
         (SMOLLM2, {"quantization_config": {"quant_method": "fp8"}}, "quantization_config"),
         (SMOLLM2, {"sliding_window": 128}, "sliding_window=128"),
         (SMOLLM2, {"hidden_act": "gelu"}, "hidden_act='gelu'"),
@@ -123,7 +83,6 @@ def test_unsupported_architecture_lists_the_supported_ones(names: Any) -> None:
         (QWEN3, {"layer_types": ["chunked_attention"] * 28}, "layer_types"),
         (QWEN3, {"layer_types": ["sliding_attention"] * 28}, "no sliding window is set"),
         (QWEN3, {"layer_types": [["full_attention"]] * 28}, "layer_types"),
-        (QWEN3, {"num_experts": 8}, "num_experts=8"),
     ],
 )
 def test_field_that_would_be_ignored_is_refused_by_name(
@@ -150,26 +109,18 @@ def test_sliding_window_of_each_layer(
     assert set(parse(base, **overrides).sliding_windows) == windows
 
 
-def test_mistral_without_the_key_has_its_default_window() -> None:
-    data = {key: value for key, value in MISTRAL.items() if key != "sliding_window"}
-    assert ModelConfig.from_dict(data).sliding_window(0) == 4096
-
-
-def test_old_generation_settings_are_not_refused() -> None:
-    parse(
-        SMOLLM2, temperature=0.7, max_length=20, id2label={"0": "A"}, _name_or_path="x", unsloth_version="1"
-    )
-
-
-def test_folder_without_config_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"no config\.json"):
-        ModelConfig.from_pretrained(tmp_path)
-
-
-@pytest.mark.parametrize("text", ["", "{", "[1]"])
-def test_broken_config_is_named(tmp_path: Path, text: str) -> None:
-    (tmp_path / "config.json").write_text(text)
-    with pytest.raises(ConfigError, match=r"config\.json"):
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (None, r"no config\.json"),
+        ("", r"config\.json is not valid"),
+        ("[1]", r"config\.json must hold an object"),
+    ],
+)
+def test_missing_and_broken_config_is_named(tmp_path: Path, text: str | None, message: str) -> None:
+    if text is not None:
+        (tmp_path / "config.json").write_text(text)
+    with pytest.raises(ConfigError, match=message):
         ModelConfig.from_pretrained(tmp_path)
 
 
@@ -182,6 +133,38 @@ def test_config_that_is_nested_without_end_is_named(tmp_path: Path, key: str, de
         ModelConfig.from_pretrained(tmp_path)
 
 
-def test_config_of_a_folder_is_read(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(QWEN3))
-    assert ModelConfig.from_pretrained(str(tmp_path)) == parse(QWEN3)
+@pytest.mark.parametrize(
+    ("files", "ids"),
+    [
+        ({}, []),
+        ({"config": {"eos_token_id": [0, 2]}}, [0, 2]),
+        ({"config": {"eos_token_id": 7}}, [7]),
+        ({"config": {"eos_token_id": None}}, []),
+        ({"generation_config": {"eos_token_id": [2, 7]}, "config": {"eos_token_id": 0}}, [2, 7]),
+        ({"generation_config": {"do_sample": False}, "config": {"eos_token_id": 0}}, [0]),
+        ({"generation_config": {"eos_token_id": None}, "config": {"eos_token_id": 0}}, [0]),
+    ],
+)
+def test_the_generation_config_counts_and_the_config_where_it_says_nothing(
+    tmp_path: Path, files: dict[str, Any], ids: list[int]
+) -> None:
+    for name, content in files.items():
+        (tmp_path / f"{name}.json").write_text(json.dumps(content))
+    assert read_eos_token_ids(tmp_path) == tuple(ids)
+    assert read_eos_token_ids(tmp_path, own=7) == (7, *[each for each in ids if each != 7])
+
+
+@pytest.mark.parametrize("name", ["generation_config", "config"])
+@pytest.mark.parametrize("value", ["abc", 1.5, {"a": 1}, True, -1, [2, "x"], [[2]]])
+def test_end_tokens_that_are_none_are_refused_by_file_and_value(
+    tmp_path: Path, name: str, value: Any
+) -> None:
+    (tmp_path / f"{name}.json").write_text(json.dumps({"eos_token_id": value}))
+    with pytest.raises(ConfigError, match=rf"{name}\.json: eos_token_id=.* must be an integer of at least 0"):
+        read_eos_token_ids(tmp_path)
+
+
+def test_a_generation_config_that_is_broken_is_named(tmp_path: Path) -> None:
+    (tmp_path / "generation_config.json").write_text("[1]")
+    with pytest.raises(ConfigError, match=r"generation_config\.json must hold an object"):
+        read_eos_token_ids(tmp_path)

@@ -17,46 +17,27 @@ from engine.model import DecoderModel, ModelConfig, RopeConfig, load_model
 from engine.model.rope import RotaryEmbedding, compute_inv_freq
 from tests.engine.model.drive import Driver, compute_expected, make_prompt, make_transformers_model, save
 
-LLAMA3 = {
-    "rope_type": "llama3",
-    "factor": 4.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 64,
-}
-YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+LENGTH = "original_max_position_embeddings"
+LLAMA3 = {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, LENGTH: 64}
+YARN = {"rope_type": "yarn", "factor": 4.0, LENGTH: 64}
+LINEAR = {"rope_type": "linear", "factor": 2.5}
+DYNAMIC = {"rope_type": "dynamic", "factor": 2.0}
 SCALINGS: dict[str, dict[str, Any]] = {
     "default": {"rope_type": "default"},
-    "linear": {"rope_type": "linear", "factor": 2.5},
+    "linear": LINEAR,
     "llama3": LLAMA3,
     "yarn": YARN,
-    "yarn-all-options": {
-        "rope_type": "yarn",
-        "factor": 4.0,
-        "original_max_position_embeddings": 64,
-        "beta_fast": 16,
-        "beta_slow": 2,
-        "mscale": 0.7,
-        "mscale_all_dim": 0.9,
-        "truncate": False,
-    },
-    "yarn-attention-factor": {
-        "rope_type": "yarn",
-        "factor": 4.0,
-        "original_max_position_embeddings": 64,
-        "attention_factor": 1.3,
-    },
+    "yarn-all-options": YARN
+    | {"beta_fast": 16, "beta_slow": 2, "mscale": 0.7, "mscale_all_dim": 0.9, "truncate": False},
+    "yarn-attention-factor": YARN | {"attention_factor": 1.3},
 }
 
 
 def load_pair(
     folder: Path, scaling: dict[str, Any], max_positions: int = 256, family: str = "llama"
 ) -> tuple[PreTrainedModel, DecoderModel]:
-    expected = make_transformers_model(
-        family,
-        max_position_embeddings=max_positions,
-        rope_parameters={"rope_theta": 5000.0} | scaling,
-    )
+    rope = {"rope_theta": 5000.0} | scaling
+    expected = make_transformers_model(family, max_position_embeddings=max_positions, rope_parameters=rope)
     return expected, load_model(save(expected, folder))
 
 
@@ -72,14 +53,14 @@ def test_scaling_equals_transformers(tmp_path: Path, name: str, family: str) -> 
 
 @pytest.mark.parametrize("length", [10, 64, 65, 200])
 def test_dynamic_scaling_follows_the_context_length(tmp_path: Path, length: int) -> None:
-    expected, model = load_pair(tmp_path, {"rope_type": "dynamic", "factor": 2.0}, max_positions=64)
+    expected, model = load_pair(tmp_path, DYNAMIC, max_positions=64)
     prompt = make_prompt(length)
     logits = Driver(model).step({"other": make_prompt(30, 1), "a": prompt, "long": make_prompt(90, 2)})
     torch.testing.assert_close(logits["a"], compute_expected(expected, prompt), atol=1e-4, rtol=0)
 
 
 def test_dynamic_scaling_in_decode_keeps_the_rotation_of_cached_keys(tmp_path: Path) -> None:
-    expected, model = load_pair(tmp_path, {"rope_type": "dynamic", "factor": 2.0}, max_positions=64)
+    expected, model = load_pair(tmp_path, DYNAMIC, max_positions=64)
     prompt = make_prompt(80)
     driver = Driver(model)
     with torch.inference_mode():
@@ -108,11 +89,11 @@ def test_old_keys_mean_the_same(tmp_path: Path, name: str) -> None:
     ("max_positions", "scaling", "length"),
     [
         (64, {"rope_type": "default"}, 64),
-        (64, {"rope_type": "linear", "factor": 2.5}, 160),
-        (64, {"rope_type": "dynamic", "factor": 4.0}, 256),
+        (64, LINEAR, 160),
+        (64, DYNAMIC, 128),
         (64, {"rope_type": "yarn", "factor": 4.0}, 256),
-        (64, {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 48}, 192),
-        (256, {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 48}, 256),
+        (64, YARN | {LENGTH: 48}, 192),
+        (256, YARN | {LENGTH: 48}, 256),
         (256, LLAMA3 | {"factor": 8.0}, 256),
     ],
 )
@@ -127,38 +108,29 @@ def make_config(**overrides: Any) -> dict[str, Any]:
     return make_transformers_model("llama").config.to_dict() | overrides
 
 
+NUMBER = "must be a number from"
+
+
 @pytest.mark.parametrize(
     ("scaling", "named"),
     [
         ({"rope_type": "longrope", "short_factor": [1.0], "long_factor": [1.0]}, "longrope"),
         ({"rope_type": "linear"}, "factor"),
-        ({"rope_type": "linear", "factor": 0}, "factor"),
-        ({"rope_type": "linear", "factor": True}, "factor"),
-        ({"rope_type": "linear", "factor": 2.0, "beta_fast": 3}, "beta_fast"),
-        ({"rope_type": "dynamic", "factor": 2.0, "original_max_position_embeddings": 9}, "original_max"),
+        *((LINEAR | {"factor": factor}, f"factor={factor}") for factor in (0, True)),
+        *((LINEAR | {"factor": factor}, rf"{factor} {NUMBER} 0\.001 to 1e\+06") for factor in (1e-300, 1e7)),
+        (LINEAR | {"beta_fast": 3}, "beta_fast"),
+        (DYNAMIC | {LENGTH: 9}, "original_max"),
         ({"rope_type": "llama3", "factor": 2.0, "low_freq_factor": 1.0}, "high_freq_factor"),
-        (LLAMA3 | {"high_freq_factor": 0.5}, "high_freq_factor"),
-        (
-            LLAMA3 | {"high_freq_factor": 1.0},
-            r"high_freq_factor=1.0 must be greater than low_freq_factor=1\.0",
-        ),
-        (LLAMA3 | {"original_max_position_embeddings": 0}, "original_max_position_embeddings=0 must be"),
-        (
-            LLAMA3 | {"low_freq_factor": 1e-320},
-            r"low_freq_factor=1e-320 must be a number from 0\.001 to 1e\+06",
-        ),
+        *((LLAMA3 | {"high_freq_factor": x}, "must be greater than low_freq_factor=1.0") for x in (0.5, 1.0)),
+        (LLAMA3 | {"low_freq_factor": 1e-320}, f"low_freq_factor=1e-320 {NUMBER}"),
+        *((base | {LENGTH: 0}, f"{LENGTH}=0 must be") for base in (LLAMA3, YARN)),
+        (YARN | {LENGTH: 10**400}, f"{LENGTH}=1000"),
         (YARN | {"rope_theta": 1.0}, r"rope_theta=1\.0 must be greater than 1 with yarn"),
-        (YARN | {"rope_theta": 0.5}, r"rope_theta=0\.5 must be a number from 1 to 1e\+30"),
-        (YARN | {"original_max_position_embeddings": 0}, "original_max_position_embeddings=0 must be"),
-        (YARN | {"original_max_position_embeddings": 10**400}, "original_max_position_embeddings=1000"),
-        (YARN | {"factor": 1e300}, r"factor=1e\+300 must be a number from 0\.001 to 1e\+06"),
-        (YARN | {"beta_fast": 1e-320}, "beta_fast=1e-320 must be a number from"),
-        (YARN | {"beta_slow": 1e308}, r"beta_slow=1e\+308 must be a number from"),
-        (YARN | {"mscale": 1e308, "mscale_all_dim": 1.0}, r"mscale=1e\+308 must be a number from"),
-        (YARN | {"attention_factor": 1e308}, r"attention_factor=1e\+308 must be a number from"),
-        ({"rope_type": "linear", "factor": 1e-300}, "factor=1e-300 must be a number from"),
-        ({"rope_type": "dynamic", "factor": 1e300}, r"factor=1e\+300 must be a number from"),
-        ({"rope_type": "default", "rope_theta": 1e-300}, "rope_theta=1e-300 must be a number from 1"),
+        *(
+            (YARN | {name: 1e-320}, f"{name}=1e-320 {NUMBER}")
+            for name in ("factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "attention_factor")
+        ),
+        ({"rope_type": "default", "rope_theta": 1e-300}, f"rope_theta=1e-300 {NUMBER} 1 to"),
         ({"rope_type": "default", "partial_rotary_factor": 0.5}, "partial_rotary_factor"),
         ({"full_attention": {"rope_type": "default"}}, "per layer type"),
         ({"rope_type": "default", "mrope_section": [1, 2]}, "mrope_section"),
@@ -169,49 +141,39 @@ def test_unsupported_scaling_is_refused_by_name(scaling: dict[str, Any], named: 
         ModelConfig.from_dict(make_config(rope_parameters=scaling))
 
 
-def test_yarn_tells_which_lengths_make_a_factor_that_is_none() -> None:
-    lengths = {"max_position_embeddings": 2, "original_max_position_embeddings": 4096}
-    with pytest.raises(ConfigError, match=r"factor=0\.00048828125 must be a number from 0\.001 to 1e\+06"):
-        ModelConfig.from_dict(make_config(rope_parameters={"rope_type": "yarn"}, **lengths))
-
-
-@pytest.mark.parametrize("field", ["max_position_embeddings", "original_max_position_embeddings"])
-@pytest.mark.parametrize("rope_type", ["linear", "yarn"])
-def test_a_length_beyond_all_floats_is_refused_by_name(field: str, rope_type: str) -> None:
-    scaling = {"rope_type": rope_type, "factor": 2.0}
-    with pytest.raises(ConfigError, match="max_position_embeddings=1000"):
-        ModelConfig.from_dict(make_config(rope_parameters=scaling, **{field: 10**400}))
-
-
-def test_dynamic_scaling_needs_two_pairs_to_stretch() -> None:
-    scaling = {"rope_type": "dynamic", "factor": 2.0}
-    with pytest.raises(ConfigError, match="head_dim=2 must be at least 4 with dynamic RoPE"):
-        ModelConfig.from_dict(make_config(rope_parameters=scaling, head_dim=2))
-
-
-RANGE = st.floats(0.001, 1e6)
-ROPES = st.one_of(
-    st.builds(RopeConfig, st.just("default"), theta=st.floats(1, 1e30)),
-    st.builds(RopeConfig, st.just("linear"), st.floats(1, 1e30), RANGE),
-    st.builds(RopeConfig, st.just("dynamic"), st.floats(1, 1e30), RANGE, st.integers(1, 2**20)),
-    st.builds(
-        RopeConfig,
-        st.just("yarn"),
-        st.floats(1, 1e30, exclude_min=True),
-        RANGE,
-        st.integers(1, 2**53),
-        attention_factor=st.none() | RANGE,
-        beta_fast=RANGE,
-        beta_slow=RANGE,
-        mscale=st.none() | RANGE,
-        mscale_all_dim=st.none() | RANGE,
-        truncate=st.booleans(),
-    ),
-    st.builds(
-        lambda theta, factor, original, low, span: RopeConfig(
-            "llama3", theta, factor, original, low, low + span
+@pytest.mark.parametrize(
+    ("scaling", "shape", "named"),
+    [
+        ({"rope_type": "yarn"}, {"max_position_embeddings": 2, LENGTH: 4096}, "factor=0.00048828125 must be"),
+        *(
+            (scaling, {field: 10**400}, "max_position_embeddings=1000")
+            for scaling in (LINEAR, {"rope_type": "yarn", "factor": 2.0})
+            for field in ("max_position_embeddings", LENGTH)
         ),
-        *(st.floats(1, 1e30), RANGE, st.integers(1, 2**53), RANGE, RANGE),
+        (DYNAMIC, {"head_dim": 2}, "head_dim=2 must be at least 4 with dynamic RoPE"),
+    ],
+)
+def test_a_shape_that_a_scaling_cannot_work_with_is_refused_by_name(
+    scaling: dict[str, Any], shape: dict[str, int], named: str
+) -> None:
+    with pytest.raises(ConfigError, match=named):
+        ModelConfig.from_dict(make_config(rope_parameters=scaling, **shape))
+
+
+RANGE, THETAS, LENGTHS = st.floats(0.001, 1e6), st.floats(1, 1e30), st.integers(1, 2**53)
+OPTIONS = {"beta_fast": RANGE, "beta_slow": RANGE, "truncate": st.booleans()} | {
+    name: st.none() | RANGE for name in ("attention_factor", "mscale", "mscale_all_dim")
+}
+ROPES = st.one_of(
+    st.builds(RopeConfig, st.just("default"), theta=THETAS),
+    st.builds(RopeConfig, st.just("linear"), THETAS, RANGE),
+    st.builds(RopeConfig, st.just("dynamic"), THETAS, RANGE, st.integers(1, 2**20)),
+    st.builds(RopeConfig, st.just("yarn"), st.floats(1, 1e30, exclude_min=True), RANGE, LENGTHS, **OPTIONS),
+    st.builds(
+        lambda *shared, low, span: RopeConfig("llama3", *shared, low, low + span),
+        *(THETAS, RANGE, LENGTHS),
+        low=RANGE,
+        span=RANGE,
     ),
 )
 
