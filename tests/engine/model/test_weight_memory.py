@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from kernels.cpu.weights import NativeWeight
 from tests.engine.model.drive import make_transformers_model, save
 from tests.kernels.cpu.conftest import require_library
 
+LeaveFree = Callable[..., None]
 CPU = torch.device("cpu")
 SHAPES: list[tuple[str, dict[str, Any]]] = [
     ("llama", {}),
@@ -32,13 +34,16 @@ def read_config(family: str, folder: Path, **overrides: Any) -> ModelConfig:
     return ModelConfig.from_pretrained(save(make_transformers_model(family, **overrides), folder))
 
 
-def leave_free(monkeypatch: pytest.MonkeyPatch, *amounts: int) -> None:
-    """Make the host say one amount after the other, the last one for good."""
-    left = list(amounts)
-    monkeypatch.setattr(
-        "engine.model.weight_memory.measure_host_memory",
-        lambda: (2**50, left.pop(0) if len(left) > 1 else left[0]),
-    )
+@pytest.fixture
+def leave_free(monkeypatch: pytest.MonkeyPatch) -> LeaveFree:
+    """Makes the host say one amount after the other, the last one for good."""
+
+    def leave(*amounts: int) -> None:
+        left = list(amounts)
+        measure = "engine.model.weight_memory.measure_host_memory"
+        monkeypatch.setattr(measure, lambda: (2**50, left.pop(0) if len(left) > 1 else left[0]))
+
+    return leave
 
 
 @pytest.mark.parametrize(("family", "overrides"), SHAPES)
@@ -48,61 +53,52 @@ def test_the_parameters_counted_are_those_of_the_model(
     config = read_config(family, tmp_path, **overrides)
     model = DecoderModel(config, torch.float32, CPU)
     assert count_parameters(config) == sum(parameter.numel() for parameter in model.parameters())
+    assert (estimate_head_copy(config, torch.float32) == 0) is not config.tie_word_embeddings
 
 
 @pytest.mark.parametrize("quantization", [None, "int8"])
-def test_a_model_that_just_fits_is_loaded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quantization: Any
-) -> None:
+def test_a_model_that_just_fits_is_loaded(tmp_path: Path, leave_free: LeaveFree, quantization: Any) -> None:
     config = read_config("qwen3", tmp_path, tie_word_embeddings=True)
     num_bytes = count_parameters(config) * 2
-    leave_free(monkeypatch, num_bytes)
+    leave_free(num_bytes)
     load_model(tmp_path, dtype=torch.bfloat16, quantization=quantization)
-    leave_free(monkeypatch, num_bytes - 1)
+    leave_free(num_bytes - 1)
     with pytest.raises(ConfigError, match="does not fit"):
         load_model(tmp_path, dtype=torch.bfloat16, quantization=quantization)
 
 
-def test_both_numbers_and_a_way_out_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = read_config("llama", tmp_path)
-    number = count_parameters(config)
-    leave_free(monkeypatch, 2 * number)
-    told = rf"{number} parameters take 0\.3 MiB as float32, and cpu has 0\.1 MiB free; dtype='bfloat16' takes half"
-    with pytest.raises(ConfigError, match=told):
-        load_model(tmp_path)
-
-
-def test_a_way_out_that_is_none_is_not_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_both_numbers_are_told_and_a_way_out_if_it_is_one(tmp_path: Path, leave_free: LeaveFree) -> None:
     """Quantized weights are whole before they are rounded, and half of too much may be too much."""
-    config = read_config("llama", tmp_path)
-    leave_free(monkeypatch, 2 * count_parameters(config) - 1)
-    with pytest.raises(ConfigError, match=r"MiB free$"):
+    number = count_parameters(read_config("llama", tmp_path))
+    leave_free(2 * number)
+    told = rf"{number} parameters take 0\.3 MiB as float32, and cpu has 0\.1 MiB free"
+    with pytest.raises(ConfigError, match=f"{told}; dtype='bfloat16' takes half"):
         load_model(tmp_path)
-    with pytest.raises(ConfigError, match="MiB free; quantization='int8' saves memory after loading only"):
+    leave_free(2 * number - 1)
+    with pytest.raises(ConfigError, match=f"{told}$"):
+        load_model(tmp_path)
+    with pytest.raises(ConfigError, match=f"{told}; quantization='int8' saves memory after loading only"):
         load_model(tmp_path, quantization="int8")
 
 
-def test_what_only_waits_to_be_collected_is_collected_first(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_only_waits_to_be_collected_is_collected_first(tmp_path: Path, leave_free: LeaveFree) -> None:
     config = read_config("llama", tmp_path)
-    leave_free(monkeypatch, 0, 4 * count_parameters(config))
+    leave_free(0, 4 * count_parameters(config))
     load_model(tmp_path)
 
 
-def test_a_size_that_no_machine_has_is_refused_before_it_is_asked_for(tmp_path: Path) -> None:
-    shape = make_transformers_model("qwen3").config.to_dict() | {"hidden_size": 2**62, "vocab_size": 2**50}
-    config = ModelConfig.from_dict(shape)
-    with pytest.raises(ConfigError, match="GiB free"):
-        load_model(tmp_path, config=config, load_format="dummy")
-
-
-def test_an_allocation_that_fails_all_the_same_is_a_config_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("hidden_size", "free", "message"),
+    [(2**62, None, "GiB free"), (2**44, 2**62, r"does not fit: .* GiB free.*can't allocate memory")],
+    ids=["before it is asked for", "when the allocation fails all the same"],
+)
+def test_a_size_that_no_machine_has_is_a_config_error(
+    tmp_path: Path, leave_free: LeaveFree, hidden_size: int, free: int | None, message: str
 ) -> None:
-    leave_free(monkeypatch, 2**62)
-    shape = make_transformers_model("qwen3").config.to_dict() | {"hidden_size": 2**44}
-    with pytest.raises(ConfigError, match=r"does not fit: .* GiB free.*can't allocate memory"):
+    if free is not None:
+        leave_free(free)
+    shape = make_transformers_model("qwen3").config.to_dict() | {"hidden_size": hidden_size}
+    with pytest.raises(ConfigError, match=message):
         load_model(tmp_path, config=ModelConfig.from_dict(shape), load_format="dummy")
 
 
@@ -117,19 +113,19 @@ def test_a_device_that_runs_out_while_packing_is_a_config_error(tmp_path: Path) 
         raise RuntimeError("something else")
 
 
-DTYPES = [("float32", "float32"), ("float32", "bfloat16"), ("bfloat16", "bfloat16")]
+FLOAT, BRAIN = torch.float32, torch.bfloat16
 
 
-@pytest.mark.parametrize(("dtype", "stored"), DTYPES)
+@pytest.mark.parametrize("dtypes", [(FLOAT, FLOAT), (FLOAT, BRAIN), (BRAIN, BRAIN)], ids=str)
 @pytest.mark.parametrize("quantization", [None, "int8"])
 def test_the_packed_copy_of_a_tied_head_is_counted(
-    tmp_path: Path, dtype: str, stored: str, quantization: Any, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, dtypes: tuple[torch.dtype, ...], quantization: Any, leave_free: LeaveFree
 ) -> None:
     """The embedding stays as it is; the layers are replaced, before the head comes."""
+    wanted, stored = dtypes
     sizes = {"vocab_size": 5000, "hidden_size": 64, "intermediate_size": 128, "head_dim": 32}
-    shape = make_transformers_model("qwen3", tie_word_embeddings=True, **sizes)
-    save(shape.to(getattr(torch, stored)), tmp_path)
-    config, wanted = ModelConfig.from_pretrained(tmp_path), getattr(torch, dtype)
+    save(make_transformers_model("qwen3", tie_word_embeddings=True, **sizes).to(stored), tmp_path)
+    config = ModelConfig.from_pretrained(tmp_path)
     ops = make_native_ops(require_library(), 1)
     model = load_model(tmp_path, wanted, ops=ops, quantization=quantization)
     packed = [measure(each.packed) for each in model.modules() if isinstance(each, Linear)]
@@ -137,18 +133,13 @@ def test_the_packed_copy_of_a_tied_head_is_counted(
     assert head <= estimate_head_copy(config, wanted, quantization) <= head * 1.01
     held = sum(packed) + sum(each.nbytes for each in model.parameters())
     plain = count_parameters(config) * wanted.itemsize
-    leave_free(monkeypatch, int(0.98 * max(held, plain)))
+    leave_free(int(0.98 * max(held, plain)))
     with pytest.raises(ConfigError, match="does not fit"):
         load_model(tmp_path, wanted, ops=ops, quantization=quantization)
-    leave_free(monkeypatch, max(plain, int(held * 1.01)))
+    leave_free(max(plain, int(held * 1.01)))
     load_model(tmp_path, wanted, ops=ops, quantization=quantization)
 
 
 def measure(packed: NativeWeight) -> int:
     tensors = (packed.panels, packed.scales, packed.corrections)
     return sum(each.nbytes for each in tensors if each is not None)
-
-
-def test_a_head_of_its_own_has_no_copy(tmp_path: Path) -> None:
-    config = read_config("qwen3", tmp_path, tie_word_embeddings=False)
-    assert estimate_head_copy(config, torch.float32) == 0

@@ -10,9 +10,7 @@ import torch
 from transformers import GenerationConfig
 
 from engine import LLM, EngineConfig, SamplingParams
-from engine.messages import StepDone
 from engine.worker.cuda_link import forbid_syncs
-from engine.worker.device_link import PendingStep
 from engine.worker.worker import Worker
 from kernels import torch_ops
 from tests.engine.model.drive import make_prompt, make_transformers_model, save
@@ -129,29 +127,20 @@ def test_quantized_products_are_near_plain_ones(quantization: Any, num_tokens: i
     assert torch.cosine_similarity(actual, expected, dim=-1).min() > least
 
 
-def make_worker(folder: Path, **settings: Any) -> Worker:
-    config = EngineConfig(
-        model=str(folder), device="cuda", dtype="float32", num_blocks=100, max_num_seqs=16, **settings
-    )
-    worker = Worker(config, eos_token_ids=(1,))
+def make_worker(folder: Path) -> Worker:
+    sizes = {"dtype": "float32", "num_blocks": 100, "max_num_seqs": 16}
+    worker = Worker(EngineConfig(model=str(folder), device="cuda", **sizes), eos_token_ids=(1,))
     worker.load()
     return worker
 
 
-def finish(answer: StepDone | PendingStep | None) -> StepDone:
-    assert answer is not None
-    return answer.wait() if isinstance(answer, PendingStep) else answer
-
-
 def test_two_steps_are_launched_before_the_first_is_read(folder: Path) -> None:
-    worker = make_worker(folder)
     new = make_new_row(0, make_prompt(9), [1, 2])
     plans = make_plan([(0, 0, 9)], new=[new]), make_plan([(0, 9, 1)], 1)
-    first, second = (worker.execute(plan) for plan in plans)
-    assert isinstance(first, PendingStep) and isinstance(second, PendingStep)
-    alone = make_worker(folder)
-    expected = [list(finish(alone.execute(plan)).token_ids) for plan in plans]
-    assert [list(finish(first).token_ids), list(finish(second).token_ids)] == expected
+    worker, alone = make_worker(folder), make_worker(folder)
+    launched = [worker.execute(plan) for plan in plans]
+    expected = [list(alone.execute(plan).wait().token_ids) for plan in plans]
+    assert [list(step.wait().token_ids) for step in launched] == expected
     assert [len(tokens) for tokens in expected] == [1, 1]
 
 

@@ -282,13 +282,3 @@ def test_rows_of_a_larger_step_before_pad_again() -> None:
     assert read(buffers, 8) == expected
     buffers.clear()
     assert read(buffers, 8) == [[0] * 8, [0] * 8, [0] * 8, [1] * 8, [0] * 8]
-
-
-def test_views_share_memory_and_have_room_for_the_longest_context() -> None:
-    buffers = DecodeBuffers(8, MAX_LEN, BLOCK, CPU)
-    metadata = buffers.view(4).attn_metadata
-    assert metadata.block_tables.shape == (4, BLOCKS_PER_ROW)
-    assert metadata.seq_lens_list == [MAX_LEN] * 4
-    assert metadata.query_start_loc.tolist() == [0, 1, 2, 3, 4]
-    fill(buffers, 4, 2)
-    assert metadata.slot_mapping.tolist() == [40, 48, 56, 64]

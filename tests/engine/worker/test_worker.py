@@ -24,7 +24,7 @@ from engine.worker.worker import Worker
 from kernels import torch_ops
 from tests.engine.model.drive import make_transformers_model, save
 
-MakeWorker = Callable[..., Worker]
+MakeWorker, SayMemory = Callable[..., Worker], Callable[[int, int], None]
 CONFIG = ModelConfig("Qwen3ForCausalLM", 1000, 32, 64, 2, 4, 2, 8, 128, RopeConfig())
 
 
@@ -48,7 +48,7 @@ def load_worker(make_worker: MakeWorker) -> MakeWorker:
 
 
 @pytest.fixture
-def say_memory(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, int], None]:
+def say_memory(monkeypatch: pytest.MonkeyPatch) -> SayMemory:
     """Makes the host say how much memory it has, and how much of it is free."""
 
     def say(total: int, free: int) -> None:
@@ -89,7 +89,7 @@ def test_the_cache_has_the_blocks_and_the_dtype_that_were_asked_for(load_worker:
 
 
 def test_a_memory_share_becomes_blocks_of_no_more_than_the_free_memory(
-    load_worker: MakeWorker, say_memory: Callable[[int, int], None]
+    load_worker: MakeWorker, say_memory: SayMemory
 ) -> None:
     say_memory(2**30, 2**29)
     worker = load_worker(num_blocks=None, memory_share=0.01)
@@ -100,9 +100,7 @@ def test_a_memory_share_becomes_blocks_of_no_more_than_the_free_memory(
     assert worker.resolved.cache.num_blocks * bytes_per_block <= 0.8 * 2**26
 
 
-def test_a_host_leaves_room_for_the_largest_step(
-    make_worker: MakeWorker, say_memory: Callable[[int, int], None]
-) -> None:
+def test_a_host_leaves_room_for_the_largest_step(make_worker: MakeWorker, say_memory: SayMemory) -> None:
     say_memory(1000, 500)
     worker = make_worker(memory_share=0.3)
     worker.device = torch.device("cpu")
@@ -112,7 +110,7 @@ def test_a_host_leaves_room_for_the_largest_step(
 
 
 def test_a_host_leaves_room_for_the_scratch_of_ops_and_for_those_that_come(
-    make_worker: MakeWorker, say_memory: Callable[[int, int], None]
+    make_worker: MakeWorker, say_memory: SayMemory
 ) -> None:
     say_memory(2**40, 2**30)
     worker = make_worker(memory_share=1.0)
@@ -132,10 +130,7 @@ def test_a_host_leaves_room_for_the_scratch_of_ops_and_for_those_that_come(
 
 
 def test_a_cache_without_room_is_refused_before_it_is_touched(
-    load_worker: MakeWorker,
-    say_memory: Callable[[int, int], None],
-    monkeypatch: pytest.MonkeyPatch,
-    checkpoint: Path,
+    load_worker: MakeWorker, say_memory: SayMemory, monkeypatch: pytest.MonkeyPatch, checkpoint: Path
 ) -> None:
     """Allocating only reserves: the process would be killed later, when the blocks are written."""
     monkeypatch.setattr(Worker, "warm_up", Worker.reset)
@@ -186,16 +181,14 @@ def test_the_largest_step_is_estimated_with_its_scratch_and_logprobs() -> None:
     assert memory.estimate_step() == 100 * per_token + 70 * per_row
     few = replace(memory, num_rows=3)
     assert few.estimate_step() == 100 * per_token + 64 * per_row, "prompts are scored 64 tokens at a time"
+    small, large = (
+        StepMemory(replace(CONFIG, vocab_size=2**20), torch.float32, 0, n).estimate_step() for n in (64, 128)
+    )
+    assert large - small == 64 * 2**20 * 20, "what orders logprobs comes in chunks"
     recorded = replace(memory, num_recorded_rows=72, estimate_scratch=lambda shape: sum(astuple(shape)))
     model = 4 + 2 + 8 + 32 + 64 + 2
     scratch = (70 + 100 + 5 + 9 + model) + (72 + 72 + 5 + 9 + model)
     assert recorded.estimate_step(5, 9) == 172 * per_token + 70 * per_row + scratch
-
-
-def test_chunks_bound_what_logprobs_take() -> None:
-    config = replace(CONFIG, vocab_size=2**20)
-    small, large = (StepMemory(config, torch.float32, 0, rows).estimate_step() for rows in (64, 128))
-    assert large - small == 64 * 2**20 * 20
 
 
 def test_rows_are_estimated_no_smaller_than_they_are(load_worker: MakeWorker) -> None:
