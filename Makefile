@@ -5,8 +5,8 @@ BIN     := $(VENV)/bin
 PIP     := $(BIN)/pip --disable-pip-version-check
 WORKERS ?= 4
 
-# Tests that need neither a model nor a server.
-MACHINES := tests/engine/core tests/grammar/json_schema tests/test_exports.py tests/test_layering.py
+# Tests that need neither a model nor a server, and take seconds.
+MACHINES := tests/engine/core tests/test_exports.py tests/test_layering.py
 
 .PHONY: run test test-avx2 check lint install upgrade space clean
 
