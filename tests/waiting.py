@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
 
 
@@ -11,3 +12,8 @@ async def wait_until(condition: Callable[[], bool], within_s: float = 60.0) -> N
     async with asyncio.timeout(within_s):
         while not condition():
             await asyncio.sleep(0.002)
+
+
+def list_engine_threads() -> set[threading.Thread]:
+    """The threads of all engines in this process; a test compares them with those before it."""
+    return {thread for thread in threading.enumerate() if thread.name.startswith("troupe-")}

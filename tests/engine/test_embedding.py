@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
@@ -21,7 +20,7 @@ from fastapi import FastAPI
 
 from engine import LLM, Engine, EngineConfig, SamplingParams
 from engine.messages import DropMatchers
-from tests.waiting import wait_until
+from tests.waiting import list_engine_threads, wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 PROMPT = "hello world"
@@ -33,9 +32,9 @@ MakeConfig = Callable[..., EngineConfig]
 
 @pytest.fixture(autouse=True)
 def no_thread_is_left() -> Iterator[None]:
+    before = list_engine_threads()
     yield
-    names = [thread.name for thread in threading.enumerate() if thread.name.startswith("troupe")]
-    assert not names
+    assert not list_engine_threads() - before
 
 
 async def complete(engine: Engine, params: SamplingParams = SHORT) -> list[int]:

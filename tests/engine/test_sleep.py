@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import threading
 import weakref
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import replace
@@ -28,7 +27,7 @@ from engine.worker.moving import list_tensors, move_tensors
 from engine.worker.worker import Worker
 from grammar import GrammarSpec
 from tests.kernels.cpu.conftest import require_library
-from tests.waiting import wait_until
+from tests.waiting import list_engine_threads, wait_until
 
 MakeConfig = Callable[..., EngineConfig]
 LONG = SamplingParams(max_tokens=300, temperature=0, ignore_eos=True, output_kind="delta")
@@ -83,6 +82,7 @@ async def test_a_sleeping_engine_has_no_cache_and_no_threads(
 ) -> None:
     if backend == "native":
         require_library()
+    before = list_engine_threads()
     async with Engine(
         make_config(attention_backend=backend, enable_native_ops=backend == "native")
     ) as engine:
@@ -95,8 +95,7 @@ async def test_a_sleeping_engine_has_no_cache_and_no_threads(
         assert worker.kv_caches == [] and not hasattr(worker, "runner")
         assert hasattr(worker, "model") is (level == 1)
         assert engine.describe_runtime() == {"ops": "asleep", "sleep_level": level}
-        names = ("troupe-executor", "troupe-grammar", "troupe-compile")
-        await wait_until(lambda: not any(each.name.startswith(names) for each in threading.enumerate()))
+        await wait_until(lambda: list_engine_threads() <= before)
         assert engine.snapshot() is None and engine.stats().num_blocks == 0
 
 
