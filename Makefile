@@ -3,30 +3,38 @@ PYTHON  ?= python3
 VENV    := .venv
 BIN     := $(VENV)/bin
 PIP     := $(BIN)/pip --disable-pip-version-check
-WORKERS ?= 4
+WORKERS ?= 5
 
 # Tests that need neither a model nor a server, and take seconds.
-MACHINES := tests/engine/core tests/test_exports.py tests/test_layering.py
+MACHINES := tests/engine/core $(patsubst %,tests/grammar/test_%.py,json_schema normalise regex matchers) \
+            tests/test_exports.py tests/test_layering.py
 
-.PHONY: run test test-avx2 check lint install upgrade space clean
+.PHONY: run test check lint tests machines test-avx2 install upgrade space clean
 
 run: $(VENV)/.installed
 	$(BIN)/python -m app
 
-test: lint
+# mypy takes one core for half a minute, beside the tests
+test: $(VENV)/.installed-dev
+	$(MAKE) --no-print-directory -j2 lint tests
+
+check: $(VENV)/.installed-dev
+	$(MAKE) --no-print-directory -j2 lint machines
+
+lint: $(VENV)/.installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+tests: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -n $(WORKERS)
+
+machines: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest -n 2 $(MACHINES)
 
 # as a processor with AVX2 and no AVX-512 runs the tests; TESTS=tests/kernels picks some
 test-avx2: $(VENV)/.installed-dev
 	ATEN_CPU_CAPABILITY=avx2 OPENBLAS_CORETYPE=Haswell ONEDNN_MAX_CPU_ISA=AVX2 \
 	  $(BIN)/python -m pytest -n $(WORKERS) --native-arch x86-64-v3 $(TESTS)
-
-check: lint
-	$(BIN)/python -m pytest $(MACHINES)
-
-lint: $(VENV)/.installed-dev
-	$(BIN)/ruff check .
-	$(BIN)/mypy
 
 install: $(VENV)/.installed
 
