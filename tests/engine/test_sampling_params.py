@@ -76,7 +76,8 @@ def test_a_value_outside_its_range_is_refused_by_name(field: str, message: str, 
 
 GOOD = [
     ("n", 64), ("max_tokens", None), ("max_tokens", 2**31 - 1), ("min_tokens", 16), ("temperature", 0),
-    ("temperature", 2), ("top_p", 1e-9), ("top_p", 1), ("top_k", 1), ("min_p", 0), ("min_p", 1),
+    ("temperature", 2), ("top_p", 1e-9), ("top_p", 1), ("top_k", 1), ("top_k", 2**31 - 1), ("min_p", 0), ("min_p", 1),
+    ("stop", ("x" * 1024,) * 16), ("bad_words", ("word",) * 128),
     ("presence_penalty", -2), ("frequency_penalty", 2), ("repetition_penalty", 10), ("seed", -(2**63)),
     ("seed", 2**63 - 1), ("logprobs", 0), ("prompt_logprobs", 20), ("logit_bias", {0: -100, 7: 100.0}),
     ("allowed_token_ids", (0,)), ("stop_token_ids", (2**31 - 1,)), ("output_kind", "delta"),

@@ -144,6 +144,15 @@ def test_full_draws_equal_the_reference(temperature: float) -> None:
         assert drawn[row] == ranked[0][1]
 
 
+@pytest.mark.parametrize(("k", "num_kept"), [(2, 1), (3, 2)])
+def test_top_p_counts_the_mass_of_the_top_k_alone(k: int, num_kept: int) -> None:
+    """Of .4, .3 and .3 the best has .57 of two, and less than half of three."""
+    scores = torch.tensor([[0.4, 0.3, 0.3, 1e-9]]).log()
+    limits = torch.tensor([k]), torch.tensor([0.5]), torch.tensor([-torch.inf])
+    *_, found = sampling.select_kept(scores, torch.arange(4), *limits, width=4)
+    assert found.tolist() == [num_kept]
+
+
 @pytest.mark.parametrize("k", [0, 5])
 def test_min_p_of_one_keeps_every_token_tied_for_best(k: int) -> None:
     logits = torch.tensor([[1.0, 3.0, 3.0, 2.9]]).repeat(64, 1)
