@@ -30,6 +30,7 @@ def take_hashed(pool: BlockPool, *hashes: bytes) -> list[int]:
 def test_a_pool_without_a_usable_block_is_refused(num_blocks: int) -> None:
     with pytest.raises(ValueError, match="must be at least 2"):
         BlockPool(num_blocks)
+    assert BlockPool(2).num_usable == 1
 
 
 def test_unhashed_blocks_are_taken_before_cached_ones() -> None:

@@ -110,6 +110,20 @@ def test_what_a_failed_row_computed_or_found_is_not_cached(is_preempted: bool) -
     assert [house.ended[name][0].num_cached_tokens for name in ("broken", "after")] == [28, 0]
 
 
+def test_the_tokens_before_a_failed_one_are_not_cached() -> None:
+    """Blocks of generated tokens enter the prefix cache when their request ends."""
+    house = SchedulerHarness(max_num_batched_tokens=64)
+    house.add(make_request("broken", LASTING, max_tokens=20))
+    while house.scheduler.num_steps < 10:
+        house.work()
+        house.answer()
+    house.work()
+    done = house.to_scheduler.popleft()
+    house.to_scheduler.appendleft(StepDone(done.step_id, done.indices, [-1], done.is_last))
+    house.run()
+    assert house.kv_cache.pool.num_cached == 0
+
+
 # Aborts, at every place a request can be
 
 
