@@ -20,6 +20,7 @@ from engine.errors import (
 
 if TYPE_CHECKING:
     from engine.engine import Engine
+    from engine.input.tokenizer import Tokenizer
     from engine.llm import LLM
     from engine.metrics import EngineStats, Histogram
     from engine.outputs import (
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
     )
     from engine.sampling_params import SamplingParams, is_unicode
     from engine.snapshot import EngineSnapshot, RequestView
-    from engine.tokenizer import Tokenizer
 else:
     MODULES = {
         "engine": ("Engine",),
@@ -44,7 +44,7 @@ else:
         ),
         "sampling_params": ("SamplingParams", "is_unicode"),
         "snapshot": ("EngineSnapshot", "RequestView"),
-        "tokenizer": ("Tokenizer",),
+        "input.tokenizer": ("Tokenizer",),
     }
 
     def __getattr__(name: str) -> Any:

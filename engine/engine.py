@@ -1,8 +1,8 @@
 """Engine: the asyncio facade, and the door every request comes through.
 
-    generate ─▶ Intake (tokenise, check) ─▶ grammar compiled ─▶ Company.open ─▶ OutputStream ─▶ caller
+    generate ─▶ InputProcessor (tokenise, check) ─▶ grammar compiled ─▶ EngineCore.open ─▶ OutputStream ─▶ caller
 
-What is behind the door is drawn in `engine/company.py`; how it lives and restarts in `engine/supervisor.py`.
+What is behind the door is drawn in `engine/engine_core.py`; how it lives and restarts in `engine/supervisor.py`.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from engine.company import Company
 from engine.config import EngineConfig, ResolvedConfig
+from engine.engine_core import EngineCore
 from engine.errors import EngineOverloaded, InvalidRequest, RequestTimeout
-from engine.intake import Intake, Prompt, check_options
+from engine.input.input_processor import InputProcessor, Prompt, check_options
+from engine.input.tokenizer import Tokenizer
 from engine.metrics import EngineStats, Metrics
 from engine.model import ModelConfig
 from engine.output_stream import OutputStream
@@ -25,7 +26,6 @@ from engine.outputs import GrammarInfo, RequestOutput
 from engine.sampling_params import SamplingParams
 from engine.snapshot import EngineSnapshot, take_snapshot
 from engine.supervisor import EngineState, Supervisor
-from engine.tokenizer import Tokenizer
 from grammar import CompiledGrammar
 
 
@@ -118,16 +118,16 @@ class Engine:
         finally:
             if timer is not None:
                 timer.cancel()
-            if (company := self._supervisor.company) is not None:
-                company.leave(stream)
+            if (core := self._supervisor.core) is not None:
+                core.leave(stream)
 
     async def abort(self, request_id: str) -> None:
         """End a request; its stream gets a last output with finish_reason "abort". Unknown ids are ignored."""
         for arrival in self._arrivals:
             arrival.is_aborted |= arrival.request_id == request_id
-        company = self._supervisor.company
-        if company is not None:
-            company.abort_request(request_id)
+        core = self._supervisor.core
+        if core is not None:
+            core.abort_request(request_id)
 
     def check_room(self, count: int = 1) -> None:
         """Refuse what `generate` would refuse, before anything is spent on it.
@@ -139,20 +139,20 @@ class Engine:
             InvalidRequest: there can never be room for so many.
             EngineOverloaded: there is no room for them; it counts as a rejection.
         """
-        company = self._supervisor.company
-        if company is None:
+        core = self._supervisor.core
+        if core is None:
             return
-        num_seats, num_places = company.machine.config.max_num_seqs, self.config.max_num_waiting
+        num_seats, num_places = core.machine.config.max_num_seqs, self.config.max_num_waiting
         if count > num_seats + num_places:
             raise InvalidRequest(
                 f"n={count} must be at most {num_seats + num_places}: the engine runs max_num_seqs={num_seats} "
                 f"at a time, and max_num_waiting={num_places} may wait",
                 "n",
             )
-        if company.num_queued + count > num_places + company.num_free_seats:
+        if core.num_queued + count > num_places + core.num_free_seats:
             self._metrics.num_rejected += 1
             raise EngineOverloaded(
-                f"{company.num_queued} requests are waiting and at most {num_places} may beside the "
+                f"{core.num_queued} requests are waiting and at most {num_places} may beside the "
                 f"{num_seats} that run; try again later"
             )
 
@@ -162,14 +162,14 @@ class Engine:
         Raises:
             InvalidRequest: it is not valid Unicode, or the engine has no tokenizer.
         """
-        return await self._intake.encode_text(text, add_special_tokens)
+        return await self._input_processor.encode_text(text, add_special_tokens)
 
     async def render_chat(self, messages: Sequence[Mapping[str, Any]], /, **options: Any) -> list[int]:
         """Token ids of a conversation under the model's chat template.
 
         Messages, options and errors are those of Tokenizer.encode_chat.
         """
-        return await self._intake.encode_chat(messages, options)
+        return await self._input_processor.encode_chat(messages, options)
 
     @property
     def state(self) -> EngineState:
@@ -208,20 +208,20 @@ class Engine:
         return self._supervisor.worker.describe()
 
     def stats(self) -> EngineStats:
-        """A snapshot of counters and gauges; no gauges while no company is up."""
-        company = self._supervisor.company
-        return self._metrics.make_stats() if company is None else company.stats()
+        """A snapshot of counters and gauges; no gauges while no core is up."""
+        core = self._supervisor.core
+        return self._metrics.make_stats() if core is None else core.stats()
 
     def snapshot(self, with_blocks: bool = True) -> EngineSnapshot | None:
-        """The requests and KV blocks of this moment; None while no company is up. Call it on the engine's loop."""
-        company = self._supervisor.company
-        if company is None:
+        """The requests and KV blocks of this moment; None while no core is up. Call it on the engine's loop."""
+        core = self._supervisor.core
+        if core is None:
             return None
-        return take_snapshot(company.machine, company.kv_cache.pool, company.kv_cache.block_size, with_blocks)
+        return take_snapshot(core.machine, core.kv_cache.pool, core.kv_cache.block_size, with_blocks)
 
     async def reset_prefix_cache(self) -> bool:
         """Forget all cached prefixes; False while requests own blocks."""
-        return self._supervisor.require_company().kv_cache.pool.reset_cache()
+        return self._supervisor.require_core().kv_cache.pool.reset_cache()
 
     async def sleep(self, level: int = 1, *, is_patient: bool = True) -> bool:
         """Give back the memory of the KV cache (level 1: weights stay on the host), or of the weights, too (2).
@@ -253,9 +253,9 @@ class Engine:
         return self._supervisor.sleep_level
 
     @property
-    def _intake(self) -> Intake:
-        self._supervisor.require_company()
-        return Intake(
+    def _input_processor(self) -> InputProcessor:
+        self._supervisor.require_core()
+        return InputProcessor(
             self.tokenizer,
             self.resolved.max_model_len,
             self.model_config.vocab_size,
@@ -287,28 +287,28 @@ class Engine:
         cache_salt: str | None,
         arrival_time: float,
     ) -> OutputStream:
-        intake, request_id = self._intake, arrival.request_id
-        text, token_ids = await intake.encode(prompt)
-        intake.check(token_ids, params)
-        bad_word_ids = await intake.encode_bad_words(params)
-        intake.check_choice(params, bad_word_ids)
+        input_processor, request_id = self._input_processor, arrival.request_id
+        text, token_ids = await input_processor.encode(prompt)
+        input_processor.check(token_ids, params)
+        bad_word_ids = await input_processor.encode_bad_words(params)
+        input_processor.check_choice(params, bad_word_ids)
         self.check_room(params.n)
         compiled, info = await self._compile(params)
-        company = self._supervisor.require_company()  # it may have crashed while the grammar compiled
-        messages = intake.split(
+        core = self._supervisor.require_core()  # it may have crashed while the grammar compiled
+        messages = input_processor.split(
             request_id, token_ids, params, priority, cache_salt, arrival_time, bad_word_ids
         )
         stream = OutputStream(request_id, text, token_ids, params, arrival_time, info, self._metrics)
-        company.open(messages, stream, compiled)
+        core.open(messages, stream, compiled)
         if arrival.is_aborted:
-            company.abort_stream(stream)
+            core.abort_stream(stream)
         return stream
 
     async def _compile(self, params: SamplingParams) -> tuple[CompiledGrammar | None, GrammarInfo | None]:
         if params.grammar is None:
             return None, None
-        company: Company = self._supervisor.require_company()
-        compiled, info = await company.grammar.compile(params.grammar, params.n)
+        core: EngineCore = self._supervisor.require_core()
+        compiled, info = await core.grammar.compile(params.grammar, params.n)
         self._metrics.grammar_compile.observe(info.compile_time_s)
         return compiled, info
 
@@ -320,8 +320,8 @@ class Engine:
 
         def expire() -> None:
             stream.fail(make_timeout(deadline_s))
-            if (company := self._supervisor.company) is not None:
-                company.abort_stream(stream)
+            if (core := self._supervisor.core) is not None:
+                core.abort_stream(stream)
 
         delay = arrival_time + deadline_s - time.monotonic()
         return asyncio.get_running_loop().call_later(delay, expire)

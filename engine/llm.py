@@ -19,12 +19,12 @@ from tqdm import tqdm
 from engine.config import DEMO_MODEL, EngineConfig, ResolvedConfig
 from engine.engine import Engine
 from engine.errors import InvalidRequest
-from engine.intake import Prompt
+from engine.input.input_processor import Prompt
+from engine.input.tokenizer import Tokenizer
 from engine.llm_inputs import Messages, check_names, list_conversations, list_params, list_prompts
 from engine.metrics import EngineStats
 from engine.outputs import RequestOutput
 from engine.sampling_params import SamplingParams
-from engine.tokenizer import Tokenizer
 
 Result = TypeVar("Result")
 Work = Callable[[], Coroutine[Any, Any, Result]]

@@ -11,7 +11,7 @@ import numpy as np
 
 from engine.config import EngineConfig
 from engine.errors import ConfigError, InvalidRequest
-from engine.intake import Prompt
+from engine.input.input_processor import Prompt
 from engine.sampling_params import SamplingParams
 
 Messages = Sequence[Mapping[str, Any]]

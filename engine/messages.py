@@ -1,11 +1,11 @@
-"""Every message of the company, in order of flow.
+"""Every message of the core, in order of flow.
 
     front ──AddRequest──▶ Detokenizer, Scheduler      front ──AbortRequest──▶ Scheduler
     Scheduler ──RunStep──▶ Executor                   Scheduler ──FillMasks, DropMatchers──▶ Grammar
     Grammar ──SampleGate──▶ Executor                  Grammar ──GrammarBroken──▶ Scheduler
     Executor ──StepDone──▶ Scheduler                  Scheduler ──NewTokens──▶ Detokenizer
     Detokenizer ──AbortRequest (stop string)──▶ Scheduler
-    Company ──Sleep──▶ Executor, when no request is left
+    EngineCore ──Sleep──▶ Executor, when no request is left
 
 Messages are frozen, hold no tensors, locks or back references, and are sent once per step, never per token.
 Arrays and lists in them are never changed again, by nobody: steps with the same rows share theirs.

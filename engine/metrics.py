@@ -94,7 +94,7 @@ class Metrics:
         self.num_step_tokens += num_tokens
 
     def make_stats(self, **gauges: float) -> EngineStats:
-        """All counters and histograms, with the gauges of a running company, if there is one."""
+        """All counters and histograms, with the gauges of a running core, if there is one."""
         return EngineStats(
             prompt_tokens=self.prompt_tokens,
             generation_tokens=self.generation_tokens,

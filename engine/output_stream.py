@@ -58,7 +58,7 @@ class OutputStream:
         metrics: Metrics,
     ) -> None:
         self.request_id = request_id
-        self.completion_ids: list[str] = []  # by which the company knows its completions
+        self.completion_ids: list[str] = []  # by which the core knows its completions
         self.num_unfinished = params.n
         self._prompt = prompt
         self._prompt_token_ids = prompt_token_ids

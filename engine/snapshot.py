@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from engine.core.block_pool import BlockPool
+from engine.core.request import Request
 from engine.core.scheduler import Scheduler
 from engine.messages import SERIAL_MARK
-from engine.request import Request
 
 Phase = Literal["queued", "prefill", "decode", "preempted"]
 
@@ -51,8 +51,8 @@ def take_snapshot(
 ) -> EngineSnapshot:
     """What the scheduler and the block pool hold now; without the ids of blocks it costs a tenth."""
     now = time.monotonic()
-    waiting = sorted(machine.ledger.waiting.requests(), key=lambda request: request.queue_key)
-    views = [_view(request, now, True, with_blocks) for request in machine.ledger.running]
+    waiting = sorted(machine.state.waiting.requests(), key=lambda request: request.queue_key)
+    views = [_view(request, now, True, with_blocks) for request in machine.state.running]
     views += [_view(request, now, False, with_blocks) for request in waiting]
     return EngineSnapshot(
         requests=tuple(views),

@@ -1,12 +1,12 @@
-"""Supervisor: the engine's life. It loads once, runs one Company after another, and restarts after a crash.
+"""Supervisor: the engine's life. It loads once, runs one EngineCore after another, and restarts after a crash.
 
     start ─▶ "starting" ─▶ "ready" ──crash──▶ "restarting" ─▶ "ready" ... ─▶ "dead" after too many
                               ├──close──▶ "closed"
                               └──sleep──▶ "falling_asleep" ─▶ "sleeping" ──wake_up──▶ "waking_up" ─▶ "ready"
 
-All actors of a company live in one TaskGroup, inside the supervisor's one task; its watchdog lives in a group around
+All actors of a core live in one TaskGroup, inside the supervisor's one task; its watchdog lives in a group around
 it and so sees the last step back, too. A crash fails the requests in flight with EngineDead and is logged once; the
-next company takes over the loaded weights. A sleep ends the company, so a sleeping engine has no tasks, threads or
+next core takes over the loaded weights. A sleep ends the core, so a sleeping engine has no tasks, threads or
 cache; whoever wakes it up starts the next one.
 """
 
@@ -18,12 +18,12 @@ import time
 from collections import deque
 from typing import Literal
 
-from engine.company import Company
 from engine.config import EngineConfig
+from engine.engine_core import EngineCore
 from engine.errors import EngineDead, EngineSleeping, InvalidRequest
+from engine.input.tokenizer import Tokenizer
 from engine.metrics import Metrics
 from engine.model import read_eos_token_ids
-from engine.tokenizer import Tokenizer
 from engine.worker.mock_worker import MockWorker
 from engine.worker.worker import Worker
 
@@ -41,12 +41,12 @@ UNWATCHED_PATIENCE_S = 30.0  # how long it waits where no watchdog says which st
 
 
 class Supervisor:
-    """`company` is there while `state` is "ready"; `worker` and `tokenizer` once it has been."""
+    """`core` is there while `state` is "ready"; `worker` and `tokenizer` once it has been."""
 
     def __init__(self, config: EngineConfig, metrics: Metrics) -> None:
         self.state: EngineState = "new"
         self.error: str | None = None  # cause of the last crash
-        self.company: Company | None = None
+        self.core: EngineCore | None = None
         self.tokenizer: Tokenizer | None = None
         self.worker: Worker | MockWorker
         self._is_worker_made = False
@@ -61,7 +61,7 @@ class Supervisor:
         self._calling_off = asyncio.Event()  # of the latest sleep that waits for requests
 
     async def start(self) -> None:
-        """Load and bring the first company up; whatever prevents it is raised here, a close as EngineDead."""
+        """Load and bring the first core up; whatever prevents it is raised here, a close as EngineDead."""
         if self._task is not None:
             raise RuntimeError("this engine was started already; make a new one")
         self.state = "starting"
@@ -87,16 +87,16 @@ class Supervisor:
         if self._task is not None and not self._task.done():
             await self._end_task(self._task)
         has_ended = self._task is None or self._task.done()
-        if self.company is not None:
+        if self.core is not None:
             # the task that would end them waits for its step
-            self.company.fail_all(EngineDead("the engine was closed"))
+            self.core.fail_all(EngineDead("the engine was closed"))
         if self._is_worker_made:
             self.worker.close(gives_back=has_ended)
         self._end_turn(EngineDead("the engine was closed"))
 
     async def _end_task(self, task: asyncio.Task[None]) -> None:
         """Cancel it and wait, but no longer than a step may take: the thread of one that hangs may never end."""
-        is_unwatched = self.company is not None and not self._config.step_timeout_s
+        is_unwatched = self.core is not None and not self._config.step_timeout_s
         task.cancel()
         hang = asyncio.ensure_future(self._hang.wait())
         try:
@@ -124,28 +124,28 @@ class Supervisor:
                 f"level={level}: the engine sleeps at level {self.worker.sleep_level}; wake it up first",
                 "level",
             )
-        company = self.require_company()
+        core = self.require_core()
         self.state = "falling_asleep"
         self._calling_off = calling_off = asyncio.Event()
         try:
-            if not await self._drain(company, is_patient, calling_off):
+            if not await self._drain(core, is_patient, calling_off):
                 return False
         except asyncio.CancelledError:
             self._call_off(calling_off)
             raise
         turn = self._begin_turn()
-        company.sleep(level)
+        core.sleep(level)
         await turn
         return True
 
     async def wake_up(self) -> None:
-        """Take the memory back and bring the next company up; a sleep that still waits is called off."""
+        """Take the memory back and bring the next core up; a sleep that still waits is called off."""
         if self._turn is None:
             self._call_off(self._calling_off)
         if self.state == "ready":
             return
         if self.state != "sleeping":
-            self.require_company()
+            self.require_core()
         self.state, self.error = "waking_up", None
         turn = self._begin_turn()
         self._alarm.set()
@@ -156,14 +156,14 @@ class Supervisor:
         """0 while the engine is awake."""
         return self.worker.sleep_level if self._is_worker_made else 0
 
-    def require_company(self) -> Company:
-        """The company that takes requests.
+    def require_core(self) -> EngineCore:
+        """The core that takes requests.
 
         Raises:
             EngineSleeping, EngineDead: there is none; the message says why.
         """
-        if self.company is not None and self.state == "ready":
-            return self.company
+        if self.core is not None and self.state == "ready":
+            return self.core
         if self.state in ASLEEP:
             raise EngineSleeping(f"the engine is {self.state.replace('_', ' ')}: it takes no requests")
         why = f" ({self.error})" if self.error else ""
@@ -175,7 +175,7 @@ class Supervisor:
         is_restart = False
         while True:
             try:
-                await self._run_company(is_restart)
+                await self._run_core(is_restart)
             except ExceptionGroup as group:
                 cause = _first_cause(group)
                 if self.state == "closed":
@@ -190,7 +190,7 @@ class Supervisor:
                 await self._rest()
 
     def _note_crash(self, cause: BaseException, crashes: deque[float]) -> None:
-        """Log it, and decide whether there will be another company."""
+        """Log it, and decide whether there will be another core."""
         self.error = f"{type(cause).__name__}: {cause}"
         if self.state == "waking_up":
             logger.error("the engine could not wake up: %s", self.error, exc_info=cause)
@@ -206,16 +206,16 @@ class Supervisor:
             self._metrics.num_restarts += 1
         self._end_turn(EngineDead(f"the engine crashed: {cause}"))
 
-    async def _drain(self, company: Company, is_patient: bool, calling_off: asyncio.Event) -> bool:
+    async def _drain(self, core: EngineCore, is_patient: bool, calling_off: asyncio.Event) -> bool:
         """Wait for the requests to end; False when this sleep was called off, whatever came after it."""
         if not is_patient:
-            company.abort(list(company.streams))
+            core.abort(list(core.streams))
         # There is no event for it: requests end in many places, and a sleep is rare.
-        while not company.is_idle and not calling_off.is_set() and self.state == "falling_asleep":  # noqa: ASYNC110
+        while not core.is_idle and not calling_off.is_set() and self.state == "falling_asleep":  # noqa: ASYNC110
             await asyncio.sleep(DRAIN_LOOK_S)
         if calling_off.is_set():
             return False
-        if self.company is company and self.state == "falling_asleep":
+        if self.core is core and self.state == "falling_asleep":
             return True
         if self.state == "closed":
             raise EngineDead("the engine was closed before it could sleep")
@@ -227,7 +227,7 @@ class Supervisor:
             calling_off.set()
 
     async def _rest(self) -> None:
-        """Between the company that fell asleep and the next one; also after a failed attempt to wake up."""
+        """Between the core that fell asleep and the next one; also after a failed attempt to wake up."""
         if self.state == "waking_up":
             self._end_turn(EngineDead(f"the engine could not wake up and still sleeps: {self.error}"))
         else:
@@ -250,8 +250,8 @@ class Supervisor:
         else:
             turn.set_exception(error)
 
-    async def _run_company(self, is_restart: bool) -> None:
-        company = Company(
+    async def _run_core(self, is_restart: bool) -> None:
+        core = EngineCore(
             self._config,
             self.worker,
             self.tokenizer,
@@ -262,28 +262,28 @@ class Supervisor:
         )
         try:
             async with asyncio.TaskGroup() as watch, asyncio.TaskGroup() as tasks:
-                await company.start(tasks, watch, is_restart)
+                await core.start(tasks, watch, is_restart)
                 if not is_restart:
                     self.timeline += self.worker.timeline
                     for notice in self.worker.resolved.notices:
                         logger.warning("%s", notice)
-                self.company, self.state = company, "ready"
+                self.core, self.state = core, "ready"
                 self._is_up.set()
                 self._end_turn()
         except ExceptionGroup as group:
             self._hang.clear()
             if self.state not in ("closed", "waking_up"):
                 self.state = "restarting"
-            company.fail_all(EngineDead(f"the engine crashed: {_first_cause(group)}"))
+            core.fail_all(EngineDead(f"the engine crashed: {_first_cause(group)}"))
             raise
         finally:
-            if self.company is not None:
-                company.settle()
-            self.company = self._crash = None
-            company.fail_all(EngineDead("the engine was closed"))
+            if self.core is not None:
+                core.settle()
+            self.core = self._crash = None
+            core.fail_all(EngineDead("the engine was closed"))
 
     def _note_hang(self, error: TimeoutError) -> None:
-        """No request may come until the step is back and the next company is up: a thread cannot be stopped."""
+        """No request may come until the step is back and the next core is up: a thread cannot be stopped."""
         self._hang.set()
         if self._crash is not None:  # else logged only when the step is back
             logger.error("the engine had crashed before: %s", self._crash, exc_info=self._crash)
@@ -291,7 +291,7 @@ class Supervisor:
             self.state, self.error = "restarting", f"{type(error).__name__}: {error}"
 
     def _note_failure(self, error: BaseException) -> None:
-        """An actor has crashed: no request may come until the next company is up."""
+        """An actor has crashed: no request may come until the next core is up."""
         self._crash = error
         if self.state not in ("closed", "waking_up"):
             self.state, self.error = "restarting", f"{type(error).__name__}: {error}"

@@ -23,7 +23,7 @@ async def watch_steps(scheduler: Scheduler, timeout_s: float, report: Callable[[
 
     Args:
         timeout_s: how long steps may be open without any of them coming back or a new one leaving.
-        report: told of the hang before it is raised, since a company ends only when its threads have.
+        report: told of the hang before it is raised, since a core ends only when its threads have.
 
     Raises:
         TimeoutError: the steps hang.

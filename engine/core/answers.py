@@ -4,29 +4,29 @@ from __future__ import annotations
 
 import numpy as np
 
-from engine.core.roster import Roster
+from engine.core.batch import Batch
+from engine.core.request import Request
 from engine.core.step import StepRecord
 from engine.messages import RequestTokens, StepDone
 from engine.outputs import FinishReason, TokenLogprobs
-from engine.request import Request
 
 
-def match_rows(step: StepRecord, done: StepDone) -> tuple[Roster, np.ndarray, np.ndarray]:
+def match_rows(step: StepRecord, done: StepDone) -> tuple[Batch, np.ndarray, np.ndarray]:
     """The requests that an answer is for, their indices in the step, and their tokens."""
     indices = np.asarray(done.indices, dtype=np.int64)
-    roster = step.roster
-    if len(indices) < len(roster):
-        is_answered = np.zeros(len(roster), dtype=bool)
+    batch = step.batch
+    if len(indices) < len(batch):
+        is_answered = np.zeros(len(batch), dtype=bool)
         is_answered[indices] = True
-        roster = roster.select(is_answered)
-    return roster, indices, np.asarray(done.token_ids, dtype=np.int64)
+        batch = batch.select(is_answered)
+    return batch, indices, np.asarray(done.token_ids, dtype=np.int64)
 
 
 def take_prompt_logprobs(step: StepRecord, done: StepDone) -> list[RequestTokens]:
     """What a step tells of prompts, at once: it is long, and to be read bit by bit."""
     items = []
     for index, logprobs in done.prompt_logprobs.items():
-        request = step.roster.requests[index]
+        request = step.batch.requests[index]
         is_same = request.num_preemptions == step.num_preemptions[index]
         if is_same and not request.is_finished:
             request.take_prompt_logprobs(logprobs)

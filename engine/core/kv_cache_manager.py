@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from engine.config import CacheConfig
 from engine.core.block_hash import extend_block_hashes
 from engine.core.block_pool import BlockPool
-from engine.request import Request
+from engine.core.request import Request
 
 
 class KVCacheManager:

@@ -13,7 +13,7 @@ import heapq
 import itertools
 
 from engine.config import SchedulingPolicy
-from engine.request import Request
+from engine.core.request import Request
 
 SLACK = 16
 

@@ -8,7 +8,7 @@ Every request has `num_computed` chasing `num_planned`, its tokens known or in f
 budget, running requests first. Steps overlap: the next one is planned while the last one runs. The running
 requests are sorted by the queue key, so the last one is always the victim. What most requests need in most
 steps is done for all at once in arrays (RequestTable); only those at a border of something cost a loop. Who waits,
-runs and holds what is kept in the Ledger.
+runs and holds what is kept in the SchedulerState.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ import numpy as np
 
 from engine.config import SchedulerConfig
 from engine.core.answers import describe_dead_end, make_tokens, match_rows, take_prompt_logprobs
+from engine.core.batch import Batch
 from engine.core.kv_cache_manager import KVCacheManager
-from engine.core.ledger import Ledger
-from engine.core.roster import Roster
+from engine.core.request import Request
+from engine.core.scheduler_state import SchedulerState
 from engine.core.step import MAX_SCORED_TOKENS, StepChanges, StepRecord
 from engine.messages import (
     BROKEN_LOGITS,
@@ -40,7 +41,6 @@ from engine.messages import (
     StepPlan,
 )
 from engine.outputs import FinishReason, TokenLogprobs
-from engine.request import Request
 
 # Known tokens of the requests that one step admits, however many of them are cached: hashing, finding and copying them
 # takes half a microsecond each, and nobody is served meanwhile.
@@ -60,15 +60,15 @@ class Scheduler:
     ) -> None:
         self.config = config
         self.kv_cache = kv_cache
-        self.ledger = Ledger(config, kv_cache, clock)
-        self.table = self.ledger.table
+        self.state = SchedulerState(config, kv_cache, clock)
+        self.table = self.state.table
         self.num_steps = 0
         self._eos_token_ids = frozenset(eos_token_ids)
         self._steps: deque[StepRecord] = deque()
         self._accepted: list[tuple[str, int]] = []
 
     def __contains__(self, request_id: str) -> bool:
-        return request_id in self.ledger.requests
+        return request_id in self.state.requests
 
     @property
     def num_open_steps(self) -> int:
@@ -77,24 +77,24 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        return bool(self.ledger.running) or len(self.ledger.waiting) > 0
+        return bool(self.state.running) or len(self.state.waiting) > 0
 
     def add(self, message: AddRequest) -> None:
         """Queue a request. The front has validated it: it fits the model length and the cache."""
         limit = self.config.max_model_len
-        self.ledger.add(Request(message, self.table, limit, self._eos_token_ids, first_step=self.num_steps))
+        self.state.add(Request(message, self.table, limit, self._eos_token_ids, first_step=self.num_steps))
 
     def abort(
         self, request_ids: Iterable[str], finish_reason: FinishReason = "abort", error: str | None = None
     ) -> list[RequestTokens]:
         """End requests wherever they are; unknown ids are ignored."""
-        known = self.ledger.requests
+        known = self.state.requests
         found = [known[name] for name in request_ids if name in known]
         return [self._finish(request, [], finish_reason, error=error) for request in found]
 
     def end_broken(self, report: GrammarBroken) -> list[RequestTokens]:
         """End the request whose matcher failed, unless that one is gone and another has its name."""
-        request = self.ledger.requests.get(report.request_id)
+        request = self.state.requests.get(report.request_id)
         if request is None or report.step_id < request.first_step:
             return []
         return [self._finish(request, [], report.finish_reason, error=report.error)]
@@ -104,14 +104,14 @@ class Scheduler:
         if self.num_open_steps >= self.config.max_steps_in_flight:
             return None
         oldest_step = self._steps[0].step_id if self._steps else self.num_steps
-        self.ledger.drain(oldest_step)
+        self.state.drain(oldest_step)
         changes = StepChanges(admission_room=MAX_ADMITTED_TOKENS)
-        num_preemptions = self.ledger.num_preemptions
+        num_preemptions = self.state.num_preemptions
         if self.config.policy == "priority":
             self._displace(changes, oldest_step)
         budget = self._plan_running(changes)
         # Those that gave way come back when somebody runs in their place; with nobody running no step would ask again.
-        if self.ledger.num_preemptions == num_preemptions or not self.ledger.running:
+        if self.state.num_preemptions == num_preemptions or not self.state.running:
             self._admit_waiting(changes, budget)
         return self._make_step(changes)
 
@@ -122,15 +122,15 @@ class Scheduler:
             return None
         step.has_masks_ordered = True
         accepted, self._accepted = self._accepted, []
-        requests = step.roster.requests
+        requests = step.batch.requests
         gated = [(index, requests[index]) for index in step.gated]
         targets = [(index, request.request_id) for index, request in gated if not request.is_finished]
         return FillMasks(step.step_id, accepted, targets)
 
     def _plan_running(self, changes: StepChanges) -> int:
         """Give each running request its tokens of this step; returns what is left of the budget."""
-        table, roster = self.table, self.ledger.roster
-        slots = roster.slots
+        table, batch = self.table, self.state.batch
+        slots = batch.slots
         counts = self._count_ready(slots)
         budget = self.config.max_num_batched_tokens
         chunks = np.flatnonzero(counts > 1).tolist()
@@ -138,23 +138,23 @@ class Scheduler:
         for index in chunks:
             rest = left = budget - int(counts[:index].sum())
             if self.config.enable_chunked_prefill:
-                rest -= len(roster) - index - 1  # each running request behind it keeps one token
+                rest -= len(batch) - index - 1  # each running request behind it keeps one token
                 if has_follower:
                     rest = min(rest, left // 2)
             count = min(int(counts[index]), max(1, rest))
-            counts[index] = changes.limit_scoring(roster.requests[index], count)
+            counts[index] = changes.limit_scoring(batch.requests[index], count)
         if counts.sum() > budget:
             counts[counts.cumsum() > budget] = 0
         table.num_scheduled[slots] = counts
         ends = table.num_computed[slots] + counts
         is_short = (ends > table.num_places[slots]) & (counts > 0)
         if is_short.any():
-            self._grow(roster, np.flatnonzero(is_short), ends, changes)
+            self._grow(batch, np.flatnonzero(is_short), ends, changes)
         for index in chunks:
-            if index < len(self.ledger.roster):
+            if index < len(self.state.batch):
                 # Later requests of this very step may share these blocks: each layer writes before it reads.
-                self.kv_cache.commit(roster.requests[index], int(ends[index]))
-        return budget - int(table.num_scheduled[self.ledger.roster.slots].sum())
+                self.kv_cache.commit(batch.requests[index], int(ends[index]))
+        return budget - int(table.num_scheduled[self.state.batch.slots].sum())
 
     def _count_ready(self, slots: np.ndarray) -> np.ndarray:
         """Tokens that each of these requests could compute now, without a budget."""
@@ -167,7 +167,7 @@ class Scheduler:
 
     def _count_left(self, num_ahead: int) -> int:
         """Tokens of the step that the first running requests leave to the others."""
-        slots = self.ledger.roster.slots[:num_ahead]
+        slots = self.state.batch.slots[:num_ahead]
         counts = self._count_ready(slots)
         is_scored = self.table.num_computed[slots] < self.table.score_end[slots]
         np.minimum(counts, MAX_SCORED_TOKENS, out=counts, where=is_scored)
@@ -181,39 +181,39 @@ class Scheduler:
 
     def _can_admit(self) -> bool:
         """Whether there is a row, and blocks, for the first waiting request."""
-        request = self.ledger.peek_admissible()
+        request = self.state.peek_admissible()
         return request is not None and self.kv_cache.would_fit(request, ())
 
-    def _grow(self, roster: Roster, short: np.ndarray, ends: np.ndarray, changes: StepChanges) -> None:
+    def _grow(self, batch: Batch, short: np.ndarray, ends: np.ndarray, changes: StepChanges) -> None:
         """Blocks for those whose tokens have no place; a decode misses one block, a prefill has all of its own."""
-        requests = [roster.requests[index] for index in short.tolist()]
+        requests = [batch.requests[index] for index in short.tolist()]
         fresh = self.kv_cache.grow_each(requests)
         if fresh is not None:
             changes.new_blocks += [(r.row, [block_id]) for r, block_id in zip(requests, fresh, strict=True)]
-            self.table.num_places[roster.slots[short]] += self.kv_cache.block_size
+            self.table.num_places[batch.slots[short]] += self.kv_cache.block_size
             return
         for index, request in zip(short.tolist(), requests, strict=True):
-            if index < len(self.ledger.roster):  # else preempted for one before it
+            if index < len(self.state.batch):  # else preempted for one before it
                 self._make_room(request, int(ends[index]), changes)
 
     def _make_room(self, request: Request, num_tokens: int, changes: StepChanges) -> None:
         """Blocks for `num_tokens` tokens, preempting from the back, at the worst the request itself."""
         while (fresh := self.kv_cache.grow(request, num_tokens)) is None:
-            victim = self.ledger.running[-1]
-            self.ledger.preempt(victim, self.num_steps - 1)
+            victim = self.state.running[-1]
+            self.state.preempt(victim, self.num_steps - 1)
             if victim is request:
                 return
         changes.new_blocks.append((request.row, fresh))
         self.table.num_places[request.slot] = len(request.block_ids) * self.kv_cache.block_size
 
     def _admit_waiting(self, changes: StepChanges, budget: int) -> None:
-        while changes.admission_room > 0 and (request := self.ledger.peek_admissible()) is not None:
+        while changes.admission_room > 0 and (request := self.state.peek_admissible()) is not None:
             if not self._fits_budget(request, budget):
                 return
             num_cached = self.kv_cache.admit(request)
             if num_cached is None:
                 return
-            changes.add_row(self.ledger.start(num_cached))
+            changes.add_row(self.state.start(num_cached))
             count = changes.limit_scoring(request, min(request.num_tokens - num_cached, budget))
             budget -= count
             self.table.num_scheduled[request.slot] = count
@@ -221,39 +221,37 @@ class Scheduler:
 
     def _displace(self, changes: StepChanges, oldest_step: int) -> None:
         """Let better waiting requests take the slots and blocks of worse running ones."""
-        ledger = self.ledger
-        while (
-            changes.admission_room > 0 and (request := ledger.waiting.peek()) is not None and ledger.running
-        ):
-            if request.num_in_flight or request.queue_key >= ledger.running[-1].queue_key:
+        state = self.state
+        while changes.admission_room > 0 and (request := state.waiting.peek()) is not None and state.running:
+            if request.num_in_flight or request.queue_key >= state.running[-1].queue_key:
                 return
-            place = bisect(ledger.running, request.queue_key, key=_get_key)
+            place = bisect(state.running, request.queue_key, key=_get_key)
             if not self._fits_budget(request, self._count_left(place)):
                 return
-            worse = ledger.running[place:]
+            worse = state.running[place:]
             will_fit = False
-            while (num_cached := self.kv_cache.admit(request) if ledger.has_place else None) is None:
-                if ledger.rows.num_draining and not ledger.rows.num_free:
+            while (num_cached := self.kv_cache.admit(request) if state.has_place else None) is None:
+                if state.rows.num_draining and not state.rows.num_free:
                     return  # the row of an earlier victim is on its way
                 will_fit = will_fit or self.kv_cache.would_fit(request, worse)
                 if not will_fit:
                     return
-                ledger.preempt(worse.pop(), self.num_steps - 1)
-                ledger.rows.drain(oldest_step)
-            changes.add_row(ledger.start(num_cached))
+                state.preempt(worse.pop(), self.num_steps - 1)
+                state.rows.drain(oldest_step)
+            changes.add_row(state.start(num_cached))
 
     def _make_step(self, changes: StepChanges) -> StepPlan | None:
         """Put the scheduled tokens into a plan, and count them as computed and sampled from now on.
 
         A run that reaches the last token, known or in flight, samples a new one.
         """
-        table, roster = self.table, self.ledger.roster
-        counts = table.num_scheduled[roster.slots]
+        table, batch = self.table, self.state.batch
+        counts = table.num_scheduled[batch.slots]
         if not counts.all():
-            roster, counts = roster.select(counts > 0), counts[counts > 0]
-        if not len(roster):
+            batch, counts = batch.select(counts > 0), counts[counts > 0]
+        if not len(batch):
             return None
-        slots = roster.slots
+        slots = batch.slots
         starts = table.num_computed[slots]
         ends = starts + counts
         is_sampled = ends == table.num_planned[slots]
@@ -263,10 +261,10 @@ class Scheduler:
         table.num_in_flight[slots] += is_sampled
         plan = StepPlan(
             step_id=self.num_steps,
-            removed_rows=self.ledger.rows.collect_removed(),
+            removed_rows=self.state.rows.collect_removed(),
             new_rows=changes.new_rows,
             new_blocks=changes.new_blocks,
-            rows=roster.rows,
+            rows=batch.rows,
             starts=starts,
             num_scheduled_tokens=counts,
             is_sampled=is_sampled,
@@ -274,7 +272,7 @@ class Scheduler:
         )
         gated = np.flatnonzero(is_gated).tolist()
         self._steps.append(
-            StepRecord(plan.step_id, roster, counts, table.num_preemptions[slots], is_sampled, gated)
+            StepRecord(plan.step_id, batch, counts, table.num_preemptions[slots], is_sampled, gated)
         )
         self.num_steps += 1
         return plan
@@ -298,8 +296,8 @@ class Scheduler:
 
     def _take_tokens(self, step: StepRecord, done: StepDone, items: list[RequestTokens]) -> NewTokens:
         """The tokens of an answer, behind what it has told already."""
-        roster, indices, token_ids = match_rows(step, done)
-        table, slots = self.table, roster.slots
+        batch, indices, token_ids = match_rows(step, done)
+        table, slots = self.table, batch.slots
         table.num_in_flight[slots] -= 1
         num_tokens = table.num_planned[slots] - table.num_in_flight[slots]
         is_special = (table.is_watched[slots] > 0) | (num_tokens >= table.max_num_tokens[slots])
@@ -308,18 +306,18 @@ class Scheduler:
             is_special |= token_ids == eos_token_id
         if is_special.any():
             for at in np.flatnonzero(is_special).tolist():
-                request = roster.requests[at]
+                request = batch.requests[at]
                 if not request.is_finished:
                     logprobs = done.logprobs.get(int(indices[at]))
                     items.append(self._take_token(request, int(token_ids[at]), logprobs))
-            roster, token_ids = roster.select(~is_special), token_ids[~is_special]
+            batch, token_ids = batch.select(~is_special), token_ids[~is_special]
         plain = token_ids.tolist()
-        for append, token_id in zip(roster.appends, plain, strict=True):
+        for append, token_id in zip(batch.appends, plain, strict=True):
             append(token_id)
         if step.gated:
-            has_grammar = table.has_grammar[roster.slots].tolist()
-            self._accepted += compress(zip(roster.names, plain, strict=True), has_grammar)
-        return NewTokens(items, roster.names, plain)
+            has_grammar = table.has_grammar[batch.slots].tolist()
+            self._accepted += compress(zip(batch.names, plain, strict=True), has_grammar)
+        return NewTokens(items, batch.names, plain)
 
     def _take_token(self, request: Request, token_id: int, logprobs: TokenLogprobs | None) -> RequestTokens:
         """One token of a request that has more to tell, or may be over."""
@@ -344,7 +342,7 @@ class Scheduler:
         self, request: Request, token_ids: list[int], finish_reason: FinishReason, **more: Any
     ) -> RequestTokens:
         """End a request with its last tokens; those still in flight are dropped when they come."""
-        self.ledger.finish(request, self.num_steps - 1)
+        self.state.finish(request, self.num_steps - 1)
         self._accepted = [pair for pair in self._accepted if pair[0] != request.request_id]
         return make_tokens(request, token_ids, finish_reason=finish_reason, **more)
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from engine.core.batch import Batch
+from engine.core.request import Request
 from engine.core.request_table import RequestTable
-from engine.core.roster import Roster
 from engine.messages import NewRow
-from engine.request import Request
 
 # Logits and log-probabilities over the whole vocabulary cost as much for a prompt token as for a sampled one.
 MAX_SCORED_TOKENS = 64
@@ -60,7 +60,7 @@ class StepRecord:
     """One step in flight. Arrays run beside the rows of the plan."""
 
     step_id: int
-    roster: Roster
+    batch: Batch
     counts: np.ndarray  # scheduled tokens
     num_preemptions: np.ndarray  # when planned: a later value means the run was taken back
     is_sampled: np.ndarray
@@ -70,7 +70,7 @@ class StepRecord:
 
     def take_back_samples(self, table: RequestTable, indices: Sequence[int]) -> None:
         """No token will come for these rows."""
-        slots = self.roster.slots[indices]
+        slots = self.batch.slots[indices]
         table.num_in_flight[slots] -= 1
         table.num_planned[slots] -= 1
 
@@ -81,6 +81,6 @@ class StepRecord:
         self.take_back_samples(table, [index for index in skipped if self.is_sampled[index]])
         self.gated = [index for index in self.gated if index not in skipped]
         places = list(skipped)
-        slots = self.roster.slots[places]
+        slots = self.batch.slots[places]
         is_same = table.num_preemptions[slots] == self.num_preemptions[places]
         table.num_computed[slots] -= np.where(is_same, self.counts[places], 0)

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from engine.model.attn_metadata import AttnMetadata
 from engine.model.config import ModelConfig
 from engine.model.linear import Linear, make_parameter
-from engine.worker.attn_metadata import AttnMetadata
 from kernels import Ops
 from kernels.ops import KVCache, Plan
 

@@ -9,10 +9,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from engine.model.attention import Attention, StepInputs
+from engine.model.attn_metadata import AttnMetadata
 from engine.model.config import ModelConfig
 from engine.model.linear import Linear, make_parameter
 from engine.model.rope import RotaryEmbedding
-from engine.worker.attn_metadata import AttnMetadata
 from kernels import LayerWeights, Ops
 from kernels.ops import KVCache, Quantization
 from kernels.torch_ops import make_ops

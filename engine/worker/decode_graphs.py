@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from engine.model import DecoderModel
-from engine.worker.attn_metadata import AttnMetadata
+from engine.model.attn_metadata import AttnMetadata
 from engine.worker.input_batch import ModelInput
 from kernels.device_kernels import find_kernel_errors
 from kernels.ops import KVCache

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from engine.messages import NewRow, StepPlan
-from engine.worker.attn_metadata import AttnMetadata
+from engine.model.attn_metadata import AttnMetadata
 from kernels.device_kernels import find_device_kernels
 from kernels.gather_inputs import gather_inputs
 from kernels.step_buffers import StepBuffers

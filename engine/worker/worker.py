@@ -26,12 +26,12 @@ from engine.worker.device_link import DeviceLink, HostLink, PendingStep
 from engine.worker.input_batch import InputBatch
 from engine.worker.kv_cache import KV_DTYPES, allocate_kv_cache, compute_bytes_per_block
 from engine.worker.model_runner import ModelRunner
-from engine.worker.moving import list_tensors, move_tensors
 from engine.worker.native_swap import NativeSwap
 from engine.worker.ops_choice import make_ops
 from engine.worker.sampling.state import SamplingState
 from engine.worker.step_memory import StepMemory
 from engine.worker.warm_up import list_warm_up
+from engine.worker.weight_moves import list_tensors, move_tensors
 from kernels.ops import StepShape
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}

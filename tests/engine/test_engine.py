@@ -290,19 +290,19 @@ async def test_nobody_waits_less_than_not_at_all() -> None:
     async with Engine(EngineConfig(mock_step_ms=1.0)) as engine:
         async for output in engine.generate("Hello", SamplingParams(max_tokens=8, ignore_eos=True)):
             text = output.outputs[0].text
-        company = engine._supervisor.company
-        assert company is not None
+        core = engine._supervisor.core
+        assert core is not None
         seen: list[tuple[int, int]] = []
 
         def look() -> None:
-            assert company is not None
-            seen.append((company.stats().num_waiting, company.num_queued))
+            assert core is not None
+            seen.append((core.stats().num_waiting, core.num_queued))
 
         def tell(abort: AbortRequest) -> None:
             asyncio.get_running_loop().call_soon(look)
-            company.scheduler.tell(abort)
+            core.scheduler.tell(abort)
 
-        company.detokenizer._tell_scheduler = tell
+        core.detokenizer._tell_scheduler = tell
         params = SamplingParams(max_tokens=50, ignore_eos=True, stop=[text[-3:]])
         outputs = [output async for output in engine.generate("Hello", params)]
         assert outputs[-1].outputs[0].finish_reason == "stop"

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from engine import LLM, ConfigError, InvalidRequest, SamplingParams
-from engine.chat_messages import read_messages
+from engine.input.chat_messages import read_messages
 from engine.llm_inputs import list_conversations, list_prompts
 
 GREEDY = SamplingParams(max_tokens=3, temperature=0, ignore_eos=True)

@@ -71,7 +71,7 @@ def test_a_request_that_lost_its_blocks_is_preempted_and_owns_none() -> None:
     house = SchedulerHarness(num_blocks=9, caching=False)
     house.add(make_request("kept", [*range(12)], max_tokens=20))
     house.add(make_request("lost", [*range(40, 52)], max_tokens=20))
-    while not house.scheduler.ledger.num_preemptions:
+    while not house.scheduler.state.num_preemptions:
         house.work()
         house.answer()
     views = {view.request_id: view for view in look(house).requests}

@@ -27,9 +27,9 @@ from engine import (
 )
 from engine.actors.scheduler import SchedulerActor
 from engine.config import DEMO_MODEL
+from engine.input.shield import Shield
+from engine.input.tokenizer import Tokenizer
 from engine.messages import AbortRequest
-from engine.shield import Shield
-from engine.tokenizer import Tokenizer
 from engine.worker.model_runner import ModelRunner
 from grammar import CompiledGrammar, GrammarCompiler, GrammarSpec, Matcher
 from tests.waiting import wait_until
@@ -274,9 +274,9 @@ async def test_who_comes_while_a_crashed_actor_waits_for_the_step_is_told_so(
         monkeypatch.setattr(ModelRunner, "execute", execute_slowly)
         first = asyncio.create_task(end(engine, make_params()))
         await wait_until(lambda: engine.stats().num_running == 1)
-        company = engine._supervisor.company
-        assert company is not None
-        company.detokenizer.tell("no message")  # type: ignore[arg-type]
+        core = engine._supervisor.core
+        assert core is not None
+        core.detokenizer.tell("no message")  # type: ignore[arg-type]
         await wait_until(lambda: engine.state == "restarting")
         with pytest.raises(EngineDead, match="the engine is restarting"):
             await end(engine, make_params(grammar=WORD))

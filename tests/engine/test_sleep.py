@@ -23,7 +23,7 @@ from engine import (
 )
 from engine.model import load_model
 from engine.worker.model_runner import ModelRunner
-from engine.worker.moving import list_tensors, move_tensors
+from engine.worker.weight_moves import list_tensors, move_tensors
 from engine.worker.worker import Worker
 from grammar import GrammarSpec
 from tests.kernels.cpu.conftest import require_library

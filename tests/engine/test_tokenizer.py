@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from engine.core.incremental_text import WindowedText
 from engine.errors import ConfigError, InvalidRequest
-from engine.tokenizer import Tokenizer
+from engine.input.tokenizer import Tokenizer
 from tests.engine.tokenizer_folders import (
     CHAT_TEMPLATE,
     make_byte_fallback_folder,

@@ -67,9 +67,9 @@ async def hold_step(engine: Engine, hang: Hang) -> None:
 
 
 def crash(engine: Engine) -> None:
-    company = engine._supervisor.company
-    assert company is not None
-    company.detokenizer.tell("no message")  # type: ignore[arg-type]
+    core = engine._supervisor.core
+    assert core is not None
+    core.detokenizer.tell("no message")  # type: ignore[arg-type]
 
 
 async def test_a_step_that_hangs_fails_its_requests_and_is_told(

@@ -12,7 +12,7 @@ import pytest
 
 from app.config import AppConfig
 from engine import Engine, EngineConfig
-from engine.company import Company
+from engine.engine_core import EngineCore
 from engine.worker.model_runner import ModelRunner
 from engine.worker.worker import Worker
 from tests.app.api.harness import Server, Start, events, needs_model, run_server
@@ -145,16 +145,16 @@ CHAT: dict[str, Any] = {"messages": [USER], "max_tokens": 1500, "ignore_eos": Tr
 def may_restart(monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
     """Until it is set, a crashed engine stays in "restarting"."""
     event = asyncio.Event()
-    start = Company.start
+    start = EngineCore.start
 
     async def start_when_allowed(
-        self: Company, tasks: asyncio.TaskGroup, watch: asyncio.TaskGroup, is_restart: bool
+        self: EngineCore, tasks: asyncio.TaskGroup, watch: asyncio.TaskGroup, is_restart: bool
     ) -> None:
         if is_restart:
             await event.wait()
         await start(self, tasks, watch, is_restart)
 
-    monkeypatch.setattr(Company, "start", start_when_allowed)
+    monkeypatch.setattr(EngineCore, "start", start_when_allowed)
     return event
 
 

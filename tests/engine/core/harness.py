@@ -144,15 +144,15 @@ class SchedulerHarness:
         owned = pool.owned_ids()
         assert 0 not in owned
         assert pool.num_free + len(owned) == pool.num_usable
-        held = [block for request in self.scheduler.ledger.running for block in request.block_ids]
+        held = [block for request in self.scheduler.state.running for block in request.block_ids]
         assert sorted(held) == sorted(block for block, owners in owned.items() for _ in range(owners))
-        assert all(not request.block_ids for request in self.scheduler.ledger.waiting.requests())
+        assert all(not request.block_ids for request in self.scheduler.state.waiting.requests())
 
     def _send(self, plan: StepPlan) -> None:
         """The limits hold for every plan of every test."""
         config = self.scheduler.config
         assert plan.num_tokens <= config.max_num_batched_tokens
-        assert len(plan.rows) <= len(self.scheduler.ledger.running) <= config.max_num_seqs
+        assert len(plan.rows) <= len(self.scheduler.state.running) <= config.max_num_seqs
         assert self.scheduler.num_open_steps <= config.max_steps_in_flight
         self._note_due(plan)
         self.to_worker.append(RunStep(plan))
@@ -160,7 +160,7 @@ class SchedulerHarness:
 
     def _note_due(self, plan: StepPlan) -> None:
         for index in np.flatnonzero(plan.is_gated).tolist():
-            request = next(each for each in self.scheduler.ledger.running if each.row == plan.rows[index])
+            request = next(each for each in self.scheduler.state.running if each.row == plan.rows[index])
             end = int(plan.starts[index] + plan.num_scheduled_tokens[index])
             self.num_due[plan.step_id, index] = end - request.num_prompt_tokens
 

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from engine.core.detokenizer import Detokenizer, TextDelta
 from engine.core.stop_strings import StopStrings
+from engine.input.tokenizer import Tokenizer
 from engine.messages import RequestTokens
 from engine.outputs import Logprob, TokenLogprobs
 from engine.sampling_params import SamplingParams
-from engine.tokenizer import Tokenizer
 from tests.engine.tokenizer_folders import make_byte_fallback_folder, make_byte_level_folder
 
 EOS = 1  # </s>

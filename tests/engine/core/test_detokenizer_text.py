@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from engine.core.incremental_text import REPLACEMENT, IncrementalText, WindowedText
 from engine.core.text_group import TextGroup, TextStream
 from engine.core.token_pieces import TextRule, TokenPieces
-from engine.tokenizer import Tokenizer
+from engine.input.tokenizer import Tokenizer
 from tests.engine.tokenizer_folders import (
     make_byte_fallback_folder,
     make_byte_level_folder,

@@ -7,8 +7,8 @@ import pytest
 from engine.config import CacheConfig
 from engine.core.block_hash import extend_block_hashes, hash_root
 from engine.core.kv_cache_manager import KVCacheManager
+from engine.core.request import Request
 from engine.core.request_table import RequestTable
-from engine.request import Request
 from tests.engine.core import harness
 from tests.engine.core.harness import SchedulerHarness
 
@@ -119,7 +119,7 @@ def test_two_equal_prompts_admitted_in_one_step_share_blocks() -> None:
         house.outputs[name] = []
         house.scheduler.add(harness.make_request(name, list(range(10)), max_tokens=3))
     house.plan()
-    first, second = house.scheduler.ledger.running
+    first, second = house.scheduler.state.running
     assert first.block_ids[:2] == second.block_ids[:2]
     assert second.num_cached_tokens == 8
     house.run()

@@ -7,9 +7,9 @@ from itertools import permutations
 import pytest
 
 from engine.config import SchedulingPolicy
+from engine.core.request import Request
 from engine.core.request_queue import RequestQueue
 from engine.core.request_table import RequestTable
-from engine.request import Request
 from tests.engine.core import harness
 
 AGEING_S = 10.0

@@ -104,8 +104,8 @@ def test_admission_reserves_the_whole_prompt() -> None:
     most = 0
     while house.to_worker:
         turn(house)
-        most = max(most, len(house.scheduler.ledger.running))
-    assert (most, house.scheduler.ledger.num_preemptions, len(house.ended)) == (3, 0, 10)
+        most = max(most, len(house.scheduler.state.running))
+    assert (most, house.scheduler.state.num_preemptions, len(house.ended)) == (3, 0, 10)
 
 
 @pytest.mark.parametrize(("policy", "priorities"), [("fcfs", (0, 0, 0)), ("priority", (1, 5, 9))])
@@ -117,10 +117,10 @@ def test_the_last_in_the_queues_order_is_preempted_and_comes_back_first_with_its
     for number, name in enumerate(("first", "last", "waiting")):
         priority, arrival = priorities[number], float(number)
         house.add(make_request(name, LASTING, max_tokens=12, priority=priority, arrival=arrival))
-    while not house.scheduler.ledger.num_preemptions:
+    while not house.scheduler.state.num_preemptions:
         turn(house)
-    assert [request.request_id for request in house.scheduler.ledger.running] == ["first"]
-    head = house.scheduler.ledger.waiting.peek()
+    assert [request.request_id for request in house.scheduler.state.running] == ["first"]
+    head = house.scheduler.state.waiting.peek()
     assert head is not None and head.request_id == "last"
     assert 0 < len(house.outputs["last"]) < 12
     house.run()
@@ -146,9 +146,9 @@ def test_only_an_important_arrival_takes_a_slot_and_within_one_step(
     house.add(make_request("urgent", make_prompt(9), priority=priority, arrival=5.0))
     turn(house)
     running = ["urgent", "low 0"] if displaces else ["low 0", "low 1"]
-    assert [request.request_id for request in house.scheduler.ledger.running] == running
+    assert [request.request_id for request in house.scheduler.state.running] == running
     house.run()
-    assert (len(house.ended), house.scheduler.ledger.num_preemptions) == (3, displaces)
+    assert (len(house.ended), house.scheduler.state.num_preemptions) == (3, displaces)
 
 
 def test_an_important_arrival_displaces_one_request_also_while_masks_are_on_their_way() -> None:
@@ -158,7 +158,7 @@ def test_an_important_arrival_displaces_one_request_also_while_masks_are_on_thei
     house.add_together(*lows)
     house.add(make_request("urgent", make_prompt(9), priority=0, arrival=5.0))
     house.run()
-    assert house.scheduler.ledger.num_preemptions == 1
+    assert house.scheduler.state.num_preemptions == 1
     assert len(house.ended) == 5
 
 
@@ -166,7 +166,7 @@ def test_an_important_arrival_displaces_one_request_also_while_masks_are_on_thei
 def test_no_more_steps_and_tokens_fly_than_allowed(depth: int) -> None:
     house = SchedulerHarness(max_steps_in_flight=depth)
     house.add(make_request("a", LASTING, max_tokens=20))
-    (request,) = house.scheduler.ledger.running
+    (request,) = house.scheduler.state.running
     seen = []
     while house.to_worker:
         seen.append((house.scheduler.num_open_steps, request.num_in_flight))
@@ -232,12 +232,12 @@ def test_nobody_gives_way_to_a_request_that_does_not_fit_even_then() -> None:
     house.add(make_request("best", make_prompt(60), max_tokens=30))
     for number in range(3):
         house.add(make_request(f"low {number}", [5] * 12, 40, priority=9, arrival=0.1 * number))
-    while len(house.scheduler.ledger.running) < 4:
+    while len(house.scheduler.state.running) < 4:
         turn(house)
     house.add(make_request("big", make_prompt(80), max_tokens=4, priority=5, arrival=1.0))
     for _ in range(2):
         turn(house)
-    assert house.scheduler.ledger.num_preemptions == 0
+    assert house.scheduler.state.num_preemptions == 0
     house.run()
     assert len(house.ended) == 5
 

@@ -105,7 +105,7 @@ def test_what_a_failed_row_computed_or_found_is_not_cached(is_preempted: bool) -
             done = house.to_scheduler.popleft()
             house.to_scheduler.append(StepDone(done.step_id, done.indices, [-1], done.is_last))
             if is_preempted:
-                house.scheduler.ledger.preempt(house.scheduler.ledger.running[0], done.step_id)
+                house.scheduler.state.preempt(house.scheduler.state.running[0], done.step_id)
         house.run()
     assert [house.ended[name][0].num_cached_tokens for name in ("broken", "after")] == [28, 0]
 
@@ -131,14 +131,14 @@ def stop_waiting(house: SchedulerHarness) -> None:
     """Behind four others."""
     house.add_together(*(make_request(f"other {n}", LASTING, 30, arrival=-1.0) for n in range(4)))
     house.add(make_request("a", LASTING, 30))
-    assert "a" in house.scheduler.ledger.waiting
+    assert "a" in house.scheduler.state.waiting
 
 
 def stop_in_prefill(house: SchedulerHarness) -> None:
     house.add(make_request("a", list(range(90)), 5))
     house.work()
     house.answer()
-    assert house.scheduler.ledger.running[0].num_computed_tokens < 90
+    assert house.scheduler.state.running[0].num_computed_tokens < 90
 
 
 def stop_in_decode(house: SchedulerHarness) -> None:
@@ -164,7 +164,7 @@ def stop_at_the_gate(house: SchedulerHarness) -> None:
 
 def stop_preempted(house: SchedulerHarness) -> None:
     stop_in_decode(house)
-    house.scheduler.ledger.preempt(house.scheduler.ledger.running[0], house.scheduler.num_steps - 1)
+    house.scheduler.state.preempt(house.scheduler.state.running[0], house.scheduler.num_steps - 1)
     house.check()
 
 
@@ -181,7 +181,7 @@ def test_an_abort_frees_blocks_and_name_at_once_and_ends_once(
     house.check()
     assert finish_of(house, "a") == ("abort", None)
     assert "a" not in house.scheduler
-    assert not [request for request in house.scheduler.ledger.running if request.request_id == "a"]
+    assert not [request for request in house.scheduler.state.running if request.request_id == "a"]
     house.abort("a")
     house.add(make_request("a", LASTING, 6))
     house.run()
@@ -227,7 +227,7 @@ def test_a_row_whose_mask_is_late_is_skipped_and_caught_up(house: SchedulerHarne
 
 
 def test_a_skipped_row_is_not_counted_as_computed(house: SchedulerHarness) -> None:
-    (request, _) = house.scheduler.ledger.running
+    (request, _) = house.scheduler.state.running
     house.work()
     house.work()
     house.answer()
@@ -260,7 +260,7 @@ def test_a_row_is_not_given_away_while_its_sample_is_parked() -> None:
     house.work()
     house.abort("gated")
     house.add(make_request("next", LASTING, 4))
-    assert house.scheduler.ledger.running == []
+    assert house.scheduler.state.running == []
     house.run()
     assert house.outputs["next"] == LONG_ANSWER[:4]
 

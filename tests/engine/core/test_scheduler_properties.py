@@ -88,17 +88,17 @@ def test_two_thousand_random_requests_leave_no_block_behind() -> None:
     house.run(chance, limit=10**6)
     assert house.kv_cache.pool.num_free == house.kv_cache.pool.num_usable
     assert [len(ends) for ends in house.ended.values()] == [1] * 2000
-    assert house.scheduler.ledger.num_preemptions > 0
+    assert house.scheduler.state.num_preemptions > 0
 
 
 def walk_running(scheduler: Scheduler) -> dict[int, tuple[int, int, bool]]:
     """Row -> (start, number of tokens, whether one is sampled), as long as there is room for everybody."""
     steps = scheduler._steps
     # a free row makes chunks smaller
-    scheduler.ledger.rows.drain(steps[0].step_id if steps else scheduler.num_steps)
+    scheduler.state.rows.drain(steps[0].step_id if steps else scheduler.num_steps)
     budget = scheduler.config.max_num_batched_tokens
     expected = {}
-    for index, request in enumerate(scheduler.ledger.running):
+    for index, request in enumerate(scheduler.state.running):
         num_known = len(request.token_ids) + request.num_in_flight
         count = num_known - request.num_computed_tokens
         if count <= 0 or request.num_in_flight >= MAX_IN_FLIGHT or num_known >= request.max_num_tokens:
@@ -106,7 +106,7 @@ def walk_running(scheduler: Scheduler) -> dict[int, tuple[int, int, bool]]:
         if budget <= 0:
             break
         if count > 1:
-            rest = budget - (len(scheduler.ledger.running) - index - 1)
+            rest = budget - (len(scheduler.state.running) - index - 1)
             if scheduler._can_admit():
                 rest = min(rest, budget // 2)
             count = min(count, max(1, rest))
@@ -124,11 +124,11 @@ class WatchedHarness(SchedulerHarness):
     def plan(self) -> None:
         self._order_masks()
         while True:
-            expected, num_preemptions = walk_running(self.scheduler), self.scheduler.ledger.num_preemptions
+            expected, num_preemptions = walk_running(self.scheduler), self.scheduler.state.num_preemptions
             plan = self.scheduler.schedule()
             if plan is None:
                 return
-            if self.scheduler.ledger.num_preemptions == num_preemptions:
+            if self.scheduler.state.num_preemptions == num_preemptions:
                 self._compare(plan, expected)
             self._send(plan)
 

@@ -97,7 +97,7 @@ def test_a_prompt_told_before_a_preemption_is_not_scored_again() -> None:
     for number, prompt in enumerate(prompts):
         house.add(make_request(f"r{number}", prompt, 40, prompt_logprobs=1, ignore_eos=True))
     house.run()
-    assert house.scheduler.ledger.num_preemptions > 0
+    assert house.scheduler.state.num_preemptions > 0
     asked = [new.params.prompt_logprobs for plan in house.plans for new in plan.new_rows]
     assert len(asked) > 2 and asked == [1, 1] + [None] * (len(asked) - 2)
     for number, prompt in enumerate(prompts):

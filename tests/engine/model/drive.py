@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from engine.model import DecoderModel
-from engine.worker.attn_metadata import AttnMetadata
+from engine.model.attn_metadata import AttnMetadata
 from engine.worker.kv_cache import allocate_kv_cache
 
 FAMILIES = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}

@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from engine.model import DecoderModel, ModelConfig, load_model
-from engine.worker.attn_metadata import AttnMetadata
+from engine.model.attn_metadata import AttnMetadata
 from kernels import Ops, torch_ops
 from kernels.cpu import make_native_ops
 from tests.engine.model.drive import Driver, compute_expected, make_prompt, make_transformers_model, save

@@ -166,7 +166,7 @@ def test_shared_prefixes_change_no_token(model: DecoderModel, num_recorded: int)
 
 
 def play(rows: Rows, num_steps: int, seed: int = 0) -> list[list[int]]:
-    """Requests come, decode in changing company, and are replaced when they get long."""
+    """Requests come, decode in changing core, and are replaced when they get long."""
     dice = random.Random(seed)
     for row in range(MAX_ROWS):
         rows.add(row, make_prompt(dice.randint(1, 30), row))

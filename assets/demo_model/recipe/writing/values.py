@@ -82,7 +82,7 @@ def company(rng: Random) -> str:
     if style < 0.72:
         thing = f"{capitalize(rng.choice(words('adjectives')))} {capitalize(rng.choice(words('things')))}"
         return thing + rng.choice(
-            ["", "", " Co.", " Collective", " Company", " House", " Shop", " Agency", " Ltd"]
+            ["", "", " Co.", " Collective", " EngineCore", " House", " Shop", " Agency", " Ltd"]
         )
     if style < 0.80:
         noun = capitalize(rng.choice(words("company_nouns")))

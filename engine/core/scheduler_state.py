@@ -1,4 +1,4 @@
-"""Ledger: which requests wait and which run, and the rows and blocks they hold.
+"""SchedulerState: which requests wait and which run, and the rows and blocks they hold.
 
 A request changes its status here and nowhere else, so that its row, its blocks and its place in the queue always
 fit: waiting ones have none of the first two, running ones have both, finished ones are forgotten.
@@ -12,15 +12,15 @@ from collections.abc import Callable
 import numpy as np
 
 from engine.config import SchedulerConfig
+from engine.core.batch import Batch
 from engine.core.kv_cache_manager import KVCacheManager
+from engine.core.request import Request, RequestStatus
 from engine.core.request_queue import RequestQueue
 from engine.core.request_table import RequestTable
-from engine.core.roster import Roster
 from engine.core.row_pool import RowPool
-from engine.request import Request, RequestStatus
 
 
-class Ledger:
+class SchedulerState:
     """The requests of one engine. Synchronous; one owner."""
 
     def __init__(
@@ -37,21 +37,21 @@ class Ledger:
         self._max_num_seqs = config.max_num_seqs
         self._kv_cache = kv_cache
         self._clock = clock
-        self._roster = Roster.make_empty()
-        self._is_stale = False  # somebody on the roster does not run any more
+        self._batch = Batch.make_empty()
+        self._is_stale = False  # somebody on the batch does not run any more
 
     @property
-    def roster(self) -> Roster:
+    def batch(self) -> Batch:
         """The running requests, best queue key first."""
         if self._is_stale:
             self._is_stale = False
-            is_running = [request.status is RequestStatus.RUNNING for request in self._roster.requests]
-            self._roster = self._roster.select(np.array(is_running, dtype=bool))
-        return self._roster
+            is_running = [request.status is RequestStatus.RUNNING for request in self._batch.requests]
+            self._batch = self._batch.select(np.array(is_running, dtype=bool))
+        return self._batch
 
     @property
     def running(self) -> list[Request]:
-        return self.roster.requests
+        return self.batch.requests
 
     @property
     def has_place(self) -> bool:
@@ -79,7 +79,7 @@ class Ledger:
         """Let the first of the queue run; it has its blocks, and the first `num_cached` tokens are in them."""
         request = self.waiting.pop()
         request.row = self.rows.take()
-        self._roster = self.roster.add(request)
+        self._batch = self.batch.add(request)
         request.status = RequestStatus.RUNNING
         self.table.num_computed[request.slot] = num_cached
         self.table.num_places[request.slot] = len(request.block_ids) * self._kv_cache.block_size
@@ -109,7 +109,7 @@ class Ledger:
         del self.requests[request.request_id]
 
     def _leave(self, request: Request, last_step: int) -> None:
-        """Take the request off the roster; what it has written stays in the prefix cache.
+        """Take the request off the batch; what it has written stays in the prefix cache.
 
         The KV of the last token may not be there: what is planned may still be skipped.
         """

@@ -1,4 +1,4 @@
-"""Roster: requests side by side, as the rows of a step. Rows rarely change, and so do the lists made for them."""
+"""Batch: requests side by side, as the rows of a step. Rows rarely change, and so do the lists made for them."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from itertools import compress
 
 import numpy as np
 
-from engine.request import Request
+from engine.core.request import Request
 
 
-class Roster:
+class Batch:
     """Parallel lists and arrays of some requests. Never changed: steps with the same requests share one."""
 
     __slots__ = ("appends", "names", "requests", "rows", "slots")
@@ -31,17 +31,17 @@ class Roster:
         self.rows = rows  # [R] int64
 
     @staticmethod
-    def make_empty() -> Roster:
+    def make_empty() -> Batch:
         nothing = np.zeros(0, dtype=np.int64)
-        return Roster([], [], [], nothing, nothing)
+        return Batch([], [], [], nothing, nothing)
 
     def __len__(self) -> int:
         return len(self.requests)
 
-    def add(self, request: Request) -> Roster:
+    def add(self, request: Request) -> Batch:
         """With one more request; the order is that of the queue keys."""
         at = bisect(self.requests, request.queue_key, key=lambda other: other.queue_key)
-        return Roster(
+        return Batch(
             [*self.requests[:at], request, *self.requests[at:]],
             [*self.names[:at], request.request_id, *self.names[at:]],
             [*self.appends[:at], request.token_ids.append, *self.appends[at:]],
@@ -49,10 +49,10 @@ class Roster:
             np.concatenate((self.rows[:at], (request.row,), self.rows[at:])),
         )
 
-    def select(self, is_kept: np.ndarray) -> Roster:
+    def select(self, is_kept: np.ndarray) -> Batch:
         """Those that a mask [R] keeps."""
         kept = is_kept.tolist()
-        return Roster(
+        return Batch(
             list(compress(self.requests, kept)),
             list(compress(self.names, kept)),
             list(compress(self.appends, kept)),

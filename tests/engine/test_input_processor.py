@@ -1,4 +1,4 @@
-"""Intake: prompts in every form, what is refused at the door, and how n completions are told apart."""
+"""InputProcessor: prompts in every form, what is refused at the door, and how n completions are told apart."""
 
 from __future__ import annotations
 
@@ -11,7 +11,13 @@ import numpy as np
 import pytest
 
 from engine import InvalidRequest, PromptTooLong, SamplingParams
-from engine.intake import INLINE_CHARS, LONG_CHARS, MAX_BAD_WORD_TOKENS, Intake, check_options
+from engine.input.input_processor import (
+    INLINE_CHARS,
+    LONG_CHARS,
+    MAX_BAD_WORD_TOKENS,
+    InputProcessor,
+    check_options,
+)
 from grammar import GrammarSpec
 
 VOCAB = 200
@@ -30,13 +36,13 @@ class LetterTokenizer:
         return [1] * add_special_tokens + [ord(char) for char in text]
 
 
-def make_intake(max_model_len: int = 100, has_tokenizer: bool = True) -> Intake:
+def make_processor(max_model_len: int = 100, has_tokenizer: bool = True) -> InputProcessor:
     tokenizer: Any = LetterTokenizer() if has_tokenizer else None
-    return Intake(tokenizer, max_model_len, VOCAB)
+    return InputProcessor(tokenizer, max_model_len, VOCAB)
 
 
 def split_seeds(params: SamplingParams) -> list[int]:
-    return [message.seed for message in make_intake().split("r", [1, 2], params, 0, None)]
+    return [message.seed for message in make_processor().split("r", [1, 2], params, 0, None)]
 
 
 LONG_TEXT = "ab" * INLINE_CHARS
@@ -54,7 +60,7 @@ LONG_TEXT = "ab" * INLINE_CHARS
     ids=lambda value: repr(value)[:30],
 )  # fmt: skip
 async def test_a_prompt_comes_in_several_forms(prompt: Any, text: str | None, ids: list[int]) -> None:
-    found = await make_intake().encode(prompt)
+    found = await make_processor().encode(prompt)
     assert found == (text, ids) and found[1] is not prompt, "the caller's list stays the caller's"
 
 
@@ -65,21 +71,21 @@ async def test_a_prompt_comes_in_several_forms(prompt: Any, text: str | None, id
 )  # fmt: skip
 async def test_anything_else_is_refused_with_the_forms_there_are(prompt: Any) -> None:
     with pytest.raises(InvalidRequest, match="prompt must be text, a list of token ids, or") as caught:
-        await make_intake().encode(prompt)
+        await make_processor().encode(prompt)
     assert caught.value.param == "prompt"
 
 
 @pytest.mark.parametrize("content", [{"prompt": "ab"}, {"prompt_token_ids": [5]}])
 async def test_a_key_that_nobody_would_read_is_refused(content: dict[str, object]) -> None:
     with pytest.raises(InvalidRequest, match="unknown key 'multi_modal_data'") as caught:
-        await make_intake().encode({**content, "multi_modal_data": {}})
+        await make_processor().encode({**content, "multi_modal_data": {}})
     assert caught.value.param == "prompt"
 
 
 async def test_long_texts_take_turns_and_short_ones_wait_for_none_of_them() -> None:
-    intake = make_intake(max_model_len=10 * LONG_CHARS)
-    assert intake._tokenizer is not None
-    gate, encode = threading.Event(), intake._tokenizer.encode
+    input_processor = make_processor(max_model_len=10 * LONG_CHARS)
+    assert input_processor._tokenizer is not None
+    gate, encode = threading.Event(), input_processor._tokenizer.encode
     begun: list[int] = []
 
     def wait(text: str, add_special_tokens: bool = True) -> list[int]:
@@ -88,48 +94,48 @@ async def test_long_texts_take_turns_and_short_ones_wait_for_none_of_them() -> N
             assert gate.wait(30)
         return encode(text, add_special_tokens)
 
-    cast(Any, intake._tokenizer).encode = wait
-    long = [asyncio.ensure_future(intake.encode("a" * (LONG_CHARS + i))) for i in range(1, 40)]
+    cast(Any, input_processor._tokenizer).encode = wait
+    long = [asyncio.ensure_future(input_processor.encode("a" * (LONG_CHARS + i))) for i in range(1, 40)]
     try:
         for _ in range(5):
-            await intake.encode("b" * (INLINE_CHARS + 1))
+            await input_processor.encode("b" * (INLINE_CHARS + 1))
         for task in long[1:]:
             task.cancel()  # nobody waits for these any more
         await asyncio.wait(long[1:])
     finally:
         gate.set()
     await long[0]
-    await intake.encode("c" * (LONG_CHARS + 50))
+    await input_processor.encode("c" * (LONG_CHARS + 50))
     assert begun == [LONG_CHARS + 1, LONG_CHARS + 50]
 
 
 @pytest.mark.parametrize("is_chat", [False, True], ids=["text", "chat"])
 async def test_a_text_that_can_never_fit_is_refused_before_it_is_tokenised(is_chat: bool) -> None:
-    intake = make_intake(max_model_len=100)
+    input_processor = make_processor(max_model_len=100)
     text = "a" * (LONG_CHARS + 1)
     with pytest.raises(
         PromptTooLong, match=f"has {len(text)} characters; this model takes at most 99 tokens"
     ):
         if is_chat:
             parts = [{"type": "text", "text": "a"}, {"type": "text", "text": text[1:]}]
-            await intake.encode_chat([{"role": "user", "content": parts}], {})
+            await input_processor.encode_chat([{"role": "user", "content": parts}], {})
         else:
-            await intake.encode(text)
-    assert cast(Any, intake._tokenizer).threads == []
+            await input_processor.encode(text)
+    assert cast(Any, input_processor._tokenizer).threads == []
 
 
 def test_a_prompt_has_a_token_and_leaves_room_for_one() -> None:
-    intake = make_intake(max_model_len=100)
-    intake.check([5] * 99, SamplingParams())
+    input_processor = make_processor(max_model_len=100)
+    input_processor.check([5] * 99, SamplingParams())
     for length, told in ((0, "is empty"), (100, "has 100 tokens; this model takes at most 99")):
         with pytest.raises(InvalidRequest, match=f"prompt {told}"):
-            intake.check([5] * length, SamplingParams())
+            input_processor.check([5] * length, SamplingParams())
 
 
 @pytest.mark.parametrize("token_id", [-1, VOCAB, 10**30])
 def test_a_prompt_id_outside_the_vocabulary_is_refused(token_id: int) -> None:
     with pytest.raises(InvalidRequest, match=rf"prompt: token id {token_id} is outside .* \(0 to 199\)"):
-        make_intake().check([0, VOCAB - 1, token_id], SamplingParams())
+        make_processor().check([0, VOCAB - 1, token_id], SamplingParams())
 
 
 @pytest.mark.parametrize(
@@ -138,23 +144,23 @@ def test_a_prompt_id_outside_the_vocabulary_is_refused(token_id: int) -> None:
 )
 def test_a_parameters_id_outside_the_vocabulary_is_refused(field: str, value: Any) -> None:
     with pytest.raises(InvalidRequest, match=f"{field}: token id 200 is outside") as caught:
-        make_intake().check([1], SamplingParams(**{field: value}))
+        make_processor().check([1], SamplingParams(**{field: value}))
     assert caught.value.param == field
 
 
 async def test_words_and_texts_need_a_tokenizer() -> None:
     with pytest.raises(InvalidRequest, match="started without a tokenizer: give token ids"):
-        await make_intake(has_tokenizer=False).encode("ab")
+        await make_processor(has_tokenizer=False).encode("ab")
     for field in ("stop", "bad_words"):
         params = SamplingParams(**{field: ["word"]})  # type: ignore[arg-type]
-        make_intake().check([1], params)
+        make_processor().check([1], params)
         with pytest.raises(InvalidRequest, match=f"{field} needs a tokenizer"):
-            make_intake(has_tokenizer=False).check([1], params)
+            make_processor(has_tokenizer=False).check([1], params)
 
 
 def test_one_completion_keeps_what_its_request_was_checked_with() -> None:
     params = SamplingParams(seed=9, logit_bias={3: 1.0})
-    (message,) = make_intake().split("r", [1, 2], params, 3, "salt", 4.5)
+    (message,) = make_processor().split("r", [1, 2], params, 3, "salt", 4.5)
     params.logit_bias[10**6] = 1.0  # type: ignore[index]
     assert (message.request_id, message.priority, message.cache_salt) == ("r", 3, "salt")
     assert (message.arrival_time, message.seed, message.prompt_token_ids) == (4.5, 9, [1, 2])
@@ -162,7 +168,7 @@ def test_one_completion_keeps_what_its_request_was_checked_with() -> None:
 
 
 def test_n_completions_have_names_of_their_own_and_the_first_scores_the_prompt() -> None:
-    messages = make_intake().split("r", [1, 2], SamplingParams(n=3, prompt_logprobs=2), 0, None, 4.5)
+    messages = make_processor().split("r", [1, 2], SamplingParams(n=3, prompt_logprobs=2), 0, None, 4.5)
     assert [message.request_id for message in messages] == ["r#0", "r#1", "r#2"]
     assert [message.params.n for message in messages] == [1, 1, 1]
     assert [message.params.prompt_logprobs for message in messages] == [2, None, None]
@@ -181,9 +187,9 @@ def test_the_seeds_of_all_completions_differ_and_are_deterministic() -> None:
 
 
 async def test_a_bad_word_is_banned_at_the_start_and_inside_a_text_once_each() -> None:
-    intake, params = make_intake(), SamplingParams(bad_words=("ab", " ab", "ab"))
-    bad_word_ids = await intake.encode_bad_words(params)
-    (message,) = intake.split("r", [1], params, 0, None, bad_word_ids=bad_word_ids)
+    input_processor, params = make_processor(), SamplingParams(bad_words=("ab", " ab", "ab"))
+    bad_word_ids = await input_processor.encode_bad_words(params)
+    (message,) = input_processor.split("r", [1], params, 0, None, bad_word_ids=bad_word_ids)
     assert message.bad_word_ids == ((97, 98), (32, 97, 98))
 
 
@@ -211,26 +217,31 @@ CHOICES: list[tuple[dict[str, Any], str | None]] = [
 
 @pytest.mark.parametrize(("fields", "names"), CHOICES)
 async def test_parameters_that_leave_no_token_are_refused(fields: dict[str, Any], names: str | None) -> None:
-    intake, params = Intake(cast(Any, LetterTokenizer()), 100, VOCAB, (END,)), SamplingParams(**fields)
-    bad_word_ids = await intake.encode_bad_words(params)
+    input_processor, params = (
+        InputProcessor(cast(Any, LetterTokenizer()), 100, VOCAB, (END,)),
+        SamplingParams(**fields),
+    )
+    bad_word_ids = await input_processor.encode_bad_words(params)
     if names is None:
-        intake.check_choice(params, bad_word_ids)
+        input_processor.check_choice(params, bad_word_ids)
         return
     with pytest.raises(InvalidRequest, match=f"^{names} leave no token") as caught:
-        intake.check_choice(params, bad_word_ids)
+        input_processor.check_choice(params, bad_word_ids)
     assert caught.value.param == "allowed_token_ids"
 
 
 def test_a_vocabulary_that_is_forbidden_as_a_whole_is_refused() -> None:
     with pytest.raises(InvalidRequest, match="min_tokens leave no token"):
-        Intake(None, 100, 3, (0,)).check_choice(SamplingParams(stop_token_ids=(1, 2), min_tokens=1), ())
+        InputProcessor(None, 100, 3, (0,)).check_choice(
+            SamplingParams(stop_token_ids=(1, 2), min_tokens=1), ()
+        )
 
 
 @pytest.mark.parametrize(("num_words", "is_inline"), [(9, True), (10, False)])
 async def test_many_bad_words_are_encoded_in_a_thread(num_words: int, is_inline: bool) -> None:
     tokenizer: Any = LetterTokenizer()
     params = SamplingParams(bad_words=tuple(f"{number:02}" + "x" * 88 for number in range(num_words)))
-    found = await Intake(tokenizer, 100, VOCAB).encode_bad_words(params)
+    found = await InputProcessor(tokenizer, 100, VOCAB).encode_bad_words(params)
     assert len(found) == 2 * num_words
     assert {thread is threading.main_thread() for thread in tokenizer.threads} == {is_inline}
 
@@ -238,12 +249,15 @@ async def test_many_bad_words_are_encoded_in_a_thread(num_words: int, is_inline:
 async def test_all_bad_words_together_have_a_limit_of_tokens() -> None:
     """Two forms each, the second with a space in front; nothing is encoded beyond the limit."""
     tokenizer: Any = LetterTokenizer()
-    intake = Intake(tokenizer, 100, VOCAB)
+    input_processor = InputProcessor(tokenizer, 100, VOCAB)
     words = ["x" * 1023, " ", *(f"{number}" * 100 for number in range(9))]
-    assert sum(map(len, await intake.encode_bad_words(SamplingParams(bad_words=tuple(words[:2]))))) == 2048
+    assert (
+        sum(map(len, await input_processor.encode_bad_words(SamplingParams(bad_words=tuple(words[:2])))))
+        == 2048
+    )
     tokenizer.threads.clear()
     with pytest.raises(InvalidRequest, match=f"have 2148 tokens; .* at most {MAX_BAD_WORD_TOKENS}") as caught:
-        await intake.encode_bad_words(SamplingParams(bad_words=tuple(words)))
+        await input_processor.encode_bad_words(SamplingParams(bad_words=tuple(words)))
     assert caught.value.param == "bad_words"
     assert len(tokenizer.threads) == 4
 

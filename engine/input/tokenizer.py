@@ -19,13 +19,13 @@ from typing import Any
 import jinja2
 import transformers
 
-from engine.chat_messages import read_messages
 from engine.core.incremental_text import IncrementalText, WindowedText
 from engine.core.token_pieces import TextRule, TokenPieces, read_text_rule
 from engine.errors import ConfigError, InvalidRequest
+from engine.input.chat_messages import read_messages
+from engine.input.shield import Shield
 from engine.model import read_eos_token_ids
 from engine.model.checkpoint import read_json_object, resolve_checkpoint
-from engine.shield import Shield
 
 TOKENIZER_PATTERNS = (
     *("*token*", "*.model", "vocab.*", "merges.txt", "tekken.json"),

@@ -1,4 +1,4 @@
-"""Company: one life of the engine, from an empty queue to a close or a crash. Its actors share one TaskGroup.
+"""EngineCore: one life of the engine, from an empty queue to a close or a crash. Its actors share one TaskGroup.
 
 generate ──AddRequest, AbortRequest──▶ Scheduler ──RunStep (at most 2 in flight)──▶ Executor thread
     ▲                                   ▲ │ │                                           │   ▲
@@ -27,10 +27,10 @@ from engine.core.detokenizer import Detokenizer
 from engine.core.kv_cache_manager import KVCacheManager
 from engine.core.scheduler import Scheduler
 from engine.errors import ConfigError, EngineDead, EngineError, InvalidRequest
+from engine.input.tokenizer import Tokenizer
 from engine.messages import SERIAL_MARK, AbortRequest, AddRequest, Sleep
 from engine.metrics import EngineStats, Metrics
 from engine.output_stream import OutputStream
-from engine.tokenizer import Tokenizer
 from engine.worker.mock_worker import MockWorker
 from engine.worker.worker import Worker
 from grammar import CompiledGrammar, GrammarCompiler, Vocabulary
@@ -39,7 +39,7 @@ from grammar import CompiledGrammar, GrammarCompiler, Vocabulary
 _serials = itertools.count()
 
 
-class Company:
+class EngineCore:
     """The wired actors. `open` and `abort` are the only ways in; streams are the only way out."""
 
     def __init__(
@@ -120,12 +120,12 @@ class Company:
     @property
     def _num_waiting(self) -> int:
         """A stop string ends a stream before the scheduler hears of it: for a moment more may run than there are."""
-        return max(0, len(self.streams) - len(self.machine.ledger.running))
+        return max(0, len(self.streams) - len(self.machine.state.running))
 
     @property
     def num_free_seats(self) -> int:
         """Sequences that may run beside those that do."""
-        return self.machine.config.max_num_seqs - len(self.machine.ledger.running)
+        return self.machine.config.max_num_seqs - len(self.machine.state.running)
 
     @property
     def is_idle(self) -> bool:
@@ -183,8 +183,8 @@ class Company:
             self.scheduler.tell(AbortRequest(live))
 
     def sleep(self, level: int) -> None:
-        """End this company when the worker has gone to sleep. It must be idle."""
-        assert self.is_idle, "requests end before their company does"
+        """End this core when the worker has gone to sleep. It must be idle."""
+        assert self.is_idle, "requests end before their core does"
         self.executor.tell(Sleep(level))
 
     def fail_all(self, error: EngineError) -> None:
@@ -206,14 +206,14 @@ class Company:
             self.fail_all(EngineDead(f"the engine crashed: {error}"))
 
     def _give_up(self, error: TimeoutError) -> None:
-        """The readers are told of a hang at once; the company itself ends when the thread comes back."""
+        """The readers are told of a hang at once; the core itself ends when the thread comes back."""
         self._report_hang(error)
         self.fail_all(EngineDead(f"the engine hangs: {error}"))
 
     def stats(self) -> EngineStats:
         """The gauges of now, and all counters; those of the machines come on top of earlier companies'."""
         pool = self.kv_cache.pool
-        num_running = len(self.machine.ledger.running)
+        num_running = len(self.machine.state.running)
         stats = self._metrics.make_stats(
             num_running=num_running,
             num_waiting=self._num_waiting,
@@ -227,17 +227,17 @@ class Company:
             stats,
             prefix_cache_queries=stats.prefix_cache_queries + self.kv_cache.num_queried_tokens,
             prefix_cache_hits=stats.prefix_cache_hits + self.kv_cache.num_hit_tokens,
-            num_preemptions=stats.num_preemptions + self.machine.ledger.num_preemptions,
+            num_preemptions=stats.num_preemptions + self.machine.state.num_preemptions,
         )
 
     def settle(self) -> None:
-        """Leave the machines' counters to the metrics, which outlive this company."""
+        """Leave the machines' counters to the metrics, which outlive this core."""
         self._metrics.num_queried_tokens += self.kv_cache.num_queried_tokens
         self._metrics.num_hit_tokens += self.kv_cache.num_hit_tokens
-        self._metrics.num_preemptions += self.machine.ledger.num_preemptions
+        self._metrics.num_preemptions += self.machine.state.num_preemptions
 
     def _make_compiler(self) -> GrammarCompiler:
-        assert self._tokenizer is not None, "the intake refuses grammars without a tokenizer"
+        assert self._tokenizer is not None, "the input_processor refuses grammars without a tokenizer"
         vocab_size = self._worker.model_config.vocab_size
         token_bytes, names = (
             self._tokenizer.token_bytes(vocab_size),

@@ -1,4 +1,4 @@
-"""Intake: what happens to a request before it is accepted. It is checked, tokenised, held to the model, and split."""
+"""InputProcessor: checks a request, tokenises it, holds it to the model's limits, and splits it into completions."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from typing import Any, TypeVar
 import numpy as np
 
 from engine.errors import InvalidRequest, PromptTooLong
+from engine.input.tokenizer import Tokenizer
 from engine.messages import AddRequest
 from engine.sampling_params import SamplingParams, find_end_ids, is_unicode
-from engine.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int] | np.ndarray | Mapping[str, object]
 PROMPT_KEYS = ("prompt", "prompt_token_ids")
@@ -35,7 +35,7 @@ _long_lane = ThreadPoolExecutor(1, "troupe-long-texts")
 _SEED_STEP = 0x9E3779B97F4A7C15  # odd, far from 0: siblings of one request get unrelated seeds
 
 
-class Intake:
+class InputProcessor:
     """Turns prompts into AddRequest messages, or into InvalidRequest."""
 
     def __init__(
