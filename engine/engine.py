@@ -78,6 +78,7 @@ class Engine:
         priority: int = 0,
         cache_salt: str | None = None,
         deadline_s: float | None = None,
+        generated_token_ids: Sequence[Sequence[int]] = (),
     ) -> AsyncGenerator[RequestOutput, None]:
         """Stream the outputs of one request; the last one has `finished=True`.
 
@@ -89,6 +90,8 @@ class Engine:
             priority: lower runs first, under the priority policy.
             cache_salt: requests share prefix-cache blocks only with those of the same salt.
             deadline_s: seconds from now until the request is aborted with RequestTimeout.
+            generated_token_ids: of each completion the tokens that it has produced before, in another life: it goes
+                on as if it had never stopped, and only what is new is told. The seed must be the same.
 
         Raises:
             InvalidRequest, GrammarError: the request's own fault.
@@ -103,7 +106,9 @@ class Engine:
         request_id = request_id or f"req-{secrets.token_hex(8)}"
         try:
             async with asyncio.timeout(deadline_s) as deadline:
-                stream = await self._submit(prompt, params, request_id, priority, cache_salt, arrival_time)
+                stream = await self._submit(
+                    prompt, params, request_id, priority, cache_salt, arrival_time, generated_token_ids
+                )
         except TimeoutError as error:
             if not deadline.expired():
                 raise
@@ -270,11 +275,14 @@ class Engine:
         priority: int,
         cache_salt: str | None,
         arrival_time: float,
+        generated_token_ids: Sequence[Sequence[int]],
     ) -> OutputStream:
         arrival = Arrival(request_id)
         self._arrivals.add(arrival)
         try:
-            return await self._admit(prompt, params, arrival, priority, cache_salt, arrival_time)
+            return await self._admit(
+                prompt, params, arrival, priority, cache_salt, arrival_time, generated_token_ids
+            )
         finally:
             self._arrivals.discard(arrival)
 
@@ -286,20 +294,23 @@ class Engine:
         priority: int,
         cache_salt: str | None,
         arrival_time: float,
+        generated_token_ids: Sequence[Sequence[int]],
     ) -> OutputStream:
         input_processor, request_id = self._input_processor, arrival.request_id
         text, token_ids = await input_processor.encode(prompt)
         input_processor.check(token_ids, params)
+        input_processor.check_generated(generated_token_ids, token_ids, params)
         bad_word_ids = await input_processor.encode_bad_words(params)
         input_processor.check_choice(params, bad_word_ids)
         self.check_room(params.n)
         compiled, info = await self._compile(params)
         core = self._supervisor.require_core()  # it may have crashed while the grammar compiled
-        messages = input_processor.split(
-            request_id, token_ids, params, priority, cache_salt, arrival_time, bad_word_ids
+        age_s = time.monotonic() - arrival_time
+        message = input_processor.make_request(
+            request_id, token_ids, params, priority, cache_salt, age_s, bad_word_ids, generated_token_ids
         )
         stream = OutputStream(request_id, text, token_ids, params, arrival_time, info, self._metrics)
-        core.open(messages, stream, compiled)
+        core.open(message, stream, compiled)
         if arrival.is_aborted:
             core.abort_stream(stream)
         return stream

@@ -10,7 +10,6 @@ generate ──AddRequest, AbortRequest──▶ Scheduler ──RunStep (at mos
 from __future__ import annotations
 
 import asyncio
-import itertools
 from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import replace
 from typing import Any
@@ -28,15 +27,12 @@ from engine.core.kv_cache_manager import KVCacheManager
 from engine.core.scheduler import Scheduler
 from engine.errors import ConfigError, EngineDead, EngineError, InvalidRequest
 from engine.input.tokenizer import Tokenizer
-from engine.messages import SERIAL_MARK, AbortRequest, AddRequest, Sleep
+from engine.messages import AbortRequest, AddRequest, Sleep
 from engine.metrics import EngineStats, Metrics
 from engine.output_stream import OutputStream
 from engine.worker.mock_worker import MockWorker
 from engine.worker.worker import Worker
 from grammar import CompiledGrammar, GrammarCompiler, Vocabulary
-
-# Across companies: a name is that of one completion for as long as the process lives.
-_serials = itertools.count()
 
 
 class EngineCore:
@@ -52,7 +48,7 @@ class EngineCore:
         report_hang: Callable[[TimeoutError], None],
         report_crash: Callable[[BaseException], None],
     ) -> None:
-        self.streams: dict[str, tuple[OutputStream, int]] = {}  # of live completions
+        self.streams: dict[int, tuple[OutputStream, int]] = {}  # of live completions
         self._requests: dict[str, OutputStream] = {}  # of requests with a reader
         self._config = config
         self._worker = worker
@@ -81,8 +77,8 @@ class EngineCore:
             self._make_compiler,
             vocab_size=self._worker.model_config.vocab_size,
             timeout_s=self._config.grammar_timeout_s,
-            send_gate=self.executor.tell,
-            report_broken=lambda report: self.scheduler.tell(report),
+            send_masks=self.executor.tell,
+            report_failed=lambda report: self.scheduler.tell(report),
             mask_times=self._metrics.grammar_mask,
         )
         self.detokenizer = DetokenizerActor(
@@ -132,9 +128,7 @@ class EngineCore:
         """Whether no request is in it, not even one whose grammar compiles."""
         return not self.streams and not self.grammar.num_compiling
 
-    def open(
-        self, messages: list[AddRequest], stream: OutputStream, compiled: CompiledGrammar | None
-    ) -> None:
+    def open(self, message: AddRequest, stream: OutputStream, compiled: CompiledGrammar | None) -> None:
         """Accept a request: from here on its stream gets exactly one end.
 
         Raises:
@@ -145,21 +139,15 @@ class EngineCore:
             raise InvalidRequest(
                 f"request_id {stream.request_id!r} is in use by a running request", "request_id"
             )
-        # A reader may use a name again before every actor has seen its request end (at a stop string).
-        messages = [
-            replace(message, request_id=f"{message.request_id}{SERIAL_MARK}{next(_serials)}")
-            for message in messages
-        ]
-        matchers = [] if compiled is None else [compiled.matcher() for _ in messages]
-        stream.completion_ids = [message.request_id for message in messages]
+        matchers = [] if compiled is None else [compiled.matcher() for _ in message.completions]
+        stream.handles = [completion.handle for completion in message.completions]
         self._requests[stream.request_id] = stream
-        for index, message in enumerate(messages):
-            self.streams[message.request_id] = (stream, index)
-            if matchers:
-                self.grammar.open(message.request_id, matchers[index])
-            self.detokenizer.tell(message)
-            self.scheduler.tell(message)
-        self._metrics.prompt_tokens += len(messages[0].prompt_token_ids)
+        self.streams |= {handle: (stream, index) for index, handle in enumerate(stream.handles)}
+        for completion, matcher in zip(message.completions, matchers, strict=False):
+            self.grammar.open(completion.handle, matcher, completion.generated_token_ids)
+        self.detokenizer.tell(message)
+        self.scheduler.tell(message)
+        self._metrics.prompt_tokens += len(message.prompt_token_ids)
 
     def leave(self, stream: OutputStream) -> None:
         """The reader of a request is gone: end what is left of it, and free its name."""
@@ -174,11 +162,11 @@ class EngineCore:
 
     def abort_stream(self, stream: OutputStream) -> None:
         """End what is left of a request."""
-        self.abort(stream.completion_ids)
+        self.abort(stream.handles)
 
-    def abort(self, request_ids: Iterable[str]) -> None:
+    def abort(self, handles: Iterable[int]) -> None:
         """End those of the completions that still live."""
-        live = tuple(request_id for request_id in request_ids if request_id in self.streams)
+        live = [handle for handle in handles if handle in self.streams]
         if live:
             self.scheduler.tell(AbortRequest(live))
 

@@ -1,8 +1,8 @@
-"""Every message of the core, in order of flow.
+"""Every message of the engine, in order of flow.
 
-    front ──AddRequest──▶ Detokenizer, Scheduler      front ──AbortRequest──▶ Scheduler
-    Scheduler ──RunStep──▶ Executor                   Scheduler ──FillMasks, DropMatchers──▶ Grammar
-    Grammar ──SampleGate──▶ Executor                  Grammar ──GrammarBroken──▶ Scheduler
+    front ──AddRequest, AbortRequest──▶ Scheduler     front ──AddRequest──▶ Detokenizer
+    Scheduler ──StepPlan──▶ Executor                  Scheduler ──FillMasks, DropMatchers──▶ Grammar
+    Grammar ──StepMasks──▶ Executor                   Grammar ──GrammarFailed──▶ Scheduler
     Executor ──StepDone──▶ Scheduler                  Scheduler ──NewTokens──▶ Detokenizer
     Detokenizer ──AbortRequest (stop string)──▶ Scheduler
     EngineCore ──Sleep──▶ Executor, when no request is left
@@ -13,64 +13,65 @@ Arrays and lists in them are never changed again, by nobody: steps with the same
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple
-
+import msgspec
 import numpy as np
 
 from engine.outputs import FinishReason, TokenLogprobs
 from engine.sampling_params import SamplingParams
 
-Integers = np.ndarray | Sequence[int]
 # In place of a token id, where none could be sampled.
 BROKEN_LOGITS = -1  # the largest logit is no number
 NO_TOKEN_LEFT = -2  # the request's own constraints forbid every token
-# Between the name of a request, or of one of its completions, and a number that nobody else has.
-SERIAL_MARK = "~"
 
 
-@dataclass(frozen=True, slots=True)
-class AddRequest:
-    """A validated, tokenised request; its grammar, if any, is compiled and its matcher is open."""
+class NewCompletion(msgspec.Struct, frozen=True):
+    """One of the n completions of a request."""
+
+    handle: int  # by which all messages name it; no other completion ever has it
+    seed: int
+    generated_token_ids: list[int] = []  # what it has produced before, here or elsewhere; it goes on behind them
+
+
+class AddRequest(msgspec.Struct, frozen=True):
+    """A validated, tokenised request."""
 
     request_id: str
     prompt_token_ids: list[int]
     params: SamplingParams
-    seed: int
-    arrival_time: float  # seconds, monotonic
+    completions: list[NewCompletion]
+    age_s: float = 0.0  # since it arrived
     priority: int = 0  # lower runs first
     cache_salt: str | None = None
-    bad_word_ids: tuple[tuple[int, ...], ...] = ()
+    bad_word_ids: list[list[int]] = []
 
 
-@dataclass(frozen=True, slots=True)
-class AbortRequest:
-    """End these requests now. Unknown ids are ignored: an abort may cross a finish on its way."""
+class AbortRequest(msgspec.Struct, frozen=True):
+    """End these completions now. Unknown handles are ignored: an abort may cross a finish on its way."""
 
-    request_ids: tuple[str, ...]
+    handles: list[int]
     finish_reason: FinishReason = "abort"
     error: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class NewRow:
-    """A request that enters the batch: everything the worker must know about it."""
+class NewRow(msgspec.Struct, frozen=True):
+    """A completion that enters the batch: everything the worker must know about it."""
 
     row: int
-    token_ids: np.ndarray  # [num_tokens] int64: prompt, then what was generated before a preemption
+    token_ids: np.ndarray  # [num_tokens] int64: prompt, then what was generated before
     num_prompt_tokens: int
     block_ids: list[int]
     params: SamplingParams
     seed: int
-    bad_word_ids: tuple[tuple[int, ...], ...]
+    bad_word_ids: list[list[int]] = []
 
 
-@dataclass(frozen=True, slots=True)
-class StepPlan:
+class StepPlan(msgspec.Struct, frozen=True):
     """One step: R rows, each computing a run of tokens. Rows persist; only changes are sent.
 
     Rows leave and enter before the step in the order removed_rows, new_rows, new_blocks.
+
+    A run that reaches the last known token samples the next one. Behind the last known token a run may have
+    drafts; then a token is sampled behind each of them, too, and those count that follow right drafts only.
     """
 
     step_id: int
@@ -79,105 +80,96 @@ class StepPlan:
     new_blocks: list[tuple[int, list[int]]]  # (row, block ids appended to its block table)
     rows: np.ndarray  # [R] int64
     starts: np.ndarray  # [R] int64, position of the first token of the run
-    num_scheduled_tokens: np.ndarray  # [R] int64
-    is_sampled: np.ndarray  # [R] bool: the run ends at the last token, so a new one is sampled
-    is_gated: np.ndarray  # [R] bool: sampling needs the grammar's mask (SampleGate)
+    num_scheduled_tokens: np.ndarray  # [R] int64, drafts included
+    num_samples: np.ndarray  # [R] int64: 0, or one more than the run has drafts
+    is_gated: np.ndarray  # [R] bool: sampling needs the grammar's masks (StepMasks)
+    draft_token_ids: np.ndarray  # [num_samples - 1, summed] int64, of one row after another
 
     @property
     def num_tokens(self) -> int:
         return int(self.num_scheduled_tokens.sum())
 
 
-@dataclass(frozen=True, slots=True)
-class RunStep:
-    plan: StepPlan
+class MaskTarget(msgspec.Struct, frozen=True):
+    """A gated row of a step: it needs a mask, and one more behind each of its drafts."""
+
+    index: int  # of the row in the step
+    handle: int
+    draft_token_ids: list[int] = []
 
 
-@dataclass(frozen=True, slots=True)
-class FillMasks:
-    """Accept `accepted` in order, then fill one mask for each of `targets` and send them as a SampleGate."""
+class FillMasks(msgspec.Struct, frozen=True):
+    """Accept `accepted` in order, then fill the masks of `targets` and send them as StepMasks."""
 
     step_id: int
-    accepted: list[tuple[str, int]]  # (request_id, token id)
-    targets: list[tuple[int, str]]  # (index of the row in the step, request_id)
+    accepted: list[tuple[int, int]]  # (handle, token id)
+    targets: list[MaskTarget]
 
 
-@dataclass(frozen=True, slots=True)
-class DropMatchers:
-    request_ids: tuple[str, ...]
+class DropMatchers(msgspec.Struct, frozen=True):
+    handles: list[int]
 
 
-@dataclass(frozen=True, slots=True)
-class SampleGate:
+class StepMasks(msgspec.Struct, frozen=True):
     """The masks of a step's gated rows. A gated row without a mask has ended: nothing is sampled for it."""
 
     step_id: int
     indices: np.ndarray  # [M] int64, index of the row in the step
-    bitmask: np.ndarray  # [M, ceil(V/32)] int32, bit 1 = allowed
+    counts: np.ndarray  # [M] int64, how many masks the row has: one, and one for each draft
+    bitmask: np.ndarray  # [counts, summed; ceil(V/32)] int32, bit 1 = allowed
 
 
-@dataclass(frozen=True, slots=True)
-class Sleep:
+class Sleep(msgspec.Struct, frozen=True):
     """The executor's last message: give back the KV cache, and the weights as the level says."""
 
     level: int  # 1: the host keeps the weights; 2: nobody does
 
 
-@dataclass(frozen=True, slots=True)
-class GrammarBroken:
-    """A matcher failed; only its request pays."""
+class GrammarFailed(msgspec.Struct, frozen=True):
+    """A matcher failed; only its completion pays."""
 
-    step_id: int  # whose masks were being filled
-    request_id: str
+    handle: int
     error: str
     finish_reason: FinishReason  # "dead_end" where its grammar is to blame, "error" for a fault of ours
 
 
-@dataclass(frozen=True, slots=True)
-class StepDone:
+class StepDone(msgspec.Struct, frozen=True):
     """What a step sampled. A step with plain and gated rows answers twice: plain rows never wait."""
 
     step_id: int
-    indices: Integers  # indices of the rows in the step, ascending
-    token_ids: Integers  # beside indices; BROKEN_LOGITS or NO_TOKEN_LEFT where nothing could be sampled
-    is_last: bool  # no further answer for this step will come
-    logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)  # by index, for rows that asked
-    prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)  # by index, in order
-    skipped: tuple[int, ...] = ()  # rows not computed: their last token was still waiting for its mask
+    indices: np.ndarray  # [M] int64, index of the row in the step, ascending
+    counts: np.ndarray  # [M] int64, tokens of each row: one, and one for each right draft
+    token_ids: np.ndarray  # [counts, summed] int64; BROKEN_LOGITS or NO_TOKEN_LEFT where none could be sampled
+    is_last: bool = True  # no further answer for this step will come
+    logprobs: dict[int, list[TokenLogprobs]] = {}  # by index, for rows that asked; beside the tokens
+    prompt_logprobs: dict[int, list[TokenLogprobs]] = {}  # by index, in order
+    skipped: list[int] = []  # rows not computed: their last token was still waiting for its mask
 
 
-class RequestTokens(NamedTuple):
-    """What one request got in one step; with `finish_reason` it is the request's last message.
+class Detail(msgspec.Struct, frozen=True):
+    """What a completion is told beside its tokens; with `finish_reason` it is its last message."""
 
-    A named tuple because many are made per step: a frozen dataclass costs four times as much.
-    """
-
-    request_id: str
-    token_ids: list[int]
-    logprobs: list[TokenLogprobs] | None = None
+    handle: int
+    logprobs: list[TokenLogprobs] | None = None  # beside the tokens of the same message
     prompt_logprobs: list[TokenLogprobs | None] | None = None  # a part; one that begins with None begins anew
     finish_reason: FinishReason | None = None
-    stop_reason: int | str | None = None
+    stop_reason: int | None = None  # the stop token id
     error: str | None = None
     num_cached_tokens: int = 0
-    first_scheduled_time: float | None = None
+    queue_time_s: float | None = None  # from its arrival to its first step
     num_preemptions: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class NewTokens:
-    """What a step brought, or an abort.
+class NewTokens(msgspec.Struct, frozen=True):
+    """What a step brought, or an abort. As long as the batch stays the same, `handles` is the same object."""
 
-    Most rows of most steps got one token and nothing else: they stand in `plain_ids` and, beside it, in
-    `plain_tokens`. As long as the batch stays the same, `plain_ids` is the same object.
-    """
-
-    items: list[RequestTokens]
-    plain_ids: list[str] = field(default_factory=list)
-    plain_tokens: list[int] = field(default_factory=list)
+    handles: list[int] = []  # of completions with new tokens
+    counts: list[int] = []  # how many each has got, in the order of handles; empty: one each
+    token_ids: list[int] = []  # of one completion after another
+    details: list[Detail] = []
 
 
-SchedulerInbox = AddRequest | AbortRequest | GrammarBroken | StepDone
-ExecutorInbox = RunStep | SampleGate | Sleep
+SchedulerInbox = AddRequest | AbortRequest | GrammarFailed | StepDone
+ExecutorInbox = StepPlan | StepMasks | Sleep
 GrammarInbox = FillMasks | DropMatchers
 DetokenizerInbox = AddRequest | NewTokens

@@ -12,7 +12,7 @@ from typing import Any
 
 from engine.core.detokenizer import TextDelta
 from engine.errors import EngineError
-from engine.messages import RequestTokens
+from engine.messages import Detail
 from engine.metrics import Histogram, Metrics
 from engine.outputs import (
     CompletionOutput,
@@ -58,7 +58,7 @@ class OutputStream:
         metrics: Metrics,
     ) -> None:
         self.request_id = request_id
-        self.completion_ids: list[str] = []  # by which the core knows its completions
+        self.handles: list[int] = []  # of its completions
         self.num_unfinished = params.n
         self._prompt = prompt
         self._prompt_token_ids = prompt_token_ids
@@ -83,25 +83,25 @@ class OutputStream:
     def is_finished(self) -> bool:
         return self.num_unfinished == 0
 
-    def put(self, index: int, item: RequestTokens, delta: TextDelta, now: float) -> float:
-        """Take a delta; `item` carries what the detokenizer does not need to know. Wakes nobody: see `has_news`.
+    def put(self, index: int, delta: TextDelta, detail: Detail | None, now: float) -> float:
+        """Take a delta; `detail` has what the detokenizer does not need to know. Wakes nobody: see `has_news`.
 
         Returns the seconds since the stream's last token, 0 for the first one and for none.
         """
         completion = self._completions[index]
         gap = 0.0
         if delta.token_ids:
-            gap = self._note_tokens(completion, delta, item, now)
+            gap = self._note_tokens(completion, delta, detail, now)
         if delta.text:
             completion.text_parts.append(delta.text)
         if delta.prompt_logprobs:
             if delta.prompt_logprobs[0] is None:  # the first position, also after a preemption
                 self._prompt_logprobs = []
             self._prompt_logprobs += delta.prompt_logprobs
-        if item.first_scheduled_time is not None:
+        if detail is not None and detail.queue_time_s is not None:
             if index == 0:  # the others find what it has just computed
-                self._num_cached_tokens = max(self._num_cached_tokens, item.num_cached_tokens)
-            self._num_preemptions = max(self._num_preemptions, item.num_preemptions)
+                self._num_cached_tokens = max(self._num_cached_tokens, detail.num_cached_tokens)
+            self._num_preemptions = max(self._num_preemptions, detail.num_preemptions)
         if delta.finish_reason is not None:
             completion.finish_reason = delta.finish_reason
             completion.stop_reason = delta.stop_reason
@@ -166,7 +166,7 @@ class OutputStream:
             self._waiter.set_result(None)
 
     def _note_tokens(
-        self, completion: _Completion, delta: TextDelta, item: RequestTokens, now: float
+        self, completion: _Completion, delta: TextDelta, detail: Detail | None, now: float
     ) -> float:
         completion.token_ids += delta.token_ids
         if delta.logprobs and completion.logprobs is not None:
@@ -176,9 +176,9 @@ class OutputStream:
         if last is None:
             self._first_token_time = now
             self._metrics.ttft.observe(now - self._arrival_time)
-            if item.first_scheduled_time is not None:
-                self._first_scheduled_time = item.first_scheduled_time
-                self._metrics.queue_time.observe(item.first_scheduled_time - self._arrival_time)
+            if detail is not None and detail.queue_time_s is not None:
+                self._first_scheduled_time = self._arrival_time + detail.queue_time_s
+                self._metrics.queue_time.observe(detail.queue_time_s)
             return 0.0
         return now - last
 

@@ -12,7 +12,6 @@ from typing import Literal
 from engine.core.block_pool import BlockPool
 from engine.core.request import Request
 from engine.core.scheduler import Scheduler
-from engine.messages import SERIAL_MARK
 
 Phase = Literal["queued", "prefill", "decode", "preempted"]
 
@@ -72,7 +71,7 @@ def _view(request: Request, now: float, is_running: bool, with_blocks: bool) -> 
     else:
         phase = "decode"
     return RequestView(
-        request_id=request.request_id.rpartition(SERIAL_MARK)[0] or request.request_id,
+        request_id=request.request_id,
         phase=phase,
         age_s=now - request.arrival_time,
         priority=request.priority,

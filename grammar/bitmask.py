@@ -58,20 +58,19 @@ def fill_draft_bitmask(
     num_accepted = [0] * len(matchers)
     live = list(range(len(matchers)))
     position = 0
-    while live:
-        fill_bitmask([matchers[i] for i in live], [rows[i] + position for i in live], bitmask)
-        live = [
-            i
-            for i in live
-            if position < len(drafts[i])
-            and not matchers[i].is_terminated()
-            and matchers[i].accept_token(drafts[i][position])
-        ]
-        position += 1
-        for i in live:
-            num_accepted[i] = position
-    for matcher, num_tokens in zip(matchers, num_accepted, strict=True):
-        matcher.rollback(num_tokens)
+    try:
+        while live:
+            fill_bitmask([matchers[i] for i in live], [rows[i] + position for i in live], bitmask)
+            for i in live:
+                has_next = position < len(drafts[i]) and not matchers[i].is_terminated()
+                if has_next and matchers[i].accept_token(drafts[i][position]):
+                    num_accepted[i] = position + 1
+            position += 1
+            live = [i for i in live if num_accepted[i] == position]
+    finally:  # also when one of them fails
+        for matcher, num_tokens in zip(matchers, num_accepted, strict=True):
+            if num_tokens:
+                matcher.rollback(num_tokens)
     return num_accepted
 
 

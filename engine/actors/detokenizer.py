@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from itertools import accumulate
 from typing import assert_never
 
 from engine.actors.actor import Actor
 from engine.actors.reader_pacing import ReaderPacing
 from engine.core.detokenizer import Detokenizer
 from engine.core.text_group import TextGroup
-from engine.messages import AbortRequest, AddRequest, DetokenizerInbox, NewTokens, RequestTokens
+from engine.messages import AbortRequest, AddRequest, Detail, DetokenizerInbox, NewTokens
 from engine.metrics import Metrics
 from engine.output_stream import OutputStream, StreamGroup
 
 
 class DetokenizerActor(Actor[DetokenizerInbox]):
-    """The only owner of the Detokenizer. `streams` maps request ids to (stream, index of the completion)."""
+    """The only owner of the Detokenizer. `streams` maps handles to (stream, index of the completion)."""
 
     def __init__(
         self,
         detokenizer: Detokenizer,
-        streams: dict[str, tuple[OutputStream, int]],
+        streams: dict[int, tuple[OutputStream, int]],
         metrics: Metrics,
         tell_scheduler: Callable[[AbortRequest], None],
     ) -> None:
@@ -31,76 +32,97 @@ class DetokenizerActor(Actor[DetokenizerInbox]):
         self._metrics = metrics
         self._tell_scheduler = tell_scheduler
         self._pacing = ReaderPacing()
-        self._rows: _PlainRows | None = None
+        self._rows = _Rows([], set(), detokenizer, streams)
 
     def handle(self, message: DetokenizerInbox) -> None:
         match message:
             case NewTokens():
                 self._process(message)
-            case AddRequest():
-                self._detokenizer.add(message.request_id, message.params, message.prompt_token_ids)
+            case AddRequest(params=params, prompt_token_ids=prompt):
+                for each in message.completions:
+                    self._detokenizer.add(each.handle, params, prompt, each.generated_token_ids)
             case _:
                 assert_never(message)
 
     def _process(self, message: NewTokens) -> None:
         now = time.monotonic()
+        details = {detail.handle: detail for detail in message.details}
         readers: list[OutputStream] = []
-        others: list[RequestTokens] = []
-        if message.plain_ids:
-            readers, others = self._process_plain(message.plain_ids, message.plain_tokens, now)
-        if message.items and self._rows is not None:
+        others: list[tuple[int, list[int]]] = []
+        if message.handles:
+            rows = self._find_rows(message, details)
+            readers = rows.streams.awaited
+            others = self._put_rows(rows, message, now)
+        elif details:
             self._rows.streams.flush()
-        streams = [self._process_item(item, now) for item in (*others, *message.items)]
+        streams = [self._take(handle, ids, details.pop(handle, None), now) for handle, ids in others]
+        streams += [self._take(handle, [], detail, now) for handle, detail in details.items()]
         news = [stream for stream in streams if stream is not None and stream.has_news]
         if readers or news:
             self._pacing.wake([*readers, *news] if news else readers)
 
-    def _process_plain(
-        self, request_ids: list[str], token_ids: list[int], now: float
-    ) -> tuple[list[OutputStream], list[RequestTokens]]:
-        """Take the tokens of most rows; returns their readers, and the items of the rows that need more care."""
+    def _find_rows(self, message: NewTokens, details: dict[int, Detail]) -> _Rows:
+        """What is behind the handles: that of the last step, where nothing has changed."""
         rows = self._rows
-        if rows is None or rows.request_ids is not request_ids:
-            self._drop_rows()
-            rows = self._rows = _PlainRows(request_ids, self._detokenizer, self._streams)
+        is_same = rows.handles is message.handles and rows.has_many == bool(message.counts)
+        if is_same and details.keys().isdisjoint(rows.members):
+            return rows
+        rows.streams.flush()
+        apart = set(message.handles) if message.counts else set(details)
+        self._rows = _Rows(message.handles, apart, self._detokenizer, self._streams, bool(message.counts))
+        return self._rows
+
+    def _put_rows(self, rows: _Rows, message: NewTokens, now: float) -> list[tuple[int, list[int]]]:
+        """Hand on the tokens of the rows that go side by side; returns those of the others, with their handles."""
+        handles, token_ids = message.handles, message.token_ids
+        if message.counts:
+            ends = accumulate(message.counts)
+            each = zip(handles, message.counts, ends, strict=True)
+            return [(handle, token_ids[end - count : end]) for handle, count, end in each]
         plain = [token_ids[index] for index in rows.indices] if rows.others else token_ids
-        rows.streams.put(plain, rows.texts.feed(plain), now, self._metrics.itl)
-        self._metrics.generation_tokens += len(plain)
-        others = [RequestTokens(request_ids[index], [token_ids[index]]) for index in rows.others]
-        return rows.streams.awaited, others
+        if plain:
+            rows.streams.put(plain, rows.texts.feed(plain), now, self._metrics.itl)
+            self._metrics.generation_tokens += len(plain)
+        return [(handles[index], [token_ids[index]]) for index in rows.others]
 
-    def _drop_rows(self) -> None:
-        if self._rows is not None:
-            self._rows.streams.flush()
-            self._rows = None
-
-    def _process_item(self, item: RequestTokens, now: float) -> OutputStream | None:
-        """Take what one request got; returns its stream, None when the request has ended."""
-        delta = self._detokenizer.process(item)
+    def _take(self, handle: int, token_ids: list[int], detail: Detail | None, now: float) -> OutputStream | None:
+        """Take what one completion got; returns its stream, None when it has ended."""
+        delta = self._detokenizer.process(handle, token_ids, detail)
         if delta is None:
             return None  # what comes after a stop string is dropped
         if delta.stopped_by_string:
-            self._tell_scheduler(AbortRequest((item.request_id,), "stop"))
-        stream, index = self._streams[item.request_id]
+            self._tell_scheduler(AbortRequest([handle], "stop"))
+        stream, index = self._streams[handle]
         if delta.finish_reason is not None:
-            del self._streams[item.request_id]
-            self._drop_rows()
+            del self._streams[handle]
+            self._rows.handles = []  # it may be one of them
         self._metrics.generation_tokens += len(delta.token_ids)
-        if gap := stream.put(index, item, delta, now):
+        if gap := stream.put(index, delta, detail, now):
             self._metrics.itl.observe(gap)
         return stream
 
 
-class _PlainRows:
-    """What is behind the plain rows of a step, looked up once for as long as the batch stays the same."""
+class _Rows:
+    """What is behind the handles of a step, looked up once for as long as the batch stays the same.
+
+    Args:
+        apart: handles that go through the general way, because there is more to tell of them.
+    """
 
     def __init__(
-        self, request_ids: list[str], detokenizer: Detokenizer, streams: dict[str, tuple[OutputStream, int]]
+        self,
+        handles: list[int],
+        apart: set[int],
+        detokenizer: Detokenizer,
+        streams: dict[int, tuple[OutputStream, int]],
+        has_many: bool = False,
     ) -> None:
-        self.request_ids = request_ids
-        texts = [detokenizer.find_text(name) for name in request_ids]
+        self.handles = handles
+        self.has_many = has_many  # somebody gets several tokens: then all go the general way
+        texts = [None if handle in apart else detokenizer.find_text(handle) for handle in handles]
         self.indices = [index for index, text in enumerate(texts) if text is not None]
-        # Those with stop strings, and those that have ended.
+        # Those with stop strings, those with more to tell, and those that have ended.
         self.others = [index for index, text in enumerate(texts) if text is None]
+        self.members = {handles[index] for index in self.indices}
         self.texts = TextGroup([text for text in texts if text is not None])
-        self.streams = StreamGroup([streams[request_ids[index]] for index in self.indices])
+        self.streams = StreamGroup([streams[handles[index]] for index in self.indices])

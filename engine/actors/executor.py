@@ -11,7 +11,7 @@ from collections.abc import Callable
 from queue import Empty
 
 from engine.actors.actor import ThreadActor
-from engine.messages import ExecutorInbox, RunStep, SampleGate, Sleep, StepDone, StepPlan
+from engine.messages import ExecutorInbox, Sleep, StepDone, StepMasks, StepPlan
 from engine.worker.device_link import HostFetch, PendingStep
 from engine.worker.mock_worker import MockWorker
 from engine.worker.worker import Worker
@@ -41,11 +41,11 @@ class ExecutorActor(ThreadActor[ExecutorInbox]):
         self.mark_ready()
         while (message := self._take()) is not None:
             match message:
-                case RunStep(plan=plan):
+                case StepPlan() as plan:
                     if self._worker.has_parked:
                         self._await_gate(plan)
                     self._answer(self._worker.execute(plan))
-                case SampleGate():
+                case StepMasks():
                     self._answer(self._worker.sample_gated(message))
                 case Sleep(level=level):
                     self._worker.sleep(level)
@@ -87,7 +87,7 @@ class ExecutorActor(ThreadActor[ExecutorInbox]):
                 message = self._receive(deadline)
             except Empty:
                 return
-            if isinstance(message, SampleGate):
+            if isinstance(message, StepMasks):
                 self._answer(self._worker.sample_gated(message))
             else:
                 self._held.append(message)

@@ -12,7 +12,7 @@ from typing import assert_never
 from engine.actors.actor import ThreadActor
 from engine.core.grammar_manager import GrammarManager
 from engine.errors import EngineDead, InvalidRequest
-from engine.messages import DropMatchers, FillMasks, GrammarBroken, GrammarInbox, SampleGate
+from engine.messages import DropMatchers, FillMasks, GrammarFailed, GrammarInbox, StepMasks
 from engine.metrics import Histogram
 from engine.outputs import GrammarInfo
 from grammar import CompiledGrammar, GrammarCompiler, GrammarSpec, Matcher
@@ -27,8 +27,9 @@ LONG_SPEC = 8192  # characters
 class OpenMatcher:
     """Stays inside this room: a matcher cannot cross a process border."""
 
-    request_id: str
+    handle: int
     matcher: Matcher
+    generated_token_ids: list[int]
 
 
 class GrammarActor(ThreadActor[GrammarInbox | OpenMatcher]):
@@ -45,8 +46,8 @@ class GrammarActor(ThreadActor[GrammarInbox | OpenMatcher]):
         make_compiler: Callable[[], GrammarCompiler],
         vocab_size: int,
         timeout_s: float,
-        send_gate: Callable[[SampleGate], None],
-        report_broken: Callable[[GrammarBroken], None],
+        send_masks: Callable[[StepMasks], None],
+        report_failed: Callable[[GrammarFailed], None],
         mask_times: Histogram,
     ) -> None:
         super().__init__("troupe-grammar")
@@ -55,8 +56,8 @@ class GrammarActor(ThreadActor[GrammarInbox | OpenMatcher]):
         self._compiler: GrammarCompiler | None = None
         self._vocab_size = vocab_size
         self._timeout_s = timeout_s
-        self._send_gate = send_gate
-        self._report_broken = report_broken
+        self._send_masks = send_masks
+        self._report_failed = report_failed
         self._mask_times = mask_times
         self._pool = ThreadPoolExecutor(COMPILE_THREADS, "troupe-compile")
         self._slow_pool = ThreadPoolExecutor(1, "troupe-compile-slow")
@@ -107,9 +108,9 @@ class GrammarActor(ThreadActor[GrammarInbox | OpenMatcher]):
             job.cancel()  # one that still waits for a thread is not compiled for nobody
             begun.cancel()
 
-    def open(self, request_id: str, matcher: Matcher) -> None:
-        """Take the request's own matcher; before its AddRequest is sent."""
-        self.tell(OpenMatcher(request_id, matcher))
+    def open(self, handle: int, matcher: Matcher, generated_token_ids: list[int]) -> None:
+        """Take the completion's own matcher; before its AddRequest is sent."""
+        self.tell(OpenMatcher(handle, matcher, generated_token_ids))
 
     async def run(self) -> None:
         try:
@@ -126,17 +127,20 @@ class GrammarActor(ThreadActor[GrammarInbox | OpenMatcher]):
             match message:
                 case FillMasks():
                     start = time.monotonic()
-                    gate, broken = self._manager.fill(message, self._vocab_size)
-                    self._send_gate(gate)
+                    masks, failed = self._manager.fill(message, self._vocab_size)
+                    self._send_masks(masks)
                     self._mask_times.observe(time.monotonic() - start)
-                    for report in broken:
-                        self.post(self._report_broken, report)
-                case OpenMatcher(request_id=request_id, matcher=matcher):
-                    self._manager.open(request_id, matcher)
-                case DropMatchers(request_ids=request_ids):
-                    self._manager.drop(request_ids)
+                    self._report(failed)
+                case OpenMatcher(handle=handle, matcher=matcher, generated_token_ids=generated):
+                    self._report(self._manager.open(handle, matcher, generated))
+                case DropMatchers(handles=handles):
+                    self._manager.drop(handles)
                 case _:
                     assert_never(message)
+
+    def _report(self, failed: list[GrammarFailed]) -> None:
+        for each in failed:
+            self.post(self._report_failed, each)
 
     def _compile(self, spec: GrammarSpec, begun: asyncio.Future[None]) -> CompiledGrammar:
         self.post(_tell_begun, begun)

@@ -13,10 +13,9 @@ from engine.messages import (
     AddRequest,
     DropMatchers,
     ExecutorInbox,
-    GrammarBroken,
+    GrammarFailed,
     GrammarInbox,
     NewTokens,
-    RunStep,
     SchedulerInbox,
     StepDone,
 )
@@ -40,7 +39,7 @@ class SchedulerActor(Actor[SchedulerInbox]):
         self._tell_executor = tell_executor
         self._tell_grammar = tell_grammar
         self._tell_detokenizer = tell_detokenizer
-        self._with_grammar: set[str] = set()
+        self._with_grammar: set[int] = set()
         self._idle_since: float | None = None  # the executor ran dry while there was work
 
     def handle(self, message: SchedulerInbox) -> None:
@@ -51,19 +50,19 @@ class SchedulerActor(Actor[SchedulerInbox]):
                 self._publish(self.scheduler.update(message))
             case AddRequest():
                 if message.params.grammar is not None:
-                    self._with_grammar.add(message.request_id)
+                    self._with_grammar.update(each.handle for each in message.completions)
                 self.scheduler.add(message)
-            case AbortRequest(request_ids=request_ids, finish_reason=reason, error=error):
-                self._publish(NewTokens(self.scheduler.abort(request_ids, reason, error)))
-            case GrammarBroken():
-                self._publish(NewTokens(self.scheduler.end_broken(message)))
+            case AbortRequest(handles=handles, finish_reason=reason, error=error):
+                self._publish(self.scheduler.abort(handles, reason, error))
+            case GrammarFailed():
+                self._publish(self.scheduler.end_failed(message))
             case _:
                 assert_never(message)
 
     def finish_batch(self) -> None:
         self._order_masks()
         while (plan := self.scheduler.schedule()) is not None:
-            self._tell_executor(RunStep(plan))
+            self._tell_executor(plan)
             self._metrics.count_step(plan.num_tokens)
             if self._idle_since is not None:
                 self._metrics.step_gap.observe(time.monotonic() - self._idle_since)
@@ -78,14 +77,14 @@ class SchedulerActor(Actor[SchedulerInbox]):
             self._tell_grammar(order)
 
     def _publish(self, new_tokens: NewTokens) -> None:
-        if new_tokens.items or new_tokens.plain_ids:
+        if new_tokens.handles or new_tokens.details:
             self._tell_detokenizer(new_tokens)
         if self._with_grammar:
-            ended = tuple(
-                item.request_id
-                for item in new_tokens.items
-                if item.finish_reason is not None and item.request_id in self._with_grammar
-            )
+            ended = [
+                detail.handle
+                for detail in new_tokens.details
+                if detail.finish_reason is not None and detail.handle in self._with_grammar
+            ]
             if ended:
                 self._with_grammar.difference_update(ended)
                 self._tell_grammar(DropMatchers(ended))

@@ -14,18 +14,18 @@ from engine.core.request import Request
 class Batch:
     """Parallel lists and arrays of some requests. Never changed: steps with the same requests share one."""
 
-    __slots__ = ("appends", "names", "requests", "rows", "slots")
+    __slots__ = ("appends", "handles", "requests", "rows", "slots")
 
     def __init__(
         self,
         requests: list[Request],
-        names: list[str],
+        handles: list[int],
         appends: list[Callable[[int], None]],
         slots: np.ndarray,
         rows: np.ndarray,
     ) -> None:
         self.requests = requests
-        self.names = names
+        self.handles = handles
         self.appends = appends  # token_ids.append of each
         self.slots = slots  # [R] int64
         self.rows = rows  # [R] int64
@@ -43,7 +43,7 @@ class Batch:
         at = bisect(self.requests, request.queue_key, key=lambda other: other.queue_key)
         return Batch(
             [*self.requests[:at], request, *self.requests[at:]],
-            [*self.names[:at], request.request_id, *self.names[at:]],
+            [*self.handles[:at], request.handle, *self.handles[at:]],
             [*self.appends[:at], request.token_ids.append, *self.appends[at:]],
             np.concatenate((self.slots[:at], (request.slot,), self.slots[at:])),
             np.concatenate((self.rows[:at], (request.row,), self.rows[at:])),
@@ -54,7 +54,7 @@ class Batch:
         kept = is_kept.tolist()
         return Batch(
             list(compress(self.requests, kept)),
-            list(compress(self.names, kept)),
+            list(compress(self.handles, kept)),
             list(compress(self.appends, kept)),
             self.slots[is_kept],
             self.rows[is_kept],

@@ -1,7 +1,7 @@
 """Detokenizer: the machine behind the DetokenizerActor. Tokens in, text out, stop strings found.
 
-RequestTokens ──▶ IncrementalText ──▶ StopStrings ──▶ TextDelta
-                  whole characters    nothing that may still become a stop string
+tokens ──▶ IncrementalText ──▶ StopStrings ──▶ TextDelta
+           whole characters    nothing that may still become a stop string
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 from engine.core.incremental_text import NO_PIECES
 from engine.core.stop_strings import StopStrings
 from engine.core.text_group import TextStream
-from engine.messages import RequestTokens
+from engine.messages import Detail
 from engine.outputs import FinishReason, Logprob, TokenLogprobs
 from engine.sampling_params import SamplingParams
 
@@ -30,20 +30,19 @@ class TextTokenizer(Protocol):
 
 
 class TextDelta(NamedTuple):
-    """What one request got in one step, as text; with `finish_reason` it is the request's last delta.
+    """What one completion got in one step, as text; with `finish_reason` it is its last delta.
 
     A named tuple because 256 of them are made per step: a frozen dataclass costs four times as much.
     """
 
-    request_id: str
     text: str
     token_ids: list[int]  # up to and including the token that completed a stop string
     logprobs: list[TokenLogprobs] | None = None  # beside token_ids, decoded
-    prompt_logprobs: list[TokenLogprobs | None] | None = None  # a part, as in RequestTokens
+    prompt_logprobs: list[TokenLogprobs | None] | None = None  # a part, as in Detail
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
     error: str | None = None
-    stopped_by_string: bool = False  # the scheduler does not know yet: abort the request there
+    stopped_by_string: bool = False  # the scheduler does not know yet: abort it there
 
 
 class NoText:
@@ -64,7 +63,7 @@ class NoText:
 
 @dataclass(slots=True)
 class _Stream:
-    """One request on its way through."""
+    """One completion on its way through."""
 
     params: SamplingParams
     text: TextStream
@@ -74,7 +73,7 @@ class _Stream:
 
 
 class Detokenizer:
-    """Turns the tokens of every running request into text; one instance for the engine.
+    """Turns the tokens of every running completion into text; one instance for the engine.
 
     Args:
         tokenizer: None leaves every text empty, and stop strings unseen.
@@ -83,98 +82,102 @@ class Detokenizer:
     def __init__(self, tokenizer: TextTokenizer | None) -> None:
         self._tokenizer = tokenizer
         self._eos_token_ids = frozenset(tokenizer.eos_token_ids) if tokenizer else frozenset()
-        self._streams: dict[str, _Stream] = {}
-        self._plain_texts: dict[str, TextStream] = {}  # of the streams without stop strings
+        self._streams: dict[int, _Stream] = {}
+        self._plain_texts: dict[int, TextStream] = {}  # of the streams without stop strings
 
-    def add(self, request_id: str, params: SamplingParams, prompt_token_ids: Sequence[int]) -> None:
-        """Open a stream; the prompt decides how the first token is written."""
+    def add(
+        self,
+        handle: int,
+        params: SamplingParams,
+        prompt_token_ids: Sequence[int],
+        generated_token_ids: Sequence[int] = (),
+    ) -> None:
+        """Open a stream; the prompt decides how the first token is written.
+
+        Args:
+            generated_token_ids: tokens whose text has been told before; what they left open goes on.
+        """
         text: TextStream = NoText()
         stops = None
         if self._tokenizer is not None:
             text = self._tokenizer.make_text(prompt_token_ids, params.skip_special_tokens)
             if params.stop:
                 stops = StopStrings(params.stop, params.include_stop_str_in_output, params.min_tokens)
-        self._streams[request_id] = _Stream(params, text, text.feed, stops)
+        stream = self._streams[handle] = _Stream(params, text, text.feed, stops)
+        self._read(stream, generated_token_ids)
         if stops is None:
-            self._plain_texts[request_id] = text
+            self._plain_texts[handle] = text
 
-    def remove(self, request_id: str) -> None:
-        """Forget a request; unknown ids are ignored."""
-        self._streams.pop(request_id, None)
-        self._plain_texts.pop(request_id, None)
+    def remove(self, handle: int) -> None:
+        """Forget a completion; unknown ones are ignored."""
+        self._streams.pop(handle, None)
+        self._plain_texts.pop(handle, None)
 
-    def find_text(self, request_id: str) -> TextStream | None:
-        """The text of a running request whose tokens may be fed past `process`; None when it has stop strings."""
-        return self._plain_texts.get(request_id)
+    def find_text(self, handle: int) -> TextStream | None:
+        """The text of a running completion whose tokens may be fed past `process`; None when it has stop strings."""
+        return self._plain_texts.get(handle)
 
-    def process(self, item: RequestTokens) -> TextDelta | None:
-        """The text of these tokens; None when the request has ended already."""
-        request_id = item.request_id
-        stream = self._streams.get(request_id)
+    def process(self, handle: int, token_ids: list[int], detail: Detail | None = None) -> TextDelta | None:
+        """The text of these tokens; None when the completion has ended already."""
+        stream = self._streams.get(handle)
         if stream is None:
             return None
-        token_ids = item.token_ids
-        if stream.stops is not None or item.finish_reason is not None:
-            return self._process_with_care(stream, item)
-        return TextDelta(
-            request_id,
-            stream.feed(token_ids),
-            token_ids,
-            None if item.logprobs is None else self._name_tokens(item.logprobs),
-            None if item.prompt_logprobs is None else self._name_prompt(item.prompt_logprobs),
-        )
-
-    def _process_with_care(self, stream: _Stream, item: RequestTokens) -> TextDelta:
-        """The general case: stop strings, and the end of a request."""
-        text, num_kept, hit = self._read(stream, item)
-        finish_reason, stop_reason = item.finish_reason, item.stop_reason
-        if hit is not None and item.error is None:
-            finish_reason, stop_reason = "stop", hit
+        if detail is None:
+            detail = Detail(handle)
+        finish_reason, stop_reason = detail.finish_reason, detail.stop_reason
+        is_withheld = finish_reason == "stop" and self._ends_with_stop_token(stream.params, token_ids, stop_reason)
+        text, num_kept, hit = self._read(stream, token_ids[:-1] if is_withheld else token_ids)
+        if hit is None:
+            num_kept = len(token_ids)
+        if hit is None and finish_reason is not None:
+            stream.num_tokens += is_withheld
+            released, hit = self._read_end(stream)
+            text += released
+        end: int | str | None = stop_reason
+        if hit is not None and detail.error is None:
+            finish_reason, end = "stop", hit
         if finish_reason is not None:
-            self.remove(item.request_id)
-        logprobs = None if item.logprobs is None else self._name_tokens(item.logprobs[:num_kept])
+            self.remove(handle)
         return TextDelta(
-            item.request_id,
             text,
-            item.token_ids if hit is None else item.token_ids[:num_kept],
-            logprobs,
-            None if item.prompt_logprobs is None else self._name_prompt(item.prompt_logprobs),
+            token_ids if num_kept == len(token_ids) else token_ids[:num_kept],
+            None if detail.logprobs is None else self._name_tokens(detail.logprobs[:num_kept]),
+            None if detail.prompt_logprobs is None else self._name_prompt(detail.prompt_logprobs),
             finish_reason,
-            stop_reason,
-            item.error,
+            end,
+            detail.error,
             hit is not None,
         )
 
-    def _read(self, stream: _Stream, item: RequestTokens) -> tuple[str, int, str | None]:
-        """The text, how many tokens count, and the stop string hit."""
-        token_ids = item.token_ids
-        is_last = item.finish_reason is not None
-        shown_ids = (
-            token_ids[:-1] if is_last and self._ends_with_stop_token(stream.params, item) else token_ids
-        )
+    def _read(self, stream: _Stream, token_ids: Sequence[int]) -> tuple[str, int, str | None]:
+        """The text, how many tokens were read, and the stop string hit."""
         stops = stream.stops
         if stops is None:
-            text = stream.feed(shown_ids)
-            return text + stream.text.finish() if is_last else text, len(token_ids), None
+            return stream.feed(token_ids), len(token_ids), None
         text = ""
-        for count, token_id in enumerate(shown_ids, 1):
-            released, hit = stops.feed(stream.feed((token_id,)), stream.num_tokens + count)
+        for count, token_id in enumerate(token_ids, 1):
+            stream.num_tokens += 1
+            released, hit = stops.feed(stream.feed((token_id,)), stream.num_tokens)
             text += released
             if hit is not None:
                 return text, count, hit
-        stream.num_tokens += len(token_ids)
-        if is_last:
-            released, hit = stops.feed(stream.text.finish(), stream.num_tokens)
-            text += released if hit is not None else released + stops.finish()
-            return text, len(token_ids), hit
         return text, len(token_ids), None
 
-    def _ends_with_stop_token(self, params: SamplingParams, item: RequestTokens) -> bool:
-        """Whether the last token ended the request and is therefore kept out of the text."""
-        if item.finish_reason != "stop" or not item.token_ids or params.include_stop_str_in_output:
+    def _read_end(self, stream: _Stream) -> tuple[str, str | None]:
+        """What was held back, at the end of a text, and the stop string hit."""
+        rest = stream.text.finish()
+        if stream.stops is None:
+            return rest, None
+        released, hit = stream.stops.feed(rest, stream.num_tokens)
+        return (released, hit) if hit is not None else (released + stream.stops.finish(), None)
+
+    def _ends_with_stop_token(
+        self, params: SamplingParams, token_ids: Sequence[int], stop_reason: int | None
+    ) -> bool:
+        """Whether the last token ended the completion and is therefore kept out of the text."""
+        if not token_ids or params.include_stop_str_in_output:
             return False
-        token_id = item.token_ids[-1]
-        ends = (item.stop_reason, *params.stop_token_ids)
+        token_id, ends = token_ids[-1], (stop_reason, *params.stop_token_ids)
         return token_id in ends or token_id in self._eos_token_ids
 
     def _name_tokens(self, positions: Sequence[TokenLogprobs]) -> list[TokenLogprobs]:

@@ -1,11 +1,12 @@
-"""Request: the scheduler's own record of one prompt being generated."""
+"""Request: the scheduler's own record of one completion being generated."""
 
 from __future__ import annotations
 
 from enum import Enum, auto
+from typing import Any
 
 from engine.core.request_table import RequestTable
-from engine.messages import AddRequest
+from engine.messages import AddRequest, Detail, NewCompletion
 from engine.outputs import TokenLogprobs
 from engine.sampling_params import find_end_ids
 
@@ -17,7 +18,7 @@ class RequestStatus(Enum):
 
 
 class Request:
-    """Mutable state of one request; only the scheduler writes it.
+    """Mutable state of one completion; only the scheduler writes it.
 
     What changes with every step stands in the scheduler's RequestTable, in the request's slot there.
     """
@@ -28,7 +29,7 @@ class Request:
         "block_hashes",
         "block_ids",
         "first_scheduled_time",
-        "first_step",
+        "handle",
         "has_grammar",
         "is_watched",
         "max_num_tokens",
@@ -55,24 +56,25 @@ class Request:
     def __init__(
         self,
         message: AddRequest,
+        completion: NewCompletion,
         table: RequestTable,
         max_model_len: int,
         eos_token_ids: frozenset[int],
-        first_step: int = 0,
+        now: float,
     ) -> None:
         params = message.params
-        self.first_step = first_step  # no step before it has anything to do with this request
+        self.handle = completion.handle
         self.request_id = message.request_id
         self.params = params
-        self.seed = message.seed
+        self.seed = completion.seed
         self.priority = message.priority
-        self.arrival_time = message.arrival_time
+        self.arrival_time = now - message.age_s
         self.salt = message.cache_salt
         self.bad_word_ids = message.bad_word_ids
         self.has_grammar = params.grammar is not None
         self.prompt = message.prompt_token_ids  # completions of one request share it
-        self.token_ids = list(self.prompt)  # prompt, then output
-        self.num_prompt_tokens = len(self.token_ids)
+        self.token_ids = [*self.prompt, *completion.generated_token_ids]  # prompt, then output
+        self.num_prompt_tokens = len(self.prompt)
         limit = max_model_len if params.max_tokens is None else self.num_prompt_tokens + params.max_tokens
         self.max_num_tokens = min(limit, max_model_len)
         self.stop_ids = find_end_ids(params, eos_token_ids)
@@ -92,10 +94,11 @@ class Request:
 
         self.table = table
         self.slot = slot = table.take()
-        table.num_planned[slot] = self.num_prompt_tokens
+        table.num_planned[slot] = len(self.token_ids)
         table.max_num_tokens[slot] = self.max_num_tokens
         table.has_grammar[slot] = self.has_grammar
-        if params.prompt_logprobs is not None:
+        # The first completion tells the log-probabilities of the prompt for all.
+        if params.prompt_logprobs is not None and completion is message.completions[0]:
             table.score_end[slot] = self.num_prompt_tokens - 1
             self.pending_prompt_logprobs = [None]  # nothing comes before the first token
         table.is_watched[slot] = True  # the first token comes with the times and the number of cached tokens
@@ -141,3 +144,24 @@ class Request:
         """Begin anew with a prompt that is not told wholly; a part that begins with None says so."""
         if self.wants_prompt_logprobs:
             self.pending_prompt_logprobs, self.num_scored = [None], 0
+
+    def make_detail(self, **more: Any) -> Detail:
+        """What is to be told of it beside its tokens; what is known of the prompt goes along."""
+        prompt_logprobs, self.pending_prompt_logprobs = self.pending_prompt_logprobs, None
+        began = self.first_scheduled_time
+        return Detail(
+            self.handle,
+            prompt_logprobs=prompt_logprobs,
+            num_cached_tokens=self.num_cached_tokens,
+            queue_time_s=None if began is None else began - self.arrival_time,
+            num_preemptions=self.num_preemptions,
+            **more,
+        )
+
+    def describe_dead_end(self) -> str:
+        """Which of its fields leave it no token."""
+        params = self.params
+        fields = [name for name in ("grammar", "allowed_token_ids", "bad_words") if getattr(params, name)]
+        if self.num_output_tokens < params.min_tokens:
+            fields.append("min_tokens")
+        return f"after {self.num_output_tokens} tokens of output no token satisfies {' and '.join(fields)}"

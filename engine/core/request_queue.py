@@ -25,20 +25,20 @@ class RequestQueue:
         self._policy = policy
         self._ageing_s = ageing_s
         self._heap: list[tuple[tuple[float, float, int], Request]] = []
-        self._members: dict[str, Request] = {}
+        self._members: dict[int, Request] = {}
         self._counter = itertools.count()
 
     def __len__(self) -> int:
         return len(self._members)
 
-    def __contains__(self, request_id: str) -> bool:
-        return request_id in self._members
+    def __contains__(self, handle: int) -> bool:
+        return handle in self._members
 
     def push(self, request: Request) -> None:
         """Queue a new request, or a preempted one under its old key."""
         if request.queue_key[2] == 0:
             request.queue_key = self._make_key(request)
-        self._members[request.request_id] = request
+        self._members[request.handle] = request
         heapq.heappush(self._heap, (request.queue_key, request))
 
     def peek(self) -> Request | None:
@@ -50,11 +50,11 @@ class RequestQueue:
         request = self.peek()
         assert request is not None, "pop from an empty queue"
         heapq.heappop(self._heap)
-        del self._members[request.request_id]
+        del self._members[request.handle]
         return request
 
     def remove(self, request: Request) -> None:
-        del self._members[request.request_id]
+        del self._members[request.handle]
         # Those that are gone keep their tokens while they stay in the heap.
         if len(self._heap) > 2 * len(self._members) + SLACK:
             self._heap = [entry for entry in self._heap if self._is_member(entry[1])]
@@ -64,7 +64,7 @@ class RequestQueue:
         return list(self._members.values())
 
     def _is_member(self, request: Request) -> bool:
-        return self._members.get(request.request_id) is request
+        return self._members.get(request.handle) is request
 
     def _make_key(self, request: Request) -> tuple[float, float, int]:
         number = next(self._counter) + 1

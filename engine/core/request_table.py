@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections import deque
-
 import numpy as np
+
+from engine.core.slot_pool import SlotPool
 
 _FIELDS = (
     "num_computed", "num_planned", "num_in_flight", "num_places", "max_num_tokens", "num_scheduled", "num_preemptions",
-    "is_watched", "has_grammar", "score_end",
+    "is_watched", "has_grammar", "score_end", "num_drafts",
 )  # fmt: skip
 
 
@@ -25,37 +25,27 @@ class RequestTable:
     is_watched       its next token has more to tell than its id, or may end it
     has_grammar      its tokens need masks
     score_end        runs that start before it tell log-probabilities of the prompt; 0: none are wanted any more
+    num_drafts       tokens behind the known ones that it tries in the step that is being planned
     """
 
     def __init__(self, num_slots: int) -> None:
-        self._free: list[int] = []
-        self._leaving: deque[tuple[int, int]] = deque()  # (step that must be over first, slot)
+        self.slots = SlotPool(0)
         self._data = np.zeros((len(_FIELDS), 0), dtype=np.int64)
         self._grow(num_slots)
 
     def take(self) -> int:
         """A slot whose counters are all 0."""
-        if not self._free:
-            self._grow(2 * self._data.shape[1])
-        slot = self._free.pop()
+        if not self.slots.num_free:
+            self._grow(2 * self.slots.size)
+        slot = self.slots.take()
         self._data[:, slot] = 0
         return slot
 
-    def release(self, slot: int, after_step: int) -> None:
-        """Give the slot back once the step `after_step` is over: its answer still counts tokens there."""
-        self._leaving.append((after_step, slot))
-
-    def drain(self, oldest_step: int) -> None:
-        """Free the slots that waited for steps before `oldest_step`."""
-        while self._leaving and self._leaving[0][0] < oldest_step:
-            self._free.append(self._leaving.popleft()[1])
-
     def _grow(self, num_slots: int) -> None:
         data = np.zeros((len(_FIELDS), num_slots), dtype=np.int64)
-        num_used = self._data.shape[1]
-        data[:, :num_used] = self._data
-        self._free += range(num_slots - 1, num_used - 1, -1)
+        data[:, : self.slots.size] = self._data
+        self.slots.extend(num_slots)
         self._data = data
         self.num_computed, self.num_planned, self.num_in_flight, self.num_places = data[:4]
         self.max_num_tokens, self.num_scheduled, self.num_preemptions = data[4:7]
-        self.is_watched, self.has_grammar, self.score_end = data[7:]
+        self.is_watched, self.has_grammar, self.score_end, self.num_drafts = data[7:]

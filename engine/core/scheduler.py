@@ -17,13 +17,12 @@ import time
 from bisect import bisect
 from collections import deque
 from collections.abc import Callable, Iterable
-from itertools import compress
+from itertools import chain, compress
 from typing import Any
 
 import numpy as np
 
 from engine.config import SchedulerConfig
-from engine.core.answers import describe_dead_end, make_tokens, match_rows, take_prompt_logprobs
 from engine.core.batch import Batch
 from engine.core.kv_cache_manager import KVCacheManager
 from engine.core.request import Request
@@ -33,23 +32,29 @@ from engine.messages import (
     BROKEN_LOGITS,
     NO_TOKEN_LEFT,
     AddRequest,
+    Detail,
     FillMasks,
-    GrammarBroken,
+    GrammarFailed,
     NewTokens,
-    RequestTokens,
     StepDone,
     StepPlan,
 )
 from engine.outputs import FinishReason, TokenLogprobs
+from engine.spec.proposer import Proposer
 
 # Known tokens of the requests that one step admits, however many of them are cached: hashing, finding and copying them
 # takes half a microsecond each, and nobody is served meanwhile.
 MAX_ADMITTED_TOKENS = 65_536
+NO_DRAFTS = np.zeros(0, dtype=np.int64)
 MAX_IN_FLIGHT = 2  # sampled tokens of one request that may be on their way back
 
 
 class Scheduler:
-    """Plans steps and takes their answers. Synchronous; one owner."""
+    """Plans steps and takes their answers. Synchronous; one owner.
+
+    Args:
+        proposer: drafts tokens; then a step is planned when the last one has been answered.
+    """
 
     def __init__(
         self,
@@ -57,18 +62,22 @@ class Scheduler:
         kv_cache: KVCacheManager,
         eos_token_ids: Iterable[int],
         clock: Callable[[], float] = time.monotonic,
+        proposer: Proposer | None = None,
     ) -> None:
         self.config = config
         self.kv_cache = kv_cache
         self.state = SchedulerState(config, kv_cache, clock)
         self.table = self.state.table
         self.num_steps = 0
+        self._clock = clock
+        self._proposer = proposer
+        self._max_open_steps = config.max_steps_in_flight if proposer is None else 1
         self._eos_token_ids = frozenset(eos_token_ids)
         self._steps: deque[StepRecord] = deque()
-        self._accepted: list[tuple[str, int]] = []
+        self._accepted: list[tuple[int, int]] = []
 
-    def __contains__(self, request_id: str) -> bool:
-        return request_id in self.state.requests
+    def __contains__(self, handle: int) -> bool:
+        return handle in self.state.requests
 
     @property
     def num_open_steps(self) -> int:
@@ -80,28 +89,22 @@ class Scheduler:
         return bool(self.state.running) or len(self.state.waiting) > 0
 
     def add(self, message: AddRequest) -> None:
-        """Queue a request. The front has validated it: it fits the model length and the cache."""
-        limit = self.config.max_model_len
-        self.state.add(Request(message, self.table, limit, self._eos_token_ids, first_step=self.num_steps))
+        """Queue the completions of a request. The front has validated it: it fits the model length and the cache."""
+        limit, now = self.config.max_model_len, self._clock()
+        for completion in message.completions:
+            self.state.add(Request(message, completion, self.table, limit, self._eos_token_ids, now))
 
     def abort(
-        self, request_ids: Iterable[str], finish_reason: FinishReason = "abort", error: str | None = None
-    ) -> list[RequestTokens]:
-        """End requests wherever they are; unknown ids are ignored."""
+        self, handles: Iterable[int], finish_reason: FinishReason = "abort", error: str | None = None
+    ) -> NewTokens:
+        """End completions wherever they are; unknown ones are ignored."""
         known = self.state.requests
-        found = [known[name] for name in request_ids if name in known]
-        return [self._finish(request, [], finish_reason, error=error) for request in found]
-
-    def end_broken(self, report: GrammarBroken) -> list[RequestTokens]:
-        """End the request whose matcher failed, unless that one is gone and another has its name."""
-        request = self.state.requests.get(report.request_id)
-        if request is None or report.step_id < request.first_step:
-            return []
-        return [self._finish(request, [], report.finish_reason, error=report.error)]
+        found = [known[handle] for handle in handles if handle in known]
+        return NewTokens(details=[self._finish(request, finish_reason, error=error) for request in found])
 
     def schedule(self) -> StepPlan | None:
         """The next step, or None when there is nothing to do or enough is in flight."""
-        if self.num_open_steps >= self.config.max_steps_in_flight:
+        if self.num_open_steps >= self._max_open_steps:
             return None
         oldest_step = self._steps[0].step_id if self._steps else self.num_steps
         self.state.drain(oldest_step)
@@ -110,6 +113,8 @@ class Scheduler:
         if self.config.policy == "priority":
             self._displace(changes, oldest_step)
         budget = self._plan_running(changes)
+        if self._proposer is not None:
+            budget -= self._add_drafts(self._proposer, changes, budget)
         # Those that gave way come back when somebody runs in their place; with nobody running no step would ask again.
         if self.state.num_preemptions == num_preemptions or not self.state.running:
             self._admit_waiting(changes, budget)
@@ -122,10 +127,7 @@ class Scheduler:
             return None
         step.has_masks_ordered = True
         accepted, self._accepted = self._accepted, []
-        requests = step.batch.requests
-        gated = [(index, requests[index]) for index in step.gated]
-        targets = [(index, request.request_id) for index, request in gated if not request.is_finished]
-        return FillMasks(step.step_id, accepted, targets)
+        return FillMasks(step.step_id, accepted, step.make_targets())
 
     def _plan_running(self, changes: StepChanges) -> int:
         """Give each running request its tokens of this step; returns what is left of the budget."""
@@ -237,8 +239,31 @@ class Scheduler:
                 if not will_fit:
                     return
                 state.preempt(worse.pop(), self.num_steps - 1)
-                state.rows.drain(oldest_step)
+                state.drain(oldest_step)
             changes.add_row(state.start(num_cached))
+
+    def _add_drafts(self, proposer: Proposer, changes: StepChanges, budget: int) -> int:
+        """Let requests try drafts behind their last token, as far as there are free blocks; returns how many."""
+        table, num_left = self.table, budget
+        for request in self.state.running:
+            slot, num_tokens = request.slot, request.num_tokens
+            table.num_drafts[slot] = 0
+            limit = min(num_left, request.max_num_tokens - num_tokens - 1)
+            is_ready = table.num_scheduled[slot] == 1 and request.num_computed_tokens + 1 == num_tokens
+            if not is_ready or request.num_in_flight or limit < 1:
+                continue
+            drafts = list(proposer.propose(request, limit))[:limit]
+            fresh = self.kv_cache.grow(request, num_tokens + len(drafts))
+            if not drafts or fresh is None:
+                continue
+            if fresh:
+                changes.new_blocks.append((request.row, fresh))
+                table.num_places[slot] = len(request.block_ids) * self.kv_cache.block_size
+            changes.drafts[slot] = drafts
+            table.num_drafts[slot] = len(drafts)
+            table.num_scheduled[slot] += len(drafts)
+            num_left -= len(drafts)
+        return budget - num_left
 
     def _make_step(self, changes: StepChanges) -> StepPlan | None:
         """Put the scheduled tokens into a plan, and count them as computed and sampled from now on.
@@ -254,25 +279,33 @@ class Scheduler:
         slots = batch.slots
         starts = table.num_computed[slots]
         ends = starts + counts
-        is_sampled = ends == table.num_planned[slots]
-        is_gated = is_sampled & (table.has_grammar[slots] > 0)
+        if changes.drafts:
+            num_drafts = table.num_drafts[slots]
+            num_samples = np.where(ends - num_drafts == table.num_planned[slots], 1 + num_drafts, 0)
+        else:
+            num_samples = (ends == table.num_planned[slots]).astype(np.int64)
+        is_gated = (num_samples > 0) & (table.has_grammar[slots] > 0)
         table.num_computed[slots] = ends
-        table.num_planned[slots] += is_sampled
-        table.num_in_flight[slots] += is_sampled
+        table.num_planned[slots] += num_samples
+        table.num_in_flight[slots] += num_samples
+        drafts = changes.drafts
+        flat_drafts = list(chain.from_iterable(drafts[slot] for slot in slots.tolist() if slot in drafts))
         plan = StepPlan(
             step_id=self.num_steps,
-            removed_rows=self.state.rows.collect_removed(),
+            removed_rows=self.state.collect_removed_rows(),
             new_rows=changes.new_rows,
             new_blocks=changes.new_blocks,
             rows=batch.rows,
             starts=starts,
             num_scheduled_tokens=counts,
-            is_sampled=is_sampled,
+            num_samples=num_samples,
             is_gated=is_gated,
+            draft_token_ids=np.array(flat_drafts, dtype=np.int64) if drafts else NO_DRAFTS,
         )
         gated = np.flatnonzero(is_gated).tolist()
+        num_preemptions = table.num_preemptions[slots]
         self._steps.append(
-            StepRecord(plan.step_id, batch, counts, table.num_preemptions[slots], is_sampled, gated)
+            StepRecord(plan.step_id, batch, counts, num_preemptions, num_samples, gated, drafts)
         )
         self.num_steps += 1
         return plan
@@ -280,71 +313,116 @@ class Scheduler:
     def update(self, done: StepDone) -> NewTokens:
         """Take a step's answer: append tokens, end requests."""
         step = next(step for step in self._steps if step.step_id == done.step_id)
-        told: list[RequestTokens] = []
+        scored: list[Request] = []
         if not step.is_answered:
             step.is_answered = True
             step.take_back_runs(self.table, done.skipped)
-            told = take_prompt_logprobs(step, done)
-        new_tokens = self._take_tokens(step, done, told)
+            scored = self._take_prompt_logprobs(step, done)
+        told = self._take_tokens(step, done)
+        # At once, and not with the next token: they are long, and to be read bit by bit.
+        told.details.extend(request.make_detail() for request in scored if request.pending_prompt_logprobs)
         if step.gated and len(done.indices):
-            came = set(np.asarray(done.indices).tolist())
+            came = set(done.indices.tolist())
             step.gated = [index for index in step.gated if index not in came]
         if done.is_last:
             step.take_back_samples(self.table, step.gated)  # rows that ended before their mask came
             self._steps.remove(step)
-        return new_tokens
+        return told
 
-    def _take_tokens(self, step: StepRecord, done: StepDone, items: list[RequestTokens]) -> NewTokens:
-        """The tokens of an answer, behind what it has told already."""
-        batch, indices, token_ids = match_rows(step, done)
-        table, slots = self.table, batch.slots
-        table.num_in_flight[slots] -= 1
+    def _take_prompt_logprobs(self, step: StepRecord, done: StepDone) -> list[Request]:
+        """Note what a step tells of prompts; returns whose."""
+        scored = []
+        for index, logprobs in done.prompt_logprobs.items():
+            request = step.batch.requests[index]
+            is_same = request.num_preemptions == step.num_preemptions[index]
+            if is_same and not request.is_finished:
+                request.take_prompt_logprobs(logprobs)
+                scored.append(request)
+        return scored
+
+    def _take_tokens(self, step: StepRecord, done: StepDone) -> NewTokens:
+        """Append the tokens of an answer, and end requests."""
+        details: list[Detail] = []
+        table, batch = self.table, step.match(done.indices)
+        slots, token_ids, counts = batch.slots, done.token_ids, done.counts
+        step.settle_samples(table, done.indices, counts)
         num_tokens = table.num_planned[slots] - table.num_in_flight[slots]
         is_special = (table.is_watched[slots] > 0) | (num_tokens >= table.max_num_tokens[slots])
-        is_special |= token_ids < 0
+        is_end = token_ids < 0
         for eos_token_id in self._eos_token_ids:
-            is_special |= token_ids == eos_token_id
+            is_end |= token_ids == eos_token_id
+        has_many = len(token_ids) > len(batch)
+        is_special |= np.logical_or.reduceat(is_end, np.cumsum(counts) - counts) if has_many else is_end
+        plain, plain_ids, plain_counts = batch, token_ids, counts
         if is_special.any():
-            for at in np.flatnonzero(is_special).tolist():
-                request = batch.requests[at]
-                if not request.is_finished:
-                    logprobs = done.logprobs.get(int(indices[at]))
-                    items.append(self._take_token(request, int(token_ids[at]), logprobs))
-            batch, token_ids = batch.select(~is_special), token_ids[~is_special]
-        plain = token_ids.tolist()
-        for append, token_id in zip(batch.appends, plain, strict=True):
-            append(token_id)
+            is_plain = ~is_special
+            plain, plain_ids = batch.select(is_plain), token_ids[np.repeat(is_plain, counts)]
+            plain_counts = counts[is_plain]
+            kept = self._take_specials(batch, np.flatnonzero(is_special).tolist(), done, details)
+            if (kept < counts).any():
+                places = np.arange(len(token_ids)) - np.repeat(np.cumsum(counts) - counts, counts)
+                token_ids = token_ids[places < np.repeat(kept, counts)]
+                batch, counts = batch.select(kept > 0), kept[kept > 0]
+        if has_many:
+            ends = np.cumsum(plain_counts).tolist()
+            for request, count, end in zip(plain.requests, plain_counts.tolist(), ends, strict=True):
+                request.token_ids += plain_ids[end - count : end].tolist()
+        else:
+            for append, token_id in zip(plain.appends, plain_ids.tolist(), strict=True):
+                append(token_id)
+        told = NewTokens(batch.handles, counts.tolist() if has_many else [], token_ids.tolist(), details)
         if step.gated:
-            has_grammar = table.has_grammar[batch.slots].tolist()
-            self._accepted += compress(zip(batch.names, plain, strict=True), has_grammar)
-        return NewTokens(items, batch.names, plain)
+            has_grammar = np.repeat(table.has_grammar[batch.slots], counts).tolist()
+            handles = np.repeat(batch.handles, counts).tolist() if has_many else batch.handles
+            self._accepted += compress(zip(handles, told.token_ids, strict=True), has_grammar)
+        return told
 
-    def _take_token(self, request: Request, token_id: int, logprobs: TokenLogprobs | None) -> RequestTokens:
-        """One token of a request that has more to tell, or may be over."""
-        if token_id == NO_TOKEN_LEFT:
-            return self._finish(request, [], "dead_end", error=describe_dead_end(request))
-        if token_id == BROKEN_LOGITS:
-            self.kv_cache.forget(request)
-            error = "no token could be sampled: the model's logits were not numbers"
-            return self._finish(request, [], "error", error=error)
-        request.token_ids.append(token_id)
-        if token_id in request.stop_ids:  # the sampler forbids them before min_tokens
-            stop_reason = None if token_id in self._eos_token_ids else token_id
-            return self._finish(request, [token_id], "stop", logprobs=logprobs, stop_reason=stop_reason)
-        if request.num_tokens >= request.max_num_tokens:
-            return self._finish(request, [token_id], "length", logprobs=logprobs)
-        if request.has_grammar:
-            self._accepted.append((request.request_id, token_id))
+    def _take_specials(
+        self, batch: Batch, places: list[int], done: StepDone, details: list[Detail]
+    ) -> np.ndarray:
+        """The tokens of requests that have more to tell, or may be over; returns how many of each request count."""
+        kept = done.counts.copy()
+        ends = np.cumsum(kept).tolist()
+        for at in places:
+            request = batch.requests[at]
+            if request.is_finished:
+                kept[at] = 0
+                continue
+            token_ids = done.token_ids[ends[at] - int(kept[at]) : ends[at]].tolist()
+            kept[at], detail = self._take_each(request, token_ids, done.logprobs.get(int(done.indices[at])))
+            details.append(detail)
+        return kept
+
+    def _take_each(
+        self, request: Request, token_ids: list[int], logprobs: list[TokenLogprobs] | None
+    ) -> tuple[int, Detail]:
+        """Take tokens up to the request's end; returns how many, and what there is to tell beside them."""
+        for count, token_id in enumerate(token_ids):
+            if token_id == NO_TOKEN_LEFT:
+                error = request.describe_dead_end()
+                return count, self._finish(request, "dead_end", error=error, logprobs=logprobs)
+            if token_id == BROKEN_LOGITS:
+                self.kv_cache.forget(request)
+                error = "no token could be sampled: the model's logits were not numbers"
+                return count, self._finish(request, "error", error=error, logprobs=logprobs)
+            request.token_ids.append(token_id)
+            told = None if logprobs is None else logprobs[: count + 1]
+            if token_id in request.stop_ids:  # the sampler forbids them before min_tokens
+                stop_reason = None if token_id in self._eos_token_ids else token_id
+                return count + 1, self._finish(request, "stop", logprobs=told, stop_reason=stop_reason)
+            if request.num_tokens >= request.max_num_tokens:
+                return count + 1, self._finish(request, "length", logprobs=told)
         self.table.is_watched[request.slot] = request.is_watched
-        return make_tokens(request, [token_id], logprobs=logprobs)
+        return len(token_ids), request.make_detail(logprobs=logprobs)
 
-    def _finish(
-        self, request: Request, token_ids: list[int], finish_reason: FinishReason, **more: Any
-    ) -> RequestTokens:
-        """End a request with its last tokens; those still in flight are dropped when they come."""
+    def end_failed(self, report: GrammarFailed) -> NewTokens:
+        """End the completion whose matcher failed, if it has not ended yet."""
+        return self.abort([report.handle], report.finish_reason, report.error)
+
+    def _finish(self, request: Request, finish_reason: FinishReason, **more: Any) -> Detail:
+        """End a request; tokens still in flight are dropped when they come."""
         self.state.finish(request, self.num_steps - 1)
-        self._accepted = [pair for pair in self._accepted if pair[0] != request.request_id]
-        return make_tokens(request, token_ids, finish_reason=finish_reason, **more)
+        return request.make_detail(finish_reason=finish_reason, **more)
 
 
 def _get_key(request: Request) -> tuple[float, float, int]:

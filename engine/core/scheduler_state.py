@@ -17,7 +17,7 @@ from engine.core.kv_cache_manager import KVCacheManager
 from engine.core.request import Request, RequestStatus
 from engine.core.request_queue import RequestQueue
 from engine.core.request_table import RequestTable
-from engine.core.row_pool import RowPool
+from engine.core.slot_pool import SlotPool
 
 
 class SchedulerState:
@@ -29,11 +29,12 @@ class SchedulerState:
         kv_cache: KVCacheManager,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.requests: dict[str, Request] = {}
+        self.requests: dict[int, Request] = {}
         self.waiting = RequestQueue(config.policy, config.priority_ageing_s)
         self.table = RequestTable(config.max_num_seqs)
-        self.rows = RowPool(config.max_num_seqs)
+        self.rows = SlotPool(config.max_num_seqs)
         self.num_preemptions = 0
+        self._removed_rows: list[int] = []
         self._max_num_seqs = config.max_num_seqs
         self._kv_cache = kv_cache
         self._clock = clock
@@ -60,11 +61,16 @@ class SchedulerState:
 
     def drain(self, oldest_step: int) -> None:
         """Free the rows and slots that waited for steps before `oldest_step`."""
-        self.rows.drain(oldest_step)
-        self.table.drain(oldest_step)
+        self._removed_rows += self.rows.drain(oldest_step)
+        self.table.slots.drain(oldest_step)
+
+    def collect_removed_rows(self) -> list[int]:
+        """Rows that were freed since the last call, for the next plan."""
+        removed, self._removed_rows = self._removed_rows, []
+        return removed
 
     def add(self, request: Request) -> None:
-        self.requests[request.request_id] = request
+        self.requests[request.handle] = request
         self.waiting.push(request)
 
     def peek_admissible(self) -> Request | None:
@@ -101,12 +107,12 @@ class SchedulerState:
         """Forget the request; its slot stays until step `last_step` is over, whose tokens are counted there."""
         if request.status is RequestStatus.RUNNING:
             self._leave(request, last_step)
-        elif request.request_id in self.waiting:
+        elif request.handle in self.waiting:
             self.waiting.remove(request)
         request.status = RequestStatus.FINISHED
         self.table.is_watched[request.slot] = True
-        self.table.release(request.slot, after_step=last_step)
-        del self.requests[request.request_id]
+        self.table.slots.release(request.slot, after_step=last_step)
+        del self.requests[request.handle]
 
     def _leave(self, request: Request, last_step: int) -> None:
         """Take the request off the batch; what it has written stays in the prefix cache.
@@ -120,5 +126,7 @@ class SchedulerState:
         # A parked gated sample still needs its sampling state.
         is_parked = request.has_grammar and request.num_in_flight > 0
         self.rows.release(request.row, after_step=last_step if is_parked else None)
+        if not is_parked:
+            self._removed_rows.append(request.row)
         request.row = -1
         self._is_stale = True

@@ -10,7 +10,7 @@ import numpy as np
 from engine.core.batch import Batch
 from engine.core.request import Request
 from engine.core.request_table import RequestTable
-from engine.messages import NewRow
+from engine.messages import MaskTarget, NewRow
 
 # Logits and log-probabilities over the whole vocabulary cost as much for a prompt token as for a sampled one.
 MAX_SCORED_TOKENS = 64
@@ -27,6 +27,7 @@ class StepChanges:
     admission_room: int
     new_rows: list[NewRow] = field(default_factory=list)
     new_blocks: list[tuple[int, list[int]]] = field(default_factory=list)
+    drafts: dict[int, list[int]] = field(default_factory=dict)  # by slot
     score_room: int = MAX_SCORED_TOKENS
 
     def limit_scoring(self, request: Request, count: int) -> int:
@@ -63,24 +64,53 @@ class StepRecord:
     batch: Batch
     counts: np.ndarray  # scheduled tokens
     num_preemptions: np.ndarray  # when planned: a later value means the run was taken back
-    is_sampled: np.ndarray
-    gated: list[int]  # indices whose token needs a mask and has not come
+    num_samples: np.ndarray
+    gated: list[int]  # indices whose tokens need masks and have not come
+    drafts: dict[int, list[int]]  # by slot
     is_answered: bool = False
     has_masks_ordered: bool = False
 
+    def match(self, indices: np.ndarray) -> Batch:
+        """The requests of these rows."""
+        if len(indices) == len(self.batch):
+            return self.batch
+        is_answered = np.zeros(len(self.batch), dtype=bool)
+        is_answered[indices] = True
+        return self.batch.select(is_answered)
+
     def take_back_samples(self, table: RequestTable, indices: Sequence[int]) -> None:
         """No token will come for these rows."""
-        slots = self.batch.slots[indices]
-        table.num_in_flight[slots] -= 1
-        table.num_planned[slots] -= 1
+        slots, num_samples = self.batch.slots[indices], self.num_samples[indices]
+        table.num_in_flight[slots] -= num_samples
+        table.num_planned[slots] -= num_samples
 
     def take_back_runs(self, table: RequestTable, skipped: Sequence[int]) -> None:
         """These rows were not computed; those that were not preempted meanwhile are planned again."""
         if not skipped:
             return
-        self.take_back_samples(table, [index for index in skipped if self.is_sampled[index]])
+        self.take_back_samples(table, skipped)
         self.gated = [index for index in self.gated if index not in skipped]
-        places = list(skipped)
-        slots = self.batch.slots[places]
-        is_same = table.num_preemptions[slots] == self.num_preemptions[places]
-        table.num_computed[slots] -= np.where(is_same, self.counts[places], 0)
+        self._uncompute(table, np.array(skipped), self.counts[skipped])
+
+    def settle_samples(self, table: RequestTable, indices: np.ndarray, counts: np.ndarray) -> None:
+        """So many tokens have come for these rows; behind a wrong draft nothing that was computed counts."""
+        slots, num_samples = self.batch.slots[indices], self.num_samples[indices]
+        table.num_in_flight[slots] -= num_samples
+        if self.drafts:
+            num_missing = num_samples - counts
+            table.num_planned[slots] -= num_missing
+            self._uncompute(table, indices, num_missing)
+
+    def _uncompute(self, table: RequestTable, indices: np.ndarray, counts: np.ndarray) -> None:
+        slots = self.batch.slots[indices]
+        is_same = table.num_preemptions[slots] == self.num_preemptions[indices]
+        table.num_computed[slots] -= np.where(is_same, counts, 0)
+
+    def make_targets(self) -> list[MaskTarget]:
+        """The gated rows whose requests still live."""
+        gated = [(index, self.batch.requests[index]) for index in self.gated]
+        return [
+            MaskTarget(index, request.handle, self.drafts.get(request.slot, []))
+            for index, request in gated
+            if not request.is_finished
+        ]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import secrets
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -16,7 +16,7 @@ import numpy as np
 
 from engine.errors import InvalidRequest, PromptTooLong
 from engine.input.tokenizer import Tokenizer
-from engine.messages import AddRequest
+from engine.messages import AddRequest, NewCompletion
 from engine.sampling_params import SamplingParams, find_end_ids, is_unicode
 
 Prompt = str | Sequence[int] | np.ndarray | Mapping[str, object]
@@ -32,6 +32,8 @@ MAX_BAD_WORD_TOKENS = 2048
 Result = TypeVar("Result")
 
 _long_lane = ThreadPoolExecutor(1, "troupe-long-texts")
+# For as long as the process lives a handle is that of one completion.
+_handles = itertools.count()
 _SEED_STEP = 0x9E3779B97F4A7C15  # odd, far from 0: siblings of one request get unrelated seeds
 
 
@@ -119,7 +121,7 @@ class InputProcessor:
                         f"{name} needs a tokenizer; this engine was started without one", name
                     )
 
-    async def encode_bad_words(self, params: SamplingParams) -> tuple[tuple[int, ...], ...]:
+    async def encode_bad_words(self, params: SamplingParams) -> list[list[int]]:
         """Each bad word as it is written at the start of a text and, with a space before it, inside one.
 
         Raises:
@@ -145,36 +147,61 @@ class InputProcessor:
                 fields[0],
             )
 
-    def split(
+    def check_generated(
+        self, generated: Sequence[Sequence[int]], prompt_token_ids: list[int], params: SamplingParams
+    ) -> None:
+        """Hold the tokens that completions have produced before to the request.
+
+        Raises:
+            InvalidRequest: there are none for some completion, or it was over with them.
+        """
+        if not generated:
+            return
+        if len(generated) != params.n:
+            raise InvalidRequest(
+                f"generated_token_ids has {len(generated)} lists; there must be n={params.n}", "generated_token_ids"
+            )
+        room = self._max_model_len - len(prompt_token_ids)
+        limit = room if params.max_tokens is None else min(room, params.max_tokens)
+        for ids in generated:
+            self._check_ids("generated_token_ids", ids)
+            if len(ids) >= limit:
+                raise InvalidRequest(
+                    f"generated_token_ids has {len(ids)} tokens; at most {limit - 1} leave room for one more",
+                    "generated_token_ids",
+                )
+
+    def make_request(
         self,
         request_id: str,
         prompt_token_ids: list[int],
         params: SamplingParams,
-        priority: int,
-        cache_salt: str | None,
-        arrival_time: float | None = None,
-        bad_word_ids: tuple[tuple[int, ...], ...] = (),
-    ) -> list[AddRequest]:
-        """One message per completion; they share the prompt's blocks through the prefix cache.
+        priority: int = 0,
+        cache_salt: str | None = None,
+        age_s: float = 0.0,
+        bad_word_ids: Sequence[list[int]] = (),
+        generated_token_ids: Sequence[Sequence[int]] = (),
+    ) -> AddRequest:
+        """The request with its n completions, which share the prompt's blocks through the prefix cache.
 
-        The first tells the log-probabilities of the prompt for all.
+        Args:
+            generated_token_ids: of each completion, what it has produced before; empty for a new request.
         """
         seed = secrets.randbits(63) if params.seed is None else params.seed
-        single = replace(params, n=1)  # also its own dict of biases, which the caller cannot change any more
-        sibling = single if params.prompt_logprobs is None else replace(single, prompt_logprobs=None)
-        return [
-            AddRequest(
-                request_id=request_id if params.n == 1 else f"{request_id}#{index}",
-                prompt_token_ids=prompt_token_ids,
-                params=sibling if index else single,
-                seed=(seed + index * _SEED_STEP) % 2**63,
-                arrival_time=time.monotonic() if arrival_time is None else arrival_time,
-                priority=priority,
-                cache_salt=cache_salt,
-                bad_word_ids=bad_word_ids,
-            )
-            for index in range(params.n)
-        ]
+        generated = generated_token_ids or [[]] * params.n
+        return AddRequest(
+            request_id,
+            prompt_token_ids,
+            replace(params),  # with its own dict of biases, which the caller cannot change any more
+            [
+                NewCompletion(next(_handles), (seed + index * _SEED_STEP) % 2**63, list(generated[index]))
+                for index in range(params.n)
+            ],
+            age_s,
+            priority,
+            cache_salt,
+            list(bad_word_ids),
+        )
 
     async def _encode_prompt(self, text: str) -> list[int]:
         self._check_length(len(text), "prompt")
@@ -192,7 +219,7 @@ class InputProcessor:
                 name,
             )
 
-    def _encode_forms(self, forms: Iterable[str]) -> tuple[tuple[int, ...], ...]:
+    def _encode_forms(self, forms: Iterable[str]) -> list[list[int]]:
         found: dict[tuple[int, ...], None] = {}
         num_tokens = 0
         for form in forms:
@@ -208,7 +235,7 @@ class InputProcessor:
                     f"have {num_tokens} tokens; all of them may have at most {MAX_BAD_WORD_TOKENS}",
                     "bad_words",
                 )
-        return tuple(found)
+        return [list(ids) for ids in found]
 
     def _check_ids(self, name: str, ids: Sequence[int]) -> None:
         if ids and not (min(ids) >= 0 and max(ids) < self._vocab_size):

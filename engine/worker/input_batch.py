@@ -69,7 +69,7 @@ class InputBatch:
             self._device_tables = torch.zeros(max_num_seqs, max_blocks, dtype=torch.int32, device=device)
 
     def apply(self, plan: StepPlan) -> None:
-        """Take in the rows and blocks that are new with this plan."""
+        """Take in the rows, blocks and drafts that are new with this plan."""
         for new_row in plan.new_rows:
             self._add(new_row)
         for row, block_ids in plan.new_blocks:
@@ -78,6 +78,12 @@ class InputBatch:
             self._num_blocks[row] = start + len(block_ids)
         if self._device_tables is not None:
             self._update_tables([new.row for new in plan.new_rows] + [row for row, _ in plan.new_blocks])
+        if len(plan.draft_token_ids):
+            num_drafts = np.maximum(plan.num_samples - 1, 0)
+            firsts = plan.starts + plan.num_scheduled_tokens - num_drafts
+            offsets = np.cumsum(num_drafts) - num_drafts
+            positions = np.repeat(firsts - offsets, num_drafts) + np.arange(len(plan.draft_token_ids))
+            self.append(np.repeat(plan.rows, num_drafts), positions, self._to_device(plan.draft_token_ids))
 
     def make_input(self, rows: np.ndarray, starts: np.ndarray, counts: np.ndarray) -> ModelInput:
         """Flatten runs [start, start + count) of the given rows into one input; all arrays are [R] int64."""
@@ -100,7 +106,7 @@ class InputBatch:
         return ModelInput(buffers.input_ids, buffers.positions, metadata, bounds[1:] - 1)
 
     def append(self, rows: np.ndarray, positions: np.ndarray, token_ids: Tensor) -> None:
-        """Write sampled tokens [R] at their positions; -1 (nothing sampled) is written as 0."""
+        """Write tokens [N] at their positions; -1 (nothing sampled) is written as 0."""
         index = self._to_device(rows * self._stride + positions)
         self._token_pool.index_copy_(0, index, token_ids.clamp(min=0))
 

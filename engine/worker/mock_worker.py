@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import time
 
+import numpy as np
+
 from engine.config import EngineConfig, ResolvedConfig, WorkerConfig, resolve_config
-from engine.messages import SampleGate, StepDone, StepPlan
+from engine.messages import StepDone, StepMasks, StepPlan
 from engine.model import ModelConfig
 
 # The made-up tokens are [first, first + number): clear of special ones and of single bytes in most vocabularies.
@@ -60,9 +62,9 @@ class MockWorker:
     def execute(self, plan: StepPlan) -> StepDone:
         if self._step_s:
             time.sleep(self._step_s)
-        indices = plan.is_sampled.nonzero()[0]
+        indices = np.flatnonzero(plan.num_samples)
         token_ids = (plan.starts[indices] + plan.rows[indices]) % _NUM_TOKENS + _FIRST_TOKEN
-        return StepDone(plan.step_id, indices, token_ids, is_last=True)
+        return StepDone(plan.step_id, indices, np.ones_like(indices), token_ids)
 
-    def sample_gated(self, gate: SampleGate) -> None:
+    def sample_gated(self, masks: StepMasks) -> None:
         """The answer came with the step: made-up tokens know no grammar."""

@@ -1,7 +1,7 @@
 """ModelRunner: turns a step plan into a forward pass and sampled tokens.
 
     apply changes ─▶ forward ─▶ sample plain rows ─▶ answer
-                                  gated rows ─▶ parked until their masks come (SampleGate) ─▶ answer
+                                  gated rows ─▶ parked until their masks come (StepMasks) ─▶ answer
 
 A row whose last token is still parked cannot be computed; it is skipped and the scheduler plans it again.
 """
@@ -15,13 +15,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.messages import NewRow, SampleGate, StepDone, StepPlan
+from engine.messages import NewRow, StepDone, StepMasks, StepPlan
 from engine.model import DecoderModel
 from engine.worker.device_link import DeviceLink, HostLink, PendingStep
 from engine.worker.fused_head import FusedHead
 from engine.worker.input_batch import InputBatch, ModelInput
 from engine.worker.launched_step import LaunchedStep
 from engine.worker.prefix_groups import PrefixGroups
+from engine.worker.sampling.drafts import SampleRuns, sample_runs
 from engine.worker.sampling.logprobs import SampledLogprobs, compute_prompt_logprobs
 from engine.worker.sampling.sampler import SampledTokens, Sampler
 from engine.worker.sampling.state import SamplingState
@@ -30,12 +31,10 @@ from engine.worker.sampling.transfer import upload
 
 @dataclass(slots=True)
 class ParkedRows:
-    """Gated rows of one step, waiting for their masks. Arrays are [M], logits [M, V] float32."""
+    """Gated rows of one step, waiting for their masks."""
 
-    indices: np.ndarray  # in the step
-    rows: np.ndarray
-    positions: np.ndarray
-    logits: Tensor
+    runs: SampleRuns
+    logits: Tensor  # [positions, V] float32
 
 
 class ModelRunner:
@@ -92,10 +91,10 @@ class ModelRunner:
         return None if launched is None else self._bring_back(launched)
 
     @torch.inference_mode()
-    def sample_gated(self, gate: SampleGate) -> StepDone | PendingStep | None:
+    def sample_gated(self, masks: StepMasks) -> StepDone | PendingStep | None:
         """Sample the parked rows of a step under their masks; None when that step parked none."""
         with self._link.launch_section():
-            launched = self._launch_gated(gate)
+            launched = self._launch_gated(masks)
         return None if launched is None else self._bring_back(launched)
 
     def _launch(self, plan: StepPlan) -> LaunchedStep | None:
@@ -112,50 +111,40 @@ class ModelRunner:
         # A method of its own kept here would be a cycle, and the rows outlive the runner.
         hidden = self.run_model(model_input) if self._forward is None else self._forward(model_input)
         launched.prompt_logprobs = self._compute_prompt_logprobs(live, rows, starts, counts, hidden)
-        sampled, gated = plan.is_sampled[live], plan.is_gated[live]
-        if not sampled.any():
+        num_samples = plan.num_samples[live]
+        is_sampled = num_samples > 0
+        if not is_sampled.any():
             return launched
-        picked = np.flatnonzero(sampled)
-        if not gated[picked].any() and self._head.takes(rows[picked]):
-            last = self._select(hidden, model_input.last_token_index[picked])
-            tokens = self._head.sample(last, rows[picked], (starts + counts)[picked])
-            self._keep(launched, live[picked], rows[picked], (starts + counts)[picked], tokens)
+        runs = self._list_runs(plan, live[is_sampled])
+        last = self._select(hidden, runs.spread(model_input.last_token_index[is_sampled]))
+        is_gated = plan.is_gated[live[is_sampled]]
+        if not is_gated.any() and self._head.takes(runs.flat_rows):
+            self._keep(launched, runs, self._head.sample(last, runs.flat_rows, runs.positions))
             return launched
-        logits = self.model.compute_logits(self._select(hidden, model_input.last_token_index[picked]))
-        is_plain = ~gated[picked]
-        if not is_plain.all():
-            parked = np.flatnonzero(~is_plain)
-            self._park(
-                plan.step_id, live, rows, starts + counts, picked[parked], self._select(logits, parked)
-            )
-            if not is_plain.any() and not skipped and not launched.prompt_logprobs and bool(sampled.all()):
+        logits = self.model.compute_logits(last)
+        if is_gated.any():
+            is_parked = np.repeat(is_gated, runs.counts)
+            self._park(plan.step_id, runs.select(is_gated), self._select(logits, np.flatnonzero(is_parked)))
+            has_nothing = is_gated.all() and is_sampled.all() and not skipped and not launched.prompt_logprobs
+            if has_nothing:
                 return None
-            logits = self._select(logits, np.flatnonzero(is_plain))
-            picked = picked[is_plain]
-        launched.is_last = bool(is_plain.all())
-        self._sample(launched, live[picked], rows[picked], (starts + counts)[picked], logits)
+            launched.is_last = False
+            runs, logits = runs.select(~is_gated), self._select(logits, np.flatnonzero(~is_parked))
+        self._sample(launched, runs, logits)
         return launched
 
-    def _launch_gated(self, gate: SampleGate) -> LaunchedStep | None:
-        parked = self._parked.pop(gate.step_id, None)
+    def _launch_gated(self, masks: StepMasks) -> LaunchedStep | None:
+        parked = self._parked.pop(masks.step_id, None)
         if parked is None:
             return None
-        self._parked_rows.difference_update(parked.rows.tolist())
-        place = {index: at for at, index in enumerate(parked.indices.tolist())}
-        mask_rows = np.array(
-            [at for at, index in enumerate(gate.indices.tolist()) if index in place], dtype=np.int64
-        )
-        kept = np.array([place[index] for index in gate.indices[mask_rows].tolist()], dtype=np.int64)
-        launched = LaunchedStep(gate.step_id)
-        if len(kept):
-            self._sample(
-                launched,
-                parked.indices[kept],
-                parked.rows[kept],
-                parked.positions[kept],
-                self._select(parked.logits, kept),
-                np.ascontiguousarray(gate.bitmask[mask_rows]),
-            )
+        runs = parked.runs
+        self._parked_rows.difference_update(runs.rows.tolist())
+        launched = LaunchedStep(masks.step_id)
+        # Rows whose request ended have no masks; rows that were skipped have masks and are not parked.
+        is_kept, is_used = np.isin(runs.indices, masks.indices), np.isin(masks.indices, runs.indices)
+        logits = self._select(parked.logits, np.flatnonzero(np.repeat(is_kept, runs.counts)))
+        bitmask = masks.bitmask[np.repeat(is_used, masks.counts)]
+        self._sample(launched, runs.select(is_kept), logits, bitmask)
         return launched
 
     def _bring_back(self, launched: LaunchedStep) -> StepDone | PendingStep:
@@ -185,51 +174,37 @@ class ModelRunner:
         if new_row.params.prompt_logprobs is not None:
             self._prompt_logprobs[new_row.row] = (prompt, new_row.params.prompt_logprobs)
 
-    def _split_parked(self, plan: StepPlan) -> tuple[np.ndarray, tuple[int, ...]]:
+    def _split_parked(self, plan: StepPlan) -> tuple[np.ndarray, list[int]]:
         """Indices of the rows that can be computed, and of those that cannot yet."""
         if not self._parked_rows:
-            return np.arange(len(plan.rows)), ()
+            return np.arange(len(plan.rows)), []
         is_parked = np.isin(plan.rows, np.fromiter(self._parked_rows, dtype=np.int64))
-        return np.flatnonzero(~is_parked), tuple(np.flatnonzero(is_parked).tolist())
+        return np.flatnonzero(~is_parked), np.flatnonzero(is_parked).tolist()
 
-    def _park(
-        self,
-        step_id: int,
-        live: np.ndarray,
-        rows: np.ndarray,
-        ends: np.ndarray,
-        picked: np.ndarray,
-        logits: Tensor,
-    ) -> None:
-        self._parked[step_id] = ParkedRows(live[picked], rows[picked], ends[picked], logits)
-        self._parked_rows.update(rows[picked].tolist())
+    def _list_runs(self, plan: StepPlan, indices: np.ndarray) -> SampleRuns:
+        """The rows that sample; `indices` are theirs in the step."""
+        ends = plan.starts[indices] + plan.num_scheduled_tokens[indices]
+        drafts = plan.draft_token_ids
+        if len(drafts) and len(indices) < len(plan.rows):
+            num_drafts = np.maximum(plan.num_samples - 1, 0)
+            drafts = drafts[np.isin(np.repeat(np.arange(len(plan.rows)), num_drafts), indices)]
+        return SampleRuns(indices, plan.rows[indices], ends, plan.num_samples[indices], drafts)
+
+    def _park(self, step_id: int, runs: SampleRuns, logits: Tensor) -> None:
+        self._parked[step_id] = ParkedRows(runs, logits)
+        self._parked_rows.update(runs.rows.tolist())
 
     def _sample(
-        self,
-        launched: LaunchedStep,
-        indices: np.ndarray,
-        rows: np.ndarray,
-        positions: np.ndarray,
-        logits: Tensor,
-        bitmask: np.ndarray | None = None,
+        self, launched: LaunchedStep, runs: SampleRuns, logits: Tensor, bitmask: np.ndarray | None = None
     ) -> None:
-        """Sample one token a row; `positions` are where the new tokens will stand."""
-        if not len(rows):
-            return
-        sampled = self.sampler.sample(logits, rows, positions, bitmask)
-        self._keep(launched, indices, rows, positions, sampled)
+        """Sample every position of these rows, if there are any."""
+        if len(runs.rows):
+            self._keep(launched, runs, sample_runs(self.sampler, runs, logits, bitmask))
 
-    def _keep(
-        self,
-        launched: LaunchedStep,
-        indices: np.ndarray,
-        rows: np.ndarray,
-        positions: np.ndarray,
-        sampled: SampledTokens,
-    ) -> None:
+    def _keep(self, launched: LaunchedStep, runs: SampleRuns, sampled: SampledTokens) -> None:
         """Put the tokens where the next step finds them, and into the answer."""
-        self.batch.append(rows, positions, sampled.token_ids)
-        launched.indices, launched.sampled = indices, sampled
+        self.batch.append(runs.flat_rows, runs.positions, sampled.token_ids)
+        launched.runs, launched.sampled = runs, sampled
 
     def _compute_prompt_logprobs(
         self, live: np.ndarray, rows: np.ndarray, starts: np.ndarray, counts: np.ndarray, hidden: Tensor

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from engine.messages import NewRow, SampleGate, StepPlan
+from engine.messages import NewRow, StepMasks, StepPlan
 from engine.sampling_params import SamplingParams
 
 FILTERED = SamplingParams(max_tokens=2, temperature=0.7, top_p=0.9, seed=0)
@@ -29,7 +29,7 @@ PROMPT_LEN = 20
 
 def list_warm_up(
     max_model_len: int, vocab_size: int, *, is_thorough: bool
-) -> Iterator[StepPlan | SampleGate]:
+) -> Iterator[StepPlan | StepMasks]:
     """The steps, in order, with the masks that some of them wait for.
 
     Args:
@@ -46,8 +46,9 @@ def list_warm_up(
     for count in (1, 2):
         yield _make_plan(3, FILTERED, max_model_len - count, count)
     yield _make_plan(4, FILTERED, 0, 2, is_gated=True)
+    one = np.ones(1, dtype=np.int64)
     words = np.full((1, -(-vocab_size // 32)), -1, dtype=np.int32)
-    yield SampleGate(4, np.zeros(1, dtype=np.int64), words)
+    yield StepMasks(4, np.zeros(1, dtype=np.int64), one, words)
 
 
 def _make_plan(
@@ -55,15 +56,15 @@ def _make_plan(
 ) -> StepPlan:
     """One row without blocks; with params it is a new one."""
     prompt = np.zeros(start + count, dtype=np.int64)
-    flag = np.ones(1, dtype=bool)
     return StepPlan(
         step_id=step_id,
         removed_rows=[],
-        new_rows=[] if params is None else [NewRow(0, prompt, len(prompt), [], params, 0, ())],
+        new_rows=[] if params is None else [NewRow(0, prompt, len(prompt), [], params, 0)],
         new_blocks=[],
         rows=np.zeros(1, dtype=np.int64),
         starts=np.array([start], dtype=np.int64),
         num_scheduled_tokens=np.array([count], dtype=np.int64),
-        is_sampled=flag,
-        is_gated=flag & is_gated,
+        num_samples=np.ones(1, dtype=np.int64),
+        is_gated=np.array([is_gated]),
+        draft_token_ids=np.zeros(0, dtype=np.int64),
     )

@@ -17,7 +17,7 @@ import torch
 
 from engine.config import EngineConfig, ResolvedConfig, WorkerConfig, resolve_config
 from engine.host_memory import measure_host_memory
-from engine.messages import SampleGate, StepDone, StepPlan
+from engine.messages import StepDone, StepMasks, StepPlan
 from engine.model import DecoderModel, ModelConfig, RopeConfig, load_model
 from engine.worker.cuda_link import CudaGraphRecorder, CudaLink
 from engine.worker.decode_graphs import DecodeBuffers, DecodeGraphs, list_padded_sizes
@@ -171,8 +171,8 @@ class Worker:
             self.do_chore()
         return answer
 
-    def sample_gated(self, gate: SampleGate) -> StepDone | PendingStep | None:
-        return self.runner.sample_gated(gate)
+    def sample_gated(self, masks: StepMasks) -> StepDone | PendingStep | None:
+        return self.runner.sample_gated(masks)
 
     @property
     def has_chore(self) -> bool:

@@ -70,27 +70,24 @@ class LogitEdits:
             logits.index_fill_(0, upload(places[is_limited], logits.device), -torch.inf)
             logits[allowed_places, allowed_ids] = kept
 
-    def forbid_end(self, logits: Tensor, places: np.ndarray, rows: np.ndarray, has_mask: np.ndarray) -> None:
+    def forbid_end(self, logits: Tensor, places: np.ndarray, rows: np.ndarray, has_mask: bool) -> None:
         """Forbid the ids that would end the text, in place, for rows still short of min_tokens.
 
         Args:
             logits: [R, V] float32, already masked.
             places, rows: as in `apply`.
-            has_mask: [r] bool, whether a grammar masks the row. Where it leaves nothing but ending, the text
-                is complete and min_tokens gives way: there is no longer one.
+            has_mask: whether grammars mask the rows. Where one leaves nothing but ending, the text is complete
+                and min_tokens gives way: there is no longer one.
         """
         end_ids = [self._edits[row].end_ids for row in rows.tolist()]
         end_places, token_ids = _flatten(places, end_ids, logits.device)
         before = logits[end_places, token_ids]
         logits[end_places, token_ids] = -torch.inf
-        if not has_mask.any():
+        if not has_mask:
             return
-        num_ids = [len(ids) for ids in end_ids]
-        all_places, masked = upload_lists([places, np.repeat(has_mask, num_ids)], logits.device)
-        is_stuck = logits.index_select(0, all_places).amax(dim=-1) == -torch.inf
-        entry_rows = upload(np.repeat(np.arange(len(rows)), num_ids), logits.device)
-        give_way = is_stuck[entry_rows] & (masked > 0)
-        logits[end_places, token_ids] = torch.where(give_way, before, -torch.inf)
+        is_stuck = logits.index_select(0, upload(places, logits.device)).amax(dim=-1) == -torch.inf
+        entry_rows = upload(np.repeat(np.arange(len(rows)), [len(ids) for ids in end_ids]), logits.device)
+        logits[end_places, token_ids] = torch.where(is_stuck[entry_rows], before, -torch.inf)
 
 
 def _flatten(places: np.ndarray, ids: Sequence[np.ndarray], device: torch.device) -> tuple[Tensor, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -27,6 +27,10 @@ class SampledLogprobs:
     num_top: np.ndarray  # [K] how many alternatives the row asked for, at most k
     has_mask: np.ndarray  # [K] bool
     packed: Tensor
+
+    def move(self, places: np.ndarray) -> SampledLogprobs:
+        """The same, for a batch of which the sampled one was these places."""
+        return replace(self, places=places[self.places])
 
     def to_lists(self, host: np.ndarray | None = None) -> dict[int, TokenLogprobs]:
         """By index in the sampled batch; a row whose sampling failed is left out.
@@ -56,7 +60,6 @@ def compute_logprobs(
     token_ids: Tensor,
     num_top: int,
     allowed: Tensor | None = None,
-    allowed_rows: Tensor | None = None,
 ) -> Tensor:
     """Log-probabilities of one token per row and of the most likely ones.
 
@@ -64,8 +67,7 @@ def compute_logprobs(
         raw: [K, V] float32, the model's logits.
         token_ids: [K] int64; -1 for a row whose sampling failed.
         num_top: k, at least 0; at most V are given.
-        allowed: [M, V] bool, the grammar masks; None: no row has one.
-        allowed_rows: [K] int64, the mask of each row; -1 for none.
+        allowed: [K, V] bool, the grammar masks; None: no row has one.
 
     Returns [K, 1 + 3 * (1 + k)] int32, see `SampledLogprobs`. A row's values do not depend on the other rows.
     """
@@ -73,10 +75,7 @@ def compute_logprobs(
     packed = torch.empty(raw.shape[0], 4 + 3 * num_top, dtype=torch.int32, device=raw.device)
     vocab = torch.arange(raw.shape[1], device=raw.device)
     for rows in split_rows(raw.shape[0], raw.shape[1], raw.device):
-        chunk_allowed = None
-        if allowed is not None and allowed_rows is not None:
-            picked = allowed_rows[rows].unsqueeze(-1)
-            chunk_allowed = (picked < 0) | allowed.index_select(0, picked.flatten().clamp(min=0))
+        chunk_allowed = None if allowed is None else allowed[rows]
         packed[rows] = _compute_chunk(raw[rows], vocab, token_ids[rows], num_top, chunk_allowed)
     return packed
 

@@ -9,7 +9,7 @@ A row's token never depends on the rows beside it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -34,19 +34,7 @@ class SampledTokens:
     """
 
     token_ids: Tensor  # [R] int64 on the device
-    logprobs: SampledLogprobs | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class RowMasks:
-    """Grammar masks of a batch, packed, with the logits row each belongs to."""
-
-    words: Tensor  # [M, W] int32 on the device
-    places: np.ndarray | None  # [M] ascending; None: all rows
-
-    def list_places(self) -> np.ndarray:
-        """The logits rows that have a mask, ascending."""
-        return np.arange(len(self.words)) if self.places is None else self.places
+    logprobs: list[SampledLogprobs] = field(default_factory=list)  # of rows that asked
 
 
 class Sampler:
@@ -61,24 +49,23 @@ class Sampler:
         logits: Tensor,
         rows: np.ndarray,
         positions: np.ndarray,
-        bitmask: np.ndarray | Tensor | None = None,
-        bitmask_rows: np.ndarray | None = None,
+        bitmask: np.ndarray | None = None,
+        is_right: Tensor | None = None,
     ) -> SampledTokens:
         """Sample one token per row, and let the row's penalties and bad words follow it.
 
         Args:
             logits: [R, V] float32 on the state's device; overwritten.
-            rows: [R] the state's row of each, all different.
+            rows: [R] the state's row of each; all different where one has penalties or bad words.
             positions: [R] place in the sequence of the token being sampled.
-            bitmask: [M, ceil(V/32)] int32, bit 1 = allowed.
-            bitmask_rows: [M] index into the logits' rows that each mask is for, all different; None: M = R,
-                and each row has the mask of its number.
+            bitmask: [R, ceil(V/32)] int32, bit 1 = allowed; None: no row has a mask.
+            is_right: [R] bool on the device: whose penalties and bad words follow; None: all.
 
         Raises:
             ValueError: shapes that do not belong together.
         """
         self._check_shapes(logits, rows, positions)
-        masks = self._read_masks(bitmask, bitmask_rows, len(rows))
+        masks = None if bitmask is None else upload(bitmask, self.state.device)
         if not len(rows):
             return SampledTokens(torch.empty(0, dtype=torch.int64, device=logits.device))
         flags = self.state.flags[rows]
@@ -95,10 +82,10 @@ class Sampler:
             drawn = self._draw(logits, rows, positions)
             token_ids = drawn.where(drawn >= 0, NO_TOKEN_LEFT).where(is_sound, BROKEN_LOGITS)
         if used_flags & HISTORY_FLAGS:
-            self.state.append(rows, token_ids)
+            self.state.append(rows, token_ids if is_right is None else token_ids.where(is_right, -1))
         if raw is None:
             return SampledTokens(token_ids)
-        return SampledTokens(token_ids, self._compute_logprobs(raw, wants_logprobs, rows, token_ids, masks))
+        return SampledTokens(token_ids, [self._compute_logprobs(raw, wants_logprobs, rows, token_ids, masks)])
 
     def _check_shapes(self, logits: Tensor, rows: np.ndarray, positions: np.ndarray) -> None:
         expected = (len(rows), self.state.vocab_size)
@@ -108,33 +95,6 @@ class Sampler:
                 f"{len(rows)} rows: expected {expected} float32"
             )
 
-    def _read_masks(
-        self, bitmask: np.ndarray | Tensor | None, bitmask_rows: np.ndarray | None, num_rows: int
-    ) -> RowMasks | None:
-        if bitmask is None or not len(bitmask):
-            return None
-        if bitmask_rows is None:
-            if len(bitmask) != num_rows:
-                raise ValueError(f"{len(bitmask)} masks without bitmask_rows do not fit {num_rows} rows")
-            return RowMasks(self._upload_words(bitmask), None)
-        places = np.asarray(bitmask_rows, np.int64)
-        if len(places) != len(bitmask) or len(np.unique(places)) != len(places):
-            raise ValueError(f"{len(bitmask)} masks need as many distinct bitmask_rows, not {list(places)}")
-        if places.min() < 0 or places.max() >= num_rows:
-            raise ValueError(f"bitmask_rows {places.tolist()} must be from 0 to {num_rows - 1}")
-        words, order = self._upload_words(bitmask), np.argsort(places)
-        if (order[1:] < order[:-1]).any():
-            words = words.index_select(0, upload(order, words.device))
-        return RowMasks(words, places[order])
-
-    def _upload_words(self, bitmask: np.ndarray | Tensor) -> Tensor:
-        if not isinstance(bitmask, Tensor):
-            bitmask = upload(bitmask, self.state.device)
-        words = bitmask.to(self.state.device, non_blocking=True)
-        if words.dtype != torch.int32:
-            raise ValueError(f"bitmask must be int32, not {words.dtype}")
-        return words
-
     def _edit(
         self,
         logits: Tensor,
@@ -142,7 +102,7 @@ class Sampler:
         positions: np.ndarray,
         flags: np.ndarray,
         used_flags: int,
-        masks: RowMasks | None,
+        masks: Tensor | None,
     ) -> None:
         """Everything that changes logits before the temperature, in place."""
         state = self.state
@@ -156,14 +116,12 @@ class Sampler:
                 places = np.flatnonzero(flags & flag)
                 step(logits, places, rows[places])
         if masks is not None:
-            mask_rows = None if masks.places is None else upload(masks.places, logits.device)
-            apply_bitmask(logits, masks.words, mask_rows)
+            apply_bitmask(logits, masks, None)
         if not used_flags & RowFlag.MIN_TOKENS:
             return
         places = np.flatnonzero(positions - state.num_prompt_tokens[rows] < state.edits.min_tokens[rows])
         if len(places):
-            masked = np.empty(0) if masks is None else masks.list_places()
-            state.edits.forbid_end(logits, places, rows[places], np.isin(places, masked))
+            state.edits.forbid_end(logits, places, rows[places], masks is not None)
 
     def _draw(self, logits: Tensor, rows: np.ndarray, positions: np.ndarray) -> Tensor:
         """One token per row; [R] int64, -1 where a row has none."""
@@ -194,18 +152,12 @@ class Sampler:
         return draw_filtered(logits, keys, temperature, upload(top_k, device), top_p, log_min_p, width)
 
     def _compute_logprobs(
-        self, raw: Tensor, places: np.ndarray, rows: np.ndarray, token_ids: Tensor, masks: RowMasks | None
+        self, raw: Tensor, places: np.ndarray, rows: np.ndarray, token_ids: Tensor, masks: Tensor | None
     ) -> SampledLogprobs:
         num_top = self.state.num_logprobs[rows[places]]
         own_ids = pick_rows(token_ids, places)
-        has_mask = np.zeros(len(places), bool)
-        if masks is None:
-            packed = compute_logprobs(raw, own_ids, int(num_top.max()))
-        else:
-            mask_of = np.full(len(rows), -1, np.int64)
-            mask_of[masks.list_places()] = np.arange(len(masks.words))
-            has_mask = mask_of[places] >= 0
-            allowed_rows = upload(mask_of[places], raw.device)
-            allowed = unpack_bitmask(masks.words, self.state.vocab_size)
-            packed = compute_logprobs(raw, own_ids, int(num_top.max()), allowed, allowed_rows)
-        return SampledLogprobs(places, num_top, has_mask, packed)
+        allowed = None
+        if masks is not None:
+            allowed = unpack_bitmask(pick_rows(masks, places), self.state.vocab_size)
+        packed = compute_logprobs(raw, own_ids, int(num_top.max()), allowed)
+        return SampledLogprobs(places, num_top, np.full(len(places), masks is not None), packed)

@@ -8,7 +8,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.errors import InvalidRequest
 from engine.sampling_params import SamplingParams
 from engine.worker.sampling.bad_words import BadWords
 from engine.worker.sampling.counts import TokenCounts
@@ -88,11 +87,7 @@ class SamplingState:
                 penalties, bad words and min_tokens go on as if the request had never been preempted.
             eos_token_ids: ids that end a text for this model.
             bad_word_ids: token ids of every bad word.
-
-        Raises:
-            InvalidRequest: a token id outside the vocabulary; the row is then left as it was.
         """
-        check_token_ids(params, self.vocab_size)
         self.remove(row)
         output = np.asarray(output_token_ids, np.int64)
         self.seed[row] = np.uint64(seed % 2**64).astype(np.int64)
@@ -150,15 +145,3 @@ class SamplingState:
             self.kind[row] = DrawKind.NARROW if top_k <= NARROW_WIDTH else DrawKind.SORTED
         if params.min_p > 0:
             self.flags[row] |= RowFlag.MIN_P
-
-
-def check_token_ids(params: SamplingParams, vocab_size: int) -> None:
-    """Raise InvalidRequest when logit_bias or allowed_token_ids name a token the model does not have.
-
-    Ids in stop_token_ids beyond the vocabulary can never be sampled and do no harm.
-    """
-    allowed = params.allowed_token_ids or ()
-    for name, ids in (("logit_bias", tuple(params.logit_bias)), ("allowed_token_ids", allowed)):
-        for token_id in ids:
-            if not 0 <= token_id < vocab_size:
-                raise InvalidRequest(f"{name}: token id {token_id} must be from 0 to {vocab_size - 1}", name)

@@ -1,0 +1,1 @@
+"""Speculative decoding: who proposes tokens that the model has only to confirm."""

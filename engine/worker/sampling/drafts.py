@@ -1,0 +1,116 @@
+"""Drafts: rows that sample several tokens in one step, and which of them count.
+
+A row with d drafts has d + 1 positions: its next token, and one behind each draft. Each is sampled as it would be
+without drafts, with the row's own parameters and the noise of its position. A token counts while all drafts before it
+equal what was sampled, so drafts never change a text.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.worker.sampling.sampler import HISTORY_FLAGS, SampledTokens, Sampler
+from engine.worker.sampling.transfer import upload
+
+
+@dataclass(frozen=True, slots=True)
+class SampleRuns:
+    """R rows of a step that sample, with N positions in all, one row after another."""
+
+    indices: np.ndarray  # [R] in the step
+    rows: np.ndarray  # [R]
+    ends: np.ndarray  # [R] the last position of each, where its token behind all drafts will stand
+    counts: np.ndarray  # [R] positions of each, at least 1
+    draft_token_ids: np.ndarray  # [N - R] of one row after another
+
+    @property
+    def has_drafts(self) -> bool:
+        return len(self.draft_token_ids) > 0
+
+    @property
+    def flat_rows(self) -> np.ndarray:
+        """[N] the row of each position."""
+        return np.repeat(self.rows, self.counts) if self.has_drafts else self.rows
+
+    @property
+    def positions(self) -> np.ndarray:
+        """[N] where each sampled token will stand."""
+        return self.spread(self.ends)
+
+    @property
+    def offsets(self) -> np.ndarray:
+        """[R] the first of each row's positions among the N."""
+        return np.cumsum(self.counts) - self.counts
+
+    def spread(self, last: np.ndarray) -> np.ndarray:
+        """[N] a number for each position, which grows by one to the row's last [R]."""
+        if not self.has_drafts:
+            return last
+        firsts = last - self.counts + 1
+        return np.repeat(firsts - self.offsets, self.counts) + np.arange(int(self.counts.sum()))
+
+    def select(self, is_kept: np.ndarray) -> SampleRuns:
+        """Those that a mask [R] keeps."""
+        drafts = self.draft_token_ids
+        if self.has_drafts:
+            drafts = drafts[np.repeat(is_kept, self.counts - 1)]
+        return SampleRuns(
+            self.indices[is_kept], self.rows[is_kept], self.ends[is_kept], self.counts[is_kept], drafts
+        )
+
+    def index_of(self, place: int) -> int:
+        """The index in the step of the row that has this position."""
+        row = np.searchsorted(self.offsets, place, side="right") - 1 if self.has_drafts else place
+        return int(self.indices[row])
+
+    def verify(self, token_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """How many of the sampled tokens [N] count, per row [R], and which [N]."""
+        if not self.has_drafts:
+            return self.counts, np.ones(len(token_ids), dtype=bool)
+        is_first = np.zeros(len(token_ids), dtype=bool)
+        is_first[self.offsets] = True
+        is_wrong = np.zeros(len(token_ids), dtype=np.int64)
+        is_wrong[~is_first] = token_ids[np.flatnonzero(~is_first) - 1] != self.draft_token_ids
+        num_wrong = np.cumsum(is_wrong)
+        is_kept = num_wrong == np.repeat(num_wrong[self.offsets], self.counts)
+        return np.add.reduceat(is_kept, self.offsets), is_kept
+
+
+def sample_runs(
+    sampler: Sampler, runs: SampleRuns, logits: Tensor, bitmask: np.ndarray | None = None
+) -> SampledTokens:
+    """Sample every position. What stands behind a wrong draft has no meaning.
+
+    Args:
+        logits: [N, V] float32; overwritten.
+        bitmask: [N, ceil(V/32)] int32 of every position, or None.
+    """
+    rows, positions = runs.flat_rows, runs.positions
+    if not runs.has_drafts or not (sampler.state.flags[runs.rows] & HISTORY_FLAGS).any():
+        return sampler.sample(logits, rows, positions, bitmask)
+    # Penalties and bad words look at the tokens before: one position of every row after another. A row whose draft
+    # was wrong goes on without leaving a trace in its history.
+    device = logits.device
+    token_ids = torch.empty(len(rows), dtype=torch.int64, device=device)
+    is_right = torch.ones(len(runs.rows), dtype=torch.bool, device=device)
+    drafts = np.full(len(rows), -1, dtype=np.int64)
+    is_last = np.zeros(len(rows), dtype=bool)
+    is_last[runs.offsets + runs.counts - 1] = True
+    drafts[~is_last] = runs.draft_token_ids
+    logprobs = []
+    for number in range(int(runs.counts.max())):
+        members = np.flatnonzero(runs.counts > number)
+        places = runs.offsets[members] + number
+        there, here = upload(members, device), upload(places, device)
+        masks = None if bitmask is None else np.ascontiguousarray(bitmask[places])
+        part = sampler.sample(
+            logits.index_select(0, here), rows[places], positions[places], masks, is_right[there]
+        )
+        token_ids[here] = part.token_ids
+        is_right[there] &= part.token_ids == upload(drafts[places], device)
+        logprobs += [found.move(places) for found in part.logprobs]
+    return SampledTokens(token_ids, logprobs)

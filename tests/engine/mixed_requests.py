@@ -1,0 +1,115 @@
+"""200 requests of every kind side by side, and what each of their completions was."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from engine import Engine, RequestOutput, SamplingParams
+from grammar import GrammarSpec
+
+NUM_REQUESTS = 200
+# Few blocks and seats, so that requests wait, are preempted and give way to more urgent ones.
+TIGHT: dict[str, Any] = {
+    "num_blocks": 90,
+    "max_num_seqs": 16,
+    "max_model_len": 400,
+    "max_num_batched_tokens": 256,
+    "max_num_waiting": 1000,
+    "scheduling_policy": "priority",
+}
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 8},
+        "count": {"type": "integer", "minimum": 0, "maximum": 999},
+        "tags": {"type": "array", "items": {"enum": ["red", "green", "blue"]}, "maxItems": 3},
+    },
+    "required": ["name", "count", "tags"],
+    "additionalProperties": False,
+}
+
+
+class MixedRequest(NamedTuple):
+    prompt: list[int]
+    params: SamplingParams
+    priority: int
+
+
+class Completion(NamedTuple):
+    """What must not depend on what else the engine does."""
+
+    token_ids: list[int]
+    text: str
+    finish_reason: str | None
+    stop_reason: int | str | None
+    logprobs: list[tuple[int, float]] | None  # of the sampled tokens
+
+
+def make_mixed_requests(seed: int = 0, vocab_size: int = 400) -> list[MixedRequest]:
+    chance = random.Random(seed)
+    shared = [[chance.randrange(5, vocab_size) for _ in range(60)] for _ in range(3)]
+    kinds: list[dict[str, Any]] = [
+        {},
+        {"temperature": 0.0},
+        {"top_p": 0.8, "top_k": 30},
+        {"min_p": 0.02},
+        {"n": 2},
+        {"presence_penalty": 0.6, "frequency_penalty": 0.4, "repetition_penalty": 1.3},
+        {"repetition_penalty": 1.5, "temperature": 0.0},
+        {"logprobs": 2},
+        {"prompt_logprobs": 1, "logprobs": 0},
+        {"stop": ("a", "th", "qz")},
+        {"stop": ("e",), "include_stop_str_in_output": True, "min_tokens": 4},
+        {"stop_token_ids": tuple(range(40, 60)), "min_tokens": 3},
+        {"bad_words": ("a", "the", " in")},
+        {"logit_bias": {70: 4.0, 71: 3.5, 72: -100.0}},
+        {"allowed_token_ids": tuple(range(60, 110))},
+        {"grammar": GrammarSpec.json_schema(SCHEMA)},
+        {"grammar": GrammarSpec.json_schema(SCHEMA), "temperature": 0.0, "logprobs": 1},
+        {"grammar": GrammarSpec.json_schema(SCHEMA), "n": 2, "repetition_penalty": 1.2},
+        {"grammar": GrammarSpec.regex(r"[a-f]{3}(-[0-9]{2,4}){1,3}")},
+        {"grammar": GrammarSpec.choice(["alpha", "beta", "alphabet"]), "temperature": 0.0},
+    ]
+    requests = []
+    for number in range(NUM_REQUESTS):
+        prompt = [chance.randrange(5, vocab_size) for _ in range(chance.choice([1, 7, 16, 33, 90, 170]))]
+        if number % 3 == 0:
+            prompt = shared[number % 9 // 3] + prompt
+        kind = kinds[number % len(kinds)]
+        max_tokens = 90 if "grammar" in kind else chance.choice([1, 12, 40, 70])
+        settings = {"seed": number, "max_tokens": max(max_tokens, kind.get("min_tokens", 0)), **kind}
+        requests.append(MixedRequest(prompt, SamplingParams(**settings), chance.choice([0, 0, 1, 5])))
+    return requests
+
+
+async def run_mixed(
+    engine: Engine,
+    requests: Sequence[MixedRequest],
+    generated: Sequence[list[list[int]] | None] | None = None,
+) -> list[list[Completion]]:
+    """All at once; of each request its completions.
+
+    Args:
+        generated: of each request, the tokens that its completions have produced before; None for a new one.
+    """
+
+    async def run(number: int, request: MixedRequest) -> list[Completion]:
+        more: dict[str, Any] = {}
+        if generated is not None and generated[number] is not None:
+            more["generated_token_ids"] = generated[number]
+        stream = engine.generate(request.prompt, request.params, priority=request.priority, **more)
+        outputs = [output async for output in stream]
+        return [summarise(outputs[-1], index) for index in range(request.params.n)]
+
+    return await asyncio.gather(*(run(number, request) for number, request in enumerate(requests)))
+
+
+def summarise(output: RequestOutput, index: int) -> Completion:
+    found = output.outputs[index]
+    logprobs = None
+    if found.logprobs is not None:
+        logprobs = [(entry.token.token_id, round(entry.token.logprob, 4)) for entry in found.logprobs]
+    return Completion(found.token_ids, found.text, found.finish_reason, found.stop_reason, logprobs)
