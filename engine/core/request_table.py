@@ -8,7 +8,7 @@ from engine.core.slot_pool import SlotPool
 
 _FIELDS = (
     "num_computed", "num_planned", "num_in_flight", "num_places", "max_num_tokens", "num_scheduled", "num_preemptions",
-    "is_watched", "has_grammar", "score_end", "num_drafts",
+    "is_watched", "has_grammar", "score_end",
 )  # fmt: skip
 
 
@@ -25,7 +25,6 @@ class RequestTable:
     is_watched       its next token has more to tell than its id, or may end it
     has_grammar      its tokens need masks
     score_end        runs that start before it tell log-probabilities of the prompt; 0: none are wanted any more
-    num_drafts       tokens behind the known ones that it tries in the step that is being planned
     """
 
     def __init__(self, num_slots: int) -> None:
@@ -48,4 +47,4 @@ class RequestTable:
         self._data = data
         self.num_computed, self.num_planned, self.num_in_flight, self.num_places = data[:4]
         self.max_num_tokens, self.num_scheduled, self.num_preemptions = data[4:7]
-        self.is_watched, self.has_grammar, self.score_end, self.num_drafts = data[7:]
+        self.is_watched, self.has_grammar, self.score_end = data[7:]

@@ -247,7 +247,6 @@ class Scheduler:
         table, num_left = self.table, budget
         for request in self.state.running:
             slot, num_tokens = request.slot, request.num_tokens
-            table.num_drafts[slot] = 0
             limit = min(num_left, request.max_num_tokens - num_tokens - 1)
             is_ready = table.num_scheduled[slot] == 1 and request.num_computed_tokens + 1 == num_tokens
             if not is_ready or request.num_in_flight or limit < 1:
@@ -260,7 +259,6 @@ class Scheduler:
                 changes.new_blocks.append((request.row, fresh))
                 table.num_places[slot] = len(request.block_ids) * self.kv_cache.block_size
             changes.drafts[slot] = drafts
-            table.num_drafts[slot] = len(drafts)
             table.num_scheduled[slot] += len(drafts)
             num_left -= len(drafts)
         return budget - num_left
@@ -279,17 +277,13 @@ class Scheduler:
         slots = batch.slots
         starts = table.num_computed[slots]
         ends = starts + counts
-        if changes.drafts:
-            num_drafts = table.num_drafts[slots]
-            num_samples = np.where(ends - num_drafts == table.num_planned[slots], 1 + num_drafts, 0)
-        else:
-            num_samples = (ends == table.num_planned[slots]).astype(np.int64)
+        drafts = [changes.drafts.get(slot, []) for slot in slots.tolist()] if changes.drafts else []
+        num_drafts = np.array([len(each) for each in drafts], dtype=np.int64) if drafts else 0
+        num_samples = np.where(ends - num_drafts == table.num_planned[slots], 1 + num_drafts, 0)
         is_gated = (num_samples > 0) & (table.has_grammar[slots] > 0)
         table.num_computed[slots] = ends
         table.num_planned[slots] += num_samples
         table.num_in_flight[slots] += num_samples
-        drafts = changes.drafts
-        flat_drafts = list(chain.from_iterable(drafts[slot] for slot in slots.tolist() if slot in drafts))
         plan = StepPlan(
             step_id=self.num_steps,
             removed_rows=self.state.collect_removed_rows(),
@@ -300,12 +294,12 @@ class Scheduler:
             num_scheduled_tokens=counts,
             num_samples=num_samples,
             is_gated=is_gated,
-            draft_token_ids=np.array(flat_drafts, dtype=np.int64) if drafts else NO_DRAFTS,
+            draft_token_ids=np.array(list(chain.from_iterable(drafts)), dtype=np.int64) if drafts else NO_DRAFTS,
         )
         gated = np.flatnonzero(is_gated).tolist()
         num_preemptions = table.num_preemptions[slots]
         self._steps.append(
-            StepRecord(plan.step_id, batch, counts, num_preemptions, num_samples, gated, drafts)
+            StepRecord(plan.step_id, batch, counts, num_preemptions, num_samples, gated, changes.drafts)
         )
         self.num_steps += 1
         return plan

@@ -1,0 +1,85 @@
+"""200 requests of every kind side by side: drafts and interruptions change none of their texts."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import pytest
+
+from engine import Engine, EngineConfig
+from engine.core.request import Request
+from engine.core.scheduler import Scheduler
+from tests.engine.mixed_requests import TIGHT, Completion, make_mixed_requests, run_mixed
+
+MakeConfig = Callable[..., EngineConfig]
+
+
+@pytest.fixture(scope="module")
+def answers() -> dict[str, list[list[Completion]]]:
+    """What the requests get from an engine that drafts nothing and is never interrupted; found once."""
+    return {}
+
+
+async def find_answers(
+    make_config: MakeConfig, answers: dict[str, list[list[Completion]]]
+) -> list[list[Completion]]:
+    if not answers:
+        async with Engine(make_config(**TIGHT)) as engine:
+            answers["plain"] = await run_mixed(engine, make_mixed_requests())
+            assert engine.stats().num_preemptions > 0
+    return answers["plain"]
+
+
+class Oracle:
+    """Knows how requests go on, and says so rightly, wrongly, or rightly for two tokens only."""
+
+    def __init__(self, answers: list[list[Completion]]) -> None:
+        self.answers = answers
+        self.chance = random.Random(5)
+        self.num_drafted = 0
+
+    def propose(self, request: Request, limit: int) -> Sequence[int]:
+        number = int(request.request_id)
+        index = 0 if request.seed == number else 1  # the seed of each request is its number
+        done = request.num_output_tokens
+        right = self.answers[number][index].token_ids[done : done + 5]
+        wrong = [self.chance.randrange(5, 400) for _ in range(4)]
+        drafts = self.chance.choice([right, wrong, right[:2] + wrong, []])[:limit]
+        self.num_drafted += len(drafts)
+        return drafts
+
+
+async def test_drafts_change_no_text(
+    make_config: MakeConfig,
+    answers: dict[str, list[list[Completion]]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    expected = await find_answers(make_config, answers)
+    oracle = Oracle(expected)
+    monkeypatch.setattr("engine.engine_core.Scheduler", partial(Scheduler, proposer=oracle))
+    async with Engine(make_config(**TIGHT)) as engine:
+        assert await run_mixed(engine, make_mixed_requests()) == expected
+        stats = engine.stats()
+        assert stats.num_free_blocks == stats.num_blocks
+    assert oracle.num_drafted > 1000
+
+
+async def test_a_request_goes_on_from_its_tokens_as_if_it_had_never_stopped(
+    make_config: MakeConfig, answers: dict[str, list[list[Completion]]]
+) -> None:
+    expected, chance = await find_answers(make_config, answers), random.Random(6)
+    cuts = [[chance.randrange(len(each.token_ids)) for each in completions] for completions in expected]
+    generated = [
+        [each.token_ids[:cut] for each, cut in zip(completions, at, strict=True)]
+        for completions, at in zip(expected, cuts, strict=True)
+    ]
+    async with Engine(make_config(**TIGHT)) as engine:
+        found = await run_mixed(engine, make_mixed_requests(), generated)
+    for number, completions in enumerate(expected):
+        for each, again, cut in zip(completions, found[number], cuts[number], strict=True):
+            assert again.token_ids == each.token_ids[cut:], number
+            assert each.text.endswith(again.text), number
+            assert (again.finish_reason, again.stop_reason) == (each.finish_reason, each.stop_reason), number
+            assert again.logprobs == (None if each.logprobs is None else each.logprobs[cut:]), number
