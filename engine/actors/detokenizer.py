@@ -63,14 +63,12 @@ class DetokenizerActor(Actor[DetokenizerInbox]):
 
     def _find_rows(self, message: NewTokens, details: dict[int, Detail]) -> _Rows:
         """What is behind the handles: that of the last step, where nothing has changed."""
-        rows = self._rows
-        is_same = rows.handles is message.handles and rows.has_many == bool(message.counts)
-        if is_same and details.keys().isdisjoint(rows.members):
-            return rows
-        rows.streams.flush()
-        apart = set(message.handles) if message.counts else set(details)
-        self._rows = _Rows(message.handles, apart, self._detokenizer, self._streams, bool(message.counts))
-        return self._rows
+        rows, has_many = self._rows, bool(message.counts)
+        apart = set(message.handles) if has_many else details.keys()
+        if rows.handles is not message.handles or rows.apart != apart:
+            rows.streams.flush()
+            rows = self._rows = _Rows(message.handles, set(apart), self._detokenizer, self._streams)
+        return rows
 
     def _put_rows(self, rows: _Rows, message: NewTokens, now: float) -> list[tuple[int, list[int]]]:
         """Hand on the tokens of the rows that go side by side; returns those of the others, with their handles."""
@@ -106,7 +104,7 @@ class _Rows:
     """What is behind the handles of a step, looked up once for as long as the batch stays the same.
 
     Args:
-        apart: handles that go through the general way, because there is more to tell of them.
+        apart: handles that go the general way: there is more to tell of them, or somebody got several tokens.
     """
 
     def __init__(
@@ -115,14 +113,12 @@ class _Rows:
         apart: set[int],
         detokenizer: Detokenizer,
         streams: dict[int, tuple[OutputStream, int]],
-        has_many: bool = False,
     ) -> None:
         self.handles = handles
-        self.has_many = has_many  # somebody gets several tokens: then all go the general way
+        self.apart = apart
         texts = [None if handle in apart else detokenizer.find_text(handle) for handle in handles]
         self.indices = [index for index, text in enumerate(texts) if text is not None]
         # Those with stop strings, those with more to tell, and those that have ended.
         self.others = [index for index, text in enumerate(texts) if text is None]
-        self.members = {handles[index] for index in self.indices}
         self.texts = TextGroup([text for text in texts if text is not None])
         self.streams = StreamGroup([streams[handles[index]] for index in self.indices])
