@@ -25,25 +25,25 @@ if TYPE_CHECKING:
     from engine.metrics import EngineStats, Histogram
     from engine.outputs import (
         CompletionOutput,
+        EngineSnapshot,
         GrammarInfo,
         Logprob,
         RequestMetrics,
         RequestOutput,
+        RequestView,
         TokenLogprobs,
     )
     from engine.sampling_params import SamplingParams, is_unicode
-    from engine.snapshot import EngineSnapshot, RequestView
 else:
     MODULES = {
         "engine": ("Engine",),
         "llm": ("LLM",),
         "metrics": ("EngineStats", "Histogram"),
         "outputs": (
-            *("CompletionOutput", "GrammarInfo", "Logprob"),
-            *("RequestMetrics", "RequestOutput", "TokenLogprobs"),
+            *("CompletionOutput", "EngineSnapshot", "GrammarInfo", "Logprob"),
+            *("RequestMetrics", "RequestOutput", "RequestView", "TokenLogprobs"),
         ),
         "sampling_params": ("SamplingParams", "is_unicode"),
-        "snapshot": ("EngineSnapshot", "RequestView"),
         "input.tokenizer": ("Tokenizer",),
     }
 

@@ -15,18 +15,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine.config import EngineConfig, ResolvedConfig
-from engine.engine_core import EngineCore
 from engine.errors import EngineOverloaded, InvalidRequest, RequestTimeout
 from engine.input.input_processor import InputProcessor, Prompt, check_options
 from engine.input.tokenizer import Tokenizer
 from engine.metrics import EngineStats, Metrics
 from engine.model import ModelConfig
 from engine.output_stream import OutputStream
-from engine.outputs import GrammarInfo, RequestOutput
+from engine.outputs import EngineSnapshot, RequestOutput
 from engine.sampling_params import SamplingParams
-from engine.snapshot import EngineSnapshot, take_snapshot
 from engine.supervisor import EngineState, Supervisor
-from grammar import CompiledGrammar
 
 
 @dataclass(eq=False, slots=True)
@@ -123,16 +120,16 @@ class Engine:
         finally:
             if timer is not None:
                 timer.cancel()
-            if (core := self._supervisor.core) is not None:
-                core.leave(stream)
+            if (client := self._supervisor.client) is not None:
+                client.leave(stream)
 
     async def abort(self, request_id: str) -> None:
         """End a request; its stream gets a last output with finish_reason "abort". Unknown ids are ignored."""
         for arrival in self._arrivals:
             arrival.is_aborted |= arrival.request_id == request_id
-        core = self._supervisor.core
-        if core is not None:
-            core.abort_request(request_id)
+        client = self._supervisor.client
+        if client is not None:
+            client.abort_request(request_id)
 
     def check_room(self, count: int = 1) -> None:
         """Refuse what `generate` would refuse, before anything is spent on it.
@@ -144,20 +141,21 @@ class Engine:
             InvalidRequest: there can never be room for so many.
             EngineOverloaded: there is no room for them; it counts as a rejection.
         """
-        core = self._supervisor.core
-        if core is None:
+        client = self._supervisor.client
+        if client is None:
             return
-        num_seats, num_places = core.machine.config.max_num_seqs, self.config.max_num_waiting
+        num_seats, num_places = self.resolved.scheduler.max_num_seqs, self.config.max_num_waiting
         if count > num_seats + num_places:
             raise InvalidRequest(
                 f"n={count} must be at most {num_seats + num_places}: the engine runs max_num_seqs={num_seats} "
                 f"at a time, and max_num_waiting={num_places} may wait",
                 "n",
             )
-        if core.num_queued + count > num_places + core.num_free_seats:
+        num_live = len(client.streams)
+        if num_live + count > num_seats + num_places:
             self._metrics.num_rejected += 1
             raise EngineOverloaded(
-                f"{core.num_queued} requests are waiting and at most {num_places} may beside the "
+                f"{max(0, num_live - num_seats)} requests are waiting and at most {num_places} may beside the "
                 f"{num_seats} that run; try again later"
             )
 
@@ -213,20 +211,18 @@ class Engine:
         return self._supervisor.worker.describe()
 
     def stats(self) -> EngineStats:
-        """A snapshot of counters and gauges; no gauges while no core is up."""
-        core = self._supervisor.core
-        return self._metrics.make_stats() if core is None else core.stats()
+        """A snapshot of counters and gauges; no gauges while no client is up."""
+        client = self._supervisor.client
+        return self._metrics.make_stats() if client is None else client.make_stats()
 
-    def snapshot(self, with_blocks: bool = True) -> EngineSnapshot | None:
-        """The requests and KV blocks of this moment; None while no core is up. Call it on the engine's loop."""
-        core = self._supervisor.core
-        if core is None:
-            return None
-        return take_snapshot(core.machine, core.kv_cache.pool, core.kv_cache.block_size, with_blocks)
+    async def snapshot(self, with_blocks: bool = True) -> EngineSnapshot | None:
+        """The requests and KV blocks of this moment; None while no client is up."""
+        client = self._supervisor.client
+        return None if client is None else await client.take_snapshot(with_blocks)
 
     async def reset_prefix_cache(self) -> bool:
         """Forget all cached prefixes; False while requests own blocks."""
-        return self._supervisor.require_core().kv_cache.pool.reset_cache()
+        return await self._supervisor.require_client().reset_prefix_cache()
 
     async def sleep(self, level: int = 1, *, is_patient: bool = True) -> bool:
         """Give back the memory of the KV cache (level 1: weights stay on the host), or of the weights, too (2).
@@ -259,13 +255,8 @@ class Engine:
 
     @property
     def _input_processor(self) -> InputProcessor:
-        self._supervisor.require_core()
-        return InputProcessor(
-            self.tokenizer,
-            self.resolved.max_model_len,
-            self.model_config.vocab_size,
-            self._supervisor.eos_token_ids,
-        )
+        self._supervisor.require_client()
+        return self._supervisor.input_processor
 
     async def _submit(
         self,
@@ -303,25 +294,17 @@ class Engine:
         bad_word_ids = await input_processor.encode_bad_words(params)
         input_processor.check_choice(params, bad_word_ids)
         self.check_room(params.n)
-        compiled, info = await self._compile(params)
-        core = self._supervisor.require_core()  # it may have crashed while the grammar compiled
         age_s = time.monotonic() - arrival_time
         message = input_processor.make_request(
             request_id, token_ids, params, priority, cache_salt, age_s, bad_word_ids, generated_token_ids
         )
-        stream = OutputStream(request_id, text, token_ids, params, arrival_time, info, self._metrics)
-        core.open(message, stream, compiled)
+        stream = OutputStream(request_id, text, token_ids, params, arrival_time, self._metrics)
+        client = self._supervisor.require_client()  # it may have ended meanwhile
+        opening = client.open(message, stream)
         if arrival.is_aborted:
-            core.abort_stream(stream)
+            asyncio.get_running_loop().call_soon(client.abort, stream.handles)
+        stream.grammar = await opening
         return stream
-
-    async def _compile(self, params: SamplingParams) -> tuple[CompiledGrammar | None, GrammarInfo | None]:
-        if params.grammar is None:
-            return None, None
-        core: EngineCore = self._supervisor.require_core()
-        compiled, info = await core.grammar.compile(params.grammar, params.n)
-        self._metrics.grammar_compile.observe(info.compile_time_s)
-        return compiled, info
 
     def _start_timer(
         self, stream: OutputStream, arrival_time: float, deadline_s: float | None
@@ -331,8 +314,8 @@ class Engine:
 
         def expire() -> None:
             stream.fail(make_timeout(deadline_s))
-            if (core := self._supervisor.core) is not None:
-                core.abort_stream(stream)
+            if (client := self._supervisor.client) is not None:
+                client.abort(stream.handles)
 
         delay = arrival_time + deadline_s - time.monotonic()
         return asyncio.get_running_loop().call_later(delay, expire)

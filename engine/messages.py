@@ -1,11 +1,14 @@
 """Every message of the engine, in order of flow.
 
-    front ──AddRequest, AbortRequest──▶ Scheduler     front ──AddRequest──▶ Detokenizer
+    front ──AddRequest, AbortRequest, TakeSnapshot, ResetPrefixCache, Sleep──▶ core
+    core ──Accepted or Refused, NewTokens, CoreStats, EngineSnapshot, PrefixCacheReset──▶ front
+
+Inside the core:
+
+    Grammar ──AddRequest (its matchers are open)──▶ Scheduler
     Scheduler ──StepPlan──▶ Executor                  Scheduler ──FillMasks, DropMatchers──▶ Grammar
-    Grammar ──StepMasks──▶ Executor                   Grammar ──GrammarFailed──▶ Scheduler
-    Executor ──StepDone──▶ Scheduler                  Scheduler ──NewTokens──▶ Detokenizer
-    Detokenizer ──AbortRequest (stop string)──▶ Scheduler
-    EngineCore ──Sleep──▶ Executor, when no request is left
+    Grammar ──StepMasks──▶ Executor                   Grammar ──GrammarReport──▶ Scheduler
+    Executor ──StepDone──▶ Scheduler
 
 Messages are frozen, hold no tensors, locks or back references, and are sent once per step, never per token.
 Arrays and lists in them are never changed again, by nobody: steps with the same rows share theirs.
@@ -13,11 +16,15 @@ Arrays and lists in them are never changed again, by nobody: steps with the same
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 import numpy as np
 
-from engine.outputs import FinishReason, TokenLogprobs
+from engine.errors import ConfigError, EngineDead, EngineError, InvalidRequest
+from engine.outputs import EngineSnapshot, FinishReason, GrammarInfo, TokenLogprobs
 from engine.sampling_params import SamplingParams
+from grammar import GrammarError, InvalidGrammar, UnsupportedGrammar
 
 # In place of a token id, where none could be sampled.
 BROKEN_LOGITS = -1  # the largest logit is no number
@@ -29,7 +36,9 @@ class NewCompletion(msgspec.Struct, frozen=True):
 
     handle: int  # by which all messages name it; no other completion ever has it
     seed: int
-    generated_token_ids: list[int] = []  # what it has produced before, here or elsewhere; it goes on behind them
+    generated_token_ids: list[
+        int
+    ] = []  # what it has produced before, here or elsewhere; it goes on behind them
 
 
 class AddRequest(msgspec.Struct, frozen=True):
@@ -51,6 +60,86 @@ class AbortRequest(msgspec.Struct, frozen=True):
     handles: list[int]
     finish_reason: FinishReason = "abort"
     error: str | None = None
+
+
+class TakeSnapshot(msgspec.Struct, frozen=True):
+    """Answered by an EngineSnapshot."""
+
+    with_blocks: bool = True
+
+
+class ResetPrefixCache(msgspec.Struct, frozen=True):
+    """Forget all cached prefixes; answered by PrefixCacheReset."""
+
+
+class PrefixCacheReset(msgspec.Struct, frozen=True):
+    is_reset: bool  # False and unchanged while requests own blocks
+
+
+class Accepted(msgspec.Struct, frozen=True):
+    """The request will run, and end exactly once."""
+
+    handle: int  # of its first completion
+    grammar: GrammarInfo | None = None
+
+
+class Refused(msgspec.Struct, frozen=True):
+    """The request never runs, because of its grammar."""
+
+    handle: int  # of its first completion
+    kind: Literal["invalid_request", "invalid_grammar", "unsupported_grammar", "config", "dead", "internal"]
+    message: str
+    pointer: str | None = None
+    keyword: str = ""
+
+    @staticmethod
+    def make(handle: int, error: BaseException) -> Refused:
+        match error:
+            case UnsupportedGrammar():
+                return Refused(handle, "unsupported_grammar", error.reason, error.pointer, error.keyword)
+            case GrammarError():
+                return Refused(handle, "invalid_grammar", str(error), getattr(error, "pointer", None))
+            case InvalidRequest():
+                return Refused(handle, "invalid_request", str(error), error.param)
+            case ConfigError():
+                return Refused(handle, "config", str(error))
+            case EngineDead():
+                return Refused(handle, "dead", str(error))
+        return Refused(handle, "internal", f"the grammar could not be compiled: {error!r}")
+
+    def to_error(self) -> EngineError | GrammarError:
+        """The error that `make` was given, or one that says the same."""
+        match self.kind:
+            case "unsupported_grammar":
+                return UnsupportedGrammar(self.pointer or "", self.keyword, self.message)
+            case "invalid_grammar":
+                return InvalidGrammar(self.message, self.pointer)
+            case "invalid_request":
+                return InvalidRequest(self.message, self.pointer)
+            case "config":
+                return ConfigError(self.message)
+            case "dead":
+                return EngineDead(self.message)
+        return EngineError(self.message)
+
+
+class CoreStats(msgspec.Struct, frozen=True):
+    """The core's gauges of now and its counters since it began; sent after every step."""
+
+    num_running: int = 0
+    num_steps: int = 0
+    num_open_steps: int = 0
+    num_step_tokens: int = 0
+    num_preemptions: int = 0
+    num_queried_tokens: int = 0  # of the prefix cache
+    num_hit_tokens: int = 0
+    num_blocks: int = 0  # usable ones
+    num_free_blocks: int = 0
+    num_cached_blocks: int = 0
+    step_gaps_s: list[
+        float
+    ] = []  # how long the executor had nothing to do while there was work, since the last message
+    mask_times_s: list[float] = []  # what the masks of steps took, since the last message
 
 
 class NewRow(msgspec.Struct, frozen=True):
@@ -133,13 +222,22 @@ class GrammarFailed(msgspec.Struct, frozen=True):
     finish_reason: FinishReason  # "dead_end" where its grammar is to blame, "error" for a fault of ours
 
 
+class GrammarReport(msgspec.Struct, frozen=True):
+    """What came of filling masks, or of opening a matcher."""
+
+    failed: list[GrammarFailed]
+    fill_time_s: float | None = None
+
+
 class StepDone(msgspec.Struct, frozen=True):
     """What a step sampled. A step with plain and gated rows answers twice: plain rows never wait."""
 
     step_id: int
     indices: np.ndarray  # [M] int64, index of the row in the step, ascending
     counts: np.ndarray  # [M] int64, tokens of each row: one, and one for each right draft
-    token_ids: np.ndarray  # [counts, summed] int64; BROKEN_LOGITS or NO_TOKEN_LEFT where none could be sampled
+    token_ids: (
+        np.ndarray
+    )  # [counts, summed] int64; BROKEN_LOGITS or NO_TOKEN_LEFT where none could be sampled
     is_last: bool = True  # no further answer for this step will come
     logprobs: dict[int, list[TokenLogprobs]] = {}  # by index, for rows that asked; beside the tokens
     prompt_logprobs: dict[int, list[TokenLogprobs]] = {}  # by index, in order
@@ -169,7 +267,9 @@ class NewTokens(msgspec.Struct, frozen=True):
     details: list[Detail] = []
 
 
-SchedulerInbox = AddRequest | AbortRequest | GrammarFailed | StepDone
+CoreInbox = AddRequest | AbortRequest | TakeSnapshot | ResetPrefixCache | Sleep
+CoreOutput = Accepted | Refused | NewTokens | CoreStats | EngineSnapshot | PrefixCacheReset
+SchedulerInbox = AddRequest | AbortRequest | TakeSnapshot | ResetPrefixCache | GrammarReport | StepDone
 ExecutorInbox = StepPlan | StepMasks | Sleep
 GrammarInbox = FillMasks | DropMatchers
 DetokenizerInbox = AddRequest | NewTokens

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from engine.messages import CoreStats
+
 LATENCY_BUCKETS_S = (
     0.0005,
     0.001,
@@ -28,6 +30,9 @@ LATENCY_BUCKETS_S = (
     300.0,
 )
 GAP_BUCKETS_S = (0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5)
+
+CORE_COUNTERS = ("num_steps", "num_step_tokens", "num_preemptions", "num_queried_tokens", "num_hit_tokens")
+NO_CORE = CoreStats()
 
 
 class Histogram:
@@ -67,16 +72,12 @@ class Histogram:
 
 
 class Metrics:
-    """Lives as long as the engine, over restarts. Written on the event loop, but for one histogram."""
+    """Lives as long as the engine, over restarts. Written on the event loop."""
 
     def __init__(self) -> None:
-        self.num_steps = 0
-        self.num_step_tokens = 0
+        self.ended_cores = CoreStats()  # counters of those that have ended, added up
         self.prompt_tokens = 0
         self.generation_tokens = 0
-        self.num_preemptions = 0
-        self.num_queried_tokens = 0
-        self.num_hit_tokens = 0
         self.num_rejected = 0
         self.num_restarts = 0
         self.finished: dict[str, int] = {"stop": 0, "length": 0, "abort": 0, "error": 0, "dead_end": 0}
@@ -85,29 +86,51 @@ class Metrics:
         self.e2e = Histogram(LATENCY_BUCKETS_S)
         self.queue_time = Histogram(LATENCY_BUCKETS_S)
         self.grammar_compile = Histogram(LATENCY_BUCKETS_S)
-        self.grammar_mask = Histogram(GAP_BUCKETS_S)  # written by the grammar thread, and by nobody else
+        self.grammar_mask = Histogram(GAP_BUCKETS_S)
         self.step_gap = Histogram(GAP_BUCKETS_S)
         self.loop_lag = Histogram(GAP_BUCKETS_S)
 
-    def count_step(self, num_tokens: int) -> None:
-        self.num_steps += 1
-        self.num_step_tokens += num_tokens
+    def observe_core(self, stats: CoreStats) -> None:
+        """Count what a core has measured since its last message."""
+        for gap_s in stats.step_gaps_s:
+            self.step_gap.observe(gap_s)
+        for time_s in stats.mask_times_s:
+            self.grammar_mask.observe(time_s)
 
-    def make_stats(self, **gauges: float) -> EngineStats:
-        """All counters and histograms, with the gauges of a running core, if there is one."""
+    def note_core_end(self, stats: CoreStats) -> None:
+        """Keep the counters of a core that has ended; its gauges went with it."""
+        sums = {name: getattr(self.ended_cores, name) + getattr(stats, name) for name in CORE_COUNTERS}
+        self.ended_cores = CoreStats(**sums)
+
+    def make_stats(
+        self, core: CoreStats = NO_CORE, num_waiting: int = 0, num_opening: int = 0
+    ) -> EngineStats:
+        """All counters and histograms, with the gauges of a running core, if there is one.
+
+        Args:
+            num_waiting: completions that neither run nor wait for their grammar.
+            num_opening: completions that wait for their grammar.
+        """
+        ended = self.ended_cores
         return EngineStats(
+            num_running=core.num_running,
+            num_waiting=num_waiting,
+            num_waiting_for_grammar=num_opening,
+            kv_usage=1.0 - core.num_free_blocks / core.num_blocks if core.num_blocks else 0.0,
+            num_blocks=core.num_blocks,
+            num_free_blocks=core.num_free_blocks,
+            num_cached_blocks=core.num_cached_blocks,
             prompt_tokens=self.prompt_tokens,
             generation_tokens=self.generation_tokens,
-            prefix_cache_queries=self.num_queried_tokens,
-            prefix_cache_hits=self.num_hit_tokens,
-            num_preemptions=self.num_preemptions,
-            num_steps=self.num_steps,
-            num_step_tokens=self.num_step_tokens,
+            prefix_cache_queries=ended.num_queried_tokens + core.num_queried_tokens,
+            prefix_cache_hits=ended.num_hit_tokens + core.num_hit_tokens,
+            num_preemptions=ended.num_preemptions + core.num_preemptions,
+            num_steps=ended.num_steps + core.num_steps,
+            num_step_tokens=ended.num_step_tokens + core.num_step_tokens,
             num_rejected=self.num_rejected,
             num_restarts=self.num_restarts,
             finished=dict(self.finished),
             histograms=self.histograms(),
-            **gauges,  # type: ignore[arg-type]
         )
 
     def histograms(self) -> dict[str, Histogram]:

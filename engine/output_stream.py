@@ -54,17 +54,16 @@ class OutputStream:
         prompt_token_ids: list[int],
         params: SamplingParams,
         arrival_time: float,
-        grammar: GrammarInfo | None,
         metrics: Metrics,
     ) -> None:
         self.request_id = request_id
         self.handles: list[int] = []  # of its completions
+        self.grammar: GrammarInfo | None = None
         self.num_unfinished = params.n
         self._prompt = prompt
         self._prompt_token_ids = prompt_token_ids
         self._kind = params.output_kind
         self._arrival_time = arrival_time
-        self._grammar = grammar
         self._metrics = metrics
         self._completions = [_Completion(params.logprobs is not None) for _ in range(params.n)]
         self._prompt_logprobs: list[TokenLogprobs | None] = []  # as far as they have come
@@ -157,7 +156,7 @@ class OutputStream:
             num_cached_tokens=self._num_cached_tokens,
             prompt_logprobs=self._prompt_logprobs if is_scored else None,
             metrics=self._make_metrics(),
-            grammar=self._grammar,
+            grammar=self.grammar,
         )
 
     def _wake(self) -> None:

@@ -104,3 +104,39 @@ class RequestOutput:
     prompt_logprobs: list[TokenLogprobs | None] | None = None  # the first position has none
     metrics: RequestMetrics = field(default_factory=lambda: RequestMetrics(0.0))
     grammar: GrammarInfo | None = None
+
+
+Phase = Literal["queued", "prefill", "decode", "preempted"]
+
+
+@dataclass(frozen=True, slots=True)
+class RequestView:
+    """One completion that has not ended. Counts are tokens."""
+
+    handle: int  # by which it can be told from its siblings
+    request_id: str
+    phase: Phase
+    age_s: float
+    priority: int
+    num_prompt_tokens: int
+    num_output_tokens: int
+    num_computed_tokens: int
+    num_cached_tokens: int
+    num_preemptions: int
+    has_grammar: bool
+    block_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSnapshot:
+    """Which requests are where and who owns which KV block, at one moment.
+
+    Running requests come first; block 0 is never used.
+    """
+
+    requests: tuple[RequestView, ...]
+    num_blocks: int
+    block_size: int
+    cached_block_ids: tuple[int, ...]  # those a prefix can be found in, owned or not
+    max_num_seqs: int
+    max_num_batched_tokens: int

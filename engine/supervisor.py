@@ -18,10 +18,15 @@ import time
 from collections import deque
 from typing import Literal
 
+from engine.actors.lag_gauge import watch_loop_lag
+from engine.actors.watchdog import watch_steps
 from engine.config import EngineConfig
+from engine.core_client import CoreClient
 from engine.engine_core import EngineCore
 from engine.errors import EngineDead, EngineSleeping, InvalidRequest
+from engine.input.input_processor import InputProcessor
 from engine.input.tokenizer import Tokenizer
+from engine.messages import Sleep
 from engine.metrics import Metrics
 from engine.model import read_eos_token_ids
 from engine.worker.mock_worker import MockWorker
@@ -41,14 +46,15 @@ UNWATCHED_PATIENCE_S = 30.0  # how long it waits where no watchdog says which st
 
 
 class Supervisor:
-    """`core` is there while `state` is "ready"; `worker` and `tokenizer` once it has been."""
+    """`client` is there while `state` is "ready"; `worker` and `tokenizer` once it has been."""
 
     def __init__(self, config: EngineConfig, metrics: Metrics) -> None:
         self.state: EngineState = "new"
         self.error: str | None = None  # cause of the last crash
-        self.core: EngineCore | None = None
+        self.client: CoreClient | None = None
         self.tokenizer: Tokenizer | None = None
         self.worker: Worker | MockWorker
+        self.input_processor: InputProcessor
         self._is_worker_made = False
         self.timeline: list[tuple[str, float]] = []  # start-up phases, seconds
         self._config = config
@@ -87,16 +93,16 @@ class Supervisor:
         if self._task is not None and not self._task.done():
             await self._end_task(self._task)
         has_ended = self._task is None or self._task.done()
-        if self.core is not None:
+        if self.client is not None:
             # the task that would end them waits for its step
-            self.core.fail_all(EngineDead("the engine was closed"))
+            self.client.fail_all(EngineDead("the engine was closed"))
         if self._is_worker_made:
             self.worker.close(gives_back=has_ended)
         self._end_turn(EngineDead("the engine was closed"))
 
     async def _end_task(self, task: asyncio.Task[None]) -> None:
         """Cancel it and wait, but no longer than a step may take: the thread of one that hangs may never end."""
-        is_unwatched = self.core is not None and not self._config.step_timeout_s
+        is_unwatched = self.client is not None and not self._config.step_timeout_s
         task.cancel()
         hang = asyncio.ensure_future(self._hang.wait())
         try:
@@ -124,17 +130,17 @@ class Supervisor:
                 f"level={level}: the engine sleeps at level {self.worker.sleep_level}; wake it up first",
                 "level",
             )
-        core = self.require_core()
+        client = self.require_client()
         self.state = "falling_asleep"
         self._calling_off = calling_off = asyncio.Event()
         try:
-            if not await self._drain(core, is_patient, calling_off):
+            if not await self._drain(client, is_patient, calling_off):
                 return False
         except asyncio.CancelledError:
             self._call_off(calling_off)
             raise
         turn = self._begin_turn()
-        core.sleep(level)
+        client.send(Sleep(level))
         await turn
         return True
 
@@ -145,7 +151,7 @@ class Supervisor:
         if self.state == "ready":
             return
         if self.state != "sleeping":
-            self.require_core()
+            self.require_client()
         self.state, self.error = "waking_up", None
         turn = self._begin_turn()
         self._alarm.set()
@@ -156,14 +162,14 @@ class Supervisor:
         """0 while the engine is awake."""
         return self.worker.sleep_level if self._is_worker_made else 0
 
-    def require_core(self) -> EngineCore:
-        """The core that takes requests.
+    def require_client(self) -> CoreClient:
+        """The client of the core that takes requests.
 
         Raises:
             EngineSleeping, EngineDead: there is none; the message says why.
         """
-        if self.core is not None and self.state == "ready":
-            return self.core
+        if self.client is not None and self.state == "ready":
+            return self.client
         if self.state in ASLEEP:
             raise EngineSleeping(f"the engine is {self.state.replace('_', ' ')}: it takes no requests")
         why = f" ({self.error})" if self.error else ""
@@ -206,16 +212,16 @@ class Supervisor:
             self._metrics.num_restarts += 1
         self._end_turn(EngineDead(f"the engine crashed: {cause}"))
 
-    async def _drain(self, core: EngineCore, is_patient: bool, calling_off: asyncio.Event) -> bool:
+    async def _drain(self, client: CoreClient, is_patient: bool, calling_off: asyncio.Event) -> bool:
         """Wait for the requests to end; False when this sleep was called off, whatever came after it."""
         if not is_patient:
-            core.abort(list(core.streams))
+            client.abort(list(client.streams))
         # There is no event for it: requests end in many places, and a sleep is rare.
-        while not core.is_idle and not calling_off.is_set() and self.state == "falling_asleep":  # noqa: ASYNC110
+        while not client.is_idle and not calling_off.is_set() and self.state == "falling_asleep":  # noqa: ASYNC110
             await asyncio.sleep(DRAIN_LOOK_S)
         if calling_off.is_set():
             return False
-        if self.core is core and self.state == "falling_asleep":
+        if self.client is client and self.state == "falling_asleep":
             return True
         if self.state == "closed":
             raise EngineDead("the engine was closed before it could sleep")
@@ -251,36 +257,47 @@ class Supervisor:
             turn.set_exception(error)
 
     async def _run_core(self, is_restart: bool) -> None:
+        # The two know each other by messages alone.
+        client = CoreClient(lambda message: core.send(message), self.tokenizer, self._metrics)
         core = EngineCore(
-            self._config,
-            self.worker,
-            self.tokenizer,
-            self.eos_token_ids,
-            self._metrics,
-            self._note_hang,
-            self._note_failure,
+            self._config, self.worker, self.tokenizer, self.eos_token_ids, client.deliver, self._note_failure
         )
+        self._latest, self._core = client, core
         try:
             async with asyncio.TaskGroup() as watch, asyncio.TaskGroup() as tasks:
-                await core.start(tasks, watch, is_restart)
-                if not is_restart:
-                    self.timeline += self.worker.timeline
-                    for notice in self.worker.resolved.notices:
-                        logger.warning("%s", notice)
-                self.core, self.state = core, "ready"
-                self._is_up.set()
-                self._end_turn()
+                await core.start(tasks, is_restart)
+                for run in (client.detokenizer.run(), watch_loop_lag(self._metrics.loop_lag)):
+                    core.attach(tasks.create_task(run))
+                if timeout_s := self._config.step_timeout_s:
+                    watchdog = watch_steps(lambda: client.stats, timeout_s, self._note_hang)
+                    core.attach(watch.create_task(watchdog, name="watchdog"))
+                self._note_up(client, is_restart)
         except ExceptionGroup as group:
             self._hang.clear()
             if self.state not in ("closed", "waking_up"):
                 self.state = "restarting"
-            core.fail_all(EngineDead(f"the engine crashed: {_first_cause(group)}"))
+            client.fail_all(EngineDead(f"the engine crashed: {_first_cause(group)}"))
             raise
         finally:
-            if self.core is not None:
-                core.settle()
-            self.core = self._crash = None
-            core.fail_all(EngineDead("the engine was closed"))
+            if self.client is not None:
+                self._metrics.note_core_end(client.stats)
+            self.client = self._crash = None
+            client.fail_all(EngineDead("the engine was closed"))
+
+    def _note_up(self, client: CoreClient, is_restart: bool) -> None:
+        if not is_restart:
+            self.timeline += self.worker.timeline
+            for notice in self.worker.resolved.notices:
+                logger.warning("%s", notice)
+            self.input_processor = InputProcessor(
+                self.tokenizer,
+                self.worker.resolved.max_model_len,
+                self.worker.model_config.vocab_size,
+                self.eos_token_ids,
+            )
+        self.client, self.state = client, "ready"
+        self._is_up.set()
+        self._end_turn()
 
     def _note_hang(self, error: TimeoutError) -> None:
         """No request may come until the step is back and the next core is up: a thread cannot be stopped."""
@@ -289,12 +306,14 @@ class Supervisor:
             logger.error("the engine had crashed before: %s", self._crash, exc_info=self._crash)
         if self.state != "closed":
             self.state, self.error = "restarting", f"{type(error).__name__}: {error}"
+        self._latest.fail_all(EngineDead(f"the engine hangs: {error}"))
 
     def _note_failure(self, error: BaseException) -> None:
         """An actor has crashed: no request may come until the next core is up."""
         self._crash = error
         if self.state not in ("closed", "waking_up"):
             self.state, self.error = "restarting", f"{type(error).__name__}: {error}"
+        self._latest.fail_all(EngineDead(f"the engine crashed: {error}"))
 
     async def _load_tokenizer(self) -> None:
         start = time.monotonic()

@@ -24,13 +24,13 @@ class DetokenizerActor(Actor[DetokenizerInbox]):
         detokenizer: Detokenizer,
         streams: dict[int, tuple[OutputStream, int]],
         metrics: Metrics,
-        tell_scheduler: Callable[[AbortRequest], None],
+        send_abort: Callable[[AbortRequest], None],
     ) -> None:
         super().__init__()
         self._detokenizer = detokenizer
         self._streams = streams
         self._metrics = metrics
-        self._tell_scheduler = tell_scheduler
+        self._send_abort = send_abort
         self._pacing = ReaderPacing()
         self._rows = _Rows([], set(), detokenizer, streams)
 
@@ -83,13 +83,17 @@ class DetokenizerActor(Actor[DetokenizerInbox]):
             self._metrics.generation_tokens += len(plain)
         return [(handles[index], [token_ids[index]]) for index in rows.others]
 
-    def _take(self, handle: int, token_ids: list[int], detail: Detail | None, now: float) -> OutputStream | None:
+    def _take(
+        self, handle: int, token_ids: list[int], detail: Detail | None, now: float
+    ) -> OutputStream | None:
         """Take what one completion got; returns its stream, None when it has ended."""
         delta = self._detokenizer.process(handle, token_ids, detail)
         if delta is None:
             return None  # what comes after a stop string is dropped
         if delta.stopped_by_string:
-            self._tell_scheduler(AbortRequest([handle], "stop"))
+            self._send_abort(AbortRequest([handle], "stop"))
+        if handle not in self._streams:
+            return None  # its reader went, or was told of a crash
         stream, index = self._streams[handle]
         if delta.finish_reason is not None:
             del self._streams[handle]
@@ -116,7 +120,8 @@ class _Rows:
     ) -> None:
         self.handles = handles
         self.apart = apart
-        texts = [None if handle in apart else detokenizer.find_text(handle) for handle in handles]
+        known = streams.keys() - apart
+        texts = [detokenizer.find_text(handle) if handle in known else None for handle in handles]
         self.indices = [index for index, text in enumerate(texts) if text is not None]
         # Those with stop strings, those with more to tell, and those that have ended.
         self.others = [index for index, text in enumerate(texts) if text is None]

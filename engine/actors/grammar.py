@@ -1,19 +1,29 @@
-"""GrammarActor: compiles grammars in a pool, at the door; fills masks in one thread, while the forward runs."""
+"""GrammarActor: compiles grammars in a pool; fills masks in one thread, while the forward runs."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import assert_never
 
 from engine.actors.actor import ThreadActor
-from engine.core.grammar_manager import GrammarManager
+from engine.core.grammar_manager import GrammarManager, is_fault
 from engine.errors import EngineDead, InvalidRequest
-from engine.messages import DropMatchers, FillMasks, GrammarFailed, GrammarInbox, StepMasks
-from engine.metrics import Histogram
+from engine.messages import (
+    Accepted,
+    AddRequest,
+    Detail,
+    DropMatchers,
+    FillMasks,
+    GrammarInbox,
+    GrammarReport,
+    NewTokens,
+    Refused,
+    StepMasks,
+)
 from engine.outputs import GrammarInfo
 from grammar import CompiledGrammar, GrammarCompiler, GrammarSpec, Matcher
 
@@ -38,7 +48,6 @@ class GrammarActor(ThreadActor[GrammarInbox | OpenMatcher]):
     Args:
         make_compiler: builds the compiler on first use; the vocabulary of a large model takes a second.
         vocab_size: width of the model's logits.
-        mask_times: takes the seconds of each step's masks, from the thread.
     """
 
     def __init__(
@@ -47,8 +56,8 @@ class GrammarActor(ThreadActor[GrammarInbox | OpenMatcher]):
         vocab_size: int,
         timeout_s: float,
         send_masks: Callable[[StepMasks], None],
-        report_failed: Callable[[GrammarFailed], None],
-        mask_times: Histogram,
+        tell_scheduler: Callable[[AddRequest | GrammarReport], None],
+        deliver: Callable[[Accepted | Refused | NewTokens], None],
     ) -> None:
         super().__init__("troupe-grammar")
         self._manager = GrammarManager()
@@ -57,19 +66,48 @@ class GrammarActor(ThreadActor[GrammarInbox | OpenMatcher]):
         self._vocab_size = vocab_size
         self._timeout_s = timeout_s
         self._send_masks = send_masks
-        self._report_failed = report_failed
-        self._mask_times = mask_times
+        self._tell_scheduler = tell_scheduler
+        self._deliver = deliver
         self._pool = ThreadPoolExecutor(COMPILE_THREADS, "troupe-compile")
         self._slow_pool = ThreadPoolExecutor(1, "troupe-compile-slow")
-        self.num_compiling = 0
+        self._compiling: dict[
+            int, asyncio.Task[None]
+        ] = {}  # by the handle of each request's first completion
 
-    async def compile(self, spec: GrammarSpec, num_waiting: int = 1) -> tuple[CompiledGrammar, GrammarInfo]:
+    def add(self, message: AddRequest, spec: GrammarSpec) -> None:
+        """Compile a request's grammar, then pass the request on to the scheduler; or refuse it."""
+        handle = message.completions[0].handle
+        task = self._loop.create_task(self._open(message, spec), name="compile")
+        self._compiling[handle] = task
+        task.add_done_callback(lambda _: self._compiling.pop(handle, None))
+
+    def abort(self, handles: Sequence[int]) -> None:
+        """End those of the requests whose grammar still compiles."""
+        for handle in handles:
+            if (task := self._compiling.pop(handle, None)) is not None:
+                task.cancel()
+                self._deliver(Accepted(handle))
+                self._deliver(NewTokens(details=[Detail(each, finish_reason="abort") for each in handles]))
+
+    async def _open(self, message: AddRequest, spec: GrammarSpec) -> None:
+        first = message.completions[0].handle
+        try:
+            compiled, info = await self.compile(spec)
+            matchers = [compiled.matcher() for _ in message.completions]
+        except BaseException as error:  # of a library, too: only this request pays
+            if not is_fault(error) or isinstance(error, asyncio.CancelledError):
+                raise
+            self._deliver(Refused.make(first, error))
+            return
+        for completion, matcher in zip(message.completions, matchers, strict=True):
+            self.tell(OpenMatcher(completion.handle, matcher, completion.generated_token_ids))
+        self._deliver(Accepted(first, info))
+        self._tell_scheduler(message)
+
+    async def compile(self, spec: GrammarSpec) -> tuple[CompiledGrammar, GrammarInfo]:
         """Compile off the loop; what was compiled before is there at once.
 
         The time limit is the compile's own: waiting for a thread behind others does not count.
-
-        Args:
-            num_waiting: sequences that wait for it.
 
         Raises:
             GrammarError: the grammar is malformed or cannot be enforced.
@@ -79,11 +117,7 @@ class GrammarActor(ThreadActor[GrammarInbox | OpenMatcher]):
         start = time.monotonic()
         compiled = None if self._compiler is None else self._compiler.find(spec)
         if compiled is None:
-            self.num_compiling += num_waiting
-            try:
-                compiled = await self._compile_in_thread(spec)
-            finally:
-                self.num_compiling -= num_waiting
+            compiled = await self._compile_in_thread(spec)
         plan = tuple((entry.pointer, entry.keyword, entry.enforced_by) for entry in compiled.plan)
         return compiled, GrammarInfo(compiled.backend, time.monotonic() - start, plan)
 
@@ -108,14 +142,12 @@ class GrammarActor(ThreadActor[GrammarInbox | OpenMatcher]):
             job.cancel()  # one that still waits for a thread is not compiled for nobody
             begun.cancel()
 
-    def open(self, handle: int, matcher: Matcher, generated_token_ids: list[int]) -> None:
-        """Take the completion's own matcher; before its AddRequest is sent."""
-        self.tell(OpenMatcher(handle, matcher, generated_token_ids))
-
     async def run(self) -> None:
         try:
             await super().run()
         finally:
+            for task in self._compiling.values():
+                task.cancel()
             for pool in (self._pool, self._slow_pool):
                 pool.shutdown(wait=False, cancel_futures=True)
             if self._compiler is not None:
@@ -129,18 +161,14 @@ class GrammarActor(ThreadActor[GrammarInbox | OpenMatcher]):
                     start = time.monotonic()
                     masks, failed = self._manager.fill(message, self._vocab_size)
                     self._send_masks(masks)
-                    self._mask_times.observe(time.monotonic() - start)
-                    self._report(failed)
+                    self.post(self._tell_scheduler, GrammarReport(failed, time.monotonic() - start))
                 case OpenMatcher(handle=handle, matcher=matcher, generated_token_ids=generated):
-                    self._report(self._manager.open(handle, matcher, generated))
+                    if failed := self._manager.open(handle, matcher, generated):
+                        self.post(self._tell_scheduler, GrammarReport(failed))
                 case DropMatchers(handles=handles):
                     self._manager.drop(handles)
                 case _:
                     assert_never(message)
-
-    def _report(self, failed: list[GrammarFailed]) -> None:
-        for each in failed:
-            self.post(self._report_failed, each)
 
     def _compile(self, spec: GrammarSpec, begun: asyncio.Future[None]) -> CompiledGrammar:
         self.post(_tell_begun, begun)

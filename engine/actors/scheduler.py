@@ -8,18 +8,23 @@ from typing import assert_never
 
 from engine.actors.actor import Actor
 from engine.core.scheduler import Scheduler
+from engine.core.snapshot import take_snapshot
 from engine.messages import (
     AbortRequest,
     AddRequest,
+    CoreOutput,
+    CoreStats,
     DropMatchers,
     ExecutorInbox,
-    GrammarFailed,
     GrammarInbox,
+    GrammarReport,
     NewTokens,
+    PrefixCacheReset,
+    ResetPrefixCache,
     SchedulerInbox,
     StepDone,
+    TakeSnapshot,
 )
-from engine.metrics import Metrics
 
 
 class SchedulerActor(Actor[SchedulerInbox]):
@@ -28,19 +33,21 @@ class SchedulerActor(Actor[SchedulerInbox]):
     def __init__(
         self,
         scheduler: Scheduler,
-        metrics: Metrics,
         tell_executor: Callable[[ExecutorInbox], None],
         tell_grammar: Callable[[GrammarInbox], None],
-        tell_detokenizer: Callable[[NewTokens], None],
+        deliver: Callable[[CoreOutput], None],
     ) -> None:
         super().__init__()
         self.scheduler = scheduler
-        self._metrics = metrics
         self._tell_executor = tell_executor
         self._tell_grammar = tell_grammar
-        self._tell_detokenizer = tell_detokenizer
+        self._deliver = deliver
         self._with_grammar: set[int] = set()
         self._idle_since: float | None = None  # the executor ran dry while there was work
+        self._num_step_tokens = 0
+        self._step_gaps_s: list[float] = []  # since the last stats, as the next
+        self._mask_times_s: list[float] = []
+        self._deliver(self._make_stats())
 
     def handle(self, message: SchedulerInbox) -> None:
         match message:
@@ -54,8 +61,15 @@ class SchedulerActor(Actor[SchedulerInbox]):
                 self.scheduler.add(message)
             case AbortRequest(handles=handles, finish_reason=reason, error=error):
                 self._publish(self.scheduler.abort(handles, reason, error))
-            case GrammarFailed():
-                self._publish(self.scheduler.end_failed(message))
+            case GrammarReport(failed=failed, fill_time_s=fill_time_s):
+                for each in failed:
+                    self._publish(self.scheduler.abort([each.handle], each.finish_reason, each.error))
+                if fill_time_s is not None:
+                    self._mask_times_s.append(fill_time_s)
+            case TakeSnapshot(with_blocks=with_blocks):
+                self._deliver(take_snapshot(self.scheduler, with_blocks))
+            case ResetPrefixCache():
+                self._deliver(PrefixCacheReset(self.scheduler.kv_cache.pool.reset_cache()))
             case _:
                 assert_never(message)
 
@@ -63,13 +77,33 @@ class SchedulerActor(Actor[SchedulerInbox]):
         self._order_masks()
         while (plan := self.scheduler.schedule()) is not None:
             self._tell_executor(plan)
-            self._metrics.count_step(plan.num_tokens)
+            self._num_step_tokens += plan.num_tokens
             if self._idle_since is not None:
-                self._metrics.step_gap.observe(time.monotonic() - self._idle_since)
+                self._step_gaps_s.append(time.monotonic() - self._idle_since)
                 self._idle_since = None
             self._order_masks()
         if not self.scheduler.has_work:
             self._idle_since = None
+        self._deliver(self._make_stats())
+
+    def _make_stats(self) -> CoreStats:
+        scheduler, kv_cache = self.scheduler, self.scheduler.kv_cache
+        gaps, self._step_gaps_s = self._step_gaps_s, []
+        mask_times, self._mask_times_s = self._mask_times_s, []
+        return CoreStats(
+            num_running=len(scheduler.state.running),
+            num_steps=scheduler.num_steps,
+            num_open_steps=scheduler.num_open_steps,
+            num_step_tokens=self._num_step_tokens,
+            num_preemptions=scheduler.state.num_preemptions,
+            num_queried_tokens=kv_cache.num_queried_tokens,
+            num_hit_tokens=kv_cache.num_hit_tokens,
+            num_blocks=kv_cache.pool.num_usable,
+            num_free_blocks=kv_cache.pool.num_free,
+            num_cached_blocks=kv_cache.pool.num_cached,
+            step_gaps_s=gaps,
+            mask_times_s=mask_times,
+        )
 
     def _order_masks(self) -> None:
         order = self.scheduler.order_masks()
@@ -78,7 +112,7 @@ class SchedulerActor(Actor[SchedulerInbox]):
 
     def _publish(self, new_tokens: NewTokens) -> None:
         if new_tokens.handles or new_tokens.details:
-            self._tell_detokenizer(new_tokens)
+            self._deliver(new_tokens)
         if self._with_grammar:
             ended = [
                 detail.handle

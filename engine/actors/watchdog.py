@@ -10,7 +10,7 @@ import time
 import traceback
 from collections.abc import Callable
 
-from engine.core.scheduler import Scheduler
+from engine.messages import CoreStats
 
 logger = logging.getLogger("troupe.engine")
 
@@ -18,7 +18,9 @@ MAX_PERIOD_S = 5.0
 CHECKS_PER_TIMEOUT = 20
 
 
-async def watch_steps(scheduler: Scheduler, timeout_s: float, report: Callable[[TimeoutError], None]) -> None:
+async def watch_steps(
+    read_stats: Callable[[], CoreStats], timeout_s: float, report: Callable[[TimeoutError], None]
+) -> None:
     """Look at the open steps from time to time, until cancelled.
 
     Args:
@@ -32,8 +34,9 @@ async def watch_steps(scheduler: Scheduler, timeout_s: float, report: Callable[[
     seen, since = (0, 0), time.monotonic()
     while True:
         await asyncio.sleep(period)
-        now, progress = time.monotonic(), (scheduler.num_steps, scheduler.num_open_steps)
-        if progress != seen or not scheduler.num_open_steps:
+        now, stats = time.monotonic(), read_stats()
+        progress = (stats.num_steps, stats.num_open_steps)
+        if progress != seen or not stats.num_open_steps:
             seen, since = progress, now
         elif now - since >= timeout_s:
             error = TimeoutError(f"a step has not come back for {timeout_s:g} s")

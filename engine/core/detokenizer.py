@@ -125,7 +125,9 @@ class Detokenizer:
         if detail is None:
             detail = Detail(handle)
         finish_reason, stop_reason = detail.finish_reason, detail.stop_reason
-        is_withheld = finish_reason == "stop" and self._ends_with_stop_token(stream.params, token_ids, stop_reason)
+        is_withheld = finish_reason == "stop" and self._ends_with_stop_token(
+            stream.params, token_ids, stop_reason
+        )
         text, num_kept, hit = self._read(stream, token_ids[:-1] if is_withheld else token_ids)
         if hit is None:
             num_kept = len(token_ids)

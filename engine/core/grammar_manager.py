@@ -26,7 +26,9 @@ class GrammarManager:
     def __len__(self) -> int:
         return len(self._matchers)
 
-    def open(self, handle: int, matcher: Matcher, generated_token_ids: Sequence[int] = ()) -> list[GrammarFailed]:
+    def open(
+        self, handle: int, matcher: Matcher, generated_token_ids: Sequence[int] = ()
+    ) -> list[GrammarFailed]:
         """Take a completion's matcher, and lead it behind the tokens that there are."""
         self._matchers[handle] = matcher
         return self._accept((handle, token_id) for token_id in generated_token_ids)
@@ -80,9 +82,7 @@ class GrammarManager:
         return failed
 
 
-def fill_rows(
-    matchers: list[Matcher], drafts: list[list[int]], bitmask: np.ndarray
-) -> dict[int, Problem]:
+def fill_rows(matchers: list[Matcher], drafts: list[list[int]], bitmask: np.ndarray) -> dict[int, Problem]:
     """Fill each matcher's masks, of its next token and behind each draft, one matcher after another.
 
     Returns matcher's number -> problem of those that could not go on.

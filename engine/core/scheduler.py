@@ -34,7 +34,6 @@ from engine.messages import (
     AddRequest,
     Detail,
     FillMasks,
-    GrammarFailed,
     NewTokens,
     StepDone,
     StepPlan,
@@ -294,7 +293,9 @@ class Scheduler:
             num_scheduled_tokens=counts,
             num_samples=num_samples,
             is_gated=is_gated,
-            draft_token_ids=np.array(list(chain.from_iterable(drafts)), dtype=np.int64) if drafts else NO_DRAFTS,
+            draft_token_ids=np.array(list(chain.from_iterable(drafts)), dtype=np.int64)
+            if drafts
+            else NO_DRAFTS,
         )
         gated = np.flatnonzero(is_gated).tolist()
         num_preemptions = table.num_preemptions[slots]
@@ -319,7 +320,8 @@ class Scheduler:
             came = set(done.indices.tolist())
             step.gated = [index for index in step.gated if index not in came]
         if done.is_last:
-            step.take_back_samples(self.table, step.gated)  # rows that ended before their mask came
+            if step.gated:  # rows that ended before their mask came
+                step.take_back_samples(self.table, step.gated)
             self._steps.remove(step)
         return told
 
@@ -408,10 +410,6 @@ class Scheduler:
                 return count + 1, self._finish(request, "length", logprobs=told)
         self.table.is_watched[request.slot] = request.is_watched
         return len(token_ids), request.make_detail(logprobs=logprobs)
-
-    def end_failed(self, report: GrammarFailed) -> NewTokens:
-        """End the completion whose matcher failed, if it has not ended yet."""
-        return self.abort([report.handle], report.finish_reason, report.error)
 
     def _finish(self, request: Request, finish_reason: FinishReason, **more: Any) -> Detail:
         """End a request; tokens still in flight are dropped when they come."""

@@ -159,7 +159,8 @@ class InputProcessor:
             return
         if len(generated) != params.n:
             raise InvalidRequest(
-                f"generated_token_ids has {len(generated)} lists; there must be n={params.n}", "generated_token_ids"
+                f"generated_token_ids has {len(generated)} lists; there must be n={params.n}",
+                "generated_token_ids",
             )
         room = self._max_model_len - len(prompt_token_ids)
         limit = room if params.max_tokens is None else min(room, params.max_tokens)

@@ -27,9 +27,7 @@ DRAWS = (
 PROMPT_LEN = 20
 
 
-def list_warm_up(
-    max_model_len: int, vocab_size: int, *, is_thorough: bool
-) -> Iterator[StepPlan | StepMasks]:
+def list_warm_up(max_model_len: int, vocab_size: int, *, is_thorough: bool) -> Iterator[StepPlan | StepMasks]:
     """The steps, in order, with the masks that some of them wait for.
 
     Args:

@@ -100,7 +100,9 @@ async def run_mixed(
         more: dict[str, Any] = {}
         if generated is not None and generated[number] is not None:
             more["generated_token_ids"] = generated[number]
-        stream = engine.generate(request.prompt, request.params, str(number), priority=request.priority, **more)
+        stream = engine.generate(
+            request.prompt, request.params, str(number), priority=request.priority, **more
+        )
         outputs = [output async for output in stream]
         return [summarise(outputs[-1], index) for index in range(request.params.n)]
 

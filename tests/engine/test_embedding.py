@@ -119,10 +119,9 @@ async def test_closing_the_engine_ends_open_streams(make_config: MakeConfig) -> 
 
 async def test_a_close_waits_for_a_busy_grammar_thread(make_config: MakeConfig) -> None:
     async with Engine(make_config(mock_step_ms=1.0)) as engine:
-        core = engine._supervisor.core
-        assert core is not None
-        core.grammar._manager.drop = lambda request_ids: time.sleep(0.3)  # type: ignore[method-assign]
-        core.grammar.tell(DropMatchers(("r",)))
+        core = engine._supervisor._core
+        core.grammar._manager.drop = lambda handles: time.sleep(0.3)  # type: ignore[method-assign]
+        core.grammar.tell(DropMatchers([1]))
 
 
 async def test_many_requests_with_aborts_leave_no_task_and_no_block(make_config: MakeConfig) -> None:

@@ -290,20 +290,16 @@ async def test_nobody_waits_less_than_not_at_all() -> None:
     async with Engine(EngineConfig(mock_step_ms=1.0)) as engine:
         async for output in engine.generate("Hello", SamplingParams(max_tokens=8, ignore_eos=True)):
             text = output.outputs[0].text
-        core = engine._supervisor.core
-        assert core is not None
-        seen: list[tuple[int, int]] = []
+        client = engine._supervisor.client
+        assert client is not None
+        send, seen = client.send, []
 
-        def look() -> None:
-            assert core is not None
-            seen.append((core.stats().num_waiting, core.num_queued))
+        def send_and_look(abort: AbortRequest) -> None:
+            asyncio.get_running_loop().call_soon(lambda: seen.append(engine.stats().num_waiting))
+            send(abort)
 
-        def tell(abort: AbortRequest) -> None:
-            asyncio.get_running_loop().call_soon(look)
-            core.scheduler.tell(abort)
-
-        core.detokenizer._tell_scheduler = tell
+        client.detokenizer._send_abort = send_and_look
         params = SamplingParams(max_tokens=50, ignore_eos=True, stop=[text[-3:]])
         outputs = [output async for output in engine.generate("Hello", params)]
         assert outputs[-1].outputs[0].finish_reason == "stop"
-    assert seen == [(0, 0)]
+    assert seen == [0]

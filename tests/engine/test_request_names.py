@@ -254,7 +254,7 @@ async def test_a_request_whose_matcher_fails_leaves_nothing_behind(
 
     monkeypatch.setattr(CompiledGrammar, "matcher", fail_at_the_second)
     async with Engine(make_config()) as engine:
-        with pytest.raises(MemoryError):
+        with pytest.raises(EngineError, match="could not be compiled: MemoryError"):
             await end(engine, make_params(n=3, grammar=WORD))
         assert (engine.stats().num_waiting, engine.stats().num_running) == (0, 0)
         async with asyncio.timeout(5):
@@ -274,9 +274,9 @@ async def test_who_comes_while_a_crashed_actor_waits_for_the_step_is_told_so(
         monkeypatch.setattr(ModelRunner, "execute", execute_slowly)
         first = asyncio.create_task(end(engine, make_params()))
         await wait_until(lambda: engine.stats().num_running == 1)
-        core = engine._supervisor.core
-        assert core is not None
-        core.detokenizer.tell("no message")  # type: ignore[arg-type]
+        client = engine._supervisor.client
+        assert client is not None
+        client.detokenizer.tell("no message")  # type: ignore[arg-type]
         await wait_until(lambda: engine.state == "restarting")
         with pytest.raises(EngineDead, match="the engine is restarting"):
             await end(engine, make_params(grammar=WORD))

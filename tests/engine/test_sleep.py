@@ -96,7 +96,7 @@ async def test_a_sleeping_engine_has_no_cache_and_no_threads(
         assert hasattr(worker, "model") is (level == 1)
         assert engine.describe_runtime() == {"ops": "asleep", "sleep_level": level}
         await wait_until(lambda: list_engine_threads() <= before)
-        assert engine.snapshot() is None and engine.stats().num_blocks == 0
+        assert await engine.snapshot() is None and engine.stats().num_blocks == 0
 
 
 async def test_a_wake_up_without_room_for_the_cache_is_refused(

@@ -67,9 +67,9 @@ async def hold_step(engine: Engine, hang: Hang) -> None:
 
 
 def crash(engine: Engine) -> None:
-    core = engine._supervisor.core
-    assert core is not None
-    core.detokenizer.tell("no message")  # type: ignore[arg-type]
+    client = engine._supervisor.client
+    assert client is not None
+    client.detokenizer.tell("no message")  # type: ignore[arg-type]
 
 
 async def test_a_step_that_hangs_fails_its_requests_and_is_told(
@@ -161,7 +161,7 @@ async def test_slow_steps_and_idle_times_are_no_hang(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(watchdog, "asyncio", SimpleNamespace(sleep=sleep))
     monkeypatch.setattr(watchdog, "time", SimpleNamespace(monotonic=lambda: now))
     steps: Any = SimpleNamespace(num_steps=0, num_open_steps=1)
-    watch = asyncio.ensure_future(watchdog.watch_steps(steps, 4.0, lambda error: None))
+    watch = asyncio.ensure_future(watchdog.watch_steps(lambda: steps, 4.0, lambda error: None))
     for _ in range(5):
         steps.num_steps += 1
         await pass_time(3.5)

@@ -48,18 +48,18 @@ class Recorder:
     def __init__(self, engine: Engine, clock: Callable[[], float] = time.monotonic) -> None:
         self.engine = engine
         self.clock = clock
-        self.lanes: dict[str, Lane] = {}
+        self.lanes: dict[int, Lane] = {}  # by handle
         self.num_lanes = 0
         self._polled = self._begun = 0.0
         self._task: asyncio.Task[None] | None = None
 
-    def poll(self) -> dict[str, Any]:
+    async def poll(self) -> dict[str, Any]:
         """Everything a page draws, as small JSON; keeps the recorder awake for some seconds."""
         self._polled = self.clock()
         if self._task is None or self._task.done():
             self._begun = self._polled
             self._task = asyncio.ensure_future(self._watch())
-        snapshot = self.engine.snapshot()
+        snapshot = await self.engine.snapshot()
         self.sample(snapshot)
         now = self.clock()
         lanes = sorted(self.lanes.values(), key=lambda lane: lane.number)[-MAX_LANES:]
@@ -82,7 +82,7 @@ class Recorder:
     async def _watch(self) -> None:
         while self.clock() - self._polled < PATIENCE_S:
             await asyncio.sleep(SAMPLE_INTERVAL_S)
-            self.sample(self.engine.snapshot(with_blocks=False))
+            self.sample(await self.engine.snapshot(with_blocks=False))
 
     def sample(self, snapshot: EngineSnapshot | None) -> None:
         """Take one look into the lanes."""
@@ -90,18 +90,18 @@ class Recorder:
         views = snapshot.requests if snapshot is not None else ()
         alive = set()
         for view in views:
-            alive.add(view.request_id)
-            lane = self.lanes.get(view.request_id)
+            alive.add(view.handle)
+            lane = self.lanes.get(view.handle)
             if lane is None:
                 self.num_lanes += 1
-                lane = self.lanes[view.request_id] = Lane(self.num_lanes)
+                lane = self.lanes[view.handle] = Lane(self.num_lanes)
             # What it did before the first look is not known, only when it came.
             lane.extend(_phase_of(view), now, now - min(view.age_s, SAMPLE_INTERVAL_S))
             lane.tip = _describe(view)
-        for request_id, lane in list(self.lanes.items()):
-            lane.is_open = request_id in alive
+        for handle, lane in list(self.lanes.items()):
+            lane.is_open = handle in alive
             if not lane.is_open and lane.segments[-1][2] < now - WINDOW_S:
-                del self.lanes[request_id]
+                del self.lanes[handle]
 
     def _map_blocks(self, snapshot: EngineSnapshot) -> dict[str, Any]:
         """The blocks up to the highest one in use, as runs of [kind, count]."""

@@ -31,7 +31,7 @@ def build_observatory_tab(engine: Engine, examples: Examples) -> None:
 
     # Asynchronous, so that it looks at the engine on the engine's own loop.
     async def poll(_: Any = None) -> dict[str, Any]:
-        return recorder.poll()
+        return await recorder.poll()
 
     gr.HTML(
         html_template='<div class="observatory"></div>', apply_default_css=False, elem_id="observatory",

@@ -14,7 +14,7 @@ from engine import EngineSnapshot, EngineStats, Histogram, RequestView
 
 def make_view(name: str = "r", phase: str = "decode", **more: Any) -> RequestView:
     values: dict[str, Any] = {
-        "request_id": name, "phase": phase, "age_s": 0.0, "priority": 0, "num_prompt_tokens": 8, "num_output_tokens": 2,
+        "handle": name, "request_id": name, "phase": phase, "age_s": 0.0, "priority": 0, "num_prompt_tokens": 8, "num_output_tokens": 2,
         "num_computed_tokens": 8, "num_cached_tokens": 0, "num_preemptions": 0, "has_grammar": False, "block_ids": (),
     }  # fmt: skip
     return RequestView(**(values | more))
@@ -28,9 +28,12 @@ def make_recorder(snapshot: EngineSnapshot | None = None) -> tuple[Recorder, Any
     histogram = Histogram((0.1, 1.0))
     histogram.observe(0.05)
     stats = EngineStats(histograms={"time_to_first_token_seconds": histogram})
-    engine: Any = SimpleNamespace(
-        snapshot=lambda with_blocks=True: engine.now, now=snapshot, stats=lambda: stats, state="ready"
-    )
+
+    async def take_snapshot(with_blocks: bool = True) -> EngineSnapshot | None:
+        now: EngineSnapshot | None = engine.now
+        return now
+
+    engine: Any = SimpleNamespace(snapshot=take_snapshot, now=snapshot, stats=lambda: stats, state="ready")
     house = SimpleNamespace(time=100.0, engine=engine)
     return Recorder(engine, clock=lambda: house.time), house
 
@@ -69,7 +72,7 @@ async def test_a_poll_is_small_json_with_all_that_is_drawn() -> None:
         make_view(str(index), block_ids=tuple(range(1 + index * 4, 5 + index * 4))) for index in range(64)
     ]
     recorder, _ = make_recorder(make_snapshot(*views, num_blocks=25_000))
-    data = recorder.poll()
+    data = await recorder.poll()
     assert len(json.dumps(data)) < 12_000 and len(data["lanes"]) == module.MAX_LANES
     assert data["limits"] == {"max_num_seqs": 4, "max_num_batched_tokens": 64}
     assert data["stats"]["histograms"]["ttft"]["counts"] == [1, 0, 0]
@@ -78,7 +81,7 @@ async def test_a_poll_is_small_json_with_all_that_is_drawn() -> None:
 
 async def test_an_engine_that_is_down_has_no_blocks_and_no_error() -> None:
     recorder, _ = make_recorder(None)
-    assert recorder.poll()["blocks"] is None
+    assert (await recorder.poll())["blocks"] is None
     await recorder.close()
 
 
@@ -86,14 +89,14 @@ async def test_nobody_polling_ends_the_looking_and_its_time(monkeypatch: pytest.
     """Without the time the page would say that there was no request while nobody looked."""
     monkeypatch.setattr(module, "SAMPLE_INTERVAL_S", 0.0)
     recorder, house = make_recorder(make_snapshot())
-    assert recorder.poll()["watched"] == 0
+    assert (await recorder.poll())["watched"] == 0
     house.time += 2
-    assert recorder.poll()["watched"] == 2
+    assert (await recorder.poll())["watched"] == 2
     task = recorder._task
     assert task is not None and not task.done()
     house.time += module.PATIENCE_S
     await task
-    assert recorder.poll()["watched"] == 0
+    assert (await recorder.poll())["watched"] == 0
     assert recorder._task is not task
     await recorder.close()
 

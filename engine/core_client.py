@@ -1,0 +1,166 @@
+"""CoreClient: the front's side of one engine core. Requests go in here, and what comes back finds its reader."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Any, assert_never
+
+from engine.actors.detokenizer import DetokenizerActor
+from engine.core.detokenizer import Detokenizer
+from engine.errors import EngineError, InvalidRequest
+from engine.input.tokenizer import Tokenizer
+from engine.messages import (
+    AbortRequest,
+    Accepted,
+    AddRequest,
+    CoreInbox,
+    CoreOutput,
+    CoreStats,
+    NewTokens,
+    PrefixCacheReset,
+    Refused,
+    ResetPrefixCache,
+    TakeSnapshot,
+)
+from engine.metrics import EngineStats, Metrics
+from engine.output_stream import OutputStream
+from engine.outputs import EngineSnapshot, GrammarInfo
+
+
+class CoreClient:
+    """Lives as long as its core. Messages go out by `send` and come back to `deliver`; nothing else is shared."""
+
+    def __init__(
+        self, send: Callable[[CoreInbox], None], tokenizer: Tokenizer | None, metrics: Metrics
+    ) -> None:
+        self.streams: dict[int, tuple[OutputStream, int]] = {}  # of completions that have not ended
+        self.stats = CoreStats()
+        self.send = send
+        self._metrics = metrics
+        self._requests: dict[str, OutputStream] = {}  # of requests with a reader
+        self._opening: dict[int, tuple[AddRequest, asyncio.Future[GrammarInfo | None]]] = {}
+        self._questions: deque[asyncio.Future[Any]] = deque()  # answered in order
+        self.detokenizer = DetokenizerActor(Detokenizer(tokenizer), self.streams, metrics, send_abort=send)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request is in the core, not even one whose grammar compiles."""
+        return not self.streams
+
+    @property
+    def num_opening(self) -> int:
+        """Completions whose grammar compiles."""
+        return sum(len(message.completions) for message, _ in self._opening.values())
+
+    async def open(self, message: AddRequest, stream: OutputStream) -> GrammarInfo | None:
+        """Hand a request to the core; when it is accepted, its stream gets exactly one end.
+
+        Raises:
+            InvalidRequest, GrammarError: its grammar cannot be enforced, or a live request has its name.
+            EngineDead: the core ended first.
+        """
+        known = self._requests.get(stream.request_id)
+        if known is not None and not known.is_finished:
+            raise InvalidRequest(
+                f"request_id {stream.request_id!r} is in use by a running request", "request_id"
+            )
+        stream.handles = [completion.handle for completion in message.completions]
+        self._requests[stream.request_id] = stream
+        self.streams |= {handle: (stream, index) for index, handle in enumerate(stream.handles)}
+        answer = asyncio.get_running_loop().create_future()
+        self._opening[message.completions[0].handle] = (message, answer)
+        self.send(message)
+        try:
+            return await answer
+        except BaseException:
+            self.leave(stream)
+            for handle in stream.handles:
+                self.streams.pop(handle, None)
+            raise
+        finally:
+            self._opening.pop(message.completions[0].handle, None)
+
+    def leave(self, stream: OutputStream) -> None:
+        """The reader of a request is gone: end what is left of it, and free its name."""
+        self.abort(stream.handles)
+        if self._requests.get(stream.request_id) is stream:
+            del self._requests[stream.request_id]
+
+    def abort_request(self, request_id: str) -> None:
+        """End the request of that name, if there is one."""
+        if request_id in self._requests:
+            self.abort(self._requests[request_id].handles)
+
+    def abort(self, handles: Iterable[int]) -> None:
+        """End those of the completions that still live."""
+        live = [handle for handle in handles if handle in self.streams]
+        if live:
+            self.send(AbortRequest(live))
+
+    async def take_snapshot(self, with_blocks: bool) -> EngineSnapshot:
+        snapshot: EngineSnapshot = await self._ask(TakeSnapshot(with_blocks))
+        return snapshot
+
+    async def reset_prefix_cache(self) -> bool:
+        answer: PrefixCacheReset = await self._ask(ResetPrefixCache())
+        return answer.is_reset
+
+    def deliver(self, message: CoreOutput) -> None:
+        """Take a message of the core; on the event loop."""
+        match message:
+            case NewTokens():
+                self.detokenizer.tell(message)
+            case CoreStats():
+                self.stats = message
+                self._metrics.observe_core(message)
+            case Accepted(handle=handle, grammar=grammar):
+                if handle in self._opening:
+                    self._accept(*self._opening[handle], grammar)
+            case Refused(handle=handle):
+                if handle in self._opening:
+                    _resolve(self._opening[handle][1], message.to_error())
+            case EngineSnapshot() | PrefixCacheReset():
+                _resolve(self._questions.popleft(), message)
+            case _:
+                assert_never(message)
+
+    def fail_all(self, error: EngineError) -> None:
+        """End every open stream, and whoever waits for an answer, with this error."""
+        for stream, _ in self.streams.values():
+            stream.fail(error)
+        self.streams.clear()
+        for answer in (*self._questions, *(answer for _, answer in self._opening.values())):
+            _resolve(answer, error)
+        self._questions.clear()
+
+    def make_stats(self) -> EngineStats:
+        """The gauges of now, and all counters; those of this core come on top of the earlier ones'."""
+        num_waiting = len(self.streams) - self.num_opening - self.stats.num_running
+        # A stop string ends a stream before the scheduler hears of it: for a moment more may run than there are.
+        return self._metrics.make_stats(self.stats, max(0, num_waiting), self.num_opening)
+
+    def _accept(
+        self, message: AddRequest, answer: asyncio.Future[GrammarInfo | None], grammar: GrammarInfo | None
+    ) -> None:
+        if grammar is not None:
+            self._metrics.grammar_compile.observe(grammar.compile_time_s)
+        self._metrics.prompt_tokens += len(message.prompt_token_ids)
+        self.detokenizer.tell(message)
+        _resolve(answer, grammar)
+
+    async def _ask(self, question: CoreInbox) -> Any:
+        answer = asyncio.get_running_loop().create_future()
+        self._questions.append(answer)
+        self.send(question)
+        return await answer
+
+
+def _resolve(answer: asyncio.Future[Any], value: object) -> None:
+    if answer.done():  # whoever asked is gone
+        return
+    if isinstance(value, Exception):
+        answer.set_exception(value)
+    else:
+        answer.set_result(value)
