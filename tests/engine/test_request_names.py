@@ -19,6 +19,7 @@ from engine import (
     Engine,
     EngineConfig,
     EngineDead,
+    EngineError,
     EngineOverloaded,
     InvalidRequest,
     RequestOutput,

@@ -14,7 +14,8 @@ from engine import EngineSnapshot, EngineStats, Histogram, RequestView
 
 def make_view(name: str = "r", phase: str = "decode", **more: Any) -> RequestView:
     values: dict[str, Any] = {
-        "handle": name, "request_id": name, "phase": phase, "age_s": 0.0, "priority": 0, "num_prompt_tokens": 8, "num_output_tokens": 2,
+        "handle": name, "request_id": name, "phase": phase, "age_s": 0.0, "priority": 0, "num_prompt_tokens": 8,
+        "num_output_tokens": 2,
         "num_computed_tokens": 8, "num_cached_tokens": 0, "num_preemptions": 0, "has_grammar": False, "block_ids": (),
     }  # fmt: skip
     return RequestView(**(values | more))
