@@ -23,7 +23,7 @@ from engine.core.incremental_text import IncrementalText, WindowedText
 from engine.core.token_pieces import TextRule, TokenPieces, read_text_rule
 from engine.errors import ConfigError, InvalidRequest
 from engine.input.chat_messages import read_messages
-from engine.input.shield import Shield
+from engine.input.special_token_escaper import SpecialTokenEscaper
 from engine.model import read_eos_token_ids
 from engine.model.checkpoint import read_json_object, resolve_checkpoint
 
@@ -75,8 +75,10 @@ class Tokenizer:
             self._backend.no_padding()
             decoder = self._backend.decoder
             self._rule = read_text_rule(None if decoder is None else json.loads(decoder.__getstate__()))
-        self._shield = (
-            None if self._backend is None else Shield(self._backend, [*self.special_tokens(self.vocab_size)])
+        self._escaper = (
+            None
+            if self._backend is None
+            else SpecialTokenEscaper(self._backend, [*self.special_tokens(self.vocab_size)])
         )
         self._pieces = self._make_pieces(())
         self._pieces_without_special = self._make_pieces(self._special_ids)
@@ -177,11 +179,13 @@ class Tokenizer:
 
         Messages, options and errors are those of `apply_chat_template`.
         """
-        if self._shield is None:
+        if self._escaper is None:
             return self.encode(self.apply_chat_template(messages, **options), add_special_tokens=False)
-        shielded, spelled = self._shield.replace(read_messages(messages))
-        text = self.apply_chat_template(shielded, **options)
-        return self._shield.encode(text, spelled) if spelled else self.encode(text, add_special_tokens=False)
+        escaped, replaced = self._escaper.escape(read_messages(messages))
+        text = self.apply_chat_template(escaped, **options)
+        return (
+            self._escaper.encode(text, replaced) if replaced else self.encode(text, add_special_tokens=False)
+        )
 
     def make_text(
         self, prompt_token_ids: Sequence[int] = (), skip_special_tokens: bool = True

@@ -28,7 +28,7 @@ from engine import (
 )
 from engine.actors.scheduler import SchedulerActor
 from engine.config import DEMO_MODEL
-from engine.input.shield import Shield
+from engine.input.special_token_escaper import SpecialTokenEscaper
 from engine.input.tokenizer import Tokenizer
 from engine.messages import AbortRequest
 from engine.worker.model_runner import ModelRunner
@@ -289,14 +289,14 @@ async def test_who_comes_while_a_crashed_actor_waits_for_the_step_is_told_so(
 
 
 def test_the_first_chats_of_all_threads_get_the_same_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    make_copies = Shield._make_copies
+    make_copies = SpecialTokenEscaper._make_copies
 
-    def make_slowly(shield: Shield) -> object:
-        copies = make_copies(shield)
+    def make_slowly(escaper: SpecialTokenEscaper) -> object:
+        copies = make_copies(escaper)
         time.sleep(0.1)
         return copies
 
-    monkeypatch.setattr(Shield, "_make_copies", make_slowly)
+    monkeypatch.setattr(SpecialTokenEscaper, "_make_copies", make_slowly)
     tokenizer = Tokenizer(DEMO_MODEL)
     special = max(tokenizer.special_tokens(tokenizer.vocab_size), key=len)
     messages = [{"role": "user", "content": f"what does {special} mean?"}]
