@@ -1,7 +1,7 @@
-"""EngineConfig: the flat door every user comes through; `resolve` turns it into the parts each room receives.
+"""EngineConfig: all settings of an engine in one flat class; `resolve_config` splits it by component.
 
-EngineConfig(model=..., max_num_seqs=...)      what users, flags and TROUPE_<FIELD> set; "auto" allowed
-    │ resolve(model_config, device, memory)
+EngineConfig(model=..., max_num_seqs=...)      set by users, flags and TROUPE_<FIELD>; "auto" allowed
+    │ resolve_config
     ▼
 ResolvedConfig(worker, cache, scheduler)       no "auto" left; logged once, never changed
 """
@@ -15,7 +15,8 @@ from typing import Literal
 from engine.errors import ConfigError
 
 DEMO_MODEL = str(Path(__file__).resolve().parents[1] / "assets" / "demo_model")
-# Blocks of an automatic KV cache at most, unless the largest batch takes more: each is a Python object.
+# Largest number of KV cache blocks chosen automatically, unless the largest batch needs more.
+# Each block is a Python object.
 AMPLE_BLOCKS = 2**18
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
@@ -29,7 +30,7 @@ KVCacheDtype = Literal["auto", "fp8"]
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """All settings of one engine, flat. Every field is a flag of `python -m app` and of `LLM(...)`.
+    """All settings of one engine. Every field is a flag of `python -m app` and an argument of `LLM(...)`.
 
     Raises:
         ConfigError: a value outside its range.
@@ -38,104 +39,122 @@ class EngineConfig:
     model: str = field(
         default=DEMO_MODEL, metadata={"help": "folder or hub name of a Hugging Face checkpoint"}
     )
-    tokenizer: str | None = field(default=None, metadata={"help": "folder or hub name; default: the model's"})
+    tokenizer: str | None = field(
+        default=None, metadata={"help": "folder or hub name of the tokenizer; default: the model's"}
+    )
     served_model_name: str | None = field(
-        default=None, metadata={"help": "name in the API; default: the model's last part"}
+        default=None, metadata={"help": "model name in the API; default: the last part of the model's path"}
     )
     load_format: LoadFormat = field(
-        default="auto", metadata={"help": "dummy: random weights of the config's shape"}
+        default="auto",
+        metadata={"help": "dummy: random weights in the shapes of config.json, no checkpoint read"},
     )
     dtype: Dtype = field(
         default="auto",
         metadata={
-            "help": "auto: float32 on CPU, the checkpoint's on CUDA; bfloat16 on CPU waits for the native ops: "
-            "without them a text may depend on the batch"
+            "help": "dtype of the weights; auto: float32 on CPU, the checkpoint's dtype on CUDA. With bfloat16 on CPU "
+            "the start waits for the native ops; without them an output may depend on the batch"
         },
     )
-    device: Device = field(default="auto", metadata={"help": "auto: CUDA when there is one"})
+    device: Device = field(default="auto", metadata={"help": "auto: CUDA if available, else CPU"})
     attention_backend: AttentionBackend = field(
         default="auto",
-        metadata={"help": "who attends; auto: triton on CUDA, on CPU sdpa until the native ops are built"},
+        metadata={
+            "help": "attention implementation; auto: triton on CUDA; on CPU sdpa until the native ops are built"
+        },
     )
     quantization: Quantization = field(
         default="none",
         metadata={
-            "help": "weights in fewer bits: int8 anywhere, int4 and fp8 on CUDA; int8 on CPU waits for the native ops, "
-            "as bfloat16 does"
+            "help": "quantize the weights at load: int8 on any device, int4 and fp8 on CUDA. With int8 on CPU the "
+            "start waits for the native ops"
         },
     )
     kv_cache_dtype: KVCacheDtype = field(
-        default="auto", metadata={"help": "auto: as the model; fp8: half the memory, on CUDA"}
+        default="auto", metadata={"help": "auto: the model's dtype; fp8: half the memory, CUDA only"}
     )
     enable_native_ops: bool = field(
-        default=True, metadata={"help": "on CPU: build the C++ ops in the background and change over to them"}
+        default=True,
+        metadata={"help": "on CPU: build the C++ ops in the background and switch to them when ready"},
     )
     enable_cuda_graphs: bool = field(
-        default=True, metadata={"help": "on CUDA: record decode steps in the background and replay them"}
+        default=True,
+        metadata={"help": "on CUDA: record decode steps as CUDA graphs in the background and replay them"},
     )
     compile: bool = field(
         default=False,
         metadata={
-            "help": "torch.compile norms, RoPE and activation of sdpa and flex, in place of the native ops; "
-            "the first steps take long; no effect on triton"
+            "help": "torch.compile norms, RoPE and activation of sdpa and flex, instead of using the native ops; "
+            "the first steps are slow; no effect on triton"
         },
     )
     check_syncs: bool = field(
-        default=False, metadata={"help": "on CUDA, to debug: fail when launching a step waits for the device"}
+        default=False,
+        metadata={"help": "on CUDA, for debugging: fail if launching a step waits for the device"},
     )
     num_threads: int | None = field(
         default=None,
-        metadata={"help": "threads of a step; default: cores - 1 for torch, every core for the native ops"},
+        metadata={
+            "help": "CPU threads of a forward pass; default: cores - 1 for torch, all cores for the native ops"
+        },
     )
-    skip_tokenizer_init: bool = field(default=False, metadata={"help": "token ids in, token ids out"})
-    seed: int = field(default=0, metadata={"help": "seed of dummy weights"})
+    skip_tokenizer_init: bool = field(
+        default=False, metadata={"help": "load no tokenizer: prompts and outputs are token ids"}
+    )
+    seed: int = field(default=0, metadata={"help": "seed of the dummy weights"})
     max_model_len: int | None = field(
         default=None,
-        metadata={"help": "prompt + output tokens; default: the checkpoint's, shrunk to fit the cache"},
+        metadata={
+            "help": "prompt + output tokens of a request; default: the checkpoint's limit, lowered to fit the KV cache"
+        },
     )
     block_size: int = field(default=16, metadata={"help": "tokens in one KV cache block"})
     memory_share: float | None = field(
         default=None,
         metadata={
-            "help": "share of memory for the KV cache; default 0.1 of RAM, 0.9 of the GPU, up to 262,144 blocks"
+            "help": "share of memory for the KV cache; default: 0.1 of RAM or 0.9 of the GPU, at most 262,144 blocks"
         },
     )
     num_blocks: int | None = field(
-        default=None, metadata={"help": "KV cache blocks, instead of memory_share"}
+        default=None, metadata={"help": "number of KV cache blocks, instead of memory_share"}
     )
     enable_prefix_caching: bool = field(
-        default=True, metadata={"help": "reuse the KV blocks of shared prefixes"}
+        default=True, metadata={"help": "reuse the KV cache blocks of shared prefixes"}
     )
-    max_num_seqs: int = field(default=64, metadata={"help": "requests that run at once"})
+    max_num_seqs: int = field(default=64, metadata={"help": "maximum number of requests in one step"})
     max_num_batched_tokens: int = field(
-        default=1024, metadata={"help": "tokens of one step, prefill and decode together"}
+        default=1024, metadata={"help": "maximum number of tokens in one step, prefill and decode together"}
     )
     enable_chunked_prefill: bool = field(
-        default=True, metadata={"help": "spread long prompts over several steps"}
+        default=True, metadata={"help": "compute long prompts in chunks over several steps"}
     )
     scheduling_policy: SchedulingPolicy = field(
-        default="fcfs", metadata={"help": "fcfs, or priority (lower runs first)"}
+        default="fcfs", metadata={"help": "fcfs: first come, first served; priority: lower values first"}
     )
     priority_ageing_s: float = field(
-        default=10.0, metadata={"help": "waiting that long improves a request's priority by one"}
+        default=10.0, metadata={"help": "seconds of waiting that lower a request's priority value by one"}
     )
     max_num_waiting: int = field(
         default=512,
-        metadata={"help": "requests that may wait beside those that run; more are refused with 503"},
+        metadata={"help": "maximum number of waiting requests; further ones are rejected with 503"},
     )
-    enable_overlap: bool = field(default=True, metadata={"help": "plan step N+1 while step N runs"})
-    grammar_timeout_s: float = field(default=10.0, metadata={"help": "deadline of one grammar compile"})
-    max_restarts: int = field(default=3, metadata={"help": "restarts after a crash within ten minutes"})
+    enable_overlap: bool = field(default=True, metadata={"help": "schedule step N+1 while step N runs"})
+    grammar_timeout_s: float = field(default=10.0, metadata={"help": "time limit of one grammar compile"})
+    max_restarts: int = field(
+        default=3, metadata={"help": "maximum number of restarts after crashes within ten minutes"}
+    )
     step_timeout_s: float = field(
         default=300.0,
         metadata={
-            "help": "a step that takes longer hangs: stacks are logged, requests fail; 0: never, and a close gives a "
-            "step 30 s"
+            "help": "a step that takes longer counts as hung: stacks are logged and all requests fail; 0: no limit, "
+            "and closing waits at most 30 s for the last step"
         },
     )
     mock_step_ms: float | None = field(
         default=None,
-        metadata={"help": "no model: answer every step after that many milliseconds, to measure the rest"},
+        metadata={
+            "help": "load no model: answer every step after this many milliseconds, to measure the rest of the engine"
+        },
     )
 
     def __post_init__(self) -> None:
@@ -169,18 +188,18 @@ class EngineConfig:
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ConfigError(
                 f"max_num_batched_tokens={self.max_num_batched_tokens} must be at least "
-                f"max_num_seqs={self.max_num_seqs}, so that every running request gets its token"
+                f"max_num_seqs={self.max_num_seqs}, so that every running request gets one token a step"
             )
 
     @property
     def model_name(self) -> str:
-        """The name the API shows."""
+        """The model name in the API."""
         return self.served_model_name or Path(self.model).name or self.model
 
 
 @dataclass(frozen=True, slots=True)
 class CacheConfig:
-    """The KV cache: `num_blocks` blocks of `block_size` tokens, block 0 being the null block."""
+    """Size of the KV cache: `num_blocks` blocks of `block_size` tokens; block 0 is the null block."""
 
     num_blocks: int
     block_size: int
@@ -189,7 +208,7 @@ class CacheConfig:
 
 @dataclass(frozen=True, slots=True)
 class SchedulerConfig:
-    """What the scheduler may put into one step, and who goes first."""
+    """Limits of one step, and the order of waiting requests."""
 
     max_model_len: int
     max_num_seqs: int
@@ -210,9 +229,9 @@ class WorkerConfig:
     device: str
     num_threads: int
     seed: int
-    attention_backend: str = "sdpa"  # at the start; native ops may follow it later
+    attention_backend: str = "sdpa"  # at the start; native ops may replace it later
     quantization: Quantization = "none"
-    kv_cache_dtype: str = "auto"  # auto: as `dtype`
+    kv_cache_dtype: str = "auto"  # auto: same as `dtype`
     enable_native_ops: bool = False
     enable_cuda_graphs: bool = False
     compile: bool = False
@@ -221,12 +240,12 @@ class WorkerConfig:
 
 @dataclass(frozen=True, slots=True)
 class ResolvedConfig:
-    """An EngineConfig with every "auto" filled in, cut into what each room receives."""
+    """An EngineConfig with every "auto" filled in, split by component."""
 
     worker: WorkerConfig
     cache: CacheConfig
     scheduler: SchedulerConfig
-    notices: tuple[str, ...] = ()  # what was changed to fit, in words for the log
+    notices: tuple[str, ...] = ()  # log messages about settings that were changed to fit
 
     @property
     def max_model_len(self) -> int:
@@ -261,17 +280,17 @@ def resolve_config(
     """Fill in every "auto" and size the KV cache.
 
     Args:
-        model_max_len: tokens the checkpoint was made for.
-        free_bytes: memory the KV cache may take.
-        bytes_per_block: of all layers together.
+        model_max_len: context length of the checkpoint.
+        free_bytes: memory that the KV cache may take.
+        bytes_per_block: size of one block over all layers.
 
     Raises:
-        ConfigError: the blocks do not hold one request, or `max_model_len` exceeds the checkpoint's.
+        ConfigError: the cache cannot hold one request, or `max_model_len` exceeds the checkpoint's.
     """
     notices = []
     num_blocks = config.num_blocks or free_bytes // bytes_per_block
     if config.num_blocks is None and config.memory_share is None:
-        # A GPU has room for millions of blocks of a tiny model, which would cost seconds at every start.
+        # A GPU holds millions of blocks of a tiny model, and creating them takes seconds at every start.
         largest_batch = config.max_num_seqs * (config.max_model_len or model_max_len) // config.block_size
         num_blocks = min(num_blocks, max(AMPLE_BLOCKS, largest_batch + 1))
     if num_blocks < 2:
@@ -285,15 +304,15 @@ def resolve_config(
     capacity = (num_blocks - 1) * config.block_size
     if capacity < 2:
         raise ConfigError(
-            f"num_blocks={num_blocks} with block_size={config.block_size} hold {capacity} token, as one block stays "
-            "empty, and a request has 2 or more; raise num_blocks (or memory_share), or block_size"
+            f"num_blocks={num_blocks} with block_size={config.block_size} hold {capacity} token, because block 0 "
+            "is reserved, and a request needs at least 2; raise num_blocks (or memory_share), or block_size"
         )
     if max_model_len > capacity:
-        notices.append(f"max_model_len shrunk from {max_model_len} to {capacity}: the KV cache holds no more")
+        notices.append(f"max_model_len lowered from {max_model_len} to {capacity} to fit the KV cache")
         max_model_len = capacity
     max_num_batched_tokens = config.max_num_batched_tokens
     if not config.enable_chunked_prefill and max_num_batched_tokens < max_model_len:
-        notices.append(f"max_num_batched_tokens raised to {max_model_len}: prompts are not chunked")
+        notices.append(f"max_num_batched_tokens raised to {max_model_len}, because chunked prefill is off")
         max_num_batched_tokens = max_model_len
     scheduler = SchedulerConfig(
         max_model_len=max_model_len,

@@ -130,7 +130,7 @@ def test_a_model_length_beyond_the_cache_shrinks_with_a_notice(max_model_len: in
     resolved = resolve(EngineConfig(max_model_len=max_model_len), free_bytes=11 * MIB)
     assert resolved.max_model_len == 160 == (resolved.cache.num_blocks - 1) * resolved.cache.block_size
     asked = max_model_len or 2048
-    assert resolved.notices == (f"max_model_len shrunk from {asked} to 160: the KV cache holds no more",)
+    assert resolved.notices == (f"max_model_len lowered from {asked} to 160 to fit the KV cache",)
 
 
 def test_blocks_that_hold_no_request_are_refused() -> None:
@@ -144,7 +144,7 @@ def test_blocks_that_hold_no_request_are_refused() -> None:
 def test_without_chunks_the_budget_is_raised_to_the_model_length() -> None:
     resolved = resolve(EngineConfig(enable_chunked_prefill=False))
     assert resolved.scheduler.max_num_batched_tokens == 2048
-    assert resolved.notices == ("max_num_batched_tokens raised to 2048: prompts are not chunked",)
+    assert resolved.notices == ("max_num_batched_tokens raised to 2048, because chunked prefill is off",)
     large = EngineConfig(enable_chunked_prefill=False, max_num_batched_tokens=4096)
     assert resolve(large).scheduler.max_num_batched_tokens == 4096
 
