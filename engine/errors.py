@@ -1,13 +1,13 @@
-"""Every error the engine raises on purpose.
+"""The errors that the engine raises.
 
 EngineError
-├── ConfigError        a setting or a checkpoint that cannot work (also a ValueError)
-├── InvalidRequest     the request's own fault: HTTP 400 (also a ValueError)
-│   └── PromptTooLong  the prompt leaves the model no room for an answer
+├── ConfigError        a setting or a checkpoint that does not work (also a ValueError)
+├── InvalidRequest     the request is at fault: HTTP 400 (also a ValueError)
+│   └── PromptTooLong  the prompt leaves no room for an output token
 ├── EngineOverloaded   the waiting queue is full: HTTP 503 with Retry-After
-├── EngineSleeping     the engine was put to sleep, or is on its way there or back: HTTP 503
+├── EngineSleeping     the engine sleeps, is falling asleep or is waking up: HTTP 503
 ├── RequestTimeout     the request's deadline passed: HTTP 504
-└── EngineDead         the engine stopped or crashed while the request was in it: HTTP 500, or 503 at the door
+└── EngineDead         the engine stopped or crashed: HTTP 500 for accepted requests, 503 for new ones
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ class EngineError(Exception):
 
 
 class ConfigError(EngineError, ValueError):
-    """A setting or a checkpoint that cannot work; the message names field, value and allowed range."""
+    """A setting or a checkpoint that does not work; the message names field, value and allowed range."""
 
 
 class InvalidRequest(EngineError, ValueError):
-    """A request that cannot be served as asked.
+    """A request that cannot be served.
 
     Attributes:
-        param: name of the offending field, as in the OpenAI error body; None when no single field is at fault.
+        param: the offending field, as in the OpenAI error body; None if no single field is at fault.
     """
 
     def __init__(self, message: str, param: str | None = None) -> None:
@@ -34,14 +34,14 @@ class InvalidRequest(EngineError, ValueError):
 
 
 class PromptTooLong(InvalidRequest):
-    """The prompt leaves the model no room for an answer; the message has both numbers."""
+    """The prompt leaves no room for an output token; the message names its length and the limit."""
 
 
 class EngineOverloaded(EngineError):
     """The waiting queue is full.
 
     Attributes:
-        retry_after_s: a hint for the client, in seconds.
+        retry_after_s: seconds after which the client may retry.
     """
 
     def __init__(self, message: str, retry_after_s: float = 1.0) -> None:
@@ -50,12 +50,12 @@ class EngineOverloaded(EngineError):
 
 
 class EngineSleeping(EngineError):
-    """The engine was put to sleep and has not been woken up."""
+    """The engine sleeps, is falling asleep or is waking up."""
 
 
 class RequestTimeout(EngineError):
-    """The request's deadline passed before it was finished."""
+    """The request's deadline passed before it finished."""
 
 
 class EngineDead(EngineError):
-    """The engine crashed or was closed while this request was in it, or before it came."""
+    """The engine crashed or was closed before the request finished."""

@@ -1,4 +1,4 @@
-"""Memory of this machine as far as this process may have it: control groups, version 1 or 2, may allow less."""
+"""Measures the RAM available to this process, within the limits of its control groups (cgroup v1 or v2)."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class _GroupFiles:
-    """Where a version of control groups tells about memory."""
+    """File names of one cgroup version."""
 
     mount: str
-    controller: str  # as /proc/self/cgroup calls it
+    controller: str  # its name in /proc/self/cgroup
     limit: str
     usage: str
-    caches: tuple[str, ...]  # in memory.stat, with the groups below: file pages, which count as usage
+    caches: tuple[str, ...]  # keys of memory.stat: file pages, counted as usage, child groups included
 
 
 _VERSIONS = (
@@ -32,10 +32,10 @@ _VERSIONS = (
 
 
 def measure_host_memory(root: Path = Path("/")) -> tuple[int, int]:
-    """Return (total, free) bytes of RAM within the tightest limit; free counts what the kernel gives up for it.
+    """Return (total, free) bytes of RAM within the tightest limit. Reclaimable file pages count as free.
 
     Args:
-        root: where proc/ and sys/ are.
+        root: the folder that holds proc/ and sys/.
     """
     total, free = _measure_machine(root)
     for files in _VERSIONS:
@@ -55,21 +55,21 @@ def _measure_machine(root: Path) -> tuple[int, int]:
     table = _read_table(root / "proc/meminfo")
     if "MemTotal" in table and "MemAvailable" in table:
         return table["MemTotal"] * 1024, table["MemAvailable"] * 1024
-    # Not every system tells what is free.
+    # Not every system reports free memory.
     free = "SC_AVPHYS_PAGES" if "SC_AVPHYS_PAGES" in os.sysconf_names else "SC_PHYS_PAGES"
     page = os.sysconf("SC_PAGE_SIZE")
     return os.sysconf("SC_PHYS_PAGES") * page, os.sysconf(free) * page
 
 
 def _list_groups(root: Path, files: _GroupFiles) -> Iterator[Path]:
-    """The folders of this process's group and of those above it; some may not be there."""
+    """List the folders of this process's group and of its parents; some may not exist."""
     folder = root / files.mount
     yield folder
     for line in _read(root / "proc/self/cgroup").splitlines():
         controllers, _, path = line.partition(":")[2].partition(":")
         if files.controller not in controllers.split(","):
             continue
-        # A container may see the path it has outside, which is not below its mount.
+        # A container may see its path on the host, which does not exist below its own mount.
         for part in Path(path).parts[1:]:
             if part == "..":
                 break
@@ -78,7 +78,7 @@ def _list_groups(root: Path, files: _GroupFiles) -> Iterator[Path]:
 
 
 def _read_table(path: Path) -> dict[str, int]:
-    """Lines of a name and a number."""
+    """Read lines of a name and a number."""
     rows = (line.split() for line in _read(path).splitlines())
     return {row[0].rstrip(":"): int(row[1]) for row in rows if len(row) > 1 and row[1].isdigit()}
 

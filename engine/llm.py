@@ -1,6 +1,6 @@
-"""LLM: the synchronous facade. It keeps an Engine on an event loop of its own, in a thread of its own.
+"""LLM: the synchronous interface. It runs an Engine on its own event loop in its own thread.
 
-That is why it works from a plain script, from any thread, and inside a running loop (a notebook) alike.
+It therefore works in a script, from any thread, and inside a running event loop such as a notebook's.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ class LLM:
     """Offline generation: `LLM(model=...).generate(prompts, sampling_params)`.
 
     Args:
-        model: folder or hub name of a checkpoint; default: the embedded demo model.
-        settings: any field of EngineConfig.
+        model: folder or hub name of a checkpoint; default: the demo model in this repository.
+        settings: fields of EngineConfig.
 
     Raises:
-        ConfigError: a setting that there is not, or the settings or the checkpoint cannot work.
+        ConfigError: an unknown setting, or settings or a checkpoint that do not work.
     """
 
     def __init__(self, model: str = DEMO_MODEL, **settings: Any) -> None:
         check_names(settings)
-        # Offline work comes in one heap: a bounded queue would only refuse it.
+        # Offline prompts are submitted all at once, so the waiting queue must hold them.
         settings.setdefault("max_num_waiting", 2**20)
         self._engine = Engine(EngineConfig(model=str(model), **settings))
         self._loop = LoopThread()
-        # Runs at close, when the last reference goes, or at the interpreter's exit: whichever comes first.
-        # Made before the thread starts: a Ctrl-C may come between any two lines.
+        # Runs once: at close, when the object is collected, or at the interpreter's exit.
+        # Created before the thread starts, because a Ctrl-C may arrive between any two lines.
         self._finalizer = weakref.finalize(self, self._loop.stop, self._engine.close)
         try:
             self._loop.start()
@@ -63,7 +63,7 @@ class LLM:
 
     @property
     def resolved(self) -> ResolvedConfig:
-        """What became of the settings."""
+        """The settings with every "auto" filled in."""
         return self._engine.resolved
 
     def generate(
@@ -75,10 +75,10 @@ class LLM:
         priority: int = 0,
         cache_salt: str | None = None,
     ) -> list[RequestOutput]:
-        """Complete prompts (text, token ids, or {"prompt_token_ids": ids}); one finished output each, in order.
+        """Complete prompts: text, token ids, or {"prompt_token_ids": ids}. Returns one output per prompt, in order.
 
         Raises:
-            InvalidRequest, GrammarError: a prompt or its parameters cannot be served; nothing is returned.
+            InvalidRequest, GrammarError: a prompt or its parameters cannot be served; all others are aborted.
         """
         listed = list_prompts(prompts)
         params = list_params(sampling_params, len(listed))
@@ -94,14 +94,14 @@ class LLM:
         cache_salt: str | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[RequestOutput]:
-        """Answer one conversation, or a list of them, under the model's chat template.
+        """Answer one conversation, or a list of them, with the model's chat template.
 
         Args:
-            messages: as Tokenizer.apply_chat_template takes them.
-            chat_template_kwargs: variables of the template, and the options of Tokenizer.apply_chat_template.
+            messages: as for Tokenizer.apply_chat_template.
+            chat_template_kwargs: template variables, and options of Tokenizer.apply_chat_template.
 
         Raises:
-            InvalidRequest, GrammarError: as `generate`, and where the template refuses the messages.
+            InvalidRequest, GrammarError: as for `generate`, or the template rejects the messages.
         """
         options = {} if chat_template_kwargs is None else chat_template_kwargs
         if not isinstance(options, Mapping):
@@ -118,11 +118,11 @@ class LLM:
         )
 
     def stats(self) -> EngineStats:
-        """Counters and gauges of the engine."""
+        """Return the counters and gauges of the engine."""
         return self._engine.stats()
 
     def describe_runtime(self) -> dict[str, str | int]:
-        """As `Engine.describe_runtime`."""
+        """Describe what steps run on now; see `Engine.describe_runtime`."""
         return self._engine.describe_runtime()
 
     def close(self) -> None:
@@ -158,14 +158,14 @@ class LLM:
 
     def _run(self, work: Work[Result]) -> Result:
         if not self._finalizer.alive:
-            raise RuntimeError("this LLM was closed; make a new one")
+            raise RuntimeError("this LLM was closed; create a new one")
         future = self._loop.submit(work)
         try:
             return future.result()
         except ExceptionGroup as group:
             raise _first_error(group) from None
         except BaseException:
-            future.cancel()  # Ctrl-C: abort what was asked, keep the engine
+            future.cancel()  # on Ctrl-C: abort the requests, keep the engine
             raise
 
 
@@ -177,9 +177,9 @@ def _first_error(group: ExceptionGroup) -> Exception:
 
 
 class LoopThread:
-    """An event loop that lives and dies in a thread of its own.
+    """An event loop in its own thread.
 
-    Signals reach the main thread only, so nothing here can be cut in two by a Ctrl-C.
+    Signals are delivered to the main thread only, so a Ctrl-C cannot interrupt code that runs here.
     """
 
     def __init__(self) -> None:
@@ -192,14 +192,14 @@ class LoopThread:
         self._thread.start()
 
     def submit(self, work: Work[Result]) -> Future[Result]:
-        """Run a coroutine there; it is made there too, so that it cannot be left behind unawaited."""
+        """Run a coroutine on the loop. It is created there too, so it is always awaited."""
         outer: Future[Result] = Future()
         loop = self._loop.result()
         loop.call_soon_threadsafe(_start, loop, work, outer)
         return outer
 
     def stop(self, last_work: Work[None]) -> None:
-        """Run one last coroutine and end the thread; nothing to do when it was never started."""
+        """Run one last coroutine and end the thread; do nothing if the thread was never started."""
         if self._is_started:
             self.submit(last_work).result()
             loop = self._loop.result()
@@ -224,7 +224,7 @@ def _hand_over(task: asyncio.Task[Result], outer: Future[Result]) -> None:
         return
     error = task.exception()
     if not outer.set_running_or_notify_cancel():
-        return  # nobody waits any more
+        return  # the caller cancelled
     if error is None:
         outer.set_result(task.result())
     else:

@@ -1,4 +1,4 @@
-"""What callers of LLM hand over, in its several forms: settings, prompts, conversations, parameters."""
+"""Normalises the arguments of LLM: settings, prompts, conversations and sampling parameters."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from engine.input.input_processor import Prompt
 from engine.sampling_params import SamplingParams
 
 Messages = Sequence[Mapping[str, Any]]
-# What vLLM calls settings that have another name here.
+# vLLM's setting -> the setting that the error message suggests instead.
 VLLM_NAMES = {
     "enforce_eager": "enable_cuda_graphs",
     "gpu_memory_utilization": "memory_share",
     "num_gpu_blocks_override": "num_blocks",
 }
-# They hold integers, or lose the order of what they hold: nobody means them as prompts.
+# Iterables that are never meant as a list of prompts: their items are integers or have no order.
 _NO_LISTS = (bytes, bytearray, memoryview, set, frozenset)
 
 
 def check_names(settings: Iterable[str]) -> None:
-    """Raise ConfigError for a name that is no field of EngineConfig; it tells the nearest that is."""
+    """Raise ConfigError for a name that is not a field of EngineConfig, and suggest the closest one."""
     known = [field.name for field in fields(EngineConfig)]
     for name in settings:
         if name not in known:
@@ -36,10 +36,10 @@ def check_names(settings: Iterable[str]) -> None:
 
 
 def list_prompts(prompts: Any) -> list[Prompt]:
-    """One prompt or several, as a list.
+    """Return one prompt or several as a list.
 
     Raises:
-        InvalidRequest: neither.
+        InvalidRequest: the argument is neither.
     """
     if isinstance(prompts, str | Mapping):
         return [prompts]
@@ -58,10 +58,10 @@ def list_prompts(prompts: Any) -> list[Prompt]:
 
 
 def list_conversations(messages: Any) -> list[Messages]:
-    """One conversation or several, as a list; messages are looked at where they are rendered.
+    """Return one conversation or several as a list. The messages are validated when they are rendered.
 
     Raises:
-        InvalidRequest: neither.
+        InvalidRequest: the argument is neither.
     """
     if isinstance(messages, (str, Mapping, *_NO_LISTS)) or not isinstance(messages, Iterable):
         raise InvalidRequest(
@@ -74,10 +74,10 @@ def list_conversations(messages: Any) -> list[Messages]:
 
 
 def list_params(params: Any, count: int) -> list[SamplingParams]:
-    """Parameters for `count` prompts: the same for all, or a list with one for each.
+    """Return the parameters of `count` prompts, given one for all prompts or a list with one for each.
 
     Raises:
-        InvalidRequest: another type, or another number of them.
+        InvalidRequest: the type is wrong, or the list has another length.
     """
     if params is None or isinstance(params, SamplingParams):
         return [params or SamplingParams()] * count

@@ -1,4 +1,4 @@
-"""Metrics: counters and histograms the actors write, and EngineStats, the snapshot everyone else reads."""
+"""Metrics: counters and histograms written by the engine. EngineStats: an immutable copy for readers."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ NO_CORE = CoreStats()
 
 
 class Histogram:
-    """Counts per bucket; a value falls into the first bucket whose upper bound is not below it."""
+    """Counts per bucket; upper bounds are inclusive, as in Prometheus."""
 
     __slots__ = ("buckets", "counts", "sum")
 
@@ -46,12 +46,12 @@ class Histogram:
         self.sum = 0.0
 
     def observe(self, value: float, count: int = 1) -> None:
-        """Count a value, once or as often as it came."""
+        """Add a value `count` times."""
         self.counts[bisect_left(self.buckets, value)] += count
         self.sum += value * count
 
     def observe_many(self, values: Sequence[float]) -> None:
-        """As `observe` for each, at the price of a few: 256 values come with every step."""
+        """Add many values at once; a step may bring 256."""
         if not values:
             return
         places = np.searchsorted(self.buckets, values)
@@ -64,7 +64,7 @@ class Histogram:
         return sum(self.counts)
 
     def copy(self) -> Histogram:
-        """A twin that later values do not change."""
+        """Return an independent copy."""
         twin = Histogram(self.buckets)
         twin.counts = list(self.counts)
         twin.sum = self.sum
@@ -134,7 +134,7 @@ class Metrics:
         )
 
     def histograms(self) -> dict[str, Histogram]:
-        """Copies, under their Prometheus names."""
+        """Copy the histograms, keyed by Prometheus name."""
         return {
             "time_to_first_token_seconds": self.ttft.copy(),
             "inter_token_latency_seconds": self.itl.copy(),
@@ -149,13 +149,13 @@ class Metrics:
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """A snapshot. Counters count from the start of the engine and survive restarts."""
+    """Counters since the start of the engine (restarts included), and gauges of this moment."""
 
     num_running: int = 0
     num_waiting: int = 0
     num_waiting_for_grammar: int = 0
-    kv_usage: float = 0.0  # share of the blocks owned by requests, 0 to 1
-    num_blocks: int = 0  # usable ones
+    kv_usage: float = 0.0  # share of the usable blocks owned by requests, 0 to 1
+    num_blocks: int = 0  # without the null block
     num_free_blocks: int = 0
     num_cached_blocks: int = 0
     prompt_tokens: int = 0
@@ -172,5 +172,5 @@ class EngineStats:
 
     @property
     def num_unfinished(self) -> int:
-        """Requests that have come and not ended."""
+        """Number of accepted requests that have not ended, and of those whose grammar compiles."""
         return self.num_running + self.num_waiting + self.num_waiting_for_grammar

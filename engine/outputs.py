@@ -1,6 +1,7 @@
-"""RequestOutput and its parts: what a request gets back. Names follow vLLM.
+"""RequestOutput and its parts: the result of a request. Names follow vLLM.
 
-The three that are made for every token of every reader are not frozen: that would triple their cost.
+CompletionOutput, RequestMetrics and RequestOutput are created for every output; frozen dataclasses would cost three
+times as much.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-# dead_end: the request's own grammar and sampling parameters leave no token; error: the engine failed.
+# dead_end: the request's grammar and sampling parameters allow no token; error: the engine failed.
 FinishReason = Literal["stop", "length", "abort", "error", "dead_end"]
 
 
@@ -16,9 +17,9 @@ FinishReason = Literal["stop", "length", "abort", "error", "dead_end"]
 class Logprob:
     """Log-probability of one token at one position.
 
-    `logprob` and `rank` are of the model's own distribution (before penalties, mask and temperature);
-    `masked_logprob` is under the grammar mask, None for a request without a grammar.
-    `part` is the bytes of a token that may be part of a character; `decoded_token` shows U+FFFD for them.
+    `logprob` and `rank` refer to the model's distribution, before penalties, mask and temperature.
+    `masked_logprob` is computed under the grammar mask; None for a request without a grammar.
+    `part` holds the token's bytes if they may be part of a character; `decoded_token` then shows U+FFFD.
     """
 
     token_id: int
@@ -31,7 +32,7 @@ class Logprob:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """One position: the sampled token (or the prompt's), and the most likely alternatives, best first."""
+    """One position: the sampled token (or prompt token) and the most likely alternatives, best first."""
 
     token: Logprob
     top: tuple[Logprob, ...] = ()
@@ -39,7 +40,7 @@ class TokenLogprobs:
 
 @dataclass(slots=True)
 class CompletionOutput:
-    """One of the `n` completions; cumulative or delta as `SamplingParams.output_kind` says."""
+    """One of the `n` completions; `SamplingParams.output_kind` selects cumulative text or deltas."""
 
     index: int
     text: str
@@ -48,7 +49,7 @@ class CompletionOutput:
     cumulative_logprob: float | None = None
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None  # the stop token id or stop string that ended it; None for EOS
-    error: str | None = None  # why, when finish_reason is "error" or "dead_end"
+    error: str | None = None  # the cause if finish_reason is "error" or "dead_end"
 
     @property
     def is_finished(self) -> bool:
@@ -57,7 +58,7 @@ class CompletionOutput:
 
 @dataclass(slots=True)
 class RequestMetrics:
-    """Times in seconds of the monotonic clock, and counters of one request."""
+    """Times (seconds, monotonic clock) and counters of one request."""
 
     arrival_time: float
     first_scheduled_time: float | None = None
@@ -75,7 +76,7 @@ class RequestMetrics:
         return None if self.first_token_time is None else self.first_token_time - self.arrival_time
 
     def tokens_per_second(self, num_tokens: int) -> float | None:
-        """Mean decode rate after the first token; None before two tokens."""
+        """Return the mean decode rate after the first token; None before the second token."""
         if self.first_token_time is None or self.last_token_time is None or num_tokens < 2:
             return None
         elapsed = self.last_token_time - self.first_token_time
@@ -84,7 +85,7 @@ class RequestMetrics:
 
 @dataclass(frozen=True, slots=True)
 class GrammarInfo:
-    """Which engine enforced the request's grammar, and what was enforced how."""
+    """The grammar backend of a request, and how each keyword of its grammar is enforced."""
 
     backend: str
     compile_time_s: float
@@ -93,7 +94,7 @@ class GrammarInfo:
 
 @dataclass(slots=True)
 class RequestOutput:
-    """The state of one request. The last one has `finished=True`; there is exactly one such."""
+    """The state of one request. Exactly one output of a request has `finished=True`, the last."""
 
     request_id: str
     prompt: str | None
@@ -101,7 +102,7 @@ class RequestOutput:
     outputs: list[CompletionOutput]
     finished: bool
     num_cached_tokens: int = 0  # prompt tokens found in the prefix cache
-    prompt_logprobs: list[TokenLogprobs | None] | None = None  # the first position has none
+    prompt_logprobs: list[TokenLogprobs | None] | None = None  # None for the first token
     metrics: RequestMetrics = field(default_factory=lambda: RequestMetrics(0.0))
     grammar: GrammarInfo | None = None
 

@@ -1,4 +1,4 @@
-"""SamplingParams: what a request asks of the sampler, validated where it is made."""
+"""SamplingParams: the sampling settings of one request, validated at construction."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MAX_ID_LIST = 1024
 MAX_BAD_WORDS = 128
 MAX_LOGPROBS = 20
 MAX_SEED = 2**63 - 1
-MIN_REPETITION_PENALTY = 0.01  # logits are divided by it: below 1e-38 there is nothing left but infinity
+MIN_REPETITION_PENALTY = 0.01  # logits are divided by it; values below 1e-38 would make them infinite
 _PLAIN_TYPES = (int, float, str, bool, type(None))
 
 
@@ -28,18 +28,18 @@ _PLAIN_TYPES = (int, float, str, bool, type(None))
 class SamplingParams:
     """How to turn logits into tokens, and when to stop. Names and defaults follow vLLM.
 
-    Order of the steps: penalties, logit_bias, allowed_token_ids, bad_words, min_tokens, grammar mask,
-    temperature, top_k, top_p, min_p, then one draw whose noise depends only on (seed, position, token id).
+    The sampler applies them in this order: penalties, logit_bias, allowed_token_ids, bad_words, min_tokens, grammar
+    mask, temperature, top_k, top_p, min_p. The noise of the final draw depends only on (seed, position, token id).
 
-    Numbers and arrays of NumPy are taken, too.
+    NumPy numbers and arrays are accepted.
 
     Raises:
-        InvalidRequest: a value outside its range; the message names field, value and range.
+        InvalidRequest: a value is outside its range; the message names field, value and range.
     """
 
-    n: int = 1  # completions of one prompt, 1..64
-    max_tokens: int | None = 16  # None: up to the model length
-    min_tokens: int = 0  # no EOS or stop token before that many
+    n: int = 1  # number of completions, 1..64
+    max_tokens: int | None = 16  # None: up to max_model_len
+    min_tokens: int = 0  # EOS and stop tokens are masked before this many
     temperature: float = 1.0  # 0 = greedy; 0..2
     top_p: float = 1.0  # (0, 1]
     top_k: int = 0  # 0 or -1 = off
@@ -47,7 +47,7 @@ class SamplingParams:
     presence_penalty: float = 0.0  # [-2, 2]
     frequency_penalty: float = 0.0  # [-2, 2]
     repetition_penalty: float = 1.0  # [0.01, 10]; counts prompt and output
-    seed: int | None = None  # None: a fresh one for every request
+    seed: int | None = None  # None: a random seed for every request
     stop: tuple[str, ...] = ()  # a str or a list is accepted
     stop_token_ids: tuple[int, ...] = ()
     include_stop_str_in_output: bool = False
@@ -56,9 +56,11 @@ class SamplingParams:
         default_factory=dict
     )  # token id -> added to the logit, [-100, 100]
     allowed_token_ids: tuple[int, ...] | None = None
-    bad_words: tuple[str, ...] = ()  # at most 128, and 2048 tokens in all
+    bad_words: tuple[str, ...] = ()  # at most 128 words, with 2048 tokens in total
     logprobs: int | None = None  # top alternatives beside the sampled token, 0..20
-    prompt_logprobs: int | None = None  # 0..20; such a prompt skips the prefix cache, 64 tokens a step
+    prompt_logprobs: int | None = (
+        None  # 0..20; the prompt is computed without the prefix cache, 64 tokens a step
+    )
     skip_special_tokens: bool = True
     grammar: GrammarSpec | None = None
     output_kind: OutputKind = "cumulative"
@@ -81,7 +83,7 @@ class SamplingParams:
         bias: object = self.logit_bias
         if bias is not None and not isinstance(bias, Mapping):
             raise InvalidRequest("logit_bias must map token ids to numbers", "logit_bias")
-        # A copy: what was checked stays as it was.
+        # Copied, so that the caller cannot change it after validation.
         copied = {_to_python(token_id): _to_python(value) for token_id, value in (bias or {}).items()}
         set_field(self, "logit_bias", copied)
         self._check_numbers()
@@ -102,7 +104,7 @@ class SamplingParams:
             )
         _check_float("temperature", self.temperature, 0.0, 2.0)
         _check_float("top_p", self.top_p, 0.0, 1.0, open_low=True)
-        _check_int("top_k", self.top_k, 0, 2**31 - 1, note="0 or -1 turns it off")
+        _check_int("top_k", self.top_k, 0, 2**31 - 1, note="0 or -1 disables it")
         _check_float("min_p", self.min_p, 0.0, 1.0)
         _check_float("presence_penalty", self.presence_penalty, -2.0, 2.0)
         _check_float("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
@@ -122,7 +124,7 @@ class SamplingParams:
             _check_ids("allowed_token_ids", self.allowed_token_ids)
             if not self.allowed_token_ids:
                 raise InvalidRequest(
-                    "allowed_token_ids must not be empty; leave it out for no limit", "allowed_token_ids"
+                    "allowed_token_ids must not be empty; omit it to allow all tokens", "allowed_token_ids"
                 )
         if len(self.logit_bias) > MAX_ID_LIST:
             raise InvalidRequest(
@@ -149,7 +151,7 @@ class SamplingParams:
 
 
 def is_unicode(text: str) -> bool:
-    """Whether it is a text at all: half a surrogate pair cannot be written as UTF-8."""
+    """Whether the string can be encoded as UTF-8; a lone surrogate cannot."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -158,7 +160,7 @@ def is_unicode(text: str) -> bool:
 
 
 def _to_python(value: Any) -> Any:
-    """A NumPy number or array, or a list or tuple of such numbers, as Python's own; the rest as it is."""
+    """Convert NumPy numbers and arrays, alone or in a list or tuple, to Python values; return others unchanged."""
     if isinstance(value, np.generic | np.ndarray):
         return value.tolist()
     if isinstance(value, list | tuple):
@@ -174,7 +176,7 @@ def _check_int(name: str, value: object, low: int, high: int, note: str = "") ->
 
 def _check_float(name: str, value: object, low: float, high: float, open_low: bool = False) -> None:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    # NaN and the infinities are outside any range.
+    # NaN and infinities are outside any range.
     if not is_number or not low <= value <= high or (open_low and value == low):  # type: ignore[operator]
         left = "above" if open_low else "from"
         raise InvalidRequest(f"{name}={value!r} must be a number {left} {low:g} up to {high:g}", name)
@@ -188,7 +190,7 @@ def _check_strings(name: str, values: object, max_count: int, max_chars: int) ->
     for value in values:
         if not 1 <= len(value) <= max_chars:
             raise InvalidRequest(
-                f"{name}: every string must have 1 to {max_chars} characters, one has {len(value)}", name
+                f"{name}: each string must have 1 to {max_chars} characters; one has {len(value)}", name
             )
         if not is_unicode(value):
             raise InvalidRequest(f"{name}: {value[:40]!r} is not valid Unicode", name)
@@ -199,15 +201,15 @@ def _check_ids(name: str, values: object) -> None:
     if not isinstance(values, tuple) or not all(
         isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**31 for value in ids
     ):
-        raise InvalidRequest(f"{name} must hold token ids (integers from 0 up)", name)
+        raise InvalidRequest(f"{name} must hold token ids (integers from 0 to 2**31 - 1)", name)
     if len(ids) > MAX_ID_LIST:
         raise InvalidRequest(f"{name} has {len(ids)} entries; at most {MAX_ID_LIST} are allowed", name)
 
 
 def find_end_ids(params: SamplingParams, eos_token_ids: Iterable[int]) -> frozenset[int]:
-    """The ids that end a text of these parameters.
+    """Return the token ids that end a completion.
 
-    A grammar ends its own text: ignoring EOS there would leave nothing to write.
+    `ignore_eos` has no effect with a grammar: a complete grammar allows no token but EOS.
     """
     is_ignored = params.ignore_eos and params.grammar is None
     return frozenset(params.stop_token_ids) | (frozenset() if is_ignored else frozenset(eos_token_ids))

@@ -21,7 +21,7 @@ WRONG: dict[str, dict[str, list[Any]]] = {
         "must be a number from 0 up to 2": [-0.1, 2.1, math.nan, True, None, np.bool_(True), HUGE]
     },
     "top_p": {"must be a number above 0 up to 1": [0, 1.01]},
-    "top_k": {"must be an integer from 0 .*0 or -1 turns it off": [-2, HUGE]},
+    "top_k": {"must be an integer from 0 .*0 or -1 disables it": [-2, HUGE]},
     "min_p": {"must be a number from 0 up to 1": [-0.01, 1.01]},
     "presence_penalty": {"must be a number from -2 up to 2": [-2.1]},
     "frequency_penalty": {"must be a number from -2 up to 2": [2.1]},
@@ -29,7 +29,7 @@ WRONG: dict[str, dict[str, list[Any]]] = {
     "seed": {"must be an integer from": [2**63, -(2**63) - 1, True]},
     "stop": {
         "must be a string or a list of strings": [("a", 1), {"a"}],
-        "every string must have 1 to 1024 characters, one has": ["", ["x" * 1025]],
+        "each string must have 1 to 1024 characters; one has": ["", ["x" * 1025]],
         "stop has 17 entries; at most 16": [[f"{number}" for number in range(17)]],
     },
     "bad_words": {
