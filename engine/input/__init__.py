@@ -1,1 +1,1 @@
-"""From what callers send to a request: checked, tokenised, held to the model."""
+"""Request input: validation, chat messages, tokenisation."""

@@ -1,4 +1,4 @@
-"""Chat messages as programs write them, turned into what a chat template reads: a role and one text."""
+"""Validates chat messages and joins the content parts of each, as chat templates expect one string."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from typing import Any
 
 from engine.errors import InvalidRequest
 
-# kinds of content parts -> where their text is
+# type of a content part -> the key of its text
 TEXT_KEYS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
 
 
 def read_messages(messages: object) -> list[dict[str, Any]]:
-    """Copy a conversation, each content joined into one text; other keys stay as they are.
+    """Copy a conversation with each content joined into one string; other keys are kept.
 
-    Content may be missing where an assistant calls tools.
+    Content may be missing in an assistant message with tool calls.
 
     Raises:
-        InvalidRequest: names the message and what is wrong with it.
+        InvalidRequest: the error names the message and the problem.
     """
     if isinstance(messages, str | bytes) or not isinstance(messages, Sequence):
         kind = type(messages).__name__
@@ -31,7 +31,7 @@ def _read_message(where: str, message: object) -> dict[str, Any]:
     if not isinstance(message, Mapping):
         raise _refuse(f"{where} must be a mapping with role and content, not {type(message).__name__}")
     if not isinstance(message.get("role"), str):
-        raise _refuse(f"{where}.role must be a text, not {type(message.get('role')).__name__}")
+        raise _refuse(f"{where}.role must be a string, not {type(message.get('role')).__name__}")
     content = message.get("content")
     if content is None and message["role"] == "assistant" and message.get("tool_calls"):
         content = ""
@@ -42,9 +42,9 @@ def _join(where: str, content: object) -> str:
     if isinstance(content, str):
         return content
     if content is None:
-        raise _refuse(f"{where} is missing: it must be a text or a list of text parts")
+        raise _refuse(f"{where} is missing: it must be a string or a list of text parts")
     if isinstance(content, bytes) or not isinstance(content, Sequence):
-        raise _refuse(f"{where} must be a text or a list of text parts, not {type(content).__name__}")
+        raise _refuse(f"{where} must be a string or a list of text parts, not {type(content).__name__}")
     return "".join(_read_part(f"{where}[{i}]", part) for i, part in enumerate(content))
 
 
@@ -54,7 +54,7 @@ def _read_part(where: str, part: object) -> str:
         raise _refuse(f"{where}: only text parts are supported, not {str(kind)[:40]!r}")
     text = part.get(TEXT_KEYS[kind])
     if not isinstance(text, str):
-        raise _refuse(f"{where}.{TEXT_KEYS[kind]} must be a text, not {type(text).__name__}")
+        raise _refuse(f"{where}.{TEXT_KEYS[kind]} must be a string, not {type(text).__name__}")
     return text
 
 

@@ -1,4 +1,4 @@
-"""InputProcessor: checks a request, tokenises it, holds it to the model's limits, and splits it into completions."""
+"""InputProcessor: tokenises a request, checks it against the model's limits, and splits it into completions."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ from engine.sampling_params import SamplingParams, find_end_ids, is_unicode
 Prompt = str | Sequence[int] | np.ndarray | Mapping[str, object]
 PROMPT_KEYS = ("prompt", "prompt_token_ids")
 
-# Longer texts are tokenised in a thread: at about 1 us a character the loop would feel them.
+# Longer texts are tokenised in a thread: at about 1 us a character they would delay the event loop.
 INLINE_CHARS = 2000
-# Still longer ones take turns in a thread of their own, so that short ones wait for none of them.
+# Even longer texts share one thread, so that shorter texts never wait for them.
 LONG_CHARS = 100_000
-_CALL_CHARS = 10  # calling the tokenizer costs as much as so many characters
-# Over all bad words, each in both forms: every step compares so many tokens.
+_CALL_CHARS = 10  # one call of the tokenizer costs as much as this many characters
+# Limit over all bad words of a request, each in both forms: every step compares all of these tokens.
 MAX_BAD_WORD_TOKENS = 2048
 Result = TypeVar("Result")
 
 _long_lane = ThreadPoolExecutor(1, "troupe-long-texts")
-# For as long as the process lives a handle is that of one completion.
+# A handle names one completion for the lifetime of the process.
 _handles = itertools.count()
-_SEED_STEP = 0x9E3779B97F4A7C15  # odd, far from 0: siblings of one request get unrelated seeds
+_SEED_STEP = 0x9E3779B97F4A7C15  # odd and large: the completions of one request get unrelated seeds
 
 
 class InputProcessor:
-    """Turns prompts into AddRequest messages, or into InvalidRequest."""
+    """Turns prompts into AddRequest messages; raises InvalidRequest for what the model cannot serve."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class InputProcessor:
         self._eos_token_ids = eos_token_ids
 
     async def encode(self, prompt: Prompt) -> tuple[str | None, list[int]]:
-        """(text, token ids) of a prompt given as text, as ids, or as {"prompt_token_ids": ids}."""
+        """Return (text, token ids) of a prompt given as text, as ids, or as {"prompt_token_ids": ids}."""
         if isinstance(prompt, str):
             return prompt, await self._encode_prompt(prompt)
         unknown: list[object] = []
@@ -72,23 +72,23 @@ class InputProcessor:
         return None, ids
 
     async def encode_text(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of a text, in a thread when it is long.
+        """Return the token ids of a text; a long text is tokenised in a thread.
 
         Raises:
-            InvalidRequest: as Tokenizer.encode, or there is no tokenizer.
+            InvalidRequest: as for Tokenizer.encode, or there is no tokenizer.
         """
         if self._tokenizer is None:
-            raise InvalidRequest("this engine was started without a tokenizer: give token ids", "prompt")
+            raise InvalidRequest("this engine was started without a tokenizer: send token ids", "prompt")
         work = partial(self._tokenizer.encode, text, add_special_tokens)
         return work() if len(text) <= INLINE_CHARS else await run_aside(work, len(text))
 
     async def encode_chat(
         self, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any]
     ) -> list[int]:
-        """Token ids of a conversation under the model's chat template, made off the loop.
+        """Return the token ids of a conversation under the model's chat template; the work is done in a thread.
 
         Raises:
-            InvalidRequest: as Tokenizer.encode_chat, or there is no tokenizer.
+            InvalidRequest: as for Tokenizer.encode_chat, or there is no tokenizer.
         """
         tokenizer = self._tokenizer
         if tokenizer is None:
@@ -100,14 +100,14 @@ class InputProcessor:
         return await run_aside(lambda: tokenizer.encode_chat(messages, **options), num_chars)
 
     def check(self, prompt_token_ids: list[int], params: SamplingParams) -> None:
-        """Raise InvalidRequest where the request does not fit this model."""
+        """Raise InvalidRequest if the request does not fit this model."""
         num_tokens = len(prompt_token_ids)
         if num_tokens == 0:
             raise InvalidRequest("prompt is empty: it must have at least one token", "prompt")
         if num_tokens >= self._max_model_len:
             raise PromptTooLong(
                 f"prompt has {num_tokens} tokens; this model takes at most {self._max_model_len - 1} "
-                f"(max_model_len {self._max_model_len}, one of them for the answer)",
+                f"(max_model_len {self._max_model_len} includes at least one output token)",
                 "prompt",
             )
         self._check_ids("prompt", prompt_token_ids)
@@ -122,10 +122,10 @@ class InputProcessor:
                     )
 
     async def encode_bad_words(self, params: SamplingParams) -> list[list[int]]:
-        """Each bad word as it is written at the start of a text and, with a space before it, inside one.
+        """Return the token ids of each bad word, without and with a leading space.
 
         Raises:
-            InvalidRequest: they have too many tokens.
+            InvalidRequest: the bad words have too many tokens in total.
         """
         forms = dict.fromkeys(form for word in params.bad_words for form in (word, " " + word.lstrip()))
         if sum(len(form) + _CALL_CHARS for form in forms) <= INLINE_CHARS:
@@ -133,17 +133,17 @@ class InputProcessor:
         return await asyncio.to_thread(self._encode_forms, forms)
 
     def check_choice(self, params: SamplingParams, bad_word_ids: Sequence[Sequence[int]]) -> None:
-        """Raise InvalidRequest where nothing is left that the first token could be."""
+        """Raise InvalidRequest if the parameters forbid every first token."""
         forbidden = {word[0] for word in bad_word_ids if len(word) == 1}
         fields = [name for name in ("allowed_token_ids", "bad_words") if getattr(params, name)]
-        # Where a grammar leaves nothing but the end, min_tokens gives way.
+        # With a grammar, min_tokens yields where the grammar allows only EOS.
         if params.min_tokens > 0 and params.grammar is None:
             forbidden |= find_end_ids(params, self._eos_token_ids)
             fields.append("min_tokens")
         allowed = params.allowed_token_ids or range(self._vocab_size)
         if all(token_id in forbidden for token_id in allowed):
             raise InvalidRequest(
-                f"{' and '.join(fields)} leave no token to begin with; at least one must be possible",
+                f"{' and '.join(fields)} leave no token to begin with; at least one must be allowed",
                 fields[0],
             )
 
@@ -183,17 +183,17 @@ class InputProcessor:
         bad_word_ids: Sequence[list[int]] = (),
         generated_token_ids: Sequence[Sequence[int]] = (),
     ) -> AddRequest:
-        """The request with its n completions, which share the prompt's blocks through the prefix cache.
+        """Return the request with its n completions, which share the prompt's blocks through the prefix cache.
 
         Args:
-            generated_token_ids: of each completion, what it has produced before; empty for a new request.
+            generated_token_ids: tokens that each completion generated before; empty for a new request.
         """
         seed = secrets.randbits(63) if params.seed is None else params.seed
         generated = generated_token_ids or [[]] * params.n
         return AddRequest(
             request_id,
             prompt_token_ids,
-            replace(params),  # with its own dict of biases, which the caller cannot change any more
+            replace(params),  # copies logit_bias, so the caller cannot change it
             [
                 NewCompletion(next(_handles), (seed + index * _SEED_STEP) % 2**63, list(generated[index]))
                 for index in range(params.n)
@@ -209,7 +209,7 @@ class InputProcessor:
         return await self.encode_text(text)
 
     def _check_length(self, num_chars: int, name: str) -> None:
-        """Refuse a text that no tokens could make short enough, before it is tokenised."""
+        """Reject a text before tokenising it if no tokenisation could fit the model."""
         if num_chars <= LONG_CHARS or self._tokenizer is None:
             return
         limit = self._max_model_len * self._tokenizer.max_token_chars
@@ -232,8 +232,8 @@ class InputProcessor:
             num_tokens += len(ids)
             if num_tokens > MAX_BAD_WORD_TOKENS:
                 raise InvalidRequest(
-                    f"bad_words: the first {len(found)} forms (each word with a space before it, and without) "
-                    f"have {num_tokens} tokens; all of them may have at most {MAX_BAD_WORD_TOKENS}",
+                    f"bad_words: the first {len(found)} forms (each word without and with a leading space) "
+                    f"have {num_tokens} tokens; all forms together may have at most {MAX_BAD_WORD_TOKENS}",
                     "bad_words",
                 )
         return [list(ids) for ids in found]
@@ -247,14 +247,14 @@ class InputProcessor:
 
 
 async def run_aside(work: Callable[[], Result], num_chars: int) -> Result:
-    """Run what takes time by the length of a text in a thread; a long one that nobody waits for is not begun."""
+    """Run work proportional to text length in a thread. Long work is skipped if it is cancelled before it starts."""
     if num_chars <= LONG_CHARS:
         return await asyncio.to_thread(work)
     return await asyncio.get_running_loop().run_in_executor(_long_lane, work)
 
 
 def count_chars(messages: Sequence[Mapping[str, Any]]) -> int:
-    """Characters of the contents of messages, whatever else may be wrong with them."""
+    """Count the characters of all message contents; the messages need not be valid."""
     num_chars = 0
     for message in messages:
         content = message.get("content") if isinstance(message, Mapping) else None
@@ -265,10 +265,10 @@ def count_chars(messages: Sequence[Mapping[str, Any]]) -> int:
 
 
 def check_options(params: object, priority: object, cache_salt: object, deadline_s: object) -> None:
-    """Refuse options of a request whose types or values no model could serve.
+    """Check the options of a request that do not depend on the model.
 
     Raises:
-        InvalidRequest: the message names field, value and range.
+        InvalidRequest: an option has a wrong type or value; the message names field, value and range.
     """
     if not isinstance(params, SamplingParams):
         raise InvalidRequest(
@@ -298,10 +298,10 @@ def _check_salt(salt: object) -> None:
 
 
 def _read_ids(ids: object) -> list[int] | None:
-    """A copy of token ids given as a sequence or as an array; None for anything else."""
+    """Copy token ids given as a sequence or an array; None for anything else."""
     if isinstance(ids, np.ndarray):
         ids = ids.tolist()
-    # bytes are a sequence of integers, and never meant as ids
+    # bytes are a sequence of integers, but never meant as token ids
     if isinstance(ids, bytes | bytearray) or not isinstance(ids, Sequence):
         return None
     if all(type(each) is int for each in ids):

@@ -1,10 +1,9 @@
 """Tokenizer: text to token ids and back, chat templates, and the bytes of every token.
 
-A thin cover over transformers. `tokenizer.json` is used exactly as published, through
-PreTrainedTokenizerFast; AutoTokenizer, which is slower to import and rebuilds some tokenizers, only reads
-what has no such file. Methods may be called from several threads at once: the Rust tokenizer is read-only
-after loading (truncation and padding, which transformers would switch per call, are off for good), and
-encoding releases the GIL. A tokenizer written in Python is protected by nothing but the GIL.
+A thin wrapper around transformers. PreTrainedTokenizerFast reads `tokenizer.json` exactly as published.
+AutoTokenizer is used only without that file, because it imports more slowly and rebuilds some tokenizers.
+Methods are thread-safe: the Rust tokenizer is read-only after loading, and encoding releases the GIL. Truncation
+and padding, which transformers would switch per call, are disabled. A tokenizer written in Python relies on the GIL.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ RESERVED_TEMPLATE_KWARGS = frozenset(
     | {"return_tensors", "return_dict", "return_assistant_tokens_mask", "tokenizer_kwargs"}
     | {"sanitize_control_tokens"}
 )
-# What a template in the sandbox can raise over messages it was not written for.
+# Errors that a sandboxed template can raise for messages it does not support.
 _TEMPLATE_ERRORS = (
     jinja2.TemplateError,
     ArithmeticError,
@@ -55,10 +54,10 @@ class Tokenizer:
 
     Args:
         path_or_name: a folder, or the name of a hub repository.
-        model: the checkpoint it serves, which also says what ends a text; None: the same.
+        model: the checkpoint to serve, which defines the EOS tokens; None: the same as `path_or_name`.
 
     Raises:
-        ConfigError: there is no tokenizer, or it cannot be read.
+        ConfigError: the tokenizer is missing or cannot be read.
     """
 
     def __init__(self, path_or_name: str | Path, model: str | Path | None = None) -> None:
@@ -85,13 +84,15 @@ class Tokenizer:
 
     @property
     def vocab_size(self) -> int:
-        """Number of tokens, the added ones included; the model's logits are often wider."""
+        """Number of tokens, added tokens included. The model's logits may have more columns."""
         return len(self._tokenizer)
 
     @cached_property
     def max_token_chars(self) -> int:
-        """More characters than one token of a prompt stands for: some rules write several as one, such as a letter
-        and its accents, so this is a few times the longest entry."""
+        """Upper bound for the characters that one prompt token stands for.
+
+        It is four times the longest entry, since normalisation may merge characters, such as a letter and its accent.
+        """
         return 4 * max(map(len, self._tokenizer.get_vocab()))
 
     @property
@@ -107,17 +108,17 @@ class Tokenizer:
         return bool(self._tokenizer.chat_template)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of a text. Special tokens written out in it are read as such."""
+        """Return the token ids of a text. Special tokens spelled out in it are encoded as special tokens."""
         try:
             if self._backend is None:
                 return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
-            # The batch call releases the GIL throughout; the fast form leaves out offsets.
+            # The batch call releases the GIL throughout; the fast variant computes no offsets.
             return self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
         except (TypeError, UnicodeEncodeError) as error:
             raise InvalidRequest(f"the text is not valid Unicode: {error}", "prompt") from error
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """Text of token ids; ids beyond the vocabulary add nothing."""
+        """Return the text of token ids; ids beyond the vocabulary are ignored."""
         try:
             if self._backend is not None:
                 return self._backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
@@ -139,17 +140,17 @@ class Tokenizer:
         continue_final_message: bool = False,
         **kwargs: Any,
     ) -> str:
-        """The prompt of a conversation, special tokens included: encode it with `add_special_tokens=False`.
+        """Render a conversation. The text has its special tokens: encode it with `add_special_tokens=False`.
 
         Args:
-            messages: each with a role and a content, which is a text or a list of parts such as
-                {"type": "text", "text": ...}; a template sees their texts joined.
+            messages: each with a role and a content, which is a string or a list of parts such as
+                {"type": "text", "text": ...}; the template gets the texts of all parts joined.
             continue_final_message: leave the last message open; needs `add_generation_prompt=False`.
-            kwargs: further variables of the template.
+            kwargs: more template variables.
 
         Raises:
-            InvalidRequest: no template, or one that refuses these messages; a message without role or text; a
-                reserved name among `kwargs`.
+            InvalidRequest: there is no template, or it rejects the messages; a message has no role or no text;
+                `kwargs` contains a reserved name.
         """
         refuse_reserved_kwargs(kwargs)
         read = read_messages(messages)
@@ -170,13 +171,12 @@ class Tokenizer:
             )
         except _TEMPLATE_ERRORS as error:
             reason = str(error) or type(error).__name__
-            raise InvalidRequest(f"the chat template refused the messages: {reason}", "messages") from error
+            raise InvalidRequest(f"the chat template rejected the messages: {reason}", "messages") from error
 
     def encode_chat(self, messages: Sequence[Mapping[str, Any]], /, **options: Any) -> list[int]:
-        """Token ids of a conversation under the chat template.
+        """Return the token ids of a conversation under the chat template.
 
-        Special tokens spelt out by users and tools are read as the text that they are.
-
+        Special tokens spelled out by users and tools are encoded as ordinary text.
         Messages, options and errors are those of `apply_chat_template`.
         """
         if self._escaper is None:
@@ -190,28 +190,28 @@ class Tokenizer:
     def make_text(
         self, prompt_token_ids: Sequence[int] = (), skip_special_tokens: bool = True
     ) -> IncrementalText | WindowedText:
-        """The incremental text of one output that continues this prompt."""
+        """Return a decoder for one output stream that continues this prompt."""
         pieces = self._pieces_without_special if skip_special_tokens else self._pieces
         if pieces is not None:
             return IncrementalText(pieces, prompt_token_ids)
         return WindowedText(partial(self.decode, skip_special_tokens=skip_special_tokens), prompt_token_ids)
 
     def token_piece(self, token_id: int) -> str | bytes:
-        """What one token says, special ones too: its bytes when it may be part of a character."""
+        """Return the text of one token, special tokens included; bytes if it may be part of a character."""
         if self._pieces is None:
             return self.decode([token_id], skip_special_tokens=False)
         return self._pieces[token_id]
 
     def token_text(self, token_id: int) -> str:
-        """The same as people read it: U+FFFD for what is part of a character."""
+        """Return the text of one token for display, with U+FFFD for parts of characters."""
         piece = self.token_piece(token_id)
         return piece if isinstance(piece, str) else piece.decode(errors="replace")
 
     def token_bytes(self, vocab_size: int) -> list[bytes]:
-        """The exact bytes of ids 0 to `vocab_size` - 1, for grammars: b"" for special tokens and unused ids.
+        """Return the exact bytes of ids 0 to `vocab_size` - 1, for grammars; b"" for special tokens and unused ids.
 
         Raises:
-            ConfigError: the tokenizer writes tokens in a way whose bytes are not known.
+            ConfigError: the tokenizer's decoder is not supported, so the bytes of tokens are unknown.
         """
         if self._rule is None or self._backend is None:
             raise ConfigError(
@@ -225,7 +225,7 @@ class Tokenizer:
         return table
 
     def special_tokens(self, vocab_size: int) -> dict[str, int]:
-        """Names and ids of the special tokens below `vocab_size`, which structural tags may name."""
+        """Return name -> id of the special tokens below `vocab_size`, to which structural tags may refer."""
         if self._backend is None:
             return {}
         added = self._backend.get_added_tokens_decoder()
@@ -244,7 +244,7 @@ class Tokenizer:
 
 
 def refuse_reserved_kwargs(kwargs: Iterable[str]) -> None:
-    """Refuse template variables that are arguments of their own or would change what a call returns."""
+    """Reject template variables that are parameters here, or that would change the type of the result."""
     for name in kwargs:
         if name in RESERVED_TEMPLATE_KWARGS:
             raise InvalidRequest(f"chat_template_kwargs must not set {name!r}", "chat_template_kwargs")
@@ -258,13 +258,13 @@ def _make_id_to_token(backend: Any) -> Callable[[int], str | None]:
 
 
 def _load(folder: Path, name: str) -> Any:
-    """The transformers tokenizer of a folder."""
+    """Load the transformers tokenizer of a folder."""
     has_json = (folder / "tokenizer.json").is_file()
     loader = transformers.PreTrainedTokenizerFast if has_json else transformers.AutoTokenizer
     try:
-        # Absolute, so that nothing in transformers takes a relative folder for a hub name.
+        # Absolute, because transformers may take a relative folder for a hub name.
         return loader.from_pretrained(folder.absolute(), trust_remote_code=False)
-    except Exception as error:  # the Rust library raises this very class on a broken file
+    except Exception as error:  # the Rust library raises plain Exception on a broken file
         reason = _find_broken_file(folder) or " ".join(str(error).split())[:300] or type(error).__name__
         if (folder / "tokenizer.model").is_file() and find_spec("sentencepiece") is None:
             reason = "Its tokenizer.model needs sentencepiece, which is missing: pip install sentencepiece"
@@ -273,7 +273,7 @@ def _load(folder: Path, name: str) -> Any:
 
 
 def _find_broken_file(folder: Path) -> str:
-    """What is wrong with the first file that is no JSON object, which transformers says without its name."""
+    """Describe the first file that is not a JSON object; transformers would not name the file."""
     for path in [folder / name for name in _JSON_FILES if (folder / name).is_file()]:
         try:
             read_json_object(path)

@@ -149,7 +149,7 @@ def test_a_parameters_id_outside_the_vocabulary_is_refused(field: str, value: An
 
 
 async def test_words_and_texts_need_a_tokenizer() -> None:
-    with pytest.raises(InvalidRequest, match="started without a tokenizer: give token ids"):
+    with pytest.raises(InvalidRequest, match="started without a tokenizer: send token ids"):
         await make_processor(has_tokenizer=False).encode("ab")
     for field in ("stop", "bad_words"):
         params = SamplingParams(**{field: ["word"]})  # type: ignore[arg-type]

@@ -158,17 +158,17 @@ IMAGE = {"type": "image_url", "image_url": {"url": "x"}}
     [
         ("hello", "messages must be a list of {'role': ..., 'content': ...}, not str"),
         (["x"], "messages[0] must be a mapping with role and content, not str"),
-        ([{"content": "x"}], "messages[0].role must be a text, not NoneType"),
-        ([*user("x"), {"role": "user"}], "messages[1].content is missing: it must be a text or"),
+        ([{"content": "x"}], "messages[0].role must be a string, not NoneType"),
+        ([*user("x"), {"role": "user"}], "messages[1].content is missing: it must be a string or"),
         ([{"role": "assistant", "content": None}], "messages[0].content is missing"),
         ([{"role": "assistant", "tool_calls": []}], "messages[0].content is missing"),
-        (user(5), "messages[0].content must be a text or a list of text parts, not int"),
-        (user(TEXT), "messages[0].content must be a text or a list of text parts, not dict"),
+        (user(5), "messages[0].content must be a string or a list of text parts, not int"),
+        (user(TEXT), "messages[0].content must be a string or a list of text parts, not dict"),
         (user([TEXT, IMAGE]), "messages[0].content[1]: only text parts are supported, not 'image_url'"),
         (user(["x"]), "messages[0].content[0]: only text parts are supported, not 'str'"),
         (user([{"type": ["text"], "text": "x"}]), "messages[0].content[0]: only text parts are supported"),
-        (user([{"type": "text"}]), "messages[0].content[0].text must be a text, not NoneType"),
-        (user([{"type": "refusal", "text": "x"}]), "messages[0].content[0].refusal must be a text"),
+        (user([{"type": "text"}]), "messages[0].content[0].text must be a string, not NoneType"),
+        (user([{"type": "refusal", "text": "x"}]), "messages[0].content[0].refusal must be a string"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_read_is_refused_by_its_place(messages: Any, told: str) -> None:

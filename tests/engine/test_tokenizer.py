@@ -155,7 +155,7 @@ def test_a_missing_template_says_what_to_do(byte_fallback: Tokenizer) -> None:
 def test_messages_that_the_template_refuses_are_the_request_s_fault(
     byte_level: Tokenizer, messages: Any
 ) -> None:
-    with pytest.raises(InvalidRequest, match="chat template refused"):
+    with pytest.raises(InvalidRequest, match="chat template rejected"):
         byte_level.apply_chat_template(messages)
 
 
