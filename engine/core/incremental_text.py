@@ -1,8 +1,8 @@
-"""Incremental detokenisation: token ids in, new text out, never half a character.
+"""Incremental detokenisation: token ids in, new text out, never part of a character.
 
-IncrementalText joins the exact bytes of the tokens (see token_pieces). WindowedText works for any other
-decoder by decoding a short window twice. Both continue the prompt: a tokenizer that drops the space at the
-start of a text drops it only when nothing visible stands before, as `decode(prompt + output)` would.
+IncrementalText concatenates the exact bytes of the tokens (see token_pieces). WindowedText supports any other decoder
+by decoding a short window twice. Both continue the prompt as `decode(prompt + output)` would: a tokenizer that drops
+the space at the start of a text keeps it if the prompt has visible text.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ from engine.core.token_pieces import TokenPieces
 REPLACEMENT = "\ufffd"
 _MAX_CHARACTER_BYTES = 4
 _NUM_WINDOW_PROMPT_TOKENS = 6
-_MAX_HELD_TOKENS = 8  # a character has at most four bytes: whatever is longer is broken, and is shown as such
+# A character has at most four bytes, so a longer run is invalid UTF-8; its text is released as it is.
+_MAX_HELD_TOKENS = 8
 
 
 class NoPieces(Mapping[int, str]):
-    """No token adds anything."""
+    """A mapping in which every token has the empty piece."""
 
     def __getitem__(self, token_id: int) -> str:
         return ""
@@ -35,7 +36,7 @@ NO_PIECES = NoPieces()
 
 
 def _replace_each_byte(error: UnicodeError) -> tuple[str, int]:
-    """Error handler of byte-fallback tokenizers: one U+FFFD for each byte, not for each broken run."""
+    """Error handler of byte-fallback tokenizers: one U+FFFD per invalid byte, not per invalid run."""
     assert isinstance(error, UnicodeDecodeError), "the handler decodes only"
     return REPLACEMENT * (error.end - error.start), error.end
 
@@ -44,11 +45,10 @@ codecs.register_error("troupe.replace_each_byte", _replace_each_byte)
 
 
 class IncrementalText:
-    """The text of one output, token by token.
+    """Decodes one output stream token by token.
 
-    Fed with any ids, the deltas join to the tokenizer's own decode. One case differs on purpose: where a run
-    of <0xNN> tokens holds characters and then breaks, decode calls the whole run broken, but those characters
-    have been shown by then, and rightly so.
+    The deltas concatenate to the tokenizer's own decode, with one exception. When a run of <0xNN> tokens begins with
+    valid characters and then becomes invalid, decode replaces the whole run, but the characters were already shown.
     """
 
     __slots__ = ("_errors", "_is_at_start", "_num_stripped", "_pending", "is_settled", "pieces")
@@ -64,18 +64,18 @@ class IncrementalText:
         self.is_settled = self._has_settled()
 
     def feed(self, token_ids: Sequence[int]) -> str:
-        """The text that these tokens complete; "" while a character is open."""
+        """Return the text that these tokens complete; "" while a character is incomplete."""
         return "".join([self.feed_token(token_id) for token_id in token_ids])
 
     def feed_token(self, token_id: int) -> str:
-        """The same for one token; it runs for every token of every request."""
+        """Like `feed`, for one token. Called for every token of every request."""
         piece = self.pieces[token_id]
         if self.is_settled and piece.__class__ is str:
             return piece  # type: ignore[return-value]
         return self._join(token_id, piece)
 
     def finish(self) -> str:
-        """What is left of an open character, as U+FFFD."""
+        """Return U+FFFD for an incomplete character at the end."""
         data, self._pending = self._pending, b""
         return codecs.utf_8_decode(data, self._errors, True)[0]
 
@@ -106,7 +106,7 @@ class IncrementalText:
         return text[num_dropped:]
 
     def _read_open_character(self, prompt_token_ids: Sequence[int]) -> bytes:
-        """The bytes of a character that the prompt begins and the output may complete."""
+        """Return the bytes of an incomplete character at the end of the prompt."""
         data = b""
         for token_id in reversed(prompt_token_ids):
             piece = self.pieces[token_id]
@@ -118,7 +118,7 @@ class IncrementalText:
 
 
 class WindowedText:
-    """The same for any decoder: what a window of tokens says now, less what it said before.
+    """Like IncrementalText for any decoder: the text of a token window, minus what was shown before.
 
     Source: the two-offset scheme of Hugging Face's text-generation-inference.
     """
@@ -135,21 +135,21 @@ class WindowedText:
         self._shown = decode(self._window)
 
     def feed(self, token_ids: Sequence[int]) -> str:
-        """The text that these tokens complete; "" while a character is open."""
+        """Return the text that these tokens complete; "" while a character is incomplete."""
         return "".join([self.feed_token(token_id) for token_id in token_ids])
 
     def finish(self) -> str:
-        """What is still held back."""
+        """Return the text that is still held back."""
         text = self._decode(self._window)[len(self._shown) :]
         self._advance()
         return text
 
     def feed_token(self, token_id: int) -> str:
-        """The same for one token."""
+        """Like `feed`, for one token."""
         self._window.append(token_id)
         text = self._decode(self._window)
         is_full = len(self._window) - self._num_read >= _MAX_HELD_TOKENS
-        if len(text) <= len(self._shown):  # skipped tokens, or a decoder that leaves out open characters
+        if len(text) <= len(self._shown):  # skipped tokens, or a decoder that omits incomplete characters
             if is_full:
                 del self._window[self._num_read]
             return ""
@@ -160,7 +160,7 @@ class WindowedText:
         return delta
 
     def _advance(self) -> None:
-        """Keep the tokens just shown as the context of the next ones."""
+        """Keep the tokens just shown as context for the next ones."""
         if self._num_read < len(self._window):
             self._window = self._window[self._num_read :]
             self._num_read = len(self._window)

@@ -1,10 +1,9 @@
-"""RequestQueue: who is admitted next.
+"""RequestQueue: waiting requests, ordered by scheduling policy.
 
-One key orders both policies, smaller first: fcfs uses the arrival time; priority uses
-priority + arrival / ageing. As all requests age at the same rate, the aged order never changes while
-they wait, so a heap with a fixed key is enough, and nobody starves: after `ageing_s` seconds a request
-stands where one of the next better priority would have stood. A preempted request keeps its key and so
-comes back to the front.
+Both policies use one key, smallest first: fcfs the arrival time, priority `priority + arrival_time / ageing_s`. All
+requests age at the same rate, so their order never changes while they wait, and a heap with fixed keys suffices.
+No request starves: `ageing_s` seconds of waiting count as one level of priority. A preempted request keeps its key
+and therefore returns to the front.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ SLACK = 16
 
 
 class RequestQueue:
-    """Waiting requests in the order of their key; what is removed leaves the heap later, many at once."""
+    """A heap of waiting requests. Removed requests stay in the heap until many are removed at once."""
 
     def __init__(self, policy: SchedulingPolicy, ageing_s: float) -> None:
         self._policy = policy
@@ -35,7 +34,7 @@ class RequestQueue:
         return handle in self._members
 
     def push(self, request: Request) -> None:
-        """Queue a new request, or a preempted one under its old key."""
+        """Queue a new request, or a preempted one with its old key."""
         if request.queue_key[2] == 0:
             request.queue_key = self._make_key(request)
         self._members[request.handle] = request

@@ -1,7 +1,7 @@
-"""StopStrings: finds the first stop string in a stream of text and never shows a part of it.
+"""StopStrings: finds the first stop string in a text stream and never releases a part of it.
 
-However the text is cut into pieces, the result is the same: the hit is the stop string that is complete
-first, the longest one where several end together.
+The result does not depend on how the text is split. The match is the stop string that ends first; of several that
+end at the same character, the longest.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from collections.abc import Sequence
 
 
 class StopStrings:
-    """Holds back the longest end of the text that may still become a stop string.
+    """Holds back the longest suffix of the text that may still become a stop string.
 
     Args:
-        stops: the stop strings, none empty.
-        include_in_output: release the stop string itself too.
-        min_tokens: a stop string completed before that many tokens is ordinary text.
+        stops: non-empty stop strings.
+        include_in_output: release the stop string, too.
+        min_tokens: a stop string completed before this many tokens counts as ordinary text.
     """
 
     __slots__ = ("_first_chars", "_held", "_include_in_output", "_matches", "_min_tokens")
@@ -28,9 +28,9 @@ class StopStrings:
         self._held = ""
 
     def feed(self, text: str, num_tokens: int = 0) -> tuple[str, str | None]:
-        """Take the next text, which ends with token number `num_tokens`.
+        """Add text; `num_tokens` is the number of output tokens up to its end.
 
-        Returns the text that is safe to show and the stop string hit; after a hit the stream is over.
+        Returns the text that can be released, and the stop string found, which ends the stream.
         """
         if not self._held and self._first_chars.isdisjoint(text):
             return text, None
@@ -46,7 +46,7 @@ class StopStrings:
         return buffer[:num_shown], None
 
     def finish(self) -> str:
-        """The text still held back, for the end of a stream without a hit."""
+        """Return the text still held back, at the end of a stream without a match."""
         held, self._held = self._held, ""
         return held
 
@@ -57,18 +57,18 @@ class StopStrings:
 
 
 class _PrefixMatch:
-    """How much of one stop string the text ends with; constant time a character (Knuth, Morris and Pratt)."""
+    """Tracks the longest prefix of one stop string that ends the text, in constant time per character (KMP)."""
 
     __slots__ = ("_fallback", "num_matched", "stop")
 
     def __init__(self, stop: str) -> None:
         self.stop = stop
         self.num_matched = 0
-        # For each prefix reached so far, the length of its longest proper prefix that is also its suffix.
+        # For each prefix matched so far: length of its longest proper prefix that is also its suffix.
         self._fallback = [0]
 
     def advance(self, text: str) -> int | None:
-        """Read the text on; returns the index after the first stop string completed in it, or None."""
+        """Add text; returns the index after the first complete match in it, or None."""
         stop, fallback, num_matched = self.stop, self._fallback, self.num_matched
         first_end = None
         if not num_matched and stop[0] not in text:
@@ -87,7 +87,7 @@ class _PrefixMatch:
         return first_end
 
     def _extend_fallback(self) -> None:
-        """Long stop strings cost nothing until the text follows them."""
+        """Extend the table by one entry. It grows on demand, so long stop strings cost nothing until they match."""
         stop, fallback = self.stop, self._fallback
         index = len(fallback)
         length = fallback[-1]

@@ -1,12 +1,12 @@
-"""TokenPieces: what each token adds to the text, as its tokenizer's decoder would have it.
+"""TokenPieces: the text or bytes that each token adds, according to the tokenizer's decoder.
 
-Nearly all language models decode in one of three context-free ways, so that text is a plain concatenation:
+Nearly all language models use one of three context-free decoders, so text is a plain concatenation:
 
     ByteLevel                                  GPT-2, Llama 3, Qwen: every character of a token names one byte
     Replace ▁ → space, ByteFallback [, Strip]  Llama 2, Mistral 7B, Gemma: <0xNN> is one byte of a character
     Metaspace                                  other sentencepiece conversions
 
-A rule read from the decoder gives a token's exact bytes, for streaming text and grammar vocabularies alike.
+TextRule, read from the decoder, gives a token's exact bytes for streaming text and for grammar vocabularies.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 
 def _make_byte_alphabet() -> dict[str, int]:
-    """The printable character that stands for each byte in byte-level BPE (GPT-2's table)."""
+    """Return printable character -> byte, the table of byte-level BPE (GPT-2)."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = sorted(set(range(256)) - set(printable))
     return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
@@ -36,14 +36,14 @@ class TextRule:
     space_mark: str = ""  # the character that stands for a space; "" in byte-level tokenizers
     has_byte_tokens: bool = False  # <0xNN> is a byte
     num_stripped: int = 0  # spaces dropped at the very start of a text
-    drops_first_marks: bool = False  # the very first token loses its space marks altogether (Metaspace)
+    drops_first_marks: bool = False  # the first token loses all its space marks (Metaspace)
 
     def make_bytes(self, token: str) -> bytes:
-        """The exact bytes of one token, special or not."""
+        """Return the exact bytes of one token, special or not."""
         if self.is_byte_level:
             try:
                 return bytes([BYTE_OF_CHAR[char] for char in token])
-            except KeyError:  # an added token is written as it is read
+            except KeyError:  # an added token is stored as plain text
                 return token.encode()
         if self.has_byte_tokens and (match := _BYTE_TOKEN.fullmatch(token)):
             return bytes([int(match[1], 16)])
@@ -51,7 +51,7 @@ class TextRule:
 
 
 def read_text_rule(decoder: Mapping[str, Any] | None) -> TextRule | None:
-    """The rule of a decoder as `tokenizer.json` describes it; None when it is not one of the known kinds."""
+    """Return the rule of a decoder described in `tokenizer.json`; None if its kind is not supported."""
     if decoder is None:
         return None
     parts = decoder["decoders"] if decoder["type"] == "Sequence" else [decoder]
@@ -83,9 +83,9 @@ def _read_replace_rule(parts: list[Mapping[str, Any]], kinds: list[str]) -> Text
 
 
 class TokenPieces(dict[int, str | bytes]):
-    """Token id -> what it adds: str for whole characters, bytes for what may be part of one, "" for nothing.
+    """Token id -> its piece: str for whole characters, bytes for a part of one, "" for nothing.
 
-    Filled as tokens are met; at most one entry for each token of the vocabulary.
+    Filled on demand; at most one entry per token of the vocabulary.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class TokenPieces(dict[int, str | bytes]):
         return piece
 
     def make_first_piece(self, token_id: int) -> str | bytes:
-        """The piece of a token that begins a text."""
+        """Return the piece of a token at the start of a text."""
         if not self.rule.drops_first_marks:
             return self[token_id]
         return (self._id_to_token(token_id) or "").replace(self.rule.space_mark, "")

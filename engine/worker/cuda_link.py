@@ -1,4 +1,4 @@
-"""CudaLink and CudaGraphRecorder: every literal call to CUDA's streams, events and graphs."""
+"""CudaLink and CudaGraphRecorder: all calls to CUDA streams, events and graphs."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from torch import Tensor
 
 
 class CudaFetch:
-    """Copies into pinned memory, and the event behind the last of them."""
+    """Copies into pinned memory, and an event recorded after the last copy."""
 
     def __init__(self, event: torch.cuda.Event, hosts: list[Tensor], sources: Sequence[Tensor]) -> None:
         self._event = event
         self._hosts = hosts
-        self._sources = sources  # kept alive until they are copied
+        self._sources = sources  # kept alive until the copies are done
 
     def is_done(self) -> bool:
         return self._event.query()
@@ -27,10 +27,10 @@ class CudaFetch:
 
 
 class CudaLink:
-    """The link to one CUDA device: forwards on one stream, results on another.
+    """The link to one CUDA device: forward passes on one stream, copies of results on another.
 
     Args:
-        check_syncs: raise when something in a launch section waits for the device.
+        check_syncs: raise if code in a launch section waits for the device.
     """
 
     is_immediate = False
@@ -41,7 +41,7 @@ class CudaLink:
         self._copies = torch.cuda.Stream(device)
 
     def enter_thread(self) -> None:
-        # What ran on another stream so far, such as the loading of weights, is finished first.
+        # Work on other streams, such as loading weights, must finish first.
         torch.cuda.synchronize()
         torch.cuda.set_stream(self._forward)
 
@@ -62,31 +62,33 @@ class CudaLink:
 
 
 class CudaGraphRecorder:
-    """Records into CUDA graphs that share one memory pool."""
+    """Records CUDA graphs that share one memory pool."""
 
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
-        self._stream = torch.cuda.Stream()  # its own, so that two engines may record at once
+        self._stream = (
+            torch.cuda.Stream()
+        )  # a private stream, so that two engines can record at the same time
 
     def record(self, run: Callable[[], None]) -> Callable[[], None]:
-        """Run once as a rehearsal, for whatever is compiled or set up at a first call; then record."""
+        """Run once without recording, so that first-call compilation and set-up are not recorded; then record."""
         run()
         graph = torch.cuda.CUDAGraph()
         forward = torch.cuda.current_stream()
         try:
-            # Other threads may allocate pinned memory meanwhile.
+            # thread_local: other threads may allocate pinned memory meanwhile.
             with torch.cuda.graph(
                 graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
             ):
                 run()
         finally:
-            torch.cuda.set_stream(forward)  # which a failed recording would not go back to
+            torch.cuda.set_stream(forward)  # a failed recording would not restore it
         return graph.replay
 
 
 @contextmanager
 def forbid_syncs() -> Iterator[None]:
-    """Make torch raise on a hidden wait for the device; in the whole process, so for debugging only."""
+    """Make torch raise on implicit synchronisation. It affects the whole process: for debugging only."""
     before = torch.cuda.get_sync_debug_mode()
     torch.cuda.set_sync_debug_mode("error")
     try:

@@ -1,4 +1,4 @@
-"""FusedHead: samples rows straight from their hidden states, where nobody looks at their logits."""
+"""FusedHead: computes logits and samples in one kernel, for rows that need no logits afterwards."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from kernels.sampling import make_row_keys
 
 
 class FusedHead:
-    """The last product, the temperature and the draw in one op, for small batches of plain rows.
+    """LM head, temperature and sampling in one op, for small batches of plain rows.
 
-    Takes a step only as a whole: rows beside it that need logits would read the matrix a second time.
+    It is used only if it can sample all rows of the step; otherwise the LM head matrix would be read twice.
     """
 
     def __init__(self, model: DecoderModel, state: SamplingState) -> None:
@@ -25,7 +25,7 @@ class FusedHead:
         self._state = state
 
     def takes(self, rows: np.ndarray) -> bool:
-        """Whether all rows only want the best token, or one drawn at a temperature."""
+        """Whether all rows are greedy or use temperature alone."""
         if self._model.ops.lm_head_sample is None or not 0 < len(rows) <= MAX_ROWS:
             return False
         is_plain = (self._state.flags[rows] == 0) & (self._state.kind[rows] <= DrawKind.FULL)
@@ -37,11 +37,11 @@ class FusedHead:
 
         Args:
             hidden: [R, D] final hidden states, contiguous.
-            rows: [R] the state's row of each; `takes` said yes to them.
-            positions: [R] place in the sequence of the token being sampled.
+            rows: [R] row of each in the sampling state; `takes(rows)` must be true.
+            positions: [R] position in the sequence of the token being sampled.
         """
         op, state = self._model.ops.lm_head_sample, self._state
-        assert op is not None, "`takes` was asked first"
+        assert op is not None, "the caller checked `takes`"
         is_greedy = state.kind[rows] == DrawKind.GREEDY
         temperature = np.where(is_greedy, 0.0, state.temperature[rows]).astype(np.float32)
         keys = upload(make_row_keys(state.seed[rows], positions), hidden.device)

@@ -1,4 +1,4 @@
-"""Make the ops that a worker's config names."""
+"""Creates the ops selected by a worker's config."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from kernels.compiled_ops import compile_ops
 
 
 def make_ops(config: WorkerConfig, dtype: torch.dtype, num_threads: int | None) -> Ops:
-    """Return what the model calls from its first step on.
+    """Return the ops that the model uses from its first step on.
 
     Args:
-        num_threads: as the user set it; native ops take every core without it.
+        num_threads: as set by the user; None: native ops use all cores.
 
     Raises:
-        ConfigError: the implementation is not there, or not made for this.
+        ConfigError: the implementation is not available, or does not support the device or dtype.
     """
     device = torch.device(config.device)
     match config.attention_backend:
@@ -39,7 +39,7 @@ def make_ops(config: WorkerConfig, dtype: torch.dtype, num_threads: int | None) 
 
 def _make_triton_ops(device: torch.device, dtype: torch.dtype) -> Ops:
     try:
-        # By name: it imports triton, which only machines with a GPU have.
+        # Imported by name, because triton is needed on CUDA only and may not be installed.
         ops = importlib.import_module("kernels.triton").make_ops(device, dtype)
     except ImportError as error:
         raise ConfigError(f"attention_backend='triton': {error}; use sdpa") from error

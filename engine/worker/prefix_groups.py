@@ -1,8 +1,8 @@
-"""PrefixGroups: which decodes of a step begin with the same blocks, so that attention reads those once.
+"""PrefixGroups: finds decodes of a step that begin with the same blocks, so that attention reads those blocks once.
 
-A group is worth a launch when what it saves takes longer to read than the launch takes: one launch costs about
-2.5 us and an H200 reads 4.3 TB/s, 11 MB in that time; three times that much is asked for, since caches of the
-device already spare some of the reads. This is modelled, not measured. Results are the same bits either way.
+A group pays off if the reads it saves take longer than one extra kernel launch. A launch costs about 2.5 us, in which
+an H200 reads 11 MB (4.3 TB/s). The threshold is three times that, because device caches already save some reads. This
+is a model, not a measurement. Results are bit-identical with and without groups.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from engine.worker.input_batch import InputBatch, ModelInput
 from engine.worker.sampling.transfer import upload
 from kernels.shared_prefixes import MAX_GROUPS, Group, SharedPrefixes, pack_groups
 
-# Keys before a context is split (`min_split` of the tile tables): a shorter prefix is no whole part of any context.
+# Keys in one split of a context (`min_split` of the tile tables); a shorter prefix does not fill a split.
 MIN_SHARED_KEYS = 512
-# Bytes of keys and values of one layer that a step must spare.
+# Bytes of keys and values of one layer that a step must save.
 MIN_SAVED_BYTES = 32 * 1024 * 1024
-# Rows (members times query heads of a key head) that one program attends: so many share what it reads.
+# Rows (group members times query heads per KV head) of one program; they share what it reads.
 ROWS_PER_READ = 16
 
 
 class PrefixGroups:
-    """Finds the groups of each step; looks again only when the rows or their leading blocks changed.
+    """Finds the groups of each step; searches again only if the rows or their leading blocks changed.
 
     Args:
-        batch: whose block tables it reads.
-        key_bytes: of one token's keys and values in one layer.
-        min_rows: decodes in a step before it is looked at; recordings that share begin at this size.
-        members_per_read: of a group, whom one read of its keys serves; 1: sharing spares nothing.
+        batch: the input batch that holds the block tables.
+        key_bytes: size of one token's keys and values in one layer.
+        min_rows: minimum number of decodes in a step; recorded steps with shared prefixes begin at this size.
+        members_per_read: group members served by one read of the keys; 1 means that sharing saves nothing.
     """
 
     def __init__(
@@ -56,13 +56,13 @@ class PrefixGroups:
 
     @classmethod
     def of_cache(cls, batch: InputBatch, kv_cache: tuple[Tensor, Tensor], num_heads: int) -> PrefixGroups:
-        """The groups of a batch whose keys and values lie in layers like this one, read by `num_heads` query heads."""
+        """Build from the KV cache of one layer (all layers are alike), read by `num_heads` query heads."""
         heads_per_key = num_heads // kv_cache[0].shape[2]
         key_bytes = sum(each.stride(1) * each.element_size() for each in kv_cache)
         return cls(batch, key_bytes, members_per_read=max(1, ROWS_PER_READ // heads_per_key))
 
     def mark(self, step: ModelInput, rows: np.ndarray, starts: np.ndarray, counts: np.ndarray) -> ModelInput:
-        """Return the step with its groups, where they are worth it; arrays are [R] as for `make_input`."""
+        """Return the step with its groups, if they pay off; arrays are [R] as for `make_input`."""
         decodes = np.flatnonzero(counts == 1)
         key = np.where(counts == 1, rows, -1)
         version, seen = self._seen
@@ -74,7 +74,7 @@ class PrefixGroups:
         return replace(step, attn_metadata=replace(step.attn_metadata, shared=self._shared))
 
     def find(self, rows: np.ndarray, starts: np.ndarray, decodes: np.ndarray) -> list[Group]:
-        """Groups of the step's requests with the keys that they share; none where that saves too little.
+        """Return groups of requests with the number of keys that they share; none if that saves too little.
 
         Args:
             decodes: indices into `rows` of the requests with one new token.
@@ -85,7 +85,7 @@ class PrefixGroups:
         block_size, tables = self._batch.block_size, self._batch.block_tables
         if int(starts[decodes].sum()) < self._min_saved_keys:
             return []
-        # Whoever shares the last of the first blocks shares those before it: blocks are cached by all they follow.
+        # Requests that share this block share all blocks before it, because a block's hash covers its whole prefix.
         last = tables[rows[decodes], self._min_keys // block_size - 1]
         _, places, counts = np.unique(last, return_inverse=True, return_counts=True)
         groups: list[Group] = []
@@ -103,7 +103,7 @@ class PrefixGroups:
         return groups if saved >= self._min_saved_keys else []
 
     def _count_shared(self, tables: np.ndarray, num_known: int) -> int:
-        """Keys in the leading blocks that all rows have in common, all of them written."""
+        """Count the keys of the leading blocks that all rows share, within the first `num_known` computed keys."""
         num_blocks = num_known // self._batch.block_size
         is_same = (tables[:, :num_blocks] == tables[0, :num_blocks]).all(axis=0)
         return (num_blocks if is_same.all() else int(is_same.argmin())) * self._batch.block_size
