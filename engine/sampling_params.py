@@ -28,8 +28,8 @@ _PLAIN_TYPES = (int, float, str, bool, type(None))
 class SamplingParams:
     """How to turn logits into tokens, and when to stop. Names and defaults follow vLLM.
 
-    The sampler applies them in this order: penalties, logit_bias, allowed_token_ids, bad_words, min_tokens, grammar
-    mask, temperature, top_k, top_p, min_p. The noise of the final draw depends only on (seed, position, token id).
+    The sampler applies them in this order: penalties, logit_bias, allowed_token_ids, bad_words, grammar mask,
+    min_tokens, temperature, top_k, top_p, min_p. The noise of the draw depends only on (seed, position, token id).
 
     NumPy numbers and arrays are accepted.
 
