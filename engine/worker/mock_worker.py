@@ -1,4 +1,7 @@
-"""MockWorker: answers every step after a fixed time, with made-up tokens. It measures the engine, not a model."""
+"""MockWorker: answers every step after a fixed time, with made-up tokens. It measures the engine, not a model.
+
+A token depends on its request's seed and its position alone, so batches, chunks and restarts do not change a text.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,8 @@ import numpy as np
 from engine.config import EngineConfig, ResolvedConfig, WorkerConfig, resolve_config
 from engine.messages import StepDone, StepMasks, StepPlan
 from engine.model import ModelConfig
+from engine.worker.sampling.drafts import SampleRuns
+from kernels.sampling import make_row_keys
 
 # The made-up tokens are [first, first + number): clear of special ones and of single bytes in most vocabularies.
 _FIRST_TOKEN = 260
@@ -38,6 +43,7 @@ class MockWorker:
             free_bytes=_MEMORY_BYTES,
             bytes_per_block=_BYTES_PER_BLOCK,
         )
+        self._seeds = np.zeros(self.config.max_num_seqs, dtype=np.int64)  # by row
 
     def reset(self) -> None:
         """Nothing is kept from step to step."""
@@ -62,9 +68,15 @@ class MockWorker:
     def execute(self, plan: StepPlan) -> StepDone:
         if self._step_s:
             time.sleep(self._step_s)
+        for new_row in plan.new_rows:
+            self._seeds[new_row.row] = np.uint64(new_row.seed % 2**64).astype(np.int64)
         indices = np.flatnonzero(plan.num_samples)
-        token_ids = (plan.starts[indices] + plan.rows[indices]) % _NUM_TOKENS + _FIRST_TOKEN
-        return StepDone(plan.step_id, indices, np.ones_like(indices), token_ids)
+        rows, ends = plan.rows[indices], plan.starts[indices] + plan.num_scheduled_tokens[indices]
+        runs = SampleRuns(indices, rows, ends, plan.num_samples[indices], plan.draft_token_ids)
+        keys = make_row_keys(self._seeds[runs.flat_rows], runs.positions)
+        token_ids = keys[:, 0].astype(np.int64) % _NUM_TOKENS + _FIRST_TOKEN
+        counts, is_kept = runs.verify(token_ids)
+        return StepDone(plan.step_id, indices, counts, token_ids[is_kept])
 
     def sample_gated(self, masks: StepMasks) -> None:
         """The answer came with the step: made-up tokens know no grammar."""

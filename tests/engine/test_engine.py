@@ -288,7 +288,7 @@ async def test_a_start_that_a_close_overtakes_is_not_a_cancellation() -> None:
 async def test_nobody_waits_less_than_not_at_all() -> None:
     """A stop string ends a text before the scheduler knows, which has the request among those that run."""
     async with Engine(EngineConfig(mock_step_ms=1.0)) as engine:
-        async for output in engine.generate("Hello", SamplingParams(max_tokens=8, ignore_eos=True)):
+        async for output in engine.generate("Hello", SamplingParams(max_tokens=8, ignore_eos=True, seed=1)):
             text = output.outputs[0].text
         client = engine._supervisor.client
         assert client is not None
@@ -299,7 +299,7 @@ async def test_nobody_waits_less_than_not_at_all() -> None:
             send(abort)
 
         client.detokenizer._send_abort = send_and_look
-        params = SamplingParams(max_tokens=50, ignore_eos=True, stop=[text[-3:]])
+        params = SamplingParams(max_tokens=50, ignore_eos=True, seed=1, stop=[text[-3:]])
         outputs = [output async for output in engine.generate("Hello", params)]
         assert outputs[-1].outputs[0].finish_reason == "stop"
     assert seen == [0]
