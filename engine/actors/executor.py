@@ -17,6 +17,7 @@ from engine.worker.mock_worker import MockWorker
 from engine.worker.worker import Worker
 
 GATE_PATIENCE_S = 0.002  # how long plain rows wait for the masks of the step before, at most
+CHORE_LOOK_S = 0.2  # how often an idle thread looks for chores, which a build in the background may bring
 POLL_S = 0.00005  # how often results on their way are looked for, while no message comes
 
 
@@ -55,9 +56,13 @@ class ExecutorActor(ThreadActor[ExecutorInbox]):
         """The next message, or None at the end; a quiet moment before it is used for chores."""
         if self._held:
             return self._held.popleft()
-        while self._worker.has_chore and self._queue.empty() and not self._pending:
-            self._worker.do_chore()
-        return self._receive()
+        while True:
+            while self._worker.has_chore and self._queue.empty() and not self._pending:
+                self._worker.do_chore()
+            try:
+                return self._receive(time.monotonic() + CHORE_LOOK_S)
+            except Empty:
+                continue
 
     def _receive(self, deadline: float | None = None) -> ExecutorInbox | None:
         """Wait for a message, and hand out the answers of launched steps meanwhile.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -152,7 +152,7 @@ class DecoderModel(nn.Module):
 
         Returns the final hidden states, [T, D], dtype of the model.
         """
-        ops = self.ops  # read once: another thread may put faster ones there for the next step
+        ops = self.ops
         step = self._prepare(ops, positions, kv_caches, attn_metadata)
         hidden, residual = None, F.embedding(input_ids, self.embed_tokens)
         if ops.run_layers is not None:
@@ -178,24 +178,14 @@ class DecoderModel(nn.Module):
                 module.pack(self.ops, quantization)
         self._layer_weights = self._list_weights(self.ops)
 
-    def repack(self, ops: Ops, is_stopped: Callable[[], bool] = lambda: False) -> bool:
-        """Move to other ops, one matrix at a time, while another thread runs steps.
-
-        A step that runs meanwhile may multiply with old and new matrices; they hold the same values.
-
-        Args:
-            is_stopped: asked before each matrix; what is moved by then stays, and the model's ops too.
-
-        Returns whether the model has moved.
-        """
+    def repack(self, ops: Ops) -> Iterator[None]:
+        """Move to other ops, one matrix a turn; steps may run between two turns, on old and new matrices."""
         for module in self.modules():
             if isinstance(module, Linear):
-                if is_stopped():
-                    return False
                 module.repack(self.ops, ops, self.quantization)
+                yield
         self._layer_weights = self._list_weights(ops)
         self.ops = ops
-        return True
 
     def checkpoint_targets(self) -> dict[str, Tensor]:
         """Return the name of every tensor a checkpoint must have, with the memory it goes to.

@@ -37,7 +37,6 @@ class Linear(nn.Module):
         if shared is None:
             self.weight = make_parameter(out_features, in_features, dtype=dtype, device=device)
         self.bias = make_parameter(out_features, dtype=dtype, device=device) if bias else None
-        # One tuple, so that another thread may repack the matrix while this one multiplies with it.
         self._packed: tuple[Multiply, PackedWeight] = (linear, self.weight if shared is None else shared)
 
     def forward(self, x: Tensor, out_dtype: torch.dtype | None = None) -> Tensor:
@@ -63,7 +62,7 @@ class Linear(nn.Module):
         self.weight = None
 
     def repack(self, old: Ops, new: Ops, quantization: Quantization | None) -> None:
-        """Move from one implementation to another, while other threads use the layer."""
+        """Move from one implementation to another."""
         if self._shared is not None:
             self.pack(new, quantization)
             return

@@ -1,15 +1,13 @@
 """NativeSwap: the C++ ops from the first step when they are built already, otherwise as soon as they are.
 
 start ─▶ library in the cache ─▶ its ops, before the weights are packed
-      └▶ being built ─▶ follow: thread waits ─▶ repacks one matrix at a time ─▶ model.ops replaced
-                        executor thread: steps all the while, on what is there
+      └▶ being built ─▶ steps on torch's ops ─▶ built: `move_next` between steps, one matrix each ─▶ model.ops replaced
 """
 
 from __future__ import annotations
 
 import logging
-import threading
-import time
+from collections.abc import Iterator
 
 import torch
 
@@ -22,7 +20,6 @@ from kernels.cpu.scratch import estimate_scratch
 from kernels.ops import StepShape
 
 logger = logging.getLogger("troupe.worker")
-_LOOK_S = 0.2  # how often a thread that waits for the compiler looks whether it is still wanted
 
 
 class NativeSwap:
@@ -37,9 +34,8 @@ class NativeSwap:
         self._dtype = dtype
         self._num_threads = num_threads
         self._build = build or NativeBuild()
-        self._is_at_work = False  # the model was packed for them from the start
-        self._is_stopped = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._is_over = not can_run(dtype)  # the model has the native ops, or will never have them
+        self._moves: Iterator[None] | None = None
 
     @property
     def status(self) -> str:
@@ -54,39 +50,43 @@ class NativeSwap:
         Args:
             waits: for the compiler, so that None means that there will be none.
         """
-        if can_run(self._dtype):
+        if not self._is_over:
             self._build.start()
             if waits and not self._build.is_done:
                 logger.info("native ops: being built; the start waits for them")
                 self._build.wait()
-        ops = self._make_ops()
-        if ops is not None:
-            self._is_at_work = True
-            logger.info("native ops: %s, from the first step on", self.status)
+        # This is read before the library: a model moves later to what a build brings in between.
+        self._is_over = self._is_over or self._build.is_done
+        ops = self._make_ops() if self._is_over else None
+        logger.info("native ops: %s", self.status)
         return ops
 
-    def follow(self, model: DecoderModel) -> None:
-        """Move the model over when the ops are built; returns at once."""
-        if self._is_at_work:
-            return
-        if not self._is_awaited:
-            logger.info("native ops: %s; plain torch goes on", self.status)
-            return
-        logger.info("native ops: being built in the background; plain torch until then")
-        self._thread = threading.Thread(
-            target=self._change_over, args=(model,), name="troupe-native-swap", daemon=True
-        )
-        self._thread.start()
-
     @property
-    def _is_awaited(self) -> bool:
-        """Whether the ops may come while the engine runs."""
-        is_in_vain = self._build.is_done and self._build.library is None
-        return not self._is_at_work and not is_in_vain and can_run(self._dtype)
+    def has_move(self) -> bool:
+        """Whether the build has ended and the model has not moved over yet."""
+        return not self._is_over and self._build.is_done
+
+    def move_next(self, model: DecoderModel) -> None:
+        """Repack one more matrix of the model; the last call gives it the native ops. Call it between two steps.
+
+        The matrices that are moved and those that are not hold the same values, so steps may run in between.
+        """
+        try:
+            if self._moves is None:
+                ops = self._make_ops()
+                self._moves = iter(()) if ops is None else model.repack(ops)
+            with torch.inference_mode():
+                next(self._moves)
+        except StopIteration:
+            self._is_over = True
+            logger.info("native ops: %s; the model runs on %s", self.status, model.ops.name)
+        except RuntimeError as error:  # all that torch says of a lack of memory
+            self._is_over = True
+            logger.warning("native ops: the weights could not be repacked: %s", error)
 
     def estimate_move(self, config: ModelConfig) -> int:
-        """Bytes that `follow` will take beside the model as it is: the copy of a tied head, or one matrix twice."""
-        if not self._is_awaited:
+        """Bytes that moving takes beside the model as it is: the copy of a tied head, or one matrix twice."""
+        if self._is_over:
             return 0
         num_heads = config.num_attention_heads + 2 * config.num_key_value_heads
         widths = [2 * config.intermediate_size, num_heads * config.head_dim]
@@ -96,36 +96,7 @@ class NativeSwap:
 
     def estimate_scratch(self, shape: StepShape) -> int:
         """As `Ops.estimate_scratch` of the ops that are awaited; 0 where none are."""
-        return estimate_scratch(shape, count_native_threads(self._num_threads)) if self._is_awaited else 0
-
-    def stop(self) -> None:
-        """Leave the model as it is from now on."""
-        self._is_stopped.set()
-        if self._thread is not None:
-            self._thread.join()
-
-    def join(self) -> None:
-        """Wait until the model has changed over, or never will."""
-        if self._thread is not None:
-            self._thread.join()
-
-    def _change_over(self, model: DecoderModel) -> None:
-        start = time.monotonic()
-        while not self._build.is_done and not self._is_stopped.is_set():
-            self._build.wait(_LOOK_S)
-        if self._is_stopped.is_set():
-            return
-        ops, built = self._make_ops(), time.monotonic()
-        if ops is None:
-            logger.info("native ops: %s; plain torch goes on", self.status)
-            return
-        with torch.inference_mode():
-            is_changed = model.repack(ops, self._is_stopped.is_set)
-        if is_changed:
-            logger.info(
-                "native ops: %s after %.1f s; the weights were repacked in %.1f s",
-                *(self.status, built - start, time.monotonic() - built),
-            )
+        return 0 if self._is_over else estimate_scratch(shape, count_native_threads(self._num_threads))
 
     def _make_ops(self) -> Ops | None:
         library = self._build.library

@@ -1,7 +1,8 @@
 """Worker: brings a model up on a device and runs its steps. Synchronous; one thread owns it.
 
 load ─▶ (config resolved, cache allocated) ─▶ warm_up ─▶ execute / sample_gated ... ─▶ reset after a crash
-                                                          ├ chores between steps: recording decode graphs
+                                                          ├ chores between steps: recording decode graphs,
+                                                          │ repacking weights for the native ops
                                                           └ sleep ─▶ reset wakes it up
 """
 
@@ -35,8 +36,9 @@ from engine.worker.weight_moves import list_tensors, move_tensors
 from kernels.ops import StepShape
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-# While steps come without a pause, one chore is done after this many of them: to record waits for the device.
-STEPS_PER_CHORE = 64
+# While steps come without a pause, one chore is done after this many of them. To record waits for the device; to
+# repack one matrix takes less than a step, which reads all of them.
+STEPS_PER_RECORDING, STEPS_PER_MOVE = 64, 4
 
 
 class Worker:
@@ -78,8 +80,6 @@ class Worker:
             self.reset()
         with self._phase("warm-up"):
             self.warm_up()
-        if self._native is not None:
-            self._native.follow(self.model)
 
     def reset(self) -> None:
         """Forget all rows: an empty batch over the same weights, cache memory and recordings. Ends a sleep."""
@@ -113,7 +113,6 @@ class Worker:
         """Give back what the level of the sleep says, as far as it is there."""
         self.kv_caches, self._graphs = [], None
         if self.sleep_level == 2:
-            self._stop_native()
             self._native = None
             if hasattr(self, "model"):
                 del self.model
@@ -130,19 +129,13 @@ class Worker:
             torch.cuda.empty_cache()
 
     def close(self, *, gives_back: bool = True) -> None:
-        """Stop what goes on in the background, and fall asleep for good: the next engine needs the memory.
+        """Fall asleep for good: the next engine needs the memory.
 
         Args:
             gives_back: False where a step may still be running.
         """
         if gives_back and hasattr(self, "model"):
             self.sleep(2)
-        else:
-            self._stop_native()
-
-    def _stop_native(self) -> None:
-        if self._native is not None:
-            self._native.stop()
 
     def warm_up(self) -> None:
         """Run some steps in the null block and record some, so that the first requests do not pay for set-up."""
@@ -167,7 +160,7 @@ class Worker:
     def execute(self, plan: StepPlan) -> StepDone | PendingStep | None:
         answer = self.runner.execute(plan)
         self._num_steps += 1
-        if self._num_steps % STEPS_PER_CHORE == 0:
+        if self._num_steps % (STEPS_PER_MOVE if self._graphs is None else STEPS_PER_RECORDING) == 0:
             self.do_chore()
         return answer
 
@@ -177,12 +170,15 @@ class Worker:
     @property
     def has_chore(self) -> bool:
         """Whether there is something to do that may wait for a quiet moment."""
-        return self._graphs is not None and self._graphs.has_more
+        has_recording = self._graphs is not None and self._graphs.has_more
+        return has_recording or (self._native is not None and self._native.has_move)
 
     def do_chore(self) -> None:
         """Do one piece of it, which takes about as long as a few steps."""
         if self._graphs is not None and self._graphs.has_more:
             self._graphs.record_next()
+        elif self._native is not None and self._native.has_move:
+            self._native.move_next(self.model)
 
     def describe(self) -> dict[str, str | int]:
         """What the next step will run on, in words; changes while recordings and native ops come in."""
@@ -208,8 +204,6 @@ class Worker:
         except BaseException:
             self._give_back()
             raise
-        if self.sleep_level == 2 and self._native is not None:
-            self._native.follow(self.model)
         self.sleep_level = 0
 
     @contextmanager

@@ -14,6 +14,7 @@ import pytest
 from engine.actors.executor import ExecutorActor
 from engine.messages import RunStep, SampleGate, StepDone, StepPlan
 from engine.worker.device_link import PendingStep
+from tests.waiting import wait_until
 
 
 class LateFetch:
@@ -142,6 +143,13 @@ async def test_chores_are_done_while_nothing_is_to_do() -> None:
         await desk.send(100)
         assert await desk.answers.get() == 100
     assert worker.chores == 0
+
+
+async def test_a_chore_that_comes_up_while_nothing_happens_is_done() -> None:
+    worker = LateWorker()
+    async with open_desk(worker):
+        worker.chores = 1
+        await wait_until(lambda: worker.chores == 0)
 
 
 async def test_a_device_that_fails_takes_the_executor_down() -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from engine import LLM, ConfigError, EngineConfig, SamplingParams
-from engine.model import ModelConfig, load_model
+from engine.model import DecoderModel, ModelConfig, load_model
 from engine.model.linear import Linear
 from engine.worker import ops_choice
 from engine.worker import worker as worker_module
@@ -20,6 +20,7 @@ from engine.worker.worker import Worker
 from kernels.cpu import NativeLibrary
 from kernels.ops import StepShape
 from tests.engine.model.drive import Driver, make_prompt, make_transformers_model, save
+from tests.engine.worker.plans import make_new_row, make_plan
 from tests.kernels.cpu.conftest import require_library
 
 MakeConfig = Callable[..., EngineConfig]
@@ -63,6 +64,15 @@ def make_swap(build: Any, dtype: torch.dtype = torch.float32) -> NativeSwap:
     return NativeSwap(dtype, 1, build)
 
 
+def move_over(swap: NativeSwap, model: DecoderModel) -> int:
+    """Make every move there is; returns how many."""
+    count = 0
+    while swap.has_move:
+        swap.move_next(model)
+        count += 1
+    return count
+
+
 @pytest.mark.parametrize("quantization", [None, "int8"])
 def test_a_model_moves_over_between_two_steps(
     checkpoint: Path, library: NativeLibrary, quantization: Any
@@ -72,56 +82,58 @@ def test_a_model_moves_over_between_two_steps(
     moves, prompt = Driver(model), make_prompt(60)
     swap = make_swap(build)
     assert swap.start() is None
-    swap.follow(model)
     first = moves.step({"a": prompt[:30]})["a"]
     assert torch.equal(first, stays.step({"a": prompt[:30]})["a"])
+    assert not swap.has_move
     build.finish()
-    swap.join()
+    move_over(swap, model)
     assert (model.ops.name, swap.status) == ("native", "ready (test)")
     second = moves.step({"a": prompt[30:]})["a"]
     tolerance = 1e-4 if quantization is None else 0.05
     torch.testing.assert_close(second, stays.step({"a": prompt[30:]})["a"], atol=tolerance, rtol=0)
 
 
-@pytest.mark.parametrize(
-    ("events", "has_compiler", "name"),
-    [
-        ("end follow", True, "native"),
-        ("follow end", False, "torch-sdpa"),
-        ("follow stop end", True, "torch-sdpa"),
-    ],
-)
-def test_a_model_moves_over_when_the_build_ends_unless_there_is_none_or_it_is_stopped(
-    checkpoint: Path, library: NativeLibrary, events: str, has_compiler: bool, name: str
-) -> None:
-    """A build that ends while the weights load, before the swap follows, is not missed."""
-    build, model = FakeBuild(library if has_compiler else None), load_model(checkpoint)
+def test_a_build_that_fails_leaves_the_model_as_it_is(checkpoint: Path) -> None:
+    build, model = FakeBuild(None), load_model(checkpoint)
     swap = make_swap(build)
     assert swap.start() is None
-    ways = {"follow": lambda: swap.follow(model), "stop": swap.stop, "end": build.finish}
-    for event in events.split():
-        ways[event]()
-    swap.join()
-    assert model.ops.name == name
+    build.finish()
+    assert move_over(swap, model) == 1
+    assert model.ops.name == "torch-sdpa"
 
 
-def test_steps_go_on_while_the_weights_are_repacked(checkpoint: Path, library: NativeLibrary) -> None:
-    """One matrix after the other: between any two of them a step gives the same logits."""
-    model, prompt = load_model(checkpoint), make_prompt(40)
+def test_steps_between_two_moves_give_the_same_logits(checkpoint: Path, library: NativeLibrary) -> None:
+    build, model, prompt = FakeBuild(library), load_model(checkpoint), make_prompt(40)
     expected = Driver(load_model(checkpoint)).step({"a": prompt})["a"]
-    ops = make_swap(FakeBuild(library, is_done=True)).start()
-    assert ops is not None
-    num_seen = 0
-
-    def look() -> bool:
-        nonlocal num_seen
-        num_seen += 1
+    swap = make_swap(build)
+    swap.start()
+    build.finish()
+    num_moves = 0
+    while swap.has_move:
+        swap.move_next(model)
+        num_moves += 1
         torch.testing.assert_close(Driver(model).step({"a": prompt})["a"], expected, atol=1e-4, rtol=0)
-        return False
+    assert num_moves == 1 + sum(isinstance(module, Linear) for module in model.modules())
+    assert model.ops.name == "native"
 
-    with torch.inference_mode():
-        assert model.repack(ops, look)
-    assert num_seen == sum(isinstance(module, Linear) for module in model.modules())
+
+def test_a_lack_of_memory_for_a_move_ends_the_moves_and_not_the_steps(
+    checkpoint: Path, library: NativeLibrary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build, model, prompt = FakeBuild(library), load_model(checkpoint), make_prompt(40)
+    expected = Driver(load_model(checkpoint)).step({"a": prompt})["a"]
+    swap = make_swap(build)
+    swap.start()
+    build.finish()
+    swap.move_next(model)
+
+    def refuse(*_: Any) -> None:
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+
+    monkeypatch.setattr(Linear, "repack", refuse)
+    assert move_over(swap, model) == 1
+    assert model.ops.name == "torch-sdpa"
+    torch.testing.assert_close(Driver(model).step({"a": prompt})["a"], expected, atol=1e-4, rtol=0)
 
 
 def load_worker(make_config: MakeConfig, **settings: Any) -> Worker:
@@ -142,9 +154,7 @@ def test_a_dtype_without_native_ops_stays_with_torch(checkpoint: Path, library: 
     model = load_model(checkpoint, dtype=torch.float16)
     swap = make_swap(FakeBuild(library, is_done=True), torch.float16)
     assert swap.start() is None
-    swap.follow(model)
-    swap.join()
-    assert model.ops.name == "torch-sdpa"
+    assert move_over(swap, model) == 0
     assert swap.status == "not available for float16"
 
 
@@ -206,6 +216,20 @@ def test_in_float32_nothing_waits_and_nothing_is_said(
     worker.close()
 
 
+def test_a_worker_moves_over_while_steps_come_without_a_pause(
+    make_config: MakeConfig, library: NativeLibrary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build = FakeBuild(library)
+    use_build(monkeypatch, build)
+    worker = load_worker(make_config)
+    worker.execute(make_plan([(0, 0, 4)], new=[make_new_row(0, [1, 2, 3, 4], range(1, 6))]))
+    build.finish()
+    assert worker.has_chore
+    for position in range(4, 68):
+        worker.execute(make_plan([(0, position, 1)], position))
+    assert (worker.has_chore, worker.describe()["ops"]) == (False, "native")
+
+
 def test_tokens_are_the_same_with_native_ops_and_without(
     make_llm: Callable[..., LLM], library: NativeLibrary
 ) -> None:
@@ -227,9 +251,8 @@ def test_the_copy_of_a_tied_head_is_counted_until_it_is_there(tmp_path: Path, li
     assert swap.start() is None
     estimate = swap.estimate_move(model.config)
     assert swap.estimate_scratch(SHAPE) > 0
-    swap.follow(model)
     build.finish()
-    swap.join()
+    move_over(swap, model)
     assert model.lm_head.packed.panels.nbytes <= estimate
 
 
