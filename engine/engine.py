@@ -200,11 +200,11 @@ class Engine:
     @property
     def resolved(self) -> ResolvedConfig:
         """What became of the config; there once the engine has started."""
-        return self._supervisor.worker.resolved
+        return self._supervisor.loaded.resolved
 
     @property
     def model_config(self) -> ModelConfig:
-        return self._supervisor.worker.model_config
+        return self._supervisor.loaded.model_config
 
     def describe_runtime(self) -> dict[str, str | int]:
         """What steps run on now: the ops, and how far native ops and recorded graphs have come."""

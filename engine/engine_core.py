@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any, assert_never
 
 from engine.actors.executor import ExecutorActor
@@ -32,8 +33,7 @@ from engine.messages import (
     Sleep,
     TakeSnapshot,
 )
-from engine.worker.mock_worker import MockWorker
-from engine.worker.worker import Worker
+from engine.worker.executor import Executor, Loaded
 from grammar import GrammarCompiler, Vocabulary
 
 
@@ -48,7 +48,7 @@ class EngineCore:
     def __init__(
         self,
         config: EngineConfig,
-        worker: Worker | MockWorker,
+        worker: Executor,
         tokenizer: Tokenizer | None,
         eos_token_ids: tuple[int, ...],
         deliver: Callable[[CoreOutput], None],
@@ -62,21 +62,25 @@ class EngineCore:
         self._report_crash = report_crash
         self._others: list[asyncio.Task[None]] = []  # all but the executor's
 
-    async def start(self, tasks: asyncio.TaskGroup, is_restart: bool) -> None:
-        """Bring all actors up in `tasks`; back when messages can come."""
+    async def start(self, tasks: asyncio.TaskGroup, loaded: Loaded | None) -> Loaded:
+        """Bring all actors up in `tasks`; back when messages can come.
+
+        Args:
+            loaded: what an earlier core has loaded; None: this one loads.
+        """
         take_turns_often()
         # The scheduler needs the resolved config, which the executor's thread finds out while it loads.
-        self.executor = ExecutorActor(
-            self._worker, deliver=lambda done: self.scheduler.tell(done), is_restart=is_restart
-        )
+        self.executor = ExecutorActor(self._worker, lambda done: self.scheduler.tell(done), loaded)
         executor = tasks.create_task(self.executor.run(), name="executor")
         await self.executor.ready.wait()
-        resolved = self._worker.resolved
+        loaded = self.executor.loaded
+        assert loaded is not None, "an executor that is ready has loaded"
+        resolved = loaded.resolved
         # A second for a million blocks.
         kv_cache = await asyncio.to_thread(KVCacheManager, resolved.cache)
         self.grammar = GrammarActor(
-            self._make_compiler,
-            vocab_size=self._worker.model_config.vocab_size,
+            partial(self._make_compiler, loaded.model_config.vocab_size),
+            vocab_size=loaded.model_config.vocab_size,
             timeout_s=self._config.grammar_timeout_s,
             send_masks=self.executor.tell,
             tell_scheduler=lambda message: self.scheduler.tell(message),
@@ -95,6 +99,7 @@ class EngineCore:
         for name, run in others.items():
             self.attach(tasks.create_task(run, name=name))
         executor.add_done_callback(self._note_end)
+        return loaded
 
     def send(self, message: CoreInbox) -> None:
         """Take a message of the front."""
@@ -129,9 +134,8 @@ class EngineCore:
                 if not other.cancelling():  # a second time would cut off its wait for its thread
                     other.cancel()
 
-    def _make_compiler(self) -> GrammarCompiler:
+    def _make_compiler(self, vocab_size: int) -> GrammarCompiler:
         assert self._tokenizer is not None, "grammars are refused without a tokenizer"
-        vocab_size = self._worker.model_config.vocab_size
         token_bytes, names = (
             self._tokenizer.token_bytes(vocab_size),
             self._tokenizer.special_tokens(vocab_size),

@@ -29,6 +29,7 @@ from engine.input.tokenizer import Tokenizer
 from engine.messages import Sleep
 from engine.metrics import Metrics
 from engine.model import read_eos_token_ids
+from engine.worker.executor import Executor, Loaded
 from engine.worker.mock_worker import MockWorker
 from engine.worker.worker import Worker
 
@@ -53,9 +54,10 @@ class Supervisor:
         self.error: str | None = None  # cause of the last crash
         self.client: CoreClient | None = None
         self.tokenizer: Tokenizer | None = None
-        self.worker: Worker | MockWorker
+        self.worker: Executor
         self.input_processor: InputProcessor
         self._is_worker_made = False
+        self._loaded: Loaded | None = None  # what the first core has loaded
         self.timeline: list[tuple[str, float]] = []  # start-up phases, seconds
         self._config = config
         self._metrics = metrics
@@ -162,6 +164,12 @@ class Supervisor:
         """0 while the engine is awake."""
         return self.worker.sleep_level if self._is_worker_made else 0
 
+    @property
+    def loaded(self) -> Loaded:
+        """What became of the config; there once the engine has started."""
+        assert self._loaded is not None, "the engine has not started"
+        return self._loaded
+
     def require_client(self) -> CoreClient:
         """The client of the core that takes requests.
 
@@ -178,10 +186,9 @@ class Supervisor:
     async def _supervise(self) -> None:
         await self._load_tokenizer()
         crashes: deque[float] = deque()
-        is_restart = False
         while True:
             try:
-                await self._run_core(is_restart)
+                await self._run_core()
             except ExceptionGroup as group:
                 cause = _first_cause(group)
                 if self.state == "closed":
@@ -191,7 +198,6 @@ class Supervisor:
                 self._note_crash(cause, crashes)
                 if self.state == "dead":
                     return
-            is_restart = True
             if self.state in ASLEEP:
                 await self._rest()
 
@@ -256,7 +262,7 @@ class Supervisor:
         else:
             turn.set_exception(error)
 
-    async def _run_core(self, is_restart: bool) -> None:
+    async def _run_core(self) -> None:
         # The two know each other by messages alone.
         client = CoreClient(lambda message: core.send(message), self.tokenizer, self._metrics)
         core = EngineCore(
@@ -265,13 +271,13 @@ class Supervisor:
         self._latest, self._core = client, core
         try:
             async with asyncio.TaskGroup() as watch, asyncio.TaskGroup() as tasks:
-                await core.start(tasks, is_restart)
+                loaded = await core.start(tasks, self._loaded)
                 for run in (client.detokenizer.run(), watch_loop_lag(self._metrics.loop_lag)):
                     core.attach(tasks.create_task(run))
                 if timeout_s := self._config.step_timeout_s:
                     watchdog = watch_steps(lambda: client.stats, timeout_s, self._note_hang)
                     core.attach(watch.create_task(watchdog, name="watchdog"))
-                self._note_up(client, is_restart)
+                self._note_up(client, loaded)
         except ExceptionGroup as group:
             self._hang.clear()
             if self.state not in ("closed", "waking_up"):
@@ -284,17 +290,18 @@ class Supervisor:
             self.client = self._crash = None
             client.fail_all(EngineDead("the engine was closed"))
 
-    def _note_up(self, client: CoreClient, is_restart: bool) -> None:
-        if not is_restart:
-            self.timeline += self.worker.timeline
-            for notice in self.worker.resolved.notices:
+    def _note_up(self, client: CoreClient, loaded: Loaded) -> None:
+        if self._loaded is None:
+            self.timeline += loaded.timeline
+            for notice in loaded.resolved.notices:
                 logger.warning("%s", notice)
             self.input_processor = InputProcessor(
                 self.tokenizer,
-                self.worker.resolved.max_model_len,
-                self.worker.model_config.vocab_size,
+                loaded.resolved.max_model_len,
+                loaded.model_config.vocab_size,
                 self.eos_token_ids,
             )
+        self._loaded = loaded
         self.client, self.state = client, "ready"
         self._is_up.set()
         self._end_turn()

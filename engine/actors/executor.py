@@ -13,8 +13,7 @@ from queue import Empty
 from engine.actors.actor import ThreadActor
 from engine.messages import ExecutorInbox, Sleep, StepDone, StepMasks, StepPlan
 from engine.worker.device_link import HostFetch, PendingStep
-from engine.worker.mock_worker import MockWorker
-from engine.worker.worker import Worker
+from engine.worker.executor import Executor, Loaded
 
 GATE_PATIENCE_S = 0.002  # how long plain rows wait for the masks of the step before, at most
 CHORE_LOOK_S = 0.2  # how often an idle thread looks for chores, which a build in the background may bring
@@ -22,34 +21,40 @@ POLL_S = 0.00005  # how often results on their way are looked for, while no mess
 
 
 class ExecutorActor(ThreadActor[ExecutorInbox]):
-    """Drives the Worker. Loads it on its first start, empties or wakes it on a later one."""
+    """Drives an Executor: loads it on the first start, wakes it after a sleep, resets it after a crash.
+
+    Args:
+        loaded: what an earlier start has loaded.
+    """
 
     def __init__(
-        self, worker: Worker | MockWorker, deliver: Callable[[StepDone], None], is_restart: bool
+        self, executor: Executor, deliver: Callable[[StepDone], None], loaded: Loaded | None
     ) -> None:
         super().__init__("troupe-executor")
-        self._worker = worker
+        self.loaded = loaded  # there once it is ready
+        self._executor = executor
         self._deliver = deliver
-        self._is_restart = is_restart
         self._pending: deque[PendingStep] = deque()  # launched, their results on the way from the device
         self._held: deque[ExecutorInbox | None] = deque()  # taken from the queue while waiting for a gate
 
     def work(self) -> None:
-        if self._is_restart:
-            self._worker.reset()
+        if self.loaded is None:
+            self.loaded = self._executor.load()
+        elif self._executor.sleep_level:
+            self._executor.wake()
         else:
-            self._worker.load()
+            self._executor.reset()
         self.mark_ready()
         while (message := self._take()) is not None:
             match message:
                 case StepPlan() as plan:
-                    if self._worker.has_parked:
+                    if self._executor.has_parked:
                         self._await_gate(plan)
-                    self._answer(self._worker.execute(plan))
+                    self._answer(self._executor.execute(plan))
                 case StepMasks():
-                    self._answer(self._worker.sample_gated(message))
+                    self._answer(self._executor.sample(message))
                 case Sleep(level=level):
-                    self._worker.sleep(level)
+                    self._executor.sleep(level)
                     return
 
     def _take(self) -> ExecutorInbox | None:
@@ -57,8 +62,8 @@ class ExecutorActor(ThreadActor[ExecutorInbox]):
         if self._held:
             return self._held.popleft()
         while True:
-            while self._worker.has_chore and self._queue.empty() and not self._pending:
-                self._worker.do_chore()
+            while self._queue.empty() and not self._pending and self._executor.do_chore():
+                continue
             try:
                 return self._receive(time.monotonic() + CHORE_LOOK_S)
             except Empty:
@@ -86,14 +91,14 @@ class ExecutorActor(ThreadActor[ExecutorInbox]):
         """Give late masks a moment, so that their rows join this step; without plain rows wait as long as it takes."""
         if None in self._held:
             return  # the end of the work came while an earlier step waited: no gate comes any more
-        deadline = time.monotonic() + GATE_PATIENCE_S if self._worker.can_run(plan) else None
-        while self._worker.has_parked:
+        deadline = time.monotonic() + GATE_PATIENCE_S if self._executor.can_run(plan) else None
+        while self._executor.has_parked:
             try:
                 message = self._receive(deadline)
             except Empty:
                 return
             if isinstance(message, StepMasks):
-                self._answer(self._worker.sample_gated(message))
+                self._answer(self._executor.sample(message))
             else:
                 self._held.append(message)
                 if message is None:

@@ -9,9 +9,10 @@ import time
 
 import numpy as np
 
-from engine.config import EngineConfig, ResolvedConfig, WorkerConfig, resolve_config
-from engine.messages import StepDone, StepMasks, StepPlan
+from engine.config import EngineConfig, WorkerConfig, resolve_config
+from engine.messages import StepMasks, StepDone, StepPlan
 from engine.model import ModelConfig
+from engine.worker.executor import Loaded
 from engine.worker.sampling.drafts import SampleRuns
 from kernels.sampling import make_row_keys
 
@@ -23,35 +24,37 @@ _BYTES_PER_BLOCK = 2**17
 
 
 class MockWorker:
-    """Same interface as Worker. Loads the checkpoint's config, and no weights."""
+    """An executor that reads the checkpoint's config, and no weights."""
+
+    has_parked = False
 
     def __init__(self, config: EngineConfig) -> None:
-        self.config = config
-        self.timeline: list[tuple[str, float]] = []
-        self.has_parked = False
-        self.has_chore = False
         self.sleep_level = 0
+        self._config = config
         self._step_s = (config.mock_step_ms or 0.0) / 1000
+        self._seeds = np.zeros(config.max_num_seqs, dtype=np.int64)  # by row
 
-    def load(self) -> None:
-        self.model_config = ModelConfig.from_pretrained(self.config.model)
-        worker = WorkerConfig(self.config.model, "dummy", "float32", "cpu", 1, 0)
-        self.resolved: ResolvedConfig = resolve_config(
-            self.config,
+    def load(self) -> Loaded:
+        model_config = ModelConfig.from_pretrained(self._config.model)
+        worker = WorkerConfig(self._config.model, "dummy", "float32", "cpu", 1, 0)
+        resolved = resolve_config(
+            self._config,
             worker,
-            model_max_len=self.model_config.max_model_len,
+            model_max_len=model_config.max_model_len,
             free_bytes=_MEMORY_BYTES,
             bytes_per_block=_BYTES_PER_BLOCK,
         )
-        self._seeds = np.zeros(self.config.max_num_seqs, dtype=np.int64)  # by row
+        return Loaded(resolved, model_config)
 
     def reset(self) -> None:
-        """Nothing is kept from step to step."""
-        self.sleep_level = 0
+        """New rows bring their seeds."""
 
     def sleep(self, level: int) -> None:
         """There is no memory to give back."""
         self.sleep_level = level
+
+    def wake(self) -> None:
+        self.sleep_level = 0
 
     def can_run(self, plan: StepPlan) -> bool:
         return True
@@ -62,8 +65,8 @@ class MockWorker:
     def describe(self) -> dict[str, str | int]:
         return {"ops": "mock"}
 
-    def do_chore(self) -> None:
-        """There is none."""
+    def do_chore(self) -> bool:
+        return False
 
     def execute(self, plan: StepPlan) -> StepDone:
         if self._step_s:
@@ -78,5 +81,5 @@ class MockWorker:
         counts, is_kept = runs.verify(token_ids)
         return StepDone(plan.step_id, indices, counts, token_ids[is_kept])
 
-    def sample_gated(self, masks: StepMasks) -> None:
+    def sample(self, masks: StepMasks) -> None:
         """The answer came with the step: made-up tokens know no grammar."""

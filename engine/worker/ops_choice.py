@@ -13,8 +13,10 @@ from kernels import Ops, torch_ops
 from kernels.compiled_ops import compile_ops
 
 
-def make_ops(config: WorkerConfig, dtype: torch.dtype, num_threads: int | None) -> Ops:
-    """Return the ops that the model uses from its first step on.
+def start_ops(
+    config: WorkerConfig, dtype: torch.dtype, num_threads: int | None
+) -> tuple[Ops, NativeSwap | None]:
+    """Return what the model calls from its first step on, and what moves it to native ops later.
 
     Args:
         num_threads: as set by the user; None: native ops use all cores.
@@ -22,6 +24,29 @@ def make_ops(config: WorkerConfig, dtype: torch.dtype, num_threads: int | None) 
     Raises:
         ConfigError: the implementation is not available, or does not support the device or dtype.
     """
+    if not config.enable_native_ops:
+        return make_ops(config, dtype, num_threads), None
+    native = NativeSwap(dtype, num_threads)
+    # Where few bits are kept, ops must not change on the way: a last bit may be another token.
+    ops = native.start(waits=config.quantization == "int8" or config.dtype == "bfloat16")
+    return ops or make_ops(config, dtype, num_threads), native
+
+
+def note_rounding(config: WorkerConfig, ops_name: str, native: NativeSwap | None) -> list[str]:
+    """What few bits give up without the native ops: torch's sums depend on the batch in their last bits."""
+    is_int8 = config.quantization == "int8"
+    is_coarse = is_int8 or config.dtype != "float32"
+    if config.device != "cpu" or not is_coarse or ops_name == "native":
+        return []
+    what = "quantization='int8'" if is_int8 else f"dtype={config.dtype!r}"
+    why = "off" if native is None else native.status
+    return [
+        f"{what} on {ops_name} (native ops: {why}): the same seed need not give the same text in another batch"
+    ]
+
+
+def make_ops(config: WorkerConfig, dtype: torch.dtype, num_threads: int | None) -> Ops:
+    """Return the ops that the config names, without a change later on."""
     device = torch.device(config.device)
     match config.attention_backend:
         case "triton":

@@ -46,6 +46,6 @@ def _tensors_of(packed: object) -> Iterator[Tensor]:
     elif is_dataclass(packed):
         for field in fields(packed):
             yield from _tensors_of(getattr(packed, field.name))
-    elif hasattr(packed, "__dict__"):
-        for part in vars(packed).values():
+    else:
+        for part in getattr(packed, "__dict__", {}).values():
             yield from _tensors_of(part)

@@ -1,9 +1,9 @@
 """Worker: brings a model up on a device and runs its steps. Synchronous; one thread owns it.
 
-load ─▶ (config resolved, cache allocated) ─▶ warm_up ─▶ execute / sample_gated ... ─▶ reset after a crash
+load ─▶ (config resolved, cache allocated) ─▶ warm_up ─▶ execute, sample ... ─▶ reset after a crash
                                                           ├ chores between steps: recording decode graphs,
                                                           │ repacking weights for the native ops
-                                                          └ sleep ─▶ reset wakes it up
+                                                          └ sleep ─▶ wake
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from enum import IntEnum
 
 import torch
 
@@ -24,11 +25,12 @@ from engine.worker.cuda_link import CudaGraphRecorder, CudaLink
 from engine.worker.decode_graphs import DecodeBuffers, DecodeGraphs, list_padded_sizes
 from engine.worker.device_choice import choose_worker_config, probe_device
 from engine.worker.device_link import DeviceLink, HostLink, PendingStep
+from engine.worker.executor import Loaded
 from engine.worker.input_batch import InputBatch
 from engine.worker.kv_cache import KV_DTYPES, allocate_kv_cache, compute_bytes_per_block
 from engine.worker.model_runner import ModelRunner
 from engine.worker.native_swap import NativeSwap
-from engine.worker.ops_choice import make_ops
+from engine.worker.ops_choice import note_rounding, start_ops
 from engine.worker.sampling.state import SamplingState
 from engine.worker.step_memory import StepMemory
 from engine.worker.warm_up import list_warm_up
@@ -41,81 +43,106 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 STEPS_PER_RECORDING, STEPS_PER_MOVE = 64, 4
 
 
+class WorkerState(IntEnum):
+    """What a worker holds; its number is the level of a sleep."""
+
+    NEW = -1  # nothing yet
+    READY = 0  # weights, cache and rows
+    ASLEEP_1 = 1  # the weights, on the host
+    ASLEEP_2 = 2  # nothing; `wake` reads the weights again
+
+
 class Worker:
-    """One model on one device. After `load`, `resolved` and `model_config` tell what was made of the config."""
+    """The executor of one model on one device."""
 
     def __init__(self, config: EngineConfig, eos_token_ids: tuple[int, ...]) -> None:
         self.config = config
-        self.timeline: list[tuple[str, float]] = []  # (phase, seconds)
+        self.state = WorkerState.NEW
+        self.device = torch.device("cpu")  # until the config is resolved
+        self.kv_caches: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._timeline: list[tuple[str, float]] = []  # (phase, seconds)
         self._eos_token_ids = eos_token_ids
+        self._model: DecoderModel | None = None
         self._native: NativeSwap | None = None
         self._graphs: DecodeGraphs | None = None
+        self._runner: ModelRunner | None = None
         self._num_steps = 0
-        self.kv_caches: list[tuple[torch.Tensor, torch.Tensor]] = []
-        self.sleep_level = 0  # 0: awake; else as `sleep` was told
 
-    def load(self) -> None:
-        """Read the checkpoint, size and allocate the KV cache, run one step.
+    @property
+    def model(self) -> DecoderModel:
+        assert self._model is not None, "no model is loaded"
+        return self._model
 
-        Raises:
-            ConfigError: the device, dtype, checkpoint or memory does not allow what the config asks.
-        """
-        model_config = ModelConfig.from_pretrained(self.config.model)
+    @property
+    def runner(self) -> ModelRunner:
+        assert self._runner is not None, "the worker is not ready"
+        return self._runner
+
+    def load(self) -> Loaded:
+        """Read the checkpoint, size and allocate the KV cache, run one step."""
+        self.model_config = ModelConfig.from_pretrained(self.config.model)
         facts = probe_device(self.config.device)
-        worker_config, notices = choose_worker_config(self.config, model_config, facts)
-        torch.set_num_threads(worker_config.num_threads)
-        self.device = torch.device(worker_config.device)
-        if self.device.type == "cuda":
-            # Else cuBLAS may add up parts of a sum in so few bits that batches of another size round visibly.
-            torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
-            torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
-        self._link = self._make_link(worker_config)
-        self._link.enter_thread()
+        self._worker_config, notices = choose_worker_config(self.config, self.model_config, facts)
+        torch.set_num_threads(self._worker_config.num_threads)
+        self._open_device()
         with self._phase("weights"):
-            self.model = self._load_model(model_config, worker_config)
-        notices += self._note_rounding(worker_config)
+            self._load_model()
+        notices += note_rounding(self._worker_config, self.model.ops.name, self._native)
         with self._phase("kv cache"):
-            self._allocate_cache(model_config, worker_config, notices)
-            self._graphs = self._make_graphs()
+            resolved = self._size_cache()
+            self.resolved = replace(resolved, notices=(*notices, *resolved.notices))
+            self._make_caches()
             self.reset()
         with self._phase("warm-up"):
             self.warm_up()
+        self.state = WorkerState.READY
+        return Loaded(self.resolved, self.model_config, tuple(self._timeline))
 
     def reset(self) -> None:
-        """Forget all rows: an empty batch over the same weights, cache memory and recordings. Ends a sleep."""
+        """Forget all rows: an empty batch over the same weights, cache memory and recordings."""
         self._link.enter_thread()
-        if self.sleep_level:
-            self._wake_up()
-        self._drop_runner()
+        self._runner = None  # there is room for one token pool, not for two
         scheduler, cache = self.resolved.scheduler, self.resolved.cache
         batch = InputBatch(scheduler.max_num_seqs, scheduler.max_model_len, cache.block_size, self.device)
         state = SamplingState(scheduler.max_num_seqs, self.model_config.vocab_size, self.device)
-        self.runner = ModelRunner(
+        self._runner = ModelRunner(
             self.model, self.kv_caches, batch, state, self._eos_token_ids, self._link, self._graphs
         )
 
     def sleep(self, level: int) -> None:
-        """Give back the KV cache and the recordings, and the weights as the level says.
-
-        Args:
-            level: 1: the weights stay on the host; 2: they are dropped, and read again at the end.
-        """
-        self.sleep_level = level
-        self._drop_runner()
+        """Give back what the state of this level does not hold."""
+        self.state = WorkerState(level)
         self._give_back()
 
-    def _drop_runner(self) -> None:
-        """Let go of the rows: there is room for one token pool, not for two."""
-        if hasattr(self, "runner"):
-            del self.runner
+    def wake(self) -> None:
+        """Take back what `sleep` gave back; after an error the worker still sleeps, and holds nothing of it."""
+        self._link.enter_thread()
+        try:
+            if self.state is WorkerState.ASLEEP_2:
+                self._load_model()
+            elif self.device.type != "cpu":
+                move_tensors(list_tensors(self.model), self.device)
+            self._make_caches()
+            self.reset()
+        except BaseException:
+            self._give_back()
+            raise
+        self.state = WorkerState.READY
+
+    @property
+    def sleep_level(self) -> int:
+        return max(0, self.state)
+
+    def close(self, *, gives_back: bool = True) -> None:
+        """Fall asleep for good."""
+        if gives_back:
+            self.sleep(WorkerState.ASLEEP_2)
 
     def _give_back(self) -> None:
-        """Give back what the level of the sleep says, as far as it is there."""
-        self.kv_caches, self._graphs = [], None
-        if self.sleep_level == 2:
-            self._native = None
-            if hasattr(self, "model"):
-                del self.model
+        self._runner = self._graphs = None
+        self.kv_caches = []
+        if self.state is WorkerState.ASLEEP_2:
+            self._model = self._native = None
         else:
             self.model.rope.release()
             if self.device.type != "cpu":
@@ -127,15 +154,6 @@ class Worker:
         if self.device.type == "cuda":
             gc.collect()
             torch.cuda.empty_cache()
-
-    def close(self, *, gives_back: bool = True) -> None:
-        """Fall asleep for good: the next engine needs the memory.
-
-        Args:
-            gives_back: False where a step may still be running.
-        """
-        if gives_back and hasattr(self, "model"):
-            self.sleep(2)
 
     def warm_up(self) -> None:
         """Run some steps in the null block and record some, so that the first requests do not pay for set-up."""
@@ -164,24 +182,20 @@ class Worker:
             self.do_chore()
         return answer
 
-    def sample_gated(self, masks: StepMasks) -> StepDone | PendingStep | None:
+    def sample(self, masks: StepMasks) -> StepDone | PendingStep | None:
         return self.runner.sample_gated(masks)
 
-    @property
-    def has_chore(self) -> bool:
-        """Whether there is something to do that may wait for a quiet moment."""
-        has_recording = self._graphs is not None and self._graphs.has_more
-        return has_recording or (self._native is not None and self._native.has_move)
-
-    def do_chore(self) -> None:
-        """Do one piece of it, which takes about as long as a few steps."""
+    def do_chore(self) -> bool:
+        """Record one more size of decode steps, or repack one more matrix; False if nothing is left."""
         if self._graphs is not None and self._graphs.has_more:
             self._graphs.record_next()
         elif self._native is not None and self._native.has_move:
             self._native.move_next(self.model)
+        else:
+            return False
+        return True
 
     def describe(self) -> dict[str, str | int]:
-        """What the next step will run on, in words; changes while recordings and native ops come in."""
         if self.sleep_level:
             return {"ops": "asleep", "sleep_level": self.sleep_level}
         found: dict[str, str | int] = {"ops": self.model.ops.name}
@@ -192,79 +206,49 @@ class Worker:
             found["num_graphs_left"] = self._graphs.num_left
         return found
 
-    def _wake_up(self) -> None:
-        """Take back what `sleep` gave away; after an error the worker still sleeps, and holds nothing of it."""
-        try:
-            if self.sleep_level == 2:
-                self.model = self._load_model(self.model_config, self.resolved.worker)
-            elif self.device.type != "cpu":
-                move_tensors(list_tensors(self.model), self.device)
-            self._make_caches()
-            self._graphs = self._make_graphs()
-        except BaseException:
-            self._give_back()
-            raise
-        self.sleep_level = 0
-
     @contextmanager
     def _phase(self, name: str) -> Iterator[None]:
         start = time.monotonic()
         yield
-        self.timeline.append((name, time.monotonic() - start))
+        self._timeline.append((name, time.monotonic() - start))
 
-    def _make_link(self, config: WorkerConfig) -> DeviceLink:
-        if self.device.type == "cpu":
-            return HostLink()
-        return CudaLink(self.device, config.check_syncs)
+    def _open_device(self) -> None:
+        self.device = torch.device(self._worker_config.device)
+        self._link: DeviceLink = HostLink()
+        if self.device.type == "cuda":
+            # Else cuBLAS may add up parts of a sum in so few bits that batches of another size round visibly.
+            torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+            torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
+            self._link = CudaLink(self.device, self._worker_config.check_syncs)
+        self._link.enter_thread()
 
-    def _load_model(self, model_config: ModelConfig, config: WorkerConfig) -> DecoderModel:
+    def _load_model(self) -> None:
+        config = self._worker_config
         dtype = DTYPES[config.dtype]
-        ops = None
-        if config.enable_native_ops:
-            self._native = NativeSwap(dtype, self.config.num_threads)
-            # Where few bits are kept, ops must not change on the way: a last bit may be another token.
-            ops = self._native.start(waits=config.quantization == "int8" or config.dtype == "bfloat16")
-        return load_model(
+        ops, self._native = start_ops(config, dtype, self.config.num_threads)
+        self._model = load_model(
             self.config.model,
             dtype=dtype,
             device=self.device,
             load_format=self.config.load_format,
-            config=model_config,
+            config=self.model_config,
             seed=config.seed,
-            ops=ops or make_ops(config, dtype, self.config.num_threads),
+            ops=ops,
             quantization=None if config.quantization == "none" else config.quantization,
         )
 
-    def _note_rounding(self, config: WorkerConfig) -> list[str]:
-        """What few bits give up without the native ops: torch's sums depend on the batch in their last bits."""
-        is_int8 = config.quantization == "int8"
-        is_coarse = is_int8 or config.dtype != "float32"
-        if config.device != "cpu" or not is_coarse or self.model.ops.name == "native":
-            return []
-        what = "quantization='int8'" if is_int8 else f"dtype={config.dtype!r}"
-        why = "off" if self._native is None else self._native.status
-        return [
-            f"{what} on {self.model.ops.name} (native ops: {why}): "
-            "the same seed need not give the same text in another batch"
-        ]
-
-    def _allocate_cache(
-        self, model_config: ModelConfig, worker_config: WorkerConfig, notices: list[str]
-    ) -> None:
+    def _size_cache(self) -> ResolvedConfig:
         bytes_per_block = compute_bytes_per_block(
-            model_config, self.config.block_size, _kv_dtype(worker_config)
+            self.model_config, self.config.block_size, _kv_dtype(self._worker_config)
         )
         resolved = resolve_config(
             self.config,
-            worker_config,
-            model_max_len=model_config.max_model_len,
-            free_bytes=self._measure_cache_room(model_config, worker_config, bytes_per_block),
+            self._worker_config,
+            model_max_len=self.model_config.max_model_len,
+            free_bytes=self._measure_cache_room(self.model_config, self._worker_config, bytes_per_block),
             bytes_per_block=bytes_per_block,
         )
-        self.model_config = model_config
-        resolved = _respect_dynamic_rope(resolved, model_config.rope)
-        self.resolved: ResolvedConfig = replace(resolved, notices=(*notices, *resolved.notices))
-        self._make_caches()
+        return _respect_dynamic_rope(resolved, self.model_config.rope)
 
     def _make_caches(self) -> None:
         config, cache = self.resolved.worker, self.resolved.cache
@@ -279,6 +263,7 @@ class Worker:
         if self.device.type == "cuda":
             # Recordings keep the address of these tables, so they must not grow later.
             self.model.rope.reserve(self.resolved.max_model_len)
+        self._graphs = self._make_graphs()
 
     def _make_graphs(self) -> DecodeGraphs | None:
         """Decode graphs, where the config asks for them and the model allows it."""

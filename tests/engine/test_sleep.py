@@ -24,7 +24,7 @@ from engine import (
 from engine.model import load_model
 from engine.worker.model_runner import ModelRunner
 from engine.worker.weight_moves import list_tensors, move_tensors
-from engine.worker.worker import Worker
+from engine.worker.worker import Worker, WorkerState
 from grammar import GrammarSpec
 from tests.kernels.cpu.conftest import require_library
 from tests.waiting import list_engine_threads, wait_until
@@ -89,11 +89,12 @@ async def test_a_sleeping_engine_has_no_cache_and_no_threads(
         await answer_all(engine)
         worker = worker_of(engine)
         caches = [weakref.ref(cache) for pair in worker.kv_caches for cache in pair]
+        runner, model = weakref.ref(worker.runner), weakref.ref(worker.model)
         await engine.sleep(level)
         gc.collect()
         assert caches and all(cache() is None for cache in caches)
-        assert worker.kv_caches == [] and not hasattr(worker, "runner")
-        assert hasattr(worker, "model") is (level == 1)
+        assert (worker.state, worker.kv_caches) == (WorkerState(level), [])
+        assert (runner() is None, model() is None) == (True, level == 2)
         assert engine.describe_runtime() == {"ops": "asleep", "sleep_level": level}
         await wait_until(lambda: list_engine_threads() <= before)
         assert await engine.snapshot() is None and engine.stats().num_blocks == 0
@@ -207,7 +208,7 @@ async def test_an_engine_that_cannot_wake_up_says_why_and_can_be_asked_again(
             with pytest.raises(EngineDead, match=r"could not wake up and still sleeps: .* no memory left"):
                 await engine.wake_up()
         assert (engine.state, engine.error) == ("sleeping", "RuntimeError: no memory left")
-        assert not hasattr(worker_of(engine), "model")  # a second try needs the room of one model
+        assert worker_of(engine)._model is None  # a second try needs the room of one model
         await engine.wake_up()
         assert engine.error is None and await answer_all(engine) == before
 

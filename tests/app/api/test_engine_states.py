@@ -13,6 +13,7 @@ import pytest
 from app.config import AppConfig
 from engine import Engine, EngineConfig
 from engine.engine_core import EngineCore
+from engine.worker.executor import Loaded
 from engine.worker.model_runner import ModelRunner
 from engine.worker.worker import Worker
 from tests.app.api.harness import Server, Start, events, needs_model, run_server
@@ -148,11 +149,11 @@ def may_restart(monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
     start = EngineCore.start
 
     async def start_when_allowed(
-        self: EngineCore, tasks: asyncio.TaskGroup, watch: asyncio.TaskGroup, is_restart: bool
-    ) -> None:
-        if is_restart:
+        self: EngineCore, tasks: asyncio.TaskGroup, watch: asyncio.TaskGroup, loaded: Loaded | None
+    ) -> Loaded:
+        if loaded is not None:
             await event.wait()
-        await start(self, tasks, watch, is_restart)
+        return await start(self, tasks, watch, loaded)
 
     monkeypatch.setattr(EngineCore, "start", start_when_allowed)
     return event

@@ -147,8 +147,8 @@ def test_two_steps_are_launched_before_the_first_is_read(folder: Path) -> None:
 def test_recording_goes_on_between_steps_and_ends(folder: Path) -> None:
     worker = make_worker(folder)
     assert worker.describe()["num_recorded_graphs"] == 3
-    while worker.has_chore:
-        worker.do_chore()
+    while worker.do_chore():
+        continue
     assert worker.describe()["num_recorded_graphs"] == 7
     assert worker.describe()["ops"] == "triton"
 

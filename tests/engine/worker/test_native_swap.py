@@ -14,7 +14,6 @@ from engine import LLM, ConfigError, EngineConfig, SamplingParams
 from engine.model import DecoderModel, ModelConfig, load_model
 from engine.model.linear import Linear
 from engine.worker import ops_choice
-from engine.worker import worker as worker_module
 from engine.worker.native_swap import NativeSwap
 from engine.worker.worker import Worker
 from kernels.cpu import NativeLibrary
@@ -159,8 +158,7 @@ def test_a_dtype_without_native_ops_stays_with_torch(checkpoint: Path, library: 
 
 
 def use_build(monkeypatch: pytest.MonkeyPatch, build: Any) -> None:
-    for module in (worker_module, ops_choice):
-        monkeypatch.setattr(module, "NativeSwap", lambda dtype, threads: NativeSwap(dtype, threads, build))
+    monkeypatch.setattr(ops_choice, "NativeSwap", lambda dtype, threads: NativeSwap(dtype, threads, build))
 
 
 def test_native_attention_that_cannot_be_had_is_refused(
@@ -224,10 +222,9 @@ def test_a_worker_moves_over_while_steps_come_without_a_pause(
     worker = load_worker(make_config)
     worker.execute(make_plan([(0, 0, 4)], new=[make_new_row(0, [1, 2, 3, 4], range(1, 6))]))
     build.finish()
-    assert worker.has_chore
     for position in range(4, 68):
         worker.execute(make_plan([(0, position, 1)], position))
-    assert (worker.has_chore, worker.describe()["ops"]) == (False, "native")
+    assert (worker.do_chore(), worker.describe()["ops"]) == (False, "native")
 
 
 def test_tokens_are_the_same_with_native_ops_and_without(

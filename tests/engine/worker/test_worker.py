@@ -68,7 +68,7 @@ def test_without_a_gpu_cuda_is_refused_with_a_way_out_and_auto_takes_the_cpu_and
     resolved = worker.resolved.worker
     assert (resolved.device, resolved.dtype, resolved.num_threads) == ("cpu", "float32", 2)
     assert torch.get_num_threads() == 2
-    assert [phase for phase, _ in worker.timeline] == ["weights", "kv cache", "warm-up"]
+    assert [phase for phase, _ in worker._timeline] == ["weights", "kv cache", "warm-up"]
 
 
 @pytest.mark.parametrize("block_size", [1, 2, 16])
@@ -118,7 +118,7 @@ def test_a_host_leaves_room_for_the_scratch_of_ops_and_for_those_that_come(
 
     def measure(scratch: int, awaited: int = 0, move: int = 0) -> int:
         ops = replace(torch_ops.make_ops(), estimate_scratch=lambda _: scratch)
-        worker.model = cast(DecoderModel, SimpleNamespace(ops=ops))
+        worker._model = cast(DecoderModel, SimpleNamespace(ops=ops))
         swap = SimpleNamespace(estimate_scratch=lambda _: awaited, estimate_move=lambda _: move)
         worker._native = cast(NativeSwap, swap)
         config = replace(CONFIG, max_position_embeddings=2**10)
@@ -226,7 +226,7 @@ def test_the_cache_leaves_room_for_the_rows_and_the_scratch_of_attention(
     worker = make_worker(memory_share=1.0, max_num_seqs=50)
     worker.device = torch.device("cuda")
     ops = replace(torch_ops.make_ops(), estimate_scratch=lambda _: scratch)
-    worker.model = cast(DecoderModel, SimpleNamespace(ops=ops))
+    worker._model = cast(DecoderModel, SimpleNamespace(ops=ops))
     config = replace(CONFIG, max_position_embeddings=2**20)
     resolved = WorkerConfig("", "auto", "bfloat16", "cuda", 1, 0)
     num_tokens = worker.config.max_num_batched_tokens
@@ -263,7 +263,7 @@ def test_a_light_sleep_gives_the_rope_tables_back(load_worker: MakeWorker) -> No
     before = rope._cos, rope._sin
     worker.sleep(1)
     assert rope._cos.numel() == rope._sin.numel() == 0
-    worker.reset()
+    worker.wake()
     rope.reserve(2048)
     for table, old in zip((rope._cos, rope._sin), before, strict=True):
         assert table.device == worker.device and torch.equal(table, old)
