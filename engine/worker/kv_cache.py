@@ -5,11 +5,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from engine.config import WorkerConfig
 from engine.errors import ConfigError
 from engine.model.config import ModelConfig
 
-# Of the config's `kv_cache_dtype`; "auto" is the model's.
-KV_DTYPES = {"fp8": torch.float8_e4m3fn}
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def choose_kv_dtype(config: WorkerConfig) -> torch.dtype:
+    """Return the dtype of keys and values: the model's, unless the config asks for fewer bits."""
+    return torch.float8_e4m3fn if config.kv_cache_dtype == "fp8" else DTYPES[config.dtype]
 
 
 def compute_bytes_per_block(config: ModelConfig, block_size: int, dtype: torch.dtype) -> int:

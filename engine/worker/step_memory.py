@@ -1,8 +1,9 @@
-"""StepMemory: what a device needs beside weights and KV cache, estimated before the cache takes the rest.
+"""StepMemory: what the host needs beside weights and KV cache, estimated before the cache takes a share of the rest.
 
 rows            token pool, block tables, RoPE tables          as long as the engine runs
-recorded steps  activations and scratch of the largest decode  likewise
-largest step    activations, scratch of the attention, logits, logprobs
+largest step    activations, scratch of the ops, logits, logprobs
+
+A GPU counts what a step takes, see `DeviceMemory`; a host does not, and native ops may still be on their way.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import torch
 from engine.core.step import MAX_SCORED_TOKENS
 from engine.model.config import ModelConfig
 from kernels.ops import StepShape
-from kernels.sampling import DEVICE_CHUNK_ELEMENTS
+from kernels.sampling import THREAD_CHUNK_ELEMENTS
 
 # Words of 4 bytes per token of the vocabulary and sampled row: logits, a copy of them as they were for logprobs, one of
 # the rows with penalties, and the counts that those have.
@@ -33,52 +34,38 @@ class StepMemory:
     dtype: torch.dtype
     num_tokens: int  # of the step
     num_rows: int  # of the batch, all of them sampled
-    num_recorded_rows: int = 0  # of the largest recorded step
-    estimate_scratch: Callable[[StepShape], int] | None = None  # see `kernels.Ops`
+    estimate_scratch: Callable[[StepShape], int]  # see `kernels.Ops`
 
     def estimate_step(self, context_len: int = 0, num_context_tokens: int = 0) -> int:
-        """Return about how many bytes the largest step takes, and what is recorded beside it.
+        """Return about how many bytes the largest step takes.
 
         Args:
             context_len: of the longest row.
             num_context_tokens: of all rows that the cache holds.
         """
-        recorded, contexts = self.num_recorded_rows, (context_len, num_context_tokens)
-        largest = self._estimate_layers(self.num_rows, self.num_tokens, *contexts) + self._estimate_logits()
-        return largest + self._estimate_layers(recorded, recorded, *contexts)
+        config = self.config
+        attention = 2 * (config.num_attention_heads + config.num_key_value_heads) * config.head_dim
+        # In the MLP the gate, the up half and their product, beside hidden states and what attention reads and writes.
+        per_token = 4 * config.hidden_size + 3 * config.intermediate_size + attention
+        shape = StepShape(
+            *(self.num_rows, self.num_tokens, context_len, num_context_tokens),
+            *(config.num_attention_heads, config.num_key_value_heads, config.head_dim),
+            *(config.hidden_size, config.intermediate_size, self.dtype.itemsize),
+        )
+        activations = self.num_tokens * per_token * self.dtype.itemsize
+        return activations + self.estimate_scratch(shape) + self._estimate_logits()
 
     def estimate_rows(self, max_model_len: int, block_size: int) -> int:
         """Return about how many bytes the rows take that may grow to this length."""
-        num_blocks = -(-max_model_len // block_size)
         tokens = self.num_rows * (max_model_len + 1) * torch.int64.itemsize
-        # One of the batch and one of the recorded steps.
-        tables = 2 * max(self.num_rows, self.num_recorded_rows) * num_blocks * torch.int32.itemsize
+        tables = self.num_rows * -(-max_model_len // block_size) * torch.int32.itemsize
         # Cosines and sines, and as much again while they are made.
         rope = 4 * max_model_len * self.config.head_dim * torch.float32.itemsize
         return tokens + tables + rope
 
-    def _estimate_layers(
-        self, num_rows: int, num_tokens: int, context_len: int, num_context_tokens: int
-    ) -> int:
-        """Per token: in the MLP the gate, the up half and their product, beside the hidden states and what attention
-        reads and writes; and the scratch of the attention.
-        """
-        config = self.config
-        attention = 2 * (config.num_attention_heads + config.num_key_value_heads) * config.head_dim
-        per_token = 4 * config.hidden_size + 3 * config.intermediate_size + attention
-        activations = num_tokens * per_token * self.dtype.itemsize
-        if self.estimate_scratch is None or not num_tokens:
-            return activations
-        shape = StepShape(
-            *(num_rows, num_tokens, context_len, num_context_tokens),
-            *(config.num_attention_heads, config.num_key_value_heads, config.head_dim),
-            *(config.hidden_size, config.intermediate_size, self.dtype.itemsize),
-        )
-        return activations + self.estimate_scratch(shape)
-
     def _estimate_logits(self) -> int:
         vocab_size = self.config.vocab_size
         num_logits = max(self.num_rows, MAX_SCORED_TOKENS) * vocab_size
-        num_chunk = min(num_logits, max(DEVICE_CHUNK_ELEMENTS, vocab_size))
+        num_chunk = max(THREAD_CHUNK_ELEMENTS * torch.get_num_threads(), vocab_size)
         per_logit = self.dtype.itemsize + LOGIT_WORDS * torch.float32.itemsize
-        return num_logits * per_logit + num_chunk * LOGPROB_BYTES
+        return num_logits * per_logit + min(num_logits, num_chunk) * LOGPROB_BYTES

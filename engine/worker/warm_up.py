@@ -1,19 +1,26 @@
-"""The steps a worker runs before its first request, all in the null block, so that no request pays for set-up.
+"""The steps a worker runs before its first request, all in the null block.
 
-On a GPU they go through every kernel that a step can launch, because each is compiled at its first launch:
+The warm-up spares the first requests the set-up. On a GPU it goes through every kernel that a step can launch, because
+each is compiled at its first launch:
 
     prompts of 20 tokens, 2 tokens and 1, at the start of a context and at its end (where contexts are split)
     draws: greedy, full, with min-p, with top-k and top-p, from logits and straight from hidden states, under a mask
+
+The largest steps show how much memory a step takes, before the KV cache gets the rest.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 
+from engine.config import SchedulerConfig
+from engine.core.step import MAX_SCORED_TOKENS
 from engine.messages import NewRow, StepMasks, StepPlan
 from engine.sampling_params import SamplingParams
+from engine.worker.decode_graphs import DecodeGraphs
+from engine.worker.model_runner import ModelRunner
 
 FILTERED = SamplingParams(max_tokens=2, temperature=0.7, top_p=0.9, seed=0)
 # One for every way to draw; logprobs keep the step from being sampled without its logits.
@@ -23,8 +30,13 @@ DRAWS = (
     SamplingParams(max_tokens=2, temperature=0.7, min_p=0.1, seed=0),
     SamplingParams(max_tokens=2, temperature=0.7, seed=0),
 )
-# Longer than a draft, so that it counts as a prompt.
-PROMPT_LEN = 20
+# Attention takes runs of up to 16 tokens for drafts; a longer one counts as a prompt.
+DRAFT_LEN, PROMPT_LEN = 16, 20
+# These options make the most copies of the logits.
+HEAVY = SamplingParams(
+    max_tokens=2, temperature=0.7, top_p=0.9, min_p=0.1, presence_penalty=0.5, logprobs=20, seed=0
+)
+SCORED = SamplingParams(max_tokens=2, temperature=0.0, prompt_logprobs=20)
 
 
 def list_warm_up(max_model_len: int, vocab_size: int, *, is_thorough: bool) -> Iterator[StepPlan | StepMasks]:
@@ -44,9 +56,45 @@ def list_warm_up(max_model_len: int, vocab_size: int, *, is_thorough: bool) -> I
     for count in (1, 2):
         yield _make_plan(3, FILTERED, max_model_len - count, count)
     yield _make_plan(4, FILTERED, 0, 2, is_gated=True)
-    one = np.ones(1, dtype=np.int64)
-    words = np.full((1, -(-vocab_size // 32)), -1, dtype=np.int32)
-    yield StepMasks(4, np.zeros(1, dtype=np.int64), one, words)
+    yield _make_masks(4, 1, vocab_size)
+
+
+def list_largest_steps(
+    scheduler: SchedulerConfig, num_context_tokens: int, vocab_size: int
+) -> Iterator[StepPlan | StepMasks]:
+    """The steps that take the most memory: all tokens and rows at once, all rows under masks, scores of a prompt.
+
+    Args:
+        num_context_tokens: tokens that the contexts of all rows have together, as many as the cache may hold.
+    """
+    max_len = scheduler.max_model_len
+    num_rows = min(scheduler.max_num_seqs, scheduler.max_num_batched_tokens)
+    rest = (num_context_tokens - max_len) // max(1, num_rows - 1)
+    ends = np.full(num_rows, min(max(rest, 1), max_len))
+    ends[0] = max_len
+    # Every row gets a draft, since attention has scratch for each of them; the first rows get the other tokens.
+    counts = np.minimum(ends, min(DRAFT_LEN, scheduler.max_num_batched_tokens // num_rows))
+    room = ends - counts
+    counts += np.clip(scheduler.max_num_batched_tokens - counts.sum() - (np.cumsum(room) - room), 0, room)
+    new_rows = [NewRow(row, np.zeros(1, np.int64), 1, [], HEAVY, 0) for row in range(num_rows)]
+    yield _make_step(0, new_rows, ends - counts, counts)
+    yield _make_step(1, [], ends - 1, np.ones_like(ends), is_gated=True)
+    yield _make_masks(1, num_rows, vocab_size)
+    prompt = np.zeros(min(MAX_SCORED_TOKENS + 1, max_len), np.int64)
+    scored = NewRow(0, prompt, len(prompt), [], SCORED, 0)
+    yield _make_step(2, [scored], np.zeros(1, np.int64), np.array([len(prompt)]))
+
+
+def run_steps(runner: ModelRunner, steps: Iterable[StepPlan | StepMasks]) -> None:
+    """Launch the steps; nobody reads their results."""
+    for step in steps:
+        runner.execute(step) if isinstance(step, StepPlan) else runner.sample_gated(step)
+
+
+def record_first(graphs: DecodeGraphs | None) -> None:
+    """Record the steps that compile all that recorded steps launch."""
+    while graphs is not None and graphs.is_cold:
+        graphs.record_next()
 
 
 def _make_plan(
@@ -54,15 +102,29 @@ def _make_plan(
 ) -> StepPlan:
     """One row without blocks; with params it is a new one."""
     prompt = np.zeros(start + count, dtype=np.int64)
+    new_rows = [] if params is None else [NewRow(0, prompt, len(prompt), [], params, 0)]
+    return _make_step(step_id, new_rows, np.array([start]), np.array([count]), is_gated=is_gated)
+
+
+def _make_step(
+    step_id: int, new_rows: list[NewRow], starts: np.ndarray, counts: np.ndarray, *, is_gated: bool = False
+) -> StepPlan:
+    """The first rows, all sampled."""
     return StepPlan(
         step_id=step_id,
         removed_rows=[],
-        new_rows=[] if params is None else [NewRow(0, prompt, len(prompt), [], params, 0)],
+        new_rows=new_rows,
         new_blocks=[],
-        rows=np.zeros(1, dtype=np.int64),
-        starts=np.array([start], dtype=np.int64),
-        num_scheduled_tokens=np.array([count], dtype=np.int64),
-        num_samples=np.ones(1, dtype=np.int64),
-        is_gated=np.array([is_gated]),
+        rows=np.arange(len(starts)),
+        starts=starts,
+        num_scheduled_tokens=counts,
+        num_samples=np.ones(len(starts), dtype=np.int64),
+        is_gated=np.full(len(starts), is_gated),
         draft_token_ids=np.zeros(0, dtype=np.int64),
     )
+
+
+def _make_masks(step_id: int, num_rows: int, vocab_size: int) -> StepMasks:
+    """Masks that allow every token."""
+    words = np.full((num_rows, -(-vocab_size // 32)), -1, dtype=np.int32)
+    return StepMasks(step_id, np.arange(num_rows), np.ones(num_rows, dtype=np.int64), words)

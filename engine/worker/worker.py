@@ -8,7 +8,6 @@ load ─▶ (config resolved, cache allocated) ─▶ warm_up ─▶ execute, sa
 
 from __future__ import annotations
 
-import gc
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,27 +16,26 @@ from enum import IntEnum
 
 import torch
 
-from engine.config import EngineConfig, ResolvedConfig, WorkerConfig, resolve_config
+from engine.config import EngineConfig, ResolvedConfig
 from engine.host_memory import measure_host_memory
-from engine.messages import StepDone, StepMasks, StepPlan
-from engine.model import DecoderModel, ModelConfig, RopeConfig, load_model
-from engine.worker.cuda_link import CudaGraphRecorder, CudaLink
+from engine.messages import StepMasks, StepDone, StepPlan
+from engine.model import DecoderModel, ModelConfig, load_model
+from engine.worker.cache_sizer import CacheSizer
+from engine.worker.cuda_link import CudaGraphRecorder
 from engine.worker.decode_graphs import DecodeBuffers, DecodeGraphs, list_padded_sizes
+from engine.worker.device import DeviceMemory, open_device
 from engine.worker.device_choice import choose_worker_config, probe_device
-from engine.worker.device_link import DeviceLink, HostLink, PendingStep
+from engine.worker.device_link import PendingStep
 from engine.worker.executor import Loaded
 from engine.worker.input_batch import InputBatch
-from engine.worker.kv_cache import KV_DTYPES, allocate_kv_cache, compute_bytes_per_block
+from engine.worker.kv_cache import DTYPES, allocate_kv_cache, choose_kv_dtype
 from engine.worker.model_runner import ModelRunner
 from engine.worker.native_swap import NativeSwap
 from engine.worker.ops_choice import note_rounding, start_ops
 from engine.worker.sampling.state import SamplingState
-from engine.worker.step_memory import StepMemory
-from engine.worker.warm_up import list_warm_up
+from engine.worker.warm_up import list_largest_steps, list_warm_up, record_first, run_steps
 from engine.worker.weight_moves import list_tensors, move_tensors
-from kernels.ops import StepShape
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 # While steps come without a pause, one chore is done after this many of them. To record waits for the device; to
 # repack one matrix takes less than a step, which reads all of them.
 STEPS_PER_RECORDING, STEPS_PER_MOVE = 64, 4
@@ -62,6 +60,7 @@ class Worker:
         self.kv_caches: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._timeline: list[tuple[str, float]] = []  # (phase, seconds)
         self._eos_token_ids = eos_token_ids
+        self._memory: DeviceMemory | None = None  # of a GPU; the host's is only estimated
         self._model: DecoderModel | None = None
         self._native: NativeSwap | None = None
         self._graphs: DecodeGraphs | None = None
@@ -84,7 +83,7 @@ class Worker:
         facts = probe_device(self.config.device)
         self._worker_config, notices = choose_worker_config(self.config, self.model_config, facts)
         torch.set_num_threads(self._worker_config.num_threads)
-        self._open_device()
+        self.device, self._link, self._memory = open_device(self._worker_config)
         with self._phase("weights"):
             self._load_model()
         notices += note_rounding(self._worker_config, self.model.ops.name, self._native)
@@ -139,34 +138,27 @@ class Worker:
             self.sleep(WorkerState.ASLEEP_2)
 
     def _give_back(self) -> None:
-        self._runner = self._graphs = None
-        self.kv_caches = []
         if self.state is WorkerState.ASLEEP_2:
             self._model = self._native = None
-        else:
-            self.model.rope.release()
-            if self.device.type != "cpu":
-                move_tensors(list_tensors(self.model), torch.device("cpu"))
-        self._empty_cache()
+        self._drop_cache()
+        if self.state is WorkerState.ASLEEP_1 and self.device.type != "cpu":
+            move_tensors(list_tensors(self.model), torch.device("cpu"))
+        if self._memory is not None:
+            self._memory.empty_cache()
 
-    def _empty_cache(self) -> None:
-        """Give back what torch keeps for later, which counts as used."""
-        if self.device.type == "cuda":
-            gc.collect()
-            torch.cuda.empty_cache()
+    def _drop_cache(self) -> None:
+        """Let go of all that is as long as the cache or the rows."""
+        self._runner = self._graphs = None
+        self.kv_caches = []
+        if self._model is not None:
+            self._model.rope.release()
 
     def warm_up(self) -> None:
         """Run some steps in the null block and record some, so that the first requests do not pay for set-up."""
-        steps = list_warm_up(
-            self.resolved.scheduler.max_model_len,
-            self.model_config.vocab_size,
-            is_thorough=self.device.type == "cuda",
-        )
-        for step in steps:
-            self.runner.execute(step) if isinstance(step, StepPlan) else self.runner.sample_gated(step)
+        max_len, is_gpu = self.resolved.scheduler.max_model_len, self.device.type == "cuda"
+        run_steps(self.runner, list_warm_up(max_len, self.model_config.vocab_size, is_thorough=is_gpu))
         self.reset()
-        while self._graphs is not None and self._graphs.is_cold:
-            self._graphs.record_next()
+        record_first(self._graphs)
 
     @property
     def has_parked(self) -> bool:
@@ -212,16 +204,6 @@ class Worker:
         yield
         self._timeline.append((name, time.monotonic() - start))
 
-    def _open_device(self) -> None:
-        self.device = torch.device(self._worker_config.device)
-        self._link: DeviceLink = HostLink()
-        if self.device.type == "cuda":
-            # Else cuBLAS may add up parts of a sum in so few bits that batches of another size round visibly.
-            torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
-            torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
-            self._link = CudaLink(self.device, self._worker_config.check_syncs)
-        self._link.enter_thread()
-
     def _load_model(self) -> None:
         config = self._worker_config
         dtype = DTYPES[config.dtype]
@@ -238,25 +220,31 @@ class Worker:
         )
 
     def _size_cache(self) -> ResolvedConfig:
-        bytes_per_block = compute_bytes_per_block(
-            self.model_config, self.config.block_size, _kv_dtype(self._worker_config)
-        )
-        resolved = resolve_config(
-            self.config,
-            self._worker_config,
-            model_max_len=self.model_config.max_model_len,
-            free_bytes=self._measure_cache_room(self.model_config, self._worker_config, bytes_per_block),
-            bytes_per_block=bytes_per_block,
-        )
-        return _respect_dynamic_rope(resolved, self.model_config.rope)
+        sizer = CacheSizer(self.config, self._worker_config, self.model_config)
+        if self._memory is not None:
+            return sizer.measure(self._memory, self._run_largest_steps)
+        return sizer.estimate(self.model.ops, self._native)
+
+    def _run_largest_steps(self, resolved: ResolvedConfig) -> None:
+        """Take all that rows, recorded steps and the largest steps take, over the null block alone; give it back."""
+        self.resolved = replace(resolved, cache=replace(resolved.cache, num_blocks=1))
+        try:
+            self._make_caches()
+            self.reset()
+            record_first(self._graphs)
+            num_tokens = resolved.cache.num_blocks * resolved.cache.block_size
+            steps = list_largest_steps(resolved.scheduler, num_tokens, self.model_config.vocab_size)
+            run_steps(self.runner, steps)
+        finally:
+            self._drop_cache()
 
     def _make_caches(self) -> None:
-        config, cache = self.resolved.worker, self.resolved.cache
+        cache = self.resolved.cache
         self.kv_caches = allocate_kv_cache(
             self.model_config,
             cache.num_blocks,
             cache.block_size,
-            _kv_dtype(config),
+            choose_kv_dtype(self._worker_config),
             self.device,
             free_bytes=measure_host_memory()[1] if self.device.type == "cpu" else None,
         )
@@ -275,59 +263,3 @@ class Worker:
         sizes = list_padded_sizes(scheduler.max_num_seqs)
         buffers = DecodeBuffers(sizes[-1], scheduler.max_model_len, cache.block_size, self.device)
         return DecodeGraphs(self.model, self.kv_caches, buffers, sizes, CudaGraphRecorder())
-
-    def _measure_cache_room(
-        self, model_config: ModelConfig, worker_config: WorkerConfig, bytes_per_block: int
-    ) -> int:
-        """Bytes the KV cache may take so that the rows and the largest step have room beside it."""
-        config, is_recorded = self.config, worker_config.enable_cuda_graphs
-        max_len = config.max_model_len or model_config.max_model_len
-        memory = StepMemory(
-            model_config,
-            DTYPES[worker_config.dtype],
-            num_tokens=max(config.max_num_batched_tokens, 0 if config.enable_chunked_prefill else max_len),
-            num_rows=config.max_num_seqs,
-            num_recorded_rows=list_padded_sizes(config.max_num_seqs)[-1] if is_recorded else 0,
-            estimate_scratch=self._estimate_scratch,
-        )
-        move_bytes = 0 if self._native is None else self._native.estimate_move(model_config)
-        # No row is longer than the cache, which decides where a checkpoint takes more than there is memory for.
-        room = self._measure_free_bytes(memory.estimate_step() + move_bytes)
-        capacity = room // bytes_per_block * config.block_size
-        length = min(max_len, capacity)
-        step_bytes = memory.estimate_step(length, min(length * config.max_num_seqs, capacity))
-        row_bytes = memory.estimate_rows(length, config.block_size)
-        return self._measure_free_bytes(step_bytes + row_bytes + move_bytes)
-
-    def _estimate_scratch(self, shape: StepShape) -> int:
-        """Bytes that the ops of now take beside their results, or those that will follow them."""
-        estimate = self.model.ops.estimate_scratch
-        of_now = 0 if estimate is None else estimate(shape)
-        return max(of_now, 0 if self._native is None else self._native.estimate_scratch(shape))
-
-    def _measure_free_bytes(self, step_bytes: int) -> int:
-        """Bytes the KV cache may take: the configured share, and never more than a largest step leaves free."""
-        if self.device.type == "cuda":
-            self._empty_cache()  # of weights as they were before they were packed, or of another engine
-            free, total = torch.cuda.mem_get_info(self.device)
-            share = self.config.memory_share or 0.9
-            return max(0, min(int(total * share) - (total - free), free - step_bytes))
-        total, free = measure_host_memory()
-        return min(int(total * (self.config.memory_share or 0.1)), int(max(0, free - step_bytes) * 0.8))
-
-
-def _respect_dynamic_rope(resolved: ResolvedConfig, rope: RopeConfig) -> ResolvedConfig:
-    """Dynamic RoPE rotates keys by the length of their request: beyond the original one no other may reuse them."""
-    original = rope.original_max_position_embeddings
-    if rope.rope_type != "dynamic" or resolved.max_model_len <= original:
-        return resolved
-    notice = (
-        f"dynamic RoPE up to {resolved.max_model_len} tokens: prefixes are not cached, and beyond {original} tokens "
-        f"the same seed need not give the same text in another batch; max_model_len={original} keeps both"
-    )
-    cache = replace(resolved.cache, enable_prefix_caching=False)
-    return replace(resolved, cache=cache, notices=(*resolved.notices, notice))
-
-
-def _kv_dtype(config: WorkerConfig) -> torch.dtype:
-    return KV_DTYPES.get(config.kv_cache_dtype, DTYPES[config.dtype])

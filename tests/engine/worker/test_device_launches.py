@@ -17,7 +17,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.messages import NewRow, SampleGate, StepPlan
+from engine.messages import NewRow, SampleGate
 from engine.model import DecoderModel, ModelConfig
 from engine.sampling_params import SamplingParams
 from engine.worker.decode_graphs import DecodeBuffers, DecodeGraphs, list_padded_sizes
@@ -26,8 +26,9 @@ from engine.worker.kv_cache import allocate_kv_cache
 from engine.worker.model_runner import ModelRunner
 from engine.worker.prefix_groups import PrefixGroups
 from engine.worker.sampling.state import SamplingState
-from engine.worker.warm_up import list_warm_up
+from engine.worker.warm_up import list_largest_steps, list_warm_up, run_steps
 from kernels import gather_inputs, lm_head_sample, sampling, token_bitmask
+from tests.engine.core.harness import make_scheduler_config
 from tests.engine.model.drive import VOCAB_SIZE, make_transformers_model, save
 from tests.engine.worker.plans import make_new_row, make_plan
 from tests.kernels.triton.conftest import IS_INTERPRETED
@@ -132,8 +133,7 @@ class Machine:
     ends: dict[int, int] = field(default_factory=dict)
 
     def warm_up(self) -> None:
-        for step in list_warm_up(MAX_LEN, VOCAB_SIZE, is_thorough=True):
-            self.runner.execute(step) if isinstance(step, StepPlan) else self.runner.sample_gated(step)
+        run_steps(self.runner, list_warm_up(MAX_LEN, VOCAB_SIZE, is_thorough=True))
         while self.graphs.has_more:
             self.graphs.record_next()
 
@@ -202,6 +202,17 @@ def test_200_random_steps_compile_nothing_that_warm_up_did_not(machine: Machine,
     new = sorted(str(variant) for variant in launches.variants - known)
     assert not new, "\n".join(new)
     assert set(launches.names) == names, "every kernel of the warm-up is used, or it need not be compiled"
+
+
+def test_the_largest_steps_launch_what_the_warm_up_does(machine: Machine, launches: Launches) -> None:
+    machine.warm_up()
+    known = set(launches.variants)
+    launches.names.clear()
+    scheduler = make_scheduler_config(
+        max_model_len=MAX_LEN, max_num_seqs=MAX_ROWS, max_num_batched_tokens=4096
+    )
+    run_steps(machine.runner, list_largest_steps(scheduler, 20000 * BLOCK, VOCAB_SIZE))
+    assert launches.names and set(launches.variants) == known
 
 
 @pytest.mark.parametrize("read", [Tensor.item, bool])

@@ -5,27 +5,23 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Callable
-from dataclasses import astuple, replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
 
 from engine import ConfigError, EngineConfig
-from engine.config import WorkerConfig
-from engine.model import DecoderModel, ModelConfig, RopeConfig
+from engine.messages import StepPlan
+from engine.model import ModelConfig
+from engine.worker.device import open_device
 from engine.worker.input_batch import InputBatch
 from engine.worker.kv_cache import compute_bytes_per_block
-from engine.worker.native_swap import NativeSwap
-from engine.worker.step_memory import StepMemory
+from engine.worker.model_runner import ModelRunner
 from engine.worker.worker import Worker
-from kernels import torch_ops
 from tests.engine.model.drive import make_transformers_model, save
 
 MakeWorker, SayMemory = Callable[..., Worker], Callable[[int, int], None]
-CONFIG = ModelConfig("Qwen3ForCausalLM", 1000, 32, 64, 2, 4, 2, 8, 128, RopeConfig())
 
 
 @pytest.fixture
@@ -52,7 +48,8 @@ def say_memory(monkeypatch: pytest.MonkeyPatch) -> SayMemory:
     """Makes the host say how much memory it has, and how much of it is free."""
 
     def say(total: int, free: int) -> None:
-        monkeypatch.setattr("engine.worker.worker.measure_host_memory", lambda: (total, free))
+        for user in ("worker", "cache_sizer"):
+            monkeypatch.setattr(f"engine.worker.{user}.measure_host_memory", lambda: (total, free))
 
     return say
 
@@ -100,35 +97,6 @@ def test_a_memory_share_becomes_blocks_of_no_more_than_the_free_memory(
     assert worker.resolved.cache.num_blocks * bytes_per_block <= 0.8 * 2**26
 
 
-def test_a_host_leaves_room_for_the_largest_step(make_worker: MakeWorker, say_memory: SayMemory) -> None:
-    say_memory(1000, 500)
-    worker = make_worker(memory_share=0.3)
-    worker.device = torch.device("cpu")
-    assert worker._measure_free_bytes(step_bytes=100) == 300, "the share"
-    assert worker._measure_free_bytes(step_bytes=200) == 240, "0.8 of what a step leaves"
-    assert worker._measure_free_bytes(step_bytes=900) == 0
-
-
-def test_a_host_leaves_room_for_the_scratch_of_ops_and_for_those_that_come(
-    make_worker: MakeWorker, say_memory: SayMemory
-) -> None:
-    say_memory(2**40, 2**30)
-    worker = make_worker(memory_share=1.0)
-    worker.device = torch.device("cpu")
-
-    def measure(scratch: int, awaited: int = 0, move: int = 0) -> int:
-        ops = replace(torch_ops.make_ops(), estimate_scratch=lambda _: scratch)
-        worker._model = cast(DecoderModel, SimpleNamespace(ops=ops))
-        swap = SimpleNamespace(estimate_scratch=lambda _: awaited, estimate_move=lambda _: move)
-        worker._native = cast(NativeSwap, swap)
-        config = replace(CONFIG, max_position_embeddings=2**10)
-        return worker._measure_cache_room(config, WorkerConfig("", "auto", "float32", "cpu", 1, 0), 2**12)
-
-    whole = measure(0)
-    assert 0 < whole < 0.8 * 2**30
-    assert measure(10**6) == measure(0, 10**6) == measure(0, 0, 10**6) == measure(5, 10**6) == whole - 800_000
-
-
 def test_a_cache_without_room_is_refused_before_it_is_touched(
     load_worker: MakeWorker, say_memory: SayMemory, monkeypatch: pytest.MonkeyPatch, checkpoint: Path
 ) -> None:
@@ -172,69 +140,40 @@ def test_what_is_closed_holds_no_memory(load_worker: MakeWorker) -> None:
     worker.close()
 
 
-def test_the_largest_step_is_estimated_with_its_scratch_and_logprobs() -> None:
-    # hidden states 4 * 32, MLP 3 * 64, attention 2 * (4 + 2) * 8 numbers of 2 bytes
-    per_token = (128 + 192 + 96) * 2
-    # logits of 2 bytes, and four times 4: a copy for logprobs, one for penalties, counts; then what orders logprobs
-    per_row = 1000 * (2 + 16 + 20)
-    memory = StepMemory(CONFIG, torch.bfloat16, num_tokens=100, num_rows=70)
-    assert memory.estimate_step() == 100 * per_token + 70 * per_row
-    few = replace(memory, num_rows=3)
-    assert few.estimate_step() == 100 * per_token + 64 * per_row, "prompts are scored 64 tokens at a time"
-    small, large = (
-        StepMemory(replace(CONFIG, vocab_size=2**20), torch.float32, 0, n).estimate_step() for n in (64, 128)
-    )
-    assert large - small == 64 * 2**20 * 20, "what orders logprobs comes in chunks"
-    recorded = replace(memory, num_recorded_rows=72, estimate_scratch=lambda shape: sum(astuple(shape)))
-    model = 4 + 2 + 8 + 32 + 64 + 2
-    scratch = (70 + 100 + 5 + 9 + model) + (72 + 72 + 5 + 9 + model)
-    assert recorded.estimate_step(5, 9) == 172 * per_token + 70 * per_row + scratch
-
-
-def test_rows_are_estimated_no_smaller_than_they_are(load_worker: MakeWorker) -> None:
-    worker = load_worker(max_num_seqs=7)
-    max_len = worker.resolved.max_model_len
-    batch = InputBatch(7, max_len, 16, torch.device("cpu"), is_gathered=True)
-    rope = worker.model.rope
-    rope.reserve(max_len)
-    tensors = (batch._token_pool, batch._device_tables, rope._cos, rope._sin)
-    estimate = StepMemory(worker.model_config, torch.float32, 9, 7).estimate_rows(max_len, 16)
-    assert sum(each.nbytes for each in tensors if each is not None) <= estimate
-
-
-def test_a_gpu_leaves_room_for_the_largest_step(
+def test_on_a_device_that_counts_the_largest_steps_run_before_the_cache_is_there(
     make_worker: MakeWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    emptied: list[int] = []
-    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(1))
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (800, 1000))
-    worker = make_worker(memory_share=0.9)
-    worker.device = torch.device("cuda")
-    assert worker._measure_free_bytes(step_bytes=10) == 700, "the share, less what others use"
-    assert worker._measure_free_bytes(step_bytes=300) == 500, "what a step leaves"
-    assert worker._measure_free_bytes(step_bytes=900) == 0
-    assert len(emptied) == 3
+    """They go over the null block, and nothing of them is left when the cache is allocated."""
+    plans: list[StepPlan] = []
+    open_host, execute = open_device, ModelRunner.execute
 
+    def note(runner: ModelRunner, plan: StepPlan) -> Any:
+        plans.append(plan)
+        return execute(runner, plan)
 
-@pytest.mark.parametrize("scratch", [0, 2**26])
-def test_the_cache_leaves_room_for_the_rows_and_the_scratch_of_attention(
-    make_worker: MakeWorker, monkeypatch: pytest.MonkeyPatch, scratch: int
-) -> None:
-    free = 2**30
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (free, free))
-    monkeypatch.setattr(Worker, "_empty_cache", lambda _: None)
-    worker = make_worker(memory_share=1.0, max_num_seqs=50)
-    worker.device = torch.device("cuda")
-    ops = replace(torch_ops.make_ops(), estimate_scratch=lambda _: scratch)
-    worker._model = cast(DecoderModel, SimpleNamespace(ops=ops))
-    config = replace(CONFIG, max_position_embeddings=2**20)
-    resolved = WorkerConfig("", "auto", "bfloat16", "cuda", 1, 0)
-    num_tokens = worker.config.max_num_batched_tokens
-    memory = StepMemory(config, torch.bfloat16, num_tokens, 50, 0, ops.estimate_scratch)
-    for block_bytes, max_len in ((16, 2**20), (2**24, 2**9)):
-        room = worker._measure_cache_room(config, resolved, block_bytes)
-        assert room <= free - memory.estimate_step() - memory.estimate_rows(max_len, 16)
-        assert room + memory.estimate_step() >= free // 4, "a row is no longer than the cache"
+    class Memory:
+        def empty_cache(self) -> None:
+            """Nothing is kept."""
+
+        def measure(self) -> tuple[int, int]:
+            return 2**26, 2**26
+
+        def measure_peak(self, run: Callable[[], None]) -> int:
+            monkeypatch.setattr(ModelRunner, "execute", note)
+            run()
+            monkeypatch.setattr(ModelRunner, "execute", execute)
+            assert (worker.kv_caches, worker._runner, worker._graphs) == ([], None, None)
+            return 2**25
+
+    monkeypatch.setattr("engine.worker.worker.open_device", lambda config: (*open_host(config)[:2], Memory()))
+    worker = make_worker(device="cpu", num_blocks=None, max_num_batched_tokens=700, enable_native_ops=False)
+    loaded = worker.load()
+    room = len(worker.kv_caches[0][0]) * compute_bytes_per_block(worker.model_config, 16, torch.float32)
+    assert 2**24 < room < 2**25
+    assert (plans[0].num_tokens, len(plans[0].rows)) == (700, 32)
+    assert [len(plan.rows) for plan in plans[1:]] == [32, 1]
+    ends = plans[0].starts + plans[0].num_scheduled_tokens
+    assert ends.max() == loaded.resolved.max_model_len
 
 
 def test_a_reset_forgets_rows_before_it_makes_new_ones_and_keeps_weights_and_memory(

@@ -1,0 +1,133 @@
+"""CacheSizer: how many blocks the KV cache of an engine has, and the config that follows from that.
+
+host    the largest step is estimated (`step_memory`), the cache takes a share of what is left
+GPU     the largest steps run over a cache of one block, and the device counts what they take (`device`)
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+
+from engine.config import EngineConfig, ResolvedConfig, WorkerConfig, resolve_config
+from engine.errors import ConfigError
+from engine.host_memory import measure_host_memory
+from engine.model import ModelConfig
+from engine.worker.device import DeviceMemory
+from engine.worker.kv_cache import DTYPES, choose_kv_dtype, compute_bytes_per_block
+from engine.worker.native_swap import NativeSwap
+from engine.worker.step_memory import StepMemory
+from kernels import Ops
+from kernels.ops import StepShape
+
+logger = logging.getLogger("troupe.worker")
+
+HOST_SHARE, DEVICE_SHARE = 0.1, 0.9
+# Other mixtures of lengths leave other gaps in what torch reserves.
+PEAK_MARGIN = 1.1
+
+
+@dataclass(frozen=True, slots=True)
+class CacheSizer:
+    """Sizes the cache of one model on one device."""
+
+    config: EngineConfig
+    worker: WorkerConfig
+    model: ModelConfig
+
+    def estimate(self, ops: Ops, native: NativeSwap | None) -> ResolvedConfig:
+        """Resolve the config for the host.
+
+        Args:
+            ops: of the first steps.
+            native: may move the model to native ops while it runs.
+        """
+        config = self.config
+        kept_bytes = 0 if native is None else native.estimate_move(self.model)
+
+        def estimate_scratch(shape: StepShape) -> int:
+            of_now = 0 if ops.estimate_scratch is None else ops.estimate_scratch(shape)
+            return max(of_now, 0 if native is None else native.estimate_scratch(shape))
+
+        max_len = config.max_model_len or self.model.max_model_len
+        step = StepMemory(
+            self.model,
+            DTYPES[self.worker.dtype],
+            num_tokens=max(config.max_num_batched_tokens, 0 if config.enable_chunked_prefill else max_len),
+            num_rows=config.max_num_seqs,
+            estimate_scratch=estimate_scratch,
+        )
+        # No row is longer than the cache, which decides where a checkpoint takes more than there is memory for.
+        room = self._share_host(step.estimate_step() + kept_bytes)
+        capacity = room // self._bytes_per_block * config.block_size
+        length = min(max_len, capacity)
+        step_bytes = step.estimate_step(length, min(length * config.max_num_seqs, capacity))
+        row_bytes = step.estimate_rows(length, config.block_size)
+        return self._resolve(self._share_host(step_bytes + row_bytes + kept_bytes))
+
+    def measure(self, memory: DeviceMemory, run_largest: Callable[[ResolvedConfig], None]) -> ResolvedConfig:
+        """Resolve the config for a device that counts.
+
+        Args:
+            run_largest: takes the largest steps under a config, and gives back what it took for them.
+
+        Raises:
+            ConfigError: the largest steps do not fit beside the weights, or no cache fits beside both.
+        """
+        # The longest rows that there can be; with the largest steps beside them they may become shorter.
+        resolved = self._resolve(self._share_device(memory, 0))
+        if self.config.num_blocks is not None:
+            return resolved
+        scheduler = resolved.scheduler
+        try:
+            peak = memory.measure_peak(lambda: run_largest(resolved))
+        except torch.OutOfMemoryError as error:
+            raise ConfigError(
+                f"a step of max_num_batched_tokens={scheduler.max_num_batched_tokens} tokens in "
+                f"max_num_seqs={scheduler.max_num_seqs} rows does not fit beside the weights; lower one of them, or "
+                f"max_model_len. {str(error).partition(chr(10))[0]}"
+            ) from error
+        logger.info("the largest steps take %.2f GiB beside weights and KV cache", peak / 2**30)
+        return self._resolve(self._share_device(memory, int(peak * PEAK_MARGIN)))
+
+    def _share_host(self, step_bytes: int) -> int:
+        """The share of the config, and never more than most of what the largest step leaves free."""
+        total, free = measure_host_memory()
+        share = self.config.memory_share or HOST_SHARE
+        return min(int(total * share), int(max(0, free - step_bytes) * 0.8))
+
+    def _share_device(self, memory: DeviceMemory, step_bytes: int) -> int:
+        """The share of the config less what is used already, and never more than the largest step leaves free."""
+        total, free = memory.measure()
+        share = self.config.memory_share or DEVICE_SHARE
+        return max(0, min(int(total * share) - (total - free), free - step_bytes))
+
+    @property
+    def _bytes_per_block(self) -> int:
+        return compute_bytes_per_block(self.model, self.config.block_size, choose_kv_dtype(self.worker))
+
+    def _resolve(self, free_bytes: int) -> ResolvedConfig:
+        resolved = resolve_config(
+            self.config,
+            self.worker,
+            model_max_len=self.model.max_model_len,
+            free_bytes=free_bytes,
+            bytes_per_block=self._bytes_per_block,
+        )
+        return self._respect_dynamic_rope(resolved)
+
+    def _respect_dynamic_rope(self, resolved: ResolvedConfig) -> ResolvedConfig:
+        """Dynamic RoPE rotates keys by the length of their request: beyond the original one no other may reuse them."""
+        rope = self.model.rope
+        original = rope.original_max_position_embeddings
+        if rope.rope_type != "dynamic" or resolved.max_model_len <= original:
+            return resolved
+        notice = (
+            f"dynamic RoPE up to {resolved.max_model_len} tokens: prefixes are not cached, and beyond {original} "
+            f"tokens the same seed need not give the same text in another batch; max_model_len={original} keeps both"
+        )
+        cache = replace(resolved.cache, enable_prefix_caching=False)
+        return replace(resolved, cache=cache, notices=(*resolved.notices, notice))
