@@ -1,4 +1,8 @@
-"""Chained hashes of full blocks: equal hashes mean equal tokens from the start of the sequence on."""
+"""Chained hashes of full blocks: equal hashes mean equal tokens and equal extra keys from the start of the sequence on.
+
+An extra key is anything beside the tokens that decides what a block holds or who may read it, such as a cache salt.
+Hashes say nothing about the model: outside this process a block is named by its hash and `compute_fingerprint`.
+"""
 
 from __future__ import annotations
 
@@ -7,22 +11,35 @@ from array import array
 from collections.abc import Sequence
 
 
-def hash_root(salt: str | None) -> bytes:
-    """The parent of the first block: requests with different salts never share a block."""
-    return hashlib.sha256(b"root" if salt is None else b"salt:" + salt.encode()).digest()
+def make_extra_key(kind: str, value: bytes) -> bytes:
+    """Return an extra key; keys of different kinds are never equal.
+
+    Args:
+        kind: a word without ":", such as "salt".
+    """
+    return kind.encode() + b":" + value
 
 
 def extend_block_hashes(
-    hashes: list[bytes], token_ids: Sequence[int], num_tokens: int, block_size: int, salt: str | None
+    hashes: list[bytes],
+    token_ids: Sequence[int],
+    num_tokens: int,
+    block_size: int,
+    extra_keys: tuple[bytes, ...],
 ) -> None:
     """Append the hash of every full block within the first `num_tokens` tokens that `hashes` lacks."""
     start = len(hashes)
     end = num_tokens // block_size
     if start >= end:
         return
-    parent = hashes[-1] if hashes else hash_root(salt)
+    parent = hashes[-1] if hashes else _hash_parts(extra_keys)
     data = array("q", token_ids[start * block_size : end * block_size]).tobytes()
     width = block_size * 8
     for offset in range(0, len(data), width):
         parent = hashlib.sha256(parent + data[offset : offset + width]).digest()
         hashes.append(parent)
+
+
+def _hash_parts(parts: Sequence[bytes]) -> bytes:
+    """Hash a list of byte strings, each behind its length, so that no two lists look the same."""
+    return hashlib.sha256(b"".join(len(part).to_bytes(8, "little") + part for part in parts)).digest()

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from engine.config import CacheConfig
-from engine.core.block_hash import extend_block_hashes
+from engine.core.block_hash import extend_block_hashes, make_extra_key
 from engine.core.block_pool import BlockPool
 from engine.core.request import Request
 
@@ -115,8 +115,13 @@ class KVCacheManager:
         if not request.block_hashes and sibling is not None and is_same_prompt(sibling, request):
             request.block_hashes = sibling.block_hashes[: request.num_prompt_tokens // self.block_size]
         extend_block_hashes(
-            request.block_hashes, request.token_ids, num_tokens, self.block_size, request.salt
+            request.block_hashes, request.token_ids, num_tokens, self.block_size, list_extra_keys(request)
         )
+
+
+def list_extra_keys(request: Request) -> tuple[bytes, ...]:
+    """What decides about the request's blocks beside its tokens."""
+    return () if request.salt is None else (make_extra_key("salt", request.salt.encode()),)
 
 
 def is_same_prompt(one: Request, other: Request) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from engine.config import CacheConfig
-from engine.core.block_hash import extend_block_hashes, hash_root
+from engine.core.block_hash import extend_block_hashes, make_extra_key
 from engine.core.kv_cache_manager import KVCacheManager
 from engine.core.request import Request
 from engine.core.request_table import RequestTable
@@ -60,16 +60,26 @@ def test_salts_isolate(one: str | None, other: str | None) -> None:
     compute(manager, make_request(list(range(10)), salt=one))
     assert count_cached(manager, make_request(list(range(10)), salt=other)) == 0
     assert count_cached(manager, make_request(list(range(10)), salt=one)) == 8
-    assert len({hash_root(None), hash_root(""), hash_root("root"), hash_root("salt:")}) == 4
+
+
+def test_different_extra_keys_give_different_hashes() -> None:
+    """Of another kind, cut elsewhere, in another order, or none at all."""
+    a, b, ab = (make_extra_key("salt", value) for value in (b"a", b"b", b"ab"))
+    found = set()
+    for keys in ((), (a,), (b,), (ab,), (a, b), (b, a), (a + b,), (make_extra_key("adapter", b"a"),), (b"",)):
+        hashes: list[bytes] = []
+        extend_block_hashes(hashes, [1, 2, 3, 4], 4, BLOCK, keys)
+        found.add(hashes[0])
+    assert len(found) == 9
 
 
 def test_hashes_are_the_same_whether_extended_at_once_or_bit_by_bit() -> None:
     tokens = list(range(30))
     at_once: list[bytes] = []
-    extend_block_hashes(at_once, tokens, 30, BLOCK, "a")
+    extend_block_hashes(at_once, tokens, 30, BLOCK, (b"a",))
     bit_by_bit: list[bytes] = []
     for num_tokens in range(31):
-        extend_block_hashes(bit_by_bit, tokens, num_tokens, BLOCK, "a")
+        extend_block_hashes(bit_by_bit, tokens, num_tokens, BLOCK, (b"a",))
     assert bit_by_bit == at_once
     assert len(set(at_once)) == 7
 
@@ -139,7 +149,7 @@ def test_completions_of_one_prompt_are_hashed_once(monkeypatch: pytest.MonkeyPat
         compute(manager, request)
     assert sum(hashed) == 10
     alone: list[bytes] = []
-    extend_block_hashes(alone, prompt, 40, BLOCK, None)
+    extend_block_hashes(alone, prompt, 40, BLOCK, ())
     assert all(request.block_hashes == alone for request in requests)
     compute(manager, salted)
     assert salted.block_hashes[0] != alone[0]
