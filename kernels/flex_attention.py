@@ -52,13 +52,31 @@ class FlexPlan:
         self, block_tables: Tensor, query_lens: Sequence[int], seq_lens: Sequence[int], block_size: int
     ) -> None:
         self._lens = np.array(query_lens), np.array(seq_lens)
-        firsts = [seq_len - query_len for query_len, seq_len in zip(query_lens, seq_lens, strict=True)]
-        self.queries = _make_places(query_lens, firsts, block_tables.device)
+        self._firsts = [seq_len - query_len for query_len, seq_len in zip(query_lens, seq_lens, strict=True)]
+        self.queries = _make_places(query_lens, self._firsts, block_tables.device)
         self.keys = _make_places(seq_lens, [0] * len(seq_lens), block_tables.device)
         request, position = self.keys.request, self.keys.position
         blocks = block_tables[request, position.div(block_size, rounding_mode="floor")].long()
-        self.slots = blocks * block_size + position % block_size
+        self._slots = blocks * block_size + position % block_size
         self._masks: dict[int | None, BlockMask] = {}
+        self._seen_slots: dict[int | None, Tensor] = {None: self._slots}
+
+    def slots(self, sliding_window: int | None) -> Tensor:
+        """Return the slot of each key, [num_keys] int64.
+
+        A key behind the window of every query stands for memory that may belong to another request by now. Its place
+        takes the request's last key, which the mask hides: a NaN would get through a mask, since 0 * NaN is NaN.
+        """
+        slots = self._seen_slots.get(sliding_window)
+        if slots is None:
+            assert sliding_window is not None, "all keys are there from the start"
+            request, device = self.keys.request, self._slots.device
+            first_seen = upload_list([first + 1 - sliding_window for first in self._firsts], device)
+            last_key = upload_list((self._lens[1].cumsum() - 1).tolist(), device)
+            is_seen = self.keys.position >= first_seen[request]
+            slots = torch.where(is_seen, self._slots, self._slots[last_key[request]])
+            self._seen_slots[sliding_window] = slots
+        return slots
 
     def mask(self, sliding_window: int | None) -> BlockMask:
         """Return what each query of the step sees under this window."""
@@ -76,9 +94,9 @@ class FlexPlan:
             return is_seen if window is None else is_seen & (distance < window)
 
         blocks = torch.from_numpy(_find_blocks(*self._lens, window))
-        if self.slots.device.type == "cuda":
+        if self._slots.device.type == "cuda":
             blocks = blocks.pin_memory()  # or the copy would wait for the device
-        partial, full = blocks.to(self.slots.device, non_blocking=True)
+        partial, full = blocks.to(self._slots.device, non_blocking=True)
         return BlockMask.from_kv_blocks(
             *_list_blocks(partial),
             *_list_blocks(full),
@@ -116,8 +134,9 @@ class FlexAttention:
         if plan is None:
             query_lens = query_start_loc.diff().tolist()
             plan = FlexPlan(block_tables, query_lens, seq_lens.tolist(), k_cache.shape[1])
-        k = take_slots(k_cache.flatten(0, 1), plan.slots).to(q.dtype)
-        v = take_slots(v_cache.flatten(0, 1), plan.slots).to(q.dtype)
+        slots = plan.slots(sliding_window)
+        k = take_slots(k_cache.flatten(0, 1), slots).to(q.dtype)
+        v = take_slots(v_cache.flatten(0, 1), slots).to(q.dtype)
         attended = self._attend(
             q.transpose(0, 1).unsqueeze(0),
             k.transpose(0, 1).unsqueeze(0),

@@ -57,14 +57,19 @@ def attend_keys(
 ) -> tl.tensor:
     """Let the rows see keys [start, end) of one request; without IS_MASKED every row sees them all.
 
-    Keys outside [start, end) are not loaded: a NaN in memory of others never arrives here.
+    Keys outside [start, end), and those behind the window of every row, are not loaded: a NaN in memory of others
+    never arrives here.
     """
     LOG2_E: tl.constexpr = 1.4426950408889634
     SLOT_SIZE: tl.constexpr = NUM_KV_HEADS * HEAD_DIM
     column = tl.arange(0, BLOCK_DIM)
+    if WINDOW > 0:
+        first_seen = tl.min(query_position, axis=0) - WINDOW + 1
     for tile in range(start, end, BLOCK_N):
         key = tile + tl.arange(0, BLOCK_N)
         in_range = key < end
+        if WINDOW > 0:
+            in_range = in_range & (key >= first_seen)
         block = tl.load(table_ptr + key // BLOCK_SIZE, mask=in_range, other=0).to(tl.int64)
         slot = block * BLOCK_SIZE + key % BLOCK_SIZE
         offsets = (slot * SLOT_SIZE + kv_head * HEAD_DIM)[:, None] + column[None, :]

@@ -72,3 +72,14 @@ def make_batch(
         torch.tensor(seq_lens).int(),
         AttentionPlan(tables, query_lens, seq_lens, block_size),
     )
+
+
+def spoil_hidden_keys(tensors: tuple[Tensor, ...], window: int) -> None:
+    """Put NaN in place of the keys and values that have left the window of every new token of their request."""
+    _, k_cache, v_cache, tables, query_start_loc, seq_lens = tensors
+    block_size = k_cache.shape[1]
+    first_seen = seq_lens - query_start_loc.diff() + 1 - window
+    for request, first in enumerate(first_seen.tolist()):
+        for position in range(first):
+            place = (int(tables[request, position // block_size]), position % block_size)
+            k_cache[place] = v_cache[place] = torch.nan

@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from kernels import reference, torch_ops
 from kernels.flex_attention import FlexPlan
-from tests.kernels.paged import make_batch
+from tests.kernels.paged import make_batch, spoil_hidden_keys
 
 MIXED = [(1, 40), (63, 63), (1, 100), (5, 33), (20, 100), (1, 1), (5, 5), (17, 17)]
 pytestmark = pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile:UserWarning")
@@ -25,6 +25,8 @@ def test_equals_the_reference(
     lens: list[tuple[int, int]], window: int | None, soft_cap: float | None
 ) -> None:
     batch = make_batch(lens, head_dim=16)
+    if window is not None:
+        spoil_hidden_keys(batch.tensors, window)
     ops = torch_ops.make_ops("flex")
     query_lens, seq_lens = [pair[0] for pair in lens], [pair[1] for pair in lens]
     plan = ops.make_plan(batch.block_tables, batch.query_start_loc, batch.seq_lens, query_lens, seq_lens, 16)

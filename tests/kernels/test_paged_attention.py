@@ -18,7 +18,7 @@ from kernels.cpu.native_ops import NativeOps
 from kernels.ops import StepShape
 from kernels.torch_ops import make_ops
 from tests.kernels.cpu.conftest import ARCHITECTURES, require_library
-from tests.kernels.paged import PagedBatch, make_batch
+from tests.kernels.paged import PagedBatch, make_batch, spoil_hidden_keys
 
 DECODE = [(1, 1), (1, 63), (1, 64), (1, 65), (1, 200)]
 MIXED = [(1, 40), (63, 63), (1, 100), (5, 33), (20, 100), (1, 1), (5, 5), (17, 17), (70, 170)]
@@ -75,6 +75,14 @@ def test_heads_of_a_group_share_their_key_head(name: str, group_size: int, dtype
 @pytest.mark.parametrize("window", [1, 2, 16, 30, 64, 65, 1000])
 def test_sliding_window_hides_older_keys(name: str, window: int) -> None:
     assert_equals_reference(make_batch(MIXED, head_dim=16), name, sliding_window=window)
+
+
+@pytest.mark.parametrize("window", [1, 16, 30, 65])
+def test_memory_behind_the_window_may_hold_anything(name: str, window: int) -> None:
+    """Its blocks may belong to another request by now."""
+    batch = make_batch(MIXED, head_dim=16)
+    spoil_hidden_keys(batch.tensors, window)
+    assert_equals_reference(batch, name, sliding_window=window)
 
 
 @pytest.mark.parametrize("soft_cap", [1.5, 50.0])

@@ -12,6 +12,7 @@ from kernels import reference
 from kernels.triton.attention_plan import AttentionPlan
 from kernels.triton.paged_attention import paged_attention
 from kernels.triton.tiles import Entry, Tile, TileTable
+from tests.kernels.paged import spoil_hidden_keys
 from tests.kernels.triton.batches import TOLERANCE, make_paged
 
 pytestmark = pytest.mark.gpu
@@ -71,6 +72,14 @@ def test_heads_of_a_group_share_their_key_head(device: torch.device, group_size:
 @pytest.mark.parametrize("window", [1, 7, 16, 30, 100])
 def test_sliding_window_hides_older_keys(device: torch.device, window: int) -> None:
     assert_equals_reference(make_paged(MIXED, device, head_dim=16), sliding_window=window)
+
+
+@pytest.mark.parametrize("window", [1, 7, 30, 70])
+def test_memory_behind_the_window_may_hold_anything(device: torch.device, window: int) -> None:
+    """Its blocks may belong to another request by now."""
+    tensors = make_paged([(1, 200), (5, 90), (40, 130)], device, head_dim=16)
+    spoil_hidden_keys(tensors, window)
+    assert_equals_reference(tensors, make_table(block_n=32), sliding_window=window)
 
 
 @pytest.mark.parametrize("target_programs", [1, 1000])
