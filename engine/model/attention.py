@@ -8,8 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from engine.model.attn_metadata import AttnMetadata
-from engine.model.config import ModelConfig
+from engine.model.layer_spec import LayerSpec
 from engine.model.linear import Linear, make_parameter
+from engine.model.weight_targets import Targets, WeightTarget, add_prefix
 from kernels import Ops
 from kernels.ops import KVCache, Plan
 
@@ -31,44 +32,38 @@ class Attention(nn.Module):
     The key norm's and query norm's weights are kept as one row per head, so that one call norms both.
     """
 
-    def __init__(self, config: ModelConfig, layer: int, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, spec: LayerSpec, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
-        self._num_heads = config.num_attention_heads
-        self._num_kv_heads = config.num_key_value_heads
-        self._head_dim = config.head_dim
-        self._eps = config.rms_norm_eps
-        self._scale = config.head_dim**-0.5
-        self.sliding_window = config.sliding_window(layer)
-        q_size, kv_size = self._num_heads * self._head_dim, self._num_kv_heads * self._head_dim
+        self._spec = spec
+        q_size, kv_size = spec.num_heads * spec.head_size, spec.num_kv_heads * spec.head_size
         self.qkv_proj = Linear(
-            config.hidden_size,
+            spec.hidden_size,
             q_size + 2 * kv_size,
-            config.qkv_bias,
+            spec.qkv_bias,
             {"q_proj": q_size, "k_proj": kv_size, "v_proj": kv_size},
             dtype=dtype,
             device=device,
         )
-        self.o_proj = Linear(q_size, config.hidden_size, config.output_bias, dtype=dtype, device=device)
+        self.o_proj = Linear(q_size, spec.hidden_size, spec.output_bias, dtype=dtype, device=device)
         self.qk_norm = None
-        if config.qk_norm:
-            self.qk_norm = make_parameter(
-                self._num_heads + self._num_kv_heads, self._head_dim, dtype=dtype, device=device
-            )
+        if spec.qk_norm:
+            num_heads = spec.num_heads + spec.num_kv_heads
+            self.qk_norm = make_parameter(num_heads, spec.head_size, dtype=dtype, device=device)
 
     def forward(self, hidden: Tensor, kv_cache: KVCache, step: StepInputs) -> Tensor:
         """Map [T, hidden_size] to [T, hidden_size], writing this step's keys and values into the cache."""
         num_tokens = hidden.shape[0]
-        ops, metadata = step.ops, step.attn_metadata
+        ops, metadata, spec = step.ops, step.attn_metadata, self._spec
         # All keys are written before any are read: a request may read a block that another one fills now.
         q = ops.norm_rope_store(
-            self.qkv_proj(hidden).view(num_tokens, -1, self._head_dim),
+            self.qkv_proj(hidden).view(num_tokens, -1, spec.head_size),
             self.qk_norm,
-            self._eps,
+            spec.rms_norm_eps,
             step.cos,
             step.sin,
             *kv_cache,
             metadata.slot_mapping,
-            self._num_heads,
+            spec.num_heads,
         )
         attended = ops.paged_attention(
             q,
@@ -76,18 +71,17 @@ class Attention(nn.Module):
             metadata.block_tables,
             metadata.query_start_loc,
             metadata.seq_lens,
-            scale=self._scale,
-            sliding_window=self.sliding_window,
+            scale=spec.scale,
+            sliding_window=spec.window,
             plan=step.plan,
         )
         return self.o_proj(attended.view(num_tokens, -1))
 
-    def checkpoint_targets(self) -> dict[str, Tensor]:
-        """Return the checkpoint tensors of this layer as views of its parameters."""
-        targets = self.qkv_proj.checkpoint_targets()
-        targets |= {f"o_proj.{name}": view for name, view in self.o_proj.checkpoint_targets().items()}
+    def weight_targets(self) -> Targets:
+        """Return where the checkpoint tensors of this layer go."""
+        targets = self.qkv_proj.weight_targets() | add_prefix("o_proj", self.o_proj.weight_targets())
         if self.qk_norm is not None:
-            # [H, D] views: the checkpoint's one row is copied to each head
-            targets["q_norm.weight"] = self.qk_norm[: self._num_heads]
-            targets["k_norm.weight"] = self.qk_norm[self._num_heads :]
+            num_heads = self._spec.num_heads
+            targets["q_norm.weight"] = WeightTarget(self.qk_norm[:num_heads], is_repeated=True)
+            targets["k_norm.weight"] = WeightTarget(self.qk_norm[num_heads:], is_repeated=True)
         return targets

@@ -9,6 +9,7 @@ from typing import Any
 from engine.errors import ConfigError
 from engine.model.checkpoint import read_json_object, resolve_checkpoint
 from engine.model.config_reader import ConfigReader
+from engine.model.layer_spec import LayerSpec
 from engine.model.registry import FAMILIES, Family
 from engine.model.rope_config import RopeConfig, parse_rope
 
@@ -105,9 +106,28 @@ class ModelConfig:
         """Tokens of a context that the checkpoint is made for, as far as its RoPE stretches it."""
         return max(self.max_position_embeddings, self.rope.stretched_len)
 
-    def sliding_window(self, layer: int) -> int | None:
-        """Return the window of a layer in tokens, None for full attention."""
-        return self.sliding_windows[layer] if self.sliding_windows else None
+    @property
+    def layer_specs(self) -> tuple[LayerSpec, ...]:
+        """The layers, first to last."""
+        windows = self.sliding_windows or (None,) * self.num_hidden_layers
+        return tuple(
+            LayerSpec(
+                hidden_size=self.hidden_size,
+                num_heads=self.num_attention_heads,
+                num_kv_heads=self.num_key_value_heads,
+                head_size=self.head_dim,
+                intermediate_size=self.intermediate_size,
+                rope=self.rope,
+                rms_norm_eps=self.rms_norm_eps,
+                scale=self.head_dim**-0.5,
+                window=window,
+                qk_norm=self.qk_norm,
+                qkv_bias=self.qkv_bias,
+                output_bias=self.output_bias,
+                mlp_bias=self.mlp_bias,
+            )
+            for window in windows
+        )
 
 
 def _parse_architecture(reader: ConfigReader, where: str) -> str:

@@ -8,51 +8,57 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from engine.kv_cache_spec import KVCacheSpec
 from engine.model.attention import Attention, StepInputs
 from engine.model.attn_metadata import AttnMetadata
 from engine.model.config import ModelConfig
+from engine.model.layer_spec import LayerSpec
 from engine.model.linear import Linear, make_parameter
 from engine.model.rope import RotaryEmbedding
+from engine.model.weight_targets import Targets, WeightTarget, WeightTargets, add_prefix
 from kernels import LayerWeights, Ops
 from kernels.ops import KVCache, Quantization
 from kernels.torch_ops import make_ops
+
+_EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
+# Buffers that old checkpoints saved and the config determines.
+_DERIVED_SUFFIXES = (".rotary_emb.inv_freq",)
 
 
 class MLP(nn.Module):
     """The gated feed-forward part of a layer."""
 
-    def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, spec: LayerSpec, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
-        hidden, inner = config.hidden_size, config.intermediate_size
+        hidden, inner = spec.hidden_size, spec.intermediate_size
         self.gate_up_proj = Linear(
             hidden,
             2 * inner,
-            config.mlp_bias,
+            spec.mlp_bias,
             {"gate_proj": inner, "up_proj": inner},
             dtype=dtype,
             device=device,
         )
-        self.down_proj = Linear(inner, hidden, config.mlp_bias, dtype=dtype, device=device)
+        self.down_proj = Linear(inner, hidden, spec.mlp_bias, dtype=dtype, device=device)
 
     def forward(self, hidden: Tensor, ops: Ops) -> Tensor:
         return self.down_proj(ops.silu_mul(self.gate_up_proj(hidden)))
 
-    def checkpoint_targets(self) -> dict[str, Tensor]:
-        """Return the checkpoint tensors of this part as views of its parameters."""
-        targets = self.gate_up_proj.checkpoint_targets()
-        return targets | {f"down_proj.{name}": t for name, t in self.down_proj.checkpoint_targets().items()}
+    def weight_targets(self) -> Targets:
+        """Return where the checkpoint tensors of this part go."""
+        return self.gate_up_proj.weight_targets() | add_prefix("down_proj", self.down_proj.weight_targets())
 
 
 class DecoderLayer(nn.Module):
     """Attention and MLP, each after a norm, each added to the residual stream by the next norm."""
 
-    def __init__(self, config: ModelConfig, layer: int, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, spec: LayerSpec, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
-        self._eps = config.rms_norm_eps
-        self.input_norm = make_parameter(config.hidden_size, dtype=dtype, device=device)
-        self.attention = Attention(config, layer, dtype, device)
-        self.post_attention_norm = make_parameter(config.hidden_size, dtype=dtype, device=device)
-        self.mlp = MLP(config, dtype, device)
+        self.spec = spec
+        self.input_norm = make_parameter(spec.hidden_size, dtype=dtype, device=device)
+        self.attention = Attention(spec, dtype, device)
+        self.post_attention_norm = make_parameter(spec.hidden_size, dtype=dtype, device=device)
+        self.mlp = MLP(spec, dtype, device)
 
     def forward(
         self, hidden: Tensor | None, residual: Tensor, kv_cache: KVCache, step: StepInputs
@@ -65,13 +71,13 @@ class DecoderLayer(nn.Module):
 
         Returns (hidden, residual) for the next layer.
         """
-        ops = step.ops
+        ops, eps = step.ops, self.spec.rms_norm_eps
         if hidden is None:
-            normed = ops.rms_norm(residual, self.input_norm, self._eps)
+            normed = ops.rms_norm(residual, self.input_norm, eps)
         else:
-            normed, residual = ops.add_rms_norm(hidden, residual, self.input_norm, self._eps)
+            normed, residual = ops.add_rms_norm(hidden, residual, self.input_norm, eps)
         hidden = self.attention(normed, kv_cache, step)
-        normed, residual = ops.add_rms_norm(hidden, residual, self.post_attention_norm, self._eps)
+        normed, residual = ops.add_rms_norm(hidden, residual, self.post_attention_norm, eps)
         return self.mlp(normed, ops), residual
 
     def list_weights(self) -> LayerWeights:
@@ -89,17 +95,17 @@ class DecoderLayer(nn.Module):
             gate_up_bias=mlp.gate_up_proj.bias,
             down=mlp.down_proj.packed,
             down_bias=mlp.down_proj.bias,
-            sliding_window=attention.sliding_window,
+            sliding_window=self.spec.window,
         )
 
-    def checkpoint_targets(self) -> dict[str, Tensor]:
-        """Return the checkpoint tensors of this layer as views of its parameters."""
-        targets: dict[str, Tensor] = {
-            "input_layernorm.weight": self.input_norm,
-            "post_attention_layernorm.weight": self.post_attention_norm,
+    def weight_targets(self) -> Targets:
+        """Return where the checkpoint tensors of this layer go."""
+        return {
+            "input_layernorm.weight": WeightTarget(self.input_norm),
+            "post_attention_layernorm.weight": WeightTarget(self.post_attention_norm),
+            **add_prefix("self_attn", self.attention.weight_targets()),
+            **add_prefix("mlp", self.mlp.weight_targets()),
         }
-        targets |= {f"self_attn.{name}": view for name, view in self.attention.checkpoint_targets().items()}
-        return targets | {f"mlp.{name}": view for name, view in self.mlp.checkpoint_targets().items()}
 
 
 class DecoderModel(nn.Module):
@@ -117,11 +123,11 @@ class DecoderModel(nn.Module):
         super().__init__()
         self.config = config
         self.ops = ops or make_ops()
+        self.dtype = dtype
         self.quantization: Quantization | None = None
+        self.specs = config.layer_specs
         self.embed_tokens = make_parameter(config.vocab_size, config.hidden_size, dtype=dtype, device=device)
-        self.layers = nn.ModuleList(
-            DecoderLayer(config, layer, dtype, device) for layer in range(config.num_hidden_layers)
-        )
+        self.layers = nn.ModuleList(DecoderLayer(spec, dtype, device) for spec in self.specs)
         self.norm = make_parameter(config.hidden_size, dtype=dtype, device=device)
         self.lm_head = Linear(
             config.hidden_size,
@@ -131,7 +137,9 @@ class DecoderModel(nn.Module):
             device=device,
             shared=self.embed_tokens if config.tie_word_embeddings else None,
         )
-        self.rope = RotaryEmbedding(config.rope, config.head_dim, device)
+        # One table of angles serves all layers.
+        ((rope, head_size),) = {(spec.rope, spec.head_size) for spec in self.specs}
+        self.rope = RotaryEmbedding(rope, head_size, device)
         self._layer_weights: list[LayerWeights] = []  # for ops that run whole layers
 
     def forward(
@@ -166,6 +174,18 @@ class DecoderModel(nn.Module):
         """Return the scores of every token of the vocabulary: [R, D] -> [R, V] float32."""
         return self.lm_head(hidden, torch.float32)
 
+    def kv_specs(self) -> tuple[KVCacheSpec, ...]:
+        """Return what each layer keeps in the KV cache, first layer first."""
+        return tuple(spec.kv_spec for spec in self.specs)
+
+    def reserve_positions(self, num_positions: int) -> None:
+        """Make the tables cover positions [0, num_positions), so that they need not move in memory later."""
+        self.rope.reserve(num_positions)
+
+    def release_positions(self) -> None:
+        """Give the memory of the tables back; the next step makes them again, with the same values."""
+        self.rope.release()
+
     def pack(self, quantization: Quantization | None = None) -> None:
         """Change the layout of the loaded weights for the ops, one matrix at a time. Call once, after loading.
 
@@ -187,21 +207,16 @@ class DecoderModel(nn.Module):
         self._layer_weights = self._list_weights(ops)
         self.ops = ops
 
-    def checkpoint_targets(self) -> dict[str, Tensor]:
-        """Return the name of every tensor a checkpoint must have, with the memory it goes to.
-
-        The targets of head norms are [H, D] for a tensor [D], which is copied to each head.
-        """
-        targets: dict[str, Tensor] = {
-            "model.embed_tokens.weight": self.embed_tokens,
-            "model.norm.weight": self.norm,
-        }
-        if not self.config.tie_word_embeddings:
-            targets["lm_head.weight"] = self.lm_head.checkpoint_targets()["weight"]
+    def weight_targets(self) -> WeightTargets:
+        """Return where the tensors of a checkpoint go."""
+        targets = {_EMBEDDING: WeightTarget(self.embed_tokens), "model.norm.weight": WeightTarget(self.norm)}
         for index, layer in enumerate(self.layers):
             assert isinstance(layer, DecoderLayer)
-            targets |= {f"model.layers.{index}.{name}": t for name, t in layer.checkpoint_targets().items()}
-        return targets
+            targets |= add_prefix(f"model.layers.{index}", layer.weight_targets())
+        if self.config.tie_word_embeddings:
+            return WeightTargets(targets, {_HEAD: _EMBEDDING}, _DERIVED_SUFFIXES)
+        targets |= add_prefix("lm_head", self.lm_head.weight_targets())
+        return WeightTargets(targets, {}, _DERIVED_SUFFIXES)
 
     def _prepare(
         self, ops: Ops, positions: Tensor, kv_caches: Sequence[KVCache], metadata: AttnMetadata
@@ -222,7 +237,10 @@ class DecoderModel(nn.Module):
 
     def _run_layers(self, ops: Ops, hidden: Tensor, kv_caches: Sequence[KVCache], step: StepInputs) -> Tensor:
         assert ops.run_layers is not None
-        metadata, config = step.attn_metadata, self.config
+        metadata, spec = (
+            step.attn_metadata,
+            self.specs[0],
+        )  # they differ only in the window, which is in the weights
         return ops.run_layers(
             self._layer_weights,
             hidden,
@@ -234,9 +252,9 @@ class DecoderModel(nn.Module):
             metadata.query_start_loc,
             metadata.seq_lens,
             step.plan,
-            num_heads=config.num_attention_heads,
-            eps=config.rms_norm_eps,
-            scale=config.head_dim**-0.5,
+            num_heads=spec.num_heads,
+            eps=spec.rms_norm_eps,
+            scale=spec.scale,
             final_norm=self.norm,
         )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from engine.model.weight_targets import Targets, WeightTarget
 from kernels import Ops
 from kernels.linear import linear
 from kernels.ops import Multiply, PackedWeight, Quantization
@@ -70,16 +71,16 @@ class Linear(nn.Module):
         weight = old.unpack_linear(self.packed)
         self._packed = (new.linear, new.pack_linear(weight.contiguous(), self.bias, quantization))
 
-    def checkpoint_targets(self) -> dict[str, Tensor]:
-        """Return the checkpoint tensors of this layer, `part.weight`, as views of the fused parameters."""
+    def weight_targets(self) -> Targets:
+        """Return where the checkpoint tensors of this layer go, `part.weight`: to views of the fused parameters."""
         assert self.weight is not None, "weights are loaded before they are packed"
-        targets: dict[str, Tensor] = {}
+        targets: Targets = {}
         row = 0
         for part, rows in self._parts.items():
             prefix = f"{part}." if part else ""
-            targets[f"{prefix}weight"] = self.weight[row : row + rows]
+            targets[f"{prefix}weight"] = WeightTarget(self.weight[row : row + rows])
             if self.bias is not None:
-                targets[f"{prefix}bias"] = self.bias[row : row + rows]
+                targets[f"{prefix}bias"] = WeightTarget(self.bias[row : row + rows])
             row += rows
         return targets
 

@@ -1,4 +1,4 @@
-"""Fill a decoder with weights: from a checkpoint, or random ones of the same shape."""
+"""Fill a model with weights: from a checkpoint, or random ones of the same shape."""
 
 from __future__ import annotations
 
@@ -12,14 +12,12 @@ from engine.errors import ConfigError
 from engine.model.checkpoint import read_tensors, resolve_weights, weight_files
 from engine.model.config import ModelConfig
 from engine.model.decoder import DecoderModel
+from engine.model.protocol import Model
 from engine.model.weight_memory import weight_room
+from engine.model.weight_targets import WeightTarget, WeightTargets
 from kernels import Ops
 from kernels.ops import Quantization
 
-_TIED = "lm_head.weight"
-_EMBEDDING = "model.embed_tokens.weight"
-# Buffers that old checkpoints saved and the config determines.
-_DERIVED_SUFFIX = ".rotary_emb.inv_freq"
 _MAX_NAMES = 8
 
 
@@ -32,7 +30,7 @@ def load_model(
     seed: int = 0,
     ops: Ops | None = None,
     quantization: Quantization | None = None,
-) -> DecoderModel:
+) -> Model:
     """Build the decoder of a checkpoint and load its weights.
 
     Args:
@@ -66,52 +64,49 @@ def load_model(
     return model
 
 
-def _load_checkpoint(model: DecoderModel, folder: Path) -> None:
+def _load_checkpoint(model: Model, folder: Path) -> None:
     files = weight_files(folder)
-    targets = model.checkpoint_targets()
+    wanted = model.weight_targets()
     loaded: set[str] = set()
     unexpected: list[str] = []
-    has_tied_head = False
     for name, tensor in read_tensors(files):
-        if name in targets:
-            _copy(targets[name], tensor, name, folder)
-            loaded.add(name)
-        elif name == _TIED:
-            has_tied_head = True
-        elif not name.endswith(_DERIVED_SUFFIX):
+        if name in wanted.targets:
+            _copy(wanted.targets[name], tensor, name, folder)
+        elif name not in wanted.tied and not name.endswith(wanted.ignored_suffixes):
             unexpected.append(name)
-    missing = [name for name in targets if name not in loaded]
+        loaded.add(name)
+    missing = [name for name in wanted.targets if name not in loaded]
     if missing or unexpected:
         raise ConfigError(
             f"the tensors of {folder} are not those of its config: "
             f"missing: {_shorten(missing)}; unexpected: {_shorten(unexpected)}"
         )
-    if has_tied_head:
-        _check_tied_head(files, targets[_EMBEDDING], folder)
+    if not loaded.isdisjoint(wanted.tied):
+        _check_tied(files, wanted, folder)
 
 
-def _copy(target: Tensor, tensor: Tensor, name: str, folder: Path) -> None:
-    # The norms of heads are kept once per head.
-    expected = target.shape[1:] if name.endswith(("q_norm.weight", "k_norm.weight")) else target.shape
-    if tensor.shape != expected:
+def _copy(target: WeightTarget, tensor: Tensor, name: str, folder: Path) -> None:
+    if tensor.shape != target.shape:
         raise ConfigError(
-            f"{folder}: tensor {name} has shape {list(tensor.shape)}, its config says {list(expected)}"
+            f"{folder}: tensor {name} has shape {list(tensor.shape)}, its config says {list(target.shape)}"
         )
     if not tensor.is_floating_point() or tensor.dtype.itemsize < 2:
         raise ConfigError(
             f"{folder}: tensor {name} is {tensor.dtype}; quantized checkpoints are not supported"
         )
-    target.copy_(tensor)
+    target.memory.copy_(tensor)
 
 
-def _check_tied_head(files: list[Path], embedding: Tensor, folder: Path) -> None:
-    """Refuse a head that differs from the embedding it is said to be: ignoring it would change the model."""
+def _check_tied(files: list[Path], wanted: WeightTargets, folder: Path) -> None:
+    """Refuse a tensor that differs from the one it must repeat: ignoring it would change the model."""
     for name, tensor in read_tensors(files):
-        if name == _TIED and not torch.equal(tensor.to(embedding.dtype), embedding.cpu()):
-            raise ConfigError(f"{folder}: tie_word_embeddings is true, but {_TIED} is not the embedding")
+        if (other := wanted.tied.get(name)) is not None:
+            memory = wanted.targets[other].memory
+            if not torch.equal(tensor.to(memory.dtype), memory.cpu()):
+                raise ConfigError(f"{folder}: its config says that {name} repeats {other}, but they differ")
 
 
-def _fill_randomly(model: DecoderModel, seed: int) -> None:
+def _fill_randomly(model: Model, seed: int) -> None:
     """Give every parameter the values a fresh model would have: norms 1, biases 0, the rest N(0, 0.02)."""
     generators: dict[torch.device, torch.Generator] = {}
     for name, parameter in model.named_parameters():

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.model import DecoderModel
+from engine.model import Model
 from engine.model.attn_metadata import AttnMetadata
 from engine.worker.input_batch import ModelInput
 from kernels.device_kernels import find_kernel_errors
@@ -111,7 +111,7 @@ class DecodeGraphs:
 
     def __init__(
         self,
-        model: DecoderModel,
+        model: Model,
         kv_caches: Sequence[KVCache],
         buffers: DecodeBuffers,
         sizes: Sequence[int],
@@ -132,8 +132,8 @@ class DecodeGraphs:
         self._waiting = shared[1:-1]
         self._replays: dict[tuple[bool, int], Callable[[], None]] = {}
         self._sizes: dict[bool, list[int]] = {False: [], True: []}  # recorded, ascending
-        embedding = model.embed_tokens
-        self._hidden = embedding.new_zeros(max(sizes), embedding.shape[1])
+        shape = (max(sizes), model.config.hidden_size)
+        self._hidden = torch.zeros(shape, dtype=model.dtype, device=kv_caches[0][0].device)
 
     @property
     def num_recorded(self) -> int:

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.model import DecoderModel
+from engine.model import Model
 from engine.worker.sampling.sampler import SampledTokens
 from engine.worker.sampling.state import DrawKind, SamplingState
 from engine.worker.sampling.transfer import upload
@@ -20,7 +20,7 @@ class FusedHead:
     It is used only if it can sample all rows of the step; otherwise the LM head matrix would be read twice.
     """
 
-    def __init__(self, model: DecoderModel, state: SamplingState) -> None:
+    def __init__(self, model: Model, state: SamplingState) -> None:
         self._model = model
         self._state = state
 

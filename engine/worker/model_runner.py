@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from engine.messages import NewRow, StepDone, StepMasks, StepPlan
-from engine.model import DecoderModel
+from engine.model import Model
 from engine.worker.device_link import DeviceLink, HostLink, PendingStep
 from engine.worker.fused_head import FusedHead
 from engine.worker.input_batch import InputBatch, ModelInput
@@ -47,7 +47,7 @@ class ModelRunner:
 
     def __init__(
         self,
-        model: DecoderModel,
+        model: Model,
         kv_caches: list[tuple[Tensor, Tensor]],
         batch: InputBatch,
         state: SamplingState,

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import torch
 
-from engine.model import DecoderModel, ModelConfig
+from engine.model import Model, ModelConfig
 from engine.model.weight_memory import estimate_head_copy
 from kernels import Ops
 from kernels.cpu import NativeBuild, count_native_threads, make_native_ops
@@ -66,7 +66,7 @@ class NativeSwap:
         """Whether the build has ended and the model has not moved over yet."""
         return not self._is_over and self._build.is_done
 
-    def move_next(self, model: DecoderModel) -> None:
+    def move_next(self, model: Model) -> None:
         """Repack one more matrix of the model; the last call gives it the native ops. Call it between two steps.
 
         The matrices that are moved and those that are not hold the same values, so steps may run in between.

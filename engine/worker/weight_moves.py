@@ -8,13 +8,13 @@ from dataclasses import fields, is_dataclass
 import torch
 from torch import Tensor
 
-from engine.model import DecoderModel
+from engine.model import Model
 from engine.model.linear import Linear
 
 
-def list_tensors(model: DecoderModel) -> list[Tensor]:
+def list_tensors(model: Model) -> list[Tensor]:
     """Every tensor that holds weights, packed ones and their parts included."""
-    found: list[Tensor] = list(model.parameters())
+    found: list[Tensor] = [parameter for _, parameter in model.named_parameters()]
     for module in model.modules():
         if isinstance(module, Linear):
             found += _tensors_of(module.packed)

@@ -19,7 +19,7 @@ import torch
 from engine.config import EngineConfig, ResolvedConfig
 from engine.host_memory import measure_host_memory
 from engine.messages import StepMasks, StepDone, StepPlan
-from engine.model import DecoderModel, ModelConfig, load_model
+from engine.model import Model, ModelConfig, load_model
 from engine.worker.cache_sizer import CacheSizer
 from engine.worker.cuda_link import CudaGraphRecorder
 from engine.worker.decode_graphs import DecodeBuffers, DecodeGraphs, list_padded_sizes
@@ -61,14 +61,14 @@ class Worker:
         self._timeline: list[tuple[str, float]] = []  # (phase, seconds)
         self._eos_token_ids = eos_token_ids
         self._memory: DeviceMemory | None = None  # of a GPU; the host's is only estimated
-        self._model: DecoderModel | None = None
+        self._model: Model | None = None
         self._native: NativeSwap | None = None
         self._graphs: DecodeGraphs | None = None
         self._runner: ModelRunner | None = None
         self._num_steps = 0
 
     @property
-    def model(self) -> DecoderModel:
+    def model(self) -> Model:
         assert self._model is not None, "no model is loaded"
         return self._model
 
@@ -151,7 +151,7 @@ class Worker:
         self._runner = self._graphs = None
         self.kv_caches = []
         if self._model is not None:
-            self._model.rope.release()
+            self._model.release_positions()
 
     def warm_up(self) -> None:
         """Run some steps in the null block and record some, so that the first requests do not pay for set-up."""
@@ -250,7 +250,7 @@ class Worker:
         )
         if self.device.type == "cuda":
             # Recordings keep the address of these tables, so they must not grow later.
-            self.model.rope.reserve(self.resolved.max_model_len)
+            self.model.reserve_positions(self.resolved.max_model_len)
         self._graphs = self._make_graphs()
 
     def _make_graphs(self) -> DecodeGraphs | None:

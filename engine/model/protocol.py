@@ -1,0 +1,58 @@
+"""Model: what the loader and the worker know of a model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from engine.kv_cache_spec import KVCacheSpec
+from engine.model.attn_metadata import AttnMetadata
+from engine.model.config import ModelConfig
+from engine.model.linear import Linear
+from engine.model.weight_targets import WeightTargets
+from kernels import Ops
+from kernels.ops import KVCache, Quantization
+
+
+class Model(Protocol):
+    """A torch module that computes steps over a paged KV cache; see `DecoderModel` for each member.
+
+    Attributes:
+        ops: what its forward pass calls.
+        dtype: of the weights before they are packed, and of the hidden states.
+        lm_head: the last product, for ops that sample from it directly.
+    """
+
+    config: ModelConfig
+    ops: Ops
+    dtype: torch.dtype
+    lm_head: Linear
+
+    def __call__(
+        self,
+        input_ids: Tensor,
+        positions: Tensor,
+        kv_caches: Sequence[KVCache],
+        attn_metadata: AttnMetadata,
+    ) -> Tensor: ...
+
+    def compute_logits(self, hidden: Tensor) -> Tensor: ...
+
+    def kv_specs(self) -> tuple[KVCacheSpec, ...]: ...
+
+    def weight_targets(self) -> WeightTargets: ...
+
+    def pack(self, quantization: Quantization | None = None) -> None: ...
+
+    def repack(self, ops: Ops) -> Iterator[None]: ...
+
+    def reserve_positions(self, num_positions: int) -> None: ...
+
+    def release_positions(self) -> None: ...
+
+    def modules(self) -> Iterator[nn.Module]: ...
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]: ...
