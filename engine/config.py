@@ -8,11 +8,13 @@ ResolvedConfig(worker, cache, scheduler)       no "auto" left; logged once, neve
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Literal
 
 from engine.errors import ConfigError
+from engine.kv_cache_spec import KVCacheGroup, KVCacheSpec, group_layers
 
 DEMO_MODEL = str(Path(__file__).resolve().parents[1] / "assets" / "demo_model")
 # Largest number of KV cache blocks chosen automatically, unless the largest batch needs more.
@@ -204,6 +206,7 @@ class CacheConfig:
     num_blocks: int
     block_size: int
     enable_prefix_caching: bool
+    groups: tuple[KVCacheGroup, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,7 +278,13 @@ def _check_range(config: EngineConfig, name: str, low: float, high: float) -> No
 
 
 def resolve_config(
-    config: EngineConfig, worker: WorkerConfig, *, model_max_len: int, free_bytes: int, bytes_per_block: int
+    config: EngineConfig,
+    worker: WorkerConfig,
+    *,
+    model_max_len: int,
+    free_bytes: int,
+    bytes_per_block: int,
+    kv_specs: Sequence[KVCacheSpec],
 ) -> ResolvedConfig:
     """Fill in every "auto" and size the KV cache.
 
@@ -283,11 +292,19 @@ def resolve_config(
         model_max_len: context length of the checkpoint.
         free_bytes: memory that the KV cache may take.
         bytes_per_block: size of one block over all layers.
+        kv_specs: shape of each layer's keys and values.
 
     Raises:
-        ConfigError: the cache cannot hold one request, or `max_model_len` exceeds the checkpoint's.
+        ConfigError: the cache cannot hold one request, `max_model_len` exceeds the checkpoint's, or the layers have
+            keys of several shapes.
     """
     notices = []
+    groups = group_layers(kv_specs)
+    if len(groups) > 1:
+        shapes = ", ".join(f"{group.spec.num_kv_heads} x {group.spec.head_size}" for group in groups)
+        raise ConfigError(
+            f"the model's layers have different numbers of KV heads x head sizes ({shapes}), which is not supported"
+        )
     num_blocks = config.num_blocks or free_bytes // bytes_per_block
     if config.num_blocks is None and config.memory_share is None:
         # A GPU holds millions of blocks of a tiny model, and creating them takes seconds at every start.
@@ -323,5 +340,5 @@ def resolve_config(
         priority_ageing_s=config.priority_ageing_s,
         max_steps_in_flight=2 if config.enable_overlap else 1,
     )
-    cache = CacheConfig(num_blocks, config.block_size, config.enable_prefix_caching)
+    cache = CacheConfig(num_blocks, config.block_size, config.enable_prefix_caching, groups)
     return ResolvedConfig(worker, cache, scheduler, tuple(notices))

@@ -7,7 +7,7 @@ GPU     the largest steps run over a cache of one block, and the device counts w
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -15,6 +15,7 @@ import torch
 from engine.config import EngineConfig, ResolvedConfig, WorkerConfig, resolve_config
 from engine.errors import ConfigError
 from engine.host_memory import measure_host_memory
+from engine.kv_cache_spec import KVCacheSpec
 from engine.model import ModelConfig
 from engine.worker.device import DeviceMemory
 from engine.worker.kv_cache import DTYPES, choose_kv_dtype, compute_bytes_per_block
@@ -37,6 +38,7 @@ class CacheSizer:
     config: EngineConfig
     worker: WorkerConfig
     model: ModelConfig
+    kv_specs: Sequence[KVCacheSpec]  # of each layer
 
     def estimate(self, ops: Ops, native: NativeSwap | None) -> ResolvedConfig:
         """Resolve the config for the host.
@@ -107,7 +109,7 @@ class CacheSizer:
 
     @property
     def _bytes_per_block(self) -> int:
-        return compute_bytes_per_block(self.model, self.config.block_size, choose_kv_dtype(self.worker))
+        return compute_bytes_per_block(self.kv_specs, self.config.block_size, choose_kv_dtype(self.worker))
 
     def _resolve(self, free_bytes: int) -> ResolvedConfig:
         resolved = resolve_config(
@@ -116,6 +118,7 @@ class CacheSizer:
             model_max_len=self.model.max_model_len,
             free_bytes=free_bytes,
             bytes_per_block=self._bytes_per_block,
+            kv_specs=self.kv_specs,
         )
         return self._respect_dynamic_rope(resolved)
 

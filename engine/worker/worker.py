@@ -220,7 +220,7 @@ class Worker:
         )
 
     def _size_cache(self) -> ResolvedConfig:
-        sizer = CacheSizer(self.config, self._worker_config, self.model_config)
+        sizer = CacheSizer(self.config, self._worker_config, self.model_config, self.model.kv_specs())
         if self._memory is not None:
             return sizer.measure(self._memory, self._run_largest_steps)
         return sizer.estimate(self.model.ops, self._native)
@@ -241,7 +241,7 @@ class Worker:
     def _make_caches(self) -> None:
         cache = self.resolved.cache
         self.kv_caches = allocate_kv_cache(
-            self.model_config,
+            self.model.kv_specs(),
             cache.num_blocks,
             cache.block_size,
             choose_kv_dtype(self._worker_config),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 from engine import ConfigError, EngineConfig, ResolvedConfig
 from engine.config import WorkerConfig, resolve_config
+from engine.kv_cache_spec import KVCacheGroup, KVCacheSpec
 
 MIB = 2**20
 
@@ -48,10 +50,29 @@ def resolve(
     model_max_len: int = 2048,
     free_bytes: int = 1000 * MIB,
     bytes_per_block: int = MIB,
+    kv_specs: Sequence[KVCacheSpec] = (KVCacheSpec(2, 16, None),),
 ) -> ResolvedConfig:
     worker = WorkerConfig("m", "auto", "float32", "cpu", num_threads=1, seed=0)
     sizes = {"model_max_len": model_max_len, "free_bytes": free_bytes, "bytes_per_block": bytes_per_block}
-    return resolve_config(config, worker, **sizes)
+    return resolve_config(config, worker, **sizes, kv_specs=kv_specs)
+
+
+@pytest.mark.parametrize(
+    ("windows", "window"), [([None, 64], None), ([64, 32, 64], 64), ([None, None], None)]
+)
+def test_layers_of_one_shape_are_one_group_with_the_widest_window(
+    windows: list[int | None], window: int | None
+) -> None:
+    specs = [KVCacheSpec(2, 16, each) for each in windows]
+    layers = tuple(range(len(windows)))
+    assert resolve(EngineConfig(), kv_specs=specs).cache.groups == (
+        KVCacheGroup(KVCacheSpec(2, 16, window), layers),
+    )
+
+
+def test_layers_of_several_shapes_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"different numbers of KV heads x head sizes \(2 x 16, 1 x 32\)"):
+        resolve(EngineConfig(), kv_specs=[KVCacheSpec(2, 16, None), KVCacheSpec(1, 32, None)])
 
 
 @pytest.mark.parametrize(("field", "message", "value"), BAD)

@@ -10,6 +10,7 @@ import numpy as np
 from engine.config import CacheConfig, SchedulerConfig
 from engine.core.kv_cache_manager import KVCacheManager
 from engine.core.scheduler import Scheduler
+from engine.kv_cache_spec import KVCacheGroup, KVCacheSpec
 from engine.messages import AddRequest, FillMasks, RequestTokens, RunStep, SampleGate, StepDone, StepPlan
 from engine.sampling_params import SamplingParams
 from grammar import GrammarSpec
@@ -29,6 +30,10 @@ def make_scheduler_config(**changes: object) -> SchedulerConfig:
         "max_steps_in_flight": 2,
     }
     return SchedulerConfig(**(values | changes))  # type: ignore[arg-type]
+
+
+def make_group(window: int | None = None) -> KVCacheGroup:
+    return KVCacheGroup(KVCacheSpec(1, 8, window), layers=(0,))
 
 
 def make_request(
@@ -54,10 +59,11 @@ class SchedulerHarness:
     """Owns a scheduler and moves its messages; `ended` and `outputs` collect what comes out."""
 
     def __init__(
-        self, num_blocks: int = 64, block_size: int = 4, caching: bool = True, **config: object
-    ) -> None:
+        self, num_blocks: int = 64, block_size: int = 4, caching: bool = True, window: int | None = None,
+        **config: object,
+    ) -> None:  # fmt: skip
         self.now = 0.0
-        cache = CacheConfig(num_blocks=num_blocks, block_size=block_size, enable_prefix_caching=caching)
+        cache = CacheConfig(num_blocks, block_size, caching, groups=(make_group(window),))
         self.kv_cache = KVCacheManager(cache)
         self.scheduler = Scheduler(
             make_scheduler_config(**config), self.kv_cache, [EOS], clock=lambda: self.now

@@ -15,8 +15,8 @@ from tests.engine.core.harness import SchedulerHarness
 BLOCK = 4
 
 
-def make_manager(num_usable: int = 20, caching: bool = True) -> KVCacheManager:
-    return KVCacheManager(CacheConfig(num_usable + 1, BLOCK, caching))
+def make_manager(num_usable: int = 20, caching: bool = True, window: int | None = None) -> KVCacheManager:
+    return KVCacheManager(CacheConfig(num_usable + 1, BLOCK, caching, (harness.make_group(window),)))
 
 
 def make_request(prompt: list[int], salt: str | None = None, **params: object) -> Request:

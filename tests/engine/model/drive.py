@@ -59,7 +59,9 @@ class Driver:
         self.model = model
         self.block_size = block_size
         dtype = model.embed_tokens.dtype
-        self.kv_caches = allocate_kv_cache(model.config, num_blocks, block_size, dtype, torch.device("cpu"))
+        self.kv_caches = allocate_kv_cache(
+            model.kv_specs(), num_blocks, block_size, dtype, torch.device("cpu")
+        )
         for k_cache, v_cache in self.kv_caches:
             k_cache.fill_(torch.nan)
             v_cache.fill_(torch.nan)

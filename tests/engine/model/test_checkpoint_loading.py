@@ -15,7 +15,7 @@ from huggingface_hub.utils import filter_repo_objects
 from safetensors.torch import load_file, save_file
 
 from engine.errors import ConfigError
-from engine.model import ModelConfig, load_model
+from engine.model import load_model
 from engine.model.checkpoint import resolve_checkpoint
 from engine.worker.kv_cache import allocate_kv_cache, compute_bytes_per_block
 from tests.engine.model.drive import Driver, make_prompt, make_transformers_model, save
@@ -220,10 +220,10 @@ def test_the_name_of_a_shard_is_no_pattern(hub: FakeHub) -> None:
 
 
 def test_kv_cache_takes_the_bytes_announced_and_says_when_there_is_no_room(tmp_path: Path) -> None:
-    config = ModelConfig.from_pretrained(make_checkpoint(tmp_path))
-    caches = allocate_kv_cache(config, 7, 16, torch.bfloat16, torch.device("cpu"))
+    specs = load_model(make_checkpoint(tmp_path)).kv_specs()
+    caches = allocate_kv_cache(specs, 7, 16, torch.bfloat16, torch.device("cpu"))
     total = sum(cache.nbytes for pair in caches for cache in pair)
-    assert total == 7 * compute_bytes_per_block(config, 16, torch.bfloat16)
+    assert total == 7 * compute_bytes_per_block(specs, 16, torch.bfloat16)
     for num_blocks in (2**40, 2**60):
         with pytest.raises(ConfigError, match=f"num_blocks={num_blocks}: cpu has no room for a KV cache of"):
-            allocate_kv_cache(config, num_blocks, 16, torch.float32, torch.device("cpu"))
+            allocate_kv_cache(specs, num_blocks, 16, torch.float32, torch.device("cpu"))

@@ -69,7 +69,7 @@ class Rows:
 
     def __init__(self, model: DecoderModel, recorder: FakeRecorder | None = None) -> None:
         num_blocks = MAX_ROWS * BLOCKS_PER_ROW + 1
-        self.caches = allocate_kv_cache(model.config, num_blocks, BLOCK, torch.float32, CPU)
+        self.caches = allocate_kv_cache(model.kv_specs(), num_blocks, BLOCK, torch.float32, CPU)
         for cache in (each for pair in self.caches for each in pair):
             cache.fill_(torch.nan)
             cache[0] = 0

@@ -182,7 +182,7 @@ def machine(launches: Launches, tmp_path: Path) -> Iterator[Machine]:
     model = DecoderModel(config, torch.bfloat16, META, triton_ops.make_ops(META, torch.bfloat16))
     model.pack()
     model.rope.reserve(MAX_LEN)
-    caches = allocate_kv_cache(config, 20000, BLOCK, torch.bfloat16, META)
+    caches = allocate_kv_cache(model.kv_specs(), 20000, BLOCK, torch.bfloat16, META)
     sizes = list_padded_sizes(MAX_ROWS)
     graphs = DecodeGraphs(model, caches, DecodeBuffers(sizes[-1], MAX_LEN, BLOCK, META), sizes, Recorder())
     batch, state = InputBatch(MAX_ROWS, MAX_LEN, BLOCK, META, True), SamplingState(MAX_ROWS, VOCAB_SIZE, META)

@@ -64,7 +64,7 @@ def run(model: DecoderModel, params: list[SamplingParams], *, is_gathered: bool)
     """Prefill one request for each of the params, then decode them all four times."""
     num_rows = len(params)
     batch = InputBatch(num_rows, 64, 8, CPU, is_gathered=is_gathered)
-    caches = allocate_kv_cache(model.config, 8 * num_rows + 1, 8, torch.float32, CPU)
+    caches = allocate_kv_cache(model.kv_specs(), 8 * num_rows + 1, 8, torch.float32, CPU)
     runner = ModelRunner(model, caches, batch, SamplingState(num_rows, VOCAB_SIZE, CPU), (0,))
     new = [
         make_new_row(row, make_prompt(3 + row, row), range(1 + 8 * row, 9 + 8 * row), params[row])

@@ -90,7 +90,7 @@ def test_a_memory_share_becomes_blocks_of_no_more_than_the_free_memory(
 ) -> None:
     say_memory(2**30, 2**29)
     worker = load_worker(num_blocks=None, memory_share=0.01)
-    bytes_per_block = compute_bytes_per_block(worker.model_config, 16, torch.float32)
+    bytes_per_block = compute_bytes_per_block(worker.model.kv_specs(), 16, torch.float32)
     assert worker.resolved.cache.num_blocks == int(2**30 * 0.01) // bytes_per_block
     say_memory(2**30, 2**26)
     worker = load_worker(num_blocks=None, memory_share=1.0)
@@ -105,7 +105,8 @@ def test_a_cache_without_room_is_refused_before_it_is_touched(
     say_memory(2**30, 0)
     with pytest.raises(ConfigError, match="the KV cache gets 0 MiB, and one block takes"):
         load_worker(num_blocks=None)
-    size = 3 * compute_bytes_per_block(ModelConfig.from_pretrained(checkpoint), 16, torch.float32)
+    specs = [spec.kv_spec for spec in ModelConfig.from_pretrained(checkpoint).layer_specs]
+    size = 3 * compute_bytes_per_block(specs, 16, torch.float32)
     say_memory(2**30, size)
     load_worker(num_blocks=3)
     say_memory(2**30, size - 1)
