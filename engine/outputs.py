@@ -125,7 +125,7 @@ class RequestView:
     num_cached_tokens: int
     num_preemptions: int
     has_grammar: bool
-    block_ids: tuple[int, ...]
+    block_ids: tuple[int, ...]  # without the null block
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+NULL_BLOCK = 0
+
 
 class Block:
     """One block's bookkeeping; the KV data itself lives with the worker."""
@@ -78,6 +80,25 @@ class BlockPool:
                 break
             found.append(block.block_id)
         return found
+
+    def find_run(self, hashes: Sequence[bytes], length: int) -> tuple[int, list[int]]:
+        """The longest prefix of `hashes` whose last `length` blocks (or all of fewer) are cached. Takes nothing.
+
+        Args:
+            length: at least 1.
+
+        Returns the number of blocks of that prefix, and the ids of those last ones.
+        """
+        run: list[int] = []
+        for index in range(len(hashes) - 1, -1, -1):
+            block = self._by_hash.get(hashes[index])
+            if block is None:
+                run = []
+                continue
+            run.append(block.block_id)
+            if len(run) == length:
+                return index + length, run[::-1]
+        return len(run), run[::-1]
 
     def num_free_among(self, block_ids: Iterable[int]) -> int:
         """How many of these blocks would leave the free list if they were shared."""

@@ -1,4 +1,15 @@
-"""KVCacheManager: gives requests the blocks their tokens need, and reuses those of shared prefixes."""
+"""KVCacheManager: gives requests the blocks their tokens need, and reuses those of shared prefixes.
+
+Where every layer has a sliding window, a request gives back the blocks that have left it, and the null block stands in
+their place, so that the index of a block in the request's list is its place in the sequence:
+
+    block_ids    [ 0  0  0 | 17 5 9 ... ]          a released block keeps its hash, and may serve other requests
+                  released | within the window of the next query, or not computed yet
+
+Nobody tells the worker: its tables keep the old ids, and attention does not read behind the window. A prompt takes all
+its blocks at admission, also those that leave the window before its end: `max_model_len` tokens fit into the cache
+anyway, and a prefill never has to wait or be preempted halfway.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +18,7 @@ from collections.abc import Sequence
 
 from engine.config import CacheConfig
 from engine.core.block_hash import extend_block_hashes, make_extra_key
-from engine.core.block_pool import BlockPool
+from engine.core.block_pool import NULL_BLOCK, BlockPool
 from engine.core.request import Request
 
 
@@ -18,6 +29,8 @@ class KVCacheManager:
         self.config = config
         self.block_size = config.block_size
         self.pool = BlockPool(config.num_blocks)
+        (group,) = config.groups
+        self._window = group.spec.window
         self._last_hashed: Request | None = None
         self.num_queried_tokens = 0
         self.num_hit_tokens = 0
@@ -32,25 +45,25 @@ class KVCacheManager:
 
         Returns the number of cached tokens, at least one less than there are; None and unchanged without room.
         """
-        cached = self._find_prefix(request)
-        num_blocks = -(-request.num_tokens // self.block_size)
-        num_new = num_blocks - len(cached)
+        num_cached, cached = self._find_prefix(request)
+        num_new = -(-request.num_tokens // self.block_size) - num_cached
         if num_new + self.pool.num_free_among(cached) > self.pool.num_free:
             return None
         self.pool.share(cached)
         fresh = self.pool.allocate(num_new)
         assert fresh is not None, "counted as free above"
-        request.block_ids = cached + fresh
-        request.num_committed_blocks = len(cached)
-        num_cached_tokens = len(cached) * self.block_size
+        request.block_ids = [NULL_BLOCK] * (num_cached - len(cached)) + cached + fresh
+        request.num_committed_blocks = num_cached
+        num_cached_tokens = num_cached * self.block_size
         self.num_queried_tokens += request.num_tokens
         self.num_hit_tokens += num_cached_tokens
         return num_cached_tokens
 
     def would_fit(self, request: Request, victims: Sequence[Request]) -> bool:
         """Whether the request could be admitted if these gave their blocks back."""
-        cached = self._find_prefix(request)
-        num_new = -(-request.num_tokens // self.block_size) - len(cached)
+        num_cached, cached = self._find_prefix(request)
+        num_new = -(-request.num_tokens // self.block_size) - num_cached
+        # An upper bound: blocks of several victims, and the null block, are counted as often as they are listed.
         if num_new > self.pool.num_free + sum(len(victim.block_ids) for victim in victims):
             return False
         held = Counter(block_id for victim in victims for block_id in victim.block_ids)
@@ -60,10 +73,11 @@ class KVCacheManager:
 
     def count_uncached(self, request: Request) -> int:
         """Tokens that would have to be computed, were the request admitted now."""
-        return request.num_tokens - len(self._find_prefix(request)) * self.block_size
+        return request.num_tokens - self._find_prefix(request)[0] * self.block_size
 
     def grow(self, request: Request, num_tokens: int) -> list[int] | None:
         """Blocks appended so that `num_tokens` tokens have a place ([] when they already had); None without room."""
+        self._release_window(request)
         missing = -(-num_tokens // self.block_size) - len(request.block_ids)
         if missing <= 0:
             return []
@@ -74,6 +88,8 @@ class KVCacheManager:
 
     def grow_each(self, requests: Sequence[Request]) -> list[int] | None:
         """One more block for each; None and unchanged when there is not room for all."""
+        for request in requests:
+            self._release_window(request)
         fresh = self.pool.allocate(len(requests))
         if fresh is not None:
             for request, block_id in zip(requests, fresh, strict=True):
@@ -85,13 +101,8 @@ class KVCacheManager:
 
         The caller vouches that these tokens are known and that their KV is written before any later step reads.
         """
-        num_full = num_tokens // self.block_size
-        if not self.config.enable_prefix_caching or num_full <= request.num_committed_blocks:
-            return
-        self._extend_hashes(request, num_full * self.block_size)
-        for index in range(request.num_committed_blocks, num_full):
-            self.pool.commit(request.block_ids[index], request.block_hashes[index])
-        request.num_committed_blocks = num_full
+        self._cache_blocks(request, num_tokens // self.block_size)
+        self._release_window(request)
 
     def forget(self, request: Request) -> None:
         """Take the request's tokens out of the prefix cache for good: their KV may be what made it fail."""
@@ -99,16 +110,48 @@ class KVCacheManager:
         request.num_committed_blocks = len(request.block_ids)
 
     def free(self, request: Request) -> None:
-        self.pool.free(request.block_ids)
+        self.pool.free([block_id for block_id in request.block_ids if block_id != NULL_BLOCK])
         request.block_ids = []
         request.num_committed_blocks = 0
 
-    def _find_prefix(self, request: Request) -> list[int]:
+    def _find_prefix(self, request: Request) -> tuple[int, list[int]]:
+        """Number of blocks of the cached prefix, and ids of the last ones, which queries behind the prefix can see."""
         if not self.config.enable_prefix_caching or request.wants_prompt_logprobs:
-            return []
+            return 0, []
         usable = request.num_tokens - 1
         self._extend_hashes(request, usable)
-        return self.pool.find(request.block_hashes[: usable // self.block_size])
+        hashes = request.block_hashes[: usable // self.block_size]
+        if self._window is not None:
+            return self.pool.find_run(hashes, max(1, -(-(self._window - 1) // self.block_size)))
+        found = self.pool.find(hashes)
+        return len(found), found
+
+    def _cache_blocks(self, request: Request, num_full: int) -> None:
+        """Offer the first `num_full` blocks to the prefix cache."""
+        if not self.config.enable_prefix_caching or num_full <= request.num_committed_blocks:
+            return
+        self._extend_hashes(request, num_full * self.block_size)
+        for index in range(request.num_committed_blocks, num_full):
+            self.pool.commit(request.block_ids[index], request.block_hashes[index])
+        request.num_committed_blocks = num_full
+
+    def _release_window(self, request: Request) -> None:
+        """Give back the blocks that no later query of the request sees; the prefix cache keeps them while it can.
+
+        A step in flight may still be skipped and planned again, but never one before the last known token.
+        """
+        if self._window is None:
+            return
+        next_query = min(request.num_computed_tokens, request.num_tokens - 1)
+        end = max(0, next_query + 1 - self._window) // self.block_size
+        start = end
+        while start > 0 and request.block_ids[start - 1] != NULL_BLOCK:
+            start -= 1
+        if start == end:
+            return
+        self._cache_blocks(request, end)
+        self.pool.free(request.block_ids[start:end])
+        request.block_ids[start:end] = [NULL_BLOCK] * (end - start)
 
     def _extend_hashes(self, request: Request, num_tokens: int) -> None:
         sibling, self._last_hashed = self._last_hashed, request

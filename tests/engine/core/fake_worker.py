@@ -20,11 +20,13 @@ def next_token(context: Sequence[int]) -> int:
     return zlib.crc32(",".join(map(str, context)).encode()) % VOCAB
 
 
-def reference_output(prompt: Sequence[int], max_tokens: int, max_model_len: int) -> list[int]:
+def reference_output(
+    prompt: Sequence[int], max_tokens: int, max_model_len: int, window: int | None = None
+) -> list[int]:
     """What a request must produce, whatever happens around it."""
     tokens = list(prompt)
     while len(tokens) - len(prompt) < max_tokens and len(tokens) < max_model_len:
-        tokens.append(next_token(tokens))
+        tokens.append(next_token(tokens[-(window or max_model_len) :]))
         if tokens[-1] == EOS:
             break
     return tokens[len(prompt) :]
@@ -33,8 +35,9 @@ def reference_output(prompt: Sequence[int], max_tokens: int, max_model_len: int)
 class FakeWorker:
     """Executes plans like the real one, on a dict of slots."""
 
-    def __init__(self, block_size: int) -> None:
+    def __init__(self, block_size: int, window: int | None = None) -> None:
         self.block_size = block_size
+        self.window = window
         self.kv: dict[int, int] = {}
         self.tables: dict[int, list[int]] = {}
         self.tokens: dict[int, list[int]] = {}
@@ -94,13 +97,17 @@ class FakeWorker:
     def _write(self, row: int, start: int, count: int) -> None:
         assert count >= 1, "a run without tokens has nothing to sample from"
         self.num_computed_tokens += count
+        if self.window is not None:
+            seen = range(max(0, start + 1 - self.window), start)
+            assert [self.kv[self._slot(row, at)] for at in seen] == [self.tokens[row][at] for at in seen]
         for position in range(start, start + count):
             self.kv[self._slot(row, position)] = self.tokens[row][position]
 
     def _sample(self, row: int, plan: StepPlan, index: int) -> int:
         end = int(plan.starts[index] + plan.num_scheduled_tokens[index])
         assert end == len(self.tokens[row]), "a sampled run must reach the last token"
-        return next_token([self.kv[self._slot(row, position)] for position in range(end)])
+        start = 0 if self.window is None else max(0, end - self.window)
+        return next_token([self.kv[self._slot(row, position)] for position in range(start, end)])
 
     def _slot(self, row: int, position: int) -> int:
         block = self.tables[row][position // self.block_size]

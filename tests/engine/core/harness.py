@@ -68,7 +68,7 @@ class SchedulerHarness:
         self.scheduler = Scheduler(
             make_scheduler_config(**config), self.kv_cache, [EOS], clock=lambda: self.now
         )
-        self.worker = FakeWorker(block_size)
+        self.worker = FakeWorker(block_size, window)
         self.to_worker: deque[RunStep | SampleGate] = deque()
         self.to_grammar: deque[FillMasks] = deque()
         self.to_scheduler: deque[StepDone] = deque()
@@ -150,7 +150,7 @@ class SchedulerHarness:
         owned = pool.owned_ids()
         assert 0 not in owned
         assert pool.num_free + len(owned) == pool.num_usable
-        held = [block for request in self.scheduler.state.running for block in request.block_ids]
+        held = [block for request in self.scheduler.state.running for block in request.block_ids if block]
         assert sorted(held) == sorted(block for block, owners in owned.items() for _ in range(owners))
         assert all(not request.block_ids for request in self.scheduler.state.waiting.requests())
 

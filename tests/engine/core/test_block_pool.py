@@ -61,6 +61,18 @@ def test_the_end_of_a_prefix_is_evicted_before_its_start() -> None:
     assert pool.find([b"1", b"2", b"3"]) == blocks[:2]
 
 
+def test_a_run_is_looked_for_from_the_end_and_needs_nothing_before_it() -> None:
+    pool = BlockPool(9)
+    a, b, _, d, e, f = take_hashed(pool, b"a", b"b", b"c", b"d", b"e", b"f")
+    pool.forget([b"c"])
+    names = [b"a", b"b", b"c", b"d", b"e", b"f", b"g"]
+    assert pool.find_run(names, 1) == (6, [f])
+    assert pool.find_run(names, 3) == (6, [d, e, f])
+    assert pool.find_run(names[:5], 3) == (2, [a, b])
+    assert pool.find_run(names[2:], 4) == (0, [])
+    assert pool.find_run([], 1) == (0, [])
+
+
 class PoolMachine(RuleBasedStateMachine):
     """Any order of calls, against a dictionary of owners and one of hashes."""
 

@@ -24,6 +24,12 @@ def make_request(prompt: list[int], salt: str | None = None, **params: object) -
     return Request(message, RequestTable(1), max_model_len=96, eos_token_ids=frozenset())
 
 
+def make_hashes(tokens: range) -> list[bytes]:
+    hashes: list[bytes] = []
+    extend_block_hashes(hashes, tokens, len(tokens), BLOCK, ())
+    return hashes
+
+
 def compute(manager: KVCacheManager, request: Request) -> None:
     """Admit, compute and end a request, so that its full blocks stay in the cache."""
     assert manager.admit(request) is not None
@@ -155,13 +161,63 @@ def test_completions_of_one_prompt_are_hashed_once(monkeypatch: pytest.MonkeyPat
     assert salted.block_hashes[0] != alone[0]
 
 
+def advance(manager: KVCacheManager, request: Request, num_computed: int) -> None:
+    """Tokens up to there are computed, and the one behind them is known."""
+    request.token_ids += range(request.num_tokens, num_computed + 1)
+    assert manager.grow(request, num_computed) is not None
+    manager.commit(request, num_computed)
+    request.table.num_computed[request.slot] = num_computed
+
+
+def test_blocks_behind_the_window_are_given_back_and_stay_in_the_prefix_cache() -> None:
+    manager = make_manager(num_usable=8, window=9)
+    request = make_request(list(range(10)))
+    assert manager.admit(request) == 0
+    for num_computed in range(10, 96):
+        advance(manager, request, num_computed)
+        kept = [block_id for block_id in request.block_ids if block_id]
+        assert manager.pool.num_usable - manager.pool.num_free == len(kept) <= 4
+        # The blocks were last looked at for the query before.
+        first_seen = max(0, num_computed - 9)
+        assert [block_id > 0 for block_id in request.block_ids[first_seen // BLOCK :]] == [True] * len(kept)
+    assert manager.pool.num_cached == 7, "all but the block that is not full"
+    manager.free(request)
+    assert manager.pool.num_free == 8
+
+
+def test_a_step_in_flight_may_be_taken_back_and_still_finds_its_window() -> None:
+    """Two tokens are in flight: the query at the last known token may be planned again."""
+    manager = make_manager(window=4)
+    request = make_request(list(range(9)))
+    assert manager.admit(request) == 0
+    request.table.num_computed[request.slot] = 11
+    assert manager.grow(request, 11) == []
+    assert [block_id > 0 for block_id in request.block_ids] == [False, True, True]
+
+
+def test_a_prefix_needs_only_the_blocks_within_the_window() -> None:
+    manager = make_manager(num_usable=6, window=9)
+    compute(manager, make_request(list(range(24))))
+    manager.pool.forget(make_hashes(range(8)))
+    request = make_request(list(range(24)))
+    assert count_cached(manager, request) == 20
+    assert [block_id > 0 for block_id in request.block_ids] == [False] * 3 + [True] * 3
+    manager.pool.forget(make_hashes(range(16))[3:])
+    manager.free(request)
+    assert count_cached(manager, make_request(list(range(24)))) == 0
+
+
+@pytest.mark.parametrize("window", [None, 6])
 @pytest.mark.parametrize("num_prompt", [20, 40, 44, 48, 60, 80])
-def test_would_fit_says_what_admit_does_once_the_victims_are_gone(num_prompt: int) -> None:
-    manager = make_manager(20)
+def test_would_fit_says_what_admit_does_once_the_victims_are_gone(
+    num_prompt: int, window: int | None
+) -> None:
+    manager = make_manager(20, window=window)
     victims = [make_request(list(range(start, start + 20))) for start in (0, 100)]
     keeper = make_request([*range(12), 900, 901, 902, 903])
     for request in (*victims, keeper):
         assert manager.admit(request) is not None
+        request.table.num_computed[request.slot] = request.num_tokens
         manager.commit(request, request.num_tokens)
     newcomer = make_request([*range(20), *range(500, 480 + num_prompt)])
     promised = manager.would_fit(newcomer, victims)

@@ -29,6 +29,7 @@ def make_prompt(chance: random.Random, stems: list[list[int]], longest: int = 12
     seed=st.integers(0, 2**32),
     num_blocks=st.sampled_from([26, 40, 200]),
     caching=st.booleans(),
+    window=st.sampled_from([None, None, 1, 4, 9, 30]),
     longest=st.sampled_from([12, MAX_MODEL_LEN]),
     config=st.fixed_dictionaries(
         {
@@ -40,10 +41,10 @@ def make_prompt(chance: random.Random, stems: list[list[int]], longest: int = 12
     ),
 )
 def test_any_order_of_events_keeps_blocks_and_tokens_right(
-    seed: int, num_blocks: int, caching: bool, longest: int, config: dict[str, object]
+    seed: int, num_blocks: int, caching: bool, window: int | None, longest: int, config: dict[str, object]
 ) -> None:
     chance = random.Random(seed)
-    house = SchedulerHarness(num_blocks, caching=caching, **config)
+    house = SchedulerHarness(num_blocks, caching=caching, window=window, **config)
     stems = [chance.choices(range(90), k=40) for _ in range(2)]
     requests, aborted = {}, set()
     for number in range(chance.randrange(1, 14)):
@@ -69,14 +70,16 @@ def test_any_order_of_events_keeps_blocks_and_tokens_right(
     assert house.kv_cache.pool.num_free == house.kv_cache.pool.num_usable
     assert {name: len(ends) for name, ends in house.ended.items()} == dict.fromkeys(requests, 1)
     for name, request in requests.items():
-        expected = reference_output(request.prompt_token_ids, request.params.max_tokens or 0, MAX_MODEL_LEN)
+        max_tokens = request.params.max_tokens or 0
+        expected = reference_output(request.prompt_token_ids, max_tokens, MAX_MODEL_LEN, window)
         got = house.outputs[name]
         assert got == (expected[: len(got)] if name in aborted else expected), name
 
 
-def test_two_thousand_random_requests_leave_no_block_behind() -> None:
+@pytest.mark.parametrize(("num_blocks", "window"), [(60, None), (45, 10)])
+def test_two_thousand_random_requests_leave_no_block_behind(num_blocks: int, window: int | None) -> None:
     chance = random.Random(7)
-    house = SchedulerHarness(60, max_num_seqs=16, max_num_batched_tokens=64)
+    house = SchedulerHarness(num_blocks, window=window, max_num_seqs=16, max_num_batched_tokens=64)
     stems = [chance.choices(range(90), k=40) for _ in range(5)]
     for number in range(2000):
         prompt, length = make_prompt(chance, stems), chance.randrange(1, 12)
