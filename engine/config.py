@@ -249,6 +249,8 @@ class ResolvedConfig:
     cache: CacheConfig
     scheduler: SchedulerConfig
     notices: tuple[str, ...] = ()  # log messages about settings that were changed to fit
+    # Of weights, arithmetic and KV layout, see `compute_fingerprint`; "" where there is no model.
+    fingerprint: str = ""
 
     @property
     def max_model_len(self) -> int:

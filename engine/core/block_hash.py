@@ -10,6 +10,11 @@ import hashlib
 from array import array
 from collections.abc import Sequence
 
+from engine.config import CacheConfig
+
+# Changes with the order of a layer's keys and values in memory: [block, slot, KV head, element], keys and values apart.
+_KV_LAYOUT = b"1"
+
 
 def make_extra_key(kind: str, value: bytes) -> bytes:
     """Return an extra key; keys of different kinds are never equal.
@@ -38,6 +43,23 @@ def extend_block_hashes(
     for offset in range(0, len(data), width):
         parent = hashlib.sha256(parent + data[offset : offset + width]).digest()
         hashes.append(parent)
+
+
+def compute_fingerprint(
+    weights_hash: bytes, model: str, dtype: str, quantization: str, kv_dtype: str, cache: CacheConfig
+) -> str:
+    """Return the name of everything beside block hashes that decides the bytes of a block.
+
+    It stands beside the hashes wherever blocks leave the process: engines with equal fingerprints may exchange them.
+
+    Args:
+        weights_hash: of the weights as loaded.
+        model: the model's arithmetic: all of its config that influences a result.
+        dtype, quantization, kv_dtype: of the computation, of the weights and of the cache.
+        cache: its layers and block size count, its number of blocks does not.
+    """
+    settings = (model, dtype, quantization, kv_dtype, repr(cache.groups), str(cache.block_size))
+    return _hash_parts([_KV_LAYOUT, weights_hash, *(each.encode() for each in settings)]).hex()
 
 
 def _hash_parts(parts: Sequence[bytes]) -> bytes:

@@ -125,6 +125,7 @@ class DecoderModel(nn.Module):
         self.ops = ops or make_ops()
         self.dtype = dtype
         self.quantization: Quantization | None = None
+        self.weights_hash = b""  # set by the loader
         self.specs = config.layer_specs
         self.embed_tokens = make_parameter(config.vocab_size, config.hidden_size, dtype=dtype, device=device)
         self.layers = nn.ModuleList(DecoderLayer(spec, dtype, device) for spec in self.specs)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from engine.errors import ConfigError
-from engine.model.checkpoint import read_tensors, resolve_weights, weight_files
+from engine.model.checkpoint import hash_weights, read_tensors, resolve_weights, weight_files
 from engine.model.config import ModelConfig
 from engine.model.decoder import DecoderModel
 from engine.model.protocol import Model
@@ -55,6 +55,7 @@ def load_model(
         model = DecoderModel(config, dtype, device, ops).eval()
         if load_format == "dummy":
             _fill_randomly(model, seed)
+            model.weights_hash = b"dummy:%d" % seed
         else:
             _load_checkpoint(model, resolve_weights(path_or_name))
         try:
@@ -83,6 +84,7 @@ def _load_checkpoint(model: Model, folder: Path) -> None:
         )
     if not loaded.isdisjoint(wanted.tied):
         _check_tied(files, wanted, folder)
+    model.weights_hash = hash_weights(files)
 
 
 def _copy(target: WeightTarget, tensor: Tensor, name: str, folder: Path) -> None:

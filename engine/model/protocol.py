@@ -23,12 +23,14 @@ class Model(Protocol):
     Attributes:
         ops: what its forward pass calls.
         dtype: of the weights before they are packed, and of the hidden states.
+        weights_hash: of what the loader filled it with.
         lm_head: the last product, for ops that sample from it directly.
     """
 
     config: ModelConfig
     ops: Ops
     dtype: torch.dtype
+    weights_hash: bytes
     lm_head: Linear
 
     def __call__(

@@ -17,6 +17,7 @@ from enum import IntEnum
 import torch
 
 from engine.config import EngineConfig, ResolvedConfig
+from engine.core.block_hash import compute_fingerprint
 from engine.host_memory import measure_host_memory
 from engine.messages import StepMasks, StepDone, StepPlan
 from engine.model import Model, ModelConfig, load_model
@@ -89,7 +90,10 @@ class Worker:
         notices += note_rounding(self._worker_config, self.model.ops.name, self._native)
         with self._phase("kv cache"):
             resolved = self._size_cache()
-            self.resolved = replace(resolved, notices=(*notices, *resolved.notices))
+            notices = [*notices, *resolved.notices]
+            self.resolved = replace(
+                resolved, notices=tuple(notices), fingerprint=self._compute_fingerprint(resolved)
+            )
             self._make_caches()
             self.reset()
         with self._phase("warm-up"):
@@ -224,6 +228,13 @@ class Worker:
         if self._memory is not None:
             return sizer.measure(self._memory, self._run_largest_steps)
         return sizer.estimate(self.model.ops, self._native)
+
+    def _compute_fingerprint(self, resolved: ResolvedConfig) -> str:
+        config = self._worker_config
+        return compute_fingerprint(
+            self.model.weights_hash, repr(self.model_config), config.dtype, config.quantization,
+            str(choose_kv_dtype(config)), resolved.cache,
+        )  # fmt: skip
 
     def _run_largest_steps(self, resolved: ResolvedConfig) -> None:
         """Take all that rows, recorded steps and the largest steps take, over the null block alone; give it back."""

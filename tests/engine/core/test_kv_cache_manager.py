@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from engine.config import CacheConfig
-from engine.core.block_hash import extend_block_hashes, make_extra_key
+from engine.core.block_hash import extend_block_hashes
 from engine.core.kv_cache_manager import KVCacheManager
 from engine.core.request import Request
 from engine.core.request_table import RequestTable
@@ -66,28 +66,6 @@ def test_salts_isolate(one: str | None, other: str | None) -> None:
     compute(manager, make_request(list(range(10)), salt=one))
     assert count_cached(manager, make_request(list(range(10)), salt=other)) == 0
     assert count_cached(manager, make_request(list(range(10)), salt=one)) == 8
-
-
-def test_different_extra_keys_give_different_hashes() -> None:
-    """Of another kind, cut elsewhere, in another order, or none at all."""
-    a, b, ab = (make_extra_key("salt", value) for value in (b"a", b"b", b"ab"))
-    found = set()
-    for keys in ((), (a,), (b,), (ab,), (a, b), (b, a), (a + b,), (make_extra_key("adapter", b"a"),), (b"",)):
-        hashes: list[bytes] = []
-        extend_block_hashes(hashes, [1, 2, 3, 4], 4, BLOCK, keys)
-        found.add(hashes[0])
-    assert len(found) == 9
-
-
-def test_hashes_are_the_same_whether_extended_at_once_or_bit_by_bit() -> None:
-    tokens = list(range(30))
-    at_once: list[bytes] = []
-    extend_block_hashes(at_once, tokens, 30, BLOCK, (b"a",))
-    bit_by_bit: list[bytes] = []
-    for num_tokens in range(31):
-        extend_block_hashes(bit_by_bit, tokens, num_tokens, BLOCK, (b"a",))
-    assert bit_by_bit == at_once
-    assert len(set(at_once)) == 7
 
 
 def test_a_request_for_prompt_logprobs_fills_the_cache_and_does_not_read_it() -> None:

@@ -57,6 +57,22 @@ def test_weights_are_cast_to_the_dtype_asked_for(tmp_path: Path) -> None:
     assert not model.training
 
 
+def test_weights_hash_is_that_of_the_numbers_wherever_they_lie(tmp_path: Path) -> None:
+    """One number at the start of a tensor and one at the end of another."""
+    rewrite(make_checkpoint(tmp_path / "a"))
+    before = load_model(tmp_path / "a").weights_hash
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    assert load_model(tmp_path / "b").weights_hash == before
+    embedding = load_file(tmp_path / "a" / "model.safetensors")["model.embed_tokens.weight"]
+    found = {before}
+    for place in ((0, 0), (-1, -1)):
+        changed = embedding.clone()
+        changed[place] += 1
+        rewrite(tmp_path / "b", model__embed_tokens__weight=changed)
+        found.add(load_model(tmp_path / "b").weights_hash)
+    assert len(found) == 3
+
+
 K_PROJ, Q_PROJ = "model.layers.1.self_attn.k_proj", "model.layers.0.self_attn.q_proj"
 OTHER_SHAPE = r"q_proj\.weight has shape .* its config says \[64, 48\]"
 

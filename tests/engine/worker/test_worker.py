@@ -68,6 +68,12 @@ def test_without_a_gpu_cuda_is_refused_with_a_way_out_and_auto_takes_the_cpu_and
     assert [phase for phase, _ in worker._timeline] == ["weights", "kv cache", "warm-up"]
 
 
+def test_the_fingerprint_is_that_of_model_and_layout(load_worker: MakeWorker) -> None:
+    settings: list[dict[str, Any]] = [{}, {"num_blocks": 9}, {"block_size": 8}, {"load_format": "dummy"}]
+    same, resized, *others = [load_worker(**each).resolved.fingerprint for each in settings]
+    assert same == resized and len({same, *others}) == 3
+
+
 @pytest.mark.parametrize("block_size", [1, 2, 16])
 def test_the_shortest_length_that_is_allowed_has_room_for_the_warm_up(
     load_worker: MakeWorker, block_size: int
