@@ -139,6 +139,12 @@ def test_core_is_free_of_asyncio_and_torch(forbidden: str) -> None:
     assert not find_imports(paths, lambda each: each.top == forbidden)
 
 
+def test_models_know_nothing_of_who_runs_them() -> None:
+    """They are below the worker and the scheduler."""
+    models = [path for path in list_files("engine") if name_module(path).startswith("engine.model")]
+    assert not find_imports(models, lambda each: each.module.startswith(("engine.worker", "engine.core")))
+
+
 def test_asyncio_stays_in_the_shells() -> None:
     shells = (*ASYNC_FILES, *ASYNC_FOLDERS)
     assert all((ROOT / shell).exists() for shell in shells), "the list has outlived a renaming"
