@@ -41,7 +41,7 @@ def paged_attention(
         plan: this step's plan; without one the lengths are read back from the device.
 
     Returns [T, num_heads, head_dim], contiguous, dtype of q; accumulates in float32. Memory outside a
-    request's own context never reaches its result.
+    request's own context, and behind the window of its queries, never reaches its result.
     Source: Kwon et al., 2023 (PagedAttention).
     """
     if plan is None:

@@ -66,7 +66,8 @@ def paged_attention(
         out: written and returned when given.
 
     Returns [T, num_heads, head_dim], contiguous, dtype of q; accumulates in float32. The order of a request's
-    sums depends on its own lengths alone. Memory outside a request's own context never reaches its result.
+    sums depends on its own lengths alone. Memory outside a request's own context, and
+    behind the window of its queries, never reaches its result.
     Source: Kwon et al., 2023 (PagedAttention); split over context after FlashDecoding.
     """
     _check(q, k_cache, v_cache, block_tables, query_start_loc, seq_lens, sliding_window)
