@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from engine.config import ResolvedConfig
-from engine.messages import StepMasks, StepDone, StepPlan
+from engine.messages import StepDone, StepMasks, StepPlan
 from engine.model import ModelConfig
 from engine.worker.device_link import PendingStep
 

@@ -10,7 +10,7 @@ import time
 import numpy as np
 
 from engine.config import EngineConfig, WorkerConfig, resolve_config
-from engine.messages import StepMasks, StepDone, StepPlan
+from engine.messages import StepDone, StepMasks, StepPlan
 from engine.model import ModelConfig
 from engine.worker.executor import Loaded
 from engine.worker.sampling.drafts import SampleRuns
@@ -43,7 +43,7 @@ class MockWorker:
             model_max_len=model_config.max_model_len,
             free_bytes=_MEMORY_BYTES,
             bytes_per_block=_BYTES_PER_BLOCK,
-            kv_specs=[spec.kv_spec for spec in self.model_config.layer_specs],
+            kv_specs=[spec.kv_spec for spec in model_config.layer_specs],
         )
         return Loaded(resolved, model_config)
 

@@ -19,7 +19,7 @@ import torch
 from engine.config import EngineConfig, ResolvedConfig
 from engine.core.block_hash import compute_fingerprint
 from engine.host_memory import measure_host_memory
-from engine.messages import StepMasks, StepDone, StepPlan
+from engine.messages import StepDone, StepMasks, StepPlan
 from engine.model import Model, ModelConfig, load_model
 from engine.worker.cache_sizer import CacheSizer
 from engine.worker.cuda_link import CudaGraphRecorder

@@ -108,7 +108,7 @@ class Recorder:
         cells: dict[int, int] = dict.fromkeys(snapshot.cached_block_ids, CACHED)
         owned: set[int] = set()
         for view in snapshot.requests:
-            colour = FIRST_OWNER + self.lanes[view.request_id].number % MAX_OWNERS
+            colour = FIRST_OWNER + self.lanes[view.handle].number % MAX_OWNERS
             for block_id in view.block_ids:
                 cells[block_id] = SHARED if block_id in owned else colour
                 owned.add(block_id)
