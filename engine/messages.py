@@ -203,7 +203,7 @@ class StepMasks(msgspec.Struct, frozen=True):
     """The masks of a step's gated rows. A gated row without a mask has ended: nothing is sampled for it."""
 
     step_id: int
-    indices: np.ndarray  # [M] int64, index of the row in the step
+    indices: np.ndarray  # [M] int64, index of the row in the step, ascending
     counts: np.ndarray  # [M] int64, how many masks the row has: one, and one for each draft
     bitmask: np.ndarray  # [counts, summed; ceil(V/32)] int32, bit 1 = allowed
 

@@ -20,7 +20,7 @@ from engine.actors.actor import Actor, ThreadActor
 from engine.actors.detokenizer import DetokenizerActor
 from engine.actors.reader_pacing import ReaderPacing
 from engine.core.detokenizer import Detokenizer, NoText
-from engine.messages import AddRequest, NewTokens, RequestTokens
+from engine.messages import AddRequest, Detail, NewCompletion, NewTokens
 from engine.metrics import Metrics
 from engine.output_stream import OutputStream
 from tests.waiting import wait_until
@@ -200,11 +200,12 @@ async def test_after_a_rest_without_news_the_loop_is_quiet_again() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({}, NewTokens([], ["r"], [5])),
-        ({"stop": ("x",)}, NewTokens([], ["r"], [5])),
-        ({"stop_token_ids": (7,)}, NewTokens([RequestTokens("r", [5])])),
+        ({}, NewTokens([9], [], [5])),
+        ({"stop": ("x",)}, NewTokens([9], [], [5])),
+        ({"stop_token_ids": (7,)}, NewTokens([9], [], [5], [Detail(9)])),
+        ({}, NewTokens([9], [2], [5, 5])),
     ],
-    ids=["plain", "stop string", "stop token"],
+    ids=["plain", "stop string", "stop token", "draft"],
 )
 async def test_every_kind_of_row_wakes_its_reader_in_rounds(options: Any, message: NewTokens) -> None:
     """The tokenizer is silent, so that no stop string ever comes."""
@@ -213,12 +214,12 @@ async def test_every_kind_of_row_wakes_its_reader_in_rounds(options: Any, messag
     )
     metrics, params = Metrics(), SamplingParams(output_kind="delta", **options)
     stream = OutputStream("r", None, [1], params, 0.0, None, metrics)
-    actor = DetokenizerActor(Detokenizer(tokenizer), {"r": (stream, 0)}, metrics, lambda abort: None)
-    actor.handle(AddRequest("r", [1], params, 0, 0.0))
+    actor = DetokenizerActor(Detokenizer(tokenizer), {9: (stream, 0)}, metrics, lambda abort: None)
+    actor.handle(AddRequest("r", [1], params, [NewCompletion(9, seed=0)]))
     actor.handle(message)
     await stream.get()
     actor.handle(message)
     reader = asyncio.create_task(stream.get())
     await asyncio.sleep(0)
     assert not reader.done(), "the first round is not over"
-    assert (await reader).outputs[0].token_ids == [5]
+    assert (await reader).outputs[0].token_ids == message.token_ids

@@ -12,9 +12,15 @@ import numpy as np
 import pytest
 
 from engine.actors.executor import ExecutorActor
-from engine.messages import RunStep, SampleGate, StepDone, StepPlan
+from engine.messages import StepDone, StepMasks, StepPlan
 from engine.worker.device_link import PendingStep
 from tests.waiting import wait_until
+
+NOTHING = np.zeros(0, dtype=np.int64)
+
+
+def make_answer(step_id: int) -> StepDone:
+    return StepDone(step_id, NOTHING, NOTHING, NOTHING)
 
 
 class LateFetch:
@@ -54,21 +60,20 @@ class LateWorker:
 
     def execute(self, plan: StepPlan) -> StepDone | PendingStep:
         self.launched.append(plan.step_id)
-        done = StepDone(plan.step_id, [], [], is_last=True)
+        done = make_answer(plan.step_id)
         fetch = None if plan.step_id >= 100 else self.make_fetch()
         if fetch is not None:
             self.fetches[plan.step_id] = fetch
         self.on_launch()  # the test goes on from here
         return done if fetch is None else PendingStep(fetch, lambda _: done)
 
-    def sample(self, masks: SampleGate) -> StepDone | None:
+    def sample(self, masks: StepMasks) -> StepDone | None:
         self.has_parked = False
-        return StepDone(masks.step_id, [], [], is_last=True)
+        return make_answer(masks.step_id)
 
 
 def make_plan(step_id: int) -> StepPlan:
-    empty: Any = np.zeros(0, dtype=np.int64)
-    return StepPlan(step_id, [], [], [], empty, empty, empty, empty.astype(bool), empty.astype(bool))
+    return StepPlan(step_id, [], [], [], *[NOTHING] * 4, NOTHING.astype(bool), NOTHING)
 
 
 class Desk:
@@ -85,7 +90,7 @@ class Desk:
     async def send(self, *step_ids: int) -> None:
         """Send steps and wait until they are launched."""
         for step_id in step_ids:
-            self.executor.tell(RunStep(make_plan(step_id)))
+            self.executor.tell(make_plan(step_id))
         for _ in step_ids:
             await self.launches.get()
 
@@ -122,11 +127,11 @@ async def test_a_step_that_waits_for_masks_lets_late_answers_out() -> None:
     async with open_desk(worker) as desk:
         await desk.send(0)
         worker.has_parked = True
-        desk.executor.tell(RunStep(make_plan(1)))
+        desk.executor.tell(make_plan(1))
         worker.fetches[0].arrived.set()
         assert await desk.answers.get() == 0
         assert worker.launched == [0]
-        desk.executor.tell(SampleGate(0, np.zeros(0, np.int64), np.zeros((0, 1), np.int32)))
+        desk.executor.tell(StepMasks(0, NOTHING, NOTHING, np.zeros((0, 1), np.int32)))
         await desk.launches.get()
         assert worker.launched == [0, 1]
 
@@ -174,6 +179,6 @@ async def test_the_end_of_the_work_is_seen_behind_a_step_that_was_held() -> None
     worker.has_parked = True
     async with open_desk(worker) as desk:
         for step_id in (101, 102):
-            desk.executor.tell(RunStep(make_plan(step_id)))
+            desk.executor.tell(make_plan(step_id))
         desk.executor.tell(None)  # type: ignore[arg-type]
         assert [await desk.answers.get() for _ in range(2)] == [101, 102]

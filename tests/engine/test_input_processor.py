@@ -41,8 +41,9 @@ def make_processor(max_model_len: int = 100, has_tokenizer: bool = True) -> Inpu
     return InputProcessor(tokenizer, max_model_len, VOCAB)
 
 
-def split_seeds(params: SamplingParams) -> list[int]:
-    return [message.seed for message in make_processor().split("r", [1, 2], params, 0, None)]
+def make_seeds(params: SamplingParams) -> list[int]:
+    message = make_processor().make_request("r", [1, 2], params)
+    return [completion.seed for completion in message.completions]
 
 
 LONG_TEXT = "ab" * INLINE_CHARS
@@ -160,37 +161,65 @@ async def test_words_and_texts_need_a_tokenizer() -> None:
 
 def test_one_completion_keeps_what_its_request_was_checked_with() -> None:
     params = SamplingParams(seed=9, logit_bias={3: 1.0})
-    (message,) = make_processor().split("r", [1, 2], params, 3, "salt", 4.5)
+    message = make_processor().make_request("r", [1, 2], params, 3, "salt", 4.5)
     params.logit_bias[10**6] = 1.0  # type: ignore[index]
     assert (message.request_id, message.priority, message.cache_salt) == ("r", 3, "salt")
-    assert (message.arrival_time, message.seed, message.prompt_token_ids) == (4.5, 9, [1, 2])
+    assert (message.age_s, message.prompt_token_ids) == (4.5, [1, 2])
+    assert [(each.seed, each.generated_token_ids) for each in message.completions] == [(9, [])]
     assert message.params.logit_bias == {3: 1.0}
 
 
-def test_n_completions_have_names_of_their_own_and_the_first_scores_the_prompt() -> None:
-    messages = make_processor().split("r", [1, 2], SamplingParams(n=3, prompt_logprobs=2), 0, None, 4.5)
-    assert [message.request_id for message in messages] == ["r#0", "r#1", "r#2"]
-    assert [message.params.n for message in messages] == [1, 1, 1]
-    assert [message.params.prompt_logprobs for message in messages] == [2, None, None]
+def test_every_completion_of_every_request_has_a_handle_of_its_own() -> None:
+    """Also of requests of the same name, and of other engines in the process."""
+    requests = [
+        processor.make_request("r", [1, 2], SamplingParams(n=3))
+        for processor in (make_processor(), make_processor())
+        for _ in range(2)
+    ]
+    handles = [completion.handle for message in requests for completion in message.completions]
+    assert len(set(handles)) == len(handles) == 12
+
+
+def test_each_completion_goes_on_behind_what_it_has_generated() -> None:
+    generated = [[5, 6], []]
+    message = make_processor().make_request("r", [1, 2], SamplingParams(n=2), generated_token_ids=generated)
+    assert [each.generated_token_ids for each in message.completions] == generated
+
+
+@pytest.mark.parametrize(
+    ("generated", "told"),
+    [
+        ([[5]], "has 1 lists; there must be n=2"),
+        ([[5], [VOCAB]], f"token id {VOCAB} is outside the vocabulary"),
+        ([[5], [5] * 8], "has 8 tokens; at most 7 leave room for one more"),
+    ],
+)
+def test_generated_tokens_that_do_not_fit_their_request_are_refused(
+    generated: list[list[int]], told: str
+) -> None:
+    processor, params = make_processor(max_model_len=10), SamplingParams(n=2, max_tokens=20)
+    with pytest.raises(InvalidRequest, match=told) as refusal:
+        processor.check_generated(generated, [1, 2], params)
+    assert refusal.value.param == "generated_token_ids"
+    processor.check_generated([[5], [5] * 7], [1, 2], params)
+    processor.check_generated([], [1, 2], params)
 
 
 def test_the_seeds_of_all_completions_differ_and_are_deterministic() -> None:
     """Also those of neighbouring seeds, and those of no seed; each is one of 63 bits."""
-    seeds = [seed for start in range(-1, 20) for seed in split_seeds(SamplingParams(n=64, seed=start))]
+    seeds = [seed for start in range(-1, 20) for seed in make_seeds(SamplingParams(n=64, seed=start))]
     assert seeds[8 * 64] == 7 and len(set(seeds)) == len(seeds)
-    seeds += [
-        seed for start in (-(2**63), 2**63 - 1) for seed in split_seeds(SamplingParams(n=3, seed=start))
-    ]
+    seeds += [seed for start in (-(2**63), 2**63 - 1) for seed in make_seeds(SamplingParams(n=3, seed=start))]
     assert all(0 <= seed < 2**63 for seed in seeds)
-    assert seeds[8 * 64 : 9 * 64] == split_seeds(SamplingParams(n=64, seed=7))
-    assert split_seeds(SamplingParams()) != split_seeds(SamplingParams())
+    assert seeds[8 * 64 : 9 * 64] == make_seeds(SamplingParams(n=64, seed=7))
+    assert make_seeds(SamplingParams()) != make_seeds(SamplingParams())
 
 
 async def test_a_bad_word_is_banned_at_the_start_and_inside_a_text_once_each() -> None:
     input_processor, params = make_processor(), SamplingParams(bad_words=("ab", " ab", "ab"))
     bad_word_ids = await input_processor.encode_bad_words(params)
-    (message,) = input_processor.split("r", [1], params, 0, None, bad_word_ids=bad_word_ids)
-    assert message.bad_word_ids == ((97, 98), (32, 97, 98))
+    message = input_processor.make_request("r", [1], params, bad_word_ids=bad_word_ids)
+    assert message.bad_word_ids == [[97, 98], [32, 97, 98]]
 
 
 LETTER_A, END = 97, 1

@@ -8,7 +8,7 @@ import pytest
 
 from engine import EngineDead, Logprob, RequestOutput, RequestTimeout, SamplingParams, TokenLogprobs
 from engine.core.detokenizer import TextDelta
-from engine.messages import RequestTokens
+from engine.messages import Detail
 from engine.metrics import Metrics
 from engine.output_stream import BUNDLE_STEPS, OutputStream, StreamGroup
 from engine.outputs import FinishReason
@@ -27,14 +27,12 @@ def put(
     finish: FinishReason | None = None,
     logprobs: list[TokenLogprobs] | None = None,
     now: float = 11.0,
-    scheduled: float | None = None,
+    queued: float | None = None,
 ) -> float:
     """What the detokenizer actor does for one request in one step."""
     ids = list(token_ids)
-    item = RequestTokens(
-        "r", ids, logprobs, None, finish, first_scheduled_time=scheduled, num_cached_tokens=16
-    )
-    gap = stream.put(index, item, TextDelta("r", text, ids, logprobs, None, finish), now)
+    detail = Detail(9, finish_reason=finish, queue_time_s=queued, num_cached_tokens=16)
+    gap = stream.put(index, TextDelta(text, ids, logprobs, None, finish), detail, now)
     if stream.has_news:
         stream.wake()
     return gap
@@ -146,7 +144,7 @@ async def test_what_comes_after_a_failure_does_not_revive_the_stream() -> None:
 async def test_outputs_tell_request_prompt_and_times() -> None:
     metrics = Metrics()
     stream = make_stream(metrics=metrics)
-    put(stream, "a", 1, now=12.0, scheduled=10.5)
+    put(stream, "a", 1, now=12.0, queued=0.5)
     put(stream, "b", 2, now=12.5, finish="stop")
     output = await stream.get()
     assert (output.request_id, output.prompt, output.prompt_token_ids) == ("r", "hello", [1, 2])
@@ -198,7 +196,7 @@ async def test_a_group_hands_on_every_step_in_order() -> None:
 def put_prompt(stream: OutputStream, *token_ids: int | None) -> None:
     """A part of the prompt's log-probabilities."""
     part = [None if i is None else TokenLogprobs(Logprob(i, -1.0, 1)) for i in token_ids]
-    stream.put(0, RequestTokens("r", [], None, part), TextDelta("r", "", [], None, part), 11.0)
+    stream.put(0, TextDelta("", [], None, part), Detail(9, prompt_logprobs=part), 11.0)
 
 
 def read_prompt(output: RequestOutput) -> list[int | None] | None:

@@ -64,7 +64,7 @@ class Sampler:
         Raises:
             ValueError: shapes that do not belong together.
         """
-        self._check_shapes(logits, rows, positions)
+        self._check_shapes(logits, rows, positions, bitmask)
         masks = None if bitmask is None else upload(bitmask, self.state.device)
         if not len(rows):
             return SampledTokens(torch.empty(0, dtype=torch.int64, device=logits.device))
@@ -87,13 +87,17 @@ class Sampler:
             return SampledTokens(token_ids)
         return SampledTokens(token_ids, [self._compute_logprobs(raw, wants_logprobs, rows, token_ids, masks)])
 
-    def _check_shapes(self, logits: Tensor, rows: np.ndarray, positions: np.ndarray) -> None:
+    def _check_shapes(
+        self, logits: Tensor, rows: np.ndarray, positions: np.ndarray, bitmask: np.ndarray | None
+    ) -> None:
         expected = (len(rows), self.state.vocab_size)
         if tuple(logits.shape) != expected or len(positions) != len(rows) or logits.dtype != torch.float32:
             raise ValueError(
                 f"logits {tuple(logits.shape)} {logits.dtype} and {len(positions)} positions do not fit "
                 f"{len(rows)} rows: expected {expected} float32"
             )
+        if bitmask is not None and len(bitmask) != len(rows):
+            raise ValueError(f"{len(bitmask)} masks do not fit {len(rows)} rows")
 
     def _edit(
         self,

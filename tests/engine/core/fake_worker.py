@@ -6,9 +6,13 @@ So any block that is shared wrongly, freed too early or not written shows as a w
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
-from engine.messages import SampleGate, StepDone, StepPlan
+import numpy as np
+
+from engine.messages import StepDone, StepMasks, StepPlan
 from engine.outputs import Logprob, TokenLogprobs
 
 VOCAB = 97
@@ -32,6 +36,38 @@ def reference_output(
     return tokens[len(prompt) :]
 
 
+def make_array(numbers: Iterable[int]) -> np.ndarray:
+    return np.array(list(numbers), dtype=np.int64)
+
+
+def split_drafts(plan: StepPlan) -> list[list[int]]:
+    """The drafts of each row of the step."""
+    counts = np.maximum(plan.num_samples - 1, 0)
+    assert counts.sum() == len(plan.draft_token_ids)
+    return [drafts.tolist() for drafts in np.split(plan.draft_token_ids, np.cumsum(counts)[:-1])]
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What one row of a step sampled: a token behind its known ones, and one behind each of its drafts."""
+
+    index: int
+    row: int
+    token_ids: list[int]
+    draft_token_ids: list[int]
+
+    @property
+    def kept(self) -> list[int]:
+        """The tokens that follow right drafts only."""
+        count = 1
+        while (
+            count <= len(self.draft_token_ids)
+            and self.draft_token_ids[count - 1] == self.token_ids[count - 1]
+        ):
+            count += 1
+        return self.token_ids[:count]
+
+
 class FakeWorker:
     """Executes plans like the real one, on a dict of slots."""
 
@@ -41,11 +77,44 @@ class FakeWorker:
         self.kv: dict[int, int] = {}
         self.tables: dict[int, list[int]] = {}
         self.tokens: dict[int, list[int]] = {}
-        self.parked: dict[int, list[tuple[int, int, int]]] = {}  # step -> (index, row, sampled token)
+        self.parked: dict[int, list[Sample]] = {}  # by step
         self.num_computed_tokens = 0
+        self.num_kept_drafts = 0
         self.prompt_ends: dict[int, int] = {}  # of the rows whose prompt is scored
 
     def execute(self, plan: StepPlan) -> StepDone | None:
+        parked_rows = {sample.row for samples in self.parked.values() for sample in samples}
+        self._apply(plan, parked_rows)
+        live = [index for index, row in enumerate(plan.rows.tolist()) if row not in parked_rows]
+        skipped = [index for index in range(len(plan.rows)) if index not in live]
+        drafts = split_drafts(plan)
+        for index in live:
+            self._write(plan, index, drafts[index])
+        scores = self._score(plan, live)
+        samples = [self._sample(plan, index, drafts[index]) for index in live if plan.num_samples[index]]
+        plain = [sample for sample in samples if not plan.is_gated[sample.index]]
+        gated = [sample for sample in samples if plan.is_gated[sample.index]]
+        if gated:
+            self.parked[plan.step_id] = gated
+            if len(gated) == len(plan.rows) and not scores:
+                return None
+        return self._answer(plan.step_id, plain, not gated, prompt_logprobs=scores, skipped=skipped)
+
+    def sample_gated(self, masks: StepMasks) -> StepDone | None:
+        samples = self.parked.pop(masks.step_id, None)
+        if samples is None:
+            return None
+        counts = dict(zip(masks.indices.tolist(), masks.counts.tolist(), strict=True))
+        kept = [sample for sample in samples if sample.index in counts]
+        assert all(counts[sample.index] == len(sample.token_ids) for sample in kept), (
+            "a mask for each position"
+        )
+        return self._answer(masks.step_id, kept)
+
+    def _apply(self, plan: StepPlan, parked_rows: set[int]) -> None:
+        for row in plan.removed_rows:
+            assert row not in parked_rows, "what is parked needs the row's sampling state"
+            del self.tables[row], self.tokens[row]
         for new in plan.new_rows:
             self.tables[new.row], self.tokens[new.row] = list(new.block_ids), new.token_ids.tolist()
             self.prompt_ends.pop(new.row, None)
@@ -53,35 +122,15 @@ class FakeWorker:
                 self.prompt_ends[new.row] = new.num_prompt_tokens
         for row, block_ids in plan.new_blocks:
             self.tables[row] += block_ids
-        parked_rows = {row for entries in self.parked.values() for _, row, _ in entries}
-        live = [index for index, row in enumerate(plan.rows.tolist()) if row not in parked_rows]
-        skipped = tuple(index for index in range(len(plan.rows)) if index not in live)
-        for index in live:
-            self._write(int(plan.rows[index]), int(plan.starts[index]), int(plan.num_scheduled_tokens[index]))
-        scores = self._score(plan, live)
-        sampled = [(index, int(plan.rows[index])) for index in live if plan.is_sampled[index]]
-        choices = {index: self._sample(row, plan, index) for index, row in sampled}
-        gated = [(index, row, choices[index]) for index, row in sampled if plan.is_gated[index]]
-        plain = [(index, row) for index, row in sampled if not plan.is_gated[index]]
-        for index, row in plain:
-            self.tokens[row].append(choices[index])
-        if gated:
-            self.parked[plan.step_id] = gated
-            if len(gated) == len(plan.rows) and not scores:
-                return None
-        indices = [index for index, _ in plain]
-        tokens = [choices[index] for index in indices]
-        return StepDone(plan.step_id, indices, tokens, not gated, {}, scores, skipped)
 
-    def sample_gated(self, gate: SampleGate) -> StepDone | None:
-        entries = self.parked.pop(gate.step_id, None)
-        if entries is None:
-            return None
-        allowed = set(gate.indices.tolist())
-        kept = [(index, row, token) for index, row, token in entries if index in allowed]
-        for _, row, token in kept:
-            self.tokens[row].append(token)
-        return StepDone(gate.step_id, [index for index, _, _ in kept], [token for *_, token in kept], True)
+    def _answer(self, step_id: int, samples: list[Sample], is_last: bool = True, **more: Any) -> StepDone:
+        for sample in samples:
+            self.tokens[sample.row] += sample.kept
+            self.num_kept_drafts += len(sample.kept) - 1
+        indices = make_array(sample.index for sample in samples)
+        counts = make_array(len(sample.kept) for sample in samples)
+        token_ids = make_array(token_id for sample in samples for token_id in sample.kept)
+        return StepDone(step_id, indices, counts, token_ids, is_last, **more)
 
     def _score(self, plan: StepPlan, live: list[int]) -> dict[int, list[TokenLogprobs]]:
         """The tokens that follow each computed prompt token; minus their position stands for the logprob."""
@@ -94,20 +143,32 @@ class FakeWorker:
                 found[index] = [TokenLogprobs(Logprob(self.tokens[row][at], -float(at), 1)) for at in places]
         return found
 
-    def _write(self, row: int, start: int, count: int) -> None:
+    def _write(self, plan: StepPlan, index: int, drafts: list[int]) -> None:
+        row, start = int(plan.rows[index]), int(plan.starts[index])
+        count = int(plan.num_scheduled_tokens[index])
         assert count >= 1, "a run without tokens has nothing to sample from"
         self.num_computed_tokens += count
         if self.window is not None:
             seen = range(max(0, start + 1 - self.window), start)
             assert [self.kv[self._slot(row, at)] for at in seen] == [self.tokens[row][at] for at in seen]
+        tokens = self.tokens[row] + drafts
         for position in range(start, start + count):
-            self.kv[self._slot(row, position)] = self.tokens[row][position]
+            self.kv[self._slot(row, position)] = tokens[position]
 
-    def _sample(self, row: int, plan: StepPlan, index: int) -> int:
+    def _sample(self, plan: StepPlan, index: int, drafts: list[int]) -> Sample:
+        row = int(plan.rows[index])
         end = int(plan.starts[index] + plan.num_scheduled_tokens[index])
-        assert end == len(self.tokens[row]), "a sampled run must reach the last token"
-        start = 0 if self.window is None else max(0, end - self.window)
-        return next_token([self.kv[self._slot(row, position)] for position in range(start, end)])
+        num_known = end - len(drafts)
+        assert num_known == len(self.tokens[row]), "a sampled run must reach the last token"
+        token_ids = [
+            next_token([self.kv[self._slot(row, at)] for at in self._list_seen(length)])
+            for length in range(num_known, end + 1)
+        ]
+        return Sample(index, row, token_ids, drafts)
+
+    def _list_seen(self, end: int) -> range:
+        """The positions that the last of `end` tokens attends to."""
+        return range(0 if self.window is None else max(0, end - self.window), end)
 
     def _slot(self, row: int, position: int) -> int:
         block = self.tables[row][position // self.block_size]

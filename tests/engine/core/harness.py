@@ -2,21 +2,36 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections import Counter, deque
 
+import msgspec
 import numpy as np
 
 from engine.config import CacheConfig, SchedulerConfig
 from engine.core.kv_cache_manager import KVCacheManager
+from engine.core.request import Request
+from engine.core.request_table import RequestTable
 from engine.core.scheduler import Scheduler
 from engine.kv_cache_spec import KVCacheGroup, KVCacheSpec
-from engine.messages import AddRequest, FillMasks, RequestTokens, RunStep, SampleGate, StepDone, StepPlan
+from engine.messages import (
+    AddRequest,
+    Detail,
+    FillMasks,
+    NewCompletion,
+    NewTokens,
+    StepDone,
+    StepMasks,
+    StepPlan,
+)
 from engine.sampling_params import SamplingParams
+from engine.spec.proposer import Proposer
 from grammar import GrammarSpec
-from tests.engine.core.fake_worker import EOS, FakeWorker, reference_output
+from tests.engine.core.fake_worker import EOS, FakeWorker, make_array, reference_output
 
 MAX_MODEL_LEN = 96
+_handles = itertools.count(1)
 
 
 def make_scheduler_config(**changes: object) -> SchedulerConfig:
@@ -40,9 +55,17 @@ def make_request(
     name: str, prompt: list[int], max_tokens: int = 8, *, gated: bool = False, priority: int = 0, arrival: float = 0.0,
     salt: str | None = None, **params: object,
 ) -> AddRequest:  # fmt: skip
+    """A request of one completion. Its age is that at time 0."""
     grammar = GrammarSpec.json_object() if gated else None
     sampling = SamplingParams(max_tokens=max_tokens, grammar=grammar, **params)  # type: ignore[arg-type]
-    return AddRequest(name, prompt, sampling, 0, arrival, priority=priority, cache_salt=salt)
+    completions = [NewCompletion(next(_handles), seed=0)]
+    return AddRequest(name, prompt, sampling, completions, -arrival, priority, salt)
+
+
+def make_record(message: AddRequest, completion: NewCompletion | None = None) -> Request:
+    """The scheduler's own record of a completion, the first one unless given, at time 0."""
+    completion = completion or message.completions[0]
+    return Request(message, completion, RequestTable(1), MAX_MODEL_LEN, frozenset(), now=0.0)
 
 
 def find_prompt(num_tokens: int, *, ends: bool) -> tuple[list[int], list[int]]:
@@ -56,27 +79,34 @@ def find_prompt(num_tokens: int, *, ends: bool) -> tuple[list[int], list[int]]:
 
 
 class SchedulerHarness:
-    """Owns a scheduler and moves its messages; `ended` and `outputs` collect what comes out."""
+    """Owns a scheduler and moves its messages; `ended` and `outputs` collect what comes out, by request name."""
 
     def __init__(
-        self, num_blocks: int = 64, block_size: int = 4, caching: bool = True, window: int | None = None,
+        self,
+        num_blocks: int = 64,
+        block_size: int = 4,
+        caching: bool = True,
+        proposer: Proposer | None = None,
+        window: int | None = None,
         **config: object,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.now = 0.0
         cache = CacheConfig(num_blocks, block_size, caching, groups=(make_group(window),))
         self.kv_cache = KVCacheManager(cache)
         self.scheduler = Scheduler(
-            make_scheduler_config(**config), self.kv_cache, [EOS], clock=lambda: self.now
+            make_scheduler_config(**config), self.kv_cache, [EOS], lambda: self.now, proposer
         )
         self.worker = FakeWorker(block_size, window)
-        self.to_worker: deque[RunStep | SampleGate] = deque()
+        self.to_worker: deque[StepPlan | StepMasks] = deque()
         self.to_grammar: deque[FillMasks] = deque()
         self.to_scheduler: deque[StepDone] = deque()
-        self.num_accepted: Counter[str] = Counter()
+        self.handles: dict[str, int] = {}  # of the last request of each name
+        self.names: dict[int, str] = {}  # of requests that have not ended
+        self.num_accepted: Counter[int] = Counter()  # by handle
         # (step, index) -> output tokens the matcher must have seen
         self.num_due: dict[tuple[int, int], int] = {}
         self.outputs: dict[str, list[int]] = {}
-        self.ended: dict[str, list[RequestTokens]] = {}
+        self.ended: dict[str, list[Detail]] = {}
 
     def add(self, request: AddRequest) -> None:
         self.add_together(request)
@@ -84,12 +114,14 @@ class SchedulerHarness:
     def add_together(self, *requests: AddRequest) -> None:
         """All come before the next step is planned."""
         for request in requests:
-            self.outputs[request.request_id] = []
-            self.scheduler.add(request)
+            name, (completion,) = request.request_id, request.completions
+            self.outputs[name] = []
+            self.handles[name], self.names[completion.handle] = completion.handle, name
+            self.scheduler.add(msgspec.structs.replace(request, age_s=self.now + request.age_s))
         self.plan()
 
     def abort(self, name: str) -> None:
-        self._collect(self.scheduler.abort([name]))
+        self._collect(self.scheduler.abort([self.handles.get(name, 0)]))
         self.plan()
 
     def plan(self) -> None:
@@ -103,8 +135,8 @@ class SchedulerHarness:
         if not self.to_worker:
             return False
         message = self.to_worker.popleft()
-        if isinstance(message, RunStep):
-            done = self.worker.execute(message.plan)
+        if isinstance(message, StepPlan):
+            done = self.worker.execute(message)
         else:
             done = self.worker.sample_gated(message)
         if done is not None:
@@ -116,20 +148,21 @@ class SchedulerHarness:
         if not self.to_grammar:
             return False
         order = self.to_grammar.popleft()
-        self.num_accepted.update(name for name, _ in order.accepted)
-        for index, name in order.targets:
-            assert self.num_accepted[name] == self.num_due[order.step_id, index], "a mask of another position"
-        indices = np.array([index for index, _ in order.targets], dtype=np.int64)
-        self.to_worker.append(SampleGate(order.step_id, indices, np.full((len(indices), 4), -1, np.int32)))
+        self.num_accepted.update(handle for handle, _ in order.accepted)
+        for target in order.targets:
+            due = self.num_due[order.step_id, target.index]
+            assert self.num_accepted[target.handle] == due, "a mask of another position"
+        indices = make_array(target.index for target in order.targets)
+        counts = make_array(1 + len(target.draft_token_ids) for target in order.targets)
+        bitmask = np.full((counts.sum(), 4), -1, np.int32)
+        self.to_worker.append(StepMasks(order.step_id, indices, counts, bitmask))
         return True
 
     def answer(self) -> bool:
         """Let the scheduler take one answer."""
         if not self.to_scheduler:
             return False
-        new_tokens = self.scheduler.update(self.to_scheduler.popleft())
-        plain = zip(new_tokens.plain_ids, new_tokens.plain_tokens, strict=True)
-        self._collect([*new_tokens.items, *(RequestTokens(name, [token]) for name, token in plain)])
+        self._collect(self.scheduler.update(self.to_scheduler.popleft()))
         self.plan()
         return True
 
@@ -153,6 +186,7 @@ class SchedulerHarness:
         held = [block for request in self.scheduler.state.running for block in request.block_ids if block]
         assert sorted(held) == sorted(block for block, owners in owned.items() for _ in range(owners))
         assert all(not request.block_ids for request in self.scheduler.state.waiting.requests())
+        assert self.names.keys() == self.scheduler.state.requests.keys()
 
     def _send(self, plan: StepPlan) -> None:
         """The limits hold for every plan of every test."""
@@ -161,22 +195,37 @@ class SchedulerHarness:
         assert len(plan.rows) <= len(self.scheduler.state.running) <= config.max_num_seqs
         assert self.scheduler.num_open_steps <= config.max_steps_in_flight
         self._note_due(plan)
-        self.to_worker.append(RunStep(plan))
+        self.to_worker.append(plan)
         self._order_masks()
 
     def _note_due(self, plan: StepPlan) -> None:
-        for index in np.flatnonzero(plan.is_gated).tolist():
-            request = next(each for each in self.scheduler.state.running if each.row == plan.rows[index])
-            end = int(plan.starts[index] + plan.num_scheduled_tokens[index])
-            self.num_due[plan.step_id, index] = end - request.num_prompt_tokens
+        running = {request.row: request for request in self.scheduler.state.running}
+        ends = (plan.starts + plan.num_scheduled_tokens).tolist()
+        for index, (row, num_samples) in enumerate(
+            zip(plan.rows.tolist(), plan.num_samples.tolist(), strict=True)
+        ):
+            request = running[row]
+            assert ends[index] < request.max_num_tokens, (
+                "a token behind the last one that the request may have"
+            )
+            num_known = ends[index] - max(num_samples - 1, 0)
+            self.num_due[plan.step_id, index] = num_known - request.num_prompt_tokens
 
     def _order_masks(self) -> None:
         order = self.scheduler.order_masks()
         if order is not None:
             self.to_grammar.append(order)
 
-    def _collect(self, items: list[RequestTokens]) -> None:
-        for item in items:
-            self.outputs[item.request_id] += item.token_ids
-            if item.finish_reason is not None:
-                self.ended.setdefault(item.request_id, []).append(item)
+    def _collect(self, told: NewTokens) -> None:
+        counts = told.counts or [1] * len(told.handles)
+        token_ids = iter(told.token_ids)
+        for handle, count in zip(told.handles, counts, strict=True):
+            self.outputs[self.names[handle]] += itertools.islice(token_ids, count)
+        assert next(token_ids, None) is None, "tokens of nobody"
+        for handles in (told.handles, [detail.handle for detail in told.details]):
+            assert len(handles) == len(set(handles)), "told twice in one message"
+        for detail in told.details:
+            name = self.names[detail.handle]
+            if detail.finish_reason is not None:
+                del self.names[detail.handle]
+                self.ended.setdefault(name, []).append(detail)

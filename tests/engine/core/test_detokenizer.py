@@ -13,12 +13,13 @@ from hypothesis import strategies as st
 from engine.core.detokenizer import Detokenizer, TextDelta
 from engine.core.stop_strings import StopStrings
 from engine.input.tokenizer import Tokenizer
-from engine.messages import RequestTokens
+from engine.messages import Detail
 from engine.outputs import Logprob, TokenLogprobs
 from engine.sampling_params import SamplingParams
 from tests.engine.tokenizer_folders import make_byte_fallback_folder, make_byte_level_folder
 
 EOS = 1  # </s>
+R, OTHER = 7, 8  # handles
 
 
 @pytest.fixture(scope="module")
@@ -26,22 +27,22 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     return Tokenizer(make_byte_level_folder(tmp_path_factory.mktemp("tokenizer")))
 
 
-def make_detokenizer(tokenizer: Tokenizer | None, *request_ids: str, **params: Any) -> Detokenizer:
+def make_detokenizer(tokenizer: Tokenizer | None, *handles: int, **params: Any) -> Detokenizer:
     detokenizer = Detokenizer(tokenizer)
-    for request_id in request_ids or ("r",):
-        detokenizer.add(request_id, SamplingParams(**params), [])
+    for handle in handles or (R,):
+        detokenizer.add(handle, SamplingParams(**params), [])
     return detokenizer
 
 
-def send(detokenizer: Detokenizer, token_ids: list[int], **fields: Any) -> TextDelta:
-    delta = detokenizer.process(RequestTokens(fields.pop("request_id", "r"), token_ids, **fields))
+def send(detokenizer: Detokenizer, token_ids: list[int], handle: int = R, **fields: Any) -> TextDelta:
+    delta = detokenizer.process(handle, token_ids, Detail(handle, **fields) if fields else None)
     assert delta is not None
     return delta
 
 
 def send_each(detokenizer: Detokenizer, token_ids: list[int]) -> list[TextDelta]:
     """One token at a time, as long as the request lives."""
-    deltas = (detokenizer.process(RequestTokens("r", [token_id])) for token_id in token_ids)
+    deltas = (detokenizer.process(R, [token_id]) for token_id in token_ids)
     return [delta for delta in deltas if delta is not None]
 
 
@@ -51,25 +52,26 @@ def make_position(*token_ids: int) -> TokenLogprobs:
 
 
 def test_deltas_carry_text_and_tokens_and_requests_do_not_mix(tokenizer: Tokenizer) -> None:
-    detokenizer = make_detokenizer(tokenizer, "r", "other")
+    detokenizer = make_detokenizer(tokenizer, R, OTHER)
     table = tokenizer.token_bytes(tokenizer.vocab_size)
     ids = [*tokenizer.encode("hello wörld "), *(table.index(bytes([byte])) for byte in "🙂".encode())]
     deltas = []
     for token_id in ids:
         deltas.append(send(detokenizer, [token_id]))
-        assert send(detokenizer, tokenizer.encode("x"), request_id="other").text == "x"
+        assert send(detokenizer, tokenizer.encode("x"), OTHER).text == "x"
     assert "".join(delta.text for delta in deltas) == "hello wörld 🙂"
     assert [delta.token_ids for delta in deltas] == [[token_id] for token_id in ids]
     assert {delta.finish_reason for delta in deltas} == {None}
 
 
 def test_unknown_removed_and_finished_requests_are_ignored(tokenizer: Tokenizer) -> None:
-    detokenizer = make_detokenizer(tokenizer, "removed", "finished")
-    detokenizer.remove("removed")
-    detokenizer.remove("never seen")
-    assert send(detokenizer, [5], request_id="finished", finish_reason="length").finish_reason == "length"
-    for name in ("removed", "finished", "never seen"):
-        assert detokenizer.process(RequestTokens(name, [5])) is None
+    removed, finished, never_seen = range(3)
+    detokenizer = make_detokenizer(tokenizer, removed, finished)
+    detokenizer.remove(removed)
+    detokenizer.remove(never_seen)
+    assert send(detokenizer, [5], finished, finish_reason="length").finish_reason == "length"
+    for handle in (removed, finished, never_seen):
+        assert detokenizer.process(handle, [5]) is None
 
 
 def test_a_stop_string_over_several_tokens_ends_the_request(tokenizer: Tokenizer) -> None:
@@ -175,11 +177,11 @@ def test_an_error_passes_through(tokenizer: Tokenizer) -> None:
 def test_the_prompt_decides_about_the_first_space(tmp_path: Path) -> None:
     tokenizer = Tokenizer(make_byte_fallback_folder(tmp_path))
     detokenizer = Detokenizer(tokenizer)
-    detokenizer.add("r", SamplingParams(), tokenizer.encode("hello"))
-    detokenizer.add("first", SamplingParams(), [])
+    detokenizer.add(R, SamplingParams(), tokenizer.encode("hello"))
+    detokenizer.add(OTHER, SamplingParams(), [])
     hello = tokenizer.encode("hello", add_special_tokens=False)
     assert send(detokenizer, hello).text == " hello"
-    assert send(detokenizer, hello, request_id="first").text == "hello"
+    assert send(detokenizer, hello, OTHER).text == "hello"
 
 
 def test_without_a_tokenizer_tokens_pass_and_text_stays_empty() -> None:

@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 
 from engine.core.grammar_manager import GrammarManager
-from engine.messages import FillMasks
+from engine.messages import FillMasks, MaskTarget
 from grammar import GrammarCompiler, GrammarSpec, InvalidGrammar, Matcher, Vocabulary
 
 EOS = 0
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 VOCAB = 1 + len(LETTERS)
+ONE, BAD, OTHER = 11, 12, 13  # handles
 
 
 @pytest.fixture(scope="module")
@@ -28,10 +29,11 @@ def make_matcher(compiler: GrammarCompiler, *choices: str) -> Matcher:
     return compiler.compile(GrammarSpec.choice(list(choices))).matcher()
 
 
-def make_manager(compiler: GrammarCompiler, **choices: list[str]) -> GrammarManager:
+def make_manager(compiler: GrammarCompiler, choices: dict[int, list[str]]) -> GrammarManager:
+    """Handle -> the texts that it may become."""
     manager = GrammarManager()
-    for name, texts in choices.items():
-        manager.open(name, make_matcher(compiler, *texts))
+    for handle, texts in choices.items():
+        assert manager.open(handle, make_matcher(compiler, *texts)) == []
     return manager
 
 
@@ -75,76 +77,100 @@ class FaultyMatcher:
 
 
 @pytest.mark.parametrize(("accepted", "allowed"), [("", "ny"), ("ye", "s"), ("no", None)])
+@pytest.mark.parametrize("num_before", [0, 1])
 def test_a_mask_holds_what_may_come_after_the_accepted_tokens(
-    compiler: GrammarCompiler, accepted: str, allowed: str | None
+    compiler: GrammarCompiler, accepted: str, allowed: str | None, num_before: int
 ) -> None:
-    """A finished text allows only its end."""
-    order = FillMasks(3, [("r", token) for token in ids(accepted)], [(0, "r")])
-    gate, broken = make_manager(compiler, r=["yes", "no"]).fill(order, VOCAB)
-    assert (gate.step_id, gate.indices.tolist(), broken) == (3, [0], [])
-    assert read_mask(gate.bitmask[0]) == ([EOS] if allowed is None else ids(allowed))
+    """A finished text allows only its end. Some tokens may have been generated before the matcher was opened."""
+    manager, tokens = GrammarManager(), ids(accepted)
+    assert manager.open(ONE, make_matcher(compiler, "yes", "no"), tokens[:num_before]) == []
+    order = FillMasks(3, [(ONE, token) for token in tokens[num_before:]], [MaskTarget(0, ONE)])
+    masks, failed = manager.fill(order, VOCAB)
+    assert (masks.step_id, masks.indices.tolist(), failed) == (3, [0], [])
+    assert read_mask(masks.bitmask[0]) == ([EOS] if allowed is None else ids(allowed))
+
+
+def test_tokens_generated_before_that_the_grammar_forbids_fail_at_once(compiler: GrammarCompiler) -> None:
+    manager = GrammarManager()
+    (failed,) = manager.open(BAD, make_matcher(compiler, "ab"), ids("ax"))
+    assert (failed.handle, failed.finish_reason, len(manager)) == (BAD, "error", 0)
 
 
 def test_masks_stand_beside_the_places_of_their_requests(compiler: GrammarCompiler) -> None:
-    manager = make_manager(compiler, one=["ab"], other=["xy"])
-    gate, _ = manager.fill(FillMasks(0, [], [(5, "other"), (2, "one")]), VOCAB)
-    masks = {index: read_mask(row) for index, row in zip(gate.indices.tolist(), gate.bitmask, strict=True)}
-    assert masks == {5: ids("x"), 2: ids("a")}
+    manager = make_manager(compiler, {ONE: ["ab"], OTHER: ["xy"]})
+    masks, _ = manager.fill(FillMasks(0, [], [MaskTarget(5, OTHER), MaskTarget(2, ONE)]), VOCAB)
+    assert masks.counts.tolist() == [1, 1]
+    found = {index: read_mask(row) for index, row in zip(masks.indices.tolist(), masks.bitmask, strict=True)}
+    assert found == {5: ids("x"), 2: ids("a")}
 
 
-def test_a_dropped_request_gets_no_mask_and_breaks_nothing(compiler: GrammarCompiler) -> None:
-    manager = make_manager(compiler, gone=["ab"], here=["xy"])
-    manager.drop(["gone", "never known"])
-    accepted = [("gone", ids("a")[0])]
-    gate, broken = manager.fill(FillMasks(0, accepted, [(0, "gone"), (1, "here")]), VOCAB)
-    assert (gate.indices.tolist(), broken, len(manager)) == ([1], [], 1)
+def test_each_draft_has_a_mask_behind_it_and_leaves_the_matcher_where_it_is(
+    compiler: GrammarCompiler,
+) -> None:
+    manager = make_manager(compiler, {ONE: ["abc", "abd"], OTHER: ["xyz"]})
+    targets = [MaskTarget(0, ONE, ids("ab")), MaskTarget(1, OTHER, ids("xx")), MaskTarget(2, BAD, ids("a"))]
+    for _ in range(2):
+        masks, failed = manager.fill(FillMasks(0, [], targets), VOCAB)
+        assert (masks.indices.tolist(), masks.counts.tolist(), failed) == ([0, 1], [3, 3], [])
+        right = [read_mask(row) for row in masks.bitmask[:5]]
+        assert right == [ids("a"), ids("b"), ids("cd"), ids("x"), ids("y")]
 
 
+def test_a_dropped_request_gets_no_mask_and_fails_nobody(compiler: GrammarCompiler) -> None:
+    manager = make_manager(compiler, {ONE: ["ab"], OTHER: ["xy"]})
+    manager.drop([ONE, 99])
+    order = FillMasks(0, [(ONE, ids("a")[0])], [MaskTarget(0, ONE), MaskTarget(1, OTHER)])
+    masks, failed = manager.fill(order, VOCAB)
+    assert (masks.indices.tolist(), failed, len(manager)) == ([1], [], 1)
+
+
+@pytest.mark.parametrize("drafts", ["", "ab"])
 @pytest.mark.parametrize(
     ("fault", "accepted", "told"),
     [
-        (None, [("bad", 26)], ("token 26 is not allowed by the grammar", "error")),
-        (InvalidGrammar("out of fuel"), [("bad", 1)], ("out of fuel", "dead_end")),
-        ("out of fuel", [("bad", 1)], ("out of fuel", "dead_end")),
+        (None, [(BAD, 26)], ("token 26 is not allowed by the grammar", "error")),
+        (InvalidGrammar("out of fuel"), [(BAD, 1)], ("out of fuel", "dead_end")),
+        ("out of fuel", [(BAD, 1)], ("out of fuel", "dead_end")),
         (FAULT, [], ("the engine has a fault", "error")),
-        (FAULT, [("bad", 1)], ("the engine has a fault", "error")),
-        (PanicException("it gave up"), [("bad", 1)], ("it gave up", "error")),
+        (FAULT, [(BAD, 1)], ("the engine has a fault", "error")),
+        (PanicException("it gave up"), [(BAD, 1)], ("it gave up", "error")),
     ],
 )
-def test_a_failure_breaks_only_the_request_it_belongs_to(
+def test_a_failure_ends_only_the_request_it_belongs_to(
     compiler: GrammarCompiler,
     fault: BaseException | str | None,
-    accepted: list[tuple[str, int]],
+    accepted: list[tuple[int, int]],
     told: tuple[str, str],
+    drafts: str,
 ) -> None:
-    manager = make_manager(compiler, one=["ab"], bad=["ab"], other=["xy"])
+    manager = make_manager(compiler, {ONE: ["ab"], BAD: ["ab"], OTHER: ["xy"]})
     if fault is not None:
-        manager.open("bad", FaultyMatcher(fault))  # type: ignore[arg-type]
-    order = FillMasks(0, [*accepted, ("other", ids("x")[0])], [(0, "one"), (1, "bad"), (2, "other")])
-    gate, (broken,) = manager.fill(order, VOCAB)
-    assert (broken.request_id, broken.finish_reason) == ("bad", told[1]) and told[0] in broken.error
-    assert gate.indices.tolist() == [0, 2] and len(manager) == 2
-    assert [read_mask(row) for row in gate.bitmask] == [ids("a"), ids("y")]
+        manager.open(BAD, FaultyMatcher(fault))  # type: ignore[arg-type]
+    targets = [MaskTarget(0, ONE), MaskTarget(1, BAD, ids(drafts)), MaskTarget(2, OTHER)]
+    masks, (failed,) = manager.fill(FillMasks(0, [*accepted, (OTHER, ids("x")[0])], targets), VOCAB)
+    assert (failed.handle, failed.finish_reason) == (BAD, told[1]) and told[0] in failed.error
+    assert masks.indices.tolist() == [0, 2] and len(manager) == 2
+    assert [read_mask(row) for row in masks.bitmask] == [ids("a"), ids("y")]
 
 
-def test_a_broken_request_is_reported_once(compiler: GrammarCompiler) -> None:
-    manager = make_manager(compiler, bad=["ab"])
-    wrong = ("bad", ids("z")[0])
-    _, broken = manager.fill(FillMasks(0, [wrong, wrong], []), VOCAB)
-    assert len(broken) == 1
-    gate, broken = manager.fill(FillMasks(1, [wrong], []), VOCAB)
-    assert (gate.step_id, len(gate.indices), len(gate.bitmask), broken) == (1, 0, 0, [])
+def test_a_failed_request_is_reported_once(compiler: GrammarCompiler) -> None:
+    manager = make_manager(compiler, {BAD: ["ab"]})
+    wrong = (BAD, ids("z")[0])
+    _, failed = manager.fill(FillMasks(0, [wrong, wrong], []), VOCAB)
+    assert len(failed) == 1
+    masks, failed = manager.fill(FillMasks(1, [wrong], []), VOCAB)
+    assert (masks.step_id, len(masks.indices), len(masks.bitmask), failed) == (1, 0, 0, [])
 
 
 def test_a_matcher_that_hits_a_limit_loses_its_row_and_says_why(
     compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    manager = make_manager(compiler, tired=["ab"], fresh=["xy"])
-    monkeypatch.setattr(type(manager._matchers["tired"]), "error", None, raising=False)
-    manager._matchers["tired"].error = "out of fuel"  # type: ignore[misc]
-    gate, broken = manager.fill(FillMasks(0, [], [(0, "tired"), (1, "fresh")]), VOCAB)
-    assert gate.indices.tolist() == [1]
-    assert read_mask(gate.bitmask[0]) == ids("x")
-    assert [(each.request_id, each.error, each.finish_reason) for each in broken] == [
-        ("tired", "the grammar could not go on: out of fuel", "dead_end")
+    manager = make_manager(compiler, {BAD: ["ab"], OTHER: ["xy"]})
+    monkeypatch.setattr(type(manager._matchers[BAD]), "error", None, raising=False)
+    manager._matchers[BAD].error = "out of fuel"  # type: ignore[misc]
+    masks, failed = manager.fill(FillMasks(0, [], [MaskTarget(0, BAD), MaskTarget(1, OTHER)]), VOCAB)
+    assert masks.indices.tolist() == [1]
+    assert read_mask(masks.bitmask[0]) == ids("x")
+    assert [(each.handle, each.error, each.finish_reason) for each in failed] == [
+        (BAD, "the grammar could not go on: out of fuel", "dead_end")
     ]

@@ -8,7 +8,6 @@ from engine.config import CacheConfig
 from engine.core.block_hash import extend_block_hashes
 from engine.core.kv_cache_manager import KVCacheManager
 from engine.core.request import Request
-from engine.core.request_table import RequestTable
 from tests.engine.core import harness
 from tests.engine.core.harness import SchedulerHarness
 
@@ -21,7 +20,7 @@ def make_manager(num_usable: int = 20, caching: bool = True, window: int | None 
 
 def make_request(prompt: list[int], salt: str | None = None, **params: object) -> Request:
     message = harness.make_request("r", prompt, salt=salt, **params)
-    return Request(message, RequestTable(1), max_model_len=96, eos_token_ids=frozenset())
+    return harness.make_record(message)
 
 
 def make_hashes(tokens: range) -> list[bytes]:
@@ -109,10 +108,7 @@ def test_growing_takes_blocks_only_at_a_border() -> None:
 
 def test_two_equal_prompts_admitted_in_one_step_share_blocks() -> None:
     house = SchedulerHarness(max_num_batched_tokens=64)
-    for name in ("a", "b"):
-        house.outputs[name] = []
-        house.scheduler.add(harness.make_request(name, list(range(10)), max_tokens=3))
-    house.plan()
+    house.add_together(*(harness.make_request(name, list(range(10)), max_tokens=3) for name in ("a", "b")))
     first, second = house.scheduler.state.running
     assert first.block_ids[:2] == second.block_ids[:2]
     assert second.num_cached_tokens == 8

@@ -9,7 +9,6 @@ import pytest
 from engine.config import SchedulingPolicy
 from engine.core.request import Request
 from engine.core.request_queue import RequestQueue
-from engine.core.request_table import RequestTable
 from tests.engine.core import harness
 
 AGEING_S = 10.0
@@ -17,7 +16,7 @@ AGEING_S = 10.0
 
 def make_request(name: str, arrival: float = 0.0, priority: int = 0) -> Request:
     message = harness.make_request(name, [1, 2, 3], arrival=arrival, priority=priority)
-    return Request(message, RequestTable(1), max_model_len=96, eos_token_ids=frozenset())
+    return harness.make_record(message)
 
 
 def drain(queue: RequestQueue) -> list[str]:
@@ -76,7 +75,7 @@ def test_a_preempted_request_returns_to_the_front_and_a_removed_one_never_comes(
         queue.push(request)
     queue.push(queue.pop())
     queue.remove(requests[1])
-    assert "b" not in queue and len(queue) == 2
+    assert requests[1].handle not in queue and len(queue) == 2
     assert drain(queue) == ["a", "c"]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from engine.messages import RunStep, StepPlan
+from engine.messages import StepPlan
 from tests.engine.core.harness import MAX_MODEL_LEN, SchedulerHarness, find_prompt, make_request
 
 WIDE = 64  # a budget that takes any prompt here whole
@@ -18,7 +18,7 @@ LASTING, LONG_ANSWER = find_prompt(20, ends=False)
 
 
 def pending_plans(house: SchedulerHarness) -> list[StepPlan]:
-    return [message.plan for message in house.to_worker if isinstance(message, RunStep)]
+    return [message for message in house.to_worker if isinstance(message, StepPlan)]
 
 
 def turn(house: SchedulerHarness) -> StepPlan:
@@ -215,7 +215,7 @@ def test_nobody_gives_way_to_a_request_that_the_step_has_no_tokens_for() -> None
     fill_slots(house, 4)
     first = add_urgent(house, 2, 40)[0]
     assert first.num_scheduled_tokens.tolist() == [13, 1, 1, 1]
-    assert first.is_sampled.tolist() == [False, True, True, True]
+    assert first.num_samples.tolist() == [0, 1, 1, 1]
 
 
 def test_long_prompts_displace_over_several_steps(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,16 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import msgspec
 import pytest
 
-from engine.messages import NO_TOKEN_LEFT, AddRequest, GrammarBroken, RunStep, SampleGate, StepDone
+from engine.messages import (
+    BROKEN_LOGITS,
+    NO_TOKEN_LEFT,
+    AddRequest,
+    GrammarFailed,
+    StepDone,
+    StepMasks,
+    StepPlan,
+)
 from engine.outputs import FinishReason
+from tests.engine.core.fake_worker import make_array
 from tests.engine.core.harness import MAX_MODEL_LEN, SchedulerHarness, find_prompt, make_request
 
 
 def finish_of(house: SchedulerHarness, name: str) -> tuple[FinishReason | None, int | str | None]:
     (last,) = house.ended[name]
     return last.finish_reason, last.stop_reason
+
+
+def replace_tokens(done: StepDone, *token_ids: int) -> StepDone:
+    return msgspec.structs.replace(done, token_ids=make_array(token_ids))
 
 
 def run_alone(request: AddRequest) -> SchedulerHarness:
@@ -67,7 +81,7 @@ def test_a_token_that_could_not_be_sampled_ends_only_its_request() -> None:
     house.add_together(*(make_request(name, LASTING, max_tokens=5) for name in ("broken", "healthy")))
     house.work()
     done = house.to_scheduler.popleft()
-    house.to_scheduler.append(StepDone(done.step_id, done.indices, [-1, done.token_ids[1]], done.is_last))
+    house.to_scheduler.append(replace_tokens(done, BROKEN_LOGITS, done.token_ids[1]))
     house.run()
     assert finish_of(house, "broken") == ("error", None)
     assert "no token could be sampled" in (house.ended["broken"][0].error or "")
@@ -83,7 +97,7 @@ def test_constraints_that_leave_no_token_are_a_dead_end_of_their_request_alone()
     while not (house.to_scheduler and len(house.to_scheduler[-1].indices)):
         house.work()
     done = house.to_scheduler.pop()
-    house.to_scheduler.append(StepDone(done.step_id, done.indices, [NO_TOKEN_LEFT], done.is_last))
+    house.to_scheduler.append(replace_tokens(done, NO_TOKEN_LEFT))
     house.run()
     assert finish_of(house, "stuck") == ("dead_end", None)
     expected = "after 0 tokens of output no token satisfies grammar and allowed_token_ids and bad_words"
@@ -103,7 +117,7 @@ def test_what_a_failed_row_computed_or_found_is_not_cached(is_preempted: bool) -
         if name == "broken":
             house.work()
             done = house.to_scheduler.popleft()
-            house.to_scheduler.append(StepDone(done.step_id, done.indices, [-1], done.is_last))
+            house.to_scheduler.append(replace_tokens(done, BROKEN_LOGITS))
             if is_preempted:
                 house.scheduler.state.preempt(house.scheduler.state.running[0], done.step_id)
         house.run()
@@ -119,7 +133,7 @@ def test_the_tokens_before_a_failed_one_are_not_cached() -> None:
         house.answer()
     house.work()
     done = house.to_scheduler.popleft()
-    house.to_scheduler.appendleft(StepDone(done.step_id, done.indices, [-1], done.is_last))
+    house.to_scheduler.appendleft(replace_tokens(done, BROKEN_LOGITS))
     house.run()
     assert house.kv_cache.pool.num_cached == 0
 
@@ -131,7 +145,7 @@ def stop_waiting(house: SchedulerHarness) -> None:
     """Behind four others."""
     house.add_together(*(make_request(f"other {n}", LASTING, 30, arrival=-1.0) for n in range(4)))
     house.add(make_request("a", LASTING, 30))
-    assert "a" in house.scheduler.state.waiting
+    assert house.handles["a"] in house.scheduler.state.waiting
 
 
 def stop_in_prefill(house: SchedulerHarness) -> None:
@@ -180,7 +194,7 @@ def test_an_abort_frees_blocks_and_name_at_once_and_ends_once(
     house.abort("a")
     house.check()
     assert finish_of(house, "a") == ("abort", None)
-    assert "a" not in house.scheduler
+    assert house.handles["a"] not in house.scheduler
     assert not [request for request in house.scheduler.state.running if request.request_id == "a"]
     house.abort("a")
     house.add(make_request("a", LASTING, 6))
@@ -193,8 +207,14 @@ def test_an_abort_frees_blocks_and_name_at_once_and_ends_once(
 def test_an_abort_carries_the_reason_it_is_given() -> None:
     house = SchedulerHarness()
     house.add(make_request("a", LASTING, 30))
-    (ended,) = house.scheduler.abort(["nobody", "a"], "error", "the grammar broke")
-    assert (ended.finish_reason, ended.error, ended.token_ids) == ("error", "the grammar broke", [])
+    told = house.scheduler.abort([0, house.handles["a"]], "error", "the grammar broke")
+    (ended,) = told.details
+    assert (ended.handle, ended.finish_reason, ended.error) == (
+        house.handles["a"],
+        "error",
+        "the grammar broke",
+    )
+    assert told.token_ids == []
 
 
 @pytest.fixture
@@ -220,10 +240,10 @@ def test_a_row_whose_mask_is_late_is_skipped_and_caught_up(house: SchedulerHarne
     """Each accepted token reaches its matcher once, but for the last, which ended the request."""
     house.work()
     house.work()
-    assert house.to_scheduler[-1].skipped == (0,)
+    assert house.to_scheduler[-1].skipped == [0]
     house.run()
     assert house.outputs["gated"] == house.outputs["plain"] == LONG_ANSWER[:10]
-    assert (house.num_accepted["gated"], house.num_accepted["plain"]) == (9, 0)
+    assert [house.num_accepted[house.handles[name]] for name in ("gated", "plain")] == [9, 0]
 
 
 def test_a_skipped_row_is_not_counted_as_computed(house: SchedulerHarness) -> None:
@@ -239,10 +259,10 @@ def test_a_skipped_row_is_not_counted_as_computed(house: SchedulerHarness) -> No
 
 def test_masks_are_ordered_only_when_all_tokens_before_are_known(house: SchedulerHarness) -> None:
     assert [order.step_id for order in house.to_grammar] == [0]
-    assert sum(isinstance(message, RunStep) for message in house.to_worker) == 2
+    assert sum(isinstance(message, StepPlan) for message in house.to_worker) == 2
     house.work()
     house.fill()
-    while not isinstance(house.to_worker[0], SampleGate):
+    while not isinstance(house.to_worker[0], StepMasks):
         house.work()
     assert house.scheduler.order_masks() is None
 
@@ -250,7 +270,7 @@ def test_masks_are_ordered_only_when_all_tokens_before_are_known(house: Schedule
 def test_a_gated_request_that_ends_gets_no_mask(house: SchedulerHarness) -> None:
     house.abort("gated")
     house.run()
-    assert house.num_accepted["gated"] == 0
+    assert house.num_accepted[house.handles["gated"]] == 0
     assert house.outputs["plain"] == LONG_ANSWER[:10]
 
 
@@ -265,14 +285,12 @@ def test_a_row_is_not_given_away_while_its_sample_is_parked() -> None:
     assert house.outputs["next"] == LONG_ANSWER[:4]
 
 
-def test_a_broken_matcher_does_not_end_a_later_request_of_its_name(house: SchedulerHarness) -> None:
-    name = "gated"
-    house.plan()
-    late = GrammarBroken(house.scheduler.num_steps - 1, name, "a limit was hit", "dead_end")
-    house.abort(name)
-    house.add(make_request(name, LASTING, gated=True))
-    assert house.scheduler.end_broken(late) == []
-    report = GrammarBroken(house.scheduler.num_steps, name, "a limit was hit", "dead_end")
-    (ended,) = house.scheduler.end_broken(report)
+def test_a_failed_matcher_does_not_end_a_later_request_of_its_name(house: SchedulerHarness) -> None:
+    late = GrammarFailed(house.handles["gated"], "a limit was hit", "dead_end")
+    house.abort("gated")
+    house.add(make_request("gated", LASTING, gated=True))
+    assert house.scheduler.end_failed(late).details == []
+    report = GrammarFailed(house.handles["gated"], "a limit was hit", "dead_end")
+    (ended,) = house.scheduler.end_failed(report).details
     assert (ended.finish_reason, ended.error) == ("dead_end", "a limit was hit")
-    assert house.scheduler.end_broken(report) == []
+    assert house.scheduler.end_failed(report).details == []

@@ -98,7 +98,7 @@ def walk_running(scheduler: Scheduler) -> dict[int, tuple[int, int, bool]]:
     """Row -> (start, number of tokens, whether one is sampled), as long as there is room for everybody."""
     steps = scheduler._steps
     # a free row makes chunks smaller
-    scheduler.state.rows.drain(steps[0].step_id if steps else scheduler.num_steps)
+    scheduler.state.drain(steps[0].step_id if steps else scheduler.num_steps)
     budget = scheduler.config.max_num_batched_tokens
     expected = {}
     for index, request in enumerate(scheduler.state.running):
@@ -137,7 +137,10 @@ class WatchedHarness(SchedulerHarness):
 
     def _compare(self, plan: StepPlan, expected: dict[int, tuple[int, int, bool]]) -> None:
         runs = zip(
-            plan.starts.tolist(), plan.num_scheduled_tokens.tolist(), plan.is_sampled.tolist(), strict=True
+            plan.starts.tolist(),
+            plan.num_scheduled_tokens.tolist(),
+            (plan.num_samples > 0).tolist(),
+            strict=True,
         )
         new_rows = {new.row for new in plan.new_rows}
         got = {row: run for row, run in zip(plan.rows.tolist(), runs, strict=True) if row not in new_rows}

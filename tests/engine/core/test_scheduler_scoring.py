@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import random
 
+import msgspec
 import pytest
 
 from engine.core.step import MAX_SCORED_TOKENS
-from engine.messages import RequestTokens, StepPlan
+from engine.messages import NewCompletion, NewTokens, StepPlan
 from tests.engine.core.fake_worker import reference_output
-from tests.engine.core.harness import SchedulerHarness, make_request
+from tests.engine.core.harness import SchedulerHarness, make_record, make_request
 
 MAX_LEN = 1000
 
@@ -37,13 +38,13 @@ class ScoringHarness(SchedulerHarness):
         self.plans.append(plan)
         super()._send(plan)
 
-    def _collect(self, items: list[RequestTokens]) -> None:
-        for item in items:
-            assert item.request_id not in self.ended, "told after the end"
-            if item.prompt_logprobs is not None:
-                part = [p and (p.token.token_id, p.token.logprob) for p in item.prompt_logprobs]
-                self.parts.setdefault(item.request_id, []).append(part)
-        super()._collect(items)
+    def _collect(self, told: NewTokens) -> None:
+        for detail in told.details:
+            name = self.names[detail.handle]
+            if detail.prompt_logprobs is not None:
+                part = [p and (p.token.token_id, p.token.logprob) for p in detail.prompt_logprobs]
+                self.parts.setdefault(name, []).append(part)
+        super()._collect(told)
 
 
 def make_prompt(length: int, seed: int = 0) -> list[int]:
@@ -103,6 +104,16 @@ def test_a_prompt_told_before_a_preemption_is_not_scored_again() -> None:
     for number, prompt in enumerate(prompts):
         assert sum(map(len, house.parts[f"r{number}"])) == len(prompt)
         assert house.read_prompt(f"r{number}") == expect_told(prompt)
+
+
+def test_the_first_of_several_completions_tells_the_prompt_for_all() -> None:
+    completions = [NewCompletion(handle, seed=handle) for handle in (1, 2, 3)]
+    message = make_request("a", make_prompt(9), n=3, prompt_logprobs=2)
+    message = msgspec.structs.replace(message, completions=completions)
+    requests = [make_record(message, completion) for completion in completions]
+    assert [request.wants_prompt_logprobs for request in requests] == [True, False, False]
+    details = [request.make_detail() for request in requests]
+    assert [detail.prompt_logprobs for detail in details] == [[None], None, None]
 
 
 @pytest.mark.parametrize("seed", range(40))

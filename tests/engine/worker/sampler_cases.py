@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from engine.outputs import TokenLogprobs
 from engine.sampling_params import SamplingParams
 from engine.worker.sampling.sampler import SampledTokens, Sampler
 from engine.worker.sampling.state import SamplingState
@@ -62,16 +63,25 @@ def pack_mask(mask: np.ndarray) -> np.ndarray:
 def sample(
     sampler: Sampler, logits: Tensor, cases: Sequence[Case], rows: Sequence[int] | None = None
 ) -> SampledTokens:
-    """Sample the next token of each case; masks of cases travel with an explicit map."""
-    places = [place for place, case in enumerate(cases) if case.mask is not None]
-    masks = [pack_mask(case.mask) for case in cases if case.mask is not None]
-    return sampler.sample(
-        logits.clone(),
-        np.arange(len(cases), dtype=np.int32) if rows is None else np.array(rows, np.int32),
-        np.array([case.position for case in cases], np.int64),
-        np.stack(masks) if masks else None,
-        np.array(places) if masks else None,
-    )
+    """Sample the next token of each case; cases with masks are sampled apart, as a step's gated rows are."""
+    at = np.arange(len(cases)) if rows is None else np.array(rows, np.int64)
+    positions = np.array([case.position for case in cases], np.int64)
+    has_mask = np.array([case.mask is not None for case in cases])
+    token_ids, logprobs = torch.empty(len(cases), dtype=torch.int64), []
+    for places in (np.flatnonzero(~has_mask), np.flatnonzero(has_mask)):
+        masks = [pack_mask(mask) for place in places.tolist() if (mask := cases[place].mask) is not None]
+        # A copy of its own: sampling overwrites it.
+        part_logits = logits[torch.from_numpy(places)]
+        bitmask = np.stack(masks) if masks else None
+        part = sampler.sample(part_logits, at[places], positions[places], bitmask)
+        token_ids[torch.from_numpy(places)] = part.token_ids
+        logprobs += [found.move(places) for found in part.logprobs]
+    return SampledTokens(token_ids, logprobs)
+
+
+def read_logprobs(sampled: SampledTokens) -> dict[int, TokenLogprobs]:
+    """By place in the batch."""
+    return {place: entry for part in sampled.logprobs for place, entry in part.to_lists().items()}
 
 
 def sample_alone(case: Case, logits: Tensor) -> int:

@@ -103,7 +103,7 @@ class Rows:
     def _run(self, runs: Iterable[tuple[int, int, int]], new: Sequence[NewRow] = ()) -> None:
         done = self.runner.execute(make_plan(runs, new=new))
         assert isinstance(done, StepDone)
-        self.tokens.append(done.token_ids)
+        self.tokens.append(done.token_ids.tolist())
 
 
 class SharingPlan:

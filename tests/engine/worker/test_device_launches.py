@@ -17,7 +17,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.messages import NewRow, SampleGate
+from engine.messages import NewRow, StepMasks
 from engine.model import DecoderModel, ModelConfig
 from engine.sampling_params import SamplingParams
 from engine.worker.decode_graphs import DecodeBuffers, DecodeGraphs, list_padded_sizes
@@ -143,7 +143,7 @@ class Machine:
         blocks = [*range(1 + 100 * prefix, 65 + 100 * prefix), *own][:BLOCKS_PER_ROW] if prefix else list(own)
         self.ends[row] = length
         params = self.dice.choice(PARAMS) if self.dice.random() < 0.3 else PARAMS[row % 2]
-        bad_words = ((4,), (3, 5)) if params.bad_words else ()
+        bad_words = [[4], [3, 5]] if params.bad_words else []
         return make_new_row(row, [1] * length, blocks, params, bad_words)
 
     def step(self, number: int) -> None:
@@ -168,8 +168,9 @@ class Machine:
         for row in rows[len(new) :]:
             self.ends[row] += 1
         if gated.any():
-            words = np.full((int(gated.sum()), -(-VOCAB_SIZE // 32)), -1, dtype=np.int32)
-            self.runner.sample_gated(SampleGate(number, np.flatnonzero(gated), words))
+            indices = np.flatnonzero(gated)
+            words = np.full((len(indices), -(-VOCAB_SIZE // 32)), -1, dtype=np.int32)
+            self.runner.sample_gated(StepMasks(number, indices, np.ones_like(indices), words))
         for row in [row for row in rows if self.dice.random() < 0.05]:
             del self.ends[row]
 

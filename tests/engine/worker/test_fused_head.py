@@ -75,7 +75,7 @@ def run(model: DecoderModel, params: list[SamplingParams], *, is_gathered: bool)
         runs = [(row, 2 + row + number, 1) if number else (row, 0, 3 + row) for row in range(num_rows)]
         done = runner.execute(make_plan(runs, number, new=[] if number else new))
         assert isinstance(done, StepDone)
-        tokens.append(list(done.token_ids))
+        tokens.append(done.token_ids.tolist())
     return tokens
 
 

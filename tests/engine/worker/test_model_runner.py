@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.messages import NO_TOKEN_LEFT, NewRow, SampleGate, StepDone
+from engine.messages import NO_TOKEN_LEFT, NewRow, StepDone, StepMasks
 from engine.sampling_params import SamplingParams
 from engine.worker.device_link import PendingStep
 from engine.worker.input_batch import InputBatch
@@ -54,32 +55,43 @@ def make_new_row(row: int, tokens: list[int], params: SamplingParams = GREEDY) -
     return plans.make_new_row(row, tokens, range(1 + 8 * row, 9 + 8 * row), params)
 
 
-def make_gate(step_id: int, allowed: dict[int, list[int]]) -> SampleGate:
-    """Index of the row in the step -> allowed tokens."""
+def make_masks(step_id: int, *allowed: tuple[int, list[int]]) -> StepMasks:
+    """(Index of the row in the step, allowed tokens) of each position; those of a row one after another."""
     bitmask = allocate_bitmask(len(allowed), VOCAB)
     bitmask[:] = 0
-    for row, tokens in zip(bitmask.view(np.uint32), allowed.values(), strict=True):
+    for row, (_, tokens) in zip(bitmask.view(np.uint32), allowed, strict=True):
         for token in tokens:
             row[token // 32] |= np.uint32(1 << token % 32)
-    return SampleGate(step_id, np.array(list(allowed), dtype=np.int64), bitmask)
+    counts = Counter(index for index, _ in allowed)
+    indices = np.array(list(counts), dtype=np.int64)
+    return StepMasks(step_id, indices, np.array(list(counts.values()), dtype=np.int64), bitmask)
 
 
-def read(done: StepDone | PendingStep | None) -> tuple[dict[int, int], tuple[int, ...], bool]:
-    """Index -> token, the indices that were skipped, and whether the step is over."""
+def read_runs(done: StepDone | PendingStep | None) -> dict[int, list[int]]:
+    """Index -> tokens."""
     assert isinstance(done, StepDone)
-    return dict(zip(done.indices, done.token_ids, strict=True)), done.skipped, done.is_last
+    tokens = np.split(done.token_ids, np.cumsum(done.counts)[:-1])
+    return {index: ids.tolist() for index, ids in zip(done.indices.tolist(), tokens, strict=True)}
+
+
+def read(done: StepDone | PendingStep | None) -> tuple[dict[int, int], list[int], bool]:
+    """Index -> token, the indices that were skipped, and whether the step is over; nobody has drafts."""
+    assert isinstance(done, StepDone)
+    assert done.counts.tolist() == [1] * len(done.indices)
+    tokens = dict(zip(done.indices.tolist(), done.token_ids.tolist(), strict=True))
+    return tokens, done.skipped, done.is_last
 
 
 def test_a_step_samples_one_token_for_each_row_that_asks() -> None:
     runner, _ = make_runner()
     new = [make_new_row(0, [5, 6]), make_new_row(1, [9, 8, 7])]
-    assert read(runner.execute(make_plan([(1, 0, 3), (0, 0, 2)], new=new))) == ({0: 8, 1: 7}, (), True)
+    assert read(runner.execute(make_plan([(1, 0, 3), (0, 0, 2)], new=new))) == ({0: 8, 1: 7}, [], True)
 
 
 def test_a_chunk_of_a_prompt_samples_nothing_and_the_next_step_reads_what_the_last_one_sampled() -> None:
     runner, model = make_runner()
     done = runner.execute(make_plan([(0, 0, 2)], new=[make_new_row(0, [5, 6, 7, 8])], unsampled=[0]))
-    assert read(done) == ({}, (), True)
+    assert read(done) == ({}, [], True)
     assert read(runner.execute(make_plan([(0, 2, 2)], 1)))[0] == {0: 9}
     assert read(runner.execute(make_plan([(0, 4, 1)], 2)))[0] == {0: 10}
     assert model.seen == [[5, 6], [7, 8], [9]]
@@ -89,7 +101,7 @@ def test_a_step_of_gated_rows_answers_only_at_the_gate() -> None:
     runner, _ = make_runner()
     assert runner.execute(make_plan([(0, 0, 1)], new=[make_new_row(0, [5])], gated=[0])) is None
     assert runner.has_parked
-    assert read(runner.sample_gated(make_gate(0, {0: [6, 7]}))) == ({0: 6}, (), True)
+    assert read(runner.sample_gated(make_masks(0, (0, [6, 7])))) == ({0: 6}, [], True)
     assert not runner.has_parked
 
 
@@ -98,42 +110,42 @@ def make_mixed_runner() -> tuple[ModelRunner, CountingModel]:
     runner, model = make_runner()
     new = [make_new_row(row, [5 * row + 5]) for row in range(3)]
     done = runner.execute(make_plan([(row, 0, 1) for row in range(3)], new=new, gated=[0, 2]))
-    assert read(done) == ({1: 11}, (), False)
+    assert read(done) == ({1: 11}, [], False)
     return runner, model
 
 
 @pytest.mark.parametrize(
     ("allowed", "tokens"),
     [
-        ({2: [17, 30], 0: [6]}, {2: 17, 0: 6}),
-        ({2: [16]}, {2: 16}),  # a row without a mask has ended
-        ({}, {}),
-        ({0: [], 2: [16]}, {0: NO_TOKEN_LEFT, 2: 16}),
+        ([(0, [6]), (2, [17, 30])], {0: 6, 2: 17}),
+        ([(2, [16])], {2: 16}),  # a row without a mask has ended
+        ([], {}),
+        ([(0, []), (2, [16])], {0: NO_TOKEN_LEFT, 2: 16}),
     ],
 )
 def test_a_gate_samples_under_its_masks_and_closes_the_step(
-    allowed: dict[int, list[int]], tokens: dict[int, int]
+    allowed: list[tuple[int, list[int]]], tokens: dict[int, int]
 ) -> None:
     runner, _ = make_mixed_runner()
-    assert runner.sample_gated(make_gate(7, {0: [1]})) is None, "that step parked nothing"
+    assert runner.sample_gated(make_masks(7, (0, [1]))) is None, "that step parked nothing"
     assert runner.has_parked
-    assert read(runner.sample_gated(make_gate(0, allowed))) == (tokens, (), True)
+    assert read(runner.sample_gated(make_masks(0, *allowed))) == (tokens, [], True)
     assert not runner.has_parked
 
 
 def test_a_parked_row_is_skipped_and_the_others_go_on() -> None:
     runner, model = make_mixed_runner()
     done = runner.execute(make_plan([(0, 1, 1), (1, 1, 1), (2, 1, 1)], 1, gated=[0, 2]))
-    assert read(done) == ({1: 12}, (0, 2), True)
+    assert read(done) == ({1: 12}, [0, 2], True)
     assert model.seen[-1] == [11]
 
 
 def test_a_skipped_row_is_caught_up_after_its_gate() -> None:
     runner, _ = make_mixed_runner()
     runner.execute(make_plan([(0, 1, 1), (1, 1, 1)], 1, gated=[0]))
-    runner.sample_gated(make_gate(0, {0: [7], 2: [16]}))
+    runner.sample_gated(make_masks(0, (0, [7]), (2, [16])))
     runner.execute(make_plan([(0, 1, 1)], 2, gated=[0]))
-    assert read(runner.sample_gated(make_gate(2, {0: [8, 9]})))[0] == {0: 8}
+    assert read(runner.sample_gated(make_masks(2, (0, [8, 9]))))[0] == {0: 8}
 
 
 def test_a_step_of_parked_rows_only_runs_no_forward() -> None:
@@ -141,7 +153,7 @@ def test_a_step_of_parked_rows_only_runs_no_forward() -> None:
     assert runner.can_run(make_plan([(0, 1, 1), (1, 1, 1)], 1))
     plan = make_plan([(0, 1, 1), (2, 1, 1)], 1, gated=[0, 2])
     assert not runner.can_run(plan)
-    assert read(runner.execute(plan)) == ({}, (0, 1), True)
+    assert read(runner.execute(plan)) == ({}, [0, 1], True)
     assert len(model.seen) == 1
 
 
@@ -152,7 +164,8 @@ def test_logprobs_stand_beside_the_rows_that_asked() -> None:
     done = runner.execute(make_plan([(0, 0, 1), (1, 0, 1)], new=new))
     assert isinstance(done, StepDone)
     assert list(done.logprobs) == [1]
-    assert [entry.token_id for entry in done.logprobs[1].top] == [10, 11]
+    (entry,) = done.logprobs[1]
+    assert [top.token_id for top in entry.top] == [10, 11]
 
 
 def test_prompt_logprobs_are_of_the_tokens_that_follow() -> None:

@@ -236,7 +236,7 @@ def count_draws(case: Case, logits: torch.Tensor, steps: int = NUM_STEPS) -> np.
     counts = np.zeros(len(logits), np.int64)
     for step in range(steps):
         positions = step * NUM_ROWS + rows
-        drawn = sampler.sample(logits.repeat(NUM_ROWS, 1), rows, positions, masks, rows).token_ids
+        drawn = sampler.sample(logits.repeat(NUM_ROWS, 1), rows, positions, masks).token_ids
         counts += np.bincount(drawn.numpy(), minlength=len(logits))
     return counts
 
