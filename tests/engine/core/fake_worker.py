@@ -81,6 +81,7 @@ class FakeWorker:
         self.num_computed_tokens = 0
         self.num_kept_drafts = 0
         self.prompt_ends: dict[int, int] = {}  # of the rows whose prompt is scored
+        self.scored_rows: set[int] = set()  # whose tokens come with log-probabilities
 
     def execute(self, plan: StepPlan) -> StepDone | None:
         parked_rows = {sample.row for samples in self.parked.values() for sample in samples}
@@ -118,6 +119,9 @@ class FakeWorker:
         for new in plan.new_rows:
             self.tables[new.row], self.tokens[new.row] = list(new.block_ids), new.token_ids.tolist()
             self.prompt_ends.pop(new.row, None)
+            self.scored_rows.discard(new.row)
+            if new.params.logprobs is not None:
+                self.scored_rows.add(new.row)
             if new.params.prompt_logprobs is not None:
                 self.prompt_ends[new.row] = new.num_prompt_tokens
         for row, block_ids in plan.new_blocks:
@@ -130,7 +134,12 @@ class FakeWorker:
         indices = make_array(sample.index for sample in samples)
         counts = make_array(len(sample.kept) for sample in samples)
         token_ids = make_array(token_id for sample in samples for token_id in sample.kept)
-        return StepDone(step_id, indices, counts, token_ids, is_last, **more)
+        logprobs = {
+            sample.index: [TokenLogprobs(Logprob(token_id, 0.0, 1)) for token_id in sample.kept]
+            for sample in samples
+            if sample.row in self.scored_rows
+        }
+        return StepDone(step_id, indices, counts, token_ids, is_last, logprobs, **more)
 
     def _score(self, plan: StepPlan, live: list[int]) -> dict[int, list[TokenLogprobs]]:
         """The tokens that follow each computed prompt token; minus their position stands for the logprob."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections import Counter, deque
+from collections.abc import Sequence
 
 import msgspec
 import numpy as np
@@ -53,12 +54,12 @@ def make_group(window: int | None = None) -> KVCacheGroup:
 
 def make_request(
     name: str, prompt: list[int], max_tokens: int = 8, *, gated: bool = False, priority: int = 0, arrival: float = 0.0,
-    salt: str | None = None, **params: object,
+    salt: str | None = None, generated: Sequence[int] = (), **params: object,
 ) -> AddRequest:  # fmt: skip
     """A request of one completion. Its age is that at time 0."""
     grammar = GrammarSpec.json_object() if gated else None
     sampling = SamplingParams(max_tokens=max_tokens, grammar=grammar, **params)  # type: ignore[arg-type]
-    completions = [NewCompletion(next(_handles), seed=0)]
+    completions = [NewCompletion(next(_handles), 0, list(generated))]
     return AddRequest(name, prompt, sampling, completions, -arrival, priority, salt)
 
 
@@ -106,6 +107,7 @@ class SchedulerHarness:
         # (step, index) -> output tokens the matcher must have seen
         self.num_due: dict[tuple[int, int], int] = {}
         self.outputs: dict[str, list[int]] = {}
+        self.scored: dict[str, list[int]] = {}  # tokens that came with log-probabilities
         self.ended: dict[str, list[Detail]] = {}
 
     def add(self, request: AddRequest) -> None:
@@ -115,7 +117,8 @@ class SchedulerHarness:
         """All come before the next step is planned."""
         for request in requests:
             name, (completion,) = request.request_id, request.completions
-            self.outputs[name] = []
+            self.outputs[name], self.scored[name] = [], []
+            self.num_accepted[completion.handle] = len(completion.generated_token_ids)
             self.handles[name], self.names[completion.handle] = completion.handle, name
             self.scheduler.add(msgspec.structs.replace(request, age_s=self.now + request.age_s))
         self.plan()
@@ -226,6 +229,7 @@ class SchedulerHarness:
             assert len(handles) == len(set(handles)), "told twice in one message"
         for detail in told.details:
             name = self.names[detail.handle]
+            self.scored[name] += [entry.token.token_id for entry in detail.logprobs or ()]
             if detail.finish_reason is not None:
                 del self.names[detail.handle]
                 self.ended.setdefault(name, []).append(detail)

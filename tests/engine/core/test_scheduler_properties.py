@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine.core.request import Request
 from engine.core.scheduler import MAX_IN_FLIGHT, Scheduler
 from engine.messages import StepPlan
-from tests.engine.core.fake_worker import reference_output
+from tests.engine.core.fake_worker import VOCAB, next_token, reference_output
 from tests.engine.core.harness import MAX_MODEL_LEN, SchedulerHarness, make_request
 
 
@@ -24,9 +25,28 @@ def make_prompt(chance: random.Random, stems: list[list[int]], longest: int = 12
     return (stem[: chance.randrange(len(stem) + 1)] + tail)[: MAX_MODEL_LEN - 1]
 
 
-@settings(max_examples=150, deadline=None)
+class RandomProposer:
+    """Drafts what the model will say, something else, or first the one and then the other."""
+
+    def __init__(self, chance: random.Random, window: int | None = None) -> None:
+        self._chance = chance
+        self._window = window
+
+    def propose(self, request: Request, limit: int) -> list[int]:
+        num_drafts = self._chance.randrange(min(limit, 6) + 1)
+        num_right = self._chance.choice([0, num_drafts, self._chance.randrange(num_drafts + 1)])
+        tokens = list(request.token_ids)
+        for number in range(num_drafts):
+            right = next_token(tokens if self._window is None else tokens[-self._window :])
+            wrong = (right + self._chance.randrange(1, VOCAB)) % VOCAB
+            tokens.append(right if number < num_right else wrong)
+        return tokens[request.num_tokens :]
+
+
+@settings(max_examples=300, deadline=None)
 @given(
     seed=st.integers(0, 2**32),
+    has_drafts=st.booleans(),
     num_blocks=st.sampled_from([26, 40, 200]),
     caching=st.booleans(),
     window=st.sampled_from([None, None, 1, 4, 9, 30]),
@@ -41,20 +61,35 @@ def make_prompt(chance: random.Random, stems: list[list[int]], longest: int = 12
     ),
 )
 def test_any_order_of_events_keeps_blocks_and_tokens_right(
-    seed: int, num_blocks: int, caching: bool, window: int | None, longest: int, config: dict[str, object]
+    seed: int,
+    has_drafts: bool,
+    num_blocks: int,
+    caching: bool,
+    window: int | None,
+    longest: int,
+    config: dict[str, object],
 ) -> None:
     chance = random.Random(seed)
-    house = SchedulerHarness(num_blocks, caching=caching, window=window, **config)
+    proposer = RandomProposer(chance, window) if has_drafts else None
+    house = SchedulerHarness(num_blocks, caching=caching, proposer=proposer, window=window, **config)
     stems = [chance.choices(range(90), k=40) for _ in range(2)]
-    requests, aborted = {}, set()
+    requests, expected, aborted = {}, {}, set()
     for number in range(chance.randrange(1, 14)):
         name = f"r{number}"
         house.now += chance.random() * 5
         prompt, length = make_prompt(chance, stems, longest), chance.randrange(1, 30)
         gated, priority, salt = chance.random() < 0.4, chance.randrange(3), chance.choice([None, None, "a"])
+        whole = reference_output(prompt, length, MAX_MODEL_LEN)
+        stop = chance.choice(whole) if chance.random() < 0.3 else None
+        if stop is not None:
+            whole = whole[: whole.index(stop) + 1]
+        num_before = chance.randrange(len(whole)) if chance.random() < 0.3 else 0
+        expected[name] = whole[num_before:]
         requests[name] = make_request(
-            name, prompt, length, gated=gated, priority=priority, arrival=house.now, salt=salt
-        )
+            name, prompt, length, gated=gated, priority=priority, arrival=house.now, salt=salt,
+            generated=whole[:num_before], stop_token_ids=[] if stop is None else [stop],
+            logprobs=chance.choice([None, None, 0]),
+        )  # fmt: skip
         house.add(requests[name])
         for _ in range(chance.randrange(12)):
             chance.choice([house.work, house.work, house.fill, house.answer])()
@@ -70,16 +105,21 @@ def test_any_order_of_events_keeps_blocks_and_tokens_right(
     assert house.kv_cache.pool.num_free == house.kv_cache.pool.num_usable
     assert {name: len(ends) for name, ends in house.ended.items()} == dict.fromkeys(requests, 1)
     for name, request in requests.items():
-        max_tokens = request.params.max_tokens or 0
-        expected = reference_output(request.prompt_token_ids, max_tokens, MAX_MODEL_LEN, window)
         got = house.outputs[name]
-        assert got == (expected[: len(got)] if name in aborted else expected), name
+        assert got == (expected[name][: len(got)] if name in aborted else expected[name]), name
+        assert house.scored[name] == ([] if request.params.logprobs is None else got)
 
 
 @pytest.mark.parametrize(("num_blocks", "window"), [(60, None), (45, 10)])
-def test_two_thousand_random_requests_leave_no_block_behind(num_blocks: int, window: int | None) -> None:
+@pytest.mark.parametrize("has_drafts", [False, True])
+def test_two_thousand_random_requests_leave_no_block_behind(
+    num_blocks: int, window: int | None, has_drafts: bool
+) -> None:
     chance = random.Random(7)
-    house = SchedulerHarness(num_blocks, window=window, max_num_seqs=16, max_num_batched_tokens=64)
+    proposer = RandomProposer(chance, window) if has_drafts else None
+    house = SchedulerHarness(
+        num_blocks, proposer=proposer, window=window, max_num_seqs=16, max_num_batched_tokens=64
+    )
     stems = [chance.choices(range(90), k=40) for _ in range(5)]
     for number in range(2000):
         prompt, length = make_prompt(chance, stems), chance.randrange(1, 12)
@@ -92,6 +132,7 @@ def test_two_thousand_random_requests_leave_no_block_behind(num_blocks: int, win
     assert house.kv_cache.pool.num_free == house.kv_cache.pool.num_usable
     assert [len(ends) for ends in house.ended.values()] == [1] * 2000
     assert house.scheduler.state.num_preemptions > 0
+    assert (house.worker.num_kept_drafts > 1000) == has_drafts
 
 
 def walk_running(scheduler: Scheduler) -> dict[int, tuple[int, int, bool]]:
