@@ -248,7 +248,7 @@ class Scheduler:
             slot, num_tokens = request.slot, request.num_tokens
             limit = min(num_left, request.max_num_tokens - num_tokens - 1)
             is_ready = table.num_scheduled[slot] == 1 and request.num_computed_tokens + 1 == num_tokens
-            if not is_ready or request.num_in_flight or limit < 1:
+            if not is_ready or limit < 1:
                 continue
             drafts = list(proposer.propose(request, limit))[:limit]
             fresh = self.kv_cache.grow(request, num_tokens + len(drafts))

@@ -5,6 +5,7 @@ So any block that is shared wrongly, freed too early or not written shows as a w
 
 from __future__ import annotations
 
+import random
 import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from engine.core.request import Request
 from engine.messages import StepDone, StepMasks, StepPlan
 from engine.outputs import Logprob, TokenLogprobs
 
@@ -34,6 +36,24 @@ def reference_output(
         if tokens[-1] == EOS:
             break
     return tokens[len(prompt) :]
+
+
+class RandomProposer:
+    """Drafts what the model will say, something else, or first the one and then the other."""
+
+    def __init__(self, chance: random.Random, window: int | None = None) -> None:
+        self._chance = chance
+        self._window = window
+
+    def propose(self, request: Request, limit: int) -> list[int]:
+        num_drafts = self._chance.randrange(min(limit, 6) + 1)
+        num_right = self._chance.choice([0, num_drafts, self._chance.randrange(num_drafts + 1)])
+        tokens = list(request.token_ids)
+        for number in range(num_drafts):
+            right = next_token(tokens if self._window is None else tokens[-self._window :])
+            wrong = (right + self._chance.randrange(1, VOCAB)) % VOCAB
+            tokens.append(right if number < num_right else wrong)
+        return tokens[request.num_tokens :]
 
 
 def make_array(numbers: Iterable[int]) -> np.ndarray:

@@ -11,10 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.core.request import Request
 from engine.core.scheduler import MAX_IN_FLIGHT, Scheduler
 from engine.messages import StepPlan
-from tests.engine.core.fake_worker import VOCAB, next_token, reference_output
+from tests.engine.core.fake_worker import RandomProposer, reference_output
 from tests.engine.core.harness import MAX_MODEL_LEN, SchedulerHarness, make_request
 
 
@@ -23,24 +22,6 @@ def make_prompt(chance: random.Random, stems: list[list[int]], longest: int = 12
     stem = chance.choice(stems)
     tail = [chance.randrange(90) for _ in range(chance.randrange(1, longest))]
     return (stem[: chance.randrange(len(stem) + 1)] + tail)[: MAX_MODEL_LEN - 1]
-
-
-class RandomProposer:
-    """Drafts what the model will say, something else, or first the one and then the other."""
-
-    def __init__(self, chance: random.Random, window: int | None = None) -> None:
-        self._chance = chance
-        self._window = window
-
-    def propose(self, request: Request, limit: int) -> list[int]:
-        num_drafts = self._chance.randrange(min(limit, 6) + 1)
-        num_right = self._chance.choice([0, num_drafts, self._chance.randrange(num_drafts + 1)])
-        tokens = list(request.token_ids)
-        for number in range(num_drafts):
-            right = next_token(tokens if self._window is None else tokens[-self._window :])
-            wrong = (right + self._chance.randrange(1, VOCAB)) % VOCAB
-            tokens.append(right if number < num_right else wrong)
-        return tokens[request.num_tokens :]
 
 
 @settings(max_examples=300, deadline=None)
@@ -79,7 +60,7 @@ def test_any_order_of_events_keeps_blocks_and_tokens_right(
         house.now += chance.random() * 5
         prompt, length = make_prompt(chance, stems, longest), chance.randrange(1, 30)
         gated, priority, salt = chance.random() < 0.4, chance.randrange(3), chance.choice([None, None, "a"])
-        whole = reference_output(prompt, length, MAX_MODEL_LEN)
+        whole = reference_output(prompt, length, MAX_MODEL_LEN, window)
         stop = chance.choice(whole) if chance.random() < 0.3 else None
         if stop is not None:
             whole = whole[: whole.index(stop) + 1]

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.messages import StepDone
+from engine.messages import NewRow, StepDone
 from engine.model import DecoderModel, load_model
 from engine.sampling_params import SamplingParams
 from engine.worker.fused_head import FusedHead
@@ -62,14 +62,8 @@ def make_state(*params: SamplingParams) -> SamplingState:
 
 def run(model: DecoderModel, params: list[SamplingParams], *, is_gathered: bool) -> list[list[int]]:
     """Prefill one request for each of the params, then decode them all four times."""
+    runner, new = make_runner(model, params, is_gathered=is_gathered)
     num_rows = len(params)
-    batch = InputBatch(num_rows, 64, 8, CPU, is_gathered=is_gathered)
-    caches = allocate_kv_cache(model.kv_specs(), 8 * num_rows + 1, 8, torch.float32, CPU)
-    runner = ModelRunner(model, caches, batch, SamplingState(num_rows, VOCAB_SIZE, CPU), (0,))
-    new = [
-        make_new_row(row, make_prompt(3 + row, row), range(1 + 8 * row, 9 + 8 * row), params[row])
-        for row in range(num_rows)
-    ]
     tokens = []
     for number in range(5):
         runs = [(row, 2 + row + number, 1) if number else (row, 0, 3 + row) for row in range(num_rows)]
@@ -79,6 +73,20 @@ def run(model: DecoderModel, params: list[SamplingParams], *, is_gathered: bool)
     return tokens
 
 
+def make_runner(
+    model: DecoderModel, params: list[SamplingParams], *, is_gathered: bool
+) -> tuple[ModelRunner, list[NewRow]]:
+    num_rows = len(params)
+    batch = InputBatch(num_rows, 64, 8, CPU, is_gathered=is_gathered)
+    caches = allocate_kv_cache(model.kv_specs(), 8 * num_rows + 1, 8, torch.float32, CPU)
+    runner = ModelRunner(model, caches, batch, SamplingState(num_rows, VOCAB_SIZE, CPU), (0,))
+    new = [
+        make_new_row(row, make_prompt(3 + row, row), range(1 + 8 * row, 9 + 8 * row), params[row])
+        for row in range(num_rows)
+    ]
+    return runner, new
+
+
 @pytest.mark.parametrize("others", [0, 7])
 def test_tokens_are_the_same_with_every_way_on_and_off(folder: Path, others: int) -> None:
     params = PLAIN * 3 + OTHERS[:others]
@@ -86,6 +94,29 @@ def test_tokens_are_the_same_with_every_way_on_and_off(folder: Path, others: int
     plain = run(load(folder, None), params, is_gathered=False)
     assert run(load(folder, counter), params, is_gathered=True) == plain
     assert counter.num_rows == (0 if others else 5 * len(params))
+
+
+@pytest.mark.parametrize("others", [0, 7])
+@pytest.mark.parametrize("is_gathered", [False, True])
+def test_drafts_change_no_token(folder: Path, others: int, is_gathered: bool) -> None:
+    """Three drafts for each row: the first ones are right, as many as its number says."""
+    params = PLAIN + OTHERS[:others]
+    num_rows = len(params)
+    steps = np.array(run(load(folder, None), params, is_gathered=False)).T.tolist()
+    counter = Counter()
+    runner, new = make_runner(load(folder, counter), params, is_gathered=is_gathered)
+    runner.execute(make_plan([(row, 0, 3 + row) for row in range(num_rows)], new=new))
+    drafts = {
+        row: [token + (at >= row % 4) for at, token in enumerate(tokens[1:4])]
+        for row, tokens in enumerate(steps)
+    }
+    done = runner.execute(make_plan([(row, 3 + row, 4) for row in range(num_rows)], 1, drafts=drafts))
+    assert isinstance(done, StepDone)
+    assert done.counts.tolist() == [1 + row % 4 for row in range(num_rows)]
+    assert done.token_ids.tolist() == [
+        token for row, tokens in enumerate(steps) for token in tokens[1 : 2 + row % 4]
+    ]
+    assert counter.num_rows == (0 if others else 5 * num_rows)
 
 
 def test_only_plain_rows_of_a_small_batch_are_taken(folder: Path) -> None:

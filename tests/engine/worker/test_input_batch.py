@@ -89,6 +89,16 @@ def test_a_sampled_token_is_the_next_input_and_a_harmless_zero_where_there_was_n
     assert made.input_ids.tolist() == [20, 70, 0]
 
 
+def test_drafts_are_written_behind_the_known_tokens(batch: InputBatch) -> None:
+    """Row 1 computes a chunk of its prompt, row 3 has a known token only."""
+    new = [make_new_row(0, [1, 2], [5, 6]), make_new_row(1, range(9), [7, 8, 9]), make_new_row(3, [7], [10])]
+    runs = [(1, 0, 4), (3, 0, 3), (0, 1, 2)]
+    batch.apply(make_plan(runs, new=new, unsampled=[1], drafts={3: [70, 71], 0: [20]}))
+    made = batch.make_input(*np.array(runs).T)
+    assert made.input_ids.tolist() == [0, 1, 2, 3, 7, 70, 71, 2, 20]
+    assert batch.token_ids(1, 0, 9).tolist() == list(range(9))
+
+
 def test_the_last_token_of_a_full_row_does_not_reach_the_next_row(batch: InputBatch) -> None:
     full = list(range(100, 100 + MAX_MODEL_LEN))
     apply(batch, make_new_row(0, full, range(1, 9)), make_new_row(1, [7], [9]))

@@ -157,6 +157,63 @@ def test_a_step_of_parked_rows_only_runs_no_forward() -> None:
     assert len(model.seen) == 1
 
 
+def make_drafting_runner() -> tuple[ModelRunner, CountingModel]:
+    """Step 0 is done: each of three rows has a prompt of two tokens, and has sampled the next one."""
+    runner, model = make_runner()
+    new = [make_new_row(row, [5 * row + 5, 5 * row + 6]) for row in range(3)]
+    done = runner.execute(make_plan([(row, 0, 2) for row in range(3)], new=new))
+    assert read(done)[0] == {0: 7, 1: 12, 2: 17}
+    return runner, model
+
+
+def test_right_drafts_count_and_what_stands_behind_a_wrong_one_is_overwritten() -> None:
+    runner, model = make_drafting_runner()
+    drafts = {0: [8, 9], 1: [13, 30], 2: [30, 31]}
+    done = runner.execute(make_plan([(row, 2, 3) for row in range(3)], 1, drafts=drafts))
+    assert read_runs(done) == {0: [8, 9, 10], 1: [13, 14], 2: [18]}
+    assert model.seen[-1] == [7, 8, 9, 12, 13, 30, 17, 30, 31]
+    done = runner.execute(make_plan([(0, 5, 1), (1, 4, 1), (2, 3, 2)], 2, drafts={2: [19]}))
+    assert read_runs(done) == {0: [11], 1: [15], 2: [19, 20]}
+    assert model.seen[-1] == [10, 14, 18, 19]
+
+
+def test_rows_with_drafts_and_masks_are_sampled_under_a_mask_for_each_position() -> None:
+    runner, _ = make_drafting_runner()
+    plan = make_plan([(0, 2, 3), (1, 2, 2), (2, 2, 1)], 1, gated=[0, 2], drafts={0: [9, 10], 1: [13]})
+    assert read_runs(runner.execute(plan)) == {1: [13, 14]}
+    masks = make_masks(1, (0, [9]), (0, [10, 11]), (0, [11, 12]), (2, [19]))
+    assert read_runs(runner.sample_gated(masks)) == {0: [9, 10, 11], 2: [19]}
+
+
+def test_drafts_of_a_gated_row_that_has_ended_are_dropped_with_it() -> None:
+    runner, _ = make_drafting_runner()
+    plan = make_plan([(0, 2, 3), (1, 2, 2)], 1, gated=[0, 1], drafts={0: [8, 9], 1: [14]})
+    assert runner.execute(plan) is None
+    assert read_runs(runner.sample_gated(make_masks(1, (1, [14]), (1, [15])))) == {1: [14, 15]}
+
+
+def test_a_parked_row_is_skipped_beside_rows_with_drafts() -> None:
+    runner, model = make_drafting_runner()
+    assert runner.execute(make_plan([(0, 2, 1)], 1, gated=[0])) is None
+    done = runner.execute(make_plan([(0, 3, 1), (1, 2, 2), (2, 2, 3)], 2, drafts={1: [13], 2: [18, 30]}))
+    assert isinstance(done, StepDone)
+    assert (read_runs(done), done.skipped) == ({1: [13, 14], 2: [18, 19]}, [0])
+    assert model.seen[-1] == [12, 13, 17, 18, 30]
+
+
+def test_a_row_with_drafts_scores_each_token_that_counts() -> None:
+    runner, _ = make_runner()
+    asking = SamplingParams(temperature=0, logprobs=1)
+    runner.execute(
+        make_plan([(0, 0, 1), (1, 0, 1)], new=[make_new_row(0, [5]), make_new_row(1, [20], asking)])
+    )
+    done = runner.execute(make_plan([(0, 1, 2), (1, 1, 4)], 1, drafts={0: [7], 1: [22, 9, 10]}))
+    assert isinstance(done, StepDone)
+    assert read_runs(done) == {0: [7, 8], 1: [22, 23]}
+    assert [entry.token.token_id for entry in done.logprobs[1]] == [22, 23]
+    assert list(done.logprobs) == [1]
+
+
 def test_logprobs_stand_beside_the_rows_that_asked() -> None:
     runner, _ = make_runner()
     asking = SamplingParams(temperature=0, logprobs=2)
