@@ -197,6 +197,18 @@ async def test_after_a_rest_without_news_the_loop_is_quiet_again() -> None:
         assert len(reader.wake_times) == count
 
 
+def make_detokenizer_actor(params: SamplingParams) -> tuple[DetokenizerActor, OutputStream]:
+    """One with a request of one completion, whose handle is 9, and the request's stream."""
+    tokenizer: Any = SimpleNamespace(
+        eos_token_ids=(0,), make_text=lambda *_: NoText(), token_piece=lambda token_id: ""
+    )
+    metrics = Metrics()
+    stream = OutputStream("r", None, [1], params, 0.0, None, metrics)
+    actor = DetokenizerActor(Detokenizer(tokenizer), {9: (stream, 0)}, metrics, lambda abort: None)
+    actor.handle(AddRequest("r", [1], params, [NewCompletion(9, seed=0)]))
+    return actor, stream
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -209,13 +221,7 @@ async def test_after_a_rest_without_news_the_loop_is_quiet_again() -> None:
 )
 async def test_every_kind_of_row_wakes_its_reader_in_rounds(options: Any, message: NewTokens) -> None:
     """The tokenizer is silent, so that no stop string ever comes."""
-    tokenizer: Any = SimpleNamespace(
-        eos_token_ids=(0,), make_text=lambda *_: NoText(), token_piece=lambda token_id: ""
-    )
-    metrics, params = Metrics(), SamplingParams(output_kind="delta", **options)
-    stream = OutputStream("r", None, [1], params, 0.0, None, metrics)
-    actor = DetokenizerActor(Detokenizer(tokenizer), {9: (stream, 0)}, metrics, lambda abort: None)
-    actor.handle(AddRequest("r", [1], params, [NewCompletion(9, seed=0)]))
+    actor, stream = make_detokenizer_actor(SamplingParams(output_kind="delta", **options))
     actor.handle(message)
     await stream.get()
     actor.handle(message)
@@ -223,3 +229,25 @@ async def test_every_kind_of_row_wakes_its_reader_in_rounds(options: Any, messag
     await asyncio.sleep(0)
     assert not reader.done(), "the first round is not over"
     assert (await reader).outputs[0].token_ids == message.token_ids
+
+
+@pytest.mark.parametrize("has_logprobs", [False, True])
+async def test_rows_go_the_general_way_only_as_long_as_there_is_more_to_tell_of_them(
+    monkeypatch: pytest.MonkeyPatch, has_logprobs: bool
+) -> None:
+    """The first token of each request comes with its times; the batch may stay the same for long after it."""
+    process, processed = Detokenizer.process, []
+
+    def note(detokenizer: Detokenizer, handle: int, *more: Any) -> Any:
+        processed.append(handle)
+        return process(detokenizer, handle, *more)
+
+    monkeypatch.setattr(Detokenizer, "process", note)
+    actor, stream = make_detokenizer_actor(SamplingParams(output_kind="delta"))
+    handles = [9]
+    for token_id in range(5):
+        details = [Detail(9)] if token_id == 0 or has_logprobs else []
+        actor.handle(NewTokens(handles, [], [token_id], details))
+    assert len(processed) == (5 if has_logprobs else 1)
+    stream.wake()
+    assert (await stream.get()).outputs[0].token_ids == list(range(5))
