@@ -28,11 +28,12 @@ def decode(data: bytes, message_type: type[Message]) -> Message:
     Raises:
         msgspec.MsgspecError: `data` is no message of that type.
     """
-    return _make_decoder(message_type).decode(data)
+    message: Message = _make_decoder(message_type).decode(data)  # type: ignore[arg-type]
+    return message
 
 
 @cache
-def _make_decoder(message_type: type[Message]) -> msgspec.msgpack.Decoder[Message]:
+def _make_decoder(message_type: Any) -> msgspec.msgpack.Decoder[Any]:
     # The extension type has been decoded when the hook of the field's type is asked.
     return msgspec.msgpack.Decoder(message_type, dec_hook=lambda _, array: array, ext_hook=_decode_array)
 
@@ -41,7 +42,7 @@ def _encode_array(array: Any) -> msgspec.msgpack.Ext:
     if not isinstance(array, np.ndarray):
         raise TypeError(f"no message holds a {type(array).__name__}")
     head = array.dtype.str.encode() + struct.pack(f"<B{array.ndim}q", array.ndim, *array.shape)
-    return msgspec.msgpack.Ext(_ARRAY, b"".join((head, np.ascontiguousarray(array))))
+    return msgspec.msgpack.Ext(_ARRAY, head + np.ascontiguousarray(array).tobytes())
 
 
 def _decode_array(_: int, data: memoryview) -> np.ndarray:

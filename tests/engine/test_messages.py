@@ -125,7 +125,7 @@ def test_arrays_are_read_only_views_of_the_bytes() -> None:
     assert np.shares_memory(array, np.frombuffer(data, np.uint8)) and not array.flags.writeable
 
 
-@pytest.mark.parametrize("value", [np.int64(3), object()], ids=repr)
+@pytest.mark.parametrize("value", [np.int64(3), object()], ids=["number", "object"])
 def test_what_no_message_holds_is_refused(value: Any) -> None:
     with pytest.raises(TypeError, match=f"no message holds a {type(value).__name__}"):
         encode(NewTokens(handles=[value]))

@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine import EngineSnapshot, Histogram
+from engine.core.snapshot import take_snapshot
+from engine.messages import CoreStats
 from engine.metrics import Metrics
-from engine.snapshot import take_snapshot
 from tests.engine.core.harness import SchedulerHarness, make_request
 
 
@@ -41,15 +42,17 @@ def test_a_snapshot_of_all_histograms_stands_still() -> None:
     assert all(list(each.buckets) == sorted(set(each.buckets)) for each in before.values())
 
 
-def test_a_step_counts_its_tokens() -> None:
+def test_counters_go_on_behind_those_of_cores_that_have_ended() -> None:
     metrics = Metrics()
-    metrics.count_step(7)
-    metrics.count_step(3)
-    assert (metrics.num_steps, metrics.num_step_tokens) == (2, 10)
+    metrics.note_core_end(CoreStats(num_steps=5, num_step_tokens=50, num_preemptions=1, num_running=3))
+    metrics.note_core_end(CoreStats(num_steps=1, num_hit_tokens=16))
+    stats = metrics.make_stats(CoreStats(num_steps=2, num_step_tokens=7, num_blocks=10, num_free_blocks=4))
+    assert (stats.num_steps, stats.num_step_tokens, stats.num_preemptions) == (8, 57, 1)
+    assert (stats.prefix_cache_hits, stats.num_running, stats.kv_usage) == (16, 0, 0.6)
 
 
 def look(house: SchedulerHarness) -> EngineSnapshot:
-    return take_snapshot(house.scheduler, house.kv_cache.pool, house.kv_cache.block_size)
+    return take_snapshot(house.scheduler)
 
 
 def test_running_requests_come_first_and_waiting_ones_in_their_order() -> None:
@@ -87,7 +90,7 @@ def test_blocks_are_those_of_the_pool_and_may_be_left_out() -> None:
     owned = {block_id for view in snapshot.requests for block_id in view.block_ids}
     assert owned == set(house.kv_cache.pool.owned_ids()) and 0 not in owned
     assert len(snapshot.cached_block_ids) == house.kv_cache.pool.num_cached > 0
-    light = take_snapshot(house.scheduler, house.kv_cache.pool, 4, with_blocks=False)
+    light = take_snapshot(house.scheduler, with_blocks=False)
     for view, slim in zip(snapshot.requests, light.requests, strict=True):
         assert slim == dataclasses.replace(view, block_ids=(), age_s=slim.age_s)
     assert light.cached_block_ids == ()
