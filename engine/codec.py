@@ -13,7 +13,6 @@ import msgspec
 import numpy as np
 
 Message = TypeVar("Message")
-
 _ARRAY = 1  # code of the extension type
 
 

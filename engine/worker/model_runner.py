@@ -182,13 +182,12 @@ class ModelRunner:
         return np.flatnonzero(~is_parked), np.flatnonzero(is_parked).tolist()
 
     def _list_runs(self, plan: StepPlan, indices: np.ndarray) -> SampleRuns:
-        """The rows that sample; `indices` are theirs in the step."""
+        """The rows that sample, all drafts among them; `indices` are theirs in the step.
+
+        A row that is skipped has no drafts: its last token was not known when the step was planned.
+        """
         ends = plan.starts[indices] + plan.num_scheduled_tokens[indices]
-        drafts = plan.draft_token_ids
-        if len(drafts) and len(indices) < len(plan.rows):
-            num_drafts = np.maximum(plan.num_samples - 1, 0)
-            drafts = drafts[np.isin(np.repeat(np.arange(len(plan.rows)), num_drafts), indices)]
-        return SampleRuns(indices, plan.rows[indices], ends, plan.num_samples[indices], drafts)
+        return SampleRuns(indices, plan.rows[indices], ends, plan.num_samples[indices], plan.draft_token_ids)
 
     def _park(self, step_id: int, runs: SampleRuns, logits: Tensor) -> None:
         self._parked[step_id] = ParkedRows(runs, logits)

@@ -148,6 +148,13 @@ def test_a_skipped_row_is_caught_up_after_its_gate() -> None:
     assert read(runner.sample_gated(make_masks(2, (0, [8, 9]))))[0] == {0: 8}
 
 
+def test_the_mask_of_a_row_that_was_skipped_is_left_alone() -> None:
+    runner, _ = make_mixed_runner()
+    done = runner.execute(make_plan([(0, 1, 1), (1, 1, 1)], 1, gated=[0, 1]))
+    assert read(done) == ({}, [0], False)
+    assert read(runner.sample_gated(make_masks(1, (0, [3]), (1, [13])))) == ({1: 13}, [], True)
+
+
 def test_a_step_of_parked_rows_only_runs_no_forward() -> None:
     runner, model = make_mixed_runner()
     assert runner.can_run(make_plan([(0, 1, 1), (1, 1, 1)], 1))
