@@ -203,7 +203,7 @@ def make_detokenizer_actor(params: SamplingParams) -> tuple[DetokenizerActor, Ou
         eos_token_ids=(0,), make_text=lambda *_: NoText(), token_piece=lambda token_id: ""
     )
     metrics = Metrics()
-    stream = OutputStream("r", None, [1], params, 0.0, None, metrics)
+    stream = OutputStream("r", None, [1], params, 0.0, metrics)
     actor = DetokenizerActor(Detokenizer(tokenizer), {9: (stream, 0)}, metrics, lambda abort: None)
     actor.handle(AddRequest("r", [1], params, [NewCompletion(9, seed=0)]))
     return actor, stream

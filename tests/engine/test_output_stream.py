@@ -16,7 +16,7 @@ from engine.outputs import FinishReason
 
 def make_stream(kind: str = "delta", metrics: Metrics | None = None, **params: object) -> OutputStream:
     sampling = SamplingParams(output_kind=kind, **params)  # type: ignore[arg-type]
-    return OutputStream("r", "hello", [1, 2], sampling, 10.0, None, metrics or Metrics())
+    return OutputStream("r", "hello", [1, 2], sampling, 10.0, metrics or Metrics())
 
 
 def put(

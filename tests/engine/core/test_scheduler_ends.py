@@ -11,7 +11,6 @@ from engine.messages import (
     BROKEN_LOGITS,
     NO_TOKEN_LEFT,
     AddRequest,
-    GrammarFailed,
     StepDone,
     StepMasks,
     StepPlan,
@@ -286,11 +285,11 @@ def test_a_row_is_not_given_away_while_its_sample_is_parked() -> None:
 
 
 def test_a_failed_matcher_does_not_end_a_later_request_of_its_name(house: SchedulerHarness) -> None:
-    late = GrammarFailed(house.handles["gated"], "a limit was hit", "dead_end")
+    report = ("dead_end", "a limit was hit")
+    late = house.handles["gated"]
     house.abort("gated")
     house.add(make_request("gated", LASTING, gated=True))
-    assert house.scheduler.end_failed(late).details == []
-    report = GrammarFailed(house.handles["gated"], "a limit was hit", "dead_end")
-    (ended,) = house.scheduler.end_failed(report).details
-    assert (ended.finish_reason, ended.error) == ("dead_end", "a limit was hit")
-    assert house.scheduler.end_failed(report).details == []
+    assert house.scheduler.abort([late], *report).details == []
+    (ended,) = house.scheduler.abort([house.handles["gated"]], *report).details
+    assert (ended.finish_reason, ended.error) == report
+    assert house.scheduler.abort([house.handles["gated"]], *report).details == []
