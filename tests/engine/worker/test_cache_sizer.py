@@ -31,7 +31,10 @@ GIB = 2**30
 
 def make_sizer(device: str = "cpu", model: ModelConfig = MODEL, **settings: Any) -> CacheSizer:
     """Float32; blocks of 16 tokens."""
-    return CacheSizer(EngineConfig(**settings), WorkerConfig("", "auto", "float32", device, 1, 0), model)
+    specs = [spec.kv_spec for spec in model.layer_specs]
+    return CacheSizer(
+        EngineConfig(**settings), WorkerConfig("", "auto", "float32", device, 1, 0), model, specs
+    )
 
 
 @dataclass

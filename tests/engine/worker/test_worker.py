@@ -175,7 +175,7 @@ def test_on_a_device_that_counts_the_largest_steps_run_before_the_cache_is_there
     monkeypatch.setattr("engine.worker.worker.open_device", lambda config: (*open_host(config)[:2], Memory()))
     worker = make_worker(device="cpu", num_blocks=None, max_num_batched_tokens=700, enable_native_ops=False)
     loaded = worker.load()
-    room = len(worker.kv_caches[0][0]) * compute_bytes_per_block(worker.model_config, 16, torch.float32)
+    room = len(worker.kv_caches[0][0]) * compute_bytes_per_block(worker.model.kv_specs(), 16, torch.float32)
     assert 2**24 < room < 2**25
     assert (plans[0].num_tokens, len(plans[0].rows)) == (700, 32)
     assert [len(plan.rows) for plan in plans[1:]] == [32, 1]
