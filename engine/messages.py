@@ -193,6 +193,7 @@ class FillMasks(msgspec.Struct, frozen=True):
     step_id: int
     accepted: list[tuple[int, int]]  # (handle, token id)
     targets: list[MaskTarget]
+    ended: list[int] = []  # indices of gated rows that need no mask: their requests have ended
 
 
 class DropMatchers(msgspec.Struct, frozen=True):
@@ -200,12 +201,13 @@ class DropMatchers(msgspec.Struct, frozen=True):
 
 
 class StepMasks(msgspec.Struct, frozen=True):
-    """The masks of a step's gated rows. A gated row without a mask has ended: nothing is sampled for it."""
+    """Masks of some of a step's gated rows; slow ones come later, in a message of their own."""
 
     step_id: int
     indices: np.ndarray  # [M] int64, index of the row in the step, ascending
     counts: np.ndarray  # [M] int64, how many masks the row has: one, and one for each draft
     bitmask: np.ndarray  # [counts, summed; ceil(V/32)] int32, bit 1 = allowed
+    ended: list[int] = []  # indices of rows that get no mask: nothing is sampled for them
 
 
 class Sleep(msgspec.Struct, frozen=True):

@@ -5,6 +5,7 @@ On CUDA a step is answered when its results have come back, and the next one is 
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable
@@ -15,7 +16,6 @@ from engine.messages import ExecutorInbox, Sleep, StepDone, StepMasks, StepPlan
 from engine.worker.device_link import HostFetch, PendingStep
 from engine.worker.executor import Executor, Loaded
 
-GATE_PATIENCE_S = 0.002  # how long plain rows wait for the masks of the step before, at most
 CHORE_LOOK_S = 0.2  # how often an idle thread looks for chores, which a build in the background may bring
 POLL_S = 0.00005  # how often results on their way are looked for, while no message comes
 
@@ -35,7 +35,7 @@ class ExecutorActor(ThreadActor[ExecutorInbox]):
         self._executor = executor
         self._deliver = deliver
         self._pending: deque[PendingStep] = deque()  # launched, their results on the way from the device
-        self._held: deque[ExecutorInbox | None] = deque()  # taken from the queue while waiting for a gate
+        self._held: deque[ExecutorInbox | None] = deque()  # taken from the queue while waiting for masks
 
     def work(self) -> None:
         if self.loaded is None:
@@ -48,8 +48,7 @@ class ExecutorActor(ThreadActor[ExecutorInbox]):
         while (message := self._take()) is not None:
             match message:
                 case StepPlan() as plan:
-                    if self._executor.has_parked:
-                        self._await_gate(plan)
+                    self._await_masks(plan)
                     self._answer(self._executor.execute(plan))
                 case StepMasks():
                     self._answer(self._executor.sample(message))
@@ -87,14 +86,14 @@ class ExecutorActor(ThreadActor[ExecutorInbox]):
         timeout = None if deadline is None else max(0.0, deadline - time.monotonic())
         return self._queue.get(timeout=timeout)
 
-    def _await_gate(self, plan: StepPlan) -> None:
-        """Give late masks a moment, so that their rows join this step; without plain rows wait as long as it takes."""
+    def _await_masks(self, plan: StepPlan) -> None:
+        """Give late masks a moment, so that their rows join this step; if no row can run, wait as long as it takes."""
         if None in self._held:
-            return  # the end of the work came while an earlier step waited: no gate comes any more
-        deadline = time.monotonic() + GATE_PATIENCE_S if self._executor.can_run(plan) else None
-        while self._executor.has_parked:
+            return  # the end of the work came while an earlier step waited: no masks come any more
+        start = time.monotonic()
+        while patience := self._executor.get_mask_patience(plan):
             try:
-                message = self._receive(deadline)
+                message = self._receive(None if patience == math.inf else start + patience)
             except Empty:
                 return
             if isinstance(message, StepMasks):

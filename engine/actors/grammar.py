@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import assert_never
 
 from engine.actors.actor import ThreadActor
-from engine.core.grammar_manager import GrammarManager, is_fault
+from engine.core.grammar_manager import GrammarManager, SlowMask, describe_problem, is_fault
 from engine.errors import EngineDead, InvalidRequest
 from engine.messages import (
     Accepted,
@@ -42,7 +42,7 @@ class OpenMatcher:
     generated_token_ids: list[int]
 
 
-class GrammarActor(ThreadActor[GrammarInbox | OpenMatcher]):
+class GrammarActor(ThreadActor[GrammarInbox | OpenMatcher | SlowMask]):
     """Owns the compiler and the matchers.
 
     Args:
@@ -60,16 +60,16 @@ class GrammarActor(ThreadActor[GrammarInbox | OpenMatcher]):
         deliver: Callable[[Accepted | Refused | NewTokens], None],
     ) -> None:
         super().__init__("troupe-grammar")
-        self._manager = GrammarManager()
+        self._manager = GrammarManager(vocab_size)
         self._make_compiler = make_compiler
         self._compiler: GrammarCompiler | None = None
-        self._vocab_size = vocab_size
         self._timeout_s = timeout_s
         self._send_masks = send_masks
         self._tell_scheduler = tell_scheduler
         self._deliver = deliver
         self._pool = ThreadPoolExecutor(COMPILE_THREADS, "troupe-compile")
         self._slow_pool = ThreadPoolExecutor(1, "troupe-compile-slow")
+        self._mask_pool = ThreadPoolExecutor(1, "troupe-masks-slow")
         self._compiling: dict[
             int, asyncio.Task[None]
         ] = {}  # by the handle of each request's first completion
@@ -148,7 +148,7 @@ class GrammarActor(ThreadActor[GrammarInbox | OpenMatcher]):
         finally:
             for task in self._compiling.values():
                 task.cancel()
-            for pool in (self._pool, self._slow_pool):
+            for pool in (self._pool, self._slow_pool, self._mask_pool):
                 pool.shutdown(wait=False, cancel_futures=True)
             if self._compiler is not None:
                 await asyncio.to_thread(self._compiler.close)
@@ -159,9 +159,15 @@ class GrammarActor(ThreadActor[GrammarInbox | OpenMatcher]):
             match message:
                 case FillMasks():
                     start = time.monotonic()
-                    masks, failed = self._manager.fill(message, self._vocab_size)
+                    masks, failed, slow = self._manager.fill(message)
                     self._send_masks(masks)
                     self.post(self._tell_scheduler, GrammarReport(failed, time.monotonic() - start))
+                    for each in slow:
+                        self._mask_pool.submit(self._fill_slow, each)
+                case SlowMask():
+                    masks, failed = self._manager.finish(message)
+                    self._send_masks(masks)
+                    self.post(self._tell_scheduler, GrammarReport(failed, message.time_s))
                 case OpenMatcher(handle=handle, matcher=matcher, generated_token_ids=generated):
                     if failed := self._manager.open(handle, matcher, generated):
                         self.post(self._tell_scheduler, GrammarReport(failed))
@@ -169,6 +175,14 @@ class GrammarActor(ThreadActor[GrammarInbox | OpenMatcher]):
                     self._manager.drop(handles)
                 case _:
                     assert_never(message)
+
+    def _fill_slow(self, mask: SlowMask) -> None:
+        """Fill it in a thread of its own, and take it back to this one."""
+        try:
+            mask.fill()
+        except BaseException as error:  # the border of a thread: an exit would be lost in its future
+            mask.problem = describe_problem(error)
+        self.tell(mask)
 
     def _compile(self, spec: GrammarSpec, begun: asyncio.Future[None]) -> CompiledGrammar:
         self.post(_tell_begun, begun)

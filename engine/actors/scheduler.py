@@ -106,8 +106,7 @@ class SchedulerActor(Actor[SchedulerInbox]):
         )
 
     def _order_masks(self) -> None:
-        order = self.scheduler.order_masks()
-        if order is not None:
+        while (order := self.scheduler.order_masks()) is not None:
             self._tell_grammar(order)
 
     def _publish(self, new_tokens: NewTokens) -> None:

@@ -17,28 +17,25 @@ import time
 from bisect import bisect
 from collections import deque
 from collections.abc import Callable, Iterable
-from itertools import chain, compress
-from typing import Any
+from itertools import chain
 
 import numpy as np
 
 from engine.config import SchedulerConfig
+from engine.core.answer_reader import AnswerReader
 from engine.core.batch import Batch
 from engine.core.kv_cache_manager import KVCacheManager
 from engine.core.request import Request
 from engine.core.scheduler_state import SchedulerState
 from engine.core.step import MAX_SCORED_TOKENS, StepChanges, StepRecord
 from engine.messages import (
-    BROKEN_LOGITS,
-    NO_TOKEN_LEFT,
     AddRequest,
-    Detail,
     FillMasks,
     NewTokens,
     StepDone,
     StepPlan,
 )
-from engine.outputs import FinishReason, TokenLogprobs
+from engine.outputs import FinishReason
 from engine.spec.proposer import Proposer
 
 # Known tokens of the requests that one step admits, however many of them are cached: hashing, finding and copying them
@@ -67,16 +64,20 @@ class Scheduler:
         self.kv_cache = kv_cache
         self.state = SchedulerState(config, kv_cache, clock)
         self.table = self.state.table
-        self.num_steps = 0
         self._clock = clock
         self._proposer = proposer
         self._max_open_steps = config.max_steps_in_flight if proposer is None else 1
         self._eos_token_ids = frozenset(eos_token_ids)
+        self._reader = AnswerReader(self.state, self._eos_token_ids)
         self._steps: deque[StepRecord] = deque()
-        self._accepted: list[tuple[int, int]] = []
 
     def __contains__(self, handle: int) -> bool:
         return handle in self.state.requests
+
+    @property
+    def num_steps(self) -> int:
+        """Steps that have been planned."""
+        return self.state.num_steps
 
     @property
     def num_open_steps(self) -> int:
@@ -99,7 +100,9 @@ class Scheduler:
         """End completions wherever they are; unknown ones are ignored."""
         known = self.state.requests
         found = [known[handle] for handle in handles if handle in known]
-        return NewTokens(details=[self._finish(request, finish_reason, error=error) for request in found])
+        return NewTokens(
+            details=[self.state.finish(request, finish_reason, error=error) for request in found]
+        )
 
     def schedule(self) -> StepPlan | None:
         """The next step, or None when there is nothing to do or enough is in flight."""
@@ -120,13 +123,13 @@ class Scheduler:
         return self._make_step(changes)
 
     def order_masks(self) -> FillMasks | None:
-        """The oldest step whose masks can be filled: all grammar tokens before it are known."""
-        step = next((step for step in self._steps if step.gated), None)
-        if step is None or step.has_masks_ordered:
-            return None
-        step.has_masks_ordered = True
-        accepted, self._accepted = self._accepted, []
-        return FillMasks(step.step_id, accepted, step.make_targets())
+        """The masks of one step that can be filled now: all tokens before them are known. None when there are none."""
+        waiting: set[int] = set()  # handles whose token of an earlier step is not known
+        for step in self._steps:
+            if (order := step.order_masks(waiting)) is not None:
+                accepted, self._reader.accepted = self._reader.accepted, []
+                return FillMasks(step.step_id, accepted, *order)
+        return None
 
     def _plan_running(self, changes: StepChanges) -> int:
         """Give each running request its tokens of this step; returns what is left of the budget."""
@@ -201,7 +204,7 @@ class Scheduler:
         """Blocks for `num_tokens` tokens, preempting from the back, at the worst the request itself."""
         while (fresh := self.kv_cache.grow(request, num_tokens)) is None:
             victim = self.state.running[-1]
-            self.state.preempt(victim, self.num_steps - 1)
+            self.state.preempt(victim)
             if victim is request:
                 return
         changes.new_blocks.append((request.row, fresh))
@@ -237,7 +240,7 @@ class Scheduler:
                 will_fit = will_fit or self.kv_cache.would_fit(request, worse)
                 if not will_fit:
                     return
-                state.preempt(worse.pop(), self.num_steps - 1)
+                state.preempt(worse.pop())
                 state.drain(oldest_step)
             changes.add_row(state.start(num_cached))
 
@@ -302,119 +305,18 @@ class Scheduler:
         self._steps.append(
             StepRecord(plan.step_id, batch, counts, num_preemptions, num_samples, gated, changes.drafts)
         )
-        self.num_steps += 1
+        self.state.num_steps += 1
         return plan
 
     def update(self, done: StepDone) -> NewTokens:
         """Take a step's answer: append tokens, end requests."""
         step = next(step for step in self._steps if step.step_id == done.step_id)
-        scored: list[Request] = []
-        if not step.is_answered:
-            step.is_answered = True
-            step.take_back_runs(self.table, done.skipped)
-            scored = self._take_prompt_logprobs(step, done)
-        told = self._take_tokens(step, done)
-        # At once, and not with the next token: they are long, and to be read bit by bit.
-        told.details.extend(request.make_detail() for request in scored if request.pending_prompt_logprobs)
-        if step.gated and len(done.indices):
-            came = set(done.indices.tolist())
-            step.gated = [index for index in step.gated if index not in came]
+        news = self._reader.read(step, done)
         if done.is_last:
             if step.gated:  # rows that ended before their mask came
                 step.take_back_samples(self.table, step.gated)
             self._steps.remove(step)
-        return told
-
-    def _take_prompt_logprobs(self, step: StepRecord, done: StepDone) -> list[Request]:
-        """Note what a step tells of prompts; returns whose."""
-        scored = []
-        for index, logprobs in done.prompt_logprobs.items():
-            request = step.batch.requests[index]
-            is_same = request.num_preemptions == step.num_preemptions[index]
-            if is_same and not request.is_finished:
-                request.take_prompt_logprobs(logprobs)
-                scored.append(request)
-        return scored
-
-    def _take_tokens(self, step: StepRecord, done: StepDone) -> NewTokens:
-        """Append the tokens of an answer, and end requests."""
-        details: list[Detail] = []
-        table, batch = self.table, step.match(done.indices)
-        slots, token_ids, counts = batch.slots, done.token_ids, done.counts
-        step.settle_samples(table, done.indices, counts)
-        num_tokens = table.num_planned[slots] - table.num_in_flight[slots]
-        is_special = (table.is_watched[slots] > 0) | (num_tokens >= table.max_num_tokens[slots])
-        is_end = token_ids < 0
-        for eos_token_id in self._eos_token_ids:
-            is_end |= token_ids == eos_token_id
-        has_many = len(token_ids) > len(batch)
-        is_special |= np.logical_or.reduceat(is_end, np.cumsum(counts) - counts) if has_many else is_end
-        plain, plain_ids, plain_counts = batch, token_ids, counts
-        if is_special.any():
-            is_plain = ~is_special
-            plain, plain_ids = batch.select(is_plain), token_ids[np.repeat(is_plain, counts)]
-            plain_counts = counts[is_plain]
-            kept = self._take_specials(batch, np.flatnonzero(is_special).tolist(), done, details)
-            if (kept < counts).any():
-                places = np.arange(len(token_ids)) - np.repeat(np.cumsum(counts) - counts, counts)
-                token_ids = token_ids[places < np.repeat(kept, counts)]
-                batch, counts = batch.select(kept > 0), kept[kept > 0]
-        if has_many:
-            ends = np.cumsum(plain_counts).tolist()
-            for request, count, end in zip(plain.requests, plain_counts.tolist(), ends, strict=True):
-                request.token_ids += plain_ids[end - count : end].tolist()
-        else:
-            for append, token_id in zip(plain.appends, plain_ids.tolist(), strict=True):
-                append(token_id)
-        told = NewTokens(batch.handles, counts.tolist() if has_many else [], token_ids.tolist(), details)
-        if step.gated:
-            has_grammar = np.repeat(table.has_grammar[batch.slots], counts).tolist()
-            handles = np.repeat(batch.handles, counts).tolist() if has_many else batch.handles
-            self._accepted += compress(zip(handles, told.token_ids, strict=True), has_grammar)
-        return told
-
-    def _take_specials(
-        self, batch: Batch, places: list[int], done: StepDone, details: list[Detail]
-    ) -> np.ndarray:
-        """The tokens of requests that have more to tell, or may be over; returns how many of each request count."""
-        kept = done.counts.copy()
-        ends = np.cumsum(kept).tolist()
-        for at in places:
-            request = batch.requests[at]
-            if request.is_finished:
-                kept[at] = 0
-                continue
-            token_ids = done.token_ids[ends[at] - int(kept[at]) : ends[at]].tolist()
-            kept[at], detail = self._take_each(request, token_ids, done.logprobs.get(int(done.indices[at])))
-            details.append(detail)
-        return kept
-
-    def _take_each(
-        self, request: Request, token_ids: list[int], logprobs: list[TokenLogprobs] | None
-    ) -> tuple[int, Detail]:
-        """Take tokens up to the request's end; returns how many, and what there is to tell beside them."""
-        for count, token_id in enumerate(token_ids):
-            if token_id == NO_TOKEN_LEFT:
-                error = request.describe_dead_end()
-                return count, self._finish(request, "dead_end", error=error, logprobs=logprobs)
-            if token_id == BROKEN_LOGITS:
-                self.kv_cache.forget(request)
-                error = "no token could be sampled: the model's logits were not numbers"
-                return count, self._finish(request, "error", error=error, logprobs=logprobs)
-            request.token_ids.append(token_id)
-            told = None if logprobs is None else logprobs[: count + 1]
-            if token_id in request.stop_ids:  # the sampler forbids them before min_tokens
-                stop_reason = None if token_id in self._eos_token_ids else token_id
-                return count + 1, self._finish(request, "stop", logprobs=told, stop_reason=stop_reason)
-            if request.num_tokens >= request.max_num_tokens:
-                return count + 1, self._finish(request, "length", logprobs=told)
-        self.table.is_watched[request.slot] = request.is_watched
-        return len(token_ids), request.make_detail(logprobs=logprobs)
-
-    def _finish(self, request: Request, finish_reason: FinishReason, **more: Any) -> Detail:
-        """End a request; tokens still in flight are dropped when they come."""
-        self.state.finish(request, self.num_steps - 1)
-        return request.make_detail(finish_reason=finish_reason, **more)
+        return news
 
 
 def _get_key(request: Request) -> tuple[float, float, int]:

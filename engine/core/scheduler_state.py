@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -18,6 +19,8 @@ from engine.core.request import Request, RequestStatus
 from engine.core.request_queue import RequestQueue
 from engine.core.request_table import RequestTable
 from engine.core.slot_pool import SlotPool
+from engine.messages import Detail
+from engine.outputs import FinishReason
 
 
 class SchedulerState:
@@ -33,6 +36,7 @@ class SchedulerState:
         self.waiting = RequestQueue(config.policy, config.priority_ageing_s)
         self.table = RequestTable(config.max_num_seqs)
         self.rows = SlotPool(config.max_num_seqs)
+        self.num_steps = 0  # that have been planned
         self.num_preemptions = 0
         self._removed_rows: list[int] = []
         self._max_num_seqs = config.max_num_seqs
@@ -94,27 +98,35 @@ class SchedulerState:
             request.num_cached_tokens = num_cached
         return request
 
-    def preempt(self, request: Request, last_step: int) -> None:
+    def preempt(self, request: Request) -> None:
         """Take all blocks back; the request keeps its tokens and queues under its old key."""
-        self._leave(request, last_step)
+        self._leave(request)
         request.status = RequestStatus.WAITING
         request.restart_prompt_logprobs()
         self.table.num_preemptions[request.slot] += 1
         self.num_preemptions += 1
         self.waiting.push(request)
 
-    def finish(self, request: Request, last_step: int) -> None:
-        """Forget the request; its slot stays until step `last_step` is over, whose tokens are counted there."""
+    def forget(self, request: Request) -> None:
+        """Take the request's tokens out of the prefix cache for good: their KV may be what made it fail."""
+        self._kv_cache.forget(request)
+
+    def finish(self, request: Request, finish_reason: FinishReason, **more: Any) -> Detail:
+        """End a request, and return what its reader is told; tokens still in flight are dropped when they come.
+
+        Its slot stays until the last step that is planned is over, since tokens are counted there.
+        """
         if request.status is RequestStatus.RUNNING:
-            self._leave(request, last_step)
+            self._leave(request)
         elif request.handle in self.waiting:
             self.waiting.remove(request)
         request.status = RequestStatus.FINISHED
         self.table.is_watched[request.slot] = True
-        self.table.slots.release(request.slot, after_step=last_step)
+        self.table.slots.release(request.slot, after_step=self.num_steps - 1)
         del self.requests[request.handle]
+        return request.make_detail(finish_reason=finish_reason, **more)
 
-    def _leave(self, request: Request, last_step: int) -> None:
+    def _leave(self, request: Request) -> None:
         """Take the request off the batch; what it has written stays in the prefix cache.
 
         The KV of the last token may not be there: what is planned may still be skipped.
@@ -125,7 +137,7 @@ class SchedulerState:
         table.num_computed[slot] = table.num_places[slot] = 0
         # A parked gated sample still needs its sampling state.
         is_parked = request.has_grammar and request.num_in_flight > 0
-        self.rows.release(request.row, after_step=last_step if is_parked else None)
+        self.rows.release(request.row, after_step=self.num_steps - 1 if is_parked else None)
         if not is_parked:
             self._removed_rows.append(request.row)
         request.row = -1

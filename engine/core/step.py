@@ -68,7 +68,7 @@ class StepRecord:
     gated: list[int]  # indices whose tokens need masks and have not come
     drafts: dict[int, list[int]]  # by slot
     is_answered: bool = False
-    has_masks_ordered: bool = False
+    ordered: set[int] = field(default_factory=set)  # indices whose masks have been ordered
 
     def match(self, indices: np.ndarray) -> Batch:
         """The requests of these rows."""
@@ -106,11 +106,22 @@ class StepRecord:
         is_same = table.num_preemptions[slots] == self.num_preemptions[indices]
         table.num_computed[slots] -= np.where(is_same, counts, 0)
 
-    def make_targets(self) -> list[MaskTarget]:
-        """The gated rows whose requests still live."""
-        gated = [(index, self.batch.requests[index]) for index in self.gated]
-        return [
-            MaskTarget(index, request.handle, self.drafts.get(request.slot, []))
-            for index, request in gated
-            if not request.is_finished
-        ]
+    def order_masks(self, waiting: set[int]) -> tuple[list[MaskTarget], list[int]] | None:
+        """The gated rows whose masks can be ordered now, and the indices of those whose requests have ended.
+
+        Args:
+            waiting: handles whose token of an earlier step has not come; those of this step are added.
+        """
+        targets, ended = [], []
+        for index in self.gated:
+            request = self.batch.requests[index]
+            is_ready = request.handle not in waiting and index not in self.ordered
+            waiting.add(request.handle)
+            if is_ready and request.is_finished:
+                ended.append(index)
+            elif is_ready:
+                targets.append(MaskTarget(index, request.handle, self.drafts.get(request.slot, [])))
+        if not targets and not ended:
+            return None
+        self.ordered.update(ended, (target.index for target in targets))
+        return targets, ended

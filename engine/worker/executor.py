@@ -41,12 +41,8 @@ class Executor(Protocol):
     def sample(self, masks: StepMasks) -> StepDone | PendingStep | None:
         """Sample the rows of a step that waited for their masks; None when there are none."""
 
-    @property
-    def has_parked(self) -> bool:
-        """Whether rows wait for their masks."""
-
-    def can_run(self, plan: StepPlan) -> bool:
-        """Whether any row of the plan can be computed before more masks come."""
+    def get_mask_patience(self, plan: StepPlan) -> float:
+        """Seconds to wait for masks before the plan: 0 if no row needs one, infinity if no row can run without."""
 
     def do_chore(self) -> bool:
         """Do one piece of what may wait for a quiet moment, about as long as a few steps; False if there is none."""

@@ -26,8 +26,6 @@ _BYTES_PER_BLOCK = 2**17
 class MockWorker:
     """An executor that reads the checkpoint's config, and no weights."""
 
-    has_parked = False
-
     def __init__(self, config: EngineConfig) -> None:
         self.sleep_level = 0
         self._config = config
@@ -57,8 +55,8 @@ class MockWorker:
     def wake(self) -> None:
         self.sleep_level = 0
 
-    def can_run(self, plan: StepPlan) -> bool:
-        return True
+    def get_mask_patience(self, plan: StepPlan) -> float:
+        return 0.0
 
     def close(self, *, gives_back: bool = True) -> None:
         """Nothing goes on in the background."""

@@ -8,6 +8,7 @@ A row whose last token is still parked cannot be computed; it is skipped and the
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -27,6 +28,8 @@ from engine.worker.sampling.logprobs import SampledLogprobs, compute_prompt_logp
 from engine.worker.sampling.sampler import SampledTokens, Sampler
 from engine.worker.sampling.state import SamplingState
 from engine.worker.sampling.transfer import upload
+
+MASK_PATIENCE_S = 0.002  # how long rows that could run wait for the masks of others
 
 
 @dataclass(slots=True)
@@ -69,19 +72,22 @@ class ModelRunner:
         self._forward = forward
         self._parked: dict[int, ParkedRows] = {}
         self._parked_rows: set[int] = set()
+        self._fresh_rows: set[int] = set()  # that the last step parked
         self._prompt_logprobs: dict[int, tuple[int, int]] = {}  # row -> (prompt length, k)
 
     def run_model(self, step: ModelInput) -> Tensor:
         """The plain way through the model: [T, D]."""
         return self.model(step.input_ids, step.positions, self.kv_caches, step.attn_metadata)
 
-    @property
-    def has_parked(self) -> bool:
-        return bool(self._parked_rows)
+    def get_mask_patience(self, plan: StepPlan) -> float:
+        """Seconds to wait for masks before the plan: 0 if no row needs one, infinity if no row can run without.
 
-    def can_run(self, plan: StepPlan) -> bool:
-        """Whether any row of the plan can be computed now; if not, waiting for a gate costs nobody anything."""
-        return any(row not in self._parked_rows for row in plan.rows.tolist())
+        Masks of an older step are slow, and only waited for when there is nothing else to do.
+        """
+        rows = set(plan.rows.tolist())
+        if rows <= self._parked_rows:
+            return math.inf
+        return MASK_PATIENCE_S if rows & self._fresh_rows & self._parked_rows else 0.0
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepDone | PendingStep | None:
@@ -99,6 +105,7 @@ class ModelRunner:
 
     def _launch(self, plan: StepPlan) -> LaunchedStep | None:
         self._apply(plan)
+        self._fresh_rows = set()
         live, skipped = self._split_parked(plan)
         launched = LaunchedStep(plan.step_id, skipped=skipped)
         if not len(live):
@@ -138,13 +145,18 @@ class ModelRunner:
         if parked is None:
             return None
         runs = parked.runs
-        self._parked_rows.difference_update(runs.rows.tolist())
-        launched = LaunchedStep(masks.step_id)
-        # Rows whose request ended have no masks; rows that were skipped have masks and are not parked.
-        is_kept, is_used = np.isin(runs.indices, masks.indices), np.isin(masks.indices, runs.indices)
-        logits = self._select(parked.logits, np.flatnonzero(np.repeat(is_kept, runs.counts)))
+        is_ready, is_over = np.isin(runs.indices, masks.indices), np.isin(runs.indices, masks.ended)
+        is_left = ~(is_ready | is_over)
+        self._parked_rows.difference_update(runs.rows[~is_left].tolist())
+        launched = LaunchedStep(masks.step_id, is_last=not is_left.any())
+        if is_left.any():
+            rest = self._select(parked.logits, np.flatnonzero(np.repeat(is_left, runs.counts)))
+            self._parked[masks.step_id] = ParkedRows(runs.select(is_left), rest)
+        # Rows that were skipped have masks and are not parked.
+        is_used = np.isin(masks.indices, runs.indices)
+        logits = self._select(parked.logits, np.flatnonzero(np.repeat(is_ready, runs.counts)))
         bitmask = masks.bitmask[np.repeat(is_used, masks.counts)]
-        self._sample(launched, runs.select(is_kept), logits, bitmask)
+        self._sample(launched, runs.select(is_ready), logits, bitmask)
         return launched
 
     def _bring_back(self, launched: LaunchedStep) -> StepDone | PendingStep:
@@ -191,7 +203,8 @@ class ModelRunner:
 
     def _park(self, step_id: int, runs: SampleRuns, logits: Tensor) -> None:
         self._parked[step_id] = ParkedRows(runs, logits)
-        self._parked_rows.update(runs.rows.tolist())
+        self._fresh_rows = set(runs.rows.tolist())
+        self._parked_rows |= self._fresh_rows
 
     def _sample(
         self, launched: LaunchedStep, runs: SampleRuns, logits: Tensor, bitmask: np.ndarray | None = None

@@ -164,12 +164,8 @@ class Worker:
         self.reset()
         record_first(self._graphs)
 
-    @property
-    def has_parked(self) -> bool:
-        return self.runner.has_parked
-
-    def can_run(self, plan: StepPlan) -> bool:
-        return self.runner.can_run(plan)
+    def get_mask_patience(self, plan: StepPlan) -> float:
+        return self.runner.get_mask_patience(plan)
 
     def execute(self, plan: StepPlan) -> StepDone | PendingStep | None:
         answer = self.runner.execute(plan)

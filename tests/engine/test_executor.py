@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from threading import Event
@@ -51,8 +52,8 @@ class LateWorker:
     def load(self) -> None:
         """Nothing to load."""
 
-    def can_run(self, plan: StepPlan) -> bool:
-        return False
+    def get_mask_patience(self, plan: StepPlan) -> float:
+        return math.inf if self.has_parked else 0.0
 
     def do_chore(self) -> bool:
         self.chores -= 1
@@ -172,11 +173,10 @@ async def test_the_end_of_the_work_is_seen_behind_a_step_that_was_held() -> None
     """The first step waits for masks a moment, the second as long as it takes; the end comes meanwhile."""
 
     class ParkingWorker(LateWorker):
-        def can_run(self, plan: StepPlan) -> bool:
-            return plan.step_id == 101
+        def get_mask_patience(self, plan: StepPlan) -> float:
+            return 0.002 if plan.step_id == 101 else math.inf
 
     worker = ParkingWorker()
-    worker.has_parked = True
     async with open_desk(worker) as desk:
         for step_id in (101, 102):
             desk.executor.tell(make_plan(step_id))

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 
 from engine import Engine, EngineConfig, EngineDead, InvalidRequest, RequestTimeout, SamplingParams
-from grammar import CompiledGrammar, GrammarCompiler, GrammarSpec
+from engine.core import grammar_manager
+from grammar import CompiledGrammar, GrammarCompiler, GrammarSpec, Matcher
+from tests.waiting import wait_until
 
 MakeConfig = Callable[..., EngineConfig]
 GOOD = SamplingParams(max_tokens=4, grammar=GrammarSpec.regex("[ab]+"))
@@ -127,3 +131,42 @@ async def test_min_tokens_holds_where_a_grammar_overrules_ignore_eos(make_config
         )  # fmt: skip
         last = [output async for output in engine.generate("hi", params)][-1].outputs[0]
         assert last.finish_reason == "stop" and len(last.token_ids) == 21
+
+
+async def test_one_slow_mask_delays_no_other_row_with_a_grammar(
+    make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others get sixty tokens while the slow one gets a few."""
+    matchers: list[Matcher] = []
+    make_matcher, fill = CompiledGrammar.matcher, grammar_manager.fill_draft_bitmask
+
+    def note(compiled: CompiledGrammar) -> Matcher:
+        matchers.append(make_matcher(compiled))
+        return matchers[-1]
+
+    def fill_slowly(filled: Sequence[Matcher], *more: Any) -> list[int]:
+        if matchers[0] in filled:
+            time.sleep(0.2)
+        return fill(filled, *more)
+
+    monkeypatch.setattr(CompiledGrammar, "matcher", note)
+    monkeypatch.setattr(grammar_manager, "fill_draft_bitmask", fill_slowly)
+    slow = SamplingParams(
+        max_tokens=200, seed=1, grammar=GrammarSpec.regex("[a-f]{300}"), output_kind="delta"
+    )
+    quick = SamplingParams(max_tokens=60, seed=2, grammar=GrammarSpec.regex("[a-f]{300}"))
+    async with Engine(make_config()) as engine:
+        num_slow = 0
+
+        async def read_slowly() -> None:
+            nonlocal num_slow
+            async for output in engine.generate("slow", slow):
+                num_slow += len(output.outputs[0].token_ids)
+
+        reader = asyncio.create_task(read_slowly())
+        await wait_until(lambda: num_slow == 1)
+        answers = [[output async for output in engine.generate("quick", quick)][-1] for _ in range(2)]
+        assert [len(answer.outputs[0].token_ids) for answer in answers] == [60, 60]
+        assert num_slow < 40
+        reader.cancel()
+        await asyncio.wait([reader])

@@ -148,12 +148,10 @@ def may_restart(monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
     event = asyncio.Event()
     start = EngineCore.start
 
-    async def start_when_allowed(
-        self: EngineCore, tasks: asyncio.TaskGroup, watch: asyncio.TaskGroup, loaded: Loaded | None
-    ) -> Loaded:
+    async def start_when_allowed(self: EngineCore, tasks: asyncio.TaskGroup, loaded: Loaded | None) -> Loaded:
         if loaded is not None:
             await event.wait()
-        return await start(self, tasks, watch, loaded)
+        return await start(self, tasks, loaded)
 
     monkeypatch.setattr(EngineCore, "start", start_when_allowed)
     return event

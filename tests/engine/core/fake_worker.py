@@ -111,6 +111,8 @@ class FakeWorker:
         drafts = split_drafts(plan)
         for index in live:
             self._write(plan, index, drafts[index])
+        for index in live:  # a row may read what a later row of this step has written
+            self._check_window(int(plan.rows[index]), int(plan.starts[index]))
         scores = self._score(plan, live)
         samples = [self._sample(plan, index, drafts[index]) for index in live if plan.num_samples[index]]
         plain = [sample for sample in samples if not plan.is_gated[sample.index]]
@@ -126,11 +128,14 @@ class FakeWorker:
         if samples is None:
             return None
         counts = dict(zip(masks.indices.tolist(), masks.counts.tolist(), strict=True))
+        rest = [sample for sample in samples if sample.index not in (*counts, *masks.ended)]
+        if rest:
+            self.parked[masks.step_id] = rest
         kept = [sample for sample in samples if sample.index in counts]
         assert all(counts[sample.index] == len(sample.token_ids) for sample in kept), (
             "a mask for each position"
         )
-        return self._answer(masks.step_id, kept)
+        return self._answer(masks.step_id, kept, is_last=not rest)
 
     def _apply(self, plan: StepPlan, parked_rows: set[int]) -> None:
         for row in plan.removed_rows:
@@ -177,12 +182,15 @@ class FakeWorker:
         count = int(plan.num_scheduled_tokens[index])
         assert count >= 1, "a run without tokens has nothing to sample from"
         self.num_computed_tokens += count
-        if self.window is not None:
-            seen = range(max(0, start + 1 - self.window), start)
-            assert [self.kv[self._slot(row, at)] for at in seen] == [self.tokens[row][at] for at in seen]
         tokens = self.tokens[row] + drafts
         for position in range(start, start + count):
             self.kv[self._slot(row, position)] = tokens[position]
+
+    def _check_window(self, row: int, start: int) -> None:
+        """The first token of a run finds those before it in the cache, also where the last one does not look."""
+        if self.window is not None:
+            seen = range(max(0, start + 1 - self.window), start)
+            assert [self.kv[self._slot(row, at)] for at in seen] == [self.tokens[row][at] for at in seen]
 
     def _sample(self, plan: StepPlan, index: int, drafts: list[int]) -> Sample:
         row = int(plan.rows[index])

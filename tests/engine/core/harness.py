@@ -20,6 +20,7 @@ from engine.messages import (
     AddRequest,
     Detail,
     FillMasks,
+    MaskTarget,
     NewCompletion,
     NewTokens,
     StepDone,
@@ -79,6 +80,13 @@ def find_prompt(num_tokens: int, *, ends: bool) -> tuple[list[int], list[int]]:
     raise AssertionError("there is no such prompt")
 
 
+def make_masks(step_id: int, targets: list[MaskTarget], ended: Sequence[int] = ()) -> StepMasks:
+    """Masks that allow everything."""
+    indices = make_array(target.index for target in targets)
+    counts = make_array(1 + len(target.draft_token_ids) for target in targets)
+    return StepMasks(step_id, indices, counts, np.full((counts.sum(), 4), -1, np.int32), list(ended))
+
+
 class SchedulerHarness:
     """Owns a scheduler and moves its messages; `ended` and `outputs` collect what comes out, by request name."""
 
@@ -89,6 +97,7 @@ class SchedulerHarness:
         caching: bool = True,
         proposer: Proposer | None = None,
         window: int | None = None,
+        has_slow_masks: bool = False,
         **config: object,
     ) -> None:
         self.now = 0.0
@@ -100,6 +109,9 @@ class SchedulerHarness:
         self.worker = FakeWorker(block_size, window)
         self.to_worker: deque[StepPlan | StepMasks] = deque()
         self.to_grammar: deque[FillMasks] = deque()
+        self.has_slow_masks = has_slow_masks  # every row's masks come alone, and in any order
+        self.slow_masks: deque[StepMasks] = deque()
+        self.num_rotations = 0
         self.to_scheduler: deque[StepDone] = deque()
         self.handles: dict[str, int] = {}  # of the last request of each name
         self.names: dict[int, str] = {}  # of requests that have not ended
@@ -155,10 +167,19 @@ class SchedulerHarness:
         for target in order.targets:
             due = self.num_due[order.step_id, target.index]
             assert self.num_accepted[target.handle] == due, "a mask of another position"
-        indices = make_array(target.index for target in order.targets)
-        counts = make_array(1 + len(target.draft_token_ids) for target in order.targets)
-        bitmask = np.full((counts.sum(), 4), -1, np.int32)
-        self.to_worker.append(StepMasks(order.step_id, indices, counts, bitmask))
+        groups = [[target] for target in order.targets] if self.has_slow_masks else [order.targets]
+        parts = [make_masks(order.step_id, targets) for targets in groups]
+        parts.append(make_masks(order.step_id, [], order.ended))
+        (self.slow_masks if self.has_slow_masks else self.to_worker).extend(parts)
+        return True
+
+    def fill_slowly(self) -> bool:
+        """Let the masks of one row come, in the order of their steps or not."""
+        if not self.slow_masks:
+            return False
+        self.slow_masks.rotate(self.num_rotations)
+        self.num_rotations += 1
+        self.to_worker.append(self.slow_masks.popleft())
         return True
 
     def answer(self) -> bool:
@@ -171,7 +192,7 @@ class SchedulerHarness:
 
     def run(self, chance: random.Random | None = None, limit: int = 20000) -> None:
         """Move messages until all is quiet; in random order when `chance` is given."""
-        moves = [self.work, self.fill, self.answer]
+        moves = [self.work, self.fill, self.fill_slowly, self.answer]
         for _ in range(limit):
             if chance is not None:
                 chance.shuffle(moves)
@@ -215,8 +236,7 @@ class SchedulerHarness:
             self.num_due[plan.step_id, index] = num_known - request.num_prompt_tokens
 
     def _order_masks(self) -> None:
-        order = self.scheduler.order_masks()
-        if order is not None:
+        while (order := self.scheduler.order_masks()) is not None:
             self.to_grammar.append(order)
 
     def _collect(self, told: NewTokens) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import pytest
 
-from engine.core.grammar_manager import GrammarManager
+from engine.core.grammar_manager import NUM_QUICK_MASKS, SLOW_MASK_S, GrammarManager
 from engine.messages import FillMasks, MaskTarget
 from grammar import GrammarCompiler, GrammarSpec, InvalidGrammar, Matcher, Vocabulary
 
@@ -31,7 +33,7 @@ def make_matcher(compiler: GrammarCompiler, *choices: str) -> Matcher:
 
 def make_manager(compiler: GrammarCompiler, choices: dict[int, list[str]]) -> GrammarManager:
     """Handle -> the texts that it may become."""
-    manager = GrammarManager()
+    manager = GrammarManager(VOCAB)
     for handle, texts in choices.items():
         assert manager.open(handle, make_matcher(compiler, *texts)) == []
     return manager
@@ -82,23 +84,23 @@ def test_a_mask_holds_what_may_come_after_the_accepted_tokens(
     compiler: GrammarCompiler, accepted: str, allowed: str | None, num_before: int
 ) -> None:
     """A finished text allows only its end. Some tokens may have been generated before the matcher was opened."""
-    manager, tokens = GrammarManager(), ids(accepted)
+    manager, tokens = GrammarManager(VOCAB), ids(accepted)
     assert manager.open(ONE, make_matcher(compiler, "yes", "no"), tokens[:num_before]) == []
     order = FillMasks(3, [(ONE, token) for token in tokens[num_before:]], [MaskTarget(0, ONE)])
-    masks, failed = manager.fill(order, VOCAB)
+    masks, failed, _ = manager.fill(order)
     assert (masks.step_id, masks.indices.tolist(), failed) == (3, [0], [])
     assert read_mask(masks.bitmask[0]) == ([EOS] if allowed is None else ids(allowed))
 
 
 def test_tokens_generated_before_that_the_grammar_forbids_fail_at_once(compiler: GrammarCompiler) -> None:
-    manager = GrammarManager()
+    manager = GrammarManager(VOCAB)
     (failed,) = manager.open(BAD, make_matcher(compiler, "ab"), ids("ax"))
     assert (failed.handle, failed.finish_reason, len(manager)) == (BAD, "error", 0)
 
 
 def test_masks_stand_beside_the_places_of_their_requests(compiler: GrammarCompiler) -> None:
     manager = make_manager(compiler, {ONE: ["ab"], OTHER: ["xy"]})
-    masks, _ = manager.fill(FillMasks(0, [], [MaskTarget(5, OTHER), MaskTarget(2, ONE)]), VOCAB)
+    masks, _, _ = manager.fill(FillMasks(0, [], [MaskTarget(5, OTHER), MaskTarget(2, ONE)]))
     assert masks.counts.tolist() == [1, 1]
     found = {index: read_mask(row) for index, row in zip(masks.indices.tolist(), masks.bitmask, strict=True)}
     assert found == {5: ids("x"), 2: ids("a")}
@@ -110,7 +112,7 @@ def test_each_draft_has_a_mask_behind_it_and_leaves_the_matcher_where_it_is(
     manager = make_manager(compiler, {ONE: ["abc", "abd"], OTHER: ["xyz"]})
     targets = [MaskTarget(0, ONE, ids("ab")), MaskTarget(1, OTHER, ids("xx")), MaskTarget(2, BAD, ids("a"))]
     for _ in range(2):
-        masks, failed = manager.fill(FillMasks(0, [], targets), VOCAB)
+        masks, failed, _ = manager.fill(FillMasks(0, [], targets))
         assert (masks.indices.tolist(), masks.counts.tolist(), failed) == ([0, 1], [3, 3], [])
         right = [read_mask(row) for row in masks.bitmask[:5]]
         assert right == [ids("a"), ids("b"), ids("cd"), ids("x"), ids("y")]
@@ -120,8 +122,8 @@ def test_a_dropped_request_gets_no_mask_and_fails_nobody(compiler: GrammarCompil
     manager = make_manager(compiler, {ONE: ["ab"], OTHER: ["xy"]})
     manager.drop([ONE, 99])
     order = FillMasks(0, [(ONE, ids("a")[0])], [MaskTarget(0, ONE), MaskTarget(1, OTHER)])
-    masks, failed = manager.fill(order, VOCAB)
-    assert (masks.indices.tolist(), failed, len(manager)) == ([1], [], 1)
+    masks, failed, _ = manager.fill(order)
+    assert (masks.indices.tolist(), masks.ended, failed, len(manager)) == ([1], [0], [], 1)
 
 
 @pytest.mark.parametrize("drafts", ["", "ab"])
@@ -147,7 +149,7 @@ def test_a_failure_ends_only_the_request_it_belongs_to(
     if fault is not None:
         manager.open(BAD, FaultyMatcher(fault))  # type: ignore[arg-type]
     targets = [MaskTarget(0, ONE), MaskTarget(1, BAD, ids(drafts)), MaskTarget(2, OTHER)]
-    masks, (failed,) = manager.fill(FillMasks(0, [*accepted, (OTHER, ids("x")[0])], targets), VOCAB)
+    masks, (failed,), _ = manager.fill(FillMasks(0, [*accepted, (OTHER, ids("x")[0])], targets))
     assert (failed.handle, failed.finish_reason) == (BAD, told[1]) and told[0] in failed.error
     assert masks.indices.tolist() == [0, 2] and len(manager) == 2
     assert [read_mask(row) for row in masks.bitmask] == [ids("a"), ids("y")]
@@ -156,9 +158,9 @@ def test_a_failure_ends_only_the_request_it_belongs_to(
 def test_a_failed_request_is_reported_once(compiler: GrammarCompiler) -> None:
     manager = make_manager(compiler, {BAD: ["ab"]})
     wrong = (BAD, ids("z")[0])
-    _, failed = manager.fill(FillMasks(0, [wrong, wrong], []), VOCAB)
+    _, failed, _ = manager.fill(FillMasks(0, [wrong, wrong], []))
     assert len(failed) == 1
-    masks, failed = manager.fill(FillMasks(1, [wrong], []), VOCAB)
+    masks, failed, _ = manager.fill(FillMasks(1, [wrong], []))
     assert (masks.step_id, len(masks.indices), len(masks.bitmask), failed) == (1, 0, 0, [])
 
 
@@ -168,9 +170,90 @@ def test_a_matcher_that_hits_a_limit_loses_its_row_and_says_why(
     manager = make_manager(compiler, {BAD: ["ab"], OTHER: ["xy"]})
     monkeypatch.setattr(type(manager._matchers[BAD]), "error", None, raising=False)
     manager._matchers[BAD].error = "out of fuel"  # type: ignore[misc]
-    masks, failed = manager.fill(FillMasks(0, [], [MaskTarget(0, BAD), MaskTarget(1, OTHER)]), VOCAB)
+    masks, failed, _ = manager.fill(FillMasks(0, [], [MaskTarget(0, BAD), MaskTarget(1, OTHER)]))
     assert masks.indices.tolist() == [1]
     assert read_mask(masks.bitmask[0]) == ids("x")
     assert [(each.handle, each.error, each.finish_reason) for each in failed] == [
         (BAD, "the grammar could not go on: out of fuel", "dead_end")
     ]
+
+
+class SlowFiller:
+    """Fills what its matchers say, after a while."""
+
+    def fill(self, matchers: list[SlowMatcher], rows: list[int], bitmask: np.ndarray) -> None:
+        for matcher, row in zip(matchers, rows, strict=True):
+            time.sleep(matcher.delay_s)
+            bitmask[row] = len(matcher.accepted)
+
+
+class SlowMatcher:
+    """A matcher whose masks take time; they hold how many tokens it has accepted."""
+
+    filler = SlowFiller()
+    error: str | None = None
+
+    def __init__(self) -> None:
+        self.delay_s = 2 * SLOW_MASK_S
+        self.accepted: list[int] = []
+
+    def is_terminated(self) -> bool:
+        return False
+
+    def accept_token(self, token_id: int) -> bool:
+        self.accepted.append(token_id)
+        return True
+
+
+def find_slow(compiler: GrammarCompiler) -> tuple[GrammarManager, SlowMatcher]:
+    """A manager that knows by now which of its two matchers is slow."""
+    manager, matcher = make_manager(compiler, {ONE: ["ab"]}), SlowMatcher()
+    manager.open(OTHER, matcher)  # type: ignore[arg-type]
+    targets = [MaskTarget(0, ONE), MaskTarget(1, OTHER)]
+    for step_id in range(2):
+        masks, _, slow = manager.fill(FillMasks(step_id, [], targets))
+        assert (masks.indices.tolist(), slow) == ([0, 1], [])
+    return manager, matcher
+
+
+def test_a_slow_matcher_is_found_and_its_masks_are_filled_apart_from_then_on(
+    compiler: GrammarCompiler,
+) -> None:
+    """Its tokens wait for its masks: nobody else may touch it meanwhile."""
+    manager, matcher = find_slow(compiler)
+    order = FillMasks(2, [(OTHER, 7), (ONE, ids("a")[0])], [MaskTarget(0, ONE), MaskTarget(1, OTHER)])
+    masks, failed, (slow,) = manager.fill(order)
+    assert (masks.indices.tolist(), masks.ended, failed, matcher.accepted) == ([0], [], [], [])
+    assert read_mask(masks.bitmask[0]) == ids("b")
+    slow.fill()
+    masks, failed = manager.finish(slow)
+    assert (masks.step_id, masks.indices.tolist(), masks.counts.tolist(), failed) == (2, [1], [1], [])
+    assert matcher.accepted == [7] and (masks.bitmask == 1).all()
+
+
+def test_a_matcher_that_has_become_quick_joins_the_others_again(compiler: GrammarCompiler) -> None:
+    manager, matcher = find_slow(compiler)
+    matcher.delay_s = 0.0
+    for _ in range(NUM_QUICK_MASKS):
+        _, _, (slow,) = manager.fill(FillMasks(2, [(OTHER, 7)], [MaskTarget(1, OTHER)]))
+        slow.fill()
+        slow.time_s = 0.0  # whatever else the machine does
+        manager.finish(slow)
+    masks, _, apart = manager.fill(FillMasks(3, [(OTHER, 8)], [MaskTarget(1, OTHER)]))
+    assert (masks.indices.tolist(), apart) == ([1], [])
+    assert matcher.accepted == [7] * NUM_QUICK_MASKS + [8]
+
+
+@pytest.mark.parametrize("is_dropped", [False, True])
+def test_a_slow_matcher_that_fails_or_ends_meanwhile_gets_no_mask(
+    compiler: GrammarCompiler, is_dropped: bool
+) -> None:
+    manager, _ = find_slow(compiler)
+    _, _, (slow,) = manager.fill(FillMasks(2, [], [MaskTarget(1, OTHER)]))
+    slow.problem = ("out of fuel", "dead_end")
+    if is_dropped:
+        manager.drop([OTHER])
+    masks, failed = manager.finish(slow)
+    assert (masks.indices.tolist(), masks.ended, len(masks.bitmask)) == ([], [1], 0)
+    assert [each.error for each in failed] == ([] if is_dropped else ["out of fuel"])
+    assert len(manager) == 1

@@ -118,7 +118,7 @@ def test_what_a_failed_row_computed_or_found_is_not_cached(is_preempted: bool) -
             done = house.to_scheduler.popleft()
             house.to_scheduler.append(replace_tokens(done, BROKEN_LOGITS))
             if is_preempted:
-                house.scheduler.state.preempt(house.scheduler.state.running[0], done.step_id)
+                house.scheduler.state.preempt(house.scheduler.state.running[0])
         house.run()
     assert [house.ended[name][0].num_cached_tokens for name in ("broken", "after")] == [28, 0]
 
@@ -177,7 +177,7 @@ def stop_at_the_gate(house: SchedulerHarness) -> None:
 
 def stop_preempted(house: SchedulerHarness) -> None:
     stop_in_decode(house)
-    house.scheduler.state.preempt(house.scheduler.state.running[0], house.scheduler.num_steps - 1)
+    house.scheduler.state.preempt(house.scheduler.state.running[0])
     house.check()
 
 

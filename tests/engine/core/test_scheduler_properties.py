@@ -28,6 +28,7 @@ def make_prompt(chance: random.Random, stems: list[list[int]], longest: int = 12
 @given(
     seed=st.integers(0, 2**32),
     has_drafts=st.booleans(),
+    has_slow_masks=st.booleans(),
     num_blocks=st.sampled_from([26, 40, 200]),
     caching=st.booleans(),
     window=st.sampled_from([None, None, 1, 4, 9, 30]),
@@ -44,6 +45,7 @@ def make_prompt(chance: random.Random, stems: list[list[int]], longest: int = 12
 def test_any_order_of_events_keeps_blocks_and_tokens_right(
     seed: int,
     has_drafts: bool,
+    has_slow_masks: bool,
     num_blocks: int,
     caching: bool,
     window: int | None,
@@ -52,7 +54,9 @@ def test_any_order_of_events_keeps_blocks_and_tokens_right(
 ) -> None:
     chance = random.Random(seed)
     proposer = RandomProposer(chance, window) if has_drafts else None
-    house = SchedulerHarness(num_blocks, caching=caching, proposer=proposer, window=window, **config)
+    house = SchedulerHarness(
+        num_blocks, caching=caching, proposer=proposer, window=window, has_slow_masks=has_slow_masks, **config
+    )
     stems = [chance.choices(range(90), k=40) for _ in range(2)]
     requests, expected, aborted = {}, {}, set()
     for number in range(chance.randrange(1, 14)):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,7 +16,7 @@ from engine.messages import NO_TOKEN_LEFT, NewRow, StepDone, StepMasks
 from engine.sampling_params import SamplingParams
 from engine.worker.device_link import PendingStep
 from engine.worker.input_batch import InputBatch
-from engine.worker.model_runner import ModelRunner
+from engine.worker.model_runner import MASK_PATIENCE_S, ModelRunner
 from engine.worker.sampling.state import SamplingState
 from grammar import allocate_bitmask
 from kernels import torch_ops
@@ -55,7 +57,7 @@ def make_new_row(row: int, tokens: list[int], params: SamplingParams = GREEDY) -
     return plans.make_new_row(row, tokens, range(1 + 8 * row, 9 + 8 * row), params)
 
 
-def make_masks(step_id: int, *allowed: tuple[int, list[int]]) -> StepMasks:
+def make_masks(step_id: int, *allowed: tuple[int, list[int]], ended: Sequence[int] = ()) -> StepMasks:
     """(Index of the row in the step, allowed tokens) of each position; those of a row one after another."""
     bitmask = allocate_bitmask(len(allowed), VOCAB)
     bitmask[:] = 0
@@ -64,7 +66,7 @@ def make_masks(step_id: int, *allowed: tuple[int, list[int]]) -> StepMasks:
             row[token // 32] |= np.uint32(1 << token % 32)
     counts = Counter(index for index, _ in allowed)
     indices = np.array(list(counts), dtype=np.int64)
-    return StepMasks(step_id, indices, np.array(list(counts.values()), dtype=np.int64), bitmask)
+    return StepMasks(step_id, indices, np.array(list(counts.values()), dtype=np.int64), bitmask, list(ended))
 
 
 def read_runs(done: StepDone | PendingStep | None) -> dict[int, list[int]]:
@@ -100,9 +102,10 @@ def test_a_chunk_of_a_prompt_samples_nothing_and_the_next_step_reads_what_the_la
 def test_a_step_of_gated_rows_answers_only_at_the_gate() -> None:
     runner, _ = make_runner()
     assert runner.execute(make_plan([(0, 0, 1)], new=[make_new_row(0, [5])], gated=[0])) is None
-    assert runner.has_parked
+    plan = make_plan([(0, 1, 1)], 1)
+    assert runner.get_mask_patience(plan) == math.inf
     assert read(runner.sample_gated(make_masks(0, (0, [6, 7])))) == ({0: 6}, [], True)
-    assert not runner.has_parked
+    assert runner.get_mask_patience(plan) == 0
 
 
 def make_mixed_runner() -> tuple[ModelRunner, CountingModel]:
@@ -115,22 +118,34 @@ def make_mixed_runner() -> tuple[ModelRunner, CountingModel]:
 
 
 @pytest.mark.parametrize(
-    ("allowed", "tokens"),
+    ("allowed", "ended", "tokens"),
     [
-        ([(0, [6]), (2, [17, 30])], {0: 6, 2: 17}),
-        ([(2, [16])], {2: 16}),  # a row without a mask has ended
-        ([], {}),
-        ([(0, []), (2, [16])], {0: NO_TOKEN_LEFT, 2: 16}),
+        ([(0, [6]), (2, [17, 30])], [], {0: 6, 2: 17}),
+        ([(2, [16])], [0], {2: 16}),
+        ([], [0, 2], {}),
+        ([(0, []), (2, [16])], [], {0: NO_TOKEN_LEFT, 2: 16}),
     ],
 )
-def test_a_gate_samples_under_its_masks_and_closes_the_step(
-    allowed: list[tuple[int, list[int]]], tokens: dict[int, int]
+def test_masks_sample_their_rows_and_close_the_step(
+    allowed: list[tuple[int, list[int]]], ended: list[int], tokens: dict[int, int]
 ) -> None:
     runner, _ = make_mixed_runner()
+    plan = make_plan([(0, 1, 1), (2, 1, 1)], 1)
     assert runner.sample_gated(make_masks(7, (0, [1]))) is None, "that step parked nothing"
-    assert runner.has_parked
-    assert read(runner.sample_gated(make_masks(0, *allowed))) == (tokens, [], True)
-    assert not runner.has_parked
+    assert runner.get_mask_patience(plan) == math.inf
+    assert read(runner.sample_gated(make_masks(0, *allowed, ended=ended))) == (tokens, [], True)
+    assert runner.get_mask_patience(plan) == 0
+
+
+def test_a_slow_mask_keeps_its_own_row_only() -> None:
+    """The step after it waits a moment, later ones do not."""
+    runner, _ = make_mixed_runner()
+    assert read(runner.sample_gated(make_masks(0, (2, [16])))) == ({2: 16}, [], False)
+    plan = make_plan([(0, 1, 1), (2, 1, 1)], 1)
+    assert runner.get_mask_patience(plan) == MASK_PATIENCE_S
+    assert read(runner.execute(plan)) == ({1: 17}, [0], True)
+    assert runner.get_mask_patience(make_plan([(0, 1, 1), (2, 2, 1)], 2)) == 0
+    assert read(runner.sample_gated(make_masks(0, (0, [7])))) == ({0: 7}, [], True)
 
 
 def test_a_parked_row_is_skipped_and_the_others_go_on() -> None:
@@ -157,9 +172,7 @@ def test_the_mask_of_a_row_that_was_skipped_is_left_alone() -> None:
 
 def test_a_step_of_parked_rows_only_runs_no_forward() -> None:
     runner, model = make_mixed_runner()
-    assert runner.can_run(make_plan([(0, 1, 1), (1, 1, 1)], 1))
     plan = make_plan([(0, 1, 1), (2, 1, 1)], 1, gated=[0, 2])
-    assert not runner.can_run(plan)
     assert read(runner.execute(plan)) == ({}, [0, 1], True)
     assert len(model.seen) == 1
 

@@ -1,0 +1,129 @@
+"""AnswerReader: what the answer of a step means for its requests, and what their readers learn."""
+
+from __future__ import annotations
+
+from itertools import compress
+
+import numpy as np
+
+from engine.core.batch import Batch
+from engine.core.request import Request
+from engine.core.scheduler_state import SchedulerState
+from engine.core.step import StepRecord
+from engine.messages import BROKEN_LOGITS, NO_TOKEN_LEFT, Detail, NewTokens, StepDone
+from engine.outputs import TokenLogprobs
+
+
+class AnswerReader:
+    """Appends sampled tokens to their requests, and ends those that are over.
+
+    Attributes:
+        accepted: (handle, token id) of requests with a grammar, which their matchers have not seen.
+    """
+
+    def __init__(self, state: SchedulerState, eos_token_ids: frozenset[int]) -> None:
+        self.accepted: list[tuple[int, int]] = []
+        self._state = state
+        self._table = state.table
+        self._eos_token_ids = eos_token_ids
+
+    def read(self, step: StepRecord, done: StepDone) -> NewTokens:
+        """Take one of a step's answers."""
+        scored: list[Request] = []
+        if not step.is_answered:
+            step.is_answered = True
+            step.take_back_runs(self._table, done.skipped)
+            scored = self._take_prompt_logprobs(step, done)
+        news = self._take_tokens(step, done)
+        # At once, and not with the next token: they are long, and to be read bit by bit.
+        news.details.extend(request.make_detail() for request in scored if request.pending_prompt_logprobs)
+        if step.gated and len(done.indices):
+            came = set(done.indices.tolist())
+            step.gated = [index for index in step.gated if index not in came]
+        return news
+
+    def _take_prompt_logprobs(self, step: StepRecord, done: StepDone) -> list[Request]:
+        """Note what a step tells of prompts; returns whose."""
+        scored = []
+        for index, logprobs in done.prompt_logprobs.items():
+            request = step.batch.requests[index]
+            is_same = request.num_preemptions == step.num_preemptions[index]
+            if is_same and not request.is_finished:
+                request.take_prompt_logprobs(logprobs)
+                scored.append(request)
+        return scored
+
+    def _take_tokens(self, step: StepRecord, done: StepDone) -> NewTokens:
+        """Append the tokens of an answer, and end requests."""
+        details: list[Detail] = []
+        table, batch = self._table, step.match(done.indices)
+        slots, token_ids, counts = batch.slots, done.token_ids, done.counts
+        step.settle_samples(table, done.indices, counts)
+        num_tokens = table.num_planned[slots] - table.num_in_flight[slots]
+        is_special = (table.is_watched[slots] > 0) | (num_tokens >= table.max_num_tokens[slots])
+        is_end = token_ids < 0
+        for eos_token_id in self._eos_token_ids:
+            is_end |= token_ids == eos_token_id
+        has_many = len(token_ids) > len(batch)
+        is_special |= np.logical_or.reduceat(is_end, np.cumsum(counts) - counts) if has_many else is_end
+        plain, plain_ids, plain_counts = batch, token_ids, counts
+        if is_special.any():
+            is_plain = ~is_special
+            plain, plain_ids = batch.select(is_plain), token_ids[np.repeat(is_plain, counts)]
+            plain_counts = counts[is_plain]
+            kept = self._take_specials(batch, np.flatnonzero(is_special).tolist(), done, details)
+            if (kept < counts).any():
+                places = np.arange(len(token_ids)) - np.repeat(np.cumsum(counts) - counts, counts)
+                token_ids = token_ids[places < np.repeat(kept, counts)]
+                batch, counts = batch.select(kept > 0), kept[kept > 0]
+        if has_many:
+            ends = np.cumsum(plain_counts).tolist()
+            for request, count, end in zip(plain.requests, plain_counts.tolist(), ends, strict=True):
+                request.token_ids += plain_ids[end - count : end].tolist()
+        else:
+            for append, token_id in zip(plain.appends, plain_ids.tolist(), strict=True):
+                append(token_id)
+        news = NewTokens(batch.handles, counts.tolist() if has_many else [], token_ids.tolist(), details)
+        if step.gated:
+            has_grammar = np.repeat(table.has_grammar[batch.slots], counts).tolist()
+            handles = np.repeat(batch.handles, counts).tolist() if has_many else batch.handles
+            self.accepted += compress(zip(handles, news.token_ids, strict=True), has_grammar)
+        return news
+
+    def _take_specials(
+        self, batch: Batch, places: list[int], done: StepDone, details: list[Detail]
+    ) -> np.ndarray:
+        """The tokens of requests that have more to tell, or may be over; returns how many of each request count."""
+        kept = done.counts.copy()
+        ends = np.cumsum(kept).tolist()
+        for at in places:
+            request = batch.requests[at]
+            if request.is_finished:
+                kept[at] = 0
+                continue
+            token_ids = done.token_ids[ends[at] - int(kept[at]) : ends[at]].tolist()
+            kept[at], detail = self._take_each(request, token_ids, done.logprobs.get(int(done.indices[at])))
+            details.append(detail)
+        return kept
+
+    def _take_each(
+        self, request: Request, token_ids: list[int], logprobs: list[TokenLogprobs] | None
+    ) -> tuple[int, Detail]:
+        """Take tokens up to the request's end; returns how many, and what there is to tell beside them."""
+        for count, token_id in enumerate(token_ids):
+            if token_id == NO_TOKEN_LEFT:
+                error = request.describe_dead_end()
+                return count, self._state.finish(request, "dead_end", error=error, logprobs=logprobs)
+            if token_id == BROKEN_LOGITS:
+                self._state.forget(request)
+                error = "no token could be sampled: the model's logits were not numbers"
+                return count, self._state.finish(request, "error", error=error, logprobs=logprobs)
+            request.token_ids.append(token_id)
+            told = None if logprobs is None else logprobs[: count + 1]
+            if token_id in request.stop_ids:  # the sampler forbids them before min_tokens
+                stop_reason = None if token_id in self._eos_token_ids else token_id
+                return count + 1, self._state.finish(request, "stop", logprobs=told, stop_reason=stop_reason)
+            if request.num_tokens >= request.max_num_tokens:
+                return count + 1, self._state.finish(request, "length", logprobs=told)
+        self._table.is_watched[request.slot] = request.is_watched
+        return len(token_ids), request.make_detail(logprobs=logprobs)
