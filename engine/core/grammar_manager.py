@@ -127,7 +127,7 @@ class GrammarManager:
             matchers = [self._matchers[target.handle] for target in group]
             for at, problem in fill_rows(matchers, drafts, bitmask[start:end]).items():
                 failed.append(self._fail(group[at].handle, *problem))
-            if self._is_probing and time.perf_counter() - before > SLOW_MASK_S:
+            if len(group) == 1 and time.perf_counter() - before > SLOW_MASK_S:
                 self._slow |= {target.handle: 0 for target in group if target.handle in self._matchers}
             start = end
         self._is_probing = len(targets) > 1 and time.perf_counter() - begun > SLOW_MASK_S

@@ -138,18 +138,14 @@ async def test_one_slow_mask_delays_no_other_row_with_a_grammar(
 ) -> None:
     """Others get sixty tokens while the slow one gets a few."""
     matchers: list[Matcher] = []
-    make_matcher, fill = CompiledGrammar.matcher, grammar_manager.fill_draft_bitmask
-
-    def note(compiled: CompiledGrammar) -> Matcher:
-        matchers.append(make_matcher(compiled))
-        return matchers[-1]
+    fill = grammar_manager.fill_draft_bitmask
 
     def fill_slowly(filled: Sequence[Matcher], *more: Any) -> list[int]:
+        matchers.extend(filled[: not matchers])
         if matchers[0] in filled:
             time.sleep(0.2)
         return fill(filled, *more)
 
-    monkeypatch.setattr(CompiledGrammar, "matcher", note)
     monkeypatch.setattr(grammar_manager, "fill_draft_bitmask", fill_slowly)
     slow = SamplingParams(
         max_tokens=200, seed=1, grammar=GrammarSpec.regex("[a-f]{300}"), output_kind="delta"
@@ -164,7 +160,7 @@ async def test_one_slow_mask_delays_no_other_row_with_a_grammar(
                 num_slow += len(output.outputs[0].token_ids)
 
         reader = asyncio.create_task(read_slowly())
-        await wait_until(lambda: num_slow == 1)
+        await wait_until(lambda: num_slow > 0)
         answers = [[output async for output in engine.generate("quick", quick)][-1] for _ in range(2)]
         assert [len(answer.outputs[0].token_ids) for answer in answers] == [60, 60]
         assert num_slow < 40
