@@ -87,21 +87,28 @@ class ExecutorActor(ThreadActor[ExecutorInbox]):
         return self._queue.get(timeout=timeout)
 
     def _await_masks(self, plan: StepPlan) -> None:
-        """Give late masks a moment, so that their rows join this step; if no row can run, wait as long as it takes."""
+        """Give late masks a moment, so that their rows join this step; if no row can run, wait for one that can."""
         if None in self._held:
             return  # the end of the work came while an earlier step waited: no masks come any more
         start = time.monotonic()
         while patience := self._executor.get_mask_patience(plan):
+            if patience == math.inf and any(self._can_run(message) for message in self._held):
+                return
             try:
                 message = self._receive(None if patience == math.inf else start + patience)
             except Empty:
                 return
-            if isinstance(message, StepMasks):
+            # Masks of this step, or of one behind it, may be there before the step.
+            if isinstance(message, StepMasks) and message.step_id < plan.step_id:
                 self._answer(self._executor.sample(message))
             else:
                 self._held.append(message)
                 if message is None:
                     return
+
+    def _can_run(self, message: ExecutorInbox | None) -> bool:
+        """Whether this is a step of which some row needs no more masks."""
+        return isinstance(message, StepPlan) and self._executor.get_mask_patience(message) < math.inf
 
     def _answer(self, answer: StepDone | PendingStep | None) -> None:
         """Send an answer, or remember to: answers leave in the order of their steps."""
