@@ -187,5 +187,6 @@ class Ops:
     estimate_scratch: Callable[[StepShape], int] | None = None
     # Whether keys and values may be stored in float8 (e4m3).
     takes_fp8_cache: bool = False
-    # Whether a pure decode step may be recorded once and replayed over new contents of the same tensors.
+    # Whether a step whose rows all have the same few tokens may be recorded once, and replayed when the contents of its
+    # tensors have changed.
     is_graph_safe: bool = False

@@ -1,19 +1,21 @@
 """DecodeGraphs: decode steps recorded once per padded size and replayed over the same buffers.
 
-    step of R rows ─▶ smallest recorded size ≥ R ─▶ buffers [R rows | rows that pad] ─▶ replay ─▶ hidden[:R]
-                  └─▶ none yet, or not one token a row ─▶ eager
+    step of R rows ─▶ smallest recorded size ≥ R ─▶ buffers [R rows | rows that pad] ─▶ replay ─▶ hidden of R rows
+                  └─▶ none yet, or rows of different or unrecorded widths ─▶ eager
 
-Recording goes on between steps, the largest size first, so that one recording already serves every batch. Where
-the ops can share prefixes, a second set of recordings does; results are the same bits, so either may serve a step.
-A row that pads reads one token of the null block and writes there.
+The width of a step is the number of tokens of each row: 1, or 1 + d where every row verifies d draft tokens.
+Recordings are made between steps, the largest size first, so that one recording already serves every batch. Where the
+ops can share prefixes, steps of width 1 have a second set of recordings; both sets compute the same bits.
+A row that pads reads and writes only the null block.
 """
 
 from __future__ import annotations
 
 import logging
 from bisect import bisect_left, insort
+from collections import defaultdict
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -39,6 +41,14 @@ class Recorder(Protocol):
         """Run it at least once, and return the replay."""
 
 
+class Recording(NamedTuple):
+    """What one recording is for."""
+
+    num_rows: int
+    width: int  # tokens of each row
+    is_shared: bool  # whether the step knows of shared prefixes
+
+
 def list_padded_sizes(max_num_seqs: int) -> list[int]:
     """Return 1, 2, 4 and then every 8, up to the first that holds `max_num_seqs`."""
     sizes = [1, 2, 4, *range(8, max_num_seqs + 8, 8)]
@@ -46,17 +56,20 @@ def list_padded_sizes(max_num_seqs: int) -> list[int]:
 
 
 class DecodeBuffers:
-    """The tensors that recorded steps read: `max_num_rows` rows of one token each; rows in no use pad."""
+    """The tensors that recorded steps of one width read: `max_num_rows` rows of `width` tokens; unused rows pad."""
 
-    def __init__(self, max_num_rows: int, max_model_len: int, block_size: int, device: torch.device) -> None:
+    def __init__(
+        self, max_num_rows: int, width: int, max_model_len: int, block_size: int, device: torch.device
+    ) -> None:
+        self._width = width
         self._max_model_len = max_model_len
-        width = -(-max_model_len // block_size)
-        self._input_ids = torch.zeros(max_num_rows, dtype=torch.int64, device=device)
-        self._positions = torch.zeros(max_num_rows, dtype=torch.int64, device=device)
-        self._slot_mapping = torch.zeros(max_num_rows, dtype=torch.int64, device=device)
-        self._seq_lens = torch.ones(max_num_rows, dtype=torch.int32, device=device)
-        self._block_tables = torch.zeros(max_num_rows, width, dtype=torch.int32, device=device)
-        self._query_start_loc = torch.arange(max_num_rows + 1, dtype=torch.int32, device=device)
+        num_tokens, max_blocks = max_num_rows * width, -(-max_model_len // block_size)
+        self._input_ids = torch.zeros(num_tokens, dtype=torch.int64, device=device)
+        self._positions = torch.zeros(num_tokens, dtype=torch.int64, device=device)
+        self._slot_mapping = torch.zeros(num_tokens, dtype=torch.int64, device=device)
+        self._seq_lens = torch.full((max_num_rows,), width, dtype=torch.int32, device=device)
+        self._block_tables = torch.zeros(max_num_rows, max_blocks, dtype=torch.int32, device=device)
+        self._query_start_loc = torch.arange(0, num_tokens + 1, width, dtype=torch.int32, device=device)
         self._no_groups = torch.from_numpy(pack_groups([], max_num_rows)).to(device)
         self._shared = SharedPrefixes.view(self._no_groups.clone(), max_num_rows)
         self._num_used = 0
@@ -70,10 +83,10 @@ class DecodeBuffers:
     def fill(self, step: ModelInput) -> None:
         """Copy a decode step into the first rows; the rows behind it pad."""
         metadata = step.attn_metadata
-        num_rows = len(metadata.query_lens_list)
+        num_rows, num_tokens = len(metadata.query_lens_list), step.input_ids.shape[0]
         targets = [self._input_ids, self._positions, self._slot_mapping]
         sources = [step.input_ids, step.positions, metadata.slot_mapping]
-        torch._foreach_copy_([target[:num_rows] for target in targets], sources)
+        torch._foreach_copy_([target[:num_tokens] for target in targets], sources)
         self._seq_lens[:num_rows].copy_(metadata.seq_lens)
         # Columns beyond the step's are left: nobody reads a table beyond the length of its row.
         self._block_tables[:num_rows, : metadata.block_tables.shape[1]].copy_(metadata.block_tables)
@@ -83,57 +96,70 @@ class DecodeBuffers:
             self._clear_rows(num_rows, self._num_used)
         self._num_used = num_rows
 
-    def view(self, size: int, is_shared: bool = False) -> ModelInput:
+    def view(self, num_rows: int, is_shared: bool = False) -> ModelInput:
         """Return the first rows as a step; its lists are upper bounds, since a recording outlives any length.
 
         Args:
             is_shared: whether the step knows of shared prefixes.
         """
+        num_tokens = num_rows * self._width
         metadata = AttnMetadata(
-            slot_mapping=self._slot_mapping[:size],
-            block_tables=self._block_tables[:size],
-            query_start_loc=self._query_start_loc[: size + 1],
-            seq_lens=self._seq_lens[:size],
-            query_lens_list=[1] * size,
-            seq_lens_list=[self._max_model_len] * size,
+            slot_mapping=self._slot_mapping[:num_tokens],
+            block_tables=self._block_tables[:num_rows],
+            query_start_loc=self._query_start_loc[: num_rows + 1],
+            seq_lens=self._seq_lens[:num_rows],
+            query_lens_list=[self._width] * num_rows,
+            seq_lens_list=[self._max_model_len] * num_rows,
             shared=self._shared if is_shared else None,
         )
-        return ModelInput(self._input_ids[:size], self._positions[:size], metadata, np.arange(size))
+        last = np.arange(1, num_rows + 1) * self._width - 1
+        return ModelInput(self._input_ids[:num_tokens], self._positions[:num_tokens], metadata, last)
 
     def _clear_rows(self, start: int, end: int) -> None:
-        for tensor in (self._input_ids, self._positions, self._slot_mapping, self._block_tables):
-            tensor[start:end].zero_()
-        self._seq_lens[start:end].fill_(1)
+        for tensor in (self._input_ids, self._positions, self._slot_mapping):
+            tensor[start * self._width : end * self._width].zero_()
+        self._block_tables[start:end].zero_()
+        self._seq_lens[start:end].fill_(self._width)
 
 
 class DecodeGraphs:
-    """Runs steps: recorded ones by replay, all others eagerly. One thread owns it."""
+    """Runs steps: recorded ones by replay, all others eagerly. One thread owns it.
+
+    Args:
+        widths: tokens per row of the steps that are recorded, 1 among them.
+    """
 
     def __init__(
         self,
         model: Model,
         kv_caches: Sequence[KVCache],
-        buffers: DecodeBuffers,
-        sizes: Sequence[int],
+        max_num_seqs: int,
+        max_model_len: int,
         recorder: Recorder,
+        widths: Sequence[int] = (1,),
     ) -> None:
         self._model = model
         self._kv_caches = kv_caches
-        self._buffers = buffers
         self._recorder = recorder
+        keys, sizes = kv_caches[0][0], list_padded_sizes(max_num_seqs)
+        self._buffers = {
+            width: DecodeBuffers(sizes[-1], width, max_model_len, keys.shape[1], keys.device)
+            for width in widths
+        }
         has_sharing = model.ops.share_prefixes is not None
-        shared = [(True, size) for size in sorted(sizes) if has_sharing and size >= MIN_SHARED_ROWS]
-        plain = [(False, size) for size in sorted(sizes)]
-        # The last is the next, large before small. First the largest plain one and two that share prefixes: they
+        shared = [Recording(size, 1, True) for size in sizes if has_sharing and size >= MIN_SHARED_ROWS]
+        plain = [Recording(size, width, False) for size in sizes for width in widths]
+        # The last is the next, large before small. First the largest plain ones and two that share prefixes: they
         # compile all that is launched. The others that share wait for a step that shares something.
-        first = [*shared[:1], *shared[1:][-1:], plain[-1]]
+        first = [*shared[:1], *shared[1:][-1:], *plain[-len(widths) :]]
         self._num_first = len(first)
-        self._to_record = plain[:-1] + first
+        self._to_record = plain[: -len(widths)] + first
         self._waiting = shared[1:-1]
-        self._replays: dict[tuple[bool, int], Callable[[], None]] = {}
-        self._sizes: dict[bool, list[int]] = {False: [], True: []}  # recorded, ascending
-        shape = (max(sizes), model.config.hidden_size)
-        self._hidden = torch.zeros(shape, dtype=model.dtype, device=kv_caches[0][0].device)
+        self._replays: dict[Recording, Callable[[], None]] = {}
+        # Recorded numbers of rows, ascending, by (width, is_shared).
+        self._sizes: dict[tuple[int, bool], list[int]] = defaultdict(list)
+        shape = (sizes[-1] * max(widths), model.config.hidden_size)
+        self._hidden = torch.zeros(shape, dtype=model.dtype, device=keys.device)
 
     @property
     def num_recorded(self) -> int:
@@ -156,36 +182,43 @@ class DecodeGraphs:
     @torch.inference_mode()
     def record_next(self) -> None:
         """Record one more size. A device that refuses keeps what it has; everything else stays eager."""
-        is_shared, size = self._to_record.pop()
-        self._buffers.clear()
-        step = self._buffers.view(size, is_shared)
+        recording = self._to_record.pop()
+        buffers = self._buffers[recording.width]
+        buffers.clear()
+        step = buffers.view(recording.num_rows, recording.is_shared)
 
         def run() -> None:
-            self._hidden[:size].copy_(self._run_model(step))
+            self._hidden[: step.input_ids.shape[0]].copy_(self._run_model(step))
 
         try:
-            self._replays[is_shared, size] = self._recorder.record(run)
+            self._replays[recording] = self._recorder.record(run)
         except find_kernel_errors() as error:
             self._to_record, self._waiting = [], []
-            logger.warning("decode steps of %d rows and fewer stay eager: recording failed: %s", size, error)
+            logger.warning(
+                "decode steps of %d rows and fewer stay eager: recording failed: %s",
+                recording.num_rows,
+                error,
+            )
             return
-        insort(self._sizes[is_shared], size)
+        insort(self._sizes[recording.width, recording.is_shared], recording.num_rows)
         if not self._to_record:
-            logger.info("decode steps are recorded at %d sizes", len(self._sizes[False]))
+            logger.info("%d decode steps are recorded", len(self._replays))
 
     def __call__(self, step: ModelInput) -> Tensor:
         """Return the hidden states of the step [T, D], valid until the next step."""
-        num_rows = len(step.attn_metadata.query_lens_list)
-        if step.attn_metadata.shared is not None and self._waiting:
+        query_lens, has_groups = step.attn_metadata.query_lens_list, step.attn_metadata.shared is not None
+        num_rows, width = len(query_lens), query_lens[0]
+        if has_groups and self._waiting:
             self._to_record, self._waiting = self._waiting + self._to_record, []
-        if step.input_ids.shape[0] == num_rows:
-            for is_shared in (True, False) if step.attn_metadata.shared is not None else (False,):
-                sizes = self._sizes[is_shared]
+        if width in self._buffers and query_lens.count(width) == num_rows:
+            # Groups consist of rows with one token, so only steps of width 1 have them.
+            for is_shared in (True, False) if has_groups else (False,):
+                sizes = self._sizes[width, is_shared]
                 place = bisect_left(sizes, num_rows)
                 if place < len(sizes):
-                    self._buffers.fill(step)
-                    self._replays[is_shared, sizes[place]]()
-                    return self._hidden[:num_rows]
+                    self._buffers[width].fill(step)
+                    self._replays[Recording(sizes[place], width, is_shared)]()
+                    return self._hidden[: num_rows * width]
         return self._run_model(step)
 
     def _run_model(self, step: ModelInput) -> Tensor:

@@ -23,7 +23,7 @@ from engine.messages import StepDone, StepMasks, StepPlan
 from engine.model import Model, ModelConfig, load_model
 from engine.worker.cache_sizer import CacheSizer
 from engine.worker.cuda_link import CudaGraphRecorder
-from engine.worker.decode_graphs import DecodeBuffers, DecodeGraphs, list_padded_sizes
+from engine.worker.decode_graphs import DecodeGraphs
 from engine.worker.device import DeviceMemory, open_device
 from engine.worker.device_choice import choose_worker_config, probe_device
 from engine.worker.device_link import PendingStep
@@ -262,11 +262,11 @@ class Worker:
 
     def _make_graphs(self) -> DecodeGraphs | None:
         """Decode graphs, where the config asks for them and the model allows it."""
-        scheduler, cache = self.resolved.scheduler, self.resolved.cache
         # Dynamic RoPE depends on lengths that a recording would freeze.
         is_static = self.model.ops.is_graph_safe and self.model_config.rope.rope_type != "dynamic"
         if not self.resolved.worker.enable_cuda_graphs or not is_static:
             return None
-        sizes = list_padded_sizes(scheduler.max_num_seqs)
-        buffers = DecodeBuffers(sizes[-1], scheduler.max_model_len, cache.block_size, self.device)
-        return DecodeGraphs(self.model, self.kv_caches, buffers, sizes, CudaGraphRecorder())
+        scheduler = self.resolved.scheduler
+        return DecodeGraphs(
+            self.model, self.kv_caches, scheduler.max_num_seqs, scheduler.max_model_len, CudaGraphRecorder()
+        )

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,7 @@ from engine.messages import NewRow, StepDone
 from engine.model import DecoderModel, load_model
 from engine.sampling_params import SamplingParams
 from engine.worker.decode_graphs import DecodeBuffers, DecodeGraphs, list_padded_sizes
-from engine.worker.input_batch import InputBatch
+from engine.worker.input_batch import InputBatch, ModelInput
 from engine.worker.kv_cache import allocate_kv_cache
 from engine.worker.model_runner import ModelRunner
 from engine.worker.prefix_groups import PrefixGroups
@@ -67,19 +69,21 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> DecoderModel:
 class Rows:
     """A runner and the requests in it, all sampled with seeds; `step` decodes some of them."""
 
-    def __init__(self, model: DecoderModel, recorder: FakeRecorder | None = None) -> None:
+    def __init__(
+        self, model: DecoderModel, recorder: FakeRecorder | None = None, widths: Sequence[int] = (1,)
+    ) -> None:
         num_blocks = MAX_ROWS * BLOCKS_PER_ROW + 1
         self.caches = allocate_kv_cache(model.kv_specs(), num_blocks, BLOCK, torch.float32, CPU)
         for cache in (each for pair in self.caches for each in pair):
             cache.fill_(torch.nan)
             cache[0] = 0
-        buffers, sizes = DecodeBuffers(16, MAX_LEN, BLOCK, CPU), list_padded_sizes(MAX_ROWS)
-        self.graphs = DecodeGraphs(model, self.caches, buffers, sizes, recorder or FakeRecorder())
+        self.graphs = DecodeGraphs(model, self.caches, MAX_ROWS, MAX_LEN, recorder or FakeRecorder(), widths)
         batch, state = InputBatch(MAX_ROWS, MAX_LEN, BLOCK, CPU), SamplingState(MAX_ROWS, VOCAB_SIZE, CPU)
-        forward = None if recorder is None else self.graphs
-        self.runner = ModelRunner(model, self.caches, batch, state, (0,), forward=forward)
+        self.is_recorded = recorder is not None
+        self.runner = ModelRunner(model, self.caches, batch, state, (0,), forward=self._forward)
         self.ends: dict[int, int] = {}
-        self.tokens: list[list[int]] = []
+        self.tokens: list[list[int]] = []  # of each step
+        self.texts: dict[int, list[int]] = defaultdict(list)  # of each row, behind its first token
 
     def record(self, count: int = 99) -> None:
         """Record so many sizes more, or as many as are left."""
@@ -94,16 +98,29 @@ class Rows:
         self._run([(row, 0, len(prompt))], [make_new_row(row, prompt, [*shared_blocks, *own], params)])
         self.ends[row] = len(prompt)
 
-    def step(self, rows: list[int]) -> None:
-        """Decode one token of each of the rows."""
-        self._run((row, self.ends[row], 1) for row in rows)
-        for row in rows:
-            self.ends[row] += 1
+    def step(self, rows: list[int], drafts: Mapping[int, Sequence[int]] | None = None) -> None:
+        """Decode one token of each of the rows, and verify their drafts."""
+        drafts = drafts or {}
+        done = self._run([(row, self.ends[row], 1 + len(drafts.get(row, ()))) for row in rows], drafts=drafts)
+        token_ids = iter(done.token_ids.tolist())
+        for row, count in zip(rows, done.counts.tolist(), strict=True):
+            self.ends[row] += count
+            self.texts[row] += islice(token_ids, count)
 
-    def _run(self, runs: Iterable[tuple[int, int, int]], new: Sequence[NewRow] = ()) -> None:
-        done = self.runner.execute(make_plan(runs, new=new))
+    def _forward(self, step: ModelInput) -> Tensor:
+        self.hidden = self.graphs(step) if self.is_recorded else self.runner.run_model(step)
+        return self.hidden
+
+    def _run(
+        self,
+        runs: Iterable[tuple[int, int, int]],
+        new: Sequence[NewRow] = (),
+        drafts: Mapping[int, Sequence[int]] | None = None,
+    ) -> StepDone:
+        done = self.runner.execute(make_plan(runs, new=new, drafts=drafts))
         assert isinstance(done, StepDone)
         self.tokens.append(done.token_ids.tolist())
+        return done
 
 
 class SharingPlan:
@@ -196,6 +213,64 @@ def test_recorded_steps_give_the_tokens_of_plain_ones_and_record_nothing_more(mo
             torch.testing.assert_close(one[1:], other[1:], atol=1e-4, rtol=1e-4, equal_nan=True)
 
 
+def make_drafts(rows: Rows, texts: Mapping[int, list[int]], chosen: list[int]) -> dict[int, list[int]]:
+    """Two drafts of each row: the next tokens of its text; every other row's second one is wrong."""
+    ends = {row: len(rows.texts[row]) for row in chosen}
+    return {row: [texts[row][end], texts[row][end + 1] ^ row % 2] for row, end in ends.items()}
+
+
+def test_recorded_steps_with_drafts_give_the_tokens_of_plain_ones_without(model: DecoderModel) -> None:
+    recorder = FakeRecorder()
+    recorded, plain = Rows(model, recorder, widths=(1, 3)), Rows(model)
+    recorded.record()
+    for rows in (recorded, plain):
+        for row in range(MAX_ROWS):
+            rows.add(row, make_prompt(5 + row, row))
+    for _ in range(50):
+        plain.step(list(range(MAX_ROWS)))
+    for number in range(15):
+        chosen = random.Random(number).sample(range(MAX_ROWS), number % MAX_ROWS + 1)
+        recorded.step(chosen, make_drafts(recorded, plain.texts, chosen))
+        assert len(recorded.tokens[-1]) == sum(3 - row % 2 for row in chosen)
+    assert all(text == plain.texts[row][: len(text)] for row, text in recorded.texts.items())
+    assert (recorder.num_recorded, recorder.num_replayed) == (2 * len(list_padded_sizes(MAX_ROWS)), 15)
+
+
+@pytest.mark.parametrize("width", [1, 3])
+@pytest.mark.parametrize("num_rows", [1, 2, 4, 8])
+def test_a_replay_without_padding_gives_the_bits_of_an_eager_step(
+    model: DecoderModel, num_rows: int, width: int
+) -> None:
+    recorder = FakeRecorder()
+    recorded, plain = Rows(model, recorder, widths=(1, 3)), Rows(model)
+    recorded.record()
+    chosen = list(range(num_rows))
+    for rows in (recorded, plain):
+        for row in chosen:
+            rows.add(row, make_prompt(9 + 5 * row, row))
+        rows.step(chosen, {row: [7, row][: width - 1] for row in chosen})
+    assert recorder.num_replayed == 1
+    assert torch.equal(recorded.hidden, plain.hidden)
+    for ours, theirs in zip(recorded.caches, plain.caches, strict=True):
+        for one, other in zip(ours, theirs, strict=True):
+            torch.testing.assert_close(one[1:], other[1:], atol=0, rtol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize(
+    ("num_drafts", "is_replayed"), [([2, 2], True), ([0, 0], True), ([2, 0], False), ([1, 1], False)]
+)
+def test_only_steps_of_one_recorded_width_are_replayed(
+    model: DecoderModel, num_drafts: list[int], is_replayed: bool
+) -> None:
+    recorder = FakeRecorder()
+    rows = Rows(model, recorder, widths=(1, 3))
+    rows.record()
+    for row in (0, 1):
+        rows.add(row, make_prompt(9, row))
+    rows.step([0, 1], {row: [7] * count for row, count in enumerate(num_drafts)})
+    assert recorder.num_replayed == is_replayed
+
+
 def test_recording_between_steps_changes_no_token(model: DecoderModel) -> None:
     """The largest size comes first: once it is there, it serves every step."""
     recorder = FakeRecorder()
@@ -257,28 +332,42 @@ def test_a_device_that_refuses_to_record_keeps_what_it_has(
     assert play(rows, 10) == play(Rows(model), 10)
 
 
-def fill(buffers: DecodeBuffers, num_rows: int, width: int) -> None:
+def fill(buffers: DecodeBuffers, num_rows: int, width: int, num_blocks: int) -> None:
     """A step whose every number is not that of a row that pads."""
-    numbers = torch.arange(5, 5 + num_rows)
-    view = DecodeBuffers(num_rows, MAX_LEN, BLOCK, CPU).view(num_rows)
-    tables, lens = numbers.int().unsqueeze(1).expand(-1, width), numbers.int() + 1
+    numbers, rows = torch.arange(5, 5 + num_rows * width), torch.arange(5, 5 + num_rows).int()
+    view = DecodeBuffers(num_rows, width, MAX_LEN, BLOCK, CPU).view(num_rows)
+    tables, lens = rows.unsqueeze(1).expand(-1, num_blocks), rows + width
     metadata = replace(view.attn_metadata, slot_mapping=numbers * 8, block_tables=tables, seq_lens=lens)
     buffers.fill(replace(view, input_ids=numbers, positions=numbers, attn_metadata=metadata))
 
 
-def read(buffers: DecodeBuffers, size: int) -> list[list[int]]:
-    step = buffers.view(size)
+def read(buffers: DecodeBuffers, num_rows: int) -> list[list[int]]:
+    step = buffers.view(num_rows)
     metadata = step.attn_metadata
     tensors: list[Tensor] = [step.input_ids, step.positions, metadata.slot_mapping, metadata.seq_lens]
     return [*(each.tolist() for each in tensors), metadata.block_tables[:, 0].tolist()]
 
 
 def test_rows_of_a_larger_step_before_pad_again() -> None:
-    buffers = DecodeBuffers(8, MAX_LEN, BLOCK, CPU)
-    fill(buffers, 6, 3)
-    fill(buffers, 2, 1)
+    buffers = DecodeBuffers(8, 1, MAX_LEN, BLOCK, CPU)
+    fill(buffers, 6, 1, num_blocks=3)
+    fill(buffers, 2, 1, num_blocks=1)
     pads = [0] * 6
     expected = [[5, 6, *pads], [5, 6, *pads], [40, 48, *pads], [6, 7, *[1] * 6], [5, 6, *pads]]
     assert read(buffers, 8) == expected
     buffers.clear()
     assert read(buffers, 8) == [[0] * 8, [0] * 8, [0] * 8, [1] * 8, [0] * 8]
+
+
+def test_rows_of_several_tokens_pad_with_as_many_of_the_null_block() -> None:
+    buffers = DecodeBuffers(4, 3, MAX_LEN, BLOCK, CPU)
+    fill(buffers, 3, 3, num_blocks=3)
+    fill(buffers, 1, 3, num_blocks=1)
+    tokens, pads = [5, 6, 7], [0] * 9
+    expected = [[*tokens, *pads], [*tokens, *pads], [40, 48, 56, *pads], [8, 3, 3, 3], [5, 0, 0, 0]]
+    assert read(buffers, 4) == expected
+    step = buffers.view(2)
+    assert (step.attn_metadata.query_start_loc.tolist(), step.last_token_index.tolist()) == (
+        [0, 3, 6],
+        [2, 5],
+    )

@@ -20,7 +20,7 @@ from torch import Tensor
 from engine.messages import NewRow, StepMasks
 from engine.model import DecoderModel, ModelConfig
 from engine.sampling_params import SamplingParams
-from engine.worker.decode_graphs import DecodeBuffers, DecodeGraphs, list_padded_sizes
+from engine.worker.decode_graphs import DecodeGraphs
 from engine.worker.input_batch import InputBatch
 from engine.worker.kv_cache import allocate_kv_cache
 from engine.worker.model_runner import ModelRunner
@@ -184,8 +184,7 @@ def machine(launches: Launches, tmp_path: Path) -> Iterator[Machine]:
     model.pack()
     model.rope.reserve(MAX_LEN)
     caches = allocate_kv_cache(model.kv_specs(), 20000, BLOCK, torch.bfloat16, META)
-    sizes = list_padded_sizes(MAX_ROWS)
-    graphs = DecodeGraphs(model, caches, DecodeBuffers(sizes[-1], MAX_LEN, BLOCK, META), sizes, Recorder())
+    graphs = DecodeGraphs(model, caches, MAX_ROWS, MAX_LEN, Recorder(), widths=(1, 3))
     batch, state = InputBatch(MAX_ROWS, MAX_LEN, BLOCK, META, True), SamplingState(MAX_ROWS, VOCAB_SIZE, META)
     link: Any = MetaLink()
     runner = ModelRunner(model, caches, batch, state, (0,), link, graphs)
