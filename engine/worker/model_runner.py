@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -18,10 +18,10 @@ from torch import Tensor
 
 from engine.messages import NewRow, StepDone, StepMasks, StepPlan
 from engine.model import Model
+from engine.outputs import TokenLogprobs
 from engine.worker.device_link import DeviceLink, HostLink, PendingStep
 from engine.worker.fused_head import FusedHead
 from engine.worker.input_batch import InputBatch, ModelInput
-from engine.worker.launched_step import LaunchedStep
 from engine.worker.prefix_groups import PrefixGroups
 from engine.worker.sampling.drafts import SampleRuns, sample_runs
 from engine.worker.sampling.logprobs import SampledLogprobs, compute_prompt_logprobs
@@ -30,6 +30,45 @@ from engine.worker.sampling.state import SamplingState
 from engine.worker.sampling.transfer import upload
 
 MASK_PATIENCE_S = 0.002  # how long rows that could run wait for the masks of others
+# What a step has in which no row samples.
+NO_RUNS = SampleRuns(*[np.zeros(0, dtype=np.int64)] * 5)
+NO_TOKENS = SampledTokens(torch.zeros(0, dtype=torch.int64))
+
+
+@dataclass(slots=True)
+class LaunchedStep:
+    """What a step, or the gated rows of one, left on the device; nothing here has been waited for."""
+
+    step_id: int
+    is_last: bool = True
+    skipped: list[int] = field(default_factory=list)
+    runs: SampleRuns = NO_RUNS  # of the sampled rows
+    sampled: SampledTokens = NO_TOKENS
+    prompt_logprobs: dict[int, SampledLogprobs] = field(default_factory=dict)  # by index in the step
+
+    def list_tensors(self) -> list[Tensor]:
+        """Return the tensors whose values `finish` takes, in its order."""
+        logprobs = [*self.prompt_logprobs.values(), *self.sampled.logprobs]
+        return [self.sampled.token_ids, *(found.packed for found in logprobs)]
+
+    def finish(self, arrays: list[np.ndarray]) -> StepDone:
+        """Make the answer of the tensors' values."""
+        token_ids, *packed = arrays
+        values = iter(packed)
+        prompt_logprobs = {
+            index: list(found.to_lists(next(values)).values())
+            for index, found in self.prompt_logprobs.items()
+        }
+        counts, is_kept = self.runs.verify(token_ids)
+        logprobs: dict[int, list[TokenLogprobs]] = {}
+        for part in self.sampled.logprobs:
+            for place, entry in part.to_lists(next(values)).items():
+                if is_kept[place]:
+                    logprobs.setdefault(self.runs.index_of(place), []).append(entry)
+        return StepDone(
+            *(self.step_id, self.runs.indices, counts, token_ids[is_kept]),
+            *(self.is_last, logprobs, prompt_logprobs, self.skipped),
+        )
 
 
 @dataclass(slots=True)
