@@ -66,8 +66,7 @@ class ThreadActor(ABC, Generic[Message]):
             self._queue.put(None)
             if not self._ended.done():
                 await asyncio.wait([self._ended])
-            if not self._ended.cancelled():
-                self._ended.exception()  # mark as seen when the task was cancelled meanwhile
+            self._ended.exception()  # mark as seen when the task was cancelled meanwhile
             thread.join()
 
     def post(self, callback: Callable[..., object], *args: object) -> None:
@@ -90,21 +89,11 @@ class ThreadActor(ABC, Generic[Message]):
         try:
             self.work()
         except Exception as error:  # the border of the thread: whatever it was goes to the loop
-            self.post(_set_exception, self._ended, error)
+            self.post(self._ended.set_exception, error)
         except BaseException as error:
             # As itself, an exit would end the loop and with it the whole program.
             end = RuntimeError(f"the thread {self._name} was ended by {type(error).__name__}")
             end.__cause__ = error
-            self.post(_set_exception, self._ended, end)
+            self.post(self._ended.set_exception, end)
         else:
-            self.post(_set_result, self._ended)
-
-
-def _set_result(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)
-
-
-def _set_exception(future: asyncio.Future[None], error: BaseException) -> None:
-    if not future.done():
-        future.set_exception(error)
+            self.post(self._ended.set_result, None)

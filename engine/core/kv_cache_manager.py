@@ -35,11 +35,6 @@ class KVCacheManager:
         self.num_queried_tokens = 0
         self.num_hit_tokens = 0
 
-    @property
-    def usage(self) -> float:
-        """Share of the usable blocks that requests own, 0 to 1."""
-        return 1.0 - self.pool.num_free / self.pool.num_usable
-
     def admit(self, request: Request) -> int | None:
         """Give the request blocks for all its known tokens, cached prefix first.
 

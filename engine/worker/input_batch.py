@@ -17,6 +17,7 @@ from torch import Tensor
 
 from engine.messages import NewRow, StepPlan
 from engine.model.attn_metadata import AttnMetadata
+from engine.worker.sampling.transfer import upload
 from kernels.device_kernels import find_device_kernels
 from kernels.gather_inputs import gather_inputs
 from kernels.step_buffers import StepBuffers
@@ -83,7 +84,9 @@ class InputBatch:
             firsts = plan.starts + plan.num_scheduled_tokens - num_drafts
             offsets = np.cumsum(num_drafts) - num_drafts
             positions = np.repeat(firsts - offsets, num_drafts) + np.arange(len(plan.draft_token_ids))
-            self.append(np.repeat(plan.rows, num_drafts), positions, self._to_device(plan.draft_token_ids))
+            self.append(
+                np.repeat(plan.rows, num_drafts), positions, upload(plan.draft_token_ids, self.device)
+            )
 
     def make_input(self, rows: np.ndarray, starts: np.ndarray, counts: np.ndarray) -> ModelInput:
         """Flatten runs [start, start + count) of the given rows into one input; all arrays are [R] int64."""
@@ -107,7 +110,7 @@ class InputBatch:
 
     def append(self, rows: np.ndarray, positions: np.ndarray, token_ids: Tensor) -> None:
         """Write tokens [N] at their positions; -1 (nothing sampled) is written as 0."""
-        index = self._to_device(rows * self._stride + positions)
+        index = upload(rows * self._stride + positions, self.device)
         self._token_pool.index_copy_(0, index, token_ids.clamp(min=0))
 
     def token_ids(self, row: int, start: int, end: int) -> Tensor:
@@ -125,15 +128,15 @@ class InputBatch:
             token_rows = np.repeat(rows, counts)
         blocks = self.block_tables[token_rows, positions // self.block_size].astype(np.int64)
         slot_mapping = blocks * self.block_size + positions % self.block_size
-        pool_index = self._to_device(token_rows * self._stride + positions)
+        pool_index = upload(token_rows * self._stride + positions, self.device)
         buffers = StepBuffers(
             input_ids=self._token_pool.index_select(0, pool_index),
-            positions=self._to_device(positions),
-            slot_mapping=self._to_device(slot_mapping),
-            block_tables=self._to_device(self.block_tables[rows, :max_blocks]),
-            seq_lens=self._to_device((starts + counts).astype(np.int32)),
+            positions=upload(positions, self.device),
+            slot_mapping=upload(slot_mapping, self.device),
+            block_tables=upload(self.block_tables[rows, :max_blocks], self.device),
+            seq_lens=upload((starts + counts).astype(np.int32), self.device),
         )
-        return buffers, self._to_device(bounds.astype(np.int32))
+        return buffers, upload(bounds.astype(np.int32), self.device)
 
     def _gather(
         self, rows: np.ndarray, starts: np.ndarray, bounds: np.ndarray, max_blocks: int, tables: Tensor
@@ -144,7 +147,7 @@ class InputBatch:
         width = num_rows + 2 - num_rows % 2
         record = np.zeros((3, width), dtype=np.int64)
         record[0, :num_rows], record[1, :num_rows], record[2, : num_rows + 1] = rows, starts, bounds
-        sent = self._to_device(record)
+        sent = upload(record, self.device)
         query_start_loc = sent[2, : num_rows + 1].int()
 
         def make(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
@@ -168,7 +171,7 @@ class InputBatch:
         if not rows or self._device_tables is None:
             return
         changed = np.unique(rows)
-        sent = self._to_device(np.column_stack((changed.astype(np.int32), self.block_tables[changed])))
+        sent = upload(np.column_stack((changed.astype(np.int32), self.block_tables[changed])), self.device)
         self._device_tables.index_copy_(0, sent[:, 0].long(), sent[:, 1:])
 
     def _add(self, new_row: NewRow) -> None:
@@ -178,8 +181,4 @@ class InputBatch:
         self._num_blocks[row] = len(block_ids)
         offset = row * self._stride
         places = self._token_pool[offset : offset + len(new_row.token_ids)]
-        places.copy_(self._to_device(new_row.token_ids), non_blocking=True)
-
-    def _to_device(self, array: np.ndarray) -> Tensor:
-        tensor = torch.from_numpy(array)
-        return tensor if self.device.type == "cpu" else tensor.pin_memory().to(self.device, non_blocking=True)
+        places.copy_(upload(new_row.token_ids, self.device), non_blocking=True)

@@ -48,7 +48,6 @@ class LogitEdits:
     def remove(self, row: int) -> None:
         """Forget the row's edits, if it has any."""
         self._edits.pop(row, None)
-        self.min_tokens[row] = 0
 
     def apply(self, logits: Tensor, places: np.ndarray, rows: np.ndarray) -> None:
         """Add logit_bias, then forbid everything but allowed_token_ids, in place.

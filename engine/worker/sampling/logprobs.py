@@ -32,13 +32,12 @@ class SampledLogprobs:
         """The same, for a batch of which the sampled one was these places."""
         return replace(self, places=places[self.places])
 
-    def to_lists(self, host: np.ndarray | None = None) -> dict[int, TokenLogprobs]:
+    def to_lists(self, words: np.ndarray) -> dict[int, TokenLogprobs]:
         """By index in the sampled batch; a row whose sampling failed is left out.
 
         Args:
-            host: `packed` copied to the host; None: it is copied now, which waits for the device.
+            words: `packed` on the host.
         """
-        words = self.packed.cpu().numpy() if host is None else host
         ids, logprobs, masked = _unpack(words)
         ranks = words[:, 0].tolist()
         found = {}

@@ -49,10 +49,9 @@ class SamplingState:
     0..max_num_seqs-1. One thread owns the object.
     """
 
-    def __init__(self, max_num_seqs: int, vocab_size: int, device: torch.device | str) -> None:
-        self.max_num_seqs = max_num_seqs
+    def __init__(self, max_num_seqs: int, vocab_size: int, device: torch.device) -> None:
         self.vocab_size = vocab_size
-        self.device = torch.device(device)
+        self.device = device
         self.kind = np.zeros(max_num_seqs, np.int8)
         self.flags = np.zeros(max_num_seqs, np.int32)
         self.seed = np.zeros(max_num_seqs, np.int64)
@@ -60,7 +59,7 @@ class SamplingState:
         self.top_k = np.full(max_num_seqs, vocab_size, np.int64)  # vocab_size: off
         self.top_p = np.full(max_num_seqs, 2.0, np.float32)  # above 1: off
         self.log_min_p = np.full(max_num_seqs, -np.inf, np.float32)
-        self.num_logprobs = np.full(max_num_seqs, -1, np.int32)  # -1: none asked
+        self.num_logprobs = np.zeros(max_num_seqs, np.int32)  # of rows that asked for some
         self.num_prompt_tokens = np.zeros(max_num_seqs, np.int64)
         self.counts = TokenCounts(max_num_seqs, vocab_size, self.device)
         self.bad_words = BadWords(max_num_seqs, self.device)
@@ -110,8 +109,6 @@ class SamplingState:
     def remove(self, row: int) -> None:
         """Forget the row's request and free its histories; an empty row is fine."""
         self.flags[row] = 0
-        self.kind[row] = DrawKind.GREEDY
-        self.num_logprobs[row] = -1
         self.counts.remove(row)
         self.bad_words.remove(row)
         self.edits.remove(row)

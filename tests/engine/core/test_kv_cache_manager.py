@@ -99,11 +99,11 @@ def test_admission_beside_a_living_owner_shares_its_blocks() -> None:
 def test_growing_takes_blocks_only_at_a_border() -> None:
     manager = make_manager(num_usable=4)
     request = make_request(list(range(7)))
-    assert manager.admit(request) is not None and manager.usage == 0.5
+    assert manager.admit(request) is not None and manager.pool.num_free == 2
     assert manager.grow(request, 8) == []
     assert manager.grow(request, 9) == request.block_ids[2:]
     assert manager.grow(request, 17) is None
-    assert (len(request.block_ids), manager.usage) == (3, 0.75)
+    assert (len(request.block_ids), manager.pool.num_free) == (3, 1)
 
 
 def test_two_equal_prompts_admitted_in_one_step_share_blocks() -> None:

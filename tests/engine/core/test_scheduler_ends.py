@@ -33,7 +33,7 @@ def run_alone(request: AddRequest) -> SchedulerHarness:
     house = SchedulerHarness()
     house.add(request)
     house.run()
-    assert house.kv_cache.usage == 0
+    assert not house.kv_cache.pool.owned_ids()
     return house
 
 
@@ -85,7 +85,7 @@ def test_a_token_that_could_not_be_sampled_ends_only_its_request() -> None:
     assert finish_of(house, "broken") == ("error", None)
     assert "no token could be sampled" in (house.ended["broken"][0].error or "")
     assert house.outputs["healthy"] == LONG_ANSWER[:5]
-    assert house.kv_cache.usage == 0
+    assert not house.kv_cache.pool.owned_ids()
 
 
 def test_constraints_that_leave_no_token_are_a_dead_end_of_their_request_alone() -> None:
@@ -200,7 +200,7 @@ def test_an_abort_frees_blocks_and_name_at_once_and_ends_once(
     house.run()
     assert house.outputs["a"] == LONG_ANSWER[:6]
     assert [ended.finish_reason for ended in house.ended["a"]] == ["abort", "length"]
-    assert house.kv_cache.usage == 0
+    assert not house.kv_cache.pool.owned_ids()
 
 
 def test_an_abort_carries_the_reason_it_is_given() -> None:

@@ -38,7 +38,7 @@ class Case:
 def make_sampler(cases: Sequence[Case], vocab_size: int, rows: Sequence[int] | None = None) -> Sampler:
     """A sampler whose state holds the cases, in rows 0.. or the given ones."""
     rows = range(len(cases)) if rows is None else rows
-    state = SamplingState(max(rows, default=0) + 1, vocab_size, "cpu")
+    state = SamplingState(max(rows, default=0) + 1, vocab_size, torch.device("cpu"))
     for row, case in zip(rows, cases, strict=True):
         add_case(state, row, case)
     return Sampler(state)
@@ -81,7 +81,11 @@ def sample(
 
 def read_logprobs(sampled: SampledTokens) -> dict[int, TokenLogprobs]:
     """By place in the batch."""
-    return {place: entry for part in sampled.logprobs for place, entry in part.to_lists().items()}
+    return {
+        place: entry
+        for part in sampled.logprobs
+        for place, entry in part.to_lists(part.packed.numpy()).items()
+    }
 
 
 def sample_alone(case: Case, logits: Tensor) -> int:

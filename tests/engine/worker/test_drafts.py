@@ -18,7 +18,7 @@ from engine.sampling_params import SamplingParams
 from engine.worker.model_runner import LaunchedStep
 from engine.worker.sampling.drafts import SampleRuns, sample_runs
 from engine.worker.sampling.sampler import Sampler
-from tests.engine.worker.sampler_cases import EOS, Case, make_sampler, pack_mask, sample
+from tests.engine.worker.sampler_cases import EOS, Case, make_sampler, pack_mask, read_logprobs, sample
 
 VOCAB = 12
 MAX_DRAFTS = 5
@@ -73,7 +73,7 @@ class Text:
             mask = None if masks is None else masks[number]
             now = replace(case, output=[*case.output, *self.token_ids], mask=mask)
             sampled = sample(sampler, self.logits[number : number + 1], [now])
-            self.logprobs += [entry for part in sampled.logprobs for entry in part.to_lists().values()]
+            self.logprobs += read_logprobs(sampled).values()
             if (token_id := int(sampled.token_ids[0])) < 0:
                 break
             self.token_ids.append(token_id)
