@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from engine.core.scheduler import MAX_IN_FLIGHT, Scheduler
@@ -42,6 +42,10 @@ def make_prompt(chance: random.Random, stems: list[list[int]], longest: int = 12
         }
     ),
 )
+@example(  # a row shares a block that a row behind it writes in the same step
+    seed=9751322, has_drafts=False, num_blocks=26, caching=True, window=4, longest=12,
+    config={"max_num_batched_tokens": 5, "policy": "priority", "max_steps_in_flight": 1, "max_num_seqs": 4},
+)  # fmt: skip
 def test_any_order_of_events_keeps_blocks_and_tokens_right(
     seed: int,
     has_drafts: bool,
