@@ -43,7 +43,7 @@ def make_prompt(chance: random.Random, stems: list[list[int]], longest: int = 12
     ),
 )
 @example(  # a row shares a block that a row behind it writes in the same step
-    seed=9751322, has_drafts=False, num_blocks=26, caching=True, window=4, longest=12,
+    seed=9751322, has_drafts=False, has_slow_masks=False, num_blocks=26, caching=True, window=4, longest=12,
     config={"max_num_batched_tokens": 5, "policy": "priority", "max_steps_in_flight": 1, "max_num_seqs": 4},
 )  # fmt: skip
 def test_any_order_of_events_keeps_blocks_and_tokens_right(
