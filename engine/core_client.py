@@ -1,4 +1,4 @@
-"""CoreClient: the front's side of one engine core. Requests go in here, and what comes back finds its reader."""
+"""CoreClient: the front's side of one engine core. It sends requests and hands results to their streams."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from engine.outputs import EngineSnapshot, GrammarInfo
 
 
 class CoreClient:
-    """Lives as long as its core. Messages go out by `send` and come back to `deliver`; nothing else is shared."""
+    """One per core. Messages leave by `send` and arrive at `deliver`; front and core share nothing else."""
 
     def __init__(
         self, send: Callable[[CoreInbox], None], tokenizer: Tokenizer | None, metrics: Metrics
@@ -55,7 +55,7 @@ class CoreClient:
         return sum(len(message.completions) for message, _ in self._opening.values())
 
     async def open(self, message: AddRequest, stream: OutputStream) -> GrammarInfo | None:
-        """Hand a request to the core; when it is accepted, its stream gets exactly one end.
+        """Send a request to the core. Once it is accepted, its stream ends exactly once.
 
         Raises:
             InvalidRequest, GrammarError: its grammar cannot be enforced, or a live request has its name.
@@ -83,7 +83,7 @@ class CoreClient:
             self._opening.pop(message.completions[0].handle, None)
 
     def leave(self, stream: OutputStream) -> None:
-        """The reader of a request is gone: end what is left of it, and free its name."""
+        """Abort what is left of a request whose reader is gone, and free its name."""
         self.abort(stream.handles)
         if self._requests.get(stream.request_id) is stream:
             del self._requests[stream.request_id]
@@ -127,7 +127,7 @@ class CoreClient:
                 assert_never(message)
 
     def fail_all(self, error: EngineError) -> None:
-        """End every open stream, and whoever waits for an answer, with this error."""
+        """End all open streams and pending questions with this error."""
         for stream, _ in self.streams.values():
             stream.fail(error)
         self.streams.clear()
@@ -158,7 +158,7 @@ class CoreClient:
 
 
 def _resolve(answer: asyncio.Future[Any], value: object) -> None:
-    if answer.done():  # whoever asked is gone
+    if answer.done():  # the caller was cancelled
         return
     if isinstance(value, Exception):
         answer.set_exception(value)

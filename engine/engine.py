@@ -1,8 +1,8 @@
-"""Engine: the asyncio facade, and the door every request comes through.
+"""Engine: the asyncio facade. Every request enters here.
 
     generate ─▶ InputProcessor (tokenise, check) ─▶ grammar compiled ─▶ EngineCore.open ─▶ OutputStream ─▶ caller
 
-What is behind the door is drawn in `engine/engine_core.py`; how it lives and restarts in `engine/supervisor.py`.
+`engine/engine_core.py` shows what happens to a request; `engine/supervisor.py` starts and restarts the core.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from engine.supervisor import EngineState, Supervisor
 
 @dataclass(eq=False, slots=True)
 class Arrival:
-    """A request at the door: it is tokenised or its grammar compiles."""
+    """A request that is being tokenised, or whose grammar is being compiled."""
 
     request_id: str
     is_aborted: bool = False

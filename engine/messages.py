@@ -10,8 +10,8 @@ Inside the core:
     Grammar ──StepMasks──▶ Executor                   Grammar ──GrammarReport──▶ Scheduler
     Executor ──StepDone──▶ Scheduler
 
-Messages are frozen, hold no tensors, locks or back references, and are sent once per step, never per token.
-Arrays and lists in them are never changed again, by nobody: steps with the same rows share theirs.
+Messages are frozen, hold no tensors and no locks, and are sent once per step, never per token.
+Their arrays and lists are never changed: steps with the same rows share them.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class NewCompletion(msgspec.Struct, frozen=True):
     seed: int
     generated_token_ids: list[
         int
-    ] = []  # what it has produced before, here or elsewhere; it goes on behind them
+    ] = []  # tokens it has produced before, here or elsewhere; it continues after them
 
 
 class AddRequest(msgspec.Struct, frozen=True):
@@ -159,8 +159,8 @@ class StepPlan(msgspec.Struct, frozen=True):
 
     Rows leave and enter before the step in the order removed_rows, new_rows, new_blocks.
 
-    A run that reaches the last known token samples the next one. Behind the last known token a run may have
-    drafts; then a token is sampled behind each of them, too, and those count that follow right drafts only.
+    A run that reaches the last known token samples the next one. A run may continue with drafts; then a token is
+    sampled after each draft, too, and the tokens after the first wrong draft are dropped.
     """
 
     step_id: int
@@ -213,7 +213,7 @@ class StepMasks(msgspec.Struct, frozen=True):
 class Sleep(msgspec.Struct, frozen=True):
     """The executor's last message: give back the KV cache, and the weights as the level says."""
 
-    level: int  # 1: the host keeps the weights; 2: nobody does
+    level: int  # 1: the weights stay on the host; 2: they are dropped
 
 
 class GrammarFailed(msgspec.Struct, frozen=True):
@@ -247,7 +247,7 @@ class StepDone(msgspec.Struct, frozen=True):
 
 
 class Detail(msgspec.Struct, frozen=True):
-    """What a completion is told beside its tokens; with `finish_reason` it is its last message."""
+    """What a completion gets beside its tokens; with `finish_reason` it is its last message."""
 
     handle: int
     logprobs: list[TokenLogprobs] | None = None  # beside the tokens of the same message

@@ -83,7 +83,7 @@ class OutputStream:
         return self.num_unfinished == 0
 
     def put(self, index: int, delta: TextDelta, detail: Detail | None, now: float) -> float:
-        """Take a delta; `detail` has what the detokenizer does not need to know. Wakes nobody: see `has_news`.
+        """Take a delta; `detail` has what the detokenizer does not need to know. It wakes no reader: see `has_news`.
 
         Returns the seconds since the stream's last token, 0 for the first one and for none.
         """
@@ -221,8 +221,8 @@ class OutputStream:
 class StreamGroup:
     """Completions that get one token each in the same step, from the middle of their texts.
 
-    Steps are handed on in bundles: a step costs two list appends while nobody waits for its tokens. Whoever puts
-    something else into a member, or gives the group up, flushes it first.
+    While no reader waits, steps are kept in bundles, and a step costs two list appends. Flush the group before anything
+    else is put into a member, and before the group is dropped.
     """
 
     def __init__(self, members: Sequence[tuple[OutputStream, int]]) -> None:

@@ -65,7 +65,7 @@ class Supervisor:
         self._hang = asyncio.Event()  # set from when a step hangs until it is back
         self._crash: BaseException | None = None  # of an actor, while the others end
         self._alarm = asyncio.Event()
-        self._turn: asyncio.Future[None] | None = None  # of whoever waits for a sleep or for its end
+        self._turn: asyncio.Future[None] | None = None  # of a caller that waits for a sleep or a wake-up
         self._calling_off = asyncio.Event()  # of the latest sleep that waits for requests
 
     async def start(self) -> None:

@@ -70,7 +70,7 @@ class ThreadActor(ABC, Generic[Message]):
             thread.join()
 
     def post(self, callback: Callable[..., object], *args: object) -> None:
-        """Call back on the loop; from the thread. A closed loop has nobody left to tell."""
+        """Call back on the loop, from the thread. Nothing happens if the loop is closed."""
         try:
             self._loop.call_soon_threadsafe(callback, *args)
         except RuntimeError:

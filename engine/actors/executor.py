@@ -87,7 +87,7 @@ class ExecutorActor(ThreadActor[ExecutorInbox]):
         return self._queue.get(timeout=timeout)
 
     def _await_masks(self, plan: StepPlan) -> None:
-        """Give late masks a moment, so that their rows join this step; if no row can run, wait for one that can."""
+        """Wait a moment for late masks, so that their rows join this step; if no row can run, wait until a step can."""
         if None in self._held:
             return  # the end of the work came while an earlier step waited: no masks come any more
         start = time.monotonic()

@@ -139,7 +139,7 @@ class GrammarActor(ThreadActor[GrammarInbox | OpenMatcher | SlowMask]):
                 f"the grammar took longer than {self._timeout_s:g} s to compile; make it smaller", "grammar"
             ) from error
         finally:
-            job.cancel()  # one that still waits for a thread is not compiled for nobody
+            job.cancel()  # if it still waits for a thread, it is not compiled
             begun.cancel()
 
     async def run(self) -> None:

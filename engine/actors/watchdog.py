@@ -1,4 +1,4 @@
-"""The watchdog: notices that a step does not come back, which nobody who waits for it would ever say."""
+"""The watchdog: detects a step that does not come back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""AnswerReader: what the answer of a step means for its requests, and what their readers learn."""
+"""AnswerReader: appends the tokens of a step to its requests and ends those that are finished."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class AnswerReader:
             step.take_back_runs(self._table, done.skipped)
             scored = self._take_prompt_logprobs(step, done)
         news = self._take_tokens(step, done)
-        # At once, and not with the next token: they are long, and to be read bit by bit.
+        # Sent at once, not with the next token: they are long.
         news.details.extend(request.make_detail() for request in scored if request.pending_prompt_logprobs)
         if step.gated and len(done.indices):
             came = set(done.indices.tolist())
@@ -93,7 +93,7 @@ class AnswerReader:
     def _take_specials(
         self, batch: Batch, places: list[int], done: StepDone, details: list[Detail]
     ) -> np.ndarray:
-        """The tokens of requests that have more to tell, or may be over; returns how many of each request count."""
+        """Take the tokens of requests that need a Detail or may end; return how many tokens of each row are kept."""
         kept = done.counts.copy()
         ends = np.cumsum(kept).tolist()
         for at in places:
@@ -109,7 +109,7 @@ class AnswerReader:
     def _take_each(
         self, request: Request, token_ids: list[int], logprobs: list[TokenLogprobs] | None
     ) -> tuple[int, Detail]:
-        """Take tokens up to the request's end; returns how many, and what there is to tell beside them."""
+        """Take tokens up to the request's end; return how many, and the Detail."""
         for count, token_id in enumerate(token_ids):
             if token_id == NO_TOKEN_LEFT:
                 error = request.describe_dead_end()

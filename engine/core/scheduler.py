@@ -39,7 +39,7 @@ from engine.outputs import FinishReason
 from engine.spec.proposer import Proposer
 
 # Known tokens of the requests that one step admits, however many of them are cached: hashing, finding and copying them
-# takes half a microsecond each, and nobody is served meanwhile.
+# takes half a microsecond each, on the event loop.
 MAX_ADMITTED_TOKENS = 65_536
 NO_DRAFTS = np.zeros(0, dtype=np.int64)
 MAX_IN_FLIGHT = 2  # sampled tokens of one request that may be on their way back
@@ -117,7 +117,7 @@ class Scheduler:
         budget = self._plan_running(changes)
         if self._proposer is not None:
             budget -= self._add_drafts(self._proposer, changes, budget)
-        # Those that gave way come back when somebody runs in their place; with nobody running no step would ask again.
+        # Preempted requests are admitted in a later step, unless none runs: then no later step would come.
         if self.state.num_preemptions == num_preemptions or not self.state.running:
             self._admit_waiting(changes, budget)
         return self._make_step(changes)

@@ -1,4 +1,4 @@
-"""ConfigReader: takes typed values out of a config.json and knows which keys nobody took."""
+"""ConfigReader: reads typed values from a config.json and knows which keys were not read."""
 
 from __future__ import annotations
 

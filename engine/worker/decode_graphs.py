@@ -88,7 +88,7 @@ class DecodeBuffers:
         sources = [step.input_ids, step.positions, metadata.slot_mapping]
         torch._foreach_copy_([target[:num_tokens] for target in targets], sources)
         self._seq_lens[:num_rows].copy_(metadata.seq_lens)
-        # Columns beyond the step's are left: nobody reads a table beyond the length of its row.
+        # Columns beyond the step's keep old ids: attention does not read a table beyond its row's length.
         self._block_tables[:num_rows, : metadata.block_tables.shape[1]].copy_(metadata.block_tables)
         if metadata.shared is not None:
             self._shared.packed.copy_(metadata.shared.packed)

@@ -86,7 +86,7 @@ def list_largest_steps(
 
 
 def run_steps(runner: ModelRunner, steps: Iterable[StepPlan | StepMasks]) -> None:
-    """Launch the steps; nobody reads their results."""
+    """Launch the steps and ignore their results."""
     for step in steps:
         runner.execute(step) if isinstance(step, StepPlan) else runner.sample_gated(step)
 

@@ -1,4 +1,4 @@
-"""Move a model's tensors to another device and back, in place, whoever refers to them."""
+"""Move a model's tensors to another device and back, in place: references to them stay valid."""
 
 from __future__ import annotations
 

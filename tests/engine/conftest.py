@@ -41,6 +41,7 @@ def make_config(checkpoint: Path) -> Callable[..., EngineConfig]:
 
     def make(**changes: Any) -> EngineConfig:
         settings: dict[str, Any] = {"num_blocks": 400, "max_num_seqs": 32, "num_threads": 1}
+        settings["grammar_timeout_s"] = 120.0  # on a busy machine, too
         return EngineConfig(model=str(checkpoint), **(settings | changes))
 
     return make
