@@ -6,8 +6,8 @@ their place, so that the index of a block in the request's list is its place in 
     block_ids    [ 0  0  0 | 17 5 9 ... ]          a released block keeps its hash, and may serve other requests
                   released | within the window of the next query, or not computed yet
 
-The worker is not informed: its tables keep the old ids, and attention does not read behind the window. A prompt takes all
-its blocks at admission, also those that leave the window before its end: `max_model_len` tokens fit into the cache
+The worker is not informed: its tables keep the old ids, and attention does not read behind the window. A prompt takes
+all its blocks at admission, also those that leave the window before its end: `max_model_len` tokens fit into the cache
 anyway, and a prefill never has to wait or be preempted halfway.
 """
 

@@ -40,7 +40,9 @@ from tests.mutation.edits import find_edits
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = Path(tempfile.gettempdir()) / "troupe-mutation"
 TARGETS = {
-    "scheduler": [f"engine/core/{name}.py" for name in ("scheduler", "scheduler_state", "batch", "step")],
+    "scheduler": [
+        f"engine/core/{name}.py" for name in ("scheduler", "scheduler_state", "answer_reader", "step")
+    ],
     "KV cache": [f"engine/core/{name}.py" for name in ("kv_cache_manager", "block_pool", "block_hash")],
     "grammar rules": ["grammar/json_schema/*.py"],
     "sampler": ["engine/worker/sampling/*.py", "engine/sampling_params.py", "kernels/sampling.py"],
