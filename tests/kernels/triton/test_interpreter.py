@@ -12,13 +12,16 @@ import pytest
 from tests.kernels.triton.conftest import IS_INTERPRETED
 
 ROOT = Path(__file__).resolve().parents[3]
-# One process each: most of a short file's time goes into the start.
-GROUPS = (("paged_attention", "cascade_attention"), ("elementwise", "sampling", "lm_head"))
+# One process each, in any worker: most of a short file's time goes into the start.
+GROUPS = [
+    pytest.param(names, id=" ".join(names), marks=pytest.mark.xdist_group(names[0]))
+    for names in (("paged_attention",), ("cascade_attention",), ("elementwise", "sampling", "lm_head"))
+]
 
 
 @pytest.mark.timeout(900)
 @pytest.mark.skipif(IS_INTERPRETED, reason="this is the process that interprets")
-@pytest.mark.parametrize("names", GROUPS, ids=" ".join)
+@pytest.mark.parametrize("names", GROUPS)
 def test_the_interpreter_agrees_with_the_references(names: tuple[str, ...]) -> None:
     paths = [f"tests/kernels/triton/test_{name}.py" for name in names]
     result = subprocess.run(
