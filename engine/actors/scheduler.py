@@ -90,17 +90,12 @@ class SchedulerActor(Actor[SchedulerInbox]):
         scheduler, kv_cache = self.scheduler, self.scheduler.kv_cache
         gaps, self._step_gaps_s = self._step_gaps_s, []
         mask_times, self._mask_times_s = self._mask_times_s, []
+        state, pool = scheduler.state, kv_cache.pool
+        # Positional: it is made in every step.
         return CoreStats(
-            num_running=len(scheduler.state.running),
-            num_steps=scheduler.num_steps,
-            num_open_steps=scheduler.num_open_steps,
-            num_step_tokens=self._num_step_tokens,
-            num_preemptions=scheduler.state.num_preemptions,
-            num_queried_tokens=kv_cache.num_queried_tokens,
-            num_hit_tokens=kv_cache.num_hit_tokens,
-            num_blocks=kv_cache.pool.num_usable,
-            num_free_blocks=kv_cache.pool.num_free,
-            num_cached_blocks=kv_cache.pool.num_cached,
+            *(len(state.running), state.num_steps, scheduler.num_open_steps, self._num_step_tokens),
+            *(state.num_preemptions, kv_cache.num_queried_tokens, kv_cache.num_hit_tokens),
+            *(pool.num_usable, pool.num_free, pool.num_cached),
             step_gaps_s=gaps,
             mask_times_s=mask_times,
         )

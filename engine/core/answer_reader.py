@@ -76,14 +76,16 @@ class AnswerReader:
                 places = np.arange(len(token_ids)) - np.repeat(np.cumsum(counts) - counts, counts)
                 token_ids = token_ids[places < np.repeat(kept, counts)]
                 batch, counts = batch.select(kept > 0), kept[kept > 0]
+        told_ids = token_ids.tolist()
         if has_many:
             ends = np.cumsum(plain_counts).tolist()
             for request, count, end in zip(plain.requests, plain_counts.tolist(), ends, strict=True):
                 request.token_ids += plain_ids[end - count : end].tolist()
         else:
-            for append, token_id in zip(plain.appends, plain_ids.tolist(), strict=True):
+            new_ids = told_ids if plain is batch else plain_ids.tolist()
+            for append, token_id in zip(plain.appends, new_ids, strict=True):
                 append(token_id)
-        news = NewTokens(batch.handles, counts.tolist() if has_many else [], token_ids.tolist(), details)
+        news = NewTokens(batch.handles, counts.tolist() if has_many else [], told_ids, details)
         if step.gated:
             has_grammar = np.repeat(table.has_grammar[batch.slots], counts).tolist()
             handles = np.repeat(batch.handles, counts).tolist() if has_many else batch.handles

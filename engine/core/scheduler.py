@@ -280,8 +280,10 @@ class Scheduler:
         starts = table.num_computed[slots]
         ends = starts + counts
         drafts = [changes.drafts.get(slot, []) for slot in slots.tolist()] if changes.drafts else []
-        num_drafts = np.array([len(each) for each in drafts], dtype=np.int64) if drafts else 0
-        num_samples = np.where(ends - num_drafts == table.num_planned[slots], 1 + num_drafts, 0)
+        num_samples = (ends == table.num_planned[slots]).astype(np.int64)
+        if drafts:
+            num_drafts = np.array([len(each) for each in drafts], dtype=np.int64)
+            num_samples = np.where(ends - num_drafts == table.num_planned[slots], 1 + num_drafts, 0)
         is_gated = (num_samples > 0) & (table.has_grammar[slots] > 0)
         table.num_computed[slots] = ends
         table.num_planned[slots] += num_samples

@@ -94,7 +94,9 @@ class StepRecord:
 
     def settle_samples(self, table: RequestTable, indices: np.ndarray, counts: np.ndarray) -> None:
         """So many tokens have come for these rows; behind a wrong draft nothing that was computed counts."""
-        slots, num_samples = self.batch.slots[indices], self.num_samples[indices]
+        slots, num_samples = self.batch.slots, self.num_samples
+        if len(indices) < len(slots):
+            slots, num_samples = slots[indices], num_samples[indices]
         table.num_in_flight[slots] -= num_samples
         if self.drafts:
             num_missing = num_samples - counts
