@@ -1,6 +1,6 @@
-"""Messages as bytes, for those that cross a process: MessagePack, with arrays as an extension type.
+"""Encodes messages as bytes for another process: MessagePack, with arrays as an extension type.
 
-An array is its dtype (3 characters), its number of dimensions (1 byte), its shape (int64 each) and its data.
+An array consists of dtype (3 characters), number of dimensions (1 byte), shape (int64 each) and data.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ _ARRAY = 1  # code of the extension type
 
 
 def encode(message: msgspec.Struct) -> bytes:
-    """The message as bytes."""
+    """Return the message as bytes."""
     return msgspec.msgpack.encode(message, enc_hook=_encode_array)
 
 
 def decode(data: bytes, message_type: type[Message]) -> Message:
-    """The message that was encoded. Its arrays are read-only views of `data`, at any alignment.
+    """Return the encoded message. Its arrays are read-only views of `data` and may be unaligned.
 
     Raises:
-        msgspec.MsgspecError: `data` is no message of that type.
+        msgspec.MsgspecError: `data` is not a message of that type.
     """
     message: Message = _make_decoder(message_type).decode(data)  # type: ignore[arg-type]
     return message
@@ -33,7 +33,7 @@ def decode(data: bytes, message_type: type[Message]) -> Message:
 
 @cache
 def _make_decoder(message_type: Any) -> msgspec.msgpack.Decoder[Any]:
-    # The extension type has been decoded when the hook of the field's type is asked.
+    # ext_hook has already made the array when dec_hook is called for the field.
     return msgspec.msgpack.Decoder(message_type, dec_hook=lambda _, array: array, ext_hook=_decode_array)
 
 

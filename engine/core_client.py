@@ -1,4 +1,4 @@
-"""CoreClient: the front's side of one engine core. It sends requests and hands results to their streams."""
+"""CoreClient: sends requests to one engine core and passes its results to the streams."""
 
 from __future__ import annotations
 
@@ -30,35 +30,35 @@ from engine.outputs import EngineSnapshot, GrammarInfo
 
 
 class CoreClient:
-    """One per core. Messages leave by `send` and arrive at `deliver`; front and core share nothing else."""
+    """The front's connection to one core. Messages go out through `send` and come back through `deliver`."""
 
     def __init__(
         self, send: Callable[[CoreInbox], None], tokenizer: Tokenizer | None, metrics: Metrics
     ) -> None:
-        self.streams: dict[int, tuple[OutputStream, int]] = {}  # of completions that have not ended
+        self.streams: dict[int, tuple[OutputStream, int]] = {}  # handle -> (stream, index); unfinished ones
         self.stats = CoreStats()
         self.send = send
         self._metrics = metrics
-        self._requests: dict[str, OutputStream] = {}  # of requests with a reader
+        self._requests: dict[str, OutputStream] = {}  # request_id -> stream, while it has a reader
         self._opening: dict[int, tuple[AddRequest, asyncio.Future[GrammarInfo | None]]] = {}
-        self._questions: deque[asyncio.Future[Any]] = deque()  # answered in order
+        self._replies: deque[asyncio.Future[Any]] = deque()  # the core replies in order
         self.detokenizer = DetokenizerActor(Detokenizer(tokenizer), self.streams, metrics, send_abort=send)
 
     @property
     def is_idle(self) -> bool:
-        """Whether no request is in the core, not even one whose grammar compiles."""
+        """Whether there is no request, including those whose grammar is being compiled."""
         return not self.streams
 
     @property
     def num_opening(self) -> int:
-        """Completions whose grammar compiles."""
+        """Number of completions whose grammar is being compiled."""
         return sum(len(message.completions) for message, _ in self._opening.values())
 
     async def open(self, message: AddRequest, stream: OutputStream) -> GrammarInfo | None:
         """Send a request to the core. Once it is accepted, its stream ends exactly once.
 
         Raises:
-            InvalidRequest, GrammarError: its grammar cannot be enforced, or a live request has its name.
+            InvalidRequest, GrammarError: the grammar cannot be enforced, or the request_id is in use.
             EngineDead: the core ended first.
         """
         known = self._requests.get(stream.request_id)
@@ -75,40 +75,40 @@ class CoreClient:
         try:
             return await answer
         except BaseException:
-            self.leave(stream)
+            self.close_stream(stream)
             for handle in stream.handles:
                 self.streams.pop(handle, None)
             raise
         finally:
             self._opening.pop(message.completions[0].handle, None)
 
-    def leave(self, stream: OutputStream) -> None:
-        """Abort what is left of a request whose reader is gone, and free its name."""
+    def close_stream(self, stream: OutputStream) -> None:
+        """Abort the unfinished completions of a stream without a reader, and free its request_id."""
         self.abort(stream.handles)
         if self._requests.get(stream.request_id) is stream:
             del self._requests[stream.request_id]
 
     def abort_request(self, request_id: str) -> None:
-        """End the request of that name, if there is one."""
+        """Abort a request. Unknown ids are ignored."""
         if request_id in self._requests:
             self.abort(self._requests[request_id].handles)
 
     def abort(self, handles: Iterable[int]) -> None:
-        """End those of the completions that still live."""
+        """Abort completions. Finished ones are ignored."""
         live = [handle for handle in handles if handle in self.streams]
         if live:
             self.send(AbortRequest(live))
 
     async def take_snapshot(self, with_blocks: bool) -> EngineSnapshot:
-        snapshot: EngineSnapshot = await self._ask(TakeSnapshot(with_blocks))
+        snapshot: EngineSnapshot = await self._call(TakeSnapshot(with_blocks))
         return snapshot
 
     async def reset_prefix_cache(self) -> bool:
-        answer: PrefixCacheReset = await self._ask(ResetPrefixCache())
-        return answer.is_reset
+        reply: PrefixCacheReset = await self._call(ResetPrefixCache())
+        return reply.is_reset
 
     def deliver(self, message: CoreOutput) -> None:
-        """Take a message of the core; on the event loop."""
+        """Handle a message of the core. Called on the event loop."""
         match message:
             case NewTokens():
                 self.detokenizer.tell(message)
@@ -122,23 +122,23 @@ class CoreClient:
                 if handle in self._opening:
                     _resolve(self._opening[handle][1], message.to_error())
             case EngineSnapshot() | PrefixCacheReset():
-                _resolve(self._questions.popleft(), message)
+                _resolve(self._replies.popleft(), message)
             case _:
                 assert_never(message)
 
     def fail_all(self, error: EngineError) -> None:
-        """End all open streams and pending questions with this error."""
+        """End all streams and pending calls with this error."""
         for stream, _ in self.streams.values():
             stream.fail(error)
         self.streams.clear()
-        for answer in (*self._questions, *(answer for _, answer in self._opening.values())):
-            _resolve(answer, error)
-        self._questions.clear()
+        for reply in (*self._replies, *(answer for _, answer in self._opening.values())):
+            _resolve(reply, error)
+        self._replies.clear()
 
     def make_stats(self) -> EngineStats:
-        """The gauges of now, and all counters; those of this core come on top of the earlier ones'."""
+        """Return the current gauges, and the counters summed over this core and earlier ones."""
         num_waiting = len(self.streams) - self.num_opening - self.stats.num_running
-        # A stop string ends a stream before the scheduler hears of it: for a moment more may run than there are.
+        # A stop string ends a stream before the scheduler is informed, so num_running may exceed the streams.
         return self._metrics.make_stats(self.stats, max(0, num_waiting), self.num_opening)
 
     def _accept(
@@ -150,15 +150,15 @@ class CoreClient:
         self.detokenizer.tell(message)
         _resolve(answer, grammar)
 
-    async def _ask(self, question: CoreInbox) -> Any:
-        answer = asyncio.get_running_loop().create_future()
-        self._questions.append(answer)
-        self.send(question)
-        return await answer
+    async def _call(self, message: CoreInbox) -> Any:
+        reply = asyncio.get_running_loop().create_future()
+        self._replies.append(reply)
+        self.send(message)
+        return await reply
 
 
 def _resolve(answer: asyncio.Future[Any], value: object) -> None:
-    if answer.done():  # the caller was cancelled
+    if answer.done():  # cancelled by the caller
         return
     if isinstance(value, Exception):
         answer.set_exception(value)

@@ -1,8 +1,8 @@
-"""Engine: the asyncio facade. Every request enters here.
+"""Engine: the asyncio interface. Every request enters here.
 
-    generate ─▶ InputProcessor (tokenise, check) ─▶ grammar compiled ─▶ EngineCore.open ─▶ OutputStream ─▶ caller
+    generate ─▶ InputProcessor (tokenise, check) ─▶ CoreClient.open (accepted or refused) ─▶ OutputStream ─▶ caller
 
-`engine/engine_core.py` shows what happens to a request; `engine/supervisor.py` starts and restarts the core.
+`engine/engine_core.py` shows the path of a request through the core; `engine/supervisor.py` starts and restarts it.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ class Arrival:
 
 
 class Engine:
-    """One model, served to any number of concurrent requests of one event loop.
+    """Serves one model to concurrent requests on one event loop.
 
-    `async with Engine(config) as engine:` starts and closes it; `start` and `close` do the same by hand.
-    Several engines may live in one process, each with its own weights, cache and threads.
+    `async with Engine(config) as engine:` calls `start` and `close`. A process may run several engines, each with
+    its own weights, cache and threads.
     """
 
     def __init__(self, config: EngineConfig | None = None) -> None:
@@ -48,10 +48,10 @@ class Engine:
         self._arrivals: set[Arrival] = set()
 
     async def start(self) -> None:
-        """Load the model and start the actors; back when the engine answers.
+        """Load the model and start the actors. Returns when the engine accepts requests.
 
         Raises:
-            ConfigError: the config, the checkpoint or the memory does not allow it.
+            ConfigError: the config, the checkpoint or the available memory does not allow it.
         """
         await self._supervisor.start()
 
@@ -80,22 +80,22 @@ class Engine:
         """Stream the outputs of one request; the last one has `finished=True`.
 
         Closing the generator, or cancelling the task that reads it, aborts the request. A slow reader gets
-        merged outputs and never holds up the engine.
+        merged outputs and never delays the engine.
 
         Args:
             prompt: text, token ids, or {"prompt_token_ids": ids}.
             priority: lower runs first, under the priority policy.
             cache_salt: requests share prefix-cache blocks only with those of the same salt.
             deadline_s: seconds from now until the request is aborted with RequestTimeout.
-            generated_token_ids: of each completion the tokens that it has produced before, in another life: it goes
-                on as if it had never stopped, and only what is new is told. The seed must be the same.
+            generated_token_ids: for each completion, the tokens that it generated before, here or in another engine.
+                It continues after them, and only new tokens are returned. The seed must be the same.
 
         Raises:
-            InvalidRequest, GrammarError: the request's own fault.
+            InvalidRequest, GrammarError: the request is invalid.
             EngineOverloaded: the waiting queue is full.
-            EngineSleeping: the engine was put to sleep.
+            EngineSleeping: the engine is asleep.
             RequestTimeout: the deadline passed.
-            EngineDead: the engine is not up, or crashed meanwhile.
+            EngineDead: the engine is not running, or it crashed meanwhile.
         """
         arrival_time = time.monotonic()
         params = SamplingParams() if sampling_params is None else sampling_params
@@ -121,7 +121,7 @@ class Engine:
             if timer is not None:
                 timer.cancel()
             if (client := self._supervisor.client) is not None:
-                client.leave(stream)
+                client.close_stream(stream)
 
     async def abort(self, request_id: str) -> None:
         """End a request; its stream gets a last output with finish_reason "abort". Unknown ids are ignored."""
@@ -131,46 +131,46 @@ class Engine:
         if client is not None:
             client.abort_request(request_id)
 
-    def check_room(self, count: int = 1) -> None:
-        """Refuse what `generate` would refuse, before anything is spent on it.
+    def check_capacity(self, count: int = 1) -> None:
+        """Reject a request early if batch and waiting queue cannot take its completions.
 
         Args:
-            count: sequences that want to run or to join the waiting queue.
+            count: completions of the request.
 
         Raises:
-            InvalidRequest: there can never be room for so many.
-            EngineOverloaded: there is no room for them; it counts as a rejection.
+            InvalidRequest: `count` exceeds the whole capacity.
+            EngineOverloaded: `count` exceeds the free capacity; counted as a rejection.
         """
         client = self._supervisor.client
         if client is None:
             return
-        num_seats, num_places = self.resolved.scheduler.max_num_seqs, self.config.max_num_waiting
-        if count > num_seats + num_places:
+        max_running, max_waiting = self.resolved.scheduler.max_num_seqs, self.config.max_num_waiting
+        if count > max_running + max_waiting:
             raise InvalidRequest(
-                f"n={count} must be at most {num_seats + num_places}: the engine runs max_num_seqs={num_seats} "
-                f"at a time, and max_num_waiting={num_places} may wait",
+                f"n={count} must be at most {max_running + max_waiting}: the engine runs max_num_seqs={max_running} "
+                f"at a time, and max_num_waiting={max_waiting} may wait",
                 "n",
             )
         num_live = len(client.streams)
-        if num_live + count > num_seats + num_places:
+        if num_live + count > max_running + max_waiting:
             self._metrics.num_rejected += 1
             raise EngineOverloaded(
-                f"{max(0, num_live - num_seats)} requests are waiting and at most {num_places} may beside the "
-                f"{num_seats} that run; try again later"
+                f"{max(0, num_live - max_running)} requests are waiting and at most {max_waiting} may, beside "
+                f"{max_running} running ones; try again later"
             )
 
     async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of a text of any length, tokenised off the loop when it is long.
+        """Return the token ids of a text. Long texts are tokenised in a thread.
 
         Raises:
-            InvalidRequest: it is not valid Unicode, or the engine has no tokenizer.
+            InvalidRequest: the text is not valid Unicode, or the engine has no tokenizer.
         """
         return await self._input_processor.encode_text(text, add_special_tokens)
 
     async def render_chat(self, messages: Sequence[Mapping[str, Any]], /, **options: Any) -> list[int]:
-        """Token ids of a conversation under the model's chat template.
+        """Return the token ids of a conversation under the model's chat template.
 
-        Messages, options and errors are those of Tokenizer.encode_chat.
+        Messages, options and errors are those of `Tokenizer.encode_chat`.
         """
         return await self._input_processor.encode_chat(messages, options)
 
@@ -186,7 +186,7 @@ class Engine:
 
     @property
     def timeline(self) -> list[tuple[str, float]]:
-        """Start-up phases and their seconds."""
+        """Start-up phases and their durations in seconds."""
         return self._supervisor.timeline
 
     @property
@@ -199,7 +199,7 @@ class Engine:
 
     @property
     def resolved(self) -> ResolvedConfig:
-        """What became of the config; there once the engine has started."""
+        """The config with every "auto" filled in; available once the engine has started."""
         return self._supervisor.loaded.resolved
 
     @property
@@ -207,50 +207,51 @@ class Engine:
         return self._supervisor.loaded.model_config
 
     def describe_runtime(self) -> dict[str, str | int]:
-        """What steps run on now: the ops, and how far native ops and recorded graphs have come."""
+        """Return which ops steps use now, and the progress of native ops and recorded graphs."""
         return self._supervisor.worker.describe()
 
     def stats(self) -> EngineStats:
-        """A snapshot of counters and gauges; no gauges while no client is up."""
+        """Return the counters, and the gauges while the core runs."""
         client = self._supervisor.client
         return self._metrics.make_stats() if client is None else client.make_stats()
 
     async def snapshot(self, with_blocks: bool = True) -> EngineSnapshot | None:
-        """The requests and KV blocks of this moment; None while no client is up."""
+        """Return the current requests and, `with_blocks`, the ids of their KV blocks; None while the core is down."""
         client = self._supervisor.client
         return None if client is None else await client.take_snapshot(with_blocks)
 
     async def reset_prefix_cache(self) -> bool:
-        """Forget all cached prefixes; False while requests own blocks."""
+        """Drop all cached prefixes. Returns False, and drops nothing, while requests own blocks."""
         return await self._supervisor.require_client().reset_prefix_cache()
 
-    async def sleep(self, level: int = 1, *, is_patient: bool = True) -> bool:
-        """Give back the memory of the KV cache (level 1: weights stay on the host), or of the weights, too (2).
+    async def sleep(self, level: int = 1, *, drain: bool = True) -> bool:
+        """Free the memory of the KV cache and of the weights until `wake_up`. New requests raise EngineSleeping.
 
-        From now on new requests raise EngineSleeping. Those that are here run to their end first; impatience
-        ends them with finish_reason "abort". After `wake_up` the same request has the same answer.
+        Args:
+            level: 1 keeps the weights in host memory; 2 drops them, and `wake_up` reads them again.
+            drain: wait until the running requests have ended; otherwise abort them.
 
-        Returns False when `wake_up` came while requests were waited for.
+        Returns False if `wake_up` was called while the requests drained.
 
         Raises:
-            InvalidRequest: a level that does not exist, or another one than the engine sleeps at.
-            EngineSleeping: it is on its way there or back.
-            EngineDead: it is not up, or crashed meanwhile.
+            InvalidRequest: the level is not 1 or 2, or the engine sleeps at the other level.
+            EngineSleeping: the engine is falling asleep or waking up.
+            EngineDead: the engine is not running, or it crashed meanwhile.
         """
-        return await self._supervisor.sleep(level, is_patient)
+        return await self._supervisor.sleep(level, drain)
 
     async def wake_up(self) -> None:
-        """End a sleep; back when the engine answers. Nothing happens when it is awake.
+        """End a sleep. Returns when the engine accepts requests, at once if it is awake.
 
         Raises:
-            EngineSleeping: somebody else is waking it up.
-            EngineDead: it is not up, or could not wake up and still sleeps.
+            EngineSleeping: another call is waking the engine up.
+            EngineDead: the engine is not running, or it failed to wake up and is still asleep.
         """
         await self._supervisor.wake_up()
 
     @property
     def sleep_level(self) -> int:
-        """0 while it is awake, else what `sleep` was told."""
+        """The level passed to `sleep`; 0 while the engine is awake."""
         return self._supervisor.sleep_level
 
     @property
@@ -293,13 +294,13 @@ class Engine:
         input_processor.check_generated(generated_token_ids, token_ids, params)
         bad_word_ids = await input_processor.encode_bad_words(params)
         input_processor.check_choice(params, bad_word_ids)
-        self.check_room(params.n)
+        self.check_capacity(params.n)
         age_s = time.monotonic() - arrival_time
         message = input_processor.make_request(
             request_id, token_ids, params, priority, cache_salt, age_s, bad_word_ids, generated_token_ids
         )
         stream = OutputStream(request_id, text, token_ids, params, arrival_time, self._metrics)
-        client = self._supervisor.require_client()  # it may have ended meanwhile
+        client = self._supervisor.require_client()  # the core may have ended meanwhile
         opening = client.open(message, stream)
         if arrival.is_aborted:
             asyncio.get_running_loop().call_soon(client.abort, stream.handles)

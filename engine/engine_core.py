@@ -1,10 +1,10 @@
-"""EngineCore: scheduler, grammar and executor, from an empty queue to a close or a crash. Messages in, messages out.
+"""EngineCore: scheduler, grammar and executor actors. It receives and sends messages only.
 
 send ──AddRequest, AbortRequest──▶ Scheduler ──StepPlan (at most 2 in flight)──▶ Executor thread
   │ (with a grammar)                ▲  ▲  │ │                                          │   ▲
   └────────────▶ Grammar ─AddRequest┘  │  │ └──FillMasks──▶ Grammar thread ──StepMasks─┼───┘
                                        └──┼─────────────── StepDone ───────────────────┘
-deliver ◀── Accepted, Refused, NewTokens, CoreStats, EngineSnapshot
+deliver ◀── Accepted, Refused, NewTokens, CoreStats, EngineSnapshot, PrefixCacheReset
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, assert_never
 from engine.actors.executor import ExecutorActor
 from engine.actors.grammar import GrammarActor
 from engine.actors.scheduler import SchedulerActor
-from engine.actors.turns import take_turns_often
+from engine.actors.switch_interval import shorten_switch_interval
 from engine.config import EngineConfig
 from engine.core.kv_cache_manager import KVCacheManager
 from engine.core.scheduler import Scheduler
@@ -38,11 +38,11 @@ from grammar import GrammarCompiler, Vocabulary
 
 
 class EngineCore:
-    """The wired actors, which share one TaskGroup. `send` is the only way in, `deliver` the only way out.
+    """The actors and the connections between them; all run in one TaskGroup.
 
     Args:
-        deliver: takes the core's messages, on the event loop.
-        report_crash: told of an actor's error at once; the others end only after the step that is under way.
+        deliver: receives the core's messages, on the event loop.
+        report_crash: called with an actor's error at once; the other actors end after the current step.
     """
 
     def __init__(
@@ -63,20 +63,20 @@ class EngineCore:
         self._others: list[asyncio.Task[None]] = []  # all but the executor's
 
     async def start(self, tasks: asyncio.TaskGroup, loaded: Loaded | None) -> Loaded:
-        """Bring all actors up in `tasks`; back when messages can come.
+        """Start all actors in `tasks`. Returns when the core accepts messages.
 
         Args:
-            loaded: what an earlier core has loaded; None: this one loads.
+            loaded: result of an earlier core's load; None: load now.
         """
-        take_turns_often()
-        # The scheduler needs the resolved config, which the executor's thread finds out while it loads.
+        shorten_switch_interval()
+        # The scheduler needs the resolved config, which loading determines.
         self.executor = ExecutorActor(self._worker, lambda done: self.scheduler.tell(done), loaded)
         executor = tasks.create_task(self.executor.run(), name="executor")
         await self.executor.ready.wait()
         loaded = self.executor.loaded
         assert loaded is not None, "an executor that is ready has loaded"
         resolved = loaded.resolved
-        # A second for a million blocks.
+        # In a thread: a million blocks take a second.
         kv_cache = await asyncio.to_thread(KVCacheManager, resolved.cache)
         self.grammar = GrammarActor(
             partial(self._make_compiler, loaded.model_config.vocab_size),
@@ -102,7 +102,7 @@ class EngineCore:
         return loaded
 
     def send(self, message: CoreInbox) -> None:
-        """Take a message of the front."""
+        """Pass a message of the front to its actor."""
         match message:
             case AddRequest(params=params):
                 if params.grammar is not None:
@@ -121,7 +121,7 @@ class EngineCore:
                 assert_never(message)
 
     def attach(self, task: asyncio.Task[None]) -> None:
-        """Let a task of the front end with the core, and the core with it."""
+        """Tie a task of the front to the core: each of them ends when the other does."""
         self._others.append(task)
         task.add_done_callback(self._note_end)
 
@@ -131,7 +131,7 @@ class EngineCore:
             self._report_crash(error)
         if task.get_name() == "executor":
             for other in self._others:
-                if not other.cancelling():  # a second time would cut off its wait for its thread
+                if not other.cancelling():  # a second cancel would interrupt the wait for its thread
                     other.cancel()
 
     def _make_compiler(self, vocab_size: int) -> GrammarCompiler:
@@ -143,7 +143,7 @@ class EngineCore:
         ends = [token_id for token_id in self._eos_token_ids if token_id < vocab_size]
         if not ends:
             raise ConfigError(
-                f"structured output needs an eos_token_id below vocab_size={vocab_size}, to end a text; "
+                f"structured output needs an eos_token_id below vocab_size={vocab_size}; "
                 f"this model's are {list(self._eos_token_ids)}"
             )
         return GrammarCompiler(Vocabulary(token_bytes, ends, names))

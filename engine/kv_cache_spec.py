@@ -1,6 +1,6 @@
-"""KVCacheSpec and KVCacheGroup: what the layers of a model keep in the KV cache, and which of them share block tables.
+"""KVCacheSpec and KVCacheGroup: what each layer stores in the KV cache, and which layers share block tables.
 
-The model states its specs, the worker allocates memory by them, and the KV cache manager counts blocks by group.
+The model lists its specs, the worker allocates memory for them, and the KV cache manager counts blocks per group.
 """
 
 from __future__ import annotations
@@ -11,25 +11,25 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True, slots=True)
 class KVCacheSpec:
-    """What one layer keeps of each token: a key and a value per KV head."""
+    """What one layer stores per token: a key and a value for each KV head."""
 
     num_kv_heads: int
     head_size: int
-    window: int | None  # tokens that a query sees, itself included; None: all
+    window: int | None  # tokens that a query attends to, its own included; None: all
 
 
 @dataclass(frozen=True, slots=True)
 class KVCacheGroup:
     """Layers whose blocks are allocated and freed together."""
 
-    spec: KVCacheSpec  # its window is the widest of the layers'
+    spec: KVCacheSpec  # window: the widest of the layers
     layers: tuple[int, ...]
 
 
 def group_layers(specs: Sequence[KVCacheSpec]) -> tuple[KVCacheGroup, ...]:
-    """Put layers with keys of one shape into one group.
+    """Group the layers by number of KV heads and head size.
 
-    Windows may differ within a group: a block stays until it has left the widest of them.
+    Windows may differ within a group: a block is freed when it is outside the widest one.
     """
     found: dict[KVCacheSpec, list[int]] = {}
     for layer, spec in enumerate(specs):

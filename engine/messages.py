@@ -5,13 +5,13 @@
 
 Inside the core:
 
-    Grammar ──AddRequest (its matchers are open)──▶ Scheduler
+    Grammar ──AddRequest (matchers ready)──▶ Scheduler
     Scheduler ──StepPlan──▶ Executor                  Scheduler ──FillMasks, DropMatchers──▶ Grammar
     Grammar ──StepMasks──▶ Executor                   Grammar ──GrammarReport──▶ Scheduler
     Executor ──StepDone──▶ Scheduler
 
-Messages are frozen, hold no tensors and no locks, and are sent once per step, never per token.
-Their arrays and lists are never changed: steps with the same rows share them.
+Messages are frozen, contain no tensors and no locks, and are sent once per step, never per token.
+Their arrays and lists are immutable: steps with the same rows share them.
 """
 
 from __future__ import annotations
@@ -26,19 +26,17 @@ from engine.outputs import EngineSnapshot, FinishReason, GrammarInfo, TokenLogpr
 from engine.sampling_params import SamplingParams
 from grammar import GrammarError, InvalidGrammar, UnsupportedGrammar
 
-# In place of a token id, where none could be sampled.
-BROKEN_LOGITS = -1  # the largest logit is no number
-NO_TOKEN_LEFT = -2  # the request's own constraints forbid every token
+# Reported instead of a token id when none can be sampled.
+BROKEN_LOGITS = -1  # the largest logit is not a number
+NO_TOKEN_LEFT = -2  # the request's constraints forbid every token
 
 
 class NewCompletion(msgspec.Struct, frozen=True):
     """One of the n completions of a request."""
 
-    handle: int  # by which all messages name it; no other completion ever has it
+    handle: int  # identifies the completion in all messages; never reused
     seed: int
-    generated_token_ids: list[
-        int
-    ] = []  # tokens it has produced before, here or elsewhere; it continues after them
+    generated_token_ids: list[int] = []  # generated earlier, here or elsewhere; it continues after them
 
 
 class AddRequest(msgspec.Struct, frozen=True):
@@ -48,14 +46,14 @@ class AddRequest(msgspec.Struct, frozen=True):
     prompt_token_ids: list[int]
     params: SamplingParams
     completions: list[NewCompletion]
-    age_s: float = 0.0  # since it arrived
+    age_s: float = 0.0  # seconds since the request arrived
     priority: int = 0  # lower runs first
     cache_salt: str | None = None
     bad_word_ids: list[list[int]] = []
 
 
 class AbortRequest(msgspec.Struct, frozen=True):
-    """End these completions now. Unknown handles are ignored: an abort may cross a finish on its way."""
+    """End these completions. Unknown handles are ignored, because a completion may finish before the abort arrives."""
 
     handles: list[int]
     finish_reason: FinishReason = "abort"
@@ -63,30 +61,30 @@ class AbortRequest(msgspec.Struct, frozen=True):
 
 
 class TakeSnapshot(msgspec.Struct, frozen=True):
-    """Answered by an EngineSnapshot."""
+    """The core replies with an EngineSnapshot."""
 
     with_blocks: bool = True
 
 
 class ResetPrefixCache(msgspec.Struct, frozen=True):
-    """Forget all cached prefixes; answered by PrefixCacheReset."""
+    """Drop all cached prefixes; the core replies with PrefixCacheReset."""
 
 
 class PrefixCacheReset(msgspec.Struct, frozen=True):
-    is_reset: bool  # False and unchanged while requests own blocks
+    is_reset: bool  # False if requests own blocks; the cache is then unchanged
 
 
 class Accepted(msgspec.Struct, frozen=True):
-    """The request will run, and end exactly once."""
+    """The request will run, and each completion will end exactly once."""
 
-    handle: int  # of its first completion
+    handle: int  # of the first completion
     grammar: GrammarInfo | None = None
 
 
 class Refused(msgspec.Struct, frozen=True):
-    """The request never runs, because of its grammar."""
+    """The request will not run, because its grammar was rejected."""
 
-    handle: int  # of its first completion
+    handle: int  # of the first completion
     kind: Literal["invalid_request", "invalid_grammar", "unsupported_grammar", "config", "dead", "internal"]
     message: str
     pointer: str | None = None
@@ -108,7 +106,7 @@ class Refused(msgspec.Struct, frozen=True):
         return Refused(handle, "internal", f"the grammar could not be compiled: {error!r}")
 
     def to_error(self) -> EngineError | GrammarError:
-        """The error that `make` was given, or one that says the same."""
+        """Return an error with the type and message of the one passed to `make`."""
         match self.kind:
             case "unsupported_grammar":
                 return UnsupportedGrammar(self.pointer or "", self.keyword, self.message)
@@ -124,29 +122,27 @@ class Refused(msgspec.Struct, frozen=True):
 
 
 class CoreStats(msgspec.Struct, frozen=True):
-    """The core's gauges of now and its counters since it began; sent after every step."""
+    """The core's current gauges, and its counters since it started; sent after every step."""
 
     num_running: int = 0
     num_steps: int = 0
     num_open_steps: int = 0
     num_step_tokens: int = 0
     num_preemptions: int = 0
-    num_queried_tokens: int = 0  # of the prefix cache
-    num_hit_tokens: int = 0
-    num_blocks: int = 0  # usable ones
+    num_queried_tokens: int = 0  # looked up in the prefix cache
+    num_hit_tokens: int = 0  # found in the prefix cache
+    num_blocks: int = 0  # without the null block
     num_free_blocks: int = 0
     num_cached_blocks: int = 0
-    step_gaps_s: list[
-        float
-    ] = []  # how long the executor had nothing to do while there was work, since the last message
-    mask_times_s: list[float] = []  # what the masks of steps took, since the last message
+    step_gaps_s: list[float] = []  # executor idle times while there was work, since the last message
+    mask_times_s: list[float] = []  # durations of filling masks, since the last message
 
 
 class NewRow(msgspec.Struct, frozen=True):
-    """A completion that enters the batch: everything the worker must know about it."""
+    """A completion that enters the batch, with everything the worker needs."""
 
     row: int
-    token_ids: np.ndarray  # [num_tokens] int64: prompt, then what was generated before
+    token_ids: np.ndarray  # [num_tokens] int64: prompt, then tokens generated earlier
     num_prompt_tokens: int
     block_ids: list[int]
     params: SamplingParams
@@ -155,12 +151,12 @@ class NewRow(msgspec.Struct, frozen=True):
 
 
 class StepPlan(msgspec.Struct, frozen=True):
-    """One step: R rows, each computing a run of tokens. Rows persist; only changes are sent.
+    """One step: R rows, each computing a run of tokens. Rows persist between steps; only changes are sent.
 
-    Rows leave and enter before the step in the order removed_rows, new_rows, new_blocks.
+    The worker applies removed_rows, new_rows and new_blocks in this order before the step.
 
-    A run that reaches the last known token samples the next one. A run may continue with drafts; then a token is
-    sampled after each draft, too, and the tokens after the first wrong draft are dropped.
+    A run that reaches the last known token samples the next one. If drafts follow, a token is also sampled after each
+    draft, and the tokens after the first rejected draft are dropped.
     """
 
     step_id: int
@@ -170,9 +166,9 @@ class StepPlan(msgspec.Struct, frozen=True):
     rows: np.ndarray  # [R] int64
     starts: np.ndarray  # [R] int64, position of the first token of the run
     num_scheduled_tokens: np.ndarray  # [R] int64, drafts included
-    num_samples: np.ndarray  # [R] int64: 0, or one more than the run has drafts
+    num_samples: np.ndarray  # [R] int64: 0, or 1 + number of drafts
     is_gated: np.ndarray  # [R] bool: sampling needs the grammar's masks (StepMasks)
-    draft_token_ids: np.ndarray  # [num_samples - 1, summed] int64, of one row after another
+    draft_token_ids: np.ndarray  # [sum of num_samples - 1] int64, row after row
 
     @property
     def num_tokens(self) -> int:
@@ -180,9 +176,9 @@ class StepPlan(msgspec.Struct, frozen=True):
 
 
 class MaskTarget(msgspec.Struct, frozen=True):
-    """A gated row of a step: it needs a mask, and one more behind each of its drafts."""
+    """A gated row of a step. It needs one mask, and one more after each draft."""
 
-    index: int  # of the row in the step
+    index: int  # index of the row in the step
     handle: int
     draft_token_ids: list[int] = []
 
@@ -193,7 +189,7 @@ class FillMasks(msgspec.Struct, frozen=True):
     step_id: int
     accepted: list[tuple[int, int]]  # (handle, token id)
     targets: list[MaskTarget]
-    ended: list[int] = []  # indices of gated rows that need no mask: their requests have ended
+    ended: list[int] = []  # indices of gated rows whose completions have ended; they need no mask
 
 
 class DropMatchers(msgspec.Struct, frozen=True):
@@ -201,71 +197,71 @@ class DropMatchers(msgspec.Struct, frozen=True):
 
 
 class StepMasks(msgspec.Struct, frozen=True):
-    """Masks of some of a step's gated rows; slow ones come later, in a message of their own."""
+    """Masks for some of a step's gated rows; slow masks follow in later messages."""
 
     step_id: int
     indices: np.ndarray  # [M] int64, index of the row in the step, ascending
-    counts: np.ndarray  # [M] int64, how many masks the row has: one, and one for each draft
-    bitmask: np.ndarray  # [counts, summed; ceil(V/32)] int32, bit 1 = allowed
-    ended: list[int] = []  # indices of rows that get no mask: nothing is sampled for them
+    counts: np.ndarray  # [M] int64, masks of the row: 1 + number of drafts
+    bitmask: np.ndarray  # [sum of counts, ceil(V/32)] int32, bit 1 = allowed
+    ended: list[int] = []  # indices of rows without a mask; nothing is sampled for them
 
 
 class Sleep(msgspec.Struct, frozen=True):
-    """The executor's last message: give back the KV cache, and the weights as the level says."""
+    """The executor's last message: free the KV cache, and the weights according to the level."""
 
     level: int  # 1: the weights stay on the host; 2: they are dropped
 
 
 class GrammarFailed(msgspec.Struct, frozen=True):
-    """A matcher failed; only its completion pays."""
+    """A matcher failed; its completion ends."""
 
     handle: int
     error: str
-    finish_reason: FinishReason  # "dead_end" where its grammar is to blame, "error" for a fault of ours
+    finish_reason: FinishReason  # "dead_end" if the grammar caused it, "error" for an engine fault
 
 
 class GrammarReport(msgspec.Struct, frozen=True):
-    """What came of filling masks, or of opening a matcher."""
+    """Result of filling masks, or of opening a matcher."""
 
     failed: list[GrammarFailed]
     fill_time_s: float | None = None
 
 
 class StepDone(msgspec.Struct, frozen=True):
-    """What a step sampled. A step with plain and gated rows answers twice: plain rows never wait."""
+    """Tokens sampled by a step. Gated rows may follow in later messages, so that plain rows do not wait for them."""
 
     step_id: int
     indices: np.ndarray  # [M] int64, index of the row in the step, ascending
-    counts: np.ndarray  # [M] int64, tokens of each row: one, and one for each right draft
-    token_ids: (
-        np.ndarray
-    )  # [counts, summed] int64; BROKEN_LOGITS or NO_TOKEN_LEFT where none could be sampled
-    is_last: bool = True  # no further answer for this step will come
-    logprobs: dict[int, list[TokenLogprobs]] = {}  # by index, for rows that asked; beside the tokens
+    counts: np.ndarray  # [M] int64, tokens of the row: 1 + number of accepted drafts
+    token_ids: np.ndarray  # [sum of counts] int64; may be BROKEN_LOGITS or NO_TOKEN_LEFT
+    is_last: bool = True  # no further message for this step follows
+    logprobs: dict[int, list[TokenLogprobs]] = {}  # by index, for rows that requested them; one per token
     prompt_logprobs: dict[int, list[TokenLogprobs]] = {}  # by index, in order
-    skipped: list[int] = []  # rows not computed: their last token was still waiting for its mask
+    skipped: list[int] = []  # indices of rows not computed, because their last token waits for its mask
 
 
 class Detail(msgspec.Struct, frozen=True):
-    """What a completion gets beside its tokens; with `finish_reason` it is its last message."""
+    """Further data for a completion. With `finish_reason` it is the completion's last message."""
 
     handle: int
-    logprobs: list[TokenLogprobs] | None = None  # beside the tokens of the same message
-    prompt_logprobs: list[TokenLogprobs | None] | None = None  # a part; one that begins with None begins anew
+    logprobs: list[TokenLogprobs] | None = None  # one per token of the same message
+    prompt_logprobs: list[TokenLogprobs | None] | None = (
+        None  # next part; a part starting with None restarts them
+    )
     finish_reason: FinishReason | None = None
     stop_reason: int | None = None  # the stop token id
     error: str | None = None
     num_cached_tokens: int = 0
-    queue_time_s: float | None = None  # from its arrival to its first step
+    queue_time_s: float | None = None  # from arrival to the first step
     num_preemptions: int = 0
 
 
 class NewTokens(msgspec.Struct, frozen=True):
-    """What a step brought, or an abort. As long as the batch stays the same, `handles` is the same object."""
+    """Result of a step or an abort. While the batch does not change, `handles` is the same object."""
 
-    handles: list[int] = []  # of completions with new tokens
-    counts: list[int] = []  # how many each has got, in the order of handles; empty: one each
-    token_ids: list[int] = []  # of one completion after another
+    handles: list[int] = []  # completions with new tokens
+    counts: list[int] = []  # new tokens per handle; empty: one each
+    token_ids: list[int] = []  # completion after completion
     details: list[Detail] = []
 
 

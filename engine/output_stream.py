@@ -1,7 +1,7 @@
-"""OutputStream: the one slot between the engine and the reader of a request.
+"""OutputStream: holds the output of one request until its reader takes it.
 
-The engine puts deltas and never waits; a slow reader finds them merged. So a reader costs memory for its own
-text and nothing else.
+The engine adds deltas and never waits; a slow reader gets them merged. A stream therefore needs memory for its own
+text only.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from engine.outputs import (
 )
 from engine.sampling_params import SamplingParams
 
-BUNDLE_STEPS = 64  # of a StreamGroup without waiting readers
+BUNDLE_STEPS = 64  # steps that a StreamGroup without waiting readers buffers
 
 
 class _Completion:
-    """What one of the n completions has so far; in delta mode, since the last delta."""
+    """Output of one of the n completions; in delta mode, since the last delta."""
 
     __slots__ = (
         "cumulative_logprob", "error", "finish_reason", "logprobs", "stop_reason", "text_parts", "token_ids",
@@ -45,7 +45,7 @@ class _Completion:
 
 
 class OutputStream:
-    """Merges the deltas of a request's n completions; `get` waits for something new. One reader."""
+    """Merges the deltas of a request's n completions for one reader."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class OutputStream:
         metrics: Metrics,
     ) -> None:
         self.request_id = request_id
-        self.handles: list[int] = []  # of its completions
+        self.handles: list[int] = []  # one per completion
         self.grammar: GrammarInfo | None = None
         self.num_unfinished = params.n
         self._prompt = prompt
@@ -66,14 +66,14 @@ class OutputStream:
         self._arrival_time = arrival_time
         self._metrics = metrics
         self._completions = [_Completion(params.logprobs is not None) for _ in range(params.n)]
-        self._prompt_logprobs: list[TokenLogprobs | None] = []  # as far as they have come
+        self._prompt_logprobs: list[TokenLogprobs | None] = []  # received so far
         self._num_cached_tokens = 0
         self._num_preemptions = 0
         self._first_scheduled_time: float | None = None
         self._first_token_time: float | None = None
         self._last_token_time: float | None = None
-        self._told_time: float | None = None  # the last token's, when the reader was told last
-        self.has_news = False  # `put` took something that `wake` is to tell the reader of
+        self._read_token_time: float | None = None  # _last_token_time at the last `get`
+        self.has_news = False  # `put` added output for which the reader has not been woken
         self._failure: EngineError | None = None
         self._is_new = False
         self._waiter: asyncio.Future[None] | None = None
@@ -83,9 +83,12 @@ class OutputStream:
         return self.num_unfinished == 0
 
     def put(self, index: int, delta: TextDelta, detail: Detail | None, now: float) -> float:
-        """Take a delta; `detail` has what the detokenizer does not need to know. It wakes no reader: see `has_news`.
+        """Add a delta without waking the reader; `wake` does that.
 
-        Returns the seconds since the stream's last token, 0 for the first one and for none.
+        Args:
+            detail: the core's Detail behind the delta: cached tokens, queue time, preemptions.
+
+        Returns the seconds since the stream's last token; 0 if there is no token, or no earlier one.
         """
         completion = self._completions[index]
         gap = 0.0
@@ -98,7 +101,7 @@ class OutputStream:
                 self._prompt_logprobs = []
             self._prompt_logprobs += delta.prompt_logprobs
         if detail is not None and detail.queue_time_s is not None:
-            if index == 0:  # the others find what it has just computed
+            if index == 0:  # the other completions find the blocks that the first one computed
                 self._num_cached_tokens = max(self._num_cached_tokens, detail.num_cached_tokens)
             self._num_preemptions = max(self._num_preemptions, detail.num_preemptions)
         if delta.finish_reason is not None:
@@ -115,12 +118,12 @@ class OutputStream:
         return gap
 
     def wake(self) -> None:
-        """Let the reader have what came by `put` or by a StreamGroup; without anything, do nothing."""
-        if self.has_news or self._told_time != self._last_token_time:
+        """Wake the reader if `put` or a StreamGroup added output."""
+        if self.has_news or self._read_token_time != self._last_token_time:
             self._wake()
 
     def fail(self, error: EngineError) -> None:
-        """End the stream with an error that `get` raises; one that has ended keeps its end."""
+        """End the stream with an error that `get` raises. A finished stream is left unchanged."""
         if self.is_finished:
             return
         self._failure = error
@@ -128,16 +131,16 @@ class OutputStream:
         self._wake()
 
     async def get(self) -> RequestOutput:
-        """What is new since the last call (delta), or all there is (cumulative, final).
+        """Wait for new output. Returns the output since the last call (delta), or all of it (cumulative, final).
 
         Raises:
-            EngineError: what `fail` was told.
+            EngineError: the error passed to `fail`.
         """
         while not self._is_new:
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
         self._is_new = self.has_news = False
-        self._told_time = self._last_token_time
+        self._read_token_time = self._last_token_time
         if self._failure is not None:
             raise self._failure
         outputs = [self._make_output(index, completion) for index, completion in enumerate(self._completions)]
@@ -145,7 +148,7 @@ class OutputStream:
             outputs = [
                 output for output in outputs if output.token_ids or output.text or output.finish_reason
             ]
-            self._forget_finished()
+            self._clear_finish_reasons()
         is_scored = len(self._prompt_logprobs) == len(self._prompt_token_ids)
         return RequestOutput(
             request_id=self.request_id,
@@ -203,8 +206,8 @@ class OutputStream:
             error=completion.error,
         )
 
-    def _forget_finished(self) -> None:
-        """A finish is told once in delta mode."""
+    def _clear_finish_reasons(self) -> None:
+        """Delta mode reports each finish once."""
         for completion in self._completions:
             completion.finish_reason = None
 
@@ -219,28 +222,27 @@ class OutputStream:
 
 
 class StreamGroup:
-    """Completions that get one token each in the same step, from the middle of their texts.
+    """Unfinished completions that each get one token per step.
 
-    While no reader waits, steps are kept in bundles, and a step costs two list appends. Flush the group before anything
-    else is put into a member, and before the group is dropped.
+    While no reader waits, tokens are buffered for BUNDLE_STEPS steps, and a step costs two list appends. Flush the
+    group before a member gets output by another way, and before the group is dropped.
     """
 
     def __init__(self, members: Sequence[tuple[OutputStream, int]]) -> None:
         self._streams = [stream for stream, _ in members]
-        self.awaited = [
-            stream for stream in self._streams if stream._kind != "final"
-        ]  # to be woken after `put`
-        # With readers a bundle is one step, and a member gets a token; without, it gets a tuple of them.
+        # Streams whose readers are to be woken after `put`.
+        self.awaited = [stream for stream in self._streams if stream._kind != "final"]
+        # With readers a bundle is one step and a member gets one token; without, it gets a tuple of tokens.
         self._bundle_steps, verb = (1, "append") if self.awaited else (BUNDLE_STEPS, "extend")
         completions = [stream._completions[index] for stream, index in members]
         self._add_tokens = [getattr(completion.token_ids, verb) for completion in completions]
         self._add_texts = [getattr(completion.text_parts, verb) for completion in completions]
-        self._token_ids: list[Sequence[int]] = []  # of each step since the last flush
+        self._token_ids: list[Sequence[int]] = []  # per step since the last flush
         self._texts: list[Sequence[str]] = []
-        self._last_time: float | None = None  # of the group's last tokens
+        self._last_time: float | None = None  # time of the group's last tokens
 
     def put(self, token_ids: Sequence[int], texts: Sequence[str], now: float, gaps: Histogram) -> None:
-        """Take the tokens, and count the seconds since the last ones into `gaps`."""
+        """Add one token per member, and record the seconds since the previous ones in `gaps`."""
         self._token_ids.append(token_ids)
         self._texts.append(texts)
         if self._last_time is None:
@@ -252,7 +254,7 @@ class StreamGroup:
             self.flush()
 
     def flush(self) -> None:
-        """Hand on what the members have not got yet."""
+        """Pass the buffered tokens to the members."""
         if not self._token_ids:
             return
         for adders, steps in ((self._add_tokens, self._token_ids), (self._add_texts, self._texts)):

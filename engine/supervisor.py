@@ -1,13 +1,12 @@
-"""Supervisor: the engine's life. It loads once, runs one EngineCore after another, and restarts after a crash.
+"""Supervisor: loads the model once, runs one EngineCore after another, and restarts after a crash.
 
     start ─▶ "starting" ─▶ "ready" ──crash──▶ "restarting" ─▶ "ready" ... ─▶ "dead" after too many
                               ├──close──▶ "closed"
                               └──sleep──▶ "falling_asleep" ─▶ "sleeping" ──wake_up──▶ "waking_up" ─▶ "ready"
 
-All actors of a core live in one TaskGroup, inside the supervisor's one task; its watchdog lives in a group around
-it and so sees the last step back, too. A crash fails the requests in flight with EngineDead and is logged once; the
-next core takes over the loaded weights. A sleep ends the core, so a sleeping engine has no tasks, threads or
-cache; whoever wakes it up starts the next one.
+All actors of a core run in one TaskGroup, inside the supervisor's single task. The watchdog runs in an outer group,
+so it also watches the last step. A crash fails the requests in flight with EngineDead and is logged once; the next
+core reuses the loaded weights. A sleep ends the core, so a sleeping engine has no tasks, threads or cache.
 """
 
 from __future__ import annotations
@@ -41,13 +40,13 @@ EngineState = Literal[
 ASLEEP: tuple[EngineState, ...] = ("falling_asleep", "sleeping", "waking_up")
 MAX_SLEEP_LEVEL = 2
 RESTART_WINDOW_S = 600.0
-DRAIN_LOOK_S = 0.02  # how often a sleep that waits for requests looks whether they have ended
-HANG_PATIENCE_S = 2.0  # how long a close waits for a step that hangs
-UNWATCHED_PATIENCE_S = 30.0  # how long it waits where no watchdog says which step hangs
+DRAIN_POLL_S = 0.02  # interval at which a sleep checks whether the requests have ended
+HANG_TIMEOUT_S = 2.0  # longest wait of `close` for a hung step
+UNWATCHED_TIMEOUT_S = 30.0  # longest wait of `close` without a watchdog
 
 
 class Supervisor:
-    """`client` is there while `state` is "ready"; `worker` and `tokenizer` once it has been."""
+    """`client` is set while `state` is "ready"; `worker` and `tokenizer` are set from the first start on."""
 
     def __init__(self, config: EngineConfig, metrics: Metrics) -> None:
         self.state: EngineState = "new"
@@ -57,21 +56,26 @@ class Supervisor:
         self.worker: Executor
         self.input_processor: InputProcessor
         self._is_worker_made = False
-        self._loaded: Loaded | None = None  # what the first core has loaded
+        self._loaded: Loaded | None = None  # result of the first core's load
         self.timeline: list[tuple[str, float]] = []  # start-up phases, seconds
         self._config = config
         self._metrics = metrics
         self._task: asyncio.Task[None] | None = None
-        self._hang = asyncio.Event()  # set from when a step hangs until it is back
-        self._crash: BaseException | None = None  # of an actor, while the others end
-        self._alarm = asyncio.Event()
-        self._turn: asyncio.Future[None] | None = None  # of a caller that waits for a sleep or a wake-up
-        self._calling_off = asyncio.Event()  # of the latest sleep that waits for requests
+        self._hang = asyncio.Event()  # set while a step hangs
+        self._crash: BaseException | None = None  # error of an actor, while the others end
+        self._wake = asyncio.Event()
+        self._transition: asyncio.Future[None] | None = None  # resolved when a sleep or wake-up is complete
+        self._sleep_cancelled = asyncio.Event()  # set if `wake_up` cancels the draining sleep
 
     async def start(self) -> None:
-        """Load and bring the first core up; whatever prevents it is raised here, a close as EngineDead."""
+        """Load the model and start the first core.
+
+        Raises:
+            ConfigError: see `Engine.start`.
+            EngineDead: the engine was closed meanwhile.
+        """
         if self._task is not None:
-            raise RuntimeError("this engine was started already; make a new one")
+            raise RuntimeError("the engine was already started; create a new one")
         self.state = "starting"
         self._is_up = asyncio.Event()
         self._task = asyncio.create_task(self._supervise(), name="troupe supervisor")
@@ -90,38 +94,38 @@ class Supervisor:
             up.cancel()
 
     async def close(self) -> None:
-        """Stop every task and thread, but for a step that hangs: its thread is a daemon. Safe to call twice."""
+        """Stop every task and thread, except the daemon thread of a hung step. Safe to call twice."""
         self.state = "closed"
         if self._task is not None and not self._task.done():
             await self._end_task(self._task)
         has_ended = self._task is None or self._task.done()
         if self.client is not None:
-            # the task that would end them waits for its step
+            # The task that ends the streams is still waiting for its step.
             self.client.fail_all(EngineDead("the engine was closed"))
         if self._is_worker_made:
-            self.worker.close(gives_back=has_ended)
-        self._end_turn(EngineDead("the engine was closed"))
+            self.worker.close(frees_memory=has_ended)
+        self._end_transition(EngineDead("the engine was closed"))
 
     async def _end_task(self, task: asyncio.Task[None]) -> None:
-        """Cancel it and wait, but no longer than a step may take: the thread of one that hangs may never end."""
+        """Cancel the task and wait for it, but not longer than a step may take: a hung thread may never end."""
         is_unwatched = self.client is not None and not self._config.step_timeout_s
         task.cancel()
         hang = asyncio.ensure_future(self._hang.wait())
         try:
             await asyncio.wait(
                 [hang, task],
-                timeout=UNWATCHED_PATIENCE_S if is_unwatched else None,
+                timeout=UNWATCHED_TIMEOUT_S if is_unwatched else None,
                 return_when=asyncio.FIRST_COMPLETED,
             )
             if self._hang.is_set():
-                await asyncio.wait([task], timeout=HANG_PATIENCE_S)
+                await asyncio.wait([task], timeout=HANG_TIMEOUT_S)
         finally:
             hang.cancel()
 
-    async def sleep(self, level: int, is_patient: bool) -> bool:
-        """Take no more requests, let those of now end (or end them), then give the memory back.
+    async def sleep(self, level: int, drain: bool) -> bool:
+        """Reject new requests, drain or abort the running ones, then free the memory; see `Engine.sleep`.
 
-        Returns False when somebody woke the engine up meanwhile.
+        Returns False if `wake_up` was called meanwhile.
         """
         if isinstance(level, bool) or level not in range(1, MAX_SLEEP_LEVEL + 1):
             raise InvalidRequest(f"level={level!r} must be an integer from 1 to {MAX_SLEEP_LEVEL}", "level")
@@ -134,30 +138,30 @@ class Supervisor:
             )
         client = self.require_client()
         self.state = "falling_asleep"
-        self._calling_off = calling_off = asyncio.Event()
+        self._sleep_cancelled = cancelled = asyncio.Event()
         try:
-            if not await self._drain(client, is_patient, calling_off):
+            if not await self._drain(client, drain, cancelled):
                 return False
         except asyncio.CancelledError:
-            self._call_off(calling_off)
+            self._cancel_sleep(cancelled)
             raise
-        turn = self._begin_turn()
+        transition = self._begin_transition()
         client.send(Sleep(level))
-        await turn
+        await transition
         return True
 
     async def wake_up(self) -> None:
-        """Take the memory back and bring the next core up; a sleep that still waits is called off."""
-        if self._turn is None:
-            self._call_off(self._calling_off)
+        """Allocate the memory again and start the next core. A sleep that still drains is cancelled."""
+        if self._transition is None:
+            self._cancel_sleep(self._sleep_cancelled)
         if self.state == "ready":
             return
         if self.state != "sleeping":
             self.require_client()
         self.state, self.error = "waking_up", None
-        turn = self._begin_turn()
-        self._alarm.set()
-        await turn
+        transition = self._begin_transition()
+        self._wake.set()
+        await transition
 
     @property
     def sleep_level(self) -> int:
@@ -166,20 +170,20 @@ class Supervisor:
 
     @property
     def loaded(self) -> Loaded:
-        """What became of the config; there once the engine has started."""
+        """Result of the first load; available once the engine has started."""
         assert self._loaded is not None, "the engine has not started"
         return self._loaded
 
     def require_client(self) -> CoreClient:
-        """The client of the core that takes requests.
+        """Return the client of the running core.
 
         Raises:
-            EngineSleeping, EngineDead: there is none; the message says why.
+            EngineSleeping, EngineDead: no core accepts requests; the message gives the state and the cause.
         """
         if self.client is not None and self.state == "ready":
             return self.client
         if self.state in ASLEEP:
-            raise EngineSleeping(f"the engine is {self.state.replace('_', ' ')}: it takes no requests")
+            raise EngineSleeping(f"the engine is {self.state.replace('_', ' ')} and accepts no requests")
         why = f" ({self.error})" if self.error else ""
         raise EngineDead(f"the engine is {self.state}{why}")
 
@@ -192,20 +196,20 @@ class Supervisor:
             except ExceptionGroup as group:
                 cause = _first_cause(group)
                 if self.state == "closed":
-                    return  # it hung, and the group told of that instead of the close
+                    return  # the group raised the watchdog's error instead of the cancellation
                 if not self._is_up.is_set():
                     raise cause from None
                 self._note_crash(cause, crashes)
                 if self.state == "dead":
                     return
             if self.state in ASLEEP:
-                await self._rest()
+                await self._wait_asleep()
 
     def _note_crash(self, cause: BaseException, crashes: deque[float]) -> None:
-        """Log it, and decide whether there will be another core."""
+        """Log a crash, and decide between a restart and the state "dead"."""
         self.error = f"{type(cause).__name__}: {cause}"
         if self.state == "waking_up":
-            logger.error("the engine could not wake up: %s", self.error, exc_info=cause)
+            logger.error("the engine failed to wake up: %s", self.error, exc_info=cause)
             return
         crashes.append(time.monotonic())
         logger.error("the engine crashed: %s", self.error, exc_info=cause)
@@ -213,19 +217,19 @@ class Supervisor:
             crashes.popleft()
         if len(crashes) > self._config.max_restarts:
             self.state = "dead"
-            logger.error("the engine crashed %d times; it stays down", len(crashes))
+            logger.error("the engine crashed %d times and is not restarted", len(crashes))
         else:
             self._metrics.num_restarts += 1
-        self._end_turn(EngineDead(f"the engine crashed: {cause}"))
+        self._end_transition(EngineDead(f"the engine crashed: {cause}"))
 
-    async def _drain(self, client: CoreClient, is_patient: bool, calling_off: asyncio.Event) -> bool:
-        """Wait for the requests to end; False when this sleep was called off, whatever came after it."""
-        if not is_patient:
+    async def _drain(self, client: CoreClient, waits: bool, cancelled: asyncio.Event) -> bool:
+        """Wait for, or abort, the running requests. Returns False if this sleep was cancelled."""
+        if not waits:
             client.abort(list(client.streams))
-        # There is no event for it: requests end in many places, and a sleep is rare.
-        while not client.is_idle and not calling_off.is_set() and self.state == "falling_asleep":  # noqa: ASYNC110
-            await asyncio.sleep(DRAIN_LOOK_S)
-        if calling_off.is_set():
+        # Polled, because requests end in many places and sleeps are rare.
+        while not client.is_idle and not cancelled.is_set() and self.state == "falling_asleep":  # noqa: ASYNC110
+            await asyncio.sleep(DRAIN_POLL_S)
+        if cancelled.is_set():
             return False
         if self.client is client and self.state == "falling_asleep":
             return True
@@ -233,37 +237,38 @@ class Supervisor:
             raise EngineDead("the engine was closed before it could sleep")
         raise EngineDead(f"the engine crashed before it could sleep: {self.error}")
 
-    def _call_off(self, calling_off: asyncio.Event) -> None:
-        if self.state == "falling_asleep" and calling_off is self._calling_off:
+    def _cancel_sleep(self, cancelled: asyncio.Event) -> None:
+        if self.state == "falling_asleep" and cancelled is self._sleep_cancelled:
             self.state = "ready"
-            calling_off.set()
+            cancelled.set()
 
-    async def _rest(self) -> None:
-        """Between the core that fell asleep and the next one; also after a failed attempt to wake up."""
+    async def _wait_asleep(self) -> None:
+        """Wait for `wake_up`, after a core fell asleep or failed to wake up."""
         if self.state == "waking_up":
-            self._end_turn(EngineDead(f"the engine could not wake up and still sleeps: {self.error}"))
+            self._end_transition(
+                EngineDead(f"the engine failed to wake up and is still asleep: {self.error}")
+            )
         else:
-            self._end_turn()
+            self._end_transition()
         self.state = "sleeping"
-        self._alarm.clear()
-        await self._alarm.wait()
+        self._wake.clear()
+        await self._wake.wait()
 
-    def _begin_turn(self) -> asyncio.Future[None]:
-        assert self._turn is None, "one sleep or wake-up at a time"
-        self._turn = asyncio.get_running_loop().create_future()
-        return self._turn
+    def _begin_transition(self) -> asyncio.Future[None]:
+        assert self._transition is None, "one sleep or wake-up at a time"
+        self._transition = asyncio.get_running_loop().create_future()
+        return self._transition
 
-    def _end_turn(self, error: EngineDead | None = None) -> None:
-        turn, self._turn = self._turn, None
-        if turn is None or turn.done():
+    def _end_transition(self, error: EngineDead | None = None) -> None:
+        transition, self._transition = self._transition, None
+        if transition is None or transition.done():
             return
         if error is None:
-            turn.set_result(None)
+            transition.set_result(None)
         else:
-            turn.set_exception(error)
+            transition.set_exception(error)
 
     async def _run_core(self) -> None:
-        # The two know each other by messages alone.
         client = CoreClient(lambda message: core.send(message), self.tokenizer, self._metrics)
         core = EngineCore(
             self._config, self.worker, self.tokenizer, self.eos_token_ids, client.deliver, self._note_failure
@@ -304,19 +309,19 @@ class Supervisor:
         self._loaded = loaded
         self.client, self.state = client, "ready"
         self._is_up.set()
-        self._end_turn()
+        self._end_transition()
 
     def _note_hang(self, error: TimeoutError) -> None:
-        """No request may come until the step is back and the next core is up: a thread cannot be stopped."""
+        """Fail all requests and accept none until the step returns and the next core runs."""
         self._hang.set()
-        if self._crash is not None:  # else logged only when the step is back
+        if self._crash is not None:  # otherwise logged only after the step returns
             logger.error("the engine had crashed before: %s", self._crash, exc_info=self._crash)
         if self.state != "closed":
             self.state, self.error = "restarting", f"{type(error).__name__}: {error}"
         self._latest.fail_all(EngineDead(f"the engine hangs: {error}"))
 
     def _note_failure(self, error: BaseException) -> None:
-        """An actor has crashed: no request may come until the next core is up."""
+        """After an actor crashed, fail all requests and accept none until the next core runs."""
         self._crash = error
         if self.state not in ("closed", "waking_up"):
             self.state, self.error = "restarting", f"{type(error).__name__}: {error}"

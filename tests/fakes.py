@@ -155,7 +155,7 @@ class FakeEngine:
     async def __aexit__(self, *exc_info: object) -> None:
         await self.close()
 
-    def check_room(self, count: int = 1) -> None:
+    def check_capacity(self, count: int = 1) -> None:
         """There always is."""
 
     async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:

@@ -99,7 +99,7 @@ async def sleep(
     New requests get a 503 from now on. Those that are here run to their end first; mode abort ends them with
     finish_reason abort. False when a wake-up came while they were waited for.
     """
-    return Sleeping(is_sleeping=await context.engine.sleep(level, is_patient=mode == "wait"))
+    return Sleeping(is_sleeping=await context.engine.sleep(level, drain=mode == "wait"))
 
 
 @router.post("/wake_up")

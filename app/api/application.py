@@ -65,7 +65,7 @@ def make_api(context: ApiContext) -> FastAPI:
         origins=AllowedOrigins(
             (config.host, *config.allowed_host), checks_host=config.is_loopback and not config.api_key
         ),
-        check_room=context.engine.check_room,
+        check_room=context.engine.check_capacity,
     )
     return app
 

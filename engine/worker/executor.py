@@ -64,11 +64,11 @@ class Executor(Protocol):
     def sleep_level(self) -> int:
         """0 while it is awake."""
 
-    def close(self, *, gives_back: bool = True) -> None:
+    def close(self, *, frees_memory: bool = True) -> None:
         """End for good.
 
         Args:
-            gives_back: the memory, which the next engine needs; False where a step may still be running.
+            frees_memory: the memory, which the next engine needs; False where a step may still be running.
         """
 
     def describe(self) -> dict[str, str | int]:

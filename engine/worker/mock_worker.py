@@ -58,7 +58,7 @@ class MockWorker:
     def get_mask_patience(self, plan: StepPlan) -> float:
         return 0.0
 
-    def close(self, *, gives_back: bool = True) -> None:
+    def close(self, *, frees_memory: bool = True) -> None:
         """Nothing goes on in the background."""
 
     def describe(self) -> dict[str, str | int]:

@@ -136,9 +136,9 @@ class Worker:
     def sleep_level(self) -> int:
         return max(0, self.state)
 
-    def close(self, *, gives_back: bool = True) -> None:
+    def close(self, *, frees_memory: bool = True) -> None:
         """Fall asleep for good."""
-        if gives_back:
+        if frees_memory:
             self.sleep(WorkerState.ASLEEP_2)
 
     def _give_back(self) -> None:

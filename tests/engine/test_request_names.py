@@ -228,8 +228,8 @@ async def test_all_completions_that_wait_for_a_grammar_count(
         )
         await wait_until(lambda: engine.stats().num_waiting_for_grammar == 5)
         with pytest.raises(EngineOverloaded):
-            engine.check_room(2)
-        engine.check_room(1)
+            engine.check_capacity(2)
+        engine.check_capacity(1)
         gate.set()
 
 

@@ -107,7 +107,7 @@ async def test_a_wake_up_without_room_for_the_cache_is_refused(
         await engine.sleep()
         with monkeypatch.context() as patch:
             patch.setattr("engine.worker.worker.measure_host_memory", lambda: (2**30, 2**10))
-            with pytest.raises(EngineDead, match=r"still sleeps: .* num_blocks=400: cpu has no room"):
+            with pytest.raises(EngineDead, match=r"still asleep: .* num_blocks=400: cpu has no room"):
                 await engine.wake_up()
         await engine.wake_up()
         assert await answer_all(engine)
@@ -118,7 +118,7 @@ async def test_running_requests_end_before_the_engine_sleeps_and_new_ones_are_re
 ) -> None:
     async with Engine(make_config()) as engine:
         stream, falling = await begin_to_sleep(engine)
-        with pytest.raises(EngineSleeping, match="falling asleep: it takes no requests"):
+        with pytest.raises(EngineSleeping, match="falling asleep and accepts no requests"):
             await anext(engine.generate("hello", LONG))
         with pytest.raises(EngineSleeping):
             await engine.sleep()
@@ -134,7 +134,7 @@ async def test_an_impatient_sleep_aborts_what_runs(make_config: MakeConfig) -> N
         streams = [engine.generate("hello", LONG) for _ in range(3)]
         for stream in streams:
             await anext(stream)
-        assert await engine.sleep(is_patient=False)
+        assert await engine.sleep(drain=False)
         for stream in streams:
             assert [output async for output in stream][-1].outputs[0].finish_reason == "abort"
 
@@ -154,7 +154,7 @@ async def test_a_sleep_after_one_that_was_called_off_is_another_one(
     async with Engine(make_config()) as engine:
         stream, first = await begin_to_sleep(engine)
         await engine.wake_up()
-        second = asyncio.create_task(engine.sleep(is_patient=ends == "later"))
+        second = asyncio.create_task(engine.sleep(drain=ends == "later"))
         async with asyncio.timeout(10):
             assert [output async for output in stream]
             assert await asyncio.gather(first, second) == [False, True]
@@ -167,7 +167,7 @@ async def test_a_sleep_that_is_cancelled_late_does_not_call_off_the_next_one(mak
     async with Engine(make_config()) as engine:
         stream, first = await begin_to_sleep(engine)
         await engine.wake_up()
-        second = asyncio.create_task(engine.sleep(is_patient=False))
+        second = asyncio.create_task(engine.sleep(drain=False))
         await wait_until(lambda: engine.state == "falling_asleep")
         first.cancel()
         async with asyncio.timeout(10):
@@ -205,7 +205,7 @@ async def test_an_engine_that_cannot_wake_up_says_why_and_can_be_asked_again(
         await engine.sleep(2)
         with monkeypatch.context() as patch:
             patch.setattr(Worker, "_make_caches", _explode)
-            with pytest.raises(EngineDead, match=r"could not wake up and still sleeps: .* no memory left"):
+            with pytest.raises(EngineDead, match=r"failed to wake up and is still asleep: .* no memory left"):
                 await engine.wake_up()
         assert (engine.state, engine.error) == ("sleeping", "RuntimeError: no memory left")
         assert worker_of(engine)._model is None  # a second try needs the room of one model
@@ -233,7 +233,7 @@ async def test_an_engine_can_be_closed_in_its_sleep(make_config: MakeConfig, whe
     await engine.start()
     stream = engine.generate("hello", LONG)
     await anext(stream)
-    falling = asyncio.create_task(engine.sleep(is_patient=when == "falling_asleep"))
+    falling = asyncio.create_task(engine.sleep(drain=when == "falling_asleep"))
     await wait_until(lambda: engine.state == when)
     await engine.close()
     assert engine.state == "closed"

@@ -49,7 +49,7 @@ class Hang:
 def hang(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hang]:
     found = Hang()
     monkeypatch.setattr(MockWorker, "execute", lambda worker, plan: found.execute(worker, plan))
-    monkeypatch.setattr("engine.supervisor.HANG_PATIENCE_S", 0.2)
+    monkeypatch.setattr("engine.supervisor.HANG_TIMEOUT_S", 0.2)
     yield found
     found.end()
 
@@ -177,17 +177,17 @@ async def test_slow_steps_and_idle_times_are_no_hang(monkeypatch: pytest.MonkeyP
 async def test_without_a_timeout_nobody_watches_and_a_close_has_a_patience_of_its_own(
     hang: Hang, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engine.supervisor.UNWATCHED_PATIENCE_S", 0.2, raising=False)
+    monkeypatch.setattr("engine.supervisor.UNWATCHED_TIMEOUT_S", 0.2, raising=False)
     engine = Engine(EngineConfig(mock_step_ms=1.0, step_timeout_s=0))
     await engine.start()
     names = {task.get_name() for task in asyncio.all_tasks()}
     assert "scheduler" in names and "watchdog" not in names
-    gave_back: list[bool] = []
-    monkeypatch.setattr(MockWorker, "close", lambda _, *, gives_back: gave_back.append(gives_back))
+    freed: list[bool] = []
+    monkeypatch.setattr(MockWorker, "close", lambda _, *, frees_memory: freed.append(frees_memory))
     work = asyncio.ensure_future(complete(engine))
     await hold_step(engine, hang)
     async with asyncio.timeout(8):
         await engine.close()
-    assert (engine.state, gave_back) == ("closed", [False])
+    assert (engine.state, freed) == ("closed", [False])
     with pytest.raises(EngineDead, match="closed"):
         await asyncio.wait_for(work, 1)

@@ -210,7 +210,7 @@ async def test_a_full_engine_refuses_before_it_reads_the_body(start: Start) -> N
         raise EngineOverloaded("4 requests are waiting", retry_after_s=1)
 
     engine = FakeEngine()
-    engine.check_room = be_full  # type: ignore[method-assign]
+    engine.check_capacity = be_full  # type: ignore[method-assign]
     server = await start(engine)
     for path in ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"):
         status, headers, reply = await server.ask(path, "POST", data=b"{ no JSON")

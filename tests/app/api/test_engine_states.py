@@ -132,7 +132,7 @@ async def test_a_failed_wake_up_is_a_500_with_the_cause(
         patch.setattr(Worker, "_make_caches", explode)
         status, reply = await admin(server, "/wake_up")
     assert (status, reply["error"]["code"]) == (500, "wake_up_failed")
-    assert reply["error"]["message"].endswith("still sleeps: RuntimeError: no memory left on ...")
+    assert reply["error"]["message"].endswith("still asleep: RuntimeError: no memory left on ...")
     status, health = await server.get("/readyz")
     assert (status, health["state"], "no memory left" in health["error"]) == (503, "sleeping", True)
     assert (await admin(server, "/wake_up"))[0] == 200

@@ -138,7 +138,7 @@ def test_what_is_closed_holds_no_memory(load_worker: MakeWorker) -> None:
     """The next engine of the process needs it."""
     worker = load_worker()
     held = [weakref.ref(each) for each in (worker.model, worker.runner, worker.kv_caches[0][0])]
-    worker.close(gives_back=False)
+    worker.close(frees_memory=False)
     assert all(each() is not None for each in held), "a step may still run"
     worker.close()
     gc.collect()
