@@ -60,7 +60,7 @@ class AnswerReader:
         slots, token_ids, counts = batch.slots, done.token_ids, done.counts
         step.settle_samples(table, done.indices, counts)
         num_tokens = table.num_planned[slots] - table.num_in_flight[slots]
-        is_special = (table.is_watched[slots] > 0) | (num_tokens >= table.max_num_tokens[slots])
+        is_special = (table.needs_detail[slots] > 0) | (num_tokens >= table.max_num_tokens[slots])
         is_end = token_ids < 0
         for eos_token_id in self._eos_token_ids:
             is_end |= token_ids == eos_token_id
@@ -127,5 +127,5 @@ class AnswerReader:
                 return count + 1, self._state.finish(request, "stop", logprobs=told, stop_reason=stop_reason)
             if request.num_tokens >= request.max_num_tokens:
                 return count + 1, self._state.finish(request, "length", logprobs=told)
-        self._table.is_watched[request.slot] = request.is_watched
+        self._table.needs_detail[request.slot] = request.needs_detail
         return len(token_ids), request.make_detail(logprobs=logprobs)

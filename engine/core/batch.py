@@ -1,4 +1,4 @@
-"""Batch: requests side by side, as the rows of a step. Rows rarely change, and so do the lists made for them."""
+"""Batch: the requests of a step, as parallel lists and arrays. They are rebuilt only when the requests change."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from engine.core.request import Request
 
 
 class Batch:
-    """Parallel lists and arrays of some requests. Never changed: steps with the same requests share one."""
+    """Parallel lists and arrays over R requests. Immutable: steps with the same requests share one."""
 
     __slots__ = ("appends", "handles", "requests", "rows", "slots")
 
@@ -39,7 +39,7 @@ class Batch:
         return len(self.requests)
 
     def add(self, request: Request) -> Batch:
-        """With one more request; the order is that of the queue keys."""
+        """Return the batch with one more request, ordered by queue key."""
         at = bisect(self.requests, request.queue_key, key=lambda other: other.queue_key)
         return Batch(
             [*self.requests[:at], request, *self.requests[at:]],
@@ -50,7 +50,7 @@ class Batch:
         )
 
     def select(self, is_kept: np.ndarray) -> Batch:
-        """Those that a mask [R] keeps."""
+        """Return the requests that a boolean mask [R] selects."""
         kept = is_kept.tolist()
         return Batch(
             list(compress(self.requests, kept)),

@@ -1,7 +1,7 @@
-"""Chained hashes of full blocks: equal hashes mean equal tokens and equal extra keys from the start of the sequence on.
+"""Chained hashes of full blocks: equal hashes mean equal tokens and extra keys from the start of the sequence.
 
-An extra key is anything beside the tokens that decides what a block holds or who may read it, such as a cache salt.
-Hashes say nothing about the model: outside this process a block is named by its hash and `compute_fingerprint`.
+Extra keys are inputs other than tokens that determine a block's content or who may read it, such as a cache salt.
+Hashes do not cover the model: outside this process a block is identified by its hash and `compute_fingerprint`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from engine.config import CacheConfig
 
-# Changes with the order of a layer's keys and values in memory: [block, slot, KV head, element], keys and values apart.
+# Version of a layer's memory layout: [block, slot, KV head, element], keys and values in separate tensors.
 _KV_LAYOUT = b"1"
 
 
@@ -20,7 +20,7 @@ def make_extra_key(kind: str, value: bytes) -> bytes:
     """Return an extra key; keys of different kinds are never equal.
 
     Args:
-        kind: a word without ":", such as "salt".
+        kind: name without ":", such as "salt".
     """
     return kind.encode() + b":" + value
 
@@ -32,7 +32,7 @@ def extend_block_hashes(
     block_size: int,
     extra_keys: tuple[bytes, ...],
 ) -> None:
-    """Append the hash of every full block within the first `num_tokens` tokens that `hashes` lacks."""
+    """Append the missing hashes of the full blocks within the first `num_tokens` tokens."""
     start = len(hashes)
     end = num_tokens // block_size
     if start >= end:
@@ -48,20 +48,20 @@ def extend_block_hashes(
 def compute_fingerprint(
     weights_hash: bytes, model: str, dtype: str, quantization: str, kv_dtype: str, cache: CacheConfig
 ) -> str:
-    """Return the name of everything beside block hashes that decides the bytes of a block.
+    """Return a hash of everything that determines a block's bytes, except its tokens and extra keys.
 
-    It stands beside the hashes wherever blocks leave the process: engines with equal fingerprints may exchange them.
+    Engines with equal fingerprints may exchange blocks.
 
     Args:
-        weights_hash: of the weights as loaded.
-        model: the model's arithmetic: all of its config that influences a result.
-        dtype, quantization, kv_dtype: of the computation, of the weights and of the cache.
-        cache: its layers and block size count, its number of blocks does not.
+        weights_hash: hash of the loaded weights.
+        model: the part of the model's config that influences results.
+        dtype, quantization, kv_dtype: of the computation, the weights and the cache.
+        cache: layer groups and block size are used, the number of blocks is not.
     """
     settings = (model, dtype, quantization, kv_dtype, repr(cache.groups), str(cache.block_size))
     return _hash_parts([_KV_LAYOUT, weights_hash, *(each.encode() for each in settings)]).hex()
 
 
 def _hash_parts(parts: Sequence[bytes]) -> bytes:
-    """Hash a list of byte strings, each behind its length, so that no two lists look the same."""
+    """Hash byte strings, each prefixed by its length, so that different lists never collide."""
     return hashlib.sha256(b"".join(len(part).to_bytes(8, "little") + part for part in parts)).digest()

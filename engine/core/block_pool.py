@@ -1,11 +1,11 @@
-"""BlockPool: who owns which KV block, and which unowned block is taken next.
+"""BlockPool: reference counts of the KV blocks, free list and prefix cache.
 
-Blocks are [0, num_blocks); block 0 is the null block, never handed out. Every other block is either owned
-(ref_count > 0) or in the free list, an intrusive doubly linked list taken from the head:
+Blocks are [0, num_blocks); block 0 is the null block, never allocated. Every other block is either owned
+(ref_count > 0) or in the free list, an intrusive doubly linked list; blocks are allocated from its head:
 
     head [ unhashed, last freed first | hashed, least recently used first ] tail
 
-A free block that still carries a hash is a prefix cache entry; taking it evicts the entry.
+A free block with a hash is an entry of the prefix cache; allocating the block evicts the entry.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ NULL_BLOCK = 0
 
 
 class Block:
-    """One block's bookkeeping; the KV data itself lives with the worker."""
+    """State of one block; the worker owns the KV data."""
 
     __slots__ = ("block_hash", "block_id", "next", "prev", "ref_count")
 
@@ -29,7 +29,7 @@ class Block:
 
 
 class BlockPool:
-    """Reference-counted blocks with an LRU free list and a hash index."""
+    """Reference-counted blocks with an LRU free list and an index by hash."""
 
     def __init__(self, num_blocks: int) -> None:
         if num_blocks < 2:
@@ -46,16 +46,16 @@ class BlockPool:
 
     @property
     def num_usable(self) -> int:
-        """Blocks that requests can own; the null block is not one of them."""
+        """Number of blocks without the null block."""
         return self.num_blocks - 1
 
     @property
     def num_cached(self) -> int:
-        """Blocks in the prefix cache, owned or free."""
+        """Number of blocks in the prefix cache, owned or free."""
         return len(self._by_hash)
 
     def allocate(self, count: int) -> list[int] | None:
-        """Take `count` blocks, or none at all (None) when fewer are free."""
+        """Return the ids of `count` blocks, or None if fewer are free."""
         if count > self.num_free:
             return None
         taken = []
@@ -72,7 +72,7 @@ class BlockPool:
         return taken
 
     def find(self, hashes: Iterable[bytes]) -> list[int]:
-        """Ids of the cached blocks for the longest prefix of `hashes`. Takes nothing."""
+        """Return the block ids of the longest cached prefix of `hashes`. Adds no owner."""
         found = []
         for block_hash in hashes:
             block = self._by_hash.get(block_hash)
@@ -82,12 +82,12 @@ class BlockPool:
         return found
 
     def find_run(self, hashes: Sequence[bytes], length: int) -> tuple[int, list[int]]:
-        """The longest prefix of `hashes` whose last `length` blocks (or all of fewer) are cached. Takes nothing.
+        """Find the longest prefix of `hashes` whose last `length` blocks (or all, if fewer) are cached. Adds no owner.
 
         Args:
             length: at least 1.
 
-        Returns the number of blocks of that prefix, and the ids of those last ones.
+        Returns the number of blocks of the prefix, and the ids of its last blocks.
         """
         run: list[int] = []
         for index in range(len(hashes) - 1, -1, -1):
@@ -101,15 +101,15 @@ class BlockPool:
         return len(run), run[::-1]
 
     def num_free_among(self, block_ids: Iterable[int]) -> int:
-        """How many of these blocks would leave the free list if they were shared."""
+        """Return how many of these blocks are in the free list."""
         return sum(self._blocks[block_id].ref_count == 0 for block_id in block_ids)
 
     def find_freed(self, held: Mapping[int, int]) -> set[int]:
-        """Which blocks would be free if so many owners of each of these were gone."""
+        """Return the blocks that would be free after removing `held[block_id]` owners of each."""
         return {block_id for block_id, count in held.items() if self._blocks[block_id].ref_count == count}
 
     def share(self, block_ids: Iterable[int]) -> None:
-        """Add one owner to each block, reviving those in the free list."""
+        """Add one owner to each block, and take free ones out of the free list."""
         for block_id in block_ids:
             block = self._blocks[block_id]
             if block.ref_count == 0:
@@ -118,7 +118,7 @@ class BlockPool:
             block.ref_count += 1
 
     def free(self, block_ids: Sequence[int]) -> None:
-        """Drop one owner of each; freed in reverse, so that the end of a prefix is evicted before its start."""
+        """Remove one owner of each block, in reverse order, so that the end of a prefix is evicted before its start."""
         for block_id in reversed(block_ids):
             block = self._blocks[block_id]
             assert block.ref_count > 0, f"block {block_id} freed without an owner"
@@ -133,20 +133,20 @@ class BlockPool:
             self.num_free += 1
 
     def commit(self, block_id: int, block_hash: bytes) -> None:
-        """Offer a full block to the prefix cache. A hash that is already there keeps its first block."""
+        """Add a full block to the prefix cache, unless another block has the same hash."""
         block = self._blocks[block_id]
         if block.block_hash is None and block_hash not in self._by_hash:
             block.block_hash = block_hash
             self._by_hash[block_hash] = block
 
     def forget(self, hashes: Iterable[bytes]) -> None:
-        """Drop these hashes from the prefix cache; who owns the blocks keeps them."""
+        """Remove these hashes from the prefix cache; the blocks keep their owners."""
         for block_hash in hashes:
             if (block := self._by_hash.pop(block_hash, None)) is not None:
                 block.block_hash = None
 
     def reset_cache(self) -> bool:
-        """Forget every hash; False and unchanged while any block is owned."""
+        """Empty the prefix cache. Returns False, without a change, while any block is owned."""
         if self.num_free != self.num_usable:
             return False
         for block in self._by_hash.values():
@@ -155,11 +155,11 @@ class BlockPool:
         return True
 
     def owned_ids(self) -> dict[int, int]:
-        """Owned block ids with their number of owners; for tests and the observatory."""
+        """Return owned block ids with their number of owners; used by tests."""
         return {block.block_id: block.ref_count for block in self._blocks if block.ref_count}
 
     def cached_ids(self) -> list[int]:
-        """Ids of the blocks that carry a hash, owned or free; for the observatory."""
+        """Return the ids of the blocks in the prefix cache, owned or free."""
         return [block.block_id for block in self._by_hash.values()]
 
     @staticmethod

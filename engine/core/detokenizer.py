@@ -1,7 +1,7 @@
-"""Detokenizer: the machine behind the DetokenizerActor. Tokens in, text out, stop strings found.
+"""Detokenizer: turns tokens into text and finds stop strings.
 
 tokens ──▶ IncrementalText ──▶ StopStrings ──▶ TextDelta
-           whole characters    nothing that may still become a stop string
+           whole characters    withholds text that may become a stop string
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from engine.sampling_params import SamplingParams
 
 
 class TextTokenizer(Protocol):
-    """What the machine needs of a tokenizer."""
+    """The part of a tokenizer that the detokenizer uses."""
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]: ...
@@ -30,23 +30,23 @@ class TextTokenizer(Protocol):
 
 
 class TextDelta(NamedTuple):
-    """What one completion got in one step, as text; with `finish_reason` it is its last delta.
+    """Output of one completion in one step; with `finish_reason` it is the last one.
 
-    A named tuple because 256 of them are made per step: a frozen dataclass costs four times as much.
+    A named tuple, because a frozen dataclass takes four times as long to make, and a step makes up to 256.
     """
 
     text: str
     token_ids: list[int]  # up to and including the token that completed a stop string
-    logprobs: list[TokenLogprobs] | None = None  # beside token_ids, decoded
-    prompt_logprobs: list[TokenLogprobs | None] | None = None  # a part, as in Detail
+    logprobs: list[TokenLogprobs] | None = None  # one per token id, with texts
+    prompt_logprobs: list[TokenLogprobs | None] | None = None  # next part, as in Detail
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
     error: str | None = None
-    stopped_by_string: bool = False  # the scheduler does not know yet: abort it there
+    stopped_by_string: bool = False  # the scheduler is not informed yet; send it an abort
 
 
 class NoText:
-    """The text of an engine without a tokenizer."""
+    """TextStream of an engine without a tokenizer: always empty."""
 
     pieces = NO_PIECES
     is_settled = True
@@ -63,27 +63,27 @@ class NoText:
 
 @dataclass(slots=True)
 class _Stream:
-    """One completion on its way through."""
+    """State of one completion."""
 
     params: SamplingParams
     text: TextStream
     feed: Callable[[Sequence[int]], str]  # text.feed, bound once
     stops: StopStrings | None
-    num_tokens: int = 0  # read so far; counted only beside stop strings
+    num_tokens: int = 0  # tokens read; counted only with stop strings
 
 
 class Detokenizer:
-    """Turns the tokens of every running completion into text; one instance for the engine.
+    """Turns the tokens of all running completions into text.
 
     Args:
-        tokenizer: None leaves every text empty, and stop strings unseen.
+        tokenizer: None: all texts are empty, and stop strings are not checked.
     """
 
     def __init__(self, tokenizer: TextTokenizer | None) -> None:
         self._tokenizer = tokenizer
         self._eos_token_ids = frozenset(tokenizer.eos_token_ids) if tokenizer else frozenset()
         self._streams: dict[int, _Stream] = {}
-        self._plain_texts: dict[int, TextStream] = {}  # of the streams without stop strings
+        self._plain_texts: dict[int, TextStream] = {}  # completions without stop strings
 
     def add(
         self,
@@ -92,10 +92,11 @@ class Detokenizer:
         prompt_token_ids: Sequence[int],
         generated_token_ids: Sequence[int] = (),
     ) -> None:
-        """Open a stream; the prompt decides how the first token is written.
+        """Add a completion. The prompt determines how the first token is decoded.
 
         Args:
-            generated_token_ids: tokens whose text has been told before; what they left open goes on.
+            generated_token_ids: tokens whose text was returned earlier; incomplete characters and possible stop strings
+                at their end are continued.
         """
         text: TextStream = NoText()
         stops = None
@@ -109,16 +110,16 @@ class Detokenizer:
             self._plain_texts[handle] = text
 
     def remove(self, handle: int) -> None:
-        """Forget a completion; unknown ones are ignored."""
+        """Remove a completion. Unknown handles are ignored."""
         self._streams.pop(handle, None)
         self._plain_texts.pop(handle, None)
 
     def find_text(self, handle: int) -> TextStream | None:
-        """The text of a running completion whose tokens may be fed past `process`; None when it has stop strings."""
+        """Return the TextStream of a completion without stop strings, so that a TextGroup may feed it; else None."""
         return self._plain_texts.get(handle)
 
     def process(self, handle: int, token_ids: list[int], detail: Detail | None = None) -> TextDelta | None:
-        """The text of these tokens; None when the completion has ended already."""
+        """Return the text of these tokens, or None if the completion has already ended."""
         stream = self._streams.get(handle)
         if stream is None:
             return None
@@ -152,7 +153,7 @@ class Detokenizer:
         )
 
     def _read(self, stream: _Stream, token_ids: Sequence[int]) -> tuple[str, int, str | None]:
-        """The text, how many tokens were read, and the stop string hit."""
+        """Return the text, the number of tokens read, and the stop string found."""
         stops = stream.stops
         if stops is None:
             return stream.feed(token_ids), len(token_ids), None
@@ -166,7 +167,7 @@ class Detokenizer:
         return text, len(token_ids), None
 
     def _read_end(self, stream: _Stream) -> tuple[str, str | None]:
-        """What was held back, at the end of a text, and the stop string hit."""
+        """Return the withheld text at the end of a completion, and the stop string found."""
         rest = stream.text.finish()
         if stream.stops is None:
             return rest, None
@@ -176,14 +177,14 @@ class Detokenizer:
     def _ends_with_stop_token(
         self, params: SamplingParams, token_ids: Sequence[int], stop_reason: int | None
     ) -> bool:
-        """Whether the last token ended the completion and is therefore kept out of the text."""
+        """Whether the last token is a stop token that is left out of the text."""
         if not token_ids or params.include_stop_str_in_output:
             return False
         token_id, ends = token_ids[-1], (stop_reason, *params.stop_token_ids)
         return token_id in ends or token_id in self._eos_token_ids
 
     def _name_tokens(self, positions: Sequence[TokenLogprobs]) -> list[TokenLogprobs]:
-        """The same positions with each token's text beside its id."""
+        """Return the positions with the text of each token."""
         if self._tokenizer is None:
             return list(positions)
         return [

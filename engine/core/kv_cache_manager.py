@@ -1,14 +1,14 @@
-"""KVCacheManager: gives requests the blocks their tokens need, and reuses those of shared prefixes.
+"""KVCacheManager: allocates blocks for requests and reuses the blocks of shared prefixes.
 
-Where every layer has a sliding window, a request gives back the blocks that have left it, and the null block stands in
-their place, so that the index of a block in the request's list is its place in the sequence:
+If every layer has a sliding window, blocks outside the window are freed. The null block replaces them in the request's
+list, so that the index of a block still gives its position in the sequence:
 
-    block_ids    [ 0  0  0 | 17 5 9 ... ]          a released block keeps its hash, and may serve other requests
-                  released | within the window of the next query, or not computed yet
+    block_ids    [ 0  0  0 | 17 5 9 ... ]          a freed block keeps its hash, so other requests may reuse it
+                  freed    | within the window of the next query, or not computed yet
 
-The worker is not informed: its tables keep the old ids, and attention does not read behind the window. A prompt takes
-all its blocks at admission, also those that leave the window before its end: `max_model_len` tokens fit into the cache
-anyway, and a prefill never has to wait or be preempted halfway.
+The worker is not informed: its tables keep the old ids, and attention does not read outside the window. A prompt gets
+all its blocks at admission, including those that leave the window before its end. `max_model_len` tokens fit into the
+cache anyway, and a prefill then never waits for blocks.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from engine.core.request import Request
 
 
 class KVCacheManager:
-    """Owns the block pool; the scheduler asks it for room and hands requests' blocks back through it."""
+    """Owns the block pool; allocates and frees the blocks of requests."""
 
     def __init__(self, config: CacheConfig) -> None:
         self.config = config
@@ -36,9 +36,10 @@ class KVCacheManager:
         self.num_hit_tokens = 0
 
     def admit(self, request: Request) -> int | None:
-        """Give the request blocks for all its known tokens, cached prefix first.
+        """Allocate blocks for all known tokens of a request, reusing its cached prefix.
 
-        Returns the number of cached tokens, at least one less than there are; None and unchanged without room.
+        Returns the number of cached tokens, less than the number of tokens; None, without a change, if too few blocks
+        are free.
         """
         num_cached, cached = self._find_prefix(request)
         num_new = -(-request.num_tokens // self.block_size) - num_cached
@@ -46,7 +47,7 @@ class KVCacheManager:
             return None
         self.pool.share(cached)
         fresh = self.pool.allocate(num_new)
-        assert fresh is not None, "counted as free above"
+        assert fresh is not None, "enough blocks were free"
         request.block_ids = [NULL_BLOCK] * (num_cached - len(cached)) + cached + fresh
         request.num_committed_blocks = num_cached
         num_cached_tokens = num_cached * self.block_size
@@ -55,10 +56,10 @@ class KVCacheManager:
         return num_cached_tokens
 
     def would_fit(self, request: Request, victims: Sequence[Request]) -> bool:
-        """Whether the request could be admitted if these gave their blocks back."""
+        """Whether the request could be admitted if the victims' blocks were freed."""
         num_cached, cached = self._find_prefix(request)
         num_new = -(-request.num_tokens // self.block_size) - num_cached
-        # An upper bound: blocks of several victims, and the null block, are counted as often as they are listed.
+        # Cheap upper bound: counts shared blocks and the null block once per occurrence.
         if num_new > self.pool.num_free + sum(len(victim.block_ids) for victim in victims):
             return False
         held = Counter(block_id for victim in victims for block_id in victim.block_ids)
@@ -67,11 +68,11 @@ class KVCacheManager:
         return num_new + num_revived <= self.pool.num_free + len(freed)
 
     def count_uncached(self, request: Request) -> int:
-        """Tokens that would have to be computed, were the request admitted now."""
+        """Return the number of tokens to compute if the request were admitted now."""
         return request.num_tokens - self._find_prefix(request)[0] * self.block_size
 
     def grow(self, request: Request, num_tokens: int) -> list[int] | None:
-        """Blocks appended so that `num_tokens` tokens have a place ([] when they already had); None without room."""
+        """Append blocks until `num_tokens` tokens fit. Returns the new block ids; None if too few blocks are free."""
         self._release_window(request)
         missing = -(-num_tokens // self.block_size) - len(request.block_ids)
         if missing <= 0:
@@ -82,7 +83,7 @@ class KVCacheManager:
         return fresh
 
     def grow_each(self, requests: Sequence[Request]) -> list[int] | None:
-        """One more block for each; None and unchanged when there is not room for all."""
+        """Append one block to each request. Returns their ids; None, without a change, if too few blocks are free."""
         for request in requests:
             self._release_window(request)
         fresh = self.pool.allocate(len(requests))
@@ -92,15 +93,15 @@ class KVCacheManager:
         return fresh
 
     def commit(self, request: Request, num_tokens: int) -> None:
-        """Offer the full blocks among the first `num_tokens` tokens to the prefix cache.
+        """Add the full blocks among the first `num_tokens` tokens to the prefix cache.
 
-        The caller vouches that these tokens are known and that their KV is written before any later step reads.
+        The caller guarantees that these tokens are known and that their KV is written before a later step reads it.
         """
         self._cache_blocks(request, num_tokens // self.block_size)
         self._release_window(request)
 
     def forget(self, request: Request) -> None:
-        """Take the request's tokens out of the prefix cache for good: their KV may be what made it fail."""
+        """Remove a failed request's blocks from the prefix cache, and add no more of them."""
         self.pool.forget(request.block_hashes)
         request.num_committed_blocks = len(request.block_ids)
 
@@ -110,7 +111,7 @@ class KVCacheManager:
         request.num_committed_blocks = 0
 
     def _find_prefix(self, request: Request) -> tuple[int, list[int]]:
-        """Number of blocks of the cached prefix, and ids of the last ones, which queries behind the prefix can see."""
+        """Return the number of blocks of the cached prefix, and the ids of those that later queries attend to."""
         if not self.config.enable_prefix_caching or request.wants_prompt_logprobs:
             return 0, []
         usable = request.num_tokens - 1
@@ -122,7 +123,7 @@ class KVCacheManager:
         return len(found), found
 
     def _cache_blocks(self, request: Request, num_full: int) -> None:
-        """Offer the first `num_full` blocks to the prefix cache."""
+        """Add the first `num_full` blocks to the prefix cache."""
         if not self.config.enable_prefix_caching or num_full <= request.num_committed_blocks:
             return
         self._extend_hashes(request, num_full * self.block_size)
@@ -131,9 +132,9 @@ class KVCacheManager:
         request.num_committed_blocks = num_full
 
     def _release_window(self, request: Request) -> None:
-        """Give back the blocks that no later query of the request sees; the prefix cache keeps them while it can.
+        """Free the blocks outside the window of the request's next query; they stay in the prefix cache until evicted.
 
-        A step in flight may still be skipped and planned again, but never one before the last known token.
+        The next query is at most the last known token, because a run in flight may be skipped and planned again.
         """
         if self._window is None:
             return
@@ -158,10 +159,10 @@ class KVCacheManager:
 
 
 def list_extra_keys(request: Request) -> tuple[bytes, ...]:
-    """What decides about the request's blocks beside its tokens."""
+    """Return the extra keys of the request's block hashes."""
     return () if request.salt is None else (make_extra_key("salt", request.salt.encode()),)
 
 
 def is_same_prompt(one: Request, other: Request) -> bool:
-    """Whether two requests are completions of one prompt, whose blocks have the same hashes."""
+    """Whether two requests have the same prompt and salt, hence the same prompt block hashes."""
     return one.prompt is other.prompt and one.salt == other.salt

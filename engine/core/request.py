@@ -1,4 +1,4 @@
-"""Request: the scheduler's own record of one completion being generated."""
+"""Request: the scheduler's state of one completion."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class RequestStatus(Enum):
 class Request:
     """Mutable state of one completion; only the scheduler writes it.
 
-    What changes with every step stands in the scheduler's RequestTable, in the request's slot there.
+    Counters that change in every step are in the RequestTable, at index `slot`.
     """
 
     __slots__ = (
@@ -31,8 +31,8 @@ class Request:
         "first_scheduled_time",
         "handle",
         "has_grammar",
-        "is_watched",
         "max_num_tokens",
+        "needs_detail",
         "num_cached_tokens",
         "num_committed_blocks",
         "num_prompt_tokens",
@@ -72,36 +72,36 @@ class Request:
         self.salt = message.cache_salt
         self.bad_word_ids = message.bad_word_ids
         self.has_grammar = params.grammar is not None
-        self.prompt = message.prompt_token_ids  # completions of one request share it
+        self.prompt = message.prompt_token_ids  # shared by the completions of one request
         self.token_ids = [*self.prompt, *completion.generated_token_ids]  # prompt, then output
         self.num_prompt_tokens = len(self.prompt)
         limit = max_model_len if params.max_tokens is None else self.num_prompt_tokens + params.max_tokens
         self.max_num_tokens = min(limit, max_model_len)
         self.stop_ids = find_end_ids(params, eos_token_ids)
-        # Every token has more to tell than its id, or may be one of its own ends.
-        self.is_watched = params.logprobs is not None or bool(params.stop_token_ids)
+        # Whether every token has logprobs, or may be a stop token.
+        self.needs_detail = params.logprobs is not None or bool(params.stop_token_ids)
 
         self.status = RequestStatus.WAITING
         self.queue_key: tuple[float, float, int] = (0.0, 0.0, 0)
         self.row = -1
         self.block_ids: list[int] = []
         self.block_hashes: list[bytes] = []
-        self.num_committed_blocks = 0  # leading blocks already offered to the prefix cache
+        self.num_committed_blocks = 0  # leading blocks already added to the prefix cache
         self.num_cached_tokens = 0
         self.first_scheduled_time: float | None = None
-        self.pending_prompt_logprobs: list[TokenLogprobs | None] | None = None  # not told yet
-        self.num_scored = 0  # positions before score_end whose log-probabilities have come
+        self.pending_prompt_logprobs: list[TokenLogprobs | None] | None = None  # not sent yet
+        self.num_scored = 0  # positions before score_end whose logprobs are known
 
         self.table = table
         self.slot = slot = table.take()
         table.num_planned[slot] = len(self.token_ids)
         table.max_num_tokens[slot] = self.max_num_tokens
         table.has_grammar[slot] = self.has_grammar
-        # The first completion tells the log-probabilities of the prompt for all.
+        # Only the first completion computes the prompt's logprobs.
         if params.prompt_logprobs is not None and completion is message.completions[0]:
             table.score_end[slot] = self.num_prompt_tokens - 1
-            self.pending_prompt_logprobs = [None]  # nothing comes before the first token
-        table.is_watched[slot] = True  # the first token comes with the times and the number of cached tokens
+            self.pending_prompt_logprobs = [None]  # the first token has none
+        table.needs_detail[slot] = True  # the first Detail has queue time and number of cached tokens
 
     @property
     def num_computed_tokens(self) -> int:
@@ -109,7 +109,7 @@ class Request:
 
     @property
     def num_in_flight(self) -> int:
-        """Sampled tokens that have not come back yet."""
+        """Tokens whose sampling is in flight."""
         return int(self.table.num_in_flight[self.slot])
 
     @property
@@ -118,7 +118,7 @@ class Request:
 
     @property
     def wants_prompt_logprobs(self) -> bool:
-        """Whether log-probabilities of its prompt are still to come."""
+        """Whether logprobs of the prompt are still missing."""
         return bool(self.table.score_end[self.slot])
 
     @property
@@ -134,32 +134,32 @@ class Request:
         return self.status is RequestStatus.FINISHED
 
     def take_prompt_logprobs(self, logprobs: list[TokenLogprobs]) -> None:
-        """Those of one run, in order. A prompt that is told wholly is not scored again."""
+        """Add the logprobs of one run. After the last prompt position, no more are computed."""
         self.pending_prompt_logprobs = (self.pending_prompt_logprobs or []) + logprobs
         self.num_scored += len(logprobs)
         if self.num_scored == self.table.score_end[self.slot]:
             self.table.score_end[self.slot] = 0
 
     def restart_prompt_logprobs(self) -> None:
-        """Begin anew with a prompt that is not told wholly; a part that begins with None says so."""
+        """Start again with incomplete prompt logprobs; the next part then begins with None."""
         if self.wants_prompt_logprobs:
             self.pending_prompt_logprobs, self.num_scored = [None], 0
 
     def make_detail(self, **more: Any) -> Detail:
-        """What is to be told of it beside its tokens; what is known of the prompt goes along."""
+        """Make the next Detail, which takes the pending prompt logprobs along."""
         prompt_logprobs, self.pending_prompt_logprobs = self.pending_prompt_logprobs, None
-        began = self.first_scheduled_time
+        start = self.first_scheduled_time
         return Detail(
             self.handle,
             prompt_logprobs=prompt_logprobs,
             num_cached_tokens=self.num_cached_tokens,
-            queue_time_s=None if began is None else began - self.arrival_time,
+            queue_time_s=None if start is None else start - self.arrival_time,
             num_preemptions=self.num_preemptions,
             **more,
         )
 
     def describe_dead_end(self) -> str:
-        """Which of its fields leave it no token."""
+        """Return an error message that names the parameters which together allow no token."""
         params = self.params
         fields = [name for name in ("grammar", "allowed_token_ids", "bad_words") if getattr(params, name)]
         if self.num_output_tokens < params.min_tokens:

@@ -1,4 +1,4 @@
-"""RequestTable: the counters of all requests in arrays, so that a step costs a few array operations, not a loop."""
+"""RequestTable: the counters of all requests in arrays, so that a step costs a few array operations."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ import numpy as np
 from engine.core.slot_pool import SlotPool
 
 _FIELDS = (
-    "num_computed", "num_planned", "num_in_flight", "num_places", "max_num_tokens", "num_scheduled", "num_preemptions",
-    "is_watched", "has_grammar", "score_end",
+    "num_computed", "num_planned", "num_in_flight", "num_kv_slots", "max_num_tokens", "num_scheduled",
+    "num_preemptions", "needs_detail", "has_grammar", "score_end",
 )  # fmt: skip
 
 
 class RequestTable:
-    """`table.num_computed[request.slot]` and so on; a request keeps its slot from its arrival until it is forgotten.
+    """Arrays indexed by `request.slot`. A request keeps its slot from arrival to end.
 
-    num_computed     tokens whose KV is in the cache, those of steps in flight included
-    num_planned      tokens that are known or in flight; num_computed chases it
-    num_in_flight    sampled tokens that have not come back yet
-    num_places       tokens that the request's blocks have room for
-    max_num_tokens   where its length ends it
-    num_scheduled    tokens it computes in the step that is being planned
-    num_preemptions  how often it was; a run planned before the last one was taken back
-    is_watched       its next token has more to tell than its id, or may end it
+    num_computed     tokens whose KV is in the cache, including those of steps in flight
+    num_planned      known tokens, plus tokens whose sampling is in flight
+    num_in_flight    tokens whose sampling is in flight
+    num_kv_slots     tokens that fit into the request's blocks
+    max_num_tokens   length at which the request ends
+    num_scheduled    tokens it computes in the step being planned
+    num_preemptions  how often it was preempted; runs planned before the last preemption are void
+    needs_detail     its next token needs a Detail, or may end the request
     has_grammar      its tokens need masks
-    score_end        runs that start before it tell log-probabilities of the prompt; 0: none are wanted any more
+    score_end        runs that start before this position return prompt logprobs; 0: none needed
     """
 
     def __init__(self, num_slots: int) -> None:
@@ -33,7 +33,7 @@ class RequestTable:
         self._grow(num_slots)
 
     def take(self) -> int:
-        """A slot whose counters are all 0."""
+        """Return a free slot with all counters 0."""
         if not self.slots.num_free:
             self._grow(2 * self.slots.size)
         slot = self.slots.take()
@@ -45,6 +45,6 @@ class RequestTable:
         data[:, : self.slots.size] = self._data
         self.slots.extend(num_slots)
         self._data = data
-        self.num_computed, self.num_planned, self.num_in_flight, self.num_places = data[:4]
+        self.num_computed, self.num_planned, self.num_in_flight, self.num_kv_slots = data[:4]
         self.max_num_tokens, self.num_scheduled, self.num_preemptions = data[4:7]
-        self.is_watched, self.has_grammar, self.score_end = data[7:]
+        self.needs_detail, self.has_grammar, self.score_end = data[7:]

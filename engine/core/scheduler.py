@@ -151,7 +151,7 @@ class Scheduler:
             counts[counts.cumsum() > budget] = 0
         table.num_scheduled[slots] = counts
         ends = table.num_computed[slots] + counts
-        is_short = (ends > table.num_places[slots]) & (counts > 0)
+        is_short = (ends > table.num_kv_slots[slots]) & (counts > 0)
         if is_short.any():
             self._grow(batch, np.flatnonzero(is_short), ends, changes)
         for index in chunks:
@@ -194,7 +194,7 @@ class Scheduler:
         fresh = self.kv_cache.grow_each(requests)
         if fresh is not None:
             changes.new_blocks += [(r.row, [block_id]) for r, block_id in zip(requests, fresh, strict=True)]
-            self.table.num_places[batch.slots[short]] += self.kv_cache.block_size
+            self.table.num_kv_slots[batch.slots[short]] += self.kv_cache.block_size
             return
         for index, request in zip(short.tolist(), requests, strict=True):
             if index < len(self.state.batch):  # else preempted for one before it
@@ -208,7 +208,7 @@ class Scheduler:
             if victim is request:
                 return
         changes.new_blocks.append((request.row, fresh))
-        self.table.num_places[request.slot] = len(request.block_ids) * self.kv_cache.block_size
+        self.table.num_kv_slots[request.slot] = len(request.block_ids) * self.kv_cache.block_size
 
     def _admit_waiting(self, changes: StepChanges, budget: int) -> None:
         while changes.admission_room > 0 and (request := self.state.peek_admissible()) is not None:
@@ -234,7 +234,7 @@ class Scheduler:
                 return
             worse = state.running[place:]
             will_fit = False
-            while (num_cached := self.kv_cache.admit(request) if state.has_place else None) is None:
+            while (num_cached := self.kv_cache.admit(request) if state.has_free_row else None) is None:
                 if state.rows.num_draining and not state.rows.num_free:
                     return  # the row of an earlier victim is on its way
                 will_fit = will_fit or self.kv_cache.would_fit(request, worse)
@@ -259,7 +259,7 @@ class Scheduler:
                 continue
             if fresh:
                 changes.new_blocks.append((request.row, fresh))
-                table.num_places[slot] = len(request.block_ids) * self.kv_cache.block_size
+                table.num_kv_slots[slot] = len(request.block_ids) * self.kv_cache.block_size
             changes.drafts[slot] = drafts
             table.num_scheduled[slot] += len(drafts)
             num_left -= len(drafts)

@@ -1,7 +1,7 @@
-"""SchedulerState: which requests wait and which run, and the rows and blocks they hold.
+"""SchedulerState: the waiting and running requests, with their rows and blocks.
 
-A request changes its status here and nowhere else, so that its row, its blocks and its place in the queue always
-fit: waiting ones have none of the first two, running ones have both, finished ones are forgotten.
+A request's status changes only here, so that it always matches: waiting requests have neither row nor blocks, running
+requests have both, finished requests are removed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from engine.outputs import FinishReason
 
 
 class SchedulerState:
-    """The requests of one engine. Synchronous; one owner."""
+    """The requests of one engine core."""
 
     def __init__(
         self,
@@ -36,14 +36,14 @@ class SchedulerState:
         self.waiting = RequestQueue(config.policy, config.priority_ageing_s)
         self.table = RequestTable(config.max_num_seqs)
         self.rows = SlotPool(config.max_num_seqs)
-        self.num_steps = 0  # that have been planned
+        self.num_steps = 0  # planned so far
         self.num_preemptions = 0
         self._removed_rows: list[int] = []
         self._max_num_seqs = config.max_num_seqs
         self._kv_cache = kv_cache
         self._clock = clock
         self._batch = Batch.make_empty()
-        self._is_stale = False  # somebody on the batch does not run any more
+        self._is_stale = False  # a request of the batch no longer runs
 
     @property
     def batch(self) -> Batch:
@@ -59,17 +59,17 @@ class SchedulerState:
         return self.batch.requests
 
     @property
-    def has_place(self) -> bool:
-        """Whether one more may run."""
+    def has_free_row(self) -> bool:
+        """Whether one more request may run."""
         return self.rows.num_free > 0 and len(self.running) < self._max_num_seqs
 
     def drain(self, oldest_step: int) -> None:
-        """Free the rows and slots that waited for steps before `oldest_step`."""
+        """Free the rows and slots that waited for steps before `oldest_step` to end."""
         self._removed_rows += self.rows.drain(oldest_step)
         self.table.slots.drain(oldest_step)
 
     def collect_removed_rows(self) -> list[int]:
-        """Rows that were freed since the last call, for the next plan."""
+        """Return the rows freed since the last call, for the next plan."""
         removed, self._removed_rows = self._removed_rows, []
         return removed
 
@@ -78,28 +78,28 @@ class SchedulerState:
         self.waiting.push(request)
 
     def peek_admissible(self) -> Request | None:
-        """The request that would run next, if there is a place for it now."""
-        if not self.has_place:
+        """Return the request that would run next, or None if it cannot run now."""
+        if not self.has_free_row:
             return None
         request = self.waiting.peek()
-        # A preempted request whose tokens are still on their way back waits for them.
+        # A preempted request waits until its tokens in flight have arrived.
         return None if request is None or request.num_in_flight else request
 
     def start(self, num_cached: int) -> Request:
-        """Let the first of the queue run; it has its blocks, and the first `num_cached` tokens are in them."""
+        """Run the first request of the queue. Its blocks are allocated and contain the first `num_cached` tokens."""
         request = self.waiting.pop()
         request.row = self.rows.take()
         self._batch = self.batch.add(request)
         request.status = RequestStatus.RUNNING
         self.table.num_computed[request.slot] = num_cached
-        self.table.num_places[request.slot] = len(request.block_ids) * self._kv_cache.block_size
+        self.table.num_kv_slots[request.slot] = len(request.block_ids) * self._kv_cache.block_size
         if request.first_scheduled_time is None:
             request.first_scheduled_time = self._clock()
             request.num_cached_tokens = num_cached
         return request
 
     def preempt(self, request: Request) -> None:
-        """Take all blocks back; the request keeps its tokens and queues under its old key."""
+        """Free all blocks of a request; it keeps its tokens and is queued again under its old key."""
         self._leave(request)
         request.status = RequestStatus.WAITING
         request.restart_prompt_logprobs()
@@ -108,34 +108,34 @@ class SchedulerState:
         self.waiting.push(request)
 
     def forget(self, request: Request) -> None:
-        """Take the request's tokens out of the prefix cache for good: their KV may be what made it fail."""
+        """Remove a failed request's blocks from the prefix cache: their KV may have caused the failure."""
         self._kv_cache.forget(request)
 
     def finish(self, request: Request, finish_reason: FinishReason, **more: Any) -> Detail:
-        """End a request, and return what its reader is told; tokens still in flight are dropped when they come.
+        """End a request and return its last Detail. Its tokens in flight are dropped when they arrive.
 
-        Its slot stays until the last step that is planned is over, since tokens are counted there.
+        The slot is freed after the last planned step, which still counts tokens there.
         """
         if request.status is RequestStatus.RUNNING:
             self._leave(request)
         elif request.handle in self.waiting:
             self.waiting.remove(request)
         request.status = RequestStatus.FINISHED
-        self.table.is_watched[request.slot] = True
+        self.table.needs_detail[request.slot] = True
         self.table.slots.release(request.slot, after_step=self.num_steps - 1)
         del self.requests[request.handle]
         return request.make_detail(finish_reason=finish_reason, **more)
 
     def _leave(self, request: Request) -> None:
-        """Take the request off the batch; what it has written stays in the prefix cache.
+        """Remove the request from the batch; its computed blocks stay in the prefix cache.
 
-        The KV of the last token may not be there: what is planned may still be skipped.
+        The last token is left out, because a planned run may still be skipped and its KV be missing.
         """
         table, slot = self.table, request.slot
         self._kv_cache.commit(request, min(request.num_computed_tokens, request.num_tokens - 1))
         self._kv_cache.free(request)
-        table.num_computed[slot] = table.num_places[slot] = 0
-        # A parked gated sample still needs its sampling state.
+        table.num_computed[slot] = table.num_kv_slots[slot] = 0
+        # A row that waits for its mask still needs its sampling state.
         is_parked = request.has_grammar and request.num_in_flight > 0
         self.rows.release(request.row, after_step=self.num_steps - 1 if is_parked else None)
         if not is_parked:

@@ -1,15 +1,15 @@
-"""SlotPool: numbers that requests hold for a while, such as the rows of the batch."""
+"""SlotPool: indices that are lent to requests, such as the rows of the batch."""
 
 from __future__ import annotations
 
 
 class SlotPool:
-    """Numbers from 0 up. One may have to wait for a step to be over before somebody else gets it."""
+    """Slots 0 to size - 1. A released slot may have to wait for a step to end before it is free."""
 
     def __init__(self, size: int) -> None:
         self.size = 0
         self._free: list[int] = []
-        self._draining: list[tuple[int, int]] = []  # (step that must be over first, slot)
+        self._draining: list[tuple[int, int]] = []  # (step that must end first, slot)
         self.extend(size)
 
     @property
@@ -18,11 +18,11 @@ class SlotPool:
 
     @property
     def num_draining(self) -> int:
-        """Slots that will be free when the steps in flight are over."""
+        """Slots that become free when the steps in flight have ended."""
         return len(self._draining)
 
     def extend(self, size: int) -> None:
-        """Add slots, up to `size` in all."""
+        """Grow the pool to `size` slots."""
         self._free += range(size - 1, self.size - 1, -1)
         self.size = size
 
@@ -30,14 +30,14 @@ class SlotPool:
         return self._free.pop()
 
     def release(self, slot: int, after_step: int | None = None) -> None:
-        """Give a slot back: at once, or when the step `after_step` is over."""
+        """Free a slot, at once or when the step `after_step` has ended."""
         if after_step is None:
             self._free.append(slot)
         else:
             self._draining.append((after_step, slot))
 
     def drain(self, oldest_step: int) -> list[int]:
-        """Free the slots that waited for steps before `oldest_step`, and return them."""
+        """Free and return the slots that waited for steps before `oldest_step`."""
         ready = [slot for after_step, slot in self._draining if after_step < oldest_step]
         if ready:
             self._draining = [pair for pair in self._draining if pair[0] >= oldest_step]

@@ -1,4 +1,4 @@
-"""TextGroup: the texts of requests that go on side by side, one token each, read in one pass."""
+"""TextGroup: decodes one token for each of many completions in one pass."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Protocol
 
 
 class TextStream(Protocol):
-    """IncrementalText, WindowedText or a stand-in."""
+    """Incremental decoder of one completion: IncrementalText, WindowedText or NoText."""
 
     @property
     def pieces(self) -> Mapping[int, str | bytes]:
-        """What each token adds while the text is settled."""
+        """The text that each token adds while the stream is settled."""
 
     @property
     def is_settled(self) -> bool:
-        """Whether the next token's piece, when it is a str, is all that this token adds, and leaves all as it is."""
+        """Whether a next token whose piece is a str adds just this piece, without changing the stream's state."""
 
     def feed(self, token_ids: Sequence[int]) -> str: ...
 
@@ -26,7 +26,7 @@ class TextStream(Protocol):
 
 
 class TextGroup:
-    """Feeds one token to each of its texts; most of them cost one look-up."""
+    """Feeds one token to each of its streams; most tokens cost one dictionary look-up."""
 
     def __init__(self, texts: Sequence[TextStream]) -> None:
         self._texts = texts
@@ -34,7 +34,7 @@ class TextGroup:
         self._unsettled = {index for index, text in enumerate(texts) if not text.is_settled}
 
     def feed(self, token_ids: Sequence[int]) -> list[str]:
-        """The text that each token completes, beside the tokens."""
+        """Feed one token per stream, and return the text that each adds."""
         pieces = list(map(getitem, self._pieces, token_ids))
         if not self._unsettled and _are_all_whole(pieces):
             return pieces  # type: ignore[return-value]
@@ -47,7 +47,7 @@ class TextGroup:
 
 
 def _are_all_whole(pieces: list[str | bytes]) -> bool:
-    """Whether none is bytes; joining them finds out at a tenth of the price of looking at each."""
+    """Whether all pieces are str. Joining them is ten times as fast as checking each type."""
     try:
         "".join(pieces)  # type: ignore[arg-type]
     except TypeError:
