@@ -1,4 +1,4 @@
-"""Actor and ThreadActor: an inbox and one owner that empties it, as a task of the loop or as a thread."""
+"""Actor and ThreadActor: an inbox whose messages one task, or one thread, handles in order."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Message = TypeVar("Message")
 
 
 class Actor(ABC, Generic[Message]):
-    """Lives on the event loop. `tell` may only be called there."""
+    """An actor that runs on the event loop. Call `tell` on the loop only."""
 
     def __init__(self) -> None:
         self._inbox: deque[Message] = deque()
@@ -34,16 +34,16 @@ class Actor(ABC, Generic[Message]):
 
     @abstractmethod
     def handle(self, message: Message) -> None:
-        """Take one message. Never blocks: whatever waits belongs into a thread."""
+        """Handle one message. Must not block."""
 
     def finish_batch(self) -> None:
         """Called when the inbox is empty again."""
 
 
 class ThreadActor(ABC, Generic[Message]):
-    """Lives in one dedicated thread; `run` is its shadow on the loop, which starts, watches and stops it.
+    """An actor that runs in its own thread; `run`, on the event loop, starts, watches and stops the thread.
 
-    `tell` may be called from any thread. An exception in the thread comes out of `run`.
+    `tell` may be called from any thread. `run` raises an exception of the thread.
     """
 
     def __init__(self, name: str) -> None:
@@ -57,7 +57,7 @@ class ThreadActor(ABC, Generic[Message]):
         self._queue.put(message)
 
     async def run(self) -> None:
-        # Not a daemon's work to be killed half-way, but the interpreter must be able to exit past a hung step.
+        # A daemon, so that the interpreter can exit while a step hangs.
         thread = Thread(target=self._run_thread, name=self._name, daemon=True)
         thread.start()
         try:
@@ -66,11 +66,11 @@ class ThreadActor(ABC, Generic[Message]):
             self._queue.put(None)
             if not self._ended.done():
                 await asyncio.wait([self._ended])
-            self._ended.exception()  # mark as seen when the task was cancelled meanwhile
+            self._ended.exception()  # mark as retrieved if the task was cancelled
             thread.join()
 
     def post(self, callback: Callable[..., object], *args: object) -> None:
-        """Call back on the loop, from the thread. Nothing happens if the loop is closed."""
+        """Schedule a callback on the loop, from the thread. Does nothing if the loop is closed."""
         try:
             self._loop.call_soon_threadsafe(callback, *args)
         except RuntimeError:
@@ -79,19 +79,19 @@ class ThreadActor(ABC, Generic[Message]):
 
     @abstractmethod
     def work(self) -> None:
-        """The thread's life: take messages until None comes."""
+        """Handle messages in the thread until None arrives."""
 
     def mark_ready(self) -> None:
-        """Say, from the thread, that messages are taken from now on."""
+        """Set `ready`, from the thread."""
         self.post(self.ready.set)
 
     def _run_thread(self) -> None:
         try:
             self.work()
-        except Exception as error:  # the border of the thread: whatever it was goes to the loop
+        except Exception as error:  # the border of the thread: `run` raises it
             self.post(self._ended.set_exception, error)
         except BaseException as error:
-            # As itself, an exit would end the loop and with it the whole program.
+            # asyncio lets SystemExit and KeyboardInterrupt end the event loop.
             end = RuntimeError(f"the thread {self._name} was ended by {type(error).__name__}")
             end.__cause__ = error
             self.post(self._ended.set_exception, end)

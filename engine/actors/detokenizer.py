@@ -1,4 +1,4 @@
-"""DetokenizerActor: turns new tokens into text and puts it into each request's own stream."""
+"""DetokenizerActor: turns new tokens into text and puts it into each request's stream."""
 
 from __future__ import annotations
 
@@ -17,7 +17,11 @@ from engine.output_stream import OutputStream, StreamGroup
 
 
 class DetokenizerActor(Actor[DetokenizerInbox]):
-    """The only owner of the Detokenizer. `streams` maps handles to (stream, index of the completion)."""
+    """Owns the Detokenizer.
+
+    Args:
+        streams: handle -> (stream, index of the completion); finished completions are removed.
+    """
 
     def __init__(
         self,
@@ -62,16 +66,16 @@ class DetokenizerActor(Actor[DetokenizerInbox]):
             self._pacing.wake([*readers, *news] if news else readers)
 
     def _find_rows(self, message: NewTokens, details: dict[int, Detail]) -> _Rows:
-        """What is behind the handles: that of the last step, where nothing has changed."""
+        """Return texts and streams of the handles; those of the last step if nothing has changed."""
         rows, has_many = self._rows, bool(message.counts)
-        apart = set(message.handles) if has_many else details.keys()
-        if rows.handles is not message.handles or rows.apart != apart:
+        separate = set(message.handles) if has_many else details.keys()
+        if rows.handles is not message.handles or rows.separate != separate:
             rows.streams.flush()
-            rows = self._rows = _Rows(message.handles, set(apart), self._detokenizer, self._streams)
+            rows = self._rows = _Rows(message.handles, set(separate), self._detokenizer, self._streams)
         return rows
 
     def _put_rows(self, rows: _Rows, message: NewTokens, now: float) -> list[tuple[int, list[int]]]:
-        """Hand on the tokens of the rows that go side by side; returns those of the others, with their handles."""
+        """Process the tokens of the grouped rows. Returns (handle, token ids) of the other rows."""
         handles, token_ids = message.handles, message.token_ids
         if message.counts:
             ends = accumulate(message.counts)
@@ -86,18 +90,18 @@ class DetokenizerActor(Actor[DetokenizerInbox]):
     def _take(
         self, handle: int, token_ids: list[int], detail: Detail | None, now: float
     ) -> OutputStream | None:
-        """Take what one completion got; returns its stream, None when it has ended."""
+        """Process the output of one completion. Returns its stream, or None if it has ended."""
         delta = self._detokenizer.process(handle, token_ids, detail)
         if delta is None:
-            return None  # what comes after a stop string is dropped
+            return None  # output after a stop string is dropped
         if delta.stopped_by_string:
             self._send_abort(AbortRequest([handle], "stop"))
         if handle not in self._streams:
-            return None  # its reader went, or was told of a crash
+            return None  # the stream was closed or failed
         stream, index = self._streams[handle]
         if delta.finish_reason is not None:
             del self._streams[handle]
-            self._rows.handles = []  # it may be one of them
+            self._rows.handles = []  # they may include this completion
         self._metrics.generation_tokens += len(delta.token_ids)
         if gap := stream.put(index, delta, detail, now):
             self._metrics.itl.observe(gap)
@@ -105,25 +109,25 @@ class DetokenizerActor(Actor[DetokenizerInbox]):
 
 
 class _Rows:
-    """What is behind the handles of a step, looked up once for as long as the batch stays the same.
+    """Texts and streams of a step's handles, looked up once while the batch stays the same.
 
     Args:
-        apart: handles that go the general way: there is more to tell of them, or somebody got several tokens.
+        separate: handles that are processed one by one, because they have a Detail or got several tokens.
     """
 
     def __init__(
         self,
         handles: list[int],
-        apart: set[int],
+        separate: set[int],
         detokenizer: Detokenizer,
         streams: dict[int, tuple[OutputStream, int]],
     ) -> None:
         self.handles = handles
-        self.apart = apart
-        known = streams.keys() - apart
+        self.separate = separate
+        known = streams.keys() - separate
         texts = [detokenizer.find_text(handle) if handle in known else None for handle in handles]
         self.indices = [index for index, text in enumerate(texts) if text is not None]
-        # Those with stop strings, those with more to tell, and those that have ended.
+        # Completions with stop strings, separate ones, and ended ones.
         self.others = [index for index, text in enumerate(texts) if text is None]
         self.texts = TextGroup([text for text in texts if text is not None])
         self.streams = StreamGroup([streams[handles[index]] for index in self.indices])

@@ -1,4 +1,4 @@
-"""The lag gauge: how late the event loop is, measured by being late itself."""
+"""Measures how late the event loop runs its callbacks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ PERIOD_S = 0.1
 
 
 async def watch_loop_lag(lag: Histogram) -> None:
-    """Sleep, and note by how much the wake-up came too late; until cancelled."""
+    """Sleep repeatedly and record in `lag` by how many seconds each wake-up was late, until cancelled."""
     while True:
         due = time.monotonic() + PERIOD_S
         await asyncio.sleep(PERIOD_S)

@@ -1,4 +1,4 @@
-"""SchedulerActor: carries messages in and out of the Scheduler, and keeps the executor fed."""
+"""SchedulerActor: passes messages to and from the Scheduler, and sends its plans to the executor."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from engine.messages import (
 
 
 class SchedulerActor(Actor[SchedulerInbox]):
-    """The only owner of the Scheduler."""
+    """Owns the Scheduler."""
 
     def __init__(
         self,
@@ -43,9 +43,10 @@ class SchedulerActor(Actor[SchedulerInbox]):
         self._tell_grammar = tell_grammar
         self._deliver = deliver
         self._with_grammar: set[int] = set()
-        self._idle_since: float | None = None  # the executor ran dry while there was work
+        self._idle_since: float | None = None  # since when the executor has no step
         self._num_step_tokens = 0
-        self._step_gaps_s: list[float] = []  # since the last stats, as the next
+        # Both since the last CoreStats.
+        self._step_gaps_s: list[float] = []
         self._mask_times_s: list[float] = []
         self._deliver(self._make_stats())
 

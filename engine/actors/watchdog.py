@@ -1,4 +1,4 @@
-"""The watchdog: detects a step that does not come back."""
+"""Watchdog: detects a hung step, which would otherwise leave requests waiting forever."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ CHECKS_PER_TIMEOUT = 20
 async def watch_steps(
     read_stats: Callable[[], CoreStats], timeout_s: float, report: Callable[[TimeoutError], None]
 ) -> None:
-    """Look at the open steps from time to time, until cancelled.
+    """Check the open steps periodically, until cancelled.
 
     Args:
-        timeout_s: how long steps may be open without any of them coming back or a new one leaving.
-        report: told of the hang before it is raised, since a core ends only when its threads have.
+        timeout_s: longest time without progress while steps are open; a step that starts or ends is progress.
+        report: called before the error is raised, because the core ends only after its threads.
 
     Raises:
-        TimeoutError: the steps hang.
+        TimeoutError: a step hangs.
     """
     period = min(MAX_PERIOD_S, timeout_s / CHECKS_PER_TIMEOUT)
     seen, since = (0, 0), time.monotonic()
@@ -40,13 +40,13 @@ async def watch_steps(
             seen, since = progress, now
         elif now - since >= timeout_s:
             error = TimeoutError(f"a step has not come back for {timeout_s:g} s")
-            logger.error("%s; what every thread is doing:\n%s", error, describe_threads())
+            logger.error("%s; stacks of all threads:\n%s", error, describe_threads())
             report(error)
             raise error
 
 
 def describe_threads() -> str:
-    """The stacks of all threads, by name."""
+    """Return the stacks of all threads, by thread name."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     frames = sys._current_frames()
     parts = [
