@@ -91,11 +91,11 @@ class ExecutorActor(ThreadActor[ExecutorInbox]):
         if None in self._held:
             return  # the end of the work came while an earlier step waited: no masks come any more
         start = time.monotonic()
-        while patience := self._executor.get_mask_patience(plan):
-            if patience == math.inf and any(self._can_run(message) for message in self._held):
+        while timeout_s := self._executor.get_mask_timeout(plan):
+            if timeout_s == math.inf and any(self._can_run(message) for message in self._held):
                 return
             try:
-                message = self._receive(None if patience == math.inf else start + patience)
+                message = self._receive(None if timeout_s == math.inf else start + timeout_s)
             except Empty:
                 return
             # Masks of this step, or of one behind it, may be there before the step.
@@ -108,7 +108,7 @@ class ExecutorActor(ThreadActor[ExecutorInbox]):
 
     def _can_run(self, message: ExecutorInbox | None) -> bool:
         """Whether this is a step of which some row needs no more masks."""
-        return isinstance(message, StepPlan) and self._executor.get_mask_patience(message) < math.inf
+        return isinstance(message, StepPlan) and self._executor.get_mask_timeout(message) < math.inf
 
     def _answer(self, answer: StepDone | PendingStep | None) -> None:
         """Send an answer, or remember to: answers leave in the order of their steps."""

@@ -1,7 +1,7 @@
-"""CacheSizer: how many blocks the KV cache of an engine has, and the config that follows from that.
+"""CacheSizer: computes the number of KV cache blocks and the resolved config.
 
-host    the largest step is estimated (`step_memory`), the cache takes a share of what is left
-GPU     the largest steps run over a cache of one block, and the device counts what they take (`device`)
+host    memory of the largest step is estimated (`step_memory`), and the cache gets a share of the rest
+GPU     the largest steps run on a cache of one block, and their memory is measured (`device`)
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from kernels.ops import StepShape
 logger = logging.getLogger("troupe.worker")
 
 HOST_SHARE, DEVICE_SHARE = 0.1, 0.9
-# Other mixtures of lengths leave other gaps in what torch reserves.
+# Reserve for fragmentation of torch's allocator by other mixtures of lengths.
 PEAK_MARGIN = 1.1
 
 
@@ -38,14 +38,14 @@ class CacheSizer:
     config: EngineConfig
     worker: WorkerConfig
     model: ModelConfig
-    kv_specs: Sequence[KVCacheSpec]  # of each layer
+    kv_specs: Sequence[KVCacheSpec]  # one per layer
 
     def estimate(self, ops: Ops, native: NativeSwap | None) -> ResolvedConfig:
         """Resolve the config for the host.
 
         Args:
-            ops: of the first steps.
-            native: may move the model to native ops while it runs.
+            ops: used by the first steps.
+            native: may replace them with native ops later.
         """
         config = self.config
         kept_bytes = 0 if native is None else native.estimate_move(self.model)
@@ -62,24 +62,24 @@ class CacheSizer:
             num_rows=config.max_num_seqs,
             estimate_scratch=estimate_scratch,
         )
-        # No row is longer than the cache, which decides where a checkpoint takes more than there is memory for.
-        room = self._share_host(step.estimate_step() + kept_bytes)
-        capacity = room // self._bytes_per_block * config.block_size
+        # No row is longer than the cache, so estimate rows and attention scratch with the cache's capacity.
+        cache_bytes = self._share_host(step.estimate_step() + kept_bytes)
+        capacity = cache_bytes // self._bytes_per_block * config.block_size
         length = min(max_len, capacity)
         step_bytes = step.estimate_step(length, min(length * config.max_num_seqs, capacity))
         row_bytes = step.estimate_rows(length, config.block_size)
         return self._resolve(self._share_host(step_bytes + row_bytes + kept_bytes))
 
     def measure(self, memory: DeviceMemory, run_largest: Callable[[ResolvedConfig], None]) -> ResolvedConfig:
-        """Resolve the config for a device that counts.
+        """Resolve the config for a device whose memory can be measured.
 
         Args:
-            run_largest: takes the largest steps under a config, and gives back what it took for them.
+            run_largest: runs the largest steps under a config, and frees their memory.
 
         Raises:
-            ConfigError: the largest steps do not fit beside the weights, or no cache fits beside both.
+            ConfigError: the weights leave too little memory for the largest steps, or for a cache.
         """
-        # The longest rows that there can be; with the largest steps beside them they may become shorter.
+        # Upper bound of the row length; the measured memory of the largest steps may reduce it.
         resolved = self._resolve(self._share_device(memory, 0))
         if self.config.num_blocks is not None:
             return resolved
@@ -92,17 +92,17 @@ class CacheSizer:
                 f"max_num_seqs={scheduler.max_num_seqs} rows does not fit beside the weights; lower one of them, or "
                 f"max_model_len. {str(error).partition(chr(10))[0]}"
             ) from error
-        logger.info("the largest steps take %.2f GiB beside weights and KV cache", peak / 2**30)
+        logger.info("the largest steps need %.2f GiB in addition to weights and KV cache", peak / 2**30)
         return self._resolve(self._share_device(memory, int(peak * PEAK_MARGIN)))
 
     def _share_host(self, step_bytes: int) -> int:
-        """The share of the config, and never more than most of what the largest step leaves free."""
+        """Return the cache's bytes: the configured share, at most 80 % of what the largest step leaves free."""
         total, free = measure_host_memory()
         share = self.config.memory_share or HOST_SHARE
         return min(int(total * share), int(max(0, free - step_bytes) * 0.8))
 
     def _share_device(self, memory: DeviceMemory, step_bytes: int) -> int:
-        """The share of the config less what is used already, and never more than the largest step leaves free."""
+        """Return the cache's bytes: the configured share less used memory, at most what the largest step leaves."""
         total, free = memory.measure()
         share = self.config.memory_share or DEVICE_SHARE
         return max(0, min(int(total * share) - (total - free), free - step_bytes))
@@ -123,7 +123,7 @@ class CacheSizer:
         return self._respect_dynamic_rope(resolved)
 
     def _respect_dynamic_rope(self, resolved: ResolvedConfig) -> ResolvedConfig:
-        """Dynamic RoPE rotates keys by the length of their request: beyond the original one no other may reuse them."""
+        """Disable prefix caching for dynamic RoPE, which rotates keys by the length of their own request."""
         rope = self.model.rope
         original = rope.original_max_position_embeddings
         if rope.rope_type != "dynamic" or resolved.max_model_len <= original:

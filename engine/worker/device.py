@@ -1,4 +1,4 @@
-"""The device that a worker runs on, the link to it and, on a GPU, the memory that counts what steps take."""
+"""Opens the worker's device: the link to it and, on a GPU, the measurement of its memory."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from engine.worker.device_link import DeviceLink, HostLink
 
 
 class DeviceMemory(Protocol):
-    """The memory of a device that counts what steps take."""
+    """Memory of a device that can measure the memory of steps."""
 
     def empty_cache(self) -> None:
-        """Give back what torch keeps for later, which counts as used."""
+        """Free the memory that torch caches, which the driver counts as used."""
 
     def measure(self) -> tuple[int, int]:
         """Return (total, free) bytes."""
 
     def measure_peak(self, run: Callable[[], None]) -> int:
-        """Return the bytes that `run` takes at most beside what is taken already."""
+        """Return the peak of the additional bytes that `run` allocates."""
 
 
 class CudaMemory:
@@ -37,14 +37,14 @@ class CudaMemory:
         torch.cuda.empty_cache()
 
     def measure(self) -> tuple[int, int]:
-        self.empty_cache()  # of weights as they were before they were packed, or of another engine
+        self.empty_cache()  # of unpacked weights, or of another engine
         free, total = torch.cuda.mem_get_info(self._device)
         return total, free
 
     def measure_peak(self, run: Callable[[], None]) -> int:
         self.empty_cache()
         torch.cuda.reset_peak_memory_stats(self._device)
-        # What torch reserves, not what it hands out: no other part of the process can use the gaps.
+        # Reserved rather than allocated bytes, because nothing else can use the gaps between allocations.
         before = torch.cuda.memory_reserved(self._device)
         run()
         torch.cuda.synchronize(self._device)
@@ -52,11 +52,11 @@ class CudaMemory:
 
 
 def open_device(config: WorkerConfig) -> tuple[torch.device, DeviceLink, DeviceMemory | None]:
-    """Make the device ready for the thread that calls; the host has no memory that counts."""
+    """Prepare the device for the calling thread. The CPU has no DeviceMemory."""
     device = torch.device(config.device)
     if device.type == "cpu":
         return device, HostLink(), None
-    # Else cuBLAS may add up parts of a sum in so few bits that batches of another size round visibly.
+    # Otherwise cuBLAS may reduce in 16 bits, and results would depend more on the batch size.
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
     torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
     link = CudaLink(device, config.check_syncs)

@@ -1,4 +1,4 @@
-"""What this machine makes of the config: device, dtype, who attends, and in how many bits.
+"""Chooses device, dtype, attention backend and quantization for this machine.
 
 probe_device ─▶ DeviceFacts ─▶ choose_worker_config ─▶ WorkerConfig without any "auto", and notices for the log
 """
@@ -18,7 +18,7 @@ from engine.model import ModelConfig
 from kernels.device_kernels import MIN_CAPABILITY, find_triton_gap
 
 NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
-# Compute capabilities of NVIDIA's GPUs.
+# Minimum compute capability of NVIDIA GPUs.
 _WITH_BFLOAT16 = (8, 0)
 _WITH_INT4 = (8, 0)
 _WITH_FP8 = (8, 9)
@@ -26,22 +26,20 @@ _WITH_FP8 = (8, 9)
 
 @dataclass(frozen=True, slots=True)
 class DeviceFacts:
-    """What a device can do, as far as choices depend on it."""
+    """Properties of a device that the choices depend on."""
 
     kind: str  # cpu or cuda
-    capability: tuple[int, int] = (0, 0)  # of a CUDA device
-    triton_gap: str = ""  # what keeps triton from working there, whatever the GPU
+    capability: tuple[int, int] = (0, 0)  # compute capability of a CUDA device
+    triton_gap: str = ""  # why triton cannot be used; empty if it can
     num_cores: int = 1
-    idle_gpu: str = (
-        ""  # why the GPU that this machine has cannot be used; empty when there is none, or it can
-    )
+    idle_gpu: str = ""  # why this machine's GPU cannot be used; empty if it can, or there is none
 
 
 def probe_device(device: str) -> DeviceFacts:
-    """Look at the device the config names.
+    """Return the properties of the configured device.
 
     Raises:
-        ConfigError: CUDA is asked for and there is none.
+        ConfigError: the device is "cuda" and torch sees none.
     """
     has_cuda = torch.cuda.is_available()
     kind = ("cuda" if has_cuda else "cpu") if device == "auto" else device
@@ -54,7 +52,7 @@ def probe_device(device: str) -> DeviceFacts:
 
 
 def _explain_idle_gpu(driver: Path) -> str:
-    """One sentence on a driver that torch does not work with; empty when no driver is loaded."""
+    """Return a sentence about an NVIDIA driver that torch cannot use; empty if no driver is loaded."""
     if not driver.exists():
         return ""
     found = re.search(r"Kernel Module[^\d]*(\d[\d.]*)", driver.read_text(errors="replace"))
@@ -71,20 +69,18 @@ def _explain_idle_gpu(driver: Path) -> str:
 def choose_worker_config(
     config: EngineConfig, model_config: ModelConfig, facts: DeviceFacts
 ) -> tuple[WorkerConfig, list[str]]:
-    """Fill in every "auto" that depends on the device.
+    """Replace every "auto" that depends on the device.
 
-    Returns the worker's config, and what was chosen against expectation, in words for the log.
+    Returns the worker's config, and notices for the log about unexpected choices.
 
     Raises:
-        ConfigError: something was asked for that the device cannot do; says what would do.
+        ConfigError: the device does not support a setting; the message names an alternative.
     """
     notices: list[str] = [facts.idle_gpu] if facts.idle_gpu else []
     dtype = _choose_dtype(config, model_config, facts, notices)
     backend = _choose_backend(config, facts, notices)
     if config.compile and backend == "triton":
-        notices.append(
-            "compile=True has no effect on the triton kernels; attention_backend sdpa has use for it"
-        )
+        notices.append("compile=True has no effect on the triton kernels; attention_backend sdpa supports it")
     _check_quantization(config, dtype, facts)
     if config.kv_cache_dtype == "fp8" and facts.kind != "cuda":
         raise ConfigError("kv_cache_dtype='fp8' needs a CUDA device, this engine runs on the CPU; use auto")
@@ -113,15 +109,15 @@ def _choose_dtype(
     has_bfloat16 = facts.kind == "cpu" or facts.capability >= _WITH_BFLOAT16
     if config.dtype == "bfloat16" and not has_bfloat16:
         raise ConfigError(
-            f"dtype='bfloat16': this GPU (compute capability {_spell(facts)}) has none; use float16, or auto"
+            f"dtype='bfloat16': this GPU (compute capability {_capability(facts)}) has none; use float16, or auto"
         )
     if config.dtype != "auto":
         return config.dtype
     if facts.kind == "cpu":
-        # The same seed gives the same text whatever the batch; bfloat16 rounds too coarsely for that.
+        # In bfloat16 the same seed might not give the same text in every batch.
         return "float32"
     if model_config.dtype == "bfloat16" and not has_bfloat16:
-        notices.append("float16 instead of the checkpoint's bfloat16, which this GPU does not have")
+        notices.append("float16 instead of the checkpoint's bfloat16, which this GPU does not support")
         return "float16"
     return model_config.dtype
 
@@ -135,7 +131,7 @@ def _choose_backend(config: EngineConfig, facts: DeviceFacts, notices: list[str]
             raise ConfigError(f"attention_backend='triton': {facts.triton_gap}; install it, or use sdpa")
         if facts.capability < MIN_CAPABILITY:
             raise ConfigError(
-                f"attention_backend='triton': this GPU (compute capability {_spell(facts)}) is older than 8.0; "
+                f"attention_backend='triton': this GPU (compute capability {_capability(facts)}) is older than 8.0; "
                 "use sdpa"
             )
     if asked == "native":
@@ -145,7 +141,7 @@ def _choose_backend(config: EngineConfig, facts: DeviceFacts, notices: list[str]
             raise ConfigError("attention_backend='native' contradicts enable_native_ops=False")
         if config.compile:
             raise ConfigError(
-                "attention_backend='native' contradicts compile=True, which is for torch's ops; use sdpa, or flex"
+                "attention_backend='native' contradicts compile=True, which needs torch's ops; use sdpa, or flex"
             )
     if asked != "auto":
         return asked
@@ -154,7 +150,7 @@ def _choose_backend(config: EngineConfig, facts: DeviceFacts, notices: list[str]
     if not facts.triton_gap and facts.capability >= MIN_CAPABILITY:
         return "triton"
     why = facts.triton_gap or "this GPU is older than compute capability 8.0"
-    notices.append(f"attention_backend sdpa, because {why}; CUDA graphs are off with it")
+    notices.append(f"attention_backend sdpa, because {why}; CUDA graphs are disabled")
     return "sdpa"
 
 
@@ -167,12 +163,12 @@ def _check_quantization(config: EngineConfig, dtype: str, facts: DeviceFacts) ->
     needed = _WITH_FP8 if name == "fp8" else _WITH_INT4
     if facts.capability < needed:
         raise ConfigError(
-            f"quantization={name!r} needs compute capability {needed[0]}.{needed[1]}, this GPU has {_spell(facts)}; "
-            "use int8"
+            f"quantization={name!r} needs compute capability {needed[0]}.{needed[1]}, this GPU has "
+            f"{_capability(facts)}; use int8"
         )
     if dtype != "bfloat16":
         raise ConfigError(f"quantization={name!r} needs dtype bfloat16, not {dtype}")
 
 
-def _spell(facts: DeviceFacts) -> str:
+def _capability(facts: DeviceFacts) -> str:
     return f"{facts.capability[0]}.{facts.capability[1]}"

@@ -1,4 +1,4 @@
-"""DeviceLink: how results come back to the host. On the CPU they are there; on CUDA they follow later.
+"""DeviceLink: copies results to the host, at once on the CPU and asynchronously on CUDA.
 
 forward stream   forward N │ sample N │ forward N+1 │ sample N+1 │
 copies stream                         └ tokens of N ─▶ pinned memory, event
@@ -19,33 +19,33 @@ from engine.messages import StepDone
 
 
 class Fetch(Protocol):
-    """Device tensors on their way to the host."""
+    """A copy of device tensors to the host, possibly in progress."""
 
     def is_done(self) -> bool:
         """Whether `wait` would return at once."""
 
     def wait(self) -> list[np.ndarray]:
-        """The tensors' values, once they are there."""
+        """Wait for the copy and return the tensors' values."""
 
 
 class DeviceLink(Protocol):
-    """What differs between devices in bringing a step to the device and its results back."""
+    """Device-specific parts of launching a step and reading its results."""
 
-    is_immediate: bool  # results are there when a step has been launched
+    is_immediate: bool  # results are available as soon as a step is launched
 
     def enter_thread(self) -> None:
-        """Called by the thread that will launch steps, before it does."""
+        """Prepare the calling thread for launching steps."""
 
     def fetch(self, tensors: Sequence[Tensor]) -> Fetch:
-        """Start to copy tensors to the host; they must not be written to afterwards."""
+        """Start copying tensors to the host. They must not be modified afterwards."""
 
     def launch_section(self) -> AbstractContextManager[None]:
-        """Wraps whatever must not wait for the device."""
+        """Return a context for code that must not wait for the device."""
 
 
 @dataclass(frozen=True, slots=True)
 class HostFetch:
-    """Tensors that are on the host already."""
+    """Values of tensors that are on the host already."""
 
     arrays: list[np.ndarray]
 
@@ -62,7 +62,7 @@ class HostLink:
     is_immediate = True
 
     def enter_thread(self) -> None:
-        """The CPU has no streams."""
+        """Do nothing: the CPU has no streams."""
 
     def fetch(self, tensors: Sequence[Tensor]) -> HostFetch:
         return HostFetch([tensor.numpy() for tensor in tensors])
@@ -73,7 +73,7 @@ class HostLink:
 
 @dataclass(frozen=True, slots=True)
 class PendingStep:
-    """A launched step whose results are on their way."""
+    """A launched step whose results are being copied."""
 
     fetch: Fetch
     finish: Callable[[list[np.ndarray]], StepDone]
@@ -83,5 +83,5 @@ class PendingStep:
         return self.fetch.is_done()
 
     def wait(self) -> StepDone:
-        """The step's answer."""
+        """Wait for the step and return its results."""
         return self.finish(self.fetch.wait())

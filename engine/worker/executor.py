@@ -1,7 +1,7 @@
-"""Executor: what runs the steps of an engine, and what it has made of the config.
+"""Executor: the protocol for running an engine's steps.
 
 load ─▶ ready ◀─▶ execute, sample, do_chore
-          ├── reset: forget all rows, after a crash
+          ├── reset: drop all rows, after a crash
           └── sleep ─▶ asleep ── wake ─▶ ready
 """
 
@@ -18,7 +18,7 @@ from engine.worker.device_link import PendingStep
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """What `load` found out."""
+    """Result of `load`."""
 
     resolved: ResolvedConfig
     model_config: ModelConfig
@@ -26,50 +26,50 @@ class Loaded:
 
 
 class Executor(Protocol):
-    """One thread calls everything but `describe`, `sleep_level` and `close`."""
+    """Runs steps. One thread calls all methods except `describe`, `sleep_level` and `close`."""
 
     def load(self) -> Loaded:
-        """Read the checkpoint and get ready for the first step.
+        """Load the model and prepare for the first step.
 
         Raises:
-            ConfigError: the device, dtype, checkpoint or memory does not allow what the config asks.
+            ConfigError: the device, dtype, checkpoint or memory does not allow the config.
         """
 
     def execute(self, plan: StepPlan) -> StepDone | PendingStep | None:
-        """Launch a step; None when every row waits for its mask, and `sample` gives the only answer."""
+        """Launch a step. Returns None if all rows wait for masks and `sample` returns the step's first result."""
 
     def sample(self, masks: StepMasks) -> StepDone | PendingStep | None:
-        """Sample the rows of a step that waited for their masks; None when there are none."""
+        """Sample the rows of a step whose masks have arrived. Returns None if there are none."""
 
-    def get_mask_patience(self, plan: StepPlan) -> float:
-        """Seconds to wait for masks before the plan: 0 if no row needs one, infinity if no row can run without."""
+    def get_mask_timeout(self, plan: StepPlan) -> float:
+        """Return how many seconds to wait for masks before the plan: 0 if no row needs one, inf if every row does."""
 
     def do_chore(self) -> bool:
-        """Do one piece of what may wait for a quiet moment, about as long as a few steps; False if there is none."""
+        """Do one piece of background work, about as long as a few steps. Returns False if none is left."""
 
     def reset(self) -> None:
-        """Forget all rows. The weights and the memory of the cache stay."""
+        """Drop all rows. Weights and cache memory stay allocated."""
 
     def sleep(self, level: int) -> None:
-        """Give back the KV cache and the recordings, and the weights as the level says.
+        """Free the KV cache, the recorded graphs and the device memory of the weights.
 
         Args:
-            level: 1: the weights stay on the host; 2: they are dropped, and read again by `wake`.
+            level: 1: move the weights to the host; 2: drop them, and read them again in `wake`.
         """
 
     def wake(self) -> None:
-        """Take back what `sleep` gave back; there are no rows. After an error it still sleeps."""
+        """Load and allocate again what `sleep` freed, with an empty batch. After an error it is still asleep."""
 
     @property
     def sleep_level(self) -> int:
-        """0 while it is awake."""
+        """Level of the current sleep; 0 while awake."""
 
     def close(self, *, frees_memory: bool = True) -> None:
-        """End for good.
+        """End. The executor is not used again.
 
         Args:
-            frees_memory: the memory, which the next engine needs; False where a step may still be running.
+            frees_memory: False if a step may still be running and use the memory.
         """
 
     def describe(self) -> dict[str, str | int]:
-        """What the next step will run on, in words; changes while recordings and native ops come in."""
+        """Return which ops the next step uses, and the progress of recorded graphs and native ops."""

@@ -1,10 +1,10 @@
-"""InputBatch: what the worker keeps about the rows of the batch from step to step.
+"""InputBatch: the worker's state of the rows, and the model inputs of each step.
 
-Rows persist; a step plan brings only changes. Token ids live on the device in a pool [row, position], so the
-token that one step samples is gathered there by the next, without a detour over the host.
+Rows persist between steps; a plan contains only changes. Token ids are kept in a pool [row, position] on the device, so
+that a step reads the tokens sampled by the previous one without a copy to the host. Inputs are made in one of two ways:
 
-    host assembles:   slots, positions, tables, lengths of the step ─▶ device; token ids ◀─ pool
-    device gathers:   rows, starts, counts ─▶ device; all the rest ◀─ pool and tables there (`kernels.gather_inputs`)
+    on the host:      slots, positions, tables, lengths of the step ─▶ device; token ids ◀─ pool
+    on the device:    rows, starts, counts ─▶ device; all others ◀─ pool and tables (`kernels.gather_inputs`)
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ class InputBatch:
     """Block tables and token pool of up to `max_num_seqs` rows.
 
     Args:
-        is_gathered: the inputs of a step are gathered on the device, which then has the block tables too; default:
-            where there is a kernel for it, since torch would need twenty.
+        is_gathered: make the inputs on the device, which then also keeps the block tables; default: if there is a
+            kernel for it.
 
     Attributes:
-        version: changes with every new row.
+        version: incremented by every new row.
         block_tables: [max_num_seqs, max_blocks] int32 on the host.
     """
 
@@ -57,7 +57,7 @@ class InputBatch:
         self.block_size = block_size
         self.device = device
         self.version = 0
-        # One place more than the model length: the last token is sampled but never computed.
+        # One position more than the model length: the last token is sampled but never computed.
         self._stride = max_model_len + 1
         max_blocks = -(-max_model_len // block_size)
         self.block_tables = np.zeros((max_num_seqs, max_blocks), dtype=np.int32)
@@ -70,7 +70,7 @@ class InputBatch:
             self._device_tables = torch.zeros(max_num_seqs, max_blocks, dtype=torch.int32, device=device)
 
     def apply(self, plan: StepPlan) -> None:
-        """Take in the rows, blocks and drafts that are new with this plan."""
+        """Apply the new rows, blocks and drafts of a plan."""
         for new_row in plan.new_rows:
             self._add(new_row)
         for row, block_ids in plan.new_blocks:
@@ -89,7 +89,7 @@ class InputBatch:
             )
 
     def make_input(self, rows: np.ndarray, starts: np.ndarray, counts: np.ndarray) -> ModelInput:
-        """Flatten runs [start, start + count) of the given rows into one input; all arrays are [R] int64."""
+        """Flatten the runs [start, start + count) of the rows into one input. All arrays are [R] int64."""
         ends = starts + counts
         bounds = np.zeros(len(rows) + 1, dtype=np.int64)
         np.cumsum(counts, out=bounds[1:])
@@ -114,14 +114,14 @@ class InputBatch:
         self._token_pool.index_copy_(0, index, token_ids.clamp(min=0))
 
     def token_ids(self, row: int, start: int, end: int) -> Tensor:
-        """Tokens [start, end) of a row, on the device."""
+        """Return tokens [start, end) of a row, on the device."""
         return self._token_pool[row * self._stride + start : row * self._stride + end]
 
     def _assemble(
         self, rows: np.ndarray, starts: np.ndarray, counts: np.ndarray, bounds: np.ndarray, max_blocks: int
     ) -> tuple[StepBuffers, Tensor]:
-        """The step's inputs, computed here and sent one by one."""
-        if bounds[-1] == len(rows):  # one token a row: nothing to repeat
+        """Compute the step's inputs on the host. Returns buffers and query_start_loc."""
+        if bounds[-1] == len(rows):  # one token per row
             positions, token_rows = starts, rows
         else:
             positions = np.arange(bounds[-1]) - np.repeat(bounds[:-1] - starts, counts)
@@ -141,9 +141,9 @@ class InputBatch:
     def _gather(
         self, rows: np.ndarray, starts: np.ndarray, bounds: np.ndarray, max_blocks: int, tables: Tensor
     ) -> tuple[StepBuffers, Tensor]:
-        """The step's inputs, gathered on the device from one small record."""
+        """Gather the step's inputs on the device. Returns buffers and query_start_loc."""
         num_rows, num_tokens = len(rows), int(bounds[-1])
-        # An even width keeps every part at 16 bytes: an unaligned pointer would compile another kernel.
+        # An even width aligns every row to 16 bytes; an unaligned pointer would compile another kernel.
         width = num_rows + 2 - num_rows % 2
         record = np.zeros((3, width), dtype=np.int64)
         record[0, :num_rows], record[1, :num_rows], record[2, : num_rows + 1] = rows, starts, bounds
@@ -167,7 +167,7 @@ class InputBatch:
         return buffers, query_start_loc
 
     def _update_tables(self, rows: list[int]) -> None:
-        """Send the tables of changed rows, each behind its row, in one transfer."""
+        """Copy the tables of changed rows to the device, with their row numbers, in one transfer."""
         if not rows or self._device_tables is None:
             return
         changed = np.unique(rows)

@@ -1,4 +1,4 @@
-"""The memory of the paged KV cache: its size per block and its allocation."""
+"""Size and allocation of the paged KV cache."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 
 def choose_kv_dtype(config: WorkerConfig) -> torch.dtype:
-    """Return the dtype of keys and values: the model's, unless the config asks for fewer bits."""
+    """Return the dtype of keys and values: fp8 if configured, else the model's dtype."""
     return torch.float8_e4m3fn if config.kv_cache_dtype == "fp8" else DTYPES[config.dtype]
 
 
 def compute_bytes_per_block(specs: Sequence[KVCacheSpec], block_size: int, dtype: torch.dtype) -> int:
-    """Return the bytes that one block of `block_size` tokens takes over all layers, keys and values."""
+    """Return the bytes of one block of `block_size` tokens, over all layers, keys and values."""
     return sum(2 * spec.num_kv_heads * spec.head_size for spec in specs) * block_size * dtype.itemsize
 
 
@@ -35,28 +35,28 @@ def allocate_kv_cache(
     """Allocate the cache of every layer, uninitialised. The caller owns it.
 
     Args:
-        specs: of each layer.
-        free_bytes: what the device has left, where allocating only reserves and a lack of memory shows much later.
-            None: the device says so by itself.
+        specs: one per layer.
+        free_bytes: free memory of a host, where an allocation succeeds even if the memory is missing; None: the
+            device reports missing memory by an error.
 
     Returns one (k_cache, v_cache) per layer, each [num_blocks, block_size, num_kv_heads, head_dim],
-    contiguous. Block 0 is the null block: padding points there.
+    contiguous. Block 0 is the null block, used for padding.
 
     Raises:
-        ConfigError: the device has no room for them.
+        ConfigError: the cache does not fit into the device's memory.
     """
     num_bytes = num_blocks * compute_bytes_per_block(specs, block_size, dtype)
-    no_room = (
-        f"num_blocks={num_blocks}: {device} has no room for a KV cache of {num_bytes / 2**30:.1f} GiB "
+    too_large = (
+        f"num_blocks={num_blocks}: {device} cannot allocate a KV cache of {num_bytes / 2**30:.1f} GiB "
         f"({num_bytes} bytes); lower num_blocks or memory_share. "
     )
     if free_bytes is not None and num_bytes > free_bytes:
-        raise ConfigError(f"{no_room}{free_bytes / 2**30:.1f} GiB are free")
+        raise ConfigError(f"{too_large}{free_bytes / 2**30:.1f} GiB are free")
     shapes = [(num_blocks, block_size, spec.num_kv_heads, spec.head_size) for spec in specs]
     try:
         return [
             (torch.empty(shape, dtype=dtype, device=device), torch.empty(shape, dtype=dtype, device=device))
             for shape in shapes
         ]
-    except RuntimeError as error:  # all that torch says of a lack of memory, or of a size beyond 64 bits
-        raise ConfigError(no_room + str(error).partition("\n")[0]) from error
+    except RuntimeError as error:  # torch has no subclass for missing CPU memory and for sizes beyond 64 bits
+        raise ConfigError(too_large + str(error).partition("\n")[0]) from error

@@ -1,6 +1,6 @@
-"""MockWorker: answers every step after a fixed time, with made-up tokens. It measures the engine, not a model.
+"""MockWorker: an executor that returns artificial tokens after a fixed time, to measure the engine without a model.
 
-A token depends on its request's seed and its position alone, so batches, chunks and restarts do not change a text.
+A token depends only on seed and position, so batches, chunks and restarts do not change a text.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from engine.worker.executor import Loaded
 from engine.worker.sampling.drafts import SampleRuns
 from kernels.sampling import make_row_keys
 
-# The made-up tokens are [first, first + number): clear of special ones and of single bytes in most vocabularies.
+# Tokens are in [first, first + number), which has no special tokens and single bytes in most vocabularies.
 _FIRST_TOKEN = 260
 _NUM_TOKENS = 150
 _MEMORY_BYTES = 2**33
@@ -24,7 +24,7 @@ _BYTES_PER_BLOCK = 2**17
 
 
 class MockWorker:
-    """An executor that reads the checkpoint's config, and no weights."""
+    """Reads the checkpoint's config, but no weights."""
 
     def __init__(self, config: EngineConfig) -> None:
         self.sleep_level = 0
@@ -46,20 +46,20 @@ class MockWorker:
         return Loaded(resolved, model_config)
 
     def reset(self) -> None:
-        """New rows bring their seeds."""
+        """Do nothing: each new row sets its seed."""
 
     def sleep(self, level: int) -> None:
-        """There is no memory to give back."""
+        """Set the level only; there is no memory to free."""
         self.sleep_level = level
 
     def wake(self) -> None:
         self.sleep_level = 0
 
-    def get_mask_patience(self, plan: StepPlan) -> float:
+    def get_mask_timeout(self, plan: StepPlan) -> float:
         return 0.0
 
     def close(self, *, frees_memory: bool = True) -> None:
-        """Nothing goes on in the background."""
+        """Do nothing."""
 
     def describe(self) -> dict[str, str | int]:
         return {"ops": "mock"}
@@ -81,4 +81,4 @@ class MockWorker:
         return StepDone(plan.step_id, indices, counts, token_ids[is_kept])
 
     def sample(self, masks: StepMasks) -> None:
-        """The answer came with the step: made-up tokens know no grammar."""
+        """Do nothing: `execute` has sampled all rows, without masks."""

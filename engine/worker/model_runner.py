@@ -29,7 +29,7 @@ from engine.worker.sampling.sampler import SampledTokens, Sampler
 from engine.worker.sampling.state import SamplingState
 from engine.worker.sampling.transfer import upload
 
-MASK_PATIENCE_S = 0.002  # how long rows that could run wait for the masks of others
+MASK_TIMEOUT_S = 0.002  # how long rows that could run wait for the masks of others
 # What a step has in which no row samples.
 NO_RUNS = SampleRuns(*[np.zeros(0, dtype=np.int64)] * 5)
 NO_TOKENS = SampledTokens(torch.zeros(0, dtype=torch.int64))
@@ -118,7 +118,7 @@ class ModelRunner:
         """The plain way through the model: [T, D]."""
         return self.model(step.input_ids, step.positions, self.kv_caches, step.attn_metadata)
 
-    def get_mask_patience(self, plan: StepPlan) -> float:
+    def get_mask_timeout(self, plan: StepPlan) -> float:
         """Seconds to wait for masks before the plan: 0 if no row needs one, infinity if no row can run without.
 
         Masks of an older step are slow, and only waited for when there is nothing else to do.
@@ -126,7 +126,7 @@ class ModelRunner:
         rows = set(plan.rows.tolist())
         if rows <= self._parked_rows:
             return math.inf
-        return MASK_PATIENCE_S if rows & self._fresh_rows & self._parked_rows else 0.0
+        return MASK_TIMEOUT_S if rows & self._fresh_rows & self._parked_rows else 0.0
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepDone | PendingStep | None:

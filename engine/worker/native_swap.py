@@ -1,4 +1,4 @@
-"""NativeSwap: the C++ ops from the first step when they are built already, otherwise as soon as they are.
+"""NativeSwap: uses the C++ ops from the first step if their library is built, else moves to them after the build.
 
 start ─▶ library in the cache ─▶ its ops, before the weights are packed
       └▶ being built ─▶ steps on torch's ops ─▶ built: `move_next` between steps, one matrix each ─▶ model.ops replaced
@@ -23,10 +23,10 @@ logger = logging.getLogger("troupe.worker")
 
 
 class NativeSwap:
-    """Speeds a model on the CPU up; without a compiler, or for a dtype it lacks, nothing changes.
+    """Moves a model on the CPU to native ops. Without a compiler, or for other dtypes, the model stays as it is.
 
     Args:
-        num_threads: of the native ops; None: one per core.
+        num_threads: threads of the native ops; None: one per core.
         build: finds or builds the library; default: in the user's cache.
     """
 
@@ -34,28 +34,28 @@ class NativeSwap:
         self._dtype = dtype
         self._num_threads = num_threads
         self._build = build or NativeBuild()
-        self._is_over = not can_run(dtype)  # the model has the native ops, or will never have them
+        self._is_over = not can_run(dtype)  # the model uses the native ops, or never will
         self._moves: Iterator[None] | None = None
 
     @property
     def status(self) -> str:
-        """In one line: whether they are ready, being built, or why there are none."""
+        """One line: the ops are ready, being built, or not available and why."""
         if not can_run(self._dtype):
             return f"not available for {str(self._dtype).removeprefix('torch.')}"
         return self._build.status
 
     def start(self, waits: bool = False) -> Ops | None:
-        """Begin; the ops when they are there at once.
+        """Start the build if necessary. Returns the ops if they are available, else None.
 
         Args:
-            waits: for the compiler, so that None means that there will be none.
+            waits: wait for the compiler; None then means that native ops are not available at all.
         """
         if not self._is_over:
             self._build.start()
             if waits and not self._build.is_done:
-                logger.info("native ops: being built; the start waits for them")
+                logger.info("native ops: waiting for the build")
                 self._build.wait()
-        # This is read before the library: a model moves later to what a build brings in between.
+        # Read is_done before the library: if the build ends in between, the model moves to the ops later.
         self._is_over = self._is_over or self._build.is_done
         ops = self._make_ops() if self._is_over else None
         logger.info("native ops: %s", self.status)
@@ -63,13 +63,13 @@ class NativeSwap:
 
     @property
     def has_move(self) -> bool:
-        """Whether the build has ended and the model has not moved over yet."""
+        """Whether the build has ended and the model has not been moved yet."""
         return not self._is_over and self._build.is_done
 
     def move_next(self, model: Model) -> None:
-        """Repack one more matrix of the model; the last call gives it the native ops. Call it between two steps.
+        """Repack one more matrix of the model; the last call sets `model.ops`. Call it between two steps.
 
-        The matrices that are moved and those that are not hold the same values, so steps may run in between.
+        Repacking does not change values, so steps may run between calls.
         """
         try:
             if self._moves is None:
@@ -80,12 +80,12 @@ class NativeSwap:
         except StopIteration:
             self._is_over = True
             logger.info("native ops: %s; the model runs on %s", self.status, model.ops.name)
-        except RuntimeError as error:  # all that torch says of a lack of memory
+        except RuntimeError as error:  # torch has no subclass for missing CPU memory
             self._is_over = True
             logger.warning("native ops: the weights could not be repacked: %s", error)
 
     def estimate_move(self, config: ModelConfig) -> int:
-        """Bytes that moving takes beside the model as it is: the copy of a tied head, or one matrix twice."""
+        """Return the additional bytes that moving needs: the copy of a tied head, or one matrix twice."""
         if self._is_over:
             return 0
         num_heads = config.num_attention_heads + 2 * config.num_key_value_heads
@@ -95,7 +95,7 @@ class NativeSwap:
         return max(2 * matrix_bytes, estimate_head_copy(config, self._dtype))
 
     def estimate_scratch(self, shape: StepShape) -> int:
-        """As `Ops.estimate_scratch` of the ops that are awaited; 0 where none are."""
+        """Return `estimate_scratch` of the native ops; 0 if the model does not move to them."""
         return 0 if self._is_over else estimate_scratch(shape, count_native_threads(self._num_threads))
 
     def _make_ops(self) -> Ops | None:

@@ -1,9 +1,9 @@
-"""StepMemory: what the host needs beside weights and KV cache, estimated before the cache takes a share of the rest.
+"""StepMemory: estimates the host memory that is needed in addition to weights and KV cache.
 
 rows            token pool, block tables, RoPE tables          as long as the engine runs
 largest step    activations, scratch of the ops, logits, logprobs
 
-A GPU counts what a step takes, see `DeviceMemory`; a host does not, and native ops may still be on their way.
+On a GPU the memory of steps is measured instead, see `DeviceMemory`.
 """
 
 from __future__ import annotations
@@ -18,34 +18,34 @@ from engine.model.config import ModelConfig
 from kernels.ops import StepShape
 from kernels.sampling import THREAD_CHUNK_ELEMENTS
 
-# Words of 4 bytes per token of the vocabulary and sampled row: logits, a copy of them as they were for logprobs, one of
-# the rows with penalties, and the counts that those have.
+# Words of 4 bytes per sampled row and token of the vocabulary: logits, a copy of the raw logits for logprobs, a copy of
+# rows with penalties, and their token counts.
 LOGIT_WORDS = 4
-# Bytes per element of a chunk of rows whose logprobs are computed: the bits of scores, what flips them, the keys of 64
-# bits that order them, and their log-softmax.
+# Bytes per element of a chunk whose logprobs are computed: bits of the scores, sign masks, 64-bit sort keys,
+# log-softmax.
 LOGPROB_BYTES = 4 + 4 + 8 + 4
 
 
 @dataclass(frozen=True, slots=True)
 class StepMemory:
-    """Estimates for one model and the largest step that its engine may run."""
+    """Estimates for one model and its largest step."""
 
     config: ModelConfig
     dtype: torch.dtype
-    num_tokens: int  # of the step
-    num_rows: int  # of the batch, all of them sampled
+    num_tokens: int  # in the step
+    num_rows: int  # in the batch, all of them sampled
     estimate_scratch: Callable[[StepShape], int]  # see `kernels.Ops`
 
     def estimate_step(self, context_len: int = 0, num_context_tokens: int = 0) -> int:
-        """Return about how many bytes the largest step takes.
+        """Return the estimated bytes of the largest step.
 
         Args:
-            context_len: of the longest row.
-            num_context_tokens: of all rows that the cache holds.
+            context_len: tokens of the longest row.
+            num_context_tokens: tokens of all rows together.
         """
         config = self.config
         attention = 2 * (config.num_attention_heads + config.num_key_value_heads) * config.head_dim
-        # In the MLP the gate, the up half and their product, beside hidden states and what attention reads and writes.
+        # Hidden states; gate, up and their product in the MLP; inputs and outputs of attention.
         per_token = 4 * config.hidden_size + 3 * config.intermediate_size + attention
         shape = StepShape(
             *(self.num_rows, self.num_tokens, context_len, num_context_tokens),
@@ -56,10 +56,10 @@ class StepMemory:
         return activations + self.estimate_scratch(shape) + self._estimate_logits()
 
     def estimate_rows(self, max_model_len: int, block_size: int) -> int:
-        """Return about how many bytes the rows take that may grow to this length."""
+        """Return the estimated bytes of all rows at this maximum length."""
         tokens = self.num_rows * (max_model_len + 1) * torch.int64.itemsize
         tables = self.num_rows * -(-max_model_len // block_size) * torch.int32.itemsize
-        # Cosines and sines, and as much again while they are made.
+        # Cosines and sines, twice while they are computed.
         rope = 4 * max_model_len * self.config.head_dim * torch.float32.itemsize
         return tokens + tables + rope
 

@@ -1,12 +1,12 @@
-"""The steps a worker runs before its first request, all in the null block.
+"""The steps that a worker runs before its first request, all in the null block.
 
-The warm-up spares the first requests the set-up. On a GPU it goes through every kernel that a step can launch, because
-each is compiled at its first launch:
+The warm-up keeps compilation out of the first requests. On a GPU it launches every kernel that a step can launch,
+because each is compiled at its first launch:
 
-    prompts of 20 tokens, 2 tokens and 1, at the start of a context and at its end (where contexts are split)
-    draws: greedy, full, with min-p, with top-k and top-p, from logits and straight from hidden states, under a mask
+    runs of 20, 2 and 1 tokens, at the start of a context and at its end (where long contexts are split)
+    draws: greedy, full, with min-p, with top-k and top-p, from logits and from hidden states, with a mask
 
-The largest steps show how much memory a step takes, before the KV cache gets the rest.
+The largest steps are run to measure their memory before the KV cache gets the rest.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from engine.worker.decode_graphs import DecodeGraphs
 from engine.worker.model_runner import ModelRunner
 
 FILTERED = SamplingParams(max_tokens=2, temperature=0.7, top_p=0.9, seed=0)
-# One for every way to draw; logprobs keep the step from being sampled without its logits.
+# One for each kind of draw; logprobs require the step's logits, which FusedHead does not compute.
 DRAWS = (
     SamplingParams(max_tokens=2, temperature=0.0, logprobs=0),
     SamplingParams(max_tokens=2, temperature=0.7, logprobs=0, seed=0),
     SamplingParams(max_tokens=2, temperature=0.7, min_p=0.1, seed=0),
     SamplingParams(max_tokens=2, temperature=0.7, seed=0),
 )
-# Attention takes runs of up to 16 tokens for drafts; a longer one counts as a prompt.
+# Attention treats runs of up to 16 tokens as drafts, longer ones as prompts.
 DRAFT_LEN, PROMPT_LEN = 16, 20
-# These options make the most copies of the logits.
+# These options need the most copies of the logits.
 HEAVY = SamplingParams(
     max_tokens=2, temperature=0.7, top_p=0.9, min_p=0.1, presence_penalty=0.5, logprobs=20, seed=0
 )
@@ -40,12 +40,12 @@ SCORED = SamplingParams(max_tokens=2, temperature=0.0, prompt_logprobs=20)
 
 
 def list_warm_up(max_model_len: int, vocab_size: int, *, is_thorough: bool) -> Iterator[StepPlan | StepMasks]:
-    """The steps, in order, with the masks that some of them wait for.
+    """Yield the warm-up steps in order, with the masks that some of them need.
 
     Args:
-        is_thorough: go through all kernels; else one prompt and one decode.
+        is_thorough: launch all kernels; otherwise one prompt and one decode.
     """
-    # The decode's token must have room, too.
+    # Leave a position for the decode's token.
     count = min(2, max_model_len - 1)
     yield _make_plan(0, FILTERED, 0, count)
     yield _make_plan(1, None, count, 1)
@@ -62,17 +62,17 @@ def list_warm_up(max_model_len: int, vocab_size: int, *, is_thorough: bool) -> I
 def list_largest_steps(
     scheduler: SchedulerConfig, num_context_tokens: int, vocab_size: int
 ) -> Iterator[StepPlan | StepMasks]:
-    """The steps that take the most memory: all tokens and rows at once, all rows under masks, scores of a prompt.
+    """Yield the steps that need the most memory: all tokens and rows, all rows with masks, prompt logprobs.
 
     Args:
-        num_context_tokens: tokens that the contexts of all rows have together, as many as the cache may hold.
+        num_context_tokens: tokens of all contexts together, as many as the cache may contain.
     """
     max_len = scheduler.max_model_len
     num_rows = min(scheduler.max_num_seqs, scheduler.max_num_batched_tokens)
     rest = (num_context_tokens - max_len) // max(1, num_rows - 1)
     ends = np.full(num_rows, min(max(rest, 1), max_len))
     ends[0] = max_len
-    # Every row gets a draft, since attention has scratch for each of them; the first rows get the other tokens.
+    # Every row gets drafts, since attention needs scratch for each; the first rows get the remaining tokens.
     counts = np.minimum(ends, min(DRAFT_LEN, scheduler.max_num_batched_tokens // num_rows))
     room = ends - counts
     counts += np.clip(scheduler.max_num_batched_tokens - counts.sum() - (np.cumsum(room) - room), 0, room)
@@ -86,13 +86,13 @@ def list_largest_steps(
 
 
 def run_steps(runner: ModelRunner, steps: Iterable[StepPlan | StepMasks]) -> None:
-    """Launch the steps and ignore their results."""
+    """Launch the steps and drop their results."""
     for step in steps:
         runner.execute(step) if isinstance(step, StepPlan) else runner.sample_gated(step)
 
 
 def record_first(graphs: DecodeGraphs | None) -> None:
-    """Record the steps that compile all that recorded steps launch."""
+    """Record the first graphs, which compile every kernel that recorded steps launch."""
     while graphs is not None and graphs.is_cold:
         graphs.record_next()
 
@@ -100,7 +100,7 @@ def record_first(graphs: DecodeGraphs | None) -> None:
 def _make_plan(
     step_id: int, params: SamplingParams | None, start: int, count: int, *, is_gated: bool = False
 ) -> StepPlan:
-    """One row without blocks; with params it is a new one."""
+    """Return a plan with one row without blocks; with `params` it is a new row."""
     prompt = np.zeros(start + count, dtype=np.int64)
     new_rows = [] if params is None else [NewRow(0, prompt, len(prompt), [], params, 0)]
     return _make_step(step_id, new_rows, np.array([start]), np.array([count]), is_gated=is_gated)
@@ -109,7 +109,7 @@ def _make_plan(
 def _make_step(
     step_id: int, new_rows: list[NewRow], starts: np.ndarray, counts: np.ndarray, *, is_gated: bool = False
 ) -> StepPlan:
-    """The first rows, all sampled."""
+    """Return a plan of rows 0 to len(starts) - 1, all sampled."""
     return StepPlan(
         step_id=step_id,
         removed_rows=[],
@@ -125,6 +125,6 @@ def _make_step(
 
 
 def _make_masks(step_id: int, num_rows: int, vocab_size: int) -> StepMasks:
-    """Masks that allow every token."""
+    """Return masks that allow every token."""
     words = np.full((num_rows, -(-vocab_size // 32)), -1, dtype=np.int32)
     return StepMasks(step_id, np.arange(num_rows), np.ones(num_rows, dtype=np.int64), words)

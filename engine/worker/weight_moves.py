@@ -1,4 +1,4 @@
-"""Move a model's tensors to another device and back, in place: references to them stay valid."""
+"""Move a model's tensors to another device in place, so that references to them stay valid."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from engine.model.linear import Linear
 
 
 def list_tensors(model: Model) -> list[Tensor]:
-    """Every tensor that holds weights, packed ones and their parts included."""
+    """Return every tensor with weights, including the parts of packed weights."""
     found: list[Tensor] = [parameter for _, parameter in model.named_parameters()]
     for module in model.modules():
         if isinstance(module, Linear):
@@ -22,8 +22,8 @@ def list_tensors(model: Model) -> list[Tensor]:
 
 
 def move_tensors(tensors: Iterable[Tensor], device: torch.device) -> None:
-    """Copy the tensors' memory to a device and let them stand there; those that shared some go on sharing it."""
-    # The old storages are kept to the end, so that no address stands for two of them.
+    """Move the tensors' storages to a device. Tensors that share a storage share the new one."""
+    # The old storages are kept until the end, so that no address is used by two of them.
     moved: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}
     for tensor in tensors:
         old = tensor.untyped_storage()

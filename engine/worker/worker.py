@@ -1,4 +1,4 @@
-"""Worker: brings a model up on a device and runs its steps. Synchronous; one thread owns it.
+"""Worker: loads a model on a device and runs its steps. Synchronous; one thread owns it.
 
 load ─▶ (config resolved, cache allocated) ─▶ warm_up ─▶ execute, sample ... ─▶ reset after a crash
                                                           ├ chores between steps: recording decode graphs,
@@ -37,17 +37,17 @@ from engine.worker.sampling.state import SamplingState
 from engine.worker.warm_up import list_largest_steps, list_warm_up, record_first, run_steps
 from engine.worker.weight_moves import list_tensors, move_tensors
 
-# While steps come without a pause, one chore is done after this many of them. To record waits for the device; to
-# repack one matrix takes less than a step, which reads all of them.
+# Under constant load, one chore runs after this many steps. Recording a graph waits for the device; repacking one
+# matrix takes less time than a step.
 STEPS_PER_RECORDING, STEPS_PER_MOVE = 64, 4
 
 
 class WorkerState(IntEnum):
-    """What a worker holds; its number is the level of a sleep."""
+    """The memory that a worker holds; values of 1 and 2 are sleep levels."""
 
     NEW = -1  # nothing yet
     READY = 0  # weights, cache and rows
-    ASLEEP_1 = 1  # the weights, on the host
+    ASLEEP_1 = 1  # weights, on the host
     ASLEEP_2 = 2  # nothing; `wake` reads the weights again
 
 
@@ -61,7 +61,7 @@ class Worker:
         self.kv_caches: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._timeline: list[tuple[str, float]] = []  # (phase, seconds)
         self._eos_token_ids = eos_token_ids
-        self._memory: DeviceMemory | None = None  # of a GPU; the host's is only estimated
+        self._memory: DeviceMemory | None = None  # None on the CPU
         self._model: Model | None = None
         self._native: NativeSwap | None = None
         self._graphs: DecodeGraphs | None = None
@@ -79,7 +79,7 @@ class Worker:
         return self._runner
 
     def load(self) -> Loaded:
-        """Read the checkpoint, size and allocate the KV cache, run one step."""
+        """Read the checkpoint, size and allocate the KV cache, and warm up."""
         self.model_config = ModelConfig.from_pretrained(self.config.model)
         facts = probe_device(self.config.device)
         self._worker_config, notices = choose_worker_config(self.config, self.model_config, facts)
@@ -102,9 +102,9 @@ class Worker:
         return Loaded(self.resolved, self.model_config, tuple(self._timeline))
 
     def reset(self) -> None:
-        """Forget all rows: an empty batch over the same weights, cache memory and recordings."""
+        """Start with an empty batch on the same weights, cache memory and recorded graphs."""
         self._link.enter_thread()
-        self._runner = None  # there is room for one token pool, not for two
+        self._runner = None  # frees its token pool before the next one is allocated
         scheduler, cache = self.resolved.scheduler, self.resolved.cache
         batch = InputBatch(scheduler.max_num_seqs, scheduler.max_model_len, cache.block_size, self.device)
         state = SamplingState(scheduler.max_num_seqs, self.model_config.vocab_size, self.device)
@@ -113,12 +113,12 @@ class Worker:
         )
 
     def sleep(self, level: int) -> None:
-        """Give back what the state of this level does not hold."""
+        """Free the memory that this level does not hold, see WorkerState."""
         self.state = WorkerState(level)
-        self._give_back()
+        self._free_memory()
 
     def wake(self) -> None:
-        """Take back what `sleep` gave back; after an error the worker still sleeps, and holds nothing of it."""
+        """Load and allocate again what `sleep` freed. After an error the worker is asleep as before."""
         self._link.enter_thread()
         try:
             if self.state is WorkerState.ASLEEP_2:
@@ -128,7 +128,7 @@ class Worker:
             self._make_caches()
             self.reset()
         except BaseException:
-            self._give_back()
+            self._free_memory()
             raise
         self.state = WorkerState.READY
 
@@ -137,11 +137,11 @@ class Worker:
         return max(0, self.state)
 
     def close(self, *, frees_memory: bool = True) -> None:
-        """Fall asleep for good."""
+        """End; see Executor.close."""
         if frees_memory:
             self.sleep(WorkerState.ASLEEP_2)
 
-    def _give_back(self) -> None:
+    def _free_memory(self) -> None:
         if self.state is WorkerState.ASLEEP_2:
             self._model = self._native = None
         self._drop_cache()
@@ -151,21 +151,21 @@ class Worker:
             self._memory.empty_cache()
 
     def _drop_cache(self) -> None:
-        """Let go of all that is as long as the cache or the rows."""
+        """Drop everything whose size depends on the cache or the rows."""
         self._runner = self._graphs = None
         self.kv_caches = []
         if self._model is not None:
             self._model.release_positions()
 
     def warm_up(self) -> None:
-        """Run some steps in the null block and record some, so that the first requests do not pay for set-up."""
+        """Run steps in the null block and record graphs, so that the first requests are not delayed by compilation."""
         max_len, is_gpu = self.resolved.scheduler.max_model_len, self.device.type == "cuda"
         run_steps(self.runner, list_warm_up(max_len, self.model_config.vocab_size, is_thorough=is_gpu))
         self.reset()
         record_first(self._graphs)
 
-    def get_mask_patience(self, plan: StepPlan) -> float:
-        return self.runner.get_mask_patience(plan)
+    def get_mask_timeout(self, plan: StepPlan) -> float:
+        return self.runner.get_mask_timeout(plan)
 
     def execute(self, plan: StepPlan) -> StepDone | PendingStep | None:
         answer = self.runner.execute(plan)
@@ -178,7 +178,7 @@ class Worker:
         return self.runner.sample_gated(masks)
 
     def do_chore(self) -> bool:
-        """Record one more size of decode steps, or repack one more matrix; False if nothing is left."""
+        """Record the graph of one more batch size, or repack one more matrix; see Executor.do_chore."""
         if self._graphs is not None and self._graphs.has_more:
             self._graphs.record_next()
         elif self._native is not None and self._native.has_move:
@@ -233,7 +233,7 @@ class Worker:
         )  # fmt: skip
 
     def _run_largest_steps(self, resolved: ResolvedConfig) -> None:
-        """Take all that rows, recorded steps and the largest steps take, over the null block alone; give it back."""
+        """Run the largest steps and the first recordings on a cache of one block, then free their memory."""
         self.resolved = replace(resolved, cache=replace(resolved.cache, num_blocks=1))
         try:
             self._make_caches()
@@ -256,13 +256,13 @@ class Worker:
             free_bytes=measure_host_memory()[1] if self.device.type == "cpu" else None,
         )
         if self.device.type == "cuda":
-            # Recordings keep the address of these tables, so they must not grow later.
+            # Recorded graphs contain the tables' addresses, so the tables must not be reallocated later.
             self.model.reserve_positions(self.resolved.max_model_len)
         self._graphs = self._make_graphs()
 
     def _make_graphs(self) -> DecodeGraphs | None:
-        """Decode graphs, where the config asks for them and the model allows it."""
-        # Dynamic RoPE depends on lengths that a recording would freeze.
+        """Return decode graphs if the config enables them and the model allows it."""
+        # Dynamic RoPE depends on sequence lengths, which a recorded graph would fix.
         is_static = self.model.ops.is_graph_safe and self.model_config.rope.rope_type != "dynamic"
         if not self.resolved.worker.enable_cuda_graphs or not is_static:
             return None

@@ -52,7 +52,7 @@ class LateWorker:
     def load(self) -> None:
         """Nothing to load."""
 
-    def get_mask_patience(self, plan: StepPlan) -> float:
+    def get_mask_timeout(self, plan: StepPlan) -> float:
         return math.inf if self.has_parked else 0.0
 
     def do_chore(self) -> bool:
@@ -173,7 +173,7 @@ async def test_the_end_of_the_work_is_seen_behind_a_step_that_was_held() -> None
     """The first step waits for masks a moment, the second as long as it takes; the end comes meanwhile."""
 
     class ParkingWorker(LateWorker):
-        def get_mask_patience(self, plan: StepPlan) -> float:
+        def get_mask_timeout(self, plan: StepPlan) -> float:
             return 0.002 if plan.step_id == 101 else math.inf
 
     worker = ParkingWorker()

@@ -107,7 +107,7 @@ async def test_a_wake_up_without_room_for_the_cache_is_refused(
         await engine.sleep()
         with monkeypatch.context() as patch:
             patch.setattr("engine.worker.worker.measure_host_memory", lambda: (2**30, 2**10))
-            with pytest.raises(EngineDead, match=r"still asleep: .* num_blocks=400: cpu has no room"):
+            with pytest.raises(EngineDead, match=r"still asleep: .* num_blocks=400: cpu cannot allocate"):
                 await engine.wake_up()
         await engine.wake_up()
         assert await answer_all(engine)

@@ -241,5 +241,5 @@ def test_kv_cache_takes_the_bytes_announced_and_says_when_there_is_no_room(tmp_p
     total = sum(cache.nbytes for pair in caches for cache in pair)
     assert total == 7 * compute_bytes_per_block(specs, 16, torch.bfloat16)
     for num_blocks in (2**40, 2**60):
-        with pytest.raises(ConfigError, match=f"num_blocks={num_blocks}: cpu has no room for a KV cache of"):
+        with pytest.raises(ConfigError, match=f"num_blocks={num_blocks}: cpu cannot allocate a KV cache of"):
             allocate_kv_cache(specs, num_blocks, 16, torch.float32, torch.device("cpu"))

@@ -16,7 +16,7 @@ from engine.messages import NO_TOKEN_LEFT, NewRow, StepDone, StepMasks
 from engine.sampling_params import SamplingParams
 from engine.worker.device_link import PendingStep
 from engine.worker.input_batch import InputBatch
-from engine.worker.model_runner import MASK_PATIENCE_S, ModelRunner
+from engine.worker.model_runner import MASK_TIMEOUT_S, ModelRunner
 from engine.worker.sampling.state import SamplingState
 from grammar import allocate_bitmask
 from kernels import torch_ops
@@ -103,9 +103,9 @@ def test_a_step_of_gated_rows_answers_only_at_the_gate() -> None:
     runner, _ = make_runner()
     assert runner.execute(make_plan([(0, 0, 1)], new=[make_new_row(0, [5])], gated=[0])) is None
     plan = make_plan([(0, 1, 1)], 1)
-    assert runner.get_mask_patience(plan) == math.inf
+    assert runner.get_mask_timeout(plan) == math.inf
     assert read(runner.sample_gated(make_masks(0, (0, [6, 7])))) == ({0: 6}, [], True)
-    assert runner.get_mask_patience(plan) == 0
+    assert runner.get_mask_timeout(plan) == 0
 
 
 def make_mixed_runner() -> tuple[ModelRunner, CountingModel]:
@@ -132,9 +132,9 @@ def test_masks_sample_their_rows_and_close_the_step(
     runner, _ = make_mixed_runner()
     plan = make_plan([(0, 1, 1), (2, 1, 1)], 1)
     assert runner.sample_gated(make_masks(7, (0, [1]))) is None, "that step parked nothing"
-    assert runner.get_mask_patience(plan) == math.inf
+    assert runner.get_mask_timeout(plan) == math.inf
     assert read(runner.sample_gated(make_masks(0, *allowed, ended=ended))) == (tokens, [], True)
-    assert runner.get_mask_patience(plan) == 0
+    assert runner.get_mask_timeout(plan) == 0
 
 
 def test_a_slow_mask_keeps_its_own_row_only() -> None:
@@ -142,9 +142,9 @@ def test_a_slow_mask_keeps_its_own_row_only() -> None:
     runner, _ = make_mixed_runner()
     assert read(runner.sample_gated(make_masks(0, (2, [16])))) == ({2: 16}, [], False)
     plan = make_plan([(0, 1, 1), (2, 1, 1)], 1)
-    assert runner.get_mask_patience(plan) == MASK_PATIENCE_S
+    assert runner.get_mask_timeout(plan) == MASK_TIMEOUT_S
     assert read(runner.execute(plan)) == ({1: 17}, [0], True)
-    assert runner.get_mask_patience(make_plan([(0, 1, 1), (2, 2, 1)], 2)) == 0
+    assert runner.get_mask_timeout(make_plan([(0, 1, 1), (2, 2, 1)], 2)) == 0
     assert read(runner.sample_gated(make_masks(0, (0, [7])))) == ({0: 7}, [], True)
 
 

@@ -116,7 +116,7 @@ def test_a_cache_without_room_is_refused_before_it_is_touched(
     say_memory(2**30, size)
     load_worker(num_blocks=3)
     say_memory(2**30, size - 1)
-    message = rf"num_blocks=3: cpu has no room .* \({size} bytes\).* 0.0 GiB are free"
+    message = rf"num_blocks=3: cpu cannot allocate .* \({size} bytes\).* 0.0 GiB are free"
     with pytest.raises(ConfigError, match=message):
         load_worker(num_blocks=3)
 
