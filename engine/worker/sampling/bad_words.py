@@ -1,4 +1,4 @@
-"""BadWords: forbids the last token of a word whose other tokens have just been produced."""
+"""BadWords: forbids the last token of a bad word whose other tokens were just sampled."""
 
 from __future__ import annotations
 
@@ -12,11 +12,10 @@ from engine.worker.sampling.transfer import RowSlots, upload, upload_lists
 
 
 class BadWords:
-    """The bad words of rows that have some, flattened, and the newest output tokens of these rows.
+    """The bad words of all rows, flattened, and the last output tokens (tail) of these rows.
 
-    All of it stays on the device: words change only with their row, and the host has not yet seen the newest
-    token when the next one is sampled. Tails have the newest token first. A prefix entry is one token of a word
-    before its last.
+    Both are on the device, because the host does not know the last token yet when the next one is sampled. A tail
+    has the newest token first. An entry is one token of a word before its last.
     """
 
     def __init__(self, max_num_seqs: int, device: torch.device) -> None:
@@ -24,16 +23,16 @@ class BadWords:
         self._slots = RowSlots(max_num_seqs)
         self._num_words = np.zeros(max_num_seqs, np.int64)  # by row
         self._num_entries = np.zeros(max_num_seqs, np.int64)  # by row
-        # What fills the tables up matches nothing: no word has -1 entries, and no token is -1 or -2.
+        # Padding never matches: no word has -1 entries, and no token id is -1 or -2.
         self._tails = _SlotTable(-1, device)
         self._last_ids = _SlotTable(0, device)
-        self._lengths = _SlotTable(-1, device)  # of a word: its entries
+        self._lengths = _SlotTable(-1, device)  # entries per word
         self._entry_ids = _SlotTable(-2, device)
-        self._entry_words = _SlotTable(0, device)  # which word of the row
-        self._entry_places = _SlotTable(0, device)  # in the tail
+        self._entry_words = _SlotTable(0, device)  # index of the entry's word in the row
+        self._entry_places = _SlotTable(0, device)  # position of the entry in the tail
 
     def add(self, row: int, words: Sequence[Sequence[int]], output_ids: np.ndarray, vocab_size: int) -> bool:
-        """Take a row's words; False when none of them can ever be produced."""
+        """Add a row's words. Returns False if none of them can be sampled."""
         possible = [np.asarray(word, np.int64) for word in words if len(word) and max(word) < vocab_size]
         if not possible:
             return False
@@ -54,11 +53,11 @@ class BadWords:
         return True
 
     def remove(self, row: int) -> None:
-        """Forget the row's words, if it has any."""
+        """Remove the row's words, if any."""
         self._slots.release(row)
 
     def append(self, rows: np.ndarray, token_ids: Tensor) -> None:
-        """Let the tails of rows with words follow one token each; -1 leaves a tail as it is."""
+        """Append one token to each row's tail; negative ids are ignored."""
         slots = upload(self._slots.slot[rows], self.device)
         new_ids = token_ids.unsqueeze(-1)
         old = self._tails.data.index_select(0, slots)
@@ -70,10 +69,11 @@ class BadWords:
 
         Args:
             logits: [R, V] float32.
-            places: [r] indices into the logits; rows: [r] the state's row of each.
+            places: [r] indices into the logits.
+            rows: [r] rows of the state.
         """
         num_words, num_entries = int(self._num_words[rows].max()), int(self._num_entries[rows].max())
-        places_there, slots = upload_lists([places, self._slots.slot[rows]], self.device)
+        device_places, slots = upload_lists([places, self._slots.slot[rows]], self.device)
         tails = self._tails.data.index_select(0, slots)
         last_ids, lengths = self._last_ids.pick(slots, num_words), self._lengths.pick(slots, num_words)
         num_equal = torch.zeros_like(last_ids)
@@ -81,20 +81,20 @@ class BadWords:
             tail_ids = tails.gather(1, self._entry_places.pick(slots, num_entries))
             is_equal = tail_ids == self._entry_ids.pick(slots, num_entries)
             num_equal.scatter_add_(1, self._entry_words.pick(slots, num_entries), is_equal.to(torch.int64))
-        # Added rather than assigned: two words may end in the same token, and only one of them match.
+        # Added rather than assigned, because a word that does not match may end in the same token as one that does.
         change = torch.zeros_like(last_ids, dtype=logits.dtype).masked_fill_(num_equal == lengths, -torch.inf)
-        logits.index_put_((places_there.unsqueeze(-1), last_ids), change, accumulate=True)
+        logits.index_put_((device_places.unsqueeze(-1), last_ids), change, accumulate=True)
 
 
 class _SlotTable:
-    """[slots, width] int64 on the device; it grows both ways, and `fill` stands where nothing was put."""
+    """[slots, width] int64 on the device, padded with `fill`; both dimensions grow on demand."""
 
     def __init__(self, fill: int, device: torch.device) -> None:
         self.data = torch.full((0, 0), fill, dtype=torch.int64, device=device)
         self._fill = fill
 
     def put(self, slot: int, values: np.ndarray, num_slots: int) -> None:
-        """Replace a slot by values that start at its left end, in a table of `num_slots` slots or more."""
+        """Set a slot to the values, padded on the right; grow the table to at least `num_slots` slots."""
         self._grow(num_slots, len(values))
         row = np.full(self.data.shape[1], self._fill, np.int64)
         row[: len(values)] = values
@@ -104,7 +104,7 @@ class _SlotTable:
         self._grow(0, width)
 
     def pick(self, slots: Tensor, width: int) -> Tensor:
-        """[r, width] the left ends of slots."""
+        """Return the first `width` values of the slots: [r, width]."""
         return self.data[:, :width].index_select(0, slots)
 
     def _grow(self, num_slots: int, width: int) -> None:

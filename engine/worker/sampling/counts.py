@@ -1,4 +1,4 @@
-"""TokenCounts: which tokens each request has seen, and the penalties on them."""
+"""TokenCounts: counts the tokens of each request, and applies the penalties."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from engine.sampling_params import SamplingParams
 from engine.worker.sampling.transfer import RowSlots, pick_rows, put_rows, upload
 from kernels.sampling import split_rows
 
-# One int32 per token: the count in the output, and this bit when the prompt holds it.
+# One int32 per token: its count in the output, and this bit if it is in the prompt.
 IN_PROMPT = 1 << 30
 
 
 class TokenCounts:
-    """Token counts of the rows that use a penalty: [slots, V] int32 on the device, grown with the need."""
+    """Token counts of the rows with a penalty: [slots, V] int32 on the device, grown on demand."""
 
     def __init__(self, max_num_seqs: int, vocab_size: int, device: torch.device) -> None:
         self.vocab_size = vocab_size
@@ -25,7 +25,7 @@ class TokenCounts:
         self._counts = torch.zeros(0, vocab_size, dtype=torch.int32, device=device)
 
     def add(self, row: int, params: SamplingParams, prompt_ids: np.ndarray, output_ids: np.ndarray) -> None:
-        """Start counting for a row. Ids beyond the vocabulary (placeholders of other inputs) are skipped."""
+        """Start counting for a row. Ids outside the vocabulary (placeholders of other inputs) are skipped."""
         self.penalties[row] = params.repetition_penalty, params.frequency_penalty, params.presence_penalty
         slot = self._slots.take(row)
         grow_by = self._slots.capacity - self._counts.shape[0]
@@ -36,11 +36,11 @@ class TokenCounts:
         self._counts[slot] = upload(counts.astype(np.int32), self.device)
 
     def remove(self, row: int) -> None:
-        """Free the row's counts, if it has any."""
+        """Free the row's counts, if any."""
         self._slots.release(row)
 
     def append(self, rows: np.ndarray, token_ids: Tensor) -> None:
-        """Count one more output token for each row; -1 counts nothing."""
+        """Count one more output token per row; negative ids are ignored."""
         slots = upload(self._slots.slot[rows], self.device)
         ones = (token_ids >= 0).to(torch.int32)
         self._counts.index_put_((slots, token_ids.clamp(min=0)), ones, accumulate=True)
@@ -50,10 +50,11 @@ class TokenCounts:
 
         Args:
             logits: [R, V] float32.
-            places: [r] indices into the logits; rows: [r] the state's row of each.
+            places: [r] indices into the logits.
+            rows: [r] rows of the state.
 
-        Repetition divides a positive logit and multiplies a negative one, once, when the token is in prompt
-        or output; frequency is taken off per occurrence in the output, presence once.
+        The repetition penalty divides positive and multiplies negative logits of tokens in prompt or output. The
+        frequency penalty is subtracted per occurrence in the output, the presence penalty once.
         Source: Keskar et al., 2019 (CTRL) for the first; the OpenAI API for the others.
         """
         penalties = self.penalties[rows]
@@ -69,8 +70,8 @@ class TokenCounts:
         counts = self._counts.index_select(0, slots)
         repetition, frequency, presence = factors.unsqueeze(-1).unbind(1)
         if used[0]:
-            punished = torch.where(logits > 0, logits / repetition, logits * repetition)
-            logits.copy_(torch.where(counts > 0, punished, logits))
+            penalised = torch.where(logits > 0, logits / repetition, logits * repetition)
+            logits.copy_(torch.where(counts > 0, penalised, logits))
         if used[1:].any():
             num_seen = counts.bitwise_and_(IN_PROMPT - 1).to(torch.float32)
             if used[1]:

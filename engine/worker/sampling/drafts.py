@@ -1,8 +1,8 @@
-"""Drafts: rows that sample several tokens in one step, and which of them count.
+"""Drafts: samples several tokens per row in one step, and verifies the drafts.
 
-A row with d drafts has d + 1 positions: its next token, and one behind each draft. Each is sampled as it would be
-without drafts, with the row's own parameters and the noise of its position. A token counts while all drafts before it
-equal what was sampled, so drafts never change a text.
+A row with d drafts has d + 1 positions: its next token, and one after each draft. Each position is sampled as without
+drafts, with the row's parameters and the noise of the position. A sampled token is kept if all drafts before it equal
+the sampled tokens, so drafts never change a text.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from engine.worker.sampling.transfer import upload
 
 @dataclass(frozen=True, slots=True)
 class SampleRuns:
-    """R rows of a step that sample, with N positions in all, one row after another."""
+    """R sampling rows of a step, with N positions in total, row after row."""
 
-    indices: np.ndarray  # [R] in the step
+    indices: np.ndarray  # [R] index of the row in the step
     rows: np.ndarray  # [R]
-    ends: np.ndarray  # [R] the last position of each, where its token behind all drafts will stand
-    counts: np.ndarray  # [R] positions of each, at least 1
-    draft_token_ids: np.ndarray  # [N - R] of one row after another
+    ends: np.ndarray  # [R] position of the token sampled after the row's last draft
+    counts: np.ndarray  # [R] positions of the row, at least 1
+    draft_token_ids: np.ndarray  # [N - R] row after row
 
     @property
     def has_drafts(self) -> bool:
@@ -33,28 +33,28 @@ class SampleRuns:
 
     @property
     def flat_rows(self) -> np.ndarray:
-        """[N] the row of each position."""
+        """[N] row of each position."""
         return np.repeat(self.rows, self.counts) if self.has_drafts else self.rows
 
     @property
     def positions(self) -> np.ndarray:
-        """[N] where each sampled token will stand."""
+        """[N] position in the sequence of each sampled token."""
         return self.spread(self.ends)
 
     @property
     def offsets(self) -> np.ndarray:
-        """[R] the first of each row's positions among the N."""
+        """[R] index of the row's first position among the N."""
         return np.cumsum(self.counts) - self.counts
 
     def spread(self, last: np.ndarray) -> np.ndarray:
-        """[N] a number for each position, which grows by one to the row's last [R]."""
+        """Return [N] consecutive numbers per row that end at the row's `last` [R]."""
         if not self.has_drafts:
             return last
         firsts = last - self.counts + 1
         return np.repeat(firsts - self.offsets, self.counts) + np.arange(int(self.counts.sum()))
 
     def select(self, is_kept: np.ndarray) -> SampleRuns:
-        """Those that a mask [R] keeps."""
+        """Return the rows that a boolean mask [R] selects."""
         drafts = self.draft_token_ids
         if self.has_drafts:
             drafts = drafts[np.repeat(is_kept, self.counts - 1)]
@@ -63,12 +63,15 @@ class SampleRuns:
         )
 
     def index_of(self, place: int) -> int:
-        """The index in the step of the row that has this position."""
+        """Return the index in the step of the row of position `place`, in [0, N)."""
         row = np.searchsorted(self.offsets, place, side="right") - 1 if self.has_drafts else place
         return int(self.indices[row])
 
     def verify(self, token_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """How many of the sampled tokens [N] count, per row [R], and which [N]."""
+        """Verify the drafts against the sampled tokens [N].
+
+        Returns the number of kept tokens per row, [R], and whether each token is kept, [N] bool.
+        """
         if not self.has_drafts:
             return self.counts, np.ones(len(token_ids), dtype=bool)
         is_first = np.zeros(len(token_ids), dtype=bool)
@@ -83,17 +86,17 @@ class SampleRuns:
 def sample_runs(
     sampler: Sampler, runs: SampleRuns, logits: Tensor, bitmask: np.ndarray | None = None
 ) -> SampledTokens:
-    """Sample every position. What stands behind a wrong draft has no meaning.
+    """Sample every position. Tokens after a wrong draft are meaningless.
 
     Args:
         logits: [N, V] float32; overwritten.
-        bitmask: [N, ceil(V/32)] int32 of every position, or None.
+        bitmask: [N, ceil(V/32)] int32, or None.
     """
     rows, positions = runs.flat_rows, runs.positions
     if not runs.has_drafts or not (sampler.state.flags[runs.rows] & HISTORY_FLAGS).any():
         return sampler.sample(logits, rows, positions, bitmask)
-    # Penalties and bad words look at the tokens before: one position of every row after another. A row whose draft
-    # was wrong goes on without leaving a trace in its history.
+    # Penalties and bad words depend on earlier tokens, so sample one position of all rows at a time. Tokens after a
+    # wrong draft are not added to the row's history.
     device = logits.device
     token_ids = torch.empty(len(rows), dtype=torch.int64, device=device)
     is_right = torch.ones(len(runs.rows), dtype=torch.bool, device=device)
@@ -105,12 +108,12 @@ def sample_runs(
     for number in range(int(runs.counts.max())):
         members = np.flatnonzero(runs.counts > number)
         places = runs.offsets[members] + number
-        there, here = upload(members, device), upload(places, device)
+        member_ids, place_ids = upload(members, device), upload(places, device)
         masks = None if bitmask is None else np.ascontiguousarray(bitmask[places])
         part = sampler.sample(
-            logits.index_select(0, here), rows[places], positions[places], masks, is_right[there]
+            logits.index_select(0, place_ids), rows[places], positions[places], masks, is_right[member_ids]
         )
-        token_ids[here] = part.token_ids
-        is_right[there] &= part.token_ids == upload(drafts[places], device)
+        token_ids[place_ids] = part.token_ids
+        is_right[member_ids] &= part.token_ids == upload(drafts[places], device)
         logprobs += [found.move(places) for found in part.logprobs]
     return SampledTokens(token_ids, logprobs)

@@ -1,4 +1,4 @@
-"""LogitEdits: logit_bias, allowed_token_ids and min_tokens, each touching a few logits of a row."""
+"""LogitEdits: applies logit_bias, allowed_token_ids and min_tokens, which change few logits of a row."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from engine.worker.sampling.transfer import upload, upload_lists
 
 @dataclass(frozen=True, slots=True)
 class _RowEdits:
-    """The edits of one row; an empty array where it has none."""
+    """The edits of one row; arrays may be empty."""
 
     bias_ids: np.ndarray
     bias: np.ndarray  # float32
@@ -24,16 +24,16 @@ class _RowEdits:
 
 
 class LogitEdits:
-    """Sparse edits of the logits, by row; only the rows of a step that have some are looked at."""
+    """Sparse edits of the logits, by row."""
 
     def __init__(self, max_num_seqs: int) -> None:
         self.min_tokens = np.zeros(max_num_seqs, np.int64)
         self._edits: dict[int, _RowEdits] = {}
 
     def add(self, row: int, params: SamplingParams, eos_token_ids: Sequence[int], vocab_size: int) -> None:
-        """Take a row's edits. Ids are inside the vocabulary, save stop ids, which may be beyond it.
+        """Add a row's edits. All ids are inside the vocabulary, except stop ids, which may be outside.
 
-        EOS is only forbidden before min_tokens when it would end the text.
+        Before min_tokens, EOS is forbidden only if it would end the request.
         """
         end_ids = find_end_ids(params, eos_token_ids)
         reachable = sorted(token_id for token_id in end_ids if 0 <= token_id < vocab_size)
@@ -46,15 +46,16 @@ class LogitEdits:
         )
 
     def remove(self, row: int) -> None:
-        """Forget the row's edits, if it has any."""
+        """Remove the row's edits, if any."""
         self._edits.pop(row, None)
 
     def apply(self, logits: Tensor, places: np.ndarray, rows: np.ndarray) -> None:
-        """Add logit_bias, then forbid everything but allowed_token_ids, in place.
+        """Add logit_bias, then forbid all tokens except allowed_token_ids, in place.
 
         Args:
             logits: [R, V] float32.
-            places: [r] indices into the logits; rows: [r] the state's row of each.
+            places: [r] indices into the logits.
+            rows: [r] rows of the state.
         """
         edits = [self._edits[row] for row in rows.tolist()]
         bias = np.concatenate([edit.bias for edit in edits])
@@ -70,13 +71,13 @@ class LogitEdits:
             logits[allowed_places, allowed_ids] = kept
 
     def forbid_end(self, logits: Tensor, places: np.ndarray, rows: np.ndarray, has_mask: bool) -> None:
-        """Forbid the ids that would end the text, in place, for rows still short of min_tokens.
+        """Forbid the ids that would end the text, in place, for rows that have not reached min_tokens.
 
         Args:
             logits: [R, V] float32, already masked.
             places, rows: as in `apply`.
-            has_mask: whether grammars mask the rows. Where one leaves nothing but ending, the text is complete
-                and min_tokens gives way: there is no longer one.
+            has_mask: whether grammars mask the rows. If a grammar allows only end tokens, the text cannot become
+                longer, and min_tokens is ignored.
         """
         end_ids = [self._edits[row].end_ids for row in rows.tolist()]
         end_places, token_ids = _flatten(places, end_ids, logits.device)
@@ -90,6 +91,6 @@ class LogitEdits:
 
 
 def _flatten(places: np.ndarray, ids: Sequence[np.ndarray], device: torch.device) -> tuple[Tensor, ...]:
-    """Row and column index of every id, on the device."""
+    """Return the row and column index of every id, on the device."""
     lengths = [len(row_ids) for row_ids in ids]
     return upload_lists([np.repeat(places, lengths), np.concatenate(ids)], device)

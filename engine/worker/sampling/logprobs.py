@@ -1,4 +1,4 @@
-"""Log-probabilities of sampled and prompt tokens, packed so that one copy brings them to the host."""
+"""Log-probabilities of sampled and prompt tokens, packed into one tensor for a single copy to the host."""
 
 from __future__ import annotations
 
@@ -15,25 +15,24 @@ from kernels.sampling import split_rows
 
 @dataclass(frozen=True, slots=True)
 class SampledLogprobs:
-    """Log-probabilities of the rows of a batch that asked for them.
+    """Log-probabilities of the rows that requested them.
 
-    `packed` is [K, 1 + 3 * (1 + k)] int32 on the device: the rank of the row's token, then the ids, the bits
-    of the float32 log-probabilities and the bits of those under the grammar mask, each of the row's own token
-    and of the k most likely ones, best first. All but the last are of the model's distribution, before any
-    penalty, mask or temperature.
+    `packed` is [K, 1 + 3 * (1 + k)] int32 on the device: the rank of the row's token; then ids, bits of the float32
+    log-probabilities, and bits of those under the grammar mask, each for the row's token and the k most likely ones,
+    best first. All but the last are of the model's distribution, before any penalty, mask or temperature.
     """
 
-    places: np.ndarray  # [K] index of each row in the batch that was sampled
-    num_top: np.ndarray  # [K] how many alternatives the row asked for, at most k
+    places: np.ndarray  # [K] index of each row in the sampled batch
+    num_top: np.ndarray  # [K] alternatives that the row requested, at most k
     has_mask: np.ndarray  # [K] bool
     packed: Tensor
 
     def move(self, places: np.ndarray) -> SampledLogprobs:
-        """The same, for a batch of which the sampled one was these places."""
+        """Return a copy for a larger batch, in which the sampled rows have the indices `places`."""
         return replace(self, places=places[self.places])
 
     def to_lists(self, words: np.ndarray) -> dict[int, TokenLogprobs]:
-        """By index in the sampled batch; a row whose sampling failed is left out.
+        """Return the logprobs by index in the sampled batch, without rows that have no token.
 
         Args:
             words: `packed` on the host.
@@ -60,12 +59,12 @@ def compute_logprobs(
     num_top: int,
     allowed: Tensor | None = None,
 ) -> Tensor:
-    """Log-probabilities of one token per row and of the most likely ones.
+    """Compute log-probabilities of one token per row and of the most likely tokens.
 
     Args:
         raw: [K, V] float32, the model's logits.
-        token_ids: [K] int64; -1 for a row whose sampling failed.
-        num_top: k, at least 0; at most V are given.
+        token_ids: [K] int64; negative if the row has no token.
+        num_top: k, at least 0; reduced to V if larger.
         allowed: [K, V] bool, the grammar masks; None: no row has one.
 
     Returns [K, 1 + 3 * (1 + k)] int32, see `SampledLogprobs`. A row's values do not depend on the other rows.
@@ -80,7 +79,7 @@ def compute_logprobs(
 
 
 def compute_prompt_logprobs(logits: Tensor, next_token_ids: Tensor, num_top: int) -> SampledLogprobs:
-    """Log-probabilities of prompt tokens.
+    """Compute log-probabilities of prompt tokens.
 
     Args:
         logits: [T, V] float32, at the positions before the tokens.
@@ -110,7 +109,7 @@ def _compute_chunk(
 
 
 def _unpack(words: np.ndarray) -> tuple[list[list[int]], list[list[float]], list[list[float]]]:
-    """Ids, log-probabilities and masked log-probabilities of packed rows."""
+    """Return ids, log-probabilities and masked log-probabilities of packed rows."""
     width = (words.shape[1] - 1) // 3
     parts = np.split(words[:, 1:], (width, 2 * width), axis=1)
     ids, logprobs, masked = (np.ascontiguousarray(part) for part in parts)

@@ -1,10 +1,10 @@
-"""Sampler: turns a step's logits into one token per row.
+"""Sampler: samples one token per row from a step's logits.
 
     logits ─▶ penalties ─▶ logit_bias, allowed ids ─▶ bad words ─▶ grammar mask ─▶ min_tokens
            ─▶ temperature ─▶ top-k ─▶ top-p ─▶ min-p ─▶ draw (noise of seed, position, token id)
 
-A step runs only on the rows that need it, chosen from arrays on the host; nothing here waits for the device.
-A row's token never depends on the rows beside it.
+Each operation runs only on the rows that need it, selected by arrays on the host; nothing here waits for the device.
+A row's token never depends on other rows.
 """
 
 from __future__ import annotations
@@ -28,17 +28,14 @@ HISTORY_FLAGS = RowFlag.PENALTIES | RowFlag.BAD_WORDS
 
 @dataclass(frozen=True, slots=True)
 class SampledTokens:
-    """The tokens of a step.
+    """The sampled tokens of a step."""
 
-    A token id is BROKEN_LOGITS or NO_TOKEN_LEFT where a row has none.
-    """
-
-    token_ids: Tensor  # [R] int64 on the device
-    logprobs: list[SampledLogprobs] = field(default_factory=list)  # of rows that asked
+    token_ids: Tensor  # [R] int64 on the device; BROKEN_LOGITS or NO_TOKEN_LEFT if none could be sampled
+    logprobs: list[SampledLogprobs] = field(default_factory=list)  # of rows that requested them
 
 
 class Sampler:
-    """Samples the rows of a `SamplingState`, which it also keeps up to date with the sampled tokens."""
+    """Samples the rows of a `SamplingState`, and updates their histories with the sampled tokens."""
 
     def __init__(self, state: SamplingState) -> None:
         self.state = state
@@ -52,17 +49,17 @@ class Sampler:
         bitmask: np.ndarray | None = None,
         is_right: Tensor | None = None,
     ) -> SampledTokens:
-        """Sample one token per row, and let the row's penalties and bad words follow it.
+        """Sample one token per row, and append it to the histories of penalties and bad words.
 
         Args:
             logits: [R, V] float32 on the state's device; overwritten.
-            rows: [R] the state's row of each; all different where one has penalties or bad words.
-            positions: [R] place in the sequence of the token being sampled.
+            rows: [R] rows of the state; distinct if any of them has penalties or bad words.
+            positions: [R] position in the sequence of the token being sampled.
             bitmask: [R, ceil(V/32)] int32, bit 1 = allowed; None: no row has a mask.
-            is_right: [R] bool on the device: whose penalties and bad words follow; None: all.
+            is_right: [R] bool on the device: append the token to the row's histories; None: for all rows.
 
         Raises:
-            ValueError: shapes that do not belong together.
+            ValueError: the shapes do not match.
         """
         self._check_shapes(logits, rows, positions, bitmask)
         masks = None if bitmask is None else upload(bitmask, self.state.device)
@@ -76,7 +73,7 @@ class Sampler:
         if masks is None and not used_flags & EDIT_FLAGS:
             token_ids = self._draw(logits, rows, positions)
         else:
-            # Looked at before the masks, which could hide a NaN.
+            # Checked before masking, which could hide a NaN.
             is_sound = find_sound_rows(logits)
             self._edit(logits, rows, positions, flags, used_flags, masks)
             drawn = self._draw(logits, rows, positions)
@@ -108,7 +105,7 @@ class Sampler:
         used_flags: int,
         masks: Tensor | None,
     ) -> None:
-        """Everything that changes logits before the temperature, in place."""
+        """Apply every edit before the temperature, in place."""
         state = self.state
         steps = (
             (RowFlag.PENALTIES, state.counts.penalise),
@@ -128,7 +125,7 @@ class Sampler:
             state.edits.forbid_end(logits, places, rows[places], masks is not None)
 
     def _draw(self, logits: Tensor, rows: np.ndarray, positions: np.ndarray) -> Tensor:
-        """One token per row; [R] int64, -1 where a row has none."""
+        """Draw one token per row. Returns [R] int64, -1 if a row has no token."""
         kinds = self.state.kind[rows]
         first = int(kinds[0])
         if (kinds == first).all():
@@ -141,7 +138,7 @@ class Sampler:
         return token_ids
 
     def _draw_kind(self, kind: int, logits: Tensor, rows: np.ndarray, positions: np.ndarray) -> Tensor:
-        """`_draw` for rows of one `DrawKind`."""
+        """Draw for rows of one `DrawKind`."""
         if kind == DrawKind.GREEDY:
             return draw_greedy(logits)
         state, device = self.state, logits.device

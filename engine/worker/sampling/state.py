@@ -1,4 +1,4 @@
-"""SamplingState: what every running request asked of the sampler, in arrays indexed by its row."""
+"""SamplingState: the sampling parameters and histories of all rows, in arrays indexed by row."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from engine.worker.sampling.edits import LogitEdits
 from engine.worker.sampling.transfer import pick_rows
 from kernels.sampling import NARROW_WIDTH
 
-# Below this a temperature means greedy: float32 scores divided by it would drown the noise anyway.
+# Lower temperatures are greedy: float32 scores divided by them would exceed the noise anyway.
 MIN_TEMPERATURE = 1e-5
 
 TokenIds = Sequence[int] | np.ndarray
 
 
 class DrawKind:
-    """How a row draws its token; a kind is one group of the batch. Plain ints: numpy is slow with enums."""
+    """How a row draws its token. Plain ints, because numpy is slow with enums."""
 
     GREEDY = 0
     FULL = 1  # temperature alone, or with min_p
-    NARROW = 2  # top_k small enough for a bounded candidate set
+    NARROW = 2  # top_k small enough for a bounded set of candidates
     SORTED = 3  # top_p without top_k, or a large top_k
 
 
 class RowFlag:
-    """Which extra steps a row needs, as bits."""
+    """Bits for the operations that a row needs."""
 
     PENALTIES = 1
     EDITS = 2
@@ -44,9 +44,9 @@ class RowFlag:
 class SamplingState:
     """Sampling parameters and histories of the running requests.
 
-    Arrays on the host hold the parameters, so that a step picks its groups without reading the device; the
-    histories that follow sampled tokens (penalty counts, tails for bad words) live on the device. Rows are
-    0..max_num_seqs-1. One thread owns the object.
+    The parameters are arrays on the host, so that a step selects its groups without reading the device. The histories
+    of sampled tokens (penalty counts, last tokens for bad words) are on the device. Rows are 0..max_num_seqs-1. One
+    thread owns the object.
     """
 
     def __init__(self, max_num_seqs: int, vocab_size: int, device: torch.device) -> None:
@@ -59,7 +59,7 @@ class SamplingState:
         self.top_k = np.full(max_num_seqs, vocab_size, np.int64)  # vocab_size: off
         self.top_p = np.full(max_num_seqs, 2.0, np.float32)  # above 1: off
         self.log_min_p = np.full(max_num_seqs, -np.inf, np.float32)
-        self.num_logprobs = np.zeros(max_num_seqs, np.int32)  # of rows that asked for some
+        self.num_logprobs = np.zeros(max_num_seqs, np.int32)  # of rows with logprobs
         self.num_prompt_tokens = np.zeros(max_num_seqs, np.int64)
         self.counts = TokenCounts(max_num_seqs, vocab_size, self.device)
         self.bad_words = BadWords(max_num_seqs, self.device)
@@ -80,11 +80,11 @@ class SamplingState:
         """Put a request into a row, new or resumed after a preemption.
 
         Args:
-            row: replaces what the row held.
+            row: its earlier request is removed.
             seed: of this completion; taken modulo 2**64.
-            prompt_token_ids, output_token_ids: what was generated so far goes into the second, so that
-                penalties, bad words and min_tokens go on as if the request had never been preempted.
-            eos_token_ids: ids that end a text for this model.
+            prompt_token_ids, output_token_ids: prompt, and tokens generated so far. Penalties, bad words and min_tokens
+                then continue as if the request had not been preempted.
+            eos_token_ids: end-of-text ids of the model.
             bad_word_ids: token ids of every bad word.
         """
         self.remove(row)
@@ -107,7 +107,7 @@ class SamplingState:
             self.flags[row] |= RowFlag.BAD_WORDS
 
     def remove(self, row: int) -> None:
-        """Forget the row's request and free its histories; an empty row is fine."""
+        """Remove the row's request, if any, and free its histories."""
         self.flags[row] = 0
         self.counts.remove(row)
         self.bad_words.remove(row)
@@ -115,11 +115,11 @@ class SamplingState:
 
     @torch.inference_mode()
     def append(self, rows: np.ndarray, token_ids: Tensor) -> None:
-        """Let penalties and bad words follow the sampled tokens, on the device.
+        """Append sampled tokens to the histories of penalties and bad words, on the device.
 
         Args:
-            rows: [R] rows, each at most once.
-            token_ids: [R] int64 on the device; -1 (a failed or rejected token) is ignored.
+            rows: [R] distinct rows.
+            token_ids: [R] int64 on the device; negative values (no token, or a rejected one) are ignored.
         """
         flags = self.flags[rows]
         for flag, history in ((RowFlag.PENALTIES, self.counts), (RowFlag.BAD_WORDS, self.bad_words)):
@@ -131,7 +131,7 @@ class SamplingState:
         top_k = min(params.top_k or self.vocab_size, self.vocab_size)
         self.temperature[row] = params.temperature
         self.top_k[row] = top_k
-        # At exactly 1, tokens whose fixed-point mass rounds to 0 would be cut; above 1 nothing is.
+        # At exactly 1, tokens whose fixed-point probability rounds to 0 would be dropped; 2 keeps all.
         self.top_p[row] = params.top_p if params.top_p < 1.0 else 2.0
         self.log_min_p[row] = np.log(params.min_p) if params.min_p > 0 else -np.inf
         if params.temperature < MIN_TEMPERATURE or top_k == 1:

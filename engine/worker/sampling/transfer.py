@@ -1,4 +1,4 @@
-"""Moving small index lists to the device without a sync, and working on a subset of a batch's rows."""
+"""Copies small arrays to the device without a sync, and selects subsets of a batch's rows."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ def upload(array: np.ndarray, device: torch.device) -> Tensor:
 
 
 def upload_lists(arrays: Sequence[np.ndarray], device: torch.device) -> tuple[Tensor, ...]:
-    """Copy several 1-D integer arrays in one transfer; each comes back as int64."""
+    """Copy several 1-D integer arrays in one transfer. Returns one int64 tensor per array."""
     lengths = [len(array) for array in arrays]
     return upload(np.concatenate(arrays).astype(np.int64, copy=False), device).split(lengths)
 
 
 def pick_rows(tensor: Tensor, places: np.ndarray) -> Tensor:
-    """Rows of a tensor by ascending, distinct indices; the tensor itself when they are all of them."""
+    """Return the rows of a tensor with these ascending, distinct indices; the tensor itself if all are selected."""
     if len(places) == tensor.shape[0]:
         return tensor
     return tensor.index_select(0, upload(places, tensor.device))
 
 
 def put_rows(tensor: Tensor, places: np.ndarray, part: Tensor) -> None:
-    """Write back what `pick_rows` gave, changed or replaced."""
+    """Write rows selected by `pick_rows` back, changed or replaced."""
     if part is tensor:
         return
     if len(places) == tensor.shape[0]:
@@ -41,7 +41,7 @@ def put_rows(tensor: Tensor, places: np.ndarray, part: Tensor) -> None:
 
 
 class RowSlots:
-    """Gives slots of a growing buffer to the few rows that need one, so that memory follows the need."""
+    """Assigns slots of a growing buffer to the rows that need one."""
 
     def __init__(self, max_num_rows: int) -> None:
         self.slot = np.full(max_num_rows, -1, np.int64)  # by row; -1: none
@@ -49,7 +49,7 @@ class RowSlots:
         self._free: list[int] = []
 
     def take(self, row: int) -> int:
-        """A slot for the row; `capacity` doubles when all are taken, and the owner must grow its buffer."""
+        """Assign a slot to the row. If none is free, `capacity` doubles and the caller must grow its buffer."""
         if not self._free:
             new_capacity = min(max(1, 2 * self.capacity), len(self.slot))
             self._free = list(range(self.capacity, new_capacity))[::-1]
@@ -58,7 +58,7 @@ class RowSlots:
         return int(self.slot[row])
 
     def release(self, row: int) -> None:
-        """Free the row's slot, if it has one."""
+        """Free the row's slot, if any."""
         if self.slot[row] >= 0:
             self._free.append(int(self.slot[row]))
             self.slot[row] = -1
