@@ -1,4 +1,4 @@
-"""Models: from a checkpoint on disk to a decoder that runs over the paged KV cache."""
+"""Models: configs, weights and forward passes over the paged KV cache."""
 
 from engine.model.config import ModelConfig
 from engine.model.decoder import DecoderModel

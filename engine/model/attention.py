@@ -1,4 +1,4 @@
-"""Attention of one layer: projections, head norms, RoPE, the paged cache."""
+"""Attention of one layer: projections, head norms, RoPE, paged attention."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kernels.ops import KVCache, Plan
 
 @dataclass(frozen=True, slots=True)
 class StepInputs:
-    """What all layers of one step share, computed once."""
+    """Inputs of a step that all layers share."""
 
     ops: Ops
     attn_metadata: AttnMetadata
@@ -29,7 +29,7 @@ class StepInputs:
 class Attention(nn.Module):
     """Grouped-query attention over the paged KV cache.
 
-    The key norm's and query norm's weights are kept as one row per head, so that one call norms both.
+    The weights of query and key norm are stored as one row per head, so that one call computes both.
     """
 
     def __init__(self, spec: LayerSpec, dtype: torch.dtype, device: torch.device) -> None:
@@ -51,10 +51,10 @@ class Attention(nn.Module):
             self.qk_norm = make_parameter(num_heads, spec.head_size, dtype=dtype, device=device)
 
     def forward(self, hidden: Tensor, kv_cache: KVCache, step: StepInputs) -> Tensor:
-        """Map [T, hidden_size] to [T, hidden_size], writing this step's keys and values into the cache."""
+        """Map [T, hidden_size] to [T, hidden_size], and write the step's keys and values into the cache."""
         num_tokens = hidden.shape[0]
         ops, metadata, spec = step.ops, step.attn_metadata, self._spec
-        # All keys are written before any are read: a request may read a block that another one fills now.
+        # All keys are written before any is read, because a request may read a block that another one fills now.
         q = ops.norm_rope_store(
             self.qkv_proj(hidden).view(num_tokens, -1, spec.head_size),
             self.qk_norm,
@@ -78,7 +78,7 @@ class Attention(nn.Module):
         return self.o_proj(attended.view(num_tokens, -1))
 
     def weight_targets(self) -> Targets:
-        """Return where the checkpoint tensors of this layer go."""
+        """Return the memory for each checkpoint tensor of the layer."""
         targets = self.qkv_proj.weight_targets() | add_prefix("o_proj", self.o_proj.weight_targets())
         if self.qk_norm is not None:
             num_heads = self._spec.num_heads

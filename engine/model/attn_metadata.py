@@ -1,4 +1,4 @@
-"""AttnMetadata: where the tokens of one step sit in the flattened batch and in the paged cache."""
+"""AttnMetadata: positions of a step's tokens in the flattened batch and in the paged cache."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from kernels.shared_prefixes import SharedPrefixes
 
 @dataclass(frozen=True, slots=True)
 class AttnMetadata:
-    """The batch of one step: R requests with T new tokens, one request after another, in any order.
+    """Metadata of one step: R requests with T new tokens in total, request after request.
 
     Tensors are on the model's device. The lists are host copies of the lengths, so that the forward pass
-    never reads a value back from the device.
+    never copies from the device.
     """
 
     slot_mapping: Tensor  # [T] int64, block_id * block_size + offset, where each token's K and V go
@@ -23,6 +23,4 @@ class AttnMetadata:
     seq_lens: Tensor  # [R] int32, context length including this step's tokens
     query_lens_list: list[int]  # new tokens of each request, at least 1
     seq_lens_list: list[int]
-    shared: SharedPrefixes | None = (
-        None  # which decodes begin with the same blocks, where that is worth knowing
-    )
+    shared: SharedPrefixes | None = None  # groups of decodes that start with the same blocks

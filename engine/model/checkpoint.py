@@ -1,4 +1,4 @@
-"""Checkpoints on disk: finding the folder of a path or hub name, and reading its safetensors one by one."""
+"""Finds or downloads the folder of a checkpoint, and reads its files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from engine.errors import ConfigError
 
 _SINGLE_FILE = "model.safetensors"
 _INDEX_FILE = "model.safetensors.index.json"
-_MAX_DEPTH = 64  # of JSON; what is printed or compared later recurses as deep
+_MAX_DEPTH = 64  # of JSON; printing and comparing recurse to the same depth
 _SAMPLE_BYTES = 4096
 _FIRST_FILES = ("config.json", _INDEX_FILE, _SINGLE_FILE)
 
@@ -26,13 +26,13 @@ _FIRST_FILES = ("config.json", _INDEX_FILE, _SINGLE_FILE)
 def resolve_checkpoint(
     path_or_name: str | Path, allow_patterns: tuple[str, ...], field: str = "model"
 ) -> Path:
-    """Return the folder of a checkpoint, downloading the files that match from the hub if it is not one.
+    """Return the folder of a checkpoint, after downloading matching files if it is a hub name.
 
     Args:
-        field: the setting that named it, for errors.
+        field: name of the setting, for errors.
 
     Raises:
-        ConfigError: neither a folder nor a repository that can be reached or is in the local cache.
+        ConfigError: it is neither a folder nor a repository on the hub or in the local cache.
     """
     path = Path(path_or_name).expanduser()
     if path.is_dir():
@@ -53,12 +53,12 @@ def resolve_checkpoint(
 
 
 def resolve_weights(path_or_name: str | Path) -> Path:
-    """Return the folder of a checkpoint's weights; from the hub come those files alone that `weight_files` lists.
+    """Return the folder of a checkpoint's weights. Only the files of `weight_files` are downloaded.
 
-    Repositories often hold the same weights once more, under other names or in folders.
+    Repositories often contain the same weights again, under other names or in other folders.
 
     Raises:
-        ConfigError: as `resolve_checkpoint`, or the index is broken.
+        ConfigError: as `resolve_checkpoint`, or the index is invalid.
     """
     folder = resolve_checkpoint(path_or_name, _FIRST_FILES)
     if (folder / _SINGLE_FILE).is_file() or not (folder / _INDEX_FILE).is_file():
@@ -68,10 +68,10 @@ def resolve_weights(path_or_name: str | Path) -> Path:
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
-    """Return what a JSON file holds.
+    """Return the object in a JSON file.
 
     Raises:
-        ConfigError: it is not JSON, not an object, or nested deeper than anything real.
+        ConfigError: the file is not JSON, not an object, or nested deeper than 64 levels.
     """
     too_deep = ConfigError(f"{path} is nested deeper than {_MAX_DEPTH} levels")
     try:
@@ -83,12 +83,12 @@ def read_json_object(path: Path) -> dict[str, Any]:
     if _is_deeper(data, _MAX_DEPTH):
         raise too_deep
     if not isinstance(data, dict):
-        raise ConfigError(f"{path} must hold an object")
+        raise ConfigError(f"{path} must contain an object")
     return data
 
 
 def _is_deeper(data: Any, depth: int) -> bool:
-    """Whether lists and objects lie more than `depth` levels within each other."""
+    """Whether lists and objects are nested more than `depth` levels deep."""
     level = [data]
     for _ in range(depth + 1):
         level = [
@@ -101,10 +101,10 @@ def _is_deeper(data: Any, depth: int) -> bool:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """Return the safetensors files of a checkpoint: the single one, or those its index names.
+    """Return the safetensors files of a checkpoint: the single file, or the files of its index.
 
     Raises:
-        ConfigError: there are none, or one that the index names is missing.
+        ConfigError: there is neither, or a file of the index is missing.
     """
     if (folder / _SINGLE_FILE).is_file():
         return [folder / _SINGLE_FILE]
@@ -119,7 +119,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def _read_index(index: Path) -> list[str]:
-    """Return the names of the files that an index spreads the tensors over, each once."""
+    """Return the distinct file names in an index."""
     weight_map = read_json_object(index).get("weight_map")
     if not isinstance(weight_map, dict):
         raise ConfigError(f"{index} is not a valid index: weight_map must map tensors to file names")
@@ -132,11 +132,11 @@ def _read_index(index: Path) -> list[str]:
 
 
 def hash_weights(files: list[Path]) -> bytes:
-    """Return a hash of weights that are known to be safetensors, without reading all of them.
+    """Return a hash of valid safetensors files, without reading them completely.
 
     It covers the name, size and header of each file, and the first and last 4 KiB of each tensor. Training changes
-    practically every number of a tensor, and a changed vocabulary the end of the embedding. A file edited by hand
-    elsewhere is not noticed.
+    practically every element of a tensor, and a new vocabulary changes the end of the embedding. Manual edits elsewhere
+    are not detected.
     """
     found = hashlib.sha256()
     for path in files:
@@ -157,7 +157,7 @@ def read_tensors(files: list[Path]) -> Iterator[tuple[str, Tensor]]:
     """Yield (name, tensor) one at a time, on the CPU; only the current one is in memory.
 
     Raises:
-        ConfigError: a file that is cut short or is not safetensors.
+        ConfigError: a file is truncated or not safetensors.
     """
     for file in files:
         try:

@@ -1,4 +1,4 @@
-"""ModelConfig: a checkpoint's config.json as the decoder needs it, every field checked."""
+"""ModelConfig: the validated content of a checkpoint's config.json."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from engine.model.layer_spec import LayerSpec
 from engine.model.registry import FAMILIES, Family
 from engine.model.rope_config import RopeConfig, parse_rope
 
-# Fields without influence on inference. Keys that begin with "_" or end in "_version" or "_token_id" are too.
+# Fields that do not influence inference. ConfigReader also ignores "_*", "*_version" and "*_token_id".
 _INERT = frozenset(
     [
         *("architectures", "model_type", "transformers.js_config", "is_llama_config", "unsloth_fixed"),
@@ -23,7 +23,7 @@ _INERT = frozenset(
         *("return_dict", "tf_legacy_loss", "pruned_heads", "cross_attention_hidden_size", "use_bfloat16"),
         *("chunk_size_feed_forward", "finetuning_task", "id2label", "label2id", "task_specific_params"),
         *("problem_type", "tokenizer_class", "prefix", "name_or_path"),
-        # Generation settings that old checkpoints keep here.
+        # Generation settings in old checkpoints.
         *("max_length", "min_length", "do_sample", "early_stopping", "num_beams", "num_beam_groups"),
         *("diversity_penalty", "temperature", "top_k", "top_p", "typical_p", "repetition_penalty"),
         *("length_penalty", "no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "bad_words_ids"),
@@ -54,7 +54,7 @@ class ModelConfig:
     qkv_bias: bool = False
     output_bias: bool = False
     mlp_bias: bool = False
-    sliding_windows: tuple[int | None, ...] = ()  # of each layer, None: full attention; (): full everywhere
+    sliding_windows: tuple[int | None, ...] = ()  # per layer, None: full attention; (): full in all layers
     dtype: str = "float32"  # of the checkpoint
 
     def __post_init__(self) -> None:
@@ -67,7 +67,7 @@ class ModelConfig:
             raise ConfigError(f"head_dim={self.head_dim} must be even: RoPE rotates pairs")
         if self.rope.rope_type == "dynamic" and self.head_dim < 4:
             raise ConfigError(
-                f"head_dim={self.head_dim} must be at least 4 with dynamic RoPE, which turns the first pair as before"
+                f"head_dim={self.head_dim} must be at least 4 with dynamic RoPE, which does not scale the first pair"
             )
         if self.sliding_windows and len(self.sliding_windows) != self.num_hidden_layers:
             raise ConfigError(
@@ -80,8 +80,7 @@ class ModelConfig:
         """Read the config.json of a local folder or of a repository on the hub.
 
         Raises:
-            ConfigError: no such checkpoint, an architecture that is not supported, or a field that would
-                change the arithmetic and is not supported.
+            ConfigError: the checkpoint does not exist, or its architecture or a field is not supported.
         """
         path = resolve_checkpoint(path_or_name, ("config.json",)) / "config.json"
         if not path.is_file():
@@ -90,7 +89,7 @@ class ModelConfig:
 
     @classmethod
     def from_dict(cls, data: dict[str, Any], where: str = "config.json") -> ModelConfig:
-        """Parse the content of a config.json; `where` is what error messages call it.
+        """Parse the content of a config.json; `where` is its name in error messages.
 
         Raises:
             ConfigError: as `from_pretrained`.
@@ -103,7 +102,7 @@ class ModelConfig:
 
     @property
     def max_model_len(self) -> int:
-        """Tokens of a context that the checkpoint is made for, as far as its RoPE stretches it."""
+        """Context length of the checkpoint in tokens, including RoPE scaling."""
         return max(self.max_position_embeddings, self.rope.stretched_len)
 
     @property
@@ -180,7 +179,9 @@ def _parse_head_dim(reader: ConfigReader, family: Family, num_heads: int) -> int
         return reader.integer("head_dim", family.default_head_dim)
     hidden_size = reader.integer("hidden_size")
     if hidden_size % num_heads:
-        raise reader.error("hidden_size", hidden_size, f"is no multiple of num_attention_heads={num_heads}")
+        raise reader.error(
+            "hidden_size", hidden_size, f"is not a multiple of num_attention_heads={num_heads}"
+        )
     return hidden_size // num_heads
 
 
@@ -203,7 +204,7 @@ def _parse_dtype(reader: ConfigReader) -> str:
 
 
 def _parse_windows(reader: ConfigReader, family: Family, num_layers: int) -> tuple[int | None, ...]:
-    """Return the window of each layer, () where every layer sees everything."""
+    """Return the window of each layer; () if all layers have full attention."""
     window = reader.take("sliding_window", family.default_sliding_window)
     layer_types = reader.take("layer_types")
     first_windowed = 0

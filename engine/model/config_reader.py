@@ -1,4 +1,4 @@
-"""ConfigReader: reads typed values from a config.json and knows which keys were not read."""
+"""ConfigReader: reads typed values from a config.json and rejects keys that were not read."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from typing import Any
 from engine.errors import ConfigError
 
 _MISSING: Any = object()
-# JSON's integers go beyond both.
+# JSON integers may exceed both.
 _LARGEST = sys.float_info.max
 _LARGEST_INTEGER = 2**63 - 1
 
 
 class ConfigReader:
-    """Reads each key once, with a check; `refuse_rest` then names whatever would be silently ignored.
+    """Reads and checks single keys; `refuse_rest` rejects the keys that would be ignored.
 
     Args:
         data: the parsed JSON object.
-        where: how error messages call it, e.g. "config.json".
+        where: its name in error messages, e.g. "config.json".
 
-    All readers raise ConfigError on a value of the wrong kind or range, naming key and value.
+    All readers raise ConfigError, with key and value, if a value has the wrong type or range.
     """
 
     def __init__(self, data: dict[str, Any], where: str) -> None:
@@ -34,7 +34,7 @@ class ConfigReader:
         return self._data.get(key, default)
 
     def integer(self, key: str, default: Any = _MISSING, minimum: int = 1) -> int:
-        """Return an integer of at least `minimum` that 64 bits hold; null counts as absent."""
+        """Return an integer from `minimum` to 2**63 - 1; null counts as absent."""
         value = self._required(key, default)
         if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
             raise self.error(key, value, f"must be an integer of at least {minimum}")
@@ -70,14 +70,14 @@ class ConfigReader:
         return value
 
     def error(self, key: str, value: Any, reason: str) -> ConfigError:
-        """Make the error for one key of this file."""
+        """Return an error about one key of this file."""
         return ConfigError(f"{self._where}: {key}={value!r} {reason}")
 
     def refuse_rest(self, inert: frozenset[str]) -> None:
-        """Refuse every key that was not taken, unless it is inert or switched off (null, false, empty).
+        """Reject keys that were not taken, unless they are in `inert` or null, false or empty.
 
         Raises:
-            ConfigError: naming all such keys: they might change the arithmetic.
+            ConfigError: lists the keys, which might change the model's results.
         """
         rest = [
             key

@@ -1,4 +1,4 @@
-"""DecoderModel: the one transformer behind every supported family; the config says what differs."""
+"""DecoderModel: a decoder-only transformer for all supported families; the config selects the differences."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from kernels.ops import KVCache, Quantization
 from kernels.torch_ops import make_ops
 
 _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
-# Buffers that old checkpoints saved and the config determines.
+# Buffers in old checkpoints that are computed from the config.
 _DERIVED_SUFFIXES = (".rotary_emb.inv_freq",)
 
 
 class MLP(nn.Module):
-    """The gated feed-forward part of a layer."""
+    """Gated feed-forward part of a layer."""
 
     def __init__(self, spec: LayerSpec, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
@@ -45,12 +45,12 @@ class MLP(nn.Module):
         return self.down_proj(ops.silu_mul(self.gate_up_proj(hidden)))
 
     def weight_targets(self) -> Targets:
-        """Return where the checkpoint tensors of this part go."""
+        """Return the memory for each checkpoint tensor of the MLP."""
         return self.gate_up_proj.weight_targets() | add_prefix("down_proj", self.down_proj.weight_targets())
 
 
 class DecoderLayer(nn.Module):
-    """Attention and MLP, each after a norm, each added to the residual stream by the next norm."""
+    """Attention and MLP, each after a norm; the next norm adds their output to the residual stream."""
 
     def __init__(self, spec: LayerSpec, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
@@ -66,7 +66,7 @@ class DecoderLayer(nn.Module):
         """Run the layer.
 
         Args:
-            hidden: [T, D], the previous layer's output not yet in the residual stream; None for the first.
+            hidden: [T, D], the previous layer's output, not yet added to the residual stream; None in the first layer.
             residual: [T, D], overwritten.
 
         Returns (hidden, residual) for the next layer.
@@ -99,7 +99,7 @@ class DecoderLayer(nn.Module):
         )
 
     def weight_targets(self) -> Targets:
-        """Return where the checkpoint tensors of this layer go."""
+        """Return the memory for each checkpoint tensor of the layer."""
         return {
             "input_layernorm.weight": WeightTarget(self.input_norm),
             "post_attention_layernorm.weight": WeightTarget(self.post_attention_norm),
@@ -114,7 +114,7 @@ class DecoderModel(nn.Module):
     Parameters are uninitialised until `engine.model.loader` fills them.
 
     Args:
-        ops: what its forward pass calls; default: torch's.
+        ops: kernels that the forward pass calls; default: torch's.
     """
 
     def __init__(
@@ -138,7 +138,7 @@ class DecoderModel(nn.Module):
             device=device,
             shared=self.embed_tokens if config.tie_word_embeddings else None,
         )
-        # One table of angles serves all layers.
+        # All layers share one table of angles.
         ((rope, head_size),) = {(spec.rope, spec.head_size) for spec in self.specs}
         self.rope = RotaryEmbedding(rope, head_size, device)
         self._layer_weights: list[LayerWeights] = []  # for ops that run whole layers
@@ -153,11 +153,10 @@ class DecoderModel(nn.Module):
         """Compute one step and write its keys and values into the cache.
 
         Args:
-            input_ids: [T] int64, the new tokens of all requests, one request after another.
-            positions: [T] int64, place of each token in its request.
-            kv_caches: (k_cache, v_cache) of each layer, each
-                [num_blocks, block_size, num_kv_heads, head_dim].
-            attn_metadata: where tokens and contexts sit.
+            input_ids: [T] int64, the new tokens of all requests, request after request.
+            positions: [T] int64, position of each token in its request.
+            kv_caches: (k_cache, v_cache) per layer, each [num_blocks, block_size, num_kv_heads, head_dim].
+            attn_metadata: lengths and cache positions of the requests.
 
         Returns the final hidden states, [T, D], dtype of the model.
         """
@@ -172,26 +171,26 @@ class DecoderModel(nn.Module):
         return ops.add_rms_norm(hidden, residual, self.norm, self.config.rms_norm_eps)[0]
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
-        """Return the scores of every token of the vocabulary: [R, D] -> [R, V] float32."""
+        """Return the logits of hidden states: [R, D] -> [R, V] float32."""
         return self.lm_head(hidden, torch.float32)
 
     def kv_specs(self) -> tuple[KVCacheSpec, ...]:
-        """Return what each layer keeps in the KV cache, first layer first."""
+        """Return the KV cache content of each layer, in layer order."""
         return tuple(spec.kv_spec for spec in self.specs)
 
     def reserve_positions(self, num_positions: int) -> None:
-        """Make the tables cover positions [0, num_positions), so that they need not move in memory later."""
+        """Extend the RoPE tables to positions [0, num_positions), so that they are not reallocated later."""
         self.rope.reserve(num_positions)
 
     def release_positions(self) -> None:
-        """Give the memory of the tables back; the next step makes them again, with the same values."""
+        """Free the RoPE tables; the next step computes them again, with the same values."""
         self.rope.release()
 
     def pack(self, quantization: Quantization | None = None) -> None:
-        """Change the layout of the loaded weights for the ops, one matrix at a time. Call once, after loading.
+        """Convert the loaded weights to the layout of the ops, one matrix at a time. Call once, after loading.
 
         Raises:
-            ValueError: a matrix that does not allow this quantization.
+            ValueError: a matrix does not allow this quantization.
         """
         self.quantization = quantization
         for module in self.modules():
@@ -200,7 +199,7 @@ class DecoderModel(nn.Module):
         self._layer_weights = self._list_weights(self.ops)
 
     def repack(self, ops: Ops) -> Iterator[None]:
-        """Move to other ops, one matrix a turn; steps may run between two turns, on old and new matrices."""
+        """Move to other ops. Repacks one matrix per iteration; steps may run in between."""
         for module in self.modules():
             if isinstance(module, Linear):
                 module.repack(self.ops, ops, self.quantization)
@@ -209,7 +208,7 @@ class DecoderModel(nn.Module):
         self.ops = ops
 
     def weight_targets(self) -> WeightTargets:
-        """Return where the tensors of a checkpoint go."""
+        """Return the memory for each tensor of a checkpoint."""
         targets = {_EMBEDDING: WeightTarget(self.embed_tokens), "model.norm.weight": WeightTarget(self.norm)}
         for index, layer in enumerate(self.layers):
             assert isinstance(layer, DecoderLayer)
@@ -238,10 +237,8 @@ class DecoderModel(nn.Module):
 
     def _run_layers(self, ops: Ops, hidden: Tensor, kv_caches: Sequence[KVCache], step: StepInputs) -> Tensor:
         assert ops.run_layers is not None
-        metadata, spec = (
-            step.attn_metadata,
-            self.specs[0],
-        )  # they differ only in the window, which is in the weights
+        # Specs differ only in the window, which is in the layer weights.
+        metadata, spec = step.attn_metadata, self.specs[0]
         return ops.run_layers(
             self._layer_weights,
             hidden,
@@ -260,7 +257,7 @@ class DecoderModel(nn.Module):
         )
 
     def _list_weights(self, ops: Ops) -> list[LayerWeights]:
-        """Return what `run_layers` wants; nothing without it, so that nobody keeps old matrices alive."""
+        """Return the weights for `run_layers`; empty without it, so that repacked matrices are freed."""
         if ops.run_layers is None:
             return []
         layers = [layer for layer in self.layers if isinstance(layer, DecoderLayer)]

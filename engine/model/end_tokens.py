@@ -1,4 +1,4 @@
-"""Which token ids end a text: the tokenizer's own, and those that the checkpoint names."""
+"""Reads the token ids that end a text, from tokenizer and checkpoint."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from typing import Any
 from engine.errors import ConfigError
 from engine.model.checkpoint import read_json_object, resolve_checkpoint
 
-_FILES = ("generation_config.json", "config.json")  # the first that names any counts
+_FILES = ("generation_config.json", "config.json")  # the first with ids is used
 _KEY = "eos_token_id"
 
 
 def read_eos_token_ids(path_or_name: str | Path, own: int | None = None) -> tuple[int, ...]:
-    """Return the ids that end a text of this checkpoint, each once.
+    """Return the distinct end-of-text ids of a checkpoint.
 
     Args:
-        path_or_name: folder or hub name of the checkpoint, which may lack both files.
-        own: the tokenizer's; comes first.
+        path_or_name: folder or hub name of the checkpoint; both files may be missing.
+        own: the tokenizer's id, returned first.
 
     Raises:
-        ConfigError: no such checkpoint, or a file whose ids are none.
+        ConfigError: the checkpoint does not exist, or an id is not an integer of at least 0.
     """
     folder = resolve_checkpoint(path_or_name, _FILES)
     ids = [] if own is None else [own]

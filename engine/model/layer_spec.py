@@ -10,7 +10,7 @@ from engine.model.rope_config import RopeConfig
 
 @dataclass(frozen=True, slots=True)
 class LayerSpec:
-    """What the decoder needs to build a layer, and the KV cache to size it."""
+    """Parameters from which a decoder layer is built and its KV cache is sized."""
 
     hidden_size: int
     num_heads: int
@@ -20,7 +20,7 @@ class LayerSpec:
     rope: RopeConfig
     rms_norm_eps: float
     scale: float  # factor of the attention scores
-    window: int | None  # tokens that a query sees, itself included; None: all
+    window: int | None  # tokens that a query attends to, its own included; None: all
     qk_norm: bool  # RMS norm of each query and key head before RoPE
     qkv_bias: bool
     output_bias: bool
@@ -28,5 +28,5 @@ class LayerSpec:
 
     @property
     def kv_spec(self) -> KVCacheSpec:
-        """What the layer keeps in the KV cache."""
+        """The layer's content in the KV cache."""
         return KVCacheSpec(self.num_kv_heads, self.head_size, self.window)

@@ -1,4 +1,4 @@
-"""Linear layers, alone and fused: several checkpoint matrices stacked into one product."""
+"""Linear layers; several checkpoint matrices may be stacked into one product."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from kernels.ops import Multiply, PackedWeight, Quantization
 
 
 class Linear(nn.Module):
-    """y = x W^T + b, with uninitialised weights until the loader fills them, and packed after that.
+    """y = x W^T + b. The loader fills the weights; then they are packed for the ops.
 
     Args:
         in_features, out_features: sizes of x and y.
-        parts: name and rows of each checkpoint matrix stacked into W, in order; default: one, called "".
-        shared: a matrix that stays in use elsewhere, instead of one of its own.
+        parts: name and rows of each checkpoint matrix stacked into W, in order; default: one, named "".
+        shared: use this matrix, which another layer keeps using, instead of allocating one.
     """
 
     def __init__(
@@ -46,11 +46,11 @@ class Linear(nn.Module):
 
     @property
     def packed(self) -> PackedWeight:
-        """The matrix as the ops laid it out."""
+        """The matrix in the layout of the ops."""
         return self._packed[1]
 
     def pack(self, ops: Ops, quantization: Quantization | None) -> None:
-        """Lay the loaded matrix out as the ops want it; views taken before no longer belong to it.
+        """Convert the loaded matrix to the layout of the ops. Earlier views of it become invalid.
 
         Raises:
             ValueError: the matrix does not allow this quantization.
@@ -63,7 +63,7 @@ class Linear(nn.Module):
         self.weight = None
 
     def repack(self, old: Ops, new: Ops, quantization: Quantization | None) -> None:
-        """Move from one implementation to another."""
+        """Convert the packed matrix to the layout of other ops."""
         if self._shared is not None:
             self.pack(new, quantization)
             return
@@ -72,7 +72,7 @@ class Linear(nn.Module):
         self._packed = (new.linear, new.pack_linear(weight.contiguous(), self.bias, quantization))
 
     def weight_targets(self) -> Targets:
-        """Return where the checkpoint tensors of this layer go, `part.weight`: to views of the fused parameters."""
+        """Return the memory for each checkpoint tensor, `part.weight` and `part.bias`: views of the parameters."""
         assert self.weight is not None, "weights are loaded before they are packed"
         targets: Targets = {}
         row = 0
@@ -86,5 +86,5 @@ class Linear(nn.Module):
 
 
 def make_parameter(*shape: int, dtype: torch.dtype, device: torch.device) -> nn.Parameter:
-    """Make an uninitialised parameter without gradient."""
+    """Return an uninitialised parameter without gradient."""
     return nn.Parameter(torch.empty(shape, dtype=dtype, device=device), requires_grad=False)

@@ -1,4 +1,4 @@
-"""Fill a model with weights: from a checkpoint, or random ones of the same shape."""
+"""Loads a model with the weights of a checkpoint, or with random weights."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from engine.model.checkpoint import hash_weights, read_tensors, resolve_weights,
 from engine.model.config import ModelConfig
 from engine.model.decoder import DecoderModel
 from engine.model.protocol import Model
-from engine.model.weight_memory import weight_room
+from engine.model.weight_memory import check_weight_memory
 from engine.model.weight_targets import WeightTarget, WeightTargets
 from kernels import Ops
 from kernels.ops import Quantization
@@ -37,21 +37,21 @@ def load_model(
         path_or_name: local folder, or name of a repository on the hub.
         dtype: weights are cast to it.
         load_format: "auto" reads safetensors; "dummy" makes random weights and reads only config.json.
-        config: already parsed; None: from the checkpoint.
-        seed: of dummy weights, which are drawn on their device: the same on all of one kind, others on another.
-        ops: what the forward pass calls; default: torch's. The weights are packed for them.
-        quantization: of every matrix but the embedding.
+        config: the parsed config; None: read it from the checkpoint.
+        seed: seed of dummy weights. They are drawn on the device and differ between CPU and CUDA.
+        ops: kernels that the forward pass calls, for which the weights are packed; default: torch's.
+        quantization: applied to all matrices except the embedding.
 
     Returns the model in eval mode, its parameters without gradients.
 
     Raises:
-        ConfigError: a checkpoint that cannot be found or read, whose tensors are not those of its config, that the
-            device has no memory for, or that this quantization does not fit.
+        ConfigError: the checkpoint is missing or unreadable, its tensors do not match its config, it does not fit into
+            memory, or it does not support this quantization.
     """
     if config is None:
         config = ModelConfig.from_pretrained(path_or_name)
     packs_shared = ops is not None and ops.packs_shared
-    with weight_room(path_or_name, config, dtype, device, quantization, packs_shared):
+    with check_weight_memory(path_or_name, config, dtype, device, quantization, packs_shared):
         model = DecoderModel(config, dtype, device, ops).eval()
         if load_format == "dummy":
             _fill_randomly(model, seed)
@@ -79,7 +79,7 @@ def _load_checkpoint(model: Model, folder: Path) -> None:
     missing = [name for name in wanted.targets if name not in loaded]
     if missing or unexpected:
         raise ConfigError(
-            f"the tensors of {folder} are not those of its config: "
+            f"the tensors of {folder} do not match its config: "
             f"missing: {_shorten(missing)}; unexpected: {_shorten(unexpected)}"
         )
     if not loaded.isdisjoint(wanted.tied):
@@ -100,7 +100,7 @@ def _copy(target: WeightTarget, tensor: Tensor, name: str, folder: Path) -> None
 
 
 def _check_tied(files: list[Path], wanted: WeightTargets, folder: Path) -> None:
-    """Refuse a tensor that differs from the one it must repeat: ignoring it would change the model."""
+    """Reject a tied tensor that differs from the tensor that is used in its place."""
     for name, tensor in read_tensors(files):
         if (other := wanted.tied.get(name)) is not None:
             memory = wanted.targets[other].memory
@@ -109,7 +109,7 @@ def _check_tied(files: list[Path], wanted: WeightTargets, folder: Path) -> None:
 
 
 def _fill_randomly(model: Model, seed: int) -> None:
-    """Give every parameter the values a fresh model would have: norms 1, biases 0, the rest N(0, 0.02)."""
+    """Initialise every parameter: norms 1, biases 0, others from a normal distribution with std 0.02."""
     generators: dict[torch.device, torch.Generator] = {}
     for name, parameter in model.named_parameters():
         if name.endswith("norm"):

@@ -1,4 +1,4 @@
-"""Model: what the loader and the worker know of a model."""
+"""Model: the interface of models for the loader and the worker."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from kernels.ops import KVCache, Quantization
 
 
 class Model(Protocol):
-    """A torch module that computes steps over a paged KV cache; see `DecoderModel` for each member.
+    """A torch module that computes steps over a paged KV cache; `DecoderModel` documents its methods.
 
     Attributes:
-        ops: what its forward pass calls.
-        dtype: of the weights before they are packed, and of the hidden states.
-        weights_hash: of what the loader filled it with.
-        lm_head: the last product, for ops that sample from it directly.
+        ops: kernels that the forward pass calls.
+        dtype: dtype of the hidden states, and of the weights before they are packed.
+        weights_hash: hash of the loaded weights.
+        lm_head: output projection, for ops that sample from hidden states directly.
     """
 
     config: ModelConfig

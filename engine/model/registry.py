@@ -1,4 +1,4 @@
-"""The supported families and in what they differ; one decoder runs them all."""
+"""The supported model families and their differences."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """What the architecture name alone decides, and the defaults for keys a config.json may leave out."""
+    """Properties that follow from the architecture name, and defaults for optional keys of config.json."""
 
     model_type: str
     qk_norm: bool = False  # RMS norm of each query and key head before RoPE
-    qkv_bias: bool | None = None  # None: as `attention_bias` says
+    qkv_bias: bool | None = None  # None: the key `attention_bias` decides
     output_bias: bool | None = None
     has_mlp_bias_key: bool = False
     # "none": refused; "all": every layer; "layers": `use_sliding_window`, `max_window_layers`, `layer_types`

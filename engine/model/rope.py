@@ -1,4 +1,4 @@
-"""RotaryEmbedding: cosines and sines per position, for every supported way to scale them.
+"""RotaryEmbedding: cosines and sines per position, for every supported kind of scaling.
 
 The formulas follow transformers' `modeling_rope_utils`, operation by operation.
 """
@@ -16,16 +16,16 @@ _MIN_POSITIONS = 2048
 
 
 class RotaryEmbedding:
-    """Tables of cos and sin, float32, extended when a longer context comes.
+    """Tables of cos and sin, float32, extended on demand.
 
-    With dynamic NTK scaling the tokens of a request whose context is longer than the model was trained for
-    are rotated by that length's own frequencies, as transformers does; earlier tokens in the cache keep
-    theirs. Beyond that length a result therefore depends on how the prompt was cut into steps.
+    With dynamic NTK scaling, tokens in contexts beyond the original length are rotated by frequencies that depend on
+    the context length, as in transformers; tokens already in the cache are not rotated again. Beyond that length
+    results therefore depend on how a prompt is split into chunks.
 
     Args:
-        config: which scaling.
+        config: type and parameters of the scaling.
         head_dim: size of the rotated vectors.
-        device: of the tables.
+        device: device of the tables.
     """
 
     def __init__(self, config: RopeConfig, head_dim: int, device: torch.device) -> None:
@@ -39,7 +39,7 @@ class RotaryEmbedding:
     def compute_cos_sin(
         self, positions: Tensor, query_lens: list[int], seq_lens: list[int]
     ) -> tuple[Tensor, Tensor]:
-        """Return cos and sin of each token as `kernels.apply_rope` wants them, [T, 1, head_dim] float32.
+        """Return cos and sin of each token for `kernels.apply_rope`, [T, 1, head_dim] float32.
 
         Args:
             positions: [T] int64.
@@ -61,19 +61,19 @@ class RotaryEmbedding:
             if seq_len > self._config.original_max_position_embeddings:
                 inv_freq = compute_inv_freq(self._config, self._head_dim, seq_len)
                 if self._device.type == "cuda":
-                    # From pinned memory, or the copy would wait for the device.
+                    # Pinned, because a copy from pageable memory waits for the device.
                     inv_freq = inv_freq.pin_memory().to(self._device, non_blocking=True)
                 cos[rows], sin[rows] = self._tables(positions[rows], inv_freq)
 
     def reserve(self, num_positions: int) -> None:
-        """Make the tables cover positions [0, num_positions); whoever holds on to them calls this before."""
+        """Extend the tables to positions [0, num_positions). This may reallocate them."""
         if num_positions <= self._cos.shape[0]:
             return
         size = max(_MIN_POSITIONS, 2 * self._cos.shape[0], num_positions)
         self._cos, self._sin = self._tables(torch.arange(size, device=self._device), self._inv_freq)
 
     def release(self) -> None:
-        """Give the tables' memory back; the next `reserve` or step makes them anew, with the same values."""
+        """Free the tables; the next `reserve` or step computes them again, with the same values."""
         self._cos = self._sin = torch.empty(0, device=self._device)
 
     def _tables(self, positions: Tensor, inv_freq: Tensor) -> tuple[Tensor, Tensor]:
@@ -86,7 +86,7 @@ def compute_inv_freq(config: RopeConfig, dim: int, seq_len: int | None = None) -
     """Return the angle per position of each pair of a head, [dim / 2] float32 on the CPU.
 
     Args:
-        config: which scaling.
+        config: type and parameters of the scaling.
         dim: size of the rotated vectors.
         seq_len: context length, for dynamic scaling beyond the original length.
     """
@@ -108,7 +108,7 @@ def compute_inv_freq(config: RopeConfig, dim: int, seq_len: int | None = None) -
 
 
 def _scale_llama3(inv_freq: Tensor, config: RopeConfig) -> Tensor:
-    """Slow down low frequencies by the factor, keep high ones, blend between. Source: Llama 3.1."""
+    """Divide low frequencies by the factor, keep high ones, interpolate between. Source: Llama 3.1."""
     original, low, high = (
         config.original_max_position_embeddings,
         config.low_freq_factor,
@@ -122,27 +122,27 @@ def _scale_llama3(inv_freq: Tensor, config: RopeConfig) -> Tensor:
 
 
 def _scale_yarn(inv_freq: Tensor, config: RopeConfig, dim: int) -> Tensor:
-    """Interpolate the dimensions that turn slowly, extrapolate the others. Source: Peng et al., 2023."""
+    """Interpolate low-frequency dimensions, extrapolate the others. Source: Peng et al., 2023 (YaRN)."""
     low = _yarn_dim(config.beta_fast, config, dim)
     high = _yarn_dim(config.beta_slow, config, dim)
     if config.truncate:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, dim - 1)
     if low == high:
-        # a ramp of no width would divide by zero
+        # Avoid a division by zero.
         high += 0.001
     ramp = ((torch.arange(dim // 2, dtype=torch.float32) - low) / (high - low)).clamp(0, 1)
     return inv_freq / config.factor * ramp + inv_freq * (1 - ramp)
 
 
 def _yarn_dim(num_rotations: float, config: RopeConfig, dim: int) -> float:
-    """Return the dimension whose pair turns that often within the original context."""
+    """Return the dimension whose pair rotates `num_rotations` times within the original context."""
     turns = config.original_max_position_embeddings / (num_rotations * 2 * math.pi)
     return dim * math.log(turns) / (2 * math.log(config.theta))
 
 
 def _compute_attention_scaling(config: RopeConfig) -> float:
-    """Return the factor of cos and sin: 1, or YaRN's temperature."""
+    """Return the factor for cos and sin: YaRN's attention temperature, else 1."""
     if config.rope_type != "yarn":
         return 1.0
     if config.attention_factor is not None:

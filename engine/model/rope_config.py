@@ -1,4 +1,4 @@
-"""RopeConfig: the parameters of the rotary embedding, from old and new keys of config.json."""
+"""RopeConfig: the parameters of the rotary embedding, read from old or new keys of config.json."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from dataclasses import dataclass
 from engine.model.config_reader import ConfigReader
 
 ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "llama3")
-# Of these, max_position_embeddings may be the length before scaling; llama3 tells the one after it.
+# Types whose max_position_embeddings may be the length before scaling; llama3 gives the length after scaling.
 _STRETCHING = ("linear", "dynamic", "yarn")
 _DEFAULT_THETA = 10000.0
-# What keeps angles finite: far beyond what checkpoints have, and what is left of a theta below 1 in float32 is zero.
+# Bounds that keep all angles finite; the values of checkpoints are far inside.
 _THETAS = (1.0, 1e30)
 _FACTORS = (1e-3, 1e6)
 
 
 @dataclass(frozen=True, slots=True)
 class RopeConfig:
-    """One rotary embedding. Fields beyond the first four belong to one type, and are unused by the others.
+    """Parameters of one rotary embedding. Fields after the first four are used by the noted type only.
 
-    `parse_rope` keeps them within bounds in which all angles are finite.
+    `parse_rope` rejects values for which angles would not be finite.
     """
 
     rope_type: str = "default"
@@ -37,7 +37,7 @@ class RopeConfig:
 
     @property
     def stretched_len(self) -> int:
-        """Tokens that the scaling makes room for; 0 where it does not say."""
+        """Context length after scaling; 0 for types where max_position_embeddings gives it."""
         if self.rope_type not in _STRETCHING:
             return 0
         return int(self.original_max_position_embeddings * self.factor)
@@ -47,8 +47,7 @@ def parse_rope(config: ConfigReader, max_position_embeddings: int, where: str) -
     """Read `rope_parameters` (transformers 5), or `rope_scaling` and `rope_theta` (before).
 
     Raises:
-        ConfigError: an unsupported type, a missing parameter, one out of its range, or one that this type does not
-            know.
+        ConfigError: the type is unsupported, or a parameter is missing, out of range or not used by the type.
     """
     new, old = config.take("rope_parameters"), config.take("rope_scaling")
     name = "rope_scaling" if old else "rope_parameters"
@@ -78,15 +77,15 @@ def _parse_scaling(
     if rope_type == "default":
         return RopeConfig(rope_type, theta)
     if rope_type in ("linear", "dynamic"):
-        # transformers scales these from max_position_embeddings; another number would go unused.
+        # transformers scales these types from max_position_embeddings and ignores any other length.
         original = reader.take("original_max_position_embeddings")
         if original not in (None, max_position_embeddings):
-            raise reader.error("original_max_position_embeddings", original, f"has no use in {rope_type}")
+            raise reader.error("original_max_position_embeddings", original, f"is not used by {rope_type}")
         return RopeConfig(
             rope_type, theta, reader.number_within("factor", *_FACTORS), max_position_embeddings
         )
     original = reader.integer("original_max_position_embeddings", max_position_embeddings)
-    # Some checkpoints keep it outside, where it has priority.
+    # Some checkpoints have it at the top level, which has priority.
     original = config.integer("original_max_position_embeddings", original)
     if rope_type == "yarn":
         return _parse_yarn(reader, theta, original, max_position_embeddings / original)
@@ -97,9 +96,9 @@ def _parse_scaling(
 
 
 def _parse_yarn(reader: ConfigReader, theta: float, original: int, factor: float) -> RopeConfig:
-    """Read YaRN's parameters; `factor` is what the lengths say where it is not told."""
+    """Read YaRN's parameters; `factor` is the default, computed from the lengths."""
     if theta <= 1:
-        # the dimension that turns so often is found by its logarithm
+        # YaRN divides by log(theta).
         raise reader.error("rope_theta", theta, "must be greater than 1 with yarn")
     return RopeConfig(
         "yarn",

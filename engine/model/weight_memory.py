@@ -1,7 +1,6 @@
-"""Room for weights: what they take, held against what the device has left before anything is allocated.
+"""Compares the memory that weights need with the device's free memory, before they are allocated.
 
-On the CPU an allocation only reserves: without this, a model that is too large ends in the middle of its loading, by
-the system's hand.
+On the CPU an allocation succeeds even if the memory is missing; the kernel would kill the process during loading.
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ from engine.model.config import ModelConfig
 from kernels.cpu.weights import estimate_packed_bytes
 from kernels.ops import Quantization
 
-_CPU_ALLOCATOR = "DefaultCPUAllocator"  # what torch's error over a lack of RAM names
+_CPU_ALLOCATOR = "DefaultCPUAllocator"  # in the message of torch's error about missing RAM
 
 
 def count_parameters(config: ModelConfig) -> int:
-    """Return the number of parameters that DecoderModel allocates, a tied head not counted again."""
+    """Return the number of parameters of DecoderModel; a tied head is not counted."""
     hidden, head_dim = config.hidden_size, config.head_dim
     q_size = config.num_attention_heads * head_dim
     kv_size = config.num_key_value_heads * head_dim
@@ -40,7 +39,7 @@ def count_parameters(config: ModelConfig) -> int:
 
 
 def _count_layer_numbers(config: ModelConfig) -> int:
-    """Numbers in the matrices of one layer."""
+    """Return the number of elements in one layer's matrices."""
     num_heads = 2 * (config.num_attention_heads + config.num_key_value_heads)
     return config.hidden_size * (num_heads * config.head_dim + 3 * config.intermediate_size)
 
@@ -48,9 +47,9 @@ def _count_layer_numbers(config: ModelConfig) -> int:
 def estimate_head_copy(
     config: ModelConfig, dtype: torch.dtype, quantization: Quantization | None = None
 ) -> int:
-    """Return the bytes of a tied head that the native ops have packed, beside the embedding that stays as it is.
+    """Return the bytes of the packed copy of a tied head, which the native ops keep in addition to the embedding.
 
-    Zero for a head of its own, which packing replaces.
+    Zero if the head is not tied, because packing then replaces it.
     """
     if not config.tie_word_embeddings:
         return 0
@@ -60,21 +59,21 @@ def estimate_head_copy(
 
 
 def _estimate_growth(config: ModelConfig, dtype: torch.dtype, quantization: Quantization | None) -> int:
-    """Bytes by which a model has grown when the native ops have packed it: the head comes last, after the layers."""
+    """Return by how many bytes packing for the native ops enlarges a model: the head's copy minus savings in layers."""
     num_shrunk = config.num_hidden_layers * _count_layer_numbers(config)
     saved = num_shrunk * (dtype.itemsize - _packed_itemsize(config, dtype, quantization))
     return max(0, estimate_head_copy(config, dtype, quantization) - saved)
 
 
 def _packed_itemsize(config: ModelConfig, dtype: torch.dtype, quantization: Quantization | None) -> int:
-    """Bytes of a number in the native ops' panels, which keep in two bytes what was stored in bfloat16."""
+    """Return the bytes per element of packed weights. The native ops keep bfloat16 checkpoints in two bytes."""
     if quantization is not None:
         return torch.int8.itemsize
     return min(dtype.itemsize, torch.bfloat16.itemsize) if config.dtype == "bfloat16" else dtype.itemsize
 
 
 def measure_free_bytes(device: torch.device) -> int:
-    """Return the bytes that new tensors may take on a device now."""
+    """Return the bytes available for new tensors on a device."""
     if device.type != "cuda":
         return measure_host_memory()[1]
     kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
@@ -82,7 +81,7 @@ def measure_free_bytes(device: torch.device) -> int:
 
 
 @contextmanager
-def weight_room(
+def check_weight_memory(
     name: str | Path,
     config: ModelConfig,
     dtype: torch.dtype,
@@ -90,44 +89,44 @@ def weight_room(
     quantization: Quantization | None = None,
     packs_shared: bool = False,
 ) -> Iterator[None]:
-    """Refuse a model without room for its weights: at once, or when an allocation inside the block fails.
+    """Reject a model whose weights do not fit, at once or when an allocation in the block fails.
 
     Args:
-        name: what the error calls the model.
-        dtype: weights have it until they are packed, the quantized ones too.
+        name: model name for the error.
+        dtype: dtype of all weights until they are packed, including those to be quantized.
         packs_shared: whether the ops pack a copy of a tied head, as the native ones do.
 
     Raises:
-        ConfigError: says how much is needed, how much is free, and what takes less.
+        ConfigError: gives the needed and the free memory, and a setting that needs less.
     """
     num_bytes, free_bytes = count_parameters(config) * dtype.itemsize, measure_free_bytes(device)
     copy_bytes = _estimate_growth(config, dtype, quantization) if packs_shared else 0
     num_bytes += copy_bytes
     if num_bytes > free_bytes:
-        gc.collect()  # the model that was there before may wait for it
+        gc.collect()  # may free the previous model
         free_bytes = measure_free_bytes(device)
-    told_copy = " with a packed copy of the head" if copy_bytes else ""
-    told = (
-        f"model {str(name)!r} does not fit: {count_parameters(config)} parameters take {_spell(num_bytes)} as "
-        f"{str(dtype).removeprefix('torch.')}{told_copy}, and {device.type} has {_spell(free_bytes)} free"
+    copy_note = " with a packed copy of the head" if copy_bytes else ""
+    message = (
+        f"model {str(name)!r} does not fit: {count_parameters(config)} parameters take {_format_bytes(num_bytes)} as "
+        f"{str(dtype).removeprefix('torch.')}{copy_note}, and {device.type} has {_format_bytes(free_bytes)} free"
         f"{_hint(num_bytes, free_bytes, dtype, quantization)}"
     )
     if num_bytes > free_bytes:
-        raise ConfigError(told)
+        raise ConfigError(message)
     try:
         yield
     except RuntimeError as error:
         if not isinstance(error, torch.OutOfMemoryError) and _CPU_ALLOCATOR not in str(error):
             raise
-        raise ConfigError(f"{told}. {str(error).partition(chr(10))[0]}") from error
+        raise ConfigError(f"{message}. {str(error).partition(chr(10))[0]}") from error
 
 
 def _hint(num_bytes: int, free_bytes: int, dtype: torch.dtype, quantization: Quantization | None) -> str:
     if dtype.itemsize > 2 and num_bytes // 2 <= free_bytes:
         return "; dtype='bfloat16' takes half of that"
-    # It would be no way out: the matrices are rounded when they are there.
+    # Quantization does not help: matrices are loaded before they are quantized.
     return "" if quantization is None else f"; quantization={quantization!r} saves memory after loading only"
 
 
-def _spell(num_bytes: int) -> str:
+def _format_bytes(num_bytes: int) -> str:
     return f"{num_bytes / 2**30:.1f} GiB" if num_bytes >= 2**30 else f"{num_bytes / 2**20:.1f} MiB"

@@ -1,4 +1,4 @@
-"""WeightTargets: where the tensors of a checkpoint go, as a model tells its loader."""
+"""WeightTargets: the memory that the loader copies each checkpoint tensor to."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class WeightTarget:
 
     @property
     def shape(self) -> torch.Size:
-        """What the checkpoint's tensor must have."""
+        """Required shape of the checkpoint's tensor."""
         return self.memory.shape[1:] if self.is_repeated else self.memory.shape
 
 
@@ -26,13 +26,13 @@ Targets = dict[str, WeightTarget]  # by the name in the checkpoint
 
 @dataclass(frozen=True, slots=True)
 class WeightTargets:
-    """What a checkpoint of one model holds."""
+    """Expected content of a model's checkpoint."""
 
-    targets: Targets  # tensors that must be there
-    tied: dict[str, str]  # tensors that may be there, and the name of the one that each must repeat
-    ignored_suffixes: tuple[str, ...]  # of tensors without influence
+    targets: Targets  # required tensors
+    tied: dict[str, str]  # optional tensors, with the name of the tensor that each must equal
+    ignored_suffixes: tuple[str, ...]  # of tensors that are not needed
 
 
 def add_prefix(prefix: str, targets: Targets) -> Targets:
-    """Return the targets under names that begin with the prefix and a dot."""
+    """Return the targets with the prefix and a dot before their names."""
     return {f"{prefix}.{name}": target for name, target in targets.items()}

@@ -1,1 +1,1 @@
-"""Speculative decoding: who proposes tokens that the model has only to confirm."""
+"""Speculative decoding: proposers of draft tokens, which the model verifies."""

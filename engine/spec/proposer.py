@@ -1,4 +1,4 @@
-"""Proposer: what the scheduler asks for drafts."""
+"""Proposer: the interface for proposing draft tokens."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from engine.core.request import Request
 
 
 class Proposer(Protocol):
-    """Guesses how requests go on. A wrong guess costs time and changes nothing."""
+    """Predicts the next tokens of requests. A wrong draft costs time but does not change the text."""
 
     def propose(self, request: Request, limit: int) -> Sequence[int]:
-        """Up to `limit` tokens that may follow the request's known ones; none is fine."""
+        """Return 0 to `limit` tokens that may follow the request's known tokens."""

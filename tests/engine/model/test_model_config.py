@@ -114,7 +114,7 @@ def test_sliding_window_of_each_layer(
     [
         (None, r"no config\.json"),
         ("", r"config\.json is not valid"),
-        ("[1]", r"config\.json must hold an object"),
+        ("[1]", r"config\.json must contain an object"),
     ],
 )
 def test_missing_and_broken_config_is_named(tmp_path: Path, text: str | None, message: str) -> None:
@@ -166,5 +166,5 @@ def test_end_tokens_that_are_none_are_refused_by_file_and_value(
 
 def test_a_generation_config_that_is_broken_is_named(tmp_path: Path) -> None:
     (tmp_path / "generation_config.json").write_text("[1]")
-    with pytest.raises(ConfigError, match=r"generation_config\.json must hold an object"):
+    with pytest.raises(ConfigError, match=r"generation_config\.json must contain an object"):
         read_eos_token_ids(tmp_path)

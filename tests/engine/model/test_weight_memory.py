@@ -12,7 +12,7 @@ import torch
 from engine.errors import ConfigError
 from engine.model import DecoderModel, ModelConfig, load_model
 from engine.model.linear import Linear
-from engine.model.weight_memory import count_parameters, estimate_head_copy, weight_room
+from engine.model.weight_memory import check_weight_memory, count_parameters, estimate_head_copy
 from kernels.cpu import make_native_ops
 from kernels.cpu.weights import NativeWeight
 from tests.engine.model.drive import make_transformers_model, save
@@ -106,10 +106,13 @@ def test_a_device_that_runs_out_while_packing_is_a_config_error(tmp_path: Path) 
     config = read_config("llama", tmp_path)
     with (
         pytest.raises(ConfigError, match=r"takes half of that\. CUDA out of memory\.$"),
-        weight_room("m", config, torch.float32, CPU),
+        check_weight_memory("m", config, torch.float32, CPU),
     ):
         raise torch.OutOfMemoryError("CUDA out of memory.\nMore lines")
-    with pytest.raises(RuntimeError, match="something else"), weight_room("m", config, torch.float32, CPU):
+    with (
+        pytest.raises(RuntimeError, match="something else"),
+        check_weight_memory("m", config, torch.float32, CPU),
+    ):
         raise RuntimeError("something else")
 
 
