@@ -70,17 +70,18 @@ class CoreClient:
         self._requests[stream.request_id] = stream
         self.streams |= {handle: (stream, index) for index, handle in enumerate(stream.handles)}
         answer = asyncio.get_running_loop().create_future()
-        self._opening[message.completions[0].handle] = (message, answer)
+        self._opening[stream.handles[0]] = (message, answer)
         self.send(message)
         try:
             return await answer
-        except BaseException:
-            self.close_stream(stream)
+        except BaseException as error:
+            self._opening.pop(stream.handles[0], None)
+            if isinstance(error, asyncio.CancelledError):
+                self.abort(stream.handles)
             for handle in stream.handles:
                 self.streams.pop(handle, None)
+            self.close_stream(stream)
             raise
-        finally:
-            self._opening.pop(message.completions[0].handle, None)
 
     def close_stream(self, stream: OutputStream) -> None:
         """Abort the unfinished completions of a stream without a reader, and free its request_id."""
@@ -117,10 +118,10 @@ class CoreClient:
                 self._metrics.observe_core(message)
             case Accepted(handle=handle, grammar=grammar):
                 if handle in self._opening:
-                    self._accept(*self._opening[handle], grammar)
+                    self._accept(*self._opening.pop(handle), grammar)
             case Refused(handle=handle):
                 if handle in self._opening:
-                    _resolve(self._opening[handle][1], message.to_error())
+                    _resolve(self._opening.pop(handle)[1], message.to_error())
             case EngineSnapshot() | PrefixCacheReset():
                 _resolve(self._replies.popleft(), message)
             case _:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine.config import EngineConfig, ResolvedConfig
-from engine.errors import EngineOverloaded, InvalidRequest, RequestTimeout
+from engine.errors import EngineDead, EngineOverloaded, InvalidRequest, RequestTimeout
 from engine.input.input_processor import InputProcessor, Prompt, check_options
 from engine.input.tokenizer import Tokenizer
 from engine.metrics import EngineStats, Metrics
@@ -218,7 +218,10 @@ class Engine:
     async def snapshot(self, with_blocks: bool = True) -> EngineSnapshot | None:
         """Return the current requests and, `with_blocks`, the ids of their KV blocks; None while the core is down."""
         client = self._supervisor.client
-        return None if client is None else await client.take_snapshot(with_blocks)
+        try:
+            return None if client is None else await client.take_snapshot(with_blocks)
+        except EngineDead:  # the core ended meanwhile
+            return None
 
     async def reset_prefix_cache(self) -> bool:
         """Drop all cached prefixes. Returns False, and drops nothing, while requests own blocks."""

@@ -28,14 +28,14 @@ from engine.outputs import GrammarInfo
 from grammar import CompiledGrammar, GrammarCompiler, GrammarSpec, Matcher
 
 COMPILE_THREADS = 2
-# Their compiler does one grammar at a time, for seconds if it has to: others must not stand behind it.
+# Their compiler takes one grammar at a time, up to seconds each, so they have a thread of their own.
 SLOW_KINDS = ("ebnf",)
 LONG_SPEC = 8192  # characters
 
 
 @dataclass(frozen=True, slots=True)
 class OpenMatcher:
-    """Stays inside this room: a matcher cannot cross a process border."""
+    """For the actor's own thread; a matcher cannot be sent to another process."""
 
     handle: int
     matcher: Matcher
@@ -70,32 +70,32 @@ class GrammarActor(ThreadActor[GrammarInbox | OpenMatcher | SlowMask]):
         self._pool = ThreadPoolExecutor(COMPILE_THREADS, "troupe-compile")
         self._slow_pool = ThreadPoolExecutor(1, "troupe-compile-slow")
         self._mask_pool = ThreadPoolExecutor(1, "troupe-masks-slow")
-        self._compiling: dict[
-            int, asyncio.Task[None]
-        ] = {}  # by the handle of each request's first completion
+        # By the handle of each request's first completion.
+        self._compiling: dict[int, tuple[AddRequest, asyncio.Task[None]]] = {}
 
     def add(self, message: AddRequest, spec: GrammarSpec) -> None:
         """Compile a request's grammar, then pass the request on to the scheduler; or refuse it."""
         handle = message.completions[0].handle
         task = self._loop.create_task(self._open(message, spec), name="compile")
-        self._compiling[handle] = task
+        self._compiling[handle] = (message, task)
         task.add_done_callback(lambda _: self._compiling.pop(handle, None))
 
     def abort(self, handles: Sequence[int]) -> None:
-        """End those of the requests whose grammar still compiles."""
-        for handle in handles:
-            if (task := self._compiling.pop(handle, None)) is not None:
-                task.cancel()
-                self._deliver(Accepted(handle))
-                self._deliver(NewTokens(details=[Detail(each, finish_reason="abort") for each in handles]))
+        """End those of the requests whose grammar is still being compiled."""
+        for handle in self._compiling.keys() & set(handles):
+            message, task = self._compiling.pop(handle)
+            task.cancel()
+            self._deliver(Accepted(handle))
+            ends = [Detail(each.handle, finish_reason="abort") for each in message.completions]
+            self._deliver(NewTokens(details=ends))
 
     async def _open(self, message: AddRequest, spec: GrammarSpec) -> None:
         first = message.completions[0].handle
         try:
             compiled, info = await self.compile(spec)
             matchers = [compiled.matcher() for _ in message.completions]
-        except BaseException as error:  # of a library, too: only this request pays
-            if not is_fault(error) or isinstance(error, asyncio.CancelledError):
+        except BaseException as error:  # also a panic of a library: it ends this request only
+            if not is_fault(error):
                 raise
             self._deliver(Refused.make(first, error))
             return
@@ -105,14 +105,14 @@ class GrammarActor(ThreadActor[GrammarInbox | OpenMatcher | SlowMask]):
         self._tell_scheduler(message)
 
     async def compile(self, spec: GrammarSpec) -> tuple[CompiledGrammar, GrammarInfo]:
-        """Compile off the loop; what was compiled before is there at once.
+        """Compile in a thread, or return the cached grammar.
 
-        The time limit is the compile's own: waiting for a thread behind others does not count.
+        The time limit counts the compile alone, not the wait for a thread.
 
         Raises:
             GrammarError: the grammar is malformed or cannot be enforced.
             InvalidRequest: it took longer than the time limit.
-            EngineDead: the engine ended before it came to it.
+            EngineDead: the engine ended first.
         """
         start = time.monotonic()
         compiled = None if self._compiler is None else self._compiler.find(spec)
@@ -146,7 +146,7 @@ class GrammarActor(ThreadActor[GrammarInbox | OpenMatcher | SlowMask]):
         try:
             await super().run()
         finally:
-            for task in self._compiling.values():
+            for _, task in self._compiling.values():
                 task.cancel()
             for pool in (self._pool, self._slow_pool, self._mask_pool):
                 pool.shutdown(wait=False, cancel_futures=True)
@@ -177,10 +177,10 @@ class GrammarActor(ThreadActor[GrammarInbox | OpenMatcher | SlowMask]):
                     assert_never(message)
 
     def _fill_slow(self, mask: SlowMask) -> None:
-        """Fill it in a thread of its own, and take it back to this one."""
+        """Fill the mask in the pool's thread, and return it to the actor's thread."""
         try:
             mask.fill()
-        except BaseException as error:  # the border of a thread: an exit would be lost in its future
+        except BaseException as error:  # in a pool's thread it would be lost in its future
             mask.problem = describe_problem(error)
         self.tell(mask)
 

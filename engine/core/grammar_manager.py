@@ -16,9 +16,9 @@ from grammar import GrammarError, Matcher, allocate_bitmask, fill_draft_bitmask,
 
 Problem = tuple[str, FinishReason]  # why a request cannot go on, and how it ends
 
-# Masks that take longer are filled beside the others, so that the others do not wait for them.
+# A matcher whose masks take longer is slow: they are filled in another thread, so that other rows do not wait.
 SLOW_MASK_S = 0.005
-# So many quick masks make a slow matcher quick again.
+# After this many quick masks in a row a matcher is no longer slow.
 NUM_QUICK_MASKS = 16
 
 logger = logging.getLogger("troupe.engine")
@@ -26,7 +26,7 @@ logger = logging.getLogger("troupe.engine")
 
 @dataclass(slots=True)
 class SlowMask:
-    """Masks of one row, to be filled by another thread, which has the matcher to itself meanwhile."""
+    """The masks of one row, filled by another thread. Until then no other thread uses the matcher."""
 
     step_id: int
     target: MaskTarget
@@ -54,9 +54,8 @@ class GrammarManager:
         self._matchers: dict[int, Matcher] = {}
         self._slow: dict[int, int] = {}  # handle of a slow matcher -> quick masks in a row
         self._kept: dict[int, list[int]] = {}  # tokens that slow matchers have not accepted yet
-        self._is_probing = (
-            False  # the last masks were slow: the next are filled one by one, to find out which
-        )
+        # The last masks took too long: the next are filled one by one, to find the slow matcher.
+        self._is_probing = False
 
     def __len__(self) -> int:
         return len(self._matchers)
@@ -64,7 +63,7 @@ class GrammarManager:
     def open(
         self, handle: int, matcher: Matcher, generated_token_ids: Sequence[int] = ()
     ) -> list[GrammarFailed]:
-        """Take a completion's matcher, and lead it behind the tokens that there are."""
+        """Add a completion's matcher, and let it accept the tokens generated so far."""
         self._matchers[handle] = matcher
         return self._accept((handle, token_id) for token_id in generated_token_ids)
 
@@ -77,12 +76,12 @@ class GrammarManager:
     def fill(self, order: FillMasks) -> tuple[StepMasks, list[GrammarFailed], list[SlowMask]]:
         """Advance the matchers by the accepted tokens, then fill the masks of the targets that still live.
 
-        A matcher that fails takes only its own completion with it. The slow masks are to be filled elsewhere, and
-        come back by `finish`.
+        A matcher that fails ends only its own completion. Fill the SlowMasks in another thread, then pass each to
+        `finish`.
         """
         failed = self._accept(order.accepted)
         live = [target for target in order.targets if target.handle in self._matchers]
-        slow = [self._set_apart(order.step_id, target) for target in live if target.handle in self._slow]
+        slow = [self._make_slow(order.step_id, target) for target in live if target.handle in self._slow]
         quick = [target for target in live if target.handle not in self._slow]
         counts = np.array([1 + len(target.draft_token_ids) for target in quick], dtype=np.int64)
         bitmask = allocate_bitmask(int(counts.sum()), self._vocab_size)
@@ -96,7 +95,7 @@ class GrammarManager:
         return StepMasks(order.step_id, indices, counts, bitmask, [*order.ended, *gone]), failed, slow
 
     def finish(self, mask: SlowMask) -> tuple[StepMasks, list[GrammarFailed]]:
-        """Take back a matcher with its masks."""
+        """Return the masks of a SlowMask that has been filled."""
         handle, index = mask.target.handle, mask.target.index
         nothing = np.zeros(0, dtype=np.int64)
         failed = []
@@ -110,27 +109,27 @@ class GrammarManager:
         counts = np.array([len(mask.bitmask)], dtype=np.int64)
         return StepMasks(mask.step_id, np.array([index], dtype=np.int64), counts, mask.bitmask), failed
 
-    def _set_apart(self, step_id: int, target: MaskTarget) -> SlowMask:
+    def _make_slow(self, step_id: int, target: MaskTarget) -> SlowMask:
         bitmask = allocate_bitmask(1 + len(target.draft_token_ids), self._vocab_size)
         token_ids = self._kept.pop(target.handle, [])
         return SlowMask(step_id, target, self._matchers[target.handle], token_ids, bitmask)
 
     def _fill_quick(self, targets: list[MaskTarget], bitmask: np.ndarray) -> list[GrammarFailed]:
-        """Fill the masks of these targets, one behind the other; all at once unless a slow one is looked for."""
+        """Fill the masks of these targets in one call, or one by one to find the slow matcher."""
         groups = [[target] for target in targets] if self._is_probing else [targets]
-        failed, start = [], 0
-        begun = time.perf_counter()
+        failed, row, is_slow = [], 0, False
         for group in groups:
+            start = time.perf_counter()
             drafts = [target.draft_token_ids for target in group]
-            end = start + sum(1 + len(draft) for draft in drafts)
-            before = time.perf_counter()
+            num_rows = sum(1 + len(draft) for draft in drafts)
             matchers = [self._matchers[target.handle] for target in group]
-            for at, problem in fill_rows(matchers, drafts, bitmask[start:end]).items():
+            for at, problem in fill_rows(matchers, drafts, bitmask[row : row + num_rows]).items():
                 failed.append(self._fail(group[at].handle, *problem))
-            if len(group) == 1 and time.perf_counter() - before > SLOW_MASK_S:
-                self._slow |= {target.handle: 0 for target in group if target.handle in self._matchers}
-            start = end
-        self._is_probing = len(targets) > 1 and time.perf_counter() - begun > SLOW_MASK_S
+            row += num_rows
+            is_slow = time.perf_counter() - start > SLOW_MASK_S
+            if is_slow and len(group) == 1 and group[0].handle in self._matchers:
+                self._slow[group[0].handle] = 0
+        self._is_probing = is_slow and len(groups) == 1 and len(targets) > 1
         return failed
 
     def _accept(self, tokens: Iterable[tuple[int, int]]) -> list[GrammarFailed]:
@@ -150,7 +149,7 @@ class GrammarManager:
 
 
 def accept(matcher: Matcher, token_id: int) -> Problem | None:
-    """Advance a matcher by a token; why it cannot, if it cannot."""
+    """Advance a matcher by a token. Returns a problem if the matcher cannot accept it."""
     try:
         if matcher.accept_token(token_id):
             return None
@@ -166,15 +165,15 @@ def accept(matcher: Matcher, token_id: int) -> Problem | None:
 
 
 def fill_rows(matchers: list[Matcher], drafts: list[list[int]], bitmask: np.ndarray) -> dict[int, Problem]:
-    """Fill each matcher's masks, of its next token and behind each draft, one matcher after another.
+    """Fill each matcher's masks, one for its next token and one after each draft, matcher by matcher.
 
-    Returns matcher's number -> problem of those that could not go on.
+    Returns index of the matcher -> problem, for those that failed.
     """
     problems: dict[int, Problem] = {}
     rows = list(accumulate((1 + len(draft) for draft in drafts), initial=0))[:-1]
     try:
         fill_draft_bitmask(matchers, drafts, rows, bitmask)
-    except BaseException as failure:  # whichever matcher it was: one by one, only that one fails
+    except BaseException as failure:  # one by one, so that only the faulty matcher fails
         if not is_fault(failure):
             raise
         logger.exception("the masks of a step failed; they are filled one by one")
@@ -194,10 +193,10 @@ def fill_rows(matchers: list[Matcher], drafts: list[list[int]], bitmask: np.ndar
 
 
 def describe_problem(error: BaseException) -> Problem:
-    """The grammar's own limits are a dead end; anything else is a fault of ours."""
+    """A GrammarError is a dead end; any other error is a fault of the engine."""
     return (str(error), "dead_end") if isinstance(error, GrammarError) else (repr(error), "error")
 
 
 def is_fault(error: BaseException) -> bool:
-    """Whether it is the matcher's own; an interrupt of the process is not."""
+    """Whether a matcher or its library failed, as opposed to an interrupt of the process."""
     return isinstance(error, Exception) or is_panic(error)

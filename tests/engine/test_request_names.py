@@ -30,9 +30,9 @@ from engine.actors.scheduler import SchedulerActor
 from engine.config import DEMO_MODEL
 from engine.input.special_token_escaper import SpecialTokenEscaper
 from engine.input.tokenizer import Tokenizer
-from engine.messages import AbortRequest
+from engine.messages import AbortRequest, DetokenizerInbox, NewTokens
 from engine.worker.model_runner import ModelRunner
-from grammar import CompiledGrammar, GrammarCompiler, GrammarSpec, Matcher
+from grammar import CompiledGrammar, GrammarCompiler, GrammarError, GrammarSpec, Matcher
 from tests.waiting import wait_until
 
 MakeConfig = Callable[..., EngineConfig]
@@ -303,3 +303,48 @@ def test_the_first_chats_of_all_threads_get_the_same_tokens(monkeypatch: pytest.
     with ThreadPoolExecutor(6) as pool:
         found = list(pool.map(tokenizer.encode_chat, [messages] * 6))
     assert found == [tokenizer.encode_chat(messages)] * 6
+
+
+async def test_a_refused_grammar_leaves_nothing_behind_in_the_counters(make_config: MakeConfig) -> None:
+    async with Engine(make_config()) as engine:
+        with pytest.raises(GrammarError):
+            await end(engine, make_params(grammar=GrammarSpec.json_schema({"$dynamicRef": "#a"})))
+        stats = engine.stats()
+        assert (stats.prompt_tokens, stats.num_unfinished, sum(stats.finished.values())) == (0, 0, 0)
+
+
+async def test_each_completion_is_ended_once_when_all_are_aborted(
+    make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some of them run, and the grammars of two others are being compiled."""
+    gate = threading.Event()
+    monkeypatch.setattr(GrammarCompiler, "compile", lambda compiler, spec: gate.wait(60))
+    async with Engine(make_config()) as engine:
+        client = engine._supervisor.client
+        assert client is not None
+        ended: list[int] = []
+        deliver = client.detokenizer.tell
+
+        def note(message: DetokenizerInbox) -> None:
+            if isinstance(message, NewTokens):
+                ended.extend(detail.handle for detail in message.details if detail.finish_reason)
+            deliver(message)
+
+        monkeypatch.setattr(client.detokenizer, "tell", note)
+        params = [make_params(300), make_params(n=2, grammar=WORD), make_params(n=2, grammar=WORD)]
+        tasks = [asyncio.create_task(end(engine, each)) for each in params]
+        await wait_until(
+            lambda: engine.stats().num_running == 1 and engine.stats().num_waiting_for_grammar == 4
+        )
+        client.abort(list(client.streams))
+        assert await asyncio.gather(*tasks) == ["abort"] * 3
+        gate.set()
+    assert len(ended) == len(set(ended)) == 5
+
+
+async def test_a_snapshot_that_a_crash_overtakes_is_none(make_config: MakeConfig) -> None:
+    async with Engine(make_config()) as engine:
+        client = engine._supervisor.client
+        assert client is not None
+        client.send = lambda message: client.fail_all(EngineDead("it crashed"))
+        assert await engine.snapshot() is None
