@@ -1,4 +1,4 @@
-"""The README's curl lines do what they say."""
+"""The curl lines of app/README.md do what they say."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from app.config import AppConfig
 from engine import Engine, EngineConfig
 from tests.app.api.harness import Server, needs_model, run_server
 
-README = Path(__file__).resolve().parents[2] / "README.md"
+README = Path(__file__).resolve().parents[2] / "app" / "README.md"
 ROUTES = {route.path for route in router.routes}  # type: ignore[attr-defined]
 
 pytestmark = needs_model

@@ -1,4 +1,4 @@
-"""The grammar benchmark and the official JSON Schema test suite: what counts as right, and what the README says."""
+"""The grammar benchmark and the official JSON Schema test suite: what counts as right, and what CONFORMANCE.md says."""
 
 import base64
 from collections import Counter
@@ -8,7 +8,7 @@ import pytest
 
 from app.bench.grammar import suite_table
 from app.bench.grammar.maskbench import Tally, make_table
-from app.bench.grammar.suite_table import LOOSE, README, RIGHT, list_outcomes, replace_table
+from app.bench.grammar.suite_table import LOOSE, RIGHT, TABLE_FILE, list_outcomes, replace_table
 from app.bench.grammar.token_ranks import TokenRanks
 from app.bench.grammar.worker import LLGuidancePeer, TroupePeer, measure, measure_rows
 from app.cli.main import main
@@ -36,7 +36,7 @@ def test_no_schema_accepts_an_invalid_instance(outcomes, capsys):
 
 @needs_suite
 def test_the_table_in_the_readme_holds(outcomes):
-    text = README.read_text(encoding="utf-8")
+    text = TABLE_FILE.read_text(encoding="utf-8")
     assert replace_table(text, suite_table.make_table(outcomes)) == text, (
         "run python -m app.bench.grammar.suite_table FOLDER"
     )

@@ -2,7 +2,7 @@
 
     python -m app.bench.grammar.suite_table FOLDER [--check]
 
-Writes the table into grammar/README.md, or with --check says whether the one there still holds. An instance is
+Writes the table into grammar/CONFORMANCE.md, or with --check says whether the one there still holds. An instance is
 accepted when every byte of its text is, in the default and in the compact spelling, and the text is complete.
 """
 
@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from grammar import CompiledGrammar, GrammarCompiler, GrammarError, GrammarSpec, Vocabulary
 
 ROOT = Path(__file__).resolve().parents[3]
-README = ROOT / "grammar" / "README.md"
+TABLE_FILE = ROOT / "grammar" / "CONFORMANCE.md"
 BEGIN, END = "<!-- table of keywords: begin -->", "<!-- table of keywords: end -->"
 SEPARATORS = {"spaced": (", ", ": "), "compact": (",", ":")}
 
@@ -91,7 +91,7 @@ def make_table(outcomes: Sequence[Outcome]) -> str:
 
 
 def replace_table(text: str, table: str) -> str:
-    """Return the README with another table.
+    """Return the text of CONFORMANCE.md with another table.
 
     Raises:
         ValueError: the two marks are not there.
@@ -115,12 +115,12 @@ def main(arguments: Sequence[str]) -> int:
     if not any(options.suite.glob("*.json")):
         print(f"no test suite in {options.suite}", file=sys.stderr)
         return 2
-    text = README.read_text(encoding="utf-8")
+    text = TABLE_FILE.read_text(encoding="utf-8")
     written = replace_table(text, make_table(list(list_outcomes(options.suite, make_compiler()))))
     if options.check:
-        print("the table holds" if written == text else "the table in grammar/README.md is out of date")
+        print("the table holds" if written == text else "the table in grammar/CONFORMANCE.md is out of date")
         return int(written != text)
-    README.write_text(written, encoding="utf-8")
+    TABLE_FILE.write_text(written, encoding="utf-8")
     return 0
 
 
