@@ -1,11 +1,10 @@
-"""Paged attention through torch's flex_attention: every context gathered end to end, other requests masked away.
+"""Paged attention with torch's flex_attention over the concatenated contexts of all requests.
 
     keys     [ request 0 ........ | request 1 .... | request 2 ............ ]
-    queries  [ 0 0 | 1 | 2 2 2 ]   sees its own request's keys, up to itself, within its window
+    queries  [ 0 0 | 1 | 2 2 2 ]   each attends to its own request's keys, up to itself, within its window
 
-Which blocks of 128 queries and 128 keys hold something to see follows from the lengths, which the host knows: a mask
-of every query and key is never made. On CUDA the other blocks are skipped whole, and the kernel is compiled once. On
-CPU the scores are all computed: right, and slow.
+The host computes from the lengths which blocks of 128 x 128 queries and keys are visible, so no full mask is built.
+CUDA skips the invisible blocks, and the kernel is compiled once. The CPU computes all scores, which is slow.
 """
 
 from __future__ import annotations
@@ -22,9 +21,9 @@ from kernels.attention_plan import upload_list
 from kernels.ops import StepShape
 from kernels.store_kv import take_slots
 
-# Queries, and keys, of a block of the mask: what flex_attention takes by default.
+# Queries and keys per block of the mask; the default of flex_attention.
 MASK_BLOCK = 128
-# Of a gathered key: its request, position, block and slot, and as much again while they are made.
+# Bytes of index tensors per gathered key: request, position, block and slot, twice for the temporaries.
 PLACE_BYTES = 2 * 4 * torch.int64.itemsize
 
 ScoreChange = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -32,20 +31,20 @@ ScoreChange = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Of each query or key: whose it is, and where it stands in its request."""
+    """The request of each query or key, and its position in that request."""
 
     request: Tensor  # [n] int64
     position: Tensor  # [n] int64
 
 
 class FlexPlan:
-    """The index work of one step, shared by its layers. Owned by one forward pass.
+    """Index tensors and masks of one step, shared by its layers. Owned by one forward pass.
 
     Args:
         block_tables: [num_requests, max_blocks] int32, on the device of the cache.
         query_lens: new tokens of each request.
         seq_lens: context length of each request including the new tokens.
-        block_size: tokens in a block.
+        block_size: tokens in a KV block.
     """
 
     def __init__(
@@ -64,8 +63,8 @@ class FlexPlan:
     def slots(self, sliding_window: int | None) -> Tensor:
         """Return the slot of each key, [num_keys] int64.
 
-        A key behind the window of every query stands for memory that may belong to another request by now. Its place
-        takes the request's last key, which the mask hides: a NaN would get through a mask, since 0 * NaN is NaN.
+        The block of a key outside every query's window may belong to another request by now. Its slot is replaced by
+        that of the request's last key. Masking alone would not suffice: the block may hold NaN, and 0 * NaN is NaN.
         """
         slots = self._seen_slots.get(sliding_window)
         if slots is None:
@@ -79,7 +78,7 @@ class FlexPlan:
         return slots
 
     def mask(self, sliding_window: int | None) -> BlockMask:
-        """Return what each query of the step sees under this window."""
+        """Return the mask of the step for this window."""
         mask = self._masks.get(sliding_window)
         if mask is None:
             mask = self._masks[sliding_window] = self._make_mask(sliding_window)
@@ -95,7 +94,7 @@ class FlexPlan:
 
         blocks = torch.from_numpy(_find_blocks(*self._lens, window))
         if self._slots.device.type == "cuda":
-            blocks = blocks.pin_memory()  # or the copy would wait for the device
+            blocks = blocks.pin_memory()  # otherwise the copy would wait for the device
         partial, full = blocks.to(self._slots.device, non_blocking=True)
         return BlockMask.from_kv_blocks(
             *_list_blocks(partial),
@@ -107,10 +106,10 @@ class FlexPlan:
 
 
 class FlexAttention:
-    """`kernels.ops.PagedAttention` by flex_attention; `plan` is a FlexPlan.
+    """Implements `kernels.ops.PagedAttention` with flex_attention; `plan` is a FlexPlan.
 
     Args:
-        is_compiled: fuse it, which CUDA needs; the first call of each kind of layer then takes seconds.
+        is_compiled: compile the kernel, which CUDA requires. The first call of each kind of layer then takes seconds.
     """
 
     def __init__(self, is_compiled: bool) -> None:
@@ -158,21 +157,21 @@ def make_flex_plan(
     seq_lens_list: Sequence[int],
     block_size: int,
 ) -> FlexPlan:
-    """Return the plan of one step; shapes come from the lists, so that nothing waits for the device."""
+    """Return the plan of one step. Shapes come from the lists, which avoids waiting for the device."""
     return FlexPlan(block_tables, query_lens, seq_lens_list, block_size)
 
 
 def estimate_scratch(shape: StepShape) -> int:
-    """Return the bytes that a step takes beside its results: gathered keys and values, and the places of keys.
+    """Return the scratch bytes of a step: gathered keys and values, and the index tensors of the keys.
 
-    Blocks that requests share are gathered for each of them, which is not counted; on the CPU neither are the scores.
+    Not counted: the copies of blocks that several requests share, and on the CPU the scores.
     """
     key_bytes = shape.num_kv_heads * shape.head_dim * shape.itemsize
     return shape.num_context_tokens * (2 * key_bytes + PLACE_BYTES)
 
 
 def _make_places(lens: Sequence[int], firsts: Sequence[int], device: torch.device) -> Places:
-    """Spell out runs of `lens` tokens that begin at the positions `firsts`."""
+    """Return the request and position of each token, for runs of `lens` tokens that begin at positions `firsts`."""
     starts, total = [], 0
     for length, first in zip(lens, firsts, strict=True):
         starts.append(total - first)
@@ -185,12 +184,14 @@ def _make_places(lens: Sequence[int], firsts: Sequence[int], device: torch.devic
 
 
 def _find_blocks(query_lens: np.ndarray, seq_lens: np.ndarray, window: int | None) -> np.ndarray:
-    """Which blocks of a mask have something to see, and which nothing to hide.
+    """Return the partly and the fully visible blocks of a mask.
 
     Args:
         query_lens, seq_lens: [R] int64.
 
-    Returns [2, query blocks, key blocks] int8: 1 where some keys are seen by some queries; where all are by all.
+    Returns:
+        [2, query blocks, key blocks] int8. First plane: 1 where some but not all pairs of query and key are visible;
+        second plane: 1 where all are.
     """
     num_queries, num_keys = int(query_lens.sum()), int(seq_lens.sum())
     query_start, key_start = np.cumsum(query_lens) - query_lens, np.cumsum(seq_lens) - seq_lens
@@ -201,7 +202,7 @@ def _find_blocks(query_lens: np.ndarray, seq_lens: np.ndarray, window: int | Non
     first = (seq_lens - query_lens - query_start)[request] + runs
     last = first + lengths - 1
     width = num_keys if window is None else window
-    # Keys [start, end) that the run's first and last query see.
+    # Keys [start, end) visible to the run's first and last query.
     starts = [key_start[request] + np.maximum(each - width + 1, 0) for each in (first, last)]
     ends = [key_start[request] + each + 1 for each in (first, last)]
     rows = runs // MASK_BLOCK
@@ -213,7 +214,7 @@ def _find_blocks(query_lens: np.ndarray, seq_lens: np.ndarray, window: int | Non
 
 
 def _mark_runs(rows: np.ndarray, starts: np.ndarray, ends: np.ndarray, shape: tuple[int, int]) -> np.ndarray:
-    """[*shape] bool, True at [start, end) of each row named; runs may overlap, or be empty."""
+    """Return [*shape] bool, True at [start, end) of each listed row. Runs may overlap or be empty."""
     steps = np.zeros((shape[0], shape[1] + 1), dtype=np.int32)
     np.add.at(steps, (rows, starts), 1)
     np.add.at(steps, (rows, np.maximum(starts, ends)), -1)
@@ -221,7 +222,10 @@ def _mark_runs(rows: np.ndarray, starts: np.ndarray, ends: np.ndarray, shape: tu
 
 
 def _list_blocks(marks: Tensor) -> tuple[Tensor, Tensor]:
-    """Of each row of blocks how many are marked, [1, 1, Q] int32, and which, before all others [1, 1, Q, K] int32."""
+    """Return the number of marked blocks per row, [1, 1, Q] int32, and all block indices, marked ones first.
+
+    The indices are [1, 1, Q, K] int32.
+    """
     order = marks.argsort(dim=-1, descending=True, stable=True)
     return marks.sum(dim=-1).int()[None, None], order.int()[None, None]
 

@@ -1,8 +1,8 @@
-"""Evidence: where in the source text a value of the record stands.
+"""Evidence: the range of the source text that shows a value of the record.
 
-exact        the value's characters stand there
-normalised   the same but for case, spaces, quotes and dashes, or the same date, time or number written otherwise
-none         nowhere; the model concluded it, or made it up
+exact        the source has the value's characters
+normalised   it differs in case, spaces, quotes or dashes, or is the same date, time or number in another spelling
+none         the source does not show it; the model concluded it or made it up
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from app.extraction.json_spans import Leaf, Path, Scalar
 
 Match = Literal["exact", "normalised", "none"]
 
-# A space joins three digits at a time: "12 500", but not "7 30".
+# A space may separate groups of three digits: "12 500", but not "7 30".
 NUMBER = re.compile(r"\d+(?:[.,'\u00a0\u202f]\d+| \d{3}(?!\d))*")
-# A minus that belongs to the digits behind it: no hyphen, no range, no mark of a list.
+# A minus sign of the digits after it, not a hyphen, a range or a list bullet.
 SIGN = re.compile(r"(?<![\w.,)\]-])[-−](?:[€$£¥]\s?)?\Z")
 SIGN_CHARS = 4
-# A line's end parts values as many characters do.
+# A line break counts as this many characters of distance between two values.
 LINE_DISTANCE = 100
 NUMBER_WORDS = (
     *("zero", "one", "two", "three", "four", "five", "six"),
@@ -34,7 +34,7 @@ CLOCK = re.compile(
     r"\b(?P<hour>\d{1,2})(?:(?P<mark>[:.h])(?P<minute>\d{2}))?(?P<half>\s*[ap]\.?\s?m\b|[ap]\b)?\b(?!\d)",
     re.IGNORECASE,
 )
-# With a dot between them, hour and minute could as well be a price: what stands around has to tell.
+# "7.30" may be a time or a price. The text around it decides, see BEFORE_CLOCK, BEHIND_CLOCK and BEHIND_PRICE.
 DOTTED = r"\d{1,2}\.\d{2}"
 BEFORE_CLOCK = re.compile(
     r"\b(?:at|from|until|till|to|by|before|after|between|and|time|starts?|ends?|opens?|closes?|doors|um|ab|von|bis|gegen)"
@@ -47,8 +47,8 @@ BEHIND_CLOCK = re.compile(
 BEHIND_PRICE = re.compile(
     r"\s?(?:[€$£¥%]|(?:eur|usd|gbp|chf|euros?|dollars?|pounds?|percent|each|per)\b)", re.IGNORECASE
 )
-CLOCK_CHARS = 40  # that are looked at before
-# A shorter value inside a word is a chance hit, as Tea in Steam; some scripts put no space between words.
+CLOCK_CHARS = 40  # characters searched before a time
+# Shorter values match whole words only ("Tea" is not in "Steam"), except in scripts without spaces between words.
 MIN_INNER_CHARS = 4
 UNSPACED = re.compile(r"[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]{2}")
 SAME_CHARACTERS = str.maketrans({"’": "'", "‘": "'", "“": '"', "”": '"', "–": "-", "—": "-", "‑": "-"})
@@ -69,7 +69,7 @@ Span = tuple[int, int]
 
 
 def find_evidence(leaves: Sequence[Leaf], source: str) -> dict[str, Evidence]:
-    """Evidence of every string and number by JSON pointer; true, false, null and "" have none to find."""
+    """Return the evidence of every string and number by JSON pointer. true, false, null and "" are left out."""
     finder = _Finder(source)
     known: dict[tuple[type, Scalar], tuple[Match, list[Span]]] = {}
     found: dict[str, Evidence] = {}
@@ -86,7 +86,7 @@ def find_evidence(leaves: Sequence[Leaf], source: str) -> dict[str, Evidence]:
             found[leaf.pointer] = NO_EVIDENCE
             continue
         if places:
-            # Of the lists that a value lies in, the outermost: its items usually stand in order.
+            # Use the outermost list that contains the value: its items are usually in the order of the source.
             reader = lists.setdefault(leaf.path[: places[0]], _ListReader(source))
             start, end = reader.pick(leaf.path[: places[0] + 1], leaf.path[: places[-1] + 1], spans)
         else:
@@ -96,24 +96,24 @@ def find_evidence(leaves: Sequence[Leaf], source: str) -> dict[str, Evidence]:
 
 
 class _ListReader:
-    """Follows the items of one list through the source: what shows one value shows no other one.
+    """Assigns the values of one list to source spans; each span is evidence for one value only.
 
-    The first value of an item is looked for behind the item before; the others stand near its other values, on
-    either side, and rather in the same line. What has no place of its own shares one.
+    The first value of an item is searched after the previous item. Its other values take the span nearest to those
+    already found, on either side, preferably in the same line. A value with no free span shares one.
     """
 
     def __init__(self, source: str) -> None:
         self.source = source
-        self.taken = bytearray(len(source))  # by earlier items
-        self.before: Span = (0, 0)  # the least start and the greatest end of the item before
+        self.taken = bytearray(len(source))  # 1 for each character that earlier items use
+        self.before: Span = (0, 0)  # smallest start and largest end of the previous item
         self.item: Path = ()
-        self.own: set[Span] = set()  # of this item
+        self.own: set[Span] = set()  # spans of this item
         self.inner: Path = ()
-        # Of this item of the innermost list, after the last one of its neighbour.
+        # The last span of the previous item of the innermost list, then the spans of the current one.
         self.near: list[Span] = []
 
     def pick(self, item: Path, inner: Path, spans: list[Span]) -> Span:
-        """The place of one value; `spans` are in order and not empty."""
+        """Return the span of one value. `spans` is sorted and not empty."""
         if item != self.item:
             self.end_item()
             self.item = item
@@ -140,13 +140,13 @@ class _ListReader:
         self.own, self.near = set(), []
 
     def nearest(self, spans: list[Span]) -> Span:
-        """The one closest to a value of the item."""
+        """Return the span closest to the spans in `near`."""
         closest: list[tuple[int, Span]] = []
         for start, end in self.near:
             at = bisect_left(spans, (start, 0))
             closest += [(self.distance(end, span[0]), span) for span in spans[at : at + 1]]
             closest += [(self.distance(span[1], start), span) for span in spans[max(at - 1, 0) : at]]
-        # Of two as close, the one that is read later.
+        # At equal distance the later span wins.
         return min(closest, key=lambda each: (each[0], -each[1][0]))[1]
 
     def distance(self, start: int, end: int) -> int:
@@ -154,7 +154,7 @@ class _ListReader:
 
 
 class _Finder:
-    """The source in the forms that values are looked up in, each made once."""
+    """Finds values in the source; the folded text, dates and numbers of the source are computed once."""
 
     def __init__(self, source: str) -> None:
         self.source = source
@@ -164,7 +164,7 @@ class _Finder:
         self.numbers = list(find_numbers(source))
 
     def find(self, value: str | float) -> tuple[Match, list[Span]]:
-        """Every place that shows the value, in order."""
+        """Return every span that shows the value, sorted, and how well they match."""
         if isinstance(value, str):
             spans = _occurrences(self.source, value, self.marks)
             if spans:
@@ -201,10 +201,10 @@ class _Finder:
 
 
 def _occurrences(text: str, value: str, marks: str, is_number: bool = False) -> list[Span]:
-    """Where the value stands: as whole words, else (longer text only) inside words.
+    """Return where the value occurs as whole words; for longer values, otherwise inside words.
 
     Args:
-        marks: the combining marks of the text; what they stand on is another character with them.
+        marks: combining marks of the text. A character followed by a mark is a different character.
     """
     edge = rf"[\w.,{marks}]" if is_number else rf"[\w{marks}]"
     before = rf"(?<!{edge})" if re.match(r"\w", value) else ""
@@ -217,21 +217,21 @@ def _occurrences(text: str, value: str, marks: str, is_number: bool = False) -> 
 
 
 def list_marks(text: str) -> str:
-    """Each mark of the text that makes one character with the one before it; they mean nothing in a regex."""
+    """Return the combining marks of the text, sorted. None of them has a meaning in a regex."""
     return "" if text.isascii() else "".join(sorted(char for char in set(text) if _is_mark(char)))
 
 
 def _is_mark(char: str) -> bool:
-    """Accents, vowel signs, the vowels and finals of Korean syllables, and voicing of narrow kana."""
+    """Return whether it is an accent, a vowel sign, a Korean vowel or final, or a voicing mark of narrow kana."""
     if "\ufe00" <= char <= "\ufe0f":
-        return False  # how to draw the character, not which one it is
+        return False  # a variation selector changes only how a character is drawn
     return (
         unicodedata.category(char)[0] == "M" or "\u1160" <= char <= "\u11ff" or "\uff9e" <= char <= "\uff9f"
     )
 
 
 def _fold(text: str) -> tuple[str, list[Span]]:
-    """The text without differences of case, width, composition, spacing and typography, and each character's origin."""
+    """Normalise case, width, composition, spacing and typography; also return each character's span in `text`."""
     folded: list[str] = []
     origin: list[Span] = []
     marks = list_marks(text)
@@ -249,15 +249,15 @@ def _fold(text: str) -> tuple[str, list[Span]]:
 
 
 def find_sign(text: str, start: int) -> int:
-    """Where the minus of the number stands whose digits begin at `start`; `start` itself when it has none."""
+    """Return the offset of the minus sign before the digits at `start`, or `start` if there is none."""
     match = SIGN.search(text, max(0, start - SIGN_CHARS), start)
     return match.start() if match else start
 
 
 def find_numbers(text: str) -> Iterator[tuple[set[float], bool, Span]]:
-    """What the digits of each number may mean, whether there is a minus before them, and the span of both.
+    """Yield the possible values of each number's digits, whether a minus precedes them, and the span with the minus.
 
-    Groups with spaces between them are one number, and each is one of its own: "2 300" may be two.
+    "2 300" may be one number or two: it is yielded as a whole, and then each group alone.
     """
     for match in NUMBER.finditer(text):
         spans = [match.span()]
@@ -272,7 +272,7 @@ def find_numbers(text: str) -> Iterator[tuple[set[float], bool, Span]]:
 
 
 def read_number(number: str) -> set[float]:
-    """What a written number may mean: 1,234.50 and 1.234,50 differ by country, and 1,234 is either."""
+    """Return the possible values: 1,234.50 and 1.234,50 are conventions of different countries, 1,234 fits both."""
     plain = re.sub(r"[' \u00a0\u202f](?=\d{3})", "", number)
     readings = set()
     for thousands, point in ((",", "."), (".", ",")):
@@ -283,7 +283,7 @@ def read_number(number: str) -> set[float]:
 
 
 def _clocks_equal(source: str, value: str) -> list[Span]:
-    """Where a time like 14:30 stands in another spelling (2:30 pm, 2.30 p.m., noon)."""
+    """Return the spans that show a time like 14:30 in another spelling (2:30 pm, 2.30 p.m., noon)."""
     wanted = re.fullmatch(r"(\d{2}):(\d{2})(?::00)?", value)
     if wanted is None:
         return []
@@ -295,7 +295,7 @@ def _clocks_equal(source: str, value: str) -> list[Span]:
 
 
 def _read_clock(match: re.Match[str]) -> tuple[int, int] | None:
-    """Hour and minute; None for digits that nothing makes a time of day."""
+    """Return hour and minute, None if nothing shows that the digits are a time of day."""
     hour, minute = int(match["hour"]), int(match["minute"] or 0)
     if half := (match["half"] or "").strip()[:1].lower():
         return hour % 12 + (12 if half == "p" else 0), minute
@@ -304,7 +304,7 @@ def _read_clock(match: re.Match[str]) -> tuple[int, int] | None:
 
 
 def _stands_for_time(match: re.Match[str]) -> bool:
-    """Whether the words around say that digits with a dot are a time of day."""
+    """Return whether the text around digits with a dot shows that they are a time of day."""
     source, (start, end) = match.string, match.span()
     if BEHIND_CLOCK.match(source, end):
         return True

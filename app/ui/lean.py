@@ -1,4 +1,4 @@
-"""What Gradio does again and again, made cheap for a page that does not change: all of it runs between two tokens."""
+"""Makes Gradio's repeated work cheap for a page that never changes. That work delays tokens on the event loop."""
 
 from __future__ import annotations
 
@@ -9,35 +9,35 @@ from typing import Any
 import gradio as gr
 from gradio.blocks import Block
 
-# A mounted app otherwise runs 40 events at once, whatever the concurrency limits say.
+# A mounted app runs at most 40 events at once by default, regardless of the concurrency limits.
 MAX_EVENTS = 1024
-# How often Gradio looks for new events. Its own 1 ms keeps 7 % of a core busy while nobody is there.
+# Seconds between Gradio's polls for new events. Its default of 1 ms keeps 7 % of a core busy without any visitor.
 LOOK_S = 0.03
-# How often it looks through all places for events whether one reports progress; no handler here does.
+# Seconds between polls of all events for progress; no handler here reports progress.
 PROGRESS_LOOK_S = 1.0
 DESCRIPTIONS = ("api_info", "api_info_as_input", "api_info_as_output")
 
 
 def make_lean(demo: gr.Blocks) -> None:
-    """Call it once, when the page is finished."""
+    """Apply all settings. Call it once, when the page is complete."""
     demo.queue(default_concurrency_limit=None)
     queue = demo._queue
     queue.max_thread_count = MAX_EVENTS
     queue.sleep_when_free, queue.progress_update_sleep_when_free = LOOK_S, PROGRESS_LOOK_S
-    # After that many events Gradio makes a table of all of them in a thread; nobody reads it here.
+    # Turn off the table of all events that Gradio computes in a thread every so many events; it is unused here.
     queue.ANAYLTICS_CACHE_FREQUENCY = 2**31
     queue.ANALYTICS_MAX_EVENTS = 1
-    # Around every update of every page it sets matplotlib up, or looks for it in vain; nothing here is plotted so.
+    # Gradio sets up matplotlib around every update, or tries to import it; this page does not use matplotlib.
     gr.utils.MatplotlibBackendMananger = nullcontext  # type: ignore[assignment, misc]
     describe_once(demo)
 
 
 def describe_once(demo: gr.Blocks) -> None:
-    """Let the components keep their descriptions.
+    """Cache the descriptions of the components.
 
-    Each session holds a description of every component. Gradio makes them anew when a page opens: it inspects
-    signatures and generates JSON schemas, for 25 ms, and leaves thousands of objects to the garbage collector. What
-    a handler changes in one session is a new component, which describes itself.
+    Gradio describes every component again for each page that opens. It inspects signatures and generates JSON
+    schemas, which takes 25 ms and creates thousands of objects for the garbage collector. When a handler changes a
+    component, the session gets a new one with its own description.
     """
     for block in demo.blocks.values():
         if hasattr(block, "get_config"):
@@ -49,7 +49,7 @@ def describe_once(demo: gr.Blocks) -> None:
 
 
 def keep(block: Block, name: str) -> None:
-    """Replace a method that returns a dictionary by what it returns now. Callers may add keys to what they get."""
+    """Cache the dictionary that a method returns. Each call returns a copy, because callers add keys to it."""
     description: dict[str, Any] = getattr(block, name)()
     copy: Callable[..., dict[str, Any]] = description.copy
     setattr(block, name, lambda *_: copy())

@@ -1,4 +1,4 @@
-"""Guides for keywords that count or name: which names an object may have, how many, and where a match must stand."""
+"""Guides for propertyNames, contains, minProperties, maxProperties, uniqueItems and bounds of integers."""
 
 import json
 import math
@@ -17,21 +17,21 @@ from .rules import types_of
 
 Schema = dict[str, Any]
 
-# Ways to choose that a guide may list.
+# Combinations that a guide may list.
 MAX_NUM_CHOICES = 20
-# Characters that a guide may spend on repeating what has to match.
+# Characters of JSON that a guide may spend on copies of the `contains` schema.
 MAX_NUM_REPEATED = 4096
 MAX_NUM_VALUES = 64
-# Integers of a range that are tried, about a millisecond.
+# Integers of a range that are validated one by one; takes about 1 ms.
 MAX_NUM_TRIED = 1024
 MAX_DEPTH = 4
-# All integers up to it are doubles.
+# Doubles represent all integers up to this one exactly.
 MAX_EXACT = 2**53
 TYPES = ("object", "array", "string", "number", "boolean", "null")
 
 
 def guide_names(schema: Schema, names: Any) -> Schema:
-    """Listed properties whose names are not allowed are absent; where names are a list, there are no others."""
+    """Forbid properties whose names `propertyNames` rejects; if it enumerates names, forbid all other names."""
     if names is False:
         return {"maxProperties": 0}
     if not isinstance(names, dict) or "$ref" in str(names):
@@ -61,7 +61,7 @@ def guide_names(schema: Schema, names: Any) -> Schema:
 
 
 def guide_contains(schema: Schema, wanted: Any) -> Schema:
-    """What has to match stands at one of the places there are."""
+    """Enumerate the positions of the `minContains` items that match `contains`, if `maxItems` bounds them."""
     least, most = schema.get("minContains", 1), schema.get("maxItems")
     if not least:
         return {}
@@ -69,7 +69,7 @@ def guide_contains(schema: Schema, wanted: Any) -> Schema:
         return exclude("array")
     if most is None or most > MAX_NUM_CHOICES:
         return {"minItems": least}
-    # Counted before they are listed, which would stop every thread where they are many.
+    # Count the combinations before listing them: listing very many would hold the GIL.
     num_choices = math.comb(most, least)
     if num_choices > MAX_NUM_CHOICES or num_choices * least * len(json.dumps(wanted)) > MAX_NUM_REPEATED:
         return {"minItems": least}
@@ -82,7 +82,7 @@ def guide_contains(schema: Schema, wanted: Any) -> Schema:
 
 
 def guide_number(schema: Schema, keyword: str) -> Schema:
-    """Of a closed object's properties, so many are present or absent."""
+    """Enumerate which properties of a closed object are present (minProperties) or absent (maxProperties)."""
     names, number = list(list_properties(schema)), schema[keyword]
     if keyword == "maxProperties" and number == 0:
         return {"properties": dict.fromkeys(names, False), "additionalProperties": False}
@@ -100,13 +100,13 @@ def guide_number(schema: Schema, keyword: str) -> Schema:
 
 
 def guide_distinct(schema: Schema) -> Schema:
-    """Distinct items of few values are no more than the values."""
+    """Limit an array of distinct items to the number of values that the items can have."""
     count = count_values(schema.get("items"), MAX_DEPTH)
     return {} if count is None else {"maxItems": len(schema.get("prefixItems", ())) + count}
 
 
 def count_values(schema: Any, depth: int) -> int | None:
-    """Return at most how many different values a schema has, None when they are many or it does not tell."""
+    """Return an upper bound of the number of values a schema allows, None if it is large or unknown."""
     if not isinstance(schema, dict) or not depth:
         return None
     values = list_values(schema)
@@ -136,13 +136,13 @@ def count_values(schema: Any, depth: int) -> int | None:
 
 
 def count_multiples(schema: Schema) -> int | None:
-    """Return at most how many numbers lie between two bounds."""
+    """Return an upper bound of the number of multiples between the schema's bounds, None if large or unknown."""
     step = schema.get("multipleOf", 1 if schema.get("type") == "integer" else 0)
     low = schema.get("minimum", schema.get("exclusiveMinimum"))
     high = schema.get("maximum", schema.get("exclusiveMaximum"))
     if not step or low is None or high is None or max(abs(low), abs(high), step) > MAX_EXACT:
         return None
-    # As they are written: 0.3 / 0.1 of doubles is less than 3.
+    # Use the decimal digits: as doubles, 0.3 / 0.1 is less than 3.
     low, high, step = (Fraction(str(number)) for number in (low, high, step))
     if (high - low) / step >= MAX_NUM_VALUES:
         return None
@@ -150,13 +150,13 @@ def count_multiples(schema: Schema) -> int | None:
 
 
 def guide_integers(schema: Schema) -> Schema:
-    """Of the integers between bounds, near a bound or near 0, those that satisfy all of a schema."""
+    """Enumerate the integers that satisfy a schema: between its bounds, near its one bound, or near 0."""
     typed = [schema] if "type" in schema else schema.get("oneOf", [])
     types = {name for part in typed for name in list_types(part)}
     if "integer" not in types or "number" in types or "$ref" in str(schema):
         return {}
     low, high = find_bound(schema, "minimum", math.ceil), find_bound(schema, "maximum", math.floor)
-    # Where there is no bound a number can be given more digits, so the last ones need not be looked at.
+    # Without a bound the model can always add digits, so values beyond this range need no check.
     first = low if low is not None else (0 if high is None else high) - MAX_NUM_VALUES + 1
     last = high if high is not None else first + 2 * MAX_NUM_VALUES
     if last - first >= MAX_NUM_TRIED:
@@ -177,7 +177,7 @@ def guide_integers(schema: Schema) -> Schema:
 
 
 def make_validator(schema: Schema) -> SchemaValidator | None:
-    """Return the validator of a part of a normalised schema, None where the library cannot read a pattern in it."""
+    """Return the validator of a part of a normalised schema, None if the library does not support a pattern in it."""
     try:
         return SchemaValidator(with_dialect(schema, DRAFT_2020))
     except InvalidGrammar:
@@ -185,20 +185,20 @@ def make_validator(schema: Schema) -> SchemaValidator | None:
 
 
 def list_types(schema: Any) -> list[str]:
-    """Return the types that a schema names; all of them where it names none."""
+    """Return the types that a schema lists, or all types if it lists none."""
     found = schema.get("type", TYPES) if isinstance(schema, dict) else TYPES
     return [found] if isinstance(found, str) else list(found)
 
 
 def list_runs(values: list[int]) -> list[Schema]:
-    """Return a schema for each run of neighbours among some integers in order."""
+    """Return a schema for each run of consecutive integers in a sorted list."""
     starts = [place for place, value in enumerate(values) if place == 0 or value > values[place - 1] + 1]
     runs = [(values[start], values[end - 1]) for start, end in pairwise([*starts, len(values)])]
     return [{"type": "integer", "minimum": low, "maximum": high} for low, high in runs]
 
 
 def find_bound(schema: Schema, keyword: str, make_whole: Callable[[float], int]) -> int | None:
-    """Return the bound of integers that a schema has; an exclusive one may itself be returned."""
+    """Return the schema's integer bound, None if it has none. An exclusive bound is returned as if inclusive."""
     bounds = [schema[name] for name in (keyword, "exclusive" + keyword.capitalize()) if name in schema]
     if not bounds or max(map(abs, bounds)) > MAX_EXACT:
         return None
@@ -207,12 +207,12 @@ def find_bound(schema: Schema, keyword: str, make_whole: Callable[[float], int])
 
 
 def exclude(kind: str) -> Schema:
-    """Return the schema of everything that is not of one type."""
+    """Return the schema of all types but one."""
     return {"type": [name for name in TYPES if name != kind]}
 
 
 def list_values(schema: Any) -> list[Any] | None:
-    """Return the values that a schema lists, None when it does not; types are not counted twice."""
+    """Return the value of `const`, or the `enum` values that a single `type` allows; None if it has neither."""
     if not isinstance(schema, dict):
         return None
     if "const" in schema:

@@ -1,9 +1,9 @@
-"""NativeBuild: compiles `src/*.cpp` once per machine, in the background, and says what became of it.
+"""NativeBuild: compiles `src/*.cpp` once per machine, in the background, and reports the result.
 
     ~/.cache/troupe/kernels/<hash of sources, compiler, flags, processor>.so
 
-The file appears whole or not at all, in a folder that only its owner may write to. A lock on the folder lets one
-process build; the others wait and load what it built.
+The file is renamed into place when it is complete. Only its owner may write to the folder. A lock on the folder lets
+one process build; the others wait and load the result.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _SOURCES = Path(__file__).resolve().parent / "src"
 _COMPILERS = ("g++", "c++", "clang++")
 _FLAGS = (
     *("-std=c++17", "-O3", "-fPIC", "-shared", "-fvisibility=hidden", "-pthread"),
-    # No exceptions cross the C border and nobody reads errno or floating-point flags. NaN and infinity stay exact.
+    # The sources use no exceptions, errno or floating-point flags. NaN and infinity stay exact: no -ffast-math.
     *("-fno-exceptions", "-fno-rtti", "-fno-math-errno", "-fno-trapping-math"),
 )
 _NEEDED_CPU_FLAGS = ("avx2", "fma", "bmi2")
@@ -38,15 +38,15 @@ _NICENESS = 5
 
 
 class BuildError(Exception):
-    """Why there are no native ops, in one line."""
+    """Native ops are not available; the message is one line and gives the reason."""
 
 
 class NativeBuild:
-    """Finds or builds the library; never raises, `status` tells. Thread-safe.
+    """Finds or builds the library. Thread-safe. Failures are reported by `status`, never raised.
 
     Args:
         cache: folder of built libraries; default: in the user's cache folder.
-        architecture: what the compiler is told to build for; default: this machine.
+        architecture: value of the compiler's -march; default: this machine.
     """
 
     def __init__(self, cache: Path | None = None, architecture: str = "native") -> None:
@@ -59,12 +59,12 @@ class NativeBuild:
 
     @property
     def library(self) -> NativeLibrary | None:
-        """The library once it is there."""
+        """The library, None until it is loaded."""
         return self._library
 
     @property
     def status(self) -> str:
-        """One line: ready, being built, or why it is not available."""
+        """One line: ready, being built, or the reason why it is not available."""
         return self._status
 
     @property
@@ -73,10 +73,10 @@ class NativeBuild:
         return self._is_done.is_set()
 
     def start(self, builds: bool = True) -> None:
-        """Begin in the background; a library from the cache is there before this returns.
+        """Load the library from the cache, or start building it in the background.
 
         Args:
-            builds: False: look into the cache only.
+            builds: False: use the cache only.
         """
         if self._thread is not None:
             return
@@ -98,12 +98,16 @@ class NativeBuild:
         self._thread.start()
 
     def wait(self, timeout_s: float | None = None) -> NativeLibrary | None:
-        """Wait for the end of the build that was started; the library, or None where there is none (yet)."""
+        """Wait until the build has ended. Returns the library, or None if it failed or the timeout passed."""
         self._is_done.wait(timeout_s)
         return self._library
 
     def _prepare(self) -> list[str]:
-        """Return the compiler and its flags, or raise what is missing."""
+        """Return the compiler and its flags.
+
+        Raises:
+            BuildError: the platform, the processor or the compiler does not fit.
+        """
         if sys.platform != "linux" or platform.machine() not in ("x86_64", "AMD64"):
             raise BuildError(
                 f"native ops are for Linux on x86-64, not {sys.platform} on {platform.machine()}"
@@ -118,7 +122,7 @@ class NativeBuild:
         return [compiler, *_FLAGS, f"-march={self._architecture}"]
 
     def _hash(self, command: Sequence[str]) -> str:
-        """Name everything that the compiled code depends on."""
+        """Return a hash of everything that the compiled code depends on."""
         probe = subprocess.run(
             [command[0], "--version"], capture_output=True, text=True, timeout=_PROBE_LIMIT_S, check=False
         )
@@ -168,12 +172,12 @@ def read_cpu_flags() -> frozenset[str]:
 
 
 def _compile(command: list[str]) -> None:
-    # Into files: a full pipe would stop the compiler while nobody reads.
+    # The output goes to a file: the compiler would block on a full pipe, which is read only at its end.
     with (
         tempfile.TemporaryFile() as messages,
         subprocess.Popen(command, stdout=messages, stderr=messages) as process,
     ):
-        # A lower priority than the server that answers meanwhile.
+        # A lower priority than the server, which handles requests meanwhile.
         os.setpriority(os.PRIO_PROCESS, process.pid, _NICENESS)
         try:
             code = process.wait(_BUILD_LIMIT_S)
@@ -195,7 +199,7 @@ def _default_cache() -> Path:
 
 
 def _make_private(folder: Path) -> None:
-    """Make the folder, or refuse one that others could put a library into."""
+    """Create the folder. Raises BuildError if other users could write a library into it."""
     folder.mkdir(mode=stat.S_IRWXU, parents=True, exist_ok=True)
     found = folder.stat()
     if found.st_uid != os.getuid():
@@ -208,7 +212,7 @@ def _make_private(folder: Path) -> None:
 
 @contextmanager
 def _lock(folder: Path) -> Iterator[None]:
-    """Keep other processes out until the block ends; a process that dies leaves no lock behind."""
+    """Hold an exclusive lock on the folder for the block. The kernel releases it if the process dies."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -218,7 +222,7 @@ def _lock(folder: Path) -> Iterator[None]:
 
 
 def _is_file(path: Path) -> bool:
-    """Whether a library is there, ours alone."""
+    """Return whether the library exists, belongs to this user and is not writable by others."""
     try:
         found = path.stat()
     except FileNotFoundError:
