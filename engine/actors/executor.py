@@ -1,6 +1,6 @@
-"""ExecutorActor: the one thread that owns the device. Steps in, answers out.
+"""ExecutorActor: the one thread that owns the device. It receives steps and sends their results.
 
-On CUDA a step is answered when its results have come back, and the next one is launched before that.
+On CUDA the next step is launched before the results of the last one have been copied back.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ from engine.messages import ExecutorInbox, Sleep, StepDone, StepMasks, StepPlan
 from engine.worker.device_link import HostFetch, PendingStep
 from engine.worker.executor import Executor, Loaded
 
-CHORE_LOOK_S = 0.2  # how often an idle thread looks for chores, which a build in the background may bring
-POLL_S = 0.00005  # how often results on their way are looked for, while no message comes
+CHORE_LOOK_S = 0.2  # how often an idle thread checks for chores; a background build may add some
+POLL_S = 0.00005  # how often pending results are checked while no message arrives
 
 
 class ExecutorActor(ThreadActor[ExecutorInbox]):
     """Drives an Executor: loads it on the first start, wakes it after a sleep, resets it after a crash.
 
     Args:
-        loaded: what an earlier start has loaded.
+        loaded: the result of an earlier start; None: load the model.
     """
 
     def __init__(
         self, executor: Executor, deliver: Callable[[StepDone], None], loaded: Loaded | None
     ) -> None:
         super().__init__("troupe-executor")
-        self.loaded = loaded  # there once it is ready
+        self.loaded = loaded  # None until the model is loaded
         self._executor = executor
         self._deliver = deliver
-        self._pending: deque[PendingStep] = deque()  # launched, their results on the way from the device
-        self._held: deque[ExecutorInbox | None] = deque()  # taken from the queue while waiting for masks
+        self._pending: deque[PendingStep] = deque()  # launched steps whose results are not copied back yet
+        self._held: deque[ExecutorInbox | None] = deque()  # messages received while waiting for masks
 
     def work(self) -> None:
         if self.loaded is None:
@@ -57,7 +57,7 @@ class ExecutorActor(ThreadActor[ExecutorInbox]):
                     return
 
     def _take(self) -> ExecutorInbox | None:
-        """The next message, or None at the end; a quiet moment before it is used for chores."""
+        """Return the next message, or None at the end. Runs chores while the actor is idle."""
         if self._held:
             return self._held.popleft()
         while True:
@@ -69,7 +69,7 @@ class ExecutorActor(ThreadActor[ExecutorInbox]):
                 continue
 
     def _receive(self, deadline: float | None = None) -> ExecutorInbox | None:
-        """Wait for a message, and hand out the answers of launched steps meanwhile.
+        """Wait for a message, and deliver the results of launched steps meanwhile.
 
         Raises:
             Empty: the deadline passed.
@@ -87,9 +87,9 @@ class ExecutorActor(ThreadActor[ExecutorInbox]):
         return self._queue.get(timeout=timeout)
 
     def _await_masks(self, plan: StepPlan) -> None:
-        """Wait a moment for late masks, so that their rows join this step; if no row can run, wait until a step can."""
+        """Wait briefly for late masks, so that their rows join this step. If no row can run, wait until one can."""
         if None in self._held:
-            return  # the end of the work came while an earlier step waited: no masks come any more
+            return  # shutdown was requested during an earlier wait: no more masks will arrive
         start = time.monotonic()
         while timeout_s := self._executor.get_mask_timeout(plan):
             if timeout_s == math.inf and any(self._can_run(message) for message in self._held):
@@ -98,7 +98,7 @@ class ExecutorActor(ThreadActor[ExecutorInbox]):
                 message = self._receive(None if timeout_s == math.inf else start + timeout_s)
             except Empty:
                 return
-            # Masks of this step, or of one behind it, may be there before the step.
+            # Masks of this step or of a later one may arrive before the step itself.
             if isinstance(message, StepMasks) and message.step_id < plan.step_id:
                 self._answer(self._executor.sample(message))
             else:
@@ -107,11 +107,11 @@ class ExecutorActor(ThreadActor[ExecutorInbox]):
                     return
 
     def _can_run(self, message: ExecutorInbox | None) -> bool:
-        """Whether this is a step of which some row needs no more masks."""
+        """Return whether this is a step with a row that waits for no mask."""
         return isinstance(message, StepPlan) and self._executor.get_mask_timeout(message) < math.inf
 
     def _answer(self, answer: StepDone | PendingStep | None) -> None:
-        """Send an answer, or remember to: answers leave in the order of their steps."""
+        """Deliver a result now, or queue it behind the pending ones: results are delivered in the order of steps."""
         if isinstance(answer, StepDone) and not self._pending:
             self.post(self._deliver, answer)
         elif isinstance(answer, StepDone):

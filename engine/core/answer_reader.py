@@ -15,10 +15,10 @@ from engine.outputs import TokenLogprobs
 
 
 class AnswerReader:
-    """Appends sampled tokens to their requests, and ends those that are over.
+    """Appends sampled tokens to their requests, and ends finished requests.
 
     Attributes:
-        accepted: (handle, token id) of requests with a grammar, which their matchers have not seen.
+        accepted: (handle, token id) pairs of requests with a grammar, not yet sent to their matchers.
     """
 
     def __init__(self, state: SchedulerState, eos_token_ids: frozenset[int]) -> None:
@@ -28,14 +28,14 @@ class AnswerReader:
         self._eos_token_ids = eos_token_ids
 
     def read(self, step: StepRecord, done: StepDone) -> NewTokens:
-        """Take one of a step's answers."""
+        """Process one result of a step."""
         scored: list[Request] = []
         if not step.is_answered:
             step.is_answered = True
             step.take_back_runs(self._table, done.skipped)
             scored = self._take_prompt_logprobs(step, done)
         news = self._take_tokens(step, done)
-        # Sent at once, not with the next token: they are long.
+        # Send prompt logprobs at once, not with the next token: they are long.
         news.details.extend(request.make_detail() for request in scored if request.pending_prompt_logprobs)
         if step.gated and len(done.indices):
             came = set(done.indices.tolist())
@@ -43,7 +43,7 @@ class AnswerReader:
         return news
 
     def _take_prompt_logprobs(self, step: StepRecord, done: StepDone) -> list[Request]:
-        """Note what a step tells of prompts; returns whose."""
+        """Store the prompt logprobs of a step. Returns the requests that got some."""
         scored = []
         for index, logprobs in done.prompt_logprobs.items():
             request = step.batch.requests[index]
@@ -54,7 +54,7 @@ class AnswerReader:
         return scored
 
     def _take_tokens(self, step: StepRecord, done: StepDone) -> NewTokens:
-        """Append the tokens of an answer, and end requests."""
+        """Append the tokens of a result, and end finished requests."""
         details: list[Detail] = []
         table, batch = self._table, step.match(done.indices)
         slots, token_ids, counts = batch.slots, done.token_ids, done.counts
@@ -95,7 +95,7 @@ class AnswerReader:
     def _take_specials(
         self, batch: Batch, places: list[int], done: StepDone, details: list[Detail]
     ) -> np.ndarray:
-        """Take the tokens of requests that need a Detail or may end; return how many tokens of each row are kept."""
+        """Append the tokens of requests that need a Detail or may end. Returns the number of tokens kept per row."""
         kept = done.counts.copy()
         ends = np.cumsum(kept).tolist()
         for at in places:
@@ -111,7 +111,7 @@ class AnswerReader:
     def _take_each(
         self, request: Request, token_ids: list[int], logprobs: list[TokenLogprobs] | None
     ) -> tuple[int, Detail]:
-        """Take tokens up to the request's end; return how many, and the Detail."""
+        """Append tokens up to the request's end. Returns their number and the Detail."""
         for count, token_id in enumerate(token_ids):
             if token_id == NO_TOKEN_LEFT:
                 error = request.describe_dead_end()

@@ -1,14 +1,14 @@
-"""Scheduler: one step after another, which requests compute how many tokens.
+"""Scheduler: decides for each step which requests compute how many tokens.
 
     waiting ──admit (blocks for the whole prompt)──▶ running ──stop, length, abort, error──▶ finished
        ▲                                               │
        └────────── preempt (blocks taken back) ────────┘
 
-Every request has `num_computed` chasing `num_planned`, its tokens known or in flight; a step spends one token
-budget, running requests first. Steps overlap: the next one is planned while the last one runs. The running
-requests are sorted by the queue key, so the last one is always the victim. What most requests need in most
-steps is done for all at once in arrays (RequestTable); only those at a border of something cost a loop. Who waits,
-runs and holds what is kept in the SchedulerState.
+`num_planned` counts a request's tokens, known or in flight; steps raise `num_computed` until it reaches that. A step
+has one token budget, which running requests use first. Steps overlap: the next one is planned while the last one
+runs. Running requests are sorted by the queue key, so the last one is preempted first. The common case is computed
+for all requests at once in arrays (RequestTable); only special rows, e.g. those that need a block, take a loop.
+SchedulerState holds the queues and rows.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ from engine.messages import (
 from engine.outputs import FinishReason
 from engine.spec.proposer import Proposer
 
-# Known tokens of the requests that one step admits, however many of them are cached: hashing, finding and copying them
-# takes half a microsecond each, on the event loop.
+# Known tokens of the requests that one step admits, cached ones included. Hashing, finding and copying a token takes
+# 0.5 us, on the event loop.
 MAX_ADMITTED_TOKENS = 65_536
 NO_DRAFTS = np.zeros(0, dtype=np.int64)
-MAX_IN_FLIGHT = 2  # sampled tokens of one request that may be on their way back
+MAX_IN_FLIGHT = 2  # sampled tokens of one request that may not have been read back yet
 
 
 class Scheduler:
-    """Plans steps and takes their answers. Synchronous; one owner.
+    """Plans steps and processes their results. Synchronous; one owner.
 
     Args:
-        proposer: drafts tokens; then a step is planned when the last one has been answered.
+        proposer: drafts tokens; with one, a step is planned only after the result of the last one.
     """
 
     def __init__(
@@ -76,12 +76,12 @@ class Scheduler:
 
     @property
     def num_steps(self) -> int:
-        """Steps that have been planned."""
+        """Number of steps planned so far."""
         return self.state.num_steps
 
     @property
     def num_open_steps(self) -> int:
-        """Steps whose forward has not come back."""
+        """Number of steps whose forward pass has no result yet."""
         return sum(not step.is_answered for step in self._steps)
 
     @property
@@ -89,7 +89,7 @@ class Scheduler:
         return bool(self.state.running) or len(self.state.waiting) > 0
 
     def add(self, message: AddRequest) -> None:
-        """Queue the completions of a request. The front has validated it: it fits the model length and the cache."""
+        """Queue the completions of a request, which has been checked against the model length and the cache size."""
         limit, now = self.config.max_model_len, self._clock()
         for completion in message.completions:
             self.state.add(Request(message, completion, self.table, limit, self._eos_token_ids, now))
@@ -97,7 +97,7 @@ class Scheduler:
     def abort(
         self, handles: Iterable[int], finish_reason: FinishReason = "abort", error: str | None = None
     ) -> NewTokens:
-        """End completions wherever they are; unknown ones are ignored."""
+        """End completions, waiting or running. Unknown handles are ignored."""
         known = self.state.requests
         found = [known[handle] for handle in handles if handle in known]
         return NewTokens(
@@ -105,7 +105,7 @@ class Scheduler:
         )
 
     def schedule(self) -> StepPlan | None:
-        """The next step, or None when there is nothing to do or enough is in flight."""
+        """Plan the next step. Returns None if there is no work or the maximum number of steps is in flight."""
         if self.num_open_steps >= self._max_open_steps:
             return None
         oldest_step = self._steps[0].step_id if self._steps else self.num_steps
@@ -117,13 +117,13 @@ class Scheduler:
         budget = self._plan_running(changes)
         if self._proposer is not None:
             budget -= self._add_drafts(self._proposer, changes, budget)
-        # Preempted requests are admitted in a later step, unless none runs: then no later step would come.
+        # Preempted requests are admitted in a later step. If none runs, admit now: no later step would be planned.
         if self.state.num_preemptions == num_preemptions or not self.state.running:
             self._admit_waiting(changes, budget)
         return self._make_step(changes)
 
     def order_masks(self) -> FillMasks | None:
-        """The masks of one step that can be filled now: all tokens before them are known. None when there are none."""
+        """Return the masks of one step that can be filled now, because all earlier tokens are known, or None."""
         waiting: set[int] = set()  # handles whose token of an earlier step is not known
         for step in self._steps:
             if (order := step.order_masks(waiting)) is not None:
@@ -132,7 +132,7 @@ class Scheduler:
         return None
 
     def _plan_running(self, changes: StepChanges) -> int:
-        """Give each running request its tokens of this step; returns what is left of the budget."""
+        """Schedule the tokens of each running request. Returns the remaining budget."""
         table, batch = self.table, self.state.batch
         slots = batch.slots
         counts = self._count_ready(slots)
@@ -142,7 +142,7 @@ class Scheduler:
         for index in chunks:
             rest = left = budget - int(counts[:index].sum())
             if self.config.enable_chunked_prefill:
-                rest -= len(batch) - index - 1  # each running request behind it keeps one token
+                rest -= len(batch) - index - 1  # leave one token for each running request after it
                 if has_follower:
                     rest = min(rest, left // 2)
             count = min(int(counts[index]), max(1, rest))
@@ -156,12 +156,12 @@ class Scheduler:
             self._grow(batch, np.flatnonzero(is_short), ends, changes)
         for index in chunks:
             if index < len(self.state.batch):
-                # Later requests of this very step may share these blocks: each layer writes before it reads.
+                # Later requests of the same step may already share these blocks: each layer writes before it reads.
                 self.kv_cache.commit(batch.requests[index], int(ends[index]))
         return budget - int(table.num_scheduled[self.state.batch.slots].sum())
 
     def _count_ready(self, slots: np.ndarray) -> np.ndarray:
-        """Tokens that each of these requests could compute now, without a budget."""
+        """Return how many tokens each request could compute now with an unlimited budget."""
         table = self.table
         planned = table.num_planned[slots]
         counts = planned - table.num_computed[slots]
@@ -170,7 +170,7 @@ class Scheduler:
         return counts
 
     def _count_left(self, num_ahead: int) -> int:
-        """Tokens of the step that the first running requests leave to the others."""
+        """Return the budget that remains after the first `num_ahead` running requests."""
         slots = self.state.batch.slots[:num_ahead]
         counts = self._count_ready(slots)
         is_scored = self.table.num_computed[slots] < self.table.score_end[slots]
@@ -178,18 +178,18 @@ class Scheduler:
         return self.config.max_num_batched_tokens - int(counts.sum())
 
     def _fits_budget(self, request: Request, budget: int) -> bool:
-        """Whether the request may begin with that many tokens; without chunked prefill, compute its whole prompt."""
+        """Return whether the budget suffices to start the request: without chunked prefill, for its whole prompt."""
         if self.config.enable_chunked_prefill:
             return budget > 0
         return self.kv_cache.count_uncached(request) <= budget
 
     def _can_admit(self) -> bool:
-        """Whether there is a row, and blocks, for the first waiting request."""
+        """Return whether a row and enough blocks are free for the first waiting request."""
         request = self.state.peek_admissible()
         return request is not None and self.kv_cache.would_fit(request, ())
 
     def _grow(self, batch: Batch, short: np.ndarray, ends: np.ndarray, changes: StepChanges) -> None:
-        """Blocks for those whose tokens have no place; a decode misses one block, a prefill has all of its own."""
+        """Allocate a block for each of these requests. They are decodes: a prefill already owns all of its blocks."""
         requests = [batch.requests[index] for index in short.tolist()]
         fresh = self.kv_cache.grow_each(requests)
         if fresh is not None:
@@ -197,11 +197,11 @@ class Scheduler:
             self.table.num_kv_slots[batch.slots[short]] += self.kv_cache.block_size
             return
         for index, request in zip(short.tolist(), requests, strict=True):
-            if index < len(self.state.batch):  # else preempted for one before it
+            if index < len(self.state.batch):  # otherwise it was preempted for an earlier request
                 self._make_room(request, int(ends[index]), changes)
 
     def _make_room(self, request: Request, num_tokens: int, changes: StepChanges) -> None:
-        """Blocks for `num_tokens` tokens, preempting from the back, at the worst the request itself."""
+        """Allocate blocks for `num_tokens` tokens. Preempts the last running requests, if needed this one too."""
         while (fresh := self.kv_cache.grow(request, num_tokens)) is None:
             victim = self.state.running[-1]
             self.state.preempt(victim)
@@ -224,7 +224,7 @@ class Scheduler:
             self.kv_cache.commit(request, num_cached + count)
 
     def _displace(self, changes: StepChanges, oldest_step: int) -> None:
-        """Let better waiting requests take the slots and blocks of worse running ones."""
+        """Preempt running requests for waiting requests of higher priority."""
         state = self.state
         while changes.admission_room > 0 and (request := state.waiting.peek()) is not None and state.running:
             if request.num_in_flight or request.queue_key >= state.running[-1].queue_key:
@@ -236,7 +236,7 @@ class Scheduler:
             will_fit = False
             while (num_cached := self.kv_cache.admit(request) if state.has_free_row else None) is None:
                 if state.rows.num_draining and not state.rows.num_free:
-                    return  # the row of an earlier victim is on its way
+                    return  # the row of an earlier victim will be free soon
                 will_fit = will_fit or self.kv_cache.would_fit(request, worse)
                 if not will_fit:
                     return
@@ -245,7 +245,7 @@ class Scheduler:
             changes.add_row(state.start(num_cached))
 
     def _add_drafts(self, proposer: Proposer, changes: StepChanges, budget: int) -> int:
-        """Let requests try drafts behind their last token, as far as there are free blocks; returns how many."""
+        """Schedule draft tokens after the last tokens of requests, as far as blocks are free. Returns their number."""
         table, num_left = self.table, budget
         for request in self.state.running:
             slot, num_tokens = request.slot, request.num_tokens
@@ -266,9 +266,9 @@ class Scheduler:
         return budget - num_left
 
     def _make_step(self, changes: StepChanges) -> StepPlan | None:
-        """Put the scheduled tokens into a plan, and count them as computed and sampled from now on.
+        """Make the plan of the scheduled tokens, and count them as computed and sampled.
 
-        A run that reaches the last token, known or in flight, samples a new one.
+        A run that reaches the request's last token, known or in flight, samples a new one.
         """
         table, batch = self.table, self.state.batch
         counts = table.num_scheduled[batch.slots]
@@ -311,11 +311,11 @@ class Scheduler:
         return plan
 
     def update(self, done: StepDone) -> NewTokens:
-        """Take a step's answer: append tokens, end requests."""
+        """Process a step's result: append tokens and end finished requests."""
         step = next(step for step in self._steps if step.step_id == done.step_id)
         news = self._reader.read(step, done)
         if done.is_last:
-            if step.gated:  # rows that ended before their mask came
+            if step.gated:  # rows that ended before their mask arrived
                 step.take_back_samples(self.table, step.gated)
             self._steps.remove(step)
         return news

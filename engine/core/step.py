@@ -1,4 +1,4 @@
-"""StepChanges and StepRecord: what a step tells the worker beside its runs, and what is remembered until it is over."""
+"""StepChanges: new rows and blocks of a step being planned. StepRecord: the state of a step until its last result."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ from engine.core.request import Request
 from engine.core.request_table import RequestTable
 from engine.messages import MaskTarget, NewRow
 
-# Logits and log-probabilities over the whole vocabulary cost as much for a prompt token as for a sampled one.
+# Prompt tokens of one step with logprobs. Each costs as much as a sampled token: logits of the whole vocabulary.
 MAX_SCORED_TOKENS = 64
 
 
 @dataclass(slots=True)
 class StepChanges:
-    """Rows and blocks that are new with the step being planned, and what is left of its other limits.
+    """New rows and blocks of the step being planned, and its remaining limits.
 
     Attributes:
-        admission_room: known tokens of the requests that may still be admitted; the last one may exceed it.
+        admission_room: known tokens of requests that may still be admitted; the last request may exceed it.
+        score_room: prompt tokens with logprobs that may still be scheduled.
     """
 
     admission_room: int
@@ -31,7 +32,7 @@ class StepChanges:
     score_room: int = MAX_SCORED_TOKENS
 
     def limit_scoring(self, request: Request, count: int) -> int:
-        """How many of its next `count` tokens a request may compute, 0 and up: prompts are scored bit by bit."""
+        """Return how many of its next `count` tokens a request may compute: prompt logprobs take several steps."""
         if request.num_computed_tokens >= request.table.score_end[request.slot]:
             return count
         count = min(count, self.score_room)
@@ -42,7 +43,7 @@ class StepChanges:
         self.admission_room -= request.num_tokens
         params = request.params
         if params.prompt_logprobs is not None and not request.wants_prompt_logprobs:
-            params = replace(params, prompt_logprobs=None)  # told before a preemption
+            params = replace(params, prompt_logprobs=None)  # sent before a preemption
         self.new_rows.append(
             NewRow(
                 row=request.row,
@@ -58,20 +59,20 @@ class StepChanges:
 
 @dataclass(slots=True)
 class StepRecord:
-    """One step in flight. Arrays run beside the rows of the plan."""
+    """One step in flight. Arrays are parallel to the rows of the plan."""
 
     step_id: int
     batch: Batch
     counts: np.ndarray  # scheduled tokens
-    num_preemptions: np.ndarray  # when planned: a later value means the run was taken back
+    num_preemptions: np.ndarray  # when planned; a higher value later means that the run was discarded
     num_samples: np.ndarray
-    gated: list[int]  # indices whose tokens need masks and have not come
+    gated: list[int]  # indices whose tokens need masks and have not arrived
     drafts: dict[int, list[int]]  # by slot
     is_answered: bool = False
     ordered: set[int] = field(default_factory=set)  # indices whose masks have been ordered
 
     def match(self, indices: np.ndarray) -> Batch:
-        """The requests of these rows."""
+        """Return the requests of these rows."""
         if len(indices) == len(self.batch):
             return self.batch
         is_answered = np.zeros(len(self.batch), dtype=bool)
@@ -79,13 +80,13 @@ class StepRecord:
         return self.batch.select(is_answered)
 
     def take_back_samples(self, table: RequestTable, indices: Sequence[int]) -> None:
-        """No token will come for these rows."""
+        """Undo the planned samples of these rows: no token will arrive for them."""
         slots, num_samples = self.batch.slots[indices], self.num_samples[indices]
         table.num_in_flight[slots] -= num_samples
         table.num_planned[slots] -= num_samples
 
     def take_back_runs(self, table: RequestTable, skipped: Sequence[int]) -> None:
-        """These rows were not computed; those that were not preempted meanwhile are planned again."""
+        """Undo the runs of rows that were skipped, so that they are planned again unless preempted meanwhile."""
         if not skipped:
             return
         self.take_back_samples(table, skipped)
@@ -93,7 +94,7 @@ class StepRecord:
         self._uncompute(table, np.array(skipped), self.counts[skipped])
 
     def settle_samples(self, table: RequestTable, indices: np.ndarray, counts: np.ndarray) -> None:
-        """So many tokens have come for these rows; behind a wrong draft nothing that was computed counts."""
+        """Record how many tokens arrived for these rows. Undo what was computed after a rejected draft."""
         slots, num_samples = self.batch.slots, self.num_samples
         if len(indices) < len(slots):
             slots, num_samples = slots[indices], num_samples[indices]
@@ -109,10 +110,10 @@ class StepRecord:
         table.num_computed[slots] -= np.where(is_same, counts, 0)
 
     def order_masks(self, waiting: set[int]) -> tuple[list[MaskTarget], list[int]] | None:
-        """The gated rows whose masks can be ordered now, and the indices of those whose requests have ended.
+        """Return the gated rows whose masks can be ordered now, and the indices of rows whose requests have ended.
 
         Args:
-            waiting: handles whose token of an earlier step has not come; those of this step are added.
+            waiting: handles whose token of an earlier step has not arrived; this step's handles are added.
         """
         targets, ended = [], []
         for index in self.gated:

@@ -1,7 +1,7 @@
 """ModelRunner: turns a step plan into a forward pass and sampled tokens.
 
-    apply changes ─▶ forward ─▶ sample plain rows ─▶ answer
-                                  gated rows ─▶ parked until their masks come (StepMasks) ─▶ answer
+    apply changes ─▶ forward ─▶ sample plain rows ─▶ result
+                                  gated rows ─▶ parked until their masks arrive (StepMasks) ─▶ result
 
 A row whose last token is still parked cannot be computed; it is skipped and the scheduler plans it again.
 """
@@ -29,15 +29,15 @@ from engine.worker.sampling.sampler import SampledTokens, Sampler
 from engine.worker.sampling.state import SamplingState
 from engine.worker.sampling.transfer import upload
 
-MASK_TIMEOUT_S = 0.002  # how long rows that could run wait for the masks of others
-# What a step has in which no row samples.
+MASK_TIMEOUT_S = 0.002  # how long rows that could run wait for the masks of other rows
+# Values of a step in which no row samples.
 NO_RUNS = SampleRuns(*[np.zeros(0, dtype=np.int64)] * 5)
 NO_TOKENS = SampledTokens(torch.zeros(0, dtype=torch.int64))
 
 
 @dataclass(slots=True)
 class LaunchedStep:
-    """What a step, or the gated rows of one, left on the device; nothing here has been waited for."""
+    """Results of a step, or of its gated rows, that may still be being computed on the device."""
 
     step_id: int
     is_last: bool = True
@@ -47,12 +47,12 @@ class LaunchedStep:
     prompt_logprobs: dict[int, SampledLogprobs] = field(default_factory=dict)  # by index in the step
 
     def list_tensors(self) -> list[Tensor]:
-        """Return the tensors whose values `finish` takes, in its order."""
+        """Return the tensors whose values `finish` takes, in the same order."""
         logprobs = [*self.prompt_logprobs.values(), *self.sampled.logprobs]
         return [self.sampled.token_ids, *(found.packed for found in logprobs)]
 
     def finish(self, arrays: list[np.ndarray]) -> StepDone:
-        """Make the answer of the tensors' values."""
+        """Make the StepDone from the tensors' values."""
         token_ids, *packed = arrays
         values = iter(packed)
         prompt_logprobs = {
@@ -83,8 +83,8 @@ class ModelRunner:
     """Runs steps on one model; not thread-safe, one thread owns it.
 
     Args:
-        link: how results come back; default: the CPU's.
-        forward: runs a step through the model; default: plainly.
+        link: copies results back from the device; default: for the CPU.
+        forward: runs a step through the model; default: `run_model`.
     """
 
     def __init__(
@@ -111,17 +111,17 @@ class ModelRunner:
         self._forward = forward
         self._parked: dict[int, ParkedRows] = {}
         self._parked_rows: set[int] = set()
-        self._fresh_rows: set[int] = set()  # that the last step parked
+        self._fresh_rows: set[int] = set()  # rows parked by the last step
         self._prompt_logprobs: dict[int, tuple[int, int]] = {}  # row -> (prompt length, k)
 
     def run_model(self, step: ModelInput) -> Tensor:
-        """The plain way through the model: [T, D]."""
+        """Run the model without graphs. Returns the hidden states, [T, D]."""
         return self.model(step.input_ids, step.positions, self.kv_caches, step.attn_metadata)
 
     def get_mask_timeout(self, plan: StepPlan) -> float:
-        """Seconds to wait for masks before the plan: 0 if no row needs one, infinity if no row can run without.
+        """Return how many seconds to wait for masks before the plan: 0 if no row needs one, inf if every row does.
 
-        Masks of an older step are slow, and only waited for when there is nothing else to do.
+        Masks of an older step are slow: wait for them only if no row can run.
         """
         rows = set(plan.rows.tolist())
         if rows <= self._parked_rows:
@@ -130,14 +130,14 @@ class ModelRunner:
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepDone | PendingStep | None:
-        """Launch one step; None when every row waits for its mask and the gate's answer will be the only one."""
+        """Launch one step. Returns None if every row waits for its mask; `sample_gated` then returns the results."""
         with self._link.launch_section():
             launched = self._launch(plan)
         return None if launched is None else self._bring_back(launched)
 
     @torch.inference_mode()
     def sample_gated(self, masks: StepMasks) -> StepDone | PendingStep | None:
-        """Sample the parked rows of a step under their masks; None when that step parked none."""
+        """Sample the parked rows of a step under their masks. Returns None if that step parked none."""
         with self._link.launch_section():
             launched = self._launch_gated(masks)
         return None if launched is None else self._bring_back(launched)
@@ -154,7 +154,7 @@ class ModelRunner:
         model_input = self.batch.make_input(rows, starts, counts)
         if self._groups is not None:
             model_input = self._groups.mark(model_input, rows, starts, counts)
-        # A method of its own kept here would be a cycle, and the rows outlive the runner.
+        # `_forward` is not set to the bound `run_model`: the reference cycle would keep device memory alive.
         hidden = self.run_model(model_input) if self._forward is None else self._forward(model_input)
         launched.prompt_logprobs = self._compute_prompt_logprobs(live, rows, starts, counts, hidden)
         num_samples = plan.num_samples[live]
@@ -191,7 +191,7 @@ class ModelRunner:
         if is_left.any():
             rest = self._select(parked.logits, np.flatnonzero(np.repeat(is_left, runs.counts)))
             self._parked[masks.step_id] = ParkedRows(runs.select(is_left), rest)
-        # Rows that were skipped have masks and are not parked.
+        # Masks of skipped rows are unused: those rows are not parked.
         is_used = np.isin(masks.indices, runs.indices)
         logits = self._select(parked.logits, np.flatnonzero(np.repeat(is_ready, runs.counts)))
         bitmask = masks.bitmask[np.repeat(is_used, masks.counts)]
@@ -226,16 +226,16 @@ class ModelRunner:
             self._prompt_logprobs[new_row.row] = (prompt, new_row.params.prompt_logprobs)
 
     def _split_parked(self, plan: StepPlan) -> tuple[np.ndarray, list[int]]:
-        """Indices of the rows that can be computed, and of those that cannot yet."""
+        """Return the indices of the rows that can be computed, and of those still parked."""
         if not self._parked_rows:
             return np.arange(len(plan.rows)), []
         is_parked = np.isin(plan.rows, np.fromiter(self._parked_rows, dtype=np.int64))
         return np.flatnonzero(~is_parked), np.flatnonzero(is_parked).tolist()
 
     def _list_runs(self, plan: StepPlan, indices: np.ndarray) -> SampleRuns:
-        """The rows that sample, all drafts among them; `indices` are theirs in the step.
+        """Return the runs of the rows that sample, with all drafts of the step. `indices` are their places in it.
 
-        A row that is skipped has no drafts: its last token was not known when the step was planned.
+        Skipped rows have no drafts: their last token was not known when the step was planned.
         """
         ends = plan.starts[indices] + plan.num_scheduled_tokens[indices]
         return SampleRuns(indices, plan.rows[indices], ends, plan.num_samples[indices], plan.draft_token_ids)
@@ -248,19 +248,19 @@ class ModelRunner:
     def _sample(
         self, launched: LaunchedStep, runs: SampleRuns, logits: Tensor, bitmask: np.ndarray | None = None
     ) -> None:
-        """Sample every position of these rows, if there are any."""
+        """Sample every position of these rows, if any."""
         if len(runs.rows):
             self._keep(launched, runs, sample_runs(self.sampler, runs, logits, bitmask))
 
     def _keep(self, launched: LaunchedStep, runs: SampleRuns, sampled: SampledTokens) -> None:
-        """Put the tokens where the next step finds them, and into the answer."""
+        """Write the tokens into the batch for the next step, and into the result."""
         self.batch.append(runs.flat_rows, runs.positions, sampled.token_ids)
         launched.runs, launched.sampled = runs, sampled
 
     def _compute_prompt_logprobs(
         self, live: np.ndarray, rows: np.ndarray, starts: np.ndarray, counts: np.ndarray, hidden: Tensor
     ) -> dict[int, SampledLogprobs]:
-        """Logprobs of the prompt tokens that follow each computed prompt position, for the rows that asked."""
+        """Return logprobs of the token after each computed prompt position, for rows with `prompt_logprobs`."""
         if not self._prompt_logprobs:
             return {}
         found = {}
