@@ -1,4 +1,4 @@
-"""FrontDoor: the ASGI app that uvicorn gets. It answers by itself until the house is open."""
+"""FrontDoor: the ASGI app that uvicorn runs. It answers requests itself until the engine is ready."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ body{font:16px system-ui,sans-serif;display:grid;place-items:center;height:90vh}
 
 
 class FrontDoor:
-    """Opens once and may close once; in between every request goes to the app behind it.
+    """Forwards requests to the app between `open` and `close`, and answers them itself before and after.
 
     Args:
-        is_private: whether there are keys, for which it cannot ask: it tells nobody what is loaded.
+        is_private: hide what is being loaded, because the server has API keys and they cannot be checked yet.
     """
 
     def __init__(self, engine: Engine, is_private: bool = False) -> None:

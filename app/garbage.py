@@ -1,4 +1,4 @@
-"""Garbage: a full collection stops everything for a tenth of a second, so it waits until nobody waits for a token."""
+"""Garbage: runs full collections, which stop all threads for 0.1 s, while no request is running."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import gc
 from engine import Engine
 
 LOOK_S = 1.0
-# In collections of the generation before it. Python's own 10 would be met in the middle of an answer.
+# Collections of the middle generation before a full one. Python's default, 10, would be reached during answers.
 DUE, OVERDUE = 10, 100
 
 
 async def collect_when_idle(engine: Engine) -> None:
-    """Collect when there is something to collect and no request; under endless load ten times as rarely as usual."""
+    """Collect when due and no request is running. Under constant load Python collects a tenth as often as usual."""
     gc.set_threshold(*gc.get_threshold()[:2], OVERDUE)
     while True:
         await asyncio.sleep(LOOK_S)

@@ -117,7 +117,7 @@ def mount_page(app: FastAPI, engine: Engine, app_config: AppConfig, timeline: Ti
 
 
 def announce(engine: Engine, app_config: AppConfig, listener: socket.socket, timeline: Timeline) -> None:
-    """Print where the time went, and where to go; a server whose output nobody can take serves all the same."""
+    """Print the startup times and the URLs. The server runs even if its output cannot be written."""
     worker = engine.resolved.worker
     port = listener.getsockname()[1]
     host = "127.0.0.1" if app_config.host in ("0.0.0.0", "::") else app_config.host

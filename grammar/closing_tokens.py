@@ -1,4 +1,4 @@
-"""Which tokens of a vocabulary can complete a JSON value: the few that a residual check has to look at."""
+"""Finds the tokens that can complete a JSON value; residual checks need to look only at those."""
 
 import re
 from collections.abc import Sequence
@@ -8,9 +8,9 @@ import numpy as np
 from .bit_row import BITS
 from .vocabulary import Vocabulary, make_mask
 
-# What leads to a value or begins it, but completes none; a number is complete only at what follows it.
+# Text before or at the start of a value that completes none. A number ends only at the next character.
 _OPENER = re.compile(rb'[\s:,\[{]*(?:"[^"]*|[-+.eE0-9]+)?')
-# What can stand outside strings: structure, numbers, and the letters of true, false and null.
+# Text outside strings: structure, numbers, and the letters of true, false and null.
 _OUTSIDE = re.compile(rb'[\s:,\[\]{}0-9+\-.Etruefalsn]*(?:"|$)')
 # The rest of a string, if no escape is open, with the quote that ends it.
 _ENDING = re.compile(rb'((?:[^"\\]|\\.)*)"', re.DOTALL)

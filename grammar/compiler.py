@@ -135,7 +135,7 @@ class GrammarCompiler:
             compiled = self._compile_new(spec)
             check_first_mask(compiled, self.vocabulary)
         except BaseException as error:
-            # Not handled here: whoever waits for this compile must learn of it too.
+            # Also raised below: the other threads waiting for this compile get the error from the future.
             with self._lock:
                 del self._in_flight[spec]
                 if isinstance(error, GrammarError):

@@ -107,7 +107,7 @@ def begin(root: Site | None) -> State:
 
 
 def advance(state: State, text: bytearray, token: bytes, judge: Judge) -> State | None:
-    """Return the state after a token, None as soon as `judge` refuses a value that it completes.
+    """Return the state after a token, None if `judge` rejects a value that the token completes.
 
     Args:
         text: everything before the token.

@@ -218,7 +218,7 @@ def refuse_constant(name: str) -> Any:
 
 
 def dump_json(value: Any, kind: str) -> str:
-    """Serialise a value; what is no JSON value is an InvalidGrammar."""
+    """Serialise a value. Raises InvalidGrammar if it is not a JSON value."""
     try:
         return json.dumps(value, ensure_ascii=False, allow_nan=False)
     except RecursionError as error:

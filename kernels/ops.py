@@ -21,9 +21,9 @@ from kernels.shared_prefixes import SharedPrefixes
 
 Quantization = Literal["int8", "int4", "fp8"]
 KVCache = tuple[Tensor, Tensor]  # keys and values, each [num_blocks, block_size, KV, D]
-# What `pack_linear` made of a matrix: a tensor, or a small dataclass of the same implementation.
+# Result of `pack_linear`: a tensor, or a small dataclass of the same implementation.
 PackedWeight = Any
-# What `make_plan` made of a step: the implementation's own.
+# Result of `make_plan`; its type depends on the implementation.
 Plan = Any
 
 

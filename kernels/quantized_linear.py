@@ -20,7 +20,7 @@ _INT4_TILES = 8
 _INT8_MAX = 127.0
 _FP8 = torch.float8_e4m3fn
 _FP8_MAX = torch.finfo(_FP8).max
-# What CUDA's int8 product takes: at least so many rows, and sizes of a matrix in multiples of 8.
+# CUDA's int8 product requires at least this many rows, and matrix sizes that are multiples of 8.
 _MIN_CUDA_ROWS = 32
 _INT8_MULTIPLE = 8
 _TINY = 1e-12

@@ -34,7 +34,7 @@ class Call:
 
     Attributes:
         given: the prompts as the request has them, for a reply that repeats them.
-        judge: there when something is to be found out about choices that have ended.
+        judge: validates choices that have ended; None if there is nothing to validate.
     """
 
     context: ApiContext
@@ -114,7 +114,7 @@ class Call:
         return last
 
     def make_reader(self) -> ToolParser | None:
-        """What tells the thoughts, the words and the calls of one choice apart; None when all of it is words."""
+        """Return the parser that separates reasoning, content and tool calls; None if all of a choice is content."""
         return make_reader(self.tools, self.thinking)
 
 
@@ -124,10 +124,10 @@ def make_judge(
     thinking: Thinking | None = None,
     tools: ToolUse | None = None,
 ) -> Judge | None:
-    """The judge of a request, None when there is nothing to find out.
+    """Return the validator of a request's choices, None if there is nothing to validate.
 
     Args:
-        constraint: of the words alone.
+        constraint: constraint of the content, without reasoning.
     """
     tokenizer = context.engine.tokenizer
     if tokenizer is None or (constraint is None and thinking is None):

@@ -66,7 +66,7 @@ class Chunks:
         return frame({**self._header, "choices": [entry], **more}) if echo or more else b""
 
     def delta(self, index: int, choice: CompletionOutput, output: RequestOutput) -> bytes:
-        """What one choice has got since its last chunk; b"" when that is nothing to show."""
+        """Return the chunk with what one choice has gained since the last one, b"" if there is nothing to show."""
         self._num_tokens[index] = self._num_tokens.get(index, 0) + len(choice.token_ids)
         if index in self._parsers:
             told = join_parts(self._parsers[index].feed(choice.text))

@@ -110,7 +110,7 @@ class ApiContext:
         return served
 
     def require_ready(self) -> None:
-        """Refuse at the door what the engine could not take.
+        """Reject the request if the engine cannot accept any.
 
         Raises:
             ApiError: 503 while the engine starts, restarts or sleeps, and when it is gone.

@@ -197,7 +197,7 @@ def make_failure(completion: CompletionOutput) -> ApiError:
 
 
 def make_closing_error() -> ApiError:
-    """What a request is told that an intended end of the server has cut off."""
+    """Return the error of a request that the shutdown of the server cut off."""
     message = "the server is closing, and the request was not finished in the time it had left; try again"
     return ApiError(503, message, code=CLOSING, retry_after_s=RETRY_AFTER_S)
 
@@ -260,7 +260,7 @@ def add_error_handlers(app: FastAPI) -> None:
 
     async def answer_http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        # FastAPI says no more of a body that is no JSON
+        # FastAPI raises a bare 400 for a body that is not JSON
         code = "invalid_json" if error.status_code == 400 else None
         response = ApiError(error.status_code, str(error.detail), code=code).answer(request.url.path)
         response.headers.update(error.headers or {})

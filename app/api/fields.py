@@ -127,7 +127,7 @@ CONSTRAINT_STEMS = (
     *("choice", "format", "pattern", "enum"),
 )
 WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+")  # of a snake_case or camelCase name
-# names that say nothing of the constraints they may hold -> where those belong
+# fields whose names do not show that they may hold a constraint -> where it belongs
 HOLDERS = {
     "extra_body": "extra_body belongs to the Python client; write its fields into the body itself",
     "nvext": "nvext is not a field of this API; use response_format or structured_outputs",
@@ -135,7 +135,7 @@ HOLDERS = {
     "response_model": "response_model belongs to a client's library; use response_format",
     "text": "text is not a field of this route; use response_format",
 }
-# of llama.cpp: where a thought is told, not what an answer looks like
+# llama.cpp's reasoning_format sets where reasoning is returned; it is no constraint
 NO_CONSTRAINTS = frozenset(["reasoning_format"])
 MAX_LOGGED_FIELDS = 10
 MAX_EXTRA_FIELDS = 1000
@@ -214,6 +214,6 @@ def is_empty(value: object) -> bool:
 
 
 def looks_like_constraint(name: str) -> bool:
-    """Whether a name that nobody here knows seems to ask for a form of the answer."""
+    """Return whether an unknown field name looks like a constraint of the output."""
     words = WORDS.findall(name[:200])
     return name not in NO_CONSTRAINTS and any(word.lower().startswith(CONSTRAINT_STEMS) for word in words)

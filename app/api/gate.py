@@ -54,7 +54,7 @@ class Gate:
     """Lets a request through when its key and size are right, names it, and logs its end.
 
     Args:
-        keys: what opens the gate; none: everybody may pass.
+        keys: accepted API keys; empty: no key is required.
         max_requests_per_key: requests to /v1 that one key may have open at a time; None: any number.
         origins: which pages may send requests, and under which names.
         check_room: raises EngineOverloaded when the engine is full; asked before a body is read, so that a crowd
@@ -193,7 +193,7 @@ def _read_request_id(headers: Headers) -> str:
 
 
 def find_key(given: bytes, keys: Iterable[bytes]) -> int:
-    """Number of the key, counted from 1, or 0; in constant time: how long it takes says nothing about any key."""
+    """Return the number of the key, counted from 1, or 0. Takes constant time, so that it leaks no key."""
     matches = [secrets.compare_digest(given, key) for key in keys]
     return matches.index(True) + 1 if any(matches) else 0
 

@@ -1,8 +1,7 @@
-"""What Python's parser lets through and is no JSON value: NaN, infinities, half of a surrogate pair, a name twice.
+"""Rejects what json.loads accepts but JSON forbids: NaN, infinities, lone surrogates, duplicate keys.
 
-They are refused once for all routes, before a model of the request is made: further on, each would be met by a
-tokenizer, a template or the reply that repeats it. Of a name twice the parser keeps the last, so a schema would
-lose a part that nobody sees.
+All routes check this before they build the request model. Otherwise the tokenizer, the template or the reply would
+fail on such values. json.loads keeps the last of duplicate keys, so a schema would silently lose a part.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""own_names: errors of the chat path, told in the field names of the route that borrows it."""
+"""own_names: renames fields in errors of the chat route to those of the route that reuses it."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ MAX_TOOLS = 128
 
 TokenIds = Annotated[list[int], Field(max_length=MAX_IDS)]
 Strings = Annotated[list[str], Field(max_length=MAX_IDS)]
-# a chat template decides what they mean; with none it is told that there is to be no thought
+# the chat template decides what a level means; "none" turns reasoning off
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
@@ -58,7 +58,7 @@ class Options(Fields):
 
 
 class StreamOptions(Options):
-    """What a stream carries beside its text; there is no obfuscation, whatever include_obfuscation says."""
+    """Options of a stream. include_obfuscation is accepted and ignored."""
 
     PLACE = "stream_options"
 

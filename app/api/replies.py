@@ -110,9 +110,9 @@ def structured_of(call: Call, output: RequestOutput, indices: Iterable[int] = (0
 
 
 def finish_reason(choice: CompletionOutput, has_tool_calls: bool) -> str | None:
-    """OpenAI's word for the end of a choice: one that stopped after calling tools waits for them.
+    """Return OpenAI's finish_reason: "tool_calls" if the model ended the choice after calling tools.
 
-    A stop string may have cut a call short, which nobody should carry out.
+    A stop string may have cut a call short. Clients must not execute it, so the reason stays "stop".
     """
     is_own_end = choice.finish_reason == "stop" and not isinstance(choice.stop_reason, str)
     return "tool_calls" if has_tool_calls and is_own_end else choice.finish_reason

@@ -102,7 +102,7 @@ class EventStream(Response):
         if known.code == CLOSING:
             logger.info("a stream was cut off: %s", known)
         elif known.status == 500:
-            # The engine has told its own story; a crash would otherwise be told once for every open stream.
+            # The engine has logged its own traceback; do not repeat it for every open stream.
             is_told = isinstance(error, EngineError | ApiError)
             logger.error("a stream failed: %s", error, exc_info=None if is_told else error)
         if self._is_open:

@@ -32,12 +32,12 @@ BREAK: Json = {"type": "optional", "content": {"type": "const_string", "value": 
 
 @dataclass(frozen=True, slots=True)
 class Thinking:
-    """How the outputs of one request are told apart into thoughts and words.
+    """How the outputs of one request are split into reasoning and content.
 
     Attributes:
-        is_open: the prompt has opened the thought; else the output may open one.
-        keeps_breaks: line breaks behind the thought belong to the words.
-        is_shown: whether the reply carries thoughts.
+        is_open: the prompt ends inside the reasoning; otherwise the output may begin it.
+        keeps_breaks: line breaks after the reasoning belong to the content.
+        is_shown: whether the reply includes reasoning.
     """
 
     is_open: bool
@@ -46,7 +46,7 @@ class Thinking:
 
 
 def knows_thoughts(render: Callable[..., str]) -> bool:
-    """Whether a chat template treats thoughts as such.
+    """Return whether a chat template supports reasoning.
 
     Args:
         render: `Tokenizer.apply_chat_template`.

@@ -1,4 +1,4 @@
-"""Thoughts and words told apart in a text that comes in pieces."""
+"""Splits streamed text into reasoning and content."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ Json = dict[str, Any]
 
 
 class Part(Enum):
-    """What the text is at the moment."""
+    """The part of the output that the text is in."""
 
-    START = 0  # nothing yet that tells
+    START = 0  # not known yet
     THOUGHT = 1
-    BREAK = 2  # line breaks behind the thought
+    BREAK = 2  # line breaks after the reasoning
     WORDS = 3
 
 
@@ -35,7 +35,7 @@ class ThoughtSplitter:
         self._thinking = thinking
         self._part = Part.START
         self._held = ""
-        self._is_begun = False  # a part of the thought was told
+        self._is_begun = False  # a part of the reasoning was returned
 
     @property
     def has_thought(self) -> bool:

@@ -1,4 +1,4 @@
-"""ValueCounter: how many values a JSON text may have, told by its commas and brackets before it is parsed."""
+"""ValueCounter: estimates the number of values in a JSON text by its commas and brackets, before parsing."""
 
 from __future__ import annotations
 

@@ -36,11 +36,11 @@ class Verdict:
 
 
 class Judge:
-    """Collects the choices of one request and judges each at its end.
+    """Collects the choices of one request and validates each at its end.
 
     Args:
-        spec: the constraint of the words; None without one.
-        check: tells of a text whether it is what was asked for, where that is not for the spec to say.
+        spec: the constraint of the content; None without one.
+        check: validates a text instead of the spec, e.g. forced tool calls.
         decode: token ids to text, special tokens included.
     """
 

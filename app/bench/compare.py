@@ -1,4 +1,4 @@
-"""Measuring runners side by side: interleaved repeats, prefill and decode told apart."""
+"""Measuring runners side by side: interleaved repeats, with separate times for prefill and decode."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def measure(
 
 
 def _time_both(runner: Runner, first: Sequence[Job], jobs: Sequence[Job]) -> tuple[float, float]:
-    """Seconds of the prefill alone and of the whole; again when a neighbour made the shorter work the longer one."""
+    """Return the seconds of the prefill alone and of the whole. Repeats if noise made the prefill the longer one."""
     for _ in range(MAX_TRIES):
         prefill, whole = runner.run(first), runner.run(jobs)
         if whole > prefill:
@@ -63,7 +63,7 @@ def _time_both(runner: Runner, first: Sequence[Job], jobs: Sequence[Job]) -> tup
 
 
 def _make_cell(name: str, times: list[tuple[float, float]], num_in: int, num_decoded: int) -> Cell:
-    # of the last try a rate that nobody takes for one, should all have been disturbed
+    # if every try was disturbed, the floor gives the last one an obviously impossible rate
     decode = [max(whole - prefill, 1e-9) for prefill, whole in times]
     return Cell(
         name,

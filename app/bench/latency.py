@@ -1,4 +1,4 @@
-"""`bench latency`: one batch again and again, its latency, and prefill and decode told apart.
+"""`bench latency`: latency of one batch, repeated, with separate times for prefill and decode.
 
 python -m app bench latency --shape qwen3-0.6b --dtype bfloat16 --input-len 128 --output-len 64 --batch-size 16
 python -m app bench latency ... --roofline --peer transformers

@@ -8,7 +8,7 @@ Four phases on one server of our own, one after the other:
     overload   `--clients` of them: those for whom there is no room get a 503 and come back later
     storm      half as many as run at once, beside `--requests` random requests, each aborted at a random moment,
                `--abort-rate` a second, and a reader that takes one byte a second
-    empty      nobody: every KV block must be free
+    empty      no clients: every KV block must be free
 
 What is compared is the time between two chunks of an admitted request, p99 against p99 of the full phase. A
 machine that others keep busy spoils it: each line says how long the server's event loop waited for a core.
@@ -158,7 +158,7 @@ async def count_lost_blocks(session: aiohttp.ClientSession, url: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """All phases, and the blocks that nobody gave back."""
+    """All phases, and the number of KV blocks that were not freed."""
 
     full: Phase
     overload: Phase

@@ -15,7 +15,7 @@ import aiohttp
 from app.config import UsageError
 
 START_TIMEOUT_S = 600.0  # a large model loads for minutes
-ANSWER_TIMEOUT_S = 60.0  # where nobody says so: a program needs that long to listen when the machine is busy
+ANSWER_TIMEOUT_S = 60.0  # a program may need this long to listen on a busy machine
 READY_LINE = re.compile(r"http://\S+")
 MAX_SHOWN = 200  # characters of an answer
 
@@ -27,7 +27,7 @@ async def run_server(
     """`python -m app serve` with the given flags on a free port, ready to answer; ended with the block.
 
     Args:
-        on_start: told the id of its process.
+        on_start: called with the process id.
 
     Raises:
         UsageError: it did not come up.

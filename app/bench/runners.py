@@ -72,7 +72,7 @@ class TroupeRunner:
 
 
 class TransformersRunner:
-    """`generate` of transformers on one batch, which is what it offers to whoever has no server."""
+    """`generate` of transformers on one batch."""
 
     name = "transformers"
 

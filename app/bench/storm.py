@@ -25,7 +25,7 @@ MAX_ABORT_DELAY_S = 0.5
 
 
 def make_job(rng: Random) -> Job:
-    """A prompt nobody has sent before, and some tokens of an answer."""
+    """Return a request with a random prompt that is in no cache, for a few output tokens."""
     prompt = [FIRST_TOKEN + rng.randrange(NUM_TOKENS) for _ in range(rng.randint(*INPUT_TOKENS))]
     return Job(prompt, rng.randint(*OUTPUT_TOKENS))
 

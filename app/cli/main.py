@@ -50,7 +50,7 @@ def main(argv: Sequence[str]) -> int:
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except BrokenPipeError:
-        return EXIT_FAILURE  # whoever read our output has gone; nobody is left to be told
+        return EXIT_FAILURE  # the reader of our output has gone, so no message can be shown
     except OSError as error:
         complain(f"{error.filename or 'the output'}: {error.strerror or error}")
         return EXIT_FAILURE

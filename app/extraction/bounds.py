@@ -38,7 +38,7 @@ OPPOSING_KEYWORDS = ("not", "oneOf", "if", "then", "else", "contains", "dependen
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What open strings and lists are cut to, and whether dates and times have to be plausible ones."""
+    """Limits for strings and lists without one, and whether dates and times must be plausible."""
 
     max_length: int = 200  # characters
     max_items: int = 32
@@ -64,10 +64,10 @@ class BoundedSchema:
 
 
 def add_bounds(schema: Schema, limits: Limits | None, text: str = "") -> BoundedSchema:
-    """Limit what the schema leaves open; None leaves it as it is.
+    """Add limits to strings and lists without one; None adds nothing.
 
     Args:
-        text: what is extracted from; years and hours that are rare elsewhere are open where it has them.
+        text: the source text. If it has implausible years or hours, they are allowed.
     """
     if limits is None:
         return BoundedSchema(schema)
@@ -85,7 +85,7 @@ def add_bounds(schema: Schema, limits: Limits | None, text: str = "") -> Bounded
 
 
 def describe_added(bounds: BoundedSchema) -> list[str]:
-    """What was added to the user's schema, in words: lengths, then every form with the places that it holds at."""
+    """Describe what was added to the user's schema: lengths, then each form with the pointers of its places."""
     values = {bound.keyword: bound.value for bound in bounds.added}
     words = {"maxLength": "characters a text", "maxItems": "items a list"}
     lengths = [f"{values[keyword]} {what}" for keyword, what in words.items() if keyword in values]
@@ -96,7 +96,7 @@ def describe_added(bounds: BoundedSchema) -> list[str]:
 
 
 def explain_added(bounds: BoundedSchema) -> str:
-    """What limits add to a schema, as a sentence for a person who is shown no text; "" for nothing."""
+    """Describe the added limits as a sentence for a user who sees no source text; "" if none were added."""
     added = ", ".join(describe_added(bounds))
     return f"{added}. {OTHER_TIMES}" if bounds.patterns else added and f"{added}."
 
@@ -123,7 +123,7 @@ def _shape(subschema: Schema, pointer: str, forms: Forms) -> Iterator[Bound]:
 
 
 def _raise_limits(limits: Limits, schema: Any) -> Limits:
-    """Limits that no length asked for anywhere in the schema contradicts: what asks may stand far from the place."""
+    """Raise the limits to the largest minLength and minItems of the schema, which may apply anywhere in it."""
     return replace(
         limits,
         max_length=max([limits.max_length, *_list_asked(schema, ("minLength",))]),

@@ -1,9 +1,8 @@
-"""What a text offers for a date or an amount: the only values that a record grounded in it may have.
+"""Dates and amounts in a text: the only values that a record grounded in it may have.
 
-A text that offers none, or a great many, binds nothing, nor does one with a date or an amount in a form that is not
-read here (`05.03.24`, `1.2 million`): the right value may be that one. Whole numbers are left alone, because people
-also write them as words, stars or lists to be counted. Of a schema with more than 256 dates and amounts the first 256
-are bound.
+Values are not restricted if the text has no candidate or very many, or a date or an amount in a form that is not read
+here (`05.03.24`, `1.2 million`), which may be the right value. Integers are never restricted, because people also
+write them as words, stars or lists to be counted. At most the first 256 dates and amounts of a schema are restricted.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ class Judged:
     num_strings: int  # free strings of the record, all and those found in the text
     num_found: int
     record: Any = None
-    extra: tuple[str, ...] = ()  # JSON pointers of what nobody wanted
+    extra: tuple[str, ...] = ()  # JSON pointers of values that were not wanted
     error: str = ""
 
     @property
@@ -206,7 +206,7 @@ def _level_ties(pairs: Sequence[tuple[float, float]]) -> list[tuple[float, float
 
 
 def _field_confidence(scores: dict[str, float], confidence: dict[str, float]) -> dict[str, float]:
-    """Of each field the least confidence of any value in it."""
+    """Return the least confidence of the values in each field."""
     found: dict[str, float] = {}
     for name in scores:
         inside = [

@@ -1,7 +1,7 @@
-"""Dates and times of day: the characters that a string has which a schema says to be one.
+"""Patterns for strings that the schema declares as a date or a time of day.
 
-A schema says so by `format: date`, or by a description that is nothing but a form (`HH:MM`) or ends with one
-(`Start, 24 hour HH:MM`). One that leaves a choice (`YYYY-MM-DD, or "on receipt"`) says nothing.
+The schema declares one by `format: date`, or by a description that is a form (`HH:MM`) or ends with one
+(`Start, 24 hour HH:MM`). A description that allows something else (`YYYY-MM-DD, or "on receipt"`) does not count.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ DATE_PATTERN = f"^(19|20)[0-9]{{2}}-{_DAY_OF_YEAR}$"
 ANY_DATE_PATTERN = f"^[0-9]{{4}}-{_DAY_OF_YEAR}$"
 TIME_PATTERN = "^([01][0-9]|2[0-3]):[0-5][0-9]$"
 ANY_TIME_PATTERN = "^[0-9]{2}:[0-5][0-9]$"
-# What a person is told of a pattern.
+# Descriptions of the patterns for users.
 MEANINGS = {
     DATE_PATTERN: "YYYY-MM-DD from 1900 to 2099",
     ANY_DATE_PATTERN: "YYYY-MM-DD",
@@ -32,7 +32,7 @@ _DESCRIBED = re.compile(
     rf"(?:(?:(?i:format)|ISO(?: 8601)?|{_CLOCK}),?\s*)*"
     rf"(?P<form>YYYY-MM-DD|HH:MM)(?:,?\s*(?:(?i:format)|{_CLOCK}))?[).\s]*"
 )
-# Before the form: what makes it one of several, a part of the text, or no point in time.
+# Words before the form that make it optional, only a part of the text, or a duration.
 _OPEN = re.compile(
     r"(?<!\w)['\"‘“]|YY|HH|MM"
     r"|(?i:\b(?:or|unless|otherwise|else|if|unknown|empty|times|dates|hours|range|period|between|duration|length|elapsed"

@@ -1,4 +1,4 @@
-"""Where each value lies in a JSON text that may still be growing: the base of confidence, evidence and previews."""
+"""Finds the range of each value in a possibly incomplete JSON text, for confidence, evidence and previews."""
 
 from __future__ import annotations
 
@@ -28,23 +28,23 @@ class Leaf:
     start: int
     end: int
     is_complete: bool = True
-    path: Path = ()  # the pointer's steps; a number is a place in a list, digits in a text are a name
+    path: Path = ()  # the pointer's steps: int for a list index, str for a property name
 
 
 @dataclass(slots=True)
 class Scan:
-    """What a JSON text says so far: its value (None before anything can be told) and its scalars in order."""
+    """A parsed JSON text, possibly incomplete: its value (None if too short to know) and its scalars in order."""
 
     value: Any = None
     leaves: list[Leaf] = field(default_factory=list)
 
 
 class _EndOfText(Exception):
-    """The text stops inside a value; what was read until there stays."""
+    """The text ends inside a value. The values read so far are kept."""
 
 
 def scan(text: str) -> Scan:
-    """Read JSON as far as it goes; a value that is cut off is kept when its beginning means something."""
+    """Parse JSON up to its end or cut. A value that is cut off is kept if its beginning is meaningful."""
     scanner = _Scanner(text)
     result = Scan(leaves=scanner.leaves)
     with suppress(_EndOfText):
@@ -53,7 +53,7 @@ def scan(text: str) -> Scan:
 
 
 class _Scanner:
-    """A recursive descent over JSON; containers are handed over before they are filled, so that a cut keeps them."""
+    """Recursive-descent JSON parser. Containers are passed on before they are filled, so that a cut keeps them."""
 
     def __init__(self, text: str) -> None:
         self.text = text

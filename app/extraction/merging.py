@@ -59,20 +59,20 @@ def merge(schema: Schema, parts: list[Part], results: list[ExtractionResult]) ->
 
 
 def _join_bounds(each: list[BoundedSchema]) -> BoundedSchema:
-    """What was added for any of the parts: a form that one part's text has others of may still hold in the next."""
+    """Join the bounds of all parts. A pattern that one part's text violates may still be added for another part."""
     added = dict.fromkeys(bound for bounds in each for bound in bounds.added)
     patterns = dict.fromkeys(bound for bounds in each for bound in bounds.patterns)
     return BoundedSchema(each[0].schema, tuple(added), tuple(patterns))
 
 
 Found = tuple[int, Any, str]  # part, value, its pointer in that part's record
-Span = tuple[int, int]  # of the whole text
-Spans = dict[tuple[str, ...], set[Span]]  # of an item's values, by the names that lead to them
+Span = tuple[int, int]  # start and end in the whole text
+Spans = dict[tuple[str, ...], set[Span]]  # spans of an item's values, by property path
 
 
 @dataclass(frozen=True, slots=True)
 class _Item:
-    """One item of a list: what each part has of it, and the places that show it and no other item of the part."""
+    """One list item: its value in each part, and the spans that show this item and no other one of the part."""
 
     found: tuple[Found, ...]
     views: tuple[Spans, ...]
@@ -132,7 +132,7 @@ class _Merger:
         return max(wider, key=self._rank, default=best)
 
     def _rank(self, each: Found) -> tuple[bool, float]:
-        """Whether the text shows it, and how sure the model was; of a container the mean of its scalars."""
+        """Return whether the text shows the value, and its confidence; for a container, the mean of its scalars."""
         index, value, pointer = each
         result = self.results[index]
         if not isinstance(value, dict | list):
@@ -153,7 +153,7 @@ class _Merger:
         ]
 
     def _find_span(self, index: int, pointer: str) -> Span | None:
-        """What shows a part's value, in the whole text."""
+        """Return the span that shows a part's value, as offsets in the whole text."""
         evidence = self.results[index].evidence.get(pointer)
         if evidence is None or evidence.match == "none":
             return None
@@ -170,7 +170,7 @@ class _Merger:
             self.evidence[pointer] = replace(evidence, start=span[0], end=span[1]) if span else evidence
 
     def _chain(self, found: list[Found], pointer: str) -> list[tuple[Found, ...]]:
-        """The items of all parts in order, each once: what two parts read at one place of the text is one item."""
+        """Return the items of all parts in order. Items that two parts read at the same place are merged."""
         if len(found) == 1:
             index, values, at = found[0]
             return [((index, value, f"{at}/{place}"),) for place, value in enumerate(values)]
@@ -228,12 +228,12 @@ def _inner(found: list[Found], name: str) -> list[Found]:
 
 
 def _reach(item: _Item) -> int:
-    """Where the last place ends that shows an item."""
+    """Return the largest end of the spans that show an item."""
     return max((end for view in item.views for spans in view.values() for _, end in spans), default=0)
 
 
 def _is_same_place(one: Spans, other: Spans) -> bool:
-    """Whether more of the text shows both items than shows only one of them: a value may have a second place."""
+    """Return whether most of the items' text is shared. Some may differ: a value may occur at two places."""
     balance = 0
     for names in one.keys() & other.keys():
         size = max(end - start for start, end in (*one[names], *other[names]))
@@ -243,7 +243,7 @@ def _is_same_place(one: Spans, other: Spans) -> bool:
 
 
 def _match_places(items: list[_Item], new: list[_Item], near: list[int]) -> dict[int, int]:
-    """Which of the items near their overlap each new one is, by where they stand."""
+    """Match each new item by position with one of the items near the overlap of the parts."""
     same: dict[int, int] = {}
     for place, each in enumerate(new):
         number = next((n for n in near if items[n].is_same(each)), None)
@@ -256,11 +256,11 @@ def _match_places(items: list[_Item], new: list[_Item], near: list[int]) -> dict
 def _match_values(
     items: list[_Item], new: list[_Item], ends: list[int], same: dict[int, int]
 ) -> dict[int, int]:
-    """Of items that stand nowhere: which the end of one part and the start of the next have in common.
+    """Match items without spans by value: the end of one part against the start of the next.
 
     Args:
-        ends: numbers of the part before, in order.
-        same: what is matched already; it has to agree.
+        ends: numbers of the previous part's items, in order.
+        same: existing matches, which must not be contradicted.
     """
     taken = set(same.values())
     for size in range(min(len(ends), len(new)), 0, -1):

@@ -43,7 +43,7 @@ def list_kinds(schema: Schema, pointer: str) -> frozenset[str]:
 
 
 def _open(root: Schema, places: Sequence[Any]) -> list[Schema]:
-    """The schemas with all that they refer to or offer; a place that says nothing stays out."""
+    """Return the schemas and all schemas that they reference or combine. true and false are left out."""
     found: list[Schema] = []
     waiting = [place for place in places if isinstance(place, dict)]
     while waiting:
@@ -76,7 +76,7 @@ def _below(place: Schema, step: str) -> Iterator[Any]:
 
 
 def _matches(pattern: str, name: str) -> bool:
-    """As the validator judges: Python's own patterns take exponential time for some that people may write."""
+    """Match as the validator does: Python's `re` takes exponential time for some user patterns."""
     try:
         return SchemaValidator({"type": "string", "pattern": pattern}).is_valid(name)
     except InvalidGrammar:

@@ -46,7 +46,7 @@ def flatten(record: dict[str, Any], pointer: str = "") -> Iterator[tuple[str, An
 
 
 def list_extra(found: Any, wanted: dict[str, Any]) -> list[str]:
-    """JSON pointers of what was found and not wanted; what is null or empty says nothing."""
+    """Return the JSON pointers of values that were found but not wanted, except null and empty ones."""
     values = dict(flatten(found)) if isinstance(found, dict) else {}
     known = {pointer for pointer, _ in flatten(wanted)}
     return [

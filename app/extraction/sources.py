@@ -33,7 +33,7 @@ DELIMITERS = ",;\t|"
 # The first line that is more than blanks and delimiters; line ends inside quotes do not end it.
 HEADER = re.compile(r'(?:[ \t,;|]*\n)*((?:"[^"]*"|[^"\n])*)')
 QUOTED = re.compile(r'"[^"]*"')
-NUM_SNIFFED = 20_000  # characters that the delimiter is told from
+NUM_SNIFFED = 20_000  # characters used to detect the delimiter
 
 
 class UnreadableSource(ValueError):
@@ -59,7 +59,7 @@ class Row:
     error: str | None = None
 
     def pick(self, column: str) -> Source:
-        """The text of that column; a file's own name is no news beside it."""
+        """Return the column's text. The file name is omitted because the source's name already has it."""
         own = (column, FILE_COLUMN if self.cells.get(FILE_COLUMN) == self.name else column)
         others = {name: cell for name, cell in self.cells.items() if name not in own}
         text, error = self.cells.get(column, ""), self.error

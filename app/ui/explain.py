@@ -87,7 +87,7 @@ def explain(error: Exception, engine_state: str = "ready") -> Explanation:
 
 
 def explain_bug(error: Exception) -> Explanation:
-    """What a page shows before an error that nobody foresaw goes on to the log."""
+    """Return the explanation of an unexpected error, shown before the error is logged."""
     return Explanation(
         "This went wrong inside the app.",
         f"It is a bug ({type(error).__name__}); the log of the app has the details.",

@@ -12,13 +12,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Literal
 
-# keep: show what is there; leave: the page shows something else by now, or nobody looks at it any more.
+# keep: show the results so far; leave: show nothing, because the page shows something else or was closed.
 StopKind = Literal["keep", "leave"]
 
 
 @dataclass(slots=True, eq=False)
 class Flag:
-    """One running handler's own: what it was asked, None while it may go on."""
+    """Stop request for one running handler; `asked` is None while it may go on."""
 
     asked: StopKind | None = None
     ended: asyncio.Event = field(default_factory=asyncio.Event)

@@ -49,7 +49,7 @@ class KillableWorker:
         """End the process, if there is one, in the middle of an order if need be: that raises WorkerDied."""
         while not self._lock.acquire(timeout=KILL_EVERY_S):
             if (process := self._process) is not None:
-                process.kill()  # whoever waits for its answer holds the lock
+                process.kill()  # the thread that waits for its answer holds the lock
         try:
             self._kill()
         finally:

@@ -95,7 +95,7 @@ class StringTokens:
         self.closing = [closing.get(key, []) for key in self.index.keys]
         self.next_closing: list[int] = []
         for key, parent in enumerate(self.index.parents):
-            # Parents come first; the empty key, which is nobody's parent, is not among the keys.
+            # Parents precede their children. The empty key is not among the keys.
             self.next_closing.append(
                 key if self.closing[key] else self.next_closing[parent] if parent >= 0 else -1
             )

@@ -21,7 +21,7 @@ _FRAGMENT_CHARACTERS = "/?:@!$&'()*+,;=-._~"
 
 
 class Identifiers:
-    """The identifiers and anchors of one document, told schema by schema, what is around a schema before it."""
+    """The identifiers and anchors of one document. Add its schemas one by one, outer ones first."""
 
     def __init__(self, document: Any) -> None:
         self._document = document

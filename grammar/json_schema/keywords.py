@@ -67,7 +67,7 @@ IN_PLACE_APPLICATORS = frozenset(
 )
 ASSERTIONS = frozenset(TYPES_OF_KEYWORD) | IN_PLACE_APPLICATORS | {"type", "enum", "const"}
 
-# Keywords that hold names for other schemas to use; they say nothing about an instance by themselves.
+# Keywords that define names and references for other schemas; they assert nothing about an instance.
 STRUCTURE_KEYWORDS = frozenset(
     [
         "$schema",

@@ -34,17 +34,17 @@ def find_loop(schema: dict[str, Any]) -> str | None:
 
 
 def is_passing(schema: dict[str, Any]) -> bool:
-    """Tell whether a schema says nothing of its own about a value but hands it on to others."""
+    """Return whether a schema asserts nothing itself and only applies other schemas to the same value."""
     keywords = schema.keys() & ASSERTIONS
     return bool(keywords) and keywords <= _PASSING
 
 
 def list_receivers(schema: dict[str, Any], pointer: str) -> list[str]:
-    """Return the pointers of the schemas that a schema at a pointer hands a value on to."""
+    """Return the pointers of the schemas that a schema applies to the same value."""
     branches = (
         join_pointer(pointer, *path)
         for path, child in iterate_children(schema)
-        # What asserts nothing makes no difference in `allOf`.
+        # Trivial schemas in `allOf` have no effect.
         if path[0] in _PASSING and not (path[0] == "allOf" and is_trivial(child))
     )
     return [*find_targets(schema), *branches]

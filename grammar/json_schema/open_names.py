@@ -14,21 +14,21 @@ from ..plan import Problem
 from ..regex.syntax import CharSet, ClassScanner, UnknownSyntax
 from .keywords import join_pointer
 
-# What a JSON string holds only as \uXXXX, as far as llguidance writes it.
+# Characters that llguidance writes only as \uXXXX in JSON strings.
 LONG_ESCAPED = frozenset(map(chr, {*range(0x20), 0x7F} - set(map(ord, "\b\f\n\r\t"))))
 REASON = (
     "it takes a control character without a short escape, which is not written where other names are allowed"
 )
-# What a schema's JSON text holds where it could be about such a character; most hold nothing of it.
+# Matches the JSON text of schemas that may mention such a character; most schemas do not.
 SIGNS = re.compile(r"\\u00|\x7f|\\\\[acuvx0]")
 _NAMING = (("properties", dict), ("patternProperties", dict), ("required", list))
 _CONTAINERS = (dict, list)
 
 
 def has_open_names(document: Any) -> bool:
-    """Tell whether an object may have names that are told from others, and others too.
+    """Return whether an object may have both listed names and other names.
 
-    Every object in the document counts, schema or not: a reference may lead anywhere.
+    Checks every object in the document, schema or not: a reference may lead anywhere.
     """
     pending = [document]
     while pending:
@@ -42,7 +42,7 @@ def has_open_names(document: Any) -> bool:
 
 
 def is_open(schema: dict[str, Any]) -> bool:
-    """Tell whether a schema, alone, speaks about some names and allows others."""
+    """Return whether this schema lists some names and allows others."""
     if schema.get("additionalProperties") is False and "patternProperties" not in schema:
         return False
     return any(schema.get(keyword) and isinstance(schema[keyword], kind) for keyword, kind in _NAMING)

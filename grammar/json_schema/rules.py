@@ -116,7 +116,7 @@ def allowed_types(schema: dict[str, Any]) -> set[str] | None:
 
 
 def filter_enum(node: Node) -> None:
-    """Keep the `enum` values that `type` allows, and drop `type`, which then says nothing more."""
+    """Keep the `enum` values that `type` allows, and drop `type`, which is then redundant."""
     types, values = allowed_types(node.schema), node.schema.get("enum")
     if types is None or not isinstance(values, list):
         return

@@ -1,4 +1,4 @@
-"""What follows from patterns that no engine enforces, for their look-around, word borders and back references.
+"""Derives enforceable patterns from those with look-around, word boundaries or back references.
 
 `^(?=X)(?!Y)Z$` says that a text matches Z and begins with an X and with no Y. So it matches Z alone and `^X` alone,
 which an engine can enforce; and once a text has begun with a Y, nothing that is added makes it match.
@@ -14,14 +14,14 @@ _TOKENS = re.compile(
     | (?P<times>(?:[*+?]|\{\d+(?:,\d*)?\})\??) | (?P<around>\(\?<?[=!]) | (?P<open>\() | (?P<close>\)) | .""",
     re.VERBOSE | re.DOTALL,
 )
-# What takes the place of assertions and of back references.
+# Replacements for assertions and for back references.
 NOTHING, ANYTHING = "(?:)", r"(?:[\s\S]*)"
-# Of these a longer text may undo what a shorter one matched.
+# Assertions that match a text but may fail for a longer one.
 _END = re.compile(r"\$|\\[bBzZ]|\(\?<?[=!]")
 
 
 class LookAhead(NamedTuple):
-    """What has to follow the start of a text, or must not."""
+    """A look-ahead at the start of a text."""
 
     pattern: str
     is_negative: bool
@@ -77,6 +77,6 @@ def find_guides(pattern: str) -> list[str]:
 
 @lru_cache(maxsize=1024)
 def find_excluded_starts(pattern: str) -> tuple[str, ...]:
-    """Return patterns for whole texts: what matches one of them does not match this one, whatever is added."""
+    """Return patterns of whole texts that cannot match this pattern, even with more text appended."""
     excluded = (ahead.pattern for ahead in list_look_aheads(pattern) if ahead.is_negative)
     return tuple(f"(?:{part})(?s:.*)" for part in excluded if not _END.search(part))

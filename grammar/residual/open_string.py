@@ -1,4 +1,4 @@
-"""What the masks of a residual matcher remember of the string that is open."""
+"""Verdicts on the open string that a residual matcher keeps from mask to mask."""
 
 from dataclasses import dataclass, field
 
@@ -7,7 +7,7 @@ from ..json_schema.check import Check
 
 @dataclass(slots=True)
 class KnownString:
-    """What earlier masks found out about the string that is open.
+    """Verdicts of earlier masks on the open string.
 
     Attributes:
         start: offset of its opening quote.

@@ -25,7 +25,7 @@ MAX_NUM_KNOWN = 4096
 MAX_TOKEN_BYTES = 64
 COMMAS = (b",", b", ")
 Try = Callable[[int], bool]
-# What ends an element that is open and demands another one.
+# Texts that end the open element and require another one.
 ENDS = {Mode.NUMBER: COMMAS, Mode.STRING: (b'"', *(b'"' + comma for comma in COMMAS))}
 
 
@@ -35,7 +35,7 @@ class Element(NamedTuple):
     Attributes:
         frame: its array.
         start: the offset at which it begins, None when that is ahead.
-        leads: what may stand before it in a token.
+        leads: texts that may precede it in a token.
         is_container: it is an object or array that is open.
     """
 

@@ -89,7 +89,7 @@ def compile_tags(
 def compile_leaf(
     spec: GrammarSpec, place: str, compile_inner: Callable[[GrammarSpec], CompiledGrammar]
 ) -> CompiledGrammar:
-    """Compile a value; what is wrong with it is told with its place."""
+    """Compile a value; errors name its place."""
     try:
         return compile_inner(spec)
     except UnsupportedGrammar as error:

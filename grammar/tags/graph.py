@@ -1,6 +1,6 @@
 """A structural tag as a graph: nodes that read bytes, a token or a whole value, and where each leads.
 
-The graph may be ambiguous; whoever follows it keeps every reading that is still possible.
+The graph may be ambiguous; a walk keeps every reading that is still possible.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""The tokens of a vocabulary, arranged for what tags ask: what begins so, what holds this, what is text."""
+"""Indexes of a vocabulary for structural tags: tokens by prefix, by substring, and tokens that are text."""
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
@@ -18,7 +18,7 @@ _BORDER = b"\xff"
 
 
 class TooManyCuts(Exception):
-    """What follows a value may begin in the middle of too many tokens."""
+    """Too many tokens may contain the end of a value and the start of what follows it."""
 
 
 class TagTokens:

@@ -56,8 +56,8 @@ class Live(NamedTuple):
     """A value being read.
 
     Attributes:
-        num_tokens: what `run` had taken at this moment; it may be further by now.
-        shape: what is open in a JSON value, so that one knows when it cannot end yet.
+        num_tokens: tokens that `run` had consumed at this point; it may have advanced since.
+        shape: open brackets and strings of a JSON value, which show when it cannot end yet.
     """
 
     node: int

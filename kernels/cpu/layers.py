@@ -76,9 +76,9 @@ class NativeDecoder:
 
 
 class DecoderCache:
-    """The decoder of the last step, made anew when the model or its caches are others.
+    """Keeps the decoder of the last step; makes a new one when the model or its caches change.
 
-    The caches are referred to weakly: whoever owns them can give their memory back.
+    The caches are held by weak references, so that their owner can free them.
     """
 
     def __init__(self) -> None:
@@ -95,7 +95,7 @@ class DecoderCache:
         scale: float,
         final_norm: Tensor,
     ) -> NativeDecoder:
-        """Return the decoder of these very objects: they are compared by identity."""
+        """Return the decoder of these objects, which are compared by identity."""
         caches = [cache for pair in kv_caches for cache in pair]
         is_same = self._sources[0] is layers and self._sources[1] is final_norm
         if self._decoder is None or not is_same or not self._has(caches):
@@ -105,7 +105,7 @@ class DecoderCache:
         return self._decoder
 
     def _has(self, caches: Sequence[Tensor]) -> bool:
-        # A cache that is gone is nobody's, even where a new one lies at its address.
+        # A freed cache equals no other, not even a new one at the same address.
         return len(caches) == len(self._caches) and all(
             old() is new for old, new in zip(self._caches, caches, strict=True)
         )

@@ -24,7 +24,7 @@ class PanelMemory:
         self._rest = torch.empty(0, dtype=torch.uint8)
 
     def take(self, num_bytes: int) -> Tensor:
-        """Memory [num_bytes] uint8 that starts with a cache line and that nobody wrote."""
+        """Return fresh memory, [num_bytes] uint8, aligned to a cache line."""
         num_taken = -(-num_bytes // _LINE_BYTES) * _LINE_BYTES
         if num_taken > len(self._rest):
             self._rest = _map_piece(max(num_taken, _PIECE_BYTES))

@@ -1,10 +1,10 @@
-"""What native ops take beside the tensors of a step: the memory of their pool, see `pool_scratch` in `src/pool.h`."""
+"""Estimates the scratch memory of native ops, which is their pool's, see `pool_scratch` in `src/pool.h`."""
 
 from __future__ import annotations
 
 from kernels.ops import StepShape
 
-# Of `src/attention_tile.h` and `src/attention.cpp`.
+# Constants of `src/attention_tile.h` and `src/attention.cpp`.
 _TILE_KEYS = 64
 _MAX_WORK_ROWS = 48
 _WORK_BYTES = 12
@@ -14,14 +14,14 @@ _PAGE_BYTES = 4096
 
 
 def estimate_scratch(shape: StepShape, num_threads: int) -> int:
-    """Return the bytes that a pool holds at most after a step, and keeps for the next one.
+    """Return the largest number of bytes that a pool holds after a step and keeps for the next one.
 
-    It grows by a quarter more than is asked for.
+    The pool allocates 25 % more than a step needs.
     """
     q_size = shape.num_heads * shape.head_dim
     kv_size = shape.num_kv_heads * shape.head_dim
     widest = max(shape.hidden_size, q_size, shape.inner_size)
-    # What lies between the ops of a layer, and the rows of a product once more as its panels want them.
+    # Activations between the ops of a layer, and a copy of a product's rows in panel layout.
     width = 2 * shape.hidden_size + 3 * q_size + 2 * kv_size + 3 * shape.inner_size
     step = shape.num_tokens * (width * shape.itemsize + (widest + 1) * _WORD_BYTES)
     works = (shape.num_tokens + shape.num_requests + 1) * _WORK_BYTES

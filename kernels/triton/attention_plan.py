@@ -53,7 +53,7 @@ class AttentionPlan:
 
 
 def _find_drafts(query_lens: Sequence[int]) -> tuple[int, int]:
-    """Where the tokens of drafts begin, and how many there are up to the last, those of others between included."""
+    """Return the first draft token and the number of tokens up to the last one, other requests' tokens included."""
     first, end, token = 0, 0, 0
     for query_len in query_lens:
         if 1 < query_len <= SHORT_LIMIT:

@@ -21,7 +21,7 @@ def make_noise(first_key: tl.tensor, second_key: tl.tensor, token_ids: tl.tensor
 
 @triton.jit
 def log1p(x: tl.tensor) -> tl.tensor:
-    """log(1 + x) to two units in the last place: what 1 + x rounds away is put back as a factor.
+    """Return log(1 + x) to two units in the last place. A factor corrects the rounding of 1 + x.
 
     Source: Goldberg, 1991, theorem 4.
     """

@@ -42,7 +42,7 @@ def read_thinking(thinking: Json | None, fields: Mapping[str, Any]) -> Json:
         message = f"thinking.display={str(display)[:40]!r} must be one of {', '.join(DISPLAYS)}"
         raise ApiError(400, message, "thinking", "invalid_value")
     found: Json = {"include_reasoning": False} if display == "omitted" else {}
-    # adaptive is up to the model, as without the field; what is no object is refused with the other fields
+    # adaptive is the model's default; chat_template_kwargs that are not an object are rejected later
     if kind != "adaptive" and (kwargs is None or isinstance(kwargs, dict)):
         # templates of models that think take it; the others ignore it
         found["chat_template_kwargs"] = {"enable_thinking": kind == "enabled", **(kwargs or {})}

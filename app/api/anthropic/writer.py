@@ -60,7 +60,7 @@ class MessageWriter:
     def _add(self, delta: Json) -> None:
         if thought := delta.get("reasoning"):
             if not self._is_open or self.blocks[-1]["type"] != "thinking":
-                # the signature is the protocol's; there is nobody here to check one
+                # the protocol requires a signature; this server does not check it
                 self._open_block({"type": "thinking", "thinking": "", "signature": ""})
             self._grow("thinking_delta", "thinking", thought)
         if words := delta.get("content"):

@@ -43,7 +43,7 @@ async def prepare(body: ResponsesRequest, visit: Visit, context: ApiContext) -> 
     """Check the request and render its prompt, as a chat request.
 
     Raises:
-        ApiError, InvalidRequest: the request cannot be served as asked, told in this route's names.
+        ApiError, InvalidRequest: the request is not supported; the error has this route's field names.
     """
     with own_names(RENAMED):
         asked, places = make_chat_request(body)
@@ -53,7 +53,7 @@ async def prepare(body: ResponsesRequest, visit: Visit, context: ApiContext) -> 
 
 
 async def finish(call: Call) -> RequestOutput:
-    """Run the request to its end; errors are told in this route's names."""
+    """Run the request to its end. Errors have this route's field names."""
     with own_names(RENAMED):
         return await call.finish()
 

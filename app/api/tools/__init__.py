@@ -1,1 +1,1 @@
-"""Tool calls: which tools a request has, how models write calls, and how calls are told."""
+"""Tool calls: the tools of a request, the formats of models, and the calls in replies."""

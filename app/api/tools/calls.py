@@ -2,9 +2,9 @@
 
 ForcedCalls   the whole text is calls, which a grammar guarantees: arguments are passed on at once, so that
               what a client has of them is always the beginning of valid JSON
-StyledCalls   words with calls among them in a style that a grammar guarantees: passed on at once as well
-TaggedCalls   words with `<tool_call>{...}</tool_call>` among them, as hermes and qwen write it, guaranteed by
-              nobody: a call is passed on when it is complete and proves to be one, and stays text otherwise
+StyledCalls   content and calls in a format that a grammar guarantees: also passed on at once
+TaggedCalls   content and `<tool_call>{...}</tool_call>`, the format of hermes and qwen, without a grammar: a call is
+              passed on once it is complete and valid, and stays text otherwise
 """
 
 from __future__ import annotations

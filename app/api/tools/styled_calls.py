@@ -1,4 +1,4 @@
-"""StyledCalls: words and tool calls in one text, told apart and passed on as they come."""
+"""StyledCalls: splits streamed text into content and tool calls."""
 
 from __future__ import annotations
 

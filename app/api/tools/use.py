@@ -91,7 +91,7 @@ class ToolUse:
         return frozenset(tool.name for tool in self.tools)
 
     def is_valid(self, text: str) -> bool | None:
-        """Whether a text of forced calls is one whose arguments their tools take; None when it cannot be told."""
+        """Return whether a text of forced calls fits the tools' schemas; None if a schema cannot be validated."""
         try:
             calls = json.loads(text)
             schemas = dict(_name_schemas(self.tools))
@@ -126,7 +126,7 @@ def read_tools(body: ChatRequest, calls_many: bool = True) -> ToolUse | None:
     """Check the tools and what is to be done with them; None when there is nothing to do.
 
     Args:
-        calls_many: whether several calls may come when the request says nothing of it.
+        calls_many: whether the model may make several calls if the request does not say.
 
     Raises:
         ApiError: 400 for a malformed tool or schema, or a choice that is not among the tools.
@@ -167,7 +167,7 @@ def combine(tools: ToolUse | None, constraint: Constraint | None) -> Constraint 
 
 
 def explain(error: GrammarError, tools: Sequence[Tool]) -> ApiError:
-    """A refused grammar of calls, told of the tool whose schema it is about, with a pointer into that schema."""
+    """Return the error for a rejected grammar of calls: names the tool, with a pointer into its schema."""
     text = error.pointer if isinstance(error, UnsupportedGrammar) else str(error)
     found = IN_SCHEMA.match(text)
     if found is None:
@@ -205,7 +205,7 @@ def _read_tool(where: str, tool: Mapping[str, Any]) -> Tool:
         parameters = NO_PARAMETERS
     if not isinstance(parameters, dict):
         raise ApiError(400, f"{where}.function.parameters must be a JSON Schema", "tools", "invalid_value")
-    # beside an anyOf or a $ref as well, which may allow what is no object and could not be told as a call
+    # also beside anyOf or $ref, which may allow values that are not objects
     parameters = {"type": "object", **parameters}
     if parameters["type"] != "object":
         message = f"{where}.function.parameters must have the type object: arguments have names"

@@ -3,7 +3,7 @@
     python -m app.bench.grammar.neighbours [--rounds 3] [--seconds 10] [--model FOLDER]
 
 Plain streams run all the time; quiet and hostile stretches take turns. In a hostile stretch two callers send one
-hostile grammar after the other, each compiled or refused at the door, and take a few tokens of what was compiled.
+hostile grammar after the other, each compiled or rejected, and generate a few tokens with the compiled ones.
 Printed are the median and the 99th percentile of the time between two tokens of one stream, and their ratios.
 """
 

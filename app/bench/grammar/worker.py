@@ -282,7 +282,7 @@ def main(arguments: Sequence[str]) -> None:
     ranks = TokenRanks(Path(path))
     peer = PEERS[name](ranks)
     limit_memory()
-    # Whoever comes first pays for what a library makes once; that is no schema's own time.
+    # Warm up: the first schema would otherwise be charged for the library's one-time setup.
     measure(peer, ranks, {"schema": ROW_SCHEMAS["unique items"], "texts": ['["a", "b"]']})
     for line in sys.stdin:
         order = json.loads(line)

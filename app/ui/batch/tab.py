@@ -137,7 +137,7 @@ class BatchTab:
         return render_preview(self.tables.get(session), column)
 
     def leave(self, session: str) -> None:
-        """End what a session runs and free what it has open: nobody looks at it any more."""
+        """Stop the runs of a session whose page was closed, and free its tables."""
         self.stops.ask(session, "leave")
         self.tables.drop(session)
 
@@ -256,7 +256,7 @@ def _hide_files() -> list[Any]:
 
 
 def _end(flag: Flag, progress: str, records: Any, downloads: list[Any]) -> Update:
-    """The last update of a run; of one that is to leave no more than what the new table has no say in."""
+    """Final update of a batch run. If the table was replaced, only hide the last button and set the downloads."""
     if flag.asked == "leave":
         return *(gr.skip() for _ in range(4)), gr.update(visible=False), *downloads
     return progress, records, *_buttons(), *downloads

@@ -11,7 +11,7 @@ from app.ui.batch.run import BatchRun
 from app.ui.extract.record_view import show_path
 
 NUM_PREVIEWED = 5
-# A page with thousands of rows is slow and nobody reads it; the files have them all.
+# Rows shown on the page, because thousands make it slow. The downloads have all rows.
 NUM_SHOWN = 100
 MAX_CELL_CHARS = 160
 

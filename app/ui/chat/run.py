@@ -38,7 +38,7 @@ from app.ui.stops import StopKind, Stops
 from engine import Engine, InvalidRequest, RequestOutput
 
 WAITING = "…"
-# A longer answer is shown without its tokens: thousands of them help nobody.
+# Number of an answer's first tokens that can be inspected.
 MAX_INSPECTED = 1024
 
 Begun = tuple[Any, ...]  # chatbot, composer, growing, thread, turn, chats

@@ -93,7 +93,7 @@ class ChatTab(ChatRun):
         )
 
     def _build_messages(self) -> tuple[gr.Chatbot, gr.Chatbot]:
-        """The history, and below it the turn that is being written: what grows must not redraw what stands."""
+        """Two chatbots, history and growing turn, so that a new token does not redraw the history."""
         chatbot = gr.Chatbot(
             elem_id="chatbot", show_label=False, container=False, height=None, layout="bubble",
             editable="user", buttons=["copy"], feedback_options=None, placeholder=self.welcome,

@@ -14,7 +14,7 @@ from typing import Any
 from engine import Engine, EngineSnapshot, EngineStats, RequestView
 
 SAMPLE_INTERVAL_S = 0.1
-# Without a poll for that long nobody watches any more.
+# Seconds without a poll after which recording stops.
 PATIENCE_S = 3.0
 WINDOW_S = 30.0
 MAX_LANES = 24

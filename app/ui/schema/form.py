@@ -220,5 +220,5 @@ def _write_single(field: Field, more: Schema, name: str) -> Schema:
 
 
 def _take(schema: Schema, *names: str) -> Form:
-    """Move texts out of a schema; what is no text stays where it is."""
+    """Remove the named strings from a schema and return them, "" where there is none. Other values stay."""
     return {name: schema.pop(name) if isinstance(schema.get(name), str) else "" for name in names}

@@ -43,7 +43,7 @@ def parse_type(text: str, node: ast.expr) -> ast.expr:
 
 
 def read_name(node: ast.expr) -> str:
-    """`Field` for `Field` and for `pydantic.Field`, "" for what is no name."""
+    """Return the last part of a name: `Field` for `Field` and `pydantic.Field`; "" for other expressions."""
     match node:
         case ast.Name(id=name) | ast.Attribute(attr=name):
             return name

@@ -90,7 +90,7 @@ class _Writer:
         _refuse_unknown(schema, SILENT | extra, pointer)
         if not isinstance(schema.get("additionalProperties", False), bool):
             raise NotAClass(f"additionalProperties at {pointer or 'the root'} has no form in a class")
-        # Pydantic's own default is "ignore"; said, because here a class that says nothing is read as closed.
+        # Pydantic's default, "ignore", must be written out: this app reads a class without `extra` as closed.
         others = OTHERS[schema["additionalProperties"]] if "additionalProperties" in schema else "ignore"
         self.imported.add("ConfigDict")
         lines += [f'    model_config = ConfigDict(extra="{others}")', ""]

@@ -20,7 +20,7 @@ BLOCKS_M: dict[Kind, tuple[int, ...]] = {"short": (16,), "long": (64, 128)}
 BLOCKS_N = (32, 64, 128)
 WARPS = (2, 4, 8)
 STAGES = (2, 3, 4)
-# What each kind is tuned on: requests, new tokens, context.
+# Shapes used to tune each kind: requests, new tokens per request, context length.
 WORK: dict[Kind, tuple[int, int, int]] = {"short": (256, 1, 1024), "long": (4, 2048, 2048)}
 
 
