@@ -77,7 +77,9 @@ class AppConfig:
         if self.max_requests_per_key is not None:
             _check_range(self, "max_requests_per_key", 1, 2**20)
             if not self.api_key:
-                raise UsageError("max_requests_per_key needs api_key: without keys nobody is told apart")
+                raise UsageError(
+                    "max_requests_per_key needs api_key: clients are distinguished by their keys"
+                )
         for key in self.api_key:
             check_key("api_key", key)
         if self.admin_key is not None:

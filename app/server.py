@@ -130,7 +130,9 @@ def announce(engine: Engine, app_config: AppConfig, listener: socket.socket, tim
             flush=True,
         )
     if not app_config.is_loopback and not app_config.api_key:
-        logger.warning("listening on %s without an API key: whoever reaches it may use it", app_config.host)
+        logger.warning(
+            "listening on %s without an API key: anyone who can reach it may use it", app_config.host
+        )
 
 
 @contextmanager

@@ -23,8 +23,8 @@ PROBE = "probe_of_troupe"
 ASLEEP = ("falling_asleep", "sleeping", "waking_up")
 ADVICE = {
     "falling_asleep": "it finishes the requests it has and takes no new ones",
-    "sleeping": "whoever runs this server can wake it up",
-    "dead": "whoever runs this server must start it again",
+    "sleeping": "its administrator can wake it up",
+    "dead": "its administrator must restart the server",
 }
 
 

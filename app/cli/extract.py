@@ -60,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--column",
         metavar="NAME",
-        help="the tables' column of texts; by default it is told by name or length",
+        help="column of the tables that holds the texts; by default found by its name or length",
     )
     parser.add_argument(
         "--format",

@@ -60,7 +60,7 @@ def explain(error: Exception, engine_state: str = "ready") -> Explanation:
             wait = f"{error.retry_after_s:.0f} s" if error.retry_after_s >= 1 else "a moment"
             return Explanation("The queue is full.", why, f"Try again in {wait}.")
         case EngineSleeping():
-            return Explanation("The engine sleeps.", why, "Whoever runs this app can wake it up.")
+            return Explanation("The engine sleeps.", why, "The administrator of this app can wake it up.")
         case RequestTimeout():
             return Explanation("This took too long.", why, "Try again, or ask for fewer tokens.")
         case EngineDead() if engine_state in ("restarting", "starting"):

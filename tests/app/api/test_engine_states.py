@@ -56,7 +56,7 @@ async def test_a_sleeping_server_says_so_everywhere_and_wakes_up_the_same(
     assert f'model_name="demo_model",sleep_state="{name}"}} 1.0' in metrics
     status, headers, reply = await server.ask("/v1/completions", "POST", json=ASKED)
     assert (status, headers["Retry-After"], reply["error"]["code"]) == (503, "2", "engine_sleeping")
-    assert reply["error"]["message"] == "the engine is sleeping; whoever runs this server can wake it up"
+    assert reply["error"]["message"] == "the engine is sleeping; its administrator can wake it up"
     assert (await server.get("/v1/models"))[0] == 200
     status, info = await server.get("/server_info", headers=ADMIN)
     assert (status, info["state"], info["runtime"]["ops"]) == (200, "sleeping", "asleep")
