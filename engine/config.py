@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from engine.errors import ConfigError
 from engine.kv_cache_spec import KVCacheGroup, KVCacheSpec, group_layers
@@ -28,6 +28,8 @@ SchedulingPolicy = Literal["fcfs", "priority"]
 AttentionBackend = Literal["auto", "triton", "sdpa", "flex", "native"]
 Quantization = Literal["none", "int8", "int4", "fp8"]
 KVCacheDtype = Literal["auto", "fp8"]
+CoreKind = Literal["auto", "local", "process"]
+RouterPolicy = Literal["prefix_aware", "least_load", "power_of_two", "round_robin", "consistent_hashing"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +154,20 @@ class EngineConfig:
             "and closing waits at most 30 s for the last step"
         },
     )
+    core: CoreKind = field(
+        default="auto",
+        metadata={
+            "help": "where the scheduler and the model run: local: in the server's process; process: in a process of "
+            "their own, so that a crash does not end the server; auto: process on CUDA or with several replicas"
+        },
+    )
+    data_parallel_size: int = field(
+        default=1, metadata={"help": "number of replicas of the model; requests are distributed over them"}
+    )
+    router_policy: RouterPolicy = field(
+        default="prefix_aware",
+        metadata={"help": "how the replica of a request is chosen, with several replicas"},
+    )
     mock_step_ms: float | None = field(
         default=None,
         metadata={
@@ -167,6 +183,8 @@ class EngineConfig:
         _check_choice(self, "attention_backend", ("auto", "triton", "sdpa", "flex", "native"))
         _check_choice(self, "quantization", ("none", "int8", "int4", "fp8"))
         _check_choice(self, "kv_cache_dtype", ("auto", "fp8"))
+        _check_choice(self, "core", get_args(CoreKind))
+        _check_choice(self, "router_policy", get_args(RouterPolicy))
         for name in ("enable_native_ops", "enable_cuda_graphs", "compile", "check_syncs"):
             _check_switch(self, name)
         _check_switch(self, "skip_tokenizer_init")
@@ -187,6 +205,9 @@ class EngineConfig:
         _check_range(self, "max_restarts", 0, 1000)
         _check_range(self, "step_timeout_s", 0.0, 86400.0)
         _check_range(self, "mock_step_ms", 0.0, 10000.0)
+        _check_range(self, "data_parallel_size", 1, 256)
+        if self.core == "local" and self.data_parallel_size > 1:
+            raise ConfigError(f"core=local runs one replica, and data_parallel_size={self.data_parallel_size}")
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ConfigError(
                 f"max_num_batched_tokens={self.max_num_batched_tokens} must be at least "

@@ -14,6 +14,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from engine.cluster.placement import make_supervisor
 from engine.config import EngineConfig, ResolvedConfig
 from engine.errors import EngineDead, EngineOverloaded, InvalidRequest, RequestTimeout
 from engine.input.input_processor import InputProcessor, Prompt, check_options
@@ -23,7 +24,7 @@ from engine.model import ModelConfig
 from engine.output_stream import OutputStream
 from engine.outputs import EngineSnapshot, RequestOutput
 from engine.sampling_params import SamplingParams
-from engine.supervisor import EngineState, Supervisor
+from engine.supervisor import EngineState
 
 
 @dataclass(eq=False, slots=True)
@@ -44,7 +45,7 @@ class Engine:
     def __init__(self, config: EngineConfig | None = None) -> None:
         self.config = config or EngineConfig()
         self._metrics = Metrics()
-        self._supervisor = Supervisor(self.config, self._metrics)
+        self._supervisor = make_supervisor(self.config, self._metrics)
         self._arrivals: set[Arrival] = set()
 
     async def start(self) -> None:
@@ -200,15 +201,15 @@ class Engine:
     @property
     def resolved(self) -> ResolvedConfig:
         """The config with every "auto" filled in; available once the engine has started."""
-        return self._supervisor.loaded.resolved
+        return self._supervisor.resolved
 
     @property
     def model_config(self) -> ModelConfig:
-        return self._supervisor.loaded.model_config
+        return self._supervisor.model_config
 
     def describe_runtime(self) -> dict[str, str | int]:
         """Return which ops steps use now, and the progress of native ops and recorded graphs."""
-        return self._supervisor.worker.describe()
+        return self._supervisor.describe_runtime()
 
     def stats(self) -> EngineStats:
         """Return the counters, and the gauges while the core runs."""

@@ -4,7 +4,7 @@ send ──AddRequest, AbortRequest──▶ Scheduler ──StepPlan (at most 2
   │ (with a grammar)                ▲  ▲  │ │                                          │   ▲
   └────────────▶ Grammar ─AddRequest┘  │  │ └──FillMasks──▶ Grammar thread ──StepMasks─┼───┘
                                        └──┼─────────────── StepDone ───────────────────┘
-deliver ◀── Accepted, Refused, NewTokens, CoreStats, EngineSnapshot, PrefixCacheReset
+deliver ◀── Accepted, Refused, NewTokens, CoreStats, KVEvents, EngineSnapshot, PrefixCacheReset
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ class EngineCore:
     Args:
         deliver: receives the core's messages, on the event loop.
         report_crash: called with an actor's error at once; the other actors end after the current step.
+        publishes_kv_events: deliver KVEvents after each step that changes the prefix cache.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class EngineCore:
         eos_token_ids: tuple[int, ...],
         deliver: Callable[[CoreOutput], None],
         report_crash: Callable[[BaseException], None],
+        publishes_kv_events: bool = False,
     ) -> None:
         self._config = config
         self._worker = worker
@@ -60,6 +62,7 @@ class EngineCore:
         self._eos_token_ids = eos_token_ids
         self._deliver = deliver
         self._report_crash = report_crash
+        self._publishes_kv_events = publishes_kv_events
         self._others: list[asyncio.Task[None]] = []  # all but the executor's
 
     async def start(self, tasks: asyncio.TaskGroup, loaded: Loaded | None) -> Loaded:
@@ -78,6 +81,8 @@ class EngineCore:
         resolved = loaded.resolved
         # In a thread: a million blocks take a second.
         kv_cache = await asyncio.to_thread(KVCacheManager, resolved.cache)
+        if self._publishes_kv_events:
+            kv_cache.pool.changes = {}
         self.grammar = GrammarActor(
             partial(self._make_compiler, loaded.model_config.vocab_size),
             vocab_size=loaded.model_config.vocab_size,

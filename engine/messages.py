@@ -1,7 +1,7 @@
 """Every message of the engine, in order of flow.
 
     front ──AddRequest, AbortRequest, TakeSnapshot, ResetPrefixCache, Sleep──▶ core
-    core ──Accepted or Refused, NewTokens, CoreStats, EngineSnapshot, PrefixCacheReset──▶ front
+    core ──Accepted or Refused, NewTokens, CoreStats, KVEvents, EngineSnapshot, PrefixCacheReset──▶ front
 
 Inside the core:
 
@@ -138,6 +138,13 @@ class CoreStats(msgspec.Struct, frozen=True):
     mask_times_s: list[float] = []  # durations of filling masks, since the last message
 
 
+class KVEvents(msgspec.Struct, frozen=True):
+    """Block hashes that entered or left the prefix cache since the last KVEvents; for routers."""
+
+    stored: list[bytes] = []
+    removed: list[bytes] = []
+
+
 class NewRow(msgspec.Struct, frozen=True):
     """A completion that enters the batch, with everything the worker needs."""
 
@@ -263,10 +270,11 @@ class NewTokens(msgspec.Struct, frozen=True):
     counts: list[int] = []  # new tokens per handle; empty: one each
     token_ids: list[int] = []  # completion after completion
     details: list[Detail] = []
+    source: int = 0  # the replica that sent it; set by the front
 
 
 CoreInbox = AddRequest | AbortRequest | TakeSnapshot | ResetPrefixCache | Sleep
-CoreOutput = Accepted | Refused | NewTokens | CoreStats | EngineSnapshot | PrefixCacheReset
+CoreOutput = Accepted | Refused | NewTokens | CoreStats | KVEvents | EngineSnapshot | PrefixCacheReset
 SchedulerInbox = AddRequest | AbortRequest | TakeSnapshot | ResetPrefixCache | GrammarReport | StepDone
 ExecutorInbox = StepPlan | StepMasks | Sleep
 GrammarInbox = FillMasks | DropMatchers

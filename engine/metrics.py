@@ -80,6 +80,8 @@ class Metrics:
         self.generation_tokens = 0
         self.num_rejected = 0
         self.num_restarts = 0
+        self.num_resumed = 0
+        self.num_resumed_inexact = 0
         self.finished: dict[str, int] = {"stop": 0, "length": 0, "abort": 0, "error": 0, "dead_end": 0}
         self.ttft = Histogram(LATENCY_BUCKETS_S)
         self.itl = Histogram(LATENCY_BUCKETS_S)
@@ -129,6 +131,8 @@ class Metrics:
             num_step_tokens=ended.num_step_tokens + core.num_step_tokens,
             num_rejected=self.num_rejected,
             num_restarts=self.num_restarts,
+            num_resumed=self.num_resumed,
+            num_resumed_inexact=self.num_resumed_inexact,
             finished=dict(self.finished),
             histograms=self.histograms(),
         )
@@ -167,6 +171,8 @@ class EngineStats:
     num_step_tokens: int = 0
     num_rejected: int = 0
     num_restarts: int = 0
+    num_resumed: int = 0  # requests that another replica continued
+    num_resumed_inexact: int = 0  # of these, by one with other weights, dtype or kernels
     finished: dict[str, int] = field(default_factory=dict)  # by finish reason
     histograms: dict[str, Histogram] = field(default_factory=dict)
 

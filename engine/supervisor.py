@@ -19,7 +19,7 @@ from typing import Literal
 
 from engine.actors.lag_gauge import watch_loop_lag
 from engine.actors.watchdog import watch_steps
-from engine.config import EngineConfig
+from engine.config import EngineConfig, ResolvedConfig
 from engine.core_client import CoreClient
 from engine.engine_core import EngineCore
 from engine.errors import EngineDead, EngineSleeping, InvalidRequest
@@ -27,7 +27,7 @@ from engine.input.input_processor import InputProcessor
 from engine.input.tokenizer import Tokenizer
 from engine.messages import Sleep
 from engine.metrics import Metrics
-from engine.model import read_eos_token_ids
+from engine.model import ModelConfig, read_eos_token_ids
 from engine.worker.executor import Executor, Loaded
 from engine.worker.mock_worker import MockWorker
 from engine.worker.worker import Worker
@@ -169,10 +169,19 @@ class Supervisor:
         return self.worker.sleep_level if self._is_worker_made else 0
 
     @property
-    def loaded(self) -> Loaded:
-        """Result of the first load; available once the engine has started."""
+    def resolved(self) -> ResolvedConfig:
+        """Available once the engine has started."""
         assert self._loaded is not None, "the engine has not started"
-        return self._loaded
+        return self._loaded.resolved
+
+    @property
+    def model_config(self) -> ModelConfig:
+        """Available once the engine has started."""
+        assert self._loaded is not None, "the engine has not started"
+        return self._loaded.model_config
+
+    def describe_runtime(self) -> dict[str, str | int]:
+        return self.worker.describe()
 
     def require_client(self) -> CoreClient:
         """Return the client of the running core.

@@ -36,7 +36,7 @@ class DetokenizerActor(Actor[DetokenizerInbox]):
         self._metrics = metrics
         self._send_abort = send_abort
         self._pacing = ReaderPacing()
-        self._rows = _Rows([], set(), detokenizer, streams)
+        self._rows: dict[int, _Rows] = {}  # by source
 
     def handle(self, message: DetokenizerInbox) -> None:
         match message:
@@ -48,6 +48,13 @@ class DetokenizerActor(Actor[DetokenizerInbox]):
             case _:
                 assert_never(message)
 
+    def forget(self, source: int) -> None:
+        """Process what a replica has sent, because others continue its completions."""
+        while self._inbox:
+            self.handle(self._inbox.popleft())
+        if (rows := self._rows.pop(source, None)) is not None:
+            rows.streams.flush()
+
     def _process(self, message: NewTokens) -> None:
         now = time.monotonic()
         details = {detail.handle: detail for detail in message.details}
@@ -57,21 +64,24 @@ class DetokenizerActor(Actor[DetokenizerInbox]):
             rows = self._find_rows(message, details)
             readers = rows.streams.awaited
             others = self._put_rows(rows, message, now)
-        elif details:
-            self._rows.streams.flush()
-        streams = [self._take(handle, ids, details.pop(handle, None), now) for handle, ids in others]
-        streams += [self._take(handle, [], detail, now) for handle, detail in details.items()]
+        elif details and message.source in self._rows:
+            self._rows[message.source].streams.flush()
+        takes = [(handle, ids, details.pop(handle, None)) for handle, ids in others]
+        takes += [(handle, [], detail) for handle, detail in details.items()]
+        streams = [self._take(*take, now, message.source) for take in takes]
         news = [stream for stream in streams if stream is not None and stream.has_news]
         if readers or news:
             self._pacing.wake([*readers, *news] if news else readers)
 
     def _find_rows(self, message: NewTokens, details: dict[int, Detail]) -> _Rows:
         """Return texts and streams of the handles; those of the last step if nothing has changed."""
-        rows, has_many = self._rows, bool(message.counts)
+        rows, has_many = self._rows.get(message.source), bool(message.counts)
         separate = set(message.handles) if has_many else details.keys()
-        if rows.handles is not message.handles or rows.separate != separate:
-            rows.streams.flush()
-            rows = self._rows = _Rows(message.handles, set(separate), self._detokenizer, self._streams)
+        if rows is None or rows.handles is not message.handles or rows.separate != separate:
+            if rows is not None:
+                rows.streams.flush()
+            rows = _Rows(message.handles, set(separate), self._detokenizer, self._streams)
+            self._rows[message.source] = rows
         return rows
 
     def _put_rows(self, rows: _Rows, message: NewTokens, now: float) -> list[tuple[int, list[int]]]:
@@ -88,7 +98,7 @@ class DetokenizerActor(Actor[DetokenizerInbox]):
         return [(handles[index], [token_ids[index]]) for index in rows.others]
 
     def _take(
-        self, handle: int, token_ids: list[int], detail: Detail | None, now: float
+        self, handle: int, token_ids: list[int], detail: Detail | None, now: float, source: int
     ) -> OutputStream | None:
         """Process the output of one completion. Returns its stream, or None if it has ended."""
         delta = self._detokenizer.process(handle, token_ids, detail)
@@ -101,7 +111,8 @@ class DetokenizerActor(Actor[DetokenizerInbox]):
         stream, index = self._streams[handle]
         if delta.finish_reason is not None:
             del self._streams[handle]
-            self._rows.handles = []  # they may include this completion
+            if source in self._rows:
+                self._rows[source].handles = []  # they may include this completion
         self._metrics.generation_tokens += len(delta.token_ids)
         if gap := stream.put(index, delta, detail, now):
             self._metrics.itl.observe(gap)

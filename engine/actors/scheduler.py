@@ -18,6 +18,7 @@ from engine.messages import (
     ExecutorInbox,
     GrammarInbox,
     GrammarReport,
+    KVEvents,
     NewTokens,
     PrefixCacheReset,
     ResetPrefixCache,
@@ -85,6 +86,7 @@ class SchedulerActor(Actor[SchedulerInbox]):
             self._order_masks()
         if not self.scheduler.has_work:
             self._idle_since = None
+        self._publish_cache_changes()
         self._deliver(self._make_stats())
 
     def _make_stats(self) -> CoreStats:
@@ -100,6 +102,13 @@ class SchedulerActor(Actor[SchedulerInbox]):
             step_gaps_s=gaps,
             mask_times_s=mask_times,
         )
+
+    def _publish_cache_changes(self) -> None:
+        if changes := self.scheduler.kv_cache.pool.changes:
+            stored = [block_hash for block_hash, is_cached in changes.items() if is_cached]
+            removed = [block_hash for block_hash, is_cached in changes.items() if not is_cached]
+            self._deliver(KVEvents(stored, removed))
+            changes.clear()
 
     def _order_masks(self) -> None:
         while (order := self.scheduler.order_masks()) is not None:

@@ -38,6 +38,8 @@ class BlockPool:
         self.num_free = num_blocks - 1
         self._blocks = [Block(block_id) for block_id in range(num_blocks)]
         self._by_hash: dict[bytes, Block] = {}
+        # Block hash -> whether it is in the prefix cache now, for hashes that entered or left it; None: not recorded.
+        self.changes: dict[bytes, bool] | None = None
         self._head = Block(-1)
         self._tail = Block(-1)
         self._head.next, self._tail.prev = self._tail, self._head
@@ -65,6 +67,7 @@ class BlockPool:
             self._unlink(block)
             if block.block_hash is not None:
                 del self._by_hash[block.block_hash]
+                self._note_change(block.block_hash, False)
                 block.block_hash = None
             block.ref_count = 1
             taken.append(block.block_id)
@@ -138,19 +141,22 @@ class BlockPool:
         if block.block_hash is None and block_hash not in self._by_hash:
             block.block_hash = block_hash
             self._by_hash[block_hash] = block
+            self._note_change(block_hash, True)
 
     def forget(self, hashes: Iterable[bytes]) -> None:
         """Remove these hashes from the prefix cache; the blocks keep their owners."""
         for block_hash in hashes:
             if (block := self._by_hash.pop(block_hash, None)) is not None:
                 block.block_hash = None
+                self._note_change(block_hash, False)
 
     def reset_cache(self) -> bool:
         """Empty the prefix cache. Returns False, without a change, while any block is owned."""
         if self.num_free != self.num_usable:
             return False
-        for block in self._by_hash.values():
+        for block_hash, block in self._by_hash.items():
             block.block_hash = None
+            self._note_change(block_hash, False)
         self._by_hash.clear()
         return True
 
@@ -161,6 +167,10 @@ class BlockPool:
     def cached_ids(self) -> list[int]:
         """Return the ids of the blocks in the prefix cache, owned or free."""
         return [block.block_id for block in self._by_hash.values()]
+
+    def _note_change(self, block_hash: bytes, is_cached: bool) -> None:
+        if self.changes is not None:
+            self.changes[block_hash] = is_cached
 
     @staticmethod
     def _insert_before(place: Block, block: Block) -> None:

@@ -1,0 +1,74 @@
+"""Link: sends and receives messages over a byte stream between the front and a core in another process.
+
+A frame is the length of the body (uint32, little endian), the code of the message's type (uint8), and the body, see
+`engine/codec.py`. Reader and writer must have the same PROTOCOL_VERSION, because codes are positions in MESSAGE_TYPES.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from typing import Any
+
+import msgspec
+
+from engine.cluster.messages import MESSAGE_TYPES
+from engine.codec import decode, encode
+
+MAX_FRAME_BYTES = 2**28
+_HEADER = struct.Struct("<IB")
+_CODES: dict[type, int] = {kind: code for code, kind in enumerate(MESSAGE_TYPES)}
+
+
+class FrameError(ConnectionError):
+    """The peer sent bytes that are not a frame."""
+
+
+class Link:
+    """One connection. Messages sent in one turn of the event loop are written at once."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._loop = asyncio.get_running_loop()
+        self._outgoing: list[bytes] = []
+
+    def send(self, message: Any) -> None:
+        """Queue a message. It is lost without an error if the connection is; `receive` reports that."""
+        body = encode(message)
+        if len(body) > MAX_FRAME_BYTES:
+            raise ValueError(f"a message of {len(body)} bytes exceeds {MAX_FRAME_BYTES}")
+        if not self._outgoing:
+            self._loop.call_soon(self._flush)
+        self._outgoing += (_HEADER.pack(len(body), _CODES[type(message)]), body)
+
+    async def receive(self, max_bytes: int = MAX_FRAME_BYTES) -> Any:
+        """Return the next message.
+
+        Raises:
+            asyncio.IncompleteReadError: the peer closed the connection.
+            ConnectionError: the connection was lost, or the bytes are not a frame.
+        """
+        length, code = _HEADER.unpack(await self._reader.readexactly(_HEADER.size))
+        if length > max_bytes or code >= len(MESSAGE_TYPES):
+            raise FrameError(f"received a frame of type {code} with {length} bytes; at most {max_bytes} are allowed")
+        body = await self._reader.readexactly(length)
+        try:
+            return decode(body, MESSAGE_TYPES[code])
+        except msgspec.MsgspecError as error:
+            raise FrameError(f"received a malformed {MESSAGE_TYPES[code].__name__}: {error}") from error
+
+    def close(self) -> None:
+        """Write what is queued and close the connection."""
+        self._flush()
+        self._writer.close()
+
+    def abort(self) -> None:
+        """Close the connection without writing what is queued."""
+        self._outgoing.clear()
+        self._writer.transport.abort()
+
+    def _flush(self) -> None:
+        if self._outgoing and not self._writer.is_closing():
+            self._writer.write(b"".join(self._outgoing))
+        self._outgoing.clear()

@@ -1,0 +1,99 @@
+"""Messages between the front and a core in another process, beside those of `engine/messages.py`.
+
+    front ──Configure──▶ core process ──CoreReady or CoreFailed──▶ front
+    front ◀──Challenge, Welcome──  ──Greeting──▶ core on another machine      (see `remote.py`)
+    core ──Heartbeat, KVEvents──▶ front
+    front ──Sleep──▶ core ──Asleep──▶ front ──WakeUp──▶ core ──CoreReady──▶ front
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from engine.config import EngineConfig, ResolvedConfig
+from engine.messages import (
+    AbortRequest,
+    Accepted,
+    AddRequest,
+    CoreStats,
+    KVEvents,
+    NewTokens,
+    PrefixCacheReset,
+    Refused,
+    ResetPrefixCache,
+    Sleep,
+    TakeSnapshot,
+)
+from engine.outputs import EngineSnapshot
+
+PROTOCOL_VERSION = 1  # raise it with every change of a message or of MESSAGE_TYPES
+
+
+class Configure(msgspec.Struct, frozen=True):
+    """First message to a core process: load this model."""
+
+    config: EngineConfig
+    publishes_kv_events: bool
+
+
+class CoreReady(msgspec.Struct, frozen=True):
+    """The core accepts requests."""
+
+    resolved: ResolvedConfig
+    timeline: list[tuple[str, float]]  # (phase of the load, seconds)
+    runtime: dict[str, str | int]  # which ops it uses, see Executor.describe
+
+
+class CoreFailed(msgspec.Struct, frozen=True):
+    """The core's last message: it could not start, or it crashed."""
+
+    message: str
+    is_config_error: bool = False  # another start would fail in the same way
+
+
+class Asleep(msgspec.Struct, frozen=True):
+    """The core has freed its memory."""
+
+
+class WakeUp(msgspec.Struct, frozen=True):
+    """Allocate the memory again."""
+
+
+class Heartbeat(msgspec.Struct, frozen=True):
+    """Sent every HEARTBEAT_S, from the first message on."""
+
+    num_steps: int = 0
+    runtime: dict[str, str | int] = {}  # as in CoreReady
+
+
+class Challenge(msgspec.Struct, frozen=True):
+    """First message on a TCP connection, from the front."""
+
+    version: int
+    nonce: bytes
+
+
+class Greeting(msgspec.Struct, frozen=True):
+    """Reply of a core to Challenge."""
+
+    version: int
+    rank: int
+    nonce: bytes
+    proof: bytes
+
+
+class Welcome(msgspec.Struct, frozen=True):
+    """Reply of the front to Greeting; `error` if it refuses the core, which then must not try again."""
+
+    proof: bytes = b""
+    publishes_kv_events: bool = False
+    error: str | None = None
+
+
+# The position of a type is its code in a frame.
+MESSAGE_TYPES: tuple[type, ...] = (
+    *(AddRequest, AbortRequest, TakeSnapshot, ResetPrefixCache, Sleep),
+    *(Accepted, Refused, NewTokens, CoreStats, EngineSnapshot, PrefixCacheReset),
+    *(Configure, CoreReady, CoreFailed, Asleep, WakeUp, Heartbeat, KVEvents),
+    *(Challenge, Greeting, Welcome),
+)

@@ -1,0 +1,36 @@
+"""Decides where an engine's cores run: in this process, or in processes of their own with threads and devices."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+
+import torch
+
+from engine.cluster.cluster import Cluster
+from engine.cluster.connection import ProcessConnector
+from engine.config import EngineConfig
+from engine.metrics import Metrics
+from engine.supervisor import Supervisor
+
+
+def make_supervisor(config: EngineConfig, metrics: Metrics) -> Supervisor | Cluster:
+    """Return a Supervisor for one core in this process, or a Cluster of core processes."""
+    num_devices = 0 if config.device == "cpu" else torch.cuda.device_count()
+    if config.data_parallel_size == 1 and (config.core == "local" or (config.core == "auto" and not num_devices)):
+        return Supervisor(config, metrics)
+    return Cluster(config, metrics, place_processes(config, num_devices))
+
+
+def place_processes(config: EngineConfig, num_devices: int) -> list[ProcessConnector]:
+    """Divide the CUDA devices, or the cores of the CPU, among the replicas."""
+    num_replicas = config.data_parallel_size
+    if not num_devices and config.num_threads is None and num_replicas > 1:
+        num_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        config = replace(config, num_threads=max(1, num_cores // num_replicas))
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if num_devices else []
+    devices = visible if len(visible) == num_devices else [str(index) for index in range(num_devices)]
+    return [
+        ProcessConnector(config, num_replicas > 1, devices[index % num_devices] if num_devices else None)
+        for index in range(num_replicas)
+    ]

@@ -1,0 +1,155 @@
+"""Router: chooses the replica of each request from its load and its prefix cache.
+
+Under "prefix_aware" the cost of a replica is, in tokens,
+
+    uncached prompt tokens + queued prefill + BLOCK_WEIGHT x KV blocks in use
+
+The router counts queues and blocks itself. Prefix knowledge is exact: replicas report every block that enters or leaves
+their cache. Blocks of prompts on their way to a replica count as cached there, so that a burst of one prefix stays together.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from engine.config import RouterPolicy
+from engine.core.block_hash import extend_block_hashes, make_extra_key
+from engine.messages import AddRequest, KVEvents
+
+# Prompt tokens that delay a replica's requests as much as one more block in use, which every later step reads.
+BLOCK_WEIGHT = 4.0
+# Largest number of requests of a replica under consistent hashing, relative to the mean.
+MAX_LOAD_RATIO = 1.25
+
+
+@dataclass(eq=False, slots=True)
+class Ticket:
+    """The load that one request puts on a replica."""
+
+    replica: int
+    num_uncached: int  # prompt tokens to compute; 0 after the first token
+    num_blocks: int
+    hashes: list[bytes]
+
+
+@dataclass(slots=True)
+class _Load:
+    """What the router knows of one replica."""
+
+    cached: set[bytes] = field(default_factory=set)  # as reported
+    expected: Counter[bytes] = field(default_factory=Counter)  # of prompts that the replica holds
+    num_requests: int = 0
+    num_prefill_tokens: int = 0
+    num_blocks: int = 0
+
+    @property
+    def cost(self) -> float:
+        return self.num_prefill_tokens + BLOCK_WEIGHT * self.num_blocks
+
+    def count_cached(self, hashes: Sequence[bytes]) -> int:
+        for index, block_hash in enumerate(hashes):
+            if block_hash not in self.cached and block_hash not in self.expected:
+                return index
+        return len(hashes)
+
+
+class Router:
+    """Replicas are identified by number. Create a ticket with `choose`, and end it with `end`."""
+
+    def __init__(self, policy: RouterPolicy, block_size: int, seed: int = 0) -> None:
+        self._policy = policy
+        self._block_size = block_size
+        self._random = random.Random(seed)
+        self._loads: dict[int, _Load] = {}
+        self._num_chosen = 0
+
+    def reset(self, replica: int) -> None:
+        """Forget a replica's cache and load, because it starts anew."""
+        self._loads[replica] = _Load()
+
+    def choose(self, request: AddRequest, candidates: Sequence[int]) -> Ticket:
+        """Choose one of the candidates, at least one, and add the request to its load."""
+        hashes = self._hash_prompt(request)
+        replica = self._pick(request, hashes, candidates)
+        load = self._loads[replica]
+        num_tokens = len(request.prompt_token_ids) + max(
+            len(each.generated_token_ids) for each in request.completions
+        )
+        num_uncached = max(1, num_tokens - load.count_cached(hashes) * self._block_size)
+        ticket = Ticket(replica, num_uncached, -(-num_tokens // self._block_size), hashes)
+        load.num_requests += 1
+        load.num_prefill_tokens += ticket.num_uncached
+        load.num_blocks += ticket.num_blocks
+        load.expected.update(hashes)
+        self._num_chosen += 1
+        return ticket
+
+    def note_first_token(self, ticket: Ticket) -> None:
+        self._loads[ticket.replica].num_prefill_tokens -= ticket.num_uncached
+        ticket.num_uncached = 0
+
+    def end(self, ticket: Ticket) -> None:
+        """Take the request from the replica's load. Call it before `reset` of the replica."""
+        load = self._loads[ticket.replica]
+        load.num_requests -= 1
+        load.num_prefill_tokens -= ticket.num_uncached
+        load.num_blocks -= ticket.num_blocks
+        load.expected.subtract(ticket.hashes)
+        for block_hash in ticket.hashes:
+            if load.expected[block_hash] <= 0:
+                del load.expected[block_hash]
+
+    def note_events(self, replica: int, events: KVEvents) -> None:
+        cached = self._loads[replica].cached
+        cached.update(events.stored)
+        cached.difference_update(events.removed)
+
+    def count_requests(self, replica: int) -> int:
+        return self._loads[replica].num_requests
+
+    def _hash_prompt(self, request: AddRequest) -> list[bytes]:
+        """Return the hashes of the prompt's blocks that a prefix cache may contain."""
+        if self._policy not in ("prefix_aware", "consistent_hashing"):
+            return []
+        hashes: list[bytes] = []
+        salt = request.cache_salt
+        keys = () if salt is None else (make_extra_key("salt", salt.encode()),)
+        prompt = request.prompt_token_ids
+        extend_block_hashes(hashes, prompt, len(prompt) - 1, self._block_size, keys)
+        return hashes
+
+    def _pick(self, request: AddRequest, hashes: list[bytes], candidates: Sequence[int]) -> int:
+        loads = self._loads
+        match self._policy:
+            case "prefix_aware":
+                costs = {
+                    replica: loads[replica].cost - loads[replica].count_cached(hashes) * self._block_size
+                    for replica in candidates
+                }
+                return min(candidates, key=lambda replica: (costs[replica], self._rank(request, hashes, replica)))
+            case "least_load":
+                return min(candidates, key=lambda replica: (loads[replica].cost, loads[replica].num_requests))
+            case "power_of_two":
+                pair = self._random.sample(list(candidates), min(2, len(candidates)))
+                return min(pair, key=lambda replica: loads[replica].cost)
+            case "round_robin":
+                return sorted(candidates)[self._num_chosen % len(candidates)]
+            case "consistent_hashing":
+                mean = (1 + sum(loads[replica].num_requests for replica in candidates)) / len(candidates)
+                free = [each for each in candidates if loads[each].num_requests < MAX_LOAD_RATIO * mean]
+                return min(free or candidates, key=lambda replica: self._rank(request, hashes, replica))
+
+    @staticmethod
+    def _rank(request: AddRequest, hashes: list[bytes], replica: int) -> bytes:
+        """Rendezvous hashing: requests with one salt, or one first block, prefer the same replicas."""
+        if request.cache_salt is not None:
+            key = request.cache_salt.encode()
+        elif hashes:
+            key = hashes[0]
+        else:
+            key = request.request_id.encode()
+        return hashlib.sha256(key + replica.to_bytes(4, "little")).digest()

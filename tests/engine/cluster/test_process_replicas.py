@@ -1,0 +1,111 @@
+"""Replicas in processes: the same texts as one core in this process, whatever ends a replica."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+import time
+from collections.abc import Callable
+
+import pytest
+
+from engine import Engine, EngineConfig, SamplingParams
+from engine.cluster.cluster import Cluster
+from tests.engine.mixed_requests import Completion, MixedRequest, make_mixed_requests, run_mixed
+from tests.waiting import wait_until
+
+MakeConfig = Callable[..., EngineConfig]
+ROOMY = {"max_model_len": 400, "max_num_waiting": 1000}
+
+
+def find_cluster(engine: Engine) -> Cluster:
+    cluster = engine._supervisor
+    assert isinstance(cluster, Cluster)
+    return cluster
+
+
+def send_signal(engine: Engine, index: int, number: int) -> None:
+    connection = find_cluster(engine).replicas[index]._connection
+    assert connection is not None and connection.process is not None
+    os.kill(connection.process.pid, number)
+
+
+def find_ready(engine: Engine) -> list[int]:
+    return [replica.index for replica in find_cluster(engine).replicas if replica.state == "ready"]
+
+
+@pytest.fixture
+def requests() -> list[MixedRequest]:
+    return make_mixed_requests()
+
+
+async def run_undisturbed(
+    config: EngineConfig, requests: list[MixedRequest]
+) -> list[list[Completion]]:
+    async with Engine(config) as engine:
+        return await run_mixed(engine, requests)
+
+
+async def test_mixed_requests_have_the_same_tokens_in_core_processes(
+    make_config: MakeConfig, requests: list[MixedRequest]
+) -> None:
+    expected = await run_undisturbed(make_config(**ROOMY), requests)
+    async with Engine(make_config(**ROOMY, core="process")) as engine:
+        assert await run_mixed(engine, requests) == expected
+
+
+async def test_texts_do_not_change_when_replicas_are_killed(
+    make_config: MakeConfig, requests: list[MixedRequest]
+) -> None:
+    expected = await run_undisturbed(make_config(**ROOMY), requests)
+    chance = random.Random(1)
+    async with Engine(make_config(**ROOMY, data_parallel_size=3, max_num_seqs=8)) as engine:
+        answers = asyncio.ensure_future(run_mixed(engine, requests))
+        num_kills = 0
+        for num_tokens in range(300, 10000, 500):
+            await wait_until(lambda n=num_tokens: answers.done() or engine.stats().generation_tokens > n)
+            if not answers.done() and (ready := find_ready(engine)):
+                send_signal(engine, chance.choice(ready), signal.SIGKILL)
+                num_kills += 1
+        assert await answers == expected
+        stats = engine.stats()
+    assert num_kills >= 5
+    assert stats.num_resumed > num_kills
+    assert stats.num_resumed_inexact == 0
+    assert sum(stats.finished.values()) == sum(request.params.n for request in requests)
+
+
+async def test_a_stopped_core_is_noticed_and_its_requests_go_on(make_config: MakeConfig) -> None:
+    params = SamplingParams(max_tokens=300, seed=5, ignore_eos=True)
+    async with Engine(make_config(data_parallel_size=2, mock_step_ms=10.0)) as engine:
+        whole = [output async for output in engine.generate("hello", params)][-1]
+        stream = engine.generate("hello", params)
+        output = await anext(stream)
+        cluster = find_cluster(engine)
+        (held,) = [r.index for r in cluster.replicas if cluster._router.count_requests(r.index)]
+        send_signal(engine, held, signal.SIGSTOP)
+        start = time.monotonic()
+        await wait_until(lambda: engine.stats().num_resumed == 1, within_s=10)
+        assert time.monotonic() - start < 5
+        async for output in stream:
+            pass
+    assert output.outputs[0].token_ids == whole.outputs[0].token_ids
+
+
+async def test_a_rolling_restart_ends_no_request(
+    make_config: MakeConfig, requests: list[MixedRequest]
+) -> None:
+    expected = await run_undisturbed(make_config(**ROOMY), requests[:80])
+    async with Engine(make_config(**ROOMY, data_parallel_size=2)) as engine:
+        answers = asyncio.ensure_future(run_mixed(engine, requests[:80]))
+        await wait_until(lambda: engine.stats().generation_tokens > 100)
+        cluster = find_cluster(engine)
+        pids = [replica._connection.process.pid for replica in cluster.replicas]  # type: ignore[union-attr]
+        for index in range(2):
+            await cluster.restart(index)
+        assert await answers == expected
+        assert engine.stats().num_resumed > 0
+        restarted = [replica._connection.process.pid for replica in cluster.replicas]  # type: ignore[union-attr]
+        assert set(pids).isdisjoint(restarted)
