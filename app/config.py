@@ -67,6 +67,10 @@ class AppConfig:
         default=5.0,
         metadata={"help": "seconds between comments on a stream whose first token is not there yet"},
     )
+    headless: bool = field(
+        default=False,
+        metadata={"help": "serve no page and no API: run one replica for the front at --data-parallel-address"},
+    )
     ui: bool = field(default=True, metadata={"help": "serve the web page beside the API"})
 
     def __post_init__(self) -> None:

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from engine.engine import Engine
     from engine.input.tokenizer import Tokenizer
     from engine.llm import LLM
-    from engine.metrics import EngineStats, Histogram
+    from engine.cluster.remote import serve_headless
+    from engine.metrics import EngineStats, Histogram, ReplicaStats
     from engine.outputs import (
         CompletionOutput,
         EngineSnapshot,
@@ -38,7 +39,8 @@ else:
     MODULES = {
         "engine": ("Engine",),
         "llm": ("LLM",),
-        "metrics": ("EngineStats", "Histogram"),
+        "cluster.remote": ("serve_headless",),
+        "metrics": ("EngineStats", "Histogram", "ReplicaStats"),
         "outputs": (
             *("CompletionOutput", "EngineSnapshot", "GrammarInfo", "Logprob"),
             *("RequestMetrics", "RequestOutput", "RequestView", "TokenLogprobs"),
@@ -72,6 +74,7 @@ __all__ = [
     "InvalidRequest",
     "Logprob",
     "PromptTooLong",
+    "ReplicaStats",
     "RequestMetrics",
     "RequestOutput",
     "RequestTimeout",
@@ -81,4 +84,5 @@ __all__ = [
     "TokenLogprobs",
     "Tokenizer",
     "is_unicode",
+    "serve_headless",
 ]

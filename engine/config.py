@@ -20,6 +20,7 @@ DEMO_MODEL = str(Path(__file__).resolve().parents[1] / "assets" / "demo_model")
 # Largest number of KV cache blocks chosen automatically, unless the largest batch needs more.
 # Each block is a Python object.
 AMPLE_BLOCKS = 2**18
+MIN_KEY_LENGTH = 16
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 Device = Literal["auto", "cpu", "cuda"]
@@ -164,6 +165,25 @@ class EngineConfig:
     data_parallel_size: int = field(
         default=1, metadata={"help": "number of replicas of the model; requests are distributed over them"}
     )
+    data_parallel_size_local: int | None = field(
+        default=None,
+        metadata={"help": "replicas on this machine; the others connect with --headless; default: all"},
+    )
+    data_parallel_address: str = field(
+        default="127.0.0.1",
+        metadata={"help": "address of the front, on which replicas of other machines connect to it"},
+    )
+    data_parallel_rpc_port: int = field(
+        default=29550, metadata={"help": "port of the front for replicas of other machines"}
+    )
+    data_parallel_rank: int | None = field(
+        default=None, metadata={"help": "with --headless: which replica this is, counted from 0"}
+    )
+    data_parallel_key: str | None = field(
+        default=None,
+        repr=False,
+        metadata={"help": "secret that the front and replicas of other machines share, at least 16 characters"},
+    )
     router_policy: RouterPolicy = field(
         default="prefix_aware",
         metadata={"help": "how the replica of a request is chosen, with several replicas"},
@@ -208,11 +228,24 @@ class EngineConfig:
         _check_range(self, "data_parallel_size", 1, 256)
         if self.core == "local" and self.data_parallel_size > 1:
             raise ConfigError(f"core=local runs one replica, and data_parallel_size={self.data_parallel_size}")
+        _check_range(self, "data_parallel_size_local", 0, self.data_parallel_size)
+        _check_range(self, "data_parallel_rpc_port", 0, 65535)
+        _check_range(self, "data_parallel_rank", 0, self.data_parallel_size - 1)
+        if self.data_parallel_key is not None and len(self.data_parallel_key) < MIN_KEY_LENGTH:
+            raise ConfigError(f"data_parallel_key must have at least {MIN_KEY_LENGTH} characters")
+        if self.num_remote_replicas and self.data_parallel_key is None:
+            raise ConfigError("replicas on other machines need data_parallel_key")
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ConfigError(
                 f"max_num_batched_tokens={self.max_num_batched_tokens} must be at least "
                 f"max_num_seqs={self.max_num_seqs}, so that every running request gets one token a step"
             )
+
+    @property
+    def num_remote_replicas(self) -> int:
+        """Number of replicas that other machines run."""
+        local = self.data_parallel_size_local
+        return 0 if local is None else self.data_parallel_size - local
 
     @property
     def model_name(self) -> str:

@@ -19,7 +19,7 @@ from engine.config import EngineConfig, ResolvedConfig
 from engine.errors import EngineDead, EngineOverloaded, InvalidRequest, RequestTimeout
 from engine.input.input_processor import InputProcessor, Prompt, check_options
 from engine.input.tokenizer import Tokenizer
-from engine.metrics import EngineStats, Metrics
+from engine.metrics import EngineStats, Metrics, ReplicaStats
 from engine.model import ModelConfig
 from engine.output_stream import OutputStream
 from engine.outputs import EngineSnapshot, RequestOutput
@@ -252,6 +252,26 @@ class Engine:
             EngineDead: the engine is not running, or it failed to wake up and is still asleep.
         """
         await self._supervisor.wake_up()
+
+    def describe_replicas(self) -> list[ReplicaStats]:
+        """Return state and load of each replica; empty for a core in this process."""
+        return self._supervisor.describe_replicas()
+
+    async def drain_replica(self, index: int) -> None:
+        """Move a replica's requests to the others, where they continue, and give it no new ones.
+
+        Raises:
+            InvalidRequest: there is no such replica, or no other one is ready.
+        """
+        await self._supervisor.drain(index)
+
+    async def undrain_replica(self, index: int) -> None:
+        """Give new requests to a drained replica again."""
+        await self._supervisor.undrain(index)
+
+    async def restart_replica(self, index: int) -> None:
+        """Drain a replica and start its process anew. Returns when it is ready; no request is lost."""
+        await self._supervisor.restart(index)
 
     @property
     def sleep_level(self) -> int:

@@ -152,6 +152,22 @@ class Metrics:
 
 
 @dataclass(frozen=True, slots=True)
+class ReplicaStats:
+    """State and load of one replica. Counters start anew when it restarts."""
+
+    index: int
+    state: str  # starting, ready, draining, asleep or dead
+    num_requests: int  # sent to it and not finished
+    num_running: int = 0
+    kv_usage: float = 0.0  # share of the usable blocks owned by requests, 0 to 1
+    num_queried_tokens: int = 0  # looked up in its prefix cache
+    num_hit_tokens: int = 0
+    num_restarts: int = 0
+    error: str | None = None  # why its last core ended
+    fingerprint: str = ""  # of weights, arithmetic and KV layout
+
+
+@dataclass(frozen=True, slots=True)
 class EngineStats:
     """Counters since the start of the engine (restarts included), and gauges of this moment."""
 

@@ -26,7 +26,7 @@ from engine.errors import EngineDead, EngineSleeping, InvalidRequest
 from engine.input.input_processor import InputProcessor
 from engine.input.tokenizer import Tokenizer
 from engine.messages import Sleep
-from engine.metrics import Metrics
+from engine.metrics import Metrics, ReplicaStats
 from engine.model import ModelConfig, read_eos_token_ids
 from engine.worker.executor import Executor, Loaded
 from engine.worker.mock_worker import MockWorker
@@ -182,6 +182,16 @@ class Supervisor:
 
     def describe_runtime(self) -> dict[str, str | int]:
         return self.worker.describe()
+
+    def describe_replicas(self) -> list[ReplicaStats]:
+        """The only core is not a replica."""
+        return []
+
+    async def drain(self, index: int) -> None:
+        """Refuse: the engine has no replicas."""
+        raise InvalidRequest(f"replica={index}: this engine has one core in the server's process", "replica")
+
+    undrain = restart = drain
 
     def require_client(self) -> CoreClient:
         """Return the client of the running core.

@@ -12,7 +12,7 @@ import time
 from app.cli.imports import import_large
 from app.config import AppConfig, UsageError, add_flags, make_config
 from app.timeline import Timeline
-from engine import ConfigError, EngineConfig
+from engine import ConfigError, EngineConfig, serve_headless
 
 # After the grace: a thread that does not end must not keep the process.
 LAST_RESORT_S = 10.0
@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, start: float) -> int:
-    """Serve until a signal comes.
+    """Serve until a signal arrives.
 
     Raises:
         UsageError: the configuration cannot work.
@@ -38,6 +38,9 @@ def run(arguments: argparse.Namespace, start: float) -> int:
         engine_config = make_config(EngineConfig, vars(arguments))
         app_config = make_config(AppConfig, vars(arguments))
         set_up_logging(app_config.log_level)
+        if app_config.headless:
+            asyncio.run(serve_headless(engine_config))
+            return 0
         # after the settings: what is wrong with them is known at once
         server = import_large("app.server")
         timeline.add("imports", time.perf_counter() - start)

@@ -26,6 +26,7 @@ from engine.cluster.connection import Connector
 from engine.cluster.core_host import first_cause
 from engine.cluster.journal import NOWHERE, Entry, Journal
 from engine.cluster.messages import Asleep
+from engine.cluster.remote import RemoteListener
 from engine.cluster.replica import Replica
 from engine.cluster.router import Router
 from engine.config import EngineConfig, ResolvedConfig
@@ -48,7 +49,7 @@ from engine.messages import (
     Sleep,
     TakeSnapshot,
 )
-from engine.metrics import CORE_COUNTERS, Metrics
+from engine.metrics import CORE_COUNTERS, Metrics, ReplicaStats
 from engine.model import ModelConfig, read_eos_token_ids
 from engine.outputs import EngineSnapshot, RequestView
 from engine.supervisor import ASLEEP, MAX_SLEEP_LEVEL, EngineState
@@ -62,7 +63,13 @@ GAUGES = ("num_running", "num_open_steps", "num_blocks", "num_free_blocks", "num
 class Cluster:
     """Has the interface of Supervisor."""
 
-    def __init__(self, config: EngineConfig, metrics: Metrics, connectors: Sequence[Connector]) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        metrics: Metrics,
+        connectors: Sequence[Connector],
+        listener: RemoteListener | None = None,
+    ) -> None:
         self.state: EngineState = "new"
         self.error: str | None = None
         self.client: CoreClient | None = None
@@ -79,6 +86,7 @@ class Cluster:
             )
             for index, connector in enumerate(connectors)
         ]
+        self.listener = listener  # accepts the replicas of other machines
         self._config = config
         self._metrics = metrics
         self._journal = Journal()
@@ -134,6 +142,21 @@ class Cluster:
 
     def describe_runtime(self) -> dict[str, str | int]:
         return self.replicas[0].runtime | {"replicas": sum(each.state == "ready" for each in self.replicas)}
+
+    def describe_replicas(self) -> list[ReplicaStats]:
+        return [
+            ReplicaStats(
+                *(replica.index, replica.state, self._router.count_requests(replica.index)),
+                num_running=replica.stats.num_running,
+                kv_usage=1 - replica.stats.num_free_blocks / max(1, replica.stats.num_blocks),
+                num_queried_tokens=replica.stats.num_queried_tokens,
+                num_hit_tokens=replica.stats.num_hit_tokens,
+                num_restarts=replica.num_restarts,
+                error=replica.error,
+                fingerprint=replica.fingerprint,
+            )
+            for replica in self.replicas
+        ]
 
     def require_client(self) -> CoreClient:
         """Return the client if a replica accepts requests.
@@ -211,6 +234,13 @@ class Cluster:
         self._move(replica, entries)
         self._changed.set()
 
+    async def undrain(self, index: int) -> None:
+        """Give new requests to a drained replica again."""
+        replica = self._find_replica(index)
+        if replica.state == "draining":
+            replica.state = "ready"
+            self._place_waiting()
+
     async def restart(self, index: int) -> None:
         """Drain a replica, end its process, and return when the next one is ready."""
         replica = self._find_replica(index)
@@ -247,6 +277,8 @@ class Cluster:
         client = CoreClient(self.send, self.tokenizer, self._metrics)
         self._client = client
         try:
+            if self.listener is not None:
+                await self.listener.start()
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(client.detokenizer.run(), name="detokenizer")
                 tasks.create_task(watch_loop_lag(self._metrics.loop_lag), name="lag")
@@ -260,6 +292,8 @@ class Cluster:
                 self.state = "dead"
             raise cause from None
         finally:
+            if self.listener is not None:
+                self.listener.close()
             client.fail_all(EngineDead("the engine was closed"))
             self.client = None
             self._changed.set()

@@ -60,7 +60,9 @@ class ProcessConnector:
     """
 
     def __init__(self, config: EngineConfig, publishes_kv_events: bool, cuda_device: str | None = None) -> None:
-        self._config = replace(config, data_parallel_size=1, core="local")
+        self._config = replace(
+            config, core="local", data_parallel_size=1, data_parallel_size_local=None, data_parallel_rank=None
+        )
         self._publishes_kv_events = publishes_kv_events
         self._cuda_device = cuda_device
 

@@ -8,7 +8,8 @@ from dataclasses import replace
 import torch
 
 from engine.cluster.cluster import Cluster
-from engine.cluster.connection import ProcessConnector
+from engine.cluster.connection import Connector, ProcessConnector
+from engine.cluster.remote import RemoteListener
 from engine.config import EngineConfig
 from engine.metrics import Metrics
 from engine.supervisor import Supervisor
@@ -17,20 +18,31 @@ from engine.supervisor import Supervisor
 def make_supervisor(config: EngineConfig, metrics: Metrics) -> Supervisor | Cluster:
     """Return a Supervisor for one core in this process, or a Cluster of core processes."""
     num_devices = 0 if config.device == "cpu" else torch.cuda.device_count()
-    if config.data_parallel_size == 1 and (config.core == "local" or (config.core == "auto" and not num_devices)):
+    is_local = config.core == "local" or (config.core == "auto" and not num_devices)
+    if is_local and config.data_parallel_size == 1 and not config.num_remote_replicas:
         return Supervisor(config, metrics)
-    return Cluster(config, metrics, place_processes(config, num_devices))
+    connectors: list[Connector] = [*place_processes(config, num_devices)]
+    listener = None
+    if config.num_remote_replicas:
+        assert config.data_parallel_key is not None, "checked by EngineConfig"
+        listener = RemoteListener(
+            *(config.data_parallel_address, config.data_parallel_rpc_port, config.data_parallel_key),
+            publishes_kv_events=config.data_parallel_size > 1,
+        )
+        ranks = range(len(connectors), config.data_parallel_size)
+        connectors += [listener.make_connector(rank) for rank in ranks]
+    return Cluster(config, metrics, connectors, listener)
 
 
 def place_processes(config: EngineConfig, num_devices: int) -> list[ProcessConnector]:
     """Divide the CUDA devices, or the cores of the CPU, among the replicas."""
-    num_replicas = config.data_parallel_size
+    num_replicas = config.data_parallel_size - config.num_remote_replicas
     if not num_devices and config.num_threads is None and num_replicas > 1:
         num_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         config = replace(config, num_threads=max(1, num_cores // num_replicas))
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if num_devices else []
     devices = visible if len(visible) == num_devices else [str(index) for index in range(num_devices)]
     return [
-        ProcessConnector(config, num_replicas > 1, devices[index % num_devices] if num_devices else None)
+        ProcessConnector(config, config.data_parallel_size > 1, devices[index % num_devices] if num_devices else None)
         for index in range(num_replicas)
     ]

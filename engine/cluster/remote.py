@@ -1,0 +1,165 @@
+"""Replicas on other machines: they connect to the front by TCP, and both sides prove that they know a shared key.
+
+    front ──Challenge(nonce)──▶ core
+    front ◀──Greeting(rank, nonce, proof)── core        proof: HMAC-SHA256 of both nonces under the key
+    front ──Welcome(proof)──▶ core                      then as with a core process, but without Configure
+
+The key authenticates the connection; the messages after it are neither encrypted nor signed, so use a private network.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import logging
+import secrets
+
+from engine.cluster.connection import Connection
+from engine.cluster.core_host import CoreHost
+from engine.cluster.frames import Link
+from engine.cluster.messages import PROTOCOL_VERSION, Challenge, Greeting, Welcome
+from engine.config import EngineConfig
+from engine.errors import ConfigError
+
+logger = logging.getLogger("troupe.engine")
+
+NONCE_BYTES = 32
+GREETING_BYTES = 4096  # largest frame of a peer that has proved nothing
+GREETING_TIMEOUT_S = 10.0
+RETRY_S = 0.5
+
+
+class RemoteListener:
+    """Accepts the cores of other machines, and gives each to the connector of its rank."""
+
+    def __init__(self, address: str, port: int, key: str, publishes_kv_events: bool) -> None:
+        self._address = address
+        self.port = port  # 0: the system chooses one
+        self._key = key.encode()
+        self._publishes_kv_events = publishes_kv_events
+        self._arrivals: dict[int, asyncio.Queue[Link]] = {}
+        self._server: asyncio.Server | None = None
+
+    def make_connector(self, rank: int) -> RemoteConnector:
+        self._arrivals[rank] = asyncio.Queue()
+        return RemoteConnector(self._arrivals[rank])
+
+    async def start(self) -> None:
+        """Listen.
+
+        Raises:
+            ConfigError: the address is in use, or not one of this machine.
+        """
+        try:
+            self._server = await asyncio.start_server(self._greet, self._address, self.port)
+        except OSError as error:
+            raise ConfigError(
+                f"data_parallel_address={self._address!r}, data_parallel_rpc_port={self.port}: {error}"
+            ) from error
+        self.port = self._server.sockets[0].getsockname()[1]
+        logger.info("waiting for replicas %s on %s:%d", sorted(self._arrivals), self._address, self.port)
+
+    def close(self) -> None:
+        if self._server is not None:
+            self._server.close()
+
+    async def _greet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        link = Link(reader, writer)
+        peer = writer.get_extra_info("peername")
+        try:
+            async with asyncio.timeout(GREETING_TIMEOUT_S):
+                error = await self._authenticate(link)
+        except (TimeoutError, asyncio.IncompleteReadError, ConnectionError) as failure:
+            logger.warning("the connection of %s ended before its greeting: %r", peer, failure)
+            link.abort()
+            return
+        if error is not None:
+            logger.warning("refused a replica at %s: %s", peer, error)
+            link.send(Welcome(error=error))
+            link.close()
+
+    async def _authenticate(self, link: Link) -> str | None:
+        """Exchange proofs and hand the link over. Returns why the peer is refused; None if it is accepted."""
+        nonce = secrets.token_bytes(NONCE_BYTES)
+        link.send(Challenge(PROTOCOL_VERSION, nonce))
+        greeting = await link.receive(GREETING_BYTES)
+        if not isinstance(greeting, Greeting):
+            return f"expected a Greeting, and received {type(greeting).__name__}"
+        if greeting.version != PROTOCOL_VERSION:
+            return f"the replica speaks version {greeting.version} of the protocol, and the front {PROTOCOL_VERSION}"
+        if not hmac.compare_digest(greeting.proof, make_proof(self._key, b"core", nonce, greeting.nonce)):
+            return "data_parallel_key differs from that of the front"
+        if greeting.rank not in self._arrivals:
+            return f"data_parallel_rank={greeting.rank} must be one of {sorted(self._arrivals)}"
+        link.send(
+            Welcome(make_proof(self._key, b"front", greeting.nonce, nonce), self._publishes_kv_events)
+        )
+        self._arrivals[greeting.rank].put_nowait(link)
+        return None
+
+
+class RemoteConnector:
+    """Waits for the core of one rank to connect."""
+
+    def __init__(self, arrivals: asyncio.Queue[Link]) -> None:
+        self._arrivals = arrivals
+
+    async def connect(self) -> Connection:
+        return Connection(await self._arrivals.get())
+
+
+async def serve_headless(config: EngineConfig) -> None:
+    """Run one core for a front on another machine. Connects again whenever the connection is lost.
+
+    Raises:
+        ConfigError: the front refuses this replica, or the core does not accept the config.
+        Exception: the core crashed.
+    """
+    if config.data_parallel_key is None or config.data_parallel_rank is None:
+        raise ConfigError("a headless replica needs data_parallel_key and data_parallel_rank")
+    address, port = config.data_parallel_address, config.data_parallel_rpc_port
+    host = CoreHost(config)
+    try:
+        while True:
+            try:
+                link = Link(*await asyncio.open_connection(address, port))
+            except OSError as error:
+                logger.info("no front at %s:%d yet: %s", address, port, error)
+                await asyncio.sleep(RETRY_S)
+                continue
+            try:
+                async with asyncio.timeout(GREETING_TIMEOUT_S):
+                    welcome = await _introduce(link, config.data_parallel_key.encode(), config.data_parallel_rank)
+                await host.serve(link, welcome.publishes_kv_events)
+                logger.warning("the connection to the front was lost")
+            except (ConnectionError, TimeoutError, asyncio.IncompleteReadError) as error:
+                logger.warning("the front at %s:%d ended the greeting: %r", address, port, error)
+                await asyncio.sleep(RETRY_S)
+            finally:
+                link.abort()
+    finally:
+        host.close()
+
+
+async def _introduce(link: Link, key: bytes, rank: int) -> Welcome:
+    """Prove to the front that this replica knows the key, and check that the front does.
+
+    Raises:
+        ConfigError: one of them refuses the other.
+    """
+    challenge: Challenge = await link.receive(GREETING_BYTES)
+    nonce = secrets.token_bytes(NONCE_BYTES)
+    proof = make_proof(key, b"core", challenge.nonce, nonce)
+    link.send(Greeting(PROTOCOL_VERSION, rank, nonce, proof))
+    welcome: Welcome = await link.receive(GREETING_BYTES)
+    if welcome.error is not None:
+        raise ConfigError(f"the front refuses this replica: {welcome.error}")
+    if not hmac.compare_digest(welcome.proof, make_proof(key, b"front", nonce, challenge.nonce)):
+        raise ConfigError("the front does not know data_parallel_key")
+    return welcome
+
+
+def make_proof(key: bytes, role: bytes, first: bytes, second: bytes) -> bytes:
+    """Return the proof of one side; the role makes the sides' proofs differ."""
+    return hmac.digest(key, role + first + second, hashlib.sha256)
