@@ -69,7 +69,9 @@ class AppConfig:
     )
     headless: bool = field(
         default=False,
-        metadata={"help": "serve no page and no API: run one replica for the front at --data-parallel-address"},
+        metadata={
+            "help": "serve no page and no API: run one replica for the front at --data-parallel-address"
+        },
     )
     ui: bool = field(default=True, metadata={"help": "serve the web page beside the API"})
 

@@ -19,10 +19,10 @@ from engine.errors import (
 )
 
 if TYPE_CHECKING:
+    from engine.cluster.remote import serve_headless
     from engine.engine import Engine
     from engine.input.tokenizer import Tokenizer
     from engine.llm import LLM
-    from engine.cluster.remote import serve_headless
     from engine.metrics import EngineStats, Histogram, ReplicaStats
     from engine.outputs import (
         CompletionOutput,

@@ -182,7 +182,9 @@ class EngineConfig:
     data_parallel_key: str | None = field(
         default=None,
         repr=False,
-        metadata={"help": "secret that the front and replicas of other machines share, at least 16 characters"},
+        metadata={
+            "help": "secret that the front and replicas of other machines share, at least 16 characters"
+        },
     )
     router_policy: RouterPolicy = field(
         default="prefix_aware",
@@ -227,7 +229,9 @@ class EngineConfig:
         _check_range(self, "mock_step_ms", 0.0, 10000.0)
         _check_range(self, "data_parallel_size", 1, 256)
         if self.core == "local" and self.data_parallel_size > 1:
-            raise ConfigError(f"core=local runs one replica, and data_parallel_size={self.data_parallel_size}")
+            raise ConfigError(
+                f"core=local runs one replica, and data_parallel_size={self.data_parallel_size}"
+            )
         _check_range(self, "data_parallel_size_local", 0, self.data_parallel_size)
         _check_range(self, "data_parallel_rpc_port", 0, 65535)
         _check_range(self, "data_parallel_rank", 0, self.data_parallel_size - 1)

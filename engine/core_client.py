@@ -18,6 +18,7 @@ from engine.messages import (
     CoreInbox,
     CoreOutput,
     CoreStats,
+    KVEvents,
     NewTokens,
     PrefixCacheReset,
     Refused,
@@ -122,6 +123,8 @@ class CoreClient:
             case Refused(handle=handle):
                 if handle in self._opening:
                     _resolve(self._opening.pop(handle)[1], message.to_error())
+            case KVEvents():
+                pass  # for routers
             case EngineSnapshot() | PrefixCacheReset():
                 _resolve(self._replies.popleft(), message)
             case _:

@@ -59,7 +59,9 @@ class ProcessConnector:
         cuda_device: the only CUDA device that the process sees; None: all.
     """
 
-    def __init__(self, config: EngineConfig, publishes_kv_events: bool, cuda_device: str | None = None) -> None:
+    def __init__(
+        self, config: EngineConfig, publishes_kv_events: bool, cuda_device: str | None = None
+    ) -> None:
         self._config = replace(
             config, core="local", data_parallel_size=1, data_parallel_size_local=None, data_parallel_rank=None
         )

@@ -98,7 +98,9 @@ class CoreHost:
             async with asyncio.TaskGroup() as tasks:
                 self._loaded = await core.start(tasks, self._loaded)
                 if timeout_s := self._config.step_timeout_s:
-                    watchdog = watch_steps(lambda: self._stats, timeout_s, lambda error: exit_hung(link, error))
+                    watchdog = watch_steps(
+                        lambda: self._stats, timeout_s, lambda error: exit_hung(link, error)
+                    )
                     core.attach(tasks.create_task(watchdog))
                 self._core = core
                 runtime = self._worker.describe()
@@ -122,9 +124,9 @@ class CoreHost:
     async def _receive(self, link: Link) -> None:
         while True:
             try:
-                message: AddRequest | AbortRequest | TakeSnapshot | ResetPrefixCache | Sleep | WakeUp = (
-                    await link.receive()
-                )
+                message: (
+                    AddRequest | AbortRequest | TakeSnapshot | ResetPrefixCache | Sleep | WakeUp
+                ) = await link.receive()
             except (asyncio.IncompleteReadError, ConnectionError) as error:
                 raise FrontGone(str(error)) from error
             match message:

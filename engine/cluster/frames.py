@@ -51,7 +51,9 @@ class Link:
         """
         length, code = _HEADER.unpack(await self._reader.readexactly(_HEADER.size))
         if length > max_bytes or code >= len(MESSAGE_TYPES):
-            raise FrameError(f"received a frame of type {code} with {length} bytes; at most {max_bytes} are allowed")
+            raise FrameError(
+                f"received a frame of type {code} with {length} bytes; at most {max_bytes} are allowed"
+            )
         body = await self._reader.readexactly(length)
         try:
             return decode(body, MESSAGE_TYPES[code])

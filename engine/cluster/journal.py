@@ -30,7 +30,9 @@ class Entry:
         """Return the request as it must be sent to a replica: its unfinished completions with their tokens."""
         seeds = {completion.handle: completion.seed for completion in self.message.completions}
         completions = [NewCompletion(handle, seeds[handle], ids[:]) for handle, ids in self.token_ids.items()]
-        return msgspec.structs.replace(self.message, completions=completions, age_s=self.message.age_s + age_s)
+        return msgspec.structs.replace(
+            self.message, completions=completions, age_s=self.message.age_s + age_s
+        )
 
 
 @dataclass(slots=True)

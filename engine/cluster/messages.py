@@ -1,9 +1,9 @@
 """Messages between the front and a core in another process, beside those of `engine/messages.py`.
 
-    front ──Configure──▶ core process ──CoreReady or CoreFailed──▶ front
-    front ◀──Challenge, Welcome──  ──Greeting──▶ core on another machine      (see `remote.py`)
-    core ──Heartbeat, KVEvents──▶ front
-    front ──Sleep──▶ core ──Asleep──▶ front ──WakeUp──▶ core ──CoreReady──▶ front
+front ──Configure──▶ core process ──CoreReady or CoreFailed──▶ front
+front ◀──Challenge, Welcome──  ──Greeting──▶ core on another machine      (see `remote.py`)
+core ──Heartbeat, KVEvents──▶ front
+front ──Sleep──▶ core ──Asleep──▶ front ──WakeUp──▶ core ──CoreReady──▶ front
 """
 
 from __future__ import annotations

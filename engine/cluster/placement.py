@@ -43,6 +43,8 @@ def place_processes(config: EngineConfig, num_devices: int) -> list[ProcessConne
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if num_devices else []
     devices = visible if len(visible) == num_devices else [str(index) for index in range(num_devices)]
     return [
-        ProcessConnector(config, config.data_parallel_size > 1, devices[index % num_devices] if num_devices else None)
+        ProcessConnector(
+            config, config.data_parallel_size > 1, devices[index % num_devices] if num_devices else None
+        )
         for index in range(num_replicas)
     ]

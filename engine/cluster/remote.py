@@ -92,9 +92,7 @@ class RemoteListener:
             return "data_parallel_key differs from that of the front"
         if greeting.rank not in self._arrivals:
             return f"data_parallel_rank={greeting.rank} must be one of {sorted(self._arrivals)}"
-        link.send(
-            Welcome(make_proof(self._key, b"front", greeting.nonce, nonce), self._publishes_kv_events)
-        )
+        link.send(Welcome(make_proof(self._key, b"front", greeting.nonce, nonce), self._publishes_kv_events))
         self._arrivals[greeting.rank].put_nowait(link)
         return None
 
@@ -130,7 +128,9 @@ async def serve_headless(config: EngineConfig) -> None:
                 continue
             try:
                 async with asyncio.timeout(GREETING_TIMEOUT_S):
-                    welcome = await _introduce(link, config.data_parallel_key.encode(), config.data_parallel_rank)
+                    welcome = await _introduce(
+                        link, config.data_parallel_key.encode(), config.data_parallel_rank
+                    )
                 await host.serve(link, welcome.publishes_kv_events)
                 logger.warning("the connection to the front was lost")
             except (ConnectionError, TimeoutError, asyncio.IncompleteReadError) as error:

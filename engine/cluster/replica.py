@@ -16,7 +16,9 @@ from engine.messages import CoreStats
 
 logger = logging.getLogger("troupe.engine")
 
-SILENCE_S = 2.0  # a core that sends nothing for so long is stopped or cut off; it sends a heartbeat every 0.5 s
+SILENCE_S = (
+    2.0  # a core that sends nothing for so long is stopped or cut off; it sends a heartbeat every 0.5 s
+)
 LOAD_SILENCE_S = 60.0  # while it loads the model, native code may hold the interpreter for long
 PULSE_CHECK_S = 0.25
 RESTART_WINDOW_S = 600.0
@@ -122,7 +124,10 @@ class Replica:
             case Heartbeat(runtime=runtime):
                 self.runtime = runtime or self.runtime
             case CoreReady():
-                if self.ready is not None and self.ready.resolved.max_model_len != message.resolved.max_model_len:
+                if (
+                    self.ready is not None
+                    and self.ready.resolved.max_model_len != message.resolved.max_model_len
+                ):
                     logger.warning("replica %d: max_model_len has changed", self.index)
                 self.ready, self.runtime, self.state = message, message.runtime, "ready"
                 self._note_ready(self)

@@ -5,7 +5,7 @@ Under "prefix_aware" the cost of a replica is, in tokens,
     uncached prompt tokens + queued prefill + BLOCK_WEIGHT x KV blocks in use
 
 The router counts queues and blocks itself. Prefix knowledge is exact: replicas report every block that enters or leaves
-their cache. Blocks of prompts on their way to a replica count as cached there, so that a burst of one prefix stays together.
+their cache. Blocks of a prompt that was sent to a replica count as cached there, so a burst of one prefix stays together.
 """
 
 from __future__ import annotations
@@ -130,7 +130,9 @@ class Router:
                     replica: loads[replica].cost - loads[replica].count_cached(hashes) * self._block_size
                     for replica in candidates
                 }
-                return min(candidates, key=lambda replica: (costs[replica], self._rank(request, hashes, replica)))
+                return min(
+                    candidates, key=lambda replica: (costs[replica], self._rank(request, hashes, replica))
+                )
             case "least_load":
                 return min(candidates, key=lambda replica: (loads[replica].cost, loads[replica].num_requests))
             case "power_of_two":

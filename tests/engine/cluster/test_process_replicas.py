@@ -13,6 +13,7 @@ import pytest
 
 from engine import Engine, EngineConfig, SamplingParams
 from engine.cluster.cluster import Cluster
+from engine.cluster.journal import Entry
 from tests.engine.mixed_requests import Completion, MixedRequest, make_mixed_requests, run_mixed
 from tests.waiting import wait_until
 
@@ -41,9 +42,7 @@ def requests() -> list[MixedRequest]:
     return make_mixed_requests()
 
 
-async def run_undisturbed(
-    config: EngineConfig, requests: list[MixedRequest]
-) -> list[list[Completion]]:
+async def run_undisturbed(config: EngineConfig, requests: list[MixedRequest]) -> list[list[Completion]]:
     async with Engine(config) as engine:
         return await run_mixed(engine, requests)
 
@@ -82,16 +81,39 @@ async def test_a_stopped_core_is_noticed_and_its_requests_go_on(make_config: Mak
     async with Engine(make_config(data_parallel_size=2, mock_step_ms=10.0)) as engine:
         whole = [output async for output in engine.generate("hello", params)][-1]
         stream = engine.generate("hello", params)
-        output = await anext(stream)
+        await anext(stream)
         cluster = find_cluster(engine)
-        (held,) = [r.index for r in cluster.replicas if cluster._router.count_requests(r.index)]
+        (held,) = [r.index for r in cluster.replicas if cluster._dispatcher.router.count_requests(r.index)]
         send_signal(engine, held, signal.SIGSTOP)
         start = time.monotonic()
         await wait_until(lambda: engine.stats().num_resumed == 1, within_s=10)
         assert time.monotonic() - start < 5
-        async for output in stream:
-            pass
-    assert output.outputs[0].token_ids == whole.outputs[0].token_ids
+        *_, last = [output async for output in stream]
+    assert last.outputs[0].token_ids == whole.outputs[0].token_ids
+
+
+async def test_a_request_that_crashes_two_cores_fails_alone(make_config: MakeConfig) -> None:
+    """The core that holds it is ended by a segmentation fault, as by a kernel that it breaks."""
+    params = SamplingParams(max_tokens=30, seed=5, ignore_eos=True)
+    async with Engine(make_config(data_parallel_size=2, mock_step_ms=30.0)) as engine:
+        journal = find_cluster(engine)._dispatcher._journal
+
+        async def complete(name: str) -> str | None:
+            outputs = [output async for output in engine.generate("hello", params, name)]
+            return outputs[-1].outputs[0].finish_reason
+
+        async def crash_cores() -> None:
+            for number in range(2):
+                await wait_until(lambda n=number: (entry := find_poison()).num_crashes == n and entry.replica >= 0)
+                send_signal(engine, find_poison().replica, signal.SIGSEGV)
+
+        def find_poison() -> Entry:
+            return next(e for e in journal._entries.values() if e.message.request_id == "poison")
+
+        answers = asyncio.gather(*(complete(name) for name in ("a", "b", "c", "poison", "d", "e")))
+        await wait_until(lambda: len(journal._entries) == 6)
+        await crash_cores()
+        assert await answers == ["length", "length", "length", "error", "length", "length"]
 
 
 async def test_a_rolling_restart_ends_no_request(

@@ -39,7 +39,7 @@ async def serve_remotely(
     cluster = engine._supervisor
     assert isinstance(cluster, Cluster)
     starting = asyncio.ensure_future(engine.start())
-    await wait_until(lambda: starting.done() or cluster.listener is not None and cluster.listener.port != 0)
+    await wait_until(lambda: starting.done() or (cluster.listener is not None and cluster.listener.port != 0))
     assert cluster.listener is not None
     port = cluster.listener.port
     headless = [

@@ -1,0 +1,307 @@
+"""Dispatcher: gives requests to replicas, and moves them when a replica ends.
+
+    CoreClient ──send──▶ Dispatcher ──Router──▶ Replica
+        ▲                   │ Journal             │
+        └──────deliver──────┴──────receive────────┘
+
+A request that makes cores crash would take one replica after another with it. So requests that were running in a core
+when it crashed run again one per replica until they produce a token; if the core crashes then, that request fails.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from engine.cluster.journal import NOWHERE, Entry, Journal
+from engine.cluster.replica import Replica
+from engine.cluster.router import Router
+from engine.core_client import CoreClient
+from engine.messages import (
+    AbortRequest,
+    Accepted,
+    AddRequest,
+    CoreInbox,
+    CoreStats,
+    Detail,
+    KVEvents,
+    NewTokens,
+    PrefixCacheReset,
+    Refused,
+    ResetPrefixCache,
+    Sleep,
+    TakeSnapshot,
+)
+from engine.metrics import CORE_COUNTERS, Metrics
+from engine.outputs import EngineSnapshot, RequestView
+
+logger = logging.getLogger("troupe.engine")
+
+GAUGES = ("num_running", "num_open_steps", "num_blocks", "num_free_blocks", "num_cached_blocks")
+
+
+class Dispatcher:
+    """Connects one CoreClient with several replicas."""
+
+    def __init__(self, replicas: Sequence[Replica], router: Router, metrics: Metrics) -> None:
+        self.client: CoreClient
+        self.router = router
+        self._replicas = replicas
+        self._metrics = metrics
+        self._journal = Journal()
+        self._waiting: deque[Entry] = deque()  # requests that no replica holds
+        self._calls: deque[_Call] = deque()  # calls of the front that replicas have not all answered
+
+    def send(self, message: CoreInbox) -> None:
+        """Pass a message of the front to the replicas that it concerns."""
+        match message:
+            case AddRequest():
+                self._place(self._journal.add(message))
+            case AbortRequest(handles=handles):
+                self._abort(message, handles)
+            case TakeSnapshot():
+                self._call(message, EngineSnapshot)
+            case ResetPrefixCache():
+                self._call(message, PrefixCacheReset)
+            case Sleep():
+                raise AssertionError("sleep goes to the replicas directly")
+
+    def note_ready(self, replica: Replica) -> None:
+        """Give waiting requests to a core that has started."""
+        self.router.reset(replica.index)
+        self.place_waiting()
+
+    def note_down(self, replica: Replica, cause: str, is_crash: bool) -> None:
+        """Move the requests of a core that has ended.
+
+        Args:
+            is_crash: one of the requests may have caused it.
+        """
+        self._metrics.note_core_end(replica.stats)
+        for call in self._calls:
+            call.parts.setdefault(replica.index, None)
+        self._answer_calls()
+        entries = self._journal.list_held(replica.index)
+        self._move(replica, self._blame(entries, cause) if is_crash else entries)
+
+    def empty(self, replica: Replica) -> None:
+        """Move the requests of a running core."""
+        entries = self._journal.list_held(replica.index)
+        replica.send(AbortRequest([handle for entry in entries for handle in entry.token_ids]))
+        self._move(replica, entries)
+
+    def _blame(self, entries: list[Entry], cause: str) -> list[Entry]:
+        """Count a crash against the requests of the core. Returns those that may run again."""
+        suspects = [entry for entry in entries if entry.num_crashes]
+        if not suspects:
+            for entry in entries:
+                entry.num_crashes = 1
+            return entries
+        for entry in suspects:
+            logger.error("request %s fails: two cores crashed on it", entry.message.request_id)
+            error = f"the engine crashed twice while it ran this request: {cause}"
+            self._end(list(entry.token_ids), Detail(0, finish_reason="error", error=error), entry)
+        return [entry for entry in entries if entry not in suspects]
+
+    def _move(self, replica: Replica, entries: list[Entry]) -> None:
+        """Take requests from a replica and give them to others."""
+        self.client.detokenizer.forget(replica.index)
+        for entry in entries:
+            self._release(entry)
+            if entry.aborted:
+                self._end(list(entry.aborted), Detail(0, finish_reason="abort"), entry)
+        self._waiting.extendleft(entry for entry in reversed(entries) if entry.token_ids)
+        self.place_waiting()
+
+    def place_waiting(self) -> None:
+        for _ in range(len(self._waiting)):
+            entry = self._waiting.popleft()
+            if entry.token_ids:
+                self._place(entry)
+
+    def _place(self, entry: Entry) -> None:
+        """Give a request to a replica; without one it waits."""
+        ready = [each.index for each in self._replicas if each.state == "ready"]
+        if entry.num_crashes:
+            held = {each.replica for each in self._journal.list_suspects()}
+            ready = [index for index in ready if index not in held]
+        if not ready:
+            self._waiting.append(entry)
+            return
+        message = entry.make_message()
+        entry.ticket = self.router.choose(message, ready)
+        replica = self._replicas[entry.ticket.replica]
+        if entry.fingerprint is not None:
+            self._metrics.num_resumed += 1
+            self._metrics.num_resumed_inexact += entry.fingerprint != replica.fingerprint
+        entry.fingerprint = replica.fingerprint
+        self._journal.assign(entry, replica.index)
+        replica.send(message)
+
+    def _release(self, entry: Entry) -> None:
+        """Take a request from its replica's load."""
+        if entry.ticket is not None:
+            self.router.end(entry.ticket)
+            entry.ticket = None
+        if entry.replica != NOWHERE:
+            self._journal.assign(entry, NOWHERE)
+
+    def _end(self, handles: list[int], detail: Detail, entry: Entry) -> None:
+        """End completions without an answer of a replica."""
+        if not entry.is_accepted:
+            entry.is_accepted = True
+            self.client.deliver(Accepted(entry.message.completions[0].handle))
+        ends = [Detail(handle, finish_reason=detail.finish_reason, error=detail.error) for handle in handles]
+        self.client.deliver(NewTokens(details=ends, source=NOWHERE))
+        self._remove(handles)
+
+    def _remove(self, handles: list[int]) -> None:
+        is_suspect_gone = False
+        for entry in self._journal.remove(handles):
+            is_suspect_gone |= entry.num_crashes > 0
+            self._release(entry)
+        if is_suspect_gone:
+            self.place_waiting()
+
+    def _abort(self, message: AbortRequest, handles: Sequence[int]) -> None:
+        by_replica: dict[int, list[int]] = {}
+        for handle in handles:
+            if (entry := self._journal.find(handle)) is not None:
+                entry.aborted.add(handle)
+                by_replica.setdefault(entry.replica, []).append(handle)
+        for handle in by_replica.pop(NOWHERE, []):
+            entry = self._journal.find(handle)
+            assert entry is not None
+            self._end([handle], Detail(0, finish_reason=message.finish_reason, error=message.error), entry)
+        for index, held in by_replica.items():
+            self._replicas[index].send(AbortRequest(held, message.finish_reason, message.error))
+
+    def receive(self, replica: Replica, message: Any) -> None:
+        """Handle a message of a core."""
+        match message:
+            case NewTokens():
+                self._pass_tokens(replica, message)
+            case CoreStats():
+                self.client.deliver(self._sum_stats(message))
+            case KVEvents():
+                self.router.note_events(replica.index, message)
+            case Accepted(handle=handle):
+                entry = self._journal.find(handle)
+                if entry is not None and entry.replica == replica.index and not entry.is_accepted:
+                    entry.is_accepted = True
+                    self.client.deliver(message)
+            case Refused():
+                self._refuse(replica, message)
+            case EngineSnapshot() | PrefixCacheReset():
+                call = next(
+                    each
+                    for each in self._calls
+                    if isinstance(message, each.reply_type) and replica.index not in each.parts
+                )
+                call.parts[replica.index] = message
+                self._answer_calls()
+
+    def _pass_tokens(self, replica: Replica, message: NewTokens) -> None:
+        message = self._journal.record(message, replica.index)
+        self.client.deliver(message)
+        if not message.details:
+            return
+        ended = []
+        for detail in message.details:
+            if detail.finish_reason is not None:
+                ended.append(detail.handle)
+            elif detail.queue_time_s is not None:
+                entry = self._journal.find(detail.handle)
+                assert entry is not None and entry.ticket is not None
+                self.router.note_first_token(entry.ticket)
+                if entry.num_crashes:
+                    entry.num_crashes = 0
+                    self.place_waiting()
+        self._remove(ended)
+
+    def _refuse(self, replica: Replica, message: Refused) -> None:
+        entry = self._journal.find(message.handle)
+        if entry is None or entry.replica != replica.index:
+            return
+        handles = list(entry.token_ids)
+        if entry.is_accepted:  # an earlier replica had accepted it
+            self._end(handles, Detail(0, finish_reason="error", error=message.message), entry)
+        else:
+            self.client.deliver(message)
+            self._remove(handles)
+
+    def _sum_stats(self, latest: CoreStats) -> CoreStats:
+        """Return the sums over the running cores, with what the latest message measured."""
+        stats = [replica.stats for replica in self._replicas]
+        sums = {name: sum(getattr(each, name) for each in stats) for name in (*CORE_COUNTERS, *GAUGES)}
+        return CoreStats(**sums, step_gaps_s=latest.step_gaps_s, mask_times_s=latest.mask_times_s)
+
+    def _call(self, message: TakeSnapshot | ResetPrefixCache, reply_type: type) -> None:
+        """Send a call to all running cores; the front gets one answer."""
+        running = [each for each in self._replicas if each.state in ("ready", "draining")]
+        self._calls.append(_Call(reply_type, [each.index for each in running]))
+        for replica in running:
+            replica.send(message)
+        self._answer_calls()
+
+    async def settle(self, replica: Replica) -> None:
+        """Return when the core has answered everything that was sent to it before."""
+        settled = asyncio.Event()
+        self._calls.append(_Call(EngineSnapshot, [replica.index], settled=settled))
+        replica.send(TakeSnapshot(with_blocks=False))
+        await settled.wait()
+
+    def _answer_calls(self) -> None:
+        """Answer the calls of the front in their order."""
+        while self._calls and self._calls[0].is_complete:
+            call = self._calls.popleft()
+            if call.settled is not None:
+                call.settled.set()
+                continue
+            parts = [call.parts[index] for index in call.replicas if call.parts[index] is not None]
+            if call.reply_type is PrefixCacheReset:
+                self.client.deliver(PrefixCacheReset(all(part.is_reset for part in parts)))
+            else:
+                self.client.deliver(merge_snapshots(parts))
+
+
+@dataclass(slots=True)
+class _Call:
+    """A call of the front to several replicas."""
+
+    reply_type: type
+    replicas: list[int]
+    parts: dict[int, Any] = field(default_factory=dict)  # replies by replica; None if it ended
+    settled: asyncio.Event | None = None  # set instead of sending a reply to the front
+
+    @property
+    def is_complete(self) -> bool:
+        return all(index in self.parts for index in self.replicas)
+
+
+def merge_snapshots(parts: Sequence[EngineSnapshot]) -> EngineSnapshot:
+    """Return one snapshot of several caches; block ids are numbered through, cache after cache."""
+    requests: list[RequestView] = []
+    cached: list[int] = []
+    num_blocks = 0
+    for part in parts:
+        offset = num_blocks
+        requests += [
+            replace(view, block_ids=tuple(block_id + offset for block_id in view.block_ids))
+            for view in part.requests
+        ]
+        cached += [block_id + offset for block_id in part.cached_block_ids]
+        num_blocks += part.num_blocks
+    running_first = sorted(requests, key=lambda view: view.phase not in ("prefill", "decode"))
+    return EngineSnapshot(
+        tuple(running_first),
+        num_blocks,
+        parts[0].block_size if parts else 0,
+        tuple(cached),
+        sum(part.max_num_seqs for part in parts),
+        sum(part.max_num_batched_tokens for part in parts),
+    )
