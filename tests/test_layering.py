@@ -26,7 +26,7 @@ ASYNC_FILES = {
     "engine/output_stream.py",
     "engine/input/input_processor.py",
 }  # fmt: skip
-ASYNC_FOLDERS = ("engine/actors/", "app/")
+ASYNC_FOLDERS = ("engine/actors/", "engine/cluster/", "app/")
 # "file: name" of imports that cannot stand at the top, each with its reason beside it.
 IMPORTS_INSIDE_FUNCTIONS: frozenset[str] = frozenset()
 

@@ -5,7 +5,7 @@ Under "prefix_aware" the cost of a replica is, in tokens,
     uncached prompt tokens + queued prefill + BLOCK_WEIGHT x KV blocks in use
 
 The router counts queues and blocks itself. Prefix knowledge is exact: replicas report every block that enters or leaves
-their cache. Blocks of a prompt that was sent to a replica count as cached there, so a burst of one prefix stays together.
+their cache. Blocks of a prompt count as cached as soon as it is sent to a replica, so a burst of one prefix finds them.
 """
 
 from __future__ import annotations

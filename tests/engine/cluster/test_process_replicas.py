@@ -104,7 +104,9 @@ async def test_a_request_that_crashes_two_cores_fails_alone(make_config: MakeCon
 
         async def crash_cores() -> None:
             for number in range(2):
-                await wait_until(lambda n=number: (entry := find_poison()).num_crashes == n and entry.replica >= 0)
+                await wait_until(
+                    lambda n=number: (entry := find_poison()).num_crashes == n and entry.replica >= 0
+                )
                 send_signal(engine, find_poison().replica, signal.SIGSEGV)
 
         def find_poison() -> Entry:
