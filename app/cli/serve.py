@@ -9,7 +9,6 @@ import os
 import threading
 import time
 
-import engine
 from app.cli.imports import import_large
 from app.config import AppConfig, UsageError, add_flags, make_config
 from app.timeline import Timeline
@@ -40,7 +39,7 @@ def run(arguments: argparse.Namespace, start: float) -> int:
         app_config = make_config(AppConfig, vars(arguments))
         set_up_logging(app_config.log_level)
         if app_config.headless:
-            asyncio.run(engine.serve_headless(engine_config))  # imported now: it takes seconds
+            asyncio.run(import_large("engine").serve_headless(engine_config))
             return 0
         # after the settings: what is wrong with them is known at once
         server = import_large("app.server")
