@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from app.api.errors import ApiError
-from app.api.fields import UNSUPPORTED, check_extra_fields, check_names
+from app.api.fields import check_extra_fields, check_names
 
 MAX_IDS = 1024
 MAX_MESSAGES = 4096
@@ -224,9 +224,9 @@ class TokenizeRequest(Fields):
 
     @model_validator(mode="after")
     def check_fields(self) -> Self:
-        """Refuse what would give the prompt another shape and cannot."""
-        extra = self.model_extra or {}
-        check_extra_fields({name: value for name, value in extra.items() if name in UNSUPPORTED})
+        """Refuse what no request knows; fields of a chat or a completion change no prompt."""
+        others = ChatRequest.model_fields.keys() | CompletionRequest.model_fields.keys()
+        check_extra_fields({n: v for n, v in (self.model_extra or {}).items() if n not in others})
         return self
 
 

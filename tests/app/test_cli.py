@@ -14,13 +14,9 @@ from types import ModuleType
 from typing import Any, Literal
 
 import pytest
-from aiohttp import web
-from aiohttp.test_utils import TestServer
 
 import app
-from app.cli.failure import Failure
 from app.cli.main import Parser, main
-from app.cli.talk import open_talker
 from app.cli.variables import CONFIGS, check_variables
 from app.config import AppConfig, UsageError, add_flags, make_config
 from app.space import make_arguments
@@ -107,7 +103,7 @@ def test_a_mistyped_variable_is_named_with_the_closest_one_and_without_its_value
 
 
 def test_variables_of_every_verb_and_of_others_and_empty_ones_pass() -> None:
-    check_variables({"TROUPE_MAX_NUM_SEQS": "1", "TROUPE_UI": "0", "TROUPE_URL": "x", "TROUPE_SETS": "x"})
+    check_variables({"TROUPE_MAX_NUM_SEQS": "1", "TROUPE_UI": "0", "TROUPE_TOP_P": "x", "TROUPE_SETS": "x"})
     check_variables({"TROUPE_MODLE": "", "TROUPER": "x", "PATH": "x"})
 
 
@@ -152,9 +148,6 @@ def test_every_setting_of_the_engine_and_the_app_has_help_and_no_flag_twice() ->
         (["--dtype", "int3"], "is not one of auto, float32"),
         (["complete", "x", "--temperature", "9"], "temperature=9.0"),
         (["complete", ""], "the prompt is empty"),
-        (["complete", "x", "--url", "http://[nonsense"], "troupe:"),
-        (["complete", "x", "--url", "localhost:7872"], "--url 'localhost:7872' needs http:// or https://"),
-        (["complete", "x", "--url", "http://127.0.0.1:1", "--api-key", "a\nb"], "api_key must be printable"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(argv: list[str], message: str, capsys: Any) -> None:
@@ -163,11 +156,6 @@ def test_bad_input_is_one_line_and_exit_code_2(argv: list[str], message: str, ca
     assert message in lines[-1]
     assert lines[-1].startswith("troupe: ")
     assert not any("Traceback" in line for line in lines)
-
-
-def test_an_unreachable_server_is_exit_code_1(capsys: Any) -> None:
-    assert main(["complete", "x", "--url", "http://127.0.0.1:1"]) == 1
-    assert "no server answers at" in capsys.readouterr().err
 
 
 def test_flags_are_read_before_anything_large_is_imported() -> None:
@@ -191,28 +179,6 @@ def test_version_and_help_need_nothing_else(capsys: Any) -> None:
     assert printed.startswith("troupe ")
     for word in ("chat", "extract", "--max-num-seqs", "--api-key", "--no-ui"):
         assert word in printed
-
-
-@pytest.mark.parametrize(
-    ("models", "message"),
-    [
-        ('{"data": [{"id": "m"}]}', "the server hung up before the answer was complete"),
-        ('{"data": []}', "the server names no model"),
-        ("<html>", "the server names no model"),
-    ],
-)
-async def test_complete_says_so_when_the_server_does_not_finish(models: str, message: str) -> None:
-    replies = {"GET": models, "POST": 'data: {"choices": [{"text": "half"}]}\n\n'}
-
-    async def answer(request: web.Request) -> web.Response:
-        return web.Response(text=replies[request.method], content_type="text/event-stream")
-
-    server = web.Application()
-    server.add_routes([web.get("/v1/models", answer), web.post("/v1/completions", answer)])
-    async with TestServer(server) as at:
-        with pytest.raises(Failure, match=message):
-            async with open_talker({"url": str(at.make_url("")).rstrip("/")}) as talker:
-                assert [piece async for piece in talker.complete("x")]
 
 
 def test_chat_answers_line_by_line(

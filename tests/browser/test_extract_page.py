@@ -13,10 +13,6 @@ Date: 2026-03-14
 
 Total: 279.00 EUR
 """
-CLASSES = """class Letter(BaseModel):
-    sender: str
-    urgent: bool = Field(description="Must it be read today?")
-"""
 
 
 def test_a_pasted_invoice_becomes_a_valid_record_that_lights_up_with_its_evidence(site: Site) -> None:
@@ -71,7 +67,7 @@ def test_a_corrected_record_is_checked_and_kept_and_later_runs_are_compared_with
     site.page.get_by_text('verified: "Northwind Ltd"').wait_for()
 
 
-def test_form_json_and_classes_follow_each_other(site: Site) -> None:
+def test_json_and_classes_follow_the_form(site: Site) -> None:
     site.go_to("Extract")
     page = site.page
     page.get_by_role("button", name="Details of date").click()
@@ -95,10 +91,6 @@ def test_form_json_and_classes_follow_each_other(site: Site) -> None:
     site.wait_for(lambda: '"paid"' in page.locator("#schema").inner_text() or scroll_down(site))
     site.go_to("Pydantic")
     page.locator("#schema-pydantic").get_by_text("paid: bool").wait_for()
-    site.type_code("#schema-pydantic", CLASSES)
-    site.go_to("Form")
-    site.wait_for(lambda: page.get_by_role("textbox", name="Name of field 2").input_value() == "urgent")
-    site.wait_for(lambda: page.get_by_label("Kind of urgent").input_value() == "yes or no")
 
 
 def scroll_down(site: Site) -> bool:

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from app.bench.grammar import suite_table
 from app.bench.grammar.maskbench import Tally, make_table
-from app.bench.grammar.suite_table import LOOSE, RIGHT, TABLE_FILE, list_outcomes, replace_table
 from app.bench.grammar.token_ranks import TokenRanks
 from app.bench.grammar.worker import LLGuidancePeer, TroupePeer, measure, measure_rows
 from app.cli.main import main
+from tests.grammar import suite_table
+from tests.grammar.suite_table import LOOSE, RIGHT, TABLE_FILE, list_outcomes, replace_table
 
 SUITE = Path(__file__).parents[2].parent / "shared" / "data" / "json_schema_test_suite" / "draft2020-12"
 needs_suite = pytest.mark.skipif(
@@ -38,7 +38,7 @@ def test_no_schema_accepts_an_invalid_instance(outcomes, capsys):
 def test_the_table_in_the_readme_holds(outcomes):
     text = TABLE_FILE.read_text(encoding="utf-8")
     assert replace_table(text, suite_table.make_table(outcomes)) == text, (
-        "run python -m app.bench.grammar.suite_table FOLDER"
+        "run python -m tests.grammar.suite_table FOLDER"
     )
 
 

@@ -1,4 +1,4 @@
-"""The schema in the middle of the workbench: form, JSON Schema and Pydantic, each following the one that is edited."""
+"""The schema in the middle of the workbench: form and JSON Schema follow each other, Pydantic classes are shown."""
 
 from __future__ import annotations
 
@@ -14,11 +14,9 @@ from app.extraction.schema_check import CheckedSchema, SchemaChecker
 from app.ui.examples import Examples
 from app.ui.explain import EXPLAINED, Explanation, explain
 from app.ui.schema import (
-    CodeError,
     NotAClass,
     NotAForm,
     form_to_schema,
-    pydantic_to_schema,
     schema_to_form,
     schema_to_pydantic,
 )
@@ -46,7 +44,7 @@ class SchemaParts:
     code: gr.Code
     pydantic: gr.Code
     verdict: gr.HTML
-    # Why what stands in the form or in the classes is no schema; then the JSON Schema is an older one and must not run.
+    # Why the form is not complete. The JSON Schema is then older than the form and must not run.
     problem: gr.State
 
     @property
@@ -56,7 +54,7 @@ class SchemaParts:
 
 
 class SchemaPanel:
-    """One schema in three forms. The JSON Schema is what runs; the others are made from it, and it from them."""
+    """One schema in three views. The JSON Schema is what runs; the form edits it, and the classes are made from it."""
 
     def __init__(self, examples: Examples) -> None:
         self.examples = examples
@@ -83,7 +81,7 @@ class SchemaPanel:
             with gr.Tab("Pydantic"):
                 pydantic = gr.Code(
                     code, language="python", label="Pydantic", show_label=False, lines=14, max_lines=19,
-                    elem_id="schema-pydantic",
+                    elem_id="schema-pydantic", interactive=False,
                 )  # fmt: skip
         under = gr.HTML(verdict, elem_id="schema-verdict")
         parts = SchemaParts(chooser, form_view, schema, pydantic, under, gr.State(None))
@@ -93,7 +91,6 @@ class SchemaPanel:
         # Not `input`: that also comes when the list is left without a choice, and would undo what was edited.
         chooser.select(self.pick, None, parts.views, **quiet)
         schema.input(self.edit_json, schema, [form_view, pydantic, under, parts.problem], **quiet)
-        pydantic.input(self.edit_pydantic, pydantic, [form_view, schema, under, parts.problem], **quiet)
         form_view.edit(self.edit_form, form_view, parts.views, **quiet)
         return parts
 
@@ -128,16 +125,6 @@ class SchemaPanel:
             render_plan(checked),
             None,
         )
-
-    def edit_pydantic(self, code: str) -> Views:
-        """Form, JSON Schema, verdict and problem for what stands in the Pydantic editor."""
-        try:
-            schema = pydantic_to_schema(code)
-        except CodeError as error:
-            problem = Explanation("These classes are not readable.", f"{error}.", CORRECT_FIRST)
-            return gr.skip(), gr.skip(), problem.as_html(), problem
-        form, text, _, verdict, _ = self.show(_dump(schema))
-        return form, text, verdict, None
 
     def edit_form(self, form: dict[str, Any]) -> Views:
         """Hints, JSON Schema, Pydantic, verdict and problem for what stands in the form."""

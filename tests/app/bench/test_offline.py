@@ -14,7 +14,6 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from app.bench import roofline, shapes
 from app.bench.compare import measure
-from app.bench.grammar.generations import SAMPLINGS, Counts, count_generations, read_specs
 from app.bench.roofline import Roofline
 from app.bench.shapes import SHAPES, Footprint, write_shape
 from app.bench.spread import Spread, percentiles, ratio
@@ -26,6 +25,7 @@ from engine.config import DEMO_MODEL
 from engine.outputs import CompletionOutput
 from grammar import GrammarSpec
 from tests.app.api.harness import needs_model
+from tests.grammar.generations import SAMPLINGS, Counts, count_generations, read_specs
 
 DATA = Path(__file__).parents[3].parent / "shared" / "data" / "maskbench_dev.jsonl"
 NUM_SCHEMAS = 6

@@ -15,7 +15,6 @@ from aiohttp.test_utils import TestServer
 
 from app.bench import own_server
 from app.bench.client import Load, Record, Target, drive
-from app.bench.overload import Phase, Result, Size, describe, run
 from app.bench.own_server import run_server, wait_until_ready
 from app.bench.plot import draw_frontier
 from app.bench.serve import find_model, summarise
@@ -25,6 +24,7 @@ from app.cli.main import main
 from app.config import UsageError
 from engine import EngineDead, EngineOverloaded
 from tests.app.api.harness import Start
+from tests.app.bench.overload import Phase, Result, Size, describe, run
 from tests.fakes import FakeEngine
 
 JOBS = [Job([ord(char) for char in f"word {number}"], 8) for number in range(6)]

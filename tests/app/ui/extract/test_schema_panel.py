@@ -40,27 +40,18 @@ def test_an_edit_of_the_form_reaches_json_and_pydantic() -> None:
     assert problem is None and "value" not in form and "Every keyword is enforced" in verdict
 
 
-def test_an_edit_of_the_classes_reaches_form_and_json() -> None:
-    form, text, _, problem = make_panel().edit_pydantic("class Trip(BaseModel):\n    city: str")
-    assert form["value"]["fields"][0]["kind"] == "text" and json.loads(text)["required"] == ["city"]
-    assert problem is None
-
-
-async def test_a_form_or_classes_that_are_not_complete_change_nothing_and_let_nothing_run() -> None:
+async def test_a_form_that_is_not_complete_changes_nothing_and_lets_nothing_run() -> None:
     panel = make_panel()
     request: Any = SimpleNamespace(session_hash="abc")
     *kept, shown, problem = panel.edit_form(make_form(name=" "))
     assert kept == [gr.skip()] * 3 and "has no name yet" in shown
-    *kept, unread, no_classes = panel.edit_pydantic("class A(BaseModel):\n    x: dict")
-    assert kept == [gr.skip()] * 2 and "line 2" in unread.lower()
     engine = FakeEngine()
     tab, batch = ExtractTab(engine, panel.examples), BatchTab(engine, panel.examples)
-    for why, words in ((problem, shown), (no_classes, unread)):
-        last = [update async for update in tab.run("Ada", SCHEMA, why, True, False, None, request)][-1]
-        assert last[0] == words and last[7]["interactive"] is True
-        batch.tables.put("abc", make_table([Row("a", {"text": "Ada"})]))
-        (last,) = [update async for update in batch.run_all("text", AS_IN_EXTRACT, SCHEMA, why, request)]
-        assert last[0] == words and engine.requests == []
+    last = [update async for update in tab.run("Ada", SCHEMA, problem, True, False, None, request)][-1]
+    assert last[0] == shown and last[7]["interactive"] is True
+    batch.tables.put("abc", make_table([Row("a", {"text": "Ada"})]))
+    (last,) = [update async for update in batch.run_all("text", AS_IN_EXTRACT, SCHEMA, problem, request)]
+    assert last[0] == shown and engine.requests == []
     _ = [update async for update in batch.run_all("text", "person", "", problem, request)]
     assert len(engine.requests) == 1
 

@@ -1,4 +1,4 @@
-"""Pydantic classes as text: written so that Pydantic itself makes the same schema of them, read without being run."""
+"""Pydantic classes as text: written so that Pydantic itself makes the same schema of them."""
 
 import json
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from app.ui.schema import CodeError, NotAClass, pydantic_to_schema, schema_to_pydantic
+from app.ui.schema import NotAClass, schema_to_pydantic
 from tests.app.ui.schema.classes import load_record, simplify
 
 SCHEMAS = sorted((Path(__file__).resolve().parents[4] / "assets" / "schemas").glob("*.json"))
@@ -17,73 +17,6 @@ def test_pydantic_makes_the_same_schema_of_the_written_classes(path: Path, tmp_p
     schema = json.loads(path.read_text())
     record = load_record(schema_to_pydantic(schema), tmp_path)
     assert simplify(record.model_json_schema()) == simplify(schema)
-
-
-@pytest.mark.parametrize("path", SCHEMAS, ids=lambda path: path.stem)
-def test_what_was_written_is_read_back_the_same(path: Path) -> None:
-    schema = json.loads(path.read_text())
-    assert simplify(pydantic_to_schema(schema_to_pydantic(schema))) == simplify(schema)
-
-
-def test_types_fields_and_docstrings_become_keywords() -> None:
-    code = '''
-from enum import Enum
-class Size(Enum):
-    S = "small"
-    L = "large"
-class Item(BaseModel):
-    """One thing."""
-    size: Size
-    price: float = Field(gt=0, description="in EUR")
-class Order(BaseModel):
-    items: list[Item] = Field(min_length=1)
-    note: Optional[str] = None
-    code: Annotated[str, Field(pattern="^[A-Z]+$", max_length=9)]
-    when: datetime.date | None
-'''
-    schema = pydantic_to_schema(code)
-    item = schema["properties"]["items"]
-    assert item["minItems"] == 1 and item["items"]["description"] == "One thing."
-    assert item["items"]["properties"]["size"] == {"type": "string", "enum": ["small", "large"]}
-    assert item["items"]["properties"]["price"] == {
-        "type": "number",
-        "exclusiveMinimum": 0,
-        "description": "in EUR",
-    }
-    assert schema["required"] == ["items", "code", "when"] and schema["additionalProperties"] is False
-    assert schema["properties"]["code"] == {"type": "string", "pattern": "^[A-Z]+$", "maxLength": 9}
-    assert schema["properties"]["when"] == {"type": ["string", "null"], "format": "date"}
-
-
-@pytest.mark.parametrize(
-    ("code", "words"),
-    [
-        ("x = 1", "no class yet"),
-        ("class A(BaseModel):\n  x: int =", "line 2"),
-        ("class A(BaseModel):\n  x: dict", "line 2: the type dict"),
-        ("class A(BaseModel):\n  x: list[A]", "A contains itself"),
-        ("class A(BaseModel):\n  x: int = Field(ge=limit)", "`limit` must be a plain value"),
-        ("class A(BaseModel):\n  x: int = Field(frozen=True)", "frozen"),
-        ("class A(BaseModel):\n  def f(self): pass", "line 2"),
-        ("(" * 300, "line 1|too many|nested"),
-        ('class A(BaseModel):\n  x: "list[int"', "line 2: `list\\[int` is no type"),
-        ('class A(BaseModel):\n  x: int\n  y: "list[B]"', "line 3: the type B"),
-        ("class A(BaseModel):\n  x: list[()]", "line 2: list"),
-        ("class A(BaseModel):\n  x: Literal[{1}]", r"`\{1\}` must be a plain value"),
-        ("class A(BaseModel):\n  x: int = Field(ge=1e999)", "`1e309` must be a plain value"),
-        ("class A(BaseModel):\n  x: " + "|".join(["int"] * 3000), "nested too deeply|recursion"),
-    ],
-)
-def test_code_that_says_no_schema_is_refused_with_its_line(code: str, words: str) -> None:
-    with pytest.raises(CodeError, match=words):
-        pydantic_to_schema(code)
-
-
-def test_typed_code_never_runs(tmp_path: Path) -> None:
-    mark = tmp_path / "ran"
-    with pytest.raises(CodeError):
-        pydantic_to_schema(f"class A(BaseModel):\n  x: int = Field(ge=open({str(mark)!r}, 'w'))")
-    assert not mark.exists()
 
 
 @pytest.mark.parametrize(
@@ -111,12 +44,7 @@ def test_a_field_that_may_be_left_out_need_not_take_null(tmp_path: Path) -> None
     }
     schema = {"type": "object", "title": "Record", "properties": fields, "additionalProperties": False}
     code = schema_to_pydantic(schema)
-    assert pydantic_to_schema(code) == schema
     assert simplify(load_record(code, tmp_path).model_json_schema()) == simplify(schema)
-
-
-def test_a_class_that_says_nothing_about_more_fields_is_closed() -> None:
-    assert pydantic_to_schema("class A(BaseModel):\n  x: int")["additionalProperties"] is False
 
 
 @pytest.mark.parametrize(
@@ -164,4 +92,3 @@ def test_limits_beside_null_and_further_fields_are_written(tmp_path: Path) -> No
     schema = {"type": "object", "properties": fields, "required": ["a"], "additionalProperties": True}
     code = schema_to_pydantic({"title": "Record"} | schema)
     assert simplify(load_record(code, tmp_path).model_json_schema()) == simplify(schema)
-    assert simplify(pydantic_to_schema(code)) == simplify(schema)

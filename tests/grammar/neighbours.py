@@ -1,6 +1,6 @@
 """What hostile grammars do to the streams beside them: the time between tokens without and with them, in one run.
 
-    python -m app.bench.grammar.neighbours [--rounds 3] [--seconds 10] [--model FOLDER]
+    python -m tests.grammar.neighbours [--rounds 3] [--seconds 10] [--model FOLDER]
 
 Plain streams run all the time; quiet and hostile stretches take turns. In a hostile stretch two callers send one
 hostile grammar after the other, each compiled or rejected, and generate a few tokens with the compiled ones.

@@ -1,6 +1,6 @@
 """Many pages that stream a chat answer at once: updates a second on each, and the event-loop lag meanwhile.
 
-    python -m app.bench.ui_load --pages 32 --seconds 20
+    python -m tests.browser.ui_load --pages 32 --seconds 20
 
 Starts a server of its own with the embedded model (or drives `--url`). A page here is a client that speaks Gradio's
 protocol as the browser does: it begins a turn, joins the queue, reads the answer from the page's event stream, ends
@@ -14,6 +14,7 @@ import argparse
 import asyncio
 import json
 import random
+import re
 import secrets
 import statistics
 import time
@@ -23,9 +24,9 @@ from typing import Any
 
 import aiohttp
 
-from app.bench.loop_lag import find_quantile, read_lag
 from app.bench.own_server import run_server, wait_until_ready
 
+LAG = re.compile(r'^troupe:event_loop_lag_seconds_bucket\{[^}]*le="([^"]+)"[^}]*\} (\S+)', re.MULTILINE)
 ENDLESS = '{"type": "array", "items": {"type": "integer"}, "minItems": 5000}'
 # What a person would set so that the answer goes on, by the labels of the page's settings.
 WANTED = {"Grammar of the answer": "JSON schema", "Grammar": ENDLESS, "Max tokens": 4000}
@@ -77,6 +78,19 @@ class Load:
             f"event-loop lag p50 at most {self.lag_p50_s * 1000:g} ms, p99 at most {self.lag_p99_s * 1000:g} ms, "
             f"with the ends {self.lag_with_ends_p99_s * 1000:g} ms"
         )
+
+
+async def read_lag(session: aiohttp.ClientSession, url: str) -> dict[float, float]:
+    """Cumulative counts of the server's event-loop lag by upper bound in seconds."""
+    async with session.get(f"{url}/metrics") as response:
+        return {float(bound): float(count) for bound, count in LAG.findall(await response.text())}
+
+
+def find_quantile(before: dict[float, float], after: dict[float, float], share: float) -> float:
+    """Upper bound of the bucket that holds this share of what came between the two readings."""
+    counts = {bound: after[bound] - before.get(bound, 0.0) for bound in sorted(after)}
+    total = counts[max(counts)]
+    return next((bound for bound, count in counts.items() if count >= share * total), max(counts))
 
 
 def read_form(config: dict[str, Any]) -> Form:

@@ -1,6 +1,6 @@
 """Which tests of the JSON-Schema-Test-Suite (draft 2020-12) come out right, keyword by keyword.
 
-    python -m app.bench.grammar.suite_table FOLDER [--check]
+    python -m tests.grammar.suite_table FOLDER [--check]
 
 Writes the table into grammar/CONFORMANCE.md, or with --check says whether the one there still holds. An instance is
 accepted when every byte of its text is, in the default and in the compact spelling, and the text is complete.
@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from grammar import CompiledGrammar, GrammarCompiler, GrammarError, GrammarSpec, Vocabulary
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[2]
 TABLE_FILE = ROOT / "grammar" / "CONFORMANCE.md"
 BEGIN, END = "<!-- table of keywords: begin -->", "<!-- table of keywords: end -->"
 SEPARATORS = {"spaced": (", ", ": "), "compact": (",", ":")}
@@ -105,7 +105,7 @@ def replace_table(text: str, table: str) -> str:
 
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m app.bench.grammar.suite_table", description=__doc__.split("\n")[0]
+        prog="python -m tests.grammar.suite_table", description=__doc__.split("\n")[0]
     )
     parser.add_argument(
         "--check", action="store_true", help="change nothing; 1 when the table is out of date"
