@@ -26,6 +26,7 @@ Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 Device = Literal["auto", "cpu", "cuda"]
 LoadFormat = Literal["auto", "dummy"]
 SchedulingPolicy = Literal["fcfs", "priority"]
+ModelImpl = Literal["auto", "troupe", "transformers"]
 AttentionBackend = Literal["auto", "triton", "sdpa", "flex", "native"]
 Quantization = Literal["none", "int8", "int4", "fp8"]
 KVCacheDtype = Literal["auto", "fp8"]
@@ -53,6 +54,13 @@ class EngineConfig:
     load_format: LoadFormat = field(
         default="auto",
         metadata={"help": "dummy: random weights in the shapes of config.json, no checkpoint read"},
+    )
+    model_impl: ModelImpl = field(
+        default="auto",
+        metadata={
+            "help": "code that runs the model: troupe: our decoder; transformers: the code of transformers over our "
+            "KV cache; auto: troupe if it knows the architecture"
+        },
     )
     dtype: Dtype = field(
         default="auto",
@@ -199,6 +207,7 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         _check_choice(self, "load_format", ("auto", "dummy"))
+        _check_choice(self, "model_impl", ("auto", "troupe", "transformers"))
         _check_choice(self, "dtype", ("auto", "float32", "bfloat16", "float16"))
         _check_choice(self, "device", ("auto", "cpu", "cuda"))
         _check_choice(self, "scheduling_policy", ("fcfs", "priority"))

@@ -12,7 +12,9 @@ from engine.errors import ConfigError
 from engine.model.checkpoint import hash_weights, read_tensors, resolve_weights, weight_files
 from engine.model.config import ModelConfig
 from engine.model.decoder import DecoderModel
+from engine.model.implementation import import_backend, read_model_config
 from engine.model.protocol import Model
+from engine.model.transformers_config import TransformersConfig
 from engine.model.weight_memory import check_weight_memory
 from engine.model.weight_targets import WeightTarget, WeightTargets
 from kernels import Ops
@@ -31,7 +33,7 @@ def load_model(
     ops: Ops | None = None,
     quantization: Quantization | None = None,
 ) -> Model:
-    """Build the decoder of a checkpoint and load its weights.
+    """Build the model of a checkpoint and load its weights.
 
     Args:
         path_or_name: local folder, or name of a repository on the hub.
@@ -49,19 +51,35 @@ def load_model(
             memory, or it does not support this quantization.
     """
     if config is None:
-        config = ModelConfig.from_pretrained(path_or_name)
+        config = read_model_config(path_or_name)
     packs_shared = ops is not None and ops.packs_shared
     with check_weight_memory(path_or_name, config, dtype, device, quantization, packs_shared):
-        model = DecoderModel(config, dtype, device, ops).eval()
-        if load_format == "dummy":
-            _fill_randomly(model, seed)
-            model.weights_hash = b"dummy:%d" % seed
-        else:
-            _load_checkpoint(model, resolve_weights(path_or_name))
+        is_foreign = isinstance(config, TransformersConfig)
+        load = import_backend().load if is_foreign else _load_decoder
+        weight_seed = seed if load_format == "dummy" else None
+        model: Model = load(path_or_name, config, dtype, device, ops, weight_seed)
         try:
             model.pack(quantization)
         except ValueError as error:
             raise ConfigError(f"quantization={quantization!r}: {error}") from error
+    return model
+
+
+def _load_decoder(
+    path_or_name: str | Path,
+    config: ModelConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    ops: Ops | None,
+    seed: int | None,
+) -> DecoderModel:
+    """Build our decoder; with a seed its weights are random."""
+    model = DecoderModel(config, dtype, device, ops).eval()
+    if seed is None:
+        _load_checkpoint(model, resolve_weights(path_or_name))
+    else:
+        _fill_randomly(model, seed)
+        model.weights_hash = b"dummy:%d" % seed
     return model
 
 

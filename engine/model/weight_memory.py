@@ -15,6 +15,7 @@ import torch
 from engine.errors import ConfigError
 from engine.host_memory import measure_host_memory
 from engine.model.config import ModelConfig
+from engine.model.transformers_config import TransformersConfig
 from kernels.cpu.weights import estimate_packed_bytes
 from kernels.ops import Quantization
 
@@ -22,7 +23,9 @@ _CPU_ALLOCATOR = "DefaultCPUAllocator"  # in the message of torch's error about 
 
 
 def count_parameters(config: ModelConfig) -> int:
-    """Return the number of parameters of DecoderModel; a tied head is not counted."""
+    """Return the number of parameters; a tied head is not counted."""
+    if isinstance(config, TransformersConfig):
+        return config.num_parameters
     style, hidden, head_dim = config.style, config.hidden_size, config.head_dim
     q_size = config.num_attention_heads * head_dim
     kv_size = config.num_key_value_heads * head_dim

@@ -11,7 +11,7 @@ import numpy as np
 
 from engine.config import EngineConfig, WorkerConfig, resolve_config
 from engine.messages import StepDone, StepMasks, StepPlan
-from engine.model import ModelConfig
+from engine.model import read_model_config
 from engine.worker.executor import Loaded
 from engine.worker.sampling.drafts import SampleRuns
 from kernels.sampling import make_row_keys
@@ -33,7 +33,7 @@ class MockWorker:
         self._seeds = np.zeros(config.max_num_seqs, dtype=np.int64)  # by row
 
     def load(self) -> Loaded:
-        model_config = ModelConfig.from_pretrained(self._config.model)
+        model_config = read_model_config(self._config.model, self._config.model_impl)
         worker = WorkerConfig(self._config.model, "dummy", "float32", "cpu", 1, 0)
         resolved = resolve_config(
             self._config,

@@ -20,7 +20,8 @@ from engine.config import EngineConfig, ResolvedConfig
 from engine.core.block_hash import compute_fingerprint
 from engine.host_memory import measure_host_memory
 from engine.messages import StepDone, StepMasks, StepPlan
-from engine.model import Model, ModelConfig, load_model
+from engine.model import Model, load_model, read_model_config
+from engine.model.transformers_config import TransformersConfig
 from engine.worker.cache_sizer import CacheSizer
 from engine.worker.cuda_link import CudaGraphRecorder
 from engine.worker.decode_graphs import DecodeGraphs
@@ -80,9 +81,11 @@ class Worker:
 
     def load(self) -> Loaded:
         """Read the checkpoint, size and allocate the KV cache, and warm up."""
-        self.model_config = ModelConfig.from_pretrained(self.config.model)
+        self.model_config = read_model_config(self.config.model, self.config.model_impl)
         facts = probe_device(self.config.device)
         self._worker_config, notices = choose_worker_config(self.config, self.model_config, facts)
+        if isinstance(self.model_config, TransformersConfig):
+            notices += self.model_config.notices
         torch.set_num_threads(self._worker_config.num_threads)
         self.device, self._link, self._memory = open_device(self._worker_config)
         with self._phase("weights"):
@@ -191,6 +194,8 @@ class Worker:
         if self.sleep_level:
             return {"ops": "asleep", "sleep_level": self.sleep_level}
         found: dict[str, str | int] = {"ops": self.model.ops.name}
+        if isinstance(self.model_config, TransformersConfig):
+            found["model_impl"] = "transformers"
         if self._native is not None:
             found["native_ops"] = self._native.status
         if self._graphs is not None:

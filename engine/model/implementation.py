@@ -1,0 +1,49 @@
+"""Chooses the code that runs a checkpoint: our decoder for the families it knows, else transformers' code.
+
+The modules of the transformers backend are imported by name, because importing transformers' models takes seconds.
+"""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+from engine.config import ModelImpl
+from engine.errors import ConfigError
+from engine.model.checkpoint import read_json_object, resolve_checkpoint
+from engine.model.config import ModelConfig
+from engine.model.registry import FAMILIES
+
+_BACKEND = "engine.model.transformers_loader"
+
+
+def read_model_config(path_or_name: str | Path, model_impl: ModelImpl = "auto") -> ModelConfig:
+    """Read the config of a checkpoint for the implementation that will run it.
+
+    Args:
+        model_impl: auto: our decoder if it knows the architecture, else transformers.
+
+    Raises:
+        ConfigError: the checkpoint does not exist, or the implementation does not support it; says why.
+    """
+    folder = resolve_checkpoint(path_or_name, ("config.json",))
+    if not (folder / "config.json").is_file():
+        raise ConfigError(f"{folder} is not a checkpoint: it has no config.json")
+    if model_impl == "troupe" or (model_impl == "auto" and _is_native(folder / "config.json")):
+        return ModelConfig.from_pretrained(folder)
+    return import_backend().read_config(folder)  # type: ignore[no-any-return]
+
+
+def _is_native(path: Path) -> bool:
+    """Whether our decoder knows the architecture in a config.json, or the model type if there is none."""
+    data = read_json_object(path)
+    architectures = data.get("architectures") or []
+    if isinstance(architectures, list) and architectures:
+        return architectures[0] in FAMILIES
+    return data.get("model_type") in {family.model_type for family in FAMILIES.values()}
+
+
+def import_backend() -> Any:
+    """Return the module that reads configs and weights for transformers' code."""
+    return importlib.import_module(_BACKEND)

@@ -1,0 +1,337 @@
+"""TransformersModel: any decoder-only model of transformers over the paged KV cache.
+
+    skeleton (meta device) ─▶ trace: which modules attend, in which shapes ─▶ leak probe ─▶ weights ─▶ packed matrices
+
+The model's own code computes a step as one row of tokens with positions. Its attention, its `nn.Linear`s and its
+experts are ours. Its output head is called with the hidden states of the sampled tokens alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from copy import copy
+from dataclasses import replace
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor, nn
+from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.modeling_outputs import BaseModelOutputWithPast
+
+from engine.kv_cache_spec import KVCacheSpec
+from engine.model import packed_experts, paged_interface
+from engine.model.attn_metadata import AttnMetadata
+from engine.model.linear import Linear
+from engine.model.norm_swap import swap_norms
+from engine.model.paged_interface import AttentionCall, UnsupportedModel
+from engine.model.weight_targets import WeightTarget, WeightTargets
+from kernels import Ops
+from kernels.ops import KVCache, Quantization
+from kernels.torch_ops import make_ops
+
+
+class WideLinear(Linear):
+    """A Linear in the place of a `nn.Linear`: it takes any leading dimensions."""
+
+    def __init__(self, source: nn.Linear, shared: Tensor | None) -> None:
+        sizes = source.in_features, source.out_features, source.bias is not None
+        meta = torch.device("meta")
+        kept = None if shared is None else nn.Parameter(shared.data, requires_grad=False)
+        super().__init__(*sizes, dtype=source.weight.dtype, device=meta, shared=kept)
+        if shared is None:
+            self.weight = nn.Parameter(source.weight.data, requires_grad=False)
+        if source.bias is not None:
+            self.bias = nn.Parameter(source.bias.data, requires_grad=False)
+
+    def forward(self, x: Tensor, out_dtype: torch.dtype | None = None) -> Tensor:
+        rows = super().forward(x.reshape(-1, x.shape[-1]), out_dtype)
+        return rows.view(*x.shape[:-1], rows.shape[-1])
+
+
+class WeightWatch(nn.Linear):
+    """A `nn.Linear` of the skeleton that notices whether other code reads its matrix."""
+
+    def __init__(self, source: nn.Linear) -> None:
+        nn.Module.__init__(self)
+        self.in_features, self.out_features = source.in_features, source.out_features
+        self._parameters.update(source._parameters)
+        self.is_read = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        dtype = self._parameters["weight"].dtype  # type: ignore[union-attr]
+        return torch.empty(*x.shape[:-1], self.out_features, dtype=dtype, device=x.device)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "weight":
+            self.is_read = True
+        return super().__getattr__(name)
+
+
+class DecoderOutput(BaseModelOutputWithPast):
+    """Hidden states as a decoder returns them; its other outputs, such as router logits, are None."""
+
+    def __getattr__(self, name: str) -> None:
+        if name.startswith("__"):
+            raise AttributeError(name)
+
+
+class HiddenStates(nn.Module):
+    """Stands in for the decoder under the output head: it returns the hidden states that it was given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden: Tensor | None = None
+
+    @property
+    def decoder(self) -> HiddenStates:
+        """Some heads call the inner part of the decoder."""
+        return self
+
+    def forward(self, *_: Any, **__: Any) -> Any:
+        return DecoderOutput(last_hidden_state=self.hidden)
+
+
+class Skeleton:
+    """What tracing a model on the meta device tells, before anything is loaded.
+
+    Args:
+        config: of a model whose code is in transformers.
+
+    Raises:
+        UnsupportedModel: the paged cache cannot serve the model's attention.
+    """
+
+    def __init__(self, config: PreTrainedConfig) -> None:
+        with torch.device("meta"):
+            model = make_model(config)
+        self.num_parameters = sum(each.numel() for each in model.parameters())
+        self.is_tied = has_tied_head(model)
+        watches = {name: WeightWatch(each) for name, each in _list_linears(model)}
+        for name, watch in watches.items():
+            model.set_submodule(name, watch)
+        ids = torch.zeros(1, 2, dtype=torch.int64, device="meta")
+        decoder = find_decoder(model)[1]
+        for module in model.modules():
+            freeze_rope(module)
+        self.calls: dict[str, AttentionCall] = paged_interface.trace(
+            model, lambda: run_decoder(decoder, ids, ids)
+        )
+        if not self.calls:
+            raise UnsupportedModel(
+                f"{type(model).__name__} does not call attention through transformers' interface"
+            )
+        # Other code reads these matrices, so they stay as they are.
+        self.read_matrices = frozenset(name for name, watch in watches.items() if watch.is_read)
+
+    @property
+    def kv_specs(self) -> tuple[KVCacheSpec, ...]:
+        return tuple(call.kv_spec for call in self.calls.values())
+
+
+class TransformersModel(nn.Module):
+    """A model of transformers as `engine.model.protocol.Model`.
+
+    Args:
+        model: with its weights loaded, on its device, and attention set to ours.
+        skeleton: traced from the same config.
+    """
+
+    def __init__(
+        self, model: PreTrainedModel, skeleton: Skeleton, config: Any, ops: Ops | None = None
+    ) -> None:
+        super().__init__()
+        self.config = config
+        self.ops = _limit(ops or make_ops())
+        self.dtype = model.dtype
+        self.quantization: Quantization | None = None
+        self.weights_hash = b""  # set by the loader
+        self._specs = skeleton.kv_specs
+        prefix, decoder = find_decoder(model)
+        self.source = model
+        self._replace_matrices(model, skeleton.read_matrices)
+        packed_experts.pack_experts(model)
+        for module in model.modules():
+            freeze_rope(module)
+        # A Python reference, not a submodule: the decoder is one of the source already.
+        self._decoder = (decoder,)
+        self._hidden = HiddenStates()
+        self._head = (_replace_child(model, prefix, self._hidden),)
+        self._context = paged_interface.connect_layers(model, skeleton.calls)
+        swap_norms(decoder, self._context)
+
+    @property
+    def lm_head(self) -> Linear:
+        """The output projection; logits may be scaled after it, so ops must not sample from it directly."""
+        head = self.source.get_output_embeddings()
+        assert isinstance(head, Linear), "ops that sample from hidden states are off"
+        return head
+
+    def forward(
+        self, input_ids: Tensor, positions: Tensor, kv_caches: Sequence[KVCache], attn_metadata: AttnMetadata
+    ) -> Tensor:
+        """Compute one step; see `DecoderModel.forward`."""
+        context, metadata, ops = self._context, attn_metadata, self.ops
+        plan = ops.make_plan(
+            metadata.block_tables,
+            metadata.query_start_loc,
+            metadata.seq_lens,
+            metadata.query_lens_list,
+            metadata.seq_lens_list,
+            kv_caches[0][0].shape[1],
+        )
+        if metadata.shared is not None and ops.share_prefixes is not None:
+            plan = ops.share_prefixes(plan, metadata.shared)
+        context.ops, context.metadata, context.plan, context.kv_caches = ops, metadata, plan, kv_caches
+        try:
+            return run_decoder(self._decoder[0], input_ids[None], positions[None])[0]
+        finally:  # the cache must be freed when its owner drops it
+            context.metadata, context.plan, context.kv_caches = None, None, ()
+
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        """Return the logits of hidden states: [R, D] -> [R, V] float32, scaled and capped by the model's own head."""
+        self._hidden.hidden = hidden[None]
+        ids = torch.zeros(1, len(hidden), dtype=torch.int64, device=hidden.device)  # read for its shape alone
+        try:
+            logits: Tensor = self._head[0](input_ids=ids, use_cache=False).logits
+        finally:
+            self._hidden.hidden = None
+        return logits[0].float()
+
+    def kv_specs(self) -> tuple[KVCacheSpec, ...]:
+        """Return the KV cache content of each layer that attends, in the order of the calls."""
+        return self._specs
+
+    def weight_targets(self) -> WeightTargets:
+        """Return the parameters by name. transformers fills them: checkpoints may name parts of them."""
+        targets = {name: WeightTarget(each.data) for name, each in self.source.named_parameters()}
+        return WeightTargets(targets, {}, ())
+
+    def pack(self, quantization: Quantization | None = None) -> None:
+        """Convert the loaded matrices to the layout of the ops. Call once, after loading.
+
+        Raises:
+            ValueError: a matrix does not allow this quantization.
+        """
+        self.quantization = quantization
+        for module in self.modules():
+            if isinstance(module, Linear):
+                module.pack(self.ops, quantization)
+
+    def repack(self, ops: Ops) -> Iterator[None]:
+        """Move to other ops. Repacks one matrix per iteration; steps may run in between."""
+        for module in self.modules():
+            if isinstance(module, Linear):
+                module.repack(self.ops, ops, self.quantization)
+                yield
+        self.ops = _limit(ops)
+
+    def reserve_positions(self, num_positions: int) -> None:
+        """Do nothing: the model's code computes its angles in each step."""
+
+    def release_positions(self) -> None:
+        """Do nothing; see `reserve_positions`."""
+
+    def _replace_matrices(self, model: PreTrainedModel, kept: frozenset[str]) -> None:
+        embedding = model.get_input_embeddings().weight
+        for name, linear in _list_linears(model):
+            if name not in kept:
+                is_tied = linear.weight is embedding
+                model.set_submodule(name, WideLinear(linear, linear.weight if is_tied else None))
+
+
+def make_model(config: PreTrainedConfig, attention: str = paged_interface.NAME) -> PreTrainedModel:
+    """Build the model of a config on the current device, with random weights, float32.
+
+    Raises:
+        ValueError: transformers has no decoder-only model for it.
+    """
+    paged_interface.register()
+    packed_experts.register()
+    is_ours = attention == paged_interface.NAME
+    return (
+        find_auto_class(config)
+        .from_config(  # type: ignore[no-any-return]
+            config,
+            attn_implementation=attention,
+            experts_implementation=packed_experts.NAME if is_ours else "eager",
+            dtype=torch.float32,
+            trust_remote_code=False,
+        )
+        .eval()
+    )
+
+
+def find_auto_class(config: PreTrainedConfig) -> Any:
+    """Return transformers' factory for the config: of text models, else of those that take text among other inputs."""
+    text, any_input = transformers.AutoModelForCausalLM, transformers.AutoModelForImageTextToText
+    return text if type(config) in text._model_mapping else any_input
+
+
+def run_decoder(decoder: nn.Module, input_ids: Tensor, positions: Tensor) -> Tensor:
+    """Return the final hidden states [1, T, D] of tokens [1, T] at their positions."""
+    out = decoder(input_ids=input_ids, position_ids=positions, use_cache=False, return_dict=True)
+    hidden: Tensor = out.last_hidden_state
+    return hidden
+
+
+def find_decoder(model: PreTrainedModel) -> tuple[str, nn.Module]:
+    """Return the name and module of the part under the output head.
+
+    Raises:
+        UnsupportedModel: the model has no such part, or it does not take positions.
+    """
+    names = [
+        name
+        for name in (model.base_model_prefix, "model")
+        if isinstance(getattr(model, name, None), nn.Module)
+    ]
+    if not names:
+        raise UnsupportedModel(f"{type(model).__name__} has no decoder named {model.base_model_prefix!r}")
+    prefix = names[0]
+    decoder = getattr(model, prefix)
+    code = decoder.forward.__code__ if hasattr(decoder.forward, "__code__") else None
+    wrapped = getattr(decoder.forward, "__wrapped__", None)
+    while wrapped is not None:
+        code, wrapped = wrapped.__code__, getattr(wrapped, "__wrapped__", None)
+    if code is None or "position_ids" not in code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]:
+        raise UnsupportedModel(
+            f"{type(decoder).__name__} does not take position_ids, so requests cannot share a row"
+        )
+    return prefix, decoder
+
+
+def has_tied_head(model: PreTrainedModel) -> bool:
+    """Whether the output projection is the embedding."""
+    head = model.get_output_embeddings()
+    return head is not None and head.weight is model.get_input_embeddings().weight
+
+
+def freeze_rope(module: nn.Module) -> None:
+    """Keep the frequencies of dynamic RoPE and longrope as they are up to the original length.
+
+    transformers would choose them by the longest row of the step, so one request would change another.
+    """
+    for name in ("rope_type", "rope_types"):
+        kinds = getattr(module, name, None)
+        if isinstance(kinds, str) and kinds != "default":
+            setattr(module, name, "frozen")
+        elif isinstance(kinds, dict):
+            frozen = {layer: "default" if kind == "default" else "frozen" for layer, kind in kinds.items()}
+            setattr(module, name, frozen)
+
+
+def _list_linears(model: nn.Module) -> list[tuple[str, nn.Linear]]:
+    return [(name, each) for name, each in model.named_modules() if type(each) is nn.Linear]
+
+
+def _replace_child(model: PreTrainedModel, name: str, child: nn.Module) -> nn.Module:
+    """Return a copy of the model that shares everything but one child."""
+    twin = copy(model)
+    twin.__dict__["_modules"] = {**model._modules, name: child}
+    return twin
+
+
+def _limit(ops: Ops) -> Ops:
+    """Return the ops without those that bypass the model's own code."""
+    return replace(ops, run_layers=None, lm_head_sample=None, is_graph_safe=False)

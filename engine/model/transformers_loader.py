@@ -1,0 +1,193 @@
+"""Reads config and weights of a checkpoint for the transformers backend.
+
+The files are read by transformers' own loader, which knows the names of every family's tensors. No code of a
+checkpoint is run.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from huggingface_hub.errors import StrictDataclassError
+from torch import nn
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from engine.errors import ConfigError
+from engine.model import packed_experts, paged_interface
+from engine.model.checkpoint import hash_weights, resolve_weights, weight_files
+from engine.model.leak_probe import probe
+from engine.model.paged_interface import UnsupportedModel
+from engine.model.rope_config import RopeConfig
+from engine.model.transformers_backend import Skeleton, TransformersModel, find_auto_class, make_model
+from engine.model.transformers_config import TransformersConfig
+from kernels import Ops
+
+_LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
+_DTYPES = ("float32", "bfloat16", "float16")
+# RoPE types whose angles transformers chooses by the longest row of a step.
+_BATCH_ROPE = ("dynamic", "longrope")
+_MAX_NAMES = 8
+
+
+def read_config(folder: Path) -> TransformersConfig:
+    """Read config.json, trace the model on the meta device and probe a tiny model of its kind.
+
+    Raises:
+        ConfigError: transformers does not know the model, or the paged backend would compute it wrongly.
+    """
+    try:
+        config = transformers.AutoConfig.from_pretrained(
+            folder, local_files_only=True, trust_remote_code=False
+        )
+    except (ValueError, KeyError, OSError, TypeError, StrictDataclassError) as error:
+        raise ConfigError(f"{folder / 'config.json'}: transformers cannot read it: {error}") from error
+    try:
+        _check(config)
+        probe(config)
+        skeleton = Skeleton(config)
+    except UnsupportedModel as error:
+        name = getattr(config, "model_type", "?")
+        raise ConfigError(
+            f"{folder}: model_type {name!r} cannot run on the transformers backend: {error}"
+        ) from error
+    return _make_config(config, skeleton, str(folder / "config.json"))
+
+
+def load(
+    path_or_name: str | Path,
+    config: TransformersConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    ops: Ops | None,
+    seed: int | None = None,
+) -> TransformersModel:
+    """Build the model with the weights of the checkpoint, not packed yet.
+
+    Args:
+        seed: draw random weights instead of reading any.
+
+    Raises:
+        ConfigError: the tensors do not match the config.
+    """
+    if seed is not None:
+        with torch.random.fork_rng(devices=[]), torch.device(device):
+            torch.manual_seed(seed)
+            source = make_model(config.source)
+        nn.Module.to(source, dtype)
+        weights_hash = b"dummy:%d" % seed
+    else:
+        folder = resolve_weights(path_or_name)
+        files = weight_files(folder)
+        source = _read_weights(folder, config.source, dtype, device)
+        weights_hash = hash_weights(files)
+    source.requires_grad_(False)
+    model = TransformersModel(source, config.skeleton, config, ops).eval()
+    model.weights_hash = weights_hash
+    return model
+
+
+def _read_weights(
+    folder: Path, config: PreTrainedConfig, dtype: torch.dtype, device: torch.device
+) -> PreTrainedModel:
+    paged_interface.register()
+    packed_experts.register()
+    try:
+        model, report = find_auto_class(config).from_pretrained(
+            folder,
+            config=config,
+            dtype=dtype,
+            attn_implementation=paged_interface.NAME,
+            experts_implementation=packed_experts.NAME,
+            use_safetensors=True,
+            local_files_only=True,
+            trust_remote_code=False,
+            output_loading_info=True,
+        )
+    except (OSError, ValueError, RuntimeError) as error:
+        raise ConfigError(f"{folder} cannot be loaded by transformers: {error}") from error
+    wrong = {what: names for what, names in report.items() if names}
+    if wrong:
+        shown = "; ".join(f"{what}: {_shorten(names)}" for what, names in sorted(wrong.items()))
+        raise ConfigError(f"the tensors of {folder} do not match its config: {shown}")
+    nn.Module.to(model, device)
+    return model.eval()  # type: ignore[no-any-return]
+
+
+def _check(config: PreTrainedConfig) -> None:
+    """Refuse what a config says that the paged cache cannot hold."""
+    if getattr(config, "quantization_config", None) is not None:
+        raise UnsupportedModel("quantization_config: quantized checkpoints are not supported by this backend")
+    if config.is_encoder_decoder:
+        raise UnsupportedModel("it has an encoder beside its decoder")
+    text = config.get_text_config()
+    kinds = {
+        each for name in ("layer_types", "layers_block_type") for each in getattr(text, name, None) or ()
+    }
+    if foreign := sorted(kinds - _LAYER_TYPES - {"attention"}):
+        raise UnsupportedModel(
+            f"layer_types has {', '.join(foreign)}; only {' and '.join(sorted(_LAYER_TYPES))} can share a paged cache"
+        )
+
+
+def _make_config(config: PreTrainedConfig, skeleton: Skeleton, where: str) -> TransformersConfig:
+    text = config.get_text_config()
+    max_len = getattr(text, "max_position_embeddings", None)
+    if not isinstance(max_len, int) or max_len < 1:
+        raise ConfigError(f"{where}: max_position_embeddings={max_len!r} must be an integer of at least 1")
+    limit, notices = _find_rope_limit(text, max_len), []
+    if limit < max_len:
+        notices.append(
+            f"at most {limit} tokens on the transformers backend: longer RoPE would depend on the batch"
+        )
+    calls = skeleton.calls.values()
+    heads, kv_heads = max((call.num_heads, call.num_kv_heads) for call in calls)
+    hidden = int(text.hidden_size)
+    inner = getattr(text, "intermediate_size", None) or 4 * hidden
+    name = (config.architectures or [type(config).__name__])[0]
+    return TransformersConfig(
+        architecture=name,
+        vocab_size=int(text.vocab_size),
+        hidden_size=hidden,
+        intermediate_size=max(inner) if isinstance(inner, list) else int(inner),
+        num_hidden_layers=len(skeleton.calls),
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        head_dim=max(call.head_size for call in calls),
+        max_position_embeddings=limit,
+        rope=RopeConfig(),
+        tie_word_embeddings=skeleton.is_tied,
+        sliding_windows=tuple(call.window for call in calls),
+        dtype=_read_dtype(config, text),
+        num_parameters=skeleton.num_parameters,
+        source=config,
+        skeleton=skeleton,
+        notices=tuple(notices),
+    )
+
+
+def _read_dtype(config: PreTrainedConfig, text: PreTrainedConfig) -> str:
+    name = str(text.dtype or config.dtype or "float32").removeprefix("torch.")
+    return name if name in _DTYPES else "float32"
+
+
+def _find_rope_limit(text: Any, max_len: int) -> int:
+    """Return the length up to which the angles of RoPE do not depend on other requests."""
+    found = getattr(text, "rope_parameters", None) or {}
+    kinds = [found, *(each for each in found.values() if isinstance(each, dict))]
+    limits = [
+        each.get("original_max_position_embeddings")
+        or getattr(text, "original_max_position_embeddings", None)
+        or max_len
+        for each in kinds
+        if each.get("rope_type") in _BATCH_ROPE
+    ]
+    return min([max_len, *limits])
+
+
+def _shorten(names: Any) -> str:
+    listed = sorted(str(name) for name in names)
+    rest = len(listed) - _MAX_NAMES
+    return ", ".join(listed[:_MAX_NAMES]) + (f" and {rest} more" if rest > 0 else "")
