@@ -8,13 +8,15 @@ ResolvedConfig(worker, cache, scheduler)       no "auto" left; logged once, neve
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Literal
 
 from engine.errors import ConfigError
 from engine.kv_cache_spec import KVCacheGroup, KVCacheSpec, group_layers
+from engine.spec.config import SpeculativeConfig, parse_speculative_config
 
 DEMO_MODEL = str(Path(__file__).resolve().parents[1] / "assets" / "demo_model")
 # Largest number of KV cache blocks chosen automatically, unless the largest batch needs more.
@@ -152,6 +154,13 @@ class EngineConfig:
             "and closing waits at most 30 s for the last step"
         },
     )
+    speculative_config: str | None = field(
+        default=None,
+        metadata={
+            "help": 'JSON object with vLLM\'s keys, such as {"method": "ngram", "num_speculative_tokens": 4}; a method '
+            "is ngram, suffix, draft_model, eagle, eagle3 or medusa, or a list of them. Drafts change no text"
+        },
+    )
     mock_step_ms: float | None = field(
         default=None,
         metadata={
@@ -187,11 +196,28 @@ class EngineConfig:
         _check_range(self, "max_restarts", 0, 1000)
         _check_range(self, "step_timeout_s", 0.0, 86400.0)
         _check_range(self, "mock_step_ms", 0.0, 10000.0)
+        given: object = self.speculative_config
+        if isinstance(given, Mapping):  # as LLM(speculative_config={...}) passes it
+            object.__setattr__(self, "speculative_config", json.dumps(dict(given)))
+        self.read_speculative()
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ConfigError(
                 f"max_num_batched_tokens={self.max_num_batched_tokens} must be at least "
                 f"max_num_seqs={self.max_num_seqs}, so that every running request gets one token a step"
             )
+
+    def read_speculative(self) -> SpeculativeConfig | None:
+        """Return the parsed `speculative_config`; None without one.
+
+        Raises:
+            ConfigError: a key is unknown, or a value is outside its range.
+        """
+        given: object = self.speculative_config
+        if given is None:
+            return None
+        if not isinstance(given, str):
+            raise ConfigError(f"speculative_config={given!r} must be a JSON object")
+        return parse_speculative_config(given)
 
     @property
     def model_name(self) -> str:
