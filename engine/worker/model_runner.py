@@ -248,11 +248,14 @@ class ModelRunner:
         """Tell the drafter which drafts were accepted."""
         if not runs.has_drafts:
             return
-        ends = np.cumsum(runs.counts - 1).tolist()
-        for row, num_drafts, kept, end in zip(
-            runs.rows.tolist(), (runs.counts - 1).tolist(), counts.tolist(), ends, strict=True
-        ):
-            drafter.settle(row, runs.draft_token_ids[end - num_drafts : end].tolist(), kept - 1)
+        end, lengths = 0, runs.ends - runs.counts + 1
+        numbers = zip(
+            runs.rows.tolist(), lengths.tolist(), (runs.counts - 1).tolist(), counts.tolist(), strict=True
+        )
+        for row, length, num_drafts, kept in numbers:
+            end += num_drafts
+            if num_drafts:
+                drafter.settle(row, length, runs.draft_token_ids[end - num_drafts : end].tolist(), kept - 1)
 
     def _keep_hidden(self, hidden: Tensor) -> Tensor:
         """Return hidden states that stay valid; recorded graphs overwrite theirs in the next step."""

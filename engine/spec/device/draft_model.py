@@ -46,20 +46,20 @@ class DraftModel:
         self._batch = batch
         self._kv_caches = kv_caches
         self._sampler = DraftSampler(sampler, self._is_greedy)
-        self._proposed: dict[int, tuple[int, int]] = {}  # row -> (tokens before its drafts, number of drafts)
         self._progress = DraftProgress(batch.max_num_seqs, kv_caches[0][0].shape[0], batch.block_size)
 
     def take_plan(self, plan: StepPlan) -> None:
         self._progress.apply(plan)
+        for new in plan.new_rows:
+            self._sampler.forget(new.row)
 
     def observe(self, rows: np.ndarray, starts: np.ndarray, counts: np.ndarray, hidden: Tensor) -> None:
         """Do nothing: a draft model reads tokens only."""
 
-    def settle(self, row: int, token_ids: list[int], num_accepted: int) -> None:
+    def settle(self, row: int, length: int, token_ids: list[int], num_accepted: int) -> None:
         """Keep the keys and values of accepted drafts, which were computed while drafting."""
-        if self._sampler.settle(row, token_ids, num_accepted):
-            base, num_drafts = self._proposed[row]
-            self._progress.advance(row, base + min(num_accepted, num_drafts - 1))
+        if num_drawn := self._sampler.settle(row, length, token_ids, num_accepted):
+            self._progress.advance(row, length + min(num_accepted, num_drawn - 1))
 
     @torch.inference_mode()
     def propose(self, rows: np.ndarray, lengths: np.ndarray, wanted: np.ndarray) -> list[list[int]]:
@@ -89,9 +89,7 @@ class DraftModel:
                 self._batch.append(rows[members], positions, drawn)
                 last = self._run(self._batch.make_input(rows[members], positions, np.ones_like(positions)))
         drafts = to_lists(columns, groups, len(rows))
-        self._sampler.keep(rows, drafts)
-        for row, length, token_ids in zip(rows.tolist(), lengths.tolist(), drafts, strict=True):
-            self._proposed[row] = (length, len(token_ids))
+        self._sampler.keep(rows, lengths, drafts)
         return drafts
 
     def _run(self, step: ModelInput) -> Tensor:

@@ -32,7 +32,8 @@ class DraftSampler:
         self._rates = [0.5] * len(TEMPERATURES)
         self._num_proposals = 0
         self._current = FIRST
-        self._drawn: dict[int, tuple[int, list[int]]] = {}  # row -> (temperature, drafts)
+        # Row -> (known tokens before the drafts, index of the temperature, drafts).
+        self._drawn: dict[int, tuple[int, int, list[int]]] = {}
 
     @property
     def temperature(self) -> float:
@@ -60,21 +61,28 @@ class DraftSampler:
             logits.div_(TEMPERATURES[self._current])
         return self._sampler.draw_drafts(logits, rows, positions).clamp(min=0)
 
-    def keep(self, rows: np.ndarray, drafts: list[list[int]]) -> None:
-        """Remember which temperature the drafts were drawn at."""
-        for row, token_ids in zip(rows.tolist(), drafts, strict=True):
-            self._drawn[row] = (self._current, token_ids)
+    def keep(self, rows: np.ndarray, lengths: np.ndarray, drafts: list[list[int]]) -> None:
+        """Remember the drafts, for `settle`."""
+        for row, length, token_ids in zip(rows.tolist(), lengths.tolist(), drafts, strict=True):
+            self._drawn[row] = (length, self._current, token_ids)
 
-    def settle(self, row: int, token_ids: list[int], num_accepted: int) -> bool:
-        """Take the result of verifying drafts. Returns whether they are those that were drawn last for the row."""
-        current, drawn = self._drawn.pop(row, (FIRST, []))
-        is_own = bool(token_ids) and drawn[: len(token_ids)] == token_ids
+    def forget(self, row: int) -> None:
+        """Forget the drafts of a row, which another request takes over."""
+        self._drawn.pop(row, None)
+
+    def settle(self, row: int, length: int, token_ids: list[int], num_accepted: int) -> int:
+        """Take the result of verifying drafts that follow `length` known tokens.
+
+        Returns how many drafts were drawn there, if these are among them; otherwise 0.
+        """
+        drawn_length, current, drawn = self._drawn.pop(row, (0, FIRST, []))
+        is_own = drawn_length == length and drawn[: len(token_ids)] == token_ids
         if is_own and self._sampler.state.kind[row] != DrawKind.GREEDY:
             rate = self._rates[current]
             for is_right in [1.0] * num_accepted + [0.0] * (num_accepted < len(token_ids)):
                 rate += MEMORY * (is_right - rate)
             self._rates[current] = rate
-        return is_own
+        return len(drawn) if is_own else 0
 
 
 def to_lists(columns: list[Tensor], members: list[np.ndarray], num_rows: int) -> list[list[int]]:

@@ -51,5 +51,5 @@ class Drafter(Protocol):
     def propose(self, rows: np.ndarray, lengths: np.ndarray, wanted: np.ndarray) -> list[list[int]]:
         """Propose up to `wanted` tokens for each row, whose first `lengths` tokens are in the batch's token pool."""
 
-    def settle(self, row: int, token_ids: list[int], num_accepted: int) -> None:
-        """Take the result of verifying drafts, which may be those of another source."""
+    def settle(self, row: int, length: int, token_ids: list[int], num_accepted: int) -> None:
+        """Take the result of verifying drafts after `length` known tokens; they may be those of another source."""

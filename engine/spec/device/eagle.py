@@ -78,6 +78,7 @@ class Eagle:
         self._progress.apply(plan)
         for new in plan.new_rows:
             self._store.clear(new.row)
+            self._sampler.forget(new.row)
 
     def observe(self, rows: np.ndarray, starts: np.ndarray, counts: np.ndarray, hidden: Tensor) -> None:
         end, full = 0, []
@@ -93,8 +94,8 @@ class Eagle:
             # The token after the run is not known yet.
             self._catch_up(rows[places], starts[places] + counts[places])
 
-    def settle(self, row: int, token_ids: list[int], num_accepted: int) -> None:
-        self._sampler.settle(row, token_ids, num_accepted)
+    def settle(self, row: int, length: int, token_ids: list[int], num_accepted: int) -> None:
+        self._sampler.settle(row, length, token_ids, num_accepted)
 
     @torch.inference_mode()
     def propose(self, rows: np.ndarray, lengths: np.ndarray, wanted: np.ndarray) -> list[list[int]]:
@@ -117,7 +118,7 @@ class Eagle:
                 step = self._batch.make_input(rows[members], positions, np.ones_like(positions))
                 last, carried = self._run(step, carried.index_select(0, places))
         drafts = to_lists(columns, groups, len(rows))
-        self._sampler.keep(rows, drafts)
+        self._sampler.keep(rows, lengths, drafts)
         return drafts
 
     def _catch_up(self, rows: np.ndarray, lengths: np.ndarray) -> None:

@@ -94,6 +94,7 @@ class Medusa(nn.Module):
     def take_plan(self, plan: StepPlan) -> None:
         for new in plan.new_rows:
             self._store.clear(new.row)
+            self._sampler.forget(new.row)
 
     def observe(self, rows: np.ndarray, starts: np.ndarray, counts: np.ndarray, hidden: Tensor) -> None:
         end = 0
@@ -101,8 +102,8 @@ class Medusa(nn.Module):
             end += count
             self._store.append(row, start, hidden[end - count : end])
 
-    def settle(self, row: int, token_ids: list[int], num_accepted: int) -> None:
-        self._sampler.settle(row, token_ids, num_accepted)
+    def settle(self, row: int, length: int, token_ids: list[int], num_accepted: int) -> None:
+        self._sampler.settle(row, length, token_ids, num_accepted)
 
     @torch.inference_mode()
     def propose(self, rows: np.ndarray, lengths: np.ndarray, wanted: np.ndarray) -> list[list[int]]:
@@ -126,7 +127,7 @@ class Medusa(nn.Module):
             columns.append(self._sampler.draw(logits, rows[members], lengths[members] + number))
             groups.append(members)
         drafts = to_lists(columns, groups, len(rows))
-        self._sampler.keep(rows, drafts)
+        self._sampler.keep(rows, lengths, drafts)
         return drafts
 
 

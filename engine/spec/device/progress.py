@@ -68,7 +68,8 @@ class DraftProgress:
         """
         wanted = np.minimum(wanted, self.num_slots[rows] - lengths + 1)
         starts = np.minimum(self.num_computed[rows], lengths - 1)
-        missing = np.where(is_ready, lengths - starts, 0)
+        # A row without a block for its last token waits for the step that allocates it.
+        missing = np.where(is_ready & (lengths <= self.num_slots[rows]), lengths - starts, 0)
         counts = np.clip(np.minimum(missing, MAX_CATCH_UP - np.cumsum(missing) + missing), 0, None)
         is_run = counts > 0
         is_complete = is_run & (counts == lengths - starts) & (wanted > 0)
