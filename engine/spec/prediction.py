@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from engine.core.request import Request
 from engine.spec.ngram import NgramIndex
 
-# After a difference, so many equal tokens are needed to find the place in the prediction again.
-WIDTH = 3
+# So many equal tokens show that the output continues at another place of the prediction.
+WIDTH = 2
+# After more different tokens in a row the place is lost.
+MAX_REPLACED = 3
 
 
 @dataclass(slots=True)
@@ -18,8 +20,8 @@ class _Reading:
 
     index: NgramIndex
     num_read: int = 0  # output tokens compared so far
-    place: int = 0  # the output continues here, if `is_found`
-    is_found: bool = True
+    place: int = 0  # the output probably continues here
+    num_replaced: int = 0  # last tokens that differed, each taken for a replacement of one token
 
 
 class PredictionProposer:
@@ -37,7 +39,7 @@ class PredictionProposer:
         if reading is None:
             reading = self._readings[request.handle] = _Reading(NgramIndex(request.prediction, WIDTH))
         self._read(reading, request)
-        if not reading.is_found:
+        if reading.num_replaced > MAX_REPLACED:
             return ()
         return request.prediction[reading.place : reading.place + limit]
 
@@ -46,18 +48,16 @@ class PredictionProposer:
 
     def _read(self, reading: _Reading, request: Request) -> None:
         """Compare the new output tokens with the prediction."""
-        prediction, start = request.prediction, request.num_prompt_tokens
-        for position in range(start + reading.num_read, request.num_tokens):
-            token_id = request.token_ids[position]
-            if reading.is_found and reading.place < len(prediction) and prediction[reading.place] == token_id:
-                reading.place += 1
-            else:
-                reading.is_found = False
+        prediction = request.prediction
+        for position in range(request.num_prompt_tokens + reading.num_read, request.num_tokens):
+            place = reading.place
+            is_equal = place < len(prediction) and prediction[place] == request.token_ids[position]
+            reading.num_replaced = 0 if is_equal else reading.num_replaced + 1
+            reading.place += 1
         reading.num_read = request.num_output_tokens
-        if reading.is_found or reading.num_read < WIDTH or not reading.index.extend(len(prediction)):
+        if not reading.num_replaced or reading.num_read < WIDTH or not reading.index.extend(len(prediction)):
             return
-        places = reading.index.find(tuple(request.token_ids[-WIDTH:]))
-        if places:
-            # The nearest place after the last one: insertions and changes are the common edits.
-            reading.place = next((place for place in places if place >= reading.place), places[-1])
-            reading.is_found = True
+        if places := reading.index.find(tuple(request.token_ids[-WIDTH:])):
+            # The nearest place: most edits insert or remove a little.
+            reading.place = min(places, key=lambda place: abs(place - reading.place))
+            reading.num_replaced = 0
