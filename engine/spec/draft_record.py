@@ -36,9 +36,11 @@ class SourceRecord:
 
     def note(self, num_drafted: int, num_accepted: int) -> None:
         """Take the result of one verified draft."""
+        # The first results count more than the rate that was assumed before them.
+        weight = max(MEMORY, 1.0 / (3 + self.num_drafted))
         self.num_drafted += num_drafted
         self.num_accepted += num_accepted
-        self.rate = update_rate(self.rate, num_drafted, num_accepted)
+        self.rate = update_rate(self.rate, num_drafted, num_accepted, weight)
         if num_accepted:
             self._pause = MIN_PAUSE
 
@@ -102,8 +104,8 @@ class DraftRecord:
         }
 
 
-def update_rate(rate: float, num_drafted: int, num_accepted: int) -> float:
+def update_rate(rate: float, num_drafted: int, num_accepted: int, weight: float = MEMORY) -> float:
     """Return the moving average after `num_accepted` right tokens and, unless all were right, a wrong one."""
     for _ in range(num_accepted):
-        rate += MEMORY * (1.0 - rate)
-    return rate if num_accepted == num_drafted else rate * (1.0 - MEMORY)
+        rate += weight * (1.0 - rate)
+    return rate if num_accepted == num_drafted else rate * (1.0 - weight)
