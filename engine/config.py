@@ -8,13 +8,15 @@ ResolvedConfig(worker, cache, scheduler)       no "auto" left; logged once, neve
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Literal, get_args
 
 from engine.errors import ConfigError
 from engine.kv_cache_spec import KVCacheGroup, KVCacheSpec, group_layers
+from engine.spec.config import SpeculativeConfig, parse_speculative_config
 
 DEMO_MODEL = str(Path(__file__).resolve().parents[1] / "assets" / "demo_model")
 # Largest number of KV cache blocks chosen automatically, unless the largest batch needs more.
@@ -198,6 +200,13 @@ class EngineConfig:
         default="prefix_aware",
         metadata={"help": "how the replica of a request is chosen, with several replicas"},
     )
+    speculative_config: str | None = field(
+        default=None,
+        metadata={
+            "help": 'JSON object with vLLM\'s keys, such as {"method": "ngram", "num_speculative_tokens": 4}; a method '
+            "is ngram, suffix, draft_model, eagle, eagle3 or medusa, or a list of them. Drafts change no text"
+        },
+    )
     mock_step_ms: float | None = field(
         default=None,
         metadata={
@@ -248,11 +257,28 @@ class EngineConfig:
             raise ConfigError(f"data_parallel_key must have at least {MIN_KEY_LENGTH} characters")
         if self.num_remote_replicas and self.data_parallel_key is None:
             raise ConfigError("replicas on other machines need data_parallel_key")
+        given: object = self.speculative_config
+        if isinstance(given, Mapping):  # as LLM(speculative_config={...}) passes it
+            object.__setattr__(self, "speculative_config", json.dumps(dict(given)))
+        self.read_speculative()
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ConfigError(
                 f"max_num_batched_tokens={self.max_num_batched_tokens} must be at least "
                 f"max_num_seqs={self.max_num_seqs}, so that every running request gets one token a step"
             )
+
+    def read_speculative(self) -> SpeculativeConfig | None:
+        """Return the parsed `speculative_config`; None without one.
+
+        Raises:
+            ConfigError: a key is unknown, or a value is outside its range.
+        """
+        given: object = self.speculative_config
+        if given is None:
+            return None
+        if not isinstance(given, str):
+            raise ConfigError(f"speculative_config={given!r} must be a JSON object")
+        return parse_speculative_config(given)
 
     @property
     def num_remote_replicas(self) -> int:

@@ -77,6 +77,7 @@ class Engine:
         cache_salt: str | None = None,
         deadline_s: float | None = None,
         generated_token_ids: Sequence[Sequence[int]] = (),
+        prediction: str | Sequence[int] | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Stream the outputs of one request; the last one has `finished=True`.
 
@@ -90,6 +91,8 @@ class Engine:
             deadline_s: seconds from now until the request is aborted with RequestTimeout.
             generated_token_ids: for each completion, the tokens that it generated before, here or in another engine.
                 It continues after them, and only new tokens are returned. The seed must be the same.
+            prediction: text or token ids that the output probably contains. With a `speculative_config` they are
+                proposed as drafts; they never change the output.
 
         Raises:
             InvalidRequest, GrammarError: the request is invalid.
@@ -105,7 +108,14 @@ class Engine:
         try:
             async with asyncio.timeout(deadline_s) as deadline:
                 stream = await self._submit(
-                    prompt, params, request_id, priority, cache_salt, arrival_time, generated_token_ids
+                    prompt,
+                    params,
+                    request_id,
+                    priority,
+                    cache_salt,
+                    arrival_time,
+                    generated_token_ids,
+                    prediction,
                 )
         except TimeoutError as error:
             if not deadline.expired():
@@ -292,12 +302,13 @@ class Engine:
         cache_salt: str | None,
         arrival_time: float,
         generated_token_ids: Sequence[Sequence[int]],
+        prediction: str | Sequence[int] | None,
     ) -> OutputStream:
         arrival = Arrival(request_id)
         self._arrivals.add(arrival)
         try:
             return await self._admit(
-                prompt, params, arrival, priority, cache_salt, arrival_time, generated_token_ids
+                prompt, params, arrival, priority, cache_salt, arrival_time, generated_token_ids, prediction
             )
         finally:
             self._arrivals.discard(arrival)
@@ -311,6 +322,7 @@ class Engine:
         cache_salt: str | None,
         arrival_time: float,
         generated_token_ids: Sequence[Sequence[int]],
+        prediction: str | Sequence[int] | None,
     ) -> OutputStream:
         input_processor, request_id = self._input_processor, arrival.request_id
         text, token_ids = await input_processor.encode(prompt)
@@ -318,11 +330,15 @@ class Engine:
         input_processor.check_generated(generated_token_ids, token_ids, params)
         bad_word_ids = await input_processor.encode_bad_words(params)
         input_processor.check_choice(params, bad_word_ids)
+        prediction_ids = []
+        if prediction is not None and self.config.speculative_config is not None:
+            prediction_ids = await input_processor.encode_prediction(prediction)
         self.check_capacity(params.n)
         age_s = time.monotonic() - arrival_time
         message = input_processor.make_request(
-            request_id, token_ids, params, priority, cache_salt, age_s, bad_word_ids, generated_token_ids
-        )
+            request_id, token_ids, params, priority, cache_salt, age_s, bad_word_ids, generated_token_ids,
+            prediction_ids,
+        )  # fmt: skip
         stream = OutputStream(request_id, text, token_ids, params, arrival_time, self._metrics)
         client = self._supervisor.require_client()  # the core may have ended meanwhile
         opening = client.open(message, stream)

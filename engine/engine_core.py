@@ -10,7 +10,7 @@ deliver ◀── Accepted, Refused, NewTokens, CoreStats, KVEvents, EngineSnaps
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any, assert_never
 
@@ -20,6 +20,7 @@ from engine.actors.scheduler import SchedulerActor
 from engine.actors.switch_interval import shorten_switch_interval
 from engine.config import EngineConfig
 from engine.core.kv_cache_manager import KVCacheManager
+from engine.core.request_table import RequestTable
 from engine.core.scheduler import Scheduler
 from engine.errors import ConfigError
 from engine.input.tokenizer import Tokenizer
@@ -33,6 +34,8 @@ from engine.messages import (
     Sleep,
     TakeSnapshot,
 )
+from engine.spec.draft_planner import DraftPlanner
+from engine.spec.step_costs import StepCosts
 from engine.worker.executor import Executor, Loaded
 from grammar import GrammarCompiler, Vocabulary
 
@@ -83,6 +86,7 @@ class EngineCore:
         kv_cache = await asyncio.to_thread(KVCacheManager, resolved.cache)
         if self._publishes_kv_events:
             kv_cache.pool.changes = {}
+        make_drafts = self._find_planner(loaded)
         self.grammar = GrammarActor(
             partial(self._make_compiler, loaded.model_config.vocab_size),
             vocab_size=loaded.model_config.vocab_size,
@@ -90,9 +94,10 @@ class EngineCore:
             send_masks=self.executor.tell,
             tell_scheduler=lambda message: self.scheduler.tell(message),
             deliver=self._deliver,
+            encode=None if make_drafts is None else self._encode,
         )
         self.scheduler = SchedulerActor(
-            Scheduler(resolved.scheduler, kv_cache, self._eos_token_ids),
+            Scheduler(resolved.scheduler, kv_cache, self._eos_token_ids, make_drafts=make_drafts),
             tell_executor=self.executor.tell,
             tell_grammar=self.grammar.tell,
             deliver=self._deliver,
@@ -138,6 +143,15 @@ class EngineCore:
             for other in self._others:
                 if not other.cancelling():  # a second cancel would interrupt the wait for its thread
                     other.cancel()
+
+    def _find_planner(self, loaded: Loaded) -> Callable[[RequestTable], DraftPlanner] | None:
+        """Return what makes the planner of drafts; None without speculative decoding."""
+        config = self._config.read_speculative()
+        return None if config is None else partial(DraftPlanner, config, costs=StepCosts(loaded.step_times))
+
+    def _encode(self, text: str) -> Sequence[int]:
+        assert self._tokenizer is not None, "grammars are refused without a tokenizer"
+        return self._tokenizer.encode(text, add_special_tokens=False)
 
     def _make_compiler(self, vocab_size: int) -> GrammarCompiler:
         assert self._tokenizer is not None, "grammars are refused without a tokenizer"

@@ -74,15 +74,26 @@ class LLM:
         use_tqdm: bool = True,
         priority: int = 0,
         cache_salt: str | None = None,
+        predictions: Sequence[str | Sequence[int] | None] | None = None,
     ) -> list[RequestOutput]:
         """Complete prompts: text, token ids, or {"prompt_token_ids": ids}. Returns one output per prompt, in order.
+
+        Args:
+            predictions: for each prompt, text or token ids that the output probably contains; see `Engine.generate`.
 
         Raises:
             InvalidRequest, GrammarError: a prompt or its parameters cannot be served; all others are aborted.
         """
         listed = list_prompts(prompts)
         params = list_params(sampling_params, len(listed))
-        return self._run(partial(self._generate_all, listed, params, use_tqdm, priority, cache_salt))
+        expected = [None] * len(listed) if predictions is None else list(predictions)
+        if len(expected) != len(listed):
+            raise InvalidRequest(
+                f"predictions has {len(expected)} entries for {len(listed)} prompts", "predictions"
+            )
+        return self._run(
+            partial(self._generate_all, listed, params, use_tqdm, priority, cache_salt, expected)
+        )
 
     def chat(
         self,
@@ -142,18 +153,26 @@ class LLM:
         use_tqdm: bool,
         priority: int,
         cache_salt: str | None,
+        predictions: Sequence[str | Sequence[int] | None],
     ) -> list[RequestOutput]:
         with tqdm(total=len(prompts), desc="Prompts", disable=not use_tqdm, dynamic_ncols=True) as bar:
 
-            async def run_one(prompt: Prompt, each: SamplingParams) -> RequestOutput:
+            async def run_one(
+                prompt: Prompt, each: SamplingParams, prediction: str | Sequence[int] | None
+            ) -> RequestOutput:
                 final = replace(each, output_kind="final")
-                outputs = self._engine.generate(prompt, final, priority=priority, cache_salt=cache_salt)
+                outputs = self._engine.generate(
+                    prompt, final, priority=priority, cache_salt=cache_salt, prediction=prediction
+                )
                 last = [output async for output in outputs][-1]
                 bar.update()
                 return last
 
             async with asyncio.TaskGroup() as tasks:
-                jobs = [tasks.create_task(run_one(*pair)) for pair in zip(prompts, params, strict=True)]
+                jobs = [
+                    tasks.create_task(run_one(*pair))
+                    for pair in zip(prompts, params, predictions, strict=True)
+                ]
         return [job.result() for job in jobs]
 
     def _run(self, work: Work[Result]) -> Result:

@@ -6,7 +6,7 @@
 Inside the core:
 
     Grammar ──AddRequest (matchers ready)──▶ Scheduler
-    Scheduler ──StepPlan──▶ Executor                  Scheduler ──FillMasks, DropMatchers──▶ Grammar
+    Scheduler ──StepPlan──▶ Executor                  Scheduler ──FillMasks, FindDrafts, DropMatchers──▶ Grammar
     Grammar ──StepMasks──▶ Executor                   Grammar ──GrammarReport──▶ Scheduler
     Executor ──StepDone──▶ Scheduler
 
@@ -50,6 +50,7 @@ class AddRequest(msgspec.Struct, frozen=True):
     priority: int = 0  # lower runs first
     cache_salt: str | None = None
     bad_word_ids: list[list[int]] = []
+    prediction_token_ids: list[int] = []  # expected output, a source of drafts
 
 
 class AbortRequest(msgspec.Struct, frozen=True):
@@ -121,6 +122,14 @@ class Refused(msgspec.Struct, frozen=True):
         return EngineError(self.message)
 
 
+class SourceCounts(msgspec.Struct, frozen=True):
+    """Verified drafts of one source since the core started."""
+
+    num_drafts: int = 0
+    num_draft_tokens: int = 0
+    accepted_per_position: list[int] = []
+
+
 class CoreStats(msgspec.Struct, frozen=True):
     """The core's current gauges, and its counters since it started; sent after every step."""
 
@@ -136,6 +145,7 @@ class CoreStats(msgspec.Struct, frozen=True):
     num_cached_blocks: int = 0
     step_gaps_s: list[float] = []  # executor idle times while there was work, since the last message
     mask_times_s: list[float] = []  # durations of filling masks, since the last message
+    drafts: dict[str, SourceCounts] = {}  # by source
 
 
 class KVEvents(msgspec.Struct, frozen=True):
@@ -155,6 +165,7 @@ class NewRow(msgspec.Struct, frozen=True):
     params: SamplingParams
     seed: int
     bad_word_ids: list[list[int]] = []
+    num_cached_tokens: int = 0  # whose KV was found in the prefix cache
 
 
 class StepPlan(msgspec.Struct, frozen=True):
@@ -176,6 +187,7 @@ class StepPlan(msgspec.Struct, frozen=True):
     num_samples: np.ndarray  # [R] int64: 0, or 1 + number of drafts
     is_gated: np.ndarray  # [R] bool: sampling needs the grammar's masks (StepMasks)
     draft_token_ids: np.ndarray  # [sum of num_samples - 1] int64, row after row
+    num_wanted: np.ndarray | None = None  # [R] int64, drafts that the device proposes after the row's tokens
 
     @property
     def num_tokens(self) -> int:
@@ -197,6 +209,26 @@ class FillMasks(msgspec.Struct, frozen=True):
     accepted: list[tuple[int, int]]  # (handle, token id)
     targets: list[MaskTarget]
     ended: list[int] = []  # indices of gated rows whose completions have ended; they need no mask
+
+
+class DraftTarget(msgspec.Struct, frozen=True):
+    """A request with a grammar whose next step may verify drafts."""
+
+    handle: int
+    source: str  # of the drafts; "" if there are none
+    token_ids: list[int]
+    tail: list[int] = []  # last output tokens
+    limit: int = 0  # most tokens of an answer
+
+
+class FindDrafts(msgspec.Struct, frozen=True):
+    """Accept `accepted` in order, then find the forced tokens of the targets, or cut their drafts to what is allowed.
+
+    The answer is a GrammarReport with one DraftTarget for each.
+    """
+
+    accepted: list[tuple[int, int]]  # (handle, token id)
+    targets: list[DraftTarget]
 
 
 class DropMatchers(msgspec.Struct, frozen=True):
@@ -232,6 +264,7 @@ class GrammarReport(msgspec.Struct, frozen=True):
 
     failed: list[GrammarFailed]
     fill_time_s: float | None = None
+    drafts: list[DraftTarget] = []  # answers to FindDrafts
 
 
 class StepDone(msgspec.Struct, frozen=True):
@@ -245,6 +278,9 @@ class StepDone(msgspec.Struct, frozen=True):
     logprobs: dict[int, list[TokenLogprobs]] = {}  # by index, for rows that requested them; one per token
     prompt_logprobs: dict[int, list[TokenLogprobs]] = {}  # by index, in order
     skipped: list[int] = []  # indices of rows not computed, because their last token waits for its mask
+    drafts: dict[int, list[int]] = {}  # by index, tokens that the device proposes after those of this message
+    time_s: float = 0.0  # duration of the step without proposing; 0: not measured
+    draft_time_s: float = 0.0  # duration of proposing
 
 
 class Detail(msgspec.Struct, frozen=True):
@@ -261,6 +297,7 @@ class Detail(msgspec.Struct, frozen=True):
     num_cached_tokens: int = 0
     queue_time_s: float | None = None  # from arrival to the first step
     num_preemptions: int = 0
+    drafts: dict[str, tuple[int, int]] = {}  # source -> (drafted tokens, accepted ones), in the last message
 
 
 class NewTokens(msgspec.Struct, frozen=True):
@@ -277,5 +314,5 @@ CoreInbox = AddRequest | AbortRequest | TakeSnapshot | ResetPrefixCache | Sleep
 CoreOutput = Accepted | Refused | NewTokens | CoreStats | KVEvents | EngineSnapshot | PrefixCacheReset
 SchedulerInbox = AddRequest | AbortRequest | TakeSnapshot | ResetPrefixCache | GrammarReport | StepDone
 ExecutorInbox = StepPlan | StepMasks | Sleep
-GrammarInbox = FillMasks | DropMatchers
+GrammarInbox = FillMasks | FindDrafts | DropMatchers
 DetokenizerInbox = AddRequest | NewTokens

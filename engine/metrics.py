@@ -5,10 +5,11 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 
 import numpy as np
 
-from engine.messages import CoreStats
+from engine.messages import CoreStats, SourceCounts
 
 LATENCY_BUCKETS_S = (
     0.0005,
@@ -102,7 +103,7 @@ class Metrics:
     def note_core_end(self, stats: CoreStats) -> None:
         """Keep the counters of a core that has ended; its gauges went with it."""
         sums = {name: getattr(self.ended_cores, name) + getattr(stats, name) for name in CORE_COUNTERS}
-        self.ended_cores = CoreStats(**sums)
+        self.ended_cores = CoreStats(**sums, drafts=add_counts(self.ended_cores.drafts, stats.drafts))
 
     def make_stats(
         self, core: CoreStats = NO_CORE, num_waiting: int = 0, num_opening: int = 0
@@ -134,6 +135,7 @@ class Metrics:
             num_resumed=self.num_resumed,
             num_resumed_inexact=self.num_resumed_inexact,
             finished=dict(self.finished),
+            drafts=add_counts(ended.drafts, core.drafts),
             histograms=self.histograms(),
         )
 
@@ -149,6 +151,20 @@ class Metrics:
             "step_gap_seconds": self.step_gap.copy(),
             "event_loop_lag_seconds": self.loop_lag.copy(),
         }
+
+
+def add_counts(one: dict[str, SourceCounts], other: dict[str, SourceCounts]) -> dict[str, SourceCounts]:
+    """Return the sums by source."""
+    found = dict(one)
+    for source, counts in other.items():
+        before = found.get(source, SourceCounts())
+        pairs = zip_longest(before.accepted_per_position, counts.accepted_per_position, fillvalue=0)
+        found[source] = SourceCounts(
+            before.num_drafts + counts.num_drafts,
+            before.num_draft_tokens + counts.num_draft_tokens,
+            [sum(pair) for pair in pairs],
+        )
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,6 +206,7 @@ class EngineStats:
     num_resumed: int = 0  # requests that another replica continued
     num_resumed_inexact: int = 0  # of these, by one with other weights, dtype or kernels
     finished: dict[str, int] = field(default_factory=dict)  # by finish reason
+    drafts: dict[str, SourceCounts] = field(default_factory=dict)  # speculative decoding, by source
     histograms: dict[str, Histogram] = field(default_factory=dict)
 
     @property

@@ -69,6 +69,7 @@ class OutputStream:
         self._prompt_logprobs: list[TokenLogprobs | None] = []  # received so far
         self._num_cached_tokens = 0
         self._num_preemptions = 0
+        self._drafts: dict[str, tuple[int, int]] = {}  # source -> (drafted tokens, accepted ones)
         self._first_scheduled_time: float | None = None
         self._first_token_time: float | None = None
         self._last_token_time: float | None = None
@@ -104,6 +105,9 @@ class OutputStream:
             if index == 0:  # the other completions find the blocks that the first one computed
                 self._num_cached_tokens = max(self._num_cached_tokens, detail.num_cached_tokens)
             self._num_preemptions = max(self._num_preemptions, detail.num_preemptions)
+            for source, (num_drafted, num_accepted) in detail.drafts.items():
+                before = self._drafts.get(source, (0, 0))
+                self._drafts[source] = (before[0] + num_drafted, before[1] + num_accepted)
         if delta.finish_reason is not None:
             completion.finish_reason = delta.finish_reason
             completion.stop_reason = delta.stop_reason
@@ -218,6 +222,7 @@ class OutputStream:
             first_token_time=self._first_token_time,
             last_token_time=self._last_token_time,
             num_preemptions=self._num_preemptions,
+            drafts=self._drafts,
         )
 
 

@@ -65,6 +65,8 @@ class RequestMetrics:
     first_token_time: float | None = None
     last_token_time: float | None = None
     num_preemptions: int = 0
+    # Source -> (drafted tokens, accepted ones), over all completions that have ended.
+    drafts: dict[str, tuple[int, int]] = field(default_factory=dict)
 
     @property
     def queue_time(self) -> float | None:

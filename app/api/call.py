@@ -34,6 +34,7 @@ class Call:
 
     Attributes:
         given: the prompts as the request has them, for a reply that repeats them.
+        prediction: text that the answer probably contains.
         judge: validates choices that have ended; None if there is nothing to validate.
     """
 
@@ -49,6 +50,7 @@ class Call:
     thinking: Thinking | None = None
     judge: Judge | None = None
     given: Sequence[Prompt] = ()
+    prediction: str | None = None
     created: int = field(default_factory=lambda: int(time.time()))
 
     async def generate(self, index: int = 0) -> AsyncGenerator[RequestOutput]:
@@ -71,6 +73,7 @@ class Call:
             priority=self.body.priority,
             cache_salt=self.body.cache_salt,
             deadline_s=self.body.deadline_s,
+            prediction=self.prediction,
         )
         try:
             async with aclosing(outputs):

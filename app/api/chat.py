@@ -87,7 +87,11 @@ async def prepare(
     judge = make_judge(context, wanted, thinking, tools)
     echo = messages[-1]["content"] if body.echo and messages[-1]["role"] == "assistant" else ""
     reply_id = make_reply_id(id_prefix, visit, body)
-    call = Call(context, visit, body, reply_id, model, [prompt], sampling, constraint, tools, thinking, judge)
+    prediction = None if body.prediction is None else body.prediction.text
+    call = Call(
+        context, visit, body, reply_id, model, [prompt], sampling, constraint, tools, thinking, judge,
+        prediction=prediction,
+    )  # fmt: skip
     return call, echo
 
 
@@ -166,7 +170,7 @@ def whole_reply(call: Call, output: RequestOutput, echo: str) -> dict[str, Any]:
     reply = {
         **replies.header(call, "chat.completion"),
         "choices": choices,
-        "usage": replies.usage_of([output], replies.num_reasoning_tokens(call)),
+        "usage": replies.usage_of([output], replies.num_reasoning_tokens(call), call.prediction is not None),
     }
     if call.sampling.prompt_logprobs is not None:
         reply["prompt_logprobs"] = replies.prompt_logprobs(output)

@@ -104,7 +104,8 @@ class Chunks:
         prompt = sum(len(output.prompt_token_ids) for output in outputs)
         cached = sum(output.num_cached_tokens for output in outputs)
         num_reasoning = replies.num_reasoning_tokens(self._call)
-        usage = replies.usage(prompt, sum(self._num_tokens.values()), cached, num_reasoning)
+        prediction = None if self._call.prediction is None else replies.count_prediction(outputs)
+        usage = replies.usage(prompt, sum(self._num_tokens.values()), cached, num_reasoning, prediction)
         return frame({**self._header, "choices": [], "usage": usage})
 
     def _choice(self, index: int, content: Any) -> Json:

@@ -88,7 +88,31 @@ class EngineCollector(Collector):
         for level, name in enumerate(SLEEP_STATES):
             sleep.add_metric((*labels, name), float(self.engine.sleep_level == level))
         yield sleep
+        yield from self._drafts(stats, labels)
         yield from self._histograms(stats, labels)
+
+    def _drafts(self, stats: EngineStats, labels: tuple[str, str]) -> Iterator[Metric]:
+        """Yield the counters of speculative decoding, by source of the drafts."""
+        by_source = (*LABELS, "source")
+        drafts = CounterMetricFamily(PREFIX + "spec_decode_num_drafts", "Verified drafts.", labels=by_source)
+        tokens = CounterMetricFamily(
+            PREFIX + "spec_decode_num_draft_tokens", "Tokens of verified drafts.", labels=by_source
+        )
+        accepted = CounterMetricFamily(
+            PREFIX + "spec_decode_num_accepted_tokens", "Accepted draft tokens.", labels=by_source
+        )
+        positions = CounterMetricFamily(
+            PREFIX + "spec_decode_num_accepted_tokens_per_pos",
+            "Accepted draft tokens by position in the draft.",
+            labels=(*by_source, "position"),
+        )
+        for source, counts in stats.drafts.items():
+            drafts.add_metric((*labels, source), counts.num_drafts)
+            tokens.add_metric((*labels, source), counts.num_draft_tokens)
+            accepted.add_metric((*labels, source), sum(counts.accepted_per_position))
+            for position, count in enumerate(counts.accepted_per_position):
+                positions.add_metric((*labels, source, str(position)), count)
+        yield from (drafts, tokens, accepted, positions)
 
     def _plain(self, stats: EngineStats, labels: tuple[str, str]) -> Iterator[Metric]:
         for name, field, text in GAUGES:

@@ -113,6 +113,30 @@ class StructuredOutputs(Options):
     whitespace_pattern: str | None = None
 
 
+class PredictedText(Options):
+    """One text of a prediction."""
+
+    PLACE = "prediction.content"
+
+    type: Literal["text"]
+    text: str
+
+
+class Prediction(Options):
+    """OpenAI's prediction: text that the answer probably contains, used as drafts."""
+
+    PLACE = "prediction"
+
+    type: Literal["content"]
+    content: str | Annotated[list[PredictedText], Field(max_length=MAX_IDS)]
+
+    @property
+    def text(self) -> str:
+        if isinstance(self.content, str):
+            return self.content
+        return "".join(part.text for part in self.content)
+
+
 class GenerationFields(Fields):
     """What chat and text completions have in common."""
 
@@ -195,6 +219,7 @@ class ChatRequest(GenerationFields):
     parallel_tool_calls: bool | None = None
     include_reasoning: bool | None = True
     reasoning_effort: ReasoningEffort | None = None
+    prediction: Prediction | None = None
 
 
 class CompletionRequest(GenerationFields):

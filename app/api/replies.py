@@ -15,11 +15,25 @@ MIN_LOGPROB = -9999.0
 Json = dict[str, Any]
 
 
-def usage(num_prompt: int, num_output: int, num_cached: int, num_reasoning: int | None = None) -> Json:
-    """OpenAI's usage object; thoughts are counted where there may be some."""
-    details = (
-        {} if num_reasoning is None else {"completion_tokens_details": {"reasoning_tokens": num_reasoning}}
-    )
+def usage(
+    num_prompt: int,
+    num_output: int,
+    num_cached: int,
+    num_reasoning: int | None = None,
+    prediction: tuple[int, int] | None = None,
+) -> Json:
+    """Return OpenAI's usage object.
+
+    Args:
+        num_reasoning: tokens of the reasoning; None if there cannot be any.
+        prediction: tokens drafted from the request's prediction, and those accepted; None without a prediction.
+    """
+    more = {} if num_reasoning is None else {"reasoning_tokens": num_reasoning}
+    if prediction is not None:
+        num_drafted, num_accepted = prediction
+        more["accepted_prediction_tokens"] = num_accepted
+        more["rejected_prediction_tokens"] = num_drafted - num_accepted
+    details = {"completion_tokens_details": more} if more else {}
     return {
         "prompt_tokens": num_prompt,
         "completion_tokens": num_output,
@@ -34,7 +48,15 @@ def num_reasoning_tokens(call: Call) -> int | None:
     return None if call.thinking is None or call.judge is None else call.judge.num_reasoning_tokens()
 
 
-def usage_of(outputs: Iterable[RequestOutput], num_reasoning: int | None = None) -> Json:
+def count_prediction(outputs: Iterable[RequestOutput]) -> tuple[int, int]:
+    """Return how many tokens were drafted from the predictions of finished requests, and how many were accepted."""
+    pairs = [output.metrics.drafts.get("prediction", (0, 0)) for output in outputs]
+    return sum(pair[0] for pair in pairs), sum(pair[1] for pair in pairs)
+
+
+def usage_of(
+    outputs: Iterable[RequestOutput], num_reasoning: int | None = None, has_prediction: bool = False
+) -> Json:
     """Usage of finished requests, summed over their prompts and choices."""
     finished = list(outputs)
     return usage(
@@ -42,6 +64,7 @@ def usage_of(outputs: Iterable[RequestOutput], num_reasoning: int | None = None)
         sum(len(choice.token_ids) for output in finished for choice in output.outputs),
         sum(output.num_cached_tokens for output in finished),
         num_reasoning,
+        count_prediction(finished) if has_prediction else None,
     )
 
 

@@ -18,6 +18,7 @@ from engine.messages import (
     Detail,
     DropMatchers,
     FillMasks,
+    FindDrafts,
     GrammarInbox,
     GrammarReport,
     NewTokens,
@@ -25,6 +26,7 @@ from engine.messages import (
     StepMasks,
 )
 from engine.outputs import GrammarInfo
+from engine.spec.forced import ForcedDrafts
 from grammar import CompiledGrammar, GrammarCompiler, GrammarSpec, Matcher
 
 COMPILE_THREADS = 2
@@ -40,6 +42,7 @@ class OpenMatcher:
     handle: int
     matcher: Matcher
     generated_token_ids: list[int]
+    make_matcher: Callable[[], Matcher] | None  # None: there are no drafts
 
 
 class GrammarActor(ThreadActor[GrammarInbox | OpenMatcher | SlowMask]):
@@ -48,6 +51,7 @@ class GrammarActor(ThreadActor[GrammarInbox | OpenMatcher | SlowMask]):
     Args:
         make_compiler: builds the compiler on first use; the vocabulary of a large model takes a second.
         vocab_size: width of the model's logits.
+        encode: text -> token ids, for drafts of forced text; None: there are no drafts.
     """
 
     def __init__(
@@ -58,11 +62,14 @@ class GrammarActor(ThreadActor[GrammarInbox | OpenMatcher | SlowMask]):
         send_masks: Callable[[StepMasks], None],
         tell_scheduler: Callable[[AddRequest | GrammarReport], None],
         deliver: Callable[[Accepted | Refused | NewTokens], None],
+        encode: Callable[[str], Sequence[int]] | None = None,
     ) -> None:
         super().__init__("troupe-grammar")
         self._manager = GrammarManager(vocab_size)
         self._make_compiler = make_compiler
         self._compiler: GrammarCompiler | None = None
+        self._encode = encode
+        self._forced: ForcedDrafts | None = None
         self._timeout_s = timeout_s
         self._send_masks = send_masks
         self._tell_scheduler = tell_scheduler
@@ -100,7 +107,8 @@ class GrammarActor(ThreadActor[GrammarInbox | OpenMatcher | SlowMask]):
             self._deliver(Refused.make(first, error))
             return
         for completion, matcher in zip(message.completions, matchers, strict=True):
-            self.tell(OpenMatcher(completion.handle, matcher, completion.generated_token_ids))
+            make_matcher = None if self._encode is None else compiled.matcher
+            self.tell(OpenMatcher(completion.handle, matcher, completion.generated_token_ids, make_matcher))
         self._deliver(Accepted(first, info))
         self._tell_scheduler(message)
 
@@ -168,13 +176,26 @@ class GrammarActor(ThreadActor[GrammarInbox | OpenMatcher | SlowMask]):
                     masks, failed = self._manager.finish(message)
                     self._send_masks(masks)
                     self.post(self._tell_scheduler, GrammarReport(failed, message.time_s))
-                case OpenMatcher(handle=handle, matcher=matcher, generated_token_ids=generated):
-                    if failed := self._manager.open(handle, matcher, generated):
+                case FindDrafts():
+                    answers, failed = self._manager.find_drafts(message, self._open_forced())
+                    self.post(self._tell_scheduler, GrammarReport(failed, drafts=answers))
+                case OpenMatcher():
+                    if failed := self._manager.open(
+                        message.handle, message.matcher, message.generated_token_ids, message.make_matcher
+                    ):
                         self.post(self._tell_scheduler, GrammarReport(failed))
                 case DropMatchers(handles=handles):
                     self._manager.drop(handles)
                 case _:
                     assert_never(message)
+
+    def _open_forced(self) -> ForcedDrafts:
+        if self._forced is None:
+            assert self._compiler is not None and self._encode is not None, (
+                "only matchers are asked for drafts"
+            )
+            self._forced = ForcedDrafts(self._compiler.vocabulary, self._encode)
+        return self._forced
 
     def _fill_slow(self, mask: SlowMask) -> None:
         """Fill the mask in the pool's thread, and return it to the actor's thread."""

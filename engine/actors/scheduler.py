@@ -63,7 +63,8 @@ class SchedulerActor(Actor[SchedulerInbox]):
                 self.scheduler.add(message)
             case AbortRequest(handles=handles, finish_reason=reason, error=error):
                 self._publish(self.scheduler.abort(handles, reason, error))
-            case GrammarReport(failed=failed, fill_time_s=fill_time_s):
+            case GrammarReport(failed=failed, fill_time_s=fill_time_s, drafts=drafts):
+                self.scheduler.take_answers(drafts)
                 for each in failed:
                     self._publish(self.scheduler.abort([each.handle], each.finish_reason, each.error))
                 if fill_time_s is not None:
@@ -77,11 +78,15 @@ class SchedulerActor(Actor[SchedulerInbox]):
 
     def finish_batch(self) -> None:
         self._order_masks()
+        if (questions := self.scheduler.order_drafts()) is not None:
+            self._tell_grammar(questions)
         while (plan := self.scheduler.schedule()) is not None:
             self._tell_executor(plan)
             self._num_step_tokens += plan.num_tokens
             if self._idle_since is not None:
                 self._step_gaps_s.append(time.monotonic() - self._idle_since)
+                if self.scheduler.drafts is not None:
+                    self.scheduler.drafts.costs.note_gap(self._step_gaps_s[-1])
                 self._idle_since = None
             self._order_masks()
         if not self.scheduler.has_work:
@@ -101,6 +106,7 @@ class SchedulerActor(Actor[SchedulerInbox]):
             *(pool.num_usable, pool.num_free, pool.num_cached),
             step_gaps_s=gaps,
             mask_times_s=mask_times,
+            drafts={} if scheduler.drafts is None else scheduler.drafts.count(),
         )
 
     def _publish_cache_changes(self) -> None:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
 import numpy as np
 
-from engine.messages import FillMasks, GrammarFailed, MaskTarget, StepMasks
+from engine.messages import DraftTarget, FillMasks, FindDrafts, GrammarFailed, MaskTarget, StepMasks
 from engine.outputs import FinishReason
+from engine.spec.forced import ForcedDrafts
 from grammar import GrammarError, Matcher, allocate_bitmask, fill_draft_bitmask, is_panic
 
 Problem = tuple[str, FinishReason]  # why a request cannot go on, and how it ends
@@ -54,6 +55,8 @@ class GrammarManager:
         self._matchers: dict[int, Matcher] = {}
         self._slow: dict[int, int] = {}  # handle of a slow matcher -> quick masks in a row
         self._kept: dict[int, list[int]] = {}  # tokens that slow matchers have not accepted yet
+        # How to make a matcher again, and the tokens that it has accepted: a limit met by a draft spoils it for good.
+        self._histories: dict[int, tuple[Callable[[], Matcher], list[int]]] = {}
         # The last masks took too long: the next are filled one by one, to find the slow matcher.
         self._is_probing = False
 
@@ -61,10 +64,20 @@ class GrammarManager:
         return len(self._matchers)
 
     def open(
-        self, handle: int, matcher: Matcher, generated_token_ids: Sequence[int] = ()
+        self,
+        handle: int,
+        matcher: Matcher,
+        generated_token_ids: Sequence[int] = (),
+        make_matcher: Callable[[], Matcher] | None = None,
     ) -> list[GrammarFailed]:
-        """Add a completion's matcher, and let it accept the tokens generated so far."""
+        """Add a completion's matcher, and let it accept the tokens generated so far.
+
+        Args:
+            make_matcher: makes another one, at the start of the grammar; needed if there are drafts.
+        """
         self._matchers[handle] = matcher
+        if make_matcher is not None:
+            self._histories[handle] = (make_matcher, [])
         return self._accept((handle, token_id) for token_id in generated_token_ids)
 
     def drop(self, handles: Iterable[int]) -> None:
@@ -72,6 +85,42 @@ class GrammarManager:
             self._matchers.pop(handle, None)
             self._slow.pop(handle, None)
             self._kept.pop(handle, None)
+            self._histories.pop(handle, None)
+
+    def find_drafts(
+        self, order: FindDrafts, forced: ForcedDrafts
+    ) -> tuple[list[DraftTarget], list[GrammarFailed]]:
+        """Advance the matchers by the accepted tokens, then answer each target.
+
+        Slow matchers, and those that meet a limit on the way, get no drafts.
+        """
+        failed = self._accept(order.accepted)
+        answers = []
+        for target in order.targets:
+            handle = target.handle
+            answer = DraftTarget(handle, "", [])
+            if handle in self._matchers and handle not in self._slow:
+                start = time.perf_counter()
+                try:
+                    answer = forced.answer(self._matchers[handle], target)
+                except BaseException as error:
+                    if not is_fault(error):
+                        raise
+                if self._matchers[handle].error is not None:
+                    answer = DraftTarget(handle, "", [])
+                    self._make_again(handle)
+                if time.perf_counter() - start > SLOW_MASK_S:
+                    self._slow[handle] = 0
+            answers.append(answer)
+        return answers, failed
+
+    def _make_again(self, handle: int) -> bool:
+        """Replace a matcher that met a limit while it looked at drafts. Returns whether the new one is sound."""
+        if handle not in self._histories:
+            return False
+        make_matcher, token_ids = self._histories[handle]
+        matcher = self._matchers[handle] = make_matcher()
+        return all(accept(matcher, token_id) is None for token_id in token_ids)
 
     def fill(self, order: FillMasks) -> tuple[StepMasks, list[GrammarFailed], list[SlowMask]]:
         """Advance the matchers by the accepted tokens, then fill the masks of the targets that still live.
@@ -99,7 +148,10 @@ class GrammarManager:
         handle, index = mask.target.handle, mask.target.index
         nothing = np.zeros(0, dtype=np.int64)
         failed = []
-        if self._matchers.get(handle) is mask.matcher and mask.problem is not None:
+        is_failed = self._matchers.get(handle) is mask.matcher and mask.problem is not None
+        if is_failed and mask.target.draft_token_ids:
+            is_failed = not self._fill_first(handle, mask.bitmask)
+        if is_failed and mask.problem is not None:
             failed = [self._fail(handle, *mask.problem)]
         if handle not in self._matchers:
             return StepMasks(mask.step_id, nothing, nothing, mask.bitmask[:0], [index]), failed
@@ -123,7 +175,10 @@ class GrammarManager:
             drafts = [target.draft_token_ids for target in group]
             num_rows = sum(1 + len(draft) for draft in drafts)
             matchers = [self._matchers[target.handle] for target in group]
+            rows = list(accumulate((1 + len(draft) for draft in drafts), initial=row))
             for at, problem in fill_rows(matchers, drafts, bitmask[row : row + num_rows]).items():
+                if drafts[at] and self._fill_first(group[at].handle, bitmask[rows[at] : rows[at + 1]]):
+                    continue
                 failed.append(self._fail(group[at].handle, *problem))
             row += num_rows
             is_slow = time.perf_counter() - start > SLOW_MASK_S
@@ -132,9 +187,18 @@ class GrammarManager:
         self._is_probing = is_slow and len(groups) == 1 and len(targets) > 1
         return failed
 
+    def _fill_first(self, handle: int, bitmask: np.ndarray) -> bool:
+        """Fill the mask before the drafts, which caused a failure. Returns whether that went well."""
+        if not self._make_again(handle):
+            return False
+        bitmask[1:] = 0
+        return not fill_rows([self._matchers[handle]], [[]], bitmask[:1])
+
     def _accept(self, tokens: Iterable[tuple[int, int]]) -> list[GrammarFailed]:
         failed = []
         for handle, token_id in tokens:
+            if handle in self._histories:
+                self._histories[handle][1].append(token_id)
             if handle in self._slow:
                 self._kept.setdefault(handle, []).append(token_id)
             elif (

@@ -9,6 +9,7 @@ from engine.core.request_table import RequestTable
 from engine.messages import AddRequest, Detail, NewCompletion
 from engine.outputs import TokenLogprobs
 from engine.sampling_params import find_end_ids
+from engine.spec.draft_record import DraftRecord
 
 
 class RequestStatus(Enum):
@@ -28,6 +29,7 @@ class Request:
         "bad_word_ids",
         "block_hashes",
         "block_ids",
+        "drafts",
         "first_scheduled_time",
         "handle",
         "has_grammar",
@@ -39,6 +41,7 @@ class Request:
         "num_scored",
         "params",
         "pending_prompt_logprobs",
+        "prediction",
         "priority",
         "prompt",
         "queue_key",
@@ -71,6 +74,8 @@ class Request:
         self.arrival_time = now - message.age_s
         self.salt = message.cache_salt
         self.bad_word_ids = message.bad_word_ids
+        self.prediction = message.prediction_token_ids
+        self.drafts: DraftRecord | None = None  # None: the request has no source of drafts
         self.has_grammar = params.grammar is not None
         self.prompt = message.prompt_token_ids  # shared by the completions of one request
         self.token_ids = [*self.prompt, *completion.generated_token_ids]  # prompt, then output

@@ -8,7 +8,7 @@ from engine.core.slot_pool import SlotPool
 
 _FIELDS = (
     "num_computed", "num_planned", "num_in_flight", "num_kv_slots", "max_num_tokens", "num_scheduled",
-    "num_preemptions", "needs_detail", "has_grammar", "score_end",
+    "num_preemptions", "needs_detail", "has_grammar", "score_end", "waits", "wake_at",
 )  # fmt: skip
 
 
@@ -24,6 +24,9 @@ class RequestTable:
     num_preemptions  how often it was preempted; runs planned before the last preemption are void
     needs_detail     its next token needs a Detail, or may end the request
     has_grammar      its tokens need masks
+    waits            1: it drafts, so its next step is planned after the answer of the last one; 2: and after the
+                     grammar thread's answer; 0: its steps overlap
+    wake_at          number of planned tokens at which a request that does not draft looks for drafts again
     score_end        runs that start before this position return prompt logprobs; 0: none needed
     """
 
@@ -47,4 +50,4 @@ class RequestTable:
         self._data = data
         self.num_computed, self.num_planned, self.num_in_flight, self.num_kv_slots = data[:4]
         self.max_num_tokens, self.num_scheduled, self.num_preemptions = data[4:7]
-        self.needs_detail, self.has_grammar, self.score_end = data[7:]
+        self.needs_detail, self.has_grammar, self.score_end, self.waits, self.wake_at = data[7:]

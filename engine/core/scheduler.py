@@ -16,8 +16,8 @@ from __future__ import annotations
 import time
 from bisect import bisect
 from collections import deque
-from collections.abc import Callable, Iterable
-from itertools import chain
+from collections.abc import Callable, Iterable, Sequence
+from itertools import chain, compress
 
 import numpy as np
 
@@ -26,17 +26,20 @@ from engine.core.answer_reader import AnswerReader
 from engine.core.batch import Batch
 from engine.core.kv_cache_manager import KVCacheManager
 from engine.core.request import Request
+from engine.core.request_table import RequestTable
 from engine.core.scheduler_state import SchedulerState
 from engine.core.step import MAX_SCORED_TOKENS, StepChanges, StepRecord
 from engine.messages import (
     AddRequest,
+    DraftTarget,
     FillMasks,
+    FindDrafts,
     NewTokens,
     StepDone,
     StepPlan,
 )
 from engine.outputs import FinishReason
-from engine.spec.proposer import Proposer
+from engine.spec.draft_planner import DraftPlanner
 
 # Known tokens of the requests that one step admits, cached ones included. Hashing, finding and copying a token takes
 # 0.5 us, on the event loop.
@@ -49,7 +52,7 @@ class Scheduler:
     """Plans steps and processes their results. Synchronous; one owner.
 
     Args:
-        proposer: drafts tokens; with one, a step is planned only after the result of the last one.
+        make_drafts: makes the planner of drafts; None: no speculative decoding.
     """
 
     def __init__(
@@ -58,15 +61,16 @@ class Scheduler:
         kv_cache: KVCacheManager,
         eos_token_ids: Iterable[int],
         clock: Callable[[], float] = time.monotonic,
-        proposer: Proposer | None = None,
+        make_drafts: Callable[[RequestTable], DraftPlanner] | None = None,
     ) -> None:
         self.config = config
         self.kv_cache = kv_cache
         self.state = SchedulerState(config, kv_cache, clock)
         self.table = self.state.table
         self._clock = clock
-        self._proposer = proposer
-        self._max_open_steps = config.max_steps_in_flight if proposer is None else 1
+        self.drafts = None if make_drafts is None else make_drafts(self.table)
+        if self.drafts is not None:
+            self.state.on_end = self.drafts.close
         self._eos_token_ids = frozenset(eos_token_ids)
         self._reader = AnswerReader(self.state, self._eos_token_ids)
         self._steps: deque[StepRecord] = deque()
@@ -92,7 +96,10 @@ class Scheduler:
         """Queue the completions of a request, which has been checked against the model length and the cache size."""
         limit, now = self.config.max_model_len, self._clock()
         for completion in message.completions:
-            self.state.add(Request(message, completion, self.table, limit, self._eos_token_ids, now))
+            request = Request(message, completion, self.table, limit, self._eos_token_ids, now)
+            self.state.add(request)
+            if self.drafts is not None:
+                self.drafts.open(request)
 
     def abort(
         self, handles: Iterable[int], finish_reason: FinishReason = "abort", error: str | None = None
@@ -106,8 +113,12 @@ class Scheduler:
 
     def schedule(self) -> StepPlan | None:
         """Plan the next step. Returns None if there is no work or the maximum number of steps is in flight."""
-        if self.num_open_steps >= self._max_open_steps:
+        if self.num_open_steps >= self.config.max_steps_in_flight:
             return None
+        if self.drafts is not None:
+            self._wake_drafts(self.drafts)
+            if self._must_wait():
+                return None
         oldest_step = self._steps[0].step_id if self._steps else self.num_steps
         self.state.drain(oldest_step)
         changes = StepChanges(admission_room=MAX_ADMITTED_TOKENS)
@@ -115,8 +126,8 @@ class Scheduler:
         if self.config.policy == "priority":
             self._displace(changes, oldest_step)
         budget = self._plan_running(changes)
-        if self._proposer is not None:
-            budget -= self._add_drafts(self._proposer, changes, budget)
+        if self.drafts is not None:
+            budget -= self._add_drafts(self.drafts, changes, budget)
         # Preempted requests are admitted in a later step. If none runs, admit now: no later step would be planned.
         if self.state.num_preemptions == num_preemptions or not self.state.running:
             self._admit_waiting(changes, budget)
@@ -166,8 +177,28 @@ class Scheduler:
         planned = table.num_planned[slots]
         counts = planned - table.num_computed[slots]
         is_done = (table.num_in_flight[slots] >= MAX_IN_FLIGHT) | (planned >= table.max_num_tokens[slots])
+        if self.drafts is not None:
+            is_done |= self._find_waiting(slots)
         counts[is_done] = 0
         return counts
+
+    def _find_waiting(self, slots: np.ndarray) -> np.ndarray:
+        """Return which requests draft and wait for their last token, or for the grammar thread."""
+        waits = self.table.waits[slots]
+        return (waits == 2) | ((waits == 1) & (self.table.num_in_flight[slots] > 0))
+
+    def _must_wait(self) -> bool:
+        """Whether so many requests wait that a step of the others would rather split the batch than fill a gap."""
+        slots = self.state.batch.slots
+        is_waiting = self._find_waiting(slots)
+        has_news_coming = self.num_open_steps > 0 or bool((self.table.waits[slots] == 2).any())
+        return has_news_coming and 2 * int(is_waiting.sum()) >= len(slots) > 0
+
+    def _wake_drafts(self, drafts: DraftPlanner) -> None:
+        batch, table = self.state.batch, self.table
+        is_due = table.wake_at[batch.slots] <= table.num_planned[batch.slots]
+        if is_due.any():
+            drafts.wake(compress(batch.requests, is_due.tolist()))
 
     def _count_left(self, num_ahead: int) -> int:
         """Return the budget that remains after the first `num_ahead` running requests."""
@@ -244,26 +275,46 @@ class Scheduler:
                 state.drain(oldest_step)
             changes.add_row(state.start(num_cached))
 
-    def _add_drafts(self, proposer: Proposer, changes: StepChanges, budget: int) -> int:
+    def _add_drafts(self, drafts: DraftPlanner, changes: StepChanges, budget: int) -> int:
         """Schedule draft tokens after the last tokens of requests, as far as blocks are free. Returns their number."""
-        table, num_left = self.table, budget
-        for request in self.state.running:
-            slot, num_tokens = request.slot, request.num_tokens
-            limit = min(num_left, request.max_num_tokens - num_tokens - 1)
-            is_ready = table.num_scheduled[slot] == 1 and request.num_computed_tokens + 1 == num_tokens
-            if not is_ready or limit < 1:
-                continue
-            drafts = list(proposer.propose(request, limit))[:limit]
-            fresh = self.kv_cache.grow(request, num_tokens + len(drafts))
-            if not drafts or fresh is None:
-                continue
-            if fresh:
-                changes.new_blocks.append((request.row, fresh))
-                table.num_kv_slots[slot] = len(request.block_ids) * self.kv_cache.block_size
-            changes.drafts[slot] = drafts
-            table.num_scheduled[slot] += len(drafts)
-            num_left -= len(drafts)
-        return budget - num_left
+        table, batch = self.table, self.state.batch
+        slots = batch.slots
+        counts = table.num_scheduled[slots]
+        is_last = (counts > 0) & (table.num_computed[slots] + counts == table.num_planned[slots])
+        is_ready = is_last & (counts == 1) & (table.waits[slots] == 1) & (table.num_in_flight[slots] == 0)
+        if not is_ready.any():
+            return 0
+        ready = list(compress(batch.requests, is_ready.tolist()))
+        found = drafts.plan(ready, int(counts.sum()), int(is_last.sum()), budget)
+        for request in ready:
+            draft = found.get(request.slot)
+            if draft is not None and self._reserve(
+                request, request.num_tokens + len(draft.token_ids), changes
+            ):
+                changes.drafts[request.slot] = draft
+                table.num_scheduled[request.slot] += len(draft.token_ids)
+        return sum(len(draft.token_ids) for draft in changes.drafts.values())
+
+    def _reserve(self, request: Request, num_tokens: int, changes: StepChanges) -> bool:
+        """Allocate blocks for `num_tokens` tokens if enough are free; drafts preempt nobody."""
+        fresh = self.kv_cache.grow(request, num_tokens)
+        if fresh:
+            changes.new_blocks.append((request.row, fresh))
+            self.table.num_kv_slots[request.slot] = len(request.block_ids) * self.kv_cache.block_size
+        return fresh is not None
+
+    def _count_wanted(
+        self, batch: Batch, ends: np.ndarray, num_samples: np.ndarray, changes: StepChanges
+    ) -> np.ndarray | None:
+        """Return how many drafts the device should propose after each row; their keys and values get blocks."""
+        if self.drafts is None:
+            return None
+        wanted = self.drafts.count_wanted(batch.requests, num_samples > 0)
+        if wanted is not None:
+            for at in np.flatnonzero(wanted).tolist():
+                last = min(int(ends[at] + wanted[at]) + 1, self.config.max_model_len)
+                self._reserve(batch.requests[at], last, changes)
+        return wanted
 
     def _make_step(self, changes: StepChanges) -> StepPlan | None:
         """Make the plan of the scheduled tokens, and count them as computed and sampled.
@@ -279,11 +330,15 @@ class Scheduler:
         slots = batch.slots
         starts = table.num_computed[slots]
         ends = starts + counts
-        drafts = [changes.drafts.get(slot, []) for slot in slots.tolist()] if changes.drafts else []
+        drafts: list[Sequence[int]] = []
         num_samples = (ends == table.num_planned[slots]).astype(np.int64)
-        if drafts:
+        if changes.drafts:
+            drafts = [
+                changes.drafts[slot].token_ids if slot in changes.drafts else () for slot in slots.tolist()
+            ]
             num_drafts = np.array([len(each) for each in drafts], dtype=np.int64)
             num_samples = np.where(ends - num_drafts == table.num_planned[slots], 1 + num_drafts, 0)
+        num_wanted = self._count_wanted(batch, ends, num_samples, changes)
         is_gated = (num_samples > 0) & (table.has_grammar[slots] > 0)
         table.num_computed[slots] = ends
         table.num_planned[slots] += num_samples
@@ -301,6 +356,7 @@ class Scheduler:
             draft_token_ids=np.array(list(chain.from_iterable(drafts)), dtype=np.int64)
             if drafts
             else NO_DRAFTS,
+            num_wanted=num_wanted,
         )
         gated = np.flatnonzero(is_gated).tolist()
         num_preemptions = table.num_preemptions[slots]
@@ -313,12 +369,61 @@ class Scheduler:
     def update(self, done: StepDone) -> NewTokens:
         """Process a step's result: append tokens and end finished requests."""
         step = next(step for step in self._steps if step.step_id == done.step_id)
+        if self.drafts is not None:
+            self._settle_drafts(self.drafts, step, done)
         news = self._reader.read(step, done)
+        if self.drafts is not None:
+            self._take_drafts(self.drafts, step, done)
         if done.is_last:
             if step.gated:  # rows that ended before their mask arrived
                 step.take_back_samples(self.table, step.gated)
             self._steps.remove(step)
         return news
+
+    def order_drafts(self) -> FindDrafts | None:
+        """Return the questions to the grammar thread whose answers the next step waits for; None: there are none."""
+        targets = [] if self.drafts is None else self.drafts.take_questions()
+        if not targets:
+            return None
+        accepted, self._reader.accepted = self._reader.accepted, []
+        return FindDrafts(accepted, targets)
+
+    def take_answers(self, answers: Iterable[DraftTarget]) -> None:
+        """Take the grammar thread's answers to `order_drafts`."""
+        for answer in answers:
+            request = self.state.requests.get(answer.handle)
+            if request is not None and self.drafts is not None:
+                self.drafts.take_answer(request, answer.source, answer.token_ids)
+
+    def _settle_drafts(self, drafts: DraftPlanner, step: StepRecord, done: StepDone) -> None:
+        """Count the accepted drafts, up to the end of the request, and the time of the step."""
+        if done.time_s and not step.is_answered and step.is_decode:
+            drafts.costs.note(int(step.counts.sum()), done.time_s)
+        if not step.drafts:
+            return
+        ends = np.cumsum(done.counts).tolist()
+        for index, count, end in zip(done.indices.tolist(), done.counts.tolist(), ends, strict=True):
+            request = step.batch.requests[index]
+            draft = step.drafts.get(request.slot)
+            if draft is not None and not request.is_finished:
+                token_ids = done.token_ids[end - count : end].tolist()
+                kept = next(
+                    (at + 1 for at, token_id in enumerate(token_ids) if token_id in request.stop_ids), count
+                )
+                drafts.settle(request, draft, min(kept, count - 1))
+
+    def _take_drafts(self, drafts: DraftPlanner, step: StepRecord, done: StepDone) -> None:
+        """Take the device's drafts, and ask for forced tokens after those of this message."""
+        if done.draft_time_s:
+            drafts.costs.note_draft(max(map(len, done.drafts.values()), default=1), done.draft_time_s)
+        slots = step.batch.slots[done.indices]
+        for index in done.indices[self.table.waits[slots] > 0].tolist():
+            request = step.batch.requests[index]
+            if request.is_finished:
+                continue
+            drafts.offer_device(request, done.drafts.get(index, ()))
+            if request.has_grammar:
+                drafts.ask(request)
 
 
 def _get_key(request: Request) -> tuple[float, float, int]:

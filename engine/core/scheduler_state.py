@@ -44,6 +44,7 @@ class SchedulerState:
         self._clock = clock
         self._batch = Batch.make_empty()
         self._is_stale = False  # a request of the batch no longer runs
+        self.on_end: Callable[[Request], None] | None = None  # called with each request that ends
 
     @property
     def batch(self) -> Batch:
@@ -124,7 +125,10 @@ class SchedulerState:
         self.table.needs_detail[request.slot] = True
         self.table.slots.release(request.slot, after_step=self.num_steps - 1)
         del self.requests[request.handle]
-        return request.make_detail(finish_reason=finish_reason, **more)
+        if self.on_end is not None:
+            self.on_end(request)
+        drafts = {} if request.drafts is None else request.drafts.count()
+        return request.make_detail(finish_reason=finish_reason, drafts=drafts, **more)
 
     def _leave(self, request: Request) -> None:
         """Remove the request from the batch; its computed blocks stay in the prefix cache.

@@ -11,6 +11,7 @@ from engine.core.batch import Batch
 from engine.core.request import Request
 from engine.core.request_table import RequestTable
 from engine.messages import MaskTarget, NewRow
+from engine.spec.draft_record import Draft
 
 # Prompt tokens of one step with logprobs. Each costs as much as a sampled token: logits of the whole vocabulary.
 MAX_SCORED_TOKENS = 64
@@ -28,7 +29,7 @@ class StepChanges:
     admission_room: int
     new_rows: list[NewRow] = field(default_factory=list)
     new_blocks: list[tuple[int, list[int]]] = field(default_factory=list)
-    drafts: dict[int, list[int]] = field(default_factory=dict)  # by slot
+    drafts: dict[int, Draft] = field(default_factory=dict)  # by slot
     score_room: int = MAX_SCORED_TOKENS
 
     def limit_scoring(self, request: Request, count: int) -> int:
@@ -53,6 +54,7 @@ class StepChanges:
                 params=params,
                 seed=request.seed,
                 bad_word_ids=request.bad_word_ids,
+                num_cached_tokens=request.num_computed_tokens,
             )
         )
 
@@ -67,9 +69,14 @@ class StepRecord:
     num_preemptions: np.ndarray  # when planned; a higher value later means that the run was discarded
     num_samples: np.ndarray
     gated: list[int]  # indices whose tokens need masks and have not arrived
-    drafts: dict[int, list[int]]  # by slot
+    drafts: dict[int, Draft]  # by slot
     is_answered: bool = False
     ordered: set[int] = field(default_factory=set)  # indices whose masks have been ordered
+
+    @property
+    def is_decode(self) -> bool:
+        """Whether the step computes no prompt, so that its time depends on its number of tokens alone."""
+        return bool((self.counts == self.num_samples).all())
 
     def match(self, indices: np.ndarray) -> Batch:
         """Return the requests of these rows."""
@@ -123,7 +130,10 @@ class StepRecord:
             if is_ready and request.is_finished:
                 ended.append(index)
             elif is_ready:
-                targets.append(MaskTarget(index, request.handle, self.drafts.get(request.slot, [])))
+                draft = self.drafts.get(request.slot)
+                targets.append(
+                    MaskTarget(index, request.handle, [] if draft is None else list(draft.token_ids))
+                )
         if not targets and not ended:
             return None
         self.ordered.update(ended, (target.index for target in targets))

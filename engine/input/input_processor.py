@@ -132,6 +132,22 @@ class InputProcessor:
             return self._encode_forms(forms)
         return await asyncio.to_thread(self._encode_forms, forms)
 
+    async def encode_prediction(self, prediction: str | Sequence[int]) -> list[int]:
+        """Return the token ids of the expected output, at most as many as the model can generate.
+
+        Raises:
+            InvalidRequest: it is neither text nor token ids, or an id is outside the vocabulary.
+        """
+        if isinstance(prediction, str):
+            self._check_length(len(prediction), "prediction")
+            ids: list[int] | None = await self.encode_text(prediction, add_special_tokens=False)
+        else:
+            ids = _read_ids(prediction)
+        if ids is None:
+            raise InvalidRequest("prediction must be text or a list of token ids", "prediction")
+        self._check_ids("prediction", ids)
+        return ids[: self._max_model_len]
+
     def check_choice(self, params: SamplingParams, bad_word_ids: Sequence[Sequence[int]]) -> None:
         """Raise InvalidRequest if the parameters forbid every first token."""
         forbidden = {word[0] for word in bad_word_ids if len(word) == 1}
@@ -182,6 +198,7 @@ class InputProcessor:
         age_s: float = 0.0,
         bad_word_ids: Sequence[list[int]] = (),
         generated_token_ids: Sequence[Sequence[int]] = (),
+        prediction_token_ids: Sequence[int] = (),
     ) -> AddRequest:
         """Return the request with its n completions, which share the prompt's blocks through the prefix cache.
 
@@ -202,6 +219,7 @@ class InputProcessor:
             priority,
             cache_salt,
             list(bad_word_ids),
+            list(prediction_token_ids),
         )
 
     async def _encode_prompt(self, text: str) -> list[int]:

@@ -158,6 +158,8 @@ class DecoderModel(nn.Module):
         self.dtype = dtype
         self.quantization: Quantization | None = None
         self.weights_hash = b""  # set by the loader
+        # Layers whose inputs follow the final hidden state in the result of `forward`; see `engine.spec.device`.
+        self.aux_layers: tuple[int, ...] = ()
         self.specs = config.layer_specs
         self.embed_tokens = make_parameter(config.vocab_size, config.hidden_size, dtype=dtype, device=device)
         ropes = list(dict.fromkeys((spec.rope, spec.head_size) for spec in self.specs))
@@ -195,23 +197,31 @@ class DecoderModel(nn.Module):
             kv_caches: (k_cache, v_cache) per layer, each [num_blocks, block_size, num_kv_heads, head_dim].
             attn_metadata: lengths and cache positions of the requests.
 
-        Returns the final hidden states, [T, D], dtype of the model.
+        Returns the final hidden states, [T, D], dtype of the model; with `aux_layers`, [T, D * (1 + their number)].
         """
         ops = self.ops
         step = self._prepare(ops, positions, kv_caches, attn_metadata)
         hidden, residual = None, F.embedding(input_ids, self.embed_tokens)
         if self._embedding_multiplier != 1:
             residual.mul_(self._embedding_multiplier)
-        if ops.run_layers is not None and self._can_fuse:
+        if ops.run_layers is not None and self._can_fuse and not self.aux_layers:
             return self._run_layers(ops, residual, kv_caches, step)
-        for layer, kv_cache in zip(self.layers, kv_caches, strict=True):
+        aux = []
+        for index, (layer, kv_cache) in enumerate(zip(self.layers, kv_caches, strict=True)):
+            if index in self.aux_layers:
+                aux.append(residual.clone() if hidden is None else residual + hidden)
             hidden, residual = layer(hidden, residual, kv_cache, step)
         assert hidden is not None, "a decoder has at least one layer"
-        return add_norm(hidden, residual, self.norm, ops)
+        if len(self.layers) in self.aux_layers:
+            aux.append(residual + hidden)
+        final = add_norm(hidden, residual, self.norm, ops)
+        return torch.cat([final, *aux], dim=-1) if aux else final
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
-        """Return the logits of hidden states: [R, D] -> [R, V] float32."""
-        logits = self.lm_head(hidden, torch.float32)
+        """Return the logits of final hidden states: [R, D or more] -> [R, V] float32."""
+        size = self.config.hidden_size
+        final = hidden if hidden.shape[-1] == size else hidden[:, :size].contiguous()
+        logits = self.lm_head(final, torch.float32)
         if self.config.logits_multiplier != 1:
             logits *= self.config.logits_multiplier
         cap = self.config.logits_cap

@@ -25,6 +25,8 @@ class Model(Protocol):
         dtype: dtype of the hidden states, and of the weights before they are packed.
         weights_hash: hash of the loaded weights.
         lm_head: output projection, for ops that sample from hidden states directly.
+        embed_tokens: [V, D] input embedding, which draft heads share.
+        aux_layers: layers whose inputs follow the final hidden state in each row of the result, for draft heads.
     """
 
     config: ModelConfig
@@ -32,6 +34,8 @@ class Model(Protocol):
     dtype: torch.dtype
     weights_hash: bytes
     lm_head: Linear
+    embed_tokens: nn.Parameter
+    aux_layers: tuple[int, ...]
 
     def __call__(
         self,

@@ -1,1 +1,1 @@
-"""Speculative decoding: proposers of draft tokens, which the model verifies."""
+"""Speculative decoding: proposers of draft tokens, and the rule for how many are verified."""

@@ -39,6 +39,7 @@ class CacheSizer:
     worker: WorkerConfig
     model: ModelConfig
     kv_specs: Sequence[KVCacheSpec]  # one per layer
+    draft_specs: Sequence[KVCacheSpec] = ()  # layers of a drafter, which share the block tables
 
     def estimate(self, ops: Ops, native: NativeSwap | None) -> ResolvedConfig:
         """Resolve the config for the host.
@@ -109,7 +110,8 @@ class CacheSizer:
 
     @property
     def _bytes_per_block(self) -> int:
-        return compute_bytes_per_block(self.kv_specs, self.config.block_size, choose_kv_dtype(self.worker))
+        specs = [*self.kv_specs, *self.draft_specs]
+        return compute_bytes_per_block(specs, self.config.block_size, choose_kv_dtype(self.worker))
 
     def _resolve(self, free_bytes: int) -> ResolvedConfig:
         resolved = resolve_config(

@@ -158,7 +158,7 @@ class DecodeGraphs:
         self._replays: dict[Recording, Callable[[], None]] = {}
         # Recorded numbers of rows, ascending, by (width, is_shared).
         self._sizes: dict[tuple[int, bool], list[int]] = defaultdict(list)
-        shape = (sizes[-1] * max(widths), model.config.hidden_size)
+        shape = (sizes[-1] * max(widths), model.config.hidden_size * (1 + len(model.aux_layers)))
         self._hidden = torch.zeros(shape, dtype=model.dtype, device=keys.device)
 
     @property

@@ -23,6 +23,9 @@ class Loaded:
     resolved: ResolvedConfig
     model_config: ModelConfig
     timeline: tuple[tuple[str, float], ...] = ()  # (phase, seconds)
+    step_times: tuple[
+        tuple[int, float], ...
+    ] = ()  # (tokens, seconds) of decode steps, for speculative decoding
 
 
 class Executor(Protocol):

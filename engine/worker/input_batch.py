@@ -113,6 +113,13 @@ class InputBatch:
         index = upload(rows * self._stride + positions, self.device)
         self._token_pool.index_copy_(0, index, token_ids.clamp(min=0))
 
+    def list_slots(self, row: int, start: int, end: int) -> np.ndarray:
+        """Return the KV cache slots of the row's positions [start, end)."""
+        positions = np.arange(start, end)
+        blocks = self.block_tables[row, positions // self.block_size].astype(np.int64)
+        slots: np.ndarray = blocks * self.block_size + positions % self.block_size
+        return slots
+
     def token_ids(self, row: int, start: int, end: int) -> Tensor:
         """Return tokens [start, end) of a row, on the device."""
         return self._token_pool[row * self._stride + start : row * self._stride + end]

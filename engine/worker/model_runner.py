@@ -9,9 +9,12 @@ A row whose last token is still parked cannot be computed; it is skipped and the
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
+import msgspec
 import numpy as np
 import torch
 from torch import Tensor
@@ -19,6 +22,7 @@ from torch import Tensor
 from engine.messages import NewRow, StepDone, StepMasks, StepPlan
 from engine.model import Model
 from engine.outputs import TokenLogprobs
+from engine.spec.device.drafter import Drafter
 from engine.worker.device_link import DeviceLink, HostLink, PendingStep
 from engine.worker.fused_head import FusedHead
 from engine.worker.input_batch import InputBatch, ModelInput
@@ -45,6 +49,7 @@ class LaunchedStep:
     runs: SampleRuns = NO_RUNS  # of the sampled rows
     sampled: SampledTokens = NO_TOKENS
     prompt_logprobs: dict[int, SampledLogprobs] = field(default_factory=dict)  # by index in the step
+    start_time: float = 0.0
 
     def list_tensors(self) -> list[Tensor]:
         """Return the tensors whose values `finish` takes, in the same order."""
@@ -68,6 +73,7 @@ class LaunchedStep:
         return StepDone(
             *(self.step_id, self.runs.indices, counts, token_ids[is_kept]),
             *(self.is_last, logprobs, prompt_logprobs, self.skipped),
+            time_s=time.perf_counter() - self.start_time,
         )
 
 
@@ -77,6 +83,7 @@ class ParkedRows:
 
     runs: SampleRuns
     logits: Tensor  # [positions, V] float32
+    start_time: float
 
 
 class ModelRunner:
@@ -85,6 +92,7 @@ class ModelRunner:
     Args:
         link: copies results back from the device; default: for the CPU.
         forward: runs a step through the model; default: `run_model`.
+        drafter: proposes drafts after a step; it has been started on this batch.
     """
 
     def __init__(
@@ -96,6 +104,7 @@ class ModelRunner:
         eos_token_ids: tuple[int, ...],
         link: DeviceLink | None = None,
         forward: Callable[[ModelInput], Tensor] | None = None,
+        drafter: Drafter | None = None,
     ) -> None:
         self.model = model
         self.kv_caches = kv_caches
@@ -109,6 +118,8 @@ class ModelRunner:
         self._eos_token_ids = eos_token_ids
         self._link = link or HostLink()
         self._forward = forward
+        self._drafter = drafter
+        self._last_end = 0.0  # time of the last result
         self._parked: dict[int, ParkedRows] = {}
         self._parked_rows: set[int] = set()
         self._fresh_rows: set[int] = set()  # rows parked by the last step
@@ -143,10 +154,11 @@ class ModelRunner:
         return None if launched is None else self._bring_back(launched)
 
     def _launch(self, plan: StepPlan) -> LaunchedStep | None:
+        start_time = time.perf_counter()
         self._apply(plan)
         self._fresh_rows = set()
         live, skipped = self._split_parked(plan)
-        launched = LaunchedStep(plan.step_id, skipped=skipped)
+        launched = LaunchedStep(plan.step_id, skipped=skipped, start_time=start_time)
         if not len(live):
             return launched
         rows, starts = plan.rows[live], plan.starts[live]
@@ -156,6 +168,8 @@ class ModelRunner:
             model_input = self._groups.mark(model_input, rows, starts, counts)
         # `_forward` is not set to the bound `run_model`: the reference cycle would keep device memory alive.
         hidden = self.run_model(model_input) if self._forward is None else self._forward(model_input)
+        if self._drafter is not None:
+            self._drafter.observe(rows, starts, counts, self._keep_hidden(hidden))
         launched.prompt_logprobs = self._compute_prompt_logprobs(live, rows, starts, counts, hidden)
         num_samples = plan.num_samples[live]
         is_sampled = num_samples > 0
@@ -165,12 +179,14 @@ class ModelRunner:
         last = self._select(hidden, runs.spread(model_input.last_token_index[is_sampled]))
         is_gated = plan.is_gated[live[is_sampled]]
         if not is_gated.any() and self._head.takes(runs.flat_rows):
+            last = last[:, : self.model.config.hidden_size].contiguous()
             self._keep(launched, runs, self._head.sample(last, runs.flat_rows, runs.positions))
             return launched
         logits = self.model.compute_logits(last)
         if is_gated.any():
             is_parked = np.repeat(is_gated, runs.counts)
-            self._park(plan.step_id, runs.select(is_gated), self._select(logits, np.flatnonzero(is_parked)))
+            parked_logits = self._select(logits, np.flatnonzero(is_parked))
+            self._park(plan.step_id, ParkedRows(runs.select(is_gated), parked_logits, start_time))
             has_nothing = is_gated.all() and is_sampled.all() and not skipped and not launched.prompt_logprobs
             if has_nothing:
                 return None
@@ -187,10 +203,10 @@ class ModelRunner:
         is_ready, is_over = np.isin(runs.indices, masks.indices), np.isin(runs.indices, masks.ended)
         is_left = ~(is_ready | is_over)
         self._parked_rows.difference_update(runs.rows[~is_left].tolist())
-        launched = LaunchedStep(masks.step_id, is_last=not is_left.any())
+        launched = LaunchedStep(masks.step_id, is_last=not is_left.any(), start_time=parked.start_time)
         if is_left.any():
             rest = self._select(parked.logits, np.flatnonzero(np.repeat(is_left, runs.counts)))
-            self._parked[masks.step_id] = ParkedRows(runs.select(is_left), rest)
+            self._parked[masks.step_id] = ParkedRows(runs.select(is_left), rest, parked.start_time)
         # Masks of skipped rows are unused: those rows are not parked.
         is_used = np.isin(masks.indices, runs.indices)
         logits = self._select(parked.logits, np.flatnonzero(np.repeat(is_ready, runs.counts)))
@@ -199,14 +215,59 @@ class ModelRunner:
         return launched
 
     def _bring_back(self, launched: LaunchedStep) -> StepDone | PendingStep:
-        pending = PendingStep(self._link.fetch(launched.list_tensors()), launched.finish)
+        pending = PendingStep(self._link.fetch(launched.list_tensors()), partial(self._finish, launched))
         return pending.wait() if self._link.is_immediate else pending
+
+    def _finish(self, launched: LaunchedStep, arrays: list[np.ndarray]) -> StepDone:
+        """Make the StepDone, and propose drafts after its tokens."""
+        # A step that was launched before the last one ended began when that one ended.
+        launched.start_time = max(launched.start_time, self._last_end)
+        done = launched.finish(arrays)
+        self._last_end = time.perf_counter()
+        runs, drafter = launched.runs, self._drafter
+        if drafter is None or not len(runs.rows):
+            return done
+        self._settle(drafter, runs, done.counts)
+        if runs.wanted is None:
+            return done
+        last = np.cumsum(done.counts) - 1
+        is_asked = (runs.wanted > 0) & (done.token_ids[last] >= 0)
+        if not is_asked.any():
+            return done
+        lengths = runs.ends - runs.counts + done.counts + 1
+        found = drafter.propose(runs.rows[is_asked], lengths[is_asked], runs.wanted[is_asked])
+        drafts = {
+            index: drafts
+            for index, drafts in zip(runs.indices[is_asked].tolist(), found, strict=True)
+            if drafts
+        }
+        seconds, self._last_end = time.perf_counter() - self._last_end, time.perf_counter()
+        return msgspec.structs.replace(done, drafts=drafts, draft_time_s=seconds)
+
+    def _settle(self, drafter: Drafter, runs: SampleRuns, counts: np.ndarray) -> None:
+        """Tell the drafter which drafts were accepted."""
+        if not runs.has_drafts:
+            return
+        end, lengths = 0, runs.ends - runs.counts + 1
+        numbers = zip(
+            runs.rows.tolist(), lengths.tolist(), (runs.counts - 1).tolist(), counts.tolist(), strict=True
+        )
+        for row, length, num_drafts, kept in numbers:
+            end += num_drafts
+            if num_drafts:
+                drafter.settle(row, length, runs.draft_token_ids[end - num_drafts : end].tolist(), kept - 1)
+
+    def _keep_hidden(self, hidden: Tensor) -> Tensor:
+        """Return hidden states that stay valid; recorded graphs overwrite theirs in the next step."""
+        return hidden if self._forward is None else hidden.clone()
 
     def _apply(self, plan: StepPlan) -> None:
         for row in plan.removed_rows:
             self.state.remove(row)
             self._prompt_logprobs.pop(row, None)
         self.batch.apply(plan)
+        if self._drafter is not None:
+            self._drafter.take_plan(plan)
         for new_row in plan.new_rows:
             self._add(new_row)
 
@@ -238,11 +299,14 @@ class ModelRunner:
         Skipped rows have no drafts: their last token was not known when the step was planned.
         """
         ends = plan.starts[indices] + plan.num_scheduled_tokens[indices]
-        return SampleRuns(indices, plan.rows[indices], ends, plan.num_samples[indices], plan.draft_token_ids)
+        wanted = None if plan.num_wanted is None else plan.num_wanted[indices]
+        return SampleRuns(
+            indices, plan.rows[indices], ends, plan.num_samples[indices], plan.draft_token_ids, wanted
+        )
 
-    def _park(self, step_id: int, runs: SampleRuns, logits: Tensor) -> None:
-        self._parked[step_id] = ParkedRows(runs, logits)
-        self._fresh_rows = set(runs.rows.tolist())
+    def _park(self, step_id: int, parked: ParkedRows) -> None:
+        self._parked[step_id] = parked
+        self._fresh_rows = set(parked.runs.rows.tolist())
         self._parked_rows |= self._fresh_rows
 
     def _sample(

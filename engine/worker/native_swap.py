@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from typing import Protocol
 
 import torch
 
-from engine.model import Model, ModelConfig
+from engine.model import ModelConfig
 from engine.model.weight_memory import estimate_head_copy
 from kernels import Ops
 from kernels.cpu import NativeBuild, count_native_threads, make_native_ops
@@ -20,6 +21,17 @@ from kernels.cpu.scratch import estimate_scratch
 from kernels.ops import StepShape
 
 logger = logging.getLogger("troupe.worker")
+
+
+class Repackable(Protocol):
+    """A model or drafter whose matrices can be moved to other ops."""
+
+    @property
+    def ops(self) -> Ops:
+        """The kernels that it calls."""
+
+    def repack(self, ops: Ops) -> Iterator[None]:
+        """Move to other ops, one matrix per iteration."""
 
 
 class NativeSwap:
@@ -66,7 +78,7 @@ class NativeSwap:
         """Whether the build has ended and the model has not been moved yet."""
         return not self._is_over and self._build.is_done
 
-    def move_next(self, model: Model) -> None:
+    def move_next(self, model: Repackable) -> None:
         """Repack one more matrix of the model; the last call sets `model.ops`. Call it between two steps.
 
         Repacking does not change values, so steps may run between calls.

@@ -11,8 +11,10 @@ The largest steps are run to measure their memory before the KV cache gets the r
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator
 
+import msgspec
 import numpy as np
 
 from engine.config import SchedulerConfig
@@ -20,6 +22,7 @@ from engine.core.step import MAX_SCORED_TOKENS
 from engine.messages import NewRow, StepMasks, StepPlan
 from engine.sampling_params import SamplingParams
 from engine.worker.decode_graphs import DecodeGraphs
+from engine.worker.device_link import PendingStep
 from engine.worker.model_runner import ModelRunner
 
 FILTERED = SamplingParams(max_tokens=2, temperature=0.7, top_p=0.9, seed=0)
@@ -30,6 +33,9 @@ DRAWS = (
     SamplingParams(max_tokens=2, temperature=0.7, min_p=0.1, seed=0),
     SamplingParams(max_tokens=2, temperature=0.7, seed=0),
 )
+MEASURED = SamplingParams(max_tokens=2, temperature=0.7, seed=0)
+MEASURED_SIZES = (1, 2, 3, 4, 5, 6, 8, 16, 32, 64, 128, 256)
+MEASURED_WIDTH = 8  # tokens of a row
 # Attention treats runs of up to 16 tokens as drafts, longer ones as prompts.
 DRAFT_LEN, PROMPT_LEN = 16, 20
 # These options need the most copies of the logits.
@@ -89,6 +95,35 @@ def run_steps(runner: ModelRunner, steps: Iterable[StepPlan | StepMasks]) -> Non
     """Launch the steps and drop their results."""
     for step in steps:
         runner.execute(step) if isinstance(step, StepPlan) else runner.sample_gated(step)
+
+
+def list_measured_steps(scheduler: SchedulerConfig, vocab_size: int) -> Iterator[list[StepPlan]]:
+    """Yield groups of equal steps, each of rows with a few tokens that are all sampled, from one token on."""
+    for size in MEASURED_SIZES:
+        num_rows = -(-size // MEASURED_WIDTH)
+        if num_rows > scheduler.max_num_seqs or size > scheduler.max_num_batched_tokens:
+            return
+        counts = np.full(num_rows, size // num_rows)
+        if counts[0] > scheduler.max_model_len:
+            return
+        new_rows = [NewRow(row, np.zeros(1, np.int64), 1, [], MEASURED, 0) for row in range(num_rows)]
+        steps = [
+            _make_step(number, new_rows if number == 0 else [], 0 * counts, counts) for number in range(4)
+        ]
+        drafts = np.zeros(int((counts - 1).sum()), dtype=np.int64)
+        yield [msgspec.structs.replace(step, num_samples=counts, draft_token_ids=drafts) for step in steps]
+
+
+def run_timed(runner: ModelRunner, steps: Iterable[StepPlan]) -> list[float]:
+    """Run steps one after the other. Returns their times in seconds."""
+    times = []
+    for step in steps:
+        start = time.perf_counter()
+        answer = runner.execute(step)
+        if isinstance(answer, PendingStep):
+            answer.wait()
+        times.append(time.perf_counter() - start)
+    return times
 
 
 def record_first(graphs: DecodeGraphs | None) -> None:

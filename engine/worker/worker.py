@@ -9,7 +9,7 @@ load ─▶ (config resolved, cache allocated) ─▶ warm_up ─▶ execute, sa
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from enum import IntEnum
@@ -19,9 +19,12 @@ import torch
 from engine.config import EngineConfig, ResolvedConfig
 from engine.core.block_hash import compute_fingerprint
 from engine.host_memory import measure_host_memory
+from engine.kv_cache_spec import KVCacheSpec
 from engine.messages import StepDone, StepMasks, StepPlan
-from engine.model import Model, load_model, read_model_config
+from engine.model import Model, ModelConfig, load_model, read_model_config
 from engine.model.transformers_config import TransformersConfig
+from engine.spec.device.drafter import Drafter
+from engine.spec.device.load import load_drafter
 from engine.worker.cache_sizer import CacheSizer
 from engine.worker.cuda_link import CudaGraphRecorder
 from engine.worker.decode_graphs import DecodeGraphs
@@ -35,12 +38,21 @@ from engine.worker.model_runner import ModelRunner
 from engine.worker.native_swap import NativeSwap
 from engine.worker.ops_choice import note_rounding, start_ops
 from engine.worker.sampling.state import SamplingState
-from engine.worker.warm_up import list_largest_steps, list_warm_up, record_first, run_steps
+from engine.worker.warm_up import (
+    list_largest_steps,
+    list_measured_steps,
+    list_warm_up,
+    record_first,
+    run_steps,
+    run_timed,
+)
 from engine.worker.weight_moves import list_tensors, move_tensors
 
 # Under constant load, one chore runs after this many steps. Recording a graph waits for the device; repacking one
 # matrix takes less time than a step.
 STEPS_PER_RECORDING, STEPS_PER_MOVE = 64, 4
+# Steps are measured at the start for about so many seconds.
+MEASURE_S = 1.0
 
 
 class WorkerState(IntEnum):
@@ -67,6 +79,9 @@ class Worker:
         self._native: NativeSwap | None = None
         self._graphs: DecodeGraphs | None = None
         self._runner: ModelRunner | None = None
+        self._drafter: Drafter | None = None
+        self._draft_caches: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._draft_native: NativeSwap | None = None
         self._num_steps = 0
 
     @property
@@ -101,8 +116,9 @@ class Worker:
             self.reset()
         with self._phase("warm-up"):
             self.warm_up()
+        step_times = () if self._speculative is None else self._measure_steps()
         self.state = WorkerState.READY
-        return Loaded(self.resolved, self.model_config, tuple(self._timeline))
+        return Loaded(self.resolved, self.model_config, tuple(self._timeline), step_times)
 
     def reset(self) -> None:
         """Start with an empty batch on the same weights, cache memory and recorded graphs."""
@@ -112,8 +128,17 @@ class Worker:
         batch = InputBatch(scheduler.max_num_seqs, scheduler.max_model_len, cache.block_size, self.device)
         state = SamplingState(scheduler.max_num_seqs, self.model_config.vocab_size, self.device)
         self._runner = ModelRunner(
-            self.model, self.kv_caches, batch, state, self._eos_token_ids, self._link, self._graphs
+            self.model,
+            self.kv_caches,
+            batch,
+            state,
+            self._eos_token_ids,
+            self._link,
+            self._graphs,
+            self._drafter,
         )
+        if self._drafter is not None:
+            self._drafter.start(batch, self._runner.sampler, self._draft_caches)
 
     def sleep(self, level: int) -> None:
         """Free the memory that this level does not hold, see WorkerState."""
@@ -146,7 +171,7 @@ class Worker:
 
     def _free_memory(self) -> None:
         if self.state is WorkerState.ASLEEP_2:
-            self._model = self._native = None
+            self._model = self._native = self._drafter = self._draft_native = None
         self._drop_cache()
         if self.state is WorkerState.ASLEEP_1 and self.device.type != "cpu":
             move_tensors(list_tensors(self.model), torch.device("cpu"))
@@ -156,7 +181,7 @@ class Worker:
     def _drop_cache(self) -> None:
         """Drop everything whose size depends on the cache or the rows."""
         self._runner = self._graphs = None
-        self.kv_caches = []
+        self.kv_caches, self._draft_caches = [], []
         if self._model is not None:
             self._model.release_positions()
 
@@ -186,6 +211,8 @@ class Worker:
             self._graphs.record_next()
         elif self._native is not None and self._native.has_move:
             self._native.move_next(self.model)
+        elif self._draft_native is not None and self._draft_native.has_move and self._drafter is not None:
+            self._draft_native.move_next(self._drafter)
         else:
             return False
         return True
@@ -223,9 +250,19 @@ class Worker:
             ops=ops,
             quantization=None if config.quantization == "none" else config.quantization,
         )
+        self._speculative = self.config.read_speculative()
+        if self._speculative is not None and self._speculative.device_method is not None:
+            # Ops of its own: native ops keep what they computed for one model.
+            draft_ops, self._draft_native = start_ops(config, dtype, self.config.num_threads)
+            self._drafter = load_drafter(self._speculative, self.model, draft_ops, self.device)
+        if self._drafter is not None:
+            self.model.aux_layers = self._drafter.aux_layers
 
     def _size_cache(self) -> ResolvedConfig:
-        sizer = CacheSizer(self.config, self._worker_config, self.model_config, self.model.kv_specs())
+        draft_specs = () if self._drafter is None else self._drafter.kv_specs()
+        sizer = CacheSizer(
+            self.config, self._worker_config, self.model_config, self.model.kv_specs(), draft_specs
+        )
         if self._memory is not None:
             return sizer.measure(self._memory, self._run_largest_steps)
         return sizer.estimate(self.model.ops, self._native)
@@ -251,20 +288,35 @@ class Worker:
             self._drop_cache()
 
     def _make_caches(self) -> None:
+        self.kv_caches = self._allocate(self.model.kv_specs())
+        self._draft_caches = [] if self._drafter is None else self._allocate(self._drafter.kv_specs())
+        self.model.limit_positions(self.resolved.max_model_len)
+        if self.device.type == "cuda":
+            # Recorded graphs contain the tables' addresses, so the tables must not be reallocated later.
+            self.model.reserve_positions(self.resolved.max_model_len)
+        self._graphs = self._make_graphs()
+
+    def _allocate(self, specs: Sequence[KVCacheSpec]) -> list[tuple[torch.Tensor, torch.Tensor]]:
         cache = self.resolved.cache
-        self.kv_caches = allocate_kv_cache(
-            self.model.kv_specs(),
+        return allocate_kv_cache(
+            specs,
             cache.num_blocks,
             cache.block_size,
             choose_kv_dtype(self._worker_config),
             self.device,
             free_bytes=measure_host_memory()[1] if self.device.type == "cpu" else None,
         )
-        self.model.limit_positions(self.resolved.max_model_len)
-        if self.device.type == "cuda":
-            # Recorded graphs contain the tables' addresses, so the tables must not be reallocated later.
-            self.model.reserve_positions(self.resolved.max_model_len)
-        self._graphs = self._make_graphs()
+
+    def _measure_steps(self) -> tuple[tuple[int, float], ...]:
+        """Measure steps of several sizes, for the choice of how many drafts to verify."""
+        scheduler, found = self.resolved.scheduler, []
+        deadline = time.perf_counter() + MEASURE_S
+        for steps in list_measured_steps(scheduler, self.model_config.vocab_size):
+            if time.perf_counter() > deadline:
+                break
+            found.append((steps[0].num_tokens, min(run_timed(self.runner, steps))))
+            self.reset()
+        return tuple(found)
 
     def _make_graphs(self) -> DecodeGraphs | None:
         """Return decode graphs if the config enables them and the model allows it."""
@@ -273,6 +325,15 @@ class Worker:
         if not self.resolved.worker.enable_cuda_graphs or not is_static:
             return None
         scheduler = self.resolved.scheduler
+        widths = [1]
+        if self._speculative is not None:
+            # Steps in which every row verifies the same number of drafts.
+            widths += [1 + count for count in (1, 3, 7) if count <= self._speculative.num_speculative_tokens]
         return DecodeGraphs(
-            self.model, self.kv_caches, scheduler.max_num_seqs, scheduler.max_model_len, CudaGraphRecorder()
+            self.model,
+            self.kv_caches,
+            scheduler.max_num_seqs,
+            scheduler.max_model_len,
+            CudaGraphRecorder(),
+            widths,
         )

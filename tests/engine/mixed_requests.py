@@ -48,7 +48,10 @@ class Completion(NamedTuple):
     logprobs: list[tuple[int, float]] | None  # of the sampled tokens
 
 
-def make_mixed_requests(seed: int = 0, vocab_size: int = 400) -> list[MixedRequest]:
+def make_mixed_requests(
+    seed: int = 0, vocab_size: int = 400, num_requests: int = NUM_REQUESTS
+) -> list[MixedRequest]:
+    """Requests of every kind in turn; half of them have a grammar, and every second repeats parts of its prompt."""
     chance = random.Random(seed)
     shared = [[chance.randrange(5, vocab_size) for _ in range(60)] for _ in range(3)]
     kinds: list[dict[str, Any]] = [
@@ -72,10 +75,18 @@ def make_mixed_requests(seed: int = 0, vocab_size: int = 400) -> list[MixedReque
         {"grammar": GrammarSpec.json_schema(SCHEMA), "n": 2, "repetition_penalty": 1.2},
         {"grammar": GrammarSpec.regex(r"[a-f]{3}(-[0-9]{2,4}){1,3}")},
         {"grammar": GrammarSpec.choice(["alpha", "beta", "alphabet"]), "temperature": 0.0},
+        {"grammar": GrammarSpec.json_schema(SCHEMA), "temperature": 1.2, "logprobs": 0},
+        {"grammar": GrammarSpec.json_schema(SCHEMA), "temperature": 0.7, "top_k": 20, "stop": ("blue",)},
+        {"grammar": GrammarSpec.json_schema(SCHEMA), "frequency_penalty": 0.5, "temperature": 0.7},
+        {"grammar": GrammarSpec.regex(r"(ab|cd){2,9}e"), "n": 2, "temperature": 1.2, "logprobs": 1},
+        {"temperature": 0.7, "logprobs": 1, "presence_penalty": 0.4},
+        {"temperature": 1.2, "stop": ("in", "on"), "n": 2},
     ]
     requests = []
-    for number in range(NUM_REQUESTS):
+    for number in range(num_requests):
         prompt = [chance.randrange(5, vocab_size) for _ in range(chance.choice([1, 7, 16, 33, 90, 170]))]
+        if number % 2:
+            prompt = prompt + prompt[-12:] + prompt[:30]
         if number % 3 == 0:
             prompt = shared[number % 9 // 3] + prompt
         kind = kinds[number % len(kinds)]

@@ -10,7 +10,7 @@ import pytest
 
 from engine import Engine, EngineConfig
 from engine.core.request import Request
-from engine.core.scheduler import Scheduler
+from engine.spec.draft_planner import DraftPlanner
 from tests.engine.mixed_requests import TIGHT, Completion, make_mixed_requests, run_mixed
 
 MakeConfig = Callable[..., EngineConfig]
@@ -35,6 +35,8 @@ async def find_answers(
 class Oracle:
     """Knows how requests go on, and says so rightly, wrongly, or rightly for two tokens only."""
 
+    name = "oracle"
+
     def __init__(self, answers: list[list[Completion]]) -> None:
         self.answers = answers
         self.chance = random.Random(5)
@@ -50,6 +52,9 @@ class Oracle:
         self.num_drafted += len(drafts)
         return drafts
 
+    def forget(self, request: Request) -> None:
+        """Nothing is kept."""
+
 
 async def test_drafts_change_no_text(
     make_config: MakeConfig,
@@ -58,8 +63,9 @@ async def test_drafts_change_no_text(
 ) -> None:
     expected = await find_answers(make_config, answers)
     oracle = Oracle(expected)
-    monkeypatch.setattr("engine.engine_core.Scheduler", partial(Scheduler, proposer=oracle))
-    async with Engine(make_config(**TIGHT)) as engine:
+    monkeypatch.setattr("engine.engine_core.DraftPlanner", partial(DraftPlanner, proposers=[oracle]))
+    config = make_config(**TIGHT, speculative_config={"method": "ngram", "adaptive": False})
+    async with Engine(config) as engine:
         assert await run_mixed(engine, make_mixed_requests()) == expected
         stats = engine.stats()
         assert stats.num_free_blocks == stats.num_blocks

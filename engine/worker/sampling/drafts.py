@@ -26,6 +26,7 @@ class SampleRuns:
     ends: np.ndarray  # [R] position of the token sampled after the row's last draft
     counts: np.ndarray  # [R] positions of the row, at least 1
     draft_token_ids: np.ndarray  # [N - R] row after row
+    wanted: np.ndarray | None = None  # [R] drafts to propose after the row's tokens; None: none
 
     @property
     def has_drafts(self) -> bool:
@@ -58,8 +59,14 @@ class SampleRuns:
         drafts = self.draft_token_ids
         if self.has_drafts:
             drafts = drafts[np.repeat(is_kept, self.counts - 1)]
+        wanted = None if self.wanted is None else self.wanted[is_kept]
         return SampleRuns(
-            self.indices[is_kept], self.rows[is_kept], self.ends[is_kept], self.counts[is_kept], drafts
+            self.indices[is_kept],
+            self.rows[is_kept],
+            self.ends[is_kept],
+            self.counts[is_kept],
+            drafts,
+            wanted,
         )
 
     def index_of(self, place: int) -> int:

@@ -84,6 +84,22 @@ class Sampler:
             return SampledTokens(token_ids)
         return SampledTokens(token_ids, [self._compute_logprobs(raw, wants_logprobs, rows, token_ids, masks)])
 
+    def draw_drafts(self, logits: Tensor, rows: np.ndarray, positions: np.ndarray) -> Tensor:
+        """Draw tokens as `sample` does from a drafter's logits, without masks; no history changes.
+
+        Args:
+            logits: [R, V] float32; overwritten.
+            rows: [R] distinct rows of the state.
+            positions: [R] position in the sequence of the token being drawn.
+
+        Returns [R] int64, -1 if a row has no token.
+        """
+        flags = self.state.flags[rows]
+        used_flags = int(np.bitwise_or.reduce(flags))
+        if used_flags & EDIT_FLAGS:
+            self._edit(logits, rows, positions, flags, used_flags, None)
+        return self._draw(logits, rows, positions)
+
     def _check_shapes(
         self, logits: Tensor, rows: np.ndarray, positions: np.ndarray, bitmask: np.ndarray | None
     ) -> None:

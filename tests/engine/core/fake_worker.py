@@ -41,6 +41,8 @@ def reference_output(
 class RandomProposer:
     """Drafts what the model will say, something else, or first the one and then the other."""
 
+    name = "random"
+
     def __init__(self, chance: random.Random, window: int | None = None) -> None:
         self._chance = chance
         self._window = window
@@ -54,6 +56,9 @@ class RandomProposer:
             wrong = (right + self._chance.randrange(1, VOCAB)) % VOCAB
             tokens.append(right if number < num_right else wrong)
         return tokens[request.num_tokens :]
+
+    def forget(self, request: Request) -> None:
+        """Nothing is kept."""
 
 
 def make_array(numbers: Iterable[int]) -> np.ndarray:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import itertools
 import random
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -19,7 +21,9 @@ from engine.kv_cache_spec import KVCacheGroup, KVCacheSpec
 from engine.messages import (
     AddRequest,
     Detail,
+    DraftTarget,
     FillMasks,
+    FindDrafts,
     MaskTarget,
     NewCompletion,
     NewTokens,
@@ -28,7 +32,10 @@ from engine.messages import (
     StepPlan,
 )
 from engine.sampling_params import SamplingParams
+from engine.spec.config import SpeculativeConfig
+from engine.spec.draft_planner import DraftPlanner
 from engine.spec.proposer import Proposer
+from engine.spec.step_costs import StepCosts
 from grammar import GrammarSpec
 from tests.engine.core.fake_worker import EOS, FakeWorker, make_array, reference_output
 
@@ -87,6 +94,20 @@ def make_masks(step_id: int, targets: list[MaskTarget], ended: Sequence[int] = (
     return StepMasks(step_id, indices, counts, np.full((counts.sum(), 4), -1, np.int32), list(ended))
 
 
+def make_planner(
+    proposers: Sequence[Proposer], costs: StepCosts | None = None, **settings: Any
+) -> Callable[[RequestTable], DraftPlanner]:
+    """A planner with these sources; it drafts as much as it can unless told otherwise."""
+    config = SpeculativeConfig(method=("ngram",), **({"adaptive": False} | settings))
+    return partial(DraftPlanner, config, costs=costs, proposers=proposers)
+
+
+def cut_sometimes(target: DraftTarget) -> DraftTarget:
+    """A grammar that allows all drafts, or only the first of every second handle's."""
+    kept = target.token_ids[: 1 if target.handle % 2 else None]
+    return DraftTarget(target.handle, target.source if kept else "", kept)
+
+
 class SchedulerHarness:
     """Owns a scheduler and moves its messages; `ended` and `outputs` collect what comes out, by request name."""
 
@@ -104,11 +125,13 @@ class SchedulerHarness:
         cache = CacheConfig(num_blocks, block_size, caching, groups=(make_group(window),))
         self.kv_cache = KVCacheManager(cache)
         self.scheduler = Scheduler(
-            make_scheduler_config(**config), self.kv_cache, [EOS], lambda: self.now, proposer
-        )
+            make_scheduler_config(**config), self.kv_cache, [EOS], lambda: self.now,
+            make_drafts=None if proposer is None else make_planner([proposer], num_speculative_tokens=6),
+        )  # fmt: skip
         self.worker = FakeWorker(block_size, window)
         self.to_worker: deque[StepPlan | StepMasks] = deque()
-        self.to_grammar: deque[FillMasks] = deque()
+        self.to_grammar: deque[FillMasks | FindDrafts] = deque()
+        self.answers: deque[list[DraftTarget]] = deque()  # the grammar's answers to FindDrafts
         self.has_slow_masks = has_slow_masks  # every row's masks come alone, and in any order
         self.slow_masks: deque[StepMasks] = deque()
         self.num_rotations = 0
@@ -164,6 +187,9 @@ class SchedulerHarness:
             return False
         order = self.to_grammar.popleft()
         self.num_accepted.update(handle for handle, _ in order.accepted)
+        if isinstance(order, FindDrafts):
+            self.answers.append([cut_sometimes(target) for target in order.targets])
+            return True
         for target in order.targets:
             due = self.num_due[order.step_id, target.index]
             assert self.num_accepted[target.handle] == due, "a mask of another position"
@@ -190,9 +216,17 @@ class SchedulerHarness:
         self.plan()
         return True
 
+    def answer_drafts(self) -> bool:
+        """Let the scheduler take the grammar's answer for some drafts."""
+        if not self.answers:
+            return False
+        self.scheduler.take_answers(self.answers.popleft())
+        self.plan()
+        return True
+
     def run(self, chance: random.Random | None = None, limit: int = 20000) -> None:
         """Move messages until all is quiet; in random order when `chance` is given."""
-        moves = [self.work, self.fill, self.fill_slowly, self.answer]
+        moves = [self.work, self.fill, self.fill_slowly, self.answer, self.answer_drafts]
         for _ in range(limit):
             if chance is not None:
                 chance.shuffle(moves)
@@ -238,6 +272,8 @@ class SchedulerHarness:
     def _order_masks(self) -> None:
         while (order := self.scheduler.order_masks()) is not None:
             self.to_grammar.append(order)
+        if (questions := self.scheduler.order_drafts()) is not None:
+            self.to_grammar.append(questions)
 
     def _collect(self, told: NewTokens) -> None:
         counts = told.counts or [1] * len(told.handles)

@@ -114,7 +114,7 @@ def test_two_thousand_random_requests_leave_no_block_behind(
         prompt, length = make_prompt(chance, stems), chance.randrange(1, 12)
         house.add(make_request(f"r{number}", prompt, length, gated=number % 5 == 0))
         for _ in range(6):
-            chance.choice([house.work, house.fill, house.answer])()
+            chance.choice([house.work, house.fill, house.answer, house.answer_drafts])()
         if chance.random() < 0.3:
             house.abort(f"r{chance.randrange(number + 1)}")
     house.run(chance, limit=10**6)

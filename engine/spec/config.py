@@ -1,0 +1,171 @@
+"""SpeculativeConfig: the settings of `--speculative-config`, under vLLM's names."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from engine.errors import ConfigError
+
+HOST_METHODS = ("ngram", "suffix", "prediction", "forced")
+DEVICE_METHODS = ("draft_model", "eagle", "eagle3", "medusa")
+METHODS = HOST_METHODS + DEVICE_METHODS
+MAX_SPECULATIVE_TOKENS = 128
+DEFAULT_NUM_TOKENS = 4
+_MTP = "is not supported: no model family of this engine has multi-token-prediction layers; use eagle3 or draft_model"
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculativeConfig:
+    """How draft tokens are proposed. Drafts change no text, so every setting is about speed only.
+
+    The sources "prediction" (the request's `prediction` field) and "forced" (text to which the grammar allows no
+    alternative) are always on.
+
+    Raises:
+        ConfigError: a value outside its range.
+    """
+
+    method: tuple[str, ...] = ()
+    model: str | None = None  # folder or hub name of the draft model or heads
+    num_speculative_tokens: int = DEFAULT_NUM_TOKENS  # most drafts of a row in one step
+    prompt_lookup_min: int = 5  # tokens of the shortest n-gram that is looked up
+    prompt_lookup_max: int = 5
+    suffix_decoding_max_tree_depth: int = 24  # longest match plus draft
+    suffix_decoding_max_cached_requests: int = 10_000  # answers kept per cache_salt; 0: none
+    suffix_decoding_max_spec_factor: float = 1.0  # drafts per token of the match
+    suffix_decoding_min_token_prob: float = 0.1  # least estimated probability of a drafted path
+    draft_sample_method: str = (
+        "probabilistic"  # drafts use the request's own noise; greedy: the likeliest token
+    )
+    num_speculative_tokens_per_batch_size: tuple[tuple[int, int, int], ...] = ()  # (first, last, k)
+    adaptive: bool = True  # draft only as much as raises the expected tokens per second
+
+    def __post_init__(self) -> None:
+        for name in self.method:
+            if name == "mtp" or name.endswith("_mtp"):
+                raise ConfigError(f"speculative_config: method={name!r} {_MTP}")
+            if name not in METHODS:
+                raise ConfigError(
+                    f"speculative_config: method={name!r} must be one of {', '.join(METHODS)}, or a list of them"
+                )
+        devices = [name for name in self.method if name in DEVICE_METHODS]
+        if len(devices) > 1:
+            raise ConfigError(
+                f"speculative_config: method names {' and '.join(devices)}; one of them is possible"
+            )
+        if devices and self.model is None:
+            raise ConfigError(
+                f"speculative_config: method={devices[0]!r} needs model, the folder of its weights"
+            )
+        if self.model is not None and not devices:
+            raise ConfigError(
+                f"speculative_config: model={self.model!r} belongs to the methods {', '.join(DEVICE_METHODS)}"
+            )
+        self._check_ranges()
+        self._check_table()
+
+    def _check_ranges(self) -> None:
+        _check_integer(self, "num_speculative_tokens", 1, MAX_SPECULATIVE_TOKENS)
+        _check_integer(self, "prompt_lookup_min", 1, 64)
+        _check_integer(self, "prompt_lookup_max", self.prompt_lookup_min, 64)
+        _check_integer(self, "suffix_decoding_max_tree_depth", 2, 256)
+        _check_integer(self, "suffix_decoding_max_cached_requests", 0, 2**24)
+        _check_number(self, "suffix_decoding_max_spec_factor", 0.1, 16.0)
+        _check_number(self, "suffix_decoding_min_token_prob", 0.0, 1.0)
+        if self.draft_sample_method not in ("greedy", "probabilistic"):
+            raise _error("draft_sample_method", self.draft_sample_method, "must be greedy or probabilistic")
+        if not isinstance(self.adaptive, bool):
+            raise _error("adaptive", self.adaptive, "must be true or false")
+
+    def _check_table(self) -> None:
+        last = 0
+        for entry in self.num_speculative_tokens_per_batch_size:
+            is_valid = len(entry) == 3 and all(type(number) is int for number in entry)
+            if not is_valid or not last < entry[0] <= entry[1] or not 0 <= entry[2] <= MAX_SPECULATIVE_TOKENS:
+                raise _error(
+                    "num_speculative_tokens_per_batch_size", entry,
+                    "must be [first batch size, last batch size, number of drafts], in ascending order",
+                )  # fmt: skip
+            last = entry[1]
+        if (
+            self.num_speculative_tokens_per_batch_size
+            and self.num_speculative_tokens_per_batch_size[0][0] != 1
+        ):
+            raise _error(
+                "num_speculative_tokens_per_batch_size", self.num_speculative_tokens_per_batch_size,
+                "must start at batch size 1",
+            )  # fmt: skip
+
+    @property
+    def device_method(self) -> str | None:
+        """The source that runs on the device, if any."""
+        return next((name for name in self.method if name in DEVICE_METHODS), None)
+
+    def limit_drafts(self, batch_size: int) -> int:
+        """Return the most drafts per row in a batch of this size. Gaps of the table continue the entry before."""
+        limit = self.num_speculative_tokens
+        for first, _, count in self.num_speculative_tokens_per_batch_size:
+            if first > batch_size:
+                break
+            limit = count
+        return limit
+
+
+def parse_speculative_config(text: str) -> SpeculativeConfig:
+    """Parse the JSON object of `--speculative-config`.
+
+    Raises:
+        ConfigError: it is not a JSON object, or a key is unknown or has a wrong value.
+    """
+    try:
+        data = json.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"speculative_config is not valid JSON: {error}") from error
+    if not isinstance(data, dict):
+        raise ConfigError("speculative_config must be a JSON object")
+    known = {field.name for field in fields(SpeculativeConfig)}
+    if unknown := sorted(data.keys() - known):
+        raise ConfigError(
+            f"speculative_config: unknown {', '.join(unknown)}; known: {', '.join(sorted(known))}"
+        )
+    return SpeculativeConfig(**_read_values(data))
+
+
+def _read_values(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields that are set, with their defaults where they depend on other fields."""
+    values = {name: value for name, value in data.items() if value is not None}
+    method = values.get("method", "draft_model" if "model" in values else "ngram")
+    methods = [method] if isinstance(method, str) else method
+    if not isinstance(methods, list) or not methods or not all(isinstance(name, str) for name in methods):
+        raise _error("method", method, f"must be one of {', '.join(METHODS)}, or a list of them")
+    values["method"] = tuple(dict.fromkeys(methods))
+    if "model" in values and not isinstance(values["model"], str):
+        raise _error("model", values["model"], "must be a string")
+    # One of the two bounds alone sets both, as in vLLM.
+    for name, other in (("min", "max"), ("max", "min")):
+        if f"prompt_lookup_{name}" in values:
+            values.setdefault(f"prompt_lookup_{other}", values[f"prompt_lookup_{name}"])
+    table = values.get("num_speculative_tokens_per_batch_size", [])
+    if not isinstance(table, list) or not all(isinstance(entry, list) for entry in table):
+        raise _error("num_speculative_tokens_per_batch_size", table, "must be a list of [first, last, k]")
+    values["num_speculative_tokens_per_batch_size"] = tuple(tuple(entry) for entry in table)
+    return values
+
+
+def _check_integer(config: SpeculativeConfig, name: str, low: int, high: int) -> None:
+    value = getattr(config, name)
+    if type(value) is not int or not low <= value <= high:
+        raise _error(name, value, f"must be an integer from {low} to {high}")
+
+
+def _check_number(config: SpeculativeConfig, name: str, low: float, high: float) -> None:
+    value = getattr(config, name)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
+        raise _error(name, value, f"must be a number from {low:g} to {high:g}")
+
+
+def _error(name: str, value: object, reason: str) -> ConfigError:
+    return ConfigError(f"speculative_config: {name}={value!r} {reason}")

@@ -1,0 +1,96 @@
+"""DraftModel: a smaller model with the same tokenizer drafts token by token."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.kv_cache_spec import KVCacheSpec
+from engine.messages import StepPlan
+from engine.model import Model
+from engine.spec.device.draft_sampler import DraftSampler, to_lists
+from engine.spec.device.progress import DraftProgress
+from engine.worker.input_batch import InputBatch, ModelInput
+from engine.worker.sampling.sampler import Sampler
+from engine.worker.sampling.transfer import upload
+from kernels import Ops
+from kernels.ops import KVCache
+
+
+class DraftModel:
+    """Keeps a KV cache of its own in the target's blocks.
+
+    It computes nothing while it proposes nothing; the next proposal first catches up with the request's tokens.
+    """
+
+    aux_layers: tuple[int, ...] = ()
+
+    def __init__(self, model: Model, is_greedy: bool) -> None:
+        self.model = model
+        self._is_greedy = is_greedy
+
+    @property
+    def ops(self) -> Ops:
+        return self.model.ops
+
+    def repack(self, ops: Ops) -> Iterator[None]:
+        return self.model.repack(ops)
+
+    def kv_specs(self) -> tuple[KVCacheSpec, ...]:
+        return self.model.kv_specs()
+
+    def start(self, batch: InputBatch, sampler: Sampler, kv_caches: list[KVCache]) -> None:
+        self._batch = batch
+        self._kv_caches = kv_caches
+        self._sampler = DraftSampler(sampler, self._is_greedy)
+        self._progress = DraftProgress(batch.max_num_seqs, kv_caches[0][0].shape[0], batch.block_size)
+
+    def take_plan(self, plan: StepPlan) -> None:
+        self._progress.apply(plan)
+        for new in plan.new_rows:
+            self._sampler.forget(new.row)
+
+    def observe(self, rows: np.ndarray, starts: np.ndarray, counts: np.ndarray, hidden: Tensor) -> None:
+        """Do nothing: a draft model reads tokens only."""
+
+    def settle(self, row: int, length: int, token_ids: list[int], num_accepted: int) -> None:
+        """Keep the keys and values of accepted drafts, which were computed while drafting."""
+        if num_drawn := self._sampler.settle(row, length, token_ids, num_accepted):
+            self._progress.advance(row, length + min(num_accepted, num_drawn - 1))
+
+    @torch.inference_mode()
+    def propose(self, rows: np.ndarray, lengths: np.ndarray, wanted: np.ndarray) -> list[list[int]]:
+        runs = self._progress.plan(rows, lengths, wanted)
+        if not len(runs.rows):
+            return [[] for _ in rows]
+        self._sampler.begin()
+        step = self._batch.make_input(runs.rows, runs.starts, runs.counts)
+        hidden = self._run(step)
+        self._progress.finish(runs)
+        last = hidden.index_select(0, upload(step.last_token_index[runs.is_complete], hidden.device))
+        members = runs.members
+        columns: list[Tensor] = []
+        groups: list[np.ndarray] = []
+        while len(members):
+            number = len(columns)
+            drawn = self._sampler.draw(
+                self.model.compute_logits(last), rows[members], lengths[members] + number
+            )
+            columns.append(drawn)
+            groups.append(members)
+            is_left = runs.wanted[members] > number + 1
+            members = members[is_left]
+            if len(members):
+                positions = lengths[members] + number
+                drawn = drawn.index_select(0, upload(np.flatnonzero(is_left), drawn.device))
+                self._batch.append(rows[members], positions, drawn)
+                last = self._run(self._batch.make_input(rows[members], positions, np.ones_like(positions)))
+        drafts = to_lists(columns, groups, len(rows))
+        self._sampler.keep(rows, lengths, drafts)
+        return drafts
+
+    def _run(self, step: ModelInput) -> Tensor:
+        return self.model(step.input_ids, step.positions, self._kv_caches, step.attn_metadata)

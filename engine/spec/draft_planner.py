@@ -1,0 +1,256 @@
+"""DraftPlanner: chooses the drafts of every step, from all sources.
+
+    host proposers ───────────────────────────┐
+    device drafts (StepDone.drafts) ──────────┼─▶ best source per row ─▶ as many as pay (draft_counts) ─▶ StepPlan
+    forced text, cut drafts (GrammarReport) ──┘                         ▲ acceptance by source, from verified drafts
+
+A request drafts or it does not. While it drafts, its rows wait for the answer of their last step (`table.waits`), since
+drafts continue known tokens. A request whose sources have nothing, or nothing that pays, stops drafting: its steps
+overlap as without speculative decoding, and it costs nothing until it has `table.wake_at` tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from engine.core.request import Request
+from engine.core.request_table import RequestTable
+from engine.messages import DraftTarget, SourceCounts
+from engine.spec.config import SpeculativeConfig
+from engine.spec.draft_counts import DraftCounts
+from engine.spec.draft_record import NEVER, Draft, DraftRecord, SourceRecord, update_rate
+from engine.spec.ngram import NgramProposer
+from engine.spec.prediction import PredictionProposer
+from engine.spec.proposer import Proposer
+from engine.spec.step_costs import StepCosts
+from engine.spec.suffix import SuffixProposer
+
+FORCED = "forced"
+NUM_TAIL_TOKENS = 4  # output tokens before a forced text, which decide how it is split into tokens
+# Acceptance that is assumed before the first draft of a source.
+FIRST_RATES = {FORCED: 0.95, "prediction": 0.85}
+FIRST_RATE = 0.6
+
+
+class DraftPlanner:
+    """Owns the drafts of all requests. Synchronous; one owner.
+
+    Args:
+        costs: times of steps.
+        proposers: host sources; default: those of the config.
+    """
+
+    def __init__(
+        self,
+        config: SpeculativeConfig,
+        table: RequestTable,
+        costs: StepCosts | None = None,
+        proposers: Sequence[Proposer] | None = None,
+    ) -> None:
+        self.costs = costs or StepCosts(())
+        self._config = config
+        self._table = table
+        self._proposers = make_proposers(config) if proposers is None else proposers
+        self._device = config.device_method
+        self._numbers = DraftCounts(config, self.costs)
+        self._asked: list[Request] = []  # their grammars are to be asked for forced tokens
+        self._rates: dict[str, float] = {}  # moving average over all requests, by source
+        self._totals: dict[
+            str, list[int]
+        ] = {}  # source -> drafts, drafted tokens, accepted tokens by position
+
+    def open(self, request: Request) -> None:
+        """Start drafting for a request, if any source applies to it."""
+        names = [each.name for each in self._proposers if each.name != "prediction" or request.prediction]
+        names += [FORCED] if request.has_grammar else []
+        names += [self._device] if self._device is not None else []
+        self._table.wake_at[request.slot] = NEVER
+        if names:
+            request.drafts = DraftRecord(tuple(names))
+            self._table.waits[request.slot] = 1
+
+    def close(self, request: Request) -> None:
+        """Forget a request that has ended."""
+        for proposer in self._proposers:
+            proposer.forget(request)
+
+    def offer_device(self, request: Request, token_ids: Sequence[int]) -> None:
+        """Take the device's drafts, which continue the request's known tokens."""
+        if request.drafts is not None and self._device is not None and len(token_ids):
+            request.drafts.offered[self._device] = (request.num_tokens, token_ids)
+
+    def wake(self, requests: Iterable[Request]) -> None:
+        """Look for drafts of requests that do not draft and have reached their `wake_at`.
+
+        A token in flight is not known yet; what the known ones suggest says whether waiting for it may pay.
+        """
+        for request in requests:
+            record, num_tokens = request.drafts, request.num_tokens
+            assert record is not None, "only requests with a record wake up"
+            must_wait = self._is_expected(record, num_tokens)
+            if must_wait or any(
+                record.is_active(each.name, num_tokens) and len(each.propose(request, 1))
+                for each in self._proposers
+            ):
+                self._table.waits[request.slot] = 1
+                self._table.wake_at[request.slot] = NEVER
+            else:
+                self._table.wake_at[request.slot] = record.choose_look(num_tokens)
+
+    def plan(
+        self, requests: Sequence[Request], num_tokens: int, num_samples: int, budget: int
+    ) -> dict[int, Draft]:
+        """Choose the drafts of a step.
+
+        Args:
+            requests: those that draft, with one token scheduled and none in flight.
+            num_tokens: tokens of the step so far.
+            num_samples: rows that sample.
+            budget: tokens that may be added.
+
+        Returns slot -> drafts.
+        """
+        limit = self._config.limit_drafts(num_samples)
+        candidates: dict[int, Draft] = {}
+        for request in requests:
+            if (draft := self._choose(request, limit, is_cut=request.has_grammar)) is not None:
+                candidates[request.slot] = draft
+        found = self._numbers.cut(candidates, num_tokens, num_samples, budget)
+        for request in requests:
+            record = request.drafts
+            assert record is not None, "only requests with a record draft"
+            if request.slot in found:
+                record.note_found()
+                continue
+            if (
+                candidate := candidates.get(request.slot)
+            ) is not None:  # more drafts would cost more than they bring
+                self._find(record, candidate.source).rest(request.num_tokens)
+            if not self._is_expected(record, request.num_tokens):
+                self._table.waits[request.slot] = 0
+                self._table.wake_at[request.slot] = record.choose_look(request.num_tokens)
+        return found
+
+    def settle(self, request: Request, draft: Draft, num_accepted: int) -> None:
+        """Take the result of verifying a draft."""
+        name, num_drafted, record = draft.source, len(draft.token_ids), request.drafts
+        assert record is not None, "a request with drafts has a record"
+        source = self._find(record, name)
+        source.note(num_drafted, num_accepted)
+        self._rates[name] = update_rate(self._first_rate(name), num_drafted, num_accepted)
+        totals = self._totals.setdefault(name, [0, 0])
+        totals += [0] * (2 + num_accepted - len(totals))
+        totals[0] += 1
+        totals[1] += num_drafted
+        for position in range(num_accepted):
+            totals[2 + position] += 1
+        if not num_accepted and not self._numbers.choose(source.rate, 1):
+            source.rest(request.num_tokens)
+
+    def count_wanted(self, requests: Sequence[Request], is_sampled: np.ndarray) -> np.ndarray | None:
+        """Return how many drafts the device should propose after each row of the step; None: none at all."""
+        name = self._device
+        if name is None:
+            return None
+        slots = np.array([request.slot for request in requests])
+        places = np.flatnonzero((self._table.waits[slots] > 0) & is_sampled).tolist()
+        wanted = np.zeros(len(requests), dtype=np.int64)
+        for at in places:
+            request = requests[at]
+            record, num_tokens = request.drafts, request.num_tokens
+            if record is None or not record.is_active(name, num_tokens):
+                continue
+            source = self._find(record, name)
+            count = self._numbers.choose(source.rate, len(places), has_device_cost=True)
+            if not count:
+                source.rest(num_tokens)
+            # At least the token of this step precedes the drafts, and one follows them.
+            wanted[at] = max(0, min(count, request.max_num_tokens - num_tokens - 2))
+        return wanted if wanted.any() else None
+
+    def ask(self, request: Request) -> None:
+        """Have the next forced tokens of a request found before its next step is planned."""
+        record, num_tokens = request.drafts, request.num_tokens
+        has_room = request.max_num_tokens - num_tokens > 1
+        if record is not None and has_room:
+            self._table.waits[request.slot] = 2
+            self._asked.append(request)
+
+    def take_questions(self) -> list[DraftTarget]:
+        """Return the questions to the grammar thread, each with the best drafts of the other sources."""
+        asked, self._asked = self._asked, []
+        targets = []
+        for request in asked:
+            record = request.drafts
+            if not request.is_finished and record is not None:
+                limit = self._config.num_speculative_tokens
+                best = self._choose(request, limit)
+                if best is None and not record.is_active(FORCED, request.num_tokens):
+                    self._table.waits[request.slot] = 1
+                    continue
+                source, token_ids = ("", []) if best is None else (best.source, list(best.token_ids))
+                tail = request.token_ids[
+                    max(request.num_prompt_tokens, request.num_tokens - NUM_TAIL_TOKENS) :
+                ]
+                targets.append(DraftTarget(request.handle, source, token_ids, tail, limit))
+        return targets
+
+    def take_answer(self, request: Request, source: str, token_ids: Sequence[int]) -> None:
+        """Take the answer of the grammar thread: forced tokens, or the given drafts as far as they are allowed."""
+        record = request.drafts
+        assert record is not None, "only requests with a record are asked"
+        self._table.waits[request.slot] = 1
+        if token_ids:
+            record.offered[source] = (request.num_tokens, token_ids)
+        self._find(record, FORCED).note_answer(source == FORCED, request.num_tokens)
+
+    def count(self) -> dict[str, SourceCounts]:
+        """Return the counters of all sources since the start."""
+        return {name: SourceCounts(each[0], each[1], each[2:]) for name, each in self._totals.items()}
+
+    def _is_expected(self, record: DraftRecord, num_tokens: int) -> bool:
+        """Whether drafts may come from a source that must be asked."""
+        return any(name is not None and record.is_active(name, num_tokens) for name in (self._device, FORCED))
+
+    def _choose(self, request: Request, limit: int, *, is_cut: bool = False) -> Draft | None:
+        """Return the drafts with the highest expected number of right tokens.
+
+        Args:
+            is_cut: take those of the grammar thread only, which has chosen among the others.
+        """
+        record, num_tokens = request.drafts, request.num_tokens
+        assert record is not None, "only requests with a record draft"
+        limit = min(limit, request.max_num_tokens - num_tokens - 1)
+        offered, record.offered = record.offered, {}
+        if limit < 1:
+            return None
+        drafts = {name: ids[:limit] for name, (place, ids) in offered.items() if place == num_tokens}
+        if not is_cut:
+            for each in self._proposers:
+                if record.is_active(each.name, num_tokens):
+                    drafts[each.name] = each.propose(request, limit)[:limit]
+        best, best_value = None, 0.0
+        for name, token_ids in drafts.items():
+            rate = min(self._find(record, name).rate, 0.99)
+            value = rate * (1 - rate ** len(token_ids)) / (1 - rate)
+            if value > best_value:
+                best, best_value = Draft(name, token_ids, rate), value
+        return best
+
+    def _find(self, record: DraftRecord, name: str) -> SourceRecord:
+        return record.find_source(name, self._first_rate(name))
+
+    def _first_rate(self, source: str) -> float:
+        return self._rates.get(source, FIRST_RATES.get(source, FIRST_RATE))
+
+
+def make_proposers(config: SpeculativeConfig) -> list[Proposer]:
+    """Return the host sources of a config."""
+    found: list[Proposer] = [PredictionProposer()]
+    if "ngram" in config.method:
+        found.append(NgramProposer(config.prompt_lookup_min, config.prompt_lookup_max))
+    if "suffix" in config.method:
+        found.append(SuffixProposer(config))
+    return found

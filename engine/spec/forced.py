@@ -1,0 +1,76 @@
+"""ForcedDrafts: drafts from the text to which a grammar allows no alternative, and drafts cut to what it allows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol, runtime_checkable
+
+from engine.messages import DraftTarget
+from engine.spec.draft_planner import FORCED
+from grammar import JumpForward, Matcher, Vocabulary
+
+
+@runtime_checkable
+class ForcingMatcher(Protocol):
+    """A matcher that knows its forced text without looking at masks."""
+
+    def forced_text(self) -> bytes:
+        """Return the bytes that every continuation begins with."""
+
+
+class ForcedDrafts:
+    """Answers the scheduler's questions for drafts, on the grammar thread.
+
+    Args:
+        encode: text -> token ids, without special tokens.
+    """
+
+    def __init__(self, vocabulary: Vocabulary, encode: Callable[[str], Sequence[int]]) -> None:
+        self._vocabulary = vocabulary
+        self._encode = encode
+        self._jump = JumpForward(vocabulary, lambda text: encode(text.decode()))
+
+    def answer(self, matcher: Matcher, target: DraftTarget) -> DraftTarget:
+        """Return the forced tokens, or the target's drafts up to the first that is not allowed.
+
+        The matcher is unchanged, unless it met one of its limits (`error`).
+        """
+        if matcher.is_terminated():
+            return DraftTarget(target.handle, "", [])
+        text = matcher.forced_text() if isinstance(matcher, ForcingMatcher) else self._jump.find_text(matcher)
+        forced = self._split(text, target.tail) if text else []
+        if forced:
+            return DraftTarget(target.handle, FORCED, forced[: target.limit])
+        return DraftTarget(target.handle, target.source, cut_to_allowed(matcher, target.token_ids))
+
+    def _split(self, forced: bytes, tail: Sequence[int]) -> list[int]:
+        """Return the tokens of the forced text as the tokenizer splits it after `tail`, without the last one.
+
+        The last token may continue beyond the forced text.
+        """
+        pieces = self._vocabulary.token_bytes
+        before = b"".join(pieces[token_id] for token_id in tail)
+        try:
+            prefix = before.decode()
+        except UnicodeDecodeError:  # the tail begins or ends within a character
+            prefix, before = "", b""
+        token_ids = list(self._encode(prefix + forced.decode(errors="ignore")))
+        start = num_bytes = 0
+        while start < len(token_ids) and num_bytes < len(before):
+            num_bytes += len(pieces[token_ids[start]])
+            start += 1
+        if num_bytes != len(before):  # a token spans the border
+            token_ids, start = list(self._encode(forced.decode(errors="ignore"))), 0
+        return token_ids[start:-1]
+
+
+def cut_to_allowed(matcher: Matcher, token_ids: Sequence[int]) -> list[int]:
+    """Return the tokens before the first that the grammar does not allow. The matcher is unchanged."""
+    num_accepted = 0
+    for token_id in token_ids:
+        if matcher.is_terminated() or not matcher.accept_token(token_id):
+            break
+        num_accepted += 1
+    if num_accepted:
+        matcher.rollback(num_accepted)
+    return list(token_ids[:num_accepted])

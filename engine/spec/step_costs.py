@@ -1,0 +1,69 @@
+"""StepCosts: how long a step of n tokens takes, as measured."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+MEMORY = 0.1  # weight of a new measurement
+NOTES_PER_TABLE = 8  # the table is computed again after this many steps; that takes 20 us
+MAX_TOKENS = 4096  # larger steps are extrapolated
+
+
+class StepCosts:
+    """Times of steps by their number of tokens, without prompts.
+
+    The first measurements come from the warm-up; every step of the engine corrects the entry of its size and, by a
+    common factor, all others, because another process or other ops change all of them together.
+    """
+
+    def __init__(self, measured: Sequence[tuple[int, float]]) -> None:
+        sizes = sorted(measured) or [(1, 0.01), (64, 0.011)]
+        self._sizes = np.array([size for size, _ in sizes], dtype=np.float64)
+        # More tokens never take less time.
+        self._seconds = np.maximum.accumulate(np.array([seconds for _, seconds in sizes]))
+        self._scale = 1.0
+        self.gap_s = 0.0  # from the end of a step to the start of the next, if the next waits for its result
+        self.draft_s = 0.0  # of one draft position of the device's drafter, for all rows
+        self.version = 0  # of the table of times
+        self._num_notes = 0
+        self._times = self._compute_times()
+
+    def note(self, num_tokens: int, seconds: float) -> None:
+        """Take the time of a step."""
+        expected = self.estimate(num_tokens)
+        # A step that takes many times as long waited for something else.
+        ratio = min(seconds / max(expected, 1e-9), 4.0)
+        self._scale *= 1 + MEMORY * (ratio - 1)
+        place = int(np.argmin(np.abs(self._sizes - num_tokens)))
+        self._seconds[place] *= 1 + 0.5 * MEMORY * (ratio - 1)
+        self._num_notes += 1
+        if self._num_notes % NOTES_PER_TABLE == 0:
+            self._times = self._compute_times()
+            self.version += 1
+
+    def note_gap(self, seconds: float) -> None:
+        self.gap_s += MEMORY * (min(seconds, 0.05) - self.gap_s)
+
+    def note_draft(self, num_positions: int, seconds: float) -> None:
+        """Take the time of proposing on the device."""
+        each = seconds / num_positions
+        self.draft_s = each if self.draft_s == 0 else self.draft_s + MEMORY * (each - self.draft_s)
+
+    def estimate(self, num_tokens: int) -> float:
+        """Return the seconds of a step."""
+        return float(self._times[min(num_tokens, MAX_TOKENS)])
+
+    def estimate_range(self, num_tokens: int, num_more: int) -> np.ndarray:
+        """Return the seconds of steps of `num_tokens` to `num_tokens + num_more` tokens, [num_more + 1]."""
+        return self._times[np.minimum(np.arange(num_tokens, num_tokens + num_more + 1), MAX_TOKENS)]
+
+    def _compute_times(self) -> np.ndarray:
+        seconds = np.maximum.accumulate(self._seconds) * self._scale
+        found = np.interp(np.arange(MAX_TOKENS + 1), self._sizes, seconds)
+        last = int(self._sizes[-1])
+        if last < MAX_TOKENS and len(self._sizes) > 1:
+            slope = (seconds[-1] - seconds[-2]) / (self._sizes[-1] - self._sizes[-2])
+            found[last:] += slope * np.arange(MAX_TOKENS + 1 - last)
+        return found

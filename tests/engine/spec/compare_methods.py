@@ -1,0 +1,86 @@
+"""Compares the outputs of every method with those without drafts, on the demo model and its companions.
+
+`python -m tests.engine.spec.compare_methods --num-requests 500`: requests of every kind side by side in a small cache,
+with preemptions and with aborts of other requests. Prints the number of differences per method, and the acceptance.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+from typing import Any
+
+from engine import Engine, EngineConfig, SamplingParams
+from engine.config import DEMO_MODEL
+from tests.engine.mixed_requests import TIGHT, Completion, MixedRequest, make_mixed_requests, run_mixed
+
+VOCAB_SIZE = 3072
+METHODS: dict[str, dict[str, Any]] = {
+    "ngram": {"method": "ngram", "prompt_lookup_min": 2, "prompt_lookup_max": 4},
+    "suffix": {"method": "suffix"},
+    "forced": {"method": "forced"},
+    "draft_model": {"method": "draft_model", "model": f"{DEMO_MODEL}/draft", "num_speculative_tokens": 3},
+    "eagle": {"method": "eagle", "model": f"{DEMO_MODEL}/eagle", "num_speculative_tokens": 3},
+    "medusa": {"method": "medusa", "model": f"{DEMO_MODEL}/medusa", "num_speculative_tokens": 3},
+    "all": {"method": ["ngram", "suffix", "eagle"], "model": f"{DEMO_MODEL}/eagle", "adaptive": True},
+}
+
+
+async def run(method: dict[str, Any] | None, requests: list[MixedRequest], **more: Any) -> tuple[Any, Any]:
+    """Return the completions of all requests, and the engine's statistics."""
+    speculative: Any = None if method is None else {"adaptive": False, **method}
+    config = EngineConfig(**{**TIGHT, "num_threads": 1, **more}, speculative_config=speculative)
+    async with Engine(config) as engine:
+        disturber = asyncio.create_task(disturb(engine))
+        found = await run_mixed(engine, requests)
+        disturber.cancel()
+        await asyncio.gather(disturber, return_exceptions=True)
+        stats = engine.stats()
+    return found, stats
+
+
+async def disturb(engine: Engine) -> None:
+    """Start other requests and abort them after a few tokens."""
+    for number in range(10_000):
+        params = SamplingParams(max_tokens=60, seed=number, output_kind="delta")
+        async for _ in engine.generate(
+            [5 + number % 90] * 40, params, f"other-{number}", priority=number % 3
+        ):
+            if number % 3:
+                break
+        await asyncio.sleep(0.01)
+
+
+def count_differences(expected: list[list[Completion]], found: list[list[Completion]]) -> int:
+    return sum(one != other for one, other in zip(expected, found, strict=True))
+
+
+async def main(num_requests: int, names: list[str]) -> None:
+    requests = make_mixed_requests(0, VOCAB_SIZE, num_requests)
+    expected, stats = await run(None, requests)
+    print(
+        json.dumps({"method": "none", "steps": stats.num_steps, "preemptions": stats.num_preemptions}),
+        flush=True,
+    )
+    for name in names:
+        found, stats = await run(METHODS[name], requests)
+        figures = {
+            "method": name,
+            "different": count_differences(expected, found),
+            "steps": stats.num_steps,
+            "preemptions": stats.num_preemptions,
+            "drafts": {
+                source: [counts.num_draft_tokens, sum(counts.accepted_per_position)]
+                for source, counts in stats.drafts.items()
+            },
+        }
+        print(json.dumps(figures), flush=True)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--num-requests", type=int, default=500)
+    parser.add_argument("--methods", nargs="*", default=list(METHODS), choices=list(METHODS))
+    arguments = parser.parse_args()
+    asyncio.run(main(arguments.num_requests, arguments.methods))

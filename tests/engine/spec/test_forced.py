@@ -1,0 +1,155 @@
+"""Drafts from a grammar: forced text in the tokenizer's own tokens, cut drafts, and limits that end no request."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from engine import LLM, EngineConfig, SamplingParams
+from engine.core.grammar_manager import GrammarManager
+from engine.input.tokenizer import Tokenizer
+from engine.messages import DraftTarget, FillMasks, FindDrafts, MaskTarget
+from engine.spec.forced import ForcedDrafts
+from grammar import GrammarCompiler, GrammarSpec, Matcher, Vocabulary
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"identifier": {"type": "integer"}, "description": {"enum": ["some text", "another"]}},
+    "required": ["identifier", "description"],
+    "additionalProperties": False,
+}
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return Tokenizer(EngineConfig().model)
+
+
+@pytest.fixture(scope="module")
+def compiler(tokenizer: Tokenizer) -> GrammarCompiler:
+    size = tokenizer.vocab_size
+    return GrammarCompiler(Vocabulary(tokenizer.token_bytes(size), [2], tokenizer.special_tokens(size)))
+
+
+@pytest.fixture
+def forced(tokenizer: Tokenizer, compiler: GrammarCompiler) -> ForcedDrafts:
+    return ForcedDrafts(compiler.vocabulary, lambda text: tokenizer.encode(text, add_special_tokens=False))
+
+
+def walk(matcher: Matcher, token_ids: list[int]) -> None:
+    for token_id in token_ids:
+        assert matcher.accept_token(token_id)
+
+
+def test_forced_tokens_continue_the_canonical_text(
+    tokenizer: Tokenizer, compiler: GrammarCompiler, forced: ForcedDrafts
+) -> None:
+    answer = json.dumps({"identifier": 7, "description": "another"})
+    ids = tokenizer.encode(answer, add_special_tokens=False)
+    matcher = compiler.compile(GrammarSpec.json_schema(SCHEMA)).matcher()
+    num_forced = 0
+    for done in range(len(ids)):
+        found = forced.answer(matcher, DraftTarget(1, "", [], ids[max(0, done - 4) : done], 8))
+        if found.token_ids:
+            assert found.source == "forced"
+            assert found.token_ids == ids[done : done + len(found.token_ids)]
+            num_forced = max(num_forced, len(found.token_ids))
+        walk(matcher, [ids[done]])
+    assert num_forced >= 2
+
+
+def test_other_drafts_are_cut_where_the_grammar_forbids_them(
+    tokenizer: Tokenizer, compiler: GrammarCompiler, forced: ForcedDrafts
+) -> None:
+    matcher = compiler.compile(GrammarSpec.regex("[a-z ]{1,40}[0-9]")).matcher()
+    good = tokenizer.encode("some words", add_special_tokens=False)
+    bad = tokenizer.encode("?", add_special_tokens=False)
+    answer = forced.answer(matcher, DraftTarget(1, "ngram", [*good, *bad, *good], [], 8))
+    assert (answer.source, answer.token_ids) == ("ngram", good)
+    walk(matcher, good)  # the matcher is where it was
+
+
+class Fragile:
+    """A matcher that breaks for good after some token, as one does that meets its limits."""
+
+    def __init__(self, inner: Matcher, poison: int) -> None:
+        self._inner, self._poison = inner, poison
+        self.filler = self  # for fill_bitmask
+        self.error: str | None = None
+
+    def accept_token(self, token_id: int) -> bool:
+        if token_id == self._poison:
+            self.error = "the limit was met"
+            return False
+        return self.error is None and self._inner.accept_token(token_id)
+
+    def fill(self, matchers: list[Fragile], rows: list[int], bitmask: np.ndarray) -> None:
+        for matcher, row in zip(matchers, rows, strict=True):
+            matcher.fill_next_token_bitmask(bitmask, row)
+
+    def fill_next_token_bitmask(self, bitmask: np.ndarray, row: int = 0) -> None:
+        bitmask[row] = 0
+        if self.error is None:
+            self._inner.fill_next_token_bitmask(bitmask, row)
+
+    def rollback(self, num_tokens: int) -> None:
+        if self.error is not None:
+            raise ValueError("cannot roll back")
+        self._inner.rollback(num_tokens)
+
+    def is_completed(self) -> bool:
+        return self._inner.is_completed()
+
+    def is_terminated(self) -> bool:
+        return self._inner.is_terminated()
+
+
+def test_a_limit_that_a_draft_meets_ends_no_request(
+    tokenizer: Tokenizer, compiler: GrammarCompiler, forced: ForcedDrafts
+) -> None:
+    compiled = compiler.compile(GrammarSpec.regex("[a-z ]{1,40}[0-9]"))
+    start, good = (tokenizer.encode(text, add_special_tokens=False) for text in ("so", "me"))
+    poison = tokenizer.encode("w", add_special_tokens=False)[0]
+
+    def make() -> Matcher:
+        return Fragile(compiled.matcher(), poison)  # type: ignore[return-value]
+
+    manager = GrammarManager(compiler.vocabulary.size)
+    assert manager.open(1, make(), start, make) == []
+    masks, failed, _ = manager.fill(FillMasks(0, [], [MaskTarget(0, 1, [*good, poison])]))
+    assert failed == []
+    expected = compiled.matcher()
+    walk(expected, start)
+    mask = np.zeros((1, masks.bitmask.shape[1]), dtype=np.int32)
+    expected.fill_next_token_bitmask(mask)
+    assert (masks.bitmask[0] == mask[0]).all()
+    assert not masks.bitmask[1:].any()
+    answers, failed = manager.find_drafts(
+        FindDrafts([(1, good[0])], [DraftTarget(1, "ngram", [poison], [], 4)]), forced
+    )
+    assert failed == [] and answers == [DraftTarget(1, "", [])]
+    masks, failed, _ = manager.fill(FillMasks(1, [], [MaskTarget(0, 1)]))
+    assert failed == [] and masks.bitmask.any()
+    # A limit that the request itself meets still ends it.
+    _, failed, _ = manager.fill(FillMasks(2, [(1, poison)], [MaskTarget(0, 1)]))
+    assert [each.finish_reason for each in failed] == ["dead_end"]
+
+
+def test_forced_drafts_are_accepted_in_an_extraction(make_llm: Callable[..., LLM]) -> None:
+    prompt = list(range(20, 60))
+    params = SamplingParams(max_tokens=60, seed=3, grammar=GrammarSpec.json_schema(SCHEMA))
+    with (
+        make_llm() as plain,
+        make_llm(speculative_config={"method": "forced", "adaptive": False}) as drafting,
+    ):
+        expected = plain.generate(prompt, params)[0]
+        found = drafting.generate(prompt, params)[0]
+        assert found.outputs[0].token_ids == expected.outputs[0].token_ids
+        num_drafted, num_accepted = found.metrics.drafts["forced"]
+        assert num_accepted > 0
+        counts = drafting.stats().drafts["forced"]
+        assert (counts.num_draft_tokens, sum(counts.accepted_per_position)) == (num_drafted, num_accepted)
+        assert drafting.stats().num_steps < plain.stats().num_steps
