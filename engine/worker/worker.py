@@ -21,7 +21,7 @@ from engine.core.block_hash import compute_fingerprint
 from engine.host_memory import measure_host_memory
 from engine.kv_cache_spec import KVCacheSpec
 from engine.messages import StepDone, StepMasks, StepPlan
-from engine.model import Model, ModelConfig, load_model, read_model_config
+from engine.model import Model, load_model, read_model_config
 from engine.model.transformers_config import TransformersConfig
 from engine.spec.device.drafter import Drafter
 from engine.spec.device.load import load_drafter
