@@ -232,6 +232,9 @@ class TransformersModel(nn.Module):
     def release_positions(self) -> None:
         """Do nothing; see `reserve_positions`."""
 
+    def limit_positions(self, max_model_len: int) -> None:
+        """Do nothing; see `reserve_positions`."""
+
     def _replace_matrices(self, model: PreTrainedModel, kept: frozenset[str]) -> None:
         embedding = model.get_input_embeddings().weight
         for name, linear in _list_linears(model):

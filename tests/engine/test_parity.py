@@ -141,6 +141,7 @@ def compare_with_transformers(
         batches = [prompts] if together else [[prompt] for prompt in prompts]
         outputs = [output for batch in batches for output in llm.generate(batch, greedy, use_tqdm=False)]
     options = GenerationConfig(max_new_tokens=16, do_sample=False, eos_token_id=None, pad_token_id=0)
+    model.generation_config.eos_token_id = None  # the default of some families' classes is a token
     for prompt, output in zip(prompts, outputs, strict=True):
         ids = torch.tensor([prompt])
         expected = model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=options)

@@ -58,7 +58,7 @@ class EagleNet(nn.Module):
         self.shape, self.ops, self.embedding = shape, ops, embedding
         fc_inputs = shape.num_aux_layers * shape.target_hidden_size if shape.is_eagle3 else 2 * size
         self.fc = Linear(fc_inputs, size, shape.has_fc_bias, dtype=dtype, device=device)
-        self.attention = Attention(spec, dtype, device)
+        self.attention = Attention(spec, 0, dtype, device)
         self.mlp = MLP(spec, dtype, device)
         self.post_attention_norm = make_parameter(size, dtype=dtype, device=device)
         has_norm = shape.is_eagle3 or shape.has_input_norm
@@ -128,7 +128,7 @@ class EagleNet(nn.Module):
         Returns (input of the output matrix, predicted hidden states), each [T, D].
         """
         step = self._prepare(positions, kv_cache, metadata)
-        ops, eps, spec = self.ops, self.shape.layer.rms_norm_eps, self.shape.layer
+        ops, eps = self.ops, self.shape.layer.norm_eps
         embedded = F.embedding(token_ids, self.embedding)
         if self.hidden_norm is not None and self.input_norm is not None:
             normed = ops.rms_norm(hidden.contiguous(), self.hidden_norm, eps)
@@ -140,7 +140,7 @@ class EagleNet(nn.Module):
             if self.input_norm is not None:
                 layer_input = ops.rms_norm(residual, self.input_norm, eps)
         attended = self.attention(layer_input, kv_cache, step)
-        normed, residual = ops.add_rms_norm(attended, residual, self.post_attention_norm, spec.rms_norm_eps)
+        normed, residual = ops.add_rms_norm(attended, residual, self.post_attention_norm, eps)
         predicted = residual + self.mlp(normed, ops)
         if self.norm is None:
             return predicted, predicted
@@ -157,5 +157,5 @@ class EagleNet(nn.Module):
             seq_lens,
             kv_cache[0].shape[1],
         )
-        cos, sin = self.rope.compute_cos_sin(positions, query_lens, seq_lens)
-        return StepInputs(self.ops, metadata, plan, cos, sin)
+        rotation = self.rope.compute(positions, query_lens, seq_lens)
+        return StepInputs(self.ops, metadata, plan, (rotation,))
