@@ -230,7 +230,7 @@ def test_a_draft_model_needs_the_same_vocabulary(checkpoint: Path) -> None:
 
 
 def test_hidden_states_of_rejected_drafts_are_replaced() -> None:
-    store = HiddenStore(6)
+    store = HiddenStore(20)
     store.append(0, 0, torch.arange(4.0).unsqueeze(1))
     store.append(0, 4, torch.tensor([[4.0], [90.0], [91.0]]))
     store.append(0, 5, torch.tensor([[5.0]]))
