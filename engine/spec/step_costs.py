@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-MEMORY = 0.1  # weight of a new measurement
+# Weight of a new measurement. Disturbances only ever make a step slower, so higher values count less.
+MEMORY, HIGHER_MEMORY = 0.2, 0.04
 NOTES_PER_TABLE = 8  # the table is computed again after this many steps; that takes 20 us
 MAX_TOKENS = 4096  # larger steps are extrapolated
 
@@ -35,21 +36,23 @@ class StepCosts:
         expected = self.estimate(num_tokens)
         # A step that takes many times as long waited for something else.
         ratio = min(seconds / max(expected, 1e-9), 4.0)
-        self._scale *= 1 + MEMORY * (ratio - 1)
+        weight = _weigh(ratio, 1.0)
+        self._scale *= 1 + weight * (ratio - 1)
         place = int(np.argmin(np.abs(self._sizes - num_tokens)))
-        self._seconds[place] *= 1 + 0.5 * MEMORY * (ratio - 1)
+        self._seconds[place] *= 1 + 0.5 * weight * (ratio - 1)
         self._num_notes += 1
         if self._num_notes % NOTES_PER_TABLE == 0:
             self._times = self._compute_times()
             self.version += 1
 
     def note_gap(self, seconds: float) -> None:
-        self.gap_s += MEMORY * (min(seconds, 0.05) - self.gap_s)
+        self.gap_s += _weigh(seconds, self.gap_s) * (min(seconds, 0.05) - self.gap_s)
 
     def note_draft(self, num_positions: int, seconds: float) -> None:
         """Take the time of proposing on the device."""
-        each = seconds / num_positions
-        self.draft_s = each if self.draft_s == 0 else self.draft_s + MEMORY * (each - self.draft_s)
+        self.draft_s += _weigh(seconds / num_positions, self.draft_s) * (
+            seconds / num_positions - self.draft_s
+        )
 
     def estimate(self, num_tokens: int) -> float:
         """Return the seconds of a step."""
@@ -67,3 +70,8 @@ class StepCosts:
             slope = (seconds[-1] - seconds[-2]) / (self._sizes[-1] - self._sizes[-2])
             found[last:] += slope * np.arange(MAX_TOKENS + 1 - last)
         return found
+
+
+def _weigh(value: float, mean: float) -> float:
+    """Return the weight of a new value in a moving average."""
+    return HIGHER_MEMORY if value > mean else MEMORY

@@ -10,10 +10,10 @@ from engine.worker.sampling.sampler import Sampler
 from engine.worker.sampling.state import DrawKind
 
 # An underconfident drafter is right more often if its distribution is sharpened.
-TEMPERATURES = (0.6, 0.8, 1.0, 1.25)
-FIRST = 2  # index of the temperature at the start
+TEMPERATURES = (0.02, 0.3, 0.5, 0.7, 1.0)  # the first is practically greedy
+FIRST = 1  # index of the temperature at the start
 MEMORY = 0.02  # weight of a new draft in the acceptance of its temperature
-EXPLORE_EVERY = 8  # every so many proposals try another temperature
+EXPLORE_EVERY = 16  # every so many proposals try another temperature
 
 
 class DraftSampler:

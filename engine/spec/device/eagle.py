@@ -20,6 +20,7 @@ from engine.kv_cache_spec import KVCacheSpec
 from engine.messages import StepPlan
 from engine.model import Model
 from engine.spec.device.draft_sampler import DraftSampler, to_lists
+from engine.spec.device.drafter import MAX_CATCH_UP
 from engine.spec.device.eagle_net import EagleNet
 from engine.spec.device.hidden_store import HiddenStore
 from engine.spec.device.medusa import spread_logits
@@ -71,7 +72,7 @@ class Eagle:
         (self._kv_cache,) = kv_caches
         self._vocab_size = sampler.state.vocab_size
         self._sampler = DraftSampler(sampler, self._is_greedy)
-        self._store = HiddenStore(2 * MAX_STORED)
+        self._store = HiddenStore(4 * MAX_CATCH_UP)
         self._progress = DraftProgress(batch.max_num_seqs, self._kv_cache[0].shape[0], batch.block_size)
 
     def take_plan(self, plan: StepPlan) -> None:

@@ -23,6 +23,7 @@ _OWN_KEYS = frozenset(
         *("architectures", "bias", "draft_vocab_size", "target_hidden_size", "eagle_config", "norm_output"),
         *("norm_before_residual", "eagle_aux_hidden_state_layer_ids", "base_model_name_or_path", "auto_map"),
         *("target_model_type", "num_aux_hidden_states", "tie_word_embeddings", "layer_types"),
+        *("max_window_layers", "use_sliding_window", "sliding_window"),
     ]
 )  # fmt: skip
 _UNSUPPORTED = ("fc_norm", "norm_before_fc", "parallel_drafting")
@@ -92,9 +93,7 @@ def _read_speculators(config: dict[str, Any], where: str) -> dict[str, Any]:
 def _parse_layer(config: dict[str, Any], where: str) -> LayerSpec:
     """Return the layer's shape. Its `max_position_embeddings` does not limit the RoPE table, which grows."""
     kept = {name: value for name, value in config.items() if name not in (*_OWN_KEYS, *_UNSUPPORTED)}
-    parsed = ModelConfig.from_dict(
-        {**kept, "num_hidden_layers": 1, "max_window_layers": 1}, f"{where}/config.json"
-    )
+    parsed = ModelConfig.from_dict({**kept, "num_hidden_layers": 1}, f"{where}/config.json")
     if parsed.rope.rope_type == "dynamic":
         raise ConfigError(f"{where}: dynamic RoPE is not supported in a draft layer")
     return replace(parsed.layer_specs[0], window=None)

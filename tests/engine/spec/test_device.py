@@ -1,0 +1,245 @@
+"""Draft model, EAGLE and Medusa: their drafts are those of slow references, and texts stay the same."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from assets.demo_model.recipe.companions.acceptance import answer, count_accepted, load_drafters, read_prompts
+from assets.demo_model.recipe.companions.frozen import FOLDER, load_decoder, open_encoder
+from engine import LLM, ConfigError, SamplingParams
+from engine.model import load_model
+from engine.spec.config import SpeculativeConfig
+from engine.spec.device.checkpoint import read_head_folder
+from engine.spec.device.eagle import Eagle
+from engine.spec.device.hidden_store import HiddenStore
+from engine.spec.device.load import load_drafter
+from engine.spec.device.medusa import Medusa
+from kernels.torch_ops import make_ops
+from tests.engine.mixed_requests import make_mixed_requests
+from tests.engine.spec.compare_methods import METHODS, VOCAB_SIZE, count_differences, run
+
+CPU = torch.device("cpu")
+GREEDY = SamplingParams(temperature=0.0, max_tokens=60)
+
+
+@pytest.mark.parametrize("name", ["draft_model", "eagle", "medusa", "all"])
+def test_mixed_requests_get_the_same_texts_and_logprobs(name: str) -> None:
+    requests = make_mixed_requests(3, VOCAB_SIZE, 26)
+    expected, _ = asyncio.run(run(None, requests))
+    found, stats = asyncio.run(run(METHODS[name], requests))
+    assert count_differences(expected, found) == 0
+    assert stats.num_free_blocks == stats.num_blocks
+    assert sum(counts.num_draft_tokens for counts in stats.drafts.values()) > 50
+
+
+@pytest.mark.parametrize(("name", "slack"), [("draft_model", 0.0), ("medusa", 0.0), ("eagle", 0.02)])
+def test_as_many_tokens_are_accepted_as_by_a_slow_reference(name: str, slack: float) -> None:
+    """EAGLE differs by slot 0, whose keys are zero here and absent there."""
+    base, prompts = load_decoder(FOLDER), read_prompts(open_encoder(FOLDER), 1, 1)
+    propose = load_drafters(base, FOLDER)["draft" if name == "draft_model" else name]
+    config = METHODS[name] | {"adaptive": False}
+    num_steps = num_expected = 0
+    with LLM(speculative_config=config, num_threads=1, num_blocks=200, max_model_len=1024) as llm:
+        for ids in prompts["extraction"] + prompts["chat"]:
+            output = llm.generate(ids, SamplingParams(temperature=0.0, max_tokens=160), use_tqdm=False)[0]
+            reference = answer(base, ids)
+            accepted, _ = count_accepted(ids, reference, propose, 3)
+            num_steps += len(output.outputs[0].token_ids) - output.metrics.drafts[name][1]
+            num_expected += len(reference) - sum(accepted)
+    # The reference computes in bfloat16, the engine in float32.
+    assert num_steps <= num_expected * (1.05 + slack) + 3
+
+
+def test_a_prefix_hit_keeps_the_drafters_keys() -> None:
+    ids = read_prompts(open_encoder(FOLDER), 1, 1)["extraction"][0]
+    with LLM(
+        speculative_config=METHODS["eagle"] | {"adaptive": False}, num_threads=1, max_model_len=1024
+    ) as llm:
+        first, second = (llm.generate(ids, GREEDY, use_tqdm=False)[0] for _ in range(2))
+    assert second.num_cached_tokens >= len(ids) - 16
+    assert second.outputs[0].token_ids == first.outputs[0].token_ids
+    assert second.metrics.drafts["eagle"][1] >= 0.9 * first.metrics.drafts["eagle"][1]
+
+
+def load(method: str, folder: Path, **more: Any) -> Any:
+    target = load_model(FOLDER)
+    return load_drafter(
+        SpeculativeConfig(method=(method,), model=str(folder), **more), target, make_ops(), CPU
+    )
+
+
+def write(folder: Path, config: dict[str, Any], tensors: dict[str, Tensor]) -> Path:
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / "model.safetensors")
+    return folder
+
+
+def read_eagle() -> tuple[dict[str, Any], dict[str, Tensor]]:
+    config = json.loads((FOLDER / "eagle" / "config.json").read_text())
+    return config, load_file(FOLDER / "eagle" / "model.safetensors")
+
+
+def test_eagle_without_input_norm_and_bias_in_a_pickle(tmp_path: Path) -> None:
+    config, tensors = read_eagle()
+    kept = {
+        name: each for name, each in tensors.items() if "input_layernorm" not in name and name != "fc.bias"
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 64, "bias": False}))
+    torch.save(kept, tmp_path / "pytorch_model.bin")
+    eagle = load("eagle", tmp_path)
+    assert isinstance(eagle, Eagle)
+    assert eagle.net.input_norm is None and eagle.net.fc.bias is None
+    # The RoPE table grows beyond the layer's own maximum.
+    eagle.net.rope.reserve(500)
+
+
+def test_a_pickle_with_code_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    torch.save({"a": Path("x")}, tmp_path / "medusa_lm_head.pt")
+    with pytest.raises(ConfigError, match="more than tensors: pathlib"):
+        read_head_folder(str(tmp_path))
+
+
+def test_tensors_without_a_place_are_refused(tmp_path: Path) -> None:
+    config, tensors = read_eagle()
+    with pytest.raises(ConfigError, match=r"missing: fc.weight; unexpected: layers.1.x"):
+        load(
+            "eagle",
+            write(
+                tmp_path,
+                config,
+                {**{k: v for k, v in tensors.items() if k != "fc.weight"}, "layers.1.x": torch.ones(2)},
+            ),
+        )
+
+
+def make_eagle3(num_aux: int = 3, draft_vocab: int = 100) -> dict[str, Tensor]:
+    """Random tensors of an EAGLE-3 layer for the demo model."""
+    generator = torch.Generator().manual_seed(1)
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator) * 0.05
+
+    size, heads, kv, inner = 256, 4 * 64, 2 * 64, 768
+    tensors = {
+        "fc.weight": draw(size, num_aux * size),
+        "midlayer.self_attn.q_proj.weight": draw(heads, 2 * size),
+        "midlayer.self_attn.k_proj.weight": draw(kv, 2 * size),
+        "midlayer.self_attn.v_proj.weight": draw(kv, 2 * size),
+        "midlayer.self_attn.o_proj.weight": draw(size, heads),
+        "midlayer.mlp.gate_proj.weight": draw(inner, size),
+        "midlayer.mlp.up_proj.weight": draw(inner, size),
+        "midlayer.mlp.down_proj.weight": draw(size, inner),
+        "lm_head.weight": draw(draft_vocab, size),
+        "d2t": torch.arange(draft_vocab) * 2,
+        "t2d": torch.zeros(3072, dtype=torch.bool),
+    }
+    norms = ("midlayer.hidden_norm", "midlayer.input_layernorm", "midlayer.post_attention_layernorm", "norm")
+    return tensors | {f"{name}.weight": torch.ones(size) for name in norms}
+
+
+EAGLE3_CONFIG = {
+    "architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama", "hidden_size": 256, "intermediate_size": 768,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 1, "vocab_size": 3072, "head_dim": 64,
+    "max_position_embeddings": 2048, "draft_vocab_size": 100, "rms_norm_eps": 1e-6, "rope_theta": 10000.0,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("more", "layers"),
+    [
+        ({}, (2, 3, 3)),
+        ({"eagle_aux_hidden_state_layer_ids": [1, 2, 5]}, (1, 2, 5)),
+        ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 2, 5]}}, (1, 3, 6)),
+    ],
+)
+def test_eagle3_reads_the_layers_that_its_config_names(
+    tmp_path: Path, more: dict[str, Any], layers: tuple[int, ...]
+) -> None:
+    if len(set(layers)) < 3:  # the demo model is too small for the default
+        with pytest.raises(ConfigError, match="must be ascending"):
+            load("eagle3", write(tmp_path, EAGLE3_CONFIG | more, make_eagle3()))
+        return
+    eagle = load("eagle3", write(tmp_path, EAGLE3_CONFIG | more, make_eagle3()))
+    assert eagle.aux_layers == layers
+    assert eagle._token_map[:3].tolist() == [0, 3, 6]  # token = output + offset
+
+
+def test_eagle3_of_speculators_and_wrong_maps(tmp_path: Path) -> None:
+    inner = {
+        name: value
+        for name, value in EAGLE3_CONFIG.items()
+        if name not in ("architectures", "draft_vocab_size")
+    }
+    config = {
+        "speculators_model_type": "eagle3", "transformer_layer_config": inner, "draft_vocab_size": 100,
+        "norm_before_residual": True, "eagle_aux_hidden_state_layer_ids": [1, 3, 5],
+    }  # fmt: skip
+    eagle = load("eagle3", write(tmp_path, config, make_eagle3()))
+    assert eagle.net.shape.norm_before_residual
+    with pytest.raises(ConfigError, match="speculators_model_type='dflash' is not supported"):
+        load("eagle3", write(tmp_path, config | {"speculators_model_type": "dflash"}, make_eagle3()))
+    with pytest.raises(ConfigError, match="fc_norm=True is not supported"):
+        load("eagle3", write(tmp_path, config | {"fc_norm": True}, make_eagle3()))
+    wrong = make_eagle3() | {"d2t": torch.arange(100) * 50}
+    with pytest.raises(ConfigError, match="d2t must map 100 outputs to tokens below 3072"):
+        load("eagle3", write(tmp_path, config, wrong))
+
+
+def test_eagle3_changes_no_text(tmp_path: Path) -> None:
+    config = EAGLE3_CONFIG | {"eagle_aux_hidden_state_layer_ids": [1, 3, 5]}
+    folder = write(tmp_path, config, make_eagle3())
+    ids = read_prompts(open_encoder(FOLDER), 1, 1)["chat"][0]
+    params = SamplingParams(temperature=0.8, seed=3, max_tokens=40, logprobs=1)
+    spec = {"method": "eagle3", "model": str(folder), "num_speculative_tokens": 3, "adaptive": False}
+    settings: dict[str, Any] = {"num_threads": 1, "num_blocks": 100, "max_model_len": 512}
+    with LLM(**settings) as plain, LLM(speculative_config=spec, **settings) as drafting:
+        expected = plain.generate(ids, params, use_tqdm=False)[0]
+        found = drafting.generate(ids, params, use_tqdm=False)[0]
+    assert found.outputs[0].token_ids == expected.outputs[0].token_ids
+    assert found.outputs[0].logprobs == expected.outputs[0].logprobs
+    assert found.metrics.drafts["eagle3"][0] > 20
+
+
+def test_medusa_heads_of_either_format(tmp_path: Path) -> None:
+    tensors = load_file(FOLDER / "medusa" / "model.safetensors")
+    old = {}
+    for number in range(3):
+        old[f"blocks.{number}.layers.0.weight"] = tensors[f"{number}.0.linear.weight"]
+        old[f"blocks.{number}.layers.0.bias"] = tensors[f"{number}.0.linear.bias"]
+        old[f"lm_heads.{number}.weight"] = tensors[f"{number}.1.weight"][:50]
+    old["token_map"] = torch.arange(50) * 3
+    medusa, short = load("medusa", FOLDER / "medusa"), load("medusa", write(tmp_path, {"num_heads": 2}, old))
+    assert isinstance(medusa, Medusa) and len(medusa.heads) == len(short.heads) == 3
+    hidden = torch.randn(4, 256)
+    assert torch.equal(short.heads[1](hidden), medusa.heads[1](hidden)[:, :50])
+
+
+def test_a_draft_model_needs_the_same_vocabulary(checkpoint: Path) -> None:
+    with pytest.raises(ConfigError, match="must have the same tokenizer"):
+        load("draft_model", checkpoint)
+
+
+def test_hidden_states_of_rejected_drafts_are_replaced() -> None:
+    store = HiddenStore(20)
+    store.append(0, 0, torch.arange(4.0).unsqueeze(1))
+    store.append(0, 4, torch.tensor([[4.0], [90.0], [91.0]]))
+    store.append(0, 5, torch.tensor([[5.0]]))
+    found = store.read(0, 3, 6)
+    assert found is not None and found.flatten().tolist() == [3.0, 4.0, 5.0]
+    assert store.read(0, 5, 7) is None
+    store.drop(0, 5)
+    assert (store.find_start(0), store.count(0)) == (5, 1)
+    store.append(0, 20, torch.tensor([[20.0]]))
+    assert store.find_start(0) == 20
+    store.clear(0)
+    assert store.find_start(0) is None
