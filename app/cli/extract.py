@@ -18,7 +18,7 @@ from app.cli.evaluate import EXIT_SOME_FAILED, EvaluateConfig, evaluate
 from app.cli.record_output import RecordOutput, choose_output
 from app.cli.talk import local_engine, plain_errors
 from app.config import UsageError, add_flags, make_config
-from app.extraction import Limits, Source, add_bounds, explain_added, extract_records
+from app.extraction import Limits, Source, add_bounds, describe_added, extract_records
 from app.extraction.export import FORMATS
 from app.extraction.sources import (
     MAX_FILE_BYTES,
@@ -45,7 +45,7 @@ class ExtractConfig:
     ground: bool = field(
         default=False, metadata={"help": "free strings, dates and amounts must be those of the text"}
     )
-    limits: bool = field(default=True, metadata={"help": "limit open strings, lists, dates and times"})
+    limits: bool = field(default=True, metadata={"help": "limit the length of open strings and lists"})
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -114,9 +114,9 @@ async def extract(
 ) -> int:
     """Records to the output; progress, and what was added to the schema, to stderr."""
     number = num_failed = 0
-    added = explain_added(add_bounds(schema, limits))
+    added = ", ".join(describe_added(add_bounds(schema, limits)))
     if added:
-        print(f"added limits: {added} --no-limits adds none.", file=sys.stderr)
+        print(f"added limits: {added}; --no-limits adds none", file=sys.stderr)
     async with local_engine(given) as engine:
         with output.open() as write:
             async for record in extract_records(engine, schema, sources, ground=ground, limits=limits):

@@ -1,7 +1,7 @@
 """From text to a checked record: prompt, limits, confidence and evidence. The UI, the CLI and the API share it."""
 
 from app.extraction.batch import extract_records
-from app.extraction.bounds import Bound, BoundedSchema, Limits, add_bounds, describe_added, explain_added
+from app.extraction.bounds import Bound, BoundedSchema, Limits, add_bounds, describe_added
 from app.extraction.extractor import ExtractionResult, Extractor, PartialExtraction, TextTooLong
 from app.extraction.grounding import Evidence
 from app.extraction.json_spans import Leaf
@@ -22,7 +22,6 @@ __all__ = [
     "TextTooLong",
     "add_bounds",
     "describe_added",
-    "explain_added",
     "extract_records",
     "make_messages",
 ]

@@ -1,6 +1,4 @@
-"""Limits on what a schema leaves open, so that a looping model cannot fill the whole context.
-
-Strings and lists get lengths, dates and times of day the characters that they can have (forms.py).
+"""Lengths for strings and lists that a schema leaves open, so that a looping model cannot fill the whole context.
 
 Only places where a limit makes the schema stricter are touched: never below `not`, `oneOf`, `if` or
 `contains`, nor what a reference there leads to, where narrowing a part may widen the whole; nor below `enum` and
@@ -17,7 +15,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from app.extraction.forms import MEANINGS, OTHER_TIMES, Forms
 from app.extraction.pointers import escape_pointer, follow, list_references, read_reference, walk_objects
 from app.extraction.prompt import Schema
 
@@ -38,11 +35,10 @@ OPPOSING_KEYWORDS = ("not", "oneOf", "if", "then", "else", "contains", "dependen
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits for strings and lists without one, and whether dates and times must be plausible."""
+    """Limits for strings and lists without one."""
 
     max_length: int = 200  # characters
     max_items: int = 32
-    plausible_times: bool = True  # years 1900 to 2099, 00:00 to 23:59; others where the text has them
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +46,8 @@ class Bound:
     """One limit that was added."""
 
     pointer: str  # JSON pointer to the subschema, "" for the root
-    keyword: str  # "maxLength", "maxItems" or "pattern"
-    value: int | str
+    keyword: str  # "maxLength" or "maxItems"
+    value: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,46 +55,29 @@ class BoundedSchema:
     """A schema with limits, and what was added to the user's."""
 
     schema: Schema
-    added: tuple[Bound, ...] = field(default=())  # lengths
-    patterns: tuple[Bound, ...] = field(default=())  # of dates and times
+    added: tuple[Bound, ...] = field(default=())
 
 
-def add_bounds(schema: Schema, limits: Limits | None, text: str = "") -> BoundedSchema:
-    """Add limits to strings and lists without one; None adds nothing.
-
-    Args:
-        text: the source text. If it has implausible years or hours, they are allowed.
-    """
+def add_bounds(schema: Schema, limits: Limits | None) -> BoundedSchema:
+    """Add limits to strings and lists without one; None adds nothing."""
     if limits is None:
         return BoundedSchema(schema)
     # Through JSON: a copy in which no two places share one dict.
     bounded = json.loads(json.dumps(schema))
     limits = _raise_limits(limits, schema)
-    forms = Forms(text)
-    added: list[Bound] = []
-    patterns: list[Bound] = []
-    for pointer, subschema in walk_narrowable(bounded):
-        if limits.plausible_times:
-            patterns += _shape(subschema, pointer, forms)
-        added += _limit(subschema, pointer, limits)
-    return BoundedSchema(bounded, tuple(added), tuple(patterns))
+    added = [
+        bound
+        for pointer, subschema in walk_narrowable(bounded)
+        for bound in _limit(subschema, pointer, limits)
+    ]
+    return BoundedSchema(bounded, tuple(added))
 
 
 def describe_added(bounds: BoundedSchema) -> list[str]:
-    """Describe what was added to the user's schema: lengths, then each form with the pointers of its places."""
+    """Describe the lengths that were added to the user's schema."""
     values = {bound.keyword: bound.value for bound in bounds.added}
     words = {"maxLength": "characters a text", "maxItems": "items a list"}
-    lengths = [f"{values[keyword]} {what}" for keyword, what in words.items() if keyword in values]
-    places: dict[str, list[str]] = {}
-    for bound in bounds.patterns:
-        places.setdefault(MEANINGS[str(bound.value)], []).append(bound.pointer or "the root")
-    return lengths + [f"{form} at {', '.join(pointers)}" for form, pointers in places.items()]
-
-
-def explain_added(bounds: BoundedSchema) -> str:
-    """Describe the added limits as a sentence for a user who sees no source text; "" if none were added."""
-    added = ", ".join(describe_added(bounds))
-    return f"{added}. {OTHER_TIMES}" if bounds.patterns else added and f"{added}."
+    return [f"{values[keyword]} {what}" for keyword, what in words.items() if keyword in values]
 
 
 def walk_narrowable(schema: Schema) -> Iterator[tuple[str, Schema]]:
@@ -109,17 +88,6 @@ def walk_narrowable(schema: Schema) -> Iterator[tuple[str, Schema]]:
 def allows_strings(subschema: Schema) -> bool:
     kinds = subschema.get("type")
     return "string" in (kinds if isinstance(kinds, list) else [kinds])
-
-
-def _shape(subschema: Schema, pointer: str, forms: Forms) -> Iterator[Bound]:
-    """A pattern for a date or a time of day that has none."""
-    if _is_limited_elsewhere(subschema, pointer):
-        return
-    if not allows_strings(subschema) or any(word in subschema for word in ("pattern", "enum", "const")):
-        return
-    pattern = forms.find_pattern(subschema)
-    if pattern is not None:
-        yield _set(subschema, pointer, "pattern", pattern)
 
 
 def _raise_limits(limits: Limits, schema: Any) -> Limits:
@@ -163,7 +131,7 @@ def _is_limited_elsewhere(subschema: Schema, pointer: str) -> bool:
     return IN_ALL_OF.search(pointer) is not None or any(keyword in subschema for keyword in COMBINING)
 
 
-def _set(subschema: Schema, pointer: str, keyword: str, value: int | str) -> Bound:
+def _set(subschema: Schema, pointer: str, keyword: str, value: int) -> Bound:
     subschema[keyword] = value
     return Bound(pointer, keyword, value)
 

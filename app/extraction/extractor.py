@@ -19,7 +19,7 @@ from app.extraction.grounding import Evidence, find_evidence
 from app.extraction.json_spans import Leaf, Scan, scan
 from app.extraction.pointers import escape_pointer
 from app.extraction.prompt import Schema, make_messages, make_plain_prompt
-from app.extraction.verbatim import GROUNDED, mark_grounded
+from app.extraction.verbatim import GROUNDED, list_spellings, mark_grounded
 from engine import (
     CompletionOutput,
     Engine,
@@ -137,7 +137,7 @@ class Extractor:
                 return
             except GrammarError as error:
                 # Raised before the first token, if at all; what the user wrote is to blame only when nothing was added.
-                if not (bounds.added or bounds.patterns):
+                if not bounds.added:
                     raise _name_option(error) from error
             notes = (WITHOUT_LIMITS,)
 
@@ -166,10 +166,11 @@ class Extractor:
     def _make_grammar(
         self, schema: Schema, text: str, limits: Limits | None
     ) -> tuple[BoundedSchema, GrammarSpec]:
-        bounds = add_bounds(schema, limits, text)
+        bounds = add_bounds(schema, limits)
         if self.ground and text.strip():
             marked = mark_grounded(bounds.schema, text)
-            return bounds, GrammarSpec.json_schema(marked, "spaced", self.backend, source=text)
+            source = "\n".join([text, *list_spellings(text)])
+            return bounds, GrammarSpec.json_schema(marked, "spaced", self.backend, source=source)
         return bounds, GrammarSpec.json_schema(bounds.schema, "spaced", self.backend)
 
     async def _encode(self, schema: Schema, text: str) -> list[int]:

@@ -284,14 +284,17 @@ def read_number(number: str) -> set[float]:
 
 def _clocks_equal(source: str, value: str) -> list[Span]:
     """Return the spans that show a time like 14:30 in another spelling (2:30 pm, 2.30 p.m., noon)."""
-    wanted = re.fullmatch(r"(\d{2}):(\d{2})(?::00)?", value)
-    if wanted is None:
-        return []
-    hour, minute = int(wanted[1]), int(wanted[2])
-    spans = [match.span() for match in CLOCK.finditer(source) if _read_clock(match) == (hour, minute)]
-    if (hour, minute) == (12, 0):
-        spans += [match.span() for match in re.finditer(r"\bnoon\b", source, re.IGNORECASE)]
-    return spans
+    wanted = re.fullmatch(r"(\d{2}:\d{2})(?::00)?", value)
+    return [span for clock, span in find_clocks(source) if wanted is not None and clock == wanted[1]]
+
+
+def find_clocks(source: str) -> Iterator[tuple[str, Span]]:
+    """Yield each time of day as HH:MM with its span."""
+    for match in CLOCK.finditer(source):
+        clock = _read_clock(match)
+        if clock is not None:
+            yield f"{clock[0]:02}:{clock[1]:02}", match.span()
+    yield from (("12:00", match.span()) for match in re.finditer(r"\bnoon\b", source, re.IGNORECASE))
 
 
 def _read_clock(match: re.Match[str]) -> tuple[int, int] | None:

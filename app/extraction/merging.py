@@ -59,10 +59,10 @@ def merge(schema: Schema, parts: list[Part], results: list[ExtractionResult]) ->
 
 
 def _join_bounds(each: list[BoundedSchema]) -> BoundedSchema:
-    """Join the bounds of all parts. A pattern that one part's text violates may still be added for another part."""
-    added = dict.fromkeys(bound for bounds in each for bound in bounds.added)
-    patterns = dict.fromkeys(bound for bounds in each for bound in bounds.patterns)
-    return BoundedSchema(each[0].schema, tuple(added), tuple(patterns))
+    """Join the bounds of all parts: one may have been read without limits."""
+    return BoundedSchema(
+        each[0].schema, tuple(dict.fromkeys(bound for bounds in each for bound in bounds.added))
+    )
 
 
 Found = tuple[int, Any, str]  # part, value, its pointer in that part's record

@@ -11,6 +11,8 @@ from collections.abc import Iterator
 
 from app.extraction.bounds import allows_strings, walk_narrowable
 from app.extraction.candidates import bind_amounts
+from app.extraction.dates import find_dates
+from app.extraction.grounding import find_clocks
 from app.extraction.prompt import Schema
 from app.extraction.schema_places import list_places
 
@@ -26,6 +28,12 @@ def mark_grounded(schema: Schema, text: str) -> Schema:
     for subschema in _free_strings(marked):
         subschema[GROUNDED] = True
     return marked
+
+
+def list_spellings(text: str) -> list[str]:
+    """Dates as YYYY-MM-DD and times of day as HH:MM that a text has in another spelling: free strings may be these."""
+    found = [*(iso for iso, _, _ in find_dates(text)), *(clock for clock, _ in find_clocks(text))]
+    return [spelling for spelling in dict.fromkeys(found) if spelling not in text]
 
 
 def is_free_at(schema: Schema, pointer: str) -> bool:

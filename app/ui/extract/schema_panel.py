@@ -9,7 +9,7 @@ from typing import Any
 
 import gradio as gr
 
-from app.extraction import Limits, Schema, add_bounds, explain_added
+from app.extraction import Limits, Schema, add_bounds, describe_added
 from app.extraction.schema_check import CheckedSchema, SchemaChecker
 from app.ui.examples import Examples
 from app.ui.explain import EXPLAINED, Explanation, explain
@@ -192,8 +192,8 @@ def render_plan(checked: CheckedSchema) -> str:
         + "</td></tr>"
         for pointer, found in make_hints(checked).items()
     )
-    added = explain_added(add_bounds(checked.schema, Limits()))
-    limits = f"<p>While open texts and lists are limited, also: {html.escape(added)}</p>" if added else ""
+    added = ", ".join(describe_added(add_bounds(checked.schema, Limits())))
+    limits = f"<p>Limits for open texts and lists: {html.escape(added)}</p>" if added else ""
     return (
         f'<details class="plan"><summary>Every keyword is enforced: {checked.num_enforced} by {checked.backend}{more}, '
         f"none loosened.</summary><table>{items}</table>{limits}</details>"

@@ -9,7 +9,6 @@ from typing import Any
 import gradio as gr
 
 from app.extraction import Limits
-from app.extraction.forms import OTHER_TIMES
 from app.extraction.sources import read_pdf
 from app.ui.examples import Examples, read_source
 from app.ui.explain import Explanation
@@ -104,8 +103,7 @@ class ExtractTab(ExtractRun):
         with gr.Group(elem_classes="switches"):
             with_limits = gr.Checkbox(
                 True, label="Limit open texts and lists",
-                info=f"Adds maxLength {limits.max_length} and maxItems {limits.max_items} where the schema has none, "
-                f"and a pattern to dates and times of day. {OTHER_TIMES}",
+                info=f"Adds maxLength {limits.max_length} and maxItems {limits.max_items} where the schema has none.",
             )  # fmt: skip
             is_verbatim = gr.Checkbox(
                 False,

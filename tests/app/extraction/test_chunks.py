@@ -93,10 +93,10 @@ def test_the_merged_record_is_checked_again() -> None:
 
 
 def test_what_was_added_for_a_later_part_is_shown_too() -> None:
-    year = Bound("/properties/day", "pattern", "(19|20)..")
+    length = Bound("/properties/day", "maxLength", 200)
     first, second = make_result({"total": 1}, "1815"), make_result({"total": 1}, "1")
-    results = [first, replace(second, bounds=BoundedSchema({}, (), (year,)))]
-    assert merge(SCHEMA, [Part(0, 4), Part(4, 5)], results).bounds.patterns == (year,)
+    results = [first, replace(second, bounds=BoundedSchema({}, (length,)))]
+    assert merge(SCHEMA, [Part(0, 4), Part(4, 5)], results).bounds.added == (length,)
 
 
 async def test_a_long_text_is_read_in_parts_that_fit_and_wait_while_the_queue_is_full(
