@@ -8,6 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from kernels.gelu import gelu, gelu_mul
 from kernels.ops import Ops
 from kernels.rms_norm import add_rms_norm, rms_norm
 from kernels.rope import apply_rope
@@ -48,6 +49,8 @@ def compile_ops(ops: Ops, backend: str = "inductor") -> Ops:
         rms_norm=compile_one(rms_norm),
         add_rms_norm=compile_one(add_rms_norm),
         silu_mul=compile_one(silu_mul),
+        gelu_mul=compile_one(gelu_mul),
+        gelu=compile_one(gelu),
         norm_rope_store=norm_rope_store,
     )
 

@@ -168,6 +168,8 @@ class Ops:
     rms_norm: Callable[[Tensor, Tensor, float], Tensor]  # (x [..., D], weight, eps)
     add_rms_norm: Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
     silu_mul: Callable[[Tensor], Tensor]  # [T, 2 I] -> [T, I]
+    gelu_mul: Callable[[Tensor], Tensor]  # [T, 2 I] -> [T, I], the tanh approximation
+    gelu: Callable[[Tensor], Tensor]  # [T, I] -> [T, I], the tanh approximation
     norm_rope_store: NormRopeStore
     make_plan: MakePlan
     paged_attention: PagedAttention

@@ -12,6 +12,7 @@ from torch import Tensor
 from kernels import attention_plan, flex_attention
 from kernels.attention_plan import AttentionPlan
 from kernels.flex_attention import FlexAttention, make_flex_plan
+from kernels.gelu import gelu, gelu_mul
 from kernels.linear import linear, pack_linear, unpack_linear
 from kernels.norm_rope_store import norm_rope_store
 from kernels.ops import Ops
@@ -35,6 +36,8 @@ def make_ops(attention: Literal["sdpa", "flex"] = "sdpa", device: torch.device |
         rms_norm=rms_norm,
         add_rms_norm=add_rms_norm,
         silu_mul=silu_mul,
+        gelu_mul=gelu_mul,
+        gelu=gelu,
         norm_rope_store=norm_rope_store,
         make_plan=make_flex_plan if is_flex else make_plan,
         paged_attention=FlexAttention(device.type == "cuda") if is_flex else paged_attention,

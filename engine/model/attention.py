@@ -1,4 +1,4 @@
-"""Attention of one layer: projections, head norms, RoPE, paged attention."""
+"""Attention of one layer: projections, norms of queries and keys, RoPE, paged attention."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from engine.model.attn_metadata import AttnMetadata
 from engine.model.layer_spec import LayerSpec
 from engine.model.linear import Linear, make_parameter
+from engine.model.rope import Rotation, order_pairs
 from engine.model.weight_targets import Targets, WeightTarget, add_prefix
 from kernels import Ops
 from kernels.ops import KVCache, Plan
@@ -22,49 +23,75 @@ class StepInputs:
     ops: Ops
     attn_metadata: AttnMetadata
     plan: Plan
-    cos: Tensor  # [T, 1, head_dim] float32
-    sin: Tensor
+    rotations: tuple[Rotation, ...]  # one per kind of RoPE in the model
 
 
 class Attention(nn.Module):
     """Grouped-query attention over the paged KV cache.
 
-    The weights of query and key norm are stored as one row per head, so that one call computes both.
+    The weights of query and key norm are stored as one row per head, so that one call computes both. Numbers of query
+    and key heads are stored in the order that `order_pairs` gives.
+
+    Args:
+        rope_index: index of the layer's rotation in `StepInputs.rotations`.
     """
 
-    def __init__(self, spec: LayerSpec, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, spec: LayerSpec, rope_index: int, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
         self._spec = spec
+        self._rope_index = rope_index
         q_size, kv_size = spec.num_heads * spec.head_size, spec.num_kv_heads * spec.head_size
+        order = order_pairs(spec.rope, spec.head_size, spec.style.rope_pairs)
+        parts, orders = {"q_proj": q_size, "k_proj": kv_size, "v_proj": kv_size}, {}
+        if order is not None:
+            orders = {"q_proj": _repeat(order, spec.num_heads), "k_proj": _repeat(order, spec.num_kv_heads)}
+        if spec.style.has_fused_names:
+            parts = {"qkv_proj": q_size + 2 * kv_size}
+            if order is not None:
+                heads = torch.arange(q_size + 2 * kv_size)
+                heads[: q_size + kv_size] = _repeat(order, spec.num_heads + spec.num_kv_heads)
+                orders = {"qkv_proj": heads}
+        self._order = None if order is None else torch.tensor(order)
         self.qkv_proj = Linear(
             spec.hidden_size,
             q_size + 2 * kv_size,
             spec.qkv_bias,
-            {"q_proj": q_size, "k_proj": kv_size, "v_proj": kv_size},
+            parts,
             dtype=dtype,
             device=device,
+            orders=orders,
         )
         self.o_proj = Linear(q_size, spec.hidden_size, spec.output_bias, dtype=dtype, device=device)
         self.qk_norm = None
-        if spec.qk_norm:
+        if spec.style.qk_norm != "none":
             num_heads = spec.num_heads + spec.num_kv_heads
             self.qk_norm = make_parameter(num_heads, spec.head_size, dtype=dtype, device=device)
+        self.sinks = None
+        if spec.style.has_sinks:
+            self.sinks = make_parameter(spec.num_heads, dtype=torch.float32, device=device)
 
     def forward(self, hidden: Tensor, kv_cache: KVCache, step: StepInputs) -> Tensor:
         """Map [T, hidden_size] to [T, hidden_size], and write the step's keys and values into the cache."""
         num_tokens = hidden.shape[0]
         ops, metadata, spec = step.ops, step.attn_metadata, self._spec
+        rotation = step.rotations[self._rope_index]
+        heads = self.qkv_proj(hidden).view(num_tokens, -1, spec.head_size)
+        is_full_norm = spec.style.qk_norm == "full"
+        if is_full_norm:
+            self._norm_all_heads(heads, ops)
         # All keys are written before any is read, because a request may read a block that another one fills now.
         q = ops.norm_rope_store(
-            self.qkv_proj(hidden).view(num_tokens, -1, spec.head_size),
-            self.qk_norm,
-            spec.rms_norm_eps,
-            step.cos,
-            step.sin,
+            heads,
+            None if is_full_norm else self.qk_norm,
+            spec.norm_eps,
+            rotation.cos,
+            rotation.sin,
             *kv_cache,
             metadata.slot_mapping,
             spec.num_heads,
         )
+        if rotation.query_scale is not None:
+            q = (q * rotation.query_scale).to(q.dtype)
         attended = ops.paged_attention(
             q,
             *kv_cache,
@@ -73,15 +100,39 @@ class Attention(nn.Module):
             metadata.seq_lens,
             scale=spec.scale,
             sliding_window=spec.window,
+            soft_cap=spec.soft_cap,
             plan=step.plan,
         )
         return self.o_proj(attended.view(num_tokens, -1))
+
+    def _norm_all_heads(self, heads: Tensor, ops: Ops) -> None:
+        """Norm all queries of a token together, and all its keys, in place."""
+        assert self.qk_norm is not None, "the style has this norm"
+        num_heads, end = self._spec.num_heads, self._spec.num_heads + self._spec.num_kv_heads
+        for part in (slice(0, num_heads), slice(num_heads, end)):
+            flat = heads[:, part].flatten(1)
+            heads[:, part] = ops.rms_norm(flat, self.qk_norm[part].flatten(), self._spec.norm_eps).view_as(
+                heads[:, part]
+            )
 
     def weight_targets(self) -> Targets:
         """Return the memory for each checkpoint tensor of the layer."""
         targets = self.qkv_proj.weight_targets() | add_prefix("o_proj", self.o_proj.weight_targets())
         if self.qk_norm is not None:
-            num_heads = self._spec.num_heads
-            targets["q_norm.weight"] = WeightTarget(self.qk_norm[:num_heads], is_repeated=True)
-            targets["k_norm.weight"] = WeightTarget(self.qk_norm[num_heads:], is_repeated=True)
+            num_heads, offset = self._spec.num_heads, self._spec.style.norm_offset
+            for name, rows in (("q_norm", self.qk_norm[:num_heads]), ("k_norm", self.qk_norm[num_heads:])):
+                if self._spec.style.qk_norm == "head":
+                    target = WeightTarget(rows, is_repeated=True, order=self._order, offset=offset)
+                else:
+                    order = None if self._order is None else _repeat(self._order.tolist(), len(rows))
+                    target = WeightTarget(rows.view(-1), order=order, offset=offset)
+                targets[f"{name}.weight"] = target
+        if self.sinks is not None:
+            targets["sinks"] = WeightTarget(self.sinks)
         return targets
+
+
+def _repeat(order: list[int], num_heads: int) -> Tensor:
+    """Return the order of the rows of several heads, each with this order."""
+    starts = torch.arange(num_heads).unsqueeze(1) * len(order)
+    return (starts + torch.tensor(order)).flatten()

@@ -9,14 +9,16 @@ from typing import Any
 from engine.errors import ConfigError
 from engine.model.checkpoint import read_json_object, resolve_checkpoint
 from engine.model.config_reader import ConfigReader
-from engine.model.layer_spec import LayerSpec
+from engine.model.layer_spec import LLAMA_STYLE, Activation, LayerSpec, LayerStyle
 from engine.model.registry import FAMILIES, Family
-from engine.model.rope_config import RopeConfig, parse_rope
+from engine.model.rope_config import RopeConfig, parse_ropes
 
 # Fields that do not influence inference. ConfigReader also ignores "_*", "*_version" and "*_token_id".
 _INERT = frozenset(
     [
         *("architectures", "model_type", "transformers.js_config", "is_llama_config", "unsloth_fixed"),
+        # Only classes of the families below are built, so code of the checkpoint is never run.
+        *("auto_map", "cache_implementation"),
         *("use_cache", "initializer_range", "pretraining_tp", "gradient_checkpointing", "torchscript"),
         *("attention_dropout", "hidden_dropout", "resid_pdrop", "embd_pdrop", "dropout"),
         *("classifier_dropout", "neftune_noise_alpha", "output_attentions", "output_hidden_states"),
@@ -32,6 +34,11 @@ _INERT = frozenset(
     ]
 )
 _DTYPES = ("float32", "bfloat16", "float16")
+_ACTIVATIONS: dict[str, Activation] = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu_pytorch_tanh": "gelu_tanh",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,13 +55,20 @@ class ModelConfig:
     head_dim: int
     max_position_embeddings: int
     rope: RopeConfig
-    rms_norm_eps: float = 1e-6
+    style: LayerStyle = LLAMA_STYLE
+    norm_eps: float = 1e-6
     tie_word_embeddings: bool = False
-    qk_norm: bool = False
     qkv_bias: bool = False
     output_bias: bool = False
     mlp_bias: bool = False
     sliding_windows: tuple[int | None, ...] = ()  # per layer, None: full attention; (): full in all layers
+    layer_ropes: tuple[RopeConfig | None, ...] = ()  # per layer, None: no positions; (): `rope` in all layers
+    attention_scale: float | None = None  # None: 1 / sqrt(head_dim)
+    soft_cap: float | None = None  # bound of the attention scores
+    embedding_multiplier: float = 1.0
+    residual_multiplier: float = 1.0
+    logits_multiplier: float = 1.0
+    logits_cap: float | None = None
     dtype: str = "float32"  # of the checkpoint
 
     def __post_init__(self) -> None:
@@ -65,15 +79,14 @@ class ModelConfig:
             )
         if self.head_dim % 2:
             raise ConfigError(f"head_dim={self.head_dim} must be even: RoPE rotates pairs")
-        if self.rope.rope_type == "dynamic" and self.head_dim < 4:
-            raise ConfigError(
-                f"head_dim={self.head_dim} must be at least 4 with dynamic RoPE, which does not scale the first pair"
-            )
         if self.sliding_windows and len(self.sliding_windows) != self.num_hidden_layers:
             raise ConfigError(
                 f"sliding_windows={self.sliding_windows} must have num_hidden_layers="
                 f"{self.num_hidden_layers} entries"
             )
+        for rope in {self.rope, *self.layer_ropes}:
+            if rope is not None:
+                _check_rope(rope, self.head_dim)
 
     @classmethod
     def from_pretrained(cls, path_or_name: str | Path) -> ModelConfig:
@@ -94,10 +107,13 @@ class ModelConfig:
         Raises:
             ConfigError: as `from_pretrained`.
         """
-        reader = ConfigReader(data, where)
-        architecture = _parse_architecture(reader, where)
-        config = _parse(reader, architecture, FAMILIES[architecture], where)
-        reader.refuse_rest(_INERT)
+        architecture = _parse_architecture(ConfigReader(data, where), where)
+        family = FAMILIES[architecture]
+        reader = ConfigReader({**family.defaults, **data}, where)
+        config = _parse(reader, architecture, family, where)
+        for key, value in family.constants.items():
+            reader.constant(key, value)
+        reader.refuse_rest(_INERT | family.inert)
         return config
 
     @property
@@ -106,9 +122,15 @@ class ModelConfig:
         return max(self.max_position_embeddings, self.rope.stretched_len)
 
     @property
+    def has_plain_logits(self) -> bool:
+        """Whether the products of the LM head are the logits."""
+        return self.logits_multiplier == 1 and self.logits_cap is None
+
+    @property
     def layer_specs(self) -> tuple[LayerSpec, ...]:
         """The layers, first to last."""
         windows = self.sliding_windows or (None,) * self.num_hidden_layers
+        ropes = self.layer_ropes or (self.rope,) * self.num_hidden_layers
         return tuple(
             LayerSpec(
                 hidden_size=self.hidden_size,
@@ -116,17 +138,37 @@ class ModelConfig:
                 num_kv_heads=self.num_key_value_heads,
                 head_size=self.head_dim,
                 intermediate_size=self.intermediate_size,
-                rope=self.rope,
-                rms_norm_eps=self.rms_norm_eps,
-                scale=self.head_dim**-0.5,
+                rope=rope,
+                norm_eps=self.norm_eps,
+                scale=self.attention_scale or self.head_dim**-0.5,
                 window=window,
-                qk_norm=self.qk_norm,
                 qkv_bias=self.qkv_bias,
                 output_bias=self.output_bias,
                 mlp_bias=self.mlp_bias,
+                soft_cap=self.soft_cap,
+                residual_multiplier=self.residual_multiplier,
+                style=self.style,
             )
-            for window in windows
+            for window, rope in zip(windows, ropes, strict=True)
         )
+
+
+def _check_rope(rope: RopeConfig, head_dim: int) -> None:
+    """Reject a head size that the RoPE parameters do not fit."""
+    size = rope.rotary_dim(head_dim)
+    if size % 2 or not size:
+        raise ConfigError(
+            f"head_dim={head_dim}: RoPE rotates pairs, but a share of {rope.rotary_share:g} is {size} numbers"
+        )
+    if rope.rope_type == "dynamic" and size < 4:
+        raise ConfigError(
+            f"head_dim={head_dim} must be at least 4 with dynamic RoPE, which does not scale the first pair"
+        )
+    for name, factors in (("short_factor", rope.short_factor), ("long_factor", rope.long_factor)):
+        if rope.rope_type == "longrope" and len(factors) != size // 2:
+            raise ConfigError(
+                f"longrope: {name} has {len(factors)} numbers, and {size // 2} pairs of a head rotate"
+            )
 
 
 def _parse_architecture(reader: ConfigReader, where: str) -> str:
@@ -147,11 +189,17 @@ def _parse_architecture(reader: ConfigReader, where: str) -> str:
 
 
 def _parse(reader: ConfigReader, architecture: str, family: Family, where: str) -> ModelConfig:
-    if (activation := reader.take("hidden_act", "silu")) not in ("silu", "swish"):
-        raise reader.error("hidden_act", activation, "is not supported; supported: silu")
+    activation = reader.take(family.activation_key, "silu")
+    if _ACTIVATIONS.get(str(activation)) != family.style.activation:
+        known = [name for name, each in _ACTIVATIONS.items() if each == family.style.activation]
+        raise reader.error(
+            family.activation_key, activation, f"is not supported; supported: {', '.join(known)}"
+        )
     num_heads = reader.integer("num_attention_heads")
     num_layers = reader.integer("num_hidden_layers")
     max_position_embeddings = reader.integer("max_position_embeddings")
+    windows = _parse_windows(reader, family, num_layers)
+    rope, local_rope = parse_ropes(reader, max_position_embeddings, where, family.rope)
     return ModelConfig(
         architecture=architecture,
         vocab_size=reader.integer("vocab_size"),
@@ -159,24 +207,26 @@ def _parse(reader: ConfigReader, architecture: str, family: Family, where: str) 
         intermediate_size=reader.integer("intermediate_size"),
         num_hidden_layers=num_layers,
         num_attention_heads=num_heads,
-        num_key_value_heads=reader.integer(
-            "num_key_value_heads", family.default_num_key_value_heads or num_heads
-        ),
-        head_dim=_parse_head_dim(reader, family, num_heads),
+        num_key_value_heads=reader.integer("num_key_value_heads", num_heads),
+        head_dim=_parse_head_dim(reader, num_heads),
         max_position_embeddings=max_position_embeddings,
-        rope=parse_rope(reader, max_position_embeddings, where),
-        rms_norm_eps=reader.number("rms_norm_eps", 1e-6),
+        rope=rope,
+        style=family.style,
+        norm_eps=reader.number(family.eps_key, 1e-6),
         tie_word_embeddings=reader.boolean("tie_word_embeddings", False),
-        qk_norm=family.qk_norm,
-        **_parse_biases(reader, family),
-        sliding_windows=_parse_windows(reader, family, num_layers),
+        qkv_bias=_parse_bias(reader, family.qkv_bias),
+        output_bias=_parse_bias(reader, family.output_bias),
+        mlp_bias=_parse_bias(reader, family.mlp_bias),
+        sliding_windows=windows if any(windows) else (),
+        layer_ropes=_choose_ropes(reader, family, windows, rope, local_rope),
         dtype=_parse_dtype(reader),
+        **(family.read_fields(reader) if family.read_fields else {}),
     )
 
 
-def _parse_head_dim(reader: ConfigReader, family: Family, num_heads: int) -> int:
-    if reader.take("head_dim", family.default_head_dim) is not None:
-        return reader.integer("head_dim", family.default_head_dim)
+def _parse_head_dim(reader: ConfigReader, num_heads: int) -> int:
+    if reader.take("head_dim") is not None:
+        return reader.integer("head_dim")
     hidden_size = reader.integer("hidden_size")
     if hidden_size % num_heads:
         raise reader.error(
@@ -185,14 +235,8 @@ def _parse_head_dim(reader: ConfigReader, family: Family, num_heads: int) -> int
     return hidden_size // num_heads
 
 
-def _parse_biases(reader: ConfigReader, family: Family) -> dict[str, bool]:
-    if family.qkv_bias is None:
-        attention_bias = reader.boolean("attention_bias", False)
-        qkv_bias = output_bias = attention_bias
-    else:
-        qkv_bias, output_bias = family.qkv_bias, bool(family.output_bias)
-    mlp_bias = reader.boolean("mlp_bias", False) if family.has_mlp_bias_key else False
-    return {"qkv_bias": qkv_bias, "output_bias": output_bias, "mlp_bias": mlp_bias}
+def _parse_bias(reader: ConfigReader, rule: bool | str) -> bool:
+    return reader.boolean(rule, False) if isinstance(rule, str) else rule
 
 
 def _parse_dtype(reader: ConfigReader) -> str:
@@ -204,21 +248,16 @@ def _parse_dtype(reader: ConfigReader) -> str:
 
 
 def _parse_windows(reader: ConfigReader, family: Family, num_layers: int) -> tuple[int | None, ...]:
-    """Return the window of each layer; () if all layers have full attention."""
-    window = reader.take("sliding_window", family.default_sliding_window)
-    layer_types = reader.take("layer_types")
-    first_windowed = 0
-    if family.sliding_window == "layers":
-        first_windowed = reader.integer("max_window_layers", 28, minimum=0)
-        if not reader.boolean("use_sliding_window", False):
-            window = None
-    elif family.sliding_window == "none" and window is not None:
+    """Return the window of each layer, None for full attention."""
+    window = reader.take("sliding_window")
+    if family.sliding_window == "none" and window is not None:
         raise reader.error("sliding_window", window, f"is not supported for {family.model_type}")
-    if window is not None:
-        window = reader.integer("sliding_window", family.default_sliding_window)
-    expected = [window if layer >= first_windowed else None for layer in range(num_layers)]
+    is_used = family.sliding_window != "layers" or reader.boolean("use_sliding_window", False)
+    window = reader.integer("sliding_window") if is_used and window is not None else None
+    expected = _expect_windows(reader, family, num_layers, window)
+    layer_types = reader.take("layer_types")
     if layer_types is None:
-        return tuple(expected) if any(expected) else ()
+        return expected
     kinds = {"full_attention": None, "sliding_attention": window}
     is_list = isinstance(layer_types, list) and len(layer_types) == num_layers
     if not is_list or any(not isinstance(kind, str) or kind not in kinds for kind in layer_types):
@@ -226,7 +265,52 @@ def _parse_windows(reader: ConfigReader, family: Family, num_layers: int) -> tup
         raise reader.error("layer_types", layer_types, wanted)
     if window is None and "sliding_attention" in layer_types:
         raise reader.error("layer_types", layer_types, "has sliding layers, but no sliding window is set")
-    windows = [kinds[kind] for kind in layer_types]
-    if family.sliding_window != "layers" and windows != expected:
+    windows = tuple(kinds[kind] for kind in layer_types)
+    if family.sliding_window in ("none", "all") and windows != expected:
         raise reader.error("layer_types", layer_types, f"is not supported for {family.model_type}")
-    return tuple(windows) if any(windows) else ()
+    return windows
+
+
+def _expect_windows(
+    reader: ConfigReader, family: Family, num_layers: int, window: int | None
+) -> tuple[int | None, ...]:
+    """Return the windows of a config without `layer_types`."""
+    if family.sliding_window == "layers":
+        first_windowed = reader.integer("max_window_layers", 28, minimum=0)
+        return tuple(window if layer >= first_windowed else None for layer in range(num_layers))
+    if family.sliding_window != "types" or window is None:
+        return (window,) * num_layers
+    if reader.take("layer_types") is not None:
+        reader.take("sliding_window_pattern")  # says the same, in EXAONE as letters
+        return (None,) * num_layers
+    period = reader.integer("sliding_window_pattern")
+    return tuple(window if (layer + 1) % period else None for layer in range(num_layers))
+
+
+def _choose_ropes(
+    reader: ConfigReader,
+    family: Family,
+    windows: tuple[int | None, ...],
+    rope: RopeConfig,
+    local_rope: RopeConfig,
+) -> tuple[RopeConfig | None, ...]:
+    """Return the RoPE of each layer; () if all layers have the same."""
+    ropes: list[RopeConfig | None] = [rope if window is None else local_rope for window in windows]
+    has_windows = reader.take("sliding_window") is not None
+    if family.no_rope == "listed":
+        has_rope = _parse_rope_layers(reader, len(windows))
+        ropes = [each if has else None for each, has in zip(ropes, has_rope, strict=True)]
+    elif family.no_rope == "full" or (family.no_rope == "full if windowed" and has_windows):
+        ropes = [None if window is None else local_rope for window in windows]
+    return () if set(ropes) == {rope} else tuple(ropes)
+
+
+def _parse_rope_layers(reader: ConfigReader, num_layers: int) -> list[bool]:
+    """Return for each layer whether it has positions."""
+    period = reader.integer("no_rope_layer_interval", 4)
+    flags = reader.take("no_rope_layers")
+    if flags is None:
+        return [(layer + 1) % period != 0 for layer in range(num_layers)]
+    if not isinstance(flags, list) or len(flags) < num_layers or any(flag not in (0, 1) for flag in flags):
+        raise reader.error("no_rope_layers", flags, f"must be 0 or 1 for each of {num_layers} layers")
+    return [bool(flag) for flag in flags[:num_layers]]

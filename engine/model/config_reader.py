@@ -56,11 +56,30 @@ class ConfigReader:
             raise self.error(key, value, f"must be a number from {low:g} to {high:g}")
         return value
 
+    def optional_number(self, key: str) -> float | None:
+        """Return a positive number, or None when the key is absent or null."""
+        return None if self.take(key) is None else self.number(key)
+
     def optional_number_within(self, key: str, low: float, high: float) -> float | None:
         """Return a positive number from `low` to `high`, or None when the key is absent or null."""
         if self.take(key) is None:
             return None
         return self.number_within(key, low, high)
+
+    def numbers_within(self, key: str, low: float, high: float) -> tuple[float, ...]:
+        """Return a list of numbers from `low` to `high`."""
+        values = self._required(key, _MISSING)
+        is_list = isinstance(values, list) and not any(isinstance(value, bool) for value in values)
+        if not is_list or not all(
+            isinstance(value, int | float) and low <= value <= high for value in values
+        ):
+            raise self.error(key, values, f"must be a list of numbers from {low:g} to {high:g}")
+        return tuple(float(value) for value in values)
+
+    def constant(self, key: str, value: Any) -> None:
+        """Accept one value of a key, which the arithmetic assumes; null counts as absent."""
+        if self.take(key) not in (None, value):
+            raise self.error(key, self.take(key), f"is not supported; supported: {value!r}")
 
     def boolean(self, key: str, default: bool) -> bool:
         """Return true or false; null counts as absent."""

@@ -14,6 +14,7 @@ from engine.model.attn_metadata import AttnMetadata
 from engine.model.config import ModelConfig
 from engine.model.layer_spec import LayerSpec
 from engine.model.linear import Linear, make_parameter
+from engine.model.norm import Norm
 from engine.model.rope import RotaryEmbedding
 from engine.model.weight_targets import Targets, WeightTarget, WeightTargets, add_prefix
 from kernels import LayerWeights, Ops
@@ -26,39 +27,49 @@ _DERIVED_SUFFIXES = (".rotary_emb.inv_freq",)
 
 
 class MLP(nn.Module):
-    """Gated feed-forward part of a layer."""
+    """Feed-forward part of a layer, with or without a gate."""
 
     def __init__(self, spec: LayerSpec, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
-        hidden, inner = spec.hidden_size, spec.intermediate_size
+        hidden, inner, style = spec.hidden_size, spec.intermediate_size, spec.style
+        self._style = style
+        parts = {"gate_proj": inner, "up_proj": inner} if style.is_gated else {"c_fc": inner}
+        if style.has_fused_names:
+            parts = {"gate_up_proj": 2 * inner}
         self.gate_up_proj = Linear(
-            hidden,
-            2 * inner,
-            spec.mlp_bias,
-            {"gate_proj": inner, "up_proj": inner},
-            dtype=dtype,
-            device=device,
+            hidden, sum(parts.values()), spec.mlp_bias, parts, dtype=dtype, device=device
         )
         self.down_proj = Linear(inner, hidden, spec.mlp_bias, dtype=dtype, device=device)
 
     def forward(self, hidden: Tensor, ops: Ops) -> Tensor:
-        return self.down_proj(ops.silu_mul(self.gate_up_proj(hidden)))
+        inner = self.gate_up_proj(hidden)
+        if self._style.activation == "silu":
+            return self.down_proj(ops.silu_mul(inner))
+        return self.down_proj(ops.gelu_mul(inner) if self._style.is_gated else ops.gelu(inner))
 
     def weight_targets(self) -> Targets:
         """Return the memory for each checkpoint tensor of the MLP."""
-        return self.gate_up_proj.weight_targets() | add_prefix("down_proj", self.down_proj.weight_targets())
+        down = "down_proj" if self._style.is_gated else "c_proj"
+        return self.gate_up_proj.weight_targets() | add_prefix(down, self.down_proj.weight_targets())
 
 
 class DecoderLayer(nn.Module):
-    """Attention and MLP, each after a norm; the next norm adds their output to the residual stream."""
+    """Attention and MLP with their norms; the next layer adds the MLP's output to the residual stream."""
 
-    def __init__(self, spec: LayerSpec, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, spec: LayerSpec, rope_index: int, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
         self.spec = spec
-        self.input_norm = make_parameter(spec.hidden_size, dtype=dtype, device=device)
-        self.attention = Attention(spec, dtype, device)
-        self.post_attention_norm = make_parameter(spec.hidden_size, dtype=dtype, device=device)
+        placement = spec.style.placement
+
+        def make_norm() -> Norm:
+            return Norm(spec.hidden_size, spec.style, spec.norm_eps, dtype, device)
+
+        self.input_norm = make_norm() if placement != "post" else None
+        self.attention = Attention(spec, rope_index, dtype, device)
+        self.attention_norm = make_norm() if placement in ("post", "sandwich") else None
+        self.mlp_input_norm = make_norm() if placement in ("pre", "sandwich") else None
         self.mlp = MLP(spec, dtype, device)
+        self.mlp_norm = make_norm() if placement in ("post", "sandwich") else None
 
     def forward(
         self, hidden: Tensor | None, residual: Tensor, kv_cache: KVCache, step: StepInputs
@@ -71,26 +82,33 @@ class DecoderLayer(nn.Module):
 
         Returns (hidden, residual) for the next layer.
         """
-        ops, eps = step.ops, self.spec.rms_norm_eps
-        if hidden is None:
-            normed = ops.rms_norm(residual, self.input_norm, eps)
-        else:
-            normed, residual = ops.add_rms_norm(hidden, residual, self.input_norm, eps)
+        ops = step.ops
+        normed = add_norm(hidden, residual, self.input_norm, ops)
         hidden = self.attention(normed, kv_cache, step)
-        normed, residual = ops.add_rms_norm(hidden, residual, self.post_attention_norm, eps)
-        return self.mlp(normed, ops), residual
+        if self.spec.style.placement == "parallel":
+            return hidden.add_(self.mlp(normed, ops)), residual
+        hidden = self._finish(hidden, self.attention_norm, ops)
+        normed = add_norm(hidden, residual, self.mlp_input_norm, ops)
+        return self._finish(self.mlp(normed, ops), self.mlp_norm, ops), residual
+
+    def _finish(self, hidden: Tensor, norm: Norm | None, ops: Ops) -> Tensor:
+        """Return what attention or MLP adds to the residual stream."""
+        if norm is not None:
+            hidden = norm(hidden, ops)
+        return hidden if self.spec.residual_multiplier == 1 else hidden.mul_(self.spec.residual_multiplier)
 
     def list_weights(self) -> LayerWeights:
         """Return the packed weights for ops that run whole layers."""
         attention, mlp = self.attention, self.mlp
+        assert self.input_norm is not None and self.mlp_input_norm is not None, "the layer is plain"
         return LayerWeights(
-            input_norm=self.input_norm,
+            input_norm=self.input_norm.norm,
             qkv=attention.qkv_proj.packed,
             qkv_bias=attention.qkv_proj.bias,
             qk_norm=attention.qk_norm,
             output=attention.o_proj.packed,
             output_bias=attention.o_proj.bias,
-            post_attention_norm=self.post_attention_norm,
+            post_attention_norm=self.mlp_input_norm.norm,
             gate_up=mlp.gate_up_proj.packed,
             gate_up_bias=mlp.gate_up_proj.bias,
             down=mlp.down_proj.packed,
@@ -100,12 +118,26 @@ class DecoderLayer(nn.Module):
 
     def weight_targets(self) -> Targets:
         """Return the memory for each checkpoint tensor of the layer."""
-        return {
-            "input_layernorm.weight": WeightTarget(self.input_norm),
-            "post_attention_layernorm.weight": WeightTarget(self.post_attention_norm),
-            **add_prefix("self_attn", self.attention.weight_targets()),
-            **add_prefix("mlp", self.mlp.weight_targets()),
+        is_sandwich = self.spec.style.placement == "sandwich"
+        norms = {
+            "input_layernorm": self.input_norm,
+            "post_attention_layernorm": self.attention_norm or self.mlp_input_norm,
+            "pre_feedforward_layernorm": self.mlp_input_norm if is_sandwich else None,
+            "post_feedforward_layernorm": self.mlp_norm,
         }
+        targets = add_prefix("self_attn", self.attention.weight_targets())
+        targets |= add_prefix("mlp", self.mlp.weight_targets())
+        for name, norm in norms.items():
+            if norm is not None:
+                targets |= add_prefix(name, norm.weight_targets())
+        return targets
+
+
+def add_norm(hidden: Tensor | None, residual: Tensor, norm: Norm | None, ops: Ops) -> Tensor:
+    """Add hidden to the residual stream, which is overwritten, and return the norm of the sum, if there is one."""
+    if norm is None:
+        return residual if hidden is None else residual.add_(hidden)
+    return norm(residual, ops) if hidden is None else norm.add(hidden, residual, ops)
 
 
 class DecoderModel(nn.Module):
@@ -128,8 +160,14 @@ class DecoderModel(nn.Module):
         self.weights_hash = b""  # set by the loader
         self.specs = config.layer_specs
         self.embed_tokens = make_parameter(config.vocab_size, config.hidden_size, dtype=dtype, device=device)
-        self.layers = nn.ModuleList(DecoderLayer(spec, dtype, device) for spec in self.specs)
-        self.norm = make_parameter(config.hidden_size, dtype=dtype, device=device)
+        ropes = list(dict.fromkeys((spec.rope, spec.head_size) for spec in self.specs))
+        self.ropes = tuple(RotaryEmbedding(rope, head_size, device) for rope, head_size in ropes)
+        self.layers = nn.ModuleList(
+            DecoderLayer(spec, ropes.index((spec.rope, spec.head_size)), dtype, device) for spec in self.specs
+        )
+        self.norm = Norm(config.hidden_size, config.style, config.norm_eps, dtype, device)
+        # The factor has the precision of the embeddings that it multiplies.
+        self._embedding_multiplier = float(torch.tensor(config.embedding_multiplier, dtype=dtype))
         self.lm_head = Linear(
             config.hidden_size,
             config.vocab_size,
@@ -138,9 +176,8 @@ class DecoderModel(nn.Module):
             device=device,
             shared=self.embed_tokens if config.tie_word_embeddings else None,
         )
-        # All layers share one table of angles.
-        ((rope, head_size),) = {(spec.rope, spec.head_size) for spec in self.specs}
-        self.rope = RotaryEmbedding(rope, head_size, device)
+        # Whether ops that run whole layers can run these: they know one rotation and the arithmetic of Llama.
+        self._can_fuse = len(ropes) == 1 and all(spec.is_plain for spec in self.specs)
         self._layer_weights: list[LayerWeights] = []  # for ops that run whole layers
 
     def forward(
@@ -163,16 +200,22 @@ class DecoderModel(nn.Module):
         ops = self.ops
         step = self._prepare(ops, positions, kv_caches, attn_metadata)
         hidden, residual = None, F.embedding(input_ids, self.embed_tokens)
-        if ops.run_layers is not None:
+        if self._embedding_multiplier != 1:
+            residual.mul_(self._embedding_multiplier)
+        if ops.run_layers is not None and self._can_fuse:
             return self._run_layers(ops, residual, kv_caches, step)
         for layer, kv_cache in zip(self.layers, kv_caches, strict=True):
             hidden, residual = layer(hidden, residual, kv_cache, step)
         assert hidden is not None, "a decoder has at least one layer"
-        return ops.add_rms_norm(hidden, residual, self.norm, self.config.rms_norm_eps)[0]
+        return add_norm(hidden, residual, self.norm, ops)
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """Return the logits of hidden states: [R, D] -> [R, V] float32."""
-        return self.lm_head(hidden, torch.float32)
+        logits = self.lm_head(hidden, torch.float32)
+        if self.config.logits_multiplier != 1:
+            logits *= self.config.logits_multiplier
+        cap = self.config.logits_cap
+        return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
 
     def kv_specs(self) -> tuple[KVCacheSpec, ...]:
         """Return the KV cache content of each layer, in layer order."""
@@ -180,11 +223,18 @@ class DecoderModel(nn.Module):
 
     def reserve_positions(self, num_positions: int) -> None:
         """Extend the RoPE tables to positions [0, num_positions), so that they are not reallocated later."""
-        self.rope.reserve(num_positions)
+        for rope in self.ropes:
+            rope.reserve(num_positions)
 
     def release_positions(self) -> None:
         """Free the RoPE tables; the next step computes them again, with the same values."""
-        self.rope.release()
+        for rope in self.ropes:
+            rope.release()
+
+    def limit_positions(self, max_model_len: int) -> None:
+        """Set the longest context that is allowed, which selects the frequencies of longrope."""
+        for rope in self.ropes:
+            rope.limit(max_model_len)
 
     def pack(self, quantization: Quantization | None = None) -> None:
         """Convert the loaded weights to the layout of the ops, one matrix at a time. Call once, after loading.
@@ -209,7 +259,8 @@ class DecoderModel(nn.Module):
 
     def weight_targets(self) -> WeightTargets:
         """Return the memory for each tensor of a checkpoint."""
-        targets = {_EMBEDDING: WeightTarget(self.embed_tokens), "model.norm.weight": WeightTarget(self.norm)}
+        targets = {_EMBEDDING: WeightTarget(self.embed_tokens)}
+        targets |= add_prefix("model.norm", self.norm.weight_targets())
         for index, layer in enumerate(self.layers):
             assert isinstance(layer, DecoderLayer)
             targets |= add_prefix(f"model.layers.{index}", layer.weight_targets())
@@ -232,33 +283,33 @@ class DecoderModel(nn.Module):
         )
         if metadata.shared is not None and ops.share_prefixes is not None:
             plan = ops.share_prefixes(plan, metadata.shared)
-        cos, sin = self.rope.compute_cos_sin(positions, query_lens, seq_lens)
-        return StepInputs(ops, metadata, plan, cos, sin)
+        rotations = tuple(rope.compute(positions, query_lens, seq_lens) for rope in self.ropes)
+        return StepInputs(ops, metadata, plan, rotations)
 
     def _run_layers(self, ops: Ops, hidden: Tensor, kv_caches: Sequence[KVCache], step: StepInputs) -> Tensor:
         assert ops.run_layers is not None
         # Specs differ only in the window, which is in the layer weights.
-        metadata, spec = step.attn_metadata, self.specs[0]
+        metadata, spec, (rotation,) = step.attn_metadata, self.specs[0], step.rotations
         return ops.run_layers(
             self._layer_weights,
             hidden,
             kv_caches,
-            step.cos,
-            step.sin,
+            rotation.cos,
+            rotation.sin,
             metadata.slot_mapping,
             metadata.block_tables,
             metadata.query_start_loc,
             metadata.seq_lens,
             step.plan,
             num_heads=spec.num_heads,
-            eps=spec.rms_norm_eps,
+            eps=spec.norm_eps,
             scale=spec.scale,
-            final_norm=self.norm,
+            final_norm=self.norm.norm,
         )
 
     def _list_weights(self, ops: Ops) -> list[LayerWeights]:
-        """Return the weights for `run_layers`; empty without it, so that repacked matrices are freed."""
-        if ops.run_layers is None:
+        """Return the weights for `run_layers`; empty if it is not used, so that repacked matrices are freed."""
+        if ops.run_layers is None or not self._can_fuse:
             return []
         layers = [layer for layer in self.layers if isinstance(layer, DecoderLayer)]
         return [layer.list_weights() for layer in layers]

@@ -2,10 +2,34 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Literal
 
 from engine.kv_cache_spec import KVCacheSpec
 from engine.model.rope_config import RopeConfig
+
+Activation = Literal["silu", "gelu_tanh"]
+
+
+@dataclass(frozen=True, slots=True)
+class LayerStyle:
+    """How the layers of a model compute, beyond their shapes; the defaults are Llama's."""
+
+    norm: Literal["rms", "layer"] = "rms"
+    norm_bias: bool = False
+    norm_offset: float = 0.0  # added to the checkpoint's norm weights
+    # Where the norms are: before attention and MLP, after them, both, or one before both, which then run side by side.
+    placement: Literal["pre", "post", "sandwich", "parallel"] = "pre"
+    # RMS norm of queries and keys before RoPE: none, of each head, or of all heads together.
+    qk_norm: Literal["none", "head", "full"] = "none"
+    activation: Activation = "silu"
+    is_gated: bool = True  # whether the MLP multiplies the activated gate with a second projection
+    has_sinks: bool = False  # a learned score per head that takes part in the softmax and has no value
+    rope_pairs: Literal["halves", "interleaved"] = "halves"  # which numbers of a head rotate together
+    has_fused_names: bool = False  # the checkpoint stores qkv_proj and gate_up_proj
+
+
+LLAMA_STYLE = LayerStyle()
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,16 +41,26 @@ class LayerSpec:
     num_kv_heads: int
     head_size: int
     intermediate_size: int
-    rope: RopeConfig
-    rms_norm_eps: float
+    rope: RopeConfig | None  # None: no positions
+    norm_eps: float
     scale: float  # factor of the attention scores
     window: int | None  # tokens that a query attends to, its own included; None: all
-    qk_norm: bool  # RMS norm of each query and key head before RoPE
     qkv_bias: bool
     output_bias: bool
     mlp_bias: bool
+    soft_cap: float | None = None  # bound of the attention scores
+    residual_multiplier: float = 1.0  # of what attention and MLP add to the residual stream
+    style: LayerStyle = LLAMA_STYLE
 
     @property
     def kv_spec(self) -> KVCacheSpec:
         """The layer's content in the KV cache."""
         return KVCacheSpec(self.num_kv_heads, self.head_size, self.window)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether ops that run whole layers know its arithmetic."""
+        style = replace(self.style, rope_pairs="halves", norm_offset=0.0, has_fused_names=False)
+        is_known = replace(style, qk_norm="none") == LLAMA_STYLE and style.qk_norm != "full"
+        is_scaled = self.rope is not None and self.rope.query_scaling_beta != 0
+        return is_known and not is_scaled and self.soft_cap is None and self.residual_multiplier == 1

@@ -17,6 +17,7 @@ class Linear(nn.Module):
     Args:
         in_features, out_features: sizes of x and y.
         parts: name and rows of each checkpoint matrix stacked into W, in order; default: one, named "".
+        orders: for parts whose rows are stored in another order: the checkpoint's row of each stored row.
         shared: use this matrix, which another layer keeps using, instead of allocating one.
     """
 
@@ -29,10 +30,12 @@ class Linear(nn.Module):
         *,
         dtype: torch.dtype,
         device: torch.device,
+        orders: dict[str, Tensor] | None = None,
         shared: nn.Parameter | None = None,
     ) -> None:
         super().__init__()
         self._parts = parts or {"": out_features}
+        self._orders = orders or {}
         self._shared = shared
         self.weight: nn.Parameter | None = None
         if shared is None:
@@ -77,10 +80,10 @@ class Linear(nn.Module):
         targets: Targets = {}
         row = 0
         for part, rows in self._parts.items():
-            prefix = f"{part}." if part else ""
-            targets[f"{prefix}weight"] = WeightTarget(self.weight[row : row + rows])
+            prefix, order = f"{part}." if part else "", self._orders.get(part)
+            targets[f"{prefix}weight"] = WeightTarget(self.weight[row : row + rows], order=order)
             if self.bias is not None:
-                targets[f"{prefix}bias"] = WeightTarget(self.bias[row : row + rows])
+                targets[f"{prefix}bias"] = WeightTarget(self.bias[row : row + rows], order=order)
             row += rows
         return targets
 

@@ -96,7 +96,7 @@ def _copy(target: WeightTarget, tensor: Tensor, name: str, folder: Path) -> None
         raise ConfigError(
             f"{folder}: tensor {name} is {tensor.dtype}; quantized checkpoints are not supported"
         )
-    target.memory.copy_(tensor)
+    target.copy(tensor)
 
 
 def _check_tied(files: list[Path], wanted: WeightTargets, folder: Path) -> None:

@@ -2,43 +2,224 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from engine.model.config_reader import ConfigReader
+from engine.model.layer_spec import LLAMA_STYLE, LayerStyle
+from engine.model.rope_config import RopeKeys
+
+_PLAIN_ROPE = RopeKeys()
+# Returns further fields of ModelConfig.
+ReadFields = Callable[[ConfigReader], dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """Properties that follow from the architecture name, and defaults for optional keys of config.json."""
+    """What follows from the architecture name, and how its config.json is read."""
 
     model_type: str
-    qk_norm: bool = False  # RMS norm of each query and key head before RoPE
-    qkv_bias: bool | None = None  # None: the key `attention_bias` decides
-    output_bias: bool | None = None
-    has_mlp_bias_key: bool = False
-    # "none": refused; "all": every layer; "layers": `use_sliding_window`, `max_window_layers`, `layer_types`
-    sliding_window: str = "none"
-    default_sliding_window: int | None = None
-    default_num_key_value_heads: int | None = None  # None: as many as attention heads
-    default_head_dim: int | None = None  # None: hidden_size / num_attention_heads
+    style: LayerStyle = LLAMA_STYLE
+    rope: RopeKeys = _PLAIN_ROPE
+    # True, false, or the key that decides.
+    qkv_bias: bool | str = "attention_bias"
+    output_bias: bool | str = "attention_bias"
+    mlp_bias: bool | str = False
+    # "none": refused; "all": every layer; "layers": `use_sliding_window`, `max_window_layers`, `layer_types`;
+    # "types": `layer_types`, or every layer but each `sliding_window_pattern`-th
+    sliding_window: Literal["none", "all", "layers", "types"] = "none"
+    # Layers without positions: none, those of `no_rope_layers`, or full ones beside windowed ones.
+    no_rope: Literal["none", "listed", "full", "full if windowed"] = "none"
+    eps_key: str = "rms_norm_eps"
+    activation_key: str = "hidden_act"
+    defaults: Mapping[str, Any] = field(default_factory=dict)  # of keys that are absent
+    constants: Mapping[str, Any] = field(default_factory=dict)  # keys that may have one value only
+    inert: frozenset[str] = frozenset()  # keys without influence
+    read_fields: ReadFields | None = None
 
+
+def _read_granite(reader: ConfigReader) -> dict[str, Any]:
+    return {
+        "embedding_multiplier": reader.number("embedding_multiplier", 1.0),
+        "residual_multiplier": reader.number("residual_multiplier", 1.0),
+        "attention_scale": reader.number("attention_multiplier", 1.0),
+        "logits_multiplier": 1.0 / reader.number("logits_scaling", 1.0),
+    }
+
+
+def _read_gemma2(reader: ConfigReader) -> dict[str, Any]:
+    return _read_gemma3(reader) | {"soft_cap": reader.optional_number("attn_logit_softcapping")}
+
+
+def _read_gemma3(reader: ConfigReader) -> dict[str, Any]:
+    return {
+        "embedding_multiplier": reader.integer("hidden_size") ** 0.5,
+        "attention_scale": reader.number("query_pre_attn_scalar", 256) ** -0.5,
+        "logits_cap": reader.optional_number("final_logit_softcapping"),
+    }
+
+
+def _read_cohere2(reader: ConfigReader) -> dict[str, Any]:
+    return {"logits_multiplier": reader.number("logit_scale", 0.0625)}
+
+
+_GEMMA_STYLE = LayerStyle(placement="sandwich", norm_offset=1.0, activation="gelu_tanh")
+_GEMMA_DEFAULTS = {
+    "hidden_activation": "gelu_pytorch_tanh",
+    "head_dim": 256,
+    "tie_word_embeddings": True,
+    "sliding_window": 4096,
+}
 
 FAMILIES: dict[str, Family] = {
-    "LlamaForCausalLM": Family("llama", has_mlp_bias_key=True),
+    "LlamaForCausalLM": Family("llama", mlp_bias="mlp_bias"),
     "MistralForCausalLM": Family(
         "mistral",
         qkv_bias=False,
         output_bias=False,
         sliding_window="all",
-        default_sliding_window=4096,
-        default_num_key_value_heads=8,
+        defaults={"sliding_window": 4096, "num_key_value_heads": 8},
     ),
     "Qwen2ForCausalLM": Family(
-        "qwen2", qkv_bias=True, output_bias=False, sliding_window="layers", default_sliding_window=4096
+        "qwen2",
+        qkv_bias=True,
+        output_bias=False,
+        sliding_window="layers",
+        defaults={"sliding_window": 4096},
     ),
     "Qwen3ForCausalLM": Family(
         "qwen3",
-        qk_norm=True,
+        LayerStyle(qk_norm="head"),
         sliding_window="layers",
-        default_sliding_window=4096,
-        default_head_dim=128,
+        defaults={"sliding_window": 4096, "head_dim": 128},
+    ),
+    "SmolLM3ForCausalLM": Family(
+        "smollm3",
+        mlp_bias="mlp_bias",
+        sliding_window="layers",
+        no_rope="listed",
+        defaults={"tie_word_embeddings": True, "rope_theta": 2e6, "max_window_layers": 0},
+    ),
+    "GraniteForCausalLM": Family("granite", mlp_bias="mlp_bias", read_fields=_read_granite),
+    "Phi3ForCausalLM": Family(
+        "phi3",
+        LayerStyle(has_fused_names=True),
+        RopeKeys(has_partial=True, old_longrope_types=("su", "yarn")),
+        qkv_bias=False,
+        output_bias=False,
+        sliding_window="all",
+        constants={"full_attn_mod": 1, "interpolate_factor": 1},
+        inert=frozenset(["original_max_position_embeddings"]),
+    ),
+    "Ministral3ForCausalLM": Family(
+        "ministral3",
+        rope=RopeKeys(has_query_scaling=True),
+        qkv_bias=False,
+        output_bias=False,
+        sliding_window="all",
+        defaults={"num_key_value_heads": 8, "head_dim": 128},
+    ),
+    "Olmo2ForCausalLM": Family("olmo2", LayerStyle(placement="post", qk_norm="full")),
+    "Olmo3ForCausalLM": Family(
+        "olmo3",
+        LayerStyle(placement="post", qk_norm="full"),
+        RopeKeys(has_layer_types=True),
+        sliding_window="types",
+        defaults={"rope_theta": 5e5, "sliding_window": 4096, "sliding_window_pattern": 4},
+    ),
+    "Exaone4ForCausalLM": Family(
+        "exaone4",
+        LayerStyle(placement="post", qk_norm="head"),
+        qkv_bias=False,
+        output_bias=False,
+        sliding_window="types",
+        no_rope="full if windowed",
+        defaults={"sliding_window": 4096, "sliding_window_pattern": 4, "num_key_value_heads": 32},
+    ),
+    "Gemma2ForCausalLM": Family(
+        "gemma2",
+        _GEMMA_STYLE,
+        sliding_window="types",
+        activation_key="hidden_activation",
+        defaults=_GEMMA_DEFAULTS
+        | {
+            "sliding_window_pattern": 2,
+            "attn_logit_softcapping": 50.0,
+            "final_logit_softcapping": 30.0,
+            "num_key_value_heads": 4,
+        },
+        inert=frozenset(["hidden_act", "cache_implementation"]),
+        read_fields=_read_gemma2,
+    ),
+    "Gemma3ForCausalLM": Family(
+        "gemma3_text",
+        replace(_GEMMA_STYLE, qk_norm="head"),
+        RopeKeys(has_layer_types=True),
+        sliding_window="types",
+        activation_key="hidden_activation",
+        defaults=_GEMMA_DEFAULTS
+        | {
+            "sliding_window_pattern": 6,
+            "rope_theta": 1e6,
+            "rope_local_base_freq": 1e4,
+            "num_key_value_heads": 4,
+        },
+        inert=frozenset(["hidden_act", "cache_implementation"]),
+        read_fields=_read_gemma3,
+    ),
+    "Cohere2ForCausalLM": Family(
+        "cohere2",
+        LayerStyle(norm="layer", placement="parallel", rope_pairs="interleaved"),
+        sliding_window="types",
+        no_rope="full",
+        eps_key="layer_norm_eps",
+        defaults={
+            "sliding_window": 4096,
+            "sliding_window_pattern": 4,
+            "tie_word_embeddings": True,
+            "layer_norm_eps": 1e-5,
+        },
+        constants={
+            "order_of_interleaved_layers": "local_attn_first",
+            "position_embedding_type": "rope_gptj",
+            "rotary_pct": 1.0,
+            "use_gated_activation": True,
+            "use_parallel_block": True,
+            "use_embedding_sharing": True,
+        },
+        inert=frozenset(["cache_implementation"]),
+        read_fields=_read_cohere2,
+    ),
+    "SeedOssForCausalLM": Family(
+        "seed_oss",
+        qkv_bias="attention_bias",
+        output_bias="attention_out_bias",
+        mlp_bias="mlp_bias",
+        defaults={"attention_bias": True, "head_dim": 128, "num_key_value_heads": 8},
+        inert=frozenset(["residual_dropout"]),
+    ),
+    "Starcoder2ForCausalLM": Family(
+        "starcoder2",
+        LayerStyle(norm="layer", norm_bias=True, activation="gelu_tanh", is_gated=False),
+        qkv_bias="use_bias",
+        output_bias="use_bias",
+        mlp_bias="use_bias",
+        sliding_window="all",
+        eps_key="norm_epsilon",
+        defaults={
+            "use_bias": True,
+            "tie_word_embeddings": True,
+            "hidden_act": "gelu_pytorch_tanh",
+            "norm_epsilon": 1e-5,
+            "num_key_value_heads": 2,
+        },
+        constants={"mlp_type": "default", "norm_type": "layer_norm"},
+        inert=frozenset(
+            [
+                *("residual_dropout", "embedding_dropout", "activation_function"),
+                *("attention_softmax_in_fp32", "scale_attention_softmax_in_fp32"),
+            ]
+        ),
     ),
 }

@@ -6,6 +6,8 @@ The formulas follow transformers' `modeling_rope_utils`, operation by operation.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -15,6 +17,37 @@ from engine.model.rope_config import RopeConfig
 _MIN_POSITIONS = 2048
 
 
+@dataclass(frozen=True, slots=True)
+class Rotation:
+    """The rotation of a step's tokens in layers of one kind."""
+
+    cos: Tensor  # [T, 1, head_dim] float32
+    sin: Tensor
+    query_scale: Tensor | None  # [T, 1, 1] float32, factor of the rotated queries
+
+
+def order_pairs(
+    config: RopeConfig | None, head_dim: int, pairs: Literal["halves", "interleaved"]
+) -> list[int] | None:
+    """Return the number of a checkpoint's head that becomes each number of ours; None: all stay.
+
+    The kernels rotate number i with number i + head_dim / 2. Queries and keys are reordered alike, so scores stay.
+    Numbers that do not rotate are the last pairs, whose angles are 0.
+    """
+    if config is None:
+        return None
+    size = config.rotary_dim(head_dim)
+    rotated, rest = list(range(size)), list(range(size, head_dim))
+    first, second = (
+        (rotated[::2], rotated[1::2])
+        if pairs == "interleaved"
+        else (rotated[: size // 2], rotated[size // 2 :])
+    )
+    middle = len(rest) // 2
+    order = first + rest[:middle] + second + rest[middle:]
+    return None if order == list(range(head_dim)) else order
+
+
 class RotaryEmbedding:
     """Tables of cos and sin, float32, extended on demand.
 
@@ -22,24 +55,35 @@ class RotaryEmbedding:
     the context length, as in transformers; tokens already in the cache are not rotated again. Beyond that length
     results therefore depend on how a prompt is split into chunks.
 
+    Longrope has frequencies for short and for long contexts. One set is used for all requests, chosen by the length
+    of the longest context that is allowed, so that a result depends on no chunk and every prefix can be reused.
+
     Args:
-        config: type and parameters of the scaling.
-        head_dim: size of the rotated vectors.
+        config: type and parameters of the scaling; None: nothing is rotated.
+        head_dim: size of a head.
         device: device of the tables.
     """
 
-    def __init__(self, config: RopeConfig, head_dim: int, device: torch.device) -> None:
-        self._config = config
+    def __init__(self, config: RopeConfig | None, head_dim: int, device: torch.device) -> None:
+        self._is_identity = config is None
+        self._config = config or RopeConfig()
         self._head_dim = head_dim
         self._device = device
-        self._inv_freq = compute_inv_freq(config, head_dim).to(device)
-        self._scaling = _compute_attention_scaling(config)
+        # Only longrope looks at it here; dynamic scaling looks at each request.
+        self._max_len = self._config.stretched_len if self._config.rope_type == "longrope" else 0
+        self._scaling = _compute_attention_scaling(self._config)
+        self._inv_freq = self._compute_inv_freq(self._max_len)
         self._cos = self._sin = torch.empty(0, device=device)
 
-    def compute_cos_sin(
-        self, positions: Tensor, query_lens: list[int], seq_lens: list[int]
-    ) -> tuple[Tensor, Tensor]:
-        """Return cos and sin of each token for `kernels.apply_rope`, [T, 1, head_dim] float32.
+    def limit(self, max_len: int) -> None:
+        """Set the longest context that is allowed, which selects the frequencies of longrope."""
+        if self._config.rope_type == "longrope" and max_len != self._max_len:
+            self._max_len = max_len
+            self._inv_freq = self._compute_inv_freq(max_len)
+            self.release()
+
+    def compute(self, positions: Tensor, query_lens: list[int], seq_lens: list[int]) -> Rotation:
+        """Return the rotation of each token for `kernels.apply_rope`.
 
         Args:
             positions: [T] int64.
@@ -49,7 +93,26 @@ class RotaryEmbedding:
         cos, sin = self._cos.index_select(0, positions), self._sin.index_select(0, positions)
         if self._config.rope_type == "dynamic":
             self._rotate_long(cos, sin, positions, query_lens, seq_lens)
-        return cos.unsqueeze(1), sin.unsqueeze(1)
+        return Rotation(cos.unsqueeze(1), sin.unsqueeze(1), self._scale_queries(positions))
+
+    def _scale_queries(self, positions: Tensor) -> Tensor | None:
+        """Return the factor of each token's query, which grows with the position. Source: Llama 4."""
+        config = self._config
+        if config.query_scaling_beta == 0:
+            return None
+        turns = torch.floor(positions / config.original_max_position_embeddings)
+        return (1 + config.query_scaling_beta * torch.log1p(turns)).view(-1, 1, 1)
+
+    def _compute_inv_freq(self, seq_len: int) -> Tensor:
+        """Return the angle per position of each pair of a head, [head_dim / 2] on the device; 0: not rotated."""
+        inv_freq = torch.zeros(self._head_dim // 2)
+        if not self._is_identity:
+            size = self._config.rotary_dim(self._head_dim)
+            inv_freq[: size // 2] = compute_inv_freq(self._config, size, seq_len)
+        if self._device.type == "cuda":
+            # Pinned, because a copy from pageable memory waits for the device.
+            return inv_freq.pin_memory().to(self._device, non_blocking=True)
+        return inv_freq.to(self._device)
 
     def _rotate_long(
         self, cos: Tensor, sin: Tensor, positions: Tensor, query_lens: list[int], seq_lens: list[int]
@@ -59,11 +122,7 @@ class RotaryEmbedding:
             rows = slice(start, start + query_len)
             start += query_len
             if seq_len > self._config.original_max_position_embeddings:
-                inv_freq = compute_inv_freq(self._config, self._head_dim, seq_len)
-                if self._device.type == "cuda":
-                    # Pinned, because a copy from pageable memory waits for the device.
-                    inv_freq = inv_freq.pin_memory().to(self._device, non_blocking=True)
-                cos[rows], sin[rows] = self._tables(positions[rows], inv_freq)
+                cos[rows], sin[rows] = self._tables(positions[rows], self._compute_inv_freq(seq_len))
 
     def reserve(self, num_positions: int) -> None:
         """Extend the tables to positions [0, num_positions). This may reallocate them."""
@@ -78,7 +137,11 @@ class RotaryEmbedding:
 
     def _tables(self, positions: Tensor, inv_freq: Tensor) -> tuple[Tensor, Tensor]:
         angles = positions.unsqueeze(1).float() * inv_freq
-        cos, sin = angles.cos() * self._scaling, angles.sin() * self._scaling
+        cos, sin = angles.cos(), angles.sin()
+        if self._scaling != 1:
+            size = self._config.rotary_dim(self._head_dim) // 2
+            cos[:, :size] *= self._scaling
+            sin[:, :size] *= self._scaling
         return torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
 
 
@@ -87,8 +150,8 @@ def compute_inv_freq(config: RopeConfig, dim: int, seq_len: int | None = None) -
 
     Args:
         config: type and parameters of the scaling.
-        dim: size of the rotated vectors.
-        seq_len: context length, for dynamic scaling beyond the original length.
+        dim: size of the rotated part of a head.
+        seq_len: context length, for scaling that differs beyond the original length.
     """
     base = config.theta
     original = config.original_max_position_embeddings
@@ -103,6 +166,9 @@ def compute_inv_freq(config: RopeConfig, dim: int, seq_len: int | None = None) -
             return _scale_llama3(inv_freq, config)
         case "yarn":
             return _scale_yarn(inv_freq, config, dim)
+        case "longrope":
+            is_long = seq_len is not None and seq_len > original
+            return inv_freq / torch.tensor(config.long_factor if is_long else config.short_factor)
         case _:
             return inv_freq
 
@@ -142,11 +208,14 @@ def _yarn_dim(num_rotations: float, config: RopeConfig, dim: int) -> float:
 
 
 def _compute_attention_scaling(config: RopeConfig) -> float:
-    """Return the factor for cos and sin: YaRN's attention temperature, else 1."""
-    if config.rope_type != "yarn":
+    """Return the factor for cos and sin: the attention temperature of YaRN and longrope, else 1."""
+    if config.rope_type not in ("yarn", "longrope"):
         return 1.0
     if config.attention_factor is not None:
         return config.attention_factor
+    if config.rope_type == "longrope":
+        growth = math.log(max(1.0, config.factor))
+        return math.sqrt(1 + growth / math.log(config.original_max_position_embeddings)) if growth else 1.0
     if config.mscale and config.mscale_all_dim:
         return _yarn_mscale(config.factor, config.mscale) / _yarn_mscale(config.factor, config.mscale_all_dim)
     return _yarn_mscale(config.factor, 1.0)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from engine.model.config_reader import ConfigReader
 
-ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "llama3")
+ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "llama3", "longrope")
 # Types whose max_position_embeddings may be the length before scaling; llama3 gives the length after scaling.
-_STRETCHING = ("linear", "dynamic", "yarn")
+_STRETCHING = ("linear", "dynamic", "yarn", "longrope")
 _DEFAULT_THETA = 10000.0
 # Bounds that keep all angles finite; the values of checkpoints are far inside.
 _THETAS = (1.0, 1e30)
@@ -34,6 +35,14 @@ class RopeConfig:
     mscale: float | None = None  # yarn
     mscale_all_dim: float | None = None  # yarn
     truncate: bool = True  # yarn
+    short_factor: tuple[float, ...] = ()  # longrope, one per pair
+    long_factor: tuple[float, ...] = ()  # longrope
+    rotary_share: float = 1.0  # of a head's numbers, the first ones
+    query_scaling_beta: float = 0.0  # queries grow by beta * log(1 + position // original length)
+
+    def rotary_dim(self, head_dim: int) -> int:
+        """Return how many numbers of a head are rotated."""
+        return int(head_dim * self.rotary_share)
 
     @property
     def stretched_len(self) -> int:
@@ -43,8 +52,22 @@ class RopeConfig:
         return int(self.original_max_position_embeddings * self.factor)
 
 
-def parse_rope(config: ConfigReader, max_position_embeddings: int, where: str) -> RopeConfig:
+@dataclass(frozen=True, slots=True)
+class RopeKeys:
+    """What the config.json of a family may say about RoPE."""
+
+    has_layer_types: bool = False  # parameters may differ between full and sliding layers
+    has_partial: bool = False  # `partial_rotary_factor`
+    has_query_scaling: bool = False  # `llama_4_scaling_beta`
+    old_longrope_types: tuple[str, ...] = ()  # other names of longrope
+
+
+def parse_ropes(
+    config: ConfigReader, max_position_embeddings: int, where: str, keys: RopeKeys
+) -> tuple[RopeConfig, RopeConfig]:
     """Read `rope_parameters` (transformers 5), or `rope_scaling` and `rope_theta` (before).
+
+    Returns the parameters of full and of sliding layers.
 
     Raises:
         ConfigError: the type is unsupported, or a parameter is missing, out of range or not used by the type.
@@ -54,21 +77,46 @@ def parse_rope(config: ConfigReader, max_position_embeddings: int, where: str) -
     data = old or new or {}
     if not isinstance(data, dict):
         raise config.error(name, data, "must be an object")
-    if any(isinstance(value, dict) for value in data.values()):
+    theta = config.number_within("rope_theta", *_THETAS, _DEFAULT_THETA)
+    local_theta = theta
+    if keys.has_layer_types:
+        local_theta = config.number_within("rope_local_base_freq", *_THETAS, theta)
+    is_nested = any(isinstance(value, dict) for value in data.values())
+    if is_nested and not keys.has_layer_types:
         raise config.error(name, data, "is given per layer type, which is not supported")
-    reader = ConfigReader(data, f"{where}: {name}")
-    _refuse_partial(config)
-    _refuse_partial(reader)
-    theta = reader.number_within(
-        "rope_theta", *_THETAS, config.number_within("rope_theta", *_THETAS, _DEFAULT_THETA)
-    )
+
+    def parse(part: dict[str, Any], where: str, theta: float) -> RopeConfig:
+        return _parse_rope(ConfigReader(part, where), config, theta, max_position_embeddings, keys)
+
+    if is_nested:
+        parts = [data.get(kind) or {} for kind in ("full_attention", "sliding_attention")]
+        if len(data) > 2 or not all(isinstance(part, dict) for part in parts):
+            raise config.error(name, data, "must have objects full_attention and sliding_attention")
+        full, local = parts
+    else:
+        # One set of parameters scales the full layers alone where the family tells layers apart.
+        full, local = data, {} if keys.has_layer_types else data
+    return parse(full, f"{where}: {name}", theta), parse(local, f"{where}: {name}", local_theta)
+
+
+def _parse_rope(
+    reader: ConfigReader, config: ConfigReader, theta: float, max_position_embeddings: int, keys: RopeKeys
+) -> RopeConfig:
+    share = _parse_share(reader, config, keys)
+    theta = reader.number_within("rope_theta", *_THETAS, theta)
     old_type = reader.take("type")
     rope_type = reader.take("rope_type") or old_type or "default"
+    if rope_type in keys.old_longrope_types:
+        rope_type = "longrope"
     if rope_type not in ROPE_TYPES:
         raise reader.error("rope_type", rope_type, f"is not supported; supported: {', '.join(ROPE_TYPES)}")
+    beta = 0.0
+    if keys.has_query_scaling:
+        beta = reader.optional_number_within("llama_4_scaling_beta", 0.0, 1e3) or 0.0
+        reader.take("max_position_embeddings")  # repeats the config's
     rope = _parse_scaling(reader, config, rope_type, theta, max_position_embeddings)
     reader.refuse_rest(frozenset())
-    return rope
+    return replace(rope, rotary_share=share, query_scaling_beta=beta)
 
 
 def _parse_scaling(
@@ -87,6 +135,8 @@ def _parse_scaling(
     original = reader.integer("original_max_position_embeddings", max_position_embeddings)
     # Some checkpoints have it at the top level, which has priority.
     original = config.integer("original_max_position_embeddings", original)
+    if rope_type == "longrope":
+        return _parse_longrope(reader, theta, original, max_position_embeddings / original)
     if rope_type == "yarn":
         return _parse_yarn(reader, theta, original, max_position_embeddings / original)
     low, high = (reader.number_within(f"{name}_freq_factor", *_FACTORS) for name in ("low", "high"))
@@ -114,7 +164,26 @@ def _parse_yarn(reader: ConfigReader, theta: float, original: int, factor: float
     )
 
 
-def _refuse_partial(reader: ConfigReader) -> None:
-    factor = reader.take("partial_rotary_factor")
-    if factor not in (None, 1.0):
-        raise reader.error("partial_rotary_factor", factor, "is not supported; whole heads are rotated")
+def _parse_longrope(reader: ConfigReader, theta: float, original: int, factor: float) -> RopeConfig:
+    """Read longrope's parameters; `factor` is the default, computed from the lengths."""
+    return RopeConfig(
+        "longrope",
+        theta,
+        reader.number_within("factor", *_FACTORS, factor),
+        original,
+        attention_factor=reader.optional_number_within("attention_factor", *_FACTORS),
+        short_factor=reader.numbers_within("short_factor", *_FACTORS),
+        long_factor=reader.numbers_within("long_factor", *_FACTORS),
+    )
+
+
+def _parse_share(reader: ConfigReader, config: ConfigReader, keys: RopeKeys) -> float:
+    """Return the share of a head that is rotated."""
+    old, new = config.take("partial_rotary_factor"), reader.take("partial_rotary_factor")
+    if keys.has_partial:
+        default = 1.0 if old is None else config.number_within("partial_rotary_factor", 0.01, 1.0)
+        return reader.number_within("partial_rotary_factor", 0.01, 1.0, default)
+    for each, factor in ((config, old), (reader, new)):
+        if factor not in (None, 1.0):
+            raise each.error("partial_rotary_factor", factor, "is not supported; whole heads are rotated")
+    return 1.0

@@ -23,25 +23,28 @@ _CPU_ALLOCATOR = "DefaultCPUAllocator"  # in the message of torch's error about 
 
 def count_parameters(config: ModelConfig) -> int:
     """Return the number of parameters of DecoderModel; a tied head is not counted."""
-    hidden, head_dim = config.hidden_size, config.head_dim
+    style, hidden, head_dim = config.style, config.hidden_size, config.head_dim
     q_size = config.num_attention_heads * head_dim
     kv_size = config.num_key_value_heads * head_dim
-    qkv_size, gate_up_size = q_size + 2 * kv_size, 2 * config.intermediate_size
-    matrices = _count_layer_numbers(config)
+    num_up = 1 + style.is_gated
     biases = (
-        config.qkv_bias * qkv_size + config.output_bias * hidden + config.mlp_bias * (gate_up_size + hidden)
+        config.qkv_bias * (q_size + 2 * kv_size)
+        + config.output_bias * hidden
+        + config.mlp_bias * (num_up * config.intermediate_size + hidden)
     )
-    norms = 2 * hidden + config.qk_norm * (q_size + kv_size)
+    norm_size = hidden * (1 + style.norm_bias)
+    norms = {"parallel": 1, "sandwich": 4}.get(style.placement, 2) * norm_size
+    norms += (style.qk_norm != "none") * (q_size + kv_size) + style.has_sinks * config.num_attention_heads
     num_tables = 1 if config.tie_word_embeddings else 2
-    return config.num_hidden_layers * (matrices + biases + norms) + hidden * (
-        num_tables * config.vocab_size + 1
-    )
+    per_layer = _count_layer_numbers(config) + biases + norms
+    return config.num_hidden_layers * per_layer + hidden * num_tables * config.vocab_size + norm_size
 
 
 def _count_layer_numbers(config: ModelConfig) -> int:
     """Return the number of elements in one layer's matrices."""
     num_heads = 2 * (config.num_attention_heads + config.num_key_value_heads)
-    return config.hidden_size * (num_heads * config.head_dim + 3 * config.intermediate_size)
+    num_mlp = 2 + config.style.is_gated
+    return config.hidden_size * (num_heads * config.head_dim + num_mlp * config.intermediate_size)
 
 
 def estimate_head_copy(

@@ -10,15 +10,27 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class WeightTarget:
-    """The memory that one tensor is copied to."""
+    """The memory that one tensor is copied to, and how it is changed on the way."""
 
     memory: Tensor
     is_repeated: bool = False  # each row of the memory is a copy of the tensor
+    order: Tensor | None = (
+        None  # [rows] int64: the row of the tensor for each row of the memory; None: as it is
+    )
+    offset: float = 0.0  # added to each number
 
     @property
     def shape(self) -> torch.Size:
         """Required shape of the checkpoint's tensor."""
         return self.memory.shape[1:] if self.is_repeated else self.memory.shape
+
+    def copy(self, tensor: Tensor) -> None:
+        """Write a tensor of the required shape into the memory."""
+        if self.order is not None:
+            tensor = tensor.index_select(0, self.order)
+        if self.offset:
+            tensor = tensor.float() + self.offset
+        self.memory.copy_(tensor)
 
 
 Targets = dict[str, WeightTarget]  # by the name in the checkpoint

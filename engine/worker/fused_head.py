@@ -28,6 +28,8 @@ class FusedHead:
         """Whether all rows are greedy or use temperature alone."""
         if self._model.ops.lm_head_sample is None or not 0 < len(rows) <= MAX_ROWS:
             return False
+        if not self._model.config.has_plain_logits:
+            return False
         is_plain = (self._state.flags[rows] == 0) & (self._state.kind[rows] <= DrawKind.FULL)
         return bool(is_plain.all()) and isinstance(self._model.lm_head.packed, Tensor)
 

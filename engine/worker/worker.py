@@ -255,6 +255,7 @@ class Worker:
             self.device,
             free_bytes=measure_host_memory()[1] if self.device.type == "cpu" else None,
         )
+        self.model.limit_positions(self.resolved.max_model_len)
         if self.device.type == "cuda":
             # Recorded graphs contain the tables' addresses, so the tables must not be reallocated later.
             self.model.reserve_positions(self.resolved.max_model_len)

@@ -16,6 +16,7 @@ from kernels.cpu.panel_memory import PanelMemory
 from kernels.cpu.scratch import estimate_scratch
 from kernels.cpu.structs import AttentionShapeStruct, BatchStruct, RopeStoreStruct
 from kernels.cpu.weights import DTYPES, NativeWeight, address, pack, unpack
+from kernels.gelu import gelu, gelu_mul
 from kernels.ops import KVCache, LayerWeights, Ops, Quantization
 
 
@@ -44,6 +45,8 @@ class NativeOps:
             rms_norm=self.rms_norm,
             add_rms_norm=self.add_rms_norm,
             silu_mul=self.silu_mul,
+            gelu_mul=gelu_mul,
+            gelu=gelu,
             norm_rope_store=self.norm_rope_store,
             make_plan=self.make_plan,
             paged_attention=self.paged_attention,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import torch
 
+from kernels.gelu import gelu, gelu_mul
 from kernels.linear import linear, pack_linear, unpack_linear
 from kernels.ops import Ops
 from kernels.triton.add_rms_norm import add_rms_norm
@@ -46,6 +47,8 @@ def make_ops(device: torch.device, dtype: torch.dtype) -> Ops:
         rms_norm=rms_norm,
         add_rms_norm=add_rms_norm,
         silu_mul=silu_mul,
+        gelu_mul=gelu_mul,
+        gelu=gelu,
         norm_rope_store=norm_rope_store,
         make_plan=make_plan,
         paged_attention=paged_attention,

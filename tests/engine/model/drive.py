@@ -18,7 +18,11 @@ from engine.model import DecoderModel
 from engine.model.attn_metadata import AttnMetadata
 from engine.worker.kv_cache import allocate_kv_cache
 
+# Names of transformers' classes, without ForCausalLM and Config (Gemma 3's is a TextConfig).
 FAMILIES = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}
+FAMILIES |= {"smollm3": "SmolLM3", "granite": "Granite", "phi3": "Phi3", "ministral3": "Ministral3"}
+FAMILIES |= {"olmo2": "Olmo2", "olmo3": "Olmo3", "exaone4": "Exaone4", "gemma2": "Gemma2", "gemma3": "Gemma3"}
+FAMILIES |= {"cohere2": "Cohere2", "seed_oss": "SeedOss", "starcoder2": "Starcoder2"}
 VOCAB_SIZE = 131
 
 
@@ -28,12 +32,17 @@ def make_transformers_model(family: str, **overrides: Any) -> PreTrainedModel:
     shape: dict[str, Any] = {"vocab_size": VOCAB_SIZE, "hidden_size": 48, "intermediate_size": 80}
     shape |= {"num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
     shape |= {"max_position_embeddings": 1024, "pad_token_id": 0} | overrides
-    config = getattr(transformers, f"{prefix}Config")(**shape, attn_implementation="eager")
+    config_class = getattr(transformers, f"{prefix}TextConfig", None) or getattr(
+        transformers, f"{prefix}Config"
+    )
+    config = config_class(**shape, attn_implementation="eager")
     torch.manual_seed(0)
     model: PreTrainedModel = getattr(transformers, f"{prefix}ForCausalLM")(config).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if "norm" in name:
+            if name.endswith("norm.weight") and parameter.mean() == 0:
+                parameter.uniform_(-0.5, 0.5)  # 1 is added
+            elif name.endswith(("norm.weight", "layernorm.weight")):
                 parameter.uniform_(0.5, 1.5)
             else:
                 parameter.normal_(0.0, 0.15)

@@ -42,7 +42,12 @@ def parse(base: dict[str, Any], **overrides: Any) -> ModelConfig:
 
 def test_published_configs_are_read() -> None:
     qwen3 = parse(QWEN3)
-    assert (qwen3.head_dim, qwen3.qk_norm, qwen3.qkv_bias, qwen3.rope.theta) == (128, True, False, 1e6)
+    assert (qwen3.head_dim, qwen3.style.qk_norm, qwen3.qkv_bias, qwen3.rope.theta) == (
+        128,
+        "head",
+        False,
+        1e6,
+    )
     assert (qwen3.dtype, qwen3.sliding_windows, qwen3.max_model_len) == ("bfloat16", (), 40960)
     smollm2 = parse(SMOLLM2)
     assert (smollm2.head_dim, smollm2.num_key_value_heads, smollm2.tie_word_embeddings) == (64, 3, True)

@@ -190,7 +190,7 @@ def test_rows_are_estimated_no_smaller_than_they_are(make_config: MakeConfig) ->
     worker.load()
     max_len = worker.resolved.max_model_len
     batch = InputBatch(7, max_len, 16, torch.device("cpu"))
-    rope = worker.model.rope
+    (rope,) = worker.model.ropes
     rope.reserve(max_len)
     sizes = [each.nbytes for each in (batch._token_pool, batch.block_tables, rope._cos, rope._sin)]
     memory = StepMemory(worker.model_config, torch.float32, 9, 7, lambda _: 0)

@@ -182,7 +182,7 @@ def machine(launches: Launches, tmp_path: Path) -> Iterator[Machine]:
     config = ModelConfig.from_pretrained(save(make_transformers_model("qwen3", **shape), tmp_path))
     model = DecoderModel(config, torch.bfloat16, META, triton_ops.make_ops(META, torch.bfloat16))
     model.pack()
-    model.rope.reserve(MAX_LEN)
+    model.reserve_positions(MAX_LEN)
     caches = allocate_kv_cache(model.kv_specs(), 20000, BLOCK, torch.bfloat16, META)
     graphs = DecodeGraphs(model, caches, MAX_ROWS, MAX_LEN, Recorder(), widths=(1, 3))
     batch, state = InputBatch(MAX_ROWS, MAX_LEN, BLOCK, META, True), SamplingState(MAX_ROWS, VOCAB_SIZE, META)

@@ -204,7 +204,7 @@ def test_a_reset_forgets_rows_before_it_makes_new_ones_and_keeps_weights_and_mem
 
 def test_a_light_sleep_gives_the_rope_tables_back(load_worker: MakeWorker) -> None:
     worker = load_worker()
-    rope = worker.model.rope
+    (rope,) = worker.model.ropes
     rope.reserve(2048)
     before = rope._cos, rope._sin
     worker.sleep(1)

@@ -1,0 +1,102 @@
+"""Logits of every family of the registry against transformers, beyond its windows, however the prompt is cut."""
+
+from __future__ import annotations
+
+import functools
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from engine.model import DecoderModel, load_model
+from kernels.cpu import make_native_ops
+from tests.engine.model.drive import Driver, compute_expected, make_prompt, make_transformers_model, save
+from tests.kernels.cpu.conftest import require_library
+
+MAX_LEN = 120
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, "rope_theta": 5e3}
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 5e3,
+    "partial_rotary_factor": 0.75,
+    "short_factor": [1.0, 1.1, 1.2, 1.4, 1.5, 2.0],
+    "long_factor": [1.0, 2.0, 4.0, 8.0, 16.0, 31.0],
+}
+WINDOW = {"sliding_window": 40, "num_hidden_layers": 4}
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "smollm3": ("smollm3", {"num_hidden_layers": 4}),
+    "smollm3-listed": ("smollm3", {"no_rope_layers": [0, 1, 0], "tie_word_embeddings": False}),
+    "granite": (
+        "granite",
+        {
+            "embedding_multiplier": 12.0,
+            "logits_scaling": 8.0,
+            "residual_multiplier": 0.22,
+            "attention_multiplier": 0.1,
+        },
+    ),
+    "phi3": ("phi3", {"sliding_window": 40}),
+    "phi3-longrope": (
+        "phi3",
+        {
+            "hidden_size": 64,
+            "rope_parameters": LONGROPE,
+            "original_max_position_embeddings": 32,
+            "max_position_embeddings": 128,
+        },
+    ),
+    "ministral3": ("ministral3", {"rope_parameters": YARN | {"llama_4_scaling_beta": 0.3}}),
+    "olmo2": ("olmo2", {}),
+    "olmo3": (
+        "olmo3",
+        WINDOW
+        | {
+            "rope_parameters": {
+                "full_attention": YARN,
+                "sliding_attention": {"rope_type": "default", "rope_theta": 9e3},
+            }
+        },
+    ),
+    "exaone4": ("exaone4", WINDOW),
+    "exaone4-full": ("exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 3}),
+    "gemma2": ("gemma2", WINDOW | {"attn_logit_softcapping": 3.0, "query_pre_attn_scalar": 20}),
+    "gemma3": ("gemma3", WINDOW | {"num_hidden_layers": 6, "query_pre_attn_scalar": 20}),
+    "cohere2": ("cohere2", WINDOW | {"hidden_size": 64}),
+    "seed_oss": ("seed_oss", {"attention_out_bias": True}),
+    "starcoder2": ("starcoder2", {"sliding_window": 40}),
+    "starcoder2-no-bias": ("starcoder2", {"use_bias": False, "tie_word_embeddings": False}),
+}
+
+
+@functools.cache
+def load_pair(variant: str) -> tuple[DecoderModel, torch.Tensor]:
+    """Return a model and the logits that transformers computes for one prompt of MAX_LEN tokens."""
+    family, overrides = VARIANTS[variant]
+    expected = make_transformers_model(family, **overrides)
+    with tempfile.TemporaryDirectory() as folder:
+        model = load_model(save(expected, Path(folder)))
+    assert isinstance(model, DecoderModel)
+    return model, compute_expected(expected, make_prompt(MAX_LEN))
+
+
+def assert_near(actual: torch.Tensor, expected: torch.Tensor) -> None:
+    torch.testing.assert_close(actual, expected, atol=2e-5 * max(1.0, float(expected.abs().max())), rtol=0)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_prefill_chunks_decode_and_prefix_hit(variant: str) -> None:
+    model, expected = load_pair(variant)
+    prompt = make_prompt(MAX_LEN)
+    for ops in (None, make_native_ops(require_library(), 2)):
+        if ops is not None:
+            for _ in model.repack(ops):
+                pass
+        driver = Driver(model)
+        assert_near(driver.step({"a": prompt})["a"], expected)
+        cuts = (prompt[:50], prompt[50:67], *([token] for token in prompt[67:75]))
+        parts = [driver.step({"b": part})["b"] for part in cuts]
+        assert_near(torch.cat(parts), expected[:75])
+        driver.block_tables["hit"], driver.num_computed["hit"] = driver.block_tables["a"][:4], 64
+        assert_near(driver.step({"hit": prompt[64:], "other": make_prompt(9, 1)})["hit"], expected[64:])
