@@ -101,6 +101,7 @@ class Attention(nn.Module):
             scale=spec.scale,
             sliding_window=spec.window,
             soft_cap=spec.soft_cap,
+            sinks=self.sinks,
             plan=step.plan,
         )
         return self.o_proj(attended.view(num_tokens, -1))
