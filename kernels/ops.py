@@ -23,6 +23,8 @@ Quantization = Literal["int8", "int4", "fp8"]
 KVCache = tuple[Tensor, Tensor]  # keys and values, each [num_blocks, block_size, KV, D]
 # Result of `pack_linear`: a tensor, or a small dataclass of the same implementation.
 PackedWeight = Any
+# Result of `pack_experts`; its type depends on the implementation.
+PackedExperts = Any
 # Result of `make_plan`; its type depends on the implementation.
 Plan = Any
 
@@ -46,6 +48,25 @@ class LayerWeights:
 
 
 @dataclass(frozen=True, slots=True)
+class GatedActivation:
+    """gate * sigmoid(alpha * gate) * up. With a limit, gate <= limit, |up| <= limit, and 1 is added to up."""
+
+    alpha: float = 1.0
+    limit: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertWeights:
+    """The matrices of all experts of one layer; E experts."""
+
+    gate_up: Tensor  # [E, 2 I, M], gate first
+    gate_up_bias: Tensor | None  # [E, 2 I]
+    down: Tensor  # [E, M, I]
+    down_bias: Tensor | None  # [E, M]
+    activation: GatedActivation
+
+
+@dataclass(frozen=True, slots=True)
 class StepShape:
     """The largest step of an engine, as far as the memory that it takes for a while depends on it."""
 
@@ -66,6 +87,22 @@ class Multiply(Protocol):
         self, x: Tensor, weight: PackedWeight, bias: Tensor | None, out_dtype: torch.dtype | None = None
     ) -> Tensor:
         """Return x W^T + b, [T, in] -> [T, out], in the dtype of x unless another is given."""
+
+
+class RunExperts(Protocol):
+    def __call__(self, x: Tensor, ids: Tensor, weights: Tensor, experts: PackedExperts) -> Tensor:
+        """Return the weighted sum of each token's experts.
+
+        A token's results are added in the order of its ids, in float32, and rounded once.
+
+        Args:
+            x: [T, M].
+            ids: [T, K] int64, the experts of each token.
+            weights: [T, K] float32, factors of their results.
+            experts: from `pack_experts`.
+
+        Returns [T, M], dtype of x.
+        """
 
 
 class NormRopeStore(Protocol):
@@ -177,6 +214,10 @@ class Ops:
     linear: Multiply
     # (weight [out, in], bias, quantization) -> packed weight
     pack_linear: Callable[[Tensor, Tensor | None, Quantization | None], PackedWeight]
+    pack_experts: Callable[[ExpertWeights, Quantization | None], PackedExperts]
+    run_experts: RunExperts
+    # The inverse of `pack_experts`; None as in `unpack_linear`.
+    unpack_experts: Callable[[PackedExperts], ExpertWeights] | None = None
     # The matrix [out, in] that was packed, as near as the packing kept it; None: packing is a one-way street.
     unpack_linear: Callable[[PackedWeight], Tensor] | None = None
     # Whether a matrix that must also stay as it is (an embedding that is the head too) deserves a packed copy.

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from kernels.attention_plan import AttentionPlan
+from kernels.ops import ExpertWeights
 from kernels.sampling import make_gumbel_noise
 from kernels.shared_prefixes import SharedPrefixes
 from kernels.step_buffers import StepBuffers
@@ -74,6 +75,25 @@ def _attend(
                 scores = torch.cat((scores, sinks[head : head + 1].float()))
             out[i, head] = scores.softmax(0)[: position + 1 - first] @ v[first : position + 1, kv_head]
     return out
+
+
+def run_experts(x: Tensor, ids: Tensor, weights: Tensor, experts: ExpertWeights) -> Tensor:
+    """Twin of `kernels.experts.run_experts`, over matrices that are not packed."""
+    out = torch.zeros(x.shape, device=x.device)
+    for token, token_ids in enumerate(ids.tolist()):
+        for slot, expert in enumerate(token_ids):
+            gate, up = (experts.gate_up[expert].float() @ x[token].float()).chunk(2)
+            if experts.gate_up_bias is not None:
+                gate_bias, up_bias = experts.gate_up_bias[expert].float().chunk(2)
+                gate, up = gate + gate_bias, up + up_bias
+            if (limit := experts.activation.limit) is not None:
+                gate, up = gate.clamp(max=limit), up.clamp(-limit, limit) + 1
+            inner = gate * torch.sigmoid(experts.activation.alpha * gate) * up
+            result = experts.down[expert].float() @ inner
+            if experts.down_bias is not None:
+                result = result + experts.down_bias[expert].float()
+            out[token] += weights[token, slot] * result
+    return out.to(x.dtype)
 
 
 def cascade_attention(

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from kernels import attention_plan, flex_attention
 from kernels.attention_plan import AttentionPlan
+from kernels.experts import pack_experts, run_experts, unpack_experts
 from kernels.flex_attention import FlexAttention, make_flex_plan
 from kernels.gelu import gelu, gelu_mul
 from kernels.linear import linear, pack_linear, unpack_linear
@@ -44,6 +45,9 @@ def make_ops(attention: Literal["sdpa", "flex"] = "sdpa", device: torch.device |
         linear=linear,
         pack_linear=pack_linear,
         unpack_linear=unpack_linear,
+        pack_experts=pack_experts,
+        run_experts=run_experts,
+        unpack_experts=unpack_experts,
         estimate_scratch=flex_attention.estimate_scratch if is_flex else gathers,
         takes_fp8_cache=True,
     )

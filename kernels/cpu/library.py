@@ -12,6 +12,7 @@ from kernels.cpu.structs import (
     AttentionShapeStruct,
     BatchStruct,
     DecoderStruct,
+    ExpertsStruct,
     LinearStruct,
     RopeStoreStruct,
     StepStruct,
@@ -25,6 +26,13 @@ _SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
     "unpack_weight": (None, [c_void_p, POINTER(LinearStruct), c_void_p]),
     "fits_bfloat16": (c_int, [c_void_p, c_void_p, c_int64]),
     "linear": (None, [c_void_p, POINTER(LinearStruct), c_void_p, c_int32, c_void_p, c_int32, c_int64]),
+    "experts": (
+        None,
+        [
+            *(c_void_p, POINTER(ExpertsStruct), c_void_p, c_int32, c_void_p, c_void_p),
+            *(c_int64, c_int64, c_void_p),
+        ],
+    ),
     "attention": (
         None,
         [

@@ -10,6 +10,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from kernels.cpu.experts import pack_experts, run_experts, unpack_experts
 from kernels.cpu.layers import DecoderCache
 from kernels.cpu.library import NativeLibrary, ThreadPool
 from kernels.cpu.panel_memory import PanelMemory
@@ -54,6 +55,9 @@ class NativeOps:
             linear=self.linear,
             pack_linear=self.pack_linear,
             unpack_linear=self.unpack_linear,
+            pack_experts=partial(pack_experts, self.library, self.pool, self._memory),
+            run_experts=partial(run_experts, self.library, self.pool),
+            unpack_experts=partial(unpack_experts, self.library, self.pool),
             packs_shared=True,
             run_layers=self.run_layers,
             estimate_scratch=partial(estimate_scratch, num_threads=self.pool.num_threads),

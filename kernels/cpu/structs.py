@@ -24,6 +24,17 @@ class LinearStruct(ctypes.Structure):
     ]
 
 
+class ExpertsStruct(ctypes.Structure):
+    """`Experts`: the matrices of all experts of a layer."""
+
+    _fields_: ClassVar[list[Field]] = [
+        *((name, POINTER(LinearStruct)) for name in ("gate", "up", "down")),
+        ("num_experts", c_int64),
+        ("alpha", c_float),
+        ("limit", c_float),
+    ]
+
+
 class BatchStruct(ctypes.Structure):
     """`Batch`: the requests of a step."""
 

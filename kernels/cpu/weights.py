@@ -60,8 +60,12 @@ def pack(
     weight: Tensor,
     bias: Tensor | None,
     quantization: Quantization | None,
+    kind: WeightKind | None = None,
 ) -> NativeWeight:
     """Pack a matrix [out, in] into a piece of `memory`.
+
+    Args:
+        kind: how to store it; None: `choose_kind` decides.
 
     Raises:
         ValueError: another dtype than float32 and bfloat16, or another quantization than int8.
@@ -71,11 +75,9 @@ def pack(
             "native ops take float32 and bfloat16 matrices on the CPU, "
             f"not {weight.dtype} {list(weight.shape)} on {weight.device.type}"
         )
-    if quantization not in (None, "int8"):
-        raise ValueError(f"quantization={quantization!r} is not available in native ops; allowed: int8")
     weight = weight.contiguous()
     out_features, in_features = weight.shape
-    kind = WeightKind.INT8 if quantization == "int8" else _choose_kind(library, pool, weight)
+    kind = choose_kind(library, pool, weight, quantization) if kind is None else kind
     panels = memory.take(library.packed_bytes(kind, out_features, in_features))
     scales = torch.empty(out_features) if kind == WeightKind.INT8 else None
     corrections = torch.empty(out_features, dtype=torch.int32) if kind == WeightKind.INT8 else None
@@ -123,7 +125,18 @@ def address(tensor: Tensor | None) -> int | None:
     return None if tensor is None else tensor.data_ptr()
 
 
-def _choose_kind(library: NativeLibrary, pool: ThreadPool, weight: Tensor) -> WeightKind:
+def choose_kind(
+    library: NativeLibrary, pool: ThreadPool, weight: Tensor, quantization: Quantization | None
+) -> WeightKind:
+    """Return how to store a contiguous tensor of weights.
+
+    Raises:
+        ValueError: another quantization than int8.
+    """
+    if quantization not in (None, "int8"):
+        raise ValueError(f"quantization={quantization!r} is not available in native ops; allowed: int8")
+    if quantization == "int8":
+        return WeightKind.INT8
     if weight.dtype == torch.bfloat16:
         return WeightKind.BFLOAT16
     is_half = library.fits_bfloat16(pool.handle, weight.data_ptr(), weight.numel())

@@ -13,6 +13,7 @@ from kernels.ops import Ops
 from kernels.triton.add_rms_norm import add_rms_norm
 from kernels.triton.attention_plan import AttentionPlan, make_plan, share_prefixes
 from kernels.triton.cascade_attention import cascade_attention
+from kernels.triton.experts import pack_experts, run_experts, unpack_experts
 from kernels.triton.launch import FLOATS
 from kernels.triton.lm_head_sample import lm_head_sample
 from kernels.triton.norm_rope_store import norm_rope_store
@@ -30,6 +31,7 @@ __all__ = [
     "norm_rope_store",
     "paged_attention",
     "rms_norm",
+    "run_experts",
     "silu_mul",
 ]
 
@@ -55,6 +57,9 @@ def make_ops(device: torch.device, dtype: torch.dtype) -> Ops:
         linear=linear,
         pack_linear=pack_linear,
         unpack_linear=unpack_linear,
+        pack_experts=pack_experts,
+        run_experts=run_experts,
+        unpack_experts=unpack_experts,
         share_prefixes=share_prefixes,
         lm_head_sample=lm_head_sample,
         estimate_scratch=estimate_scratch,

@@ -2,6 +2,7 @@
 
 #include "attention.h"
 #include "elementwise.h"
+#include "experts.h"
 #include "layers.h"
 #include "linear.h"
 #include "pool.h"
@@ -50,6 +51,13 @@ EXPORT void troupe_linear(
     Pool* pool, const Linear* linear, const void* x, int32_t x_dtype, void* y, int32_t y_dtype, int64_t rows) {
     PoolLock lock(pool);
     run_linear(pool, *linear, x, x_dtype, y, y_dtype, rows);
+}
+
+EXPORT void troupe_experts(
+    Pool* pool, const Experts* experts, const void* x, int32_t dtype, const int64_t* ids, const float* weights,
+    int64_t tokens, int64_t top_k, void* out) {
+    PoolLock lock(pool);
+    run_experts(pool, *experts, x, dtype, ids, weights, tokens, top_k, out);
 }
 
 EXPORT void troupe_attention(

@@ -19,6 +19,7 @@ from kernels.triton.attention_shared import shared_prefix_kernel
 from kernels.triton.attention_short import fold_splits_kernel, short_attention_kernel
 from kernels.triton.draw_filtered import draw_filtered_kernel
 from kernels.triton.draw_tiles import pick_winner_kernel, tile_max_kernel, tile_noise_kernel, tile_sums_kernel
+from kernels.triton.experts import combine_experts_kernel, expert_down_kernel, expert_gate_up_kernel
 from kernels.triton.gather_inputs import gather_tables_kernel, gather_tokens_kernel
 from kernels.triton.launch import EXACT, FUSED
 from kernels.triton.lm_head_sample import lm_head_sample_kernel
@@ -210,6 +211,10 @@ ROPE = {
 }  # fmt: skip
 ROPE_SIZES = {"NUM_HEADS": 16, "NUM_KV_HEADS": 8, "HEAD_DIM": 128, "HAS_NORM": True, "BLOCK_HEADS": 16}
 ROWS = dict.fromkeys(("out_ptr", "x_ptr", "residual_ptr", "weight_ptr", "gate_up_ptr"), "*bf16")
+EXPERT_ROWS = {
+    "results_ptr": "*fp32", "pairs_ptr": "*i64", "tile_experts_ptr": "*i32", "tile_starts_ptr": "*i32",
+    "ends_ptr": "*i32", "alpha": "fp32", "limit": "fp32",
+}  # fmt: skip
 # name: kernel, arguments, constants, warps, whether its loads are 128 bits wide
 SMALL = {
     "rms_norm": (rms_norm_kernel, ROWS | {"eps": "fp32"}, {"SIZE": 1024, "NUM_WEIGHTS": 1, "BLOCK": 1024}, 4, True),
@@ -285,6 +290,27 @@ SMALL = {
         4,
         False,
     ),
+    **{
+        f"{name} {dtype}": (
+            kernel,
+            dict.fromkeys(("inner_ptr", "x_ptr", "weight_ptr", "bias_ptr"), f"*{dtype}") | EXPERT_ROWS,
+            constants | {"HAS_BIAS": True, "BLOCK_ROWS": 16, "BLOCK_OUT": 64, "BLOCK_IN": 128 // ITEMSIZE[dtype]},
+            4,
+            False,
+        )
+        for dtype in ("bf16", "fp32")
+        for name, kernel, constants in (
+            ("expert_gate_up", expert_gate_up_kernel, {"WIDTH": 2048, "SIZE": 768, "TOP_K": 8, "HAS_LIMIT": True}),
+            ("expert_down", expert_down_kernel, {"WIDTH": 768, "SIZE": 2048}),
+        )
+    },
+    "combine_experts": (
+        combine_experts_kernel,
+        {"out_ptr": "*bf16", "results_ptr": "*fp32", "weights_ptr": "*fp32"},
+        {"SIZE": 2048, "TOP_K": 8, "BLOCK": 1024},
+        4,
+        True,
+    ),
     "gather_tokens": (gather_tokens_kernel, STEP, {"BLOCK_SIZE": 16, "BLOCK": 128}, 4, False),
     "gather_tables": (gather_tables_kernel, STEP, {"BLOCK": 128}, 4, False),
 }  # fmt: skip
@@ -304,6 +330,14 @@ def test_the_other_kernels_do_not_spill_and_load_wide(name: str, arch: int) -> N
     compiled, is_wide = compile_small(name, arch), SMALL[name][-1]
     assert_fits(compiled, arch)
     assert compiled.count(r"LDG\S*\.128") or not is_wide
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize("name", ["expert_gate_up bf16", "expert_down bf16"])
+def test_experts_stream_their_weights_into_tensor_cores(name: str, arch: int) -> None:
+    compiled = compile_small(name, arch)
+    assert_fits(compiled, arch)
+    assert compiled.count(r"\bHMMA\.") and compiled.count(r"LDGSTS\S*\.128")
 
 
 @pytest.mark.parametrize("name", ["short", "long", "shared", *SMALL])

@@ -15,7 +15,12 @@ ROOT = Path(__file__).resolve().parents[3]
 # One process each, in any worker: most of a short file's time goes into the start.
 GROUPS = [
     pytest.param(names, id=" ".join(names), marks=pytest.mark.xdist_group(names[0]))
-    for names in (("paged_attention",), ("cascade_attention",), ("elementwise", "sampling", "lm_head"))
+    for names in (
+        ("paged_attention",),
+        ("cascade_attention",),
+        ("elementwise", "sampling", "lm_head"),
+        ("experts",),
+    )
 ]
 
 

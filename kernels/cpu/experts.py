@@ -1,0 +1,109 @@
+"""NativeExperts: the matrices of a layer's experts in panels, and the call that runs them; see `src/experts.h`."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kernels.cpu.library import NativeLibrary, ThreadPool
+from kernels.cpu.panel_memory import PanelMemory
+from kernels.cpu.structs import ExpertsStruct, LinearStruct
+from kernels.cpu.weights import DTYPES, NativeWeight, WeightKind, choose_kind, pack, unpack
+from kernels.ops import ExpertWeights, GatedActivation, Quantization
+
+
+@dataclass(frozen=True, slots=True)
+class NativeExperts:
+    """The packed matrices of all experts of one layer; they own the memory that `struct` points to."""
+
+    gate: list[NativeWeight]
+    up: list[NativeWeight]
+    down: list[NativeWeight]
+    activation: GatedActivation
+    struct: ExpertsStruct
+
+    @property
+    def hidden_size(self) -> int:
+        """Numbers of a token."""
+        return self.down[0].out_features
+
+
+def pack_experts(
+    library: NativeLibrary,
+    pool: ThreadPool,
+    memory: PanelMemory,
+    experts: ExpertWeights,
+    quantization: Quantization | None,
+) -> NativeExperts:
+    """Pack the matrices of a layer. All experts are stored in one way, which one call needs.
+
+    Raises:
+        ValueError: as `kernels.cpu.weights.pack`.
+    """
+    gate_up, down = experts.gate_up.contiguous(), experts.down.contiguous()
+    kind = choose_kind(library, pool, gate_up, quantization)
+    down_kind = choose_kind(library, pool, down, quantization)
+    halves = [*gate_up.chunk(2, dim=1)]
+    biases = [None, None] if experts.gate_up_bias is None else [*experts.gate_up_bias.chunk(2, dim=1)]
+
+    def pack_all(matrices: Tensor, biases: Tensor | None, kind: WeightKind) -> list[NativeWeight]:
+        return [
+            pack(library, pool, memory, matrix, None if biases is None else biases[index], quantization, kind)
+            for index, matrix in enumerate(matrices)
+        ]
+
+    gate, up = (pack_all(half, bias, kind) for half, bias in zip(halves, biases, strict=True))
+    packed = (gate, up, pack_all(down, experts.down_bias, down_kind))
+    arrays = ((LinearStruct * len(gate))(*(each.struct for each in matrices)) for matrices in packed)
+    activation = experts.activation
+    struct = ExpertsStruct(*arrays, len(gate), activation.alpha, activation.limit or 0.0)
+    return NativeExperts(*packed, activation, struct)
+
+
+def unpack_experts(library: NativeLibrary, pool: ThreadPool, packed: NativeExperts) -> ExpertWeights:
+    """Return the matrices again, rounded where they were quantized."""
+
+    def unpack_all(*parts: list[NativeWeight]) -> Tensor:
+        rows = zip(*parts, strict=True)
+        return torch.stack([torch.cat([unpack(library, pool, each) for each in row]) for row in rows])
+
+    return ExpertWeights(
+        unpack_all(packed.gate, packed.up),
+        _stack_biases(packed.gate, packed.up),
+        unpack_all(packed.down),
+        _stack_biases(packed.down),
+        packed.activation,
+    )
+
+
+def _stack_biases(*parts: list[NativeWeight]) -> Tensor | None:
+    rows = zip(*parts, strict=True)
+    biases = [[each.bias for each in row if each.bias is not None] for row in rows]
+    return torch.stack([torch.cat(row) for row in biases]).to(parts[0][0].dtype) if biases[0] else None
+
+
+def run_experts(
+    library: NativeLibrary, pool: ThreadPool, x: Tensor, ids: Tensor, weights: Tensor, experts: NativeExperts
+) -> Tensor:
+    """As `kernels.ops.RunExperts`; equal bit for bit whatever the other tokens and the number of threads."""
+    x, ids, weights = x.contiguous(), ids.contiguous(), weights.contiguous()
+    num_tokens, top_k = ids.shape
+    assert x.shape == (num_tokens, experts.hidden_size), f"x is {list(x.shape)} for {num_tokens} tokens"
+    assert ids.dtype == torch.int64, f"ids must be int64, not {ids.dtype}"
+    assert weights.shape == ids.shape and weights.dtype == torch.float32, "a float32 weight per id"
+    out = torch.empty_like(x)
+    library.experts(
+        pool.handle,
+        ctypes.byref(experts.struct),
+        x.data_ptr(),
+        DTYPES[x.dtype],
+        ids.data_ptr(),
+        weights.data_ptr(),
+        num_tokens,
+        top_k,
+        out.data_ptr(),
+    )
+    return out
