@@ -10,6 +10,7 @@ from engine.errors import ConfigError
 from engine.model.checkpoint import read_json_object, resolve_checkpoint
 from engine.model.config_reader import ConfigReader
 from engine.model.layer_spec import LLAMA_STYLE, Activation, LayerSpec, LayerStyle
+from engine.model.moe_spec import MoESpec
 from engine.model.registry import FAMILIES, Family
 from engine.model.rope_config import RopeConfig, parse_ropes
 
@@ -69,6 +70,8 @@ class ModelConfig:
     residual_multiplier: float = 1.0
     logits_multiplier: float = 1.0
     logits_cap: float | None = None
+    num_mtp_layers: int = 0  # further layers in the checkpoint, which are not loaded
+    layer_moes: tuple[MoESpec | None, ...] = ()  # per layer, None: an MLP; (): MLPs in all layers
     dtype: str = "float32"  # of the checkpoint
 
     def __post_init__(self) -> None:
@@ -131,6 +134,7 @@ class ModelConfig:
         """The layers, first to last."""
         windows = self.sliding_windows or (None,) * self.num_hidden_layers
         ropes = self.layer_ropes or (self.rope,) * self.num_hidden_layers
+        moes = self.layer_moes or (None,) * self.num_hidden_layers
         return tuple(
             LayerSpec(
                 hidden_size=self.hidden_size,
@@ -148,8 +152,9 @@ class ModelConfig:
                 soft_cap=self.soft_cap,
                 residual_multiplier=self.residual_multiplier,
                 style=self.style,
+                moe=moe,
             )
-            for window, rope in zip(windows, ropes, strict=True)
+            for window, rope, moe in zip(windows, ropes, moes, strict=True)
         )
 
 
@@ -200,6 +205,8 @@ def _parse(reader: ConfigReader, architecture: str, family: Family, where: str) 
     max_position_embeddings = reader.integer("max_position_embeddings")
     windows = _parse_windows(reader, family, num_layers)
     rope, local_rope = parse_ropes(reader, max_position_embeddings, where, family.rope)
+    fields: dict[str, Any] = {"style": family.style}
+    fields |= family.read_fields(reader) if family.read_fields else {}
     return ModelConfig(
         architecture=architecture,
         vocab_size=reader.integer("vocab_size"),
@@ -211,7 +218,6 @@ def _parse(reader: ConfigReader, architecture: str, family: Family, where: str) 
         head_dim=_parse_head_dim(reader, num_heads),
         max_position_embeddings=max_position_embeddings,
         rope=rope,
-        style=family.style,
         norm_eps=reader.number(family.eps_key, 1e-6),
         tie_word_embeddings=reader.boolean("tie_word_embeddings", False),
         qkv_bias=_parse_bias(reader, family.qkv_bias),
@@ -220,7 +226,7 @@ def _parse(reader: ConfigReader, architecture: str, family: Family, where: str) 
         sliding_windows=windows if any(windows) else (),
         layer_ropes=_choose_ropes(reader, family, windows, rope, local_rope),
         dtype=_parse_dtype(reader),
-        **(family.read_fields(reader) if family.read_fields else {}),
+        **fields,
     )
 
 

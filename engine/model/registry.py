@@ -8,6 +8,16 @@ from typing import Any, Literal
 
 from engine.model.config_reader import ConfigReader
 from engine.model.layer_spec import LLAMA_STYLE, LayerStyle
+from engine.model.moe_config import (
+    TRAINING_KEYS,
+    read_glm4_moe,
+    read_granite_moe,
+    read_minimax_m2,
+    read_mixtral,
+    read_olmoe,
+    read_qwen2_moe,
+    read_qwen3_moe,
+)
 from engine.model.rope_config import RopeKeys
 
 _PLAIN_ROPE = RopeKeys()
@@ -221,5 +231,58 @@ FAMILIES: dict[str, Family] = {
                 *("attention_softmax_in_fp32", "scale_attention_softmax_in_fp32"),
             ]
         ),
+    ),
+    "Qwen2MoeForCausalLM": Family(
+        "qwen2_moe",
+        qkv_bias="qkv_bias",
+        output_bias=False,
+        sliding_window="layers",
+        defaults={"qkv_bias": True, "sliding_window": 4096},
+        inert=TRAINING_KEYS,
+        read_fields=read_qwen2_moe,
+    ),
+    "Qwen3MoeForCausalLM": Family(
+        "qwen3_moe",
+        LayerStyle(qk_norm="head"),
+        sliding_window="layers",
+        constants={"use_sliding_window": False},
+        inert=TRAINING_KEYS,
+        read_fields=read_qwen3_moe,
+    ),
+    "MixtralForCausalLM": Family(
+        "mixtral",
+        qkv_bias=False,
+        output_bias=False,
+        sliding_window="all",
+        defaults={"num_key_value_heads": 8},
+        inert=TRAINING_KEYS,
+        read_fields=read_mixtral,
+    ),
+    "Glm4MoeForCausalLM": Family(
+        "glm4_moe",
+        rope=RopeKeys(has_partial=True),
+        output_bias=False,
+        defaults={"partial_rotary_factor": 0.5},
+        inert=TRAINING_KEYS,
+        read_fields=read_glm4_moe,
+    ),
+    "MiniMaxM2ForCausalLM": Family(
+        "minimax_m2",
+        LayerStyle(qk_norm="full"),
+        RopeKeys(has_partial=True),
+        qkv_bias=False,
+        output_bias=False,
+        defaults={"head_dim": 128},
+        constants={"use_qk_norm": True, "scoring_func": "sigmoid", "use_routing_bias": True},
+        inert=TRAINING_KEYS,
+        read_fields=read_minimax_m2,
+    ),
+    "OlmoeForCausalLM": Family(
+        "olmoe", LayerStyle(qk_norm="full"), inert=TRAINING_KEYS, read_fields=read_olmoe
+    ),
+    "GraniteMoeForCausalLM": Family(
+        "granitemoe",
+        inert=TRAINING_KEYS,
+        read_fields=lambda reader: _read_granite(reader) | read_granite_moe(reader),
     ),
 }
