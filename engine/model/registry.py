@@ -159,7 +159,7 @@ FAMILIES: dict[str, Family] = {
             "final_logit_softcapping": 30.0,
             "num_key_value_heads": 4,
         },
-        inert=frozenset(["hidden_act", "cache_implementation"]),
+        inert=frozenset(["hidden_act"]),
         read_fields=_read_gemma2,
     ),
     "Gemma3ForCausalLM": Family(
@@ -175,7 +175,7 @@ FAMILIES: dict[str, Family] = {
             "rope_local_base_freq": 1e4,
             "num_key_value_heads": 4,
         },
-        inert=frozenset(["hidden_act", "cache_implementation"]),
+        inert=frozenset(["hidden_act"]),
         read_fields=_read_gemma3,
     ),
     "Cohere2ForCausalLM": Family(
@@ -198,7 +198,7 @@ FAMILIES: dict[str, Family] = {
             "use_parallel_block": True,
             "use_embedding_sharing": True,
         },
-        inert=frozenset(["cache_implementation"]),
+        inert=frozenset(["use_parallel_embedding"]),
         read_fields=_read_cohere2,
     ),
     "SeedOssForCausalLM": Family(
@@ -224,11 +224,11 @@ FAMILIES: dict[str, Family] = {
             "norm_epsilon": 1e-5,
             "num_key_value_heads": 2,
         },
-        constants={"mlp_type": "default", "norm_type": "layer_norm"},
+        constants={"mlp_type": "default", "norm_type": "layer_norm", "scale_attn_weights": True},
         inert=frozenset(
             [
                 *("residual_dropout", "embedding_dropout", "activation_function"),
-                *("attention_softmax_in_fp32", "scale_attention_softmax_in_fp32"),
+                *("attention_softmax_in_fp32", "scale_attention_softmax_in_fp32", "layer_norm_epsilon"),
             ]
         ),
     ),

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import functools
-import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from transformers import PreTrainedModel
 
+from engine import LLM, SamplingParams
 from engine.model import DecoderModel, load_model
 from kernels.cpu import make_native_ops
 from tests.engine.model.drive import Driver, compute_expected, make_prompt, make_transformers_model, save
@@ -70,15 +72,21 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Returns the checkpoint of a variant."""
+
+    @functools.cache
+    def find(variant: str) -> Path:
+        return save(make_model(variant), tmp_path_factory.mktemp(variant))
+
+    return find
+
+
 @functools.cache
-def load_pair(variant: str) -> tuple[DecoderModel, torch.Tensor]:
-    """Return a model and the logits that transformers computes for one prompt of MAX_LEN tokens."""
+def make_model(variant: str) -> PreTrainedModel:
     family, overrides = VARIANTS[variant]
-    expected = make_transformers_model(family, **overrides)
-    with tempfile.TemporaryDirectory() as folder:
-        model = load_model(save(expected, Path(folder)))
-    assert isinstance(model, DecoderModel)
-    return model, compute_expected(expected, make_prompt(MAX_LEN))
+    return make_transformers_model(family, **overrides)
 
 
 def assert_near(actual: torch.Tensor, expected: torch.Tensor) -> None:
@@ -86,9 +94,10 @@ def assert_near(actual: torch.Tensor, expected: torch.Tensor) -> None:
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_prefill_chunks_decode_and_prefix_hit(variant: str) -> None:
-    model, expected = load_pair(variant)
+def test_prefill_chunks_decode_and_prefix_hit(variant: str, folders: Callable[[str], Path]) -> None:
     prompt = make_prompt(MAX_LEN)
+    expected, model = compute_expected(make_model(variant), prompt), load_model(folders(variant))
+    assert isinstance(model, DecoderModel)
     for ops in (None, make_native_ops(require_library(), 2)):
         if ops is not None:
             for _ in model.repack(ops):
@@ -100,3 +109,20 @@ def test_prefill_chunks_decode_and_prefix_hit(variant: str) -> None:
         assert_near(torch.cat(parts), expected[:75])
         driver.block_tables["hit"], driver.num_computed["hit"] = driver.block_tables["a"][:4], 64
         assert_near(driver.step({"hit": prompt[64:], "other": make_prompt(9, 1)})["hit"], expected[64:])
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_texts_do_not_depend_on_batch_chunks_or_cache(variant: str, folders: Callable[[str], Path]) -> None:
+    prompts = [make_prompt(length) for length in (3, 70, 75, 100)]
+    params = [SamplingParams(temperature=n % 2, seed=n, max_tokens=16, ignore_eos=True) for n in range(4)]
+    settings: dict[str, Any] = {"skip_tokenizer_init": True, "num_threads": 1, "max_model_len": 128}
+    plain = settings | {"enable_prefix_caching": False, "enable_chunked_prefill": False}
+    with LLM(str(folders(variant)), num_blocks=60, **plain) as llm:
+        alone = [llm.generate(*each, use_tqdm=False)[0] for each in zip(prompts, params, strict=True)]
+    with LLM(
+        str(folders(variant)), num_blocks=20, max_num_seqs=4, max_num_batched_tokens=30, **settings
+    ) as llm:
+        runs = [llm.generate(prompts, params, use_tqdm=False) for _ in range(2)]
+        assert llm.stats().prefix_cache_hits > 0
+    expected = [output.outputs[0].token_ids for output in alone]
+    assert [[output.outputs[0].token_ids for output in run] for run in runs] == [expected, expected]
