@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
@@ -243,10 +244,12 @@ class DecoderModel(nn.Module):
         # Layers that predict several tokens follow the others.
         first = len(self.layers)
         ignored = tuple(f"model.layers.{first + index}." for index in range(self.config.num_mtp_layers))
-        if self.config.tie_word_embeddings:
-            return WeightTargets(targets, {_HEAD: _EMBEDDING}, _DERIVED_SUFFIXES, ignored)
-        targets |= add_prefix("lm_head", self.lm_head.weight_targets())
-        return WeightTargets(targets, {}, _DERIVED_SUFFIXES, ignored)
+        tied = {_HEAD: _EMBEDDING} if self.config.tie_word_embeddings else {}
+        if not tied:
+            targets |= add_prefix("lm_head", self.lm_head.weight_targets())
+        found = WeightTargets(targets, tied, _DERIVED_SUFFIXES, ignored)
+        found = found.rename(self.config.weight_prefix, self.config.weight_renames)
+        return replace(found, ignored_prefixes=found.ignored_prefixes + self.config.ignored_weights)
 
     def _prepare(
         self, ops: Ops, positions: Tensor, kv_caches: Sequence[KVCache], metadata: AttnMetadata

@@ -41,6 +41,7 @@ class Family:
     sliding_window: Literal["none", "all", "layers", "types"] = "none"
     # Layers without positions: none, those of `no_rope_layers`, or full ones beside windowed ones.
     no_rope: Literal["none", "listed", "full", "full if windowed"] = "none"
+    inner_size_key: str = "intermediate_size"
     eps_key: str = "rms_norm_eps"
     activation_key: str = "hidden_act"
     defaults: Mapping[str, Any] = field(default_factory=dict)  # of keys that are absent
@@ -58,6 +59,11 @@ def _read_granite(reader: ConfigReader) -> dict[str, Any]:
     }
 
 
+def _read_granite4(reader: ConfigReader) -> dict[str, Any]:
+    names = (("mlp.gate_up_proj", "shared_mlp.input_linear"), ("mlp.down_proj", "shared_mlp.output_linear"))
+    return _read_granite(reader) | {"weight_renames": names}
+
+
 def _read_gemma2(reader: ConfigReader) -> dict[str, Any]:
     return _read_gemma3(reader) | {"soft_cap": reader.optional_number("attn_logit_softcapping")}
 
@@ -73,6 +79,36 @@ def _read_gemma3(reader: ConfigReader) -> dict[str, Any]:
 def _read_cohere2(reader: ConfigReader) -> dict[str, Any]:
     return {"logits_multiplier": reader.number("logit_scale", 0.0625)}
 
+
+@dataclass(frozen=True, slots=True)
+class TextPart:
+    """A model for texts and images whose text part alone is run; its weights are named `language_model.*`."""
+
+    inert: frozenset[str]  # keys of the other parts
+    ignored_weights: tuple[str, ...]
+
+
+_IMAGE_WEIGHTS = ("vision_tower.", "multi_modal_projector.")
+TEXT_PARTS: dict[str, TextPart] = {
+    "gemma3": TextPart(
+        frozenset(
+            [
+                *("vision_config", "mm_tokens_per_image", "image_token_index"),
+                *("boi_token_index", "eoi_token_index"),
+            ]
+        ),
+        _IMAGE_WEIGHTS,
+    ),
+    "mistral3": TextPart(
+        frozenset(
+            [
+                *("vision_config", "image_token_index", "multimodal_projector_bias", "projector_hidden_act"),
+                *("spatial_merge_size", "vision_feature_layer"),
+            ]
+        ),
+        _IMAGE_WEIGHTS,
+    ),
+}
 
 _GEMMA_STYLE = LayerStyle(placement="sandwich", norm_offset=1.0, activation="gelu_tanh")
 _GEMMA_DEFAULTS = {
@@ -112,9 +148,28 @@ FAMILIES: dict[str, Family] = {
         defaults={"tie_word_embeddings": True, "rope_theta": 2e6, "max_window_layers": 0},
     ),
     "GraniteForCausalLM": Family("granite", mlp_bias="mlp_bias", read_fields=_read_granite),
+    # Only its dense models without Mamba layers.
+    "GraniteMoeHybridForCausalLM": Family(
+        "granitemoehybrid",
+        LayerStyle(has_fused_names=True),
+        inner_size_key="shared_intermediate_size",
+        defaults={"num_local_experts": 8, "position_embedding_type": "nope", "layer_types": ["mamba"]},
+        constants={
+            "num_local_experts": 0,
+            "position_embedding_type": "rope",
+            "normalization_function": "rmsnorm",
+        },
+        inert=TRAINING_KEYS
+        | {
+            *("intermediate_size", "num_experts_per_tok", "time_step_limit", "init_method"),
+            *(f"mamba_{name}" for name in ("n_heads", "n_groups", "d_state", "d_head", "d_conv", "expand")),
+            *(f"mamba_{name}" for name in ("chunk_size", "conv_bias", "proj_bias")),
+        },
+        read_fields=_read_granite4,
+    ),
     "Phi3ForCausalLM": Family(
         "phi3",
-        LayerStyle(has_fused_names=True),
+        LayerStyle(has_fused_qkv=True, has_fused_names=True),
         RopeKeys(has_partial=True, old_longrope_types=("su", "yarn")),
         qkv_bias=False,
         output_bias=False,
@@ -171,6 +226,9 @@ FAMILIES: dict[str, Family] = {
         defaults=_GEMMA_DEFAULTS
         | {
             "sliding_window_pattern": 6,
+            "num_attention_heads": 8,
+            "max_position_embeddings": 131072,
+            "vocab_size": 262208,
             "rope_theta": 1e6,
             "rope_local_base_freq": 1e4,
             "num_key_value_heads": 4,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -64,6 +64,26 @@ class WeightTargets:
     tied: dict[str, str]  # optional tensors, with the name of the tensor that each must equal
     ignored_suffixes: tuple[str, ...]  # of tensors that are not needed
     ignored_prefixes: tuple[str, ...] = ()
+
+    def rename(self, prefix: str, renames: tuple[tuple[str, str], ...]) -> WeightTargets:
+        """Return the same targets under the names of another checkpoint.
+
+        Args:
+            prefix: before each name.
+            renames: parts of names, ours and the checkpoint's.
+        """
+
+        def change(name: str) -> str:
+            for ours, theirs in renames:
+                name = name.replace(ours, theirs)
+            return prefix + name
+
+        return replace(
+            self,
+            targets={change(name): target for name, target in self.targets.items()},
+            tied={change(name): change(other) for name, other in self.tied.items()},
+            ignored_prefixes=tuple(map(change, self.ignored_prefixes)),
+        )
 
     def is_ignored(self, name: str) -> bool:
         """Whether a tensor is not needed."""

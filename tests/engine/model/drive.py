@@ -23,6 +23,7 @@ FAMILIES = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "
 FAMILIES |= {"smollm3": "SmolLM3", "granite": "Granite", "phi3": "Phi3", "ministral3": "Ministral3"}
 FAMILIES |= {"olmo2": "Olmo2", "olmo3": "Olmo3", "exaone4": "Exaone4", "gemma2": "Gemma2", "gemma3": "Gemma3"}
 FAMILIES |= {"cohere2": "Cohere2", "seed_oss": "SeedOss", "starcoder2": "Starcoder2"}
+FAMILIES |= {"granitemoehybrid": "GraniteMoeHybrid"}
 FAMILIES |= {"qwen2_moe": "Qwen2Moe", "qwen3_moe": "Qwen3Moe", "mixtral": "Mixtral"}
 FAMILIES |= {"glm4_moe": "Glm4Moe", "minimax_m2": "MiniMaxM2", "olmoe": "Olmoe", "granitemoe": "GraniteMoe"}
 _QWEN = {"moe_intermediate_size": 24, "num_experts": 8, "num_experts_per_tok": 3, "eos_token_id": None}

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import transformers
 from transformers import PreTrainedModel
 
 from engine import LLM, SamplingParams
-from engine.model import DecoderModel, load_model
+from engine.errors import ConfigError
+from engine.model import DecoderModel, ModelConfig, load_model
 from kernels.cpu import make_native_ops
 from tests.engine.model.drive import Driver, compute_expected, make_prompt, make_transformers_model, save
 from tests.kernels.cpu.conftest import require_library
@@ -37,6 +40,17 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             "logits_scaling": 8.0,
             "residual_multiplier": 0.22,
             "attention_multiplier": 0.1,
+        },
+    ),
+    "granite4": (
+        "granitemoehybrid",
+        {
+            "num_local_experts": 0,
+            "layer_types": ["attention"] * 3,
+            "shared_intermediate_size": 80,
+            "position_embedding_type": "rope",
+            "mamba_n_heads": 12,
+            "residual_multiplier": 0.3,
         },
     ),
     "phi3": ("phi3", {"sliding_window": 40}),
@@ -126,3 +140,29 @@ def test_texts_do_not_depend_on_batch_chunks_or_cache(variant: str, folders: Cal
         assert llm.stats().prefix_cache_hits > 0
     expected = [output.outputs[0].token_ids for output in alone]
     assert [[output.outputs[0].token_ids for output in run] for run in runs] == [expected, expected]
+
+
+@pytest.mark.parametrize("family", ["gemma3", "ministral3"])
+def test_the_text_part_of_a_model_for_images_is_run(family: str, tmp_path: Path) -> None:
+    outer, vision = {"gemma3": ("Gemma3", "SiglipVision"), "ministral3": ("Mistral3", "PixtralVision")}[
+        family
+    ]
+    model = make_transformers_model(family, num_hidden_layers=2, sliding_window=40)
+    small = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = getattr(transformers, f"{outer}Config")(
+        text_config=model.config.to_dict(),
+        vision_config=getattr(transformers, f"{vision}Config")(
+            **small, image_size=28, patch_size=14
+        ).to_dict(),
+        tie_word_embeddings=model.config.tie_word_embeddings,
+    )
+    whole = getattr(transformers, f"{outer}ForConditionalGeneration")(config).eval()
+    whole.model.language_model.load_state_dict(model.model.state_dict())
+    whole.lm_head.load_state_dict(model.lm_head.state_dict())
+    ours = load_model(save(whole, tmp_path))
+    assert isinstance(ours, DecoderModel)
+    prompt = make_prompt(90)
+    assert_near(Driver(ours).step({"a": prompt})["a"], compute_expected(model, prompt))
+    data = json.loads((tmp_path / "config.json").read_text())
+    with pytest.raises(ConfigError, match="quantization_config"):
+        ModelConfig.from_dict(data | {"quantization_config": {"quant_method": "fp8"}})

@@ -176,6 +176,68 @@ EXAONE4 = {
     "sliding_window_pattern": "LLLG",
     "vocab_size": 102400,
 }
+GRANITE4 = {
+    "architectures": ["GraniteMoeHybridForCausalLM"],
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "attention_multiplier": 0.015625,
+    "embedding_multiplier": 12,
+    "hidden_act": "silu",
+    "hidden_size": 2560,
+    "init_method": "mup",
+    "initializer_range": 0.1,
+    "intermediate_size": 8192,
+    "logits_scaling": 10,
+    "layer_types": ["attention"] * 40,
+    "mamba_chunk_size": 256,
+    "mamba_conv_bias": True,
+    "mamba_d_conv": 4,
+    "mamba_d_head": 64,
+    "mamba_d_state": 128,
+    "mamba_expand": 2,
+    "mamba_n_groups": 1,
+    "mamba_n_heads": 80,
+    "mamba_proj_bias": False,
+    "max_position_embeddings": 131072,
+    "model_type": "granitemoehybrid",
+    "normalization_function": "rmsnorm",
+    "num_attention_heads": 40,
+    "num_experts_per_tok": 0,
+    "num_hidden_layers": 40,
+    "num_key_value_heads": 8,
+    "num_local_experts": 0,
+    "output_router_logits": False,
+    "position_embedding_type": "rope",
+    "residual_multiplier": 0.22,
+    "rms_norm_eps": 1e-05,
+    "rope_scaling": None,
+    "rope_theta": 10000000,
+    "router_aux_loss_coef": 0.01,
+    "vocab_size": 100352,
+    "shared_intermediate_size": 8192,
+    "tie_word_embeddings": True,
+    "torch_dtype": "bfloat16",
+}
+GEMMA3_4B = {
+    "architectures": ["Gemma3ForConditionalGeneration"],
+    "boi_token_index": 255999,
+    "eos_token_id": [1, 106],
+    "eoi_token_index": 256000,
+    "image_token_index": 262144,
+    "mm_tokens_per_image": 256,
+    "initializer_range": 0.02,
+    "model_type": "gemma3",
+    "torch_dtype": "bfloat16",
+    "text_config": {
+        "hidden_size": 2560,
+        "intermediate_size": 10240,
+        "model_type": "gemma3_text",
+        "sliding_window": 1024,
+        "num_hidden_layers": 34,
+        "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+    },
+    "vision_config": {"hidden_size": 1152, "model_type": "siglip_vision_model"},
+}
 STARCODER2 = {
     "activation_function": "gelu",
     "architectures": ["Starcoder2ForCausalLM"],
@@ -219,6 +281,15 @@ def test_published_configs_are_read() -> None:
     gemma3 = parse(GEMMA3)
     assert gemma3.sliding_windows == ((512,) * 5 + (None,)) * 4 + (512, 512)
     assert {rope.theta for rope in gemma3.layer_ropes if rope} == {1e4, 1e6}
+    gemma3_4b = parse(GEMMA3_4B)
+    assert (gemma3_4b.num_attention_heads, gemma3_4b.max_model_len, gemma3_4b.dtype) == (
+        8,
+        131072,
+        "bfloat16",
+    )
+    assert {rope.factor for rope in gemma3_4b.layer_ropes if rope} == {1, 8}
+    granite4 = parse(GRANITE4)
+    assert (granite4.intermediate_size, granite4.logits_multiplier) == (8192, 0.1)
     cohere2 = parse(COHERE2)
     assert [rope is None for rope in cohere2.layer_ropes] == [False, False, False, True] * 8
     exaone4 = parse(EXAONE4)
@@ -238,6 +309,11 @@ def test_published_configs_are_read() -> None:
         (GEMMA2, {"hidden_activation": "gelu"}, "hidden_activation='gelu'"),
         (GEMMA2, {"use_bidirectional_attention": True}, "use_bidirectional_attention=True"),
         (GEMMA3, {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping=50.0"),
+        (GEMMA3_4B, {"audio_config": {"a": 1}}, "audio_config"),
+        (GEMMA3_4B, {"text_config": None}, "text_config=None must be an object"),
+        (GRANITE4, {"layer_types": ["attention"] * 39 + ["mamba"]}, "layer_types"),
+        (GRANITE4, {"num_local_experts": 8}, "num_local_experts=8"),
+        (GRANITE4, {"position_embedding_type": "nope"}, "position_embedding_type='nope'"),
         (COHERE2, {"use_qk_norm": True}, "use_qk_norm=True"),
         (COHERE2, {"use_parallel_block": False}, "use_parallel_block=False"),
         (COHERE2, {"order_of_interleaved_layers": "global_first"}, "order_of_interleaved_layers"),
