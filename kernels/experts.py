@@ -11,6 +11,8 @@ from kernels.linear import linear, pack_linear, unpack_linear
 from kernels.ops import ExpertWeights, GatedActivation, PackedWeight, Quantization
 from kernels.silu_mul import silu_mul
 
+MAX_TOKENS = 512  # at once, which bounds the memory; as in `cpu/src/experts.cpp`
+
 
 @dataclass(frozen=True, slots=True)
 class TorchExperts:
@@ -54,6 +56,22 @@ def run_experts(x: Tensor, ids: Tensor, weights: Tensor, experts: TorchExperts) 
 
     It reads the number of rows per expert back from the device.
     """
+    parts = zip(x.split(MAX_TOKENS), ids.split(MAX_TOKENS), weights.split(MAX_TOKENS), strict=True)
+    return torch.cat([_run_part(*part, experts) for part in parts])
+
+
+def estimate_scratch(num_tokens: int, top_k: int, hidden_size: int, inner_size: int, itemsize: int) -> int:
+    """Return the largest number of bytes that any implementation on the CPU needs beside its result.
+
+    The native ops keep rows packed for both products in turn, the values between them and the results as float32; the
+    pool allocates 25 % more.
+    """
+    words = 3 * hidden_size + inner_size
+    num_pairs = min(num_tokens, MAX_TOKENS) * top_k
+    return num_pairs * (words * torch.float32.itemsize + 3 * inner_size * itemsize) * 5 // 4
+
+
+def _run_part(x: Tensor, ids: Tensor, weights: Tensor, experts: TorchExperts) -> Tensor:
     num_tokens, top_k = ids.shape
     order = ids.flatten().argsort(stable=True)
     counts = ids.flatten().bincount(minlength=len(experts.down)).tolist()

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.attention.flex_attention import BlockMask, flex_attention
+from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
 
 from kernels.attention_plan import upload_list
 from kernels.ops import StepShape
@@ -127,6 +127,7 @@ class FlexAttention:
         scale: float,
         sliding_window: int | None = None,
         soft_cap: float | None = None,
+        sinks: Tensor | None = None,
         plan: FlexPlan | None = None,
     ) -> Tensor:
         """Attend the new tokens over their paged contexts, see `kernels.paged_attention`."""
@@ -136,7 +137,7 @@ class FlexAttention:
         slots = plan.slots(sliding_window)
         k = take_slots(k_cache.flatten(0, 1), slots).to(q.dtype)
         v = take_slots(v_cache.flatten(0, 1), slots).to(q.dtype)
-        attended = self._attend(
+        attended, extra = self._attend(
             q.transpose(0, 1).unsqueeze(0),
             k.transpose(0, 1).unsqueeze(0),
             v.transpose(0, 1).unsqueeze(0),
@@ -144,8 +145,11 @@ class FlexAttention:
             block_mask=plan.mask(sliding_window),
             scale=scale,
             enable_gqa=True,
+            return_aux=AuxRequest(lse=sinks is not None),  # type: ignore[arg-type]  # its overload takes None only
         )
-        assert isinstance(attended, Tensor)
+        if sinks is not None:
+            share = torch.sigmoid(extra.lse - sinks.view(1, -1, 1)).unsqueeze(-1)
+            attended = (attended * share).to(q.dtype)
         return attended.squeeze(0).transpose(0, 1).contiguous()
 
 

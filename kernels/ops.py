@@ -157,6 +157,7 @@ class PagedAttention(Protocol):
         scale: float,
         sliding_window: int | None = None,
         soft_cap: float | None = None,
+        sinks: Tensor | None = None,
         plan: Plan = None,
     ) -> Tensor:
         """Attend the new tokens over their paged contexts, see `kernels.paged_attention`; [T, H, D]."""

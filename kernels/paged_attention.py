@@ -22,6 +22,7 @@ def paged_attention(
     scale: float,
     sliding_window: int | None = None,
     soft_cap: float | None = None,
+    sinks: Tensor | None = None,
     plan: AttentionPlan | None = None,
 ) -> Tensor:
     """Attend the new tokens of each request over its paged context, causally.
@@ -38,6 +39,7 @@ def paged_attention(
         scale: factor of the scores.
         sliding_window: each token sees itself and this many minus one tokens before it; None: all.
         soft_cap: scores become `soft_cap * tanh(scores / soft_cap)`; None: unchanged.
+        sinks: [num_heads] float32, a score of each head that takes part in the softmax and has no value; None: none.
         plan: this step's plan; without one the lengths are read back from the device.
 
     Returns [T, num_heads, head_dim], contiguous, dtype of q; accumulates in float32. Memory outside a
@@ -51,9 +53,9 @@ def paged_attention(
     layout = plan.layout(sliding_window, q, k_cache)
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     for batch in layout.batches:
-        _attend_batch(q, keys, values, batch, out, scale, soft_cap)
+        _attend_batch(q, keys, values, batch, out, scale, soft_cap, sinks)
     for segment in layout.segments:
-        _attend_segment(q, keys, values, segment, out, scale, soft_cap)
+        _attend_segment(q, keys, values, segment, out, scale, soft_cap, sinks)
     return out
 
 
@@ -65,6 +67,7 @@ def _attend_batch(
     out: Tensor,
     scale: float,
     soft_cap: float | None,
+    sinks: Tensor | None,
 ) -> None:
     """Attend the requests of one batch. The heads of a group act as more queries of their shared KV head."""
     index = batch.token_index
@@ -74,9 +77,13 @@ def _attend_batch(
     # [N, query_len, KV, G, D] -> [N, KV, query_len * G, D]; a view where query_len is 1
     grouped = rows.view(shape).transpose(1, 2).flatten(2, 3)
     target = result.view(shape).transpose(1, 2)
+    if sinks is not None:
+        # [KV, query_len * G, 1], the heads of a group for each query
+        sinks = sinks.view(keys.shape[1], 1, -1).expand(-1, batch.query_len, -1).reshape(keys.shape[1], -1, 1)
     for chunk in batch.chunks:
         _gather(keys, values, chunk.gather)
-        attended = _attend(grouped[chunk.start : chunk.end], chunk.k, chunk.v, chunk.bias, scale, soft_cap)
+        rows = grouped[chunk.start : chunk.end]
+        attended = _attend(rows, chunk.k, chunk.v, chunk.bias, scale, soft_cap, sinks)
         part = target[chunk.start : chunk.end]
         part.copy_(attended.view(part.shape))
     if index is not None:
@@ -91,15 +98,18 @@ def _attend_segment(
     out: Tensor,
     scale: float,
     soft_cap: float | None,
+    sinks: Tensor | None,
 ) -> None:
     """Attend one request with many new tokens. KV heads act as a batch, the heads of a group as heads."""
     _gather(keys, values, segment.gather)
+    if sinks is not None:
+        sinks = sinks.view(keys.shape[1], -1, 1, 1)
     for piece in segment.pieces:
         rows = slice(piece.start, piece.end)
         shape = (piece.end - piece.start, keys.shape[1], -1, q.shape[2])
         grouped = q[rows].view(shape).permute(1, 2, 0, 3)
         is_causal = piece.bias is None
-        attended = _attend(grouped, piece.k, piece.v, piece.bias, scale, soft_cap, is_causal)
+        attended = _attend(grouped, piece.k, piece.v, piece.bias, scale, soft_cap, sinks, is_causal)
         out[rows].view(shape).copy_(attended.permute(2, 0, 1, 3))
 
 
@@ -119,16 +129,21 @@ def _attend(
     bias: Tensor | None,
     scale: float,
     soft_cap: float | None,
+    sinks: Tensor | None,
     is_causal: bool = False,
 ) -> Tensor:
     """Plain attention of [N, H, Q, D] over [N, H, num_keys, D]; `bias` is added to the scores."""
-    if soft_cap is None:
+    if soft_cap is None and sinks is None:
         return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, is_causal=is_causal, scale=scale)
-    scores = torch.matmul(q.float(), k.float().transpose(-2, -1)).mul_(scale / soft_cap)
-    scores.tanh_().mul_(soft_cap)
+    scores = torch.matmul(q.float(), k.float().transpose(-2, -1)).mul_(scale / (soft_cap or 1.0))
+    if soft_cap is not None:
+        scores.tanh_().mul_(soft_cap)
     if bias is not None:
         scores += bias
     if is_causal:
         ones = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool, device=q.device)
         scores.masked_fill_(~ones.tril_(), -torch.inf)
-    return torch.matmul(scores.softmax(dim=-1), v.float()).to(q.dtype)
+    if sinks is not None:
+        scores = torch.cat((scores, sinks.float().expand(*scores.shape[:-1], 1)), dim=-1)
+    weights = scores.softmax(dim=-1)[..., : k.shape[-2]]
+    return torch.matmul(weights, v.float()).to(q.dtype)

@@ -5,6 +5,8 @@ Tests compare the fast ops with these; nothing else calls them.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -26,6 +28,7 @@ def paged_attention(
     scale: float,
     sliding_window: int | None = None,
     soft_cap: float | None = None,
+    sinks: Tensor | None = None,
     plan: AttentionPlan | None = None,
 ) -> Tensor:
     """Twin of `kernels.paged_attention`; `plan` is not used."""
@@ -35,7 +38,7 @@ def paged_attention(
         rows = slice(starts[request], starts[request + 1])
         k = _gather(k_cache, block_tables[request], seq_len)
         v = _gather(v_cache, block_tables[request], seq_len)
-        out[rows] = _attend(q[rows].float(), k, v, scale, sliding_window, soft_cap).to(q.dtype)
+        out[rows] = _attend(q[rows].float(), k, v, scale, sliding_window, soft_cap, sinks).to(q.dtype)
     return out
 
 
@@ -48,7 +51,13 @@ def _gather(cache: Tensor, block_table: Tensor, seq_len: int) -> Tensor:
 
 
 def _attend(
-    q: Tensor, k: Tensor, v: Tensor, scale: float, sliding_window: int | None, soft_cap: float | None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: float,
+    sliding_window: int | None,
+    soft_cap: float | None,
+    sinks: Tensor | None,
 ) -> Tensor:
     """Attend the last q.shape[0] positions of one request over its whole context."""
     num_queries, num_heads, _ = q.shape
@@ -62,7 +71,9 @@ def _attend(
             scores = k[first : position + 1, kv_head] @ q[i, head] * scale
             if soft_cap is not None:
                 scores = soft_cap * torch.tanh(scores / soft_cap)
-            out[i, head] = scores.softmax(0) @ v[first : position + 1, kv_head]
+            if sinks is not None:
+                scores = torch.cat((scores, sinks[head : head + 1].float()))
+            out[i, head] = scores.softmax(0)[: position + 1 - first] @ v[first : position + 1, kv_head]
     return out
 
 
@@ -159,6 +170,19 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     """Twin of `kernels.silu_mul`."""
     gate, up = gate_up.float().chunk(2, dim=-1)
     return (gate * torch.sigmoid(gate) * up).to(gate_up.dtype)
+
+
+def gelu(x: Tensor) -> Tensor:
+    """Twin of `kernels.gelu.gelu`."""
+    wide = x.float()
+    inner = math.sqrt(2 / math.pi) * (wide + 0.044715 * wide**3)
+    return (0.5 * wide * (1 + torch.tanh(inner))).to(x.dtype)
+
+
+def gelu_mul(gate_up: Tensor) -> Tensor:
+    """Twin of `kernels.gelu.gelu_mul`."""
+    gate, up = gate_up.float().chunk(2, dim=-1)
+    return (gelu(gate) * up).to(gate_up.dtype)
 
 
 def norm_rope_store(

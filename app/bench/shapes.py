@@ -38,6 +38,12 @@ SHAPES: dict[str, Json] = {
     "qwen3-0.6b": _qwen3(28, 1024, 16, 3072, True),
     "qwen3-8b": _qwen3(36, 4096, 32, 12288, False),
     "qwen3-14b": _qwen3(40, 5120, 40, 17408, False),
+    # The layers of Qwen3-30B-A3B, 4 of 48.
+    "qwen3-30b-a3b-4l": _make(
+        "qwen3_moe", "Qwen3MoeForCausalLM", num_hidden_layers=4, hidden_size=2048, num_attention_heads=32,
+        num_key_value_heads=4, head_dim=128, intermediate_size=6144, moe_intermediate_size=768, num_experts=128,
+        num_experts_per_tok=8, norm_topk_prob=True, vocab_size=151936, tie_word_embeddings=False,
+    ),
     "smollm2-135m": _make(
         "llama", "LlamaForCausalLM", num_hidden_layers=30, hidden_size=576, num_attention_heads=9,
         num_key_value_heads=3, head_dim=64, intermediate_size=1536, vocab_size=49152,
@@ -59,7 +65,7 @@ class Footprint:
     """What one step of a model must at least read and compute.
 
     Attributes:
-        num_weights: of all matrices that every token passes, the output embedding included.
+        num_weights: of all matrices that a token passes, the output embedding included.
         kv_per_token: keys and values of one token over all layers, in elements.
         hidden_size, num_layers: for the attention's own arithmetic.
     """
@@ -78,6 +84,9 @@ class Footprint:
         head_dim = config.get("head_dim") or width // heads
         attention = width * (heads + 2 * kv_heads) * head_dim + heads * head_dim * width
         layer = attention + 3 * width * config["intermediate_size"]
+        if "num_experts" in config:
+            inner = config["num_experts_per_tok"] * config["moe_intermediate_size"]
+            layer = attention + 3 * width * inner + width * config["num_experts"]
         return cls(
             layers * layer + config["vocab_size"] * width,
             2 * layers * kv_heads * head_dim,

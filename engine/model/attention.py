@@ -45,7 +45,7 @@ class Attention(nn.Module):
         parts, orders = {"q_proj": q_size, "k_proj": kv_size, "v_proj": kv_size}, {}
         if order is not None:
             orders = {"q_proj": _repeat(order, spec.num_heads), "k_proj": _repeat(order, spec.num_kv_heads)}
-        if spec.style.has_fused_names:
+        if spec.style.has_fused_qkv:
             parts = {"qkv_proj": q_size + 2 * kv_size}
             if order is not None:
                 heads = torch.arange(q_size + 2 * kv_size)
@@ -101,6 +101,7 @@ class Attention(nn.Module):
             scale=spec.scale,
             sliding_window=spec.window,
             soft_cap=spec.soft_cap,
+            sinks=self.sinks,
             plan=step.plan,
         )
         return self.o_proj(attended.view(num_tokens, -1))

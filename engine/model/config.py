@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,8 @@ from engine.errors import ConfigError
 from engine.model.checkpoint import read_json_object, resolve_checkpoint
 from engine.model.config_reader import ConfigReader
 from engine.model.layer_spec import LLAMA_STYLE, Activation, LayerSpec, LayerStyle
-from engine.model.registry import FAMILIES, Family
+from engine.model.moe_spec import MoESpec
+from engine.model.registry import FAMILIES, TEXT_PARTS, Family
 from engine.model.rope_config import RopeConfig, parse_ropes
 
 # Fields that do not influence inference. ConfigReader also ignores "_*", "*_version" and "*_token_id".
@@ -69,6 +70,11 @@ class ModelConfig:
     residual_multiplier: float = 1.0
     logits_multiplier: float = 1.0
     logits_cap: float | None = None
+    num_mtp_layers: int = 0  # further layers in the checkpoint, which are not loaded
+    layer_moes: tuple[MoESpec | None, ...] = ()  # per layer, None: an MLP; (): MLPs in all layers
+    weight_prefix: str = ""  # of all names in the checkpoint
+    weight_renames: tuple[tuple[str, str], ...] = ()  # parts of names, ours and the checkpoint's
+    ignored_weights: tuple[str, ...] = ()  # prefixes of names that are not loaded
     dtype: str = "float32"  # of the checkpoint
 
     def __post_init__(self) -> None:
@@ -107,6 +113,7 @@ class ModelConfig:
         Raises:
             ConfigError: as `from_pretrained`.
         """
+        data, text_fields = _find_text_part(data, where)
         architecture = _parse_architecture(ConfigReader(data, where), where)
         family = FAMILIES[architecture]
         reader = ConfigReader({**family.defaults, **data}, where)
@@ -114,11 +121,13 @@ class ModelConfig:
         for key, value in family.constants.items():
             reader.constant(key, value)
         reader.refuse_rest(_INERT | family.inert)
-        return config
+        return replace(config, **text_fields)
 
     @property
     def max_model_len(self) -> int:
         """Context length of the checkpoint in tokens, including RoPE scaling."""
+        if any(rope not in (None, self.rope) for rope in self.layer_ropes):
+            return self.max_position_embeddings  # only some layers are scaled
         return max(self.max_position_embeddings, self.rope.stretched_len)
 
     @property
@@ -131,6 +140,7 @@ class ModelConfig:
         """The layers, first to last."""
         windows = self.sliding_windows or (None,) * self.num_hidden_layers
         ropes = self.layer_ropes or (self.rope,) * self.num_hidden_layers
+        moes = self.layer_moes or (None,) * self.num_hidden_layers
         return tuple(
             LayerSpec(
                 hidden_size=self.hidden_size,
@@ -148,8 +158,9 @@ class ModelConfig:
                 soft_cap=self.soft_cap,
                 residual_multiplier=self.residual_multiplier,
                 style=self.style,
+                moe=moe,
             )
-            for window, rope in zip(windows, ropes, strict=True)
+            for window, rope, moe in zip(windows, ropes, moes, strict=True)
         )
 
 
@@ -169,6 +180,21 @@ def _check_rope(rope: RopeConfig, head_dim: int) -> None:
             raise ConfigError(
                 f"longrope: {name} has {len(factors)} numbers, and {size // 2} pairs of a head rotate"
             )
+
+
+def _find_text_part(data: dict[str, Any], where: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the config of a text model, which may be a part of one for images, and further fields of ModelConfig."""
+    reader = ConfigReader(data, where)
+    part = TEXT_PARTS.get(str(reader.take("model_type")))
+    if part is None:
+        return data, {}
+    text = reader.take("text_config")
+    if not isinstance(text, dict):
+        raise reader.error("text_config", text, "must be an object")
+    outer = {key: reader.take(key) for key in ("tie_word_embeddings", "dtype", "torch_dtype")}
+    reader.refuse_rest(_INERT | part.inert)
+    named = {key: value for key, value in outer.items() if value is not None}
+    return {**text, **named}, {"weight_prefix": "language_model.", "ignored_weights": part.ignored_weights}
 
 
 def _parse_architecture(reader: ConfigReader, where: str) -> str:
@@ -200,18 +226,19 @@ def _parse(reader: ConfigReader, architecture: str, family: Family, where: str) 
     max_position_embeddings = reader.integer("max_position_embeddings")
     windows = _parse_windows(reader, family, num_layers)
     rope, local_rope = parse_ropes(reader, max_position_embeddings, where, family.rope)
+    fields: dict[str, Any] = {"style": family.style}
+    fields |= family.read_fields(reader) if family.read_fields else {}
     return ModelConfig(
         architecture=architecture,
         vocab_size=reader.integer("vocab_size"),
         hidden_size=reader.integer("hidden_size"),
-        intermediate_size=reader.integer("intermediate_size"),
+        intermediate_size=reader.integer(family.inner_size_key),
         num_hidden_layers=num_layers,
         num_attention_heads=num_heads,
         num_key_value_heads=reader.integer("num_key_value_heads", num_heads),
         head_dim=_parse_head_dim(reader, num_heads),
         max_position_embeddings=max_position_embeddings,
         rope=rope,
-        style=family.style,
         norm_eps=reader.number(family.eps_key, 1e-6),
         tie_word_embeddings=reader.boolean("tie_word_embeddings", False),
         qkv_bias=_parse_bias(reader, family.qkv_bias),
@@ -220,7 +247,7 @@ def _parse(reader: ConfigReader, architecture: str, family: Family, where: str) 
         sliding_windows=windows if any(windows) else (),
         layer_ropes=_choose_ropes(reader, family, windows, rope, local_rope),
         dtype=_parse_dtype(reader),
-        **(family.read_fields(reader) if family.read_fields else {}),
+        **fields,
     )
 
 
@@ -258,7 +285,7 @@ def _parse_windows(reader: ConfigReader, family: Family, num_layers: int) -> tup
     layer_types = reader.take("layer_types")
     if layer_types is None:
         return expected
-    kinds = {"full_attention": None, "sliding_attention": window}
+    kinds = {"full_attention": None, "attention": None, "sliding_attention": window}
     is_list = isinstance(layer_types, list) and len(layer_types) == num_layers
     if not is_list or any(not isinstance(kind, str) or kind not in kinds for kind in layer_types):
         wanted = f"must name {' or '.join(kinds)} for each of {num_layers} layers"

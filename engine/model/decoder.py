@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
@@ -14,6 +15,8 @@ from engine.model.attn_metadata import AttnMetadata
 from engine.model.config import ModelConfig
 from engine.model.layer_spec import LayerSpec
 from engine.model.linear import Linear, make_parameter
+from engine.model.mlp import MLP
+from engine.model.moe import Experts, MoE
 from engine.model.norm import Norm
 from engine.model.rope import RotaryEmbedding
 from engine.model.weight_targets import Targets, WeightTarget, WeightTargets, add_prefix
@@ -24,33 +27,6 @@ from kernels.torch_ops import make_ops
 _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 # Buffers in old checkpoints that are computed from the config.
 _DERIVED_SUFFIXES = (".rotary_emb.inv_freq",)
-
-
-class MLP(nn.Module):
-    """Feed-forward part of a layer, with or without a gate."""
-
-    def __init__(self, spec: LayerSpec, dtype: torch.dtype, device: torch.device) -> None:
-        super().__init__()
-        hidden, inner, style = spec.hidden_size, spec.intermediate_size, spec.style
-        self._style = style
-        parts = {"gate_proj": inner, "up_proj": inner} if style.is_gated else {"c_fc": inner}
-        if style.has_fused_names:
-            parts = {"gate_up_proj": 2 * inner}
-        self.gate_up_proj = Linear(
-            hidden, sum(parts.values()), spec.mlp_bias, parts, dtype=dtype, device=device
-        )
-        self.down_proj = Linear(inner, hidden, spec.mlp_bias, dtype=dtype, device=device)
-
-    def forward(self, hidden: Tensor, ops: Ops) -> Tensor:
-        inner = self.gate_up_proj(hidden)
-        if self._style.activation == "silu":
-            return self.down_proj(ops.silu_mul(inner))
-        return self.down_proj(ops.gelu_mul(inner) if self._style.is_gated else ops.gelu(inner))
-
-    def weight_targets(self) -> Targets:
-        """Return the memory for each checkpoint tensor of the MLP."""
-        down = "down_proj" if self._style.is_gated else "c_proj"
-        return self.gate_up_proj.weight_targets() | add_prefix(down, self.down_proj.weight_targets())
 
 
 class DecoderLayer(nn.Module):
@@ -68,7 +44,7 @@ class DecoderLayer(nn.Module):
         self.attention = Attention(spec, rope_index, dtype, device)
         self.attention_norm = make_norm() if placement in ("post", "sandwich") else None
         self.mlp_input_norm = make_norm() if placement in ("pre", "sandwich") else None
-        self.mlp = MLP(spec, dtype, device)
+        self.mlp = MLP(spec, dtype, device) if spec.moe is None else MoE(spec, dtype, device)
         self.mlp_norm = make_norm() if placement in ("post", "sandwich") else None
 
     def forward(
@@ -101,6 +77,7 @@ class DecoderLayer(nn.Module):
         """Return the packed weights for ops that run whole layers."""
         attention, mlp = self.attention, self.mlp
         assert self.input_norm is not None and self.mlp_input_norm is not None, "the layer is plain"
+        assert isinstance(mlp, MLP), "the layer is plain"
         return LayerWeights(
             input_norm=self.input_norm.norm,
             qkv=attention.qkv_proj.packed,
@@ -126,7 +103,7 @@ class DecoderLayer(nn.Module):
             "post_feedforward_layernorm": self.mlp_norm,
         }
         targets = add_prefix("self_attn", self.attention.weight_targets())
-        targets |= add_prefix("mlp", self.mlp.weight_targets())
+        targets |= add_prefix(self.mlp.name, self.mlp.weight_targets())
         for name, norm in norms.items():
             if norm is not None:
                 targets |= add_prefix(name, norm.weight_targets())
@@ -254,14 +231,14 @@ class DecoderModel(nn.Module):
         """
         self.quantization = quantization
         for module in self.modules():
-            if isinstance(module, Linear):
+            if isinstance(module, Linear | Experts):
                 module.pack(self.ops, quantization)
         self._layer_weights = self._list_weights(self.ops)
 
     def repack(self, ops: Ops) -> Iterator[None]:
         """Move to other ops. Repacks one matrix per iteration; steps may run in between."""
         for module in self.modules():
-            if isinstance(module, Linear):
+            if isinstance(module, Linear | Experts):
                 module.repack(self.ops, ops, self.quantization)
                 yield
         self._layer_weights = self._list_weights(ops)
@@ -269,15 +246,20 @@ class DecoderModel(nn.Module):
 
     def weight_targets(self) -> WeightTargets:
         """Return the memory for each tensor of a checkpoint."""
-        targets = {_EMBEDDING: WeightTarget(self.embed_tokens)}
+        targets: Targets = {_EMBEDDING: WeightTarget(self.embed_tokens)}
         targets |= add_prefix("model.norm", self.norm.weight_targets())
         for index, layer in enumerate(self.layers):
             assert isinstance(layer, DecoderLayer)
             targets |= add_prefix(f"model.layers.{index}", layer.weight_targets())
-        if self.config.tie_word_embeddings:
-            return WeightTargets(targets, {_HEAD: _EMBEDDING}, _DERIVED_SUFFIXES)
-        targets |= add_prefix("lm_head", self.lm_head.weight_targets())
-        return WeightTargets(targets, {}, _DERIVED_SUFFIXES)
+        # Layers that predict several tokens follow the others.
+        first = len(self.layers)
+        ignored = tuple(f"model.layers.{first + index}." for index in range(self.config.num_mtp_layers))
+        tied = {_HEAD: _EMBEDDING} if self.config.tie_word_embeddings else {}
+        if not tied:
+            targets |= add_prefix("lm_head", self.lm_head.weight_targets())
+        found = WeightTargets(targets, tied, _DERIVED_SUFFIXES, ignored)
+        found = found.rename(self.config.weight_prefix, self.config.weight_renames)
+        return replace(found, ignored_prefixes=found.ignored_prefixes + self.config.ignored_weights)
 
     def _prepare(
         self, ops: Ops, positions: Tensor, kv_caches: Sequence[KVCache], metadata: AttnMetadata

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from engine.kv_cache_spec import KVCacheSpec
+from engine.model.moe_spec import MoESpec
 from engine.model.rope_config import RopeConfig
 
 Activation = Literal["silu", "gelu_tanh"]
@@ -26,7 +27,8 @@ class LayerStyle:
     is_gated: bool = True  # whether the MLP multiplies the activated gate with a second projection
     has_sinks: bool = False  # a learned score per head that takes part in the softmax and has no value
     rope_pairs: Literal["halves", "interleaved"] = "halves"  # which numbers of a head rotate together
-    has_fused_names: bool = False  # the checkpoint stores qkv_proj and gate_up_proj
+    has_fused_qkv: bool = False  # the checkpoint stores one qkv_proj
+    has_fused_names: bool = False  # the checkpoint stores one gate_up_proj
 
 
 LLAMA_STYLE = LayerStyle()
@@ -51,6 +53,7 @@ class LayerSpec:
     soft_cap: float | None = None  # bound of the attention scores
     residual_multiplier: float = 1.0  # of what attention and MLP add to the residual stream
     style: LayerStyle = LLAMA_STYLE
+    moe: MoESpec | None = None  # in place of the MLP
 
     @property
     def kv_spec(self) -> KVCacheSpec:
@@ -60,7 +63,10 @@ class LayerSpec:
     @property
     def is_plain(self) -> bool:
         """Whether ops that run whole layers know its arithmetic."""
-        style = replace(self.style, rope_pairs="halves", norm_offset=0.0, has_fused_names=False)
+        style = replace(
+            self.style, rope_pairs="halves", norm_offset=0.0, has_fused_qkv=False, has_fused_names=False
+        )
         is_known = replace(style, qk_norm="none") == LLAMA_STYLE and style.qk_norm != "full"
         is_scaled = self.rope is not None and self.rope.query_scaling_beta != 0
+        is_known = is_known and self.moe is None
         return is_known and not is_scaled and self.soft_cap is None and self.residual_multiplier == 1

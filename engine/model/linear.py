@@ -19,6 +19,7 @@ class Linear(nn.Module):
         parts: name and rows of each checkpoint matrix stacked into W, in order; default: one, named "".
         orders: for parts whose rows are stored in another order: the checkpoint's row of each stored row.
         shared: use this matrix, which another layer keeps using, instead of allocating one.
+        is_quantized: whether the quantization of the model applies to the matrix.
     """
 
     def __init__(
@@ -32,11 +33,13 @@ class Linear(nn.Module):
         device: torch.device,
         orders: dict[str, Tensor] | None = None,
         shared: nn.Parameter | None = None,
+        is_quantized: bool = True,
     ) -> None:
         super().__init__()
         self._parts = parts or {"": out_features}
         self._orders = orders or {}
         self._shared = shared
+        self._is_quantized = is_quantized
         self.weight: nn.Parameter | None = None
         if shared is None:
             self.weight = make_parameter(out_features, in_features, dtype=dtype, device=device)
@@ -58,6 +61,7 @@ class Linear(nn.Module):
         Raises:
             ValueError: the matrix does not allow this quantization.
         """
+        quantization = quantization if self._is_quantized else None
         source = self._shared if self.weight is None else self.weight
         assert source is not None, "a layer is packed once; after that it is repacked"
         is_copy_worthwhile = self._shared is None or quantization is not None or ops.packs_shared
@@ -70,6 +74,7 @@ class Linear(nn.Module):
         if self._shared is not None:
             self.pack(new, quantization)
             return
+        quantization = quantization if self._is_quantized else None
         assert old.unpack_linear is not None, f"weights packed by {old.name} cannot be unpacked"
         weight = old.unpack_linear(self.packed)
         self._packed = (new.linear, new.pack_linear(weight.contiguous(), self.bias, quantization))

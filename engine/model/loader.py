@@ -16,7 +16,7 @@ from engine.model.implementation import import_backend, read_model_config
 from engine.model.protocol import Model
 from engine.model.transformers_config import TransformersConfig
 from engine.model.weight_memory import check_weight_memory
-from engine.model.weight_targets import WeightTarget, WeightTargets
+from engine.model.weight_targets import Target, WeightTarget, WeightTargets
 from kernels import Ops
 from kernels.ops import Quantization
 
@@ -91,7 +91,7 @@ def _load_checkpoint(model: Model, folder: Path) -> None:
     for name, tensor in read_tensors(files):
         if name in wanted.targets:
             _copy(wanted.targets[name], tensor, name, folder)
-        elif name not in wanted.tied and not name.endswith(wanted.ignored_suffixes):
+        elif name not in wanted.tied and not wanted.is_ignored(name):
             unexpected.append(name)
         loaded.add(name)
     missing = [name for name in wanted.targets if name not in loaded]
@@ -105,12 +105,13 @@ def _load_checkpoint(model: Model, folder: Path) -> None:
     model.weights_hash = hash_weights(files)
 
 
-def _copy(target: WeightTarget, tensor: Tensor, name: str, folder: Path) -> None:
+def _copy(target: Target, tensor: Tensor, name: str, folder: Path) -> None:
     if tensor.shape != target.shape:
         raise ConfigError(
             f"{folder}: tensor {name} has shape {list(tensor.shape)}, its config says {list(target.shape)}"
         )
-    if not tensor.is_floating_point() or tensor.dtype.itemsize < 2:
+    is_known = (tensor.is_floating_point() and tensor.dtype.itemsize > 1) or tensor.dtype == target.dtype
+    if not is_known:
         raise ConfigError(
             f"{folder}: tensor {name} is {tensor.dtype}; quantized checkpoints are not supported"
         )
@@ -121,7 +122,9 @@ def _check_tied(files: list[Path], wanted: WeightTargets, folder: Path) -> None:
     """Reject a tied tensor that differs from the tensor that is used in its place."""
     for name, tensor in read_tensors(files):
         if (other := wanted.tied.get(name)) is not None:
-            memory = wanted.targets[other].memory
+            target = wanted.targets[other]
+            assert isinstance(target, WeightTarget), "an embedding is stored as it is"
+            memory = target.memory
             if not torch.equal(tensor.to(memory.dtype), memory.cpu()):
                 raise ConfigError(f"{folder}: its config says that {name} repeats {other}, but they differ")
 
@@ -138,8 +141,10 @@ def _fill_randomly(model: Model, seed: int) -> None:
             device = parameter.device
             if device not in generators:
                 generators[device] = torch.Generator(device).manual_seed(seed)
-            fresh = torch.empty(parameter.shape, device=device)
-            parameter.copy_(fresh.normal_(0.0, 0.02, generator=generators[device]))
+            # Expert by expert, because the numbers are float32 at first.
+            for part in parameter.unbind() if parameter.dim() == 3 else (parameter,):
+                fresh = torch.empty(part.shape, device=device)
+                part.copy_(fresh.normal_(0.0, 0.02, generator=generators[device]))
 
 
 def _shorten(names: list[str]) -> str:

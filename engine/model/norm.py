@@ -38,7 +38,7 @@ class Norm(nn.Module):
 
     def weight_targets(self) -> Targets:
         """Return the memory for the checkpoint's weight and bias."""
-        targets = {"weight": WeightTarget(self.norm, offset=self._style.norm_offset)}
+        targets: Targets = {"weight": WeightTarget(self.norm, offset=self._style.norm_offset)}
         if self.bias is not None:
             targets["bias"] = WeightTarget(self.bias)
         return targets

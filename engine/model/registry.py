@@ -8,6 +8,16 @@ from typing import Any, Literal
 
 from engine.model.config_reader import ConfigReader
 from engine.model.layer_spec import LLAMA_STYLE, LayerStyle
+from engine.model.moe_config import (
+    TRAINING_KEYS,
+    read_glm4_moe,
+    read_granite_moe,
+    read_minimax_m2,
+    read_mixtral,
+    read_olmoe,
+    read_qwen2_moe,
+    read_qwen3_moe,
+)
 from engine.model.rope_config import RopeKeys
 
 _PLAIN_ROPE = RopeKeys()
@@ -31,6 +41,7 @@ class Family:
     sliding_window: Literal["none", "all", "layers", "types"] = "none"
     # Layers without positions: none, those of `no_rope_layers`, or full ones beside windowed ones.
     no_rope: Literal["none", "listed", "full", "full if windowed"] = "none"
+    inner_size_key: str = "intermediate_size"
     eps_key: str = "rms_norm_eps"
     activation_key: str = "hidden_act"
     defaults: Mapping[str, Any] = field(default_factory=dict)  # of keys that are absent
@@ -48,6 +59,11 @@ def _read_granite(reader: ConfigReader) -> dict[str, Any]:
     }
 
 
+def _read_granite4(reader: ConfigReader) -> dict[str, Any]:
+    names = (("mlp.gate_up_proj", "shared_mlp.input_linear"), ("mlp.down_proj", "shared_mlp.output_linear"))
+    return _read_granite(reader) | {"weight_renames": names}
+
+
 def _read_gemma2(reader: ConfigReader) -> dict[str, Any]:
     return _read_gemma3(reader) | {"soft_cap": reader.optional_number("attn_logit_softcapping")}
 
@@ -63,6 +79,36 @@ def _read_gemma3(reader: ConfigReader) -> dict[str, Any]:
 def _read_cohere2(reader: ConfigReader) -> dict[str, Any]:
     return {"logits_multiplier": reader.number("logit_scale", 0.0625)}
 
+
+@dataclass(frozen=True, slots=True)
+class TextPart:
+    """A model for texts and images whose text part alone is run; its weights are named `language_model.*`."""
+
+    inert: frozenset[str]  # keys of the other parts
+    ignored_weights: tuple[str, ...]
+
+
+_IMAGE_WEIGHTS = ("vision_tower.", "multi_modal_projector.")
+TEXT_PARTS: dict[str, TextPart] = {
+    "gemma3": TextPart(
+        frozenset(
+            [
+                *("vision_config", "mm_tokens_per_image", "image_token_index"),
+                *("boi_token_index", "eoi_token_index"),
+            ]
+        ),
+        _IMAGE_WEIGHTS,
+    ),
+    "mistral3": TextPart(
+        frozenset(
+            [
+                *("vision_config", "image_token_index", "multimodal_projector_bias", "projector_hidden_act"),
+                *("spatial_merge_size", "vision_feature_layer"),
+            ]
+        ),
+        _IMAGE_WEIGHTS,
+    ),
+}
 
 _GEMMA_STYLE = LayerStyle(placement="sandwich", norm_offset=1.0, activation="gelu_tanh")
 _GEMMA_DEFAULTS = {
@@ -102,9 +148,28 @@ FAMILIES: dict[str, Family] = {
         defaults={"tie_word_embeddings": True, "rope_theta": 2e6, "max_window_layers": 0},
     ),
     "GraniteForCausalLM": Family("granite", mlp_bias="mlp_bias", read_fields=_read_granite),
+    # Only its dense models without Mamba layers.
+    "GraniteMoeHybridForCausalLM": Family(
+        "granitemoehybrid",
+        LayerStyle(has_fused_names=True),
+        inner_size_key="shared_intermediate_size",
+        defaults={"num_local_experts": 8, "position_embedding_type": "nope", "layer_types": ["mamba"]},
+        constants={
+            "num_local_experts": 0,
+            "position_embedding_type": "rope",
+            "normalization_function": "rmsnorm",
+        },
+        inert=TRAINING_KEYS
+        | {
+            *("intermediate_size", "num_experts_per_tok", "time_step_limit", "init_method"),
+            *(f"mamba_{name}" for name in ("n_heads", "n_groups", "d_state", "d_head", "d_conv", "expand")),
+            *(f"mamba_{name}" for name in ("chunk_size", "conv_bias", "proj_bias")),
+        },
+        read_fields=_read_granite4,
+    ),
     "Phi3ForCausalLM": Family(
         "phi3",
-        LayerStyle(has_fused_names=True),
+        LayerStyle(has_fused_qkv=True, has_fused_names=True),
         RopeKeys(has_partial=True, old_longrope_types=("su", "yarn")),
         qkv_bias=False,
         output_bias=False,
@@ -149,7 +214,7 @@ FAMILIES: dict[str, Family] = {
             "final_logit_softcapping": 30.0,
             "num_key_value_heads": 4,
         },
-        inert=frozenset(["hidden_act", "cache_implementation"]),
+        inert=frozenset(["hidden_act"]),
         read_fields=_read_gemma2,
     ),
     "Gemma3ForCausalLM": Family(
@@ -161,11 +226,14 @@ FAMILIES: dict[str, Family] = {
         defaults=_GEMMA_DEFAULTS
         | {
             "sliding_window_pattern": 6,
+            "num_attention_heads": 8,
+            "max_position_embeddings": 131072,
+            "vocab_size": 262208,
             "rope_theta": 1e6,
             "rope_local_base_freq": 1e4,
             "num_key_value_heads": 4,
         },
-        inert=frozenset(["hidden_act", "cache_implementation"]),
+        inert=frozenset(["hidden_act"]),
         read_fields=_read_gemma3,
     ),
     "Cohere2ForCausalLM": Family(
@@ -188,7 +256,7 @@ FAMILIES: dict[str, Family] = {
             "use_parallel_block": True,
             "use_embedding_sharing": True,
         },
-        inert=frozenset(["cache_implementation"]),
+        inert=frozenset(["use_parallel_embedding"]),
         read_fields=_read_cohere2,
     ),
     "SeedOssForCausalLM": Family(
@@ -214,12 +282,65 @@ FAMILIES: dict[str, Family] = {
             "norm_epsilon": 1e-5,
             "num_key_value_heads": 2,
         },
-        constants={"mlp_type": "default", "norm_type": "layer_norm"},
+        constants={"mlp_type": "default", "norm_type": "layer_norm", "scale_attn_weights": True},
         inert=frozenset(
             [
                 *("residual_dropout", "embedding_dropout", "activation_function"),
-                *("attention_softmax_in_fp32", "scale_attention_softmax_in_fp32"),
+                *("attention_softmax_in_fp32", "scale_attention_softmax_in_fp32", "layer_norm_epsilon"),
             ]
         ),
+    ),
+    "Qwen2MoeForCausalLM": Family(
+        "qwen2_moe",
+        qkv_bias="qkv_bias",
+        output_bias=False,
+        sliding_window="layers",
+        defaults={"qkv_bias": True, "sliding_window": 4096},
+        inert=TRAINING_KEYS,
+        read_fields=read_qwen2_moe,
+    ),
+    "Qwen3MoeForCausalLM": Family(
+        "qwen3_moe",
+        LayerStyle(qk_norm="head"),
+        sliding_window="layers",
+        constants={"use_sliding_window": False},
+        inert=TRAINING_KEYS,
+        read_fields=read_qwen3_moe,
+    ),
+    "MixtralForCausalLM": Family(
+        "mixtral",
+        qkv_bias=False,
+        output_bias=False,
+        sliding_window="all",
+        defaults={"num_key_value_heads": 8},
+        inert=TRAINING_KEYS,
+        read_fields=read_mixtral,
+    ),
+    "Glm4MoeForCausalLM": Family(
+        "glm4_moe",
+        rope=RopeKeys(has_partial=True),
+        output_bias=False,
+        defaults={"partial_rotary_factor": 0.5},
+        inert=TRAINING_KEYS,
+        read_fields=read_glm4_moe,
+    ),
+    "MiniMaxM2ForCausalLM": Family(
+        "minimax_m2",
+        LayerStyle(qk_norm="full"),
+        RopeKeys(has_partial=True),
+        qkv_bias=False,
+        output_bias=False,
+        defaults={"head_dim": 128},
+        constants={"use_qk_norm": True, "scoring_func": "sigmoid", "use_routing_bias": True},
+        inert=TRAINING_KEYS,
+        read_fields=read_minimax_m2,
+    ),
+    "OlmoeForCausalLM": Family(
+        "olmoe", LayerStyle(qk_norm="full"), inert=TRAINING_KEYS, read_fields=read_olmoe
+    ),
+    "GraniteMoeForCausalLM": Family(
+        "granitemoe",
+        inert=TRAINING_KEYS,
+        read_fields=lambda reader: _read_granite(reader) | read_granite_moe(reader),
     ),
 }

@@ -57,7 +57,7 @@ class RopeKeys:
     """What the config.json of a family may say about RoPE."""
 
     has_layer_types: bool = False  # parameters may differ between full and sliding layers
-    has_partial: bool = False  # `partial_rotary_factor`
+    has_partial: bool = False  # `partial_rotary_factor`, or `rotary_dim` of the head
     has_query_scaling: bool = False  # `llama_4_scaling_beta`
     old_longrope_types: tuple[str, ...] = ()  # other names of longrope
 
@@ -181,6 +181,8 @@ def _parse_share(reader: ConfigReader, config: ConfigReader, keys: RopeKeys) -> 
     """Return the share of a head that is rotated."""
     old, new = config.take("partial_rotary_factor"), reader.take("partial_rotary_factor")
     if keys.has_partial:
+        if config.take("rotary_dim") is not None:
+            return config.integer("rotary_dim") / config.integer("head_dim")
         default = 1.0 if old is None else config.number_within("partial_rotary_factor", 0.01, 1.0)
         return reader.number_within("partial_rotary_factor", 0.01, 1.0, default)
     for each, factor in ((config, old), (reader, new)):

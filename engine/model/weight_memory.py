@@ -30,24 +30,29 @@ def count_parameters(config: ModelConfig) -> int:
     q_size = config.num_attention_heads * head_dim
     kv_size = config.num_key_value_heads * head_dim
     num_up = 1 + style.is_gated
-    biases = (
-        config.qkv_bias * (q_size + 2 * kv_size)
-        + config.output_bias * hidden
-        + config.mlp_bias * (num_up * config.intermediate_size + hidden)
-    )
+    biases = config.qkv_bias * (q_size + 2 * kv_size) + config.output_bias * hidden
+    mlp_biases = config.mlp_bias * (num_up * config.intermediate_size + hidden)
     norm_size = hidden * (1 + style.norm_bias)
     norms = {"parallel": 1, "sandwich": 4}.get(style.placement, 2) * norm_size
     norms += (style.qk_norm != "none") * (q_size + kv_size) + style.has_sinks * config.num_attention_heads
     num_tables = 1 if config.tie_word_embeddings else 2
-    per_layer = _count_layer_numbers(config) + biases + norms
-    return config.num_hidden_layers * per_layer + hidden * num_tables * config.vocab_size + norm_size
+    moes = [spec.moe for spec in config.layer_specs if spec.moe is not None]
+    rest = sum(moe.count_parameters(hidden) - moe.count_matrix_numbers(hidden) for moe in moes)
+    rest += (config.num_hidden_layers - len(moes)) * mlp_biases
+    layers = config.num_hidden_layers * (biases + norms) + _count_matrix_numbers(config) + rest
+    return layers + hidden * num_tables * config.vocab_size + norm_size
 
 
-def _count_layer_numbers(config: ModelConfig) -> int:
-    """Return the number of elements in one layer's matrices."""
+def _count_matrix_numbers(config: ModelConfig) -> int:
+    """Return the number of elements in the matrices of all layers, experts included."""
     num_heads = 2 * (config.num_attention_heads + config.num_key_value_heads)
-    num_mlp = 2 + config.style.is_gated
-    return config.hidden_size * (num_heads * config.head_dim + num_mlp * config.intermediate_size)
+    mlp_width = (2 + config.style.is_gated) * config.intermediate_size
+    moes = [spec.moe for spec in config.layer_specs]
+    blocks = sum(
+        config.hidden_size * mlp_width if moe is None else moe.count_matrix_numbers(config.hidden_size)
+        for moe in moes
+    )
+    return config.num_hidden_layers * config.hidden_size * num_heads * config.head_dim + blocks
 
 
 def estimate_head_copy(
@@ -66,8 +71,7 @@ def estimate_head_copy(
 
 def _estimate_growth(config: ModelConfig, dtype: torch.dtype, quantization: Quantization | None) -> int:
     """Return by how many bytes packing for the native ops enlarges a model: the head's copy minus savings in layers."""
-    num_shrunk = config.num_hidden_layers * _count_layer_numbers(config)
-    saved = num_shrunk * (dtype.itemsize - _packed_itemsize(config, dtype, quantization))
+    saved = _count_matrix_numbers(config) * (dtype.itemsize - _packed_itemsize(config, dtype, quantization))
     return max(0, estimate_head_copy(config, dtype, quantization) - saved)
 
 

@@ -2,10 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Protocol
 
 import torch
 from torch import Tensor
+
+
+class Target(Protocol):
+    """Takes one tensor of a checkpoint."""
+
+    @property
+    def shape(self) -> torch.Size:
+        """Required shape of the tensor."""
+
+    @property
+    def dtype(self) -> torch.dtype | None:
+        """Required dtype of an encoded tensor; None: floating-point of at least 16 bits."""
+
+    def copy(self, tensor: Tensor) -> None:
+        """Write a tensor of the required shape into memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +40,10 @@ class WeightTarget:
         """Required shape of the checkpoint's tensor."""
         return self.memory.shape[1:] if self.is_repeated else self.memory.shape
 
+    @property
+    def dtype(self) -> None:
+        """Any floating-point dtype is cast."""
+
     def copy(self, tensor: Tensor) -> None:
         """Write a tensor of the required shape into the memory."""
         if self.order is not None:
@@ -33,7 +53,7 @@ class WeightTarget:
         self.memory.copy_(tensor)
 
 
-Targets = dict[str, WeightTarget]  # by the name in the checkpoint
+Targets = dict[str, Target]  # by the name in the checkpoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +63,31 @@ class WeightTargets:
     targets: Targets  # required tensors
     tied: dict[str, str]  # optional tensors, with the name of the tensor that each must equal
     ignored_suffixes: tuple[str, ...]  # of tensors that are not needed
+    ignored_prefixes: tuple[str, ...] = ()
+
+    def rename(self, prefix: str, renames: tuple[tuple[str, str], ...]) -> WeightTargets:
+        """Return the same targets under the names of another checkpoint.
+
+        Args:
+            prefix: before each name.
+            renames: parts of names, ours and the checkpoint's.
+        """
+
+        def change(name: str) -> str:
+            for ours, theirs in renames:
+                name = name.replace(ours, theirs)
+            return prefix + name
+
+        return replace(
+            self,
+            targets={change(name): target for name, target in self.targets.items()},
+            tied={change(name): change(other) for name, other in self.tied.items()},
+            ignored_prefixes=tuple(map(change, self.ignored_prefixes)),
+        )
+
+    def is_ignored(self, name: str) -> bool:
+        """Whether a tensor is not needed."""
+        return name.endswith(self.ignored_suffixes) or name.startswith(self.ignored_prefixes)
 
 
 def add_prefix(prefix: str, targets: Targets) -> Targets:

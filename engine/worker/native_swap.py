@@ -97,13 +97,19 @@ class NativeSwap:
             logger.warning("native ops: the weights could not be repacked: %s", error)
 
     def estimate_move(self, config: ModelConfig) -> int:
-        """Return the additional bytes that moving needs: the copy of a tied head, or one matrix twice."""
+        """Return the additional bytes that moving needs: the copy of a tied head, or one matrix twice.
+
+        All experts of a layer are moved at once.
+        """
         if self._is_over:
             return 0
         num_heads = config.num_attention_heads + 2 * config.num_key_value_heads
         widths = [2 * config.intermediate_size, num_heads * config.head_dim]
         widths += [] if config.tie_word_embeddings else [config.vocab_size]
-        matrix_bytes = max(widths) * config.hidden_size * self._dtype.itemsize
+        counts = [width * config.hidden_size for width in widths]
+        moes = [spec.moe for spec in config.layer_specs]
+        counts += [moe.count_matrix_numbers(config.hidden_size) for moe in moes if moe is not None]
+        matrix_bytes = max(counts) * self._dtype.itemsize
         return max(2 * matrix_bytes, estimate_head_copy(config, self._dtype))
 
     def estimate_scratch(self, shape: StepShape) -> int:

@@ -15,6 +15,7 @@ import torch
 
 from engine.core.step import MAX_SCORED_TOKENS
 from engine.model.config import ModelConfig
+from kernels import experts
 from kernels.ops import StepShape
 from kernels.sampling import THREAD_CHUNK_ELEMENTS
 
@@ -53,7 +54,8 @@ class StepMemory:
             *(config.hidden_size, config.intermediate_size, self.dtype.itemsize),
         )
         activations = self.num_tokens * per_token * self.dtype.itemsize
-        return activations + self.estimate_scratch(shape) + self._estimate_logits()
+        scratch = self.estimate_scratch(shape) + self._estimate_experts()
+        return activations + scratch + self._estimate_logits()
 
     def estimate_rows(self, max_model_len: int, block_size: int) -> int:
         """Return the estimated bytes of all rows at this maximum length."""
@@ -62,6 +64,18 @@ class StepMemory:
         # Cosines and sines, twice while they are computed.
         rope = 4 * max_model_len * self.config.head_dim * torch.float32.itemsize
         return tokens + tables + rope
+
+    def _estimate_experts(self) -> int:
+        """Return the bytes of a mixture's rows, each token counted once per expert."""
+        num_tokens, hidden_size, itemsize = self.num_tokens, self.config.hidden_size, self.dtype.itemsize
+        moes = [spec.moe for spec in self.config.layer_specs if spec.moe is not None]
+        return max(
+            (
+                experts.estimate_scratch(num_tokens, moe.top_k, hidden_size, moe.inner_size, itemsize)
+                for moe in moes
+            ),
+            default=0,
+        )
 
     def _estimate_logits(self) -> int:
         vocab_size = self.config.vocab_size

@@ -48,7 +48,7 @@ _SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
         None,
         [c_void_p, c_int32, c_void_p, c_void_p, c_void_p, c_float, c_void_p, c_int64, c_int64],
     ),
-    "silu_mul": (None, [c_void_p, c_int32, c_void_p, c_void_p, c_int64, c_int64]),
+    "activate": (None, [c_void_p, c_int32, c_int32, c_void_p, c_void_p, c_int64, c_int64]),
     "rope_store": (None, [c_void_p, POINTER(RopeStoreStruct)]),
     "layers": (None, [c_void_p, POINTER(DecoderStruct), POINTER(BatchStruct), POINTER(StepStruct)]),
     "read": (c_int32, [c_void_p, c_void_p, c_int64]),

@@ -17,8 +17,9 @@ from kernels.cpu.panel_memory import PanelMemory
 from kernels.cpu.scratch import estimate_scratch
 from kernels.cpu.structs import AttentionShapeStruct, BatchStruct, RopeStoreStruct
 from kernels.cpu.weights import DTYPES, NativeWeight, address, pack, unpack
-from kernels.gelu import gelu, gelu_mul
 from kernels.ops import KVCache, LayerWeights, Ops, Quantization
+
+_SILU_MUL, _GELU_MUL, _GELU = range(3)  # `Activation` of elementwise.h
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +47,8 @@ class NativeOps:
             rms_norm=self.rms_norm,
             add_rms_norm=self.add_rms_norm,
             silu_mul=self.silu_mul,
-            gelu_mul=gelu_mul,
-            gelu=gelu,
+            gelu_mul=self.gelu_mul,
+            gelu=self.gelu,
             norm_rope_store=self.norm_rope_store,
             make_plan=self.make_plan,
             paged_attention=self.paged_attention,
@@ -105,11 +106,22 @@ class NativeOps:
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         """As `kernels.silu_mul`."""
-        gate_up = gate_up.contiguous()
-        rows, size = gate_up.shape[0], gate_up.shape[1] // 2
-        out = torch.empty(rows, size, dtype=gate_up.dtype)
-        self.library.silu_mul(
-            self.pool.handle, _code(gate_up), gate_up.data_ptr(), out.data_ptr(), rows, size
+        return self._activate(_SILU_MUL, gate_up, gate_up.shape[1] // 2)
+
+    def gelu_mul(self, gate_up: Tensor) -> Tensor:
+        """As `kernels.gelu.gelu_mul`."""
+        return self._activate(_GELU_MUL, gate_up, gate_up.shape[1] // 2)
+
+    def gelu(self, x: Tensor) -> Tensor:
+        """As `kernels.gelu.gelu`, of [T, I]."""
+        return self._activate(_GELU, x, x.shape[1])
+
+    def _activate(self, kind: int, x: Tensor, size: int) -> Tensor:
+        """Return the activation [T, size] of x [T, size or 2 size]."""
+        x = x.contiguous()
+        out = torch.empty(x.shape[0], size, dtype=x.dtype)
+        self.library.activate(
+            self.pool.handle, kind, _code(x), x.data_ptr(), out.data_ptr(), x.shape[0], size
         )
         return out
 
@@ -178,6 +190,7 @@ class NativeOps:
         scale: float,
         sliding_window: int | None = None,
         soft_cap: float | None = None,
+        sinks: Tensor | None = None,
         plan: NativePlan | None = None,
     ) -> Tensor:
         """As `kernels.paged_attention`; equal bit for bit however requests are batched and cut into chunks."""
@@ -190,9 +203,11 @@ class NativeOps:
             q = q.contiguous()
         if plan is None:
             plan = self.make_plan(block_tables, query_start_loc, seq_lens, (), (), block_size)
+        if sinks is not None:
+            _check(sinks, (num_heads,), torch.float32, "sinks")
         shape = AttentionShapeStruct(
             *(num_heads, num_kv_heads, head_dim, block_size, sliding_window or 0),
-            *(scale, soft_cap or 0.0, _code(q)),
+            *(scale, soft_cap or 0.0, _code(q), 0, address(sinks)),
         )
         out = torch.empty(q.shape, dtype=q.dtype)
         self.library.attention(

@@ -60,6 +60,7 @@ class AttentionShapeStruct(ctypes.Structure):
         ("soft_cap", c_float),
         ("dtype", c_int32),
         ("reserved", c_int32),
+        ("sinks", c_void_p),
     ]
 
 

@@ -105,6 +105,22 @@ def attend_keys(
 
 
 @triton.jit
+def start_rows(
+    sinks_ptr: tl.tensor,
+    head: tl.tensor,
+    is_valid: tl.tensor,
+    HAS_SINKS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+) -> tl.tensor:
+    """Running maximum and sum of rows before their first key: those of their head's sink, if it has one."""
+    LOG2_E: tl.constexpr = 1.4426950408889634
+    if HAS_SINKS:
+        sinks = tl.load(sinks_ptr + head, mask=is_valid, other=0.0) * LOG2_E
+        return sinks, tl.full([BLOCK_M], 1.0, dtype=tl.float32)
+    return tl.full([BLOCK_M], float("-inf"), dtype=tl.float32), tl.zeros([BLOCK_M], dtype=tl.float32)
+
+
+@triton.jit
 def fold_part(
     total: tl.tensor,
     total_max: tl.tensor,

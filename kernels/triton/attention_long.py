@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kernels.triton.attention_core import attend_keys, finish_rows, load_queries
+from kernels.triton.attention_core import attend_keys, finish_rows, load_queries, start_rows
 
 
 @triton.jit
@@ -38,6 +38,7 @@ def long_attention_kernel(
     tables_ptr: tl.tensor,
     query_start_ptr: tl.tensor,
     seq_lens_ptr: tl.tensor,
+    sinks_ptr: tl.tensor,
     q_stride: tl.tensor,
     table_stride: tl.tensor,
     num_requests: tl.tensor,
@@ -50,6 +51,7 @@ def long_attention_kernel(
     BLOCK_SIZE: tl.constexpr,
     WINDOW: tl.constexpr,
     HAS_SOFT_CAP: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
     IS_FP8: tl.constexpr,
     SHORT_LIMIT: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -84,8 +86,7 @@ def long_attention_kernel(
         start = tl.maximum(first_position - WINDOW + 1, 0) // BLOCK_N * BLOCK_N
         masked = start
     acc = tl.zeros([BLOCK_M, BLOCK_DIM], dtype=tl.float32)
-    row_max = tl.full([BLOCK_M], float("-inf"), dtype=tl.float32)
-    row_sum = tl.zeros([BLOCK_M], dtype=tl.float32)
+    row_max, row_sum = start_rows(sinks_ptr, head, is_valid, HAS_SINKS, BLOCK_M)
     for phase in tl.static_range(2):
         acc, row_max, row_sum = attend_keys(
             q,

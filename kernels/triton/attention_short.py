@@ -17,7 +17,14 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kernels.triton.attention_core import attend_keys, finish_rows, fold_part, load_queries, split_context
+from kernels.triton.attention_core import (
+    attend_keys,
+    finish_rows,
+    fold_part,
+    load_queries,
+    split_context,
+    start_rows,
+)
 from kernels.triton.attention_shared import count_shared_splits
 
 
@@ -44,6 +51,7 @@ def short_attention_kernel(
     seq_lens_ptr: tl.tensor,
     leaders_ptr: tl.tensor,
     shared_lens_ptr: tl.tensor,
+    sinks_ptr: tl.tensor,
     q_stride: tl.tensor,
     table_stride: tl.tensor,
     query_tiles: tl.tensor,
@@ -58,6 +66,7 @@ def short_attention_kernel(
     BLOCK_SIZE: tl.constexpr,
     WINDOW: tl.constexpr,
     HAS_SOFT_CAP: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
     IS_FP8: tl.constexpr,
     MIN_QUERY: tl.constexpr,
     MAX_QUERY: tl.constexpr,
@@ -91,8 +100,7 @@ def short_attention_kernel(
     )
 
     total = tl.zeros([BLOCK_M, BLOCK_DIM], dtype=tl.float32)
-    total_max = tl.full([BLOCK_M], float("-inf"), dtype=tl.float32)
-    total_sum = tl.zeros([BLOCK_M], dtype=tl.float32)
+    total_max, total_sum = start_rows(sinks_ptr, head, is_valid, HAS_SINKS, BLOCK_M)
     slot = (find_first_row(request, first_token, first_draft, MAX_QUERY) + query) * NUM_HEADS + head
     mask = is_valid[:, None] & (column < HEAD_DIM)[None, :]
     num_shared = 0
@@ -154,12 +162,14 @@ def fold_splits_kernel(
     stats_ptr: tl.tensor,
     query_start_ptr: tl.tensor,
     seq_lens_ptr: tl.tensor,
+    sinks_ptr: tl.tensor,
     max_query_len: tl.tensor,
     first_draft: tl.tensor,
     num_slots: tl.tensor,
     NUM_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_DIM: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
     WINDOW: tl.constexpr,
     MIN_QUERY: tl.constexpr,
     MAX_QUERY: tl.constexpr,
@@ -182,8 +192,8 @@ def fold_splits_kernel(
     mask = column < HEAD_DIM
     slot = (find_first_row(request, first_token, first_draft, MAX_QUERY) + query) * NUM_HEADS + head
     total = tl.zeros([1, BLOCK_DIM], dtype=tl.float32)
-    total_max = tl.full([1], float("-inf"), dtype=tl.float32)
-    total_sum = tl.zeros([1], dtype=tl.float32)
+    one = tl.arange(0, 1)
+    total_max, total_sum = start_rows(sinks_ptr, head + one, one == 0, HAS_SINKS, 1)
     # Unrolled, so that the loads of all parts are on their way at once; a part that is not there changes no bit.
     for split in tl.static_range(MAX_SPLITS):
         part = slot * num_slots + split + tl.arange(0, 1)

@@ -45,6 +45,7 @@ def paged_attention(
     scale: float,
     sliding_window: int | None = None,
     soft_cap: float | None = None,
+    sinks: Tensor | None = None,
     plan: AttentionPlan | None = None,
     tiles: TileTable | None = None,
     out: Tensor | None = None,
@@ -61,6 +62,7 @@ def paged_attention(
         scale: factor of the scores.
         sliding_window: each token sees itself and this many minus one tokens before it; None: all.
         soft_cap: scores become `soft_cap * tanh(scores / soft_cap)`; None: unchanged.
+        sinks: [num_heads] float32, a score of each head that takes part in the softmax and has no value; None: none.
         plan: this step's plan; without one the lengths are read back from the device.
         tiles: choices of tiles; default: the device's.
         out: written and returned when given.
@@ -80,7 +82,7 @@ def paged_attention(
         k_cache, v_cache = k_cache.view(torch.uint8), v_cache.view(torch.uint8)
     call = _Call(
         result, q, k_cache, v_cache, block_tables, query_start_loc, seq_lens, table, scale, soft_cap,
-        sliding_window or 0, is_fp8,
+        sinks, sliding_window or 0, is_fp8,
     )  # fmt: skip
     if plan.has_decodes:
         call.attend_decodes(plan)
@@ -117,6 +119,7 @@ class _Call:
         table: TileTable,
         scale: float,
         soft_cap: float | None,
+        sinks: Tensor | None,
         window: int,
         is_fp8: bool,
     ) -> None:
@@ -131,6 +134,10 @@ class _Call:
         self._group = self._num_heads // self._num_kv_heads
         self._itemsize = k_cache.element_size()
         self._window = window
+        if sinks is not None:
+            check_shape("sinks", sinks, (self._num_heads,))
+        # Kernels without sinks do not read it.
+        self._sinks = seq_lens if sinks is None else sinks
         self._sizes = {
             "NUM_HEADS": self._num_heads,
             "NUM_KV_HEADS": self._num_kv_heads,
@@ -138,6 +145,7 @@ class _Call:
             "BLOCK_DIM": max(16, next_power_of_2(self._head_dim)),
             "BLOCK_SIZE": k_cache.shape[1],
             "HAS_SOFT_CAP": soft_cap is not None,
+            "HAS_SINKS": sinks is not None,
             "IS_FP8": is_fp8,
         }
 
@@ -178,6 +186,7 @@ class _Call:
             *scratch,
             *self._inputs,
             *(self._lengths if shared is None else (shared.leaders, shared.shared_lens)),
+            self._sinks,
             *self._strides,
             query_tiles,
             plan.first_draft,
@@ -209,10 +218,12 @@ class _Call:
             self._out,
             *scratch,
             *self._lengths,
+            self._sinks,
             *sizes,
             NUM_HEADS=self._num_heads,
             HEAD_DIM=self._head_dim,
             BLOCK_DIM=self._sizes["BLOCK_DIM"],
+            HAS_SINKS=self._sizes["HAS_SINKS"],
             WINDOW=self._window,
             BLOCK_Q=block_q,
             **constants,
@@ -244,7 +255,7 @@ class _Call:
             shared.num_groups,
             num_slots,
             *self._factors,
-            **(self._sizes | shape | FUSED),
+            **({name: size for name, size in self._sizes.items() if name != "HAS_SINKS"} | shape | FUSED),
         )
 
     def attend_long(self, plan: AttentionPlan) -> None:
@@ -254,6 +265,7 @@ class _Call:
         long_attention_kernel[(self._num_kv_heads * num_tiles,)](
             self._out,
             *self._inputs,
+            self._sinks,
             *self._strides,
             plan.num_requests,
             *self._factors,

@@ -75,6 +75,15 @@ def test_silu_mul(ops: Ops, size: int, dtype: torch.dtype) -> None:
     assert torch.equal(gate_up, before)
 
 
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("size", SIZES)
+def test_gelu(ops: Ops, size: int, dtype: torch.dtype) -> None:
+    gate_up = make(63, 2 * size, dtype=dtype) * 3
+    gate_up[0, :2] = torch.tensor([-1e4, 1e4])
+    assert_close(ops.gelu_mul(gate_up), reference.gelu_mul(gate_up))
+    assert_close(ops.gelu(gate_up), reference.gelu(gate_up))
+
+
 def test_silu_mul_of_extremes_is_finite(ops: Ops) -> None:
     gate_up = torch.tensor([[-1e4, -100.0, -88.0, 0.0, 88.0, 100.0, 1e4, *[1.0] * 7]])
     assert_close(ops.silu_mul(gate_up), reference.silu_mul(gate_up))

@@ -18,11 +18,17 @@ pytestmark = pytest.mark.filterwarnings("ignore:flex_attention called without to
 
 
 @pytest.mark.parametrize(
-    ("lens", "window", "soft_cap"),
-    [([(1, 1)], None, None), (MIXED, None, None), (MIXED, 16, None), (MIXED, None, 1.5), (MIXED, 30, 2.0)],
+    ("lens", "window", "soft_cap", "has_sinks"),
+    [
+        ([(1, 1)], None, None, False),
+        (MIXED, None, None, True),
+        (MIXED, 16, None, False),
+        (MIXED, None, 1.5, False),
+        (MIXED, 30, 2.0, True),
+    ],
 )
 def test_equals_the_reference(
-    lens: list[tuple[int, int]], window: int | None, soft_cap: float | None
+    lens: list[tuple[int, int]], window: int | None, soft_cap: float | None, has_sinks: bool
 ) -> None:
     batch = make_batch(lens, head_dim=16)
     if window is not None:
@@ -30,7 +36,8 @@ def test_equals_the_reference(
     ops = torch_ops.make_ops("flex")
     query_lens, seq_lens = [pair[0] for pair in lens], [pair[1] for pair in lens]
     plan = ops.make_plan(batch.block_tables, batch.query_start_loc, batch.seq_lens, query_lens, seq_lens, 16)
-    options = {"scale": 0.3, "sliding_window": window, "soft_cap": soft_cap}
+    sinks = torch.linspace(-1, 3, batch.q.shape[1]) if has_sinks else None
+    options = {"scale": 0.3, "sliding_window": window, "soft_cap": soft_cap, "sinks": sinks}
     actual = ops.paged_attention(*batch.tensors, **options, plan=plan)  # type: ignore[arg-type]
     assert actual.is_contiguous()
     expected = reference.paged_attention(*batch.tensors, **options)  # type: ignore[arg-type]

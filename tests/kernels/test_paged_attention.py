@@ -91,6 +91,14 @@ def test_soft_cap_bounds_the_scores(name: str, lens: list[tuple[int, int]], soft
     assert_equals_reference(make_batch(lens, head_dim=16), name, soft_cap=soft_cap)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("options", [{}, {"sliding_window": 30}, {"soft_cap": 1.5}], ids=str)
+def test_sinks_take_a_share_of_each_head(name: str, options: dict[str, Any], dtype: torch.dtype) -> None:
+    batch = make_batch([*MIXED, (4, 4), (4, 70)], num_heads=6, num_kv_heads=2, head_dim=16, dtype=dtype)
+    sinks = torch.tensor([-100.0, -1.0, 0.0, 2.5, 4.0, 100.0])
+    assert_equals_reference(batch, name, sinks=sinks, **options)
+
+
 @pytest.mark.parametrize("block_size", [1, 3, 16, 32, 100])
 def test_any_block_size(name: str, block_size: int) -> None:
     assert_equals_reference(make_batch(MIXED, head_dim=8, block_size=block_size), name)

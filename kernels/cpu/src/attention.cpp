@@ -65,7 +65,11 @@ public:
         Workspace space(pool, thread, rows, dim_words_, dim_panels_ * kPanelWidth, kGroup);
         pack_queries(space, token, rows, kv_head);
         std::memset(space.result, 0, rows * dim_panels_ * kPanelWidth * sizeof(float));
-        for (int64_t row = 0; row < rows; ++row) space.maximum[row] = kNothing, space.total[row] = 0.0f;
+        for (int64_t row = 0; row < rows; ++row) {
+            const float* sink = shape_.sinks ? shape_.sinks + kv_head * group_size_ + row % group_size_ : nullptr;
+            space.maximum[row] = sink ? *sink : kNothing;
+            space.total[row] = sink ? 1.0f : 0.0f;
+        }
         // While one tile is turned into panels the next one is on its way from memory.
         TilePacker<T> packer(shape_.head_dim);
         Tile<T> now, next;

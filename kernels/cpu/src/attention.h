@@ -26,6 +26,7 @@ struct AttentionShape {
     float soft_cap;  // 0: none
     int32_t dtype;   // of q, the caches and the result
     int32_t reserved;
+    const float* sinks;  // [num_heads] or null; scores that take part in the softmax and have no value
 };
 
 // q: [T, num_heads, head_dim], `q_stride` elements from token to token; caches: [num_blocks, block_size, num_kv_heads,

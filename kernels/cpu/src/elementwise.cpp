@@ -56,13 +56,19 @@ void add_row(const T* x, T* residual, int64_t size) {
     });
 }
 
-template <class T>
-void silu_mul_row(const T* gate_up, T* out, int64_t size) {
+// x * sigmoid(x), or with x * sigmoid(2 sqrt(2 / pi) (x + 0.044715 x^3)) the tanh approximation of GELU.
+template <int kind, class T>
+void activate_row(const T* x, T* out, int64_t size) {
     for_vectors(size, [&](int64_t i, int lanes) {
-        Vec gate = load_lanes(gate_up + i, lanes);
-        Vec up = load_lanes(gate_up + size + i, lanes);
-        Vec denominator = add(splat(1.0f), exp(sub(zero(), gate)));
-        store_lanes(out + i, mul(div(gate, denominator), up), lanes);
+        Vec gate = load_lanes(x + i, lanes);
+        Vec inner = gate;
+        if (kind != kSiluMul) {
+            Vec cubic = fma(mul(gate, gate), splat(0.044715f), splat(1.0f));
+            inner = mul(mul(gate, splat(1.5957691216f)), cubic);
+        }
+        Vec result = div(gate, add(splat(1.0f), exp(sub(zero(), inner))));
+        if (kind != kGelu) result = mul(result, load_lanes(x + size + i, lanes));
+        store_lanes(out + i, result, lanes);
     });
 }
 
@@ -113,6 +119,19 @@ void with_dtype(int32_t dtype, const Body& body) {
         body(static_cast<float*>(nullptr));
 }
 
+template <int kind>
+void activate(Pool* pool, int32_t dtype, const void* x, void* out, int64_t rows, int64_t size) {
+    int64_t width = kind == kGelu ? size : 2 * size;
+    with_dtype(dtype, [&](auto* type) {
+        using T = std::remove_pointer_t<decltype(type)>;
+        // An exponential weighs about as much as eight other operations.
+        parallel_ranges(pool, rows, 8 * size, [&](int64_t first, int64_t end, int) {
+            for (int64_t row = first; row < end; ++row)
+                activate_row<kind>(static_cast<const T*>(x) + row * width, static_cast<T*>(out) + row * size, size);
+        });
+    });
+}
+
 }  // namespace
 
 void run_rms_norm(
@@ -144,15 +163,13 @@ void run_add_rms_norm(
     });
 }
 
-void run_silu_mul(Pool* pool, int32_t dtype, const void* gate_up, void* out, int64_t rows, int64_t size) {
-    with_dtype(dtype, [&](auto* type) {
-        using T = std::remove_pointer_t<decltype(type)>;
-        // An exponential weighs about as much as eight other operations.
-        parallel_ranges(pool, rows, 8 * size, [&](int64_t first, int64_t end, int) {
-            for (int64_t row = first; row < end; ++row)
-                silu_mul_row(static_cast<const T*>(gate_up) + 2 * row * size, static_cast<T*>(out) + row * size, size);
-        });
-    });
+void run_activation(Pool* pool, int32_t kind, int32_t dtype, const void* x, void* out, int64_t rows, int64_t size) {
+    if (kind == kSiluMul)
+        activate<kSiluMul>(pool, dtype, x, out, rows, size);
+    else if (kind == kGeluMul)
+        activate<kGeluMul>(pool, dtype, x, out, rows, size);
+    else
+        activate<kGelu>(pool, dtype, x, out, rows, size);
 }
 
 void run_rope_store(Pool* pool, const RopeStore& rope) {

@@ -20,8 +20,11 @@ void run_add_rms_norm(
     Pool* pool, int32_t dtype, const void* x, void* residual, const void* weight, float eps, void* out, int64_t rows,
     int64_t size);
 
-// gate_up: [rows, 2 size], gate first; out: [rows, size].
-void run_silu_mul(Pool* pool, int32_t dtype, const void* gate_up, void* out, int64_t rows, int64_t size);
+// silu(gate) * up, gelu(gate) * up, gelu(x); GELU is the tanh approximation. Mirrored by `kernels.cpu.native_ops`.
+enum Activation : int32_t { kSiluMul, kGeluMul, kGelu };
+
+// x: [rows, 2 size], gate first, or [rows, size] without a second factor; out: [rows, size].
+void run_activation(Pool* pool, int32_t kind, int32_t dtype, const void* x, void* out, int64_t rows, int64_t size);
 
 // Mirrored by `kernels.cpu.structs`.
 struct RopeStore {

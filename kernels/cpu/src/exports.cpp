@@ -81,9 +81,10 @@ EXPORT void troupe_add_rms_norm(
     run_add_rms_norm(pool, dtype, x, residual, weight, eps, out, rows, size);
 }
 
-EXPORT void troupe_silu_mul(Pool* pool, int32_t dtype, const void* gate_up, void* out, int64_t rows, int64_t size) {
+EXPORT void troupe_activate(
+    Pool* pool, int32_t kind, int32_t dtype, const void* x, void* out, int64_t rows, int64_t size) {
     PoolLock lock(pool);
-    run_silu_mul(pool, dtype, gate_up, out, rows, size);
+    run_activation(pool, kind, dtype, x, out, rows, size);
 }
 
 EXPORT void troupe_rope_store(Pool* pool, const RopeStore* rope) {

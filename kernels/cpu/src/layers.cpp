@@ -40,7 +40,7 @@ void run_attention_block(
     run_rope_store(pool, rope);
     AttentionShape shape{
         decoder.num_heads, decoder.num_kv_heads, decoder.head_dim, decoder.block_size, layer.sliding_window,
-        decoder.scale,     0.0f,                 dtype,            0};
+        decoder.scale,     0.0f,                 dtype,            0, nullptr};
     int64_t q_stride = decoder.num_heads * decoder.head_dim;
     run_attention(pool, batch, shape, buffers.queries, q_stride, k_cache, v_cache, buffers.attended);
     run_linear(pool, layer.output, buffers.attended, dtype, buffers.product, dtype, tokens);
@@ -49,7 +49,7 @@ void run_attention_block(
 void run_mlp(Pool* pool, const Decoder& decoder, const Layer& layer, int64_t tokens, const Buffers& buffers) {
     int32_t dtype = decoder.dtype;
     run_linear(pool, layer.gate_up, buffers.normed, dtype, buffers.gate_up, dtype, tokens);
-    run_silu_mul(pool, dtype, buffers.gate_up, buffers.inner, tokens, decoder.inner_size);
+    run_activation(pool, kSiluMul, dtype, buffers.gate_up, buffers.inner, tokens, decoder.inner_size);
     run_linear(pool, layer.down, buffers.inner, dtype, buffers.product, dtype, tokens);
 }
 

@@ -23,6 +23,22 @@ FAMILIES = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "
 FAMILIES |= {"smollm3": "SmolLM3", "granite": "Granite", "phi3": "Phi3", "ministral3": "Ministral3"}
 FAMILIES |= {"olmo2": "Olmo2", "olmo3": "Olmo3", "exaone4": "Exaone4", "gemma2": "Gemma2", "gemma3": "Gemma3"}
 FAMILIES |= {"cohere2": "Cohere2", "seed_oss": "SeedOss", "starcoder2": "Starcoder2"}
+FAMILIES |= {"granitemoehybrid": "GraniteMoeHybrid"}
+FAMILIES |= {"qwen2_moe": "Qwen2Moe", "qwen3_moe": "Qwen3Moe", "mixtral": "Mixtral"}
+FAMILIES |= {"glm4_moe": "Glm4Moe", "minimax_m2": "MiniMaxM2", "olmoe": "Olmoe", "granitemoe": "GraniteMoe"}
+_QWEN = {"moe_intermediate_size": 24, "num_experts": 8, "num_experts_per_tok": 3, "eos_token_id": None}
+_LOCAL = {"num_local_experts": 8, "num_experts_per_tok": 3, "eos_token_id": None}
+# Experts of a size like that of the other layers.
+EXPERTS: dict[str, dict[str, Any]] = {
+    "qwen2_moe": _QWEN | {"shared_expert_intermediate_size": 40},
+    "qwen3_moe": _QWEN | {"norm_topk_prob": True},
+    "mixtral": _LOCAL,
+    "gpt_oss": _LOCAL | {"swiglu_limit": 0.5},
+    "glm4_moe": {"n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24},
+    "minimax_m2": _LOCAL | {"rope_parameters": {"rope_theta": 5e3, "partial_rotary_factor": 0.5}},
+    "olmoe": {"num_experts": 8, "num_experts_per_tok": 3, "head_dim": 12},
+    "granitemoe": _LOCAL | {"head_dim": 12},
+}
 VOCAB_SIZE = 131
 
 
@@ -31,7 +47,7 @@ def make_transformers_model(family: str, **overrides: Any) -> PreTrainedModel:
     prefix = FAMILIES[family]
     shape: dict[str, Any] = {"vocab_size": VOCAB_SIZE, "hidden_size": 48, "intermediate_size": 80}
     shape |= {"num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
-    shape |= {"max_position_embeddings": 1024, "pad_token_id": 0} | overrides
+    shape |= {"max_position_embeddings": 1024, "pad_token_id": 0} | EXPERTS.get(family, {}) | overrides
     config_class = getattr(transformers, f"{prefix}TextConfig", None) or getattr(
         transformers, f"{prefix}Config"
     )
@@ -46,6 +62,9 @@ def make_transformers_model(family: str, **overrides: Any) -> PreTrainedModel:
                 parameter.uniform_(0.5, 1.5)
             else:
                 parameter.normal_(0.0, 0.15)
+        for name, buffer in model.named_buffers():
+            if name.endswith("correction_bias"):
+                buffer.normal_(0.0, 0.15)
     return model.requires_grad_(False)
 
 

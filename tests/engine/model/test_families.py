@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import functools
-import tempfile
+import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import transformers
+from transformers import PreTrainedModel
 
-from engine.model import DecoderModel, load_model
+from engine import LLM, SamplingParams
+from engine.errors import ConfigError
+from engine.model import DecoderModel, ModelConfig, load_model
 from kernels.cpu import make_native_ops
 from tests.engine.model.drive import Driver, compute_expected, make_prompt, make_transformers_model, save
 from tests.kernels.cpu.conftest import require_library
@@ -35,6 +40,17 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             "logits_scaling": 8.0,
             "residual_multiplier": 0.22,
             "attention_multiplier": 0.1,
+        },
+    ),
+    "granite4": (
+        "granitemoehybrid",
+        {
+            "num_local_experts": 0,
+            "layer_types": ["attention"] * 3,
+            "shared_intermediate_size": 80,
+            "position_embedding_type": "rope",
+            "mamba_n_heads": 12,
+            "residual_multiplier": 0.3,
         },
     ),
     "phi3": ("phi3", {"sliding_window": 40}),
@@ -70,15 +86,21 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Returns the checkpoint of a variant."""
+
+    @functools.cache
+    def find(variant: str) -> Path:
+        return save(make_model(variant), tmp_path_factory.mktemp(variant))
+
+    return find
+
+
 @functools.cache
-def load_pair(variant: str) -> tuple[DecoderModel, torch.Tensor]:
-    """Return a model and the logits that transformers computes for one prompt of MAX_LEN tokens."""
+def make_model(variant: str) -> PreTrainedModel:
     family, overrides = VARIANTS[variant]
-    expected = make_transformers_model(family, **overrides)
-    with tempfile.TemporaryDirectory() as folder:
-        model = load_model(save(expected, Path(folder)))
-    assert isinstance(model, DecoderModel)
-    return model, compute_expected(expected, make_prompt(MAX_LEN))
+    return make_transformers_model(family, **overrides)
 
 
 def assert_near(actual: torch.Tensor, expected: torch.Tensor) -> None:
@@ -86,9 +108,10 @@ def assert_near(actual: torch.Tensor, expected: torch.Tensor) -> None:
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_prefill_chunks_decode_and_prefix_hit(variant: str) -> None:
-    model, expected = load_pair(variant)
+def test_prefill_chunks_decode_and_prefix_hit(variant: str, folders: Callable[[str], Path]) -> None:
     prompt = make_prompt(MAX_LEN)
+    expected, model = compute_expected(make_model(variant), prompt), load_model(folders(variant))
+    assert isinstance(model, DecoderModel)
     for ops in (None, make_native_ops(require_library(), 2)):
         if ops is not None:
             for _ in model.repack(ops):
@@ -100,3 +123,46 @@ def test_prefill_chunks_decode_and_prefix_hit(variant: str) -> None:
         assert_near(torch.cat(parts), expected[:75])
         driver.block_tables["hit"], driver.num_computed["hit"] = driver.block_tables["a"][:4], 64
         assert_near(driver.step({"hit": prompt[64:], "other": make_prompt(9, 1)})["hit"], expected[64:])
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_texts_do_not_depend_on_batch_chunks_or_cache(variant: str, folders: Callable[[str], Path]) -> None:
+    prompts = [make_prompt(length) for length in (3, 70, 75, 100)]
+    params = [SamplingParams(temperature=n % 2, seed=n, max_tokens=16, ignore_eos=True) for n in range(4)]
+    settings: dict[str, Any] = {"skip_tokenizer_init": True, "num_threads": 1, "max_model_len": 128}
+    plain = settings | {"enable_prefix_caching": False, "enable_chunked_prefill": False}
+    with LLM(str(folders(variant)), num_blocks=60, **plain) as llm:
+        alone = [llm.generate(*each, use_tqdm=False)[0] for each in zip(prompts, params, strict=True)]
+    with LLM(
+        str(folders(variant)), num_blocks=20, max_num_seqs=4, max_num_batched_tokens=30, **settings
+    ) as llm:
+        runs = [llm.generate(prompts, params, use_tqdm=False) for _ in range(2)]
+        assert llm.stats().prefix_cache_hits > 0
+    expected = [output.outputs[0].token_ids for output in alone]
+    assert [[output.outputs[0].token_ids for output in run] for run in runs] == [expected, expected]
+
+
+@pytest.mark.parametrize("family", ["gemma3", "ministral3"])
+def test_the_text_part_of_a_model_for_images_is_run(family: str, tmp_path: Path) -> None:
+    outer, vision = {"gemma3": ("Gemma3", "SiglipVision"), "ministral3": ("Mistral3", "PixtralVision")}[
+        family
+    ]
+    model = make_transformers_model(family, num_hidden_layers=2, sliding_window=40)
+    small = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = getattr(transformers, f"{outer}Config")(
+        text_config=model.config.to_dict(),
+        vision_config=getattr(transformers, f"{vision}Config")(
+            **small, image_size=28, patch_size=14
+        ).to_dict(),
+        tie_word_embeddings=model.config.tie_word_embeddings,
+    )
+    whole = getattr(transformers, f"{outer}ForConditionalGeneration")(config).eval()
+    whole.model.language_model.load_state_dict(model.model.state_dict())
+    whole.lm_head.load_state_dict(model.lm_head.state_dict())
+    ours = load_model(save(whole, tmp_path))
+    assert isinstance(ours, DecoderModel)
+    prompt = make_prompt(90)
+    assert_near(Driver(ours).step({"a": prompt})["a"], compute_expected(model, prompt))
+    data = json.loads((tmp_path / "config.json").read_text())
+    with pytest.raises(ConfigError, match="quantization_config"):
+        ModelConfig.from_dict(data | {"quantization_config": {"quant_method": "fp8"}})

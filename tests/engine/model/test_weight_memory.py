@@ -27,6 +27,10 @@ SHAPES: list[tuple[str, dict[str, Any]]] = [
     ("qwen2", {"tie_word_embeddings": True}),
     ("qwen3", {"num_hidden_layers": 1}),
     ("qwen3", {"tie_word_embeddings": True, "attention_bias": True}),
+    ("olmo3", {}),
+    ("gemma3", {}),
+    ("cohere2", {"attention_bias": True}),
+    ("starcoder2", {}),
 ]
 
 

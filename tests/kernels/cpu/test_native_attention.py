@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import pytest
 import torch
@@ -30,8 +31,9 @@ def test_a_prompt_in_chunks_gives_the_same_bits(
     ops: NativeOps, chunks: list[int], dtype: torch.dtype, window: int | None
 ) -> None:
     """Decode, verification and chunks of any length are the same computation, row by row."""
-    options = {"scale": 0.3, "sliding_window": window}
     whole = make_batch([(200, 200)], dtype=dtype, head_dim=60)
+    sinks = torch.linspace(-1, 3, whole.q.shape[1])
+    options: dict[str, Any] = {"scale": 0.3, "sliding_window": window, "soft_cap": 2.0, "sinks": sinks}
     expected = ops.paged_attention(*whole.tensors, **options)
     parts = []
     for end, length in zip(itertools.accumulate(chunks), chunks, strict=True):

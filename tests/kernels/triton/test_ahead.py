@@ -69,6 +69,7 @@ def compile_attention(
     window: int = 0,
     has_shared: bool = False,
     is_draft: bool = False,
+    has_sinks: bool = False,
 ) -> tuple[Compiled, Tile]:
     """Compile the tile that the table of an architecture chooses, for 16 heads in groups of two."""
     cache_dtype = cache_dtype or dtype
@@ -80,9 +81,12 @@ def compile_attention(
     arguments |= {"q_stride": "i32:16", "table_stride": "i32", "scale": "fp32", "soft_cap": "fp32"}
     constants: dict[str, object] = {
         "NUM_HEADS": 16, "NUM_KV_HEADS": 8, "HEAD_DIM": head_dim, "BLOCK_DIM": head_dim, "BLOCK_SIZE": 16,
-        "HAS_SOFT_CAP": False, "IS_FP8": cache_dtype == "u8", "BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n,
+        "HAS_SOFT_CAP": False, "HAS_SINKS": has_sinks, "IS_FP8": cache_dtype == "u8",
+        "BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n,
     }  # fmt: skip
+    arguments |= {"sinks_ptr": "*fp32" if has_sinks else "*i32"}
     if kind == "shared":
+        del arguments["sinks_ptr"], constants["HAS_SINKS"]
         arguments |= {"parts_ptr": "*fp32", "stats_ptr": "*fp32", "num_groups": "i32", "num_slots": "i32"}
         arguments |= dict.fromkeys(SHARED, "*i32")
         del arguments["out_ptr"]
@@ -162,7 +166,7 @@ def test_other_variants_of_shared_keys_fit(
 @pytest.mark.parametrize("is_folded", [False, True])
 def test_decodes_that_take_up_shared_parts_and_drafts_fit(arch: int, is_folded: bool) -> None:
     assert_fits(compile_attention(arch, "short", is_folded=is_folded, has_shared=True)[0], arch)
-    assert_fits(compile_attention(arch, "short", is_folded=is_folded, is_draft=True)[0], arch)
+    assert_fits(compile_attention(arch, "short", is_folded=is_folded, is_draft=True, has_sinks=True)[0], arch)
 
 
 @pytest.mark.parametrize(("arch", "head_dim"), [(86, 256), (89, 128)])
@@ -232,10 +236,13 @@ SMALL = {
     ),
     "fold_splits": (
         fold_splits_kernel,
-        PARTS | LENGTHS | dict.fromkeys(("max_query_len", "first_draft", "num_slots"), "i32") | {"out_ptr": "*bf16"},
+        PARTS
+        | LENGTHS
+        | dict.fromkeys(("max_query_len", "first_draft", "num_slots"), "i32")
+        | {"out_ptr": "*bf16", "sinks_ptr": "*fp32"},
         {
-            "NUM_HEADS": 16, "HEAD_DIM": 128, "BLOCK_DIM": 128, "WINDOW": 0, "MIN_QUERY": 1, "MAX_QUERY": 1,
-            "MIN_SPLIT": 512, "MAX_SPLITS": 16, "BLOCK_Q": 8, "BLOCK_N": 64,
+            "NUM_HEADS": 16, "HEAD_DIM": 128, "BLOCK_DIM": 128, "HAS_SINKS": True, "WINDOW": 0,
+            "MIN_QUERY": 1, "MAX_QUERY": 1, "MIN_SPLIT": 512, "MAX_SPLITS": 16, "BLOCK_Q": 8, "BLOCK_N": 64,
         },
         1,
         True,

@@ -86,6 +86,14 @@ def test_soft_caps_and_windows(device: torch.device, options: dict[str, Any]) ->
     assert_equals_twins(*make_cascade(device, head_dim=16), **options)
 
 
+def test_sinks_are_counted_once(device: torch.device) -> None:
+    tensors, shared = make_cascade(device, num_heads=4, num_kv_heads=2, head_dim=16)
+    sinks = torch.tensor([-1.0, 0.0, 2.5, 4.0], device=device)
+    expected = attend_plainly(tensors, sinks=sinks)
+    assert torch.equal(share(tensors, shared, sinks=sinks), expected)
+    assert not torch.equal(expected, attend_plainly(tensors))
+
+
 @pytest.mark.parametrize("target_programs", [1, 40, 1000])
 def test_who_computes_a_part_changes_no_bit(device: torch.device, target_programs: int) -> None:
     tensors, shared = make_cascade(device, head_dim=16)

@@ -88,6 +88,13 @@ def test_soft_cap_bounds_the_scores(device: torch.device, target_programs: int) 
     assert_equals_reference(make_paged(MIXED, device, head_dim=16), table, soft_cap=1.5)
 
 
+@pytest.mark.parametrize("target_programs", [1, 1000])
+def test_sinks_take_a_share_of_each_head(device: torch.device, target_programs: int) -> None:
+    tensors = make_paged([*MIXED, (1, 200)], device, num_heads=6, num_kv_heads=2, head_dim=16)
+    sinks = torch.tensor([-100.0, -1.0, 0.0, 2.5, 4.0, 100.0], device=device)
+    assert_equals_reference(tensors, make_table(target_programs=target_programs), sinks=sinks)
+
+
 @pytest.mark.parametrize("window", [None, 70])
 @pytest.mark.parametrize("target_programs", [1, 40, 1000])
 def test_long_contexts_are_split(device: torch.device, target_programs: int, window: int | None) -> None:

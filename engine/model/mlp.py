@@ -1,0 +1,40 @@
+"""MLP: the feed-forward part of a decoder layer."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from engine.model.layer_spec import LayerSpec
+from engine.model.linear import Linear
+from engine.model.weight_targets import Targets, add_prefix
+from kernels import Ops
+
+
+class MLP(nn.Module):
+    """Feed-forward part of a layer, with or without a gate."""
+
+    name = "mlp"  # in the names of the checkpoint
+
+    def __init__(self, spec: LayerSpec, dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__()
+        hidden, inner, style = spec.hidden_size, spec.intermediate_size, spec.style
+        self._style = style
+        parts = {"gate_proj": inner, "up_proj": inner} if style.is_gated else {"c_fc": inner}
+        if style.has_fused_names:
+            parts = {"gate_up_proj": 2 * inner}
+        self.gate_up_proj = Linear(
+            hidden, sum(parts.values()), spec.mlp_bias, parts, dtype=dtype, device=device
+        )
+        self.down_proj = Linear(inner, hidden, spec.mlp_bias, dtype=dtype, device=device)
+
+    def forward(self, hidden: Tensor, ops: Ops) -> Tensor:
+        inner = self.gate_up_proj(hidden)
+        if self._style.activation == "silu":
+            return self.down_proj(ops.silu_mul(inner))
+        return self.down_proj(ops.gelu_mul(inner) if self._style.is_gated else ops.gelu(inner))
+
+    def weight_targets(self) -> Targets:
+        """Return the memory for each checkpoint tensor of the MLP."""
+        down = "down_proj" if self._style.is_gated else "c_proj"
+        return self.gate_up_proj.weight_targets() | add_prefix(down, self.down_proj.weight_targets())

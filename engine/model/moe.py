@@ -1,0 +1,194 @@
+"""MoE: a mixture-of-experts block, which takes the place of the MLP in a decoder layer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from engine.model.layer_spec import LayerSpec
+from engine.model.linear import Linear, make_parameter
+from engine.model.mlp import MLP
+from engine.model.moe_spec import MoESpec
+from engine.model.mxfp4 import Mxfp4Experts
+from engine.model.routing import choose_experts, compute_sigmoid
+from engine.model.weight_targets import Targets, WeightTarget, add_prefix
+from kernels import Ops
+from kernels.ops import ExpertWeights, PackedExperts, Quantization
+
+
+@dataclass(frozen=True, slots=True)
+class ConvertedTarget:
+    """Memory for a tensor that the checkpoint stores in another layout."""
+
+    memory: Tensor
+    shape: torch.Size  # of the checkpoint's tensor
+    convert: Callable[[Tensor], Tensor]  # to the shape of the memory
+    dtype: torch.dtype | None = None
+
+    def copy(self, tensor: Tensor) -> None:
+        """Write a tensor of the required shape into the memory."""
+        self.memory.copy_(self.convert(tensor))
+
+
+class Experts(nn.Module):
+    """The matrices of all experts. The loader fills them; then they are packed for the ops."""
+
+    def __init__(self, spec: MoESpec, hidden_size: int, dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__()
+        self._spec = spec
+        sizes = (spec.num_experts, hidden_size, spec.inner_size)
+
+        def make(*shape: int) -> nn.Parameter:
+            return make_parameter(*shape, dtype=dtype, device=device)
+
+        num_experts, hidden_size, inner_size = sizes
+        self.gate_up: nn.Parameter | None = make(num_experts, 2 * inner_size, hidden_size)
+        self.down: nn.Parameter | None = make(num_experts, hidden_size, inner_size)
+        self.gate_up_bias = make(num_experts, 2 * inner_size) if spec.has_bias else None
+        self.down_bias = make(num_experts, hidden_size) if spec.has_bias else None
+        self._packed: PackedExperts = None
+
+    def forward(self, hidden: Tensor, ids: Tensor, weights: Tensor, ops: Ops) -> Tensor:
+        """Map [T, M] to [T, M]; see `kernels.ops.RunExperts`."""
+        return ops.run_experts(hidden, ids, weights, self._packed)
+
+    def pack(self, ops: Ops, quantization: Quantization | None) -> None:
+        """Convert the loaded matrices to the layout of the ops. Earlier views of them become invalid.
+
+        Raises:
+            ValueError: the matrices do not allow this quantization.
+        """
+        assert self.gate_up is not None and self.down is not None, "experts are packed once, then repacked"
+        gate_up, down = self.gate_up.data, self.down.data
+        weights = ExpertWeights(gate_up, self.gate_up_bias, down, self.down_bias, self._spec.activation)
+        self._packed = ops.pack_experts(weights, quantization)
+        self.gate_up = self.down = None
+
+    def repack(self, old: Ops, new: Ops, quantization: Quantization | None) -> None:
+        """Convert the packed matrices to the layout of other ops."""
+        assert old.unpack_experts is not None, f"experts packed by {old.name} cannot be unpacked"
+        self._packed = new.pack_experts(old.unpack_experts(self._packed), quantization)
+
+    def weight_targets(self) -> Targets:
+        """Return the memory for each checkpoint tensor of the experts."""
+        assert self.gate_up is not None and self.down is not None, "weights are loaded before they are packed"
+        names = self._spec.names
+        match names.layout:
+            case "separate":
+                return _separate_targets(self.gate_up, self.down, names.experts)
+            case "stacked":
+                memories = (self.gate_up, self.down)
+                pairs = zip(names.experts, memories, strict=True)
+                return {f"{name}.weight": WeightTarget(memory) for name, memory in pairs}
+            case "interleaved":
+                return self._bias_targets() | _interleaved_targets(self.gate_up, self.down)
+            case "mxfp4":
+                return self._bias_targets() | _mxfp4_targets(self.gate_up, self.down)
+
+    def _bias_targets(self) -> Targets:
+        assert self.gate_up_bias is not None and self.down_bias is not None, "gpt-oss has expert biases"
+        bias = self.gate_up_bias
+        return {
+            "experts.gate_up_proj_bias": ConvertedTarget(bias, bias.shape, _split_pairs),
+            "experts.down_proj_bias": WeightTarget(self.down_bias),
+        }
+
+
+class MoE(nn.Module):
+    """A router chooses experts for each token. Their weighted results are added, and a shared expert's if there is one.
+
+    Args:
+        layer: the layer's spec, with a `moe`.
+    """
+
+    def __init__(self, layer: LayerSpec, dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__()
+        assert layer.moe is not None, "the layer has experts"
+        self._spec = spec = layer.moe
+        self.name = spec.names.block  # in the names of the checkpoint
+        hidden_size = layer.hidden_size
+        # Scores in float32: in bfloat16 two experts often have the same score.
+        self.router = Linear(
+            hidden_size,
+            spec.num_experts,
+            spec.has_bias,
+            dtype=torch.float32,
+            device=device,
+            is_quantized=False,
+        )
+        self.correction_bias = None
+        if spec.has_correction_bias:
+            self.correction_bias = make_parameter(spec.num_experts, dtype=torch.float32, device=device)
+        self.experts = Experts(spec, hidden_size, dtype, device)
+        self.shared = None
+        if spec.shared_size:
+            self.shared = MLP(replace(layer, intermediate_size=spec.shared_size), dtype, device)
+        self.shared_gate = None
+        if spec.is_shared_gated:
+            self.shared_gate = Linear(hidden_size, 1, False, dtype=dtype, device=device, is_quantized=False)
+
+    def forward(self, hidden: Tensor, ops: Ops) -> Tensor:
+        """Map [T, M] to [T, M]."""
+        ids, weights = choose_experts(self.router(hidden.float()), self._spec, self.correction_bias)
+        mixed = self.experts(hidden, ids, weights, ops)
+        if self.shared is None:
+            return mixed
+        shared = self.shared(hidden, ops)
+        if self.shared_gate is not None:
+            shared = shared * compute_sigmoid(self.shared_gate(hidden))
+        return mixed + shared
+
+    def weight_targets(self) -> Targets:
+        """Return the memory for each checkpoint tensor of the block."""
+        names = self._spec.names
+        targets = add_prefix(names.router, self.router.weight_targets()) | self.experts.weight_targets()
+        if self.correction_bias is not None:
+            targets[names.correction_bias] = WeightTarget(self.correction_bias)
+        if self.shared is not None:
+            targets |= add_prefix(names.shared, self.shared.weight_targets())
+        if self.shared_gate is not None:
+            targets |= add_prefix(f"{names.shared}_gate", self.shared_gate.weight_targets())
+        return targets
+
+
+def _separate_targets(gate_up: Tensor, down: Tensor, names: tuple[str, ...]) -> Targets:
+    gate_name, up_name, down_name = names
+    gates, ups = gate_up.chunk(2, dim=1)
+    targets: Targets = {}
+    for expert in range(len(down)):
+        targets[f"experts.{expert}.{gate_name}.weight"] = WeightTarget(gates[expert])
+        targets[f"experts.{expert}.{up_name}.weight"] = WeightTarget(ups[expert])
+        targets[f"experts.{expert}.{down_name}.weight"] = WeightTarget(down[expert])
+    return targets
+
+
+def _interleaved_targets(gate_up: Tensor, down: Tensor) -> Targets:
+    return {
+        "experts.gate_up_proj": ConvertedTarget(
+            gate_up, gate_up.transpose(1, 2).shape, lambda tensor: _split_pairs(tensor.transpose(1, 2))
+        ),
+        "experts.down_proj": WeightTarget(down.transpose(1, 2)),
+    }
+
+
+def _mxfp4_targets(gate_up: Tensor, down: Tensor) -> Targets:
+    def write_gate_up(expert: int, matrix: Tensor) -> None:
+        gate_up[expert].copy_(_split_pairs(matrix.unsqueeze(0))[0])
+
+    def write_down(expert: int, matrix: Tensor) -> None:
+        down[expert].copy_(matrix)
+
+    targets: Targets = {}
+    for name, memory, write in (("gate_up_proj", gate_up, write_gate_up), ("down_proj", down, write_down)):
+        num_experts, num_outputs, num_inputs = memory.shape
+        pair = Mxfp4Experts((num_experts, num_outputs, num_inputs), write)
+        targets |= {f"experts.{name}_{part}": target for part, target in pair.targets.items()}
+    return targets
+
+
+def _split_pairs(tensor: Tensor) -> Tensor:
+    """Order alternating rows [E, 2 I, ...] as gate rows, then up rows."""
+    return torch.cat((tensor[:, ::2], tensor[:, 1::2]), dim=1)

@@ -1,0 +1,61 @@
+"""MoESpec: the shape, arithmetic and tensor names of one mixture-of-experts block."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from kernels.ops import GatedActivation
+
+SWIGLU = GatedActivation()
+
+# How a checkpoint stores the experts:
+#   "separate"     three matrices per expert
+#   "stacked"      [E, 2 I, M] and [E, M, I], gate first
+#   "interleaved"  [E, M, 2 I] and [E, I, M], gate and up alternating (gpt-oss)
+#   "mxfp4"        as "interleaved", in 4-bit blocks of [E, out, in]
+ExpertLayout = Literal["separate", "stacked", "interleaved", "mxfp4"]
+
+
+@dataclass(frozen=True, slots=True)
+class MoENames:
+    """Names of a block's tensors in a checkpoint."""
+
+    block: str = "mlp"  # in the layer
+    router: str = "gate"
+    correction_bias: str = "gate.e_score_correction_bias"
+    layout: ExpertLayout = "separate"
+    # Of one expert's matrices, or of the stacked gate and up, and down.
+    experts: tuple[str, ...] = ("gate_proj", "up_proj", "down_proj")
+    shared: str = "shared_experts"
+
+
+@dataclass(frozen=True, slots=True)
+class MoESpec:
+    """How a block chooses experts for each token, and what they compute."""
+
+    num_experts: int
+    top_k: int  # experts per token
+    inner_size: int  # of an expert
+    # How logits become weights: softmax over all experts, sigmoid, or softmax over the chosen ones.
+    score: Literal["softmax", "sigmoid", "topk_softmax"] = "softmax"
+    is_normalized: bool = False  # whether the weights of a token are divided by their sum
+    scale: float = 1.0  # factor of the weights
+    num_groups: int = 1  # experts are chosen from the best groups only
+    num_chosen_groups: int = 1
+    has_correction_bias: bool = False  # added to the scores for the choice, not for the weights
+    has_bias: bool = False  # of router and experts
+    activation: GatedActivation = SWIGLU
+    shared_size: int = 0  # inner size of the expert that all tokens pass through; 0: none
+    is_shared_gated: bool = False  # whether a sigmoid scales the shared expert's result
+    names: MoENames = MoENames()
+
+    def count_parameters(self, hidden_size: int) -> int:
+        """Return the number of parameters of the block."""
+        router = self.num_experts * (hidden_size + self.has_bias + self.has_correction_bias)
+        biases = self.has_bias * self.num_experts * (2 * self.inner_size + hidden_size)
+        return self.count_matrix_numbers(hidden_size) + router + biases + self.is_shared_gated * hidden_size
+
+    def count_matrix_numbers(self, hidden_size: int) -> int:
+        """Return the number of elements in the matrices of all experts, the shared one included."""
+        return 3 * hidden_size * (self.num_experts * self.inner_size + self.shared_size)
