@@ -20,6 +20,7 @@ from engine.errors import (
 
 if TYPE_CHECKING:
     from engine.cluster.remote import serve_headless
+    from engine.embedder import Embedder, Embedding, Score
     from engine.engine import Engine
     from engine.input.tokenizer import Tokenizer
     from engine.llm import LLM
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from engine.sampling_params import SamplingParams, is_unicode
 else:
     MODULES = {
+        "embedder": ("Embedder", "Embedding", "Score"),
         "engine": ("Engine",),
         "llm": ("LLM",),
         "cluster.remote": ("serve_headless",),
@@ -61,6 +63,8 @@ __all__ = [
     "LLM",
     "CompletionOutput",
     "ConfigError",
+    "Embedder",
+    "Embedding",
     "Engine",
     "EngineConfig",
     "EngineDead",
@@ -81,6 +85,7 @@ __all__ = [
     "RequestView",
     "ResolvedConfig",
     "SamplingParams",
+    "Score",
     "TokenLogprobs",
     "Tokenizer",
     "is_unicode",
