@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from engine.input.tokenizer import Tokenizer
     from engine.llm import LLM
     from engine.metrics import EngineStats, Histogram, ReplicaStats
+    from engine.model.report import ModelReport, inspect_model, list_families
     from engine.outputs import (
         CompletionOutput,
         EngineSnapshot,
@@ -43,6 +44,7 @@ else:
         "llm": ("LLM",),
         "cluster.remote": ("serve_headless",),
         "metrics": ("EngineStats", "Histogram", "ReplicaStats"),
+        "model.report": ("ModelReport", "inspect_model", "list_families"),
         "outputs": (
             *("CompletionOutput", "EngineSnapshot", "GrammarInfo", "Logprob"),
             *("RequestMetrics", "RequestOutput", "RequestView", "TokenLogprobs"),
@@ -77,6 +79,7 @@ __all__ = [
     "Histogram",
     "InvalidRequest",
     "Logprob",
+    "ModelReport",
     "PromptTooLong",
     "ReplicaStats",
     "RequestMetrics",
@@ -88,6 +91,8 @@ __all__ = [
     "Score",
     "TokenLogprobs",
     "Tokenizer",
+    "inspect_model",
     "is_unicode",
+    "list_families",
     "serve_headless",
 ]
