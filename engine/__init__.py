@@ -20,10 +20,12 @@ from engine.errors import (
 
 if TYPE_CHECKING:
     from engine.cluster.remote import serve_headless
+    from engine.embedder import Embedder, Embedding, Score
     from engine.engine import Engine
     from engine.input.tokenizer import Tokenizer
     from engine.llm import LLM
     from engine.metrics import EngineStats, Histogram, ReplicaStats
+    from engine.model.report import ModelReport, inspect_model, list_families
     from engine.outputs import (
         CompletionOutput,
         EngineSnapshot,
@@ -37,10 +39,12 @@ if TYPE_CHECKING:
     from engine.sampling_params import SamplingParams, is_unicode
 else:
     MODULES = {
+        "embedder": ("Embedder", "Embedding", "Score"),
         "engine": ("Engine",),
         "llm": ("LLM",),
         "cluster.remote": ("serve_headless",),
         "metrics": ("EngineStats", "Histogram", "ReplicaStats"),
+        "model.report": ("ModelReport", "inspect_model", "list_families"),
         "outputs": (
             *("CompletionOutput", "EngineSnapshot", "GrammarInfo", "Logprob"),
             *("RequestMetrics", "RequestOutput", "RequestView", "TokenLogprobs"),
@@ -61,6 +65,8 @@ __all__ = [
     "LLM",
     "CompletionOutput",
     "ConfigError",
+    "Embedder",
+    "Embedding",
     "Engine",
     "EngineConfig",
     "EngineDead",
@@ -73,6 +79,7 @@ __all__ = [
     "Histogram",
     "InvalidRequest",
     "Logprob",
+    "ModelReport",
     "PromptTooLong",
     "ReplicaStats",
     "RequestMetrics",
@@ -81,8 +88,11 @@ __all__ = [
     "RequestView",
     "ResolvedConfig",
     "SamplingParams",
+    "Score",
     "TokenLogprobs",
     "Tokenizer",
+    "inspect_model",
     "is_unicode",
+    "list_families",
     "serve_headless",
 ]

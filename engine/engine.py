@@ -21,6 +21,7 @@ from engine.input.input_processor import InputProcessor, Prompt, check_options
 from engine.input.tokenizer import Tokenizer
 from engine.metrics import EngineStats, Metrics, ReplicaStats
 from engine.model import ModelConfig
+from engine.model.report import ModelReport, make_report
 from engine.output_stream import OutputStream
 from engine.outputs import EngineSnapshot, RequestOutput
 from engine.sampling_params import SamplingParams
@@ -216,6 +217,10 @@ class Engine:
     @property
     def model_config(self) -> ModelConfig:
         return self._supervisor.model_config
+
+    def describe_model(self) -> ModelReport:
+        """Return what is known about the served model; available once the engine has started."""
+        return make_report(self.config.model, self.model_config)
 
     def describe_runtime(self) -> dict[str, str | int]:
         """Return which ops steps use now, and the progress of native ops and recorded graphs."""

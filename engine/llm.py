@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 from tqdm import tqdm
 
 from engine.config import DEMO_MODEL, EngineConfig, ResolvedConfig
+from engine.embedder import Embedder, Embedding, Score
 from engine.engine import Engine
 from engine.errors import InvalidRequest
 from engine.input.input_processor import Prompt
@@ -46,6 +47,7 @@ class LLM:
         # Offline prompts are submitted all at once, so the waiting queue must hold them.
         settings.setdefault("max_num_waiting", 2**20)
         self._engine = Engine(EngineConfig(model=str(model), **settings))
+        self._embedder = Embedder(self._engine)
         self._loop = LoopThread()
         # Runs once: at close, when the object is collected, or at the interpreter's exit.
         # Created before the thread starts, because a Ctrl-C may arrive between any two lines.
@@ -127,6 +129,17 @@ class LLM:
         return self.generate(
             prompts, sampling_params, use_tqdm=use_tqdm, priority=priority, cache_salt=cache_salt
         )
+
+    def embed(self, inputs: Prompt | Sequence[Prompt], *, dimensions: int | None = None) -> list[Embedding]:
+        """Return the embedding of each text; see `Embedder.embed`."""
+        return self._run(partial(self._embedder.embed, list_prompts(inputs), dimensions))
+
+    def score(
+        self, query: str | Sequence[str], documents: str | Sequence[str], *, instruction: str | None = None
+    ) -> list[Score]:
+        """Return how well each document answers the query; see `Embedder.score`."""
+        queries, listed = ([each] if isinstance(each, str) else list(each) for each in (query, documents))
+        return self._run(partial(self._embedder.score, queries, listed, instruction))
 
     def stats(self) -> EngineStats:
         """Return the counters and gauges of the engine."""

@@ -281,6 +281,7 @@ class StepDone(msgspec.Struct, frozen=True):
     drafts: dict[int, list[int]] = {}  # by index, tokens that the device proposes after those of this message
     time_s: float = 0.0  # duration of the step without proposing; 0: not measured
     draft_time_s: float = 0.0  # duration of proposing
+    pooled: dict[int, np.ndarray] = {}  # by index, vectors [D] float32 of prompts that ended in this step
 
 
 class Detail(msgspec.Struct, frozen=True):
@@ -298,6 +299,7 @@ class Detail(msgspec.Struct, frozen=True):
     queue_time_s: float | None = None  # from arrival to the first step
     num_preemptions: int = 0
     drafts: dict[str, tuple[int, int]] = {}  # source -> (drafted tokens, accepted ones), in the last message
+    pooled: np.ndarray | None = None  # [D] float32, the vector of the prompt
 
 
 class NewTokens(msgspec.Struct, frozen=True):

@@ -10,6 +10,8 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import numpy as np
+
 from engine.core.detokenizer import TextDelta
 from engine.errors import EngineError
 from engine.messages import Detail
@@ -67,6 +69,7 @@ class OutputStream:
         self._metrics = metrics
         self._completions = [_Completion(params.logprobs is not None) for _ in range(params.n)]
         self._prompt_logprobs: list[TokenLogprobs | None] = []  # received so far
+        self._pooled: np.ndarray | None = None
         self._num_cached_tokens = 0
         self._num_preemptions = 0
         self._drafts: dict[str, tuple[int, int]] = {}  # source -> (drafted tokens, accepted ones)
@@ -101,6 +104,8 @@ class OutputStream:
             if delta.prompt_logprobs[0] is None:  # the first position, also after a preemption
                 self._prompt_logprobs = []
             self._prompt_logprobs += delta.prompt_logprobs
+        if detail is not None and detail.pooled is not None:
+            self._pooled = detail.pooled
         if detail is not None and detail.queue_time_s is not None:
             if index == 0:  # the other completions find the blocks that the first one computed
                 self._num_cached_tokens = max(self._num_cached_tokens, detail.num_cached_tokens)
@@ -164,6 +169,7 @@ class OutputStream:
             prompt_logprobs=self._prompt_logprobs if is_scored else None,
             metrics=self._make_metrics(),
             grammar=self.grammar,
+            pooled=self._pooled,
         )
 
     def _wake(self) -> None:

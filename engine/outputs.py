@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+import numpy as np
+
 # dead_end: the request's grammar and sampling parameters allow no token; error: the engine failed.
 FinishReason = Literal["stop", "length", "abort", "error", "dead_end"]
 
@@ -107,6 +109,7 @@ class RequestOutput:
     prompt_logprobs: list[TokenLogprobs | None] | None = None  # None for the first token
     metrics: RequestMetrics = field(default_factory=lambda: RequestMetrics(0.0))
     grammar: GrammarInfo | None = None
+    pooled: np.ndarray | None = None  # [D] float32, if `SamplingParams.pooling` is set
 
 
 Phase = Literal["queued", "prefill", "decode", "preempted"]

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import numpy as np
 
 from engine.errors import InvalidRequest
+from engine.pooling_params import Pooling
 from grammar import GrammarSpec
 
 OutputKind = Literal["cumulative", "delta", "final"]
@@ -64,6 +65,7 @@ class SamplingParams:
     skip_special_tokens: bool = True
     grammar: GrammarSpec | None = None
     output_kind: OutputKind = "cumulative"
+    pooling: Pooling | None = None  # also return a vector computed from the prompt
 
     def __post_init__(self) -> None:
         set_field = object.__setattr__

@@ -20,6 +20,7 @@ from engine import (
     Histogram,
     InvalidRequest,
     Logprob,
+    ModelReport,
     RequestMetrics,
     RequestOutput,
     SamplingParams,
@@ -138,6 +139,11 @@ class FakeEngine:
     @property
     def sleep_level(self) -> int:
         return 0
+
+    def describe_model(self) -> ModelReport:
+        return ModelReport(
+            "FakeForCausalLM", "troupe", 1, 1, 100, "float32", 4, 4, "1 layers over all tokens", "none"
+        )
 
     def describe_runtime(self) -> dict[str, str | int]:
         return {"ops": "none"}

@@ -9,7 +9,7 @@ from starlette.routing import Match, Route
 from starlette.types import Receive, Scope, Send
 
 from app import __version__
-from app.api import admin, chat, completions, models, tokens
+from app.api import admin, chat, completions, embeddings, models, tokens
 from app.api.anthropic import routes as anthropic
 from app.api.context import ApiContext
 from app.api.errors import ApiError, add_error_handlers
@@ -22,7 +22,6 @@ from app.config import AppConfig
 
 # what OpenAI's clients may ask for and no model here can do -> what is missing
 MISSING = {
-    "/v1/embeddings": "it has no embedding model",
     "/v1/moderations": "it has no moderation model",
     "/v1/audio": "it has no model for speech",
     "/v1/images": "it has no model for images",
@@ -44,7 +43,7 @@ def make_api(context: ApiContext) -> FastAPI:
     )
     app.state.context = context
     known = [route for route in app.routes if isinstance(route, Route)]
-    for module in (admin, anthropic, chat, completions, models, responses, tokens):
+    for module in (admin, anthropic, chat, completions, embeddings, models, responses, tokens):
         app.include_router(module.router)
         known += [route for route in module.router.routes if isinstance(route, Route)]
     refusal = Refusal(known)

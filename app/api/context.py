@@ -17,7 +17,7 @@ from app.api.errors import RETRY_AFTER_S, ApiError
 from app.api.thinking import CLOSE, knows_thoughts
 from app.api.tools.styles import find_style
 from app.config import AppConfig
-from engine import Engine, InvalidRequest
+from engine import Embedder, Engine, InvalidRequest
 
 PROBE = "probe_of_troupe"
 ASLEEP = ("falling_asleep", "sleeping", "waking_up")
@@ -47,6 +47,11 @@ class ApiContext:
         config = self.engine.config
         parts = (__version__, config.model, config.dtype, config.device, config.load_format, config.seed)
         return "troupe-" + hashlib.sha256(repr(parts).encode()).hexdigest()[:12]
+
+    @cached_property
+    def embedder(self) -> Embedder:
+        """Makes embeddings and scores with the engine."""
+        return Embedder(self.engine)
 
     @cached_property
     def _registry(self) -> CollectorRegistry:

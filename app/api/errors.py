@@ -46,7 +46,7 @@ MAX_MESSAGE_CHARS = 1000
 RETRY_AFTER_S = 2.0
 CLOSING = "server_closing"
 API_PREFIXES = (
-    "/v1", "/metrics", "/version", "/tokenize", "/detokenize", "/openapi.json",
+    "/v1", "/metrics", "/version", "/tokenize", "/detokenize", "/rerank", "/score", "/openapi.json",
     "/server_info", "/reset_prefix_cache", "/abort_requests", "/sleep", "/wake_up", "/is_sleeping",
 )  # fmt: skip
 HEALTH_PATHS = ("/health", "/ping", "/livez", "/readyz")

@@ -32,7 +32,9 @@ from engine import EngineOverloaded
 logger = logging.getLogger("troupe.requests")
 
 OPEN_PATHS = frozenset(HEALTH_PATHS)
-WORK_PATHS = frozenset(("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"))
+WORK_PATHS = frozenset(
+    ("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses", "/v1/embeddings")
+) | {"/rerank", "/v1/rerank", "/score", "/v1/score"}
 REQUEST_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 MAX_LOGGED_PATH = 200
 # Readers disagree about which of two such headers counts: some take the first, some the last.
@@ -87,7 +89,7 @@ class Gate:
         visit = Visit(_read_request_id(headers))
         _state_of(scope)["visit"] = visit
         send = _watched(send, visit)
-        is_work = scope["method"] == "POST" and scope["path"].startswith("/v1/")
+        is_work = scope["method"] == "POST" and scope["path"].startswith(("/v1/", "/rerank", "/score"))
         try:
             _check_single(scope["headers"])
             if scope["path"] not in OPEN_PATHS:

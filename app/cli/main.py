@@ -24,6 +24,7 @@ VERBS = {
     "extract": ("app.cli.extract", "turn text files into JSON records that fit a schema"),
     "grammar": ("app.cli.grammar", "explain how a schema is enforced, and test instances against it"),
     "bench": ("app.cli.bench", "measure latency, throughput, serving, start-up, and the machine's limits"),
+    "models": ("app.cli.models", "list the model families, or say how a checkpoint would run"),
     "run-batch": ("app.cli.run_batch", "answer the rows of an OpenAI batch file"),
 }
 EXIT_FAILURE = 1

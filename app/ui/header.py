@@ -49,8 +49,9 @@ class RateMeter:
         return (after - before) / (end - start) if end > start else 0.0
 
 
-def render_header(engine: Engine, tokens_per_second: float) -> str:
-    """The strip as HTML."""
+def render_header(engine: Engine, tokens_per_second: float, card: str = "") -> str:
+    """The strip as HTML; the card is what the model's name shows when it is pointed at."""
+    card = html.escape(card, quote=True)
     stats = engine.stats()
     state = STATE_WORDS.get(engine.state) or ("busy" if stats.num_running else "ready")
     figures = [
@@ -63,7 +64,7 @@ def render_header(engine: Engine, tokens_per_second: float) -> str:
     title = html.escape(engine.error or "", quote=True) if engine.state in ("dead", "restarting") else ""
     return (
         '<div class="strip"><span class="brand">Troupe</span>'
-        f'<span class="model">{html.escape(engine.model_name)}</span>'
+        f'<span class="model" title="{card}">{html.escape(engine.model_name)}</span>'
         f'<span class="device">{html.escape(describe_device(engine))}</span>'
         f'<span class="state {state}" title="{title}"><i></i>{state}</span>'
         f'<span class="figures">{cells}</span></div>'
@@ -81,9 +82,12 @@ def describe_device(engine: Engine) -> str:
 def build_header(demo: gr.Blocks, engine: Engine) -> None:
     """Put the strip and its timer on the page."""
     meter = RateMeter()
+    cards: list[str] = []  # one, once the engine has started
 
     def refresh() -> str:
-        return render_header(engine, meter.update(engine.stats().generation_tokens))
+        if not cards and engine.state == "ready":
+            cards.append("\n".join(f"{name}: {fact}" for name, fact in engine.describe_model().list_facts()))
+        return render_header(engine, meter.update(engine.stats().generation_tokens), *cards)
 
     strip = gr.HTML(
         render_header(engine, 0),

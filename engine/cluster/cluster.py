@@ -27,7 +27,7 @@ from engine.input.input_processor import InputProcessor
 from engine.input.tokenizer import Tokenizer
 from engine.messages import Sleep
 from engine.metrics import Metrics, ReplicaStats
-from engine.model import ModelConfig, read_eos_token_ids
+from engine.model import ModelConfig, read_eos_token_ids, read_model_config
 from engine.supervisor import ASLEEP, MAX_SLEEP_LEVEL, EngineState
 
 logger = logging.getLogger("troupe.engine")
@@ -265,7 +265,7 @@ class Cluster:
                 config.tokenizer or config.model, config.model if config.tokenizer else None
             )
             self._eos_token_ids = self.tokenizer.eos_token_ids
-        self._model_config = ModelConfig.from_pretrained(config.model)
+        self._model_config = read_model_config(config.model, config.model_impl)
 
     async def _wait(self, is_true: Callable[[], bool]) -> None:
         """Wait until the condition holds, or the cluster has ended."""

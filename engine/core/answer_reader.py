@@ -34,6 +34,8 @@ class AnswerReader:
             step.is_answered = True
             step.take_back_runs(self._table, done.skipped)
             scored = self._take_prompt_logprobs(step, done)
+            for index, vector in done.pooled.items():
+                step.batch.requests[index].pooled = vector
         news = self._take_tokens(step, done)
         # Send prompt logprobs at once, not with the next token: they are long.
         news.details.extend(request.make_detail() for request in scored if request.pending_prompt_logprobs)

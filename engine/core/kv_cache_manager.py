@@ -112,7 +112,7 @@ class KVCacheManager:
 
     def _find_prefix(self, request: Request) -> tuple[int, list[int]]:
         """Return the number of blocks of the cached prefix, and the ids of those that later queries attend to."""
-        if not self.config.enable_prefix_caching or request.wants_prompt_logprobs:
+        if not self.config.enable_prefix_caching or request.needs_all_tokens:
             return 0, []
         usable = request.num_tokens - 1
         self._extend_hashes(request, usable)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from enum import Enum, auto
 from typing import Any
 
+import numpy as np
+
 from engine.core.request_table import RequestTable
 from engine.messages import AddRequest, Detail, NewCompletion
 from engine.outputs import TokenLogprobs
@@ -41,6 +43,7 @@ class Request:
         "num_scored",
         "params",
         "pending_prompt_logprobs",
+        "pooled",
         "prediction",
         "priority",
         "prompt",
@@ -95,6 +98,7 @@ class Request:
         self.num_cached_tokens = 0
         self.first_scheduled_time: float | None = None
         self.pending_prompt_logprobs: list[TokenLogprobs | None] | None = None  # not sent yet
+        self.pooled: np.ndarray | None = None  # sent with the next Detail
         self.num_scored = 0  # positions before score_end whose logprobs are known
 
         self.table = table
@@ -127,6 +131,12 @@ class Request:
         return bool(self.table.score_end[self.slot])
 
     @property
+    def needs_all_tokens(self) -> bool:
+        """Whether the hidden state of every prompt token is still needed, so that no cached prefix helps."""
+        pooling = self.params.pooling
+        return self.wants_prompt_logprobs or (pooling is not None and pooling.needs_all_tokens)
+
+    @property
     def num_tokens(self) -> int:
         return len(self.token_ids)
 
@@ -151,8 +161,9 @@ class Request:
             self.pending_prompt_logprobs, self.num_scored = [None], 0
 
     def make_detail(self, **more: Any) -> Detail:
-        """Make the next Detail, which takes the pending prompt logprobs along."""
+        """Make the next Detail, which takes the pending prompt logprobs and the pooled vector along."""
         prompt_logprobs, self.pending_prompt_logprobs = self.pending_prompt_logprobs, None
+        pooled, self.pooled = self.pooled, None
         start = self.first_scheduled_time
         return Detail(
             self.handle,
@@ -160,6 +171,7 @@ class Request:
             num_cached_tokens=self.num_cached_tokens,
             queue_time_s=None if start is None else start - self.arrival_time,
             num_preemptions=self.num_preemptions,
+            pooled=pooled,
             **more,
         )
 

@@ -187,6 +187,18 @@ class Tokenizer:
             self._escaper.encode(text, replaced) if replaced else self.encode(text, add_special_tokens=False)
         )
 
+    def encode_framed(self, before: str, text: str, after: str) -> list[int]:
+        """Return the token ids of a text in a frame; special tokens count in the frame alone."""
+        if self._escaper is None:
+            return self.encode(before + text + after, add_special_tokens=False)
+        (escaped,), replaced = self._escaper.escape([{"role": "user", "content": text}])
+        framed = before + escaped["content"] + after
+        return (
+            self._escaper.encode(framed, replaced)
+            if replaced
+            else self.encode(framed, add_special_tokens=False)
+        )
+
     def make_text(
         self, prompt_token_ids: Sequence[int] = (), skip_special_tokens: bool = True
     ) -> IncrementalText | WindowedText:

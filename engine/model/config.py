@@ -26,6 +26,7 @@ _INERT = frozenset(
         *("return_dict", "tf_legacy_loss", "pruned_heads", "cross_attention_hidden_size", "use_bfloat16"),
         *("chunk_size_feed_forward", "finetuning_task", "id2label", "label2id", "task_specific_params"),
         *("problem_type", "tokenizer_class", "prefix", "name_or_path"),
+        *("matryoshka_dimensions", "is_matryoshka"),  # read by engine.model.pooling
         # Generation settings in old checkpoints.
         *("max_length", "min_length", "do_sample", "early_stopping", "num_beams", "num_beam_groups"),
         *("diversity_penalty", "temperature", "top_k", "top_p", "typical_p", "repetition_penalty"),

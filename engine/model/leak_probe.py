@@ -12,7 +12,6 @@ reach attention only through a mask, all change logits. Argmax may hide that, so
 from __future__ import annotations
 
 from collections.abc import Iterator
-from copy import deepcopy
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
@@ -56,11 +55,11 @@ def probe(config: PreTrainedConfig) -> None:
 def compare(config: PreTrainedConfig) -> tuple[float, str]:
     """Return the largest difference of logits between both ways, and where it occurs."""
     torch.manual_seed(0)
-    reference = make_model(deepcopy(config), "eager")
+    reference = make_model(config, "eager")
     randomise(reference)
-    ours = make_model(deepcopy(config))
+    ours = make_model(config)
     ours.load_state_dict(reference.state_dict())
-    model = TransformersModel(ours, Skeleton(deepcopy(config)), config=None)
+    model = TransformersModel(ours, Skeleton(config), config=None)
     model.pack()
     return compare_models(reference, model)
 

@@ -88,7 +88,10 @@ def _load_checkpoint(model: Model, folder: Path) -> None:
     wanted = model.weight_targets()
     loaded: set[str] = set()
     unexpected: list[str] = []
-    for name, tensor in read_tensors(files):
+    for stored, tensor in read_tensors(files):
+        name = stored
+        if name not in wanted.targets and f"model.{name}" in wanted.targets:
+            name = f"model.{name}"  # saved without the output head, as embedding models are
         if name in wanted.targets:
             _copy(wanted.targets[name], tensor, name, folder)
         elif name not in wanted.tied and not wanted.is_ignored(name):

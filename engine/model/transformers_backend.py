@@ -9,7 +9,7 @@ experts are ours. Its output head is called with the hidden states of the sample
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from copy import copy
+from copy import copy, deepcopy
 from dataclasses import replace
 from typing import Any
 
@@ -233,7 +233,7 @@ class TransformersModel(nn.Module):
         """Do nothing; see `reserve_positions`."""
 
     def limit_positions(self, max_model_len: int) -> None:
-        """Do nothing; see `reserve_positions`."""
+        """Do nothing: the config's limit already excludes lengths that change the frequencies."""
 
     def _replace_matrices(self, model: PreTrainedModel, kept: frozenset[str]) -> None:
         embedding = model.get_input_embeddings().weight
@@ -252,17 +252,14 @@ def make_model(config: PreTrainedConfig, attention: str = paged_interface.NAME) 
     paged_interface.register()
     packed_experts.register()
     is_ours = attention == paged_interface.NAME
-    return (
-        find_auto_class(config)
-        .from_config(  # type: ignore[no-any-return]
-            config,
-            attn_implementation=attention,
-            experts_implementation=packed_experts.NAME if is_ours else "eager",
-            dtype=torch.float32,
-            trust_remote_code=False,
-        )
-        .eval()
+    model: PreTrainedModel = find_auto_class(config).from_config(
+        deepcopy(config),  # transformers writes into it
+        attn_implementation=attention,
+        experts_implementation=packed_experts.NAME if is_ours else "eager",
+        dtype=torch.float32,
+        trust_remote_code=False,
     )
+    return model.eval()
 
 
 def find_auto_class(config: PreTrainedConfig) -> Any:

@@ -26,6 +26,7 @@ from engine.spec.device.drafter import Drafter
 from engine.worker.device_link import DeviceLink, HostLink, PendingStep
 from engine.worker.fused_head import FusedHead
 from engine.worker.input_batch import InputBatch, ModelInput
+from engine.worker.pooler import Pooler
 from engine.worker.prefix_groups import PrefixGroups
 from engine.worker.sampling.drafts import SampleRuns, sample_runs
 from engine.worker.sampling.logprobs import SampledLogprobs, compute_prompt_logprobs
@@ -50,11 +51,12 @@ class LaunchedStep:
     sampled: SampledTokens = NO_TOKENS
     prompt_logprobs: dict[int, SampledLogprobs] = field(default_factory=dict)  # by index in the step
     start_time: float = 0.0
+    pooled: dict[int, Tensor] = field(default_factory=dict)  # by index in the step
 
     def list_tensors(self) -> list[Tensor]:
         """Return the tensors whose values `finish` takes, in the same order."""
         logprobs = [*self.prompt_logprobs.values(), *self.sampled.logprobs]
-        return [self.sampled.token_ids, *(found.packed for found in logprobs)]
+        return [self.sampled.token_ids, *(found.packed for found in logprobs), *self.pooled.values()]
 
     def finish(self, arrays: list[np.ndarray]) -> StepDone:
         """Make the StepDone from the tensors' values."""
@@ -74,6 +76,7 @@ class LaunchedStep:
             *(self.step_id, self.runs.indices, counts, token_ids[is_kept]),
             *(self.is_last, logprobs, prompt_logprobs, self.skipped),
             time_s=time.perf_counter() - self.start_time,
+            pooled={index: next(values) for index in self.pooled},
         )
 
 
@@ -124,6 +127,7 @@ class ModelRunner:
         self._parked_rows: set[int] = set()
         self._fresh_rows: set[int] = set()  # rows parked by the last step
         self._prompt_logprobs: dict[int, tuple[int, int]] = {}  # row -> (prompt length, k)
+        self._pooler = Pooler(model.compute_logits)
 
     def run_model(self, step: ModelInput) -> Tensor:
         """Run the model without graphs. Returns the hidden states, [T, D]."""
@@ -171,6 +175,7 @@ class ModelRunner:
         if self._drafter is not None:
             self._drafter.observe(rows, starts, counts, self._keep_hidden(hidden))
         launched.prompt_logprobs = self._compute_prompt_logprobs(live, rows, starts, counts, hidden)
+        launched.pooled = self._pooler.pool(live, rows, starts, counts, hidden)
         num_samples = plan.num_samples[live]
         is_sampled = num_samples > 0
         if not is_sampled.any():
@@ -265,6 +270,7 @@ class ModelRunner:
         for row in plan.removed_rows:
             self.state.remove(row)
             self._prompt_logprobs.pop(row, None)
+            self._pooler.remove(row)
         self.batch.apply(plan)
         if self._drafter is not None:
             self._drafter.take_plan(plan)
@@ -282,6 +288,7 @@ class ModelRunner:
             eos_token_ids=self._eos_token_ids,
             bad_word_ids=new_row.bad_word_ids,
         )
+        self._pooler.add(new_row)
         self._prompt_logprobs.pop(new_row.row, None)
         if new_row.params.prompt_logprobs is not None:
             self._prompt_logprobs[new_row.row] = (prompt, new_row.params.prompt_logprobs)

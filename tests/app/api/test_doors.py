@@ -112,7 +112,7 @@ ONLY_TEXT = "this server generates text; it"
         ("POST", "/v1/v1/messages", f"; use /v1/messages: {BASE_URL}"),
         ("POST", "/nothing", " for POST"),
         ("POST", "/nothing/else", " for POST"),
-        ("POST", "/v1/embeddings", f" for POST: {ONLY_TEXT} has no embedding model"),
+        ("POST", "/v1/moderations", f" for POST: {ONLY_TEXT} has no moderation model"),
         ("POST", "/v1/audio/transcriptions", f" for POST: {ONLY_TEXT} has no model for speech"),
         ("POST", "/v1/filesystem", " for POST"),
     ],

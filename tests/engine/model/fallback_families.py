@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 import transformers
+from huggingface_hub.errors import StrictDataclassError
 from transformers import PreTrainedConfig
 from transformers.models.auto import modeling_auto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
@@ -23,6 +24,7 @@ from engine.model.transformers_backend import TransformersModel, make_model
 
 TOLERANCE = 1e-4
 FAILURES = (ValueError, TypeError, LookupError, AttributeError, RuntimeError, ImportError, AssertionError)
+FAILURES += (StrictDataclassError,)
 MROPE = {"rope_type": "default", "mrope_section": [16, 24, 24], "rope_theta": 1e6}
 # Keys that every real checkpoint of these types has, and the defaults of the class lack.
 REQUIRED: dict[str, dict[str, object]] = {

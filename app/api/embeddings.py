@@ -1,0 +1,157 @@
+"""POST /v1/embeddings of OpenAI; /rerank and /score with vLLM's fields. They need a model whose files say how."""
+
+from __future__ import annotations
+
+import base64
+import secrets
+import time
+from collections.abc import Iterable
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from fastapi import APIRouter, Depends
+from fastapi.responses import JSONResponse
+from pydantic import ConfigDict, Field
+
+from app.api.context import ApiContext, context_of
+from app.api.errors import ApiError
+from app.api.protocol import Fields
+
+router = APIRouter()
+Context = Annotated[ApiContext, Depends(context_of)]
+MAX_INPUTS = 2048  # as OpenAI's limit
+
+Texts = Annotated[list[str], Field(min_length=1, max_length=MAX_INPUTS)]
+OneOrMore = str | Texts
+
+
+class EmbeddingRequest(Fields):
+    """POST /v1/embeddings."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    input: Any
+    model: str | None = None
+    dimensions: Annotated[int, Field(ge=1)] | None = None
+    encoding_format: Literal["float", "base64"] = "float"
+    user: str | None = None
+
+
+class RerankRequest(Fields):
+    """POST /rerank."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    query: str
+    documents: Texts
+    model: str | None = None
+    top_n: Annotated[int, Field(ge=1)] | None = None
+    instruction: str | None = None
+    return_documents: bool = True
+
+
+class ScoreRequest(Fields):
+    """POST /score: vLLM's names of both generations."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    text_1: OneOrMore | None = None
+    text_2: OneOrMore | None = None
+    queries: OneOrMore | None = None
+    documents: OneOrMore | None = None
+    model: str | None = None
+    instruction: str | None = None
+
+
+@router.post("/v1/embeddings")
+async def embed(body: EmbeddingRequest, context: Context) -> JSONResponse:
+    """One vector per input."""
+    model = context.check_model(body.model)
+    context.require_ready()
+    found = await context.embedder.embed(read_inputs(body.input), body.dimensions)
+    is_text = body.encoding_format == "base64"
+    data = [
+        {"object": "embedding", "index": index, "embedding": write_vector(each.vector, is_text)}
+        for index, each in enumerate(found)
+    ]
+    usage = count(each.num_tokens for each in found)
+    return JSONResponse({"object": "list", "data": data, "model": model, "usage": usage})
+
+
+@router.post("/rerank")
+@router.post("/v1/rerank")
+async def rerank(body: RerankRequest, context: Context) -> JSONResponse:
+    """The documents, the best first."""
+    model = context.check_model(body.model)
+    context.require_ready()
+    scores = await context.embedder.score([body.query], body.documents, body.instruction)
+    order = sorted(range(len(scores)), key=lambda index: -scores[index].score)[: body.top_n]
+    results: list[dict[str, Any]] = [
+        {"index": index, "relevance_score": scores[index].score} for index in order
+    ]
+    if body.return_documents:
+        for result in results:
+            result["document"] = {"text": body.documents[result["index"]]}
+    usage = count(each.num_tokens for each in scores)
+    reply = {"id": f"rerank-{secrets.token_hex(8)}", "model": model, "usage": usage, "results": results}
+    return JSONResponse(reply)
+
+
+@router.post("/score")
+@router.post("/v1/score")
+async def score(body: ScoreRequest, context: Context) -> JSONResponse:
+    """A score for each pair of texts; one text on the left goes with every text on the right."""
+    model = context.check_model(body.model)
+    context.require_ready()
+    pairs = [pair for pair in ((body.text_1, body.text_2), (body.queries, body.documents)) if any(pair)]
+    if len(pairs) != 1 or not all(pairs[0]):
+        raise ApiError(
+            400, "give either text_1 and text_2, or queries and documents", "text_1", "invalid_value"
+        )
+    left, right = ([each] if isinstance(each, str) else each or [] for each in pairs[0])
+    scores = await context.embedder.score(left, right, body.instruction)
+    data = [{"object": "score", "index": index, "score": each.score} for index, each in enumerate(scores)]
+    reply = {
+        "id": f"score-{secrets.token_hex(8)}",
+        "object": "list",
+        "created": int(time.time()),
+        "model": model,
+    }
+    return JSONResponse(reply | {"data": data, "usage": count(each.num_tokens for each in scores)})
+
+
+def read_inputs(given: Any) -> list[str | list[int]]:
+    """Return the texts or lists of token ids of an `input`, which may be one or several.
+
+    Raises:
+        ApiError: it is something else, or it has too many entries.
+    """
+    one = isinstance(given, str) or (isinstance(given, list) and bool(given) and all(map(is_id, given)))
+    listed = [given] if one else given
+    is_right = isinstance(listed, list) and 1 <= len(listed) <= MAX_INPUTS
+    if not is_right or not all(isinstance(each, str) or is_ids(each) for each in listed):
+        message = f"input must be a string, a list of token ids, or a list of 1 to {MAX_INPUTS} of these"
+        raise ApiError(400, message, "input", "invalid_value")
+    empty = [index for index, each in enumerate(listed) if not each]
+    if empty:
+        raise ApiError(400, f"input[{empty[0]}] is empty", "input", "invalid_value")
+    return listed
+
+
+def is_id(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def is_ids(value: Any) -> bool:
+    return isinstance(value, list) and all(map(is_id, value))
+
+
+def write_vector(vector: np.ndarray, is_text: bool) -> list[float] | str:
+    """Return numbers, or little-endian float32 in base64."""
+    return base64.b64encode(vector.astype("<f4").tobytes()).decode() if is_text else vector.tolist()
+
+
+def count(counts: Iterable[int]) -> dict[str, int]:
+    """Return the usage of a reply."""
+    total = sum(counts)
+    return {"prompt_tokens": total, "total_tokens": total}

@@ -1,0 +1,51 @@
+"""`python -m app models [MODEL]`: the model families, or what would happen to one checkpoint, without loading it."""
+
+from __future__ import annotations
+
+import argparse
+
+from app.cli.failure import Failure
+from engine import ConfigError, inspect_model, list_families
+
+OTHERS = (
+    "Other decoder-only models run on the code of transformers over the same KV cache, with prefix caching, grammars\n"
+    "and int8, if a probe finds that requests do not influence each other: python -m app models MODEL"
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The checkpoint, and which code may run it."""
+    parser.add_argument(
+        "checkpoint", nargs="?", metavar="MODEL", help="folder or hub name; default: list the families"
+    )
+    parser.add_argument(
+        "--model-impl",
+        choices=("auto", "troupe", "transformers"),
+        default="auto",
+        help="code that runs the model (default: auto)",
+    )
+
+
+def run(arguments: argparse.Namespace, start: float) -> int:
+    """Print the table or the report.
+
+    Raises:
+        Failure: no code fits the checkpoint; the message names what is not understood.
+    """
+    if arguments.checkpoint is None:
+        print(write_families())
+        return 0
+    try:
+        report = inspect_model(arguments.checkpoint, arguments.model_impl)
+    except ConfigError as error:
+        raise Failure(str(error)) from error
+    print("\n".join(f"{name:<14}{value}" for name, value in report.list_facts()))
+    return 0
+
+
+def write_families() -> str:
+    """The families of our decoder as a table, and what becomes of all others."""
+    rows = [("ARCHITECTURE", "MODEL TYPE"), *list_families()]
+    width = max(len(architecture) for architecture, _ in rows) + 2
+    table = "\n".join(f"{architecture:<{width}}{model_type}" for architecture, model_type in rows)
+    return f"{table}\n\n{OTHERS}"

@@ -1,0 +1,198 @@
+"""Embedder: embeddings of texts, and how well documents answer a query, from the prompts' hidden states."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from engine.engine import Engine
+from engine.errors import ConfigError, InvalidRequest, PromptTooLong
+from engine.input.input_processor import Prompt
+from engine.input.tokenizer import Tokenizer
+from engine.model.pooling import EmbeddingSpec, read_embedding_spec
+from engine.outputs import RequestOutput
+from engine.pooling_params import Pooling
+from engine.sampling_params import SamplingParams
+
+RERANKER = "qwen3-reranker"  # start of the names of the models that the template below belongs to
+INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
+# The template of Qwen3-Reranker's model card; its files do not contain it.
+_BEFORE = (
+    "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct "
+    'provided. Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n'
+)
+_AFTER = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Embedding:
+    """The vector of one text."""
+
+    vector: np.ndarray  # [dimensions] float32
+    num_tokens: int
+    num_cached_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """How well a document answers a query: a probability from a reranker, a cosine from an embedding model."""
+
+    score: float
+    num_tokens: int
+
+
+class Embedder:
+    """Sends prompts through an engine as requests that are only prefilled."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._spec: EmbeddingSpec | None = None
+
+    @property
+    def is_reranker(self) -> bool:
+        """Whether the model's name says that it answers yes or no under Qwen3-Reranker's template."""
+        return Path(self._engine.config.model).name.lower().startswith(RERANKER)
+
+    async def embed(self, inputs: Sequence[Prompt], dimensions: int | None = None) -> list[Embedding]:
+        """Return the embedding of each text or list of token ids.
+
+        Args:
+            dimensions: cut vectors to this length, as far as the model's files allow it.
+
+        Raises:
+            InvalidRequest: the checkpoint's files do not say how embeddings are made; an input does not fit the
+                model; `dimensions` is not allowed.
+        """
+        spec = await self._read_spec()
+        if dimensions is not None:
+            spec.check_dimensions(dimensions, self._engine.model_config.hidden_size)
+        prompts = [spec.prompt + each if isinstance(each, str) else each for each in inputs]
+        outputs = await self._pool(prompts, Pooling(spec.kind), spec.max_tokens)
+        return [
+            Embedding(
+                _finish(output, spec, dimensions), len(output.prompt_token_ids), output.num_cached_tokens
+            )
+            for output in outputs
+        ]
+
+    async def score(
+        self, queries: Sequence[str], documents: Sequence[str], instruction: str | None = None
+    ) -> list[Score]:
+        """Return how well each document answers its query.
+
+        Args:
+            queries: one for all documents, or one for each.
+            instruction: what counts as an answer, for a reranker; default: that of the model card.
+
+        Raises:
+            InvalidRequest: the lengths do not match, or the checkpoint is neither a reranker nor an embedding model.
+        """
+        if len(queries) not in (1, len(documents)):
+            message = f"{len(queries)} queries for {len(documents)} documents; give one, or one for each"
+            raise InvalidRequest(message, "query")
+        paired = list(queries) * (len(documents) if len(queries) == 1 else 1)
+        if self.is_reranker:
+            return await self._judge(paired, documents, INSTRUCTION if instruction is None else instruction)
+        if instruction is not None:
+            raise InvalidRequest("instruction is for rerankers; this is an embedding model", "instruction")
+        left, right = await self.embed(queries), await self.embed(documents)
+        left *= len(right) if len(left) == 1 else 1
+        return [
+            Score(_cosine(one.vector, other.vector), one.num_tokens + other.num_tokens)
+            for one, other in zip(left, right, strict=True)
+        ]
+
+    async def _judge(self, queries: Sequence[str], documents: Sequence[str], instruction: str) -> list[Score]:
+        """Return the probability of "yes" against "no" after Qwen3-Reranker's template."""
+        tokenizer = self._engine.tokenizer
+        if tokenizer is None:
+            raise InvalidRequest(
+                "this engine was started without a tokenizer: it cannot write the template", "query"
+            )
+        answers = Pooling("logits", (_find_token(tokenizer, "no"), _find_token(tokenizer, "yes")))
+        texts = [
+            f"<Instruct>: {instruction}\n<Query>: {query}\n<Document>: {document}"
+            for query, document in zip(queries, documents, strict=True)
+        ]
+        prompts = await asyncio.to_thread(
+            lambda: [tokenizer.encode_framed(_BEFORE, text, _AFTER) for text in texts]
+        )
+        outputs = await self._pool(prompts, answers, None)
+        scores = []
+        for output in outputs:
+            no, yes = _vector_of(output).astype(np.float64)
+            scores.append(Score(float(1 / (1 + np.exp(no - yes))), len(output.prompt_token_ids)))
+        return scores
+
+    async def _pool(
+        self, prompts: Sequence[Prompt], pooling: Pooling, max_tokens: int | None
+    ) -> list[RequestOutput]:
+        """Run the prompts, at most a batch at a time. If one is refused, the others are aborted."""
+        # One token is sampled and dropped: the end of its prompt ends the request.
+        params = SamplingParams(max_tokens=1, temperature=0, output_kind="final", pooling=pooling)
+
+        room = asyncio.Semaphore(self._engine.resolved.scheduler.max_num_seqs)
+
+        async def run_one(prompt: Prompt) -> RequestOutput:
+            async with room:
+                return await run_checked(prompt)
+
+        async def run_checked(prompt: Prompt) -> RequestOutput:
+            if max_tokens is not None and isinstance(prompt, str):
+                prompt = await self._engine.encode(prompt)
+            if max_tokens is not None and not isinstance(prompt, str) and len(prompt) > max_tokens:
+                raise PromptTooLong(
+                    f"input has {len(prompt)} tokens; max_seq_length of this model is {max_tokens}", "input"
+                )
+            return [output async for output in self._engine.generate(prompt, params)][-1]
+
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                jobs = [tasks.create_task(run_one(prompt)) for prompt in prompts]
+        except ExceptionGroup as group:
+            error: BaseException = group
+            while isinstance(error, BaseExceptionGroup):
+                error = error.exceptions[0]
+            raise error from None
+        return [job.result() for job in jobs]
+
+    async def _read_spec(self) -> EmbeddingSpec:
+        if self._spec is None:
+            try:
+                self._spec = await asyncio.to_thread(read_embedding_spec, self._engine.config.model)
+            except ConfigError as error:
+                raise InvalidRequest(f"this model makes no embeddings: {error}", "model") from error
+        return self._spec
+
+
+def _vector_of(output: RequestOutput) -> np.ndarray:
+    if output.pooled is None:
+        raise InvalidRequest(f"the request ended without a vector: {output.outputs[0].error}", "input")
+    return output.pooled
+
+
+def _finish(output: RequestOutput, spec: EmbeddingSpec, dimensions: int | None) -> np.ndarray:
+    vector = _vector_of(output)[:dimensions]
+    if not spec.is_normalized:
+        return vector
+    length = float(np.linalg.norm(vector.astype(np.float64)))
+    return (vector / max(length, 1e-12)).astype(np.float32)
+
+
+def _cosine(one: np.ndarray, other: np.ndarray) -> float:
+    left, right = one.astype(np.float64), other.astype(np.float64)
+    lengths = float(np.linalg.norm(left)) * float(np.linalg.norm(right))
+    return float(left @ right) / max(lengths, 1e-24)
+
+
+def _find_token(tokenizer: Tokenizer, word: str) -> int:
+    ids = tokenizer.encode(word, add_special_tokens=False)
+    if len(ids) != 1:
+        raise InvalidRequest(
+            f"{word!r} is not one token of this model, so it is not a yes/no reranker", "model"
+        )
+    return ids[0]

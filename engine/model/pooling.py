@@ -1,0 +1,140 @@
+"""Reads from a checkpoint's files how its hidden states become an embedding. What they do not say is refused.
+
+modules.json              Transformer, Pooling, and Normalize if vectors have length 1 (sentence-transformers)
+1_Pooling/config.json     last token or mean
+config.json               the lengths to which vectors may be cut (matryoshka)
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from engine.errors import ConfigError, InvalidRequest
+from engine.model.checkpoint import read_json_object, resolve_checkpoint
+from engine.pooling_params import PoolingKind
+
+_PATTERNS = (
+    *("modules.json", "*/config.json", "config.json"),
+    *("sentence_bert_config.json", "config_sentence_transformers.json"),
+)
+# Older files have a flag per mode; newer ones have `pooling_mode`.
+_FLAGS: dict[str, PoolingKind] = {"pooling_mode_lasttoken": "last", "pooling_mode_mean_tokens": "mean"}
+_MODES: dict[str, PoolingKind] = {"lasttoken": "last", "mean": "mean"}
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingSpec:
+    """How a checkpoint makes embeddings."""
+
+    kind: PoolingKind
+    is_normalized: bool  # vectors are scaled to length 1
+    prompt: str = ""  # put before every text
+    max_tokens: int | None = None  # longest text; None: as the model
+    lengths: tuple[int, ...] | None = None  # lengths to which vectors may be cut; (): any; None: none
+
+    def check_dimensions(self, dimensions: int, size: int) -> None:
+        """Check the length that a request wants its vectors cut to.
+
+        Raises:
+            InvalidRequest: names the allowed lengths, or the key that the model's files lack.
+        """
+        if self.lengths is None:
+            if dimensions == size:
+                return
+            raise InvalidRequest(
+                f"dimensions={dimensions}: the model's config.json has neither matryoshka_dimensions nor "
+                f"is_matryoshka, so its vectors keep {size} numbers",
+                "dimensions",
+            )
+        allowed = f"one of {', '.join(map(str, self.lengths))}" if self.lengths else f"from 1 to {size}"
+        if not 1 <= dimensions <= size or (self.lengths and dimensions not in self.lengths):
+            raise InvalidRequest(f"dimensions={dimensions} must be {allowed}", "dimensions")
+
+
+def read_embedding_spec(path_or_name: str | Path) -> EmbeddingSpec:
+    """Read the files of a folder or of a repository on the hub.
+
+    Raises:
+        ConfigError: names the file or key that is missing, or that this engine does not support.
+    """
+    folder = resolve_checkpoint(path_or_name, _PATTERNS)
+    places = _read_modules(folder)
+    pooling = folder / places["Pooling"] / "config.json"
+    bert = _read_if_present(folder / places["Transformer"] / "sentence_bert_config.json")
+    if bert.get("do_lower_case"):
+        raise ConfigError(f"{folder}: do_lower_case=true in sentence_bert_config.json is not supported")
+    max_tokens = bert.get("max_seq_length")
+    return EmbeddingSpec(
+        kind=_read_kind(pooling),
+        is_normalized="Normalize" in places,
+        prompt=_read_prompt(folder / "config_sentence_transformers.json"),
+        max_tokens=max_tokens if isinstance(max_tokens, int) else None,
+        lengths=_read_lengths(folder / "config.json"),
+    )
+
+
+def _read_modules(folder: Path) -> dict[str, str]:
+    """Return the folder of each module by its class name."""
+    path = folder / "modules.json"
+    if not path.is_file():
+        raise ConfigError(f"{folder} has no modules.json, so it does not say how embeddings are made")
+    try:
+        modules = json.loads(path.read_text(encoding="utf-8"))
+        places = {str(each["type"]).rpartition(".")[2]: str(each["path"]) for each in modules}
+    except (ValueError, TypeError, KeyError) as error:
+        raise ConfigError(f"{path} must be a list of modules with type and path: {error!r}") from error
+    foreign = [name for name in places if name not in ("Transformer", "Pooling", "Normalize")]
+    if foreign or not {"Transformer", "Pooling"} <= set(places):
+        raise ConfigError(
+            f"{path} has the modules {', '.join(places)}; Transformer, Pooling and Normalize are supported"
+        )
+    if any(Path(place).is_absolute() or ".." in Path(place).parts for place in places.values()):
+        raise ConfigError(f"{path}: a path of a module must be inside the folder")
+    return places
+
+
+def _read_kind(path: Path) -> PoolingKind:
+    if not path.is_file():
+        raise ConfigError(f"{path} is missing, so the checkpoint does not say how hidden states are pooled")
+    data = read_json_object(path)
+    mode = data.get("pooling_mode")
+    modes = (
+        [mode]
+        if mode is not None
+        else [key for key, on in data.items() if "pooling_mode_" in key and on is True]
+    )
+    known: dict[Any, PoolingKind] = {**_FLAGS, **_MODES}
+    if len(modes) != 1 or modes[0] not in known:
+        raise ConfigError(f"{path}: pooling_mode is {modes}; last token (lasttoken) or mean is supported")
+    if data.get("include_prompt") is False:
+        raise ConfigError(f"{path}: include_prompt=false is not supported")
+    return known[modes[0]]
+
+
+def _read_prompt(path: Path) -> str:
+    """Return the text that the checkpoint puts before every input."""
+    data = _read_if_present(path)
+    name = data.get("default_prompt_name")
+    prompts = data.get("prompts") or {}
+    if name is None:
+        return ""
+    if not isinstance(prompts.get(name), str):
+        raise ConfigError(f"{path}: default_prompt_name={name!r} is not among its prompts")
+    return str(prompts[name])
+
+
+def _read_lengths(path: Path) -> tuple[int, ...] | None:
+    data = read_json_object(path)
+    lengths = data.get("matryoshka_dimensions")
+    if lengths is None:
+        return () if data.get("is_matryoshka") is True else None
+    if not isinstance(lengths, list) or not all(type(each) is int and each > 0 for each in lengths):
+        raise ConfigError(f"{path}: matryoshka_dimensions={lengths!r} must be a list of positive integers")
+    return tuple(lengths)
+
+
+def _read_if_present(path: Path) -> dict[str, Any]:
+    return read_json_object(path) if path.is_file() else {}

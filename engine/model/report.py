@@ -1,0 +1,156 @@
+"""What would happen to a checkpoint: which code runs it, what that supports and how much memory it takes.
+
+Only config files and the headers of the weight files are read.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+
+from engine.config import ModelImpl
+from engine.errors import ConfigError
+from engine.kv_cache_spec import KVCacheSpec, group_layers
+from engine.model.checkpoint import weight_files
+from engine.model.config import ModelConfig
+from engine.model.decoder import DecoderModel
+from engine.model.implementation import read_model_config
+from engine.model.pooling import read_embedding_spec
+from engine.model.registry import FAMILIES
+from engine.model.transformers_config import TransformersConfig
+from engine.model.weight_memory import count_parameters
+
+_ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2}
+_MAX_NAMES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class ModelReport:
+    """The facts about one checkpoint that are known before it is loaded. Sizes are bytes."""
+
+    architecture: str
+    implementation: str  # troupe or transformers
+    num_parameters: int
+    num_layers: int
+    max_model_len: int
+    dtype: str  # of the checkpoint
+    weight_bytes: int  # in that dtype
+    kv_bytes_per_token: int  # over all layers, in that dtype
+    windows: str  # how many layers have which window
+    embeddings: str  # how it makes embeddings, or why it makes none
+    notices: tuple[str, ...] = ()
+
+    def list_facts(self) -> list[tuple[str, str]]:
+        """Return the report as names and texts, for people."""
+        code = "troupe's decoder" if self.implementation == "troupe" else "the code of transformers"
+        facts = [
+            ("architecture", f"{self.architecture}, run by {code}"),
+            ("parameters", f"{self.num_parameters:,} in {self.num_layers} layers with attention"),
+            ("weights", f"{_format(self.weight_bytes)} as {self.dtype}"),
+            ("KV cache", f"{_format(self.kv_bytes_per_token)} per token as {self.dtype}"),
+            ("context", f"{self.max_model_len:,} tokens"),
+            ("attention", self.windows),
+            ("embeddings", self.embeddings),
+        ]
+        return facts + [("note", notice) for notice in self.notices]
+
+
+def list_families() -> list[tuple[str, str]]:
+    """Return the architectures that our decoder runs, with their model types."""
+    return [(architecture, family.model_type) for architecture, family in FAMILIES.items()]
+
+
+def inspect_model(path_or_name: str | Path, model_impl: ModelImpl = "auto") -> ModelReport:
+    """Read the files of a folder or of a repository on the hub, without its weights.
+
+    Raises:
+        ConfigError: no code fits the checkpoint; names the keys or tensors that are not understood.
+    """
+    config = read_model_config(path_or_name, model_impl)
+    if not isinstance(config, TransformersConfig) and Path(path_or_name).is_dir():
+        _check_tensors(Path(path_or_name), config)
+    return make_report(path_or_name, config)
+
+
+def make_report(path_or_name: str | Path, config: ModelConfig) -> ModelReport:
+    """Return the report of a checkpoint whose config has been read."""
+    notices: tuple[str, ...] = ()
+    specs: Sequence[KVCacheSpec]
+    if isinstance(config, TransformersConfig):
+        implementation, num_parameters, notices = "transformers", config.num_parameters, config.notices
+        specs = config.skeleton.kv_specs
+    else:
+        implementation, num_parameters = "troupe", count_parameters(config)
+        specs = [spec.kv_spec for spec in config.layer_specs]
+    if len(group_layers(specs)) > 1:
+        notices = (*notices, "its layers have several shapes of keys, which the KV cache does not hold yet")
+    itemsize = _ITEMSIZE[config.dtype]
+    return ModelReport(
+        architecture=config.architecture,
+        implementation=implementation,
+        num_parameters=num_parameters,
+        num_layers=len(specs),
+        max_model_len=config.max_model_len,
+        dtype=config.dtype,
+        weight_bytes=num_parameters * itemsize,
+        kv_bytes_per_token=sum(2 * spec.num_kv_heads * spec.head_size for spec in specs) * itemsize,
+        windows=_describe_windows(specs),
+        embeddings=_describe_embeddings(path_or_name),
+        notices=notices,
+    )
+
+
+def _check_tensors(folder: Path, config: ModelConfig) -> None:
+    """Compare the names in the weight files with those that our decoder wants; a folder may have none yet."""
+    try:
+        files = weight_files(folder)
+    except ConfigError:
+        return
+    stored: set[str] = set()
+    for file in files:
+        with safe_open(file, framework="pt") as tensors:
+            stored |= set(tensors.keys())
+    wanted = DecoderModel(config, torch.float32, torch.device("meta")).weight_targets()
+    if not stored & {name for name in wanted.targets if name.startswith("model.")}:
+        stored = {f"model.{name}" for name in stored}
+    missing = sorted(wanted.targets.keys() - stored)
+    foreign = stored - wanted.targets.keys() - wanted.tied.keys()
+    unexpected = sorted(name for name in foreign if not name.endswith(wanted.ignored_suffixes))
+    if missing or unexpected:
+        raise ConfigError(
+            f"the tensors of {folder} do not match its config: "
+            f"missing: {_shorten(missing)}; unexpected: {_shorten(unexpected)}"
+        )
+
+
+def _describe_windows(specs: Sequence[KVCacheSpec]) -> str:
+    counts = Counter(spec.window for spec in specs)
+    return ", ".join(
+        f"{count} layers over {'all tokens' if window is None else f'{window} tokens'}"
+        for window, count in counts.items()
+    )
+
+
+def _describe_embeddings(path_or_name: str | Path) -> str:
+    try:
+        spec = read_embedding_spec(path_or_name)
+    except ConfigError as error:
+        return f"none: {error}"
+    return f"{spec.kind} token" if spec.kind == "last" else "mean of all tokens"
+
+
+def _format(num_bytes: int) -> str:
+    for size, unit in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
+        if num_bytes >= size:
+            return f"{num_bytes / size:.1f} {unit}"
+    return f"{num_bytes} bytes"
+
+
+def _shorten(names: Sequence[str]) -> str:
+    rest = len(names) - _MAX_NAMES
+    return (", ".join(names[:_MAX_NAMES]) or "none") + (f" and {rest} more" if rest > 0 else "")

@@ -1,0 +1,82 @@
+"""`python -m app models`: families, and a report or a refusal for one checkpoint before anything is loaded."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from app.cli.main import main
+from tests.engine.embedding_folders import make_embedding_folder
+from tests.engine.model.drive import make_transformers_model, save
+from tests.engine.model.fallback_families import make_config, write_checkpoint
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    code = main(["models", *arguments])
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def test_without_a_model_it_lists_the_families(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys)
+    assert code == 0
+    assert "Qwen3ForCausalLM" in out and "qwen3" in out
+    assert "Other decoder-only models run on the code of transformers" in out
+
+
+def test_a_report_counts_memory(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    model = make_transformers_model("mistral", sliding_window=32).to(torch.bfloat16)
+    save(model, tmp_path)
+    code, out, _ = run(capsys, str(tmp_path))
+    facts = dict(line.split(maxsplit=1) for line in out.splitlines() if not line.startswith("KV"))
+    assert code == 0
+    assert facts["architecture"] == "MistralForCausalLM, run by troupe's decoder"
+    num_parameters = sum(each.numel() for each in model.parameters())
+    assert facts["parameters"].startswith(f"{num_parameters:,} in 3 layers")
+    assert facts["weights"] == f"{num_parameters * 2 / 1024:.1f} KiB as bfloat16"
+    assert (
+        "KV cache      384 bytes per token as bfloat16" in out
+    )  # 3 layers x (key, value) x 2 heads x 16 x 2
+    assert facts["attention"] == "3 layers over 32 tokens"
+    assert facts["embeddings"].startswith("none")
+
+
+def test_other_models_are_traced_and_probed(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    write_checkpoint(make_config("nemotron"), tmp_path)
+    code, out, _ = run(capsys, str(tmp_path))
+    assert code == 0
+    assert "NemotronForCausalLM, run by the code of transformers" in out
+
+
+def test_an_embedding_model_says_how_it_pools(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Its tensors are stored without the prefix of the model with a head."""
+    make_embedding_folder(tmp_path)
+    code, out, _ = run(capsys, str(tmp_path))
+    assert code == 0
+    assert "embeddings    last token" in out
+
+
+def test_keys_that_no_code_understands_are_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    save(make_transformers_model("qwen3"), tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text()) | {"hyper_connections": 4}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    start = time.perf_counter()
+    code, _, err = run(capsys, str(tmp_path))
+    assert time.perf_counter() - start < 1
+    assert code == 1
+    assert "fields that this engine does not support: hyper_connections=4" in err
+
+
+def test_tensors_that_do_not_fit_are_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    save(make_transformers_model("qwen3"), tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    tensors["model.layers.0.mlp.router.weight"] = tensors.pop("model.layers.0.mlp.up_proj.weight")
+    save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
+    code, _, err = run(capsys, str(tmp_path))
+    assert code == 1
+    assert "missing: model.layers.0.mlp.up_proj.weight; unexpected: model.layers.0.mlp.router.weight" in err
