@@ -99,8 +99,8 @@ def _take_matrices(module: Any, name: str) -> nn.ModuleList:
         rows, columns = weight.shape
         linear = Linear(columns, rows, module.has_bias, dtype=weight.dtype, device=weight.device)
         targets = linear.weight_targets()
-        targets["weight"].memory.copy_(weight)
+        targets["weight"].copy(weight)
         if biases is not None:
-            targets["bias"].memory.copy_(biases[expert])
+            targets["bias"].copy(biases[expert])
         found.append(linear)
     return found

@@ -25,7 +25,7 @@ from engine.model.attn_metadata import AttnMetadata
 from engine.model.linear import Linear
 from engine.model.norm_swap import swap_norms
 from engine.model.paged_interface import AttentionCall, UnsupportedModel
-from engine.model.weight_targets import WeightTarget, WeightTargets
+from engine.model.weight_targets import Targets, WeightTarget, WeightTargets
 from kernels import Ops
 from kernels.ops import KVCache, Quantization
 from kernels.torch_ops import make_ops
@@ -204,7 +204,7 @@ class TransformersModel(nn.Module):
 
     def weight_targets(self) -> WeightTargets:
         """Return the parameters by name. transformers fills them: checkpoints may name parts of them."""
-        targets = {name: WeightTarget(each.data) for name, each in self.source.named_parameters()}
+        targets: Targets = {name: WeightTarget(each.data) for name, each in self.source.named_parameters()}
         return WeightTargets(targets, {}, ())
 
     def pack(self, quantization: Quantization | None = None) -> None:

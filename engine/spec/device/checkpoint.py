@@ -74,4 +74,4 @@ def copy_tensors(
             raise ConfigError(
                 f"{where}: tensor {name} has shape {list(tensor.shape)}, expected {list(target.shape)}"
             )
-        target.memory.copy_(tensor)
+        target.copy(tensor)
