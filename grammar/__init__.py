@@ -11,8 +11,8 @@ from .backend import Backend, BatchFiller, CompiledGrammar, Matcher, Program
 from .bitmask import allocate_bitmask, fill_bitmask, fill_draft_bitmask
 from .compiler import GrammarCompiler
 from .errors import GrammarError, InvalidGrammar, UnsupportedGrammar, is_panic
-from .jump_forward import JumpForward
 from .limits import GrammarLimits
+from .match.jump_forward import JumpForward
 from .output_check import OutputCheck
 from .plan import PlanEntry
 from .spec import GrammarSpec

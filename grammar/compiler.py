@@ -8,15 +8,15 @@ from concurrent.futures import Future
 from copy import copy
 
 from .backend import Backend, CompiledGrammar
-from .backends.llguidance_backend import LLGuidanceBackend
-from .backends.outlines_backend import OutlinesBackend
-from .backends.xgrammar_backend import XGrammarBackend
 from .bitmask import allocate_bitmask
-from .closing_tokens import ClosingTokens
+from .engines.llguidance_backend import LLGuidanceBackend
+from .engines.outlines_backend import OutlinesBackend
+from .engines.xgrammar_backend import XGrammarBackend
 from .errors import GrammarError, InvalidGrammar
-from .grounding.matcher import compile_grounded, split_grounding
-from .grounding.prefix_index import StringTokens
 from .limits import GrammarLimits
+from .match.closing_tokens import ClosingTokens
+from .match.grounded import compile_grounded, split_grounding
+from .match.prefix_index import StringTokens
 from .router import compile_spec
 from .spec import GrammarSpec
 from .tags.compile import add_bytes, compile_tags

@@ -5,9 +5,9 @@ from typing import NamedTuple
 # What stands in `enforced_by` when no engine has to do anything.
 ANNOTATION = "annotation"
 NO_EFFECT = "no effect"
-# Checked at the token that completes a value (residual/matcher.py).
+# Checked at the token that completes a value (match/residual.py).
 RESIDUAL = "residual"
-# Quotations from a source text (grounding/matcher.py).
+# Quotations from a source text (match/grounded.py).
 GROUNDING = "grounding"
 # Filled in with the backend's name once one is chosen.
 ENGINE = ""

@@ -18,14 +18,14 @@ from dataclasses import replace
 from typing import Any
 
 from .backend import Backend, CompiledGrammar
-from .closing_tokens import ClosingTokens
 from .errors import GrammarError, InvalidGrammar, UnsupportedGrammar
-from .json_schema.normalise import Normalised, normalise
-from .json_schema.open_names import SIGNS, find_long_escapes, has_open_names
-from .json_schema.wide_objects import find_wide_object
-from .json_schema.xgrammar_subset import find_obstacle, is_quick
+from .match.closing_tokens import ClosingTokens
+from .match.compile_residual import compile_residual
 from .plan import PlanEntry, Problem
-from .residual.compile import compile_residual
+from .schema.normalise import Normalised, normalise
+from .schema.open_names import SIGNS, find_long_escapes, has_open_names
+from .schema.wide_objects import find_wide_object
+from .schema.xgrammar_subset import find_obstacle, is_quick
 from .spec import GrammarSpec
 
 # The kinds without an analysis of their own, and the backends to try in order.

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Literal, get_args
 
-from .backends.lark import check_lark
 from .csv_table import describe_table
+from .engines.lark import check_lark
 from .errors import InvalidGrammar, UnsupportedGrammar
-from .json_schema.dialect import check_well_formed
 from .regex.text import ends_in_escape
+from .schema.dialect import check_well_formed
 from .tags.structural_tag import describe_tags, list_leaves, name_place
 from .xml.tree import describe_document
 
@@ -72,8 +72,8 @@ class GrammarSpec:
 
         Args:
             source: strings of schemas with `"x-grounded": true` have to be parts of this text (see
-                grounding/source_text.py).
-            property_order: "schema" writes properties in its order, "any" in all (see json_schema/any_order.py).
+                match/source_text.py).
+            property_order: "schema" writes properties in its order, "any" in all (see schema/any_order.py).
         """
         parsed = parse_json(schema, "json_schema") if isinstance(schema, str) else schema
         if not isinstance(parsed, dict | bool):

@@ -6,12 +6,12 @@ from typing import Any
 import jsonschema_rs
 
 from .errors import InvalidGrammar, is_panic
-from .json_schema.dialect import DRAFT_4, detect_dialect, with_dialect
-from .json_schema.formats import ASSERTED_FORMATS
-from .json_schema.identifiers import BASE_URI, encode_reference, join_uri, write_reference
-from .json_schema.keywords import join_pointer
-from .json_schema.references import map_schemas
 from .regex.linear_pattern import may_backtrack
+from .schema.dialect import DRAFT_4, detect_dialect, with_dialect
+from .schema.formats import ASSERTED_FORMATS
+from .schema.identifiers import BASE_URI, encode_reference, join_uri, write_reference
+from .schema.keywords import join_pointer
+from .schema.references import map_schemas
 
 # Formats the library would assert and we treat as annotations, as the grammar does.
 _OTHER_FORMATS = frozenset(

@@ -78,7 +78,7 @@ class Positions:
     def _add_position(self, char_set: CharSet) -> Fragment:
         if len(self.char_sets) >= MAX_POSITIONS:
             raise TooLarge
-        # The end marker of backends/outlines_backend.py; a pattern that names it cannot be marked with it.
+        # The end marker of engines/outlines_backend.py; a pattern that names it cannot be marked with it.
         if char_set.is_listed and char_set.covers(3):
             raise UnknownSyntax
         bit = 1 << len(self.char_sets)

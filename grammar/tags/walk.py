@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ..backend import Matcher
-from ..backends.llguidance_backend import LLGuidanceMatcher
+from ..engines.llguidance_backend import LLGuidanceMatcher
 from .graph import Accept, Fork, FreeText, Leaf, Literal, TagGraph, TokenStep
 from .json_shape import START, JsonShape
 from .text import UTF8

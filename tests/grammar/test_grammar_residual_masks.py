@@ -21,7 +21,7 @@ from grammar import (
     allocate_bitmask,
     fill_bitmask,
 )
-from grammar.residual.matcher import ResidualMatcher
+from grammar.match.residual import ResidualMatcher
 from tests.grammar.schemas import SCHEMAS
 from tests.grammar.vocabularies import SETTINGS, allowed_tokens, check_walks, choose, walk
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from grammar import GrammarCompiler, GrammarError, GrammarLimits, GrammarSpec, UnsupportedGrammar
-from grammar.backends.killable_worker import KillableWorker, WorkerDied
-from grammar.json_schema.refusal import MAX_NUM_PROBED, locate
-from grammar.residual import matcher as residual_matcher
+from grammar.engines.killable_worker import KillableWorker, WorkerDied
+from grammar.match import residual as residual_matcher
+from grammar.schema.refusal import MAX_NUM_PROBED, locate
 from tests.grammar.vocabularies import accepts, allowed_tokens, make_byte_vocabulary, make_merged_vocabulary
 
 # The slowest takes a fifth of that on a quiet core; a limit that failed would take minutes or for ever.

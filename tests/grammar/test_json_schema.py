@@ -8,8 +8,8 @@ from contextlib import suppress
 import pytest
 
 from grammar import GrammarSpec, InvalidGrammar, PlanEntry, SchemaValidator, UnsupportedGrammar
-from grammar.backends import llguidance_backend
-from grammar.backends.xgrammar_backend import XGrammarBackend
+from grammar.engines import llguidance_backend
+from grammar.engines.xgrammar_backend import XGrammarBackend
 from tests.grammar.vocabularies import CLOSED, accepts, check_refusal, check_texts, check_verdicts
 
 TEXT, OPEN = {"type": "string"}, {"type": "object"}

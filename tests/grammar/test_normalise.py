@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grammar import GrammarSpec, InvalidGrammar, SchemaValidator
-from grammar.json_schema.formats import EXACT_PATTERNS
-from grammar.json_schema.normalise import normalise
+from grammar.schema.formats import EXACT_PATTERNS
+from grammar.schema.normalise import normalise
 from tests.grammar.schemas import SCHEMAS, VALUES
 from tests.grammar.vocabularies import SETTINGS
 

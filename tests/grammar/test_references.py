@@ -5,8 +5,8 @@ import json
 import pytest
 
 from grammar import GrammarSpec, InvalidGrammar, SchemaValidator, UnsupportedGrammar
-from grammar.json_schema.loops import find_loop
-from grammar.json_schema.normalise import normalise
+from grammar.schema.loops import find_loop
+from grammar.schema.normalise import normalise
 from tests.grammar.vocabularies import check_refusal, check_texts
 
 DRAFT_7 = "http://json-schema.org/draft-07/schema#"

@@ -74,7 +74,7 @@ def test_outlines_gets_what_it_can_build_and_llguidance_the_rest(byte_compiler, 
     assert byte_compiler.compile(GrammarSpec.regex(pattern)).backend == backend
 
 
-# The end marker of backends/outlines_backend.py, which it cannot write.
+# The end marker of engines/outlines_backend.py, which it cannot write.
 MARKER = 3
 VALUES = ["1", '"x"', "null", "{}", "[]", "2.5"]
 

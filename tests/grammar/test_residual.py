@@ -7,7 +7,7 @@ import tracemalloc
 import pytest
 
 from grammar import GrammarSpec, InvalidGrammar, PlanEntry, SchemaValidator, UnsupportedGrammar
-from grammar.json_schema.keywords import join_pointer
+from grammar.schema.keywords import join_pointer
 from tests.grammar.vocabularies import (
     CLOSED,
     EOS,

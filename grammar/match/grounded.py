@@ -17,12 +17,12 @@ from ..backend import CompiledGrammar, Matcher, Program
 from ..bit_row import clear_bits, is_set, list_tokens, set_bits
 from ..bitmask import fill_bitmask
 from ..errors import InvalidGrammar
-from ..json_schema.grounding import KEYWORD, GroundedSite, GroundingMap
-from ..json_schema.loosen import find_at
-from ..json_text import Mode, State, advance, begin
 from ..plan import GROUNDING, PlanEntry
+from ..schema.grounding import KEYWORD, GroundedSite, GroundingMap
+from ..schema.weaken import find_at
 from ..spec import GrammarSpec
 from ..vocabulary import Vocabulary, make_mask
+from .json_text import Mode, State, advance, begin
 from .prefix_index import StringTokens
 from .source_text import Lengths, SourceText
 

@@ -17,8 +17,8 @@ from llguidance import regex_to_lark
 from ..errors import UnsupportedGrammar
 from ..regex.text import escape
 from .keywords import ASSERTIONS, iterate_children, join_pointer
-from .loosen import find_at
 from .references import find_targets
+from .weaken import find_at
 
 # Bits of a rule's number, less one.
 MAX_NUM_NAMES = 63

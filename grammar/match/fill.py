@@ -7,7 +7,7 @@ import numpy as np
 
 from ..backend import Matcher
 from ..bitmask import fill_bitmask
-from ..closing_tokens import RestOfClass
+from .closing_tokens import RestOfClass
 
 
 class Checked(Protocol):

@@ -1,7 +1,7 @@
 """llguidance: JSON schemas, and regular expressions that outlines-core cannot take.
 
-Measured in its favour: it accepts nothing that a schema forbids but what `json_schema/problems.py` and
-`json_schema/open_names.py` name, compiles within a millisecond, and its limits bound a hostile grammar from the inside.
+Measured in its favour: it accepts nothing that a schema forbids but what `schema/problems.py` and
+`schema/open_names.py` name, compiles within a millisecond, and its limits bound a hostile grammar from the inside.
 """
 
 import json
@@ -23,11 +23,11 @@ from llguidance import (
 from ..bitmask import check_bitmask
 from ..csv_table import make_csv_pattern
 from ..errors import InvalidGrammar, UnsupportedGrammar
-from ..json_schema.multiples import find_large_multiple
-from ..json_schema.refusal import SIGN, explain_refusal
-from ..json_schema.unsatisfiable import close_in_place, close_unsatisfiable
 from ..limits import GrammarLimits
 from ..regex.text import choices_to_regex, explain_pattern
+from ..schema.multiples import find_large_multiple
+from ..schema.refusal import SIGN, explain_refusal
+from ..schema.unsatisfiable import close_in_place, close_unsatisfiable
 from ..spec import GrammarSpec
 from ..vocabulary import Vocabulary
 from ..xml.lark import make_xml_lark

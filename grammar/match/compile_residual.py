@@ -8,19 +8,19 @@ from typing import Any
 import jsonschema_rs
 
 from ..backend import Backend, CompiledGrammar, Program
-from ..closing_tokens import ClosingTokens
 from ..errors import InvalidGrammar, UnsupportedGrammar
-from ..json_schema.keywords import join_pointer
-from ..json_schema.loosen import NOT_CHECKED, Loosening, find_written
-from ..json_schema.multiples import is_reachable
-from ..json_schema.normalise import Normalised
-from ..json_schema.refusal import iterate_inside_out
-from ..json_schema.sites import SiteMap
 from ..plan import RESIDUAL, PlanEntry
 from ..regex.linear_pattern import may_backtrack
+from ..schema.keywords import join_pointer
+from ..schema.multiples import is_reachable
+from ..schema.normalise import Normalised
+from ..schema.places import SiteMap
+from ..schema.refusal import iterate_inside_out
+from ..schema.weaken import NOT_CHECKED, Loosening, find_written
 from ..spec import GrammarSpec
 from ..validator import MAX_BACKTRACKS, find_slow_text
-from .matcher import ResidualProgram
+from .closing_tokens import ClosingTokens
+from .residual import ResidualProgram
 
 # Each refusal costs a compile and up to 200 probes.
 MAX_NUM_REFUSALS = 16

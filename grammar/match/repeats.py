@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..bit_row import is_set, list_tokens
-from ..json_text import Frame, Mode, State
 from .checks import read_elements
+from .json_text import Frame, Mode, State
 
 # An array of more elements than that is left to the checks of complete values.
 MAX_NUM_SIBLINGS = 64

@@ -10,12 +10,12 @@ from collections.abc import Iterator
 from typing import Any, Literal
 
 from ..errors import UnsupportedGrammar
-from ..grounding.source_text import Lengths
+from ..match.source_text import Lengths
 from .dialect import detect_dialect, is_dialect_named
 from .keywords import ASSERTIONS, TYPES_OF_KEYWORD, iterate_children, join_pointer, list_properties
-from .loosen import find_at
 from .references import find_demands, find_targets, is_local, item_keywords, walk
 from .rules import allowed_types, types_of
+from .weaken import find_at
 
 KEYWORD = "x-grounded"
 Kind = Literal["string", "object", "array"]

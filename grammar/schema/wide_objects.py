@@ -7,8 +7,8 @@ from typing import Any
 
 from ..plan import Problem
 from .keywords import list_properties
-from .loosen import find_at
 from .refusal import iterate_inside_out
+from .weaken import find_at
 
 Schema = dict[str, Any]
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from ..json_schema.check import Check
+from ..schema.check import Check
 
 
 @dataclass(slots=True)

@@ -15,14 +15,14 @@ import numpy as np
 
 from ..backend import Matcher, Program
 from ..bit_row import clear_bits, is_set, set_bits
-from ..closing_tokens import ClosingTokens, RestOfClass
 from ..errors import InvalidGrammar
-from ..json_schema.check import Check
-from ..json_schema.sites import Site, SiteMap, spell
-from ..json_text import Mode, State, advance, begin
+from ..schema.check import Check
+from ..schema.places import Site, SiteMap, spell
 from .candidates import candidate_kind, far_kind, string_site
 from .checks import ResidualChecks, read_elements
+from .closing_tokens import ClosingTokens, RestOfClass
 from .fill import FILLER
+from .json_text import Mode, State, advance, begin
 from .open_string import KnownString
 from .repeats import LookAhead
 

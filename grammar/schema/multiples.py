@@ -12,8 +12,8 @@ from typing import Any
 
 from ..plan import Problem
 from .keywords import ASSERTIONS, iterate_children, join_pointer
-from .loosen import find_at
 from .references import find_targets
+from .weaken import find_at
 
 # About a tenth of a second.
 MAX_NUM_REMAINDERS = 20_000

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from .check import Check, is_about_names
+from .deciding import ANYTHING, NOTHING, Item, Telling, TellingMap
 from .keywords import iterate_children, join_pointer
-from .loosen import find_at
 from .references import find_demands, find_targets, item_keywords, walk
-from .telling import ANYTHING, NOTHING, Item, Telling, TellingMap
+from .weaken import find_at
 
 # How far down few values are looked for.
 MAX_DEPTH = 4

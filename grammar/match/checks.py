@@ -7,11 +7,11 @@ from typing import Any
 import jsonschema_rs
 
 from ..errors import InvalidGrammar
-from ..json_schema.check import Check
-from ..json_schema.loosen import find_at
-from ..json_schema.sites import Site
 from ..regex.assertions import find_excluded_starts
 from ..regex.linear_pattern import LinearPattern, read_pattern
+from ..schema.check import Check
+from ..schema.places import Site
+from ..schema.weaken import find_at
 from ..validator import SchemaDocument
 
 

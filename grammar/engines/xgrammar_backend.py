@@ -1,7 +1,7 @@
 """xgrammar: EBNF, and the few JSON schemas that llguidance refuses and xgrammar enforces exactly.
 
 xgrammar drops keywords with no more than a warning on stderr, so schemas come here only through an
-allow-list (json_schema/xgrammar_subset.py). Its compiler has no limits and cannot be cancelled (400 character
+allow-list (schema/xgrammar_subset.py). Its compiler has no limits and cannot be cancelled (400 character
 classes in a row take minutes), so it runs in a process that is killed at a deadline (xgrammar_worker.py). It
 imports torch and transformers, which takes seconds, so it is loaded when first used and not before.
 """

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
-from ..json_schema.any_order import make_any_order
-from ..json_schema.open_names import has_open_names
+from ..schema.any_order import make_any_order
+from ..schema.open_names import has_open_names
 from ..spec import GrammarSpec
 
 # Forcing would allow one tokenisation of a forced text and forbid all others, by a tokeniser it has not got.

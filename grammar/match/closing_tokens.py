@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from .bit_row import BITS
-from .vocabulary import Vocabulary, make_mask
+from ..bit_row import BITS
+from ..vocabulary import Vocabulary, make_mask
 
 # Text before or at the start of a value that completes none. A number ends only at the next character.
 _OPENER = re.compile(rb'[\s:,\[{]*(?:"[^"]*|[-+.eE0-9]+)?')

@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from .keywords import split_pointer
-from .loosen import find_at
 from .references import find_targets, map_schemas
 from .refusal import SIGN, explain_contradiction
+from .weaken import find_at
 
 Schema = dict[str, Any]
 # Returns an engine's complaint about a schema, "" for none.

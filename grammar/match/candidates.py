@@ -2,8 +2,8 @@
 
 from typing import cast
 
-from ..json_schema.sites import Site
-from ..json_text import FAR, Mode, State
+from ..schema.places import Site
+from .json_text import FAR, Mode, State
 
 Kind = tuple[str, int]
 

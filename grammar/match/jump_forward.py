@@ -10,10 +10,10 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from .backend import Matcher
-from .bit_row import list_tokens
-from .bitmask import allocate_bitmask
-from .vocabulary import Vocabulary
+from ..backend import Matcher
+from ..bit_row import list_tokens
+from ..bitmask import allocate_bitmask
+from ..vocabulary import Vocabulary
 
 # A mask with more words than that has a choice in it; the forced ones have a few prefixes of one text.
 MAX_NUM_WORDS = 256
