@@ -14,9 +14,7 @@ from .engines.outlines_backend import OutlinesBackend
 from .engines.xgrammar_backend import XGrammarBackend
 from .errors import GrammarError, InvalidGrammar
 from .limits import GrammarLimits
-from .match.closing_tokens import ClosingTokens
-from .match.grounded import compile_grounded, split_grounding
-from .match.prefix_index import StringTokens
+from .match.token_tables import TokenTables
 from .router import compile_spec
 from .spec import GrammarSpec
 from .tags.compile import add_bytes, compile_tags
@@ -49,10 +47,9 @@ class GrammarCompiler:
             "xgrammar": self._xgrammar,
         }
         self._cache = GrammarCache(limits.cache_bytes)
-        self._closing_tokens: ClosingTokens | None = None
+        self._tables = TokenTables(vocabulary)
         self._tag_tokens: TagTokens | None = None
         self._inner: GrammarCompiler | None = None
-        self._string_tokens: StringTokens | None = None
         self._lock = threading.Lock()
         # Spec -> why it was refused, and until when that is remembered.
         self._refusals: OrderedDict[GrammarSpec, tuple[GrammarError, float]] = OrderedDict()
@@ -96,24 +93,10 @@ class GrammarCompiler:
             raise copy(refusal)
         return self._cache.find(spec)
 
-    def _find_closing_tokens(self) -> ClosingTokens:
-        # Reading 100,000 tokens takes a tenth of a second, and most schemas need no residual checks.
-        if self._closing_tokens is None:
-            self._closing_tokens = ClosingTokens(self.vocabulary)
-        return self._closing_tokens
-
     def _compile_new(self, spec: GrammarSpec) -> CompiledGrammar:
         if spec.kind == "structural_tag":
             return self._compile_tags(spec)
-        if spec.source is None:
-            return compile_spec(spec, self._backends, self._find_closing_tokens)
-        places, plain = split_grounding(spec)
-        compiled = self.compile(plain)
-        if places is None:
-            return compiled
-        if self._string_tokens is None:
-            self._string_tokens = StringTokens(self.vocabulary)
-        return compile_grounded(compiled, places, spec.source, self.vocabulary, self._string_tokens)
+        return compile_spec(spec, self._backends, self._tables)
 
     def _compile_tags(self, spec: GrammarSpec) -> CompiledGrammar:
         if self._tag_tokens is None or self._inner is None:

@@ -12,6 +12,8 @@ class GrammarLimits:
     max_lexer_states: int = 50_000
     step_lexer_fuel: int = 200_000  # llguidance's unit, about 14,000 a millisecond
     initial_lexer_fuel: int = 1_000_000  # about 50,000 a millisecond
+    # An object takes four for each optional property before the first that is required.
+    max_items_in_row: int = 20_000
     max_grammar_size: int = 500_000  # symbols in llguidance's productions
     # outlines-core visits the vocabulary once per automaton state: 25 million visits are about 0.5 s.
     max_index_work: int = 25_000_000

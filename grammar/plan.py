@@ -9,8 +9,6 @@ NO_EFFECT = "no effect"
 RESIDUAL = "residual"
 # Quotations from a source text (match/grounded.py).
 GROUNDING = "grounding"
-# Filled in with the backend's name once one is chosen.
-ENGINE = ""
 
 
 class PlanEntry(NamedTuple):
@@ -26,15 +24,3 @@ class PlanEntry(NamedTuple):
     pointer: str
     keyword: str
     enforced_by: str
-
-    def settle(self, engine: str) -> "PlanEntry":
-        """Return the entry with the engine's name where an engine has to enforce it."""
-        return self if self.enforced_by else PlanEntry(self.pointer, self.keyword, engine)
-
-
-class Problem(NamedTuple):
-    """A keyword that the first engine does not enforce exactly."""
-
-    pointer: str
-    keyword: str
-    reason: str

@@ -1,14 +1,12 @@
 """llguidance: JSON schemas, and regular expressions that outlines-core cannot take.
 
-Measured in its favour: it accepts nothing that a schema forbids but what `schema/problems.py` and
-`schema/open_names.py` name, compiles within a millisecond, and its limits bound a hostile grammar from the inside.
+Measured in its favour: it accepts nothing that a schema forbids but what `schema/exactness.py` names, compiles within
+a millisecond, and its limits bound a hostile grammar from the inside.
 """
 
 import json
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from functools import partial
 
 import numpy as np
 from llguidance import (
@@ -25,17 +23,17 @@ from ..csv_table import make_csv_pattern
 from ..errors import InvalidGrammar, UnsupportedGrammar
 from ..limits import GrammarLimits
 from ..regex.text import choices_to_regex, explain_pattern
-from ..schema.multiples import find_large_multiple
-from ..schema.refusal import SIGN, explain_refusal
-from ..schema.unsatisfiable import close_in_place, close_unsatisfiable
 from ..spec import GrammarSpec
 from ..vocabulary import Vocabulary
 from ..xml.lark import make_xml_lark
 from .lark import explain_complaint
-from .llguidance_json import HEADER, make_json_grammar
+from .llguidance_json import HEADER
 
-MAX_NUM_CLOSED = 16  # of schemas that nothing satisfies, in one schema
 MAX_SHOWN = 80  # characters of a pattern in a message
+
+
+class Complaint(Exception):
+    """What llguidance says about a grammar that it does not take."""
 
 
 class _TokenizerAdapter:
@@ -77,47 +75,41 @@ class LLGuidanceBackend:
             step_lexer_fuel=limits.step_lexer_fuel,
             max_lexer_states=limits.max_lexer_states,
             max_grammar_size=limits.max_grammar_size,
+            max_items_in_row=limits.max_items_in_row,
             verbose_errors=False,
         )
 
     def compile(self, spec: GrammarSpec) -> "LLGuidanceProgram":
-        """Compile a JSON schema (normalised), a Lark grammar or a regular language."""
-        if spec.kind == "json_schema" and '"multipleOf"' in spec.text:
-            problem = find_large_multiple(json.loads(spec.text))
-            if problem is not None:
-                raise UnsupportedGrammar(problem.pointer, problem.keyword, problem.reason)
-        matcher = self._make_matcher(spec)
-        for _ in range(MAX_NUM_CLOSED):
-            if not matcher.is_error():
-                break
-            closed = self._close_unsatisfiable(spec, matcher.get_error())
-            if closed is None:
-                break
-            spec, matcher = closed, self._make_matcher(closed)
+        """Compile a Lark grammar, an XML tree or a regular language."""
+        matcher = self._make_matcher(make_grammar(spec))
         if matcher.is_error():
             self._refuse(spec, matcher.get_error())
+        return self._finish(matcher, len(spec.text))
+
+    def compile_json(self, grammar: str) -> "LLGuidanceProgram":
+        """Compile what llguidance_json.py writes.
+
+        Raises:
+            Complaint: llguidance does not take it.
+        """
+        matcher = self._make_matcher(grammar)
+        if matcher.is_error():
+            raise Complaint(matcher.get_error())
+        return self._finish(matcher, len(grammar))
+
+    def find_complaint(self, grammar: str) -> str:
+        """Return llguidance's complaint about a grammar, "" when it has none."""
+        return self._make_matcher(grammar).get_error()
+
+    def _finish(self, matcher: LLMatcher, num_characters: int) -> "LLGuidanceProgram":
         # The lexer states of the first mask are made once, here: copies share them.
         matcher.unsafe_compute_mask_ptr(self._scratch.ctypes.data, self._scratch.nbytes)
-        return LLGuidanceProgram(matcher, self, len(spec.text))
+        return LLGuidanceProgram(matcher, self, num_characters)
 
-    def _make_matcher(self, spec: GrammarSpec) -> LLMatcher:
-        return LLMatcher(self._tokenizer, make_grammar(spec), log_level=0, limits=self._limits)
-
-    def _close_unsatisfiable(self, spec: GrammarSpec, message: str) -> GrammarSpec | None:
-        """Return an equivalent spec without what makes llguidance take a schema for unsatisfiable."""
-        if spec.kind != "json_schema" or not message.startswith(SIGN):
-            return None
-        schema, probe = json.loads(spec.text), partial(self._probe, spec)
-        closed = close_unsatisfiable(schema, probe)
-        if closed is None and spec.property_order == "any":
-            closed = close_in_place(schema, message, probe)
-        return (
-            replace(spec, text=json.dumps(closed, ensure_ascii=False)) if isinstance(closed, dict) else None
-        )
+    def _make_matcher(self, grammar: str) -> LLMatcher:
+        return LLMatcher(self._tokenizer, grammar, log_level=0, limits=self._limits)
 
     def _refuse(self, spec: GrammarSpec, message: str) -> None:
-        if spec.kind == "json_schema":
-            raise explain_refusal(json.loads(spec.text), message, partial(self._probe, spec))
         if spec.kind == "lark":
             raise InvalidGrammar(f"the Lark grammar cannot be used: {explain_complaint(message)}")
         if spec.kind == "regex":
@@ -133,16 +125,9 @@ class LLGuidanceBackend:
             raise InvalidGrammar(f"the regex cannot be parsed: {reason}")
         raise UnsupportedGrammar("", "regex", reason)
 
-    def _probe(self, spec: GrammarSpec, schema: object) -> str:
-        """Return llguidance's complaint about a schema, "" when it has none."""
-        matcher = self._make_matcher(replace(spec, text=json.dumps(schema), property_order="schema"))
-        return matcher.get_error()
-
 
 def make_grammar(spec: GrammarSpec) -> str:
     """Return a spec in llguidance's own format: a Lark grammar, with the schema as a grammar beside it."""
-    if spec.kind == "json_schema":
-        return make_json_grammar(spec)
     if spec.kind == "lark":
         return LLMatcher.grammar_from_lark(HEADER + spec.text)
     if spec.kind == "xml":

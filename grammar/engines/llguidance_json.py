@@ -5,10 +5,6 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
-from ..schema.any_order import make_any_order
-from ..schema.open_names import has_open_names
-from ..spec import GrammarSpec
-
 # Forcing would allow one tokenisation of a forced text and forbid all others, by a tokeniser it has not got.
 HEADER = '%llguidance {"no_forcing": true}\n'
 # Every option is given, since a schema could otherwise set it itself under "x-guidance".
@@ -18,34 +14,33 @@ _OPTIONS: Any = {
     "json_allow_general_unicode_escapes": False,
 }
 _SHORT_ESCAPES = 'nrbtf\\"'
-_SEPARATORS = {"spaced": (", ", ": "), "compact": (",", ":"), "any": (",", ":")}
+SEPARATORS = {"spaced": (", ", ": "), "compact": (",", ":"), "any": (",", ":")}
 # Unbounded whitespace lets a model write newlines for ever.
 _WHITESPACE = r"[\x20\x0A\x0D\x09]{1,64}"
 
 
-def make_json_grammar(spec: GrammarSpec) -> str:
-    """Return the grammar of a normalised schema, which is an object."""
-    lark, schemas = "start: @v0", [json.loads(spec.text)]
-    if spec.property_order == "any":
-        separators = None if spec.whitespace == "any" else _SEPARATORS[spec.whitespace]
-        lark, schemas = make_any_order(schemas[0], separators)
-        values = [json.dumps(schema, ensure_ascii=False) for schema in schemas]
-    else:
-        values = [spec.text]
-    options = [make_options(spec.whitespace, has_open_names(schema)) for schema in schemas]
-    return make_grammars(lark, [add_options(*pair) for pair in zip(values, options, strict=True)])
+def make_json_grammar(
+    lark: str, schemas: Sequence[dict[str, Any]], whitespace: str, has_open_names: bool
+) -> str:
+    """Return the grammar of a Lark grammar and the schemas that it calls `@v0` and so on.
 
-
-def add_options(schema: str, options: str) -> str:
-    """Write options into the text of a schema as it is: writing that again would cost more."""
-    body = schema.strip()[1:-1].strip()
-    return f'{{{body}{", " if body else ""}"x-guidance": {options}}}'
+    Args:
+        has_open_names: an object may have both listed names and others. Then strings hold short escapes only:
+            llguidance takes any other escape in a name, which could repeat a listed one.
+    """
+    options = make_options(whitespace, has_open_names)
+    parts = [json.dumps({"lark_grammar": HEADER + lark})]
+    for number, schema in enumerate(schemas):
+        body = json.dumps(schema, ensure_ascii=False)[1:-1]
+        separator = ", " if body else ""
+        parts.append(f'{{"name": "v{number}", "json_schema": {{{body}{separator}"x-guidance": {options}}}}}')
+    return f'{{"grammars": [{", ".join(parts)}]}}'
 
 
 @cache
 def make_options(whitespace: str, has_open_names: bool) -> str:
     """Return, as JSON, how llguidance is to write JSON."""
-    item_separator, key_separator = _SEPARATORS[whitespace]
+    item_separator, key_separator = SEPARATORS[whitespace]
     options = {**_OPTIONS, "item_separator": item_separator, "key_separator": key_separator}
     options["whitespace_flexible"] = whitespace == "any"
     if whitespace == "any":
@@ -53,10 +48,3 @@ def make_options(whitespace: str, has_open_names: bool) -> str:
     if has_open_names:
         options["json_allowed_escapes"] = _SHORT_ESCAPES
     return json.dumps(options)
-
-
-def make_grammars(lark: str, schemas: Sequence[str]) -> str:
-    """Return a Lark grammar and the schemas that it calls `@v0` and so on, in llguidance's format."""
-    parts = [json.dumps({"lark_grammar": HEADER + lark})]
-    parts += [f'{{"name": "v{number}", "json_schema": {schema}}}' for number, schema in enumerate(schemas)]
-    return f'{{"grammars": [{", ".join(parts)}]}}'

@@ -2,17 +2,17 @@
 
 from typing import cast
 
-from ..schema.places import Site
+from ..schema.places import Place
 from .json_text import FAR, Mode, State
 
 Kind = tuple[str, int]
 
 
-def string_site(state: State) -> Site | None:
+def string_site(state: State) -> Place | None:
     """Return the place of the string that is open, which may be a property name."""
     if state.mode is Mode.NAME:
-        return cast(Site | None, state.frame and state.frame.site and state.frame.site.names)
-    return cast(Site | None, state.site)
+        return cast(Place | None, state.frame and state.frame.site and state.frame.site.names)
+    return cast(Place | None, state.site)
 
 
 def far_kind(state: State) -> Kind | None:

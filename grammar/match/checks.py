@@ -1,42 +1,39 @@
 """The checks of one document: which of them a complete value fails."""
 
 import json
-from collections.abc import Iterable, Iterator
 from typing import Any
-
-import jsonschema_rs
 
 from ..errors import InvalidGrammar
 from ..regex.assertions import find_excluded_starts
 from ..regex.linear_pattern import LinearPattern, read_pattern
-from ..schema.check import Check
-from ..schema.places import Site
-from ..schema.weaken import find_at
-from ..validator import SchemaDocument
+from ..schema.dialect import DRAFT_2020
+from ..schema.emit import write_for_validator
+from ..schema.node import Node
+from ..schema.places import Check, Place
+from ..validator import SchemaDocument, SchemaValidator
 
 
 class ResidualChecks:
-    """Validates values against schemas within a document, with one validator for each.
+    """Validates values against nodes, with one validator for each, made when it is first needed.
 
     Attributes:
         may_backtrack: a pattern in the document may take more than linear time.
 
     Args:
-        first: checks whose validators are made at once; more are made when they are needed.
+        document: the schema as the user wrote it; the whole text is validated against it.
+        root_check: the check of the whole text.
 
     Raises:
         InvalidGrammar: the schema cannot be used for validation.
     """
 
-    def __init__(self, schema: dict[str, Any], first: Iterable[Check] = ()) -> None:
-        self._schema = schema
-        self._document = SchemaDocument(schema)
-        self.may_backtrack = bool(self._document.backtracking)
-        pointers = dict.fromkeys(["", *(check.pointer for check in first)])
-        self._validators = {pointer: self._document.make_validator(pointer) for pointer in pointers}
-        self._excluded: dict[Check, tuple[LinearPattern, ...]] = {}
+    def __init__(self, document: Any, root_check: Check) -> None:
+        written = SchemaDocument(document)
+        self.may_backtrack = bool(written.backtracking)
+        self._validators = {root_check.node: SchemaValidator(document)}
+        self._excluded: dict[Node, tuple[LinearPattern, ...]] = {}
 
-    def find_violation(self, site: Site, value: bytes, before: bytes) -> Check | None:
+    def find_violation(self, site: Place, value: bytes, before: bytes) -> Check | None:
         """Return the first check that a complete value fails.
 
         Args:
@@ -52,13 +49,13 @@ class ResidualChecks:
             return site.checks[0]
         return next((check for check in site.checks if not self._passes(check, instance, before)), None)
 
-    def find_doomed(self, site: Site, content: bytes) -> Check | None:
+    def find_doomed(self, site: Place, content: bytes) -> Check | None:
         """Return a check that a string fails whatever is added to what stands of it.
 
         Args:
             content: what stands of the string, behind its quote.
         """
-        excluded = [(check, pattern) for check in site.checks for pattern in self._excluded_starts(check)]
+        excluded = [(check, pattern) for check in site.checks for pattern in self._find_excluded(check)]
         if not excluded:
             return None
         try:
@@ -68,35 +65,27 @@ class ResidualChecks:
             return None
         return next((check for check, pattern in excluded if pattern.matches(text)), None)
 
-    def _excluded_starts(self, check: Check) -> tuple[LinearPattern, ...]:
+    def _find_excluded(self, check: Check) -> tuple[LinearPattern, ...]:
         """Return the patterns of texts with which no string may begin that passes the check."""
-        found = self._excluded.get(check)
-        if found is None:
-            found = self._excluded[check] = tuple(self._read_excluded_starts(check))
-        return found
-
-    def _read_excluded_starts(self, check: Check) -> Iterator[LinearPattern]:
-        schema = {} if check.is_alone or check.is_distinct else find_at(self._schema, check.pointer)
-        # Beside a reference a pattern asserts nothing in the older drafts.
-        if isinstance(schema, dict) and "pattern" in schema and "$ref" not in schema:
-            patterns = map(read_pattern, find_excluded_starts(schema["pattern"]))
-            yield from (pattern for pattern in patterns if pattern is not None)
+        node = check.node
+        if node not in self._excluded:
+            pattern = "" if check.is_distinct else node.get("pattern", "")
+            patterns = map(read_pattern, find_excluded_starts(pattern))
+            self._excluded[node] = tuple(pattern for pattern in patterns if pattern is not None)
+        return self._excluded[node]
 
     def _passes(self, check: Check, instance: Any, before: bytes) -> bool:
         if check.is_distinct:
             known = (make_comparable(sibling) for sibling in read_elements(before))
             return make_comparable(instance) not in known
         try:
-            validator = self._find_validator(check.pointer)
+            if check.node not in self._validators:
+                written = write_for_validator(check.node)
+                self._validators[check.node] = SchemaValidator(written, dialect=DRAFT_2020)
         except InvalidGrammar:
-            # As above: a document whose parts cannot be read alone ends the text, not the engine.
+            # As above: a schema that cannot be used alone ends the text, not the engine.
             return False
-        return self._document.is_valid(validator, {instance: None} if check.is_alone else instance)
-
-    def _find_validator(self, pointer: str) -> jsonschema_rs.Validator:
-        if pointer not in self._validators:
-            self._validators[pointer] = self._document.make_validator(pointer)
-        return self._validators[pointer]
+        return self._validators[check.node].is_valid({instance: None} if check.is_alone else instance)
 
 
 def read_elements(before: bytes) -> list[Any]:

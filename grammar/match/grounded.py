@@ -6,25 +6,20 @@ is the inner matcher's. A string that is open can always be finished, so this al
 checks beside it can (distinct quotations from a source that has no more of them), and then `error` says so.
 """
 
-import copy
-import json
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 import numpy as np
 
-from ..backend import CompiledGrammar, Matcher, Program
+from ..backend import Matcher, Program
 from ..bit_row import clear_bits, is_set, list_tokens, set_bits
 from ..bitmask import fill_bitmask
 from ..errors import InvalidGrammar
-from ..plan import GROUNDING, PlanEntry
-from ..schema.grounding import KEYWORD, GroundedSite, GroundingMap
-from ..schema.weaken import find_at
-from ..spec import GrammarSpec
+from ..schema.grounding import GroundedPlace, GroundingMap, Lengths
+from ..schema.rules import GROUNDED
 from ..vocabulary import Vocabulary, make_mask
 from .json_text import Mode, State, advance, begin
 from .prefix_index import StringTokens
-from .source_text import Lengths, SourceText
+from .source_text import SourceText
 
 # Beyond that many tokens one numpy call is cheaper than bits set one by one.
 MAX_NUM_SINGLE_BITS = 64
@@ -136,12 +131,12 @@ class GroundedMatcher:
         self._clear_tokens(words)
         if not words.any():
             self._dead_end = (
-                f"dead end: no way on satisfies {KEYWORD} together with what else the schema demands"
+                f"dead end: no way on satisfies {GROUNDED} together with what else the schema demands"
             )
 
     def _clear_tokens(self, words: np.ndarray) -> None:
         state, program = self._state, self._program
-        lengths = state.site.lengths if isinstance(state.site, GroundedSite) else None
+        lengths = state.site.lengths if isinstance(state.site, GroundedPlace) else None
         if state.mode is Mode.END or (state.site is None and state.frame is None):
             return
         if state.mode is Mode.STRING or state.mode is Mode.NAME:
@@ -181,7 +176,7 @@ class GroundedMatcher:
     def _read(self, token: bytes) -> State | None:
         """Return the state after a token that the inner matcher allows, None where a string is no quotation."""
         state = advance(self._state, self._text, token, self._is_quotation)
-        if state is None or state.mode is not Mode.STRING or not isinstance(state.site, GroundedSite):
+        if state is None or state.mode is not Mode.STRING or not isinstance(state.site, GroundedPlace):
             return state
         if state.site.lengths is None:
             return state
@@ -189,7 +184,7 @@ class GroundedMatcher:
         content = bytes(self._text[start:]) + token if start < split else token[start - split :]
         return state if self._program.source.is_open(content, state.site.lengths) else None
 
-    def _is_quotation(self, site: GroundedSite, value: bytes, before: Callable[[], bytes]) -> bool:
+    def _is_quotation(self, site: GroundedPlace, value: bytes, before: Callable[[], bytes]) -> bool:
         if site.lengths is None or not value.startswith(b'"'):
             return True
         return self._program.source.is_quotation(value[1:-1], site.lengths)
@@ -209,40 +204,19 @@ class GroundedFiller:
 FILLER = GroundedFiller()
 
 
-def split_grounding(spec: GrammarSpec) -> tuple[GroundingMap | None, GrammarSpec]:
-    """Return where a JSON schema demands quotations, None where nowhere, and the spec without that.
-
-    Raises:
-        UnsupportedGrammar: an annotation cannot be enforced where it stands.
-    """
-    document = json.loads(spec.text)
-    places = GroundingMap(document)
-    if not places.pointers:
-        return None, replace(spec, source=None)
-    stripped = copy.deepcopy(document)
-    for pointer in places.pointers:
-        del find_at(stripped, pointer)[KEYWORD]
-    return places, replace(spec, text=json.dumps(stripped, ensure_ascii=False), source=None)
-
-
-def compile_grounded(
-    compiled: CompiledGrammar, places: GroundingMap, source: str, vocabulary: Vocabulary, tokens: StringTokens
-) -> CompiledGrammar:
-    """Return a compiled schema whose annotated strings are quotations from a source.
-
-    Args:
-        compiled: the schema without the annotation.
+def add_quotations(
+    program: Program, places: GroundingMap, source: str, vocabulary: Vocabulary, tokens: StringTokens
+) -> GroundedProgram:
+    """Return a program whose annotated strings are quotations from a source.
 
     Raises:
         InvalidGrammar: no part of the source has the length that a string must have.
     """
-    program = GroundedProgram(compiled.program, places, source, vocabulary, tokens)
+    grounded = GroundedProgram(program, places, source, vocabulary, tokens)
     for pointer, lengths in places.list_lengths():
-        program.first_mask(lengths)
-        if not program.source.is_open(b"", lengths):
+        grounded.first_mask(lengths)
+        if not grounded.source.is_open(b"", lengths):
             at_most = "" if lengths.most is None else f" and at most {lengths.most}"
-            raise InvalidGrammar(
-                f"{KEYWORD} at {pointer or '#'}: no part of the source has at least {lengths.least}{at_most} characters"
-            )
-    plan = (*compiled.plan, *(PlanEntry(pointer, KEYWORD, GROUNDING) for pointer in sorted(places.pointers)))
-    return CompiledGrammar(compiled.backend, plan, program)
+            wanted = f"at least {lengths.least}{at_most} characters"
+            raise InvalidGrammar(f"{GROUNDED} at {pointer or '#'}: no part of the source has {wanted}")
+    return grounded

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from ..schema.check import Check
+from ..schema.places import Check
 
 
 @dataclass(slots=True)

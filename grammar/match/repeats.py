@@ -20,7 +20,7 @@ MAX_NUM_SIBLINGS = 64
 # Inside objects and arrays every allowed token is tried, unless there are more.
 MAX_NUM_ALLOWED = 64
 # How many tokens are tried for one mask; beyond them every one counts as leading on.
-MAX_NUM_TRIED = 128
+MAX_NUM_TRIED = 256
 MAX_NUM_KNOWN = 4096
 MAX_TOKEN_BYTES = 64
 COMMAS = (b",", b", ")

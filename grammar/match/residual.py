@@ -16,8 +16,8 @@ import numpy as np
 from ..backend import Matcher, Program
 from ..bit_row import clear_bits, is_set, set_bits
 from ..errors import InvalidGrammar
-from ..schema.check import Check
-from ..schema.places import Site, SiteMap, spell
+from ..schema.node import Node
+from ..schema.places import Check, Place, PlaceMap, spell
 from .candidates import candidate_kind, far_kind, string_site
 from .checks import ResidualChecks, read_elements
 from .closing_tokens import ClosingTokens, RestOfClass
@@ -35,17 +35,19 @@ SHORT = 256  # bytes of a string
 TOKEN_S = 0.004
 RESERVED_S = 0.2
 # What is named where tokens were left out only because of what comes after them.
-DISTINCT = Check("", ("uniqueItems",), True)
+DISTINCT = Check(Node("", {}), ("uniqueItems",), True)
 NO_STRINGS: frozenset[bytes] = frozenset()
 
 
 class ResidualProgram:
     """A loosened grammar with the checks that make it exact again."""
 
-    def __init__(self, inner: Program, schema: dict[str, Any], sites: SiteMap, tokens: ClosingTokens) -> None:
+    def __init__(
+        self, inner: Program, schema: dict[str, Any], sites: PlaceMap, tokens: ClosingTokens
+    ) -> None:
         self.sites = sites
         self.tokens = tokens
-        self.checks = ResidualChecks(schema, sites.root.checks)
+        self.checks = ResidualChecks(schema, sites.root_check)
         self._inner = inner
         # The engine's grammar, the document and one validator for each checked place.
         self.size_bytes = inner.size_bytes + 32 * len(json.dumps(schema))
@@ -207,14 +209,14 @@ class ResidualMatcher:
     def _find_string(self) -> KnownString | None:
         """Return what is known of the open string; None where its verdict may depend on all of its content."""
         site, start = string_site(self._state), self._state.start
-        telling = site.strings if site is not None else NO_STRINGS
-        if telling is None:
+        strings = site.strings if site is not None else NO_STRINGS
+        if strings is None:
             return None
         content = bytes(self._text[start + 1 :])
         known = self._string
         if known is None or known.start != start:
-            siblings = self._list_siblings() if site is not None and site.telling.is_compared else ()
-            known = self._string = KnownString(start, [*telling, *siblings])
+            siblings = self._list_siblings() if site is not None and site.deciding.is_compared else ()
+            known = self._string = KnownString(start, [*strings, *siblings])
         known.near = [string for string in known.near if string.startswith(content)]
         known.length = len(content)
         # What escapes spell is not compared here; few strings need any.
@@ -311,7 +313,7 @@ class ResidualMatcher:
         judge = self._is_allowed if len(self._verdicts) < MAX_NUM_CHECKS else self._is_known_allowed
         return advance(self._state, self._text, token, judge) is not None
 
-    def _is_allowed(self, site: Site, value: bytes, before: Callable[[], bytes]) -> bool:
+    def _is_allowed(self, site: Place, value: bytes, before: Callable[[], bytes]) -> bool:
         key = id(site), value, before() if site.checks[0].is_distinct else b""
         if key not in self._verdicts:
             if self._program.checks.may_backtrack:
@@ -324,7 +326,7 @@ class ResidualMatcher:
         self._violation = violation or self._violation
         return violation is None
 
-    def _check_in_time(self, key: tuple[int, bytes, bytes], site: Site) -> None:
+    def _check_in_time(self, key: tuple[int, bytes, bytes], site: Place) -> None:
         """Find the verdict on a value, or the failure where its patterns take too long."""
         if self._failure is not None:
             return
@@ -337,7 +339,7 @@ class ResidualMatcher:
         if self._seconds_left < 0 and self._failure is None:
             self._failure = f"the patterns of the schema take more than {TOKEN_S * 1000:g} ms for each token"
 
-    def _is_known_allowed(self, site: Site, value: bytes, before: Callable[[], bytes]) -> bool:
+    def _is_known_allowed(self, site: Place, value: bytes, before: Callable[[], bytes]) -> bool:
         key = id(site), value, before() if site.checks[0].is_distinct else b""
         return key in self._verdicts and self._is_allowed(site, value, before)
 
@@ -346,4 +348,4 @@ def explain_dead_end(violation: Check | None) -> str:
     """Return the error for a mask of zeros."""
     if violation is None:
         return "dead end: of what the grammar allows here nothing could be checked"
-    return f"dead end: no way on satisfies {', '.join(violation.keywords)} at {violation.pointer or '#'}"
+    return f"dead end: no way on satisfies {', '.join(violation.keywords)} at {violation.node.pointer or '#'}"

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..schema.grounding import Lengths
 from .prefix_index import StringTokens
 
 # Han, kana, Thai, Lao, Tibetan, Myanmar, Khmer: a border is on either side of each character.
@@ -22,14 +23,6 @@ _UNSPACED = re.compile(
     "\U00020000-\U0003ffff]"
 )
 SPACE, LETTER, UNSPACED, OTHER = range(4)
-
-
-@dataclass(frozen=True, slots=True)
-class Lengths:
-    """How many characters a quotation may have; `most` None is any number."""
-
-    least: int = 0
-    most: int | None = None
 
 
 class SourceText:

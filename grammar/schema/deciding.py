@@ -8,12 +8,10 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from .keywords import iterate_children, join_pointer
-from .references import find_targets, has_foreign_references
+from .node import Node, Path, iterate_children
 
-Find = Callable[[str], dict[str, Any]]
-# (pointer of a schema, keyword in it) of an assertion that counts.
-Item = tuple[str, str]
+# A keyword of a node, an assertion that counts.
+Item = tuple[Node, str]
 
 _IN_PLACE = frozenset(
     ["allOf", "anyOf", "oneOf", "not", "if", "then", "else", "dependencies", "dependentSchemas"]
@@ -22,11 +20,11 @@ _ANY_STRING = frozenset(["pattern", "format", "minLength", "maxLength"])
 _VALUES = frozenset(["const", "enum"])
 _UNEVALUATED = frozenset(["unevaluatedItems", "unevaluatedProperties"])
 _MEMBERS = frozenset(["properties", "patternProperties", "additionalProperties", "unevaluatedProperties"])
-_ELEMENTS = frozenset(["items", "prefixItems", "additionalItems", "contains", "unevaluatedItems"])
+_ELEMENTS = frozenset(["items", "prefixItems", "contains", "unevaluatedItems"])
 
 
 @dataclass(frozen=True, slots=True)
-class Telling:
+class Deciding:
     """What counts at one place of an instance.
 
     Attributes:
@@ -43,94 +41,76 @@ class Telling:
     is_unique: bool = False
     is_compared: bool = False
 
-
-# Nothing counts: no check looks at the strings there.
-NOTHING = Telling()
-# Anything may count.
-ANYTHING = Telling(strings=None, is_whole=True)
-
-
-class TellingMap:
-    """Finds what counts at the places of one document.
-
-    Args:
-        find: pointer -> schema object, {} for what asserts nothing.
-    """
-
-    def __init__(self, document: Any, find: Find) -> None:
-        self._find = find
-        self._is_opaque = not isinstance(document, dict) or not document or has_foreign_references(document)
-
-    def gather(self, start: Telling, items: Iterable[Item]) -> Telling:
-        """Return what counts at a place: what comes from above and the assertions found there."""
-        if self._is_opaque:
-            return ANYTHING
-        strings: set[str] = set()
-        is_any, is_whole, is_unique = start.is_whole, start.is_whole, False
-        seen: set[Item] = set()
-        pending = [*start.items, *items]
-        while pending:
-            item = pending.pop()
-            if item in seen:
-                continue
-            seen.add(item)
-            pointer, keyword = item
-            schema = self._find(pointer)
-            is_any |= keyword in _ANY_STRING
-            is_unique |= keyword == "uniqueItems"
-            if keyword in _VALUES:
-                values = schema["enum"] if keyword == "enum" else [schema["const"]]
-                strings.update(value for value in values if isinstance(value, str))
-                is_whole |= any(isinstance(value, dict | list) for value in values)
-            pending.extend(self._expand(schema, pointer, keyword))
-        told = None if is_any else frozenset(strings)
-        return Telling(frozenset(seen), told, is_whole, is_unique, start.is_compared)
-
-    def member(self, telling: Telling, name: str) -> Telling:
+    def member(self, name: str) -> "Deciding":
         """Return what comes from a place to one of its properties."""
-        return self._descend(
-            telling, _MEMBERS, lambda schema, path: path[0] != "properties" or path[1] == name
-        )
+        return self._descend(_MEMBERS, lambda path: path[0] != "properties" or path[-1] == name)
 
-    def element(self, telling: Telling) -> Telling:
+    def element(self) -> "Deciding":
         """Return what comes from a place to any of its elements."""
-        found = self._descend(telling, _ELEMENTS, lambda schema, path: True)
-        return replace(found, is_compared=True) if telling.is_unique else found
+        found = self._descend(_ELEMENTS, lambda path: True)
+        return replace(found, is_compared=True) if self.is_unique else found
 
-    def list_items(self, pointer: str) -> Iterator[Item]:
-        """Yield all assertions of a schema."""
-        yield from ((pointer, keyword) for keyword in self._find(pointer))
+    def lists(self, name: str) -> bool:
+        """Tell whether a property has a schema of its own in what counts."""
+        return any(keyword == "properties" and name in node.keywords[keyword] for node, keyword in self.items)
 
-    def _expand(self, schema: dict[str, Any], pointer: str, keyword: str) -> Iterator[Item]:
-        """Yield the assertions that a keyword brings to the same value."""
-        if keyword == "$ref":
-            for target in find_targets(schema):
-                yield from self.list_items(target)
-        elif keyword in _UNEVALUATED:
-            # Which branches hold decides what is evaluated.
-            yield from (
-                (pointer, other) for other in schema if other in _IN_PLACE or other in ("$ref", "contains")
-            )
-        elif keyword in _IN_PLACE:
-            for path, _ in iterate_children({keyword: schema[keyword]}):
-                yield from self.list_items(join_pointer(pointer, *path))
-            if keyword == "if":
-                yield from ((pointer, other) for other in ("then", "else") if other in schema)
-
-    def _descend(
-        self,
-        telling: Telling,
-        keywords: frozenset[str],
-        is_meant: Callable[[dict[str, Any], tuple[str | int, ...]], bool],
-    ) -> Telling:
-        if telling.is_whole or telling.is_compared:
+    def _descend(self, keywords: frozenset[str], is_meant: Callable[[Path], bool]) -> "Deciding":
+        if self.is_whole or self.is_compared:
             return ANYTHING
         items: set[Item] = set()
-        for pointer, keyword in telling.items:
-            if keyword not in keywords:
-                continue
-            schema = self._find(pointer)
-            for path, _ in iterate_children({keyword: schema[keyword]}):
-                if is_meant(schema, path):
-                    items.update(self.list_items(join_pointer(pointer, *path)))
-        return Telling(frozenset(items)) if items else NOTHING
+        for node, keyword in self.items:
+            for path, child in iterate_children(node) if keyword in keywords else ():
+                if path[0] == keyword and isinstance(child, Node) and is_meant(path):
+                    items.update(list_items(child))
+        return Deciding(frozenset(items)) if items else NOTHING
+
+
+# Nothing counts: no check looks at the strings there.
+NOTHING = Deciding()
+# Anything may count.
+ANYTHING = Deciding(strings=None, is_whole=True)
+
+
+def list_items(node: Node) -> Iterator[Item]:
+    """Yield all assertions of a node."""
+    return ((node, keyword) for keyword in node.keywords)
+
+
+def gather(start: Deciding, items: Iterable[Item]) -> Deciding:
+    """Return what counts at a place: what comes from above and the assertions found there."""
+    strings: set[str] = set()
+    is_any, is_whole, is_unique = start.is_whole, start.is_whole, False
+    seen: set[Item] = set()
+    pending = [*start.items, *items]
+    while pending:
+        item = pending.pop()
+        if item in seen:
+            continue
+        seen.add(item)
+        node, keyword = item
+        is_any |= keyword in _ANY_STRING
+        is_unique |= keyword == "uniqueItems"
+        if keyword in _VALUES:
+            values: list[Any] = node.keywords["enum"] if keyword == "enum" else [node.keywords["const"]]
+            strings.update(value for value in values if isinstance(value, str))
+            is_whole |= any(isinstance(value, dict | list) for value in values)
+        pending.extend(list_applied_items(node, keyword))
+    decided = None if is_any else frozenset(strings)
+    return Deciding(frozenset(seen), decided, is_whole, is_unique, start.is_compared)
+
+
+def list_applied_items(node: Node, keyword: str) -> Iterator[Item]:
+    """Yield the assertions that a keyword brings to the same value."""
+    if keyword == "$ref":
+        yield from list_items(node.keywords["$ref"])
+    elif keyword in _UNEVALUATED:
+        # Which branches hold decides what is evaluated.
+        yield from (
+            (node, other) for other in node.keywords if other in _IN_PLACE or other in ("$ref", "contains")
+        )
+    elif keyword in _IN_PLACE:
+        for path, child in iterate_children(node):
+            if path[0] == keyword and isinstance(child, Node):
+                yield from list_items(child)
+        if keyword == "if":
+            yield from ((node, other) for other in ("then", "else") if other in node.keywords)

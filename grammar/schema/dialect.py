@@ -17,18 +17,24 @@ class Dialect:
         uri: its `$schema`.
         validator_class: the independent validator of this draft.
         ignores_ref_siblings: up to draft 7, keywords beside `$ref` assert nothing.
+        annotates_formats: since draft 2019-09, formats are annotations by default.
     """
 
     uri: str
     validator_class: type[jsonschema_rs.Validator]
     ignores_ref_siblings: bool = False
+    annotates_formats: bool = False
 
 
 DRAFT_4 = Dialect("http://json-schema.org/draft-04/schema#", jsonschema_rs.Draft4Validator, True)
 DRAFT_6 = Dialect("http://json-schema.org/draft-06/schema#", jsonschema_rs.Draft6Validator, True)
 DRAFT_7 = Dialect("http://json-schema.org/draft-07/schema#", jsonschema_rs.Draft7Validator, True)
-DRAFT_2019 = Dialect("https://json-schema.org/draft/2019-09/schema", jsonschema_rs.Draft201909Validator)
-DRAFT_2020 = Dialect("https://json-schema.org/draft/2020-12/schema", jsonschema_rs.Draft202012Validator)
+DRAFT_2019 = Dialect(
+    "https://json-schema.org/draft/2019-09/schema", jsonschema_rs.Draft201909Validator, annotates_formats=True
+)
+DRAFT_2020 = Dialect(
+    "https://json-schema.org/draft/2020-12/schema", jsonschema_rs.Draft202012Validator, annotates_formats=True
+)
 
 
 def strip_uri(uri: str) -> str:

@@ -1,96 +1,95 @@
 """Identifiers: the names that a document gives its schemas, and where its references lead."""
 
 import re
-from collections import Counter
 from typing import Any
 from urllib.parse import quote, unquote, urljoin
 
 import jsonschema_rs
 
 from ..errors import InvalidGrammar
-from .dialect import DRAFT_4, Dialect
-from .keywords import join_pointer, split_pointer
-from .references import map_schemas
+from .dialect import DRAFT_4, Dialect, detect_dialect, is_dialect_named
+from .keywords import iterate_subschemas, join_pointer, split_pointer
 
 # Stands for the address of a document: identifiers in it may be relative.
 BASE_URI = "http://document.troupe.invalid/-"
-IDENTIFYING = frozenset(["$id", "id", "$anchor"])
+# Documents that contain none of these have no identifiers.
+SIGNS = re.compile(r'"(?:\$?id|\$(?:dynamic|recursive)?[aA]nchor)"')
 _URI_CHARACTERS = re.compile(r"[\w\-.~:/?\[\]@!$&'()*+,;=%]*", re.ASCII)
 # What stands for itself in the fragment of a URI, beside letters and digits.
 _FRAGMENT_CHARACTERS = "/?:@!$&'()*+,;=-._~"
 
 
 class Identifiers:
-    """The identifiers and anchors of one document. Add its schemas one by one, outer ones first."""
+    """The identifiers and anchors of one document.
 
-    def __init__(self, document: Any) -> None:
-        self._document = document
-        self._counts: Counter[str] | None = None
-        self._known: Counter[str] = Counter()
-        # Pointer of a schema -> the URI that references in and below it are relative to.
-        self._bases: dict[str, str] = {}
-        # URI, or URI with anchor -> (pointer of the schema of that name, None for several; the name as written).
-        self._places: dict[str, tuple[str | None, str]] = {BASE_URI: ("", "")}
+    Attributes:
+        dynamic: pointer of a resource -> its dynamic anchors, each with the pointer of its schema. The anchor of
+            `$recursiveAnchor` is "".
+    """
 
-    def add(self, schema: dict[str, Any], pointer: str, dialect: Dialect, is_embedded: bool = True) -> None:
-        """Take note of a schema.
+    def __init__(self, document: Any, dialect: Dialect) -> None:
+        self.dynamic: dict[str, dict[str, str]] = {}
+        # Pointer of a schema with an identifier -> the URI that references in and below it are relative to.
+        self._bases: dict[str, str] = {"": BASE_URI}
+        # URI, or URI with anchor -> pointer of the schema of that name, None for several.
+        self._places: dict[str, str | None] = {BASE_URI: ""}
+        self._scan(document, "", dialect, is_in_place=True)
 
-        Args:
-            is_embedded: the schema has a place where schemas stand; elsewhere nothing can ask for it by its name.
-        """
-        names = {keyword: schema[keyword] for keyword in IDENTIFYING if isinstance(schema.get(keyword), str)}
-        if dialect.ignores_ref_siblings and isinstance(schema.get("$ref"), str):
-            names = {}
-        identifier = names.get("id" if dialect is DRAFT_4 else "$id", "")
-        check_identifier(identifier, pointer)
-        uri, _, anchor = join_uri(self._find_base(pointer), identifier).partition("#")
-        self._bases[pointer] = uri
-        if not is_embedded:
-            return
-        # Now, since the document changes when targets of references are rewritten.
-        self._counts = self._counts or count_names(self._document)
-        found = [(uri, identifier)] if identifier.partition("#")[0] else []
-        anchors = [anchor, "" if dialect.ignores_ref_siblings else names.get("$anchor", "")]
-        for name, written in [*found, *((f"{uri}#{each}", each) for each in anchors if each)]:
-            self._places[name] = None if name in self._places else pointer, written
-            self._known[written.strip("#")] += 1
+    def add(self, schema: Any, pointer: str, dialect: Dialect) -> None:
+        """Read the identifiers below a schema that stands where the document does not say that a schema is."""
+        self._scan(schema, pointer, dialect, is_in_place=False)
+
+    def find_resource(self, pointer: str) -> str:
+        """Return the pointer of the innermost schema with an identifier around a place, or at it."""
+        while pointer and pointer not in self._bases:
+            pointer = pointer.rpartition("/")[0]
+        return pointer
 
     def find_target(self, pointer: str, ref: str) -> str | None:
         """Return the pointer to what the `$ref` of a schema leads to, None for nothing within the document."""
         try:
-            uri, _, fragment = join_uri(self._find_base(pointer), ref).partition("#")
+            uri, _, fragment = join_uri(self._bases[self.find_resource(pointer)], ref).partition("#")
         except ValueError:
             return None
         if _URI_CHARACTERS.fullmatch(ref.partition("#")[0]) is None:
             return None
-        start = self._find_place(uri)
-        if start is not None and fragment and not fragment.startswith("/"):
-            return self._find_place(f"{uri}#{fragment}")
+        if fragment and not fragment.startswith("/"):
+            is_known = self._places.get(uri) is not None
+            return self._places.get(f"{uri}#{unquote(fragment)}") if is_known else None
+        start = self._places.get(uri)
         return None if start is None else start + read_fragment(fragment)
 
-    def _find_place(self, name: str) -> str | None:
-        """Return the pointer of the only schema with a name; None where another may have it, seen from a draft."""
-        pointer, written = self._places.get(name, (None, ""))
-        counts, written = self._counts or Counter(), written.strip("#")
-        return None if written and counts[written] > self._known[written] else pointer
+    def _scan(self, schema: Any, pointer: str, dialect: Dialect, is_in_place: bool) -> None:
+        if not isinstance(schema, dict):
+            return
+        if is_dialect_named(schema):
+            dialect = detect_dialect(schema)
+        if not (dialect.ignores_ref_siblings and isinstance(schema.get("$ref"), str)):
+            self._take_names(schema, pointer, dialect, is_in_place)
+        for path, child in iterate_subschemas(schema):
+            self._scan(child, join_pointer(pointer, *path), dialect, is_in_place)
 
-    def _find_base(self, pointer: str) -> str:
-        while pointer and pointer not in self._bases:
-            pointer = pointer.rpartition("/")[0]
-        return self._bases.get(pointer, BASE_URI)
+    def _take_names(self, schema: dict[str, Any], pointer: str, dialect: Dialect, is_in_place: bool) -> None:
+        identifier = schema.get("id" if dialect is DRAFT_4 else "$id", "")
+        if not isinstance(identifier, str):
+            return
+        check_identifier(identifier, pointer)
+        base = self._bases[self.find_resource(pointer)]
+        uri, _, anchor = join_uri(base, identifier).partition("#")
+        if identifier.partition("#")[0]:
+            self._bases[pointer] = uri
+            if is_in_place:
+                self._name(uri, pointer)
+        anchors = {} if dialect.ignores_ref_siblings else schema
+        dynamic, static = anchors.get("$dynamicAnchor"), anchors.get("$anchor")
+        for name in filter(None, (anchor, static, dynamic) if is_in_place else ()):
+            self._name(f"{uri}#{name}", pointer)
+        if dynamic or anchors.get("$recursiveAnchor") is True:
+            resource = self.find_resource(pointer)
+            self.dynamic.setdefault(resource, {}).setdefault(dynamic or "", pointer)
 
-
-def count_names(document: Any) -> Counter[str]:
-    """Return how often each name is given in a document, by a schema or by what only may be one."""
-    counts: Counter[str] = Counter()
-
-    def count(schema: dict[str, Any]) -> dict[str, Any]:
-        names = (schema.get(keyword) for keyword in IDENTIFYING)
-        counts.update(name.strip("#") for name in names if isinstance(name, str))
-        return schema
-
-    map_schemas(document, count)
-    return counts
+    def _name(self, name: str, pointer: str) -> None:
+        self._places[name] = pointer if self._places.get(name, pointer) == pointer else None
 
 
 def check_identifier(identifier: str, pointer: str) -> None:
@@ -112,7 +111,7 @@ def join_uri(base: str, ref: str) -> str:
 
 def read_fragment(fragment: str) -> str:
     """Return the JSON pointer that is written as the fragment of a URI."""
-    return "".join(join_pointer("", part) for part in split_pointer(unquote(fragment)))
+    return join_pointer("", *split_pointer(unquote(fragment)))
 
 
 def write_reference(pointer: str) -> str:

@@ -23,7 +23,6 @@ SCHEMA_LIST_KEYWORDS = frozenset(["allOf", "anyOf", "items", "oneOf", "prefixIte
 SCHEMA_MAP_KEYWORDS = frozenset(
     ["$defs", "definitions", "dependencies", "dependentSchemas", "patternProperties", "properties"]
 )
-_HOLDERS = SCHEMA_KEYWORDS | SCHEMA_LIST_KEYWORDS | SCHEMA_MAP_KEYWORDS
 
 # A keyword asserts nothing about an instance of a type that is not its own.
 TYPES_OF_KEYWORD: dict[str, tuple[str, ...]] = {
@@ -98,13 +97,11 @@ def split_pointer(pointer: str) -> list[str]:
     return [part.replace("~1", "/").replace("~0", "~") for part in pointer.split("/")[1:]]
 
 
-def iterate_children(schema: dict[str, Any]) -> Iterator[tuple[tuple[str | int, ...], Any]]:
-    """Yield (path, subschema) for the schemas that stand directly in a schema, in document order."""
+def iterate_subschemas(schema: dict[str, Any]) -> Iterator[tuple[tuple[str | int, ...], Any]]:
+    """Yield (path, subschema) of a schema object as JSON, in document order."""
     for keyword, value in schema.items():
-        if keyword not in _HOLDERS:
-            continue
         if keyword in SCHEMA_MAP_KEYWORDS and isinstance(value, dict):
-            # `dependencies` maps names to schemas or to lists of names; only the former are schemas.
+            # `dependencies` maps names to schemas or to lists of names.
             yield from (((keyword, name), sub) for name, sub in value.items() if is_schema(sub))
         elif keyword in SCHEMA_LIST_KEYWORDS and isinstance(value, list):
             yield from (((keyword, index), sub) for index, sub in enumerate(value) if is_schema(sub))
@@ -113,11 +110,5 @@ def iterate_children(schema: dict[str, Any]) -> Iterator[tuple[tuple[str | int, 
 
 
 def is_schema(value: Any) -> bool:
-    """Tell whether a value can be a schema."""
-    return isinstance(value, (dict, bool))
-
-
-def list_properties(schema: dict[str, Any]) -> dict[str, Any]:
-    """Return `properties`, {} where it is no object."""
-    found = schema.get("properties")
-    return found if isinstance(found, dict) else {}
+    """Tell whether a JSON value can be a schema."""
+    return isinstance(value, dict | bool)

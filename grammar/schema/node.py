@@ -1,53 +1,102 @@
-"""One schema object while it is being rewritten."""
+"""A JSON Schema as a graph: one node for each schema object, with its subschemas and the target of its `$ref`."""
 
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from ..plan import NO_EFFECT, PlanEntry
-from .keywords import join_pointer
+from .keywords import SCHEMA_KEYWORDS, SCHEMA_LIST_KEYWORDS, SCHEMA_MAP_KEYWORDS
 
 
-@dataclass(slots=True)
 class Node:
-    """A schema object, its place in the user's document, and what the rules did to it.
+    """One schema object. Nodes are compared by identity; after reading, nothing in them changes.
 
     Attributes:
-        schema: the object in its present form; rules edit it in place.
         pointer: where the user wrote it.
-        origin: present keyword -> keyword the user wrote, where a rule renamed it.
-        drops_ref_siblings: the schema names a draft in which `$ref` stands alone.
-        plan: entries of the keywords that no engine has to enforce.
-        is_narrowed: its pattern excludes a character that the user's does not.
-        moved: pointers under which subschemas no longer stand where the user wrote them.
-        conjuncts: place in `allOf` -> present keyword -> the user's, of what a rule put there.
+        keywords: its assertions. Subschemas in them are nodes, `True` or `False`; `$ref` holds its target.
+        origin: present keyword -> the keyword the user wrote, where a rule renamed it.
+        notes: plan entries of the keywords that no engine has to enforce.
     """
 
-    schema: dict[str, Any]
-    pointer: str
-    drops_ref_siblings: bool = False
-    origin: dict[str, str] = field(default_factory=dict)
-    plan: list[PlanEntry] = field(default_factory=list)
-    is_narrowed: bool = False
-    moved: list[str] = field(default_factory=list)
-    conjuncts: dict[int, dict[str, str]] = field(default_factory=dict)
+    __slots__ = ("keywords", "notes", "origin", "pointer")
 
-    def drop(self, keyword: str, why: str = NO_EFFECT) -> None:
-        """Remove a keyword that asserts nothing and say so in the plan."""
-        del self.schema[keyword]
-        name = self.original_name(keyword)
-        self.plan.append(PlanEntry(self.pointer, name, why))
-        self.moved.append(join_pointer(self.pointer, name))
+    def __init__(self, pointer: str, keywords: dict[str, Any]) -> None:
+        self.pointer = pointer
+        self.keywords = keywords
+        self.origin: dict[str, str] = {}
+        self.notes: list[PlanEntry] = []
 
-    def rename(self, old: str, new: str, value: Any) -> None:
-        """Replace a keyword by another form of it, in place, so that the order of keys is kept."""
-        items = [(new, value) if key == old else (key, kept) for key, kept in self.schema.items()]
-        self.schema.clear()
-        self.schema.update(items)
-        name = self.original_name(old)
-        self.origin[new] = name
-        if old != new:
-            self.moved.append(join_pointer(self.pointer, name))
+    def __repr__(self) -> str:
+        return f"Node({self.pointer!r}, {list(self.keywords)})"
 
-    def original_name(self, keyword: str) -> str:
+    def get(self, keyword: str, default: Any = None) -> Any:
+        """Return the value of a keyword."""
+        return self.keywords.get(keyword, default)
+
+    def written_name(self, keyword: str) -> str:
         """Return the keyword the user wrote."""
         return self.origin.get(keyword, keyword)
+
+    def drop(self, keyword: str, why: str = NO_EFFECT) -> None:
+        """Remove a keyword that asserts nothing and say so in the plan. Only while the schema is read."""
+        del self.keywords[keyword]
+        self.notes.append(PlanEntry(self.pointer, self.written_name(keyword), why))
+
+    def rename(self, old: str, new: str, value: Any) -> None:
+        """Replace a keyword by another form of it, at its place. Only while the schema is read."""
+        items = [(new, value) if key == old else (key, kept) for key, kept in self.keywords.items()]
+        self.keywords = dict(items)
+        self.origin[new] = self.written_name(old)
+
+
+Schema = Node | bool
+# Keyword, and the name or index below it.
+Path = tuple[str] | tuple[str, str] | tuple[str, int]
+
+
+def iterate_children(node: Node) -> Iterator[tuple[Path, Schema]]:
+    """Yield (path, subschema) of a node, in its order; the target of `$ref` is no subschema."""
+    for keyword, value in node.keywords.items():
+        if keyword in SCHEMA_MAP_KEYWORDS:
+            yield from (
+                ((keyword, name), each) for name, each in value.items() if isinstance(each, Node | bool)
+            )
+        elif keyword in SCHEMA_LIST_KEYWORDS and isinstance(value, list):
+            yield from (((keyword, index), each) for index, each in enumerate(value))
+        elif keyword in SCHEMA_KEYWORDS:
+            yield (keyword,), value
+
+
+def list_related(node: Node) -> list[Node]:
+    """Return the nodes directly below a node and the target of its `$ref`."""
+    found = [child for _, child in iterate_children(node) if isinstance(child, Node)]
+    target = node.keywords.get("$ref")
+    return [*found, target] if isinstance(target, Node) else found
+
+
+def list_applied(node: Node) -> list[Schema]:
+    """Return the schemas that a node applies to the same value without condition."""
+    found: list[Schema] = list(node.get("allOf", ()))
+    return [*found, node.get("$ref")] if "$ref" in node.keywords else found
+
+
+def iterate_nodes(starts: Iterable[Schema]) -> Iterator[Node]:
+    """Yield every node that can be reached, once, references followed; a node comes before what is below it."""
+    seen: set[Node] = set()
+    pending = [start for start in starts if isinstance(start, Node)][::-1]
+    while pending:
+        node = pending.pop()
+        if node not in seen:
+            seen.add(node)
+            yield node
+            pending.extend(list_related(node)[::-1])
+
+
+def is_trivial(schema: Any) -> bool:
+    """Tell whether a schema is `true` or `{}`."""
+    return schema is True or (isinstance(schema, Node) and not schema.keywords)
+
+
+def list_properties(node: Node) -> dict[str, Schema]:
+    """Return `properties`."""
+    found: dict[str, Schema] = node.get("properties", {})
+    return found

@@ -6,8 +6,6 @@ takes both spellings: the only multiple of 0.5 within 0.25 of 2 is 2. Types that
 
 from typing import Any
 
-from .rules import allowed_types
-
 MAX_NUM_VALUES = 16
 # Doubles this small have no rounding in a range around them.
 MAX_NUMBER = 2**40
@@ -15,8 +13,8 @@ MAX_NUMBER = 2**40
 
 def spell_numbers(schema: dict[str, Any]) -> None:
     """Rewrite `const` or `enum` in place, if it holds whole numbers that may be spelt in two ways."""
-    types = allowed_types(schema)
-    if types is not None and "number" not in types and not types & {"array", "object"}:
+    types = schema.get("type", "number")
+    if not {"number", "array", "object"}.intersection([types] if isinstance(types, str) else types):
         return
     keyword = "enum" if "enum" in schema else "const"
     values = schema["enum"] if keyword == "enum" else [schema["const"]]

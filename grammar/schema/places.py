@@ -2,65 +2,86 @@
 
 import itertools
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
-from .check import Check, is_about_names
-from .deciding import ANYTHING, NOTHING, Item, Telling, TellingMap
-from .keywords import iterate_children, join_pointer
-from .references import find_demands, find_targets, item_keywords, walk
-from .weaken import find_at
+from .deciding import ANYTHING, NOTHING, Deciding, Item, gather, list_items
+from .node import Node, Schema, iterate_children, iterate_nodes, list_applied, list_properties
 
+_ABOUT_NAMES = frozenset(
+    [
+        *("not", "allOf", "anyOf", "oneOf", "type", "propertyNames", "required", "dependentRequired"),
+        *("minProperties", "maxProperties"),
+    ]
+)
 # How far down few values are looked for.
 MAX_DEPTH = 4
 
 
+@dataclass(frozen=True, slots=True)
+class Check:
+    """A schema that a finished value has to satisfy.
+
+    Attributes:
+        node: the schema.
+        keywords: the keywords in it that no engine enforces, for messages.
+        is_distinct: not the schema, but that the value is none of those before it in the array.
+        is_alone: what is checked is a name, as the only property of an object.
+    """
+
+    node: Node
+    keywords: tuple[str, ...]
+    is_distinct: bool = False
+    is_alone: bool = False
+
+
 @dataclass(slots=True, eq=False)
-class Site:
-    """A place in an instance: the schemas that surely apply there.
+class Place:
+    """A place in an instance: the nodes that surely apply there.
 
     Attributes:
         checks: what a value at this place is checked against when it is complete.
         has_children: a residual keyword applies surely below this place too.
-        telling: what decides checks at this place, or around it.
+        deciding: what decides checks at this place, or around it.
         names: the place of property names, as strings; None when they are not checked.
         distinct: the checks of an element's own, when elements have to be distinct.
-        has_few: a schema there lists its values or bounds a number on both sides, or all its parts or branches do.
+        has_few: a node there lists its values or bounds a number on both sides, or all its parts or branches do.
         strings: the JSON spelling of the strings on which a verdict may depend; None where it may on any.
     """
 
-    map: "SiteMap"
-    pointers: frozenset[str]
+    map: "PlaceMap | None"
+    nodes: frozenset[Node]
     checks: tuple[Check, ...]
     has_children: bool
-    telling: Telling
-    names: "Site | None" = None
+    deciding: Deciding
+    names: "Place | None" = None
     distinct: tuple[Check, ...] = ()
     has_few: bool = False
     strings: frozenset[bytes] | None = field(init=False)
-    _names: dict[str | None, "Site | None"] = field(default_factory=dict)
-    _places: dict[int, "Site | None"] = field(default_factory=dict)
+    _names: dict[str | None, "Place | None"] = field(default_factory=dict)
+    _places: dict[int, "Place | None"] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        found = self.telling.strings
+        found = self.deciding.strings
         self.strings = None if found is None else frozenset(map(spell, found))
 
-    def member(self, name: str) -> "Site | None":
+    def member(self, name: str) -> "Place | None":
         """Return the place of a property's value, None when nothing is checked there or below."""
-        is_known = any(name in self.map.properties(p) for p in self.pointers)
-        known: str | None = name if is_known or self.map.is_told(self.telling, name) else None
+        is_known = any(name in list_properties(node) for node in self.nodes)
+        known: str | None = name if is_known or self.deciding.lists(name) else None
         if known not in self._names:
-            found = (self.map.member_pointer(pointer, name) for pointer in self.pointers)
-            self._names[known] = self.map.site(found, self.map.telling.member(self.telling, name))
+            found = (find_member(node, name) for node in self.nodes)
+            assert self.map is not None, "names have no members"
+            self._names[known] = self.map.find(found, self.deciding.member(name))
         return self._names[known]
 
-    def element(self, index: int) -> "Site | None":
+    def element(self, index: int) -> "Place | None":
         """Return the place of an array's element, None when nothing is checked there or below."""
+        assert self.map is not None, "names have no elements"
         index = min(index, self.map.num_places)
         if index not in self._places:
-            found = (self.map.element_pointer(pointer, index) for pointer in self.pointers)
-            self._places[index] = self.map.site(found, self.map.telling.element(self.telling), self.distinct)
+            found = (find_element(node, index) for node in self.nodes)
+            self._places[index] = self.map.find(found, self.deciding.element(), self.distinct)
         return self._places[index]
 
 
@@ -69,200 +90,181 @@ def spell(text: str) -> bytes:
     return json.dumps(text, ensure_ascii=False)[1:-1].encode("utf-8", "surrogatepass")
 
 
-class SiteMap:
+class PlaceMap:
     """The places of one document. Not locked: a place that two threads find at once is only built twice.
 
     Args:
-        document: the schema as the user wrote it.
-        residual: pointer of a schema -> the residual keywords in it.
-        is_ref_alone: the document's draft ignores what stands beside `$ref`.
+        dropped: node -> the keywords in it that no engine enforces.
     """
 
-    def __init__(self, document: Any, residual: Mapping[str, tuple[str, ...]], is_ref_alone: bool) -> None:
-        self._document = document
-        self._residual = residual
-        self._is_ref_alone = is_ref_alone
-        self._sites: dict[tuple[frozenset[str], Telling, tuple[Check, ...]], Site | None] = {}
-        self._schemas: dict[str, dict[str, Any]] = {}
-        self._reachable: dict[str, frozenset[str]] = {}
+    def __init__(self, root: Node, dropped: Mapping[Node, Iterable[str]]) -> None:
+        self._dropped = {node: tuple(keywords) for node, keywords in dropped.items()}
+        self._places: dict[tuple[frozenset[Node], Deciding, tuple[Check, ...]], Place | None] = {}
+        self._reachable: dict[Node, frozenset[str]] = {}
         self.num_places = 0
-        self.telling = TellingMap(document, self._find)
-        root = self.site([""], NOTHING) or self._make_site(frozenset([""]), NOTHING, ())
-        every = tuple(dict.fromkeys(keyword for names in residual.values() for keyword in names))
+        found = self.find([root], NOTHING) or self._make(frozenset([root]), NOTHING, ())
+        every = tuple(dict.fromkeys(keyword for names in self._dropped.values() for keyword in names))
         # The whole document is checked in any case.
-        checks = (Check("", every), *(check for check in root.checks if check.pointer))
-        self.root = replace(root, checks=checks)
+        self.root_check = Check(root, every)
+        self.root = replace(
+            found, checks=(self.root_check, *(each for each in found.checks if each.node is not root))
+        )
 
-    def site(self, pointers: Any, telling: Telling, extra: tuple[Check, ...] = ()) -> Site | None:
+    def find(
+        self, starts: Iterable[Schema | None], deciding: Deciding, extra: tuple[Check, ...] = ()
+    ) -> Place | None:
         """Return the place to which all these schemas apply, None when nothing is checked there or below.
 
         Args:
-            telling: what decides checks around the place.
+            deciding: what decides checks around the place.
             extra: what is checked there beside the schemas.
         """
-        found = frozenset(p for start in pointers if start is not None for p in self._expand(start))
-        key = found, telling, extra
-        if key not in self._sites:
-            site = self._make_site(found, telling, extra)
-            is_needed = site.checks or site.has_children or site.telling != NOTHING
-            self._sites[key] = site if is_needed else None
-        return self._sites[key]
+        found = expand(starts)
+        key = found, deciding, extra
+        if key not in self._places:
+            place = self._make(found, deciding, extra)
+            is_needed = place.checks or place.has_children or place.deciding != NOTHING
+            self._places[key] = place if is_needed else None
+        return self._places[key]
 
-    def _make_site(self, found: frozenset[str], telling: Telling, extra: tuple[Check, ...]) -> Site:
-        checks = tuple(check for p in sorted(found) if (check := self._make_check(p)) is not None)
-        items = [item for check in checks for item in self._list_live(check.pointer)]
-        is_lost = any(keyword not in self._find(pointer) for pointer, keyword in items)
-        here = ANYTHING if is_lost else self.telling.gather(telling, items)
+    def _make(self, found: frozenset[Node], deciding: Deciding, extra: tuple[Check, ...]) -> Place:
+        ordered = sorted(found, key=lambda node: node.pointer)
+        checks = tuple(check for node in ordered if (check := self._make_check(node)) is not None)
+        here = gather(deciding, [item for check in checks for item in self._list_live(check.node)])
         distinct = tuple(
-            Check(p, ("uniqueItems",), True) for p in sorted(found) if self._is_left(p, "uniqueItems")
+            Check(node, ("uniqueItems",), True) for node in ordered if self._is_left(node, "uniqueItems")
         )
-        named = [join_pointer(p, "propertyNames") for p in sorted(found) if self._is_left(p, "propertyNames")]
-        names = self._make_names(named, self._list_alone(found, checks))
-        is_above = any(self._reach(child) for p in found for child in self._sure_children(p))
+        named = [node.keywords["propertyNames"] for node in ordered if self._is_left(node, "propertyNames")]
+        alone = list_alone(found, checks)
+        names = make_names([each for each in named if isinstance(each, Node)], alone)
+        is_above = any(self._reach(child) for node in found for child in self._list_sure(node))
+        has_few = any(has_few_values(node, MAX_DEPTH) for node in found)
         has_children = is_above or bool(distinct or names)
-        has_few = any(self._has_few(p, MAX_DEPTH) for p in found)
-        return Site(self, found, (*extra, *checks), has_children, here, names, distinct, has_few)
+        return Place(self, found, (*extra, *checks), has_children, here, names, distinct, has_few)
 
-    def _make_names(self, named: list[str], alone: tuple[Check, ...]) -> Site | None:
-        """Return the place of an object's property names, None when they are not checked."""
-        if not (named or alone):
-            return None
-        items = [item for pointer in named for item in self.telling.list_items(pointer)]
-        told = ANYTHING if alone else self.telling.gather(NOTHING, items)
-        checks = (*(Check(pointer, ("propertyNames",)) for pointer in named), *alone)
-        return Site(self, frozenset(named), checks, False, told)
+    def _is_left(self, node: Node, keyword: str) -> bool:
+        """Tell whether a keyword of a node is left to the checks."""
+        return keyword in self._dropped.get(node, ()) and node.get(keyword, False) is not False
 
-    def _list_alone(self, found: frozenset[str], checks: tuple[Check, ...]) -> tuple[Check, ...]:
-        """Return the checks that the name decides, where an object has one property at most."""
-        if not any(self._find(pointer).get("maxProperties") == 1 for pointer in found):
-            return ()
-        decided = (check for check in checks if is_about_names(self._find(check.pointer)))
-        return tuple(replace(check, is_alone=True) for check in decided)
+    def _list_sure(self, node: Node) -> list[Schema]:
+        """Return the schemas that surely apply to some member or element."""
+        self.num_places = max(self.num_places, len(node.get("prefixItems", ())))
+        others = [] if "patternProperties" in node.keywords else [node.get("additionalProperties", True)]
+        return [
+            *list_properties(node).values(),
+            *others,
+            *node.get("prefixItems", ()),
+            node.get("items", True),
+        ]
 
-    def _has_few(self, pointer: str, depth: int) -> bool:
-        """Tell whether a schema names its values, or those of all its parts."""
-        schema = self._find(pointer)
-        names, kind = schema.keys(), schema.get("type")
-        is_bounded = names & {"minimum", "exclusiveMinimum"} and names & {"maximum", "exclusiveMaximum"}
-        if names & {"enum", "const"} or is_bounded or kind in ("boolean", "null"):
-            return True
-        if depth > 0 and self._has_few_branches(pointer, schema, depth - 1):
-            return True
-        if kind == "object" and (
-            schema.get("additionalProperties") is False or schema.get("maxProperties") == 0
-        ):
-            parts = [join_pointer(pointer, "properties", name) for name in self.properties(pointer)]
-        elif kind == "array":
-            rest = item_keywords(schema)[1]
-            is_closed = schema.get(rest) is False
-            if not is_closed and not ("maxItems" in schema and rest in schema):
-                return False
-            parts = [*self._sure_children(pointer)][: -1 if is_closed else None]
-        else:
-            parts = [*find_targets(schema)]
-            if not parts:
-                return False
-        return depth > 0 and all(self._has_few(part, depth - 1) for part in parts)
+    def _list_conditional(self, node: Node) -> Iterator[tuple[str, Schema]]:
+        """Yield (keyword, schema) of what applies under a condition, or to a part that the value itself decides."""
+        sure = {id(child) for child in self._list_sure(node)}
+        for path, child in iterate_children(node):
+            if path[0] != "allOf" and id(child) not in sure:
+                yield path[0], child
 
-    def _has_few_branches(self, pointer: str, schema: Mapping[str, Any], depth: int) -> bool:
-        """Tell whether all the branches of a union name their values."""
-        unions = [keyword for keyword in ("anyOf", "oneOf") if keyword in schema]
-        branches = [[join_pointer(pointer, name, i) for i in range(len(schema[name]))] for name in unions]
-        return any(all(self._has_few(branch, depth) for branch in union) for union in branches)
-
-    def _is_left(self, pointer: str, keyword: str) -> bool:
-        """Tell whether a keyword of a schema is left to the checks."""
-        return (
-            keyword in self._residual.get(pointer, ())
-            and self._find(pointer).get(keyword, False) is not False
+    def _list_live(self, node: Node) -> list[Item]:
+        """Return the keywords of a checked node whose verdict the engine has not settled."""
+        keywords = dict.fromkeys(self._dropped.get(node, ()))
+        keywords.update(
+            (keyword, None) for keyword, child in self._list_conditional(node) if self._reach(child)
         )
+        return [(node, keyword) for keyword in keywords]
 
-    def is_told(self, telling: Telling, name: str) -> bool:
-        """Tell whether a property has a schema of its own in what decides checks."""
-        return any(keyword == "properties" and name in self.properties(p) for p, keyword in telling.items)
+    def _make_check(self, node: Node) -> Check | None:
+        """Return the check of a node: its own residual keywords, and those that apply under a condition."""
+        keywords = [*self._dropped.get(node, ())]
+        for _, child in self._list_conditional(node):
+            keywords.extend(self._reach(child))
+        names = dict.fromkeys(node.written_name(keyword) for keyword in keywords)
+        return Check(node, tuple(names)) if keywords else None
 
-    def properties(self, pointer: str) -> Mapping[str, Any]:
-        """Return the `properties` of a schema."""
-        schema = self._find(pointer)
-        found = schema.get("properties")
-        return found if isinstance(found, dict) else {}
-
-    def member_pointer(self, pointer: str, name: str) -> str | None:
-        """Return the schema that surely applies to a property, None when that depends."""
-        if name in self.properties(pointer):
-            return join_pointer(pointer, "properties", name)
-        schema = self._find(pointer)
-        if "additionalProperties" in schema and "patternProperties" not in schema:
-            return join_pointer(pointer, "additionalProperties")
-        return None
-
-    def element_pointer(self, pointer: str, index: int) -> str | None:
-        """Return the schema that surely applies to an element, None when there is none."""
-        schema = self._find(pointer)
-        keyword, rest = item_keywords(schema)
-        places = schema.get(keyword)
-        if isinstance(places, list) and index < len(places):
-            return join_pointer(pointer, keyword, index)
-        return join_pointer(pointer, rest) if rest in schema else None
-
-    def _find(self, pointer: str) -> dict[str, Any]:
-        known = self._schemas.get(pointer)
-        if known is None:
-            found = find_at(self._document, pointer)
-            known = found if isinstance(found, dict) else {}
-            if self._is_ref_alone and isinstance(known.get("$ref"), str):
-                known = {"$ref": known["$ref"]}
-            self._schemas[pointer] = known
-        return known
-
-    def _expand(self, start: str) -> Iterator[str]:
-        """Return a schema and what it demands of the same value without condition."""
-        return walk([start], lambda pointer: find_demands(self._find(pointer), pointer))
-
-    def _sure_children(self, pointer: str) -> Iterator[str]:
-        schema = self._find(pointer)
-        yield from (join_pointer(pointer, "properties", name) for name in self.properties(pointer))
-        if "additionalProperties" in schema and "patternProperties" not in schema:
-            yield join_pointer(pointer, "additionalProperties")
-        keyword, rest = item_keywords(schema)
-        places = schema.get(keyword)
-        if isinstance(places, list):
-            self.num_places = max(self.num_places, len(places))
-            yield from (join_pointer(pointer, keyword, index) for index in range(len(places)))
-        if rest in schema:
-            yield join_pointer(pointer, rest)
-
-    def _list_live(self, pointer: str) -> list[Item]:
-        """Return the keywords of a checked schema whose verdict the engine has not settled."""
-        keywords = dict.fromkeys(self._residual.get(pointer, ()))
-        sure = {*self._sure_children(pointer)}
-        for path, _ in iterate_children(self._find(pointer)):
-            child = join_pointer(pointer, *path)
-            if path[0] not in ("$defs", "definitions", "allOf") and child not in sure and self._reach(child):
-                keywords[str(path[0])] = None
-        return [(pointer, keyword) for keyword in keywords]
-
-    def _make_check(self, pointer: str) -> Check | None:
-        """Return the check of a schema: its own residual keywords, and those that apply under a condition."""
-        keywords = list(self._residual.get(pointer, ()))
-        schema = self._find(pointer)
-        sure = {*self._sure_children(pointer)}
-        for path, _ in iterate_children(schema):
-            child = join_pointer(pointer, *path)
-            if path[0] not in ("$defs", "definitions", "allOf") and child not in sure:
-                keywords.extend(self._reach(child))
-        return Check(pointer, tuple(dict.fromkeys(keywords))) if keywords else None
-
-    def _below(self, pointer: str) -> Iterator[str]:
-        schema = self._find(pointer)
-        yield from find_targets(schema)
-        for path, _ in iterate_children(schema):
-            if path[0] not in ("$defs", "definitions"):
-                yield join_pointer(pointer, *path)
-
-    def _reach(self, start: str) -> frozenset[str]:
+    def _reach(self, start: Schema) -> frozenset[str]:
         """Return the residual keywords in a schema and everything below it, references followed."""
+        if not isinstance(start, Node):
+            return frozenset()
         if start not in self._reachable:
-            found = (self._residual.get(pointer, ()) for pointer in walk([start], self._below))
+            found = (self._dropped.get(node, ()) for node in iterate_nodes([start]))
             self._reachable[start] = frozenset(itertools.chain.from_iterable(found))
         return self._reachable[start]
+
+
+def make_names(named: list[Node], alone: tuple[Check, ...]) -> Place | None:
+    """Return the place of an object's property names, None when they are not checked."""
+    if not (named or alone):
+        return None
+    told = ANYTHING if alone else gather(NOTHING, [item for node in named for item in list_items(node)])
+    checks = (*(Check(node, ("propertyNames",)) for node in named), *alone)
+    return Place(None, frozenset(named), checks, False, told)
+
+
+def list_alone(found: frozenset[Node], checks: tuple[Check, ...]) -> tuple[Check, ...]:
+    """Return the checks that the name decides, where an object has one property at most."""
+    if not any(node.get("maxProperties") == 1 for node in found):
+        return ()
+    return tuple(replace(check, is_alone=True) for check in checks if is_about_names(check.node))
+
+
+def is_about_names(schema: Schema) -> bool:
+    """Tell whether only the names of an object decide on it."""
+    if not isinstance(schema, Node):
+        return True
+    if not schema.keywords.keys() <= _ABOUT_NAMES or schema.get("type", "object") != "object":
+        return False
+    branches = (child for path, child in iterate_children(schema) if path[0] != "propertyNames")
+    return all(map(is_about_names, branches))
+
+
+def expand(starts: Iterable[Schema | None]) -> frozenset[Node]:
+    """Return schemas and what they demand of the same value without condition."""
+    found: set[Node] = set()
+    pending = list(starts)
+    while pending:
+        node = pending.pop()
+        if isinstance(node, Node) and node not in found:
+            found.add(node)
+            pending.extend(list_applied(node))
+    return frozenset(found)
+
+
+def find_member(node: Node, name: str) -> Schema | None:
+    """Return the schema that surely applies to a property, None when that depends."""
+    properties = list_properties(node)
+    if name in properties:
+        return properties[name]
+    return None if "patternProperties" in node.keywords else node.get("additionalProperties")
+
+
+def find_element(node: Node, index: int) -> Schema | None:
+    """Return the schema that surely applies to an element, None when there is none."""
+    places = node.get("prefixItems", ())
+    found: Schema | None = places[index] if index < len(places) else node.get("items")
+    return found
+
+
+def has_few_values(schema: Schema, depth: int) -> bool:
+    """Tell whether a schema names its values, or those of all its parts."""
+    if not isinstance(schema, Node):
+        return schema is False
+    names, kind = schema.keywords.keys(), schema.get("type")
+    is_bounded = names & {"minimum", "exclusiveMinimum"} and names & {"maximum", "exclusiveMaximum"}
+    if names & {"enum", "const"} or is_bounded or kind in ("boolean", "null"):
+        return True
+    if depth == 0:
+        return False
+    unions = [schema.keywords[keyword] for keyword in ("anyOf", "oneOf") if keyword in names]
+    if any(all(has_few_values(branch, depth - 1) for branch in union) for union in unions):
+        return True
+    parts: list[Schema]
+    if kind == "object" and (schema.get("additionalProperties") is False or schema.get("maxProperties") == 0):
+        parts = list(list_properties(schema).values())
+    elif kind == "array" and schema.get("items", True) is False:
+        parts = list(schema.get("prefixItems", ()))
+    elif kind == "array" and "maxItems" in names and "items" in names:
+        parts = [*schema.get("prefixItems", ()), schema.keywords["items"]]
+    elif "$ref" in names:
+        parts = [schema.keywords["$ref"]]
+    else:
+        return False
+    return all(has_few_values(part, depth - 1) for part in parts)

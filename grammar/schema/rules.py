@@ -1,128 +1,92 @@
-"""The rewriting rules: each takes one schema object and keeps the set of instances that it accepts."""
+"""The rewriting rules: each takes one node while it is read and keeps the set of instances that it accepts."""
 
 from collections.abc import Callable
 from typing import Any
 
 from ..errors import InvalidGrammar
 from ..plan import ANNOTATION
+from ..regex.assertions import remove_assertions
 from ..regex.text import ends_in_escape
-from .formats import ASSERTED_FORMATS, EXACT_PATTERNS
-from .keywords import ASSERTIONS, IN_PLACE_APPLICATORS, TYPES_OF_KEYWORD
-from .node import Node
+from .formats import ASSERTED_FORMATS
+from .keywords import IN_PLACE_APPLICATORS, TYPES_OF_KEYWORD
+from .node import Node, is_trivial
 from .patterns import make_safe
 
-COUNTS = [
-    "minLength",
-    "maxLength",
-    "minItems",
-    "maxItems",
-    "minProperties",
-    "maxProperties",
-    "minContains",
-    "maxContains",
-]
-
-
-# Keywords that cannot fail with some value, or without a partner.
-_IDLE = frozenset(
+# Strings of schemas with this annotation are quotations from a source (match/grounded.py).
+GROUNDED = "x-grounded"
+COUNTS = frozenset(
     [
-        *(
-            "uniqueItems",
-            "not",
-            "propertyNames",
-            "unevaluatedItems",
-            "unevaluatedProperties",
-            "if",
-            "then",
-            "else",
-        ),
-        *("contains", "minContains", "maxContains", "minProperties", "minItems", "minLength"),
+        *("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"),
+        *("minContains", "maxContains"),
     ]
 )
-
-
-_MEMBERS = ("properties", "patternProperties", "additionalProperties")
-_BRANCHING = frozenset(["$ref", "allOf", "anyOf", "oneOf"])
+_DEPENDENCIES = frozenset(["dependencies", "dependentRequired", "dependentSchemas"])
+# Keywords that mean nothing without a partner.
+_PARTNERS = (("then", "if"), ("else", "if"), ("minContains", "contains"), ("maxContains", "contains"))
 
 
 def write_counts_as_integers(node: Node) -> None:
     """Write 2.0 as 2, which the specification takes for the same."""
-    for keyword in COUNTS:
-        value = node.schema.get(keyword)
+    for keyword in COUNTS & node.keywords.keys():
+        value = node.keywords[keyword]
         if isinstance(value, float) and value.is_integer():
-            node.schema[keyword] = int(value)
-
-
-def drop_ref_siblings(node: Node) -> None:
-    """Up to draft 7, what stands beside `$ref` asserts nothing; where the draft is not named it counts."""
-    if not node.drops_ref_siblings or not isinstance(node.schema.get("$ref"), str):
-        return
-    for keyword in [k for k in node.schema if k in ASSERTIONS and k != "$ref"]:
-        node.drop(keyword)
+            node.keywords[keyword] = int(value)
 
 
 def modernise_bounds(node: Node) -> None:
     """Turn draft 4's boolean exclusive bounds into numbers."""
     for bound, exclusive in (("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")):
-        flag = node.schema.get(exclusive)
+        flag = node.get(exclusive)
         if not isinstance(flag, bool):
             continue
-        if flag and bound in node.schema:
-            del node.schema[exclusive]
-            node.rename(bound, exclusive, node.schema[bound])
+        if flag and bound in node.keywords:
+            del node.keywords[exclusive]
+            node.rename(bound, exclusive, node.keywords[bound])
         else:
             node.drop(exclusive)
 
 
 def modernise_items(node: Node) -> None:
     """Turn draft 7's tuples (`items` as a list, then `additionalItems`) into `prefixItems` and `items`."""
-    if isinstance(node.schema.get("items"), list):
-        if "prefixItems" in node.schema:
+    if isinstance(node.get("items"), list):
+        if "prefixItems" in node.keywords:
             # A list of items is legal only in drafts that do not know `prefixItems`.
             node.drop("prefixItems", ANNOTATION)
-        node.rename("items", "prefixItems", node.schema["items"])
-        if "additionalItems" in node.schema:
-            node.rename("additionalItems", "items", node.schema["additionalItems"])
-    elif "additionalItems" in node.schema:
+        node.rename("items", "prefixItems", node.keywords["items"])
+        if "additionalItems" in node.keywords:
+            node.rename("additionalItems", "items", node.keywords["additionalItems"])
+    elif "additionalItems" in node.keywords:
         node.drop("additionalItems")
-    if node.schema.get("prefixItems") == []:
+    if node.get("prefixItems") == []:
         node.drop("prefixItems")
-
-
-def drop_idle_dependencies(node: Node) -> None:
-    """Drop dependencies that demand nothing."""
-    for keyword in ("dependencies", "dependentRequired", "dependentSchemas"):
-        value = node.schema.get(keyword)
-        if isinstance(value, dict) and all(is_trivial(demand) or demand == [] for demand in value.values()):
-            node.drop(keyword)
 
 
 def exclude_types(node: Node) -> None:
     """Drop keywords that speak about other types than the ones the schema allows."""
-    types = allowed_types(node.schema)
+    types = allowed_types(node)
     if types is None:
         return
-    for keyword in [k for k in node.schema if k in TYPES_OF_KEYWORD]:
+    for keyword in [k for k in node.keywords if k in TYPES_OF_KEYWORD]:
         if not types.intersection(TYPES_OF_KEYWORD[keyword]):
             node.drop(keyword)
 
 
-def allowed_types(schema: dict[str, Any]) -> set[str] | None:
+def allowed_types(node: Node) -> set[str] | None:
     """Return the types that `type` lists, or None when it does not say."""
-    declared = schema.get("type")
+    declared = node.get("type")
     if isinstance(declared, str):
         return {declared}
     return {name for name in declared if isinstance(name, str)} if isinstance(declared, list) else None
 
 
 def filter_enum(node: Node) -> None:
-    """Keep the `enum` values that `type` allows, and drop `type`, which is then redundant."""
-    types, values = allowed_types(node.schema), node.schema.get("enum")
+    """Keep the `enum` values that `type` allows."""
+    types, values = allowed_types(node), node.get("enum")
     if types is None or not isinstance(values, list):
         return
     kept = [value for value in values if types.intersection(types_of(value))]
     if kept:
-        node.schema["enum"] = kept
+        node.keywords["enum"] = kept
 
 
 def types_of(value: Any) -> set[str]:
@@ -135,157 +99,116 @@ def types_of(value: Any) -> set[str]:
     return {names[type(value)]}
 
 
-def settle_format(node: Node) -> None:
-    """Turn a format into an exact pattern, leave it to the engine, or note that it is an annotation."""
-    name = node.schema.get("format")
-    if name is None:
-        return
-    if name not in ASSERTED_FORMATS:
-        node.drop("format", ANNOTATION)
-    elif name in EXACT_PATTERNS:
-        del node.schema["format"]
-        add_conjunct(node, "pattern", EXACT_PATTERNS[name], "format")
-
-
-def settle_pattern(node: Node) -> None:
-    """Put a form of the pattern that llguidance reads exactly; it may exclude U+0000 in addition."""
-    pattern = node.schema.get("pattern")
-    if pattern is not None and ends_in_escape(pattern):
+def check_strings(node: Node) -> None:
+    """Refuse a malformed pattern; note the formats that are annotations."""
+    if ends_in_escape(node.get("pattern", "")):
         where = node.pointer or "#"
         raise InvalidGrammar(
             f"the schema is malformed at {where}: its pattern ends with a backslash that escapes nothing",
             node.pointer,
         )
-    safe = None if pattern is None else make_safe(pattern)
-    if safe is not None and safe != pattern:
-        node.schema["pattern"] = safe
-        node.is_narrowed = True
-
-
-def add_conjunct(node: Node, keyword: str, value: Any, name: str) -> None:
-    """Demand a keyword too, for the user's `name`: beside the others where that is free, else in `allOf`."""
-    schema = node.schema
-    if keyword not in schema and "$ref" not in schema:
-        schema[keyword] = value
-        node.origin[keyword] = name
-    else:
-        branches = schema.get("allOf", [])
-        node.conjuncts[len(branches)] = {keyword: name}
-        schema["allOf"] = [*branches, {keyword: value}]
+    if "format" in node.keywords and node.keywords["format"] not in ASSERTED_FORMATS:
+        node.drop("format", ANNOTATION)
 
 
 def drop_idle(node: Node) -> None:
     """Drop keywords that cannot fail, with their values or without a partner they need."""
-    schema = node.schema
-    # What `if` and `contains` looked at counts as evaluated, even where they cannot fail.
-    is_evaluation_seen = bool({"unevaluatedItems", "unevaluatedProperties"} & schema.keys())
-    branches = (schema.get("then", True), schema.get("else", True))
-    idle = {
-        "uniqueItems": lambda v: v is False or schema.get("maxItems", 2) <= 1,
-        "not": lambda v: v is False,
-        "propertyNames": is_trivial,
-        "unevaluatedItems": is_trivial,
-        "unevaluatedProperties": is_trivial,
-        "if": lambda v: not is_evaluation_seen and all(map(is_trivial, branches)),
-        "contains": lambda v: (
-            not is_evaluation_seen and schema.get("minContains") == 0 and "maxContains" not in schema
-        ),
-        "minProperties": lambda v: v == 0,
-        "minItems": lambda v: v == 0,
-        "minLength": lambda v: v == 0,
-    }
-    for keyword in [k for k in schema if k in idle and idle[k](schema[k])]:
+    keywords = node.keywords
+    for keyword in [k for k in keywords if k in _IDLE and _IDLE[k](node, keywords[k])]:
         node.drop(keyword)
-    for keyword, partner in (
-        ("then", "if"),
-        ("else", "if"),
-        ("minContains", "contains"),
-        ("maxContains", "contains"),
-    ):
-        if keyword in schema and partner not in schema:
+    for keyword, partner in _PARTNERS:
+        if keyword in keywords and partner not in keywords:
             node.drop(keyword)
 
 
-def is_trivial(value: Any) -> bool:
-    """Tell whether a schema is `true` or `{}`."""
-    return value is True or value == {}
+def demands_nothing(node: Node, dependencies: Any) -> bool:
+    """Tell whether no dependency demands anything."""
+    return all(is_trivial(demand) or demand == [] for demand in dependencies.values())
+
+
+def is_evaluation_seen(node: Node) -> bool:
+    """Tell whether it matters which parts a keyword looked at, even where it cannot fail."""
+    return not {"unevaluatedItems", "unevaluatedProperties"}.isdisjoint(node.keywords)
+
+
+_IDLE: dict[str, Callable[[Node, Any], bool]] = {
+    **dict.fromkeys(_DEPENDENCIES, demands_nothing),
+    "uniqueItems": lambda node, value: value is False or node.get("maxItems", 2) <= 1,
+    "not": lambda node, value: value is False,
+    **dict.fromkeys(
+        ("propertyNames", "unevaluatedItems", "unevaluatedProperties"), lambda node, value: is_trivial(value)
+    ),
+    "if": lambda node, value: (
+        not is_evaluation_seen(node)
+        and all(is_trivial(node.get(branch, True)) for branch in ("then", "else"))
+    ),
+    "contains": lambda node, value: (
+        not is_evaluation_seen(node) and node.get("minContains") == 0 and "maxContains" not in node.keywords
+    ),
+    **dict.fromkeys(("minProperties", "minItems", "minLength"), lambda node, value: value == 0),
+}
 
 
 def close_unevaluated(node: Node) -> None:
     """Without applicators on the same instance, "unevaluated" means "additional"."""
-    schema = node.schema
-    if IN_PLACE_APPLICATORS & schema.keys():
+    keywords = node.keywords
+    if not IN_PLACE_APPLICATORS.isdisjoint(keywords):
         return
     for unevaluated, additional in (
         ("unevaluatedProperties", "additionalProperties"),
         ("unevaluatedItems", "items"),
     ):
         # `contains` counts as evaluation of the items it matched.
-        if unevaluated not in schema or (additional == "items" and "contains" in schema):
+        if unevaluated not in keywords or (additional == "items" and "contains" in keywords):
             continue
-        if additional in schema:
+        if additional in keywords:
             node.drop(unevaluated)
         else:
-            node.rename(unevaluated, additional, schema[unevaluated])
+            node.rename(unevaluated, additional, keywords[unevaluated])
+            keywords = node.keywords
 
 
 def settle_property_names(node: Node) -> None:
     """Turn a `propertyNames` that is only a pattern into `patternProperties` that allow nothing else."""
-    schema, names = node.schema, node.schema.get("propertyNames")
-    taken = {"properties", "patternProperties", "unevaluatedProperties"} & schema.keys()
-    if taken or not isinstance(names, dict) or "pattern" not in names:
+    keywords, names = node.keywords, node.get("propertyNames")
+    taken = {"properties", "patternProperties", "unevaluatedProperties"} & keywords.keys()
+    if taken or not isinstance(names, Node) or not isinstance(names.get("pattern"), str):
         return
-    if names.keys() - {"pattern", "type", "description", "title"} or names.get("type", "string") != "string":
+    if (
+        names.keywords.keys() - {"pattern", "type", "description", "title"}
+        or names.get("type", "string") != "string"
+    ):
         return
-    allowed = schema.get("additionalProperties", True)
-    node.rename("propertyNames", "patternProperties", {names["pattern"]: allowed})
-    if "additionalProperties" in schema:
-        node.moved.append(f"{node.pointer}/additionalProperties")
-    schema["additionalProperties"] = False
+    pattern = names.keywords["pattern"]
+    if make_safe(pattern) != pattern or remove_assertions(pattern) != pattern:
+        # Then it is checked, and names are checked where they end.
+        return
+    allowed = keywords.get("additionalProperties", True)
+    node.rename("propertyNames", "patternProperties", {pattern: allowed})
+    node.keywords["additionalProperties"] = False
     node.origin["additionalProperties"] = "propertyNames"
 
 
-def gather_members(node: Node) -> None:
-    """Put what decides about names together: llguidance reads what stands before and after `allOf` as two schemas."""
-    schema = node.schema
-    if "additionalProperties" not in schema or _BRANCHING.isdisjoint(schema):
-        return
-    members = {keyword: schema[keyword] for keyword in _MEMBERS if keyword in schema}
-    # At the place of `properties`, so that their order stays the same.
-    first = next(iter(members))
-    items = list(schema.items())
-    schema.clear()
-    for keyword, value in items:
-        if keyword == first:
-            schema.update(members)
-        elif keyword not in members:
-            schema[keyword] = value
-
-
 # Each rule with the keywords without which it has nothing to do; in the order they are applied.
-RULES: tuple[tuple[Callable[[Node], None], frozenset[str]], ...] = (
-    (drop_ref_siblings, frozenset(["$ref"])),
-    (write_counts_as_integers, frozenset(COUNTS)),
+_RULES: tuple[tuple[Callable[[Node], None], frozenset[str]], ...] = (
+    (write_counts_as_integers, COUNTS),
     (modernise_bounds, frozenset(["exclusiveMinimum", "exclusiveMaximum"])),
     (modernise_items, frozenset(["items", "additionalItems", "prefixItems"])),
     (exclude_types, frozenset(TYPES_OF_KEYWORD)),
     (filter_enum, frozenset(["enum"])),
-    (settle_pattern, frozenset(["pattern"])),
-    (settle_format, frozenset(["format"])),
-    (drop_idle_dependencies, frozenset(["dependencies", "dependentRequired", "dependentSchemas"])),
-    (drop_idle, _IDLE),
+    (check_strings, frozenset(["pattern", "format"])),
+    (drop_idle, frozenset(_IDLE) | frozenset(name for name, _ in _PARTNERS)),
     (close_unevaluated, frozenset(["unevaluatedItems", "unevaluatedProperties"])),
     (settle_property_names, frozenset(["propertyNames"])),
-    (gather_members, frozenset(["patternProperties"])),
 )
 # Most schemas have none of these.
-RULED = frozenset().union(*(keywords for _, keywords in RULES))
+_RULED = frozenset().union(*(keywords for _, keywords in _RULES))
 
 
 def apply_rules(node: Node) -> None:
-    """Apply all rules to one schema object."""
-    if RULED.isdisjoint(node.schema):
+    """Apply all rules to one node."""
+    if _RULED.isdisjoint(node.keywords):
         return
-    for rule, keywords in RULES:
-        if not keywords.isdisjoint(node.schema):
+    for rule, keywords in _RULES:
+        if not keywords.isdisjoint(node.keywords):
             rule(node)

@@ -1,24 +1,17 @@
-"""Loosen a normalised schema: leave out what no engine enforces, so that a residual check can enforce it.
+"""Weaken a schema: leave out what no engine enforces, so that a residual check can enforce it.
 
-Only assertions are dropped, and only where schemas add up (never inside `not` or `if`, which are dropped as a
-whole), so the loosened schema accepts every valid instance. `oneOf` stays while the engine can show that its
+Only assertions are left out, and only where schemas add up (never inside `not` or `if`, which are left out as a
+whole), so the weakened schema accepts every valid instance. `oneOf` stays while the engine can show that its
 branches exclude each other, and becomes `anyOf` where it cannot.
 """
 
-import copy
-from dataclasses import dataclass, field
 from typing import Any
 
+from .exactness import Gap, Surroundings, find_gaps
 from .guides import find_guides
-from .keywords import iterate_children, join_pointer, split_pointer
-from .node import Node
-from .one_of import find_guides as find_one_of_guides
-from .one_of import narrow_branches
-from .problems import find_problems
-from .references import find_targets
+from .node import Node, Schema
+from .one_of import find_one_of_guides, narrow_branches
 
-# These decide what the other keywords mean; without them nothing would guide the text.
-NOT_CHECKED = frozenset(["$ref", "$dynamicRef", "$dynamicAnchor", "$recursiveRef", "x-grounded"])
 # Keywords that mean nothing, or something else, without the first one.
 _COMPANIONS: dict[str, tuple[str, ...]] = {
     "if": ("then", "else"),
@@ -26,118 +19,101 @@ _COMPANIONS: dict[str, tuple[str, ...]] = {
     # What no pattern matches any more would be additional.
     "patternProperties": ("additionalProperties",),
 }
-# What an engine may refuse and a validator can check.
+# What llguidance may refuse and a validator can check.
 _DROPPABLE = frozenset(
     [
         *("minProperties", "maxProperties", "patternProperties", "pattern", "format", "multipleOf"),
         *("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"),
     ]
 )
+# What one document may say more than the schema.
+MAX_NUM_GUIDES = 256
 
 
-@dataclass(slots=True)
-class Loosening:
-    """A schema on its way to what an engine takes.
+class Weakening:
+    """What llguidance is told of each node of a schema.
 
     Attributes:
-        schema: the schema in its present form.
-        dropped: (pointer into the normalised schema, keyword) of what it no longer says.
-        is_guided: what is dropped leaves a guide behind, where there is one.
-        written: the schema before anything was dropped.
+        dropped: user's node -> its keywords that residual checks enforce.
+        is_guided: what is left out leaves a guide behind, where there is one.
     """
 
-    schema: dict[str, Any]
-    dropped: list[tuple[str, str]] = field(default_factory=list)
-    is_guided: bool = False
-    written: dict[str, Any] = field(init=False)
+    def __init__(self, gaps: list[Gap], around: Surroundings) -> None:
+        self.is_guided = True
+        self.dropped: dict[Node, list[str]] = {}
+        self._nodes = frozenset(around.nodes)
+        self._read: dict[Node, dict[str, Any]] = {}
+        self._around = around
+        # A `minProperties` that repeated names could make up still guides; it is only not enough.
+        self._counted = {gap.node for gap in gaps if gap.keyword == "minProperties"}
+        self._num_guides_left = 0
+        for gap in gaps:
+            self.drop(gap.node, gap.keyword)
 
-    def __post_init__(self) -> None:
-        self.written = self.schema
+    def start(self) -> None:
+        """Begin to write a document, with a number of guides of its own."""
+        self._num_guides_left = MAX_NUM_GUIDES if self.is_guided else 0
+        self._read.clear()
 
-    def drop_problems(self) -> None:
-        """Drop every keyword that llguidance is known not to take or not to read exactly."""
-        self.schema = copy.deepcopy(self.schema)
-        visited: set[str] = set()
-        pending = [("", self.schema)]
-        while pending:
-            pointer, schema = pending.pop()
-            if pointer in visited or not isinstance(schema, dict):
-                continue
-            visited.add(pointer)
-            for problem in list(find_problems(Node(schema, pointer))):
-                # A `minProperties` that repeated names could make up still guides; it is only not enough.
-                if problem.keyword not in NOT_CHECKED | {"minProperties"}:
-                    self._drop(schema, pointer, problem.keyword)
-            pending.extend((join_pointer(pointer, *path), child) for path, child in iterate_children(schema))
-            pending.extend((target, find_at(self.schema, target)) for target in find_targets(schema))
+    def drop(self, node: Node, keyword: str) -> None:
+        """Leave a keyword and its companions to the checks."""
+        dropped = self.dropped.setdefault(node, [])
+        names = [keyword, *_COMPANIONS.get(keyword, ())]
+        dropped.extend(name for name in names if name in node.keywords and name not in dropped)
 
-    def drop_refused(self, pointer: str, keyword: str, reason: str) -> bool:
-        """Drop a keyword that an engine refused; False when it cannot be dropped."""
-        schema = find_at(self.schema, pointer)
-        if not isinstance(schema, dict) or keyword not in schema:
-            return False
-        if keyword == "oneOf":
-            self._turn_into_any_of(schema, pointer)
-            return True
+    def drop_refused(self, node: Node, keyword: str, reason: str) -> bool:
+        """Leave a keyword that the engine refused to the checks; False when they cannot take its place."""
         # A schema that refers to itself cannot be met with another; the others still guide.
         is_circular = keyword == "$ref" and "ircular" in reason
-        if keyword not in _DROPPABLE and not is_circular:
+        return (keyword in _DROPPABLE or keyword == "oneOf" or is_circular) and self.drop_unsaid(
+            node, keyword
+        )
+
+    def drop_unsaid(self, node: Node, keyword: str) -> bool:
+        """Leave a keyword that cannot be said to the checks; False when nothing changes by that."""
+        if keyword == "minProperties" and node in self._counted:
+            self._counted.discard(node)
+            return True
+        if keyword in self.dropped.get(node, ()) or keyword not in node.keywords or self.is_guide(node):
             return False
-        self._drop(schema, pointer, keyword)
+        self.drop(node, keyword)
         return True
 
-    def _drop(self, schema: dict[str, Any], pointer: str, keyword: str) -> None:
-        guides = find_guides(schema, keyword) if self.is_guided and keyword in schema else []
-        for name in (keyword, *_COMPANIONS.get(keyword, ())):
-            if schema.pop(name, None) is not None:
-                self.dropped.append((pointer, name))
-        self._add_guides(schema, guides)
+    def is_guide(self, node: Node) -> bool:
+        """Tell whether a node is none of the user's, so that what it says may be left out."""
+        return node not in self._nodes
 
-    def _add_guides(self, schema: dict[str, Any], guides: list[dict[str, Any]]) -> None:
-        for guide in guides:
-            # What a guide says may itself be more than an engine takes; that is no loss.
-            loosened = Loosening(guide)
-            loosened.drop_problems()
-            if loosened.schema:
-                schema["allOf"] = [*schema.get("allOf", []), loosened.schema]
+    def read(self, node: Node) -> dict[str, Any]:
+        """Return what the engine is told of a node; the same until the next start."""
+        if node not in self._read:
+            self._read[node] = self._weaken(node)
+        return self._read[node]
 
-    def _turn_into_any_of(self, schema: dict[str, Any], pointer: str) -> None:
-        guides: list[dict[str, Any]] = []
-        branches = schema.pop("oneOf")
-        # Branches from which something was dropped take more than they should, so others would be left too little.
-        written = find_at(self.written, pointer)
-        if self.is_guided and isinstance(written, dict) and "oneOf" in written:
-            guides, branches = find_one_of_guides(written), narrow_branches(written, branches)
-        if "anyOf" in schema:
-            schema["allOf"] = [*schema.get("allOf", []), {"anyOf": branches}]
-        else:
-            schema["anyOf"] = branches
-        self.dropped.append((pointer, "oneOf"))
-        self._add_guides(schema, guides)
+    def _weaken(self, node: Node) -> dict[str, Any]:
+        is_own = node in self._nodes
+        dropped = self.dropped.get(node, []) if is_own else self._list_gaps(node)
+        if not dropped:
+            return node.keywords
+        kept = {
+            keyword: value
+            for keyword, value in node.keywords.items()
+            if keyword not in dropped or (keyword == "minProperties" and node in self._counted)
+        }
+        added: list[Schema] = []
+        if "oneOf" in dropped:
+            branches = narrow_branches(node) if self.is_guided else node.keywords["oneOf"]
+            added = [Node("", {"anyOf": branches})] if "anyOf" in kept else []
+            kept.setdefault("anyOf", branches)
+        added += self._list_guides(node, dropped) if is_own else []
+        return {**kept, "allOf": [*kept.get("allOf", ()), *added]} if added else kept
 
+    def _list_guides(self, node: Node, dropped: list[str]) -> list[Node]:
+        found: list[Node] = []
+        for keyword in dropped if self._num_guides_left > 0 else ():
+            found += find_one_of_guides(node) if keyword == "oneOf" else find_guides(node, keyword)
+        self._num_guides_left -= len(found)
+        return found
 
-def find_at(schema: Any, pointer: str) -> Any:
-    """Follow a JSON pointer; None where it leads nowhere."""
-    for part in split_pointer(pointer):
-        if isinstance(schema, list) and part.isdecimal() and int(part) < len(schema):
-            schema = schema[int(part)]
-        elif isinstance(schema, dict):
-            schema = schema.get(part)
-        else:
-            return None
-    return schema
-
-
-def find_written(schema: Any, pointer: str, keyword: str) -> tuple[str, str]:
-    """Return (pointer, keyword) in a schema of what is refused in its loosened form, where `oneOf` is an `anyOf`."""
-    way: list[str] = []
-    rest = [*split_pointer(pointer), keyword]
-    while rest:
-        part, *rest = rest
-        is_moved = part in ("allOf", "anyOf") and find_at(schema, join_pointer("", part, *rest[:1])) is None
-        if is_moved and isinstance(schema, dict) and "oneOf" in schema:
-            # Beside another `anyOf` it stands in one more branch of `allOf`.
-            part, rest = "oneOf", rest[2:] if part == "allOf" else rest
-        way.append(part)
-        schema = find_at(schema, join_pointer("", part))
-    return join_pointer("", *way[:-1]), way[-1]
+    def _list_gaps(self, node: Node) -> list[str]:
+        """Return what is left out of a guide, which may itself say more than an engine takes."""
+        return [gap.keyword for gap in find_gaps(node, self._around)]

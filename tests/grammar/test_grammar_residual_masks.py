@@ -49,7 +49,7 @@ def make_spec(schema: Any, **options: Any) -> GrammarSpec | None:
 
 @pytest.mark.parametrize(
     "options",
-    [{"whitespace": "spaced"}, {"whitespace": "compact"}, {"whitespace": "any"}, {"backend": "xgrammar"}],
+    [{"whitespace": "spaced"}, {"whitespace": "compact"}, {"whitespace": "any"}],
     ids=lambda options: "-".join(options.values()),
 )
 @settings(SETTINGS, max_examples=150)

@@ -33,7 +33,6 @@ CASES = {
     "outlines_core": (GrammarSpec.regex(r"[0-9]+(\.[0-9]+)?|日本+"), "日本本"),
     "outlines_core choice": (GrammarSpec.choice(["a", "abc", "日"]), "abc"),
     "xgrammar": (GrammarSpec.ebnf('root ::= item ("," item)*\nitem ::= [a-z]+ | "日本"'), "ab,日本,c"),
-    "xgrammar schema": (GrammarSpec.json_schema(OBJECT, backend="xgrammar"), '{"é": "日本 {"}'),
     "llguidance any order": (GrammarSpec.json_schema(OBJECT, property_order="any"), '{"é": "日本 {"}'),
     "llguidance residual": (GrammarSpec.json_schema({"type": "array", "uniqueItems": True}), '["日", 1]'),
     "llguidance grounded": (
