@@ -12,7 +12,6 @@ from .bitmask import allocate_bitmask, fill_bitmask, fill_draft_bitmask
 from .compiler import GrammarCompiler
 from .errors import GrammarError, InvalidGrammar, UnsupportedGrammar, is_panic
 from .limits import GrammarLimits
-from .match.jump_forward import JumpForward
 from .output_check import OutputCheck
 from .plan import PlanEntry
 from .spec import GrammarSpec
@@ -31,7 +30,6 @@ __all__ = [
     "GrammarLimits",
     "GrammarSpec",
     "InvalidGrammar",
-    "JumpForward",
     "Matcher",
     "OutputCheck",
     "PlanEntry",

@@ -2,7 +2,8 @@
 
 json_object         -> json_schema {"type": "object"}
 json_schema         -> llguidance, with residual checks for what it does not enforce (json_route.py)
-regex, choice       -> outlines_core; llguidance where that cannot or would grow too large
+regex               -> llguidance, which compiles it in 1 ms; outlines_core if it is asked for
+choice              -> outlines_core where its automaton is small, else llguidance
 ebnf                -> xgrammar
 lark, csv, xml      -> llguidance
 structural_tag      -> its own matcher (tags/compile.py)
@@ -22,7 +23,7 @@ from .spec import GrammarSpec
 ROUTES: dict[str, tuple[str, ...]] = {
     "json_schema": ("llguidance",),
     "json_object": ("llguidance",),
-    "regex": ("outlines_core", "llguidance"),
+    "regex": ("llguidance", "outlines_core"),
     "choice": ("outlines_core", "llguidance"),
     "ebnf": ("xgrammar",),
     "lark": ("llguidance",),
@@ -43,12 +44,16 @@ def compile_spec(spec: GrammarSpec, backends: Mapping[str, Backend], tokens: Tok
         engine = backends["llguidance"]
         assert isinstance(engine, LLGuidanceBackend), "it is the only one of that name"
         return compile_json_schema(spec, engine, tokens)
-    for name in names[:-1]:
+    refusals: list[UnsupportedGrammar] = []
+    for name in names:
         try:
             return compile_with(backends[name], spec)
-        except UnsupportedGrammar:
-            continue
-    return compile_with(backends[names[-1]], spec)
+        except UnsupportedGrammar as refusal:
+            refusals.append(refusal)
+    # What an engine says that takes few patterns says less than the one that takes most.
+    raise next(
+        (each for each, name in zip(refusals, names, strict=True) if name == "llguidance"), refusals[0]
+    )
 
 
 def compile_with(backend: Backend, spec: GrammarSpec) -> CompiledGrammar:

@@ -22,6 +22,7 @@ from ..bitmask import check_bitmask
 from ..csv_table import make_csv_pattern
 from ..errors import InvalidGrammar, UnsupportedGrammar
 from ..limits import GrammarLimits
+from ..match.base import MAX_FORCED_BYTES, BaseMatcher
 from ..regex.text import choices_to_regex, explain_pattern
 from ..spec import GrammarSpec
 from ..vocabulary import Vocabulary
@@ -162,36 +163,35 @@ class LLGuidanceProgram:
         return LLGuidanceMatcher(self._pristine.deep_copy(), self._backend)
 
 
-class LLGuidanceMatcher:
-    """Grammar state of one request in llguidance.
-
-    EOS never reaches the engine: consuming it there is sometimes a no-op, which a rollback could not undo.
-    """
+class LLGuidanceMatcher(BaseMatcher):
+    """Grammar state of one request in llguidance."""
 
     def __init__(self, engine: LLMatcher, backend: LLGuidanceBackend) -> None:
+        super().__init__(backend.vocabulary)
         self.engine = engine
         self.filler = backend.filler
-        self._vocabulary = backend.vocabulary
-        self._num_tokens = 0
-        self._is_terminated = False
 
     @property
-    def error(self) -> str | None:
+    def error(self) -> str | None:  # type: ignore[override]
         """Why the engine gave up (a resource limit), or None."""
         return self.engine.get_error() if self.engine.is_error() else None
 
-    def accept_token(self, token_id: int) -> bool:
-        """Advance by one token; False, with nothing changed, when it is not allowed here."""
-        if self._is_terminated or not 0 <= token_id < self._vocabulary.size:
-            return False
-        if token_id in self._vocabulary.eos_token_ids:
-            self._is_terminated = self.engine.is_accepting()
-            return self._is_terminated
+    def _take(self, token_id: int) -> bool:
         # A refused consume_token would leave the engine in an error state for good.
-        if self.engine.try_consume_tokens([token_id]) != 1:
-            return False
-        self._num_tokens += 1
-        return True
+        return self.engine.try_consume_tokens([token_id]) == 1
+
+    def _take_back(self, num_tokens: int) -> None:
+        if not self.engine.rollback(num_tokens):
+            raise ValueError(f"llguidance cannot roll back: {self.engine.get_error()}")
+
+    def accept_tokens(self, token_ids: Sequence[int]) -> int:
+        """Advance by tokens as long as they are allowed, in one call; return how many were."""
+        is_plain = self.vocabulary.eos_set.isdisjoint(token_ids) and not self._is_terminated
+        if not is_plain or not all(0 <= token_id < self.vocabulary.size for token_id in token_ids):
+            return super().accept_tokens(token_ids)
+        num_taken = self.engine.try_consume_tokens(list(token_ids))
+        self._num_text_tokens += num_taken
+        return num_taken
 
     def count_valid(self, token_ids: list[int]) -> int:
         """Return how many of some tokens, one after the other, are allowed; EOS is where a text may end.
@@ -200,32 +200,17 @@ class LLGuidanceMatcher:
         """
         return 0 if self._is_terminated else self.engine.validate_tokens(token_ids)
 
-    def fill_next_token_bitmask(self, bitmask: np.ndarray, row: int = 0) -> None:
+    def fill_row(self, bitmask: np.ndarray, row: int) -> None:
         """Write the allowed tokens into one row."""
-        if self._is_terminated:
-            check_bitmask(bitmask, self._vocabulary.num_words, [row])
-            bitmask[row] = self._vocabulary.eos_mask
-        else:
-            self.filler.fill([self], [row], bitmask)
-
-    def rollback(self, num_tokens: int) -> None:
-        """Undo the last `num_tokens` accepted tokens, EOS included."""
-        num_text = num_tokens - (self._is_terminated and num_tokens > 0)
-        if not 0 <= num_text <= self._num_tokens:
-            num_accepted = self._num_tokens + self._is_terminated
-            raise ValueError(f"cannot roll back {num_tokens} tokens of {num_accepted}")
-        if num_text and not self.engine.rollback(num_text):
-            raise ValueError(f"llguidance cannot roll back: {self.engine.get_error()}")
-        self._num_tokens -= num_text
-        self._is_terminated = self._is_terminated and num_tokens == 0
+        self.filler.fill([self], [row], bitmask)
 
     def is_completed(self) -> bool:
         """Tell whether the text so far is a complete sentence."""
         return self.engine.is_accepting()
 
-    def is_terminated(self) -> bool:
-        """Tell whether EOS was accepted."""
-        return self._is_terminated
+    def _find_forced(self) -> bytes:
+        # Of a copy: the engine takes what it forces for written.
+        return self.engine.deep_copy().compute_ff_bytes()[:MAX_FORCED_BYTES]
 
 
 class LLGuidanceFiller:

@@ -1,31 +1,36 @@
-"""outlines-core: regular expressions and choices, as an automaton over the vocabulary.
+"""outlines-core: choices and short fixed patterns, as an automaton over the vocabulary whose masks are looked up.
 
 outlines-core 0.2.14 loses, from an accepting state, every transition into a non-accepting one (`a(bc)?`
 cannot write `abc`). The cure: compile `(?:R)\\x03` with byte 0x03 as a token of its own. The only accepting
-state then has no way out, nothing is lost, and EOS is allowed exactly where that token is. The price: a text
-with U+0003 cannot be written, so patterns that name it go elsewhere.
+state then has no way out, nothing is lost, and EOS is allowed exactly where that token is.
 """
 
 import json
+import re
 from collections.abc import Sequence
 
 import numpy as np
-from outlines_core import Index
+from outlines_core import Guide, Index
 from outlines_core import Vocabulary as OutlinesVocabulary
 
 from ..bitmask import check_bitmask
 from ..errors import UnsupportedGrammar
 from ..limits import GrammarLimits
-from ..regex.size import estimate_num_states
+from ..match.base import BaseMatcher
 from ..regex.text import choices_to_regex
 from ..spec import GrammarSpec
-from ..vocabulary import Vocabulary, make_mask
+from ..vocabulary import Vocabulary
 
 END = b"\x03"
+# One character of a fixed pattern: itself, an escape of a sign, or a class of ASCII; and how often it comes.
+_PIECE = re.compile(
+    r"""(?:[A-Za-z0-9 _,:;=<>@%"'/!~-]|\\[^\w\s]|\[(?:[A-Za-z0-9_]-[A-Za-z0-9_]|[A-Za-z0-9_ .,])+\])"""
+    r"(?:\{(\d{1,2})\})?"
+)
 
 
 class OutlinesBackend:
-    """Compiles regular expressions with outlines-core for one vocabulary."""
+    """Compiles choices and fixed patterns with outlines-core for one vocabulary."""
 
     name = "outlines_core"
 
@@ -42,14 +47,14 @@ class OutlinesBackend:
         self._tokens = OutlinesVocabulary(vocabulary.size + 1, token_ids)
 
     def compile(self, spec: GrammarSpec) -> "OutlinesProgram":
-        """Compile a regex or a choice; one that would grow too large is an UnsupportedGrammar."""
-        if spec.kind not in ("regex", "choice"):
-            raise UnsupportedGrammar("", spec.kind, "outlines_core does not take this kind of grammar")
-        pattern = spec.text if spec.kind == "regex" else choices_to_regex(json.loads(spec.text))
+        """Compile a choice or a fixed pattern; what would grow too large is an UnsupportedGrammar."""
+        choices = json.loads(spec.text) if spec.kind == "choice" else []
+        num_states = sum(len(choice.encode()) for choice in choices) or count_characters(spec.text)
         max_states = self._max_index_work // max(self.vocabulary.size, 1)
-        num_states = estimate_num_states(pattern, max_states)
-        if num_states is None:
-            raise UnsupportedGrammar("", spec.kind, f"its automaton may need more than {max_states} states")
+        if not num_states or num_states > max_states or "\x03" in "".join(choices):
+            reason = f"it takes choices and patterns of fixed length, up to {max_states} states"
+            raise UnsupportedGrammar("", spec.kind, reason)
+        pattern = choices_to_regex(choices) if choices else spec.text
         try:
             index = Index(f"(?:{pattern})\\x03", self._tokens)
         except ValueError as error:
@@ -57,14 +62,23 @@ class OutlinesBackend:
         return OutlinesProgram(index, self, num_states)
 
 
+def count_characters(pattern: str) -> int:
+    """Return how long the texts of a fixed pattern are, 0 for other patterns."""
+    counts = [int(piece[1] or 1) for piece in _PIECE.finditer(pattern)]
+    is_fixed = sum(len(piece[0]) for piece in _PIECE.finditer(pattern)) == len(pattern)
+    return sum(counts) if is_fixed else 0
+
+
 class OutlinesProgram:
     """An automaton with the masks of the states seen so far."""
 
     def __init__(self, index: Index, backend: OutlinesBackend, num_states: int) -> None:
-        self.index = index
         self.backend = backend
         self.initial_state = index.get_initial_state()
+        self._index = index
         self._masks: dict[int, np.ndarray] = {}
+        # State -> the state and the token that led to it first.
+        self._ways: dict[int, tuple[int, int]] = {}
         # As if every state had a mask of its own; transitions cost about as much again.
         self.size_bytes = 8 * num_states * backend.vocabulary.num_words + 64 * 1024
 
@@ -74,82 +88,68 @@ class OutlinesProgram:
 
     def next_state(self, state: int, token_id: int) -> int | None:
         """Return the state after a token, None where it is not allowed."""
-        return self.index.get_next_state(state, token_id)
+        after = self._index.get_next_state(state, token_id)
+        if after is not None and after not in self._ways and after != self.initial_state:
+            self._ways[after] = state, token_id
+        return after
 
     def is_accepting(self, state: int) -> bool:
-        """Tell whether the text may end in this state.
-
-        Not wherever the end marker is allowed: `.` takes that byte too, but then the state after it is not final.
-        """
-        after = self.next_state(state, self.backend.end_id)
-        return after is not None and self.index.is_final_state(after)
+        """Tell whether the text may end in this state."""
+        after = self._index.get_next_state(state, self.backend.end_id)
+        return after is not None and self._index.is_final_state(after)
 
     def mask_of(self, state: int) -> np.ndarray:
         """Return the bitmask row of a state; computed once, since two threads would compute the same."""
-        mask = self._masks.get(state)
-        if mask is None:
-            vocabulary = self.backend.vocabulary
-            allowed = self.index.get_allowed_tokens(state) or []
-            mask = make_mask([i for i in allowed if i < vocabulary.size], vocabulary.size)
-            if self.is_accepting(state):
-                mask |= vocabulary.eos_mask
-            self._masks[state] = mask
-        return mask
+        if state not in self._masks:
+            self._masks[state] = self._make_mask(state)
+        return self._masks[state]
+
+    def _make_mask(self, state: int) -> np.ndarray:
+        vocabulary, way, at = self.backend.vocabulary, [], state
+        while at != self.initial_state:
+            at, token_id = self._ways[at]
+            way.append(token_id)
+        guide = Guide(self._index, max_rollback=0)
+        for token_id in reversed(way):
+            guide.advance(token_id, return_tokens=False)
+        # The end marker is one token more than the vocabulary has.
+        words = np.zeros(vocabulary.size // 32 + 1, np.int32)
+        guide.write_mask_into(words.ctypes.data, len(words), 4)
+        words[vocabulary.size >> 5] &= np.int32((1 << vocabulary.size % 32) - 1)
+        mask = words[: vocabulary.num_words]
+        return mask | vocabulary.eos_mask if self.is_accepting(state) else mask
 
 
-class OutlinesMatcher:
+class OutlinesMatcher(BaseMatcher):
     """Grammar state of one request: the automaton's states so far."""
 
-    error: str | None = None
-
     def __init__(self, program: OutlinesProgram) -> None:
+        super().__init__(program.backend.vocabulary)
         self.program = program
         self.filler = program.backend.filler
         self._states = [program.initial_state]
-        self._is_terminated = False
 
     @property
     def state(self) -> int:
         """The automaton's present state."""
         return self._states[-1]
 
-    def accept_token(self, token_id: int) -> bool:
-        """Advance by one token; False, with nothing changed, when it is not allowed here."""
-        vocabulary = self.program.backend.vocabulary
-        if self._is_terminated or not 0 <= token_id < vocabulary.size:
-            return False
-        if token_id in vocabulary.eos_token_ids:
-            self._is_terminated = self.is_completed()
-            return self._is_terminated
+    def _take(self, token_id: int) -> bool:
         state = self.program.next_state(self.state, token_id)
-        if state is None:
-            return False
-        self._states.append(state)
-        return True
+        if state is not None:
+            self._states.append(state)
+        return state is not None
 
-    def fill_next_token_bitmask(self, bitmask: np.ndarray, row: int = 0) -> None:
+    def _take_back(self, num_tokens: int) -> None:
+        del self._states[-num_tokens:]
+
+    def fill_row(self, bitmask: np.ndarray, row: int) -> None:
         """Write the allowed tokens into one row."""
-        vocabulary = self.program.backend.vocabulary
-        check_bitmask(bitmask, vocabulary.num_words, [row])
-        bitmask[row] = vocabulary.eos_mask if self._is_terminated else self.program.mask_of(self.state)
-
-    def rollback(self, num_tokens: int) -> None:
-        """Undo the last `num_tokens` accepted tokens, EOS included."""
-        num_text = num_tokens - (self._is_terminated and num_tokens > 0)
-        if not 0 <= num_text < len(self._states):
-            raise ValueError(
-                f"cannot roll back {num_tokens} tokens of {len(self._states) - 1 + self._is_terminated}"
-            )
-        del self._states[len(self._states) - num_text :]
-        self._is_terminated = self._is_terminated and num_tokens == 0
+        self.filler.fill([self], [row], bitmask)
 
     def is_completed(self) -> bool:
         """Tell whether the text so far is a complete sentence."""
         return self.program.is_accepting(self.state)
-
-    def is_terminated(self) -> bool:
-        """Tell whether EOS was accepted."""
-        return self._is_terminated
 
 
 class OutlinesFiller:

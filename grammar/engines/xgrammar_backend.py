@@ -1,9 +1,8 @@
-"""xgrammar: EBNF, and the few JSON schemas that llguidance refuses and xgrammar enforces exactly.
+"""xgrammar: EBNF, matched character by character.
 
-xgrammar drops keywords with no more than a warning on stderr, so schemas come here only through an
-allow-list (schema/xgrammar_subset.py). Its compiler has no limits and cannot be cancelled (400 character
-classes in a row take minutes), so it runs in a process that is killed at a deadline (xgrammar_worker.py). It
-imports torch and transformers, which takes seconds, so it is loaded when first used and not before.
+Its compiler has no limits and cannot be cancelled (400 character classes in a row take minutes), so it runs in a
+process that is killed at a deadline (xgrammar_worker.py). It imports torch and transformers, which takes seconds, so
+it is loaded when first used and not before.
 """
 
 import importlib
@@ -20,13 +19,13 @@ import numpy as np
 from ..bitmask import check_bitmask
 from ..errors import InvalidGrammar, UnsupportedGrammar
 from ..limits import GrammarLimits
+from ..match.base import MAX_FORCED_BYTES, BaseMatcher
 from ..spec import GrammarSpec
 from ..vocabulary import Vocabulary
 from .gbnf import rewrite_gbnf
 from .killable_worker import KillableWorker, WorkerDied
 
 WORKER_SCRIPT = Path(__file__).with_name("xgrammar_worker.py")
-_SEPARATORS = {"spaced": (", ", ": "), "compact": (",", ":"), "any": None}
 _REPETITION = re.compile(r"\{\s*(\d*)\s*,?\s*(\d*)\s*\}")
 
 
@@ -45,16 +44,9 @@ class XGrammarBackend:
         self.filler: XGrammarFiller | None = None
 
     def compile(self, spec: GrammarSpec) -> "XGrammarProgram":
-        """Compile an EBNF grammar, or a JSON schema from the exact subset."""
-        if spec.kind not in ("ebnf", "json_schema"):
-            raise UnsupportedGrammar("", spec.kind, "xgrammar does not take this kind of grammar")
+        """Compile an EBNF grammar."""
         check_bounds(spec, self._limits)
-        order = {
-            "kind": spec.kind,
-            "text": rewrite_gbnf(spec.text) if spec.kind == "ebnf" else spec.text,
-            "separators": _SEPARATORS[spec.whitespace],
-            "max_whitespace": 64 if spec.whitespace == "any" else None,
-        }
+        order = {"text": rewrite_gbnf(spec.text)}
         with self._lock:
             xgrammar, worker = self._load()
         try:
@@ -99,8 +91,6 @@ def check_bounds(spec: GrammarSpec, limits: GrammarLimits) -> None:
     if num_bytes > limits.max_xgrammar_bytes:
         reason = f"{num_bytes} bytes are more than the {limits.max_xgrammar_bytes} that xgrammar is given"
         raise UnsupportedGrammar("", spec.kind, reason)
-    if spec.kind != "ebnf":
-        return
     total = sum(max(int(count or 0) for count in pair) for pair in _REPETITION.findall(spec.text))
     if total > limits.max_xgrammar_repetition:
         reason = f"counted repetitions add up to {total}; the limit is {limits.max_xgrammar_repetition}"
@@ -126,53 +116,32 @@ class XGrammarProgram:
         return XGrammarMatcher(self._xgrammar.GrammarMatcher(self._compiled), self._backend)
 
 
-class XGrammarMatcher:
+class XGrammarMatcher(BaseMatcher):
     """Grammar state of one request in xgrammar."""
-
-    error: str | None = None
 
     def __init__(self, engine: Any, backend: XGrammarBackend) -> None:
         assert backend.filler is not None, "a matcher exists only after its backend was loaded"
+        super().__init__(backend.vocabulary)
         self.engine = engine
         self.filler = backend.filler
-        self._vocabulary = backend.vocabulary
-        self._num_tokens = 0
 
-    def accept_token(self, token_id: int) -> bool:
-        """Advance by one token; False, with nothing changed, when it is not allowed here."""
-        vocabulary = self._vocabulary
-        if self.engine.is_terminated() or not 0 <= token_id < vocabulary.size:
-            return False
-        if not vocabulary.token_bytes[token_id] and token_id not in vocabulary.eos_token_ids:
-            # The engine refuses special tokens too, but writes a line to stderr each time.
-            return False
-        is_accepted = self.engine.accept_token(token_id)
-        self._num_tokens += is_accepted
-        return is_accepted
+    def _take(self, token_id: int) -> bool:
+        # The engine refuses special tokens too, but writes a line to stderr each time.
+        return bool(self.vocabulary.token_bytes[token_id]) and bool(self.engine.accept_token(token_id))
 
-    def fill_next_token_bitmask(self, bitmask: np.ndarray, row: int = 0) -> None:
+    def _take_back(self, num_tokens: int) -> None:
+        self.engine.rollback(num_tokens)
+
+    def fill_row(self, bitmask: np.ndarray, row: int) -> None:
         """Write the allowed tokens into one row."""
-        if self.engine.is_terminated():
-            check_bitmask(bitmask, self._vocabulary.num_words, [row])
-            bitmask[row] = self._vocabulary.eos_mask
-        else:
-            self.filler.fill([self], [row], bitmask)
-
-    def rollback(self, num_tokens: int) -> None:
-        """Undo the last `num_tokens` accepted tokens, EOS included."""
-        if not 0 <= num_tokens <= self._num_tokens:
-            raise ValueError(f"cannot roll back {num_tokens} tokens of {self._num_tokens}")
-        if num_tokens:
-            self.engine.rollback(num_tokens)
-            self._num_tokens -= num_tokens
+        self.filler.fill([self], [row], bitmask)
 
     def is_completed(self) -> bool:
         """Tell whether the text so far is a complete sentence."""
-        return self.engine.is_completed()
+        return bool(self.engine.is_completed())
 
-    def is_terminated(self) -> bool:
-        """Tell whether EOS was accepted."""
-        return self.engine.is_terminated()
+    def _find_forced(self) -> bytes:
+        return str(self.engine.find_jump_forward_string()).encode()[:MAX_FORCED_BYTES]
 
 
 class XGrammarFiller:

@@ -63,17 +63,7 @@ def write_frame(stream: BinaryIO, value: Any) -> None:
 def compile_order(compiler: Any, order: dict[str, Any]) -> dict[str, str]:
     """Compile one grammar."""
     try:
-        if order["kind"] == "ebnf":
-            compiled = compiler.compile_grammar(order["text"])
-        else:
-            separators = order["separators"]
-            compiled = compiler.compile_json_schema(
-                order["text"],
-                any_whitespace=separators is None,
-                separators=None if separators is None else tuple(separators),
-                max_whitespace_cnt=order["max_whitespace"],
-                strict_mode=False,
-            )
+        compiled = compiler.compile_grammar(order["text"])
     except RuntimeError as error:
         return {"error": str(error)}
     return {"compiled": compiled.serialize_json()}

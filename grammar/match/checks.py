@@ -33,7 +33,7 @@ class ResidualChecks:
         self._validators = {root_check.node: SchemaValidator(document)}
         self._excluded: dict[Node, tuple[LinearPattern, ...]] = {}
 
-    def find_violation(self, site: Place, value: bytes, before: bytes) -> Check | None:
+    def find_violation(self, place: Place, value: bytes, before: bytes) -> Check | None:
         """Return the first check that a complete value fails.
 
         Args:
@@ -46,16 +46,16 @@ class ResidualChecks:
             instance = json.loads(value)
         except (ValueError, RecursionError):
             # Not UTF-8, or a number of more digits than Python reads: what cannot be checked is not let through.
-            return site.checks[0]
-        return next((check for check in site.checks if not self._passes(check, instance, before)), None)
+            return place.checks[0]
+        return next((check for check in place.checks if not self._passes(check, instance, before)), None)
 
-    def find_doomed(self, site: Place, content: bytes) -> Check | None:
+    def find_excluded(self, place: Place, content: bytes) -> Check | None:
         """Return a check that a string fails whatever is added to what stands of it.
 
         Args:
             content: what stands of the string, behind its quote.
         """
-        excluded = [(check, pattern) for check in site.checks for pattern in self._find_excluded(check)]
+        excluded = [(check, pattern) for check in place.checks for pattern in self._list_excluded(check)]
         if not excluded:
             return None
         try:
@@ -65,7 +65,7 @@ class ResidualChecks:
             return None
         return next((check for check, pattern in excluded if pattern.matches(text)), None)
 
-    def _find_excluded(self, check: Check) -> tuple[LinearPattern, ...]:
+    def _list_excluded(self, check: Check) -> tuple[LinearPattern, ...]:
         """Return the patterns of texts with which no string may begin that passes the check."""
         node = check.node
         if node not in self._excluded:

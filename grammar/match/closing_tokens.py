@@ -83,8 +83,8 @@ class ClosingTokens:
     """
 
     def __init__(self, vocabulary: Vocabulary) -> None:
+        self.vocabulary = vocabulary
         self.token_bytes = vocabulary.token_bytes
-        self.eos_token_ids = frozenset(vocabulary.eos_token_ids)
         self.eos_mask = vocabulary.eos_mask
         classes = {
             "quote": has_quote,

@@ -17,9 +17,10 @@ from ..errors import InvalidGrammar
 from ..schema.grounding import GroundedPlace, GroundingMap, Lengths
 from ..schema.rules import GROUNDED
 from ..vocabulary import Vocabulary, make_mask
-from .json_text import Mode, State, advance, begin
+from .json_text import Mode, State
 from .prefix_index import StringTokens
 from .source_text import SourceText
+from .watching import WatchingMatcher
 
 # Beyond that many tokens one numpy call is cheaper than bits set one by one.
 MAX_NUM_SINGLE_BITS = 64
@@ -67,63 +68,22 @@ class GroundedProgram:
         return row | self.tokens.quoted if found.can_close or (not content and not lengths.least) else row
 
 
-class GroundedMatcher:
+class GroundedMatcher(WatchingMatcher):
     """Grammar state of one request with grounded strings."""
 
     def __init__(self, inner: Matcher, program: GroundedProgram) -> None:
-        self.inner = inner
-        self.filler = FILLER
+        super().__init__(inner, program.vocabulary, program.root, FILLER)
         self._program = program
-        self._text = bytearray()
-        # Before each accepted text token: its length and the state it led to.
-        self._history: list[tuple[int, State]] = []
-        self._state = begin(program.root)
         self._dead_end: str | None = None
 
     @property
-    def error(self) -> str | None:
+    def error(self) -> str | None:  # type: ignore[override]
         """Why nothing is allowed any more, or None."""
         return self.inner.error or self._dead_end
 
-    def accept_token(self, token_id: int) -> bool:
-        """Advance by one token; False, with nothing changed, when it is not allowed here."""
-        vocabulary = self._program.vocabulary
-        if token_id in vocabulary.eos_token_ids:
-            return self.inner.accept_token(token_id)
-        if not self.inner.accept_token(token_id):
-            return False
-        token = vocabulary.token_bytes[token_id]
-        state = self._read(token)
-        if state is None:
-            self.inner.rollback(1)
-            return False
-        self._history.append((len(token), self._state))
-        self._text += token
-        self._state = state
-        return True
-
-    def fill_next_token_bitmask(self, bitmask: np.ndarray, row: int = 0) -> None:
-        """Write the allowed tokens into one row."""
-        self.inner.fill_next_token_bitmask(bitmask, row)
-        if not self.is_terminated():
-            self.clear_ungrounded(bitmask[row])
-
-    def rollback(self, num_tokens: int) -> None:
-        """Undo the last `num_tokens` accepted tokens, EOS included."""
-        num_text = num_tokens - (self.is_terminated() and num_tokens > 0)
-        self.inner.rollback(num_tokens)
+    def _take_back(self, num_tokens: int) -> None:
+        super()._take_back(num_tokens)
         self._dead_end = None
-        for _ in range(num_text):
-            length, self._state = self._history.pop()
-            del self._text[len(self._text) - length :]
-
-    def is_completed(self) -> bool:
-        """Tell whether the text so far is a complete sentence, so that EOS is allowed."""
-        return self.inner.is_completed()
-
-    def is_terminated(self) -> bool:
-        """Tell whether EOS was accepted."""
-        return self.inner.is_terminated()
 
     def clear_ungrounded(self, words: np.ndarray) -> None:
         """Clear the tokens of one mask, int32 [words], that lead to no quotation where one has to be."""
@@ -136,8 +96,8 @@ class GroundedMatcher:
 
     def _clear_tokens(self, words: np.ndarray) -> None:
         state, program = self._state, self._program
-        lengths = state.site.lengths if isinstance(state.site, GroundedPlace) else None
-        if state.mode is Mode.END or (state.site is None and state.frame is None):
+        lengths = state.place.lengths if isinstance(state.place, GroundedPlace) else None
+        if state.mode is Mode.END or (state.place is None and state.frame is None):
             return
         if state.mode is Mode.STRING or state.mode is Mode.NAME:
             if state.mode is Mode.STRING and lengths is not None:
@@ -175,19 +135,19 @@ class GroundedMatcher:
 
     def _read(self, token: bytes) -> State | None:
         """Return the state after a token that the inner matcher allows, None where a string is no quotation."""
-        state = advance(self._state, self._text, token, self._is_quotation)
-        if state is None or state.mode is not Mode.STRING or not isinstance(state.site, GroundedPlace):
+        state = super()._read(token)
+        if state is None or state.mode is not Mode.STRING or not isinstance(state.place, GroundedPlace):
             return state
-        if state.site.lengths is None:
+        if state.place.lengths is None:
             return state
         split, start = len(self._text), state.start + 1
         content = bytes(self._text[start:]) + token if start < split else token[start - split :]
-        return state if self._program.source.is_open(content, state.site.lengths) else None
+        return state if self._program.source.is_open(content, state.place.lengths) else None
 
-    def _is_quotation(self, site: GroundedPlace, value: bytes, before: Callable[[], bytes]) -> bool:
-        if site.lengths is None or not value.startswith(b'"'):
+    def _is_fine(self, place: GroundedPlace, value: bytes, before: Callable[[], bytes]) -> bool:
+        if place.lengths is None or not value.startswith(b'"'):
             return True
-        return self._program.source.is_quotation(value[1:-1], site.lengths)
+        return self._program.source.is_quotation(value[1:-1], place.lengths)
 
 
 class GroundedFiller:

@@ -35,7 +35,7 @@ _IN_STRING = (Mode.STRING, Mode.NAME)
 _STRING_STOP = re.compile(rb'["\\]')
 
 
-class Site(Protocol):
+class Place(Protocol):
     """A place in an instance."""
 
     @property
@@ -47,13 +47,13 @@ class Site(Protocol):
         """Tell whether something below has checks."""
 
     @property
-    def names(self) -> "Site | None":
+    def names(self) -> "Place | None":
         """The place of property names, as strings; None when they are not checked."""
 
-    def member(self, name: str) -> "Site | None":
+    def member(self, name: str) -> "Place | None":
         """Return the place of a property's value, None when nothing is checked there or below."""
 
-    def element(self, index: int) -> "Site | None":
+    def element(self, index: int) -> "Place | None":
         """Return the place of an array's element, None when nothing is checked there or below."""
 
 
@@ -70,7 +70,7 @@ class Frame:
     parent: "Frame | None"
     is_object: bool
     start: int
-    site: Site | None
+    place: Place | None
     index: int
     num_closers: int
 
@@ -81,8 +81,8 @@ class State(NamedTuple):
     Attributes:
         frame: the innermost open container.
         start: offset of the scalar being read.
-        site: place of the value being read or about to be read.
-        place: index of that value in its array.
+        place: place of the value being read or about to be read.
+        position: of that value in its array.
         is_escaped: the next byte belongs to an escape.
         num_left: bytes that a literal still wants.
     """
@@ -90,8 +90,8 @@ class State(NamedTuple):
     mode: Mode
     frame: Frame | None
     start: int
-    site: Site | None
-    place: int = 0
+    place: Place | None
+    position: int = 0
     is_escaped: bool = False
     num_left: int = 0
 
@@ -101,7 +101,7 @@ class State(NamedTuple):
 Judge = Callable[[Any, bytes, Callable[[], bytes]], bool]
 
 
-def begin(root: Site | None) -> State:
+def begin(root: Place | None) -> State:
     """Return the state before the first byte."""
     return State(Mode.VALUE, None, 0, root)
 
@@ -150,20 +150,22 @@ def _step(state: State, byte: int, reader: _Reader, judge: Judge) -> State | Non
     mode = state.mode
     if mode is Mode.STRING or mode is Mode.NAME:
         if state.is_escaped:
-            return State(mode, state.frame, state.start, state.site, state.place)
+            return State(mode, state.frame, state.start, state.place, state.position)
         if byte == 0x5C:
-            return State(mode, state.frame, state.start, state.site, state.place, is_escaped=True)
+            return State(mode, state.frame, state.start, state.place, state.position, is_escaped=True)
         return _end_string(state, reader, judge) if byte == 0x22 else state
     if mode is Mode.LITERAL:
         if state.num_left > 1:
-            return State(mode, state.frame, state.start, state.site, state.place, False, state.num_left - 1)
-        return after(state.frame, state.place)
+            return State(
+                mode, state.frame, state.start, state.place, state.position, False, state.num_left - 1
+            )
+        return after(state.frame, state.position)
     if mode is Mode.NUMBER:
         if byte in _NUMBER:
             return state
-        if not _is_fine(state.site, state.start, reader.offset, state.frame, reader, judge):
+        if not _is_fine(state.place, state.start, reader.offset, state.frame, reader, judge):
             return None
-        return _step_between(after(state.frame, state.place), byte, reader, judge)
+        return _step_between(after(state.frame, state.position), byte, reader, judge)
     return _step_between(state, byte, reader, judge)
 
 
@@ -174,29 +176,29 @@ def _step_between(state: State, byte: int, reader: _Reader, judge: Judge) -> Sta
         return state
     if byte == 0x22:
         mode = Mode.NAME if state.mode is Mode.KEY else Mode.STRING
-        return State(mode, frame, offset, state.site, state.place)
+        return State(mode, frame, offset, state.place, state.position)
     if byte == 0x7B or byte == 0x5B:
         return _open(state, byte == 0x7B, offset)
     if byte == 0x7D or byte == 0x5D:
         assert frame is not None, "a bracket is closed only where one is open"
-        if not _is_fine(frame.site, frame.start, offset + 1, frame.parent, reader, judge):
+        if not _is_fine(frame.place, frame.start, offset + 1, frame.parent, reader, judge):
             return None
         return after(frame.parent, frame.index)
     if byte == 0x2C:
         assert frame is not None, "commas stand only in containers"
         if frame.is_object:
             return State(Mode.KEY, frame, offset, None)
-        index = state.place + 1
-        return State(Mode.VALUE, frame, offset, frame.site and frame.site.element(index), index)
+        index = state.position + 1
+        return State(Mode.VALUE, frame, offset, frame.place and frame.place.element(index), index)
     literal = _LITERALS.get(byte)
     if literal is not None:
         # Its first letter decides, while there is still a choice.
-        if state.site is not None and state.site.checks:
+        if state.place is not None and state.place.checks:
             before = partial(reader.read, frame.start if frame else offset, offset)
-            if not judge(state.site, literal, before):
+            if not judge(state.place, literal, before):
                 return None
-        return State(Mode.LITERAL, frame, state.start, state.site, state.place, False, len(literal) - 1)
-    return State(Mode.NUMBER, frame, offset, state.site, state.place)
+        return State(Mode.LITERAL, frame, state.start, state.place, state.position, False, len(literal) - 1)
+    return State(Mode.NUMBER, frame, offset, state.place, state.position)
 
 
 def _end_string(state: State, reader: _Reader, judge: Judge) -> State | None:
@@ -204,25 +206,25 @@ def _end_string(state: State, reader: _Reader, judge: Judge) -> State | None:
     if state.mode is Mode.NAME:
         frame = state.frame
         assert frame is not None, "names stand only in objects"
-        if frame.site is None:
+        if frame.place is None:
             return State(Mode.VALUE, frame, end, None)
-        if not _is_fine(frame.site.names, state.start, end, frame, reader, judge):
+        if not _is_fine(frame.place.names, state.start, end, frame, reader, judge):
             return None
-        return State(Mode.VALUE, frame, end, frame.site.member(json.loads(reader.read(state.start, end))))
-    if not _is_fine(state.site, state.start, end, state.frame, reader, judge):
+        return State(Mode.VALUE, frame, end, frame.place.member(json.loads(reader.read(state.start, end))))
+    if not _is_fine(state.place, state.start, end, state.frame, reader, judge):
         return None
-    return after(state.frame, state.place)
+    return after(state.frame, state.position)
 
 
 def _open(state: State, is_object: bool, offset: int) -> State:
-    site, outer = state.site, state.frame
+    place, outer = state.place, state.frame
     num_closers = outer.num_closers + 1 if outer else FAR
-    if site is not None:
-        num_closers = 0 if site.has_children else min(num_closers, 1 if site.checks else FAR)
-    frame = Frame(outer, is_object, offset, site, state.place, num_closers)
+    if place is not None:
+        num_closers = 0 if place.has_children else min(num_closers, 1 if place.checks else FAR)
+    frame = Frame(outer, is_object, offset, place, state.position, num_closers)
     if is_object:
         return State(Mode.KEY, frame, offset, None)
-    return State(Mode.VALUE, frame, offset, site and site.element(0))
+    return State(Mode.VALUE, frame, offset, place and place.element(0))
 
 
 def after(frame: Frame | None, index: int) -> State:
@@ -231,8 +233,8 @@ def after(frame: Frame | None, index: int) -> State:
 
 
 def _is_fine(
-    site: Site | None, start: int, end: int, frame: Frame | None, reader: _Reader, judge: Judge
+    place: Place | None, start: int, end: int, frame: Frame | None, reader: _Reader, judge: Judge
 ) -> bool:
-    if site is None or not site.checks:
+    if place is None or not place.checks:
         return True
-    return judge(site, reader.read(start, end), partial(reader.read, frame.start if frame else start, start))
+    return judge(place, reader.read(start, end), partial(reader.read, frame.start if frame else start, start))

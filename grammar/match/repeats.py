@@ -117,23 +117,23 @@ def find_element(state: State) -> Element | None:
     frame = state.frame
     if frame is None or state.is_escaped:
         return None
-    if not frame.is_object and frame.site is not None:
-        if state.mode is Mode.AFTER and is_picked(frame.site.element(state.place + 1)):
+    if not frame.is_object and frame.place is not None:
+        if state.mode is Mode.AFTER and is_picked(frame.place.element(state.position + 1)):
             return Element(frame, None, COMMAS, False)
-        if state.mode is Mode.VALUE and is_picked(state.site):
+        if state.mode is Mode.VALUE and is_picked(state.place):
             return Element(frame, None, (b"", b" "), False)
-        if state.mode in (Mode.STRING, Mode.NUMBER) and is_picked(state.site):
+        if state.mode in (Mode.STRING, Mode.NUMBER) and is_picked(state.place):
             return Element(frame, state.start, (b"",), False)
     while frame.parent is not None:
-        if not frame.parent.is_object and is_picked(frame.site):
+        if not frame.parent.is_object and is_picked(frame.place):
             return Element(frame.parent, frame.start, (b"",), True)
         frame = frame.parent
     return None
 
 
-def is_picked(site: Any) -> bool:
+def is_picked(place: Any) -> bool:
     """Tell whether a place is one of an element that is unlike its neighbours and has few values to choose from."""
-    return site is not None and site.has_few and any(check.is_distinct for check in site.checks)
+    return place is not None and place.has_few and any(check.is_distinct for check in place.checks)
 
 
 def spell_scalars(siblings: Sequence[Any]) -> list[bytes]:

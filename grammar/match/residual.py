@@ -1,6 +1,6 @@
 """Residual checks: keywords that no engine enforces are checked at the token that completes a value.
 
-A matcher around the matcher of a loosened grammar. Where a token would complete a value that violates the schema
+A matcher around the matcher of a weakened grammar. Where a token would complete a value that violates the schema
 that surely applies to it, the token is taken out of the mask and refused; so nothing invalid can be finished. It
 steers only as far as elements and property names are checked on their own: a value that can no longer become valid
 ends in a mask of zeros, and `error` names the keyword.
@@ -18,13 +18,14 @@ from ..bit_row import clear_bits, is_set, set_bits
 from ..errors import InvalidGrammar
 from ..schema.node import Node
 from ..schema.places import Check, Place, PlaceMap, spell
-from .candidates import candidate_kind, far_kind, string_site
+from .candidates import find_far_kind, find_kind, find_string_place
 from .checks import ResidualChecks, read_elements
 from .closing_tokens import ClosingTokens, RestOfClass
 from .fill import FILLER
-from .json_text import Mode, State, advance, begin
+from .json_text import Mode, advance
 from .open_string import KnownString
 from .repeats import LookAhead
+from .watching import WatchingMatcher
 
 # Per mask, the shortest tokens first: how many are tried, and how many different values validated for them. What is
 # beyond is left out of the mask; shorter tokens spell the same text.
@@ -40,14 +41,14 @@ NO_STRINGS: frozenset[bytes] = frozenset()
 
 
 class ResidualProgram:
-    """A loosened grammar with the checks that make it exact again."""
+    """A weakened grammar with the checks that make it exact again."""
 
     def __init__(
-        self, inner: Program, schema: dict[str, Any], sites: PlaceMap, tokens: ClosingTokens
+        self, inner: Program, schema: dict[str, Any], places: PlaceMap, tokens: ClosingTokens
     ) -> None:
-        self.sites = sites
+        self.places = places
         self.tokens = tokens
-        self.checks = ResidualChecks(schema, sites.root_check)
+        self.checks = ResidualChecks(schema, places.root_check)
         self._inner = inner
         # The engine's grammar, the document and one validator for each checked place.
         self.size_bytes = inner.size_bytes + 32 * len(json.dumps(schema))
@@ -57,17 +58,12 @@ class ResidualProgram:
         return ResidualMatcher(self._inner.new_matcher(), self)
 
 
-class ResidualMatcher:
+class ResidualMatcher(WatchingMatcher):
     """Grammar state of one request whose values are checked as they are completed."""
 
     def __init__(self, inner: Matcher, program: ResidualProgram) -> None:
-        self.inner = inner
-        self.filler = FILLER
+        super().__init__(inner, program.tokens.vocabulary, program.places.root, FILLER)
         self._program = program
-        self._text = bytearray()
-        # Before each accepted text token: its length and the state it led to.
-        self._history: list[tuple[int, State]] = []
-        self._state = begin(program.sites.root)
         self._violation: Check | None = None
         self._dead_end: str | None = None
         # Why checking was given up, for good.
@@ -79,47 +75,22 @@ class ResidualMatcher:
         self.settled: RestOfClass | None = None
 
     @property
-    def error(self) -> str | None:
+    def error(self) -> str | None:  # type: ignore[override]
         """Why nothing is allowed any more, or None."""
         return self.inner.error or self._failure or self._dead_end
 
-    def accept_token(self, token_id: int) -> bool:
-        """Advance by one token; False, with nothing changed, when it is not allowed here."""
-        tokens = self._program.tokens
-        if self._failure is not None:
+    def _take(self, token_id: int) -> bool:
+        if self._failure is not None or not super()._take(token_id):
             return False
-        if token_id in tokens.eos_token_ids:
-            return self.is_completed() and self.inner.accept_token(token_id)
-        if not self.inner.accept_token(token_id):
-            return False
-        token = tokens.token_bytes[token_id]
-        state = advance(self._state, self._text, token, self._is_allowed)
-        if state is None:
-            self.inner.rollback(1)
-            return False
+        token = self.vocabulary.token_bytes[token_id]
         if b'"' in token or b"\\" in token:
             self.settled = None
-        self._history.append((len(token), self._state))
-        self._text += token
-        self._state = state
         self._verdicts.clear()
         self._seconds_left = min(self._seconds_left + TOKEN_S, RESERVED_S)
         return True
 
-    def fill_next_token_bitmask(self, bitmask: np.ndarray, row: int = 0) -> None:
-        """Write the allowed tokens into one row."""
-        if self.is_terminated():
-            self.inner.fill_next_token_bitmask(bitmask, row)
-        else:
-            FILLER.fill([self], [row], bitmask)
-
-    def rollback(self, num_tokens: int) -> None:
-        """Undo the last `num_tokens` accepted tokens, EOS included."""
-        num_text = num_tokens - (self.inner.is_terminated() and num_tokens > 0)
-        self.inner.rollback(num_tokens)
-        for _ in range(num_text):
-            length, self._state = self._history.pop()
-            del self._text[len(self._text) - length :]
+    def _take_back(self, num_tokens: int) -> None:
+        super()._take_back(num_tokens)
         self._dead_end = None
         self._verdicts.clear()
         self._string = self.settled = None
@@ -129,18 +100,14 @@ class ResidualMatcher:
         if not self.inner.is_completed():
             return False
         # Only a number is complete without a byte that ends it.
-        return self._state.mode is not Mode.NUMBER or self._is_allowed(
-            self._program.sites.root, bytes(self._text), bytes
+        return self._state.mode is not Mode.NUMBER or self._is_fine(
+            self._program.places.root, bytes(self._text), bytes
         )
-
-    def is_terminated(self) -> bool:
-        """Tell whether EOS was accepted."""
-        return self.inner.is_terminated()
 
     def clear_violations(self, words: np.ndarray) -> None:
         """Clear the tokens of one mask, int32 [words], that would complete a value that violates its schema."""
         self._forget()
-        self._violation = self._find_doomed()
+        self._violation = self._find_excluded()
         if self._violation is not None:
             words[:] = 0
         else:
@@ -156,19 +123,19 @@ class ResidualMatcher:
     def _forget(self) -> None:
         self._violation = self._dead_end = self.settled = None
 
-    def _find_doomed(self) -> Check | None:
+    def _find_excluded(self) -> Check | None:
         """Return a check that the open string fails whatever is added to it, so that it would go on for ever."""
         state = self._state
-        site = string_site(state) if state.mode in (Mode.STRING, Mode.NAME) else None
-        if site is None:
+        place = find_string_place(state) if state.mode in (Mode.STRING, Mode.NAME) else None
+        if place is None:
             return None
-        return self._program.checks.find_doomed(site, bytes(self._text[state.start + 1 :]))
+        return self._program.checks.find_excluded(place, bytes(self._text[state.start + 1 :]))
 
     def _clear_candidates(self, words: np.ndarray) -> None:
         tokens, state = self._program.tokens, self._state
         if state.mode is Mode.NUMBER and state.frame is None and not self.is_completed():
             words &= ~tokens.eos_mask
-        kind = candidate_kind(state)
+        kind = find_kind(state)
         if kind is None:
             return
         if state.mode in (Mode.STRING, Mode.NAME) and not state.is_escaped:
@@ -178,7 +145,7 @@ class ResidualMatcher:
                 return
         if kind[0] == "quote":
             self._clear_prefixes(words)
-            kind = far_kind(self._state)
+            kind = find_far_kind(self._state)
         if kind is None:
             return
         candidates = tokens.find(words, *kind)
@@ -208,14 +175,14 @@ class ResidualMatcher:
 
     def _find_string(self) -> KnownString | None:
         """Return what is known of the open string; None where its verdict may depend on all of its content."""
-        site, start = string_site(self._state), self._state.start
-        strings = site.strings if site is not None else NO_STRINGS
+        place, start = find_string_place(self._state), self._state.start
+        strings = place.strings if place is not None else NO_STRINGS
         if strings is None:
             return None
         content = bytes(self._text[start + 1 :])
         known = self._string
         if known is None or known.start != start:
-            siblings = self._list_siblings() if site is not None and site.deciding.is_compared else ()
+            siblings = self._list_siblings() if place is not None and place.deciding.is_compared else ()
             known = self._string = KnownString(start, [*strings, *siblings])
         known.near = [string for string in known.near if string.startswith(content)]
         known.length = len(content)
@@ -245,7 +212,7 @@ class ResidualMatcher:
         if kind[0] == "quote":
             self._clear_endings(words, known, special)
             is_settled &= known.is_fine is True
-        far = far_kind(self._state)
+        far = find_far_kind(self._state)
         if far is None:
             self.settled = self._program.tokens.nothing if is_settled else None
             return
@@ -306,42 +273,42 @@ class ResidualMatcher:
     def _is_end_allowed(self, token_id: int) -> bool:
         """Tell whether a string may end at the quote of a token."""
         end = self._program.tokens.parts[token_id][0] + b'"'
-        return advance(self._state, self._text, end, self._is_allowed) is not None
+        return advance(self._state, self._text, end, self._is_fine) is not None
 
     def _is_candidate_allowed(self, token_id: int) -> bool:
         token = self._program.tokens.token_bytes[token_id]
-        judge = self._is_allowed if len(self._verdicts) < MAX_NUM_CHECKS else self._is_known_allowed
+        judge = self._is_fine if len(self._verdicts) < MAX_NUM_CHECKS else self._is_known_allowed
         return advance(self._state, self._text, token, judge) is not None
 
-    def _is_allowed(self, site: Place, value: bytes, before: Callable[[], bytes]) -> bool:
-        key = id(site), value, before() if site.checks[0].is_distinct else b""
+    def _is_fine(self, place: Place, value: bytes, before: Callable[[], bytes]) -> bool:
+        key = id(place), value, before() if place.checks[0].is_distinct else b""
         if key not in self._verdicts:
             if self._program.checks.may_backtrack:
-                self._check_in_time(key, site)
+                self._check_in_time(key, place)
                 if self._failure is not None:
                     return False
             else:
-                self._verdicts[key] = self._program.checks.find_violation(site, *key[1:])
+                self._verdicts[key] = self._program.checks.find_violation(place, *key[1:])
         violation = self._verdicts[key]
         self._violation = violation or self._violation
         return violation is None
 
-    def _check_in_time(self, key: tuple[int, bytes, bytes], site: Place) -> None:
+    def _check_in_time(self, key: tuple[int, bytes, bytes], place: Place) -> None:
         """Find the verdict on a value, or the failure where its patterns take too long."""
         if self._failure is not None:
             return
         start = time.thread_time()
         try:
-            self._verdicts[key] = self._program.checks.find_violation(site, *key[1:])
+            self._verdicts[key] = self._program.checks.find_violation(place, *key[1:])
         except InvalidGrammar as error:
             self._failure = str(error)
         self._seconds_left -= time.thread_time() - start
         if self._seconds_left < 0 and self._failure is None:
             self._failure = f"the patterns of the schema take more than {TOKEN_S * 1000:g} ms for each token"
 
-    def _is_known_allowed(self, site: Place, value: bytes, before: Callable[[], bytes]) -> bool:
-        key = id(site), value, before() if site.checks[0].is_distinct else b""
-        return key in self._verdicts and self._is_allowed(site, value, before)
+    def _is_known_allowed(self, place: Place, value: bytes, before: Callable[[], bytes]) -> bool:
+        key = id(place), value, before() if place.checks[0].is_distinct else b""
+        return key in self._verdicts and self._is_fine(place, value, before)
 
 
 def explain_dead_end(violation: Check | None) -> str:

@@ -218,19 +218,21 @@ def check_loops(root: Schema) -> None:
     }
     while True:
         ended = [
-            node for node, nexts in passing.items() if not (nexts and all(each in passing for each in nexts))
+            node
+            for node, nexts in passing.items()
+            if not (nexts and all(after in passing for after in nexts))
         ]
         if not ended:
             break
-        for node in ended:
-            del passing[node]
+        for each in ended:
+            del passing[each]
     # Each leads on to another that remains, so any way ends in a loop, and a loop has a reference.
-    node: Node | None = next(iter(passing), None)
+    found: Node | None = next(iter(passing), None)
     on_way: set[Node] = set()
-    while node is not None and not (node in on_way and "$ref" in node.keywords):
-        on_way.add(node)
-        node = next(each for each in passing[node] if isinstance(each, Node))
-    if node is not None:
+    while found is not None and not (found in on_way and "$ref" in found.keywords):
+        on_way.add(found)
+        found = next(after for after in passing[found] if isinstance(after, Node))
+    if found is not None:
         raise UnsupportedGrammar(
-            node.pointer, "$ref", "it leads back to itself, and asserts nothing on the way"
+            found.pointer, "$ref", "it leads back to itself, and asserts nothing on the way"
         )
