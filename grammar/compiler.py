@@ -19,8 +19,8 @@ from .match.grounded import compile_grounded, split_grounding
 from .match.prefix_index import StringTokens
 from .router import compile_spec
 from .spec import GrammarSpec
-from .tags.compile import add_bytes, compile_tags
-from .tags.tokens import TagTokens
+from .tags.checked import CheckedVocabulary
+from .tags.compile import Engine, NoEngine, TagCompiler
 from .vocabulary import Vocabulary
 
 # Refusals that are remembered: how long, and how many.
@@ -43,15 +43,16 @@ class GrammarCompiler:
         self._num_threads = num_threads = num_threads or min(max((os.cpu_count() or 1) // 2, 1), 8)
         self.vocabulary = vocabulary
         self._xgrammar = XGrammarBackend(vocabulary, limits, num_threads)
+        llguidance = LLGuidanceBackend(vocabulary, limits, num_threads)
+        self._tags = TagCompiler(llguidance, self._compile_leaf, self._find_checked, limits.max_tags_s)
         self._backends: dict[str, Backend] = {
-            "llguidance": LLGuidanceBackend(vocabulary, limits, num_threads),
+            "llguidance": llguidance,
             "outlines_core": OutlinesBackend(vocabulary, limits),
             "xgrammar": self._xgrammar,
         }
         self._cache = GrammarCache(limits.cache_bytes)
         self._closing_tokens: ClosingTokens | None = None
-        self._tag_tokens: TagTokens | None = None
-        self._inner: GrammarCompiler | None = None
+        self._checked: CheckedVocabulary | None = None
         self._string_tokens: StringTokens | None = None
         self._lock = threading.Lock()
         # Spec -> why it was refused, and until when that is remembered.
@@ -87,8 +88,6 @@ class GrammarCompiler:
     def close(self) -> None:
         """End the compile process, if one was needed; the compiler stays usable."""
         self._xgrammar.close()
-        if self._inner not in (None, self):
-            self._inner.close()
 
     def _find(self, spec: GrammarSpec) -> CompiledGrammar | None:
         refusal, end = self._refusals.get(spec, (None, 0.0))
@@ -104,7 +103,7 @@ class GrammarCompiler:
 
     def _compile_new(self, spec: GrammarSpec) -> CompiledGrammar:
         if spec.kind == "structural_tag":
-            return self._compile_tags(spec)
+            return self._tags.compile(spec)
         if spec.source is None:
             return compile_spec(spec, self._backends, self._find_closing_tokens)
         places, plain = split_grounding(spec)
@@ -115,20 +114,16 @@ class GrammarCompiler:
             self._string_tokens = StringTokens(self.vocabulary)
         return compile_grounded(compiled, places, spec.source, self.vocabulary, self._string_tokens)
 
-    def _compile_tags(self, spec: GrammarSpec) -> CompiledGrammar:
-        if self._tag_tokens is None or self._inner is None:
-            self._tag_tokens, self._inner = TagTokens(self.vocabulary), self._make_inner()
-        inner = self._inner
-        return compile_tags(spec, self._tag_tokens, inner.vocabulary, inner.compile, self._limits.max_tags_s)
-
-    def _make_inner(self) -> "GrammarCompiler":
-        """Return the compiler of the values in structural tags: this one, unless bytes are missing as tokens."""
-        vocabulary = add_bytes(self.vocabulary)
-        return (
-            self
-            if vocabulary is self.vocabulary
-            else GrammarCompiler(vocabulary, self._limits, self._num_threads)
+    def _compile_leaf(self, spec: GrammarSpec, engine: Engine) -> CompiledGrammar:
+        """Compile a JSON Schema in a structural tag, with llguidance or for it."""
+        return compile_spec(
+            spec, {"llguidance": engine, "xgrammar": NoEngine()}, lambda: self._find_checked().closing_tokens
         )
+
+    def _find_checked(self) -> CheckedVocabulary:
+        if self._checked is None:
+            self._checked = CheckedVocabulary(self.vocabulary, self._limits)
+        return self._checked
 
     def _compile_as_owner(self, spec: GrammarSpec, future: "Future[CompiledGrammar]") -> CompiledGrammar:
         try:

@@ -1,10 +1,13 @@
 """JSON schemas in llguidance's own format: a Lark grammar, and the schemas it calls with the options for each."""
 
 import json
+import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from ..backend import Matcher
 from ..schema.any_order import make_any_order
 from ..schema.open_names import has_open_names
 from ..spec import GrammarSpec
@@ -17,6 +20,8 @@ _OPTIONS: Any = {
     "lenient": False,
     "json_allow_general_unicode_escapes": False,
 }
+# How each schema beside the Lark grammar begins.
+NAMED = '{"name": "'
 _SHORT_ESCAPES = 'nrbtf\\"'
 _SEPARATORS = {"spaced": (", ", ": "), "compact": (",", ":"), "any": (",", ":")}
 # Unbounded whitespace lets a model write newlines for ever.
@@ -58,5 +63,37 @@ def make_options(whitespace: str, has_open_names: bool) -> str:
 def make_grammars(lark: str, schemas: Sequence[str]) -> str:
     """Return a Lark grammar and the schemas that it calls `@v0` and so on, in llguidance's format."""
     parts = [json.dumps({"lark_grammar": HEADER + lark})]
-    parts += [f'{{"name": "v{number}", "json_schema": {schema}}}' for number, schema in enumerate(schemas)]
+    parts += [f'{NAMED}v{number}", "json_schema": {schema}}}' for number, schema in enumerate(schemas)]
     return f'{{"grammars": [{", ".join(parts)}]}}'
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A grammar that was written and not built."""
+
+    grammar: str
+
+    @property
+    def size_bytes(self) -> int:
+        """Memory of its text."""
+        return len(self.grammar)
+
+    def new_matcher(self) -> Matcher:
+        """Not for use: the grammar becomes a part of another one."""
+        raise NotImplementedError
+
+
+def rename_grammars(text: str, name: str) -> list[str]:
+    """Return the grammars of a text that `make_json_grammar` wrote, the first one under a name, as parts of another."""
+    decoder, start = json.JSONDecoder(), len('{"grammars": [')
+    parts: list[str] = []
+    while text[start] in "{,":
+        start += 2 * (text[start] == ",")
+        found, end = decoder.raw_decode(text, start)
+        if not parts:
+            lark = found["lark_grammar"].removeprefix(HEADER)
+            parts.append(json.dumps({"name": name, "lark_grammar": re.sub(r"@v(\d+)", rf"@{name}v\1", lark)}))
+        else:
+            parts.append(f'{{"name": "{name}{text[start + len(NAMED) : end]}')
+        start = end
+    return parts
