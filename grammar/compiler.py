@@ -13,12 +13,13 @@ from .engines.llguidance_backend import LLGuidanceBackend
 from .engines.outlines_backend import OutlinesBackend
 from .engines.xgrammar_backend import XGrammarBackend
 from .errors import GrammarError, InvalidGrammar
+from .json_route import compile_json_schema
 from .limits import GrammarLimits
 from .match.token_tables import TokenTables
 from .router import compile_spec
 from .spec import GrammarSpec
-from .tags.compile import add_bytes, compile_tags
-from .tags.tokens import TagTokens
+from .tags.checked import CheckedVocabulary
+from .tags.compile import Engine, TagCompiler
 from .vocabulary import Vocabulary
 
 # Refusals that are remembered: how long, and how many.
@@ -41,15 +42,16 @@ class GrammarCompiler:
         self._num_threads = num_threads = num_threads or min(max((os.cpu_count() or 1) // 2, 1), 8)
         self.vocabulary = vocabulary
         self._xgrammar = XGrammarBackend(vocabulary, limits, num_threads)
+        llguidance = LLGuidanceBackend(vocabulary, limits, num_threads)
+        self._tags = TagCompiler(llguidance, self._compile_leaf, self._find_checked, limits.max_tags_s)
         self._backends: dict[str, Backend] = {
-            "llguidance": LLGuidanceBackend(vocabulary, limits, num_threads),
+            "llguidance": llguidance,
             "outlines_core": OutlinesBackend(vocabulary, limits),
             "xgrammar": self._xgrammar,
         }
         self._cache = GrammarCache(limits.cache_bytes)
         self._tables = TokenTables(vocabulary)
-        self._tag_tokens: TagTokens | None = None
-        self._inner: GrammarCompiler | None = None
+        self._checked: CheckedVocabulary | None = None
         self._lock = threading.Lock()
         # Spec -> why it was refused, and until when that is remembered.
         self._refusals: OrderedDict[GrammarSpec, tuple[GrammarError, float]] = OrderedDict()
@@ -84,8 +86,6 @@ class GrammarCompiler:
     def close(self) -> None:
         """End the compile process, if one was needed; the compiler stays usable."""
         self._xgrammar.close()
-        if self._inner not in (None, self):
-            self._inner.close()
 
     def _find(self, spec: GrammarSpec) -> CompiledGrammar | None:
         refusal, end = self._refusals.get(spec, (None, 0.0))
@@ -95,23 +95,17 @@ class GrammarCompiler:
 
     def _compile_new(self, spec: GrammarSpec) -> CompiledGrammar:
         if spec.kind == "structural_tag":
-            return self._compile_tags(spec)
+            return self._tags.compile(spec)
         return compile_spec(spec, self._backends, self._tables)
 
-    def _compile_tags(self, spec: GrammarSpec) -> CompiledGrammar:
-        if self._tag_tokens is None or self._inner is None:
-            self._tag_tokens, self._inner = TagTokens(self.vocabulary), self._make_inner()
-        inner = self._inner
-        return compile_tags(spec, self._tag_tokens, inner.vocabulary, inner.compile, self._limits.max_tags_s)
+    def _compile_leaf(self, spec: GrammarSpec, engine: Engine) -> CompiledGrammar:
+        """Compile a JSON Schema in a structural tag, with llguidance or for it."""
+        return compile_json_schema(spec, engine, self._find_checked().tables)
 
-    def _make_inner(self) -> "GrammarCompiler":
-        """Return the compiler of the values in structural tags: this one, unless bytes are missing as tokens."""
-        vocabulary = add_bytes(self.vocabulary)
-        return (
-            self
-            if vocabulary is self.vocabulary
-            else GrammarCompiler(vocabulary, self._limits, self._num_threads)
-        )
+    def _find_checked(self) -> CheckedVocabulary:
+        if self._checked is None:
+            self._checked = CheckedVocabulary(self.vocabulary, self._limits)
+        return self._checked
 
     def _compile_as_owner(self, spec: GrammarSpec, future: "Future[CompiledGrammar]") -> CompiledGrammar:
         try:

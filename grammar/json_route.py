@@ -10,12 +10,12 @@ import re
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import jsonschema_rs
 
 from .backend import CompiledGrammar, Program
-from .engines.llguidance_backend import Complaint, LLGuidanceBackend
+from .engines.llguidance_backend import Complaint
 from .engines.llguidance_json import SEPARATORS, make_json_grammar
 from .errors import InvalidGrammar, UnsupportedGrammar
 from .match.closing_tokens import ClosingTokens
@@ -37,6 +37,7 @@ from .schema.rules import GROUNDED
 from .schema.weaken import Weakening
 from .spec import GrammarSpec
 from .validator import MAX_BACKTRACKS, find_slow_text
+from .vocabulary import Vocabulary
 
 # Each refusal costs a compile and up to 200 probes.
 MAX_NUM_REFUSALS = 16
@@ -45,7 +46,25 @@ MAX_NUM_SINGLE = 4
 OFTEN_REFUSED = frozenset(["oneOf", "minProperties", "maxProperties"])
 
 
-def compile_json_schema(spec: GrammarSpec, engine: LLGuidanceBackend, tokens: TokenTables) -> CompiledGrammar:
+class JsonEngine(Protocol):
+    """What compiles the grammars that engines/llguidance_json.py writes."""
+
+    @property
+    def name(self) -> str:
+        """The name in plans."""
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """The tokens."""
+
+    def compile_json(self, grammar: str) -> Program:
+        """Compile a grammar, or raise Complaint."""
+
+    def find_complaint(self, grammar: str) -> str:
+        """Return the complaint about a grammar, "" when there is none."""
+
+
+def compile_json_schema(spec: GrammarSpec, engine: JsonEngine, tokens: TokenTables) -> CompiledGrammar:
     """Compile a JSON Schema, or raise GrammarError."""
     root = read_schema(spec.document, spec.text)
     if root is False:
@@ -83,7 +102,7 @@ class SchemaCompiler:
     root: Node
     weakening: Weakening
     around: Surroundings
-    engine: LLGuidanceBackend
+    engine: JsonEngine
     impossible: frozenset[Node] = frozenset()
 
     def compile(self) -> Program:

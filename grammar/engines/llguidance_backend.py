@@ -31,6 +31,11 @@ from .lark import explain_complaint
 from .llguidance_json import HEADER
 
 MAX_SHOWN = 80  # characters of a pattern in a message
+# Parts of the vocabulary whose masks llguidance has ready. A part is used whole where a lexeme goes on with its class;
+# brackets are apart, since free text goes on with any character but the last one of its triggers.
+_PLAIN = r'[^"\\\x00-\x1F\x7F<>\[\]{}]'
+SLICES = [r"[\x20\x0A\x0D\x09]+", *(_PLAIN + count for count in ("{1,10}", "{1,30}", "+"))]
+SLICES += [r'[^"\\\x00-\x1F\x7F]+', r"[^<>\[\]{}]+"]
 
 
 class Complaint(Exception):
@@ -67,7 +72,7 @@ class LLGuidanceBackend:
         self.filler = LLGuidanceFiller(vocabulary, num_threads)
         wrapper = TokenizerWrapper(_TokenizerAdapter(vocabulary))
         self._tokenizer = LLTokenizer(
-            wrapper, n_vocab=vocabulary.size, eos_token=list(vocabulary.eos_token_ids)
+            wrapper, n_vocab=vocabulary.size, eos_token=list(vocabulary.eos_token_ids), slices=SLICES
         )
         # Written and never read, so compiles of several threads may meet in it.
         self._scratch = np.empty(vocabulary.num_words, np.int32)
@@ -82,10 +87,11 @@ class LLGuidanceBackend:
 
     def compile(self, spec: GrammarSpec) -> "LLGuidanceProgram":
         """Compile a Lark grammar, an XML tree or a regular language."""
-        matcher = self._make_matcher(make_grammar(spec))
+        grammar = make_grammar(spec)
+        matcher = self._make_matcher(grammar)
         if matcher.is_error():
             self._refuse(spec, matcher.get_error())
-        return self._finish(matcher, len(spec.text))
+        return self._finish(matcher, grammar)
 
     def compile_json(self, grammar: str) -> "LLGuidanceProgram":
         """Compile what llguidance_json.py writes.
@@ -96,16 +102,30 @@ class LLGuidanceBackend:
         matcher = self._make_matcher(grammar)
         if matcher.is_error():
             raise Complaint(matcher.get_error())
-        return self._finish(matcher, len(grammar))
+        return self._finish(matcher, grammar)
 
     def find_complaint(self, grammar: str) -> str:
         """Return llguidance's complaint about a grammar, "" when it has none."""
         return self._make_matcher(grammar).get_error()
 
-    def _finish(self, matcher: LLMatcher, num_characters: int) -> "LLGuidanceProgram":
+    def is_empty(self, terminal: str) -> bool:
+        """Tell whether a Lark terminal matches nothing.
+
+        Raises:
+            Complaint: llguidance does not take it.
+        """
+        matcher = self._make_matcher(LLMatcher.grammar_from_lark(f"{HEADER}start: T\nT: {terminal}"))
+        if matcher.is_error():
+            raise Complaint(matcher.get_error())
+        if matcher.is_accepting():
+            return False
+        matcher.unsafe_compute_mask_ptr(self._scratch.ctypes.data, self._scratch.nbytes)
+        return matcher.is_error()
+
+    def _finish(self, matcher: LLMatcher, grammar: str) -> "LLGuidanceProgram":
         # The lexer states of the first mask are made once, here: copies share them.
         matcher.unsafe_compute_mask_ptr(self._scratch.ctypes.data, self._scratch.nbytes)
-        return LLGuidanceProgram(matcher, self, num_characters)
+        return LLGuidanceProgram(matcher, self, grammar)
 
     def _make_matcher(self, grammar: str) -> LLMatcher:
         return LLMatcher(self._tokenizer, grammar, log_level=0, limits=self._limits)
@@ -152,11 +172,12 @@ def make_pattern(spec: GrammarSpec) -> str:
 class LLGuidanceProgram:
     """A compiled grammar: a matcher at the start, copied for each request."""
 
-    def __init__(self, pristine: LLMatcher, backend: LLGuidanceBackend, num_characters: int) -> None:
+    def __init__(self, pristine: LLMatcher, backend: LLGuidanceBackend, grammar: str) -> None:
+        self.grammar = grammar
         self._pristine = pristine
         self._backend = backend
         # The engine does not tell; its lexer and productions are a small multiple of the text.
-        self.size_bytes = 64 * 1024 + 32 * num_characters
+        self.size_bytes = 64 * 1024 + 32 * len(grammar)
 
     def new_matcher(self) -> "LLGuidanceMatcher":
         """Return a matcher at the start of the grammar."""

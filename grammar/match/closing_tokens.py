@@ -12,6 +12,8 @@ from ..vocabulary import Vocabulary, make_mask
 _OPENER = re.compile(rb'[\s:,\[{]*(?:"[^"]*|[-+.eE0-9]+)?')
 # Text outside strings: structure, numbers, and the letters of true, false and null.
 _OUTSIDE = re.compile(rb'[\s:,\[\]{}0-9+\-.Etruefalsn]*(?:"|$)')
+# The same up to a bracket that closes a value, whatever follows the text.
+_CLOSER = re.compile(rb"[\s:,\[\]{}0-9+\-.Etruefalsn]*[\]}]")
 # The rest of a string, if no escape is open, with the quote that ends it.
 _ENDING = re.compile(rb'((?:[^"\\]|\\.)*)"', re.DOTALL)
 _DELIMITER = re.compile(rb"[,}\]\s]")
@@ -156,4 +158,6 @@ def reaches_far(token: bytes) -> bool:
 
 def is_closing(token: bytes) -> bool:
     """Tell whether a token may complete a value, begun before it or in it."""
+    if _CLOSER.match(token) is not None:
+        return True
     return _OUTSIDE.match(token) is not None and not _OPENER.fullmatch(token)

@@ -109,11 +109,13 @@ def begin(root: Place | None) -> State:
 def advance(state: State, text: bytearray, token: bytes, judge: Judge) -> State | None:
     """Return the state after a token, None if `judge` rejects a value that the token completes.
 
+    What follows the whole text is passed over: it is not JSON.
+
     Args:
         text: everything before the token.
     """
     position = 0
-    while position < len(token):
+    while position < len(token) and state.mode is not Mode.END:
         if state.mode in _IN_STRING and not state.is_escaped:
             stop = _STRING_STOP.search(token, position)
             if stop is None:

@@ -49,13 +49,22 @@ class ResidualProgram:
         self.places = places
         self.tokens = tokens
         self.checks = ResidualChecks(schema, places.root_check)
-        self._inner = inner
+        self.inner = inner
         # The engine's grammar, the document and one validator for each checked place.
         self.size_bytes = inner.size_bytes + 32 * len(json.dumps(schema))
 
     def new_matcher(self) -> "ResidualMatcher":
         """Return a matcher at the start of the grammar."""
-        return ResidualMatcher(self._inner.new_matcher(), self)
+        return ResidualMatcher(self.inner.new_matcher(), self)
+
+    def begin(self, inner: Matcher, text: bytes) -> "ResidualMatcher | None":
+        """Return a matcher after the first bytes of a value inside a longer text; None if they break a check.
+
+        Args:
+            inner: has taken the token that ends with these bytes; the matcher moves it on.
+        """
+        matcher = ResidualMatcher(inner, self)
+        return matcher if matcher.begin(text) else None
 
 
 class ResidualMatcher(WatchingMatcher):
@@ -73,6 +82,19 @@ class ResidualMatcher(WatchingMatcher):
         self._string: KnownString | None = None
         self._look_ahead = LookAhead(program.tokens.token_bytes, program.tokens.ids)
         self.settled: RestOfClass | None = None
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the value is complete, so that only what follows it can come."""
+        return self._state.mode is Mode.END
+
+    def begin(self, text: bytes) -> bool:
+        """Take the first bytes of the value, which `inner` has taken; False if they break a check."""
+        state = self._read(text)
+        if state is not None:
+            self._text += text
+            self._state = state
+        return state is not None
 
     @property
     def error(self) -> str | None:  # type: ignore[override]

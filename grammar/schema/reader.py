@@ -1,5 +1,6 @@
 """Read a JSON Schema into nodes: references resolved, older forms rewritten, what cannot fail left out."""
 
+from collections import defaultdict
 from dataclasses import dataclass
 from typing import Any
 
@@ -216,16 +217,18 @@ def check_loops(root: Schema) -> None:
         for node in iterate_nodes([root])
         if node.keywords and node.keywords.keys() <= {"$ref", "allOf", "anyOf", "oneOf"}
     }
-    while True:
-        ended = [
-            node
-            for node, nexts in passing.items()
-            if not (nexts and all(after in passing for after in nexts))
-        ]
-        if not ended:
-            break
-        for each in ended:
-            del passing[each]
+    senders: defaultdict[Schema, list[Node]] = defaultdict(list)
+    for node, nexts in passing.items():
+        for after in nexts:
+            senders[after].append(node)
+    # A way ends where something is asserted, or nothing at all.
+    ended = [each for each in senders if each not in passing]
+    ended += [node for node, nexts in passing.items() if not nexts]
+    while ended:
+        last = ended.pop()
+        if isinstance(last, Node):
+            passing.pop(last, None)
+        ended += [node for node in senders.pop(last, ()) if node in passing]
     # Each leads on to another that remains, so any way ends in a loop, and a loop has a reference.
     found: Node | None = next(iter(passing), None)
     on_way: set[Node] = set()
