@@ -83,6 +83,11 @@ class GrammarCompiler:
         with self._lock:
             return self._find(spec)
 
+    def find_pending(self, spec: GrammarSpec) -> "Future[CompiledGrammar] | None":
+        """Return the future of a spec that another thread compiles now: waiting for it needs no thread."""
+        with self._lock:
+            return self._in_flight.get(spec)
+
     def close(self) -> None:
         """End the compile process, if one was needed; the compiler stays usable."""
         self._xgrammar.close()
