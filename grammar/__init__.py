@@ -11,7 +11,6 @@ from .backend import Backend, BatchFiller, CompiledGrammar, Matcher, Program
 from .bitmask import allocate_bitmask, fill_bitmask, fill_draft_bitmask
 from .compiler import GrammarCompiler
 from .errors import GrammarError, InvalidGrammar, UnsupportedGrammar, is_panic
-from .jump_forward import JumpForward
 from .limits import GrammarLimits
 from .output_check import OutputCheck
 from .plan import PlanEntry
@@ -31,7 +30,6 @@ __all__ = [
     "GrammarLimits",
     "GrammarSpec",
     "InvalidGrammar",
-    "JumpForward",
     "Matcher",
     "OutputCheck",
     "PlanEntry",

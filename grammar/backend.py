@@ -27,6 +27,9 @@ class Matcher(Protocol):
     def accept_token(self, token_id: int) -> bool:
         """Advance by one token; False, with nothing changed, when it is not allowed here."""
 
+    def accept_tokens(self, token_ids: Sequence[int]) -> int:
+        """Advance by tokens as long as they are allowed; return how many were."""
+
     def fill_next_token_bitmask(self, bitmask: np.ndarray, row: int = 0) -> None:
         """Write the allowed tokens into one row of an int32 [rows, ceil(V/32)] bitmask."""
 
@@ -38,6 +41,9 @@ class Matcher(Protocol):
 
     def is_terminated(self) -> bool:
         """Tell whether EOS was accepted."""
+
+    def forced_text(self) -> bytes:
+        """Return the bytes that any continuation begins with, b"" where there is a choice; nothing changes."""
 
 
 class BatchFiller(Protocol):

@@ -8,19 +8,18 @@ from concurrent.futures import Future
 from copy import copy
 
 from .backend import Backend, CompiledGrammar
-from .backends.llguidance_backend import LLGuidanceBackend
-from .backends.outlines_backend import OutlinesBackend
-from .backends.xgrammar_backend import XGrammarBackend
 from .bitmask import allocate_bitmask
-from .closing_tokens import ClosingTokens
+from .engines.llguidance_backend import LLGuidanceBackend
+from .engines.outlines_backend import OutlinesBackend
+from .engines.xgrammar_backend import XGrammarBackend
 from .errors import GrammarError, InvalidGrammar
-from .grounding.matcher import compile_grounded, split_grounding
-from .grounding.prefix_index import StringTokens
+from .json_route import compile_json_schema
 from .limits import GrammarLimits
+from .match.token_tables import TokenTables
 from .router import compile_spec
 from .spec import GrammarSpec
-from .tags.compile import add_bytes, compile_tags
-from .tags.tokens import TagTokens
+from .tags.checked import CheckedVocabulary
+from .tags.compile import Engine, TagCompiler
 from .vocabulary import Vocabulary
 
 # Refusals that are remembered: how long, and how many.
@@ -43,16 +42,16 @@ class GrammarCompiler:
         self._num_threads = num_threads = num_threads or min(max((os.cpu_count() or 1) // 2, 1), 8)
         self.vocabulary = vocabulary
         self._xgrammar = XGrammarBackend(vocabulary, limits, num_threads)
+        llguidance = LLGuidanceBackend(vocabulary, limits, num_threads)
+        self._tags = TagCompiler(llguidance, self._compile_leaf, self._find_checked, limits.max_tags_s)
         self._backends: dict[str, Backend] = {
-            "llguidance": LLGuidanceBackend(vocabulary, limits, num_threads),
+            "llguidance": llguidance,
             "outlines_core": OutlinesBackend(vocabulary, limits),
             "xgrammar": self._xgrammar,
         }
         self._cache = GrammarCache(limits.cache_bytes)
-        self._closing_tokens: ClosingTokens | None = None
-        self._tag_tokens: TagTokens | None = None
-        self._inner: GrammarCompiler | None = None
-        self._string_tokens: StringTokens | None = None
+        self._tables = TokenTables(vocabulary)
+        self._checked: CheckedVocabulary | None = None
         self._lock = threading.Lock()
         # Spec -> why it was refused, and until when that is remembered.
         self._refusals: OrderedDict[GrammarSpec, tuple[GrammarError, float]] = OrderedDict()
@@ -84,11 +83,14 @@ class GrammarCompiler:
         with self._lock:
             return self._find(spec)
 
+    def find_pending(self, spec: GrammarSpec) -> "Future[CompiledGrammar] | None":
+        """Return the future of a spec that another thread compiles now: waiting for it needs no thread."""
+        with self._lock:
+            return self._in_flight.get(spec)
+
     def close(self) -> None:
         """End the compile process, if one was needed; the compiler stays usable."""
         self._xgrammar.close()
-        if self._inner not in (None, self):
-            self._inner.close()
 
     def _find(self, spec: GrammarSpec) -> CompiledGrammar | None:
         refusal, end = self._refusals.get(spec, (None, 0.0))
@@ -96,39 +98,19 @@ class GrammarCompiler:
             raise copy(refusal)
         return self._cache.find(spec)
 
-    def _find_closing_tokens(self) -> ClosingTokens:
-        # Reading 100,000 tokens takes a tenth of a second, and most schemas need no residual checks.
-        if self._closing_tokens is None:
-            self._closing_tokens = ClosingTokens(self.vocabulary)
-        return self._closing_tokens
-
     def _compile_new(self, spec: GrammarSpec) -> CompiledGrammar:
         if spec.kind == "structural_tag":
-            return self._compile_tags(spec)
-        if spec.source is None:
-            return compile_spec(spec, self._backends, self._find_closing_tokens)
-        places, plain = split_grounding(spec)
-        compiled = self.compile(plain)
-        if places is None:
-            return compiled
-        if self._string_tokens is None:
-            self._string_tokens = StringTokens(self.vocabulary)
-        return compile_grounded(compiled, places, spec.source, self.vocabulary, self._string_tokens)
+            return self._tags.compile(spec)
+        return compile_spec(spec, self._backends, self._tables)
 
-    def _compile_tags(self, spec: GrammarSpec) -> CompiledGrammar:
-        if self._tag_tokens is None or self._inner is None:
-            self._tag_tokens, self._inner = TagTokens(self.vocabulary), self._make_inner()
-        inner = self._inner
-        return compile_tags(spec, self._tag_tokens, inner.vocabulary, inner.compile, self._limits.max_tags_s)
+    def _compile_leaf(self, spec: GrammarSpec, engine: Engine) -> CompiledGrammar:
+        """Compile a JSON Schema in a structural tag, with llguidance or for it."""
+        return compile_json_schema(spec, engine, self._find_checked().tables)
 
-    def _make_inner(self) -> "GrammarCompiler":
-        """Return the compiler of the values in structural tags: this one, unless bytes are missing as tokens."""
-        vocabulary = add_bytes(self.vocabulary)
-        return (
-            self
-            if vocabulary is self.vocabulary
-            else GrammarCompiler(vocabulary, self._limits, self._num_threads)
-        )
+    def _find_checked(self) -> CheckedVocabulary:
+        if self._checked is None:
+            self._checked = CheckedVocabulary(self.vocabulary, self._limits)
+        return self._checked
 
     def _compile_as_owner(self, spec: GrammarSpec, future: "Future[CompiledGrammar]") -> CompiledGrammar:
         try:

@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .errors import InvalidGrammar
-from .json_schema.formats import EXACT_PATTERNS
 from .regex.text import escape
+from .schema.formats import EXACT_PATTERNS
 
 # Within what 64-bit integers and doubles hold exactly.
 INTEGER = r"(?:0|-?[1-9][0-9]{0,17})"

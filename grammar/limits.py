@@ -8,13 +8,16 @@ class GrammarLimits:
     """Limits of one compiler; what exceeds them is refused with the limit's name."""
 
     cache_bytes: int = 256 * 1024 * 1024  # compiled grammars kept, least recently used out first
-    # A lexer state of llguidance takes 1 to 2 kB, so this caps one matcher at about 100 MB.
-    max_lexer_states: int = 50_000
+    # A lexer state of llguidance takes 1 to 2 kB. The matchers of one grammar share theirs, so this caps a grammar at
+    # about 40 MB.
+    max_lexer_states: int = 20_000
     step_lexer_fuel: int = 200_000  # llguidance's unit, about 14,000 a millisecond
     initial_lexer_fuel: int = 1_000_000  # about 50,000 a millisecond
+    # An object takes four for each optional property before the first that is required.
+    max_items_in_row: int = 20_000
     max_grammar_size: int = 500_000  # symbols in llguidance's productions
-    # outlines-core visits the vocabulary once per automaton state: 25 million visits are about 0.5 s.
-    max_index_work: int = 25_000_000
+    # outlines-core visits the vocabulary once per automaton state: 3 million visits are about 50 ms.
+    max_index_work: int = 3_000_000
     # xgrammar has no limits of its own: its compiler is killed after these seconds or bytes.
     max_xgrammar_s: float = 5.0
     max_xgrammar_memory_bytes: int = 2 * 1024**3

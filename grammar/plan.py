@@ -5,12 +5,10 @@ from typing import NamedTuple
 # What stands in `enforced_by` when no engine has to do anything.
 ANNOTATION = "annotation"
 NO_EFFECT = "no effect"
-# Checked at the token that completes a value (residual/matcher.py).
+# Checked at the token that completes a value (match/residual.py).
 RESIDUAL = "residual"
-# Quotations from a source text (grounding/matcher.py).
+# Quotations from a source text (match/grounded.py).
 GROUNDING = "grounding"
-# Filled in with the backend's name once one is chosen.
-ENGINE = ""
 
 
 class PlanEntry(NamedTuple):
@@ -26,15 +24,3 @@ class PlanEntry(NamedTuple):
     pointer: str
     keyword: str
     enforced_by: str
-
-    def settle(self, engine: str) -> "PlanEntry":
-        """Return the entry with the engine's name where an engine has to enforce it."""
-        return self if self.enforced_by else PlanEntry(self.pointer, self.keyword, engine)
-
-
-class Problem(NamedTuple):
-    """A keyword that the first engine does not enforce exactly."""
-
-    pointer: str
-    keyword: str
-    reason: str

@@ -3,15 +3,15 @@
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, Literal, get_args
 
-from .backends.lark import check_lark
 from .csv_table import describe_table
+from .engines.lark import check_lark
 from .errors import InvalidGrammar, UnsupportedGrammar
-from .json_schema.dialect import check_well_formed
 from .regex.text import ends_in_escape
+from .schema.dialect import check_well_formed
 from .tags.structural_tag import describe_tags, list_leaves, name_place
 from .xml.tree import describe_document
 
@@ -47,6 +47,7 @@ class GrammarSpec:
     backend: str | None = None
     source: str | None = None
     property_order: PropertyOrder = "schema"
+    _document: Any = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.backend is not None and self.backend not in BACKENDS:
@@ -72,19 +73,26 @@ class GrammarSpec:
 
         Args:
             source: strings of schemas with `"x-grounded": true` have to be parts of this text (see
-                grounding/source_text.py).
-            property_order: "schema" writes properties in its order, "any" in all (see json_schema/any_order.py).
+                match/source_text.py).
+            property_order: "schema" writes properties in its order, "any" in all (see schema/any_order.py).
         """
         parsed = parse_json(schema, "json_schema") if isinstance(schema, str) else schema
         if not isinstance(parsed, dict | bool):
             raise InvalidGrammar(f"a JSON schema is an object or a boolean, not {type(parsed).__name__}")
         # Order is meaning here (properties are generated in it), so keys are not sorted.
-        text = dump_json(parsed, "json_schema")
-        check_size(text, "json_schema")
-        document = json.loads(text)
-        check_depth(document)
-        check_well_formed(document)
-        return cls("json_schema", text, whitespace, backend, source, property_order)
+        spec = cls(
+            "json_schema", dump_json(parsed, "json_schema"), whitespace, backend, source, property_order
+        )
+        check_depth(spec.document)
+        check_well_formed(spec.document)
+        return spec
+
+    @property
+    def document(self) -> Any:
+        """The text as JSON, parsed once; it belongs to the spec and must not be changed."""
+        if self._document is None:
+            object.__setattr__(self, "_document", json.loads(self.text))
+        return self._document
 
     @classmethod
     def json_object(cls, whitespace: Whitespace = "spaced", backend: str | None = None) -> "GrammarSpec":

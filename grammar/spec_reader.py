@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from .backends.lark import remove_quoted
+from .engines.lark import remove_quoted
 from .errors import InvalidGrammar
 from .spec import GrammarSpec, PropertyOrder, Whitespace, parse_json
 

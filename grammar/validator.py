@@ -6,28 +6,11 @@ from typing import Any
 import jsonschema_rs
 
 from .errors import InvalidGrammar, is_panic
-from .json_schema.dialect import DRAFT_4, detect_dialect, with_dialect
-from .json_schema.formats import ASSERTED_FORMATS
-from .json_schema.identifiers import BASE_URI, encode_reference, join_uri, write_reference
-from .json_schema.keywords import join_pointer
-from .json_schema.references import map_schemas
 from .regex.linear_pattern import may_backtrack
-
-# Formats the library would assert and we treat as annotations, as the grammar does.
-_OTHER_FORMATS = frozenset(
-    [
-        "idn-email",
-        "idn-hostname",
-        "iri",
-        "iri-reference",
-        "uri-reference",
-        "uri-template",
-        "json-pointer",
-        "relative-json-pointer",
-        "regex",
-    ]
-)
-
+from .schema.dialect import DRAFT_4, Dialect, detect_dialect, is_dialect_named, with_dialect
+from .schema.formats import CHECKED_FORMATS
+from .schema.identifiers import BASE_URI, encode_reference, join_uri, write_reference
+from .schema.keywords import SCHEMA_MAP_KEYWORDS, join_pointer
 
 # Patterns with look-around or back references can take exponential time, during which every thread waits. After
 # these steps, about a millisecond, the library gives up; ordinary patterns take three steps a character.
@@ -51,20 +34,24 @@ class SchemaDocument:
     Attributes:
         backtracking: the patterns in it that may take more than linear time.
 
+    Args:
+        dialect: the draft, where the schema does not say it; all formats are asserted then.
+
     Raises:
         InvalidGrammar: the schema is nested too deeply.
     """
 
-    def __init__(self, schema: dict[str, Any] | bool) -> None:
-        self._dialect = detect_dialect(schema)
+    def __init__(self, schema: dict[str, Any] | bool, dialect: Dialect | None = None) -> None:
+        self._dialect = dialect or detect_dialect(schema)
+        is_annotating = dialect is None and is_dialect_named(schema) and self._dialect.annotates_formats
+        self._annotations = CHECKED_FORMATS if is_annotating else frozenset()
         try:
-            self._schema = map_schemas(with_dialect(schema, self._dialect), encode_references)
+            self._schema = encode_references(with_dialect(schema, self._dialect))
         except RecursionError as error:
             raise InvalidGrammar(
                 "the schema cannot be used for validation: it is nested too deeply"
             ) from error
         self.backtracking = list_backtracking(self._schema)
-        self._registry: jsonschema_rs.Registry | None = None
 
     def make_validator(self, pointer: str = "") -> jsonschema_rs.Validator:
         """Return the validator of the subschema at a JSON pointer; its references mean what they mean in the document.
@@ -74,9 +61,9 @@ class SchemaDocument:
         """
         try:
             return self._dialect.validator_class(
-                self._refer(pointer) if pointer else self._schema,
-                registry=self._registry,
-                formats=dict.fromkeys(_OTHER_FORMATS - ASSERTED_FORMATS, accept_anything),
+                {"$ref": self._name() + write_reference(pointer)} if pointer else self._schema,
+                registry=jsonschema_rs.Registry([(self._name(), self._schema)]) if pointer else None,
+                formats=dict.fromkeys(self._annotations, accept_anything),
                 validate_formats=True,
                 ignore_unknown_formats=True,
                 pattern_options=_PATTERN_OPTIONS,
@@ -100,13 +87,6 @@ class SchemaDocument:
             check_steps(validator.iter_errors(instance))
         return False
 
-    def _refer(self, pointer: str) -> dict[str, Any]:
-        """Return a schema that is but a reference to a subschema."""
-        uri = self._name()
-        if self._registry is None:
-            self._registry = jsonschema_rs.Registry([(uri, self._schema)])
-        return {"$ref": uri + write_reference(pointer)}
-
     def _name(self) -> str:
         """Return the URI of the document: its own, since references in it may be relative to that."""
         schema = self._schema if isinstance(self._schema, dict) else {}
@@ -121,10 +101,13 @@ class SchemaValidator:
 
     Args:
         pointer: JSON pointer to the subschema to validate against; its references mean what they mean in `schema`.
+        dialect: the draft, where the schema does not say it; all formats are asserted then.
     """
 
-    def __init__(self, schema: dict[str, Any] | bool, pointer: str = "") -> None:
-        self._document = SchemaDocument(schema)
+    def __init__(
+        self, schema: dict[str, Any] | bool, pointer: str = "", dialect: Dialect | None = None
+    ) -> None:
+        self._document = SchemaDocument(schema, dialect)
         self._validator = self._document.make_validator(pointer)
 
     def is_valid(self, instance: Any) -> bool:
@@ -179,7 +162,17 @@ def find_slow_text(pattern: str) -> str | None:
     return None
 
 
-def encode_references(schema: dict[str, Any]) -> dict[str, Any]:
-    """Return a schema object whose `$ref` the library can read."""
-    ref = schema.get("$ref")
-    return {**schema, "$ref": encode_reference(ref)} if isinstance(ref, str) else schema
+def encode_references(value: Any) -> Any:
+    """Return a document in which every `$ref` of what may be a schema is written as the library reads it."""
+    if isinstance(value, list):
+        return [encode_references(child) for child in value]
+    if not isinstance(value, dict):
+        return value
+    encoded = {}
+    for name, child in value.items():
+        if name in SCHEMA_MAP_KEYWORDS and isinstance(child, dict):
+            encoded[name] = {key: encode_references(each) for key, each in child.items()}
+        else:
+            encoded[name] = child if name in ("const", "enum") else encode_references(child)
+    ref = encoded.get("$ref")
+    return {**encoded, "$ref": encode_reference(ref)} if isinstance(ref, str) else encoded

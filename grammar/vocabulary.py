@@ -23,6 +23,7 @@ class Vocabulary:
     eos_token_ids: tuple[int, ...]
     special_tokens: Mapping[str, int] = field(repr=False)
     hash: str = field(init=False)
+    eos_set: frozenset[int] = field(init=False, repr=False)
     # [num_words] int32: the row that allows the EOS ids and nothing else.
     eos_mask: np.ndarray = field(init=False, repr=False)
 
@@ -43,7 +44,12 @@ class Vocabulary:
         check_special_tokens(specials, tokens)
         mask = make_mask(eos, len(tokens))
         mask.flags.writeable = False
-        for name, value in (("token_bytes", tokens), ("eos_token_ids", eos), ("eos_mask", mask)):
+        for name, value in (
+            ("token_bytes", tokens),
+            ("eos_token_ids", eos),
+            ("eos_mask", mask),
+            ("eos_set", frozenset(eos)),
+        ):
             object.__setattr__(self, name, value)
         object.__setattr__(self, "special_tokens", MappingProxyType(specials))
         object.__setattr__(self, "hash", compute_hash(tokens, eos, specials))

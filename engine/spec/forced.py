@@ -3,19 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol, runtime_checkable
 
 from engine.messages import DraftTarget
 from engine.spec.draft_planner import FORCED
-from grammar import JumpForward, Matcher, Vocabulary
-
-
-@runtime_checkable
-class ForcingMatcher(Protocol):
-    """A matcher that knows its forced text without looking at masks."""
-
-    def forced_text(self) -> bytes:
-        """Return the bytes that every continuation begins with."""
+from grammar import Matcher, Vocabulary
 
 
 class ForcedDrafts:
@@ -28,7 +19,6 @@ class ForcedDrafts:
     def __init__(self, vocabulary: Vocabulary, encode: Callable[[str], Sequence[int]]) -> None:
         self._vocabulary = vocabulary
         self._encode = encode
-        self._jump = JumpForward(vocabulary, lambda text: encode(text.decode()))
 
     def answer(self, matcher: Matcher, target: DraftTarget) -> DraftTarget:
         """Return the forced tokens, or the target's drafts up to the first that is not allowed.
@@ -37,7 +27,7 @@ class ForcedDrafts:
         """
         if matcher.is_terminated():
             return DraftTarget(target.handle, "", [])
-        text = matcher.forced_text() if isinstance(matcher, ForcingMatcher) else self._jump.find_text(matcher)
+        text = matcher.forced_text()
         forced = self._split(text, target.tail) if text else []
         if forced:
             return DraftTarget(target.handle, FORCED, forced[: target.limit])

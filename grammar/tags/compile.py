@@ -1,186 +1,259 @@
-"""Compile a structural tag: its graph, and each value in it by the route it would take alone."""
+"""Compile a structural tag: its values by the routes they would take alone, then all of it as one grammar."""
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
-from ..backend import CompiledGrammar
+from ..backend import CompiledGrammar, Program
+from ..engines.llguidance_backend import Complaint, LLGuidanceBackend, LLGuidanceProgram
+from ..engines.llguidance_json import HEADER, Written, rename_grammars
 from ..errors import InvalidGrammar, UnsupportedGrammar
+from ..match.residual import ResidualProgram
 from ..plan import PlanEntry
 from ..spec import GrammarSpec
 from ..vocabulary import Vocabulary
-from .graph import FreeText, Leaf, TagGraph
-from .matcher import TagProgram
+from .checked import CheckedProgram, CheckedVocabulary
+from .gbnf_rules import write_gbnf
+from .graph import Leaf, TagGraph
+from .lark import ANY_CHARACTER, Conflict, TagWriter, Value
 from .structural_tag import list_children, list_leaves, name_place
-from .tokens import Straddles, TagTokens, TooManyCuts
-from .walk import Walker
 
 NAME = "structural_tag"
-# Every byte that UTF-8 text may hold; a value's matcher is moved by single bytes where a token crosses its end.
-_TEXT_BYTES = (*range(0xC0), *range(0xC2, 0xF5))
-# The last byte of every value of a type: what has none of these types does not tell by itself where it ends.
-_LAST_BYTES = {"object": b"}", "array": b"]", "string": b'"', "boolean": b"e", "null": b"l"}
+# The characters that a JSON value of a type begins with, and those that may go on a complete one.
+_FIRST = {"object": r"\{", "array": r"\[", "string": '"', "boolean": "tf", "null": "n"}
+_NUMBER_FIRST, _NUMBER_MORE = r"\-0-9", r"[0-9.eE+\-]"
+TYPES = ("object", "array", "string", "boolean", "null", "number")
+
+Json = dict[str, Any]
 
 
-def add_bytes(vocabulary: Vocabulary) -> Vocabulary:
-    """Return a vocabulary that has every byte of text as a token, the missing ones behind its own."""
-    known = {data for data in vocabulary.token_bytes if len(data) == 1}
-    missing = [bytes((byte,)) for byte in _TEXT_BYTES if bytes((byte,)) not in known]
-    if not missing:
-        return vocabulary
-    return Vocabulary(
-        [*vocabulary.token_bytes, *missing], vocabulary.eos_token_ids, vocabulary.special_tokens
-    )
-
-
-def compile_tags(
-    spec: GrammarSpec,
-    tokens: TagTokens,
-    inner_vocabulary: Vocabulary,
-    compile_inner: Callable[[GrammarSpec], CompiledGrammar],
-    max_seconds: float,
-) -> CompiledGrammar:
-    """Compile a structural tag, or raise GrammarError with a pointer into it.
+@dataclass(frozen=True, slots=True)
+class TagCompiler:
+    """Compiles the structural tags of one vocabulary.
 
     Args:
-        inner_vocabulary: `add_bytes` of the vocabulary.
-        compile_inner: compiles for that vocabulary.
+        route: compiles a spec with a given llguidance backend.
+        checked: what tags need that have values with residual checks; made when it is first asked for.
         max_seconds: after which no further value is begun.
     """
-    document = json.loads(spec.text)
-    is_legacy = document["is_legacy"]
-    graph = TagGraph(document["format"], tokens.vocabulary)
-    specs: dict[str, GrammarSpec] = {}
-    compiled: dict[str, CompiledGrammar] = {}
-    deadline = time.monotonic() + max_seconds
-    for pointer, leaf in list_leaves(document["format"], "/format"):
-        if time.monotonic() > deadline:
-            raise InvalidGrammar(
-                f"the values of the structural tag take more than {max_seconds:g} s to compile"
-            )
-        place = name_place(pointer, is_legacy)
-        specs[pointer] = spec.make_leaf(place, leaf)
-        compiled[pointer] = compile_leaf(specs[pointer], join_leaf(place, leaf, is_legacy), compile_inner)
-    leaves = {index: node for index, node in enumerate(graph.nodes) if isinstance(node, Leaf)}
-    check_borders(graph, leaves, specs, is_legacy)
-    walker = Walker(
-        graph,
-        {index: compiled[leaf.pointer].program.new_matcher for index, leaf in leaves.items()},
-        find_byte_ids(inner_vocabulary),
-    )
-    known: dict[tuple[int, bytes | None], Straddles] = {}
-    straddles: dict[int, Straddles] = {}
-    for index, node in leaves.items():
-        place, kind = name_place(node.pointer, is_legacy), specs[node.pointer].kind
+
+    backend: LLGuidanceBackend
+    route: "Route"
+    checked: Callable[[], CheckedVocabulary]
+    max_seconds: float
+
+    def compile(self, spec: GrammarSpec) -> CompiledGrammar:
+        """Compile a structural tag, or raise GrammarError with a pointer into it.
+
+        Each value's grammar is first written and not built, which costs little. Where llguidance refuses the whole,
+        each value is built alone: that names the faulty one, or leaves to checks what llguidance cannot enforce.
+        """
+        text = TagText(spec, self.backend.vocabulary)
         try:
-            straddles[index] = find_straddles(walker, tokens, node, specs[node.pointer], known)
-        except TooManyCuts as error:
-            reason = (
-                "its end could lie in too many tokens; put a const_string of several characters behind it"
-            )
-            raise UnsupportedGrammar(place, kind, reason) from error
-    num_bytes = sum(each.program.size_bytes for each in compiled.values())
-    program = TagProgram(walker, tokens, straddles, inner_vocabulary, num_bytes)
-    program.masks.prepare()
-    return CompiledGrammar(NAME, make_plan(document, compiled), program)
+            return self._compile_with(text, Writer(self.backend))
+        except Complaint:
+            text.check_patterns(self.backend)
+        try:
+            return self._compile_with(text, self.backend)
+        except Complaint as error:
+            raise InvalidGrammar(f"the structural tag cannot be used: {error}") from error
+
+    def _compile_with(self, text: "TagText", engine: "Engine") -> CompiledGrammar:
+        deadline = time.monotonic() + self.max_seconds
+        for pointer in text.schemas:
+            if time.monotonic() > deadline:
+                raise InvalidGrammar(
+                    f"the values of the structural tag take more than {self.max_seconds:g} s to compile"
+                )
+            text.compile_schema(pointer, lambda leaf: self.route(leaf, engine))
+        plan, checks = text.make_plan(), text.find_checks()
+        if not checks:
+            return CompiledGrammar(NAME, plan, self.backend.compile_json(text.write(self.backend)))
+        checked = self.checked()
+        program = checked.backend.compile_json(text.write(checked.backend, checked.marker))
+        return CompiledGrammar(NAME, plan, CheckedProgram(program, checked, checks))
 
 
-def compile_leaf(
-    spec: GrammarSpec, place: str, compile_inner: Callable[[GrammarSpec], CompiledGrammar]
-) -> CompiledGrammar:
-    """Compile a value; errors name its place."""
+class Writer:
+    """In the place of the llguidance backend: writes grammars of JSON Schemas and builds none."""
+
+    def __init__(self, backend: LLGuidanceBackend) -> None:
+        self.name = backend.name
+        self.vocabulary = backend.vocabulary
+
+    def compile_json(self, grammar: str) -> Written:
+        """Return the grammar."""
+        return Written(grammar)
+
+    def find_complaint(self, grammar: str) -> str:
+        """Return no complaint."""
+        return ""
+
+
+Engine = LLGuidanceBackend | Writer
+Route = Callable[[GrammarSpec, Engine], CompiledGrammar]
+
+
+class TagText:
+    """One structural tag on its way to llguidance.
+
+    Attributes:
+        schemas: the pointers of the JSON Schemas in it.
+    """
+
+    def __init__(self, spec: GrammarSpec, vocabulary: Vocabulary) -> None:
+        document = json.loads(spec.text)
+        self._spec = spec
+        self._format: Json = document["format"]
+        self._is_legacy: bool = document["is_legacy"]
+        self._graph = TagGraph(self._format, vocabulary)
+        self._parts = dict(list_leaves(self._format, "/format"))
+        self._compiled: dict[str, CompiledGrammar] = {}
+        self.schemas = [pointer for pointer, part in self._parts.items() if part["type"] == "json_schema"]
+
+    def _name_place(self, pointer: str) -> str:
+        return name_place(pointer, self._is_legacy)
+
+    def _join_place(self, pointer: str) -> str:
+        """Return the place of a value's own text."""
+        place, part = self._name_place(pointer), self._parts[pointer]
+        return (
+            place if self._is_legacy else f"{place}/{'pattern' if part['type'] == 'regex' else part['type']}"
+        )
+
+    def compile_schema(self, pointer: str, route: Callable[[GrammarSpec], CompiledGrammar]) -> None:
+        """Compile a JSON Schema; errors name its place."""
+        leaf = self._spec.make_leaf(self._name_place(pointer), self._parts[pointer])
+        with naming(self._join_place(pointer)):
+            self._compiled[pointer] = route(leaf)
+
+    def check_patterns(self, backend: LLGuidanceBackend) -> None:
+        """Raise GrammarError for a regular expression that llguidance does not take."""
+        for pointer, part in self._parts.items():
+            if part["type"] == "regex":
+                with naming(self._join_place(pointer)):
+                    backend.compile(self._spec.make_leaf(self._name_place(pointer), part))
+
+    def find_checks(self) -> dict[int, tuple[bytes, ResidualProgram]]:
+        """Return the brackets and the residual checks of values, by the first of their nodes."""
+        found, seen = {}, set[str]()
+        for index, node in enumerate(self._graph.nodes):
+            if not isinstance(node, Leaf) or node.pointer not in self._compiled or node.pointer in seen:
+                continue
+            seen.add(node.pointer)
+            program = self._compiled[node.pointer].program
+            if isinstance(program, ResidualProgram):
+                types = find_types(self._parts[node.pointer]["json_schema"])
+                if not types <= {"object", "array"}:
+                    reason = "only objects and arrays are checked inside a structural tag"
+                    raise UnsupportedGrammar(self._join_place(node.pointer), "type", reason)
+                found[index] = b"".join({"object": b"{", "array": b"["}[each] for each in types), program
+        return found
+
+    def make_plan(self) -> tuple[PlanEntry, ...]:
+        """Return the plan: each format by its place, and what is in the values by whom it is enforced."""
+        entries: list[PlanEntry] = []
+
+        def add(part: Json, pointer: str) -> None:
+            if pointer in self._compiled:
+                inside, plan = self._join_place(pointer), self._compiled[pointer].plan
+                entries.extend(each._replace(pointer=inside + each.pointer) for each in plan)
+            elif not self._is_legacy:
+                entries.append(PlanEntry(pointer, part["type"], NAME))
+            for where, child in list_children(part, pointer):
+                add(child, where)
+
+        if self._is_legacy:
+            entries.append(PlanEntry("/triggers", "triggers", NAME))
+        add(self._format, "/format")
+        return tuple(entries)
+
+    def write(self, backend: LLGuidanceBackend, marker: int | None = None) -> str:
+        """Return the whole grammar in llguidance's format.
+
+        Args:
+            marker: a token that stands in the place of each value with checks, so that one can ask where it begins.
+
+        Raises:
+            UnsupportedGrammar: where something begins or ends cannot be told.
+        """
+        values: dict[str, Value] = {}
+        parts: list[str] = []
+        rules: list[str] = []
+        leaves = {index: node for index, node in enumerate(self._graph.nodes) if isinstance(node, Leaf)}
+        for index, node in leaves.items():
+            if node.pointer in values:
+                continue
+            if node.kind == "grammar":
+                values[node.pointer] = Value(f"g{index}root", ANY_CHARACTER, "")
+                with naming(self._join_place(node.pointer)):
+                    rules.append(write_gbnf(self._parts[node.pointer]["grammar"], f"g{index}"))
+            else:
+                values[node.pointer] = self._describe(index, node.pointer, marker)
+                parts += rename_grammars(find_text(self._compiled[node.pointer].program), f"v{index}")
+        by_node = {index: values[node.pointer] for index, node in leaves.items()}
+        lark = "\n".join([HEADER + self._write_rules(backend, by_node), *rules])
+        return f'{{"grammars": [{", ".join([json.dumps({"lark_grammar": lark}), *parts])}]}}'
+
+    def _describe(self, index: int, pointer: str, marker: int | None) -> Value:
+        """Return how a JSON Schema is called."""
+        is_checked = isinstance(self._compiled[pointer].program, ResidualProgram)
+        types = find_types(self._parts[pointer]["json_schema"])
+        first = "".join(_FIRST.get(each, _NUMBER_FIRST) for each in sorted(types))
+        more = _NUMBER_MORE if types & {"number", "integer"} else ""
+        call = f'(@v{index} | <[{marker}]> "{index};")' if is_checked else f"@v{index}"
+        return Value(call, f"[{first}]", more, is_checked, is_spaced=self._spec.whitespace == "any")
+
+    def _write_rules(self, backend: LLGuidanceBackend, values: Mapping[int, Value]) -> str:
+        for has_fast_text in (True, False):
+            writer = TagWriter(self._graph, values, backend.is_empty, has_fast_text)
+            try:
+                return writer.write()
+            except Conflict as error:
+                conflict = error
+        node = self._graph.nodes[conflict.node]
+        assert isinstance(node, Leaf), "only values conflict where free text is a part of the text around it"
+        raise UnsupportedGrammar(
+            self._name_place(node.pointer), conflict.keyword or node.kind, conflict.reason
+        )
+
+
+def find_types(schema: Any) -> set[str]:
+    """Return the types of which a value may be, as far as the schema itself tells."""
+    if not isinstance(schema, dict):
+        return set(TYPES)
+    if "type" in schema:
+        types = schema["type"]
+        return {types} if isinstance(types, str) else set(types)
+    values = schema.get("enum", [schema["const"]] if "const" in schema else None)
+    return set(TYPES) if values is None else {name_type(value) for value in values}
+
+
+def name_type(value: Any) -> str:
+    """Return the type of a JSON value."""
+    if value is None or isinstance(value, bool):
+        return "null" if value is None else "boolean"
+    names = {str: "string", list: "array", dict: "object"}
+    return next((name for kind, name in names.items() if isinstance(value, kind)), "number")
+
+
+def find_text(program: Program) -> str:
+    """Return the grammar of a JSON Schema in llguidance's format."""
+    inner = program.inner if isinstance(program, ResidualProgram) else program
+    assert isinstance(inner, Written | LLGuidanceProgram), "JSON Schemas in a structural tag go to llguidance"
+    return inner.grammar
+
+
+@contextmanager
+def naming(place: str) -> Iterator[None]:
+    """Put a place before the pointers of errors."""
     try:
-        return compile_inner(spec)
+        yield
     except UnsupportedGrammar as error:
         raise UnsupportedGrammar(place + error.pointer, error.keyword, error.reason) from error
     except InvalidGrammar as error:
-        raise InvalidGrammar(f"{place}: {error}") from error
-
-
-def join_leaf(place: str, leaf: dict[str, Any], is_legacy: bool) -> str:
-    """Return the pointer to a value's own text."""
-    if is_legacy:
-        return place
-    return f"{place}/{'pattern' if leaf['type'] == 'regex' else leaf['type']}"
-
-
-def find_byte_ids(vocabulary: Vocabulary) -> tuple[int, ...]:
-    """Return for each byte the token of that byte, -1 where there is none."""
-    ids = [-1] * 256
-    for index, data in enumerate(vocabulary.token_bytes):
-        if len(data) == 1:
-            ids[data[0]] = index
-    return tuple(ids)
-
-
-def find_last_bytes(spec: GrammarSpec) -> bytes | None:
-    """Return how every value of a spec ends, None when it does not tell by itself where that is."""
-    if spec.kind != "json_schema":
-        return None
-    schema = json.loads(spec.text)
-    return _LAST_BYTES.get(str(schema.get("type"))) if isinstance(schema, dict) else None
-
-
-def check_borders(
-    graph: TagGraph, leaves: dict[int, Leaf], specs: dict[str, GrammarSpec], is_legacy: bool
-) -> None:
-    """Refuse what would have to be read in a new way at every byte."""
-    for node in graph.nodes:
-        if isinstance(node, FreeText) and node.next is not None:
-            for index in graph.list_next(node.next):
-                if index in leaves:
-                    place = name_place(leaves[index].pointer, is_legacy)
-                    reason = (
-                        "nothing marks the border between free text and this; put a const_string between them"
-                    )
-                    raise UnsupportedGrammar(place, "any_text", reason)
-    for leaf in leaves.values():
-        if find_last_bytes(specs[leaf.pointer]) is None:
-            for index in graph.list_next(leaf.next):
-                if isinstance(graph.nodes[index], Leaf | FreeText):
-                    place = name_place(leaf.pointer, is_legacy)
-                    reason = "nothing marks its end; put a const_string behind it, or give the schema a type"
-                    raise UnsupportedGrammar(place, specs[leaf.pointer].kind, reason)
-
-
-def find_straddles(
-    walker: Walker,
-    tokens: TagTokens,
-    leaf: Leaf,
-    spec: GrammarSpec,
-    known: dict[tuple[int, bytes | None], Straddles],
-) -> Straddles:
-    """Return the tokens that may end a value and go on; the same for all leaves that go on alike."""
-    last_bytes = find_last_bytes(spec)
-    key = leaf.next, last_bytes if spec.kind == "json_schema" else b"\x00"
-    if key not in known:
-        first_bytes = frozenset(byte for byte in _TEXT_BYTES if walker.leads_on(leaf.next, bytes((byte,))))
-        splits = tokens.find_splits(
-            first_bytes,
-            None if last_bytes is None else frozenset(last_bytes),
-            lambda rest: walker.leads_on(leaf.next, rest),
-        )
-        known[key] = Straddles(tokens, splits, spec.kind == "json_schema")
-    return known[key]
-
-
-def make_plan(document: dict[str, Any], compiled: dict[str, CompiledGrammar]) -> tuple[PlanEntry, ...]:
-    """Return the plan: each format by its place, and what is in the values by whom they would be enforced alone."""
-    is_legacy = document["is_legacy"]
-    entries: list[PlanEntry] = []
-
-    def add(part: dict[str, Any], pointer: str) -> None:
-        place = name_place(pointer, is_legacy)
-        if pointer in compiled:
-            inside = join_leaf(place, part, is_legacy)
-            entries.extend(each._replace(pointer=inside + each.pointer) for each in compiled[pointer].plan)
-        elif not is_legacy:
-            entries.append(PlanEntry(place, part["type"], NAME))
-        for where, child in list_children(part, pointer):
-            add(child, where)
-
-    if is_legacy:
-        entries.append(PlanEntry("/triggers", "triggers", NAME))
-    add(document["format"], "/format")
-    return tuple(entries)
+        pointer = None if error.pointer is None else place + error.pointer
+        raise InvalidGrammar(f"{place}: {error}", pointer) from error

@@ -1,24 +1,19 @@
-"""A structural tag as a graph: nodes that read bytes, a token or a whole value, and where each leads.
+"""A structural tag as a graph: nodes that read a text, a token or a whole value, and where each leads."""
 
-The graph may be ambiguous; a walk keeps every reading that is still possible.
-"""
-
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ..errors import InvalidGrammar, UnsupportedGrammar
 from ..vocabulary import Vocabulary
-from .structural_tag import LEAVES
-from .text import PatternAutomaton
 
 MAX_NUM_NODES = 20_000
-MAX_PATTERN_BYTES = 16_384
+MAX_PATTERN_CHARS = 16_384
 ACCEPT = 0
 
 Json = dict[str, Any]
 # The literals at which free text inside a tag ends, each with the node after it.
-Exits = tuple[tuple[bytes, int], ...]
+Exits = tuple[tuple[str, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,9 +23,18 @@ class Accept:
 
 @dataclass(frozen=True, slots=True)
 class Literal:
-    """Fixed bytes, at least one."""
+    """Fixed text, at least one character."""
 
-    text: bytes
+    text: str
+    next: int
+
+
+@dataclass(frozen=True, slots=True)
+class Pattern:
+    """A text that a regular expression matches."""
+
+    pattern: str
+    pointer: str
     next: int
 
 
@@ -44,9 +48,10 @@ class TokenStep:
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """What a grammar of its own accepts."""
+    """A value with a grammar of its own: a JSON Schema or GBNF."""
 
     pointer: str
+    kind: str
     next: int
 
 
@@ -62,16 +67,17 @@ class FreeText:
     """Any characters until a pattern is completed.
 
     Attributes:
-        targets: for each pattern where it leads; nowhere when it must not be written.
+        patterns: (pattern, where it leads); nowhere when it must not be written.
+        tokens: the nodes of special tokens with whose names patterns begin.
         next: where the text may end at any moment, None where only a pattern ends it.
     """
 
-    automaton: PatternAutomaton
-    targets: tuple[tuple[int, ...], ...]
+    patterns: tuple[tuple[str, int | None], ...]
+    tokens: tuple[int, ...]
     next: int | None
 
 
-Node = Accept | Literal | TokenStep | Leaf | Fork | FreeText
+Node = Accept | Literal | Pattern | TokenStep | Leaf | Fork | FreeText
 
 
 class TagGraph:
@@ -81,23 +87,9 @@ class TagGraph:
         self.nodes: list[Node] = [Accept()]
         self._known: dict[Node, int] = {Accept(): ACCEPT}
         self._vocabulary = vocabulary
+        # Names of special tokens, the longest first.
+        self._names = sorted(vocabulary.special_tokens, key=len, reverse=True)
         self.start = self._build(part, "/format", ACCEPT, ())
-
-    def list_next(self, node: int) -> list[int]:
-        """Return the nodes at which one may be after stepping over forks."""
-        found: dict[int, None] = {}
-        pending, seen = [node], set()
-        while pending:
-            index = pending.pop()
-            each = self.nodes[index]
-            if index in seen:
-                continue
-            seen.add(index)
-            if isinstance(each, Fork):
-                pending += each.targets
-            else:
-                found[index] = None
-        return list(found)
 
     def _add(self, node: Node) -> int:
         if node not in self._known:
@@ -111,7 +103,16 @@ class TagGraph:
         return len(self.nodes) - 1
 
     def _literal(self, text: str, target: int) -> int:
-        return self._add(Literal(text.encode(), target)) if text else target
+        """Return the node of a text; the name of a special token in it is written out or is that token."""
+        found = [(text.find(name), name) for name in self._names if name in text]
+        if not found:
+            return self._add(Literal(text, target)) if text else target
+        # Of the names that begin first, the longest.
+        start, name = min(found, key=lambda pair: pair[0])
+        rest = self._literal(text[start + len(name) :], target)
+        token = self._add(TokenStep(self._vocabulary.special_tokens[name], rest))
+        node = self._fork([self._add(Literal(name, rest)), token])
+        return self._add(Literal(text[:start], node)) if start else node
 
     def _fork(self, targets: Sequence[int]) -> int:
         unique = tuple(dict.fromkeys(targets))
@@ -124,8 +125,10 @@ class TagGraph:
                 return self._literal(part["value"], target)
             case "token":
                 return self._token(part["token"], where, target)
-            case kind if kind in LEAVES:
-                return self._add(Leaf(where, target))
+            case "regex":
+                return self._add(Pattern(part["pattern"], where, target))
+            case "json_schema" | "grammar" as kind:
+                return self._add(Leaf(where, kind, target))
             case "sequence":
                 last = len(part["elements"]) - 1
                 for index, element in reversed(list(enumerate(part["elements"]))):
@@ -180,7 +183,7 @@ class TagGraph:
         end = self._fork([self._mark(each, f"{where}/end", target) for each in tag["end"]])
         exits: Exits = ()
         if all(isinstance(each, str) and each for each in tag["end"]):
-            exits = tuple((each.encode(), target) for each in tag["end"])
+            exits = tuple((each, target) for each in tag["end"])
         return self._build(tag["content"], f"{where}/content", end, exits)
 
     def _repeat(self, part: Json, where: str, target: int) -> int:
@@ -191,9 +194,10 @@ class TagGraph:
             again = self._build(part["content"], where, loop, ())
             self.nodes[loop] = Fork((again, target))
             target = loop
+        end = target
         for number in range(max(most, least), 0, -1):
             inner = self._build(part["content"], where, target, ())
-            target = inner if number <= least else self._fork([inner, target])
+            target = inner if number <= least else self._fork([inner, end])
         return target
 
     def _separated(self, part: Json, where: str, target: int) -> int:
@@ -248,36 +252,45 @@ class TagGraph:
         exits: Exits,
     ) -> int:
         """Return the node of text in which triggers and exits lead on and excluded patterns do not stand."""
-        led = {trigger.encode(): tuple(nodes) for trigger, nodes in triggers.items()}
-        ends: dict[bytes, tuple[int, ...]] = {}
-        begun: dict[bytes, tuple[int, ...]] = {}
+        patterns = {trigger: list(nodes) for trigger, nodes in triggers.items()}
+        ends: dict[str, list[int]] = {}
         for text, node in exits:
-            trigger = next((each for each in led if text.startswith(each)), None)
+            trigger = next((each for each in triggers if text.startswith(each)), None)
             if trigger is None:
-                ends[text] = (*ends.get(text, ()), node)
+                ends.setdefault(text, []).append(node)
             else:
                 # An end that a trigger begins stays possible after it.
-                rest = text.removeprefix(trigger)
-                begun[trigger] = (*begun.get(trigger, ()), self._literal(rest.decode(), node))
-        patterns = {trigger: nodes + begun.get(trigger, ()) for trigger, nodes in led.items()} | ends
-        for exclude in excludes:
-            if not any(pattern in exclude.encode() for pattern in patterns):
-                patterns[exclude.encode()] = ()
-        check_patterns(patterns, where)
-        return self._append(
-            FreeText(PatternAutomaton(tuple(patterns)), tuple(patterns.values()), None if exits else target)
+                patterns[trigger].append(self._literal(text.removeprefix(trigger), node))
+        for text, nodes in ends.items():
+            patterns.setdefault(text, []).extend(nodes)
+        led = {pattern: self._fork(nodes) for pattern, nodes in patterns.items()}
+        forbidden = dict.fromkeys(each for each in excludes if not any(pattern in each for pattern in led))
+        check_patterns([*led, *forbidden], where)
+        text_node = FreeText(
+            (*led.items(), *((each, None) for each in forbidden)),
+            tuple(self._find_tokens(led)),
+            None if exits else target,
         )
+        return self._append(text_node)
+
+    def _find_tokens(self, led: Mapping[str, int]) -> Iterator[int]:
+        """Yield the nodes of special tokens with whose names patterns begin."""
+        for pattern, node in led.items():
+            name = next((each for each in self._names if pattern.startswith(each)), None)
+            if name is not None:
+                rest = self._literal(pattern.removeprefix(name), node)
+                yield self._add(TokenStep(self._vocabulary.special_tokens[name], rest))
 
 
-def check_patterns(patterns: Mapping[bytes, tuple[int, ...]], where: str) -> None:
+def check_patterns(patterns: Sequence[str], where: str) -> None:
     """Refuse patterns that another one would always come before."""
-    if sum(map(len, patterns)) > MAX_PATTERN_BYTES:
+    if sum(map(len, patterns)) > MAX_PATTERN_CHARS:
         raise InvalidGrammar(
-            f"{where}: its triggers, ends and excludes are longer than {MAX_PATTERN_BYTES} bytes"
+            f"{where}: its triggers, ends and excludes are longer than {MAX_PATTERN_CHARS} characters"
         )
     for inner in patterns:
         for outer in patterns:
             if inner != outer and inner in outer:
                 raise InvalidGrammar(
-                    f"{where}: {outer.decode()!r} can never be written, since {inner.decode()!r} in it leads on first"
+                    f"{where}: {outer!r} can never be written, since {inner!r} in it leads on first"
                 )

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from ..errors import InvalidGrammar, UnsupportedGrammar
-from ..json_schema.keywords import join_pointer
+from ..schema.keywords import join_pointer
 
 MAX_NUM_FORMATS = 4096
 MAX_REPEAT = 256

@@ -17,7 +17,7 @@ from xml.parsers import expat
 
 from ..csv_table import SCALAR_PATTERNS
 from ..errors import InvalidGrammar, UnsupportedGrammar
-from ..json_schema.keywords import join_pointer
+from ..schema.keywords import join_pointer
 
 DECLARATIONS = ("none", "optional", "required")
 XML_DECLARATION = '<?xml version="1.0" encoding="UTF-8"?>'

@@ -117,7 +117,7 @@ def test_wrong_use_is_one_line_and_exit_code_2(arguments: list[str], words: str,
 @pytest.mark.parametrize(
     ("kind", "text", "row", "good", "bad", "byte"),
     [
-        ("regex", "[0-9]+\n", "# regex outlines_core", "12", "1a", 1),
+        ("regex", "[0-9]+\n", "# regex llguidance", "12", "1a", 1),
         ("choice", '["yes", "no"]', "# choice outlines_core", "yes", "yex", 2),
         ("lark", 'start: "a"+', "# lark llguidance", "aa", "ab", 1),
         ("csv", '{"columns": {"n": "integer"}}', "# csv llguidance", "n\n1", "n\nx", 2),

@@ -21,7 +21,7 @@ from grammar import (
     allocate_bitmask,
     fill_bitmask,
 )
-from grammar.residual.matcher import ResidualMatcher
+from grammar.match.residual import ResidualMatcher
 from tests.grammar.schemas import SCHEMAS
 from tests.grammar.vocabularies import SETTINGS, allowed_tokens, check_walks, choose, walk
 
@@ -49,7 +49,7 @@ def make_spec(schema: Any, **options: Any) -> GrammarSpec | None:
 
 @pytest.mark.parametrize(
     "options",
-    [{"whitespace": "spaced"}, {"whitespace": "compact"}, {"whitespace": "any"}, {"backend": "xgrammar"}],
+    [{"whitespace": "spaced"}, {"whitespace": "compact"}, {"whitespace": "any"}],
     ids=lambda options: "-".join(options.values()),
 )
 @settings(SETTINGS, max_examples=150)

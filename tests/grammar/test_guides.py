@@ -56,20 +56,11 @@ GUIDED = {
         {"a": {"type": ["integer", "null"]}, "b": {}},
         **{"not": {"properties": {"a": {"const": None}}, "required": ["a"]}},
     ),
-    "a bound beyond doubles": {"type": ["integer", "null"], "minimum": 2**60},
     "the presence of a property types another": make_object(
         {"a": {"type": "null"}, "b": {}},
         dependentSchemas={"a": {"properties": {"b": {"type": "integer"}}, "required": ["b"]}},
     ),
     "look-ahead": make_object({"p": {"type": "string", "pattern": PASSWORD}}, ["p"]),
-    "names with look-ahead": {
-        "type": "object", "propertyNames": {"pattern": "^(?!x)[a-z]{1,3}$"},
-        "additionalProperties": {"type": "integer"},
-    },
-    "patterns of names with look-ahead": {
-        "type": "object", "additionalProperties": False, "properties": {"xyzz": {"type": "null"}},
-        "patternProperties": {"^(?!x)[a-z]{1,3}$": {"type": "integer"}},
-    },
 }  # fmt: skip
 
 
@@ -94,27 +85,15 @@ VALID_AND_NOT = {
         '{"status": null, "paid": null}', '{"status": "paid", "paid": null}', '{"status": "paid", "paid": 1}',
         '{"status": "open", "paid": null}'],
     "null excluded in a property": ["{}", '{"a": null}', '{"a": 1, "b": null}', '{"b": null}'],
-    "a bound beyond doubles": ["null", str(2**60), str(2**60 - 1), "-1", str(10**19)],
     "the presence of a property types another": [
         "{}", '{"b": "x"}', '{"a": null, "b": 1}', '{"a": null, "b": "x"}', '{"a": null}'],
     "look-ahead": ['{"p": "Ab3c"}', '{"p": "3BCD"}', '{"p": "abc3"}', '{"p": "ABCD"}', '{"p": "A3"}'],
-    "names with look-ahead": ['{"a": 1, "bx": 2}', '{"x": 1}', '{"abcd": 1}', '{"a": "b"}'],
-    "patterns of names with look-ahead": ['{"xyzz": null, "a": 1}', '{"xa": 1}', '{"a": null}', '{"A": 1}'],
 }  # fmt: skip
 
 
 @pytest.mark.parametrize(("name", "texts"), VALID_AND_NOT.items())
 def test_guides_leave_out_nothing_valid(byte_compiler, name, texts):
     check_verdicts(byte_compiler, GUIDED[name], texts)
-
-
-def test_beside_a_number_beyond_doubles_the_other_values_still_steer(byte_compiler):
-    schema = {"type": "object", "properties": {"a": {"enum": [2**53 + 1, "xy", None]}}, "required": ["a"]}
-    good, bad = [f'{{"a": {value}}}' for value in (2**53 + 1, '"xy"', "null")], ['{"a": "x"}']
-    bad.append(f'{{"a": {2**53 + 2}}}')
-    matcher = check_texts(byte_compiler, schema, good, bad).matcher()
-    assert all(map(matcher.accept_token, b'{"a": '))
-    assert set(bytes(allowed_tokens(matcher, byte_compiler.vocabulary))) == set(b'"n-0123456789')
 
 
 def test_distinct_decimals_are_counted_as_they_are_written(byte_compiler):
@@ -298,7 +277,6 @@ ABOUT_ABSENT = [
     {"if": {"required": ["x"]}, "else": {"required": ["b"]}},
     {"if": X_IS_1, "then": {"required": ["b"]}},
     {"if": {**X_IS_1, "required": ["x"]}, "then": False, "else": {"required": ["c"]}},
-    {"not": {"not": {"required": ["b"]}}},
 ]
 
 

@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 
 from grammar import GrammarCompiler, GrammarError, GrammarLimits, GrammarSpec, UnsupportedGrammar
-from grammar.backends.killable_worker import KillableWorker, WorkerDied
-from grammar.json_schema.refusal import MAX_NUM_PROBED, locate
-from grammar.residual import matcher as residual_matcher
+from grammar.engines.killable_worker import KillableWorker, WorkerDied
+from grammar.match import residual as residual_matcher
+from grammar.schema.emit import Emitter
+from grammar.schema.reader import read_schema
+from grammar.schema.refusal import MAX_NUM_PROBED, Locator
 from tests.grammar.vocabularies import accepts, allowed_tokens, make_byte_vocabulary, make_merged_vocabulary
 
 # The slowest takes a fifth of that on a quiet core; a limit that failed would take minutes or for ever.
@@ -208,8 +210,11 @@ def test_the_schemas_that_are_tried_to_locate_a_complaint_are_bounded():
     shared = {f"d{i}": {"enum": [f"value {i} {j}" for j in range(20)]} for i in range(300)}
     fine = {f"p{i}": {"oneOf": [{"type": "null"}, {"$ref": f"#/$defs/d{i}"}]} for i in range(200)}
     schema = {"properties": {**fine, "x": {"oneOf": [{"type": "integer"}, {"minimum": 1}]}}, "$defs": shared}
-    place = locate(schema, ("oneOf",), "complaint", lambda tried_one: tried.append(tried_one) or "")
-    assert place == ("/properties/p0", "oneOf")
+    root = read_schema(schema, json.dumps(schema))
+    refusal = Locator(root, Emitter, lambda tried_one: tried.append(tried_one) or "").explain(
+        "oneOf constraints"
+    )
+    assert refusal.node.pointer.startswith("/properties/") and refusal.keyword == "oneOf"
     assert sum(len(json.dumps(each)) for each in tried) < 2 * MAX_NUM_PROBED
 
 

@@ -5,7 +5,7 @@ import random
 import numpy as np
 import pytest
 
-from grammar import GrammarSpec, JumpForward, allocate_bitmask, fill_bitmask, fill_draft_bitmask
+from grammar import GrammarSpec, allocate_bitmask, fill_bitmask, fill_draft_bitmask
 from tests.grammar.vocabularies import (
     CLOSED,
     EOS,
@@ -30,10 +30,9 @@ CASES = {
     "llguidance": (GrammarSpec.json_schema(OBJECT), '{"é": "日本 {"}'),
     "llguidance regex": (GrammarSpec.regex("a(bc)?|日本+", backend="llguidance"), "日本本"),
     "llguidance choice": (GrammarSpec.choice(["a", "abc", "日"], backend="llguidance"), "abc"),
-    "outlines_core": (GrammarSpec.regex(r"[0-9]+(\.[0-9]+)?|日本+"), "日本本"),
+    "outlines_core": (GrammarSpec.regex(r"[0-9]{2}-[a-c]{2}", "outlines_core"), "12-ab"),
     "outlines_core choice": (GrammarSpec.choice(["a", "abc", "日"]), "abc"),
     "xgrammar": (GrammarSpec.ebnf('root ::= item ("," item)*\nitem ::= [a-z]+ | "日本"'), "ab,日本,c"),
-    "xgrammar schema": (GrammarSpec.json_schema(OBJECT, backend="xgrammar"), '{"é": "日本 {"}'),
     "llguidance any order": (GrammarSpec.json_schema(OBJECT, property_order="any"), '{"é": "日本 {"}'),
     "llguidance residual": (GrammarSpec.json_schema({"type": "array", "uniqueItems": True}), '["日", 1]'),
     "llguidance grounded": (
@@ -190,24 +189,6 @@ SPECS = {
 }
 
 
-@pytest.fixture
-def jump(merged_compiler):
-    """A jump-forward whose tokenizer takes the longest token."""
-    ids = {
-        token: i for i, token in reversed(list(enumerate(merged_compiler.vocabulary.token_bytes))) if token
-    }
-
-    def encode(text):
-        found = []
-        while text:
-            length = next(n for n in range(min(len(text), 20), 0, -1) if text[:n] in ids)
-            found.append(ids[text[:length]])
-            text = text[length:]
-        return found
-
-    return JumpForward(merged_compiler.vocabulary, encode)
-
-
 def find_forced_bytes(matcher, vocabulary):
     """Take single bytes as long as there is only one: slow and obvious."""
     text = b""
@@ -222,65 +203,39 @@ def find_forced_bytes(matcher, vocabulary):
 
 
 @pytest.mark.parametrize("name", SPECS)
-def test_exactly_the_bytes_without_a_choice_are_forced(merged_compiler, jump, name):
+def test_forced_text_is_a_beginning_of_the_bytes_without_a_choice(merged_compiler, name):
     vocabulary = merged_compiler.vocabulary
     compiled = merged_compiler.compile(SPECS[name])
-    num_forced = 0
     for seed in range(15):
         rng = random.Random(seed)
         matcher = compiled.matcher()
         for _ in range(40):
             before = allowed_tokens(matcher, vocabulary)
-            forced = jump.find_text(matcher)
-            num_forced += len(forced)
-            assert forced == find_forced_bytes(matcher, vocabulary)
+            assert find_forced_bytes(matcher, vocabulary).startswith(matcher.forced_text())
             assert allowed_tokens(matcher, vocabulary) == before
             if not before or not matcher.accept_token(choose(before, vocabulary, rng, is_free=True)):
                 break
             if matcher.is_terminated():
                 break
-    assert num_forced > 20
+        assert matcher.forced_text() == b"" or not matcher.is_terminated()
 
 
-@pytest.mark.parametrize("name", SPECS)
-def test_forced_tokens_spell_forced_text_and_no_allowed_token_reaches_over_their_end(
-    merged_compiler, jump, name
-):
-    vocabulary = merged_compiler.vocabulary
-    matcher = merged_compiler.compile(SPECS[name]).matcher()
-    rng = random.Random(3)
-    num_found = 0
-    for _ in range(60):
-        forced, found = jump.find_text(matcher), jump.find_tokens(matcher)
-        position = 0
-        for token_id in found:
-            longest = max(len(vocabulary.token_bytes[i]) for i in allowed_tokens(matcher, vocabulary))
-            assert longest <= len(forced) - position
-            assert forced.startswith(vocabulary.token_bytes[token_id], position)
-            assert matcher.accept_token(token_id)
-            position += len(vocabulary.token_bytes[token_id])
-        num_found += len(found)
-        assert matcher.accept_token(
-            choose(allowed_tokens(matcher, vocabulary), vocabulary, rng, is_free=False)
-        )
-        if matcher.is_terminated():
-            break
-    assert num_found
-
-
-def test_the_quote_of_a_string_is_left_to_the_model(merged_compiler, jump):
-    vocabulary = merged_compiler.vocabulary
+def test_fixed_parts_of_a_text_are_forced_as_far_as_they_go(merged_compiler):
+    for name in ("json", "residual", "xgrammar"):
+        spec = SPECS.get(name)
+        if spec is not None and spec.kind == "json_schema":
+            assert merged_compiler.compile(spec).matcher().forced_text().startswith(b'{"')
     matcher = merged_compiler.compile(SPECS["json"]).matcher()
-    assert jump.find_text(matcher) == b'{"name":"'
-    # `","` would begin with the quote too and go on with an empty name, so the quote is no token of its own yet.
-    assert b"".join(vocabulary.token_bytes[i] for i in jump.find_tokens(matcher)) == b'{"name":'
+    assert matcher.forced_text() == b'{"name":"'
 
 
-def test_nothing_is_forced_at_the_end_of_a_text(merged_compiler, jump):
-    matcher = merged_compiler.compile(GrammarSpec.choice(["ab", "abc"])).matcher()
-    assert matcher.accept_token(ord("a")) and matcher.accept_token(ord("b"))
-    assert jump.find_tokens(matcher) == []
-    assert matcher.accept_token(EOS) and jump.find_tokens(matcher) == []
+def test_tokens_are_taken_in_bulk_as_far_as_they_are_allowed(merged_compiler):
+    matcher = merged_compiler.compile(SPECS["json"]).matcher()
+    text = b'{"name":"x'
+    assert matcher.accept_tokens([*text, EOS]) == len(text)
+    matcher.rollback(len(text))
+    assert matcher.accept_tokens([*b'{"n', ord("x")]) == 3
+    assert matcher.accept_tokens([]) == 0
 
 
 @pytest.mark.parametrize("name", SPECS)

@@ -5,8 +5,7 @@ import json
 import pytest
 
 from grammar import GrammarSpec, InvalidGrammar, SchemaValidator, UnsupportedGrammar
-from grammar.json_schema.loops import find_loop
-from grammar.json_schema.normalise import normalise
+from grammar.schema.reader import read_schema
 from tests.grammar.vocabularies import check_refusal, check_texts
 
 DRAFT_7 = "http://json-schema.org/draft-07/schema#"
@@ -48,9 +47,6 @@ def put(schema, place, part):
 @pytest.mark.parametrize(("target", "good", "bad"), TARGETS)
 def test_what_a_reference_reaches_is_read_as_in_place(byte_compiler, document, target, good, bad):
     document = put(document, X, target)
-    found = {problem.keyword for problem in normalise(put(document, X, target)).problems}
-    # Before anything is compiled: an engine could end the process.
-    assert found - {"not"} == {problem.keyword for problem in normalise(dict(target)).problems}
     validator = SchemaValidator(document)
     assert validator.is_valid(json.loads(good)) and not validator.is_valid(json.loads(bad))
     check_texts(byte_compiler, document, [good], [bad])
@@ -97,14 +93,13 @@ def test_a_value_that_looks_like_a_reference_stays_a_value(byte_compiler):
     assert SchemaValidator(schema).is_valid({"$ref": "#/a b"})
 
 
-def follow(num_schemas):
-    schemas = {str(i): {"allOf": [{"$ref": f"#/{i + 1}"}]} for i in range(num_schemas)}
-    assert find_loop({"$ref": "#/0", **schemas, str(num_schemas): {"type": "null"}}) is None
-    assert find_loop({"$ref": "#/0", **schemas, str(num_schemas): {"$ref": "#/1"}}) is not None
-
-
 def test_a_chain_of_references_is_longer_than_python_recurses():
-    follow(5_000)
+    schemas = {str(i): {"allOf": [{"$ref": f"#/{i + 1}"}]} for i in range(5_000)}
+    ended = {"$ref": "#/0", **schemas, "5000": {"type": "null"}}
+    assert read_schema(ended, json.dumps(ended)).keywords
+    looped = {"$ref": "#/0", **schemas, "5000": {"$ref": "#/1"}}
+    with pytest.raises(UnsupportedGrammar, match="leads back to itself"):
+        read_schema(looped, json.dumps(looped))
 
 
 A, B = {"$ref": "#/$defs/a"}, {"$ref": "#/$defs/b"}
@@ -176,10 +171,6 @@ AROUND = [
 def test_what_nothing_satisfies_may_stay_away(byte_compiler, around, good, bad, nothing, is_inline, order):
     schema = {**put(around, REF, nothing if is_inline else REF), "$defs": {"N": nothing, **OTHERS}}
     spec = GrammarSpec.json_schema(schema, property_order=order)
-    if order == "any" and is_inline and nothing is NOTHINGS[-1]:
-        with pytest.raises(UnsupportedGrammar, match="a required property is forbidden"):
-            byte_compiler.compile(spec)
-        return
     check_texts(byte_compiler, spec, [good], [bad])
 
 
@@ -215,7 +206,7 @@ def test_definitions_that_wait_for_each_other_are_decided(byte_compiler, others,
 @pytest.mark.parametrize(
     ("schema", "pointer", "keyword"),
     [
-        ({"$ref": "#/$defs/N", "$defs": {"N": {"enum": []}}}, "", "$ref"),
+        ({"$ref": "#/$defs/N", "$defs": {"N": {"enum": []}}}, "/$defs/N", "enum"),
         ({"type": "object", "properties": {"x": REF}, "required": ["x"], "$defs": {"N": False}}, "", "required"),
         ({"type": "string", "minLength": 3, "maxLength": 1}, "", "minLength"),
         ({"type": "array", "minItems": 1, "items": {"enum": []}}, "", "items"),

@@ -50,31 +50,44 @@ def matches(compiler, pattern, text, backend):
 def test_engines_and_pythons_re_agree(byte_compiler, pattern):
     for text in TEXTS:
         expected = re.fullmatch(pattern, text) is not None
-        assert matches(byte_compiler, pattern, text, "outlines_core") == expected, text
         assert matches(byte_compiler, pattern, text, "llguidance") == expected, text
 
 
 @pytest.mark.parametrize(
-    ("pattern", "backend"),
+    ("pattern", "good", "bad"),
     [
-        (r"[0-9]{4}-[0-9]{2}", "outlines_core"),
-        ("(a|b)+", "outlines_core"),
-        ("^abc$", "llguidance"),
-        ("(?i)abc", "llguidance"),
-        (r"\p{Lu}+", "llguidance"),
-        (r"a\x03b", "llguidance"),
-        ("(a|b)*a(a|b){14}", "llguidance"),
-        (".{0,5000}", "llguidance"),
-        ("a{2000}", "llguidance"),
-        ("[[:alpha:]]", "llguidance"),
-        ("[ab&&b]", "llguidance"),
+        ("[0-9]{4}-[0-9]{2}", ["2024-07"], ["2024-7", "2024-071", ""]),
+        (r"a\.[b-d_]{3} x", ["a.bcd x", "a.___ x"], ["abbcd x", "a.bc x"]),
     ],
 )
-def test_outlines_gets_what_it_can_build_and_llguidance_the_rest(byte_compiler, pattern, backend):
-    assert byte_compiler.compile(GrammarSpec.regex(pattern)).backend == backend
+def test_outlines_takes_fixed_patterns_where_it_is_asked_for(byte_compiler, pattern, good, bad):
+    for text in [*good, *bad]:
+        assert matches(byte_compiler, pattern, text, "outlines_core") == (text in good), text
+        assert matches(byte_compiler, pattern, text, None) == (text in good), text
 
 
-# The end marker of backends/outlines_backend.py, which it cannot write.
+@pytest.mark.parametrize(
+    "pattern", ["a+", "^abc$", "(a|b)", r"\d", "[^a]", "a.b", "é", "[[:alpha:]]", "[a&&b]", "a{3,}"]
+)
+def test_outlines_takes_no_other_patterns(byte_compiler, pattern):
+    with pytest.raises(UnsupportedGrammar, match="patterns of fixed length"):
+        byte_compiler.compile(GrammarSpec.regex(pattern, "outlines_core"))
+
+
+@pytest.mark.parametrize(
+    ("spec", "backend"),
+    [
+        (GrammarSpec.regex("[0-9]{4}"), "llguidance"),
+        (GrammarSpec.choice(["yes", "no"]), "outlines_core"),
+        (GrammarSpec.choice(["a\x03"]), "llguidance"),
+        (GrammarSpec.choice([f"text {number}" for number in range(2_000)]), "llguidance"),
+    ],
+)
+def test_small_choices_go_to_outlines_and_all_else_to_llguidance(byte_compiler, spec, backend):
+    assert byte_compiler.compile(spec).backend == backend
+
+
+# The end marker of engines/outlines_backend.py, which it cannot write.
 MARKER = 3
 VALUES = ["1", '"x"', "null", "{}", "[]", "2.5"]
 

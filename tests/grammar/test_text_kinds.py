@@ -7,7 +7,7 @@ import random
 import pytest
 
 from grammar import GrammarSpec, InvalidGrammar, PlanEntry, UnsupportedGrammar, read_spec
-from grammar.backends.gbnf import rewrite_gbnf
+from grammar.engines.gbnf import rewrite_gbnf
 from tests.grammar.vocabularies import check_texts, walk
 
 COLUMNS = {"name": "string", "n": "integer", "x": "number", "ok": "boolean", "d": "date", "k": ["a,b", "c"]}

@@ -44,7 +44,7 @@ TARGETS = {
         f"engine/core/{name}.py" for name in ("scheduler", "scheduler_state", "answer_reader", "step")
     ],
     "KV cache": [f"engine/core/{name}.py" for name in ("kv_cache_manager", "block_pool", "block_hash")],
-    "grammar rules": ["grammar/json_schema/*.py"],
+    "grammar rules": ["grammar/schema/*.py"],
     "sampler": ["engine/worker/sampling/*.py", "engine/sampling_params.py", "kernels/sampling.py"],
     "API validation": [f"app/api/{name}.py" for name in ("fields", "sampling", "constraint", "json_body")],
 }

@@ -1,0 +1,269 @@
+"""llguidance: JSON schemas, and regular expressions that outlines-core cannot take.
+
+Measured in its favour: it accepts nothing that a schema forbids but what `schema/exactness.py` names, compiles within
+a millisecond, and its limits bound a hostile grammar from the inside.
+"""
+
+import json
+import weakref
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from llguidance import (
+    LLExecutor,
+    LLMatcher,
+    LLParserLimits,
+    LLTokenizer,
+    TokenizerWrapper,
+    regex_to_lark,
+)
+
+from ..bitmask import check_bitmask
+from ..csv_table import make_csv_pattern
+from ..errors import InvalidGrammar, UnsupportedGrammar
+from ..limits import GrammarLimits
+from ..match.base import MAX_FORCED_BYTES, BaseMatcher
+from ..regex.text import choices_to_regex, explain_pattern
+from ..spec import GrammarSpec
+from ..vocabulary import Vocabulary
+from ..xml.lark import make_xml_lark
+from .lark import explain_complaint
+from .llguidance_json import HEADER
+
+MAX_SHOWN = 80  # characters of a pattern in a message
+# Parts of the vocabulary whose masks llguidance has ready. A part is used whole where a lexeme goes on with its class;
+# brackets are apart, since free text goes on with any character but the last one of its triggers.
+_PLAIN = r'[^"\\\x00-\x1F\x7F<>\[\]{}]'
+SLICES = [r"[\x20\x0A\x0D\x09]+", *(_PLAIN + count for count in ("{1,10}", "{1,30}", "+"))]
+SLICES += [r'[^"\\\x00-\x1F\x7F]+', r"[^<>\[\]{}]+"]
+
+
+class Complaint(Exception):
+    """What llguidance says about a grammar that it does not take."""
+
+
+class _TokenizerAdapter:
+    """A vocabulary in the form LLTokenizer asks for."""
+
+    bos_token_id = None
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self.eos_token_id = vocabulary.eos_token_ids[0]
+        self.special_token_ids = list(vocabulary.eos_token_ids)
+        # A leading 0xFF marks a special token there; no UTF-8 text contains that byte.
+        self.tokens = [b"" if b"\xff" in token else token for token in vocabulary.token_bytes]
+        for index in vocabulary.eos_token_ids:
+            self.tokens[index] = b"\xff<eos_%d>" % index
+        self._ids = {token: index for index, token in enumerate(self.tokens) if len(token) == 1}
+
+    def __call__(self, text: bytes | str) -> list[int]:
+        # Asked only for forced tokens, which HEADER turns off; single bytes are good enough.
+        data = text.encode() if isinstance(text, str) else text
+        return [self._ids[bytes([byte])] for byte in data if bytes([byte]) in self._ids]
+
+
+class LLGuidanceBackend:
+    """Compiles grammars with llguidance for one vocabulary."""
+
+    name = "llguidance"
+
+    def __init__(self, vocabulary: Vocabulary, limits: GrammarLimits, num_threads: int) -> None:
+        self.vocabulary = vocabulary
+        self.filler = LLGuidanceFiller(vocabulary, num_threads)
+        wrapper = TokenizerWrapper(_TokenizerAdapter(vocabulary))
+        self._tokenizer = LLTokenizer(
+            wrapper, n_vocab=vocabulary.size, eos_token=list(vocabulary.eos_token_ids), slices=SLICES
+        )
+        # Written and never read, so compiles of several threads may meet in it.
+        self._scratch = np.empty(vocabulary.num_words, np.int32)
+        self._limits = LLParserLimits(
+            initial_lexer_fuel=limits.initial_lexer_fuel,
+            step_lexer_fuel=limits.step_lexer_fuel,
+            max_lexer_states=limits.max_lexer_states,
+            max_grammar_size=limits.max_grammar_size,
+            max_items_in_row=limits.max_items_in_row,
+            verbose_errors=False,
+        )
+
+    def compile(self, spec: GrammarSpec) -> "LLGuidanceProgram":
+        """Compile a Lark grammar, an XML tree or a regular language."""
+        grammar = make_grammar(spec)
+        matcher = self._make_matcher(grammar)
+        if matcher.is_error():
+            self._refuse(spec, matcher.get_error())
+        return self._finish(matcher, grammar)
+
+    def compile_json(self, grammar: str) -> "LLGuidanceProgram":
+        """Compile what llguidance_json.py writes.
+
+        Raises:
+            Complaint: llguidance does not take it.
+        """
+        matcher = self._make_matcher(grammar)
+        if matcher.is_error():
+            raise Complaint(matcher.get_error())
+        return self._finish(matcher, grammar)
+
+    def find_complaint(self, grammar: str) -> str:
+        """Return llguidance's complaint about a grammar, "" when it has none."""
+        return self._make_matcher(grammar).get_error()
+
+    def is_empty(self, terminal: str) -> bool:
+        """Tell whether a Lark terminal matches nothing.
+
+        Raises:
+            Complaint: llguidance does not take it.
+        """
+        matcher = self._make_matcher(LLMatcher.grammar_from_lark(f"{HEADER}start: T\nT: {terminal}"))
+        if matcher.is_error():
+            raise Complaint(matcher.get_error())
+        if matcher.is_accepting():
+            return False
+        matcher.unsafe_compute_mask_ptr(self._scratch.ctypes.data, self._scratch.nbytes)
+        return matcher.is_error()
+
+    def _finish(self, matcher: LLMatcher, grammar: str) -> "LLGuidanceProgram":
+        # The lexer states of the first mask are made once, here: copies share them.
+        matcher.unsafe_compute_mask_ptr(self._scratch.ctypes.data, self._scratch.nbytes)
+        return LLGuidanceProgram(matcher, self, grammar)
+
+    def _make_matcher(self, grammar: str) -> LLMatcher:
+        return LLMatcher(self._tokenizer, grammar, log_level=0, limits=self._limits)
+
+    def _refuse(self, spec: GrammarSpec, message: str) -> None:
+        if spec.kind == "lark":
+            raise InvalidGrammar(f"the Lark grammar cannot be used: {explain_complaint(message)}")
+        if spec.kind == "regex":
+            self._refuse_pattern(spec.text, message)
+        if "error" in message and "not supported" not in message:
+            raise InvalidGrammar(f"{spec.kind} cannot be parsed: {message}")
+        raise UnsupportedGrammar("", spec.kind, message)
+
+    def _refuse_pattern(self, pattern: str, message: str) -> None:
+        shown = pattern if len(pattern) <= MAX_SHOWN else pattern[:MAX_SHOWN] + "…"
+        reason = f"{shown!r}: {explain_pattern(pattern, message)}"
+        if "regex parse error" in message and "not supported" not in message:
+            raise InvalidGrammar(f"the regex cannot be parsed: {reason}")
+        raise UnsupportedGrammar("", "regex", reason)
+
+
+def make_grammar(spec: GrammarSpec) -> str:
+    """Return a spec in llguidance's own format: a Lark grammar, with the schema as a grammar beside it."""
+    if spec.kind == "lark":
+        return LLMatcher.grammar_from_lark(HEADER + spec.text)
+    if spec.kind == "xml":
+        return LLMatcher.grammar_from_lark(HEADER + make_xml_lark(spec.text, spec.whitespace))
+    return LLMatcher.grammar_from_lark(f"{HEADER}start: /{regex_to_lark(make_pattern(spec))}/")
+
+
+def make_pattern(spec: GrammarSpec) -> str:
+    """Return the pattern of a spec that is a regular language."""
+    match spec.kind:
+        case "regex":
+            return spec.text
+        case "choice":
+            return choices_to_regex(json.loads(spec.text))
+        case "csv":
+            return make_csv_pattern(spec.text)
+        case _:
+            raise UnsupportedGrammar("", spec.kind, "llguidance does not take this kind of grammar")
+
+
+class LLGuidanceProgram:
+    """A compiled grammar: a matcher at the start, copied for each request."""
+
+    def __init__(self, pristine: LLMatcher, backend: LLGuidanceBackend, grammar: str) -> None:
+        self.grammar = grammar
+        self._pristine = pristine
+        self._backend = backend
+        # The engine does not tell; its lexer and productions are a small multiple of the text.
+        self.size_bytes = 64 * 1024 + 32 * len(grammar)
+
+    def new_matcher(self) -> "LLGuidanceMatcher":
+        """Return a matcher at the start of the grammar."""
+        return LLGuidanceMatcher(self._pristine.deep_copy(), self._backend)
+
+
+class LLGuidanceMatcher(BaseMatcher):
+    """Grammar state of one request in llguidance."""
+
+    def __init__(self, engine: LLMatcher, backend: LLGuidanceBackend) -> None:
+        super().__init__(backend.vocabulary)
+        self.engine = engine
+        self.filler = backend.filler
+
+    @property
+    def error(self) -> str | None:  # type: ignore[override]
+        """Why the engine gave up (a resource limit), or None."""
+        return self.engine.get_error() if self.engine.is_error() else None
+
+    def _take(self, token_id: int) -> bool:
+        # A refused consume_token would leave the engine in an error state for good.
+        return self.engine.try_consume_tokens([token_id]) == 1
+
+    def _take_back(self, num_tokens: int) -> None:
+        if not self.engine.rollback(num_tokens):
+            raise ValueError(f"llguidance cannot roll back: {self.engine.get_error()}")
+
+    def accept_tokens(self, token_ids: Sequence[int]) -> int:
+        """Advance by tokens as long as they are allowed, in one call; return how many were."""
+        is_plain = self.vocabulary.eos_set.isdisjoint(token_ids) and not self._is_terminated
+        if not is_plain or not all(0 <= token_id < self.vocabulary.size for token_id in token_ids):
+            return super().accept_tokens(token_ids)
+        num_taken = self.engine.try_consume_tokens(list(token_ids))
+        self._num_text_tokens += num_taken
+        return num_taken
+
+    def count_valid(self, token_ids: list[int]) -> int:
+        """Return how many of some tokens, one after the other, are allowed; EOS is where a text may end.
+
+        Nothing changes. Much cheaper than accepting them where they end the text.
+        """
+        return 0 if self._is_terminated else self.engine.validate_tokens(token_ids)
+
+    def fill_row(self, bitmask: np.ndarray, row: int) -> None:
+        """Write the allowed tokens into one row."""
+        self.filler.fill([self], [row], bitmask)
+
+    def is_completed(self) -> bool:
+        """Tell whether the text so far is a complete sentence."""
+        return self.engine.is_accepting()
+
+    def _find_forced(self) -> bytes:
+        # Of a copy: the engine takes what it forces for written.
+        return self.engine.deep_copy().compute_ff_bytes()[:MAX_FORCED_BYTES]
+
+
+class LLGuidanceFiller:
+    """Fills many rows, with the GIL released: by threads of its own if it may have several."""
+
+    def __init__(self, vocabulary: Vocabulary, num_threads: int) -> None:
+        self._vocabulary = vocabulary
+        self._executor = LLExecutor(num_threads) if num_threads > 1 else None
+        # The last bitmask, its address and its number of rows; an array in use is never moved.
+        self._known: tuple[Callable[[], np.ndarray | None], int, int] = (lambda: None, 0, 0)
+
+    def fill(self, matchers: Sequence[LLGuidanceMatcher], rows: Sequence[int], bitmask: np.ndarray) -> None:
+        """Write matcher i's mask into row rows[i]."""
+        address, row_bytes = self._locate(bitmask, rows), 4 * self._vocabulary.num_words
+        if len(matchers) == 1 or self._executor is None:
+            # Handing over to another thread costs more than one mask.
+            for matcher, row in zip(matchers, rows, strict=True):
+                matcher.engine.unsafe_compute_mask_ptr(address + row * row_bytes, row_bytes)
+        else:
+            pairs = [(matcher.engine, row) for matcher, row in zip(matchers, rows, strict=True)]
+            self._executor.unsafe_compute_mask_ptr(pairs, address, row_bytes, len(bitmask))
+        for matcher, row in zip(matchers, rows, strict=True):
+            if matcher.engine.is_error():
+                # In its error state the engine allows EOS, which would end an incomplete text.
+                bitmask[row] = 0
+
+    def _locate(self, bitmask: np.ndarray, rows: Sequence[int]) -> int:
+        """Return the address of a bitmask; one that was checked before is only asked for its rows."""
+        known, address, num_rows = self._known
+        if rows and known() is bitmask and min(rows) >= 0 and max(rows) < num_rows:
+            return address
+        check_bitmask(bitmask, self._vocabulary.num_words, rows)
+        address = bitmask.ctypes.data
+        self._known = weakref.ref(bitmask), address, len(bitmask)
+        return address

@@ -1,0 +1,165 @@
+"""outlines-core: choices and short fixed patterns, as an automaton over the vocabulary whose masks are looked up.
+
+outlines-core 0.2.14 loses, from an accepting state, every transition into a non-accepting one (`a(bc)?`
+cannot write `abc`). The cure: compile `(?:R)\\x03` with byte 0x03 as a token of its own. The only accepting
+state then has no way out, nothing is lost, and EOS is allowed exactly where that token is.
+"""
+
+import json
+import re
+from collections.abc import Sequence
+
+import numpy as np
+from outlines_core import Guide, Index
+from outlines_core import Vocabulary as OutlinesVocabulary
+
+from ..bitmask import check_bitmask
+from ..errors import UnsupportedGrammar
+from ..limits import GrammarLimits
+from ..match.base import BaseMatcher
+from ..regex.text import choices_to_regex
+from ..spec import GrammarSpec
+from ..vocabulary import Vocabulary
+
+END = b"\x03"
+# One character of a fixed pattern: itself, an escape of a sign, or a class of ASCII; and how often it comes.
+_PIECE = re.compile(
+    r"""(?:[A-Za-z0-9 _,:;=<>@%"'/!~-]|\\[^\w\s]|\[(?:[A-Za-z0-9_]-[A-Za-z0-9_]|[A-Za-z0-9_ .,])+\])"""
+    r"(?:\{(\d{1,2})\})?"
+)
+
+
+class OutlinesBackend:
+    """Compiles choices and fixed patterns with outlines-core for one vocabulary."""
+
+    name = "outlines_core"
+
+    def __init__(self, vocabulary: Vocabulary, limits: GrammarLimits) -> None:
+        self.vocabulary = vocabulary
+        self.filler = OutlinesFiller(vocabulary)
+        self.end_id = vocabulary.size
+        self._max_index_work = limits.max_index_work
+        token_ids: dict[bytes, list[int]] = {}
+        for index, token in enumerate(vocabulary.token_bytes):
+            if token and END not in token:
+                token_ids.setdefault(token, []).append(index)
+        token_ids[END] = [self.end_id]
+        self._tokens = OutlinesVocabulary(vocabulary.size + 1, token_ids)
+
+    def compile(self, spec: GrammarSpec) -> "OutlinesProgram":
+        """Compile a choice or a fixed pattern; what would grow too large is an UnsupportedGrammar."""
+        choices = json.loads(spec.text) if spec.kind == "choice" else []
+        num_states = sum(len(choice.encode()) for choice in choices) or count_characters(spec.text)
+        max_states = self._max_index_work // max(self.vocabulary.size, 1)
+        if not num_states or num_states > max_states or "\x03" in "".join(choices):
+            reason = f"it takes choices and patterns of fixed length, up to {max_states} states"
+            raise UnsupportedGrammar("", spec.kind, reason)
+        pattern = choices_to_regex(choices) if choices else spec.text
+        try:
+            index = Index(f"(?:{pattern})\\x03", self._tokens)
+        except ValueError as error:
+            raise UnsupportedGrammar("", spec.kind, f"outlines_core refuses it: {error}") from error
+        return OutlinesProgram(index, self, num_states)
+
+
+def count_characters(pattern: str) -> int:
+    """Return how long the texts of a fixed pattern are, 0 for other patterns."""
+    counts = [int(piece[1] or 1) for piece in _PIECE.finditer(pattern)]
+    is_fixed = sum(len(piece[0]) for piece in _PIECE.finditer(pattern)) == len(pattern)
+    return sum(counts) if is_fixed else 0
+
+
+class OutlinesProgram:
+    """An automaton with the masks of the states seen so far."""
+
+    def __init__(self, index: Index, backend: OutlinesBackend, num_states: int) -> None:
+        self.backend = backend
+        self.initial_state = index.get_initial_state()
+        self._index = index
+        self._masks: dict[int, np.ndarray] = {}
+        # State -> the state and the token that led to it first.
+        self._ways: dict[int, tuple[int, int]] = {}
+        # As if every state had a mask of its own; transitions cost about as much again.
+        self.size_bytes = 8 * num_states * backend.vocabulary.num_words + 64 * 1024
+
+    def new_matcher(self) -> "OutlinesMatcher":
+        """Return a matcher at the start of the grammar."""
+        return OutlinesMatcher(self)
+
+    def next_state(self, state: int, token_id: int) -> int | None:
+        """Return the state after a token, None where it is not allowed."""
+        after = self._index.get_next_state(state, token_id)
+        if after is not None and after not in self._ways and after != self.initial_state:
+            self._ways[after] = state, token_id
+        return after
+
+    def is_accepting(self, state: int) -> bool:
+        """Tell whether the text may end in this state."""
+        after = self._index.get_next_state(state, self.backend.end_id)
+        return after is not None and self._index.is_final_state(after)
+
+    def mask_of(self, state: int) -> np.ndarray:
+        """Return the bitmask row of a state; computed once, since two threads would compute the same."""
+        if state not in self._masks:
+            self._masks[state] = self._make_mask(state)
+        return self._masks[state]
+
+    def _make_mask(self, state: int) -> np.ndarray:
+        vocabulary, way, at = self.backend.vocabulary, [], state
+        while at != self.initial_state:
+            at, token_id = self._ways[at]
+            way.append(token_id)
+        guide = Guide(self._index, max_rollback=0)
+        for token_id in reversed(way):
+            guide.advance(token_id, return_tokens=False)
+        # The end marker is one token more than the vocabulary has.
+        words = np.zeros(vocabulary.size // 32 + 1, np.int32)
+        guide.write_mask_into(words.ctypes.data, len(words), 4)
+        words[vocabulary.size >> 5] &= np.int32((1 << vocabulary.size % 32) - 1)
+        mask = words[: vocabulary.num_words]
+        return mask | vocabulary.eos_mask if self.is_accepting(state) else mask
+
+
+class OutlinesMatcher(BaseMatcher):
+    """Grammar state of one request: the automaton's states so far."""
+
+    def __init__(self, program: OutlinesProgram) -> None:
+        super().__init__(program.backend.vocabulary)
+        self.program = program
+        self.filler = program.backend.filler
+        self._states = [program.initial_state]
+
+    @property
+    def state(self) -> int:
+        """The automaton's present state."""
+        return self._states[-1]
+
+    def _take(self, token_id: int) -> bool:
+        state = self.program.next_state(self.state, token_id)
+        if state is not None:
+            self._states.append(state)
+        return state is not None
+
+    def _take_back(self, num_tokens: int) -> None:
+        del self._states[-num_tokens:]
+
+    def fill_row(self, bitmask: np.ndarray, row: int) -> None:
+        """Write the allowed tokens into one row."""
+        self.filler.fill([self], [row], bitmask)
+
+    def is_completed(self) -> bool:
+        """Tell whether the text so far is a complete sentence."""
+        return self.program.is_accepting(self.state)
+
+
+class OutlinesFiller:
+    """Copies finished rows; there is nothing to compute that would be worth a thread."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._vocabulary = vocabulary
+
+    def fill(self, matchers: Sequence[OutlinesMatcher], rows: Sequence[int], bitmask: np.ndarray) -> None:
+        """Write matcher i's mask into row rows[i]."""
+        check_bitmask(bitmask, self._vocabulary.num_words, rows)
+        for matcher, row in zip(matchers, rows, strict=True):
+            bitmask[row] = matcher.program.mask_of(matcher.state)

@@ -1,1 +1,0 @@
-"""Grounded strings: quotations from a source text, token by token."""

@@ -1,0 +1,333 @@
+"""How a JSON Schema is compiled: llguidance is told all that it enforces exactly, residual checks enforce the rest.
+
+read ──▶ gaps (exactness table) ──▶ weaken ──▶ write ──▶ llguidance ──▶ checks for what was left out
+                                       ▲                    │ refuses a keyword that a check can enforce
+                                       └────────────────────┘
+"""
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import jsonschema_rs
+
+from .backend import CompiledGrammar, Program
+from .engines.llguidance_backend import Complaint
+from .engines.llguidance_json import SEPARATORS, make_json_grammar
+from .errors import InvalidGrammar, UnsupportedGrammar
+from .match.closing_tokens import ClosingTokens
+from .match.grounded import add_quotations
+from .match.residual import ResidualProgram
+from .match.token_tables import TokenTables
+from .plan import GROUNDING, RESIDUAL, PlanEntry
+from .regex.linear_pattern import may_backtrack
+from .schema.any_order import AnyOrderWriter, Impossible, TooWide
+from .schema.emit import Emitter, Json, adapt_and_spell, adapt_for_llguidance
+from .schema.exactness import Surroundings, find_gaps
+from .schema.grounding import GroundingMap
+from .schema.keywords import join_pointer
+from .schema.node import Node, iterate_children, iterate_nodes
+from .schema.places import PlaceMap
+from .schema.reader import read_schema
+from .schema.refusal import MAX_NUM_PROBES, SIGN, Locator, Refusal, as_object, name_place
+from .schema.rules import GROUNDED
+from .schema.weaken import Weakening
+from .spec import GrammarSpec
+from .validator import MAX_BACKTRACKS, find_slow_text
+from .vocabulary import Vocabulary
+
+# Each refusal costs a compile and up to 200 probes.
+MAX_NUM_REFUSALS = 16
+# So after these, all of a keyword is left to the checks that an engine often takes, but not where it stands here.
+MAX_NUM_SINGLE = 4
+OFTEN_REFUSED = frozenset(["oneOf", "minProperties", "maxProperties"])
+
+
+class JsonEngine(Protocol):
+    """What compiles the grammars that engines/llguidance_json.py writes."""
+
+    @property
+    def name(self) -> str:
+        """The name in plans."""
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """The tokens."""
+
+    def compile_json(self, grammar: str) -> Program:
+        """Compile a grammar, or raise Complaint."""
+
+    def find_complaint(self, grammar: str) -> str:
+        """Return the complaint about a grammar, "" when there is none."""
+
+
+def compile_json_schema(spec: GrammarSpec, engine: JsonEngine, tokens: TokenTables) -> CompiledGrammar:
+    """Compile a JSON Schema, or raise GrammarError."""
+    root = read_schema(spec.document, spec.text)
+    if root is False:
+        raise InvalidGrammar("no text satisfies the schema: it is false")
+    node = root if isinstance(root, Node) else Node("", {})
+    around = Surroundings(tuple(iterate_nodes([node])))
+    gaps = [gap for each in around.nodes for gap in find_gaps(each, around)]
+    grounding = None
+    if spec.source is not None and any(GROUNDED in each.keywords for each in around.nodes):
+        grounding = GroundingMap(node)
+        gaps = [gap for gap in gaps if gap.keyword != GROUNDED]
+    for gap in gaps:
+        if gap.verdict == "refused":
+            raise UnsupportedGrammar(gap.node.pointer, gap.node.written_name(gap.keyword), gap.reason)
+    weakening = Weakening(gaps, around)
+    program: Program = SchemaCompiler(spec, node, weakening, around, engine).compile()
+    plan = make_plan(around.nodes, weakening, engine.name)
+    if weakening.dropped:
+        program = add_checks(program, spec.document, PlaceMap(node, weakening.dropped), tokens.closing)
+    if grounding is not None and spec.source is not None:
+        program = add_quotations(program, grounding, spec.source, engine.vocabulary, tokens.strings)
+    return CompiledGrammar(engine.name, plan, program)
+
+
+@dataclass(slots=True)
+class SchemaCompiler:
+    """Compiles one schema, weakening it until llguidance takes it.
+
+    Attributes:
+        impossible: nodes that nothing satisfies. llguidance refuses a whole schema for a reference to one, even where
+            it may stay away.
+    """
+
+    spec: GrammarSpec
+    root: Node
+    weakening: Weakening
+    around: Surroundings
+    engine: JsonEngine
+    impossible: frozenset[Node] = frozenset()
+
+    def compile(self) -> Program:
+        """Return the program of what is left of the schema.
+
+        Raises:
+            InvalidGrammar: nothing satisfies the schema.
+            UnsupportedGrammar: a keyword can be neither enforced nor checked.
+        """
+        for number in range(MAX_NUM_REFUSALS + 1):
+            self.weakening.is_guided = True
+            program = self._try()
+            if is_contradiction(program) and self._find_impossible():
+                continue
+            if isinstance(program, str) and self.weakening.dropped:
+                # A guide can be more than the engine takes where the schema without it is not.
+                message, self.weakening.is_guided = program, False
+                program = self._try()
+                if is_contradiction(program) and self._find_impossible():
+                    continue
+                if is_contradiction(message) and not is_contradiction(program):
+                    raise self._explain_contradiction(message)
+            if not isinstance(program, str):
+                return program
+            refusal = self._locate(program)
+            if number == MAX_NUM_REFUSALS or not self._leave_out(refusal, number):
+                raise make_error(refusal)
+        raise AssertionError("the last refusal is raised")
+
+    def _find_impossible(self) -> bool:
+        """Find more nodes that nothing satisfies among those referred to; False for none."""
+        emitter = self._make_emitter()
+        emitter.write(self.root)
+        referred = [node for node in emitter.list_referred() if node not in self.impossible]
+        texts = {node: as_object(emitter.copy_write(node)) for node in referred[:MAX_NUM_PROBES]}
+        refused = {node for node, written in texts.items() if self._probe(written).startswith(SIGN)}
+        # One that refers to another that is refused may be refused only for that.
+        found = {node for node in refused if refused.isdisjoint({*iterate_nodes([node])} - {node})}
+        self.impossible |= found
+        return bool(found)
+
+    def _try(self) -> Program | str:
+        """Return the program, or llguidance's complaint."""
+        if self.spec.property_order == "any":
+            return self._try_any_order()
+        written = as_object(self._make_emitter().write(self.root))
+        return self._compile_grammar("start: @v0", [written])
+
+    def _try_any_order(self) -> Program | str:
+        """Return the same for properties in any order."""
+        impossible: frozenset[str] = frozenset()
+        while True:
+            lark, values = self._write_any_order(impossible)
+            if not lark:
+                return (
+                    self._probe(as_object(self._make_emitter().write(self.root)))
+                    or f"{SIGN}: nothing is left"
+                )
+            program = self._compile_grammar(lark, values)
+            if not is_contradiction(program):
+                return program
+            if self._find_impossible():
+                continue
+            # In the order of the schema llguidance leaves out what nothing satisfies where it may stay away.
+            found = {json.dumps(value) for value in values if self._probe(value).startswith(SIGN)}
+            if not found - impossible:
+                return program
+            impossible |= found
+
+    def _write_any_order(self, impossible: frozenset[str]) -> tuple[str, list[Json]]:
+        separators = None if self.spec.whitespace == "any" else SEPARATORS[self.spec.whitespace]
+        counts: Counter[str] = Counter()
+        while True:
+            emitter = self._make_emitter()
+            writer = AnyOrderWriter(
+                self.weakening.read,
+                emitter.copy_write,
+                self.weakening.is_guide,
+                separators,
+                Impossible(self.impossible, impossible),
+            )
+            try:
+                return writer.write(self.root), writer.values
+            except TooWide as problem:
+                refusal = Refusal(problem.node, problem.keyword, problem.reason)
+                counts[refusal.keyword] += 1
+                if not self.weakening.drop_unsaid(problem.node, refusal.keyword):
+                    raise make_error(refusal) from problem
+                for node in self.around.nodes if counts[refusal.keyword] > MAX_NUM_SINGLE else ():
+                    self.weakening.drop_unsaid(node, refusal.keyword)
+
+    def _compile_grammar(self, lark: str, values: list[Json]) -> Program | str:
+        try:
+            return self.engine.compile_json(self._make_grammar(lark, values))
+        except Complaint as complaint:
+            return str(complaint)
+
+    def _make_emitter(self) -> Emitter:
+        self.weakening.start()
+        # Constants, not ranges, show llguidance that branches of `oneOf` exclude each other.
+        adapt = adapt_for_llguidance if self.around.has_one_of else adapt_and_spell
+        return Emitter(self.weakening.read, adapt, self.impossible)
+
+    def _make_grammar(self, lark: str, values: list[Json]) -> str:
+        is_open = self.around.has_open_names or "patternProperties" in self._list_dropped()
+        return make_json_grammar(lark, values, self.spec.whitespace, is_open)
+
+    def _probe(self, written: Json) -> str:
+        """Return llguidance's complaint about a schema, "" for none."""
+        return self.engine.find_complaint(self._make_grammar("start: @v0", [written]))
+
+    def _list_dropped(self) -> set[str]:
+        return {keyword for keywords in self.weakening.dropped.values() for keyword in keywords}
+
+    def _locate(self, message: str) -> Refusal:
+        return Locator(self.root, self._make_emitter, self._probe).explain(message)
+
+    def _leave_out(self, refusal: Refusal, number: int) -> bool:
+        """Leave what was refused to the checks; False where they cannot take its place."""
+        if refusal.is_contradiction or refusal.node is None:
+            return False
+        if not self.weakening.drop_refused(refusal.node, refusal.keyword, refusal.reason):
+            return False
+        if number >= MAX_NUM_SINGLE and refusal.keyword in OFTEN_REFUSED:
+            for node in self.around.nodes:
+                self.weakening.drop_refused(node, refusal.keyword, refusal.reason)
+        return True
+
+    def _explain_contradiction(self, message: str) -> InvalidGrammar:
+        places = [
+            f"{', '.join(map(repr, dict.fromkeys(map(node.written_name, keywords))))} at {name_place(node)}"
+            for node, keywords in self.weakening.dropped.items()
+        ]
+        pointer = next(iter(self.weakening.dropped)).pointer if len(places) == 1 else None
+        reason = message.rpartition(": ")[2]
+        return InvalidGrammar(
+            f"no text satisfies the schema: nothing is left by {'; '.join(places[:8])}: {reason}", pointer
+        )
+
+
+def is_contradiction(program: Program | str) -> bool:
+    """Tell whether llguidance says that nothing satisfies a schema."""
+    return isinstance(program, str) and program.startswith(SIGN)
+
+
+def make_error(refusal: Refusal) -> InvalidGrammar | UnsupportedGrammar:
+    """Return the error for what cannot be enforced."""
+    node, keyword = refusal.node, refusal.keyword
+    pointer = node.pointer if node is not None else ""
+    name = node.written_name(keyword) if node is not None else keyword
+    if not refusal.is_contradiction:
+        return UnsupportedGrammar(pointer, name, refusal.reason)
+    where = f"{name!r} at {pointer or '#'}: " if node is not None else ""
+    return InvalidGrammar(
+        f"no text satisfies the schema: {where}{refusal.reason}", pointer if node is not None else None
+    )
+
+
+def make_plan(nodes: Iterable[Node], weakening: Weakening, engine: str) -> tuple[PlanEntry, ...]:
+    """Return who enforces what: what stands only below a keyword that was left out is left to the checks too."""
+    first, *_ = nodes = tuple(nodes)
+    told, pending = {first}, [first]
+    while pending:
+        node = pending.pop()
+        dropped = weakening.dropped.get(node, ())
+        # Below `oneOf` the branches are still the engine's.
+        kept = [
+            child for path, child in iterate_children(node) if path[0] == "oneOf" or path[0] not in dropped
+        ]
+        found = {each for each in (*kept, node.get("$ref")) if isinstance(each, Node)} - told
+        told |= found
+        pending.extend(found)
+    entries = {}
+    for node in nodes:
+        entries.update(dict.fromkeys(node.notes))
+        for keyword in node.keywords:
+            is_checked = node not in told or keyword in weakening.dropped.get(node, ())
+            who = GROUNDING if keyword == GROUNDED else RESIDUAL if is_checked else engine
+            entry = PlanEntry(node.pointer, node.written_name(keyword), who)
+            entries[entry] = None
+    return tuple(entries)
+
+
+def add_checks(program: Program, document: Any, places: PlaceMap, tokens: ClosingTokens) -> ResidualProgram:
+    """Return a program with residual checks.
+
+    Raises:
+        UnsupportedGrammar: the validator does not read a pattern, or it takes exponential time.
+    """
+    try:
+        residual = ResidualProgram(program, document, places, tokens)
+    except InvalidGrammar as error:
+        cause = error.__cause__
+        if not isinstance(cause, jsonschema_rs.ValidationError) or not is_pattern(cause.instance):
+            raise
+        path = [str(step) for step in cause.instance_path]
+        # Among the names of patternProperties it is the last step itself.
+        *above, keyword = path[:-1] if path[-2:-1] == ["patternProperties"] else path
+        if keyword not in ("pattern", "patternProperties"):
+            raise
+        reason = "neither the engines nor the checks read all of it"
+        raise UnsupportedGrammar(join_pointer("", *above), keyword, reason) from error
+    if residual.checks.may_backtrack:
+        refuse_slow_patterns(places.root.nodes)
+    return residual
+
+
+def refuse_slow_patterns(roots: Iterable[Node]) -> None:
+    """Raise UnsupportedGrammar for a pattern that takes exponential time over a short text."""
+    for node in iterate_nodes(roots):
+        patterns = dict.fromkeys(node.get("patternProperties", ()), "patternProperties")
+        if "pattern" in node.keywords:
+            patterns[node.keywords["pattern"]] = "pattern"
+        for pattern, keyword in patterns.items():
+            if may_backtrack(pattern) and (text := find_slow_text(pattern)) is not None:
+                reason = f"it backtracks more than {MAX_BACKTRACKS} steps over {text!r}"
+                raise UnsupportedGrammar(node.pointer, node.written_name(keyword), reason)
+
+
+def is_pattern(value: Any) -> bool:
+    """Tell whether a text is well formed as a pattern of JSON Schema, as far as Python's reader tells."""
+    if not isinstance(value, str):
+        return False
+    try:
+        re.compile(re.sub(r"\\k<(\w+)>", r"(?P=\1)", re.sub(r"\(\?<(?=[^\W\d])", "(?P<", value)))
+    except (re.error, RecursionError, OverflowError):
+        return False
+    return True

@@ -1,0 +1,105 @@
+"""The checks of one document: which of them a complete value fails."""
+
+import json
+from typing import Any
+
+from ..errors import InvalidGrammar
+from ..regex.assertions import find_excluded_starts
+from ..regex.linear_pattern import LinearPattern, read_pattern
+from ..schema.dialect import DRAFT_2020
+from ..schema.emit import write_for_validator
+from ..schema.node import Node
+from ..schema.places import Check, Place
+from ..validator import SchemaDocument, SchemaValidator
+
+
+class ResidualChecks:
+    """Validates values against nodes, with one validator for each, made when it is first needed.
+
+    Attributes:
+        may_backtrack: a pattern in the document may take more than linear time.
+
+    Args:
+        document: the schema as the user wrote it; the whole text is validated against it.
+        root_check: the check of the whole text.
+
+    Raises:
+        InvalidGrammar: the schema cannot be used for validation.
+    """
+
+    def __init__(self, document: Any, root_check: Check) -> None:
+        written = SchemaDocument(document)
+        self.may_backtrack = bool(written.backtracking)
+        self._validators = {root_check.node: SchemaValidator(document)}
+        self._excluded: dict[Node, tuple[LinearPattern, ...]] = {}
+
+    def find_violation(self, place: Place, value: bytes, before: bytes) -> Check | None:
+        """Return the first check that a complete value fails.
+
+        Args:
+            before: the text from the bracket around the value to the value.
+
+        Raises:
+            InvalidGrammar: a pattern takes too many steps over the value.
+        """
+        try:
+            instance = json.loads(value)
+        except (ValueError, RecursionError):
+            # Not UTF-8, or a number of more digits than Python reads: what cannot be checked is not let through.
+            return place.checks[0]
+        return next((check for check in place.checks if not self._passes(check, instance, before)), None)
+
+    def find_excluded(self, place: Place, content: bytes) -> Check | None:
+        """Return a check that a string fails whatever is added to what stands of it.
+
+        Args:
+            content: what stands of the string, behind its quote.
+        """
+        excluded = [(check, pattern) for check in place.checks for pattern in self._list_excluded(check)]
+        if not excluded:
+            return None
+        try:
+            text = json.loads(b'"%b"' % content, strict=False)
+        except ValueError:
+            # It ends in the middle of a character or an escape, and there will be more.
+            return None
+        return next((check for check, pattern in excluded if pattern.matches(text)), None)
+
+    def _list_excluded(self, check: Check) -> tuple[LinearPattern, ...]:
+        """Return the patterns of texts with which no string may begin that passes the check."""
+        node = check.node
+        if node not in self._excluded:
+            pattern = "" if check.is_distinct else node.get("pattern", "")
+            patterns = map(read_pattern, find_excluded_starts(pattern))
+            self._excluded[node] = tuple(pattern for pattern in patterns if pattern is not None)
+        return self._excluded[node]
+
+    def _passes(self, check: Check, instance: Any, before: bytes) -> bool:
+        if check.is_distinct:
+            known = (make_comparable(sibling) for sibling in read_elements(before))
+            return make_comparable(instance) not in known
+        try:
+            if check.node not in self._validators:
+                written = write_for_validator(check.node)
+                self._validators[check.node] = SchemaValidator(written, dialect=DRAFT_2020)
+        except InvalidGrammar:
+            # As above: a schema that cannot be used alone ends the text, not the engine.
+            return False
+        return self._validators[check.node].is_valid({instance: None} if check.is_alone else instance)
+
+
+def read_elements(before: bytes) -> list[Any]:
+    """Return the elements of an array up to a place in it."""
+    elements: list[Any] = json.loads(before.rstrip(b", \t\r\n") + b"]")
+    return elements
+
+
+def make_comparable(value: Any) -> Any:
+    """Return what is equal for equal JSON values: 1 and 1.0 are, 1 and true are not."""
+    if isinstance(value, bool):
+        return "boolean", value
+    if isinstance(value, dict):
+        return "object", frozenset((name, make_comparable(child)) for name, child in value.items())
+    if isinstance(value, list):
+        return "array", tuple(map(make_comparable, value))
+    return value

@@ -1,0 +1,163 @@
+"""Finds the tokens that can complete a JSON value; residual checks need to look only at those."""
+
+import re
+from collections.abc import Sequence
+
+import numpy as np
+
+from ..bit_row import BITS
+from ..vocabulary import Vocabulary, make_mask
+
+# Text before or at the start of a value that completes none. A number ends only at the next character.
+_OPENER = re.compile(rb'[\s:,\[{]*(?:"[^"]*|[-+.eE0-9]+)?')
+# Text outside strings: structure, numbers, and the letters of true, false and null.
+_OUTSIDE = re.compile(rb'[\s:,\[\]{}0-9+\-.Etruefalsn]*(?:"|$)')
+# The same up to a bracket that closes a value, whatever follows the text.
+_CLOSER = re.compile(rb"[\s:,\[\]{}0-9+\-.Etruefalsn]*[\]}]")
+# The rest of a string, if no escape is open, with the quote that ends it.
+_ENDING = re.compile(rb'((?:[^"\\]|\\.)*)"', re.DOTALL)
+_DELIMITER = re.compile(rb"[,}\]\s]")
+# Tokens with more brackets than that are looked at wherever as many are needed.
+MAX_NUM_CLOSERS = 8
+# Rows differ little in what they allow of one class.
+MAX_NUM_RESTS = 64
+
+
+class RestOfClass:
+    """Some tokens of a vocabulary, looked for in many rows at once."""
+
+    def __init__(self, words: np.ndarray, bits: np.ndarray) -> None:
+        self._words, place = np.unique(words, return_inverse=True)
+        self._bits = np.zeros(len(self._words), np.int32)
+        np.bitwise_or.at(self._bits, place, bits)
+
+    def is_in(self, bitmask: np.ndarray, rows: Sequence[int]) -> bool:
+        """Tell whether any of the rows, int32 [rows, words], allows any of the tokens."""
+        if len(rows) == 1:
+            found = bitmask[rows[0]].take(self._words)
+        else:
+            # Reading rows that were not asked for is cheaper than copying those that were.
+            found = bitmask.take(self._words, axis=1)[list(rows)]
+        found &= self._bits
+        return bool(found.any())
+
+
+class TokenClass:
+    """Some tokens of a vocabulary, the shortest first, gathered from a bitmask row without reading all of it."""
+
+    def __init__(self, token_ids: np.ndarray) -> None:
+        self._token_ids: list[int] = token_ids.tolist()
+        self._words = token_ids >> 5
+        self._bits = BITS[token_ids & 31]
+        self._rests: dict[bytes, RestOfClass] = {}
+
+    def find(self, words: np.ndarray) -> list[int]:
+        """Return the tokens of the class that a row, int32 [words], allows."""
+        found = words.take(self._words)
+        found &= self._bits
+        return [self._token_ids[place] for place in found.nonzero()[0].tolist()]
+
+    def find_rest(self, words: np.ndarray) -> "RestOfClass":
+        """Return the tokens of the class that a row does not allow; the same object for the same ones."""
+        is_absent = (words.take(self._words) & self._bits) == 0
+        key = is_absent.tobytes()
+        if key not in self._rests:
+            if len(self._rests) >= MAX_NUM_RESTS:
+                self._rests.clear()
+            self._rests[key] = RestOfClass(self._words[is_absent], self._bits[is_absent])
+        return self._rests[key]
+
+
+class ClosingTokens:
+    """The tokens that may complete a value in one or another situation.
+
+    quote: inside a string that is checked. delimiter: inside a number that is checked. far quote: inside another
+    string. escaped quote: inside any string, after a backslash. any: elsewhere. Each with a number of brackets that
+    have to be closed first.
+
+    Attributes:
+        quoted: bitmask row, int32 [ceil(V/32)], of the tokens that end a string in which no escape is open.
+        parts: of those, what stands before and behind the quote that ends it.
+        by_prefix: what stands before it -> the tokens that begin so.
+        escaping: the prefixes with a backslash, which spell something else.
+        ids: bytes -> the tokens that are these bytes.
+        nothing: no tokens.
+    """
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self.vocabulary = vocabulary
+        self.token_bytes = vocabulary.token_bytes
+        self.eos_mask = vocabulary.eos_mask
+        classes = {
+            "quote": has_quote,
+            "delimiter": has_delimiter,
+            "far quote": reaches_far,
+            "escaped quote": has_any_quote,
+            "any": is_closing,
+        }
+        order = sorted(range(vocabulary.size), key=lambda index: len(self.token_bytes[index]))
+        self._members = {
+            name: np.array([i for i in order if test(self.token_bytes[i])], np.int64)
+            for name, test in classes.items()
+        }
+        self._num_closers = np.array([token.count(b"}") + token.count(b"]") for token in self.token_bytes])
+        self._classes: dict[tuple[str, int], TokenClass] = {}
+        quoted: list[int] = self._members["quote"].tolist()
+        self.quoted = make_mask(quoted, vocabulary.size)
+        self.parts = {token_id: split_ending(self.token_bytes[token_id]) for token_id in quoted}
+        self.by_prefix: dict[bytes, list[int]] = {}
+        for token_id, (prefix, _) in self.parts.items():
+            self.by_prefix.setdefault(prefix, []).append(token_id)
+        self.ids: dict[bytes, list[int]] = {}
+        for token_id, token in enumerate(self.token_bytes):
+            if token:
+                self.ids.setdefault(token, []).append(token_id)
+        self.nothing = RestOfClass(np.empty(0, np.int64), np.empty(0, np.int32))
+        self.escaping = frozenset(prefix for prefix in self.by_prefix if b"\\" in prefix)
+
+    def find(self, words: np.ndarray, name: str, num_closers: int) -> list[int]:
+        """Return the allowed tokens of a class that close at least so many brackets, the shortest first."""
+        return self.get_class(name, num_closers).find(words)
+
+    def get_class(self, name: str, num_closers: int) -> TokenClass:
+        """Return the tokens of a class that close at least so many brackets."""
+        key = name, min(num_closers, MAX_NUM_CLOSERS)
+        found = self._classes.get(key)
+        if found is None:
+            members = self._members[name]
+            found = self._classes[key] = TokenClass(members[self._num_closers[members] >= key[1]])
+        return found
+
+
+def split_ending(token: bytes) -> tuple[bytes, bytes]:
+    """Return what stands before and behind the quote that ends a string, for a token that has one."""
+    found = _ENDING.match(token)
+    assert found is not None, "only tokens that end a string are split"
+    return found[1], token[found.end() :]
+
+
+def has_quote(token: bytes) -> bool:
+    """Tell whether a token ends a string in which no escape is open."""
+    return _ENDING.match(token) is not None
+
+
+def has_any_quote(token: bytes) -> bool:
+    """Tell whether a token may end a string, whatever stands before it."""
+    return b'"' in token
+
+
+def has_delimiter(token: bytes) -> bool:
+    """Tell whether a token may end a number."""
+    return _DELIMITER.search(token) is not None
+
+
+def reaches_far(token: bytes) -> bool:
+    """Tell whether a token may end a string and complete something after it."""
+    return has_quote(token) and not _OPENER.fullmatch(split_ending(token)[1])
+
+
+def is_closing(token: bytes) -> bool:
+    """Tell whether a token may complete a value, begun before it or in it."""
+    if _CLOSER.match(token) is not None:
+        return True
+    return _OUTSIDE.match(token) is not None and not _OPENER.fullmatch(token)

@@ -1,0 +1,242 @@
+"""Follow a JSON text byte by byte and say which value is complete where, for texts known to be JSON.
+
+States are immutable, so trying a token out costs nothing to undo.
+"""
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import IntEnum
+from functools import partial
+from typing import Any, NamedTuple, Protocol
+
+# Further away than any token reaches.
+FAR = 1 << 20
+_SPACE = frozenset(b" \t\r\n")
+_NUMBER = frozenset(b"-+.eE0123456789")
+_LITERALS = {ord("t"): b"true", ord("f"): b"false", ord("n"): b"null"}
+
+
+class Mode(IntEnum):
+    """What the next byte is part of."""
+
+    VALUE = 0  # a value is about to begin, or an empty array to end
+    KEY = 1  # a property name is about to begin, or an object to end
+    STRING = 2
+    NAME = 3
+    NUMBER = 4
+    LITERAL = 5
+    AFTER = 6  # after a value
+    END = 7  # after the whole text
+
+
+_IN_STRING = (Mode.STRING, Mode.NAME)
+_STRING_STOP = re.compile(rb'["\\]')
+
+
+class Place(Protocol):
+    """A place in an instance."""
+
+    @property
+    def checks(self) -> tuple[Any, ...]:
+        """What a value has to pass here; empty when it needs no look."""
+
+    @property
+    def has_children(self) -> bool:
+        """Tell whether something below has checks."""
+
+    @property
+    def names(self) -> "Place | None":
+        """The place of property names, as strings; None when they are not checked."""
+
+    def member(self, name: str) -> "Place | None":
+        """Return the place of a property's value, None when nothing is checked there or below."""
+
+    def element(self, index: int) -> "Place | None":
+        """Return the place of an array's element, None when nothing is checked there or below."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Frame:
+    """An object or array that is open.
+
+    Attributes:
+        start: offset of its opening bracket.
+        index: its own place in the container around it.
+        num_closers: how many brackets have to be closed before a checked value can be complete.
+    """
+
+    parent: "Frame | None"
+    is_object: bool
+    start: int
+    place: Place | None
+    index: int
+    num_closers: int
+
+
+class State(NamedTuple):
+    """Where in a JSON text we are.
+
+    Attributes:
+        frame: the innermost open container.
+        start: offset of the scalar being read.
+        place: place of the value being read or about to be read.
+        position: of that value in its array.
+        is_escaped: the next byte belongs to an escape.
+        num_left: bytes that a literal still wants.
+    """
+
+    mode: Mode
+    frame: Frame | None
+    start: int
+    place: Place | None
+    position: int = 0
+    is_escaped: bool = False
+    num_left: int = 0
+
+
+# Called with a place, the text of the value complete there, and what gives the text from the bracket around it to
+# the value; False stops the walk. The place is one of its own map.
+Judge = Callable[[Any, bytes, Callable[[], bytes]], bool]
+
+
+def begin(root: Place | None) -> State:
+    """Return the state before the first byte."""
+    return State(Mode.VALUE, None, 0, root)
+
+
+def advance(state: State, text: bytearray, token: bytes, judge: Judge) -> State | None:
+    """Return the state after a token, None if `judge` rejects a value that the token completes.
+
+    What follows the whole text is passed over: it is not JSON.
+
+    Args:
+        text: everything before the token.
+    """
+    position = 0
+    while position < len(token) and state.mode is not Mode.END:
+        if state.mode in _IN_STRING and not state.is_escaped:
+            stop = _STRING_STOP.search(token, position)
+            if stop is None:
+                return state
+            position = stop.start()
+        found = _step(state, token[position], _Reader(text, token, position), judge)
+        if found is None:
+            return None
+        state = found
+        position += 1
+    return state
+
+
+class _Reader(NamedTuple):
+    """The text up to a byte of the token being tried."""
+
+    text: bytearray
+    token: bytes
+    position: int
+
+    @property
+    def offset(self) -> int:
+        return len(self.text) + self.position
+
+    def read(self, start: int, end: int) -> bytes:
+        """Return a part of the text and token."""
+        split = len(self.text)
+        if start >= split:
+            return self.token[start - split : end - split]
+        return bytes(self.text[start:end]) + self.token[: max(end - split, 0)]
+
+
+def _step(state: State, byte: int, reader: _Reader, judge: Judge) -> State | None:
+    mode = state.mode
+    if mode is Mode.STRING or mode is Mode.NAME:
+        if state.is_escaped:
+            return State(mode, state.frame, state.start, state.place, state.position)
+        if byte == 0x5C:
+            return State(mode, state.frame, state.start, state.place, state.position, is_escaped=True)
+        return _end_string(state, reader, judge) if byte == 0x22 else state
+    if mode is Mode.LITERAL:
+        if state.num_left > 1:
+            return State(
+                mode, state.frame, state.start, state.place, state.position, False, state.num_left - 1
+            )
+        return after(state.frame, state.position)
+    if mode is Mode.NUMBER:
+        if byte in _NUMBER:
+            return state
+        if not _is_fine(state.place, state.start, reader.offset, state.frame, reader, judge):
+            return None
+        return _step_between(after(state.frame, state.position), byte, reader, judge)
+    return _step_between(state, byte, reader, judge)
+
+
+def _step_between(state: State, byte: int, reader: _Reader, judge: Judge) -> State | None:
+    """Take a byte outside strings, numbers and literals."""
+    frame, offset = state.frame, reader.offset
+    if byte in _SPACE or byte == 0x3A:
+        return state
+    if byte == 0x22:
+        mode = Mode.NAME if state.mode is Mode.KEY else Mode.STRING
+        return State(mode, frame, offset, state.place, state.position)
+    if byte == 0x7B or byte == 0x5B:
+        return _open(state, byte == 0x7B, offset)
+    if byte == 0x7D or byte == 0x5D:
+        assert frame is not None, "a bracket is closed only where one is open"
+        if not _is_fine(frame.place, frame.start, offset + 1, frame.parent, reader, judge):
+            return None
+        return after(frame.parent, frame.index)
+    if byte == 0x2C:
+        assert frame is not None, "commas stand only in containers"
+        if frame.is_object:
+            return State(Mode.KEY, frame, offset, None)
+        index = state.position + 1
+        return State(Mode.VALUE, frame, offset, frame.place and frame.place.element(index), index)
+    literal = _LITERALS.get(byte)
+    if literal is not None:
+        # Its first letter decides, while there is still a choice.
+        if state.place is not None and state.place.checks:
+            before = partial(reader.read, frame.start if frame else offset, offset)
+            if not judge(state.place, literal, before):
+                return None
+        return State(Mode.LITERAL, frame, state.start, state.place, state.position, False, len(literal) - 1)
+    return State(Mode.NUMBER, frame, offset, state.place, state.position)
+
+
+def _end_string(state: State, reader: _Reader, judge: Judge) -> State | None:
+    end = reader.offset + 1
+    if state.mode is Mode.NAME:
+        frame = state.frame
+        assert frame is not None, "names stand only in objects"
+        if frame.place is None:
+            return State(Mode.VALUE, frame, end, None)
+        if not _is_fine(frame.place.names, state.start, end, frame, reader, judge):
+            return None
+        return State(Mode.VALUE, frame, end, frame.place.member(json.loads(reader.read(state.start, end))))
+    if not _is_fine(state.place, state.start, end, state.frame, reader, judge):
+        return None
+    return after(state.frame, state.position)
+
+
+def _open(state: State, is_object: bool, offset: int) -> State:
+    place, outer = state.place, state.frame
+    num_closers = outer.num_closers + 1 if outer else FAR
+    if place is not None:
+        num_closers = 0 if place.has_children else min(num_closers, 1 if place.checks else FAR)
+    frame = Frame(outer, is_object, offset, place, state.position, num_closers)
+    if is_object:
+        return State(Mode.KEY, frame, offset, None)
+    return State(Mode.VALUE, frame, offset, place and place.element(0))
+
+
+def after(frame: Frame | None, index: int) -> State:
+    """Return the state after a value."""
+    return State(Mode.END if frame is None else Mode.AFTER, frame, 0, None, index)
+
+
+def _is_fine(
+    place: Place | None, start: int, end: int, frame: Frame | None, reader: _Reader, judge: Judge
+) -> bool:
+    if place is None or not place.checks:
+        return True
+    return judge(place, reader.read(start, end), partial(reader.read, frame.start if frame else start, start))

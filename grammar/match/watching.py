@@ -1,0 +1,69 @@
+"""A matcher around another one that follows the JSON text and looks at every value that a token completes."""
+
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from ..backend import BatchFiller, Matcher
+from ..vocabulary import Vocabulary
+from .base import BaseMatcher
+from .json_text import Place, State, advance, begin
+
+
+class WatchingMatcher(BaseMatcher):
+    """Grammar state of one request whose values are checked as they are completed.
+
+    Attributes:
+        inner: the matcher of the grammar without the checks.
+    """
+
+    def __init__(
+        self, inner: Matcher, vocabulary: Vocabulary, root: Place | None, filler: BatchFiller
+    ) -> None:
+        super().__init__(vocabulary)
+        self.inner = inner
+        self.filler = filler
+        self._text = bytearray()
+        self._state = begin(root)
+        # Before each accepted text token: its length and the state it led to.
+        self._history: list[tuple[int, State]] = []
+
+    @abstractmethod
+    def _is_fine(self, place: Any, value: bytes, before: Callable[[], bytes]) -> bool:
+        """Tell whether a value may be complete at a place; `before` gives the text of its container up to it."""
+
+    def _read(self, token: bytes) -> State | None:
+        """Return the state after a token that the inner matcher allows, None where a check fails."""
+        return advance(self._state, self._text, token, self._is_fine)
+
+    def _take(self, token_id: int) -> bool:
+        if not self.inner.accept_token(token_id):
+            return False
+        token = self.vocabulary.token_bytes[token_id]
+        state = self._read(token)
+        if state is None:
+            self.inner.rollback(1)
+            return False
+        self._history.append((len(token), self._state))
+        self._text += token
+        self._state = state
+        return True
+
+    def _take_back(self, num_tokens: int) -> None:
+        self.inner.rollback(num_tokens)
+        for _ in range(num_tokens):
+            length, self._state = self._history.pop()
+            del self._text[len(self._text) - length :]
+
+    def is_completed(self) -> bool:
+        """Tell whether the text so far is a complete sentence."""
+        return self.inner.is_completed()
+
+    def fill_row(self, bitmask: np.ndarray, row: int) -> None:
+        """Write the allowed tokens into one row."""
+        self.filler.fill([self], [row], bitmask)
+
+    def _find_forced(self) -> bytes:
+        return self.inner.forced_text()

@@ -1,0 +1,418 @@
+"""Properties in any order: objects as Lark rules for llguidance that remember which names are written.
+
+llguidance writes properties in the order of the schema. Here an object becomes one rule with a number, each bit of
+which stands for a listed name; the rule goes on with a name whose bit is clear, with another name where those are
+allowed, or with the end when the bits of all that is required are set. Everything in which no order is fixed stays a
+JSON schema of its own.
+
+A value is described by the nodes that apply to it. `allOf` and references add nodes; `anyOf` makes alternatives.
+"""
+
+import json
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
+
+from llguidance import regex_to_lark
+
+from ..regex.text import escape
+from .count_guides import make, make_validator
+from .emit import Json, Read
+from .keywords import TYPES_OF_KEYWORD
+from .node import Node, Schema, iterate_children
+from .rules import allowed_types
+
+# Bits of a rule's number, less one. Names beyond may be repeated, which changes no verdict.
+MAX_NUM_BITS = 63
+MAX_NUM_RULES = 8_192
+MAX_NUM_ALTERNATIVES = 64
+SCALARS = ("boolean", "null", "number", "string")
+# A string as llguidance writes it; names that are listed are cut out of it.
+_NAME = r'"(?:[^"\\\x00-\x1F\x7F]|\\["\\bfnrt])*"'
+_SPACE = r"[\x20\x0A\x0D\x09]{1,64}"
+_WRITTEN_HERE = frozenset(
+    ["properties", "required", "additionalProperties", "items", "prefixItems", "minItems", "maxItems"]
+)
+_CONTAINER_KEYWORDS = frozenset(k for k, types in TYPES_OF_KEYWORD.items() if {"object", "array"} & {*types})
+_NEVER = 'NEVER: "a" & ~"a"'
+_UNIONS = ("anyOf", "oneOf")
+_APPLIED = frozenset(["$ref", "allOf", *_UNIONS])
+Nodes = frozenset[Node]
+
+
+class TooWide(Exception):
+    """A keyword of a node that these rules cannot say."""
+
+    def __init__(self, node: Node, keyword: str, reason: str) -> None:
+        super().__init__(reason)
+        self.node = node
+        self.keyword = keyword
+        self.reason = f"property order any: {reason}"
+
+
+class Impossible(NamedTuple):
+    """What nothing satisfies: nodes, and schemas as JSON."""
+
+    nodes: Nodes
+    texts: frozenset[str]
+
+
+class AnyOrderWriter:
+    """Writes one schema as a Lark grammar with the start rule `start`, and the schemas it calls @v0, @v1, ...
+
+    Attributes:
+        values: those schemas.
+
+    Args:
+        read: the keywords of a node that the engine is told.
+        write: a node as a document of its own.
+        is_guide: tells whether a node is only a guide, so that what it says may be left out.
+        separators: what stands between items, and after a name; None allows white space around plain ones.
+        impossible: what nothing satisfies.
+    """
+
+    def __init__(
+        self,
+        read: Read,
+        write: Callable[[Node], Json | bool],
+        is_guide: Callable[[Node], bool],
+        separators: tuple[str, str] | None,
+        impossible: Impossible,
+    ) -> None:
+        self.values: list[Json] = []
+        self._read = read
+        self._write = write
+        self._is_guide = is_guide
+        self._impossible = impossible
+        self._gap = " ws?" if separators is None else ""
+        self._comma, self._colon = separators or (",", ":")
+        self._lines: list[str] = []
+        self._names: dict[Nodes, str | None] = {}
+        self._leaves: dict[str, str] = {}
+        self._ordered: set[Node] = set()
+        self._num_rules = 0
+
+    def write(self, root: Node) -> str:
+        """Return the grammar, "" where nothing satisfies the schema.
+
+        Raises:
+            TooWide: a keyword has to be left to residual checks.
+        """
+        self._ordered = find_ordered(root, self._read)
+        start = self._write_value(frozenset([root]))
+        if start is None or (_NEVER in self._lines and f"{start}: NEVER" in self._lines):
+            return ""
+        lines = [f"start: {start}", *self._lines]
+        if self._gap:
+            lines.append(f"ws: /{_SPACE}/")
+        return "\n".join(lines)
+
+    def _never(self) -> str:
+        """Return what no text matches."""
+        if _NEVER not in self._lines:
+            self._lines.append(_NEVER)
+        return "NEVER"
+
+    def _new_rule(self, node: Node) -> str:
+        self._num_rules += 1
+        if self._num_rules > MAX_NUM_RULES:
+            raise TooWide(node, "properties", f"it would take more than {MAX_NUM_RULES} rules")
+        return f"r{self._num_rules}"
+
+    def _write_value(self, nodes: Nodes) -> str | None:
+        """Return what stands for a value to which all these nodes apply, None where nothing satisfies them."""
+        if nodes not in self._names and nodes.isdisjoint(self._ordered):
+            node = next(iter(nodes)) if len(nodes) == 1 else Node("", {"allOf": sort_nodes(nodes)})
+            self._names[nodes] = self._leaf(node)
+        if nodes not in self._names:
+            self._names[nodes] = name = self._new_rule(sort_nodes(nodes)[0])
+            found = [way for each in self._list_alternatives(nodes) for way in self._write_alternative(each)]
+            self._lines.append(f"{name}: {' | '.join(dict.fromkeys(found)) or self._never()}")
+        return self._names[nodes]
+
+    def _leaf(self, node: Node) -> str | None:
+        """Return the call of a schema in which no order is fixed."""
+        written = self._write(node)
+        text = json.dumps(written)
+        if written is False or text in self._impossible.texts:
+            return None
+        if text not in self._leaves:
+            self._leaves[text] = f"@v{len(self.values)}"
+            self.values.append({} if written is True else dict(written))
+        return self._leaves[text]
+
+    def _list_alternatives(self, nodes: Nodes, above: Nodes = frozenset()) -> list[Nodes]:
+        """Return sets of nodes, one of which has to apply as a whole, whose `allOf`, `anyOf` and references are done.
+
+        Args:
+            above: the nodes whose branches these are; through them nothing new comes.
+        """
+        found: list[Nodes] = [frozenset()]
+        pending = sort_nodes(nodes)
+        seen: set[Node] = set()
+        while pending:
+            node = pending.pop(0)
+            if node in above:
+                return []
+            if node in seen:
+                continue
+            seen.add(node)
+            found = [each | {node} for each in found]
+            keywords = self._read(node)
+            applied = [*keywords.get("allOf", ()), *([keywords["$ref"]] if "$ref" in keywords else ())]
+            if False in applied or not self._impossible.nodes.isdisjoint(applied):
+                return []
+            pending += [each for each in applied if isinstance(each, Node)]
+            for keyword in _UNIONS:
+                if keyword in keywords:
+                    found = self._multiply(found, node, keyword, above | seen)
+        return found
+
+    def _multiply(self, found: list[Nodes], node: Node, keyword: str, above: Nodes) -> list[Nodes]:
+        """Return the alternatives with one branch of a union in each."""
+        if keyword == "oneOf" and not self._is_guide(node):
+            raise TooWide(node, keyword, "that its branches exclude each other is checked")
+        ways: list[Nodes] = []
+        for branch in self._read(node)[keyword]:
+            if isinstance(branch, Node):
+                ways += self._list_alternatives(frozenset([branch]), above)
+            elif branch:
+                ways.append(frozenset())
+        if len(found) * len(ways) > MAX_NUM_ALTERNATIVES:
+            if self._is_guide(node):
+                return found
+            raise TooWide(node, keyword, f"there are more than {MAX_NUM_ALTERNATIVES} alternatives")
+        return list(dict.fromkeys(each | way for each in found for way in ways))
+
+    def _write_alternative(self, nodes: Nodes) -> Iterable[str]:
+        """Yield the ways to write a value to which all these nodes apply; unions among them are decided."""
+        parts = [(node, self._read(node)) for node in sort_nodes(nodes)]
+        for _, keywords in parts:
+            if "enum" in keywords or "const" in keywords:
+                yield from self._write_listed(keywords.get("enum", [keywords.get("const")]), nodes)
+                return
+        types = set.intersection({"object", "array", *SCALARS}, *(read_types(node) for node, _ in parts))
+        for node, keywords in parts:
+            for keyword in keywords:
+                if keyword in _CONTAINER_KEYWORDS - _WRITTEN_HERE and types & {*TYPES_OF_KEYWORD[keyword]}:
+                    self._leave_out(node, keyword)
+        if "object" in types:
+            yield from self._write_object(parts)
+        if "array" in types:
+            yield from self._write_array(parts)
+        rest = sorted(types & {*SCALARS})
+        if rest:
+            leaf = self._leaf(join_scalars([keywords for _, keywords in parts], rest))
+            yield from [leaf] if leaf is not None else []
+
+    def _leave_out(self, node: Node, keyword: str) -> None:
+        if not self._is_guide(node):
+            raise TooWide(node, keyword, "it is not said beside properties in any order")
+
+    def _write_listed(self, values: list[Any], nodes: Nodes) -> Iterable[str]:
+        """Yield the ways to write one of some values that all these nodes allow."""
+        parts = [
+            {k: v for k, v in self._read(node).items() if k not in _APPLIED} for node in sort_nodes(nodes)
+        ]
+        validator = make_validator(make(allOf=[make(**part) for part in parts]))
+        fine = [value for value in values if validator is None or validator.is_valid(value)]
+        plain = [value for value in fine if not is_ordered(value)]
+        leaf = self._leaf(Node("", {"enum": plain})) if plain else None
+        yield from [leaf] if leaf is not None else []
+        for value in fine:
+            if is_ordered(value):
+                yield self._write_value(frozenset([self._add_value(value)])) or self._never()
+
+    def _add_value(self, value: Any) -> Node:
+        """Return a node that only this value satisfies."""
+        if isinstance(value, dict) and value:
+            properties = {name: self._add_value(each) for name, each in value.items()}
+            closed = {"type": "object", "properties": properties, "required": list(value)}
+            node = Node("", {**closed, "additionalProperties": False})
+        elif isinstance(value, list) and value:
+            items = [self._add_value(each) for each in value]
+            node = Node("", {"type": "array", "prefixItems": items, "items": False, "minItems": len(items)})
+        else:
+            node = Node("", {"enum": [value]})
+        if is_ordered(value):
+            self._ordered.add(node)
+        return node
+
+    def _write_object(self, parts: list[tuple[Node, Json]]) -> Iterable[str]:
+        required = dict.fromkeys(name for _, keywords in parts for name in keywords.get("required", ()))
+        listed = dict.fromkeys(
+            [*(name for _, keywords in parts for name in keywords.get("properties", ())), *required]
+        )
+        values = {
+            name: self._write_all(find_member(keywords, name) for _, keywords in parts) for name in listed
+        }
+        names = [name for name in listed if values[name] is not None]
+        if any(values[name] is None for name in required):
+            return
+        # Those that must come have the first bits.
+        names.sort(key=lambda name: name not in required)
+        if len(required) > MAX_NUM_BITS:
+            node = max(parts, key=lambda part: len(part[1].get("required", ())))[0]
+            raise TooWide(node, "required", f"more than {MAX_NUM_BITS} names are required")
+        other = self._write_other(list(listed), parts)
+        yield self._write_members(
+            {name: str(values[name]) for name in names}, len(required), other, parts[0][0]
+        )
+
+    def _write_members(
+        self, values: Mapping[str, str], num_required: int, other: str | None, node: Node
+    ) -> str:
+        """Write the rules of an object and return how it begins.
+
+        Args:
+            values: name -> rule of its value; the required ones first.
+            other: a name that is not listed, and its value.
+        """
+        ways = [f"{self._write_key(name)} {rule}{self._gap}" for name, rule in values.items()]
+        rest = self._new_rule(node)
+        comma = f"{json.dumps(self._comma)}{self._gap} "
+        end = f" %if is_ones([0:{num_required}])" if num_required else ""
+        lines = [f'{rest}::_: "}}"{end}']
+        firsts = []
+        for bit, way in enumerate(ways):
+            once = f"{rest}::set_bit({bit}) %if bit_clear({bit})" if bit < MAX_NUM_BITS else f"{rest}::_"
+            lines.append(f"| {comma}{way} {once}")
+            firsts.append(f"{way} {rest}::{1 << bit if bit < MAX_NUM_BITS else 0}")
+        if other is not None:
+            lines.append(f"| {comma}{other}{self._gap} {rest}::_")
+            firsts.append(f"{other}{self._gap} {rest}::0")
+        if not num_required:
+            firsts.append('"}"')
+        self._lines.append("\n".join(lines))
+        first = self._new_rule(node)
+        self._lines.append(f"{first}: {' | '.join(firsts)}")
+        return f'"{{"{self._gap} {first}'
+
+    def _write_all(self, schemas: Iterable[Schema]) -> str | None:
+        """Return what stands for a value to which all these schemas apply."""
+        found = list(schemas)
+        if False in found:
+            return None
+        return self._write_value(frozenset(each for each in found if isinstance(each, Node)))
+
+    def _write_key(self, name: str) -> str:
+        text = json.dumps(name, ensure_ascii=False)
+        return f"{json.dumps(text, ensure_ascii=False)}{self._gap} {json.dumps(self._colon)}{self._gap}"
+
+    def _write_other(self, listed: list[str], parts: list[tuple[Node, Json]]) -> str | None:
+        """Return a name that is not listed, and its value; None where there is none."""
+        value = self._write_all(keywords.get("additionalProperties", True) for _, keywords in parts)
+        if value is None:
+            return None
+        terminal = f"OTHER{self._num_rules}_{len(self._lines)}"
+        known = "|".join(escape(json.dumps(name, ensure_ascii=False)) for name in listed)
+        cut = f" & ~/{regex_to_lark(f'(?:{known})')}/" if known else ""
+        self._lines.append(f"{terminal}: /{regex_to_lark(_NAME)}/{cut}")
+        return f"{terminal}{self._gap} {json.dumps(self._colon)}{self._gap} {value}"
+
+    def _write_array(self, parts: list[tuple[Node, Json]]) -> Iterable[str]:
+        every = [keywords for _, keywords in parts]
+        least = max(keywords.get("minItems", 0) for keywords in every)
+        most = min(keywords.get("maxItems", math.inf) for keywords in every)
+        num_places = min(max(len(keywords.get("prefixItems", ())) for keywords in every), most)
+        places: list[str] = []
+        while len(places) < num_places:
+            value = self._write_all(find_element(keywords, len(places)) for keywords in every)
+            if value is None:
+                break
+            places.append(value)
+        item = None
+        if len(places) == num_places < most:
+            item = self._write_all(keywords.get("items", True) for keywords in every)
+        most = most if item is not None else len(places)
+        if least > most:
+            return
+        comma = f"{json.dumps(self._comma)}{self._gap} "
+        tail = ""
+        if item is not None and most - len(places) > 0:
+            first = not places
+            rule = self._new_rule(parts[0][0])
+            self._lines.append(f"{rule}: {comma}{item}{self._gap}")
+            low, high = max(least - len(places) - first, 0), most - len(places) - first
+            # A repetition of nothing but zero times is malformed there.
+            count = f" {rule}{{{low},{'' if high == math.inf else high}}}" if high else ""
+            tail = f"{item}{self._gap}{count}" if first else count
+            tail = f"({tail})?" if first and not least else tail
+        for number in range(len(places) - 1, -1, -1):
+            lead = comma if number else ""
+            tail = f"{lead}{places[number]}{self._gap} {tail}"
+            tail = tail if number < least else f"({tail})?"
+        yield f'"["{self._gap} {tail} "]"'
+
+
+def sort_nodes(nodes: Iterable[Node]) -> list[Node]:
+    """Return nodes in the order of the schema, as far as their places tell."""
+    return sorted(nodes, key=lambda node: node.pointer)
+
+
+def read_types(node: Node) -> set[str]:
+    """Return the types that a node allows; every integer is a number."""
+    types = allowed_types(node) or {"object", "array", *SCALARS}
+    return types | {"number"} if "integer" in types else types
+
+
+def join_scalars(parts: list[Json], types: list[str]) -> Node:
+    """Return what some nodes say about values of these types."""
+    skipped = _APPLIED | _CONTAINER_KEYWORDS
+    kept = [{keyword: value for keyword, value in part.items() if keyword not in skipped} for part in parts]
+    return Node("", {"type": types, "allOf": [Node("", part) for part in kept if part]})
+
+
+def find_member(keywords: Json, name: str) -> Schema:
+    """Return what a node says about a property."""
+    properties = keywords.get("properties", {})
+    found: Schema = properties[name] if name in properties else keywords.get("additionalProperties", True)
+    return found
+
+
+def find_element(keywords: Json, index: int) -> Schema:
+    """Return what a node says about an element."""
+    places = keywords.get("prefixItems", ())
+    found: Schema = places[index] if index < len(places) else keywords.get("items", True)
+    return found
+
+
+def find_ordered(root: Node, read: Read) -> set[Node]:
+    """Return the nodes that, alone, would fix the order of properties anywhere in their values."""
+    users: defaultdict[Node, list[Node]] = defaultdict(list)
+    seen, pending, ordered = {root}, [root], set()
+    while pending:
+        node = pending.pop()
+        told = Node(node.pointer, read(node))
+        if fixes_order(told):
+            ordered.add(node)
+        related = [child for _, child in iterate_children(told)]
+        for child in [*related, told.get("$ref")]:
+            if isinstance(child, Node):
+                users[child].append(node)
+                if child not in seen:
+                    seen.add(child)
+                    pending.append(child)
+    pending = list(ordered)
+    while pending:
+        new = set(users[pending.pop()]) - ordered
+        ordered |= new
+        pending.extend(new)
+    return ordered
+
+
+def fixes_order(node: Node) -> bool:
+    """Tell whether a node itself is about objects of several properties."""
+    names = {**node.get("properties", {}), **dict.fromkeys(node.get("required", ()))}
+    is_open = node.get("additionalProperties", True) is not False or "patternProperties" in node.keywords
+    if len(names) + is_open > 1 and names:
+        return True
+    return any(is_ordered(value) for value in (node.get("const"), *node.get("enum", ())))
+
+
+def is_ordered(value: Any) -> bool:
+    """Tell whether a value that is listed as a whole holds an object of several properties."""
+    if isinstance(value, list):
+        return any(map(is_ordered, value))
+    return isinstance(value, dict) and (len(value) > 1 or any(map(is_ordered, value.values())))

@@ -1,0 +1,107 @@
+"""Which draft a schema is written in, and whether it is well formed by that draft's own rules."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import jsonschema_rs
+
+from ..errors import InvalidGrammar
+from .keywords import join_pointer
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """One JSON Schema draft.
+
+    Attributes:
+        uri: its `$schema`.
+        validator_class: the independent validator of this draft.
+        ignores_ref_siblings: up to draft 7, keywords beside `$ref` assert nothing.
+        annotates_formats: since draft 2019-09, formats are annotations by default.
+    """
+
+    uri: str
+    validator_class: type[jsonschema_rs.Validator]
+    ignores_ref_siblings: bool = False
+    annotates_formats: bool = False
+
+
+DRAFT_4 = Dialect("http://json-schema.org/draft-04/schema#", jsonschema_rs.Draft4Validator, True)
+DRAFT_6 = Dialect("http://json-schema.org/draft-06/schema#", jsonschema_rs.Draft6Validator, True)
+DRAFT_7 = Dialect("http://json-schema.org/draft-07/schema#", jsonschema_rs.Draft7Validator, True)
+DRAFT_2019 = Dialect(
+    "https://json-schema.org/draft/2019-09/schema", jsonschema_rs.Draft201909Validator, annotates_formats=True
+)
+DRAFT_2020 = Dialect(
+    "https://json-schema.org/draft/2020-12/schema", jsonschema_rs.Draft202012Validator, annotates_formats=True
+)
+
+
+def strip_uri(uri: str) -> str:
+    """Return a `$schema` without the parts people write either way."""
+    return uri.removeprefix("http://").removeprefix("https://").rstrip("#")
+
+
+# What newer drafts write in another way.
+_CHANGED = frozenset(["exclusiveMinimum", "exclusiveMaximum", "dependencies", "items"])
+_CONTAINERS = (dict, list)
+DIALECTS = {strip_uri(d.uri): d for d in (DRAFT_4, DRAFT_6, DRAFT_7, DRAFT_2019, DRAFT_2020)}
+
+
+def detect_dialect(schema: dict[str, Any] | bool) -> Dialect:
+    """Return the draft that `$schema` names, else the newest one that knows the forms the schema uses.
+
+    Draft 2019-09 stands for draft 7's forms: unlike draft 7 it does not ignore keywords beside `$ref`.
+    """
+    if isinstance(schema, bool):
+        return DRAFT_2020
+    named = schema.get("$schema")
+    if isinstance(named, str) and strip_uri(named) in DIALECTS:
+        return DIALECTS[strip_uri(named)]
+    forms = find_old_forms(schema)
+    if "draft-4" in forms:
+        return DRAFT_4
+    return DRAFT_2019 if "draft-7" in forms else DRAFT_2020
+
+
+def is_dialect_named(schema: dict[str, Any] | bool) -> bool:
+    """Tell whether the schema itself says which draft it is written in."""
+    named = schema.get("$schema") if isinstance(schema, dict) else None
+    return isinstance(named, str) and strip_uri(named) in DIALECTS
+
+
+def find_old_forms(schema: dict[str, Any]) -> set[str]:
+    """Look at every object, schema or not: a guess at the draft needs no more."""
+    forms: set[str] = set()
+    nodes: list[Any] = [schema]
+    # The list grows while it is read.
+    for node in nodes:
+        if isinstance(node, dict):
+            if not _CHANGED.isdisjoint(node):
+                if any(
+                    isinstance(node.get(bound), bool) for bound in ("exclusiveMinimum", "exclusiveMaximum")
+                ):
+                    forms.add("draft-4")
+                if isinstance(node.get("dependencies"), dict) or isinstance(node.get("items"), list):
+                    forms.add("draft-7")
+            nodes.extend([value for value in node.values() if isinstance(value, _CONTAINERS)])
+        else:
+            nodes.extend([value for value in node if isinstance(value, _CONTAINERS)])
+    return forms
+
+
+def with_dialect(schema: dict[str, Any] | bool, dialect: Dialect) -> dict[str, Any] | bool:
+    """Return the schema under a `$schema` that is known: a foreign one would be fetched over the network."""
+    return {**schema, "$schema": dialect.uri} if isinstance(schema, dict) else schema
+
+
+def check_well_formed(schema: dict[str, Any] | bool) -> None:
+    """Raise InvalidGrammar, with the pointer, when the schema breaks its draft's meta-schema."""
+    try:
+        jsonschema_rs.meta.validate(with_dialect(schema, detect_dialect(schema)))
+    except jsonschema_rs.ValidationError as error:
+        pointer = join_pointer("", *error.instance_path)
+        message = f"the schema is malformed at {pointer or '#'}: {error.message}"
+        raise InvalidGrammar(message, pointer) from error
+    except jsonschema_rs.ReferencingError as error:
+        raise InvalidGrammar(f"the schema's $schema or $id cannot be used: {error}") from error

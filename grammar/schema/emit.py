@@ -1,0 +1,144 @@
+"""Write nodes as a JSON Schema of draft 2020-12: as they are for a validator, and as llguidance reads it exactly."""
+
+from collections.abc import Callable
+from typing import Any
+
+from .formats import EXACT_PATTERNS
+from .keywords import SCHEMA_KEYWORDS, SCHEMA_LIST_KEYWORDS, SCHEMA_MAP_KEYWORDS
+from .node import Node, Schema
+from .number_spelling import spell_numbers
+from .patterns import make_safe
+from .rules import GROUNDED
+
+Json = dict[str, Any]
+# Returns the keywords to write for a node.
+Read = Callable[[Node], dict[str, Any]]
+
+_MEMBERS = ("properties", "patternProperties", "additionalProperties")
+_BRANCHING = frozenset(["$ref", "allOf", "anyOf", "oneOf"])
+
+
+class Emitter:
+    """Writes one document. What is referred to stands under `$defs`.
+
+    Args:
+        read: the keywords of a node, its own by default.
+        adapt: changes the written form of one node in place.
+        impossible: nodes that nothing satisfies; a reference to one is written as `false`.
+    """
+
+    def __init__(
+        self,
+        read: Read = lambda node: node.keywords,
+        adapt: Callable[[Json], None] | None = None,
+        impossible: frozenset[Node] = frozenset(),
+    ) -> None:
+        self._read = read
+        self._adapt = adapt
+        self._impossible = impossible
+        self._root: Node | None = None
+        self._names: dict[Node, str] = {}
+        self._pending: list[Node] = []
+
+    def write(self, root: Schema) -> Json | bool:
+        """Return the document of a schema."""
+        if isinstance(root, bool) or root.get("$ref") in self._impossible:
+            return root is True
+        self._root = root
+        document = self._write_node(root)
+        definitions: Json = {}
+        while self._pending:
+            node = self._pending.pop()
+            definitions[self._names[node]] = self._write_node(node)
+        return {**document, "$defs": definitions} if definitions else document
+
+    def list_referred(self) -> list[Node]:
+        """Return the nodes that the document refers to."""
+        return list(self._names)
+
+    def copy_write(self, root: Schema) -> Json | bool:
+        """Return the document of another schema, in the same form."""
+        return Emitter(self._read, self._adapt, self._impossible).write(root)
+
+    def list_keywords(self, node: Node) -> set[str]:
+        """Return the keywords that are written of a node."""
+        found = set(self._read(node))
+        return found | {"pattern"} if "format" in found else found
+
+    def refer(self, node: Node) -> str:
+        """Return the reference to a node, which becomes a part of the document."""
+        if node is self._root:
+            return "#"
+        if node not in self._names:
+            self._names[node] = f"d{len(self._names)}"
+            self._pending.append(node)
+        return f"#/$defs/{self._names[node]}"
+
+    def _write_node(self, node: Node) -> Json:
+        written = {keyword: self._write_value(keyword, value) for keyword, value in self._read(node).items()}
+        if self._adapt is not None:
+            self._adapt(written)
+        return written
+
+    def _write_value(self, keyword: str, value: Any) -> Any:
+        if keyword == "$ref":
+            return self.refer(value)
+        if keyword in SCHEMA_MAP_KEYWORDS:
+            return {name: self._write_schema(each) for name, each in value.items()}
+        if keyword in SCHEMA_LIST_KEYWORDS and isinstance(value, list):
+            return [self._write_schema(each) for each in value]
+        return self._write_schema(value) if keyword in SCHEMA_KEYWORDS else value
+
+    def _write_schema(self, value: Any) -> Any:
+        """Return a subschema; what is none, such as the names in `dependencies`, stays."""
+        if not isinstance(value, Node):
+            return value
+        return False if value.get("$ref") in self._impossible else self._write_node(value)
+
+
+def write_for_validator(root: Schema) -> Json | bool:
+    """Return a schema that has the same instances."""
+    return Emitter().write(root)
+
+
+def adapt_for_llguidance(written: Json) -> None:
+    """Bring what is written of one node into a form that llguidance reads exactly."""
+    written.pop(GROUNDED, None)
+    if "pattern" in written:
+        # It may exclude U+0000 in addition, except where a row of the table says that it must not.
+        written["pattern"] = make_safe(written["pattern"]) or written["pattern"]
+    if written.get("format") in EXACT_PATTERNS:
+        add_conjunct(written, "pattern", EXACT_PATTERNS[written.pop("format")])
+    if "additionalProperties" in written and "patternProperties" in written:
+        gather_members(written)
+
+
+def adapt_and_spell(written: Json) -> None:
+    """Do the same and let whole numbers in `enum` and `const` be written with a fraction of zero."""
+    adapt_for_llguidance(written)
+    if "enum" in written or "const" in written:
+        spell_numbers(written)
+
+
+def add_conjunct(written: Json, keyword: str, value: Any) -> None:
+    """Demand a keyword too: beside the others where that is free, else in `allOf`."""
+    if keyword not in written and "$ref" not in written:
+        written[keyword] = value
+    else:
+        written["allOf"] = [*written.get("allOf", []), {keyword: value}]
+
+
+def gather_members(written: Json) -> None:
+    """Put what decides about names together: llguidance reads what stands before and after `allOf` as two schemas."""
+    if _BRANCHING.isdisjoint(written):
+        return
+    members = {keyword: written[keyword] for keyword in _MEMBERS if keyword in written}
+    # At the place of `properties`, so that their order stays the same.
+    first = next(iter(members))
+    items = list(written.items())
+    written.clear()
+    for keyword, value in items:
+        if keyword == first:
+            written.update(members)
+        elif keyword not in members:
+            written[keyword] = value

@@ -1,0 +1,114 @@
+"""The JSON Schema keywords: where subschemas live, what asserts, and which types they speak about."""
+
+from collections.abc import Iterator
+from typing import Any
+
+# Keywords whose value is a schema, a list of schemas, or a map from names to schemas.
+SCHEMA_KEYWORDS = frozenset(
+    [
+        "additionalItems",
+        "additionalProperties",
+        "contains",
+        "else",
+        "if",
+        "items",
+        "not",
+        "propertyNames",
+        "then",
+        "unevaluatedItems",
+        "unevaluatedProperties",
+    ]
+)
+SCHEMA_LIST_KEYWORDS = frozenset(["allOf", "anyOf", "items", "oneOf", "prefixItems"])
+SCHEMA_MAP_KEYWORDS = frozenset(
+    ["$defs", "definitions", "dependencies", "dependentSchemas", "patternProperties", "properties"]
+)
+
+# A keyword asserts nothing about an instance of a type that is not its own.
+TYPES_OF_KEYWORD: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("minLength", "maxLength", "pattern", "format"), ("string",)),
+    **dict.fromkeys(
+        ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"), ("integer", "number")
+    ),
+    **dict.fromkeys(
+        (
+            *("items", "prefixItems", "additionalItems", "unevaluatedItems", "contains", "minContains"),
+            *("maxContains", "minItems", "maxItems", "uniqueItems"),
+        ),
+        ("array",),
+    ),
+    **dict.fromkeys(
+        (
+            *("properties", "patternProperties", "additionalProperties", "unevaluatedProperties"),
+            *("propertyNames", "required", "minProperties", "maxProperties", "dependencies"),
+            *("dependentRequired", "dependentSchemas"),
+        ),
+        ("object",),
+    ),
+}
+
+# Applicators that look at the same instance as the schema they stand in.
+IN_PLACE_APPLICATORS = frozenset(
+    [
+        "$ref",
+        "$dynamicRef",
+        "$recursiveRef",
+        "allOf",
+        "anyOf",
+        "oneOf",
+        "not",
+        "if",
+        "then",
+        "else",
+        "dependencies",
+        "dependentSchemas",
+    ]
+)
+ASSERTIONS = frozenset(TYPES_OF_KEYWORD) | IN_PLACE_APPLICATORS | {"type", "enum", "const"}
+
+# Keywords that define names and references for other schemas; they assert nothing about an instance.
+STRUCTURE_KEYWORDS = frozenset(
+    [
+        "$schema",
+        "$id",
+        "id",
+        "$anchor",
+        "$dynamicAnchor",
+        "$recursiveAnchor",
+        "$vocabulary",
+        "$defs",
+        "definitions",
+    ]
+)
+
+
+def join_pointer(pointer: str, *parts: str | int) -> str:
+    """Extend a JSON pointer, escaping as RFC 6901 does."""
+    for part in parts:
+        text = str(part)
+        if "~" in text or "/" in text:
+            text = text.replace("~", "~0").replace("/", "~1")
+        pointer = f"{pointer}/{text}"
+    return pointer
+
+
+def split_pointer(pointer: str) -> list[str]:
+    """Return the unescaped parts of a JSON pointer."""
+    return [part.replace("~1", "/").replace("~0", "~") for part in pointer.split("/")[1:]]
+
+
+def iterate_subschemas(schema: dict[str, Any]) -> Iterator[tuple[tuple[str | int, ...], Any]]:
+    """Yield (path, subschema) of a schema object as JSON, in document order."""
+    for keyword, value in schema.items():
+        if keyword in SCHEMA_MAP_KEYWORDS and isinstance(value, dict):
+            # `dependencies` maps names to schemas or to lists of names.
+            yield from (((keyword, name), sub) for name, sub in value.items() if is_schema(sub))
+        elif keyword in SCHEMA_LIST_KEYWORDS and isinstance(value, list):
+            yield from (((keyword, index), sub) for index, sub in enumerate(value) if is_schema(sub))
+        elif keyword in SCHEMA_KEYWORDS and is_schema(value):
+            yield (keyword,), value
+
+
+def is_schema(value: Any) -> bool:
+    """Tell whether a JSON value can be a schema."""
+    return isinstance(value, dict | bool)

@@ -1,0 +1,241 @@
+"""Read a JSON Schema into nodes: references resolved, older forms rewritten, what cannot fail left out."""
+
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import InvalidGrammar, UnsupportedGrammar
+from ..plan import ANNOTATION
+from .dialect import Dialect, check_well_formed, detect_dialect, is_dialect_named, with_dialect
+from .formats import CHECKED_FORMATS
+from .identifiers import SIGNS, Identifiers
+from .keywords import (
+    ASSERTIONS,
+    SCHEMA_KEYWORDS,
+    SCHEMA_LIST_KEYWORDS,
+    SCHEMA_MAP_KEYWORDS,
+    STRUCTURE_KEYWORDS,
+    is_schema,
+    join_pointer,
+    split_pointer,
+)
+from .node import Node, Schema, is_trivial, iterate_nodes, list_applied, list_related
+from .rules import GROUNDED, apply_rules
+
+REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
+# Dynamic anchor -> pointer of the outermost schema of that name on the way to a node.
+Scope = tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """How one schema is to be read: the draft named here or around, and what dynamic references mean."""
+
+    named: Dialect | None
+    scope: Scope
+
+
+def read_schema(document: dict[str, Any] | bool, text: str) -> Schema:
+    """Return the root node of a well-formed schema, or `True` or `False`.
+
+    Args:
+        text: the document as JSON.
+
+    Raises:
+        InvalidGrammar: a reference leads to what is no schema, or to a malformed one.
+        UnsupportedGrammar: a reference leads out of the document, or schemas lead only to each other.
+    """
+    return document if isinstance(document, bool) else _Reader(document, text).read()
+
+
+class _Reader:
+    def __init__(self, document: dict[str, Any], text: str) -> None:
+        self._document = document
+        self._dialect = detect_dialect(document)
+        has_names = SIGNS.search(text) is not None
+        self._identifiers = Identifiers(document if has_names else {}, self._dialect)
+        # One node for each place, and where dynamic references differ for each way to it.
+        self._nodes: dict[tuple[str, Scope], Schema] = {}
+        # Of the nodes whose keywords are still as they were written.
+        self._contexts: dict[Node, Context] = {}
+        self._references: list[tuple[Node, Context, str, str]] = []
+
+    def read(self) -> Schema:
+        named = self._dialect if is_dialect_named(self._document) else None
+        root = self._make(self._document, "", Context(named, self._extend((), "")))
+        assert isinstance(root, Node), "booleans are not read here"
+        self._expand([root])
+        # The list grows while it is read: targets have references of their own.
+        for node, context, keyword, ref in self._references:
+            target = self._find_target(node, context, keyword, ref)
+            if isinstance(target, Node) and node.keywords["$ref"] is None:
+                node.keywords["$ref"] = target
+            else:
+                node.keywords["allOf"] = [*node.get("allOf", ()), target]
+                if node.keywords["$ref"] is None:
+                    del node.keywords["$ref"]
+            self._expand([target] if isinstance(target, Node) else [])
+        if self._references:
+            check_loops(root)
+        return root
+
+    def _make(self, raw: Any, pointer: str, context: Context) -> Schema:
+        """Return the node of a place; its keywords are read later."""
+        if isinstance(raw, bool):
+            return raw
+        key = pointer, context.scope
+        if key not in self._nodes:
+            self._nodes[key] = node = Node(pointer, raw)
+            self._contexts[node] = context
+        return self._nodes[key]
+
+    def _expand(self, pending: list[Node]) -> None:
+        while pending:
+            node = pending.pop()
+            if node in self._contexts:
+                self._read_keywords(node, self._contexts.pop(node))
+                pending.extend(list_related(node))
+
+    def _read_keywords(self, node: Node, context: Context) -> None:
+        raw, node.keywords = node.keywords, {}
+        if node.pointer and is_dialect_named(raw):
+            context = Context(detect_dialect(raw), context.scope)
+        if context.scope or self._identifiers.dynamic:
+            context = Context(context.named, self._extend(context.scope, node.pointer))
+        drops_siblings = context.named is not None and context.named.ignores_ref_siblings
+        is_alone = drops_siblings and isinstance(raw.get("$ref"), str)
+        for keyword, value in raw.items():
+            if keyword in REFERENCES and isinstance(value, str):
+                self._references.append((node, context, keyword, value))
+                # Its place among the keywords, and for the rules that there is a reference.
+                node.keywords["$ref"] = None
+                node.origin.setdefault("$ref", keyword)
+            elif keyword in ASSERTIONS and not is_annotation(keyword, value, context.named):
+                node.keywords[keyword] = self._read_value(node.pointer, keyword, value, context)
+                if is_alone:
+                    node.drop(keyword)
+            elif keyword == GROUNDED and value is True:
+                node.keywords[keyword] = value
+            elif keyword not in STRUCTURE_KEYWORDS:
+                node.keywords[keyword] = value
+                node.drop(keyword, ANNOTATION)
+        apply_rules(node)
+
+    def _read_value(self, pointer: str, keyword: str, value: Any, context: Context) -> Any:
+        if keyword in SCHEMA_MAP_KEYWORDS and isinstance(value, dict):
+            return {
+                name: self._make(each, join_pointer(pointer, keyword, name), context)
+                if is_schema(each)
+                else each
+                for name, each in value.items()
+            }
+        if keyword in SCHEMA_LIST_KEYWORDS and isinstance(value, list):
+            return [
+                self._make(each, join_pointer(pointer, keyword, index), context)
+                for index, each in enumerate(value)
+            ]
+        if keyword in SCHEMA_KEYWORDS and is_schema(value):
+            return self._make(value, join_pointer(pointer, keyword), context)
+        return value
+
+    def _extend(self, scope: Scope, pointer: str) -> Scope:
+        """Return what dynamic references mean after the resource at a place was entered."""
+        own = self._identifiers.dynamic.get(self._identifiers.find_resource(pointer), {})
+        known = {name for name, _ in scope}
+        return (*scope, *(pair for pair in own.items() if pair[0] not in known))
+
+    def _find_target(self, node: Node, context: Context, keyword: str, ref: str) -> Schema:
+        target = self._identifiers.find_target(node.pointer, ref)
+        if target is None:
+            raise UnsupportedGrammar(node.pointer, keyword, "only references within the schema are followed")
+        if keyword != "$ref":
+            target = self._find_dynamic(target, context, keyword, ref)
+        key = target, self._extend(context.scope, target)
+        if key in self._nodes:
+            return self._nodes[key]
+        raw, is_in_place = find_raw(self._document, split_pointer(target))
+        if not is_schema(raw):
+            message = f"{keyword} at {node.pointer or '#'} points to {ref}, which is not a schema"
+            raise InvalidGrammar(message, node.pointer)
+        dialect = context.named or self._dialect
+        if not is_in_place:
+            check_target(raw, target, dialect)
+            self._identifiers.add(raw, target, dialect)
+        return self._make(raw, target, Context(context.named, key[1]))
+
+    def _find_dynamic(self, target: str, context: Context, keyword: str, ref: str) -> str:
+        """Return what a dynamic reference means on the way to its schema."""
+        name = "" if keyword == "$recursiveRef" else ref.partition("#")[2]
+        own = self._identifiers.dynamic.get(self._identifiers.find_resource(target), {})
+        return dict(context.scope).get(name, target) if own.get(name) == target else target
+
+
+def is_annotation(keyword: str, value: Any, named: Dialect | None) -> bool:
+    """Tell whether a keyword is a format that asserts nothing in the draft that is named."""
+    is_rare = keyword == "format" and value in CHECKED_FORMATS
+    return is_rare and named is not None and named.annotates_formats
+
+
+def check_target(schema: dict[str, Any] | bool, pointer: str, dialect: Dialect) -> None:
+    """Raise InvalidGrammar for what is malformed where the meta-schema does not look."""
+    try:
+        check_well_formed(schema if is_dialect_named(schema) else with_dialect(schema, dialect))
+    except InvalidGrammar as error:
+        raise InvalidGrammar(f"below {pointer}, {error}", pointer + (error.pointer or "")) from error
+
+
+def find_raw(document: Any, parts: list[str]) -> tuple[Any, bool]:
+    """Return (what a JSON pointer leads to, None for nothing; whether the document says that a schema is there)."""
+    is_in_place, holder = True, ""
+    for part in parts:
+        if isinstance(document, list) and part.isdecimal() and int(part) < len(document):
+            is_in_place, holder = holder in SCHEMA_LIST_KEYWORDS, ""
+            document = document[int(part)]
+        elif isinstance(document, dict) and part in document:
+            if is_in_place and not holder:
+                holder = part
+            else:
+                is_in_place, holder = holder in SCHEMA_MAP_KEYWORDS, ""
+            document = document[part]
+        else:
+            return None, False
+    is_alone = not holder or (holder in SCHEMA_KEYWORDS and is_schema(document))
+    return document, is_in_place and is_alone
+
+
+def check_loops(root: Schema) -> None:
+    """Raise UnsupportedGrammar for schemas that lead only to each other: a validator takes every value for valid.
+
+    References and applicators of the same value are followed; where a schema on the way asserts something else,
+    the way ends there.
+    """
+    passing = {
+        node: [
+            *(each for each in list_applied(node) if not is_trivial(each)),
+            *(each for keyword in ("anyOf", "oneOf") for each in node.get(keyword, ())),
+        ]
+        for node in iterate_nodes([root])
+        if node.keywords and node.keywords.keys() <= {"$ref", "allOf", "anyOf", "oneOf"}
+    }
+    senders: defaultdict[Schema, list[Node]] = defaultdict(list)
+    for node, nexts in passing.items():
+        for after in nexts:
+            senders[after].append(node)
+    # A way ends where something is asserted, or nothing at all.
+    ended = [each for each in senders if each not in passing]
+    ended += [node for node, nexts in passing.items() if not nexts]
+    while ended:
+        last = ended.pop()
+        if isinstance(last, Node):
+            passing.pop(last, None)
+        ended += [node for node in senders.pop(last, ()) if node in passing]
+    # Each leads on to another that remains, so any way ends in a loop, and a loop has a reference.
+    found: Node | None = next(iter(passing), None)
+    on_way: set[Node] = set()
+    while found is not None and not (found in on_way and "$ref" in found.keywords):
+        on_way.add(found)
+        found = next(after for after in passing[found] if isinstance(after, Node))
+    if found is not None:
+        raise UnsupportedGrammar(
+            found.pointer, "$ref", "it leads back to itself, and asserts nothing on the way"
+        )

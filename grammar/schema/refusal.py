@@ -1,0 +1,124 @@
+"""Turn an engine's complaint about a whole schema into a node, a keyword and a reason."""
+
+import json
+import re
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from .emit import Emitter, Json
+from .keywords import ASSERTIONS
+from .node import Node, Schema, iterate_nodes
+
+# How llguidance begins when nothing satisfies a schema.
+SIGN = "Unsatisfiable schema"
+MAX_NUM_PROBES = 200
+# Characters of all schemas that are probed for one complaint, about a tenth of a second.
+MAX_NUM_PROBED = 1024 * 1024
+
+_NUMERIC = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
+# What a message contains -> the keywords it may be about, and a better wording where there is one.
+_SIGNS: tuple[tuple[str, tuple[str, ...], str], ...] = (
+    (
+        "oneOf constraints",
+        ("oneOf",),
+        "its branches cannot be shown to exclude each other; use anyOf where several may match",
+    ),
+    (
+        "min/maxProperties",
+        ("minProperties", "maxProperties"),
+        "the number of properties is enforced only when all listed ones are required",
+    ),
+    ("patternProperty", ("patternProperties",), ""),
+    ("look-around", ("pattern", "patternProperties"), "look-ahead and look-behind are not supported"),
+    ("regex", ("pattern", "patternProperties", *_NUMERIC), ""),
+    ("ircular", ("$ref",), ""),
+    ("multipleOf", ("multipleOf",), ""),
+    ("intersection", ("allOf", "$ref", "anyOf", "oneOf"), ""),
+)
+# What contradicts itself or something beside it, where the message does not name it.
+_CONTRADICTING = (
+    *("allOf", "$ref", "anyOf", "oneOf", "enum", "const", "pattern", "format", "required", "minProperties"),
+    *(*_NUMERIC, "prefixItems", "items"),
+)
+
+
+class Refusal(NamedTuple):
+    """What an engine refused: the node, if it is known, and the keyword in it."""
+
+    node: Node | None
+    keyword: str
+    reason: str
+    is_contradiction: bool = False
+
+
+class Locator:
+    """Finds the node that a complaint is about.
+
+    Args:
+        emitter: makes what writes one document as the engine reads it.
+        probe: compiles another schema and returns the engine's complaint, "" for none.
+    """
+
+    def __init__(
+        self, root: Schema, make_emitter: Callable[[], Emitter], probe: Callable[[Json], str]
+    ) -> None:
+        # Nodes are reached before what is below them.
+        self._nodes = list(iterate_nodes([root]))[::-1]
+        self._make_emitter = make_emitter
+        self._probe = probe
+
+    def explain(self, message: str) -> Refusal:
+        """Return what a complaint is about."""
+        summary = summarise(message)
+        if message.startswith(SIGN):
+            named = [word for word in re.findall(r"\w+", message) if word in ASSERTIONS]
+            found = self._find((*named, *_CONTRADICTING), message, is_exact=True)
+            node, keyword = found or (None, "schema")
+            return Refusal(node, keyword, summary, is_contradiction=True)
+        for sign, keywords, wording in _SIGNS:
+            found = self._find(keywords, message) if sign in message else None
+            if found is not None:
+                return Refusal(*found, wording or summary)
+        quoted = tuple(re.findall(r"[\"'`](\$?\w+)[\"'`]", message))
+        node, keyword = self._find(quoted, message) or (None, "schema")
+        return Refusal(node, keyword, summary)
+
+    def _find(
+        self, keywords: tuple[str, ...], message: str, is_exact: bool = False
+    ) -> tuple[Node, str] | None:
+        """Return (node, keyword) of the innermost candidate that alone draws the same complaint.
+
+        Without one, unless it has to be exact, the first that has any of the keywords: a complaint can depend on
+        where a schema is used.
+        """
+        first, num_probes, num_left = None, MAX_NUM_PROBES, MAX_NUM_PROBED
+        for node in self._nodes:
+            emitter = self._make_emitter()
+            keyword = next((name for name in keywords if name in emitter.list_keywords(node)), None)
+            if keyword is None:
+                continue
+            first = first or (node, keyword)
+            if num_probes == 0 or num_left <= 0:
+                break
+            written = emitter.write(node)
+            num_probes, num_left = num_probes - 1, num_left - len(json.dumps(written))
+            if self._probe(as_object(written)) == message:
+                return node, keyword
+        return None if is_exact else first
+
+
+def summarise(message: str) -> str:
+    """Return the line of an engine's message that says why."""
+    lines = message.strip().split("\n")
+    line = lines[-1].removeprefix("error:") if "parse error" in message else lines[0]
+    return line.removeprefix(f"{SIGN}:").strip()[:300]
+
+
+def name_place(node: Node | None) -> str:
+    """Return the pointer of a node as it stands in messages."""
+    return (node.pointer if node is not None else "") or "#"
+
+
+def as_object(schema: Any) -> Json:
+    """Return a document as an object: an engine takes options beside keywords."""
+    return {"enum": []} if schema is False else {} if schema is True else schema

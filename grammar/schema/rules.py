@@ -1,0 +1,214 @@
+"""The rewriting rules: each takes one node while it is read and keeps the set of instances that it accepts."""
+
+from collections.abc import Callable
+from typing import Any
+
+from ..errors import InvalidGrammar
+from ..plan import ANNOTATION
+from ..regex.assertions import remove_assertions
+from ..regex.text import ends_in_escape
+from .formats import ASSERTED_FORMATS
+from .keywords import IN_PLACE_APPLICATORS, TYPES_OF_KEYWORD
+from .node import Node, is_trivial
+from .patterns import make_safe
+
+# Strings of schemas with this annotation are quotations from a source (match/grounded.py).
+GROUNDED = "x-grounded"
+COUNTS = frozenset(
+    [
+        *("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"),
+        *("minContains", "maxContains"),
+    ]
+)
+_DEPENDENCIES = frozenset(["dependencies", "dependentRequired", "dependentSchemas"])
+# Keywords that mean nothing without a partner.
+_PARTNERS = (("then", "if"), ("else", "if"), ("minContains", "contains"), ("maxContains", "contains"))
+
+
+def write_counts_as_integers(node: Node) -> None:
+    """Write 2.0 as 2, which the specification takes for the same."""
+    for keyword in COUNTS & node.keywords.keys():
+        value = node.keywords[keyword]
+        if isinstance(value, float) and value.is_integer():
+            node.keywords[keyword] = int(value)
+
+
+def modernise_bounds(node: Node) -> None:
+    """Turn draft 4's boolean exclusive bounds into numbers."""
+    for bound, exclusive in (("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")):
+        flag = node.get(exclusive)
+        if not isinstance(flag, bool):
+            continue
+        if flag and bound in node.keywords:
+            del node.keywords[exclusive]
+            node.rename(bound, exclusive, node.keywords[bound])
+        else:
+            node.drop(exclusive)
+
+
+def modernise_items(node: Node) -> None:
+    """Turn draft 7's tuples (`items` as a list, then `additionalItems`) into `prefixItems` and `items`."""
+    if isinstance(node.get("items"), list):
+        if "prefixItems" in node.keywords:
+            # A list of items is legal only in drafts that do not know `prefixItems`.
+            node.drop("prefixItems", ANNOTATION)
+        node.rename("items", "prefixItems", node.keywords["items"])
+        if "additionalItems" in node.keywords:
+            node.rename("additionalItems", "items", node.keywords["additionalItems"])
+    elif "additionalItems" in node.keywords:
+        node.drop("additionalItems")
+    if node.get("prefixItems") == []:
+        node.drop("prefixItems")
+
+
+def exclude_types(node: Node) -> None:
+    """Drop keywords that speak about other types than the ones the schema allows."""
+    types = allowed_types(node)
+    if types is None:
+        return
+    for keyword in [k for k in node.keywords if k in TYPES_OF_KEYWORD]:
+        if not types.intersection(TYPES_OF_KEYWORD[keyword]):
+            node.drop(keyword)
+
+
+def allowed_types(node: Node) -> set[str] | None:
+    """Return the types that `type` lists, or None when it does not say."""
+    declared = node.get("type")
+    if isinstance(declared, str):
+        return {declared}
+    return {name for name in declared if isinstance(name, str)} if isinstance(declared, list) else None
+
+
+def filter_enum(node: Node) -> None:
+    """Keep the `enum` values that `type` allows."""
+    types, values = allowed_types(node), node.get("enum")
+    if types is None or not isinstance(values, list):
+        return
+    kept = [value for value in values if types.intersection(types_of(value))]
+    if kept:
+        node.keywords["enum"] = kept
+
+
+def types_of(value: Any) -> set[str]:
+    """Return the JSON Schema types that a value has."""
+    if isinstance(value, bool):
+        return {"boolean"}
+    if isinstance(value, int) or (isinstance(value, float) and value.is_integer()):
+        return {"integer", "number"}
+    names = {float: "number", str: "string", list: "array", dict: "object", type(None): "null"}
+    return {names[type(value)]}
+
+
+def check_strings(node: Node) -> None:
+    """Refuse a malformed pattern; note the formats that are annotations."""
+    if ends_in_escape(node.get("pattern", "")):
+        where = node.pointer or "#"
+        raise InvalidGrammar(
+            f"the schema is malformed at {where}: its pattern ends with a backslash that escapes nothing",
+            node.pointer,
+        )
+    if "format" in node.keywords and node.keywords["format"] not in ASSERTED_FORMATS:
+        node.drop("format", ANNOTATION)
+
+
+def drop_idle(node: Node) -> None:
+    """Drop keywords that cannot fail, with their values or without a partner they need."""
+    keywords = node.keywords
+    for keyword in [k for k in keywords if k in _IDLE and _IDLE[k](node, keywords[k])]:
+        node.drop(keyword)
+    for keyword, partner in _PARTNERS:
+        if keyword in keywords and partner not in keywords:
+            node.drop(keyword)
+
+
+def demands_nothing(node: Node, dependencies: Any) -> bool:
+    """Tell whether no dependency demands anything."""
+    return all(is_trivial(demand) or demand == [] for demand in dependencies.values())
+
+
+def is_evaluation_seen(node: Node) -> bool:
+    """Tell whether it matters which parts a keyword looked at, even where it cannot fail."""
+    return not {"unevaluatedItems", "unevaluatedProperties"}.isdisjoint(node.keywords)
+
+
+_IDLE: dict[str, Callable[[Node, Any], bool]] = {
+    **dict.fromkeys(_DEPENDENCIES, demands_nothing),
+    "uniqueItems": lambda node, value: value is False or node.get("maxItems", 2) <= 1,
+    "not": lambda node, value: value is False,
+    **dict.fromkeys(
+        ("propertyNames", "unevaluatedItems", "unevaluatedProperties"), lambda node, value: is_trivial(value)
+    ),
+    "if": lambda node, value: (
+        not is_evaluation_seen(node)
+        and all(is_trivial(node.get(branch, True)) for branch in ("then", "else"))
+    ),
+    "contains": lambda node, value: (
+        not is_evaluation_seen(node) and node.get("minContains") == 0 and "maxContains" not in node.keywords
+    ),
+    **dict.fromkeys(("minProperties", "minItems", "minLength"), lambda node, value: value == 0),
+}
+
+
+def close_unevaluated(node: Node) -> None:
+    """Without applicators on the same instance, "unevaluated" means "additional"."""
+    keywords = node.keywords
+    if not IN_PLACE_APPLICATORS.isdisjoint(keywords):
+        return
+    for unevaluated, additional in (
+        ("unevaluatedProperties", "additionalProperties"),
+        ("unevaluatedItems", "items"),
+    ):
+        # `contains` counts as evaluation of the items it matched.
+        if unevaluated not in keywords or (additional == "items" and "contains" in keywords):
+            continue
+        if additional in keywords:
+            node.drop(unevaluated)
+        else:
+            node.rename(unevaluated, additional, keywords[unevaluated])
+            keywords = node.keywords
+
+
+def settle_property_names(node: Node) -> None:
+    """Turn a `propertyNames` that is only a pattern into `patternProperties` that allow nothing else."""
+    keywords, names = node.keywords, node.get("propertyNames")
+    taken = {"properties", "patternProperties", "unevaluatedProperties"} & keywords.keys()
+    if taken or not isinstance(names, Node) or not isinstance(names.get("pattern"), str):
+        return
+    if (
+        names.keywords.keys() - {"pattern", "type", "description", "title"}
+        or names.get("type", "string") != "string"
+    ):
+        return
+    pattern = names.keywords["pattern"]
+    if make_safe(pattern) != pattern or remove_assertions(pattern) != pattern:
+        # Then it is checked, and names are checked where they end.
+        return
+    allowed = keywords.get("additionalProperties", True)
+    node.rename("propertyNames", "patternProperties", {pattern: allowed})
+    node.keywords["additionalProperties"] = False
+    node.origin["additionalProperties"] = "propertyNames"
+
+
+# Each rule with the keywords without which it has nothing to do; in the order they are applied.
+_RULES: tuple[tuple[Callable[[Node], None], frozenset[str]], ...] = (
+    (write_counts_as_integers, COUNTS),
+    (modernise_bounds, frozenset(["exclusiveMinimum", "exclusiveMaximum"])),
+    (modernise_items, frozenset(["items", "additionalItems", "prefixItems"])),
+    (exclude_types, frozenset(TYPES_OF_KEYWORD)),
+    (filter_enum, frozenset(["enum"])),
+    (check_strings, frozenset(["pattern", "format"])),
+    (drop_idle, frozenset(_IDLE) | frozenset(name for name, _ in _PARTNERS)),
+    (close_unevaluated, frozenset(["unevaluatedItems", "unevaluatedProperties"])),
+    (settle_property_names, frozenset(["propertyNames"])),
+)
+# Most schemas have none of these.
+_RULED = frozenset().union(*(keywords for _, keywords in _RULES))
+
+
+def apply_rules(node: Node) -> None:
+    """Apply all rules to one node."""
+    if _RULED.isdisjoint(node.keywords):
+        return
+    for rule, keywords in _RULES:
+        if not keywords.isdisjoint(node.keywords):
+            rule(node)

@@ -1,0 +1,197 @@
+"""Structural tags with values that llguidance enforces only in part: residual checks beside the one grammar.
+
+The grammar has the weakened schema of such a value. A marker, a token that no text has, may stand in the value's place:
+so llguidance tells where one begins. From there on a ResidualMatcher follows the value to its end.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from ..bit_row import clear_bits, is_set
+from ..bitmask import check_bitmask
+from ..engines.llguidance_backend import LLGuidanceBackend, LLGuidanceMatcher, LLGuidanceProgram
+from ..limits import GrammarLimits
+from ..match.base import BaseMatcher
+from ..match.residual import ResidualMatcher, ResidualProgram
+from ..match.token_tables import TokenTables
+from ..vocabulary import Vocabulary
+
+_OPENERS = b"{["
+
+
+class Opening(NamedTuple):
+    """A token in which a value begins and part of it is completed.
+
+    Attributes:
+        head: what stands before the value.
+        value: what the token has of it.
+    """
+
+    token_id: int
+    head: bytes
+    value: bytes
+
+
+class CheckedVocabulary:
+    """A vocabulary for such tags: with every byte as a token and with a marker, both behind its own tokens."""
+
+    def __init__(self, vocabulary: Vocabulary, limits: GrammarLimits) -> None:
+        self.vocabulary = vocabulary
+        known = {data: index for index, data in enumerate(vocabulary.token_bytes) if len(data) == 1}
+        missing = [bytes((byte,)) for byte in range(255) if bytes((byte,)) not in known]
+        known |= {data: vocabulary.size + number for number, data in enumerate(missing)}
+        self.byte_ids = {data[0]: index for data, index in known.items()}
+        tokens = [*vocabulary.token_bytes, *missing, b""]
+        self.marker = len(tokens) - 1
+        self.extended = Vocabulary(tokens, vocabulary.eos_token_ids, vocabulary.special_tokens)
+        self.tables = TokenTables(self.extended)
+        self.backend = LLGuidanceBackend(self.extended, limits, num_threads=1)
+        # By what stands before the value, and its bracket.
+        self.openings: dict[tuple[bytes, bytes], list[Opening]] = {}
+        for opening in list_openings(vocabulary.token_bytes):
+            self.openings.setdefault((opening.head, opening.value[:1]), []).append(opening)
+
+    def spell(self, data: bytes) -> list[int]:
+        """Return the tokens of single bytes."""
+        return [self.byte_ids[byte] for byte in data]
+
+
+def list_openings(token_bytes: Sequence[bytes]) -> Iterator[Opening]:
+    """Yield the tokens in which a value may begin and a part of it may be complete."""
+    for token_id, data in enumerate(token_bytes):
+        for at, byte in enumerate(data):
+            value = data[at:]
+            is_ended = any(sign in value for sign in (b"}", b"]", b",")) or value.count(b'"') > 1
+            if byte in _OPENERS and is_ended and b"\xff" not in data:
+                yield Opening(token_id, data[:at], value)
+
+
+class CheckedProgram:
+    """A compiled structural tag with residual checks.
+
+    Args:
+        checks: number of a value, which the grammar has behind the marker -> its brackets and its checks.
+    """
+
+    def __init__(
+        self,
+        inner: LLGuidanceProgram,
+        tables: CheckedVocabulary,
+        checks: Mapping[int, tuple[bytes, ResidualProgram]],
+    ) -> None:
+        self.inner = inner
+        self.tables = tables
+        self.openers = {number: openers for number, (openers, _) in checks.items()}
+        self.checks = {number: program for number, (_, program) in checks.items()}
+        self.numbers = {index: tables.spell(b"%d;" % index) for index in checks}
+        self.size_bytes = inner.size_bytes + sum(each.size_bytes for each in self.checks.values())
+
+    def new_matcher(self) -> "CheckedMatcher":
+        """Return a matcher at the start of the structural tag."""
+        return CheckedMatcher(self)
+
+
+class CheckedMatcher(BaseMatcher):
+    """Grammar state of one request."""
+
+    def __init__(self, program: CheckedProgram) -> None:
+        super().__init__(program.tables.vocabulary)
+        self.filler = FILLER
+        self.program = program
+        self.inner: LLGuidanceMatcher = program.inner.new_matcher()
+        # What checks the value that is being written.
+        self._checker: ResidualMatcher | None = None
+        # The same before each accepted text token.
+        self._history: list[ResidualMatcher | None] = []
+
+    @property
+    def error(self) -> str | None:  # type: ignore[override]
+        """Why nothing is allowed any more, or None."""
+        return self.inner.error or (None if self._checker is None else self._checker.error)
+
+    def _take(self, token_id: int) -> bool:
+        data, checker = self.vocabulary.token_bytes[token_id], self._checker
+        begun = self._find_begin(data)
+        if not (self.inner if checker is None else checker).accept_token(token_id):
+            return False
+        after = None if checker is None or checker.has_ended else checker
+        if begun is not None:
+            number, at = begun
+            after = self.program.checks[number].begin(self.inner, data[at:])
+            if after is None:
+                (self.inner if checker is None else checker).rollback(1)
+                return False
+            after = None if after.has_ended else after
+        self._history.append(checker)
+        self._checker = after
+        return True
+
+    def _find_begin(self, data: bytes) -> tuple[int, int] | None:
+        """Return which checked value begins in a token, and at which byte."""
+        for at in range(len(data) - 1, -1, -1):
+            if data[at] in _OPENERS and (number := self._ask(data[:at], data[at : at + 1])) is not None:
+                return number, at
+        return None
+
+    def _ask(self, head: bytes, opener: bytes) -> int | None:
+        """Return the checked value that begins after some bytes with a bracket."""
+        tables = self.program.tables
+        ids = [*tables.spell(head), tables.marker]
+        if self.inner.count_valid(ids) < len(ids):
+            return None
+        # An object and an array may begin at the same place, but not two values of one type.
+        for number, spelled in self.program.numbers.items():
+            whole = [*ids, *spelled]
+            if opener in self.program.openers[number] and self.inner.count_valid(whole) == len(whole):
+                return number
+        return None
+
+    def fill_row(self, bitmask: np.ndarray, row: int) -> None:
+        """Write the allowed tokens into one row."""
+        FILLER.fill([self], [row], bitmask)
+
+    def clear_violations(self, words: np.ndarray) -> None:
+        """Clear the tokens of a row of the extended vocabulary that would complete what breaks a check."""
+        if self._checker is not None:
+            self._checker.clear_violations(words)
+        for (head, opener), openings in self.program.tables.openings.items():
+            allowed = [each for each in openings if is_set(words, each.token_id)]
+            number = self._ask(head, opener) if allowed else None
+            if number is not None:
+                check = self.program.checks[number]
+                wrong = [each.token_id for each in allowed if check.begin(self.inner, each.value) is None]
+                clear_bits(words, wrong)
+
+    def _take_back(self, num_tokens: int) -> None:
+        for _ in range(num_tokens):
+            self._checker = self._history.pop()
+            (self.inner if self._checker is None else self._checker).rollback(1)
+
+    def is_completed(self) -> bool:
+        """Tell whether the text so far is a complete sentence, so that EOS is allowed."""
+        return self.inner.is_completed()
+
+    def _find_forced(self) -> bytes:
+        return self.inner.forced_text()
+
+
+class CheckedFiller:
+    """Fills the rows of such structural tags."""
+
+    def fill(self, matchers: Sequence[CheckedMatcher], rows: Sequence[int], bitmask: np.ndarray) -> None:
+        """Write matcher i's mask into row rows[i]."""
+        for matcher, row in zip(matchers, rows, strict=True):
+            tables = matcher.program.tables
+            check_bitmask(bitmask, tables.vocabulary.num_words, [row])
+            words = np.zeros((1, tables.extended.num_words), np.int32)
+            matcher.inner.fill_next_token_bitmask(words)
+            matcher.clear_violations(words[0])
+            bitmask[row] = words[0, : tables.vocabulary.num_words]
+            if tables.vocabulary.size % 32:
+                bitmask[row, -1] &= np.int32((1 << tables.vocabulary.size % 32) - 1)
+
+
+# It has no state; one object makes all such structural tags of a batch one group.
+FILLER = CheckedFiller()

@@ -1,0 +1,269 @@
+"""A structural tag as a Lark grammar for llguidance: a lexeme for the text up to each value, and the values' grammars.
+
+What begins where must be clear from the text, since the lexer takes the longest lexeme. Borders are checked: where a
+lexeme could go on with the first character of the value behind it, the structural tag is refused.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from llguidance import regex_to_lark
+
+from .free_text import ANY, make_lexemes, make_regular
+from .graph import ACCEPT, Fork, FreeText, Leaf, Literal, Pattern, TagGraph, TokenStep
+from .regular import EMPTY, Piece, find_texts, make_literal, quote
+
+ANY_CHARACTER = "(?s:.)"
+
+
+class Value(NamedTuple):
+    """How a leaf is called, and where it begins and ends.
+
+    Attributes:
+        text: what the rules write for it.
+        first: class of the characters it may begin with.
+        more: class of the characters that may follow a complete value as a part of it; "" for none.
+        is_checked: something beside llguidance has to know that it is this value which begins.
+        is_spaced: llguidance takes white space between it and a value right behind it.
+    """
+
+    text: str
+    first: str
+    more: str
+    is_checked: bool = False
+    is_spaced: bool = False
+
+
+class Conflict(Exception):
+    """Where a node begins or ends cannot be told from the text.
+
+    Attributes:
+        keyword: what it cannot be told from; None for the node itself.
+    """
+
+    def __init__(self, node: int, reason: str, keyword: str | None = None) -> None:
+        super().__init__(reason)
+        self.node = node
+        self.reason = reason
+        self.keyword = keyword
+
+
+NO_BEGIN = "nothing marks where it begins; put a const_string before it"
+NO_END = "nothing marks its end; put a const_string behind it, or give the schema a type"
+GBNF_END = "a grammar is followed by fixed text or by the end"
+
+
+class TagWriter:
+    """Writes the rules of one structural tag.
+
+    Args:
+        values: node of a leaf -> how it is called.
+        is_empty: whether a Lark terminal matches nothing at all.
+        has_fast_text: free text has rules of its own; without, it is part of the text around it.
+    """
+
+    def __init__(
+        self,
+        graph: TagGraph,
+        values: Mapping[int, Value],
+        is_empty: Callable[[str], bool],
+        has_fast_text: bool,
+    ) -> None:
+        self._graph = graph
+        self._values = values
+        self._is_empty = is_empty
+        self._has_fast_text = has_fast_text
+        self._rules: dict[str, str] = {}
+        self._terminals: dict[str, str] = {}
+        self._pending: list[int] = []
+
+    def write(self) -> str:
+        """Return the grammar, or raise Conflict."""
+        self._rules["start"] = self._refer(self._graph.start) or '""'
+        while self._pending:
+            node = self._pending.pop()
+            name = f"t{node}" if self._is_fast(node) else f"s{node}"
+            if name not in self._rules:
+                self._rules[name] = ""  # while it is written it may be referred to
+                self._rules[name] = self._write_free(node) if self._is_fast(node) else self._write_state(node)
+        lines = [f"{name}: {body}" for name, body in (*self._rules.items(), *self._names())]
+        return "\n".join(lines)
+
+    def _names(self) -> list[tuple[str, str]]:
+        return [(name, text) for text, name in self._terminals.items()]
+
+    def _name(self, text: str) -> str:
+        return self._terminals.setdefault(text, f"T{len(self._terminals)}")
+
+    def _refer(self, node: int) -> str:
+        """Return the rule for what follows at a node, "" where that is the end."""
+        if node == ACCEPT:
+            return ""
+        self._pending.append(node)
+        return f"t{node}" if self._is_fast(node) else f"s{node}"
+
+    def _is_fast(self, index: int) -> bool:
+        """Tell whether a node is free text with a rule of its own: it ends with a pattern, a token or the text."""
+        node = self._graph.nodes[index]
+        if not self._has_fast_text or not isinstance(node, FreeText):
+            return False
+        return node.next is None or all(
+            target == ACCEPT or isinstance(self._graph.nodes[target], TokenStep)
+            for target in self._list_next(node.next)
+        )
+
+    def _list_next(self, index: int) -> list[int]:
+        node = self._graph.nodes[index]
+        if isinstance(node, Fork):
+            return [found for target in node.targets if target != index for found in self._list_next(target)]
+        return [index]
+
+    def _list_edges(self, index: int) -> dict[int, Piece] | None:
+        """Return what a node of regular text leads to, None for a border."""
+        node = self._graph.nodes[index]
+        if index == ACCEPT or self._is_fast(index):
+            return None
+        match node:
+            case Literal(text=text, next=target):
+                return {target: make_literal(text)}
+            case Pattern(pattern=pattern, next=target):
+                return {target: Piece(f"/{regex_to_lark(pattern)}/", None)}
+            case Fork(targets=targets):
+                return dict.fromkeys(targets, EMPTY)
+            case FreeText():
+                return self._list_text_edges(node)
+        return None
+
+    def _list_text_edges(self, node: FreeText) -> dict[int, Piece]:
+        hits, tail = make_regular([pattern for pattern, _ in node.patterns])
+        found: dict[int, Piece] = {}
+        ways = [(target, hit) for (_, target), hit in zip(node.patterns, hits, strict=True)]
+        ways += [(target, tail) for target in (*node.tokens, node.next)]
+        for target, piece in ways:
+            if target is not None:
+                known = found.get(target)
+                found[target] = (
+                    piece if known is None else Piece(f"({known.text} | {piece.text})", None, True)
+                )
+        return found
+
+    def _write_free(self, index: int) -> str:
+        """Return the rule of free text."""
+        node = self._graph.nodes[index]
+        assert isinstance(node, FreeText), "only free text has such rules"
+        lexemes = make_lexemes([pattern for pattern, _ in node.patterns])
+        ways = []
+        for (_, target), hit in zip(node.patterns, lexemes.hits, strict=True):
+            if target is not None:
+                ways.append(f"{self._name(hit)} {self._refer(target)}")
+        tail = self._name(lexemes.tail)
+        ways += [f"{tail}? {self._write_border(target)}" for target in node.tokens]
+        if node.next is not None:
+            ways.append(f"{tail}? {self._refer(node.next)}")
+        parts = f"{self._name(lexemes.part)}* " if lexemes.part else ""
+        return f"{parts}({' | '.join(ways)})"
+
+    def _write_state(self, index: int) -> str:
+        """Return the rule for all that may follow at a node."""
+        ways = find_texts(index, self._list_edges)
+        self._check_begins(ways)
+        return " | ".join(self._write_way(target, piece) for target, piece in ways.items())
+
+    def _write_way(self, target: int, piece: Piece) -> str:
+        lexeme = self._name(piece.text) if piece.text else ""
+        return f"{lexeme} {self._write_border(target)}".strip() or '""'
+
+    def _write_border(self, target: int) -> str:
+        node = self._graph.nodes[target]
+        match node:
+            case Leaf(next=following):
+                self._check_ends(target, node)
+                if node.kind == "grammar":
+                    return f"{self._values[target].text} ({self._write_letters(target, following)})"
+                return f"{self._values[target].text} {self._refer(following)}"
+            case TokenStep(token_id=token_id, next=following):
+                return f"<[{token_id}]> {self._refer(following)}"
+        return self._refer(target)
+
+    def _write_letters(self, leaf: int, following: int) -> str:
+        """Return what follows a GBNF grammar, letter by letter as that is read, so that no lexeme is the longer one."""
+        ways = []
+        for target, piece in find_texts(following, self._list_edges).items():
+            is_clear = target == ACCEPT or isinstance(self._graph.nodes[target], TokenStep)
+            if piece.words is None or not is_clear:
+                raise Conflict(leaf, GBNF_END)
+            ways += [[*map(quote, word), self._write_border(target)] for word in sorted(piece.words)]
+        return " | ".join(" ".join(way).strip() or '""' for way in ways)
+
+    def _find_first(self, target: int) -> str:
+        """Return the class of characters that a border begins with, "" for none of text."""
+        if target in self._values:
+            return self._values[target].first
+        return ANY_CHARACTER if self._is_fast(target) else ""
+
+    def _check_begins(self, ways: Mapping[int, Piece]) -> None:
+        """Raise Conflict where a text leads to a border and could go on as well."""
+        is_listed = all(piece.words is not None for piece in ways.values())
+        wrong = self._compare_words(ways) if is_listed else self._compare_languages(ways)
+        if wrong is not None:
+            raise Conflict(wrong, NO_BEGIN, "any_text" if ways[wrong].has_free_text else None)
+
+    def _compare_words(self, ways: Mapping[int, Piece]) -> int | None:
+        words = sorted((word, target) for target, piece in ways.items() for word in piece.words or ())
+        for at, (word, target) in enumerate(words):
+            first = self._find_first(target)
+            # Sorted, the words that begin with this one follow it.
+            for other, rival in words[at + 1 :] if first else ():
+                if not other.startswith(word):
+                    break
+                if other != word and re.match(first, other[len(word)]):
+                    return target
+                if other == word and self._are_confused(target, rival):
+                    return target
+        return None
+
+    def _are_confused(self, target: int, rival: int) -> bool:
+        """Tell whether what begins at the same place could be read as the wrong one of two."""
+        if not self._find_first(target) or not self._find_first(rival):
+            return False
+        pair = [self._values.get(each) for each in (target, rival)]
+        if pair[0] is not None and pair[0] == pair[1]:
+            return False
+        # Free text and GBNF have lexemes of their own, which others could outrun.
+        if any(value is None or value.first == ANY_CHARACTER for value in pair):
+            return True
+        is_checked = any(value is not None and value.is_checked for value in pair)
+        return is_checked and not self._is_apart(*(self._find_first(each) for each in (target, rival)))
+
+    def _compare_languages(self, ways: Mapping[int, Piece]) -> int | None:
+        texts = {target: f"({piece.text})" if piece.text else '""' for target, piece in ways.items()}
+        whole = " | ".join(texts.values())
+        for target, text in texts.items():
+            first = self._find_first(target)
+            if not first:
+                continue
+            if not self._is_empty(f"({text} /{first}/ {ANY}) & ({whole})"):
+                return target
+            rivals = [
+                other for each, other in texts.items() if each != target and self._are_confused(target, each)
+            ]
+            if rivals and not self._is_empty(f"{text} & ({' | '.join(rivals)})"):
+                return target
+        return None
+
+    def _check_ends(self, index: int, leaf: Leaf) -> None:
+        """Raise Conflict where a complete value could go on with what follows it."""
+        value = self._values[index]
+        if leaf.kind == "grammar" or not (value.more or value.is_spaced):
+            return
+        for target, piece in find_texts(leaf.next, self._list_edges).items():
+            text = f"({piece.text})" if piece.text else '""'
+            rest = f"{text} /{self._find_first(target)}/ {ANY}" if self._find_first(target) else text
+            if value.is_spaced and not piece.text and target in self._values:
+                raise Conflict(index, NO_END)
+            if value.more and not self._is_empty(f"({rest}) & (/{value.more}/ {ANY})"):
+                raise Conflict(index, NO_END)
+
+    def _is_apart(self, first: str, second: str) -> bool:
+        return self._is_empty(f"/{first}/ & /{second}/")
