@@ -5,9 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol, runtime_checkable
 
+import numpy as np
+
 from engine.messages import DraftTarget
 from engine.spec.draft_planner import FORCED
-from grammar import JumpForward, Matcher, Vocabulary
+from grammar import JumpForward, Matcher, Vocabulary, allocate_bitmask
+
+# More allowed tokens cannot all be prefixes of one text, or continue it.
+MAX_FORCED_TOKENS = 64
 
 
 @runtime_checkable
@@ -28,6 +33,7 @@ class ForcedDrafts:
     def __init__(self, vocabulary: Vocabulary, encode: Callable[[str], Sequence[int]]) -> None:
         self._vocabulary = vocabulary
         self._encode = encode
+        self._bitmask = allocate_bitmask(1, vocabulary.size)  # used over and over
         self._jump = JumpForward(vocabulary, lambda text: encode(text.decode()))
 
     def answer(self, matcher: Matcher, target: DraftTarget) -> DraftTarget:
@@ -37,11 +43,20 @@ class ForcedDrafts:
         """
         if matcher.is_terminated():
             return DraftTarget(target.handle, "", [])
-        text = matcher.forced_text() if isinstance(matcher, ForcingMatcher) else self._jump.find_text(matcher)
+        text = self._find_text(matcher)
         forced = self._split(text, target.tail) if text else []
         if forced:
             return DraftTarget(target.handle, FORCED, forced[: target.limit])
         return DraftTarget(target.handle, target.source, cut_to_allowed(matcher, target.token_ids))
+
+    def _find_text(self, matcher: Matcher) -> bytes:
+        if isinstance(matcher, ForcingMatcher):
+            return matcher.forced_text()
+        # Most states have many tokens, which is a choice; listing them would take most of the time.
+        matcher.fill_next_token_bitmask(self._bitmask)
+        if int(np.bitwise_count(self._bitmask).sum()) > MAX_FORCED_TOKENS:
+            return b""
+        return self._jump.find_text(matcher)
 
     def _split(self, forced: bytes, tail: Sequence[int]) -> list[int]:
         """Return the tokens of the forced text as the tokenizer splits it after `tail`.
