@@ -20,7 +20,7 @@ from engine.core.request_table import RequestTable
 from engine.messages import DraftTarget, SourceCounts
 from engine.spec.config import SpeculativeConfig
 from engine.spec.draft_counts import DraftCounts
-from engine.spec.draft_record import NEVER, Draft, DraftRecord, SourceRecord, update_rate
+from engine.spec.draft_record import MIN_PAUSE, NEVER, Draft, DraftRecord, SourceRecord, update_rate
 from engine.spec.ngram import NgramProposer
 from engine.spec.prediction import PredictionProposer
 from engine.spec.proposer import Proposer
@@ -28,6 +28,9 @@ from engine.spec.step_costs import StepCosts
 from engine.spec.suffix import SuffixProposer
 
 FORCED = "forced"
+MAX_QUESTIONS = (
+    16  # to the grammar thread before one step; in larger batches they would take longer than they save
+)
 NUM_TAIL_TOKENS = 4  # output tokens before a forced text, which decide how it is split into tokens
 # Acceptance that is assumed before the first draft of a source.
 FIRST_RATES = {FORCED: 0.95, "prediction": 0.85}
@@ -174,9 +177,14 @@ class DraftPlanner:
         """Have the next forced tokens of a request found before its next step is planned."""
         record, num_tokens = request.drafts, request.num_tokens
         has_room = request.max_num_tokens - num_tokens > 1
-        if record is not None and has_room:
+        if record is None or not has_room:
+            return
+        if len(self._asked) < MAX_QUESTIONS:
             self._table.waits[request.slot] = 2
             self._asked.append(request)
+        else:
+            self._table.waits[request.slot] = 0
+            self._table.wake_at[request.slot] = num_tokens + MIN_PAUSE
 
     def take_questions(self) -> list[DraftTarget]:
         """Return the questions to the grammar thread, each with the best drafts of the other sources."""

@@ -54,7 +54,8 @@ def test_device_drafts_depend_on_acceptance_batch_and_their_own_cost() -> None:
     costs = StepCosts(FLAT)
     assert DraftCounts(config, costs).choose(0.9, 1, has_device_cost=True) == 4
     assert DraftCounts(config, StepCosts(STEEP)).choose(0.9, 1, has_device_cost=True) == 0
-    costs.note_draft(1, 0.004)
+    for _ in range(50):
+        costs.note_draft(1, 0.004)
     assert 0 < DraftCounts(config, costs).choose(0.6, 1, has_device_cost=True) < 4
     assert DraftCounts(config, costs).choose(0.2, 1, has_device_cost=True) == 0
 
