@@ -179,6 +179,9 @@ class FakeEngine:
     async def reset_prefix_cache(self) -> bool:
         return True
 
+    def describe_replicas(self) -> list[Any]:
+        return []
+
     def stats(self) -> EngineStats:
         running = [r for r in self.requests if not r.is_finished and not r.is_aborted]
         return EngineStats(

@@ -122,6 +122,33 @@ async def is_sleeping(context: Context) -> Sleeping:
     return Sleeping(is_sleeping=context.engine.state == "sleeping")
 
 
+@router.get("/replicas")
+async def list_replicas(context: Context) -> dict[str, Any]:
+    """State, load and prefix cache of each replica; empty if the model runs in the server's process."""
+    return {"replicas": [asdict(each) for each in context.engine.describe_replicas()]}
+
+
+@router.post("/replicas/{index}/drain")
+async def drain_replica(context: Context, index: int) -> dict[str, Any]:
+    """Move a replica's requests to the others, where they continue, and give it no new ones."""
+    await context.engine.drain_replica(index)
+    return {"replicas": [asdict(each) for each in context.engine.describe_replicas()]}
+
+
+@router.post("/replicas/{index}/undrain")
+async def undrain_replica(context: Context, index: int) -> dict[str, Any]:
+    """Give new requests to a drained replica again."""
+    await context.engine.undrain_replica(index)
+    return {"replicas": [asdict(each) for each in context.engine.describe_replicas()]}
+
+
+@router.post("/replicas/{index}/restart")
+async def restart_replica(context: Context, index: int) -> dict[str, Any]:
+    """Drain a replica and start its process anew; answers when it is ready. No request is lost."""
+    await context.engine.restart_replica(index)
+    return {"replicas": [asdict(each) for each in context.engine.describe_replicas()]}
+
+
 @router.post("/abort_requests")
 async def abort_requests(body: AbortBody, context: Context) -> dict[str, Any]:
     """End requests; their clients get finish_reason abort. Ids that no open reply of this API has are no error."""

@@ -41,6 +41,19 @@ COUNTERS = (
     ("engine_steps", "num_steps", "Steps of the engine."),
     ("admission_rejections", "num_rejected", "Requests refused because the queue was full."),
     ("engine_restarts", "num_restarts", "Restarts after a crash."),
+    ("requests_resumed", "num_resumed", "Requests that another replica continued."),
+    (
+        "requests_resumed_inexact",
+        "num_resumed_inexact",
+        "Requests that a replica with other weights, dtype or kernels continued.",
+    ),
+)
+# name, ReplicaStats field, help; one value per replica
+REPLICA_GAUGES = (
+    ("replica_requests", "num_requests", "Requests sent to the replica and not finished."),
+    ("replica_requests_running", "num_running", "Requests in the replica's running batch."),
+    ("replica_kv_cache_usage_perc", "kv_usage", "Share of the replica's KV blocks in use; 1 is all of them."),
+    ("replica_restarts", "num_restarts", "Restarts of the replica's process."),
 )
 HISTOGRAM_HELP = {
     "time_to_first_token_seconds": "From arrival to the first token.",
@@ -89,7 +102,24 @@ class EngineCollector(Collector):
             sleep.add_metric((*labels, name), float(self.engine.sleep_level == level))
         yield sleep
         yield from self._drafts(stats, labels)
+        yield from self._replicas()
         yield from self._histograms(stats, labels)
+
+    def _replicas(self) -> Iterator[Metric]:
+        replicas = self.engine.describe_replicas()
+        if not replicas:
+            return
+        is_ready = GaugeMetricFamily(
+            PREFIX + "replica_ready", "1 if the replica accepts requests.", labels=LABELS
+        )
+        for each in replicas:
+            is_ready.add_metric((self.engine.model_name, str(each.index)), float(each.state == "ready"))
+        yield is_ready
+        for name, field, text in REPLICA_GAUGES:
+            gauge = GaugeMetricFamily(PREFIX + name, text, labels=LABELS)
+            for each in replicas:
+                gauge.add_metric((self.engine.model_name, str(each.index)), getattr(each, field))
+            yield gauge
 
     def _drafts(self, stats: EngineStats, labels: tuple[str, str]) -> Iterator[Metric]:
         """Yield the counters of speculative decoding, by source of the drafts."""

@@ -12,11 +12,13 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from engine.actors.lag_gauge import watch_loop_lag
 from engine.cluster.connection import Connector
 from engine.cluster.core_host import first_cause
 from engine.cluster.dispatcher import Dispatcher
+from engine.cluster.messages import Asleep
 from engine.cluster.remote import RemoteListener
 from engine.cluster.replica import Replica
 from engine.cluster.router import Router
@@ -55,7 +57,7 @@ class Cluster:
         self.replicas = [
             Replica(
                 *(index, connector, config.max_restarts),
-                receive=lambda replica, message: self._dispatcher.receive(replica, message),
+                receive=self._receive,
                 note_ready=self._note_ready,
                 note_down=self._note_down,
             )
@@ -280,6 +282,12 @@ class Cluster:
         if self.state != "closed":
             self.state = state
         self._changed.set()
+
+    def _receive(self, replica: Replica, message: Any) -> None:
+        if isinstance(message, Asleep):
+            self._changed.set()
+        else:
+            self._dispatcher.receive(replica, message)
 
     def _note_ready(self, replica: Replica) -> None:
         assert replica.ready is not None
