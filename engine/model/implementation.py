@@ -13,7 +13,7 @@ from engine.config import ModelImpl
 from engine.errors import ConfigError
 from engine.model.checkpoint import read_json_object, resolve_checkpoint
 from engine.model.config import ModelConfig
-from engine.model.registry import FAMILIES
+from engine.model.registry import FAMILIES, TEXT_PARTS
 
 _BACKEND = "engine.model.transformers_loader"
 
@@ -38,6 +38,11 @@ def read_model_config(path_or_name: str | Path, model_impl: ModelImpl = "auto") 
 def _is_native(path: Path) -> bool:
     """Whether our decoder knows the architecture in a config.json, or the model type if there is none."""
     data = read_json_object(path)
+    if str(data.get("model_type")) in TEXT_PARTS:
+        text = data.get("text_config")
+        if not isinstance(text, dict):
+            return True  # ModelConfig refuses it and says why
+        data = text
     architectures = data.get("architectures") or []
     if isinstance(architectures, list) and architectures:
         return architectures[0] in FAMILIES
