@@ -65,8 +65,10 @@ class AttentionCall:
 
 
 class Attend(Protocol):
-    def __call__(self, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> Tensor:
-        """Attend [1, heads, T, size] tensors; returns [1, T, heads, value size]."""
+    def __call__(
+        self, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, sinks: Tensor | None
+    ) -> Tensor:
+        """Attend [1, heads, T, size] tensors, with sinks [heads]; returns [1, T, heads, value size]."""
 
 
 def register() -> None:
@@ -85,6 +87,7 @@ def _forward(
     sliding_window: int | None = None,
     softcap: float | None = None,
     is_causal: bool | None = None,
+    s_aux: Tensor | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
     """The attention function of transformers' interface.
@@ -117,7 +120,7 @@ def _forward(
         raise UnsupportedModel(
             f"{type(module).__name__} calls attention, but did not when the model was traced"
         )
-    return attend(module, query, key, value, call), None
+    return attend(module, query, key, value, call, s_aux), None
 
 
 class AttentionTrace:
@@ -126,7 +129,9 @@ class AttentionTrace:
     def __init__(self) -> None:
         self.calls: dict[nn.Module, AttentionCall] = {}
 
-    def __call__(self, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> Tensor:
+    def __call__(
+        self, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, sinks: Tensor | None
+    ) -> Tensor:
         if module in self.calls:
             raise UnsupportedModel(f"{type(module).__name__} calls attention more than once in a step")
         if call.num_heads % call.num_kv_heads:
@@ -155,7 +160,9 @@ class LayerAttention:
         self._traced = traced
         self._context = context
 
-    def __call__(self, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> Tensor:
+    def __call__(
+        self, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, sinks: Tensor | None
+    ) -> Tensor:
         assert call == self._traced, f"attention changed from {self._traced} to {call}"
         context, size = self._context, call.head_size
         ops, metadata = context.ops, context.metadata
@@ -163,6 +170,7 @@ class LayerAttention:
         queries, keys, values = (_pad(each[0].transpose(0, 1), size) for each in (q, k, v))
         k_cache, v_cache = context.kv_caches[self._layer]
         store_kv(keys, values, k_cache, v_cache, metadata.slot_mapping)
+        more: dict[str, Any] = {} if sinks is None else {"sinks": sinks.float()}
         out = ops.paged_attention(
             queries.contiguous(),
             k_cache,
@@ -174,6 +182,7 @@ class LayerAttention:
             sliding_window=call.window,
             soft_cap=call.soft_cap,
             plan=context.plan,
+            **more,
         )
         return out[None, :, :, : call.value_size]
 

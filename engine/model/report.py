@@ -120,7 +120,7 @@ def _check_tensors(folder: Path, config: ModelConfig) -> None:
         stored = {f"model.{name}" for name in stored}
     missing = sorted(wanted.targets.keys() - stored)
     foreign = stored - wanted.targets.keys() - wanted.tied.keys()
-    unexpected = sorted(name for name in foreign if not name.endswith(wanted.ignored_suffixes))
+    unexpected = sorted(name for name in foreign if not wanted.is_ignored(name))
     if missing or unexpected:
         raise ConfigError(
             f"the tensors of {folder} do not match its config: "

@@ -29,7 +29,7 @@ from kernels.torch_ops import make_ops
 from tests.engine.model.drive import make_prompt, make_transformers_model, save
 from tests.engine.model.fallback_families import make_config, measure, write_checkpoint
 
-# One of each kind: windows, soft caps, latent attention, experts, learned positions, LayerNorm, several inputs.
+# One of each kind: windows, soft caps, sinks, latent attention, experts, learned positions, LayerNorm, several inputs.
 FAMILIES = [
     "qwen3",
     "gemma2",
@@ -41,7 +41,7 @@ FAMILIES = [
     "opt",
     "gpt2",
 ]
-FAMILIES += ["qwen3_vl"]
+FAMILIES += ["qwen3_vl", "gpt_oss"]
 # Each is changed so that its config has the layers that carry a state or count tokens of the row.
 LEAKY: dict[str, dict[str, Any]] = {
     "qwen3_5_text": {},
