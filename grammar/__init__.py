@@ -14,6 +14,7 @@ from .errors import GrammarError, InvalidGrammar, UnsupportedGrammar, is_panic
 from .limits import GrammarLimits
 from .output_check import OutputCheck
 from .plan import PlanEntry
+from .reasoning import Reasoning
 from .spec import GrammarSpec
 from .spec_reader import read_spec
 from .tags.tool_calls import make_forced_tags, make_tool_tags
@@ -34,6 +35,7 @@ __all__ = [
     "OutputCheck",
     "PlanEntry",
     "Program",
+    "Reasoning",
     "SchemaValidator",
     "UnsupportedGrammar",
     "Vocabulary",
