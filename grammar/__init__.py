@@ -17,14 +17,16 @@ from .plan import PlanEntry
 from .reasoning import Reasoning
 from .spec import GrammarSpec
 from .spec_reader import read_spec
-from .tags.tool_calls import make_forced_tags, make_tool_tags
+from .tags.tool_calls import SECTIONS, CallSection, make_forced_tags, make_tool_tags
 from .validator import SchemaValidator
 from .vocabulary import Vocabulary
 from .xml.validator import XmlValidator
 
 __all__ = [
+    "SECTIONS",
     "Backend",
     "BatchFiller",
+    "CallSection",
     "CompiledGrammar",
     "GrammarCompiler",
     "GrammarError",
