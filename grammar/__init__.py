@@ -14,16 +14,19 @@ from .errors import GrammarError, InvalidGrammar, UnsupportedGrammar, is_panic
 from .limits import GrammarLimits
 from .output_check import OutputCheck
 from .plan import PlanEntry
+from .reasoning import Reasoning
 from .spec import GrammarSpec
 from .spec_reader import read_spec
-from .tags.tool_calls import make_forced_tags, make_tool_tags
+from .tags.tool_calls import SECTIONS, CallSection, make_forced_tags, make_tool_tags
 from .validator import SchemaValidator
 from .vocabulary import Vocabulary
 from .xml.validator import XmlValidator
 
 __all__ = [
+    "SECTIONS",
     "Backend",
     "BatchFiller",
+    "CallSection",
     "CompiledGrammar",
     "GrammarCompiler",
     "GrammarError",
@@ -34,6 +37,7 @@ __all__ = [
     "OutputCheck",
     "PlanEntry",
     "Program",
+    "Reasoning",
     "SchemaValidator",
     "UnsupportedGrammar",
     "Vocabulary",

@@ -6,25 +6,29 @@ import time
 from collections import OrderedDict
 from concurrent.futures import Future
 from copy import copy
+from dataclasses import replace
 
 from .backend import Backend, CompiledGrammar
 from .bitmask import allocate_bitmask
 from .engines.llguidance_backend import LLGuidanceBackend
 from .engines.outlines_backend import OutlinesBackend
 from .engines.xgrammar_backend import XGrammarBackend
-from .errors import GrammarError, InvalidGrammar
-from .json_route import compile_json_schema
+from .errors import GrammarError, InvalidGrammar, UnsupportedGrammar
+from .json_route import JsonEngine, compile_json_schema
 from .limits import GrammarLimits
+from .match.reasoning import GatedProgram, ReasoningTables
 from .match.token_tables import TokenTables
+from .reasoning import Reasoning
 from .router import compile_spec
 from .spec import GrammarSpec
 from .tags.checked import CheckedVocabulary
-from .tags.compile import Engine, TagCompiler
+from .tags.compile import TagCompiler
 from .vocabulary import Vocabulary
 
 # Refusals that are remembered: how long, and how many.
 REFUSED_S = 30.0
 MAX_NUM_REFUSALS = 64
+MAX_NUM_GATES = 16
 
 
 class GrammarCompiler:
@@ -38,12 +42,13 @@ class GrammarCompiler:
     def __init__(
         self, vocabulary: Vocabulary, limits: GrammarLimits | None = None, num_threads: int | None = None
     ) -> None:
-        self._limits = limits = limits or GrammarLimits()
-        self._num_threads = num_threads = num_threads or min(max((os.cpu_count() or 1) // 2, 1), 8)
+        limits = limits or GrammarLimits()
+        num_threads = num_threads or min(max((os.cpu_count() or 1) // 2, 1), 8)
         self.vocabulary = vocabulary
         self._xgrammar = XGrammarBackend(vocabulary, limits, num_threads)
         llguidance = LLGuidanceBackend(vocabulary, limits, num_threads)
-        self._tags = TagCompiler(llguidance, self._compile_leaf, self._find_checked, limits.max_tags_s)
+        self._checked = CheckedVocabulary(vocabulary, limits)
+        self._tags = TagCompiler(llguidance, self._compile_leaf, self._checked, limits.max_tags_s)
         self._backends: dict[str, Backend] = {
             "llguidance": llguidance,
             "outlines_core": OutlinesBackend(vocabulary, limits),
@@ -51,7 +56,7 @@ class GrammarCompiler:
         }
         self._cache = GrammarCache(limits.cache_bytes)
         self._tables = TokenTables(vocabulary)
-        self._checked: CheckedVocabulary | None = None
+        self._gates: dict[Reasoning, ReasoningTables] = {}
         self._lock = threading.Lock()
         # Spec -> why it was refused, and until when that is remembered.
         self._refusals: OrderedDict[GrammarSpec, tuple[GrammarError, float]] = OrderedDict()
@@ -99,18 +104,25 @@ class GrammarCompiler:
         return self._cache.find(spec)
 
     def _compile_new(self, spec: GrammarSpec) -> CompiledGrammar:
+        if spec.reasoning is not None:
+            return self._compile_gated(spec, spec.reasoning)
         if spec.kind == "structural_tag":
             return self._tags.compile(spec)
         return compile_spec(spec, self._backends, self._tables)
 
-    def _compile_leaf(self, spec: GrammarSpec, engine: Engine) -> CompiledGrammar:
-        """Compile a JSON Schema in a structural tag, with llguidance or for it."""
-        return compile_json_schema(spec, engine, self._find_checked().tables)
+    def _compile_gated(self, spec: GrammarSpec, gate: Reasoning) -> CompiledGrammar:
+        compiled = self.compile(replace(spec, reasoning=None))
+        if gate not in self._gates:
+            if len(self._gates) >= MAX_NUM_GATES:
+                self._gates.clear()
+            self._gates[gate] = ReasoningTables(self.vocabulary, gate)
+        return replace(compiled, program=GatedProgram(compiled.program, self._gates[gate]))
 
-    def _find_checked(self) -> CheckedVocabulary:
-        if self._checked is None:
-            self._checked = CheckedVocabulary(self.vocabulary, self._limits)
-        return self._checked
+    def _compile_leaf(self, spec: GrammarSpec, engine: JsonEngine) -> CompiledGrammar:
+        """Compile a JSON Schema in a structural tag, with llguidance or for it."""
+        if spec.backend not in (None, "llguidance"):
+            raise UnsupportedGrammar("", spec.kind, "only llguidance compiles a part of a structural tag")
+        return compile_json_schema(spec, engine, self._checked)
 
     def _compile_as_owner(self, spec: GrammarSpec, future: "Future[CompiledGrammar]") -> CompiledGrammar:
         try:

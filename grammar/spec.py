@@ -10,6 +10,7 @@ from typing import Any, Literal, get_args
 from .csv_table import describe_table
 from .engines.lark import check_lark
 from .errors import InvalidGrammar, UnsupportedGrammar
+from .reasoning import Reasoning
 from .regex.text import ends_in_escape
 from .schema.dialect import check_well_formed
 from .tags.structural_tag import describe_tags, list_leaves, name_place
@@ -39,6 +40,7 @@ class GrammarSpec:
         backend: the engine to use, or None for the one that is faithful.
         source: the text of which strings with `"x-grounded": true` have to be parts.
         property_order: of JSON objects: that of the schema, or any.
+        reasoning: what stands before the text that the grammar describes; any kind may have it.
     """
 
     kind: Kind
@@ -48,6 +50,7 @@ class GrammarSpec:
     source: str | None = None
     property_order: PropertyOrder = "schema"
     _document: Any = field(default=None, init=False, repr=False, compare=False)
+    reasoning: Reasoning | None = None
 
     def __post_init__(self) -> None:
         if self.backend is not None and self.backend not in BACKENDS:

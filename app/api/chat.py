@@ -113,11 +113,7 @@ async def read_thinking(
 def make_room(
     thinking: Thinking, constraint: Constraint | None, sampling: SamplingParams, context: ApiContext
 ) -> tuple[Constraint | None, Thinking, SamplingParams]:
-    """Let the model think before its answer, whatever the answer has to look like.
-
-    Raises:
-        ApiError: 400 for a constraint that cannot stand behind a thought.
-    """
+    """Let the model think before its answer, whatever the answer has to look like."""
     if constraint is not None:
         constraint, thinking = think_first(constraint, thinking)
         sampling = replace(sampling, grammar=constraint.spec)

@@ -5,20 +5,18 @@ the template knows thoughts         the output may begin with one (Qwen 3), unle
 the prompt ends in </think>, or
 the template knows none             there is no thought, and <think> is a text like any other
 
-A thought is free text; a constraint holds for what stands behind its end.
+A grammar of any kind begins after the end of the reasoning (grammar/match/reasoning.py).
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from app.api.constraint import Constraint
-from app.api.errors import ApiError, to_api_error
 from engine import InvalidRequest
-from grammar import GrammarError, GrammarSpec
+from grammar import Reasoning
 
 Json = dict[str, Any]
 
@@ -27,7 +25,6 @@ CLOSE = "</think>"
 PROBE = "probe_of_troupe"
 # the names under which chat templates have their switch
 SWITCHES = ("enable_thinking", "thinking")
-BREAK: Json = {"type": "optional", "content": {"type": "const_string", "value": "\n\n"}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,55 +85,13 @@ def find_thinking(
 
 
 def think_first(constraint: Constraint, thinking: Thinking) -> tuple[Constraint, Thinking]:
-    """The constraint of thoughts followed by what a constraint allows.
-
-    Raises:
-        ApiError: 400 for a constraint that cannot be a part of such a grammar.
-    """
+    """Return the constraint of an answer after its reasoning."""
     spec = constraint.spec
-    is_loose = spec.kind in ("json_schema", "json_object") or constraint.param == "tools"
-    thought: Json = {"type": "tag", "begin": "", "content": {"type": "any_text"}, "end": CLOSE}
-    start: Json = {"type": "sequence", "elements": [thought, BREAK]} if is_loose else thought
-    if not thinking.is_open:
-        opened = {"type": "sequence", "elements": [{"type": "const_string", "value": OPEN}, start]}
-        start = {"type": "optional", "content": opened}
-    try:
-        value = _make_format(spec, constraint.param)
-        whole = {"type": "structural_tag", "format": {"type": "sequence", "elements": [start, value]}}
-        backend = spec.backend if is_loose or spec.kind == "structural_tag" else None
-        composed = GrammarSpec.structural_tag(whole, spec.whitespace, backend)
-    except GrammarError as error:
-        raise to_api_error(error, constraint.param) from error
-    return Constraint(constraint.param, composed), replace(thinking, keeps_breaks=not is_loose)
-
-
-def _make_format(spec: GrammarSpec, param: str) -> Json:
-    """A constraint as a part of a structural tag."""
-    if spec.kind in ("regex", "choice", "ebnf") and spec.backend not in (None, "llguidance"):
-        raise _refuse(f"backend={spec.backend!r} cannot enforce a {spec.kind}", param)
-    match spec.kind:
-        case "json_schema" | "json_object":
-            order = spec.property_order == "any"
-            return {"type": "json_schema", "json_schema": json.loads(spec.text), "any_order": order}
-        case "regex":
-            return {"type": "regex", "pattern": spec.text}
-        case "ebnf":
-            return {"type": "grammar", "grammar": spec.text}
-        case "choice":
-            choices = [{"type": "const_string", "value": choice} for choice in json.loads(spec.text)]
-            return {"type": "or", "elements": choices}
-        case "structural_tag":
-            found: Json = json.loads(spec.text)["format"]
-            return found
-    raise _refuse(f"a {spec.kind} grammar cannot stand", param)
-
-
-def _refuse(what: str, param: str) -> ApiError:
-    message = (
-        f"{what} behind the thoughts of this model; "
-        'switch them off with chat_template_kwargs {"enable_thinking": false}'
-    )
-    return ApiError(400, message, param, "unsupported_grammar")
+    # These texts never begin with a line break, so one belongs to the reasoning.
+    allows_breaks = spec.kind in ("json_schema", "json_object", "xml") or constraint.param == "tools"
+    reasoning = Reasoning(None if thinking.is_open else OPEN, CLOSE, allows_breaks)
+    thinking = replace(thinking, keeps_breaks=not allows_breaks)
+    return Constraint(constraint.param, replace(spec, reasoning=reasoning)), thinking
 
 
 def _try(render: Callable[..., str], messages: Sequence[Json], **options: Any) -> str:

@@ -10,6 +10,7 @@ from itertools import accumulate
 
 import numpy as np
 
+from engine.core.mask_pool import MaskPool
 from engine.messages import DraftTarget, FillMasks, FindDrafts, GrammarFailed, MaskTarget, StepMasks
 from engine.outputs import FinishReason
 from engine.spec.forced import ForcedDrafts
@@ -52,6 +53,8 @@ class GrammarManager:
 
     def __init__(self, vocab_size: int) -> None:
         self._vocab_size = vocab_size
+        self._pool = MaskPool(vocab_size)
+        self._all = allocate_bitmask(1, vocab_size)
         self._matchers: dict[int, Matcher] = {}
         self._slow: dict[int, int] = {}  # handle of a slow matcher -> quick masks in a row
         self._kept: dict[int, list[int]] = {}  # tokens that slow matchers have not accepted yet
@@ -133,7 +136,9 @@ class GrammarManager:
         slow = [self._make_slow(order.step_id, target) for target in live if target.handle in self._slow]
         quick = [target for target in live if target.handle not in self._slow]
         counts = np.array([1 + len(target.draft_token_ids) for target in quick], dtype=np.int64)
-        bitmask = allocate_bitmask(int(counts.sum()), self._vocab_size)
+        bitmask = self._pool.take(int(counts.sum()))
+        if len(bitmask) > len(quick):
+            bitmask[:] = self._all  # a mask after a forbidden draft is not written, nor is its token used
         failed += self._fill_quick(quick, bitmask)
         is_kept = np.array([target.handle in self._matchers for target in quick], dtype=bool)
         indices = np.array([target.index for target in quick], dtype=np.int64)

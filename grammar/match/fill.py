@@ -15,7 +15,7 @@ class Checked(Protocol):
 
     @property
     def inner(self) -> Matcher:
-        """The matcher of the loosened grammar."""
+        """The matcher of the weakened grammar."""
 
     @property
     def settled(self) -> RestOfClass | None:

@@ -10,7 +10,6 @@ A value is described by the nodes that apply to it. `allOf` and references add n
 
 import json
 import math
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -20,24 +19,31 @@ from ..regex.text import escape
 from .count_guides import make, make_validator
 from .emit import Json, Read
 from .keywords import TYPES_OF_KEYWORD
-from .node import Node, Schema, iterate_children
-from .rules import allowed_types
+from .node import Node, Schema
+from .property_order import (
+    APPLIED,
+    CONTAINER_KEYWORDS,
+    SCALARS,
+    UNIONS,
+    find_element,
+    find_member,
+    find_ordered,
+    is_ordered,
+    join_scalars,
+    read_types,
+)
 
 # Bits of a rule's number, less one. Names beyond may be repeated, which changes no verdict.
 MAX_NUM_BITS = 63
 MAX_NUM_RULES = 8_192
 MAX_NUM_ALTERNATIVES = 64
-SCALARS = ("boolean", "null", "number", "string")
 # A string as llguidance writes it; names that are listed are cut out of it.
 _NAME = r'"(?:[^"\\\x00-\x1F\x7F]|\\["\\bfnrt])*"'
 _SPACE = r"[\x20\x0A\x0D\x09]{1,64}"
 _WRITTEN_HERE = frozenset(
     ["properties", "required", "additionalProperties", "items", "prefixItems", "minItems", "maxItems"]
 )
-_CONTAINER_KEYWORDS = frozenset(k for k, types in TYPES_OF_KEYWORD.items() if {"object", "array"} & {*types})
 _NEVER = 'NEVER: "a" & ~"a"'
-_UNIONS = ("anyOf", "oneOf")
-_APPLIED = frozenset(["$ref", "allOf", *_UNIONS])
 Nodes = frozenset[Node]
 
 
@@ -164,7 +170,7 @@ class AnyOrderWriter:
             if False in applied or not self._impossible.nodes.isdisjoint(applied):
                 return []
             pending += [each for each in applied if isinstance(each, Node)]
-            for keyword in _UNIONS:
+            for keyword in UNIONS:
                 if keyword in keywords:
                     found = self._multiply(found, node, keyword, above | seen)
         return found
@@ -195,7 +201,7 @@ class AnyOrderWriter:
         types = set.intersection({"object", "array", *SCALARS}, *(read_types(node) for node, _ in parts))
         for node, keywords in parts:
             for keyword in keywords:
-                if keyword in _CONTAINER_KEYWORDS - _WRITTEN_HERE and types & {*TYPES_OF_KEYWORD[keyword]}:
+                if keyword in CONTAINER_KEYWORDS - _WRITTEN_HERE and types & {*TYPES_OF_KEYWORD[keyword]}:
                     self._leave_out(node, keyword)
         if "object" in types:
             yield from self._write_object(parts)
@@ -213,7 +219,7 @@ class AnyOrderWriter:
     def _write_listed(self, values: list[Any], nodes: Nodes) -> Iterable[str]:
         """Yield the ways to write one of some values that all these nodes allow."""
         parts = [
-            {k: v for k, v in self._read(node).items() if k not in _APPLIED} for node in sort_nodes(nodes)
+            {k: v for k, v in self._read(node).items() if k not in APPLIED} for node in sort_nodes(nodes)
         ]
         validator = make_validator(make(allOf=[make(**part) for part in parts]))
         fine = [value for value in values if validator is None or validator.is_valid(value)]
@@ -349,70 +355,3 @@ class AnyOrderWriter:
 def sort_nodes(nodes: Iterable[Node]) -> list[Node]:
     """Return nodes in the order of the schema, as far as their places tell."""
     return sorted(nodes, key=lambda node: node.pointer)
-
-
-def read_types(node: Node) -> set[str]:
-    """Return the types that a node allows; every integer is a number."""
-    types = allowed_types(node) or {"object", "array", *SCALARS}
-    return types | {"number"} if "integer" in types else types
-
-
-def join_scalars(parts: list[Json], types: list[str]) -> Node:
-    """Return what some nodes say about values of these types."""
-    skipped = _APPLIED | _CONTAINER_KEYWORDS
-    kept = [{keyword: value for keyword, value in part.items() if keyword not in skipped} for part in parts]
-    return Node("", {"type": types, "allOf": [Node("", part) for part in kept if part]})
-
-
-def find_member(keywords: Json, name: str) -> Schema:
-    """Return what a node says about a property."""
-    properties = keywords.get("properties", {})
-    found: Schema = properties[name] if name in properties else keywords.get("additionalProperties", True)
-    return found
-
-
-def find_element(keywords: Json, index: int) -> Schema:
-    """Return what a node says about an element."""
-    places = keywords.get("prefixItems", ())
-    found: Schema = places[index] if index < len(places) else keywords.get("items", True)
-    return found
-
-
-def find_ordered(root: Node, read: Read) -> set[Node]:
-    """Return the nodes that, alone, would fix the order of properties anywhere in their values."""
-    users: defaultdict[Node, list[Node]] = defaultdict(list)
-    seen, pending, ordered = {root}, [root], set()
-    while pending:
-        node = pending.pop()
-        told = Node(node.pointer, read(node))
-        if fixes_order(told):
-            ordered.add(node)
-        related = [child for _, child in iterate_children(told)]
-        for child in [*related, told.get("$ref")]:
-            if isinstance(child, Node):
-                users[child].append(node)
-                if child not in seen:
-                    seen.add(child)
-                    pending.append(child)
-    pending = list(ordered)
-    while pending:
-        new = set(users[pending.pop()]) - ordered
-        ordered |= new
-        pending.extend(new)
-    return ordered
-
-
-def fixes_order(node: Node) -> bool:
-    """Tell whether a node itself is about objects of several properties."""
-    names = {**node.get("properties", {}), **dict.fromkeys(node.get("required", ()))}
-    is_open = node.get("additionalProperties", True) is not False or "patternProperties" in node.keywords
-    if len(names) + is_open > 1 and names:
-        return True
-    return any(is_ordered(value) for value in (node.get("const"), *node.get("enum", ())))
-
-
-def is_ordered(value: Any) -> bool:
-    """Tell whether a value that is listed as a whole holds an object of several properties."""
-    if isinstance(value, list):
-        return any(map(is_ordered, value))
-    return isinstance(value, dict) and (len(value) > 1 or any(map(is_ordered, value.values())))

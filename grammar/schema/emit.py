@@ -14,7 +14,7 @@ Json = dict[str, Any]
 # Returns the keywords to write for a node.
 Read = Callable[[Node], dict[str, Any]]
 
-_MEMBERS = ("properties", "patternProperties", "additionalProperties")
+_MEMBERS = frozenset(["properties", "patternProperties", "additionalProperties"])
 _BRANCHING = frozenset(["$ref", "allOf", "anyOf", "oneOf"])
 
 
@@ -109,8 +109,8 @@ def adapt_for_llguidance(written: Json) -> None:
         written["pattern"] = make_safe(written["pattern"]) or written["pattern"]
     if written.get("format") in EXACT_PATTERNS:
         add_conjunct(written, "pattern", EXACT_PATTERNS[written.pop("format")])
-    if "additionalProperties" in written and "patternProperties" in written:
-        gather_members(written)
+    if not _BRANCHING.isdisjoint(written) and not _MEMBERS.isdisjoint(written):
+        put_members_first(written)
 
 
 def adapt_and_spell(written: Json) -> None:
@@ -128,17 +128,10 @@ def add_conjunct(written: Json, keyword: str, value: Any) -> None:
         written["allOf"] = [*written.get("allOf", []), {keyword: value}]
 
 
-def gather_members(written: Json) -> None:
-    """Put what decides about names together: llguidance reads what stands before and after `allOf` as two schemas."""
-    if _BRANCHING.isdisjoint(written):
-        return
-    members = {keyword: written[keyword] for keyword in _MEMBERS if keyword in written}
-    # At the place of `properties`, so that their order stays the same.
-    first = next(iter(members))
-    items = list(written.items())
-    written.clear()
-    for keyword, value in items:
-        if keyword == first:
-            written.update(members)
-        elif keyword not in members:
-            written[keyword] = value
+def put_members_first(written: Json) -> None:
+    """Put what decides about names before the applicators: llguidance reads what stands around them as two schemas.
+
+    So all branches keep the order of the schema's own `properties`.
+    """
+    later = {keyword: written.pop(keyword) for keyword in list(written) if keyword in _BRANCHING}
+    written.update(later)

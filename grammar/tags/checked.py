@@ -5,6 +5,7 @@ so llguidance tells where one begins. From there on a ResidualMatcher follows th
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -14,6 +15,7 @@ from ..bitmask import check_bitmask
 from ..engines.llguidance_backend import LLGuidanceBackend, LLGuidanceMatcher, LLGuidanceProgram
 from ..limits import GrammarLimits
 from ..match.base import BaseMatcher
+from ..match.closing_tokens import ClosingTokens
 from ..match.residual import ResidualMatcher, ResidualProgram
 from ..match.token_tables import TokenTables
 from ..vocabulary import Vocabulary
@@ -34,24 +36,52 @@ class Opening(NamedTuple):
     value: bytes
 
 
-class CheckedVocabulary:
-    """A vocabulary for such tags: with every byte as a token and with a marker, both behind its own tokens."""
+class CheckedVocabulary(TokenTables):
+    """A vocabulary for such tags: with every byte as a token and with a marker, both behind its own tokens.
+
+    Like all tables it is made when it is first asked for.
+    """
 
     def __init__(self, vocabulary: Vocabulary, limits: GrammarLimits) -> None:
+        super().__init__(vocabulary)
         self.vocabulary = vocabulary
-        known = {data: index for index, data in enumerate(vocabulary.token_bytes) if len(data) == 1}
+        self._limits = limits
+
+    @cached_property
+    def extended(self) -> Vocabulary:
+        """The vocabulary with bytes and marker."""
+        known = {data for data in self.vocabulary.token_bytes if len(data) == 1}
         missing = [bytes((byte,)) for byte in range(255) if bytes((byte,)) not in known]
-        known |= {data: vocabulary.size + number for number, data in enumerate(missing)}
-        self.byte_ids = {data[0]: index for data, index in known.items()}
-        tokens = [*vocabulary.token_bytes, *missing, b""]
-        self.marker = len(tokens) - 1
-        self.extended = Vocabulary(tokens, vocabulary.eos_token_ids, vocabulary.special_tokens)
-        self.tables = TokenTables(self.extended)
-        self.backend = LLGuidanceBackend(self.extended, limits, num_threads=1)
-        # By what stands before the value, and its bracket.
-        self.openings: dict[tuple[bytes, bytes], list[Opening]] = {}
-        for opening in list_openings(vocabulary.token_bytes):
-            self.openings.setdefault((opening.head, opening.value[:1]), []).append(opening)
+        tokens = [*self.vocabulary.token_bytes, *missing, b""]
+        return Vocabulary(tokens, self.vocabulary.eos_token_ids, self.vocabulary.special_tokens)
+
+    @property
+    def marker(self) -> int:
+        """The token that stands for a value."""
+        return self.extended.size - 1
+
+    @cached_property
+    def byte_ids(self) -> dict[int, int]:
+        """The token of each byte."""
+        return {data[0]: index for index, data in enumerate(self.extended.token_bytes) if len(data) == 1}
+
+    @cached_property
+    def backend(self) -> LLGuidanceBackend:
+        """The engine of the extended vocabulary."""
+        return LLGuidanceBackend(self.extended, self._limits, num_threads=1)
+
+    @cached_property
+    def closing(self) -> ClosingTokens:
+        """What residual checks need."""
+        return ClosingTokens(self.extended)
+
+    @cached_property
+    def openings(self) -> dict[tuple[bytes, bytes], list[Opening]]:
+        """Tokens in which a value begins, by what stands before it and by its bracket."""
+        found: dict[tuple[bytes, bytes], list[Opening]] = {}
+        for opening in list_openings(self.vocabulary.token_bytes):
+            found.setdefault((opening.head, opening.value[:1]), []).append(opening)
+        return found
 
     def spell(self, data: bytes) -> list[int]:
         """Return the tokens of single bytes."""

@@ -11,6 +11,7 @@ from ..backend import CompiledGrammar, Program
 from ..engines.llguidance_backend import Complaint, LLGuidanceBackend, LLGuidanceProgram
 from ..engines.llguidance_json import HEADER, Written, rename_grammars
 from ..errors import InvalidGrammar, UnsupportedGrammar
+from ..json_route import JsonEngine
 from ..match.residual import ResidualProgram
 from ..plan import PlanEntry
 from ..spec import GrammarSpec
@@ -36,13 +37,13 @@ class TagCompiler:
 
     Args:
         route: compiles a spec with a given llguidance backend.
-        checked: what tags need that have values with residual checks; made when it is first asked for.
+        checked: what tags need that have values with residual checks.
         max_seconds: after which no further value is begun.
     """
 
     backend: LLGuidanceBackend
-    route: "Route"
-    checked: Callable[[], CheckedVocabulary]
+    route: Callable[[GrammarSpec, JsonEngine], CompiledGrammar]
+    checked: CheckedVocabulary
     max_seconds: float
 
     def compile(self, spec: GrammarSpec) -> CompiledGrammar:
@@ -61,7 +62,7 @@ class TagCompiler:
         except Complaint as error:
             raise InvalidGrammar(f"the structural tag cannot be used: {error}") from error
 
-    def _compile_with(self, text: "TagText", engine: "Engine") -> CompiledGrammar:
+    def _compile_with(self, text: "TagText", engine: JsonEngine) -> CompiledGrammar:
         deadline = time.monotonic() + self.max_seconds
         for pointer in text.schemas:
             if time.monotonic() > deadline:
@@ -72,29 +73,26 @@ class TagCompiler:
         plan, checks = text.make_plan(), text.find_checks()
         if not checks:
             return CompiledGrammar(NAME, plan, self.backend.compile_json(text.write(self.backend)))
-        checked = self.checked()
+        checked = self.checked
         program = checked.backend.compile_json(text.write(checked.backend, checked.marker))
         return CompiledGrammar(NAME, plan, CheckedProgram(program, checked, checks))
 
 
 class Writer:
-    """In the place of the llguidance backend: writes grammars of JSON Schemas and builds none."""
+    """In the place of the llguidance backend: writes grammars and builds none."""
 
     def __init__(self, backend: LLGuidanceBackend) -> None:
         self.name = backend.name
         self.vocabulary = backend.vocabulary
+        self._backend = backend
 
     def compile_json(self, grammar: str) -> Written:
-        """Return the grammar."""
+        """Return a grammar as it is."""
         return Written(grammar)
 
     def find_complaint(self, grammar: str) -> str:
-        """Return no complaint."""
-        return ""
-
-
-Engine = LLGuidanceBackend | Writer
-Route = Callable[[GrammarSpec, Engine], CompiledGrammar]
+        """Return llguidance's complaint about a grammar, "" when it has none."""
+        return self._backend.find_complaint(grammar)
 
 
 class TagText:

@@ -4,9 +4,13 @@ hermes   <tool_call>\\n{"name": "f", "arguments": {...}}\\n</tool_call>         
 llama    {"name": "f", "parameters": {...}}, also behind <|python_tag|>        Llama 3.1 to 3.3
 mistral  [TOOL_CALLS] [{"name": "f", "arguments": {...}}, ...]                 Mistral up to 2024
 named    [TOOL_CALLS]f[ARGS]{...}                                              Mistral since 2025
+
+The styles in SECTIONS have a section of calls between marks: DeepSeek R1, V3 and V3.1, Kimi K2.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from ..errors import InvalidGrammar
@@ -14,6 +18,51 @@ from ..errors import InvalidGrammar
 Json = dict[str, Any]
 # (name, schema of the arguments) of each tool.
 Tools = Sequence[tuple[str, Mapping[str, Any]]]
+
+
+@dataclass(frozen=True, slots=True)
+class CallSection:
+    """A style whose calls stand in one section, each with its arguments as a JSON object.
+
+    Attributes:
+        begin, end: around all calls.
+        head: before the arguments, with {name} for the name of the tool.
+        number: the digits of a call's number stand after the head, then this.
+        tail: after the arguments.
+        separator: between two calls.
+    """
+
+    begin: str
+    head: str
+    tail: str
+    end: str
+    number: str = ""
+    separator: str = ""
+
+
+# Sources: the chat templates of the models.
+SECTIONS = {
+    "deepseek": CallSection(
+        begin="<｜tool▁calls▁begin｜>",
+        head="<｜tool▁call▁begin｜>function<｜tool▁sep｜>{name}\n```json\n",
+        tail="\n```<｜tool▁call▁end｜>",
+        end="<｜tool▁calls▁end｜>",
+        separator="\n",
+    ),
+    "deepseek_v31": CallSection(
+        begin="<｜tool▁calls▁begin｜>",
+        head="<｜tool▁call▁begin｜>{name}<｜tool▁sep｜>",
+        tail="<｜tool▁call▁end｜>",
+        end="<｜tool▁calls▁end｜>",
+    ),
+    "kimi": CallSection(
+        begin="<|tool_calls_section_begin|>",
+        head="<|tool_call_begin|>functions.{name}:",
+        tail="<|tool_call_end|>",
+        end="<|tool_calls_section_end|>",
+        number="<|tool_call_argument_begin|>",
+    ),
+}
 
 
 def make_tool_tags(style: str, tools: Tools, is_parallel: bool = True) -> Json:
@@ -74,6 +123,25 @@ def _named(tools: Tools, is_parallel: bool) -> Json:
     return {"type": "dispatch", "rules": [rule], "loop": False}
 
 
+def _section(style: CallSection, tools: Tools, is_parallel: bool) -> Json:
+    tags = []
+    for name, schema in tools:
+        tag = _tag(style.head.format(name=name), schema, style.tail)
+        if style.number:
+            elements = [{"type": "regex", "pattern": "[0-9]{1,4}"}, _const(style.number), tag["content"]]
+            tag["content"] = {"type": "sequence", "elements": elements}
+        tags.append(tag)
+    calls = {
+        "type": "tags_with_separator",
+        "tags": tags,
+        "separator": style.separator,
+        "at_least_one": True,
+        "stop_after_first": not is_parallel,
+    }
+    rule = [style.begin, {"type": "sequence", "elements": [calls, _const(style.end)]}]
+    return {"type": "dispatch", "rules": [rule], "loop": False}
+
+
 def make_forced_tags(tools: Tools, max_calls: int | None = None) -> Json:
     """Return the structural tag of a text that is a call, {"name": ..., "arguments": ...}, and nothing else.
 
@@ -114,4 +182,5 @@ TOOL_STYLES: dict[str, Callable[[Tools, bool], Json]] = {
     "llama": _llama,
     "mistral": _mistral,
     "named": _named,
+    **{name: partial(_section, style) for name, style in SECTIONS.items()},
 }

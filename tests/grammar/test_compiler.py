@@ -102,6 +102,21 @@ def test_a_fault_of_a_compile_is_not_taken_for_a_refusal(monkeypatch):
     assert compiler.compile(spec).backend == "outlines_core"
 
 
+def test_a_spec_that_is_being_compiled_has_a_future_and_no_other(monkeypatch):
+    compiler, spec, found = make_compiler(), GrammarSpec.choice(["a"]), []
+    compile_spec = compiler_module.compile_spec
+
+    def compile_and_look(*arguments):
+        found.append(compiler.find_pending(spec))
+        return compile_spec(*arguments)
+
+    monkeypatch.setattr(compiler_module, "compile_spec", compile_and_look)
+    assert compiler.find_pending(spec) is None
+    compiled = compiler.compile(spec)
+    assert found[0].result(1) is compiled
+    assert compiler.find_pending(spec) is None
+
+
 def test_many_threads_may_compile_different_specs():
     compiler, errors = make_compiler(), []
 

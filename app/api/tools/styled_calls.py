@@ -136,12 +136,14 @@ class StyledCalls:
 
     def _take_tail(self) -> bool:
         separator, close = self._style.separator, self._style.close
-        if separator is not None and self._text.startswith(separator, self._at):
-            self._at += len(separator)
-            self._part, self._head = Part.HEAD, self._style.next_head
-        elif self._text.startswith(close, self._at):
+        if self._text.startswith(close, self._at):
             self._at += len(close)
             self._part = Part.WORDS
+        elif close.startswith(self._text[self._at :]):
+            return False  # the separator may be the beginning of the end
+        elif separator is not None and self._text.startswith(separator, self._at):
+            self._at += len(separator)
+            self._part, self._head = Part.HEAD, self._style.next_head
         elif self._is_tail_begun():
             return False
         else:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from engine import InvalidRequest
+from grammar import SECTIONS, CallSection
 
 PROBE = "probe_of_troupe"
 
@@ -36,6 +37,14 @@ def _style(
     return ToolStyle(opens, re.compile(start + call), re.compile(call), separator, close)
 
 
+def _read_section(section: CallSection) -> ToolStyle:
+    before, _, after = section.head.partition("{name}")
+    number = rf"\d+{re.escape(section.number)}" if section.number else ""
+    call = rf"{re.escape(before)}([\w-]+){re.escape(after)}{number}(?=\{{)"
+    separator, close = section.tail + section.separator, section.tail + section.end
+    return _style((section.begin,), re.escape(section.begin), call, separator, close)
+
+
 _JSON_HEAD = r'\{"name": "([\w-]+)", "arguments": (?=\{)'
 STYLES = {
     "hermes": _style(("<tool_call>",), r"<tool_call>\n", _JSON_HEAD, close="}\n</tool_call>"),
@@ -47,6 +56,7 @@ STYLES = {
     ),
     "mistral": _style(("[TOOL_CALLS]",), r"\[TOOL_CALLS\] ?\[", _JSON_HEAD, separator="}, ", close="}]"),
     "named": _style(("[TOOL_CALLS]",), r"\[TOOL_CALLS\]", r"([\w-]+)\[ARGS\](?=\{)"),
+    **{name: _read_section(section) for name, section in SECTIONS.items()},
 }
 
 
@@ -79,6 +89,10 @@ def find_style(render: Callable[..., str]) -> str | None:
 
 
 def _recognise(text: str) -> str | None:
+    for name, section in SECTIONS.items():
+        before, _, after = section.head.partition("{name}")
+        if f"{before}{PROBE}{after}" in text:
+            return name
     if "<tool_call>" in text:
         # Other models put the same tag around other things than this.
         return "hermes" if re.search(r'<tool_call>\s*\{\s*"name"', text) else None

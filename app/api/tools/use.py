@@ -39,7 +39,9 @@ MODES = ("none", "auto", "required")
 MAX_PARALLEL_CALLS = 16
 TOOL_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 # where a grammar of calls holds the schema of a tool, by its number
-IN_SCHEMA = re.compile(r"/format(?:/\w+)*?/(?:elements|tags)/(\d+)/content(?:/json_schema)?")
+IN_SCHEMA = re.compile(
+    r"/format(?:/\w+)*?/(?:elements|tags)/(\d+)/content(?:/elements/\d+)?(?:/json_schema)?"
+)
 # the second line: OpenAI's, of the Responses API
 FUNCTION_FIELDS = (
     *("name", "description", "parameters", "strict"),

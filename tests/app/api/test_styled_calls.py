@@ -36,6 +36,15 @@ TEXTS = {
     '<|python_tag|>{"type": "function", "name": "clock", "parameters": {}}',
     "mistral": f'So < it.\n[TOOL_CALLS] [{{"name": "weather", "arguments": {ARGUMENTS}}}, '
     '{"name": "clock", "arguments": {}}]',
+    "deepseek": "So < it.\n<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>weather\n```json\n"
+    f"{ARGUMENTS}\n```<｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>function<｜tool▁sep｜>clock\n```json\n{{}}\n```"
+    "<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+    "deepseek_v31": "So < it.\n<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>weather<｜tool▁sep｜>"
+    f"{ARGUMENTS}<｜tool▁call▁end｜><｜tool▁call▁begin｜>clock<｜tool▁sep｜>{{}}<｜tool▁call▁end｜>"
+    "<｜tool▁calls▁end｜>",
+    "kimi": "So < it.\n<|tool_calls_section_begin|><|tool_call_begin|>functions.weather:0"
+    f"<|tool_call_argument_begin|>{ARGUMENTS}<|tool_call_end|><|tool_call_begin|>functions.clock:1"
+    "<|tool_call_argument_begin|>{}<|tool_call_end|><|tool_calls_section_end|>",
     "named": f"So < it.\n[TOOL_CALLS]weather[ARGS]{ARGUMENTS}[TOOL_CALLS]clock[ARGS]{{}}",
 }
 SPECIALS = ["[TOOL_CALLS]", "[ARGS]", "<|python_tag|>"]

@@ -14,6 +14,7 @@ import pytest
 
 from app.api.thinking import Thinking, find_thinking
 from app.api.thought_parser import ThoughtSplitter
+from grammar import Reasoning
 from tests.app.api.harness import CHAT, Server, Start
 from tests.fakes import FakeEngine, FakeTokenizer
 
@@ -113,7 +114,8 @@ async def test_a_template_that_knows_no_thoughts_leaves_the_text_alone(start: St
 async def test_constraints_and_forced_calls_come_behind_the_thought(start: Start) -> None:
     server = await start(thinker(f"{THOUGHT}</think>\n\n{RECORD}"))
     _, reply = await server.chat(response_format=FORMAT)
-    assert server.engine.requests[-1].params.grammar.kind == "structural_tag"
+    grammar = server.engine.requests[-1].params.grammar
+    assert (grammar.kind, grammar.reasoning) == ("json_schema", Reasoning(None, "</think>", True))
     assert (message_of(reply)["content"], reply["structured"]["valid"]) == (RECORD, True)
     server = await start(thinker(f'{THOUGHT}</think>\n\n[{{"name": "look", "arguments": {{"a": 1}}}}]'))
     _, reply = await server.chat(tools=[TOOL], tool_choice="required")
@@ -128,12 +130,11 @@ async def test_constraints_and_forced_calls_come_behind_the_thought(start: Start
     [{"csv": {"columns": {"n": "integer"}}}, {"xml": {"name": "a"}}, {"grammar": 'start: "a"'},
      {"regex": "a", "backend": "outlines_core"}],
 )  # fmt: skip
-async def test_what_cannot_stand_behind_a_thought_is_refused(start: Start, fields: dict[str, Any]) -> None:
+async def test_a_grammar_of_any_kind_begins_after_the_reasoning(start: Start, fields: dict[str, Any]) -> None:
     server = await start(thinker("x"))
     status, reply = await server.chat(structured_outputs=fields)
-    assert (status, reply["error"]["code"]) == (400, "unsupported_grammar")
-    assert "enable_thinking" in reply["error"]["message"]
-    assert server.engine.requests == []
+    assert status == 200, reply
+    assert server.engine.requests[-1].params.grammar.reasoning == Reasoning(None, "</think>", "xml" in fields)
 
 
 async def test_the_official_clients_read_thoughts(start: Start) -> None:

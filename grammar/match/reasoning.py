@@ -1,0 +1,245 @@
+"""The reasoning gate: a grammar of any kind that begins after the end of the model's reasoning.
+
+    START ──▶ MARK ──▶ REASONING ──▶ BREAK ──▶ VALUE
+      └────────┴───────────────────────────────▶┘      where the model may answer at once
+
+Reasoning is any text up to the closing mark. Only line breaks may share a token with the mark.
+"""
+
+from collections.abc import Iterator, Sequence
+from enum import IntEnum
+from typing import NamedTuple
+
+import numpy as np
+
+from ..backend import Matcher, Program
+from ..bit_row import clear_bits
+from ..bitmask import fill_bitmask
+from ..reasoning import Reasoning
+from ..vocabulary import Vocabulary, make_mask
+from .base import BaseMatcher
+
+MAX_NUM_BREAKS = 2
+
+
+class Phase(IntEnum):
+    """What the next token is part of."""
+
+    START = 0  # nothing was written
+    MARK = 1  # the beginning of the opening mark
+    REASONING = 2
+    BREAK = 3
+    VALUE = 4
+
+
+class State(NamedTuple):
+    """Where in the text a matcher is.
+
+    Attributes:
+        tail: what may be the beginning of a mark.
+        num_breaks: line feeds after the reasoning.
+        tokens: what the grammar has taken; in a mark those that could also begin a value.
+    """
+
+    phase: Phase
+    tail: bytes = b""
+    num_breaks: int = 0
+    tokens: tuple[int, ...] = ()
+
+
+class ReasoningTables:
+    """The tokens of one vocabulary that matter to one gate."""
+
+    def __init__(self, vocabulary: Vocabulary, gate: Reasoning) -> None:
+        self.vocabulary = vocabulary
+        self.start = None if gate.start is None else gate.start.encode()
+        self.end = gate.end.encode()
+        self.allows_breaks = gate.allows_breaks
+        names = vocabulary.special_tokens
+        self.start_id = None if gate.start is None else names.get(gate.start)
+        self.end_id = names.get(gate.end)
+        texts = [index for index, data in enumerate(vocabulary.token_bytes) if data]
+        wrong = {index for index in texts if not self._may_hold_end(vocabulary.token_bytes[index])}
+        ends = [] if self.end_id is None else [self.end_id]
+        # Rows, int32 [words]: reasoning with nothing of the mark before it, and the line feeds after it.
+        self.reasoning = make_mask([index for index in texts if index not in wrong] + ends, vocabulary.size)
+        breaks = {data: index for index, data in enumerate(vocabulary.token_bytes)}
+        self.breaks = [breaks[data] for data in (b"\n", b"\n\n") if data in breaks]
+        # For each length of a beginning of the mark the tokens that end it and go on wrongly.
+        self.wrong: dict[int, list[int]] = {}
+        for length in range(1, len(self.end)):
+            rest = self.end[length:]
+            found = [index for index in texts if vocabulary.token_bytes[index].startswith(rest)]
+            rests = ((index, vocabulary.token_bytes[index][len(rest) :]) for index in found)
+            self.wrong[length] = [index for index, after in rests if not self._is_break(after)]
+        self.openings = [] if self.start_id is None else [self.start_id]
+        self.size_bytes = 16 * vocabulary.num_words
+
+    def _may_hold_end(self, data: bytes) -> bool:
+        at = data.find(self.end)
+        return at < 0 or self._is_break(data[at + len(self.end) :])
+
+    def _is_break(self, data: bytes) -> bool:
+        """Tell whether what follows the mark in its token may stand there."""
+        return not data or (self.allows_breaks and data in (b"\n", b"\n\n"))
+
+    def find_marks(self, written: bytes) -> Iterator[int]:
+        """Yield the tokens that go on the opening mark; those that complete it hold no more."""
+        rest = (self.start or b"")[len(written) :]
+        for index, data in enumerate(self.vocabulary.token_bytes):
+            if data and rest.startswith(data):
+                yield index
+
+
+class GatedProgram:
+    """A compiled grammar behind a gate."""
+
+    def __init__(self, inner: Program, tables: ReasoningTables) -> None:
+        self.inner = inner
+        self.tables = tables
+        # The grammar itself is in the cache under its own spec.
+        self.size_bytes = tables.size_bytes
+
+    def new_matcher(self) -> "GatedMatcher":
+        """Return a matcher before the reasoning."""
+        return GatedMatcher(self.inner.new_matcher(), self.tables)
+
+
+class GatedMatcher(BaseMatcher):
+    """Grammar state of one request that reasons first."""
+
+    def __init__(self, inner: Matcher, tables: ReasoningTables) -> None:
+        super().__init__(tables.vocabulary)
+        self.filler = FILLER
+        self.inner = inner
+        self._tables = tables
+        self.state = State(Phase.REASONING if tables.start is None else Phase.START)
+        # Before each token up to the first one of the value, behind which so many follow.
+        self._history: list[State] = []
+        self._num_more = 0
+
+    @property
+    def error(self) -> str | None:  # type: ignore[override]
+        """Why the grammar gave up, or None."""
+        return self.inner.error
+
+    def _take(self, token_id: int) -> bool:
+        if self.state.phase is Phase.VALUE:
+            is_taken = self.inner.accept_token(token_id)
+            self._num_more += is_taken
+            return is_taken
+        after = self._step(token_id)
+        if after is None or after.phase is Phase.MARK:
+            after = self._add_value(token_id, after)
+        if after is None:
+            return False
+        if not after.tokens:
+            self.inner.rollback(len(self.state.tokens))
+        self._history.append(self.state)
+        self.state = after
+        return True
+
+    def _add_value(self, token_id: int, after: State | None) -> State | None:
+        """Return the state after a token that the value may have, where `after` is the state without it."""
+        if not self.may_begin_value or not self.inner.accept_token(token_id):
+            return after
+        tokens = (*self.state.tokens, token_id)
+        return State(Phase.VALUE, tokens=tokens) if after is None else after._replace(tokens=tokens)
+
+    @property
+    def may_begin_value(self) -> bool:
+        """Whether the next token may be one of the value."""
+        return self.state.phase is not Phase.REASONING and (
+            self.state.phase is not Phase.MARK or bool(self.state.tokens)
+        )
+
+    def _step(self, token_id: int) -> State | None:
+        """Return the state after a token that is not the value's; None for any other."""
+        tables, (phase, tail, num_breaks, _) = self._tables, self.state
+        data = tables.vocabulary.token_bytes[token_id]
+        match phase:
+            case Phase.REASONING:
+                return (
+                    self._end() if token_id == tables.end_id else self._reason(tail, data) if data else None
+                )
+            case Phase.BREAK:
+                count = num_breaks + len(data)
+                is_break = tables.allows_breaks and data and not data.strip(b"\n") and count <= MAX_NUM_BREAKS
+                return State(Phase.BREAK, b"", count) if is_break else None
+        if token_id == tables.start_id and phase is Phase.START:
+            return State(Phase.REASONING)
+        written = tail + data
+        if not data or not (tables.start or b"").startswith(written):
+            return None
+        return State(Phase.REASONING) if written == tables.start else State(Phase.MARK, written)
+
+    def _reason(self, tail: bytes, data: bytes) -> State | None:
+        tables, text = self._tables, tail + data
+        at = text.find(tables.end)
+        if at < 0:
+            return State(Phase.REASONING, text[-(len(tables.end) - 1) :])
+        rest = text[at + len(tables.end) :]
+        if rest and not (tables.allows_breaks and rest in (b"\n", b"\n\n")):
+            return None
+        return self._end(len(rest))
+
+    def _end(self, num_breaks: int = 0) -> State:
+        return State(Phase.BREAK, b"", num_breaks)
+
+    def fill_row(self, bitmask: np.ndarray, row: int) -> None:
+        """Write the allowed tokens into one row."""
+        FILLER.fill([self], [row], bitmask)
+
+    def write_row(self, words: np.ndarray) -> None:
+        """Write the allowed tokens into a row, int32 [words], in which those of the value stand where one may begin."""
+        tables, (phase, tail, num_breaks, _) = self._tables, self.state
+        match phase:
+            case Phase.START | Phase.MARK:
+                openings = tables.openings if phase is Phase.START else ()
+                found = make_mask([*tables.find_marks(tail), *openings], tables.vocabulary.size)
+                words[:] = words | found if self.may_begin_value else found
+            case Phase.REASONING:
+                words[:] = tables.reasoning
+                for length, wrong in tables.wrong.items():
+                    if tail.endswith(tables.end[:length]):
+                        clear_bits(words, wrong)
+            case Phase.BREAK if tables.allows_breaks:
+                size = tables.vocabulary.token_bytes
+                fitting = [each for each in tables.breaks if num_breaks + len(size[each]) <= MAX_NUM_BREAKS]
+                words |= make_mask(fitting, tables.vocabulary.size)
+
+    def _take_back(self, num_tokens: int) -> None:
+        num_more = min(num_tokens, self._num_more)
+        self.inner.rollback(num_more)
+        self._num_more -= num_more
+        if num_tokens > num_more:
+            before = self._history[num_more - num_tokens]
+            del self._history[num_more - num_tokens :]
+            self.inner.rollback(len(self.state.tokens))
+            for token_id in before.tokens:
+                self.inner.accept_token(token_id)
+            self.state = before
+
+    def is_completed(self) -> bool:
+        """Tell whether the text so far is a complete sentence, so that EOS is allowed."""
+        return self.may_begin_value and self.inner.is_completed()
+
+    def _find_forced(self) -> bytes:
+        return self.inner.forced_text() if self.state.phase is Phase.VALUE else b""
+
+
+class GateFiller:
+    """Fills the rows of gated matchers: those in a value with their grammars' rows."""
+
+    def fill(self, matchers: Sequence[GatedMatcher], rows: Sequence[int], bitmask: np.ndarray) -> None:
+        """Write matcher i's mask into row rows[i]."""
+        pairs = list(zip(matchers, rows, strict=True))
+        inside = [pair for pair in pairs if pair[0].state.phase in (Phase.START, Phase.BREAK, Phase.VALUE)]
+        fill_bitmask([matcher.inner for matcher, _ in inside], [row for _, row in inside], bitmask)
+        for matcher, row in pairs:
+            if matcher.state.phase is not Phase.VALUE:
+                matcher.write_row(bitmask[row])
+
+
+# It has no state; one object makes all gated matchers of a batch one group.
+FILLER = GateFiller()
