@@ -11,6 +11,7 @@ from engine.model.layer_spec import LLAMA_STYLE, LayerStyle
 from engine.model.moe_config import (
     TRAINING_KEYS,
     read_glm4_moe,
+    read_gpt_oss,
     read_granite_moe,
     read_minimax_m2,
     read_mixtral,
@@ -315,6 +316,20 @@ FAMILIES: dict[str, Family] = {
         defaults={"num_key_value_heads": 8},
         inert=TRAINING_KEYS,
         read_fields=read_mixtral,
+    ),
+    "GptOssForCausalLM": Family(
+        "gpt_oss",
+        LayerStyle(has_sinks=True),
+        sliding_window="types",
+        defaults={
+            "attention_bias": True,
+            "head_dim": 64,
+            "sliding_window": 128,
+            "sliding_window_pattern": 2,
+            "rope_theta": 150000.0,
+        },
+        inert=TRAINING_KEYS | {"initial_context_length"},
+        read_fields=read_gpt_oss,
     ),
     "Glm4MoeForCausalLM": Family(
         "glm4_moe",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import PreTrainedModel
+from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from engine.errors import ConfigError
 from engine.model import DecoderModel, ModelConfig, load_model
@@ -34,6 +36,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "granitemoe": ("granitemoe", GRANITE | {"attention_multiplier": 0.1}),
     "minimax_m2": ("minimax_m2", {}),
     "glm4_moe": ("glm4_moe", {"routed_scaling_factor": 1.5, "use_qk_norm": True, "attention_bias": True}),
+    "gpt_oss": ("gpt_oss", {"sliding_window": 40, "rope_parameters": YARN}),
     "glm4_moe-groups": ("glm4_moe", {"n_group": 4, "topk_group": 2, "norm_topk_prob": False}),
 }
 FLOAT, BRAIN = torch.float32, torch.bfloat16
@@ -136,6 +139,29 @@ def test_layers_that_predict_several_tokens_are_not_loaded(tmp_path: Path) -> No
         load_model(tmp_path)
 
 
+@pytest.mark.parametrize("ops", ["torch", "native"])
+def test_mxfp4_experts_equal_the_decoded_ones(ops: str, tmp_path: Path) -> None:
+    """transformers computes with what its own decoder makes of the same blocks."""
+    expected = make_transformers_model("gpt_oss", hidden_size=64, intermediate_size=96)
+    file = save(expected, tmp_path) / "model.safetensors"
+    tensors, generator = load_file(file), torch.Generator().manual_seed(0)
+    for name in [name for name in tensors if name.endswith(("experts.gate_up_proj", "experts.down_proj"))]:
+        num_experts, num_inputs, num_outputs = tensors.pop(name).shape
+        shape = (num_experts, num_outputs, num_inputs // 32)
+        blocks = torch.randint(256, (*shape, 16), generator=generator, dtype=torch.uint8)
+        scales = torch.randint(121, 125, shape, generator=generator, dtype=torch.uint8)
+        tensors |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
+        decoded = convert_moe_packed_tensors(blocks, scales, dtype=FLOAT)
+        expected.get_parameter(name).data.copy_(decoded)
+    save_file(tensors, file)
+    config = tmp_path / "config.json"
+    quantization = {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"quantization_config": quantization}))
+    prompt = make_prompt(MAX_LEN)
+    logits = Driver(load_model(tmp_path, ops=require_native(ops))).step({"a": prompt})["a"]
+    assert_near(logits, compute_expected(expected, prompt))
+
+
 @pytest.mark.parametrize(
     ("family", "keys", "message"),
     [
@@ -150,6 +176,13 @@ def test_layers_that_predict_several_tokens_are_not_loaded(tmp_path: Path) -> No
         ("olmoe", {"clip_qkv": 8.0}, r"does not support: clip_qkv=8\.0"),
         ("glm4_moe", {"n_group": 3}, "n_group=3 must divide 8 experts into groups of at least 2"),
         ("glm4_moe", {"n_group": 4, "topk_group": 1}, "topk_group=1 must leave 3 experts"),
+        ("gpt_oss", {"quantization_config": {"quant_method": "fp8"}}, "supported: quant_method mxfp4"),
+        ("gpt_oss", {"experts_per_token": 2}, "experts_per_token=2 is not supported; supported: 3"),
+        (
+            "gpt_oss",
+            {"quantization_config": {"quant_method": "mxfp4"}},
+            "hidden_size=48 must be a multiple of 32",
+        ),
         ("minimax_m2", {"scoring_func": "softmax"}, "scoring_func='softmax' is not supported"),
     ],
 )
