@@ -200,9 +200,12 @@ class FakeEngine:
         priority: int = 0,
         cache_salt: str | None = None,
         deadline_s: float | None = None,
+        prediction: str | None = None,
     ) -> AsyncGenerator[RequestOutput]:
         text = self._read(prompt)
-        options = {"priority": priority, "cache_salt": cache_salt, "deadline_s": deadline_s}
+        options: dict[str, Any] = {"priority": priority, "cache_salt": cache_salt, "deadline_s": deadline_s}
+        if prediction is not None:
+            options["prediction"] = prediction
         request = FakeRequest(request_id or f"fake-{len(self.requests)}", text, sampling_params, options)
         self.requests.append(request)
         if self.reject is not None:
