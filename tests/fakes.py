@@ -212,7 +212,7 @@ class FakeEngine:
         prediction: str | None = None,
     ) -> AsyncGenerator[RequestOutput]:
         text = self._read(prompt)
-        options = {"priority": priority, "cache_salt": cache_salt, "deadline_s": deadline_s}
+        options: dict[str, Any] = {"priority": priority, "cache_salt": cache_salt, "deadline_s": deadline_s}
         if prediction is not None:
             options["prediction"] = prediction
         request = FakeRequest(request_id or f"fake-{len(self.requests)}", text, sampling_params, options)

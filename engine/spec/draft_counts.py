@@ -18,7 +18,7 @@ class DraftCounts:
     def __init__(self, config: SpeculativeConfig, costs: StepCosts) -> None:
         self._config = config
         self._costs = costs
-        self._known: dict[tuple[float, int, bool], int] = {}
+        self._known: dict[tuple[float, int, bool, float], int] = {}
         self._version = -1  # of the costs behind the known numbers
 
     def cut(
@@ -48,12 +48,15 @@ class DraftCounts:
             if length
         }
 
-    def choose(self, rate: float, num_rows: int, *, has_device_cost: bool = False) -> int:
+    def choose(
+        self, rate: float, num_rows: int, *, has_device_cost: bool = False, host_s: float = 0.0
+    ) -> int:
         """Return the number of drafts per row with the most tokens per second, if all rows are alike.
 
         Args:
             rate: acceptance of each draft.
             has_device_cost: proposing takes time of the device.
+            host_s: time of proposing for all rows, while the device waits.
         """
         limit = self._config.limit_drafts(num_rows)
         if not self._config.adaptive:
@@ -61,12 +64,12 @@ class DraftCounts:
         if self._version != self._costs.version or len(self._known) > MAX_KNOWN:
             self._known.clear()
             self._version = self._costs.version
-        key = (round(min(rate, MAX_RATE), 2), num_rows, has_device_cost)
+        key = (round(min(rate, MAX_RATE), 2), num_rows, has_device_cost, round(host_s, 5))
         if key not in self._known:
             depths = np.arange(limit + 1)
             expected = (1 - key[0] ** (depths + 1)) / (1 - key[0])
             times = self._costs.estimate_range(num_rows, num_rows * limit)[depths * num_rows]
-            times = times + np.where(depths > 0, self._costs.gap_s, 0.0)
+            times = times + np.where(depths > 0, self._costs.gap_s + key[3], 0.0)
             if has_device_cost:
                 times += depths * self._costs.draft_s
             self._known[key] = int((expected / times).argmax())

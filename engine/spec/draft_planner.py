@@ -11,6 +11,7 @@ overlap as without speculative decoding, and it costs nothing until it has `tabl
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -31,6 +32,7 @@ FORCED = "forced"
 MAX_QUESTIONS = (
     16  # to the grammar thread before one step; in larger batches they would take longer than they save
 )
+MIN_PROMISE = 3  # drafts that make waiting worthwhile; the token in flight uses up the first
 NUM_TAIL_TOKENS = 4  # output tokens before a forced text, which decide how it is split into tokens
 # Acceptance that is assumed before the first draft of a source.
 FIRST_RATES = {FORCED: 0.95, "prediction": 0.85}
@@ -59,6 +61,8 @@ class DraftPlanner:
         self._device = config.device_method
         self._numbers = DraftCounts(config, self.costs)
         self._asked: list[Request] = []  # their grammars are to be asked for forced tokens
+        self._num_drafting = 1  # requests that drafted in the last step
+        self._propose_s: dict[str, float] = {}  # moving average of a host source's time for one request
         self._rates: dict[str, float] = {}  # moving average over all requests, by source
         self._totals: dict[
             str, list[int]
@@ -92,10 +96,8 @@ class DraftPlanner:
         for request in requests:
             record, num_tokens = request.drafts, request.num_tokens
             assert record is not None, "only requests with a record wake up"
-            must_wait = self._is_expected(record, num_tokens)
-            if must_wait or any(
-                record.is_active(each.name, num_tokens) and len(each.propose(request, 1))
-                for each in self._proposers
+            if self._is_expected(record, num_tokens) or any(
+                self._is_promising(request, record, each) for each in self._proposers
             ):
                 self._table.waits[request.slot] = 1
                 self._table.wake_at[request.slot] = NEVER
@@ -116,6 +118,7 @@ class DraftPlanner:
         Returns slot -> drafts.
         """
         limit = self._config.limit_drafts(num_samples)
+        self._num_drafting = len(requests)
         candidates: dict[int, Draft] = {}
         for request in requests:
             if (draft := self._choose(request, limit, is_cut=request.has_grammar)) is not None:
@@ -149,7 +152,7 @@ class DraftPlanner:
         totals[1] += num_drafted
         for position in range(num_accepted):
             totals[2 + position] += 1
-        if not num_accepted and not self._numbers.choose(source.rate, 1):
+        if not self._pays(source, name):
             source.rest(request.num_tokens)
 
     def count_wanted(self, requests: Sequence[Request], is_sampled: np.ndarray) -> np.ndarray | None:
@@ -222,6 +225,30 @@ class DraftPlanner:
         """Whether drafts may come from a source that must be asked."""
         return any(name is not None and record.is_active(name, num_tokens) for name in (self._device, FORCED))
 
+    def _is_promising(self, request: Request, record: DraftRecord, proposer: Proposer) -> bool:
+        """Whether a host source has drafts beyond the token in flight, and waiting for that token pays."""
+        if not record.is_active(proposer.name, request.num_tokens):
+            return False
+        source = self._find(record, proposer.name)
+        if not self._pays(source, proposer.name):
+            source.rest(request.num_tokens)
+            return False
+        return len(proposer.propose(request, MIN_PROMISE)) == MIN_PROMISE
+
+    def _pays(self, source: SourceRecord, name: str) -> bool:
+        """Whether waiting and proposing on the host are worth the right drafts of all rows that draft."""
+        num_rows = self._num_drafting
+        host_s = self._propose_s.get(name, 0.0) * num_rows
+        return self._numbers.choose(source.rate, num_rows, host_s=host_s) > 0
+
+    def _propose(self, proposer: Proposer, request: Request, limit: int) -> Sequence[int]:
+        """Return a source's drafts, and note how long it takes."""
+        start = time.perf_counter()
+        drafts = proposer.propose(request, limit)[:limit]
+        before = self._propose_s.get(proposer.name, 0.0)
+        self._propose_s[proposer.name] = before + 0.05 * (time.perf_counter() - start - before)
+        return drafts
+
     def _choose(self, request: Request, limit: int, *, is_cut: bool = False) -> Draft | None:
         """Return the drafts with the highest expected number of right tokens.
 
@@ -238,7 +265,7 @@ class DraftPlanner:
         if not is_cut:
             for each in self._proposers:
                 if record.is_active(each.name, num_tokens):
-                    drafts[each.name] = each.propose(request, limit)[:limit]
+                    drafts[each.name] = self._propose(each, request, limit)
         best, best_value = None, 0.0
         for name, token_ids in drafts.items():
             rate = min(self._find(record, name).rate, 0.99)
