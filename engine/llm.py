@@ -117,6 +117,10 @@ class LLM:
             prompts, sampling_params, use_tqdm=use_tqdm, priority=priority, cache_salt=cache_salt
         )
 
+    def run(self, work: Callable[[Engine], Coroutine[Any, Any, Result]]) -> Result:
+        """Run a coroutine function on the engine, in the engine's own event loop, and return its result."""
+        return self._run(partial(work, self._engine))
+
     def stats(self) -> EngineStats:
         """Return the counters and gauges of the engine."""
         return self._engine.stats()

@@ -32,7 +32,9 @@ from engine import EngineOverloaded
 logger = logging.getLogger("troupe.requests")
 
 OPEN_PATHS = frozenset(HEALTH_PATHS)
-WORK_PATHS = frozenset(("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"))
+WORK_PATHS = frozenset(
+    ("/v1/chat/completions", "/v1/completions", "/v1/extract", "/v1/messages", "/v1/responses")
+)
 REQUEST_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 MAX_LOGGED_PATH = 200
 # Readers disagree about which of two such headers counts: some take the first, some the last.
