@@ -141,6 +141,10 @@ class LLM:
         queries, listed = ([each] if isinstance(each, str) else list(each) for each in (query, documents))
         return self._run(partial(self._embedder.score, queries, listed, instruction))
 
+    def run(self, work: Callable[[Engine], Coroutine[Any, Any, Result]]) -> Result:
+        """Run a coroutine function on the engine, in the engine's own event loop, and return its result."""
+        return self._run(partial(work, self._engine))
+
     def stats(self) -> EngineStats:
         """Return the counters and gauges of the engine."""
         return self._engine.stats()

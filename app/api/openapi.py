@@ -8,6 +8,7 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
 from app.api.errors import HEALTH_PATHS
+from app.api.extract import DEFINITIONS
 
 Json = dict[str, Any]
 
@@ -46,7 +47,7 @@ ERROR_SCHEMA: Json = {
         },
     },
 }
-STREAMING = ("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses")
+STREAMING = ("/v1/chat/completions", "/v1/completions", "/v1/extract", "/v1/messages", "/v1/responses")
 
 
 def make_openapi(app: FastAPI) -> Json:
@@ -55,7 +56,7 @@ def make_openapi(app: FastAPI) -> Json:
         document = get_openapi(title=app.title, version=app.version, routes=app.routes)
         components = document.setdefault("components", {})
         schemas = components.setdefault("schemas", {})
-        schemas["Error"] = ERROR_SCHEMA
+        schemas |= {"Error": ERROR_SCHEMA, **DEFINITIONS}
         for name in ("HTTPValidationError", "ValidationError"):  # of that answer, which is never given
             schemas.pop(name, None)
         components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
@@ -76,7 +77,7 @@ def _complete(path: str, method: str, responses: Json) -> None:
     for status in ERRORS if method == "post" else OF_WATCHING:
         responses[status] = {"description": ERRORS[status], "content": error}
     if path in STREAMING:
-        responses["200"]["content"]["text/event-stream"] = {}
+        responses["200"].setdefault("content", {"application/json": {}})["text/event-stream"] = {}
     elif path == "/metrics":
         responses["200"]["content"] = {"text/plain": {"schema": {"type": "string"}}}
     elif path in HEALTH_PATHS:

@@ -18,7 +18,7 @@ from app.cli.evaluate import EXIT_SOME_FAILED, EvaluateConfig, evaluate
 from app.cli.record_output import RecordOutput, choose_output
 from app.cli.talk import local_engine, plain_errors
 from app.config import UsageError, add_flags, make_config
-from app.extraction import Limits, Source, add_bounds, describe_added, extract_records
+from app.extraction import Extractor, Limits, Source, add_bounds, describe_added, extract_records
 from app.extraction.export import FORMATS
 from app.extraction.sources import (
     MAX_FILE_BYTES,
@@ -118,8 +118,9 @@ async def extract(
     if added:
         print(f"added limits: {added}; --no-limits adds none", file=sys.stderr)
     async with local_engine(given) as engine:
+        extractor = Extractor(engine, limits, ground=ground)
         with output.open() as write:
-            async for record in extract_records(engine, schema, sources, ground=ground, limits=limits):
+            async for record in extract_records(extractor, schema, sources):
                 number += 1
                 write(record)
                 num_failed += "error" in record

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncGenerator, Iterable
 from typing import Any
 
-from app.extraction.bounds import Limits
 from app.extraction.chunks import extract_whole
-from app.extraction.extractor import DEFAULT_LIMITS, ExtractionResult, Extractor
+from app.extraction.extractor import ExtractionResult, Extractor
 from app.extraction.prompt import Schema
 from app.extraction.schema_check import SchemaChecker
 from app.extraction.sources import Source, UnreadableSource
-from engine import Engine, EngineDead, EngineError
+from engine import EngineDead, EngineError
 from grammar import GrammarError
 
 # Enough to fill the engine's batch; the rest waits here, not in the engine's bounded queue.
@@ -21,14 +20,12 @@ MAX_CONCURRENT = 16
 
 
 async def extract_records(
-    engine: Engine,
+    extractor: Extractor,
     schema: Schema,
     sources: Iterable[Source],
     *,
     max_concurrent: int = MAX_CONCURRENT,
-    ground: bool = False,
-    limits: Limits | None = DEFAULT_LIMITS,
-) -> AsyncIterator[dict[str, Any]]:
+) -> AsyncGenerator[dict[str, Any], None]:
     """Yield one JSON-able dict per source, in the order of the sources, several running at once.
 
     A source longer than the model is read in parts. One that fails alone (of too many parts, say, or with limits of its
@@ -38,7 +35,6 @@ async def extract_records(
         GrammarError: the schema itself cannot be used.
         EngineDead: the engine is gone.
     """
-    extractor = Extractor(engine, limits, ground=ground)
     # A grammar is made of schema and text. With a schema that is sound alone the text is to blame.
     await asyncio.to_thread(SchemaChecker().check, json.dumps(schema))
     waiting = iter(sources)
@@ -62,9 +58,17 @@ async def _extract(extractor: Extractor, schema: Schema, source: Source) -> dict
 
 
 async def extract_source(
-    extractor: Extractor, schema: Schema, source: Source, *, cache_salt: str | None = None
+    extractor: Extractor,
+    schema: Schema,
+    source: Source,
+    *,
+    cache_salt: str | None = None,
+    raises: bool = False,
 ) -> tuple[dict[str, Any], ExtractionResult | None]:
     """The record of one source as a JSON-able dict, and its result; without one where the source fails alone.
+
+    Args:
+        raises: whether a source that fails raises its error.
 
     Raises:
         EngineDead: the engine is gone.
@@ -76,12 +80,14 @@ async def extract_source(
         if not text.strip():
             raise UnreadableSource("the text is empty: there is nothing to extract")
         result = await extract_whole(extractor, schema, text, source=name, cache_salt=cache_salt)
-        record = result.to_json()
+        record = source.add_pages(result.to_json())
     except EngineDead:
         raise
     except (EngineError, GrammarError, UnreadableSource) as error:
+        if raises:
+            raise
         record = {
             "source": name, "record": None, "valid": False, "finish_reason": "error",
-            "confidence": {}, "evidence": {}, "error": str(error),
+            "confidence": {}, "evidence": {}, "flags": {}, "checks": [], "error": str(error),
         }  # fmt: skip
     return record | ({"row": source.others} if source.others else {}), result

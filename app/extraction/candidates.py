@@ -1,8 +1,9 @@
-"""Dates and amounts in a text: the only values that a record grounded in it may have.
+"""Dates, amounts and integers in a text: the only values that a record grounded in it may have.
 
 Values are not restricted if the text has no candidate or very many, or a date or an amount in a form that is not read
-here (`05.03.24`, `1.2 million`), which may be the right value. Integers are never restricted, because people also
-write them as words, stars or lists to be counted. At most the first 256 dates and amounts of a schema are restricted.
+here (`05.03.24`, `1.2 million`), which may be the right value. People also write integers as words, as stars, or as
+things to be counted: besides the integers in digits a record may have number words, rows of stars, and every count up
+to the largest number of list items or of commas in a sentence. At most the first 256 places of a schema are restricted.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 
 from app.extraction.bounds import walk_narrowable
 from app.extraction.dates import find_dates
-from app.extraction.grounding import find_numbers
+from app.extraction.grounding import NUMBER_WORDS, find_numbers
 from app.extraction.prompt import Schema
 from grammar import SchemaValidator
 
@@ -35,19 +36,33 @@ UNREAD_AMOUNT = re.compile(
     r"[\s-]+(?:dollars?|euros?|pounds?|cents?|pence|quid|bucks|francs?|crowns?|yen|per\s?cent)\b",
     re.IGNORECASE,
 )
+INTEGER_WORDS = {word: value for value, word in enumerate(NUMBER_WORDS)} | {
+    "thirteen": 13, "fourteen": 14, "fifteen": 15, "sixteen": 16, "seventeen": 17, "eighteen": 18, "nineteen": 19,
+    "twenty": 20, "thirty": 30, "forty": 40, "fifty": 50, "sixty": 60, "seventy": 70, "eighty": 80, "ninety": 90,
+    "a": 1, "an": 1, "once": 1, "single": 1, "both": 2, "pair": 2, "twice": 2, "dozen": 12, "no": 0, "none": 0,
+}  # fmt: skip
+# Compounds of words, and words that stand for no number in particular.
+VAGUE_COUNT = re.compile(
+    r"\b(?:twen|thir|for|fif|six|seven|eigh|nine)ty[\s-](?:one|two|three|four|five|six|seven|eight|nine)\b"
+    r"|\b(?:hundred|thousand|half a dozen|dozens|several|score)\b",
+    re.IGNORECASE,
+)
+STARS = re.compile(r"[★⭐*]+")
+LIST_ITEM = re.compile(r"^\s*(?:[-*•]|\d+[.)])\s", re.MULTILINE)
+MAX_COUNT = 12
 THOUSANDS = re.compile(r"\s?[kK]\b")
 
 
 def bind_amounts(schema: Schema, text: str) -> None:
     """Narrow the dates and amounts of a schema, in place, to those that the text offers and the schema accepts."""
-    dates, amounts = list_dates(text), list_amounts(text)
+    dates, amounts, integers = list_dates(text), list_amounts(text), list_integers(text)
     given = json.loads(json.dumps(schema))
     places = [
-        (pointer, subschema, dates if kinds == {"string"} else amounts)
+        (pointer, subschema, dates if kinds == {"string"} else amounts if kinds == {"number"} else integers)
         for pointer, subschema in walk_narrowable(schema)
         if not any(keyword in subschema for keyword in SETTLED)
         and (
-            (kinds := _list_types(subschema) - {"null"}) == {"number"}
+            (kinds := _list_types(subschema) - {"null"}) in ({"number"}, {"integer"})
             or (kinds == {"string"} and subschema.get("format") == "date")
         )
     ]
@@ -81,6 +96,24 @@ def list_amounts(text: str) -> list[Any]:
     # A key of hundreds of digits is no amount: as a float it is infinite.
     finite = filter(math.isfinite, found)
     return list(dict.fromkeys(int(value) if value.is_integer() else value for value in finite))
+
+
+def list_integers(text: str) -> list[Any]:
+    """Integers in the order of the text, then those in words and stars, then counts; none when one was not read."""
+    if VAGUE_COUNT.search(text):
+        return []
+    found = [value for value in list_amounts(text) if isinstance(value, int)]
+    if not found and UNREAD_AMOUNT.search(text):
+        return []
+    words = [word.lower() for word in re.findall(r"[^\W\d_]+", text)]
+    found += [INTEGER_WORDS[word] for word in words if word in INTEGER_WORDS]
+    found += [len(stars[0]) for stars in STARS.finditer(text)]
+    if not found:
+        return []
+    num_items = max(
+        len(LIST_ITEM.findall(text)), *(part.count(",") + 2 for part in re.split(r"[.!?\n]", text))
+    )
+    return list(dict.fromkeys([*found, *range(min(num_items, MAX_COUNT) + 1)]))
 
 
 def _accepted(schema: Schema, pointer: str, candidates: list[Any]) -> list[Any]:

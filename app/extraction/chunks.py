@@ -10,15 +10,17 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 
+from app.extraction import extractor as extractor_module
 from app.extraction.extractor import (
     ExtractionResult,
     Extractor,
+    PartialExtraction,
     TextTooLong,
     extract_patiently,
 )
 from app.extraction.merging import Part, merge
 from app.extraction.prompt import Schema, make_messages, make_plain_prompt
-from engine import Engine, InvalidRequest
+from engine import Engine, EngineOverloaded, InvalidRequest
 
 # Tokens kept free for each part's record, as a share of the model's length.
 OUTPUT_SHARE = 0.3
@@ -78,24 +80,45 @@ async def extract_long(
     yield await asyncio.to_thread(merge, schema, parts, found)
 
 
-async def extract_whole(
+async def stream_whole(
     extractor: Extractor, schema: Schema, text: str, *, source: str = "", cache_salt: str | None = None
-) -> ExtractionResult:
-    """The finished record alone, of a text of any length: in parts where the model cannot take it at once.
+) -> AsyncGenerator[PartialExtraction | PartsDone | ExtractionResult, None]:
+    """Yield a record as it is written where the text fits the model, else the progress in parts; then the result.
 
     Raises:
         TextTooLong, GrammarError, EngineError: as extract_long.
     """
     try:
-        return await extract_patiently(extractor, schema, text, source=source, cache_salt=cache_salt)
+        async with aclosing(extractor.stream(schema, text, source=source, cache_salt=cache_salt)) as parts:
+            async for part in parts:
+                yield part
+        return
     except TextTooLong:
         pass
-    stream = extract_long(extractor, schema, text, source=source, cache_salt=cache_salt)
-    async with aclosing(stream) as steps:
+    async with aclosing(extract_long(extractor, schema, text, source=source, cache_salt=cache_salt)) as steps:
         async for step in steps:
-            if isinstance(step, ExtractionResult):
-                return step
-    raise RuntimeError("the parts ended without a result")
+            yield step
+
+
+async def extract_whole(
+    extractor: Extractor, schema: Schema, text: str, *, source: str = "", cache_salt: str | None = None
+) -> ExtractionResult:
+    """The finished record alone, of a text of any length; a full queue is waited for.
+
+    Raises:
+        TextTooLong, GrammarError, EngineError: as extract_long.
+    """
+    while True:
+        stream = stream_whole(extractor, schema, text, source=source, cache_salt=cache_salt)
+        try:
+            async with aclosing(stream) as steps:
+                async for step in steps:
+                    if isinstance(step, ExtractionResult):
+                        return step
+        except EngineOverloaded as error:
+            await asyncio.sleep(max(error.retry_after_s, extractor_module.RETRY_S))
+            continue
+        raise RuntimeError("the parts ended without a result")
 
 
 async def plan_parts(extractor: Extractor, schema: Schema, text: str) -> list[Part]:
@@ -109,7 +132,7 @@ async def plan_parts(extractor: Extractor, schema: Schema, text: str) -> list[Pa
     tokenizer = engine.tokenizer
     if tokenizer is None:
         raise InvalidRequest("extraction needs a tokenizer; start the engine without skip_tokenizer_init")
-    limit, frame = engine.resolved.max_model_len, await _count_frame(engine, schema)
+    limit, frame = engine.resolved.max_model_len, await _count_frame(extractor, schema)
     room = limit - frame - min(int(limit * OUTPUT_SHARE), MAX_OUTPUT_TOKENS)
     num_tokens = max(len(await engine.encode(text)), 1)
     if num_tokens <= room:
@@ -132,9 +155,10 @@ async def plan_parts(extractor: Extractor, schema: Schema, text: str) -> list[Pa
     return parts
 
 
-async def _count_frame(engine: Engine, schema: Schema) -> int:
+async def _count_frame(extractor: Extractor, schema: Schema) -> int:
     """The tokens of a prompt without its text."""
-    messages = make_messages(schema, "")
+    engine: Engine = extractor.engine
+    messages = make_messages(schema, "", extractor.instructions, extractor.examples)
     if engine.tokenizer is not None and engine.tokenizer.has_chat_template:
         return len(await engine.render_chat(messages))
     return len(await engine.encode(make_plain_prompt(messages)))

@@ -2,23 +2,29 @@
 
 messages -> engine with the (bounded) schema as grammar -> JSON text
          -> independent validation against the user's own schema -> confidence and evidence of each value
+         -> with samples or recheck: votes and second readings (refine.py) -> checks and flags
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 from app.extraction.bounds import BoundedSchema, Limits, add_bounds
+from app.extraction.checks import read_checks, run_checks
 from app.extraction.confidence import field_confidence, score_tokens
-from app.extraction.grounding import Evidence, find_evidence
-from app.extraction.json_spans import Leaf, Scan, scan
+from app.extraction.flags import find_flags
+from app.extraction.grounding import find_evidence
+from app.extraction.json_spans import Leaf, Scalar, Scan, scan
 from app.extraction.pointers import escape_pointer
-from app.extraction.prompt import Schema, make_messages, make_plain_prompt
+from app.extraction.prompt import Example, Schema, make_messages, make_plain_prompt
+from app.extraction.refine import Recheck, plan_recheck, vote, weigh
+from app.extraction.result import ExtractionResult, PartialExtraction
+from app.extraction.review import put_values
 from app.extraction.verbatim import GROUNDED, list_spellings, mark_grounded
 from engine import (
     CompletionOutput,
@@ -34,6 +40,9 @@ DEFAULT_LIMITS = Limits()
 DEFAULT_MAX_TOKENS = 1024
 # Less room than this cannot hold even a small record.
 MIN_OUTPUT_TOKENS = 32
+# High enough to make other readings appear, low enough to keep them sensible.
+VOTE_TEMPERATURE = 0.7
+MAX_RECHECKS = 2
 RETRY_S = 0.5  # between two tries where the queue is full
 TOO_LARGE = "a number is larger than a double holds"
 VERBATIM = "a verbatim text (option ground)"
@@ -45,61 +54,19 @@ class TextTooLong(InvalidRequest):
     """Text and schema leave the model no room for a record; the message has the counts."""
 
 
-@dataclass(frozen=True, slots=True)
-class PartialExtraction:
-    """The record while it is being written."""
-
-    raw: str
-    output: RequestOutput
-
-    @property
-    def record(self) -> Any:
-        """The values so far; read from the text each time, so ask only when you show it."""
-        return scan(self.raw).value
-
-
-@dataclass(frozen=True, slots=True)
-class ExtractionResult:
-    """One finished extraction. `valid` holds only for a complete record that an independent validator accepts."""
-
-    source: str
-    record: Any
-    raw: str
-    valid: bool
-    errors: tuple[str, ...]
-    finish_reason: str
-    confidence: dict[str, float]  # by JSON pointer; relative, see app.extraction.confidence
-    evidence: dict[str, Evidence]  # by JSON pointer
-    leaves: tuple[Leaf, ...]
-    bounds: BoundedSchema
-    notes: tuple[str, ...] = ()
-    output: RequestOutput | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        """What the command line prints for one source, as a JSON-able dict."""
-        return {
-            "source": self.source,
-            "record": self.record,
-            "valid": self.valid,
-            "finish_reason": self.finish_reason,
-            "confidence": self.confidence,
-            "evidence": {
-                pointer: {"match": found.match, "start": found.start, "end": found.end, "quote": found.quote}
-                for pointer, found in self.evidence.items()
-            },
-            **({"notes": list(self.notes)} if self.notes else {}),
-            **({"error": "; ".join(self.errors)} if self.record is None and self.errors else {}),
-        }
-
-
 @dataclass(slots=True)
 class Extractor:
     """Turns texts into records on one engine.
 
     Attributes:
-        limits: what open strings and lists are cut to; None for nothing.
-        ground: whether free strings have to be parts of the text, and dates and amounts those that stand in
+        limits: lengths of open strings and lists; None adds none.
+        ground: whether free strings have to be parts of the text, and dates and numbers those that stand in
             it; an empty text grounds nothing.
+        property_order: "schema" writes properties in the schema's order, "any" lets the model choose.
+        instructions: what the user says about the task; it follows the system prompt.
+        examples: texts with their right records.
+        num_samples: how many records are generated and voted on; the first is greedy.
+        recheck: whether flagged fields are read once more, on their own.
     """
 
     engine: Engine
@@ -107,6 +74,11 @@ class Extractor:
     max_tokens: int = DEFAULT_MAX_TOKENS
     backend: str | None = field(default=None)
     ground: bool = False
+    property_order: Literal["schema", "any"] = "schema"
+    instructions: str = ""
+    examples: tuple[Example, ...] = ()
+    num_samples: int = 1
+    recheck: bool = False
 
     async def stream(
         self, schema: Schema, text: str, *, source: str = "", cache_salt: str | None = None
@@ -118,6 +90,7 @@ class Extractor:
             GrammarError: the schema is malformed or cannot be enforced exactly.
             EngineError: the engine refused or lost the request.
         """
+        read_checks(schema)  # refused before anything runs
         prompt_ids = await self._encode(schema, text)
         max_tokens = self._fit(len(prompt_ids))
         notes: tuple[str, ...] = ()
@@ -129,17 +102,66 @@ class Extractor:
                 async with aclosing(self._generate(prompt_ids, params, cache_salt)) as outputs:
                     async for output in outputs:
                         if output.finished:
-                            yield await asyncio.to_thread(
-                                self._conclude, schema, bounds, text, source, output, notes
-                            )
+                            last = output
                         else:
                             yield PartialExtraction(output.outputs[0].text, output)
+                result = await asyncio.to_thread(self._conclude, schema, bounds, text, source, last, notes)
+                yield await self._refine(schema, text, result, prompt_ids, params, cache_salt)
                 return
             except GrammarError as error:
                 # Raised before the first token, if at all; what the user wrote is to blame only when nothing was added.
                 if not bounds.added:
                     raise _name_option(error) from error
             notes = (WITHOUT_LIMITS,)
+
+    async def _refine(
+        self,
+        schema: Schema,
+        text: str,
+        result: ExtractionResult,
+        prompt_ids: list[int],
+        params: SamplingParams,
+        cache_salt: str | None,
+    ) -> ExtractionResult:
+        """Vote over more samples, and read flagged fields once more, where these are asked for."""
+        if self.num_samples > 1 and result.valid:
+            more = replace(
+                params, n=self.num_samples - 1, temperature=VOTE_TEMPERATURE, seed=0, logprobs=None
+            )
+            output = await self._finish(prompt_ids, more, cache_salt)
+            samples = [
+                check_record(schema, each, each.finish_reason or "abort")[0] for each in output.outputs
+            ]
+            values, confidence = vote(result, [sample for sample in samples if sample is not None])
+            result = change_values(schema, text, result, values, confidence)
+        if self.recheck and result.valid:
+            again = replace(self, num_samples=1, recheck=False, examples=(), ground=True)
+            for _ in range(MAX_RECHECKS):
+                plan = plan_recheck(schema, text, result)
+                if plan is None:
+                    break
+                second = await again._read_again(plan, text, cache_salt)
+                values, confidence = weigh(result, second, plan)
+                if not values:
+                    break
+                result = change_values(schema, text, result, values, confidence)
+        return result
+
+    async def _read_again(self, plan: Recheck, text: str, cache_salt: str | None) -> ExtractionResult:
+        """Read the fields of a plan on their own, with values from the rest of the text."""
+        prompt_ids = await self._encode(plan.schema, text)
+        bounds, grammar = await asyncio.to_thread(self._make_grammar, plan.schema, plan.source, self.limits)
+        params = SamplingParams(
+            max_tokens=self._fit(len(prompt_ids)), temperature=0.0, logprobs=0, grammar=grammar
+        )
+        output = await self._finish(prompt_ids, params, cache_salt)
+        return await asyncio.to_thread(self._conclude, plan.schema, bounds, text, "", output, ())
+
+    async def _finish(
+        self, prompt_ids: list[int], params: SamplingParams, cache_salt: str | None
+    ) -> RequestOutput:
+        async with aclosing(self._generate(prompt_ids, params, cache_salt)) as outputs:
+            return [output async for output in outputs][-1]
 
     async def _generate(
         self, prompt_ids: list[int], params: SamplingParams, cache_salt: str | None
@@ -170,11 +192,13 @@ class Extractor:
         if self.ground and text.strip():
             marked = mark_grounded(bounds.schema, text)
             source = "\n".join([text, *list_spellings(text)])
-            return bounds, GrammarSpec.json_schema(marked, "spaced", self.backend, source=source)
-        return bounds, GrammarSpec.json_schema(bounds.schema, "spaced", self.backend)
+        else:
+            marked, source = bounds.schema, None
+        order = self.property_order
+        return bounds, GrammarSpec.json_schema(marked, "spaced", self.backend, source, order)
 
     async def _encode(self, schema: Schema, text: str) -> list[int]:
-        messages = make_messages(schema, text)
+        messages = make_messages(schema, text, self.instructions, self.examples)
         tokenizer = self.engine.tokenizer
         if tokenizer is None:
             raise InvalidRequest("extraction needs a tokenizer; start the engine without skip_tokenizer_init")
@@ -210,18 +234,24 @@ class Extractor:
         if not is_finite(seen.value):
             # JSON has no word for it: the record could be neither printed nor exported.
             seen, errors = Scan(), (f"{TOO_LARGE}: {completion.text}",)
+        record = record if record is not None else seen.value
+        confidence = self._confidence(completion, seen.leaves)
+        evidence = find_evidence(seen.leaves, text)
+        checks = run_checks(schema, record)
         return ExtractionResult(
             source=source,
-            record=record if record is not None else seen.value,
+            record=record,
             raw=completion.text,
             valid=not errors,
             errors=errors,
             finish_reason=reason,
-            confidence=self._confidence(completion, seen.leaves),
-            evidence=find_evidence(seen.leaves, text),
+            confidence=confidence,
+            evidence=evidence,
             leaves=tuple(seen.leaves),
             bounds=bounds,
-            notes=(*notes, *_notes(bounds, record if record is not None else seen.value)),
+            notes=(*notes, *_notes(bounds, record)),
+            checks=checks,
+            flags=find_flags(schema, seen.leaves, confidence, evidence, checks),
             output=output,
         )
 
@@ -285,6 +315,44 @@ def is_finite(value: Any) -> bool:
     except ValueError:
         return False
     return True
+
+
+def change_values(
+    schema: Schema,
+    text: str,
+    result: ExtractionResult,
+    values: Mapping[str, Scalar],
+    confidence: dict[str, float],
+) -> ExtractionResult:
+    """The result with other values at some JSON pointers, or without them where they make the record invalid."""
+    surer = replace(result, confidence=confidence)
+    changed = make_again(schema, text, surer, put_values(result.record, values)) if values else surer
+    if not changed.valid:
+        changed = surer
+    flags = find_flags(schema, changed.leaves, confidence, changed.evidence, changed.checks)
+    return replace(changed, flags=flags)
+
+
+def make_again(schema: Schema, text: str, result: ExtractionResult, record: Any) -> ExtractionResult:
+    """The result with another record, checked, with its evidence and its flags."""
+    raw = json.dumps(record, indent=2, ensure_ascii=False)
+    leaves = scan(raw + "\n").leaves
+    errors, evidence, checks = (
+        list_violations(schema, record),
+        find_evidence(leaves, text),
+        run_checks(schema, record),
+    )
+    return replace(
+        result,
+        record=record,
+        raw=raw,
+        valid=not errors,
+        errors=errors,
+        evidence=evidence,
+        leaves=tuple(leaves),
+        checks=checks,
+        flags=find_flags(schema, leaves, result.confidence, evidence, checks),
+    )
 
 
 def _notes(bounds: BoundedSchema, record: Any) -> list[str]:

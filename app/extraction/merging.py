@@ -8,7 +8,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from app.extraction.bounds import BoundedSchema
+from app.extraction.checks import run_checks
 from app.extraction.extractor import ExtractionResult, list_violations
+from app.extraction.flags import find_flags
 from app.extraction.grounding import Evidence
 from app.extraction.json_spans import Leaf, scan
 from app.extraction.pointers import escape_pointer, split_pointer
@@ -40,6 +42,7 @@ def merge(schema: Schema, parts: list[Part], results: list[ExtractionResult]) ->
     )
     errors = errors or list_violations(schema, record)
     raw = json.dumps(record, indent=2, ensure_ascii=False)
+    leaves, checks = scan(raw).leaves, run_checks(schema, record)
     reasons = [result.finish_reason for result in results if result.finish_reason != "stop"]
     note = f"read in {len(parts)} overlapping parts; single values come from the part that was surest of them"
     return replace(
@@ -51,7 +54,9 @@ def merge(schema: Schema, parts: list[Part], results: list[ExtractionResult]) ->
         finish_reason=reasons[0] if reasons else "stop",
         confidence=merger.confidence,
         evidence=merger.evidence,
-        leaves=tuple(scan(raw).leaves),
+        leaves=tuple(leaves),
+        checks=checks,
+        flags=find_flags(schema, leaves, merger.confidence, merger.evidence, checks),
         bounds=_join_bounds([result.bounds for result in results]),
         notes=(note, *merger.notes, *dict.fromkeys(note for result in results for note in result.notes)),
         output=None,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 Schema = dict[str, Any]
@@ -10,17 +12,31 @@ Schema = dict[str, Any]
 SYSTEM_PROMPT = "You extract structured data. Answer with one JSON object that matches the schema."
 
 # Bookkeeping of the schema file; it tells a model nothing about the record.
-FILE_KEYWORDS = ("$schema", "$id", "$comment")
+FILE_KEYWORDS = ("$schema", "$id", "$comment", "x-checks")
 
 
-def make_messages(schema: Schema, text: str) -> list[dict[str, str]]:
-    """The chat messages for one document."""
+@dataclass(frozen=True, slots=True)
+class Example:
+    """A text with its right record, shown to the model before the text that is read."""
+
+    text: str
+    record: Any
+
+
+def make_messages(
+    schema: Schema, text: str, instructions: str = "", examples: Sequence[Example] = ()
+) -> list[dict[str, str]]:
+    """The chat messages for one document: instructions follow the system prompt, examples are turns of their own."""
     shown = {keyword: value for keyword, value in schema.items() if keyword not in FILE_KEYWORDS}
     minified = json.dumps(shown, ensure_ascii=False, separators=(",", ":"))
-    return [
-        {"role": "system", "content": SYSTEM_PROMPT},
-        {"role": "user", "content": f"Schema:\n{minified}\n\nDocument:\n{text}"},
-    ]
+    system = "\n\n".join(filter(None, (SYSTEM_PROMPT, instructions.strip())))
+    messages = [{"role": "system", "content": system}]
+    for example in examples:
+        messages += [
+            {"role": "user", "content": f"Schema:\n{minified}\n\nDocument:\n{example.text}"},
+            {"role": "assistant", "content": json.dumps(example.record, ensure_ascii=False)},
+        ]
+    return [*messages, {"role": "user", "content": f"Schema:\n{minified}\n\nDocument:\n{text}"}]
 
 
 def make_plain_prompt(messages: list[dict[str, str]]) -> str:

@@ -59,6 +59,18 @@ def apply_edits(record: Any, edits: Mapping[str, str], schema: Schema | None = N
     return edited
 
 
+def put_values(record: Any, values: Mapping[str, Scalar]) -> Any:
+    """A copy of the record with other scalars at some JSON pointers, which it has."""
+    changed = copy.deepcopy(record)
+    for pointer, value in values.items():
+        *steps, last = split_pointer(pointer)
+        owner = changed
+        for step in steps:
+            owner = owner[_key(owner, step)]
+        owner[_key(owner, last)] = value
+    return changed
+
+
 def _list_kinds(schema: Schema | None, pointer: str) -> frozenset[str]:
     return list_kinds(schema, pointer) if schema is not None else frozenset()
 

@@ -10,13 +10,13 @@ import math
 import re
 import subprocess
 import sys
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from app.api.errors import ApiError
-from app.api.json_body import parse_body
 from engine import is_unicode
 
 MAX_FILE_BYTES = 64 * 2**20
@@ -25,6 +25,7 @@ MAX_PDF_SECONDS = 60
 PDF_READER = Path(__file__).with_name("pdf_text.py")
 # csv refuses longer cells by default, and long texts are what this is for.
 MAX_CELL_CHARS = MAX_FILE_BYTES
+PAGE_BREAK = "\n\n"
 FILE_COLUMN, TEXT_COLUMN = "file", "text"
 TABLE_TYPES = (".csv", ".tsv", ".jsonl", ".ndjson")
 # Names that a column of texts often has, best first; otherwise the column with the longest texts is taken.
@@ -48,6 +49,14 @@ class Source:
     text: str
     others: dict[str, str] = field(default_factory=dict)
     error: str | None = None
+    page_starts: tuple[int, ...] = ()  # offsets of a PDF's pages in the text
+
+    def add_pages(self, record: dict[str, Any]) -> dict[str, Any]:
+        """The record of this source with the page, counted from 1, of each place in a PDF."""
+        for found in record["evidence"].values() if self.page_starts else ():
+            if found["match"] != "none":
+                found["page"] = bisect_right(self.page_starts, found["start"])
+        return record
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +66,7 @@ class Row:
     name: str
     cells: dict[str, str] = field(default_factory=dict)
     error: str | None = None
+    page_starts: tuple[int, ...] = ()
 
     def pick(self, column: str) -> Source:
         """Return the column's text. The file name is omitted because the source's name already has it."""
@@ -65,7 +75,7 @@ class Row:
         text, error = self.cells.get(column, ""), self.error
         if others and error is None and not text.strip():
             error = f"the column {column!r} is empty in this row"
-        return Source(self.name, text, others, error)
+        return Source(self.name, text, others, error, self.page_starts if column == TEXT_COLUMN else ())
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +153,9 @@ def read_rows(path: Path, name: str | None = None, limits: TableLimits = UNLIMIT
     if len(data) > MAX_FILE_BYTES:
         raise UnreadableSource(f"{name} is larger than {MAX_FILE_BYTES >> 20} MiB")
     if suffix == ".pdf":
-        return [Row(name, {FILE_COLUMN: name, TEXT_COLUMN: read_pdf(data, name)})]
+        pages = read_pdf_pages(data, name)
+        starts = (0, *accumulate(len(page) + len(PAGE_BREAK) for page in pages[:-1]))
+        return [Row(name, {FILE_COLUMN: name, TEXT_COLUMN: PAGE_BREAK.join(pages)}, page_starts=starts)]
     text = decode(data, name)
     if suffix in TABLE_TYPES:
         return (_read_csv if suffix in (".csv", ".tsv") else _read_jsonl)(text, name, limits)
@@ -164,7 +176,12 @@ def decode(data: bytes, name: str) -> str:
 
 
 def read_pdf(data: bytes, name: str) -> str:
-    """The text of a PDF, its pages separated by empty lines. It is read in a process of its own.
+    """The text of a PDF, its pages separated by empty lines; raises as read_pdf_pages."""
+    return PAGE_BREAK.join(read_pdf_pages(data, name))
+
+
+def read_pdf_pages(data: bytes, name: str) -> list[str]:
+    """The text of each page of a PDF. It is read in a process of its own.
 
     Raises:
         UnreadableSource: pypdf is missing; or the file is broken, locked, too long, too slow, or holds pictures only.
@@ -190,12 +207,12 @@ def read_pdf(data: bytes, name: str) -> str:
     found = json.loads(child.stdout)
     if "refused" in found:
         raise UnreadableSource(f"{name} {found['refused']}")
-    text = _mend_pairs("\n\n".join(page.strip() for page in found["pages"]).strip())
-    if not text:
+    pages = [_mend_pairs(page.strip()) for page in found["pages"]]
+    if not any(pages):
         raise UnreadableSource(
             f"{name} has no text in it (scanned pages are pictures); run it through OCR first"
         )
-    return text
+    return pages
 
 
 def _mend_pairs(text: str) -> str:
@@ -281,10 +298,7 @@ def _read_jsonl(text: str, name: str, limits: TableLimits) -> list[Row]:
         limits.check(name, len(rows) + 1, num_cells)
         row_name = f"{name} line {number}"
         try:
-            value = parse_body(line.encode())
-        except ApiError as error:
-            rows.append(Row(row_name, error=f"{row_name}: {error}"))
-            continue
+            value = json.loads(line, object_pairs_hook=_refuse_duplicates)
         except (ValueError, RecursionError) as error:
             rows.append(Row(row_name, error=f"{row_name} is not JSON: {error}"))
             continue
@@ -300,6 +314,14 @@ def _read_jsonl(text: str, name: str, limits: TableLimits) -> list[Row]:
     if not rows:
         raise UnreadableSource(f"{name} is empty")
     return rows
+
+
+def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        twice = next(name for number, (name, _) in enumerate(pairs) if name in dict(pairs[:number]))
+        raise ValueError(f"an object has the name {twice[:80]!r} twice")
+    return found
 
 
 def _spell(value: Any) -> str:

@@ -38,9 +38,53 @@ answer = client.chat.completions.parse(
 print(answer.choices[0].message.parsed)"""
 
 
+EXTRACT_AIOHTTP = """import asyncio
+import aiohttp
+
+SCHEMA = {{
+    "type": "object",
+    "properties": {{"name": {{"type": "string"}}, "age": {{"type": "integer"}}}},
+    "required": ["name", "age"],
+}}
+
+
+async def main():
+    headers = {{"Authorization": "Bearer {api_key}"}}
+    body = {{"schema": SCHEMA, "text": "Ada is 36 years old."}}
+    async with aiohttp.ClientSession(headers=headers) as session:
+        async with session.post("{base_url}/extract", json=body) as answer:
+            found = await answer.json()
+    print(found["record"], found["flags"], found["evidence"])
+
+
+asyncio.run(main())"""
+
+EXTRACT_OPENAI = """import asyncio
+from openai import AsyncOpenAI
+
+SCHEMA = {{
+    "type": "object",
+    "properties": {{"name": {{"type": "string"}}, "age": {{"type": "integer"}}}},
+    "required": ["name", "age"],
+}}
+
+
+async def main():
+    async with AsyncOpenAI(base_url="{base_url}", api_key="{api_key}") as client:
+        body = {{"schema": SCHEMA, "text": "Ada is 36 years old."}}
+        found = await client.post("/extract", body=body, cast_to=object)
+    print(found["record"], found["flags"], found["evidence"])
+
+
+asyncio.run(main())"""
+
+
 def build_api_tab(demo: gr.Blocks, engine: Engine, needs_key: bool) -> None:
     """Put the address and the snippets on the page; they follow the address the page was opened at."""
-    gr.Markdown("The same engine speaks the OpenAI API, on the same port. Point any client at the base URL.")
+    gr.Markdown(
+        "The same engine speaks the OpenAI API, on the same port. Point any client at the base URL. "
+        "[/openapi.json](/openapi.json) describes every route."
+    )
     base_url = gr.Textbox(label="Base URL", interactive=False, buttons=["copy"], max_lines=1)
     with gr.Row(equal_height=False):
         with gr.Column(min_width=300):
@@ -56,17 +100,34 @@ def build_api_tab(demo: gr.Blocks, engine: Engine, needs_key: bool) -> None:
                 wrap_lines=True,
             )
 
-    def fill(request: gr.Request) -> tuple[str, str, str, str]:
-        return make_snippets(find_page_url(request, demo.root_path), engine.model_name, needs_key)
+    with gr.Row(equal_height=False):
+        extracts = [
+            gr.Code(language="python", label=label, interactive=False, wrap_lines=True, min_width=300)
+            for label in ("Extract a record, aiohttp", "Extract a record, OpenAI client")
+        ]
+
+    def fill(request: gr.Request) -> tuple[str, ...]:
+        base_url, *others = make_snippets(
+            find_page_url(request, demo.root_path), engine.model_name, needs_key
+        )
+        return base_url, *others, *make_extract_snippets(base_url, "YOUR_KEY" if needs_key else "none")
 
     demo.load(
         fill,
         None,
-        [base_url, curl, python, structured],
+        [base_url, curl, python, structured, *extracts],
         queue=False,
         show_progress="hidden",
         api_visibility="private",
     )
+
+
+def make_extract_snippets(base_url: str, api_key: str) -> tuple[str, str]:
+    """Python for POST /v1/extract with aiohttp, and with the OpenAI client."""
+    aiohttp, openai = (
+        text.format(base_url=base_url, api_key=api_key) for text in (EXTRACT_AIOHTTP, EXTRACT_OPENAI)
+    )
+    return aiohttp, openai
 
 
 def find_page_url(request: gr.Request, root_path: str) -> str:

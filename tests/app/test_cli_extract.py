@@ -47,7 +47,16 @@ def test_a_file_gives_one_json_line_and_an_empty_one_no_record(fake_local: FakeE
     assert extract("empty.txt", "good.txt") == 1
     printed = capsys.readouterr()
     *_, empty, good = map(json.loads, printed.out.splitlines())
-    assert set(good) == {"source", "record", "valid", "finish_reason", "confidence", "evidence"}
+    assert set(good) == {
+        "source",
+        "record",
+        "valid",
+        "finish_reason",
+        "confidence",
+        "evidence",
+        "flags",
+        "checks",
+    }
     assert (good["source"], good["record"], good["valid"]) == ("good.txt", {"name": "Ada", "age": 36}, True)
     assert (empty["record"], empty["error"]) == (None, "the text is empty: there is nothing to extract")
     assert "[2/2]" in printed.err
@@ -68,11 +77,11 @@ def test_each_row_of_a_table_gives_a_line(
 def test_limits_are_added_and_named_unless_switched_off(
     fake_local: FakeEngine, flags: list[str], is_limited: bool, capsys: Any
 ) -> None:
-    assert extract("--schema", "dated.json", "day.txt", *flags) == 0
-    words = "added limits: YYYY-MM-DD from 1900 to 2099 at /properties/day"
+    assert extract("--schema", "s.json", "good.txt", *flags) == 0
+    words = "added limits: 200 characters a text"
     assert (words in capsys.readouterr().err) is is_limited
     grammar = fake_local.requests[0].params.grammar
-    assert grammar is not None and ("^(19|20)" in grammar.text) is is_limited
+    assert grammar is not None and ("maxLength" in grammar.text) is is_limited
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ def test_nothing_overflows_on_a_phone(phone: Site) -> None:
     phone.figures.wait_for()
     assert phone.find_overflow() == []
     phone.extract(INVOICE)
-    phone.page.get_by_text("schema-valid").wait_for()
+    phone.page.get_by_text("fits the schema").wait_for()
     assert phone.find_overflow() == []
     for tab, words in TABS.items():
         phone.go_to(tab)
@@ -71,7 +71,7 @@ def test_screenshots_for_the_readme(folder: Path, site: Site) -> None:
     site.page.locator("#inside .token").nth(4).hover()
     save(site, folder / "chat.png")
     site.extract(INVOICE)
-    site.page.get_by_text("schema-valid").wait_for()
+    site.page.get_by_text("fits the schema").wait_for()
     site.page.get_by_role("textbox", name="vendor").hover()
     save(site, folder / "extract.png")
     site.go_to("Batch")

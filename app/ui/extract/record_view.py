@@ -7,16 +7,17 @@ import json
 from collections.abc import Iterable, Mapping
 
 from app.extraction import Evidence, ExtractionResult, Leaf, describe_added
+from app.extraction.flags import LOW_CONFIDENCE
 from app.extraction.json_spans import Path
 from app.extraction.review import Change
 from app.ui.figures import describe_output
 
-# Below this a person should look: the field is flagged.
-LOW_CONFIDENCE = 0.6
-HIGH_CONFIDENCE = 0.9
+# Colours of the bar.
+HIGH_CONFIDENCE = LOW_CONFIDENCE
+MIDDLE_CONFIDENCE = 0.9
 NO_CHANGES: Mapping[str, Change] = {}
 MATCH_WORDS = {
-    "exact": "verbatim", "normalised": "reformatted", "fuzzy": "similar in the text", "none": "not in the text",
+    "exact": "verbatim", "normalised": "reformatted", "none": "not in the text",
 }  # fmt: skip
 
 EMPTY = (
@@ -38,7 +39,7 @@ def render_badge(kind: str, text: str, detail: str = "") -> str:
 def render_verdict(result: ExtractionResult) -> str:
     """Whether the record may be used, and why not."""
     if result.valid:
-        return render_badge("good", "schema-valid", "checked by an independent validator")
+        return render_badge("good", "fits the schema", "whether the values are right is for you to check")
     if result.finish_reason == "length":
         return render_badge("cut", "cut off", result.errors[0])
     return render_badge("bad", "not valid", "; ".join(result.errors))
@@ -77,34 +78,32 @@ def render_fields(
         'probability, relative: it ranks fields, it is not a chance of being right">Confidence</th></tr></thead>'
     )
     table = f"<table>{head}<tbody>{''.join(body)}</tbody></table>"
-    return f'<div class="record">{_render_review(rows, result, changes) if result else ""}{table}</div>'
-
-
-def is_flagged(leaf: Leaf, result: ExtractionResult) -> bool:
-    """Whether a person should look: the model was unsure, or a text stands nowhere in the source."""
-    confidence = result.confidence.get(leaf.pointer)
-    evidence = result.evidence.get(leaf.pointer)
-    return (confidence is not None and confidence < LOW_CONFIDENCE) or (
-        evidence is not None
-        and evidence.match == "none"
-        and confidence is not None
-        and confidence < HIGH_CONFIDENCE
+    return (
+        f'<div class="record">{_render_review(rows, result, changes, by_hand) if result else ""}{table}</div>'
     )
 
 
-def _render_review(rows: list[Leaf], result: ExtractionResult, changes: Mapping[str, Change]) -> str:
-    num_flagged = sum(is_flagged(leaf, result) for leaf in rows)
-    text = f"Next to check ({num_flagged})" if num_flagged else "All checked"
+def _render_review(
+    rows: list[Leaf], result: ExtractionResult, changes: Mapping[str, Change], by_hand: frozenset[str]
+) -> str:
+    num_flagged = sum(leaf.pointer in result.flags and leaf.pointer not in by_hand for leaf in rows)
+    num_others = len(rows) - num_flagged - sum(leaf.pointer in by_hand for leaf in rows)
+    counts = [f"{num_flagged} to check"] if num_flagged else []
+    counts += [f"{num_others} not looked at"] if num_others else []
+    text = ", ".join(counts) or "All values typed by you"
     against = ""
     if changes:
         num_same = sum(change.kind == "same" for change in changes.values())
         against = (
             f'<span class="against">{num_same} of {len(changes)} fields as in the record you verified</span>'
         )
+    failed = "".join(
+        f'<div class="note">{html.escape(check.message)}</div>' for check in result.checks if not check.holds
+    )
     return (
         f'<div class="review"><button type="button" data-act="next"{"" if num_flagged else " disabled"} '
         'title="Enter: this value is fine, on to the next · Alt+↓ and Alt+↑: step · Esc: undo">'
-        f'{text}</button><button type="button" data-act="keep">Keep as verified</button>{against}</div>'
+        f'{text}</button><button type="button" data-act="keep">Keep as verified</button>{against}</div>{failed}'
     )
 
 
@@ -120,7 +119,7 @@ def _render_row(
     number: int, leaf: Leaf, result: ExtractionResult, change: Change | None, is_by_hand: bool
 ) -> str:
     name, shown = _name_of(leaf), _spell(leaf)
-    evidence = result.evidence.get(leaf.pointer)
+    evidence, reasons = result.evidence.get(leaf.pointer), result.flags.get(leaf.pointer, ())
     small = []
     if evidence:
         small.append(
@@ -132,11 +131,15 @@ def _render_row(
     elif change is not None:
         small.append('<small class="agrees">as verified</small>')
     classes = [
-        word for word, holds in (("flagged", is_flagged(leaf, result)), ("by-hand", is_by_hand)) if holds
+        word
+        for word, holds in (("flagged", bool(reasons) and not is_by_hand), ("by-hand", is_by_hand))
+        if holds
     ]
     num_lines = min(6, max(1, -(-len(shown) // 34)))
+    why = html.escape("; ".join(reasons), quote=True)
     return (
-        f'<tr data-field="{number}" class="{" ".join(classes)}"><th scope="row"{name.indent}>{name.step}</th>'
+        f'<tr data-field="{number}" class="{" ".join(classes)}" title="{why}">'
+        f'<th scope="row"{name.indent}>{name.step}</th>'
         f'<td class="{_kind_of(leaf)}"><div class="cell"><textarea class="value" rows="{num_lines}" spellcheck="false" '
         f'data-pointer="{html.escape(leaf.pointer, quote=True)}" aria-label="{name.full}">'
         f"{html.escape(shown)}</textarea>{''.join(small)}</div></td>"
@@ -186,7 +189,9 @@ def _render_confidence(confidence: float | None, is_by_hand: bool) -> str:
         return '<span class="fixed" title="you typed this value">by hand</span>'
     if confidence is None:
         return '<span class="fixed" title="the schema left no choice">fixed</span>'
-    level = "high" if confidence >= HIGH_CONFIDENCE else "middle" if confidence >= LOW_CONFIDENCE else "low"
+    level = (
+        "high" if confidence >= HIGH_CONFIDENCE else "middle" if confidence >= MIDDLE_CONFIDENCE else "low"
+    )
     return (
         f'<span class="confidence {level}"><i style="width:{confidence:.0%}"></i></span>'
         f'<span class="percent">{confidence:.0%}</span>'

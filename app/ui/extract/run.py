@@ -13,9 +13,9 @@ from typing import Any
 
 import gradio as gr
 
-from app.extraction import ExtractionResult, Extractor, Limits, PartialExtraction, Schema, TextTooLong
-from app.extraction.chunks import PartsDone, extract_long
-from app.extraction.grounding import find_evidence
+from app.extraction import ExtractionResult, Extractor, Limits, PartialExtraction, Schema
+from app.extraction.chunks import PartsDone, stream_whole
+from app.extraction.extractor import make_again
 from app.extraction.json_spans import scan
 from app.extraction.review import Change, EditError, apply_edits, compare
 from app.extraction.schema_check import SchemaChecker
@@ -33,7 +33,6 @@ from app.ui.extract.record_view import (
 from app.ui.pacing import pace
 from app.ui.stops import Stops
 from engine import Engine
-from grammar import InvalidGrammar, SchemaValidator
 
 IDLE_BUTTONS = (gr.update(interactive=True), gr.update(visible=False))
 BUSY_BUTTONS = (gr.update(interactive=False), gr.update(visible=True))
@@ -100,7 +99,8 @@ class ExtractRun:
         try:
             extractor = Extractor(self.engine, Limits() if with_limits else None, ground=is_verbatim)
             with self.stops.running(session) as flag:
-                stream = self._extract(extractor, checked.schema, text, f"session-{session}")
+                # Its own salt: what one person pastes never shows in the cache timings of another.
+                stream = stream_whole(extractor, checked.schema, text, cache_salt=f"session-{session}")
                 # Leaving the block closes the stream, and that aborts the engine's requests.
                 async with aclosing(pace(stream, self.interval_s)) as parts:
                     async for part in parts:
@@ -121,23 +121,6 @@ class ExtractRun:
             yield fail(explain_bug(error))
             raise
 
-    async def _extract(
-        self, extractor: Extractor, schema: Schema, text: str, salt: str
-    ) -> AsyncGenerator[PartialExtraction | PartsDone | ExtractionResult, None]:
-        """As it is written where the text fits; otherwise in parts."""
-        # Its own salt: what one person pastes never shows in another's cache timings.
-        stream = extractor.stream(schema, text, cache_salt=salt)
-        try:
-            async with aclosing(stream) as parts:
-                async for part in parts:
-                    yield part
-            return
-        except TextTooLong:
-            pass
-        async with aclosing(extract_long(extractor, schema, text, cache_salt=salt)) as steps:
-            async for step in steps:
-                yield step
-
     def stop(self, request: gr.Request) -> None:
         """End the running extraction."""
         self.stops.ask(str(request.session_hash))
@@ -148,7 +131,7 @@ class ExtractRun:
             return tuple(gr.skip() for _ in range(7))
         try:
             edited = correct(shown, data._data.get("edits") or {})
-        except (EditError, InvalidGrammar) as error:
+        except EditError as error:
             problem = Explanation("This record cannot be kept.", f"{error}.", "Run the extraction again.")
             return (problem.as_html(), *(gr.skip() for _ in range(6)))
         if not edited.result.valid:
@@ -169,21 +152,9 @@ def correct(shown: Shown, edits: Mapping[str, str]) -> Shown:
 
     Raises:
         EditError: an edit names no value of the record.
-        InvalidGrammar: a pattern of the schema backtracks too much over an edited value.
     """
-    record = apply_edits(shown.result.record, edits, shown.schema)
-    raw = json.dumps(record, indent=2, ensure_ascii=False)
-    leaves = scan(raw + "\n").leaves
-    violation = SchemaValidator(shown.schema).first_error(record)
-    errors = () if violation is None else (f"{violation[0] or 'the record'}: {violation[1]}",)
-    result = replace(
-        shown.result,
-        record=record,
-        raw=raw,
-        valid=not errors,
-        errors=errors,
-        leaves=tuple(leaves),
-        evidence=find_evidence(leaves, shown.text),
+    result = make_again(
+        shown.schema, shown.text, shown.result, apply_edits(shown.result.record, edits, shown.schema)
     )
     return replace(shown, result=result, by_hand=shown.by_hand | set(edits))
 

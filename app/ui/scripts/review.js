@@ -49,7 +49,9 @@ const count = () => {
   const button = element.querySelector('[data-act="next"]');
   if (!button) return;
   const left = toCheck().length;
-  button.textContent = left ? `Next to check (${left})` : "All checked";
+  const others = all("tr[data-field]:not(.checked):not(.by-hand)").length - left;
+  button.textContent =
+    [left && `${left} to check`, others && `${others} not looked at`].filter(Boolean).join(", ") || "All looked at";
   button.disabled = !left;
 };
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from app.extraction.candidates import MAX_CANDIDATES, bind_amounts, list_amounts, list_dates
+from app.extraction.candidates import MAX_CANDIDATES, bind_amounts, list_amounts, list_dates, list_integers
 from app.extraction.verbatim import mark_grounded
 from grammar import SchemaValidator
 
@@ -139,3 +139,26 @@ def test_a_pattern_that_no_date_of_the_text_has_stays() -> None:
     schema = {"properties": {"day": {**DATE, "pattern": "^2025"}}}
     bind_amounts(schema, "issued 2023-05-01")
     assert schema["properties"]["day"] == {**DATE, "pattern": "^2025"}
+
+
+@pytest.mark.parametrize(
+    ("text", "integers"),
+    [
+        ("40 chairs and two tables", [40, 2, 0, 1]),
+        ("★★★★ from me", [4, 0, 1, 2]),
+        ("we took a lamp, 3 pens, ink and glue", [3, 1, 0, 2, 4]),
+        ("1.5 l", []),
+        ("twenty-five of 30", []),
+    ],
+)
+def test_integers_are_those_in_digits_words_and_stars_and_what_can_be_counted(
+    text: str, integers: list[int]
+) -> None:
+    found = list_integers(text)
+    assert set(found) == set(integers) and found[:1] == integers[:1]
+
+
+def test_an_integer_is_bound_to_the_text_with_the_schema_that_it_has() -> None:
+    schema = {"properties": {"n": {"type": "integer"}, "stars": {"type": "integer", "minimum": 1}}}
+    bind_amounts(schema, "120 cars")
+    assert 120 in schema["properties"]["n"]["enum"] and "enum" not in schema["properties"]["stars"]

@@ -151,28 +151,41 @@ async def test_leaving_a_stream_aborts_its_request() -> None:
 
 async def test_many_sources_come_in_order_as_json_able_lines() -> None:
     sources = [Source(f"{number}.txt", TEXT) for number in range(5)]
-    lines = [line async for line in extract_records(FakeEngine(), SCHEMA, sources, max_concurrent=2)]
+    lines = [
+        line async for line in extract_records(Extractor(FakeEngine()), SCHEMA, sources, max_concurrent=2)
+    ]
     assert [line["source"] for line in lines] == [source.name for source in sources]
-    assert set(lines[0]) == {"source", "record", "valid", "finish_reason", "confidence", "evidence"}
+    assert set(lines[0]) == {
+        "source",
+        "record",
+        "valid",
+        "finish_reason",
+        "confidence",
+        "evidence",
+        "flags",
+        "checks",
+    }
     assert lines[0]["evidence"]["/name"] == {"match": "exact", "start": 0, "end": 3, "quote": "Ada"}
 
 
 async def test_one_bad_source_does_not_stop_the_others() -> None:
     sources = [Source("long", "x" * 200_000), Source("good", TEXT)]
-    lines = [line async for line in extract_records(FakeEngine(), SCHEMA, sources)]
+    lines = [line async for line in extract_records(Extractor(FakeEngine()), SCHEMA, sources)]
     assert [line["valid"] for line in lines] == [False, True]
     assert "more than 64 parts" in lines[0]["error"]
 
 
 async def test_a_source_longer_than_the_model_is_read_in_parts() -> None:
     engine = FakeEngine()
-    (line,) = [line async for line in extract_records(engine, SCHEMA, [Source("long", f"{TEXT} " * 400)])]
+    (line,) = [
+        line async for line in extract_records(Extractor(engine), SCHEMA, [Source("long", f"{TEXT} " * 400)])
+    ]
     assert line["valid"] and line["record"]["name"] == "Ada" and len(engine.requests) > 2
     assert "overlapping parts" in line["notes"][0]
 
 
 async def test_a_dead_engine_ends_the_batch() -> None:
-    lines = extract_records(FakeEngine(reject=EngineDead("gone")), SCHEMA, [Source("a", TEXT)])
+    lines = extract_records(Extractor(FakeEngine(reject=EngineDead("gone"))), SCHEMA, [Source("a", TEXT)])
     with pytest.raises(EngineDead):
         await anext(lines)
     await lines.aclose()
@@ -181,7 +194,7 @@ async def test_a_dead_engine_ends_the_batch() -> None:
 async def test_a_full_engine_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(extractor, "RETRY_S", 0.0)
     sources = [Source(f"{number}.txt", TEXT) for number in range(5)]
-    lines = [line async for line in extract_records(BusyEngine(num_refused=9), SCHEMA, sources)]
+    lines = [line async for line in extract_records(Extractor(BusyEngine(num_refused=9)), SCHEMA, sources)]
     assert [line["valid"] for line in lines] == [True] * 5
     case = Case("person", SCHEMA, TEXT, {"name": "Ada", "age": 36})
     assert [judged.is_whole for judged in await judge_cases(BusyEngine(num_refused=3), [case])] == [True]
@@ -199,14 +212,17 @@ class Refusing(FakeEngine):
 
 async def test_a_text_whose_limits_make_no_grammar_fails_alone() -> None:
     lines = [
-        line async for line in extract_records(Refusing(), SCHEMA, [Source("c", "Cy"), Source("a", TEXT)])
+        line
+        async for line in extract_records(
+            Extractor(Refusing()), SCHEMA, [Source("c", "Cy"), Source("a", TEXT)]
+        )
     ]
     assert [line["valid"] for line in lines] == [False, True] and "that length" in lines[0]["error"]
 
 
 async def test_a_text_that_grounds_nothing_fails_alone() -> None:
     sources = [Source("a", TEXT), Source("c", "Cy"), Source("d", "half a \ud83d"), Source("e", TEXT)]
-    lines = [line async for line in extract_records(Refusing(), SCHEMA, sources, ground=True)]
+    lines = [line async for line in extract_records(Extractor(Refusing(), ground=True), SCHEMA, sources)]
     assert [line["valid"] for line in lines] == [True, False, False, True]
     assert "that length" in lines[1]["error"] and "surrogate" in lines[2]["error"]
 
@@ -227,7 +243,7 @@ async def test_a_refusal_of_verbatim_texts_names_the_option_and_not_a_keyword_no
 
 @pytest.mark.parametrize("ground", [False, True])
 async def test_a_schema_that_cannot_be_used_ends_the_run(ground: bool) -> None:
-    lines = extract_records(FakeEngine(), {"type": "strin"}, [Source("a", TEXT)], ground=ground)
+    lines = extract_records(Extractor(FakeEngine(), ground=ground), {"type": "strin"}, [Source("a", TEXT)])
     with pytest.raises(GrammarError):
         await anext(lines)
 
@@ -235,7 +251,7 @@ async def test_a_schema_that_cannot_be_used_ends_the_run(ground: bool) -> None:
 async def test_a_long_run_of_digits_does_not_end_the_run() -> None:
     schema = SCHEMA | {"properties": {"name": {"type": "string"}, "age": {"type": "number"}}}
     sources = [Source("a", TEXT), Source("b", f"{TEXT} Key: {'9' * 320}"), Source("c", TEXT)]
-    lines = [line async for line in extract_records(FakeEngine(), schema, sources, ground=True)]
+    lines = [line async for line in extract_records(Extractor(FakeEngine(), ground=True), schema, sources)]
     assert [line["valid"] for line in lines] == [True, True, True]
 
 

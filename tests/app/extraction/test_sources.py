@@ -89,7 +89,9 @@ def test_jsonl_lines_are_rows_and_a_broken_one_is_an_error_of_its_own(tmp_path: 
 
 def test_a_line_with_a_key_twice_is_an_error_of_its_own(tmp_path: Path) -> None:
     first, second = read_rows(write(tmp_path, "a.jsonl", '{"text": "a", "text": "b"}\n{"text": "c"}\n'))
-    assert first.error == "a.jsonl line 1: an object has the name 'text' twice" and not first.cells
+    assert (
+        first.error == "a.jsonl line 1 is not JSON: an object has the name 'text' twice" and not first.cells
+    )
     assert second.cells == {"text": "c"}
 
 

@@ -46,10 +46,12 @@ async def test_values_and_source_are_escaped_and_linked() -> None:
 
 async def test_a_value_without_evidence_says_so_and_is_flagged() -> None:
     page = render_fields((result := await extract("nobody")).leaves, result)
-    assert "not in the text" in page and page.count('class="flagged"') == 2 and "Next to check (2)" in page
+    assert "not in the text" in page and page.count('class="flagged"') == 2 and ">2 to check</button>" in page
     assert "<mark" not in render_source(result.leaves, result.evidence, "nobody")
-    found = dataclasses.replace(await extract("Ada <b> 36"), confidence={"/name": 0.59, "/age": 0.61})
-    assert render_fields(found.leaves, found).count('class="flagged"') == 1
+    found = dataclasses.replace(await extract("Ada <b> 36"), flags={"/name": ("the model was unsure",)})
+    page = render_fields(found.leaves, found)
+    assert page.count('class="flagged"') == 1 and 'title="the model was unsure"' in page
+    assert ">1 to check, 1 not looked at</button>" in page
 
 
 def test_a_growing_record_shows_values_without_judging_them() -> None:
@@ -78,7 +80,7 @@ def test_overlapping_evidence_is_marked_once() -> None:
 @pytest.mark.parametrize(
     ("options", "record", "badge"),
     [
-        ({}, '{"name": "Ada", "age": 36}', "schema-valid"),
+        ({}, '{"name": "Ada", "age": 36}', "fits the schema"),
         ({"max_tokens": 9}, '{"name": "Ada", "age": 36}', "cut off"),
         ({}, '{"age": "x"}', "not valid"),
     ],

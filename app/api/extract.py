@@ -1,0 +1,338 @@
+"""POST /v1/extract: texts, files or rows of a table in, checked records with confidence, evidence and flags out.
+
+The body is JSON, or multipart/form-data with a file and the same fields as text. One text is answered with one JSON
+object, or with server-sent events if `stream` is true. Several rows are answered as JSONL, a line for each record in
+the order of the rows, with the progress so far.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import aclosing
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from fastapi import APIRouter, Depends, Request
+from fastapi.responses import JSONResponse, Response
+from pydantic import Field, ValidationError, model_validator
+from starlette.datastructures import UploadFile
+
+from app.api.context import ApiContext, context_of
+from app.api.errors import ApiError, describe_fields
+from app.api.fields import check_names
+from app.api.json_body import parse_body
+from app.api.protocol import Fields, Options
+from app.api.sse import Emit, EventStream, unless_gone
+from app.extraction import (
+    Example,
+    ExtractionResult,
+    Extractor,
+    Limits,
+    PartialExtraction,
+    Schema,
+    Source,
+    extract_records,
+)
+from app.extraction.batch import extract_source
+from app.extraction.cases import ASSETS
+from app.extraction.chunks import stream_whole
+from app.extraction.sources import TEXT_COLUMN, Row, UnreadableSource, make_table, read_rows
+
+router = APIRouter()
+Context = Annotated[ApiContext, Depends(context_of)]
+SCHEMAS = ASSETS / "schemas"
+MAX_ROWS = 10_000
+MAX_EXAMPLES = 32
+MAX_SAMPLES = 5
+PARTIAL_INTERVAL_S = 0.05
+# Parts of a form that hold JSON rather than text.
+JSON_PARTS = ("examples", "options", "rows", "stream")
+
+
+class ExampleFields(Options):
+    """A text with its right record."""
+
+    PLACE = "examples"
+
+    text: str
+    record: Any
+
+
+class ExtractOptions(Options):
+    """How the record is found.
+
+    Attributes:
+        verbatim: free strings must be parts of the text, dates and numbers those in it.
+        bounds: open strings and lists get a length.
+        num_samples: records that are generated and voted on.
+        recheck: flagged fields are read once more, on their own.
+    """
+
+    PLACE = "options"
+
+    verbatim: bool = False
+    bounds: bool = True
+    property_order: Literal["schema", "any"] = "schema"
+    num_samples: int = Field(default=1, ge=1, le=MAX_SAMPLES)
+    recheck: bool = False
+
+
+class ExtractRequest(Fields):
+    """POST /v1/extract. Give either text or rows, or a file in a form."""
+
+    model: str | None = None
+    schema_: dict[str, Any] | str = Field(
+        alias="schema", description="a JSON Schema, or the name of a ready-made one"
+    )
+    text: str | None = None
+    rows: Annotated[list[dict[str, Any] | str], Field(min_length=1, max_length=MAX_ROWS)] | None = None
+    column: str | None = Field(default=None, description="column of the rows that holds the texts")
+    instructions: str = ""
+    examples: Annotated[list[ExampleFields], Field(max_length=MAX_EXAMPLES)] = Field(default_factory=list)
+    options: ExtractOptions = Field(default_factory=ExtractOptions)
+    stream: bool = False
+    cache_salt: str | None = Field(default=None, min_length=1, max_length=1024)
+
+    @model_validator(mode="before")
+    @classmethod
+    def refuse_unknown(cls, given: Any) -> Any:
+        """Refuse unknown fields."""
+        if isinstance(given, dict):
+            check_names(
+                "the request", given, [field.alias or name for name, field in cls.model_fields.items()]
+            )
+        return given
+
+    @model_validator(mode="after")
+    def check_source(self) -> Self:
+        """Refuse two sources."""
+        if self.text is not None and self.rows is not None:
+            raise ApiError(400, "give either text or rows", "text", "invalid_value")
+        return self
+
+
+REQUEST = ExtractRequest.model_json_schema(ref_template="#/components/schemas/{model}")
+DEFINITIONS = REQUEST.pop("$defs")  # they belong to the components of the document
+BODY = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "application/json": {
+                "schema": ExtractRequest.model_json_schema(ref_template="#/components/schemas/{model}")
+            },
+            "multipart/form-data": {
+                "schema": {
+                    "type": "object",
+                    "required": ["schema"],
+                    "properties": {
+                        "file": {
+                            "type": "string",
+                            "format": "binary",
+                            "description": "text, PDF, CSV or JSONL",
+                        },
+                        **{name: {"type": "string"} for name in ("schema", "text", "column", "instructions")},
+                        **{name: {"type": "string", "description": "JSON"} for name in JSON_PARTS},
+                    },
+                }
+            },
+        },
+    }
+}
+
+
+@router.post("/v1/extract", openapi_extra=BODY, response_model=None)
+async def extract(request: Request, context: Context) -> Response:
+    """Extract a record, with the confidence and the evidence of each value, the values to check, and the checks."""
+    body, sources = await read_request(request)
+    context.check_model(body.model)
+    context.require_ready()
+    schema = read_schema(body.schema_)
+    extractor = make_extractor(context, body)
+    if len(sources) > 1 or body.rows is not None:
+        return JsonLines(
+            lambda emit: send_rows(emit, context, extractor, schema, sources), math.inf, b"", _line
+        )
+    source = sources[0]
+    if source.error is not None:
+        raise ApiError(400, source.error, "file", "unreadable_file")
+    if not source.text.strip():
+        raise ApiError(400, "text is empty: there is nothing to extract", "text", "invalid_value")
+    if body.stream:
+        return EventStream(
+            lambda emit: send_parts(emit, context, extractor, schema, source, body.cache_salt),
+            context.config.keep_alive_s,
+        )
+    work = extract_source(extractor, schema, source, cache_salt=body.cache_salt, raises=True)
+    done = await unless_gone(request.receive, work)
+    return Response(status_code=499) if done is None else JSONResponse(show(context, *done))
+
+
+class JsonLines(EventStream):
+    """A stream of JSON lines."""
+
+    media_type = "application/x-ndjson"
+
+
+async def send_rows(
+    emit: Emit, context: ApiContext, extractor: Extractor, schema: Schema, sources: Sequence[Source]
+) -> None:
+    """A line for each row in order."""
+    num_done = 0
+    async with aclosing(extract_records(extractor, schema, sources)) as records:
+        async for record in records:
+            num_done += 1
+            progress = {"num_done": num_done, "num_rows": len(sources)}
+            line = show(context, record, None) | {"progress": progress}
+            await emit(json.dumps(line, ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n")
+
+
+async def send_parts(
+    emit: Emit, context: ApiContext, extractor: Extractor, schema: Schema, source: Source, salt: str | None
+) -> None:
+    """The record while it grows, then the result."""
+    sent = 0.0
+    parts = stream_whole(extractor, schema, source.text, source=source.name, cache_salt=salt)
+    async with aclosing(parts):
+        async for part in parts:
+            if isinstance(part, ExtractionResult):
+                await emit(_event(show(context, source.add_pages(part.to_json()), part)))
+            elif not isinstance(part, PartialExtraction):
+                counts = {"num_done": part.num_done, "num_parts": part.num_parts}
+                await emit(_event({"object": "extraction.progress", **counts}))
+            elif time.monotonic() - sent >= PARTIAL_INTERVAL_S:
+                sent = time.monotonic()
+                await emit(_event({"object": "extraction.partial", "record": part.record}))
+
+
+def show(context: ApiContext, record: dict[str, Any], result: ExtractionResult | None) -> dict[str, Any]:
+    """The reply for one record; `usage` where one request made it."""
+    reply = {"object": "extraction", "model": context.engine.model_name, **record}
+    if result is not None and result.output is not None:
+        num_in = len(result.output.prompt_token_ids)
+        num_out = sum(len(each.token_ids) for each in result.output.outputs)
+        usage = {"prompt_tokens": num_in, "completion_tokens": num_out, "total_tokens": num_in + num_out}
+        reply["usage"] = usage
+    return reply
+
+
+def make_extractor(context: ApiContext, body: ExtractRequest) -> Extractor:
+    """The extractor that a request asks for."""
+    options = body.options
+    return Extractor(
+        context.engine,
+        Limits() if options.bounds else None,
+        ground=options.verbatim,
+        property_order=options.property_order,
+        instructions=body.instructions,
+        examples=tuple(Example(each.text, each.record) for each in body.examples),
+        num_samples=options.num_samples,
+        recheck=options.recheck,
+    )
+
+
+def read_schema(given: dict[str, Any] | str) -> Schema:
+    """A schema by value, or a ready-made one by its name.
+
+    Raises:
+        ApiError: 400, there is none of that name.
+    """
+    if isinstance(given, dict):
+        return given
+    known = {path.stem: path for path in sorted(SCHEMAS.glob("*.json"))}
+    if given not in known:
+        message = (
+            f"schema={given[:80]!r} is none of {', '.join(known)}; give a JSON Schema or one of these names"
+        )
+        raise ApiError(400, message, "schema", "invalid_value")
+    schema: Schema = json.loads(known[given].read_text(encoding="utf-8"))
+    return schema
+
+
+async def read_request(request: Request) -> tuple[ExtractRequest, list[Source]]:
+    """The fields of a JSON body or a form, and the texts to read.
+
+    Raises:
+        ApiError: 400 for a body that is neither, a wrong field, or a file that cannot be read.
+    """
+    is_form = request.headers.get("content-type", "").startswith("multipart/form-data")
+    rows: list[Row] = []
+    try:
+        if not is_form:
+            given = parse_body(await request.body())
+        else:
+            async with request.form(max_files=1, max_part_size=2**25) as form:
+                given = {
+                    name: _read_part(name, value) for name, value in form.items() if isinstance(value, str)
+                }
+                file = form.get("file")
+                if isinstance(file, UploadFile):
+                    rows = await _read_file(file)
+        body = ExtractRequest.model_validate(given)
+    except ValidationError as error:
+        raise describe_fields(error.errors()) from error
+    except (ValueError, RecursionError) as error:
+        raise ApiError(400, f"the body is not JSON: {error}", code="invalid_json") from error
+    if sum((bool(rows), body.text is not None, body.rows is not None)) != 1:
+        raise ApiError(400, "give one of text, rows, and a file in a form", "text", "invalid_value")
+    if body.text is not None:
+        return body, [Source("", body.text)]
+    for number, row in enumerate(body.rows or (), 1):
+        cells = (
+            {TEXT_COLUMN: row} if isinstance(row, str) else {name: _spell(cell) for name, cell in row.items()}
+        )
+        rows.append(Row(f"row {number}", cells))
+    return body, pick_sources(rows, body.column)
+
+
+def pick_sources(rows: Sequence[Row], column: str | None) -> list[Source]:
+    """The texts of the rows, from a named column or the one that most likely has them.
+
+    Raises:
+        ApiError: 400, there is no such column.
+    """
+    table = make_table(rows)
+    if column is not None and column not in table.columns:
+        known = ", ".join(table.columns)[:200]
+        raise ApiError(400, f"column={column[:80]!r} is none of {known}", "column", "invalid_value")
+    return [row.pick(column or table.pick_text_column() or TEXT_COLUMN) for row in rows]
+
+
+async def _read_file(file: UploadFile) -> list[Row]:
+    name = Path(file.filename or "file.txt").name or "file.txt"
+    data = await file.read()
+
+    def read() -> list[Row]:
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / f"file{Path(name).suffix}"
+            path.write_bytes(data)
+            return read_rows(path, name)
+
+    try:
+        return await asyncio.to_thread(read)
+    except UnreadableSource as error:
+        raise ApiError(400, str(error), "file", "unreadable_file") from error
+
+
+def _read_part(name: str, value: str) -> Any:
+    """The value of a form's part: JSON in the parts that are no text, and in a schema that is not a name."""
+    is_json = name in JSON_PARTS or (name == "schema" and value.lstrip().startswith("{"))
+    return parse_body(value.encode()) if is_json else value
+
+
+def _spell(cell: Any) -> str:
+    if cell is None:
+        return ""
+    return cell if isinstance(cell, str) else json.dumps(cell, ensure_ascii=False)
+
+
+def _event(value: dict[str, Any]) -> bytes:
+    return b"data: " + json.dumps(value).encode() + b"\n\n"
+
+
+def _line(error: ApiError) -> bytes:
+    return json.dumps(error.body).encode() + b"\n"

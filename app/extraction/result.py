@@ -1,0 +1,65 @@
+"""ExtractionResult: a record with its validity, confidence, evidence, checks and flags."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from app.extraction.bounds import BoundedSchema
+from app.extraction.checks import Check
+from app.extraction.grounding import Evidence
+from app.extraction.json_spans import Leaf, scan
+from engine import RequestOutput
+
+
+@dataclass(frozen=True, slots=True)
+class PartialExtraction:
+    """The record while it is being written."""
+
+    raw: str
+    output: RequestOutput
+
+    @property
+    def record(self) -> Any:
+        """The values so far; read from the text each time, so ask only when you show it."""
+        return scan(self.raw).value
+
+
+@dataclass(frozen=True, slots=True)
+class ExtractionResult:
+    """One finished extraction. `valid` holds only for a complete record that an independent validator accepts."""
+
+    source: str
+    record: Any
+    raw: str
+    valid: bool
+    errors: tuple[str, ...]
+    finish_reason: str
+    confidence: dict[str, float]  # by JSON pointer; relative, see app.extraction.confidence
+    evidence: dict[str, Evidence]  # by JSON pointer
+    leaves: tuple[Leaf, ...]
+    bounds: BoundedSchema
+    notes: tuple[str, ...] = ()
+    checks: tuple[Check, ...] = ()
+    flags: dict[str, tuple[str, ...]] = field(
+        default_factory=dict
+    )  # reasons to check a value, by JSON pointer
+    output: RequestOutput | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """What the command line prints for one source, as a JSON-able dict."""
+        return {
+            "source": self.source,
+            "record": self.record,
+            "valid": self.valid,
+            "finish_reason": self.finish_reason,
+            "confidence": self.confidence,
+            "evidence": {
+                pointer: {"match": found.match, "start": found.start, "end": found.end, "quote": found.quote}
+                for pointer, found in self.evidence.items()
+            },
+            "flags": {pointer: list(reasons) for pointer, reasons in self.flags.items()},
+            "checks": [check.to_json() for check in self.checks],
+            **({"notes": list(self.notes)} if self.notes else {}),
+            **({"error": "; ".join(self.errors)} if self.record is None and self.errors else {}),
+        }

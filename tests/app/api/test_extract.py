@@ -1,0 +1,130 @@
+"""POST /v1/extract: a text, a file or rows, whole or streamed; and what is refused."""
+
+import json
+from typing import Any
+
+import aiohttp
+import openai
+import pytest
+
+from app.extraction import Example, extract
+from app.ui.api_hint import make_extract_snippets
+from engine import LLM
+from tests.app.api.harness import Server, Start, events, needs_model
+from tests.fakes import FakeEngine
+
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {"name": {"type": "string"}, "age": {"type": "integer"}},
+    "required": ["name", "age"],
+}
+TEXT = "Ada is 36 years old."
+BODY = {"schema": SCHEMA, "text": TEXT}
+
+
+@pytest.fixture
+async def server(start: Start) -> Server:
+    return await start(FakeEngine(record='{"name": "Ada", "age": 36}'))
+
+
+async def test_a_text_gives_a_record_with_what_is_known_of_each_value(server: Server) -> None:
+    status, reply = await server.post("/v1/extract", BODY)
+    assert status == 200 and reply["record"] == {"name": "Ada", "age": 36}
+    assert (reply["valid"], reply["finish_reason"], reply["checks"]) == (True, "stop", [])
+    assert reply["evidence"]["/age"] == {"match": "exact", "start": 7, "end": 9, "quote": "36"}
+    assert reply["confidence"]["/name"] == 0.7788 and reply["flags"]["/name"] == ["the model was unsure"]
+    assert reply["usage"]["completion_tokens"] > 0 and reply["object"] == "extraction"
+
+
+async def test_instructions_and_examples_reach_the_prompt(server: Server) -> None:
+    examples = [{"text": "Bob is 7.", "record": {"name": "Bob", "age": 7}}]
+    status, _ = await server.post(
+        "/v1/extract", BODY | {"instructions": "Ages in years.", "examples": examples}
+    )
+    prompt = server.engine.requests[0].prompt
+    assert status == 200 and "Ages in years." in prompt.split("<user>")[0]
+    assert prompt.index("Bob is 7.") < prompt.index('{"name": "Bob", "age": 7}') < prompt.index(TEXT)
+
+
+async def test_options_reach_the_engine(server: Server) -> None:
+    options = {"verbatim": True, "bounds": False, "property_order": "any", "num_samples": 3}
+    assert (await server.post("/v1/extract", BODY | {"options": options}))[0] == 200
+    first, more = server.engine.requests
+    assert first.params.grammar.source == TEXT and first.params.grammar.property_order == "any"
+    assert "maxLength" not in first.params.grammar.text and more.params.n == 2
+
+
+async def test_a_stream_shows_the_record_grow_and_ends_with_the_reply(server: Server) -> None:
+    *parts, last = events(await server.stream("/v1/extract", BODY))
+    assert parts and {part["object"] for part in parts} == {"extraction.partial"}
+    assert last["record"] == {"name": "Ada", "age": 36} and last["valid"]
+
+
+async def test_rows_are_answered_as_lines_in_order_with_progress(server: Server) -> None:
+    rows = [{"id": 7, "note": TEXT}, {"id": 8, "note": ""}, {"id": 9, "note": TEXT}]
+    async with server.client.post(
+        f"{server.url}/v1/extract", json={"schema": SCHEMA, "rows": rows, "column": "note"}
+    ) as reply:
+        assert reply.content_type == "application/x-ndjson"
+        lines = [json.loads(line) for line in (await reply.text()).splitlines()]
+    assert [line["progress"] for line in lines] == [{"num_done": n, "num_rows": 3} for n in (1, 2, 3)]
+    assert [line["valid"] for line in lines] == [True, False, True] and "empty" in lines[1]["error"]
+    assert lines[2]["row"] == {"id": "9"}
+
+
+async def test_a_file_is_read_by_its_name(server: Server) -> None:
+    for name, content, num_lines in (("a.txt", TEXT, 1), ("a.csv", f"id,text\n1,{TEXT}\n2,{TEXT}\n", 2)):
+        form = aiohttp.FormData({"schema": json.dumps(SCHEMA)})
+        form.add_field("file", content.encode(), filename=name)
+        async with server.client.post(f"{server.url}/v1/extract", data=form) as reply:
+            lines = [json.loads(line) for line in (await reply.text()).splitlines()]
+        assert reply.status == 200 and [line["valid"] for line in lines] == [True] * num_lines
+
+
+async def test_a_ready_made_schema_goes_by_its_name(server: Server) -> None:
+    assert (await server.post("/v1/extract", {"schema": "invoice", "text": TEXT}))[1]["valid"] is False
+    status, reply = await server.post("/v1/extract", {"schema": "invoise", "text": TEXT})
+    assert (status, reply["error"]["param"]) == (400, "schema") and "invoice" in reply["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("change", "param"),
+    [
+        ({"text": None}, "text"), ({"rows": ["x"]}, "text"), ({"text": " "}, "text"), ({"schema": {"type": "x"}}, None),
+        ({"schema": None}, "schema"), ({"instruction": "x"}, "the request"), ({"options": {"verbatm": 1}}, "options"),
+        ({"options": {"num_samples": 6}}, "options"), ({"text": None, "rows": [{"a": "x"}], "column": "b"}, "column"),
+        ({"schema": SCHEMA | {"x-checks": [{"sum": []}]}}, None), ({"model": "other"}, "model"),
+    ],
+)  # fmt: skip
+async def test_a_wrong_field_is_refused_by_name(
+    server: Server, change: dict[str, Any], param: str | None
+) -> None:
+    status, reply = await server.post("/v1/extract", BODY | change)
+    assert status in (400, 404) and reply["error"]["param"] == param, reply
+    assert server.engine.requests == []
+
+
+async def test_the_route_is_described(server: Server) -> None:
+    _, document = await server.get("/openapi.json")
+    content = document["paths"]["/v1/extract"]["post"]["requestBody"]["content"]
+    names = content["application/json"]["schema"]["properties"]
+    assert {"schema", "text", "rows", "instructions", "examples", "options", "stream"} <= names.keys()
+    assert "multipart/form-data" in content and "ExampleFields" in document["components"]["schemas"]
+
+
+async def test_the_examples_of_the_page_run(server: Server, capsys: Any) -> None:
+    for snippet in make_extract_snippets(f"{server.url}/v1", "none"):
+        source = snippet.replace("asyncio.run(main())", "")
+        scope: dict[str, Any] = {}
+        exec(compile(source, "snippet", "exec"), scope)
+        await scope["main"]()
+        assert "'name': 'Ada'" in capsys.readouterr().out
+    assert openai and len(server.engine.requests) == 2
+
+
+@needs_model
+def test_python_extracts_on_an_llm() -> None:
+    examples = [Example("Bob, 7", {"name": "Bob", "age": 7})]
+    with LLM(num_threads=1, num_blocks=200) as llm:
+        first, second = extract(llm, SCHEMA, [TEXT, "Bob is 7."], examples=examples, num_samples=2)
+    assert first.valid and second.valid and first.evidence.keys() <= {"/name", "/age"}

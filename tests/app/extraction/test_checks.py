@@ -1,0 +1,102 @@
+"""Checks across fields: asked for by the schema or suggested by names, and the flags that follow."""
+
+from typing import Any
+
+import pytest
+
+from app.extraction.checks import run_checks
+from app.extraction.flags import NOT_FOUND, SHARED, UNSURE, find_flags
+from app.extraction.grounding import find_evidence
+from app.extraction.json_spans import scan
+from grammar import InvalidGrammar
+
+LINES = [{"quantity": 2, "unit_price": 5.5}, {"quantity": 1, "unit_price": 9}]
+
+
+@pytest.mark.parametrize(
+    ("check", "record", "holds"),
+    [
+        ({"sum": ["/a/*/x", "/b"], "equals": "/c"}, {"a": [{"x": 1}, {"x": 2}], "b": 3, "c": 6}, True),
+        ({"sum": ["/a/*/x", "/b"], "equals": "/c"}, {"a": [{"x": 1}, {"x": 2}], "b": 3, "c": 5}, False),
+        (
+            {"sum_of_products": ["/l/*/quantity", "/l/*/unit_price"], "equals": "/t"},
+            {"l": LINES, "t": 20},
+            True,
+        ),
+        (
+            {"sum_of_products": ["/l/*/quantity", "/l/*/unit_price"], "equals": "/t"},
+            {"l": LINES, "t": 21},
+            False,
+        ),
+        ({"order": ["/a", "/b"]}, {"a": "2026-01-02", "b": "2026-01-02"}, True),
+        ({"order": ["/a", "/b"]}, {"a": "18:30", "b": "09:00"}, False),
+        ({"order": ["/a", "/b"]}, {"a": 1, "b": None}, None),
+        ({"order": ["/a", "/b"]}, {"a": "9:00", "b": "10:00"}, None),
+        ({"sum": ["/a/*"], "equals": "/b"}, {"a": [], "b": 0}, None),
+    ],
+)
+def test_a_check_of_the_schema_holds_fails_or_misses_a_value(
+    check: Any, record: Any, holds: bool | None
+) -> None:
+    assert [found.holds for found in run_checks({"x-checks": [check]}, record)] == (
+        [] if holds is None else [holds]
+    )
+
+
+@pytest.mark.parametrize(
+    ("record", "messages"),
+    [
+        ({"salary_min": 5, "salary_max": 4}, ["salary_min (5) is not before salary_max (4)"]),
+        (
+            {"stay": {"startDate": "2026-02-01", "endDate": "2026-01-01"}},
+            ["startDate (2026-02-01) is not before"],
+        ),
+        ({"total": 28, "lines": LINES}, ["total is 28, but the lines come to 20"]),
+        ({"total": 25, "lines": LINES}, []),  # with taxes
+        ({"total": 19, "lines": LINES}, ["total is 19, but the lines come to 20"]),
+        ({"start": 5, "bend": 4, "minimum": 9, "max": 1}, []),
+    ],
+)
+def test_names_suggest_checks_where_the_schema_has_none(record: Any, messages: list[str]) -> None:
+    failed = [check.message for check in run_checks({}, record) if not check.holds]
+    assert len(failed) == len(messages) and all(map(str.startswith, failed, messages))
+    assert run_checks({"x-checks": []}, record) == ()
+
+
+@pytest.mark.parametrize(
+    "wrong", [5, [5], [{"sum": ["/a"]}], [{"order": "/a"}], [{"order": ["a"]}], [{"x": ["/a"]}]]
+)
+def test_malformed_checks_are_refused(wrong: Any) -> None:
+    with pytest.raises(InvalidGrammar, match="x-checks"):
+        run_checks({"x-checks": wrong}, {})
+
+
+def flags_of(
+    record: str, text: str, confidence: dict[str, float], schema: Any = None
+) -> dict[str, tuple[str, ...]]:
+    leaves = scan(record + " ").leaves
+    return find_flags(schema or {}, leaves, confidence, find_evidence(leaves, text))
+
+
+def test_a_value_not_in_the_text_is_flagged_whatever_its_confidence() -> None:
+    assert flags_of('{"a": "Ada", "b": 7}', "Bob", {"/a": 1.0, "/b": 1.0}) == {
+        "/a": (NOT_FOUND,),
+        "/b": (NOT_FOUND,),
+    }
+
+
+def test_a_chosen_value_need_not_be_in_the_text_but_the_model_has_to_be_sure() -> None:
+    schema = {"properties": {"mood": {"enum": ["good", "bad"]}, "paid": {"type": "boolean"}}}
+    record = '{"mood": "good", "paid": true}'
+    assert flags_of(record, "x", {"/mood": 0.96, "/paid": 0.96}, schema) == {}
+    assert flags_of(record, "x", {"/mood": 0.9, "/paid": 0.9}, schema) == {
+        "/mood": (UNSURE,),
+        "/paid": (UNSURE,),
+    }
+
+
+def test_two_fields_with_one_place_are_both_flagged() -> None:
+    found = flags_of(
+        '{"place": "Bonn am Rhein", "officer": "Bonn", "other": "Ada"}', "Ada, Bonn am Rhein", {}
+    )
+    assert found == {"/place": (SHARED,), "/officer": (SHARED,)}
