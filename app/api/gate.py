@@ -33,7 +33,14 @@ logger = logging.getLogger("troupe.requests")
 
 OPEN_PATHS = frozenset(HEALTH_PATHS)
 WORK_PATHS = frozenset(
-    ("/v1/chat/completions", "/v1/completions", "/v1/extract", "/v1/messages", "/v1/responses", "/v1/embeddings")
+    (
+        "/v1/chat/completions",
+        "/v1/completions",
+        "/v1/extract",
+        "/v1/messages",
+        "/v1/responses",
+        "/v1/embeddings",
+    )
 ) | {"/rerank", "/v1/rerank", "/score", "/v1/score"}
 REQUEST_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 MAX_LOGGED_PATH = 200
