@@ -81,8 +81,8 @@ class EngineConfig:
     quantization: Quantization = field(
         default="none",
         metadata={
-            "help": "quantize the weights at load: int8 on any device, int4 and fp8 on CUDA. With int8 on CPU the "
-            "start waits for the native ops"
+            "help": "quantize the weights at load: int8 and int4 on any device, fp8 on CUDA. On CPU the start waits "
+            "for the native ops"
         },
     )
     kv_cache_dtype: KVCacheDtype = field(

@@ -2,7 +2,8 @@
 
 int8   one scale per output channel, activations rounded per token: int8 times int8, summed in int32
 fp8    the same with float8 (e4m3); CUDA only
-int4   groups of 128 inputs, one scale and zero point each, activations as they are; CUDA and bfloat16 only
+int4   CUDA: groups of 128 inputs, one scale and zero point each, activations as they are; bfloat16 only
+       CPU: see `kernels.int4`; activations rounded to int8 per group
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from kernels.int4 import GroupedInt4, round_int4
 from kernels.ops import Quantization
 
 INT4_GROUP = 128
@@ -49,7 +51,7 @@ def pack_quantized(weight: Tensor, quantization: Quantization) -> QuantizedWeigh
         case "fp8":
             return Fp8Weight(weight)
         case "int4":
-            return Int4Weight(weight)
+            return Int4Weight(weight) if weight.is_cuda else GroupedInt4Weight(round_int4(weight))
 
 
 class Int8Weight:
@@ -133,6 +135,24 @@ class Int4Weight:
 
     def unpack(self) -> Tensor:
         raise NotImplementedError("int4 matrices stay as they are")
+
+
+class GroupedInt4Weight:
+    """W4A8 as the native ops compute it, but slowly: where no compiler is, and what they are compared with."""
+
+    def __init__(self, weight: GroupedInt4) -> None:
+        self.weight = weight
+
+    def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        groups = F.pad(x, (0, -x.shape[-1] % self.weight.group_size)).unflatten(
+            -1, (-1, self.weight.group_size)
+        )
+        values, scales = round_rows(groups.flatten(0, 1), _INT8_MAX)
+        rounded = (values * scales).view(len(x), -1)[:, : x.shape[-1]]
+        return F.linear(rounded, self.unpack(), None if bias is None else bias.float()).to(x.dtype)
+
+    def unpack(self) -> Tensor:
+        return self.weight.dequantize()
 
 
 def _fill_up(matrix: Tensor, num_rows: int, num_columns: int) -> Tensor:

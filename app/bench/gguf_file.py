@@ -19,14 +19,14 @@ from transformers import AutoConfig
 from app.config import UsageError
 
 ARCHITECTURES = {"llama": gguf.MODEL_ARCH.LLAMA, "qwen3": gguf.MODEL_ARCH.QWEN3}
-Q8_BLOCK = 32  # values that share a scale
+BLOCK = 32  # values that share a scale
 
 
 def write_gguf(folder: Path, target: Path, kind: Kind) -> None:
     """Write the weights of a folder with config.json and safetensors; there is no tokenizer in the file.
 
     Args:
-        kind: of every matrix: F32, F16, BF16 or Q8_0. Vectors stay float32.
+        kind: of every matrix: F32, F16, BF16, Q8_0 or Q4_0. Vectors stay float32.
 
     Raises:
         UsageError: neither Llama nor Qwen3, or something in it that GGUF has no name for.
@@ -112,8 +112,8 @@ def _add_tensor(writer: gguf.GGUFWriter, name: str, tensor: Tensor, kind: Kind) 
         # numpy has no bfloat16: the bytes as they are
         writer.add_tensor(name, tensor.bfloat16().contiguous().view(torch.uint8).numpy(), raw_dtype=kind)
     else:
-        if tensor.shape[1] % Q8_BLOCK:
+        if tensor.shape[1] % BLOCK:
             raise UsageError(
-                f"--peer llama.cpp: {name} has {tensor.shape[1]} columns; Q8_0 needs a multiple of {Q8_BLOCK}"
+                f"--peer llama.cpp: {name} has {tensor.shape[1]} columns; {kind.name} needs a multiple of {BLOCK}"
             )
         writer.add_tensor(name, gguf.quants.quantize(tensor.float().numpy(), kind), raw_dtype=kind)

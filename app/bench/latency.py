@@ -31,6 +31,7 @@ from app.bench.workload import check_range, make_random
 from app.config import UsageError
 from engine import EngineConfig
 
+_QUANTIZED_BYTES = {"int8": 1.0, "int4": 0.5625, "fp8": 1.0}  # of a weight
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -114,7 +115,7 @@ def make_bound(
     best = max(roofs, key=lambda roof: roof.all_threads)
     context = arguments.input_len + arguments.output_len // 2
     footprint = Footprint.from_config(model)
-    size = 1 if config.quantization == "int8" else bytes_per_value(config)
+    size = _QUANTIZED_BYTES.get(config.quantization) or bytes_per_value(config)
     return best.step_time(footprint, arguments.batch_size, context, size), best.describe()
 
 

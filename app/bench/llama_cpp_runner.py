@@ -25,6 +25,7 @@ from engine import EngineConfig
 BATCH_TOKENS = 2048  # of one call, llama.cpp's default
 MAX_SEQUENCES = 256  # LLAMA_MAX_SEQ
 KINDS = {"bfloat16": Kind.BF16, "float16": Kind.F16}
+QUANTIZED = {"int8": Kind.Q8_0, "int4": Kind.Q4_0}
 
 
 @llama_cpp.llama_log_callback
@@ -38,9 +39,9 @@ def choose_kind(config: EngineConfig) -> Kind:
     Raises:
         UsageError: a quantization that has no counterpart there.
     """
-    if config.quantization not in ("none", "int8"):
-        raise UsageError(f"--peer llama.cpp: --quantization {config.quantization} is not one of none, int8")
-    return Kind.Q8_0 if config.quantization == "int8" else KINDS.get(config.dtype, Kind.F32)
+    if config.quantization == "fp8":
+        raise UsageError("--peer llama.cpp: --quantization fp8 is not one of none, int8, int4")
+    return QUANTIZED.get(config.quantization) or KINDS.get(config.dtype, Kind.F32)
 
 
 class LlamaCppRunner:

@@ -16,9 +16,11 @@ from engine.errors import ConfigError
 from engine.host_memory import measure_host_memory
 from engine.model.config import ModelConfig
 from engine.model.transformers_config import TransformersConfig
-from kernels.cpu.weights import estimate_packed_bytes
+from kernels.cpu.weights import estimate_int4_bytes, estimate_packed_bytes
+from kernels.int4 import GROUP_SIZE
 from kernels.ops import Quantization
 
+_INT4_BYTES = estimate_int4_bytes(32, GROUP_SIZE) / (32 * GROUP_SIZE)  # of an element
 _CPU_ALLOCATOR = "DefaultCPUAllocator"  # in the message of torch's error about missing RAM
 
 
@@ -64,6 +66,8 @@ def estimate_head_copy(
     """
     if not config.tie_word_embeddings:
         return 0
+    if quantization == "int4":
+        return estimate_int4_bytes(config.vocab_size, config.hidden_size)
     return estimate_packed_bytes(
         config.vocab_size, config.hidden_size, _packed_itemsize(config, dtype, quantization)
     )
@@ -71,7 +75,8 @@ def estimate_head_copy(
 
 def _estimate_growth(config: ModelConfig, dtype: torch.dtype, quantization: Quantization | None) -> int:
     """Return by how many bytes packing for the native ops enlarges a model: the head's copy minus savings in layers."""
-    saved = _count_matrix_numbers(config) * (dtype.itemsize - _packed_itemsize(config, dtype, quantization))
+    itemsize = _INT4_BYTES if quantization == "int4" else _packed_itemsize(config, dtype, quantization)
+    saved = int(_count_matrix_numbers(config) * (dtype.itemsize - itemsize))
     return max(0, estimate_head_copy(config, dtype, quantization) - saved)
 
 

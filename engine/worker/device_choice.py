@@ -156,10 +156,13 @@ def _choose_backend(config: EngineConfig, facts: DeviceFacts, notices: list[str]
 
 def _check_quantization(config: EngineConfig, dtype: str, facts: DeviceFacts) -> None:
     name = config.quantization
-    if name in ("none", "int8"):
+    is_cpu = facts.kind == "cpu"
+    if name in ("none", "int8") or (name == "int4" and is_cpu):
         return
-    if facts.kind == "cpu":
-        raise ConfigError(f"quantization={name!r} needs a CUDA device, this engine runs on the CPU; use int8")
+    if is_cpu:
+        raise ConfigError(
+            f"quantization={name!r} needs a CUDA device, this engine runs on the CPU; use int8 or int4"
+        )
     needed = _WITH_FP8 if name == "fp8" else _WITH_INT4
     if facts.capability < needed:
         raise ConfigError(

@@ -28,17 +28,17 @@ def start_ops(
         return make_ops(config, dtype, num_threads), None
     native = NativeSwap(dtype, num_threads)
     # Where few bits are kept, ops must not change on the way: a last bit may be another token.
-    ops = native.start(waits=config.quantization == "int8" or config.dtype == "bfloat16")
+    ops = native.start(waits=config.quantization != "none" or config.dtype == "bfloat16")
     return ops or make_ops(config, dtype, num_threads), native
 
 
 def note_rounding(config: WorkerConfig, ops_name: str, native: NativeSwap | None) -> list[str]:
     """What few bits give up without the native ops: torch's sums depend on the batch in their last bits."""
-    is_int8 = config.quantization == "int8"
-    is_coarse = is_int8 or config.dtype != "float32"
+    is_quantized = config.quantization != "none"
+    is_coarse = is_quantized or config.dtype != "float32"
     if config.device != "cpu" or not is_coarse or ops_name == "native":
         return []
-    what = "quantization='int8'" if is_int8 else f"dtype={config.dtype!r}"
+    what = f"quantization={config.quantization!r}" if is_quantized else f"dtype={config.dtype!r}"
     why = "off" if native is None else native.status
     return [
         f"{what} on {ops_name} (native ops: {why}): the same seed need not give the same text in another batch"

@@ -24,11 +24,13 @@ from kernels.cpu.bench_peer import make_peer_step
 from kernels.cpu.build import NativeBuild
 from kernels.cpu.library import ThreadPool, count_cores
 from kernels.cpu.native_ops import NativeOps
+from kernels.int4 import GROUP_SIZE
 from kernels.ops import Quantization
 
 _PROBE_BYTES = 256 << 20
 _PROBE_SIZE = (960, 1024)  # of a square-ish product whose operands stay in the cache
 _BYTES = {torch.bfloat16: 2, torch.float32: 4}
+_INT4_BYTES = 0.5 + 4 / GROUP_SIZE  # a code, and its share of a scale and a minimum
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +100,7 @@ def count_operations(shape: Shape, cell: Cell) -> float:
     return 2 * tokens * shape.num_layer_weights + 2 * cell.num_requests * shape.num_head_weights + attention
 
 
-def count_bytes(shape: Shape, cell: Cell, weight_bytes: int, cache_bytes: int) -> float:
+def count_bytes(shape: Shape, cell: Cell, weight_bytes: float, cache_bytes: int) -> float:
     """Bytes that a step must read: every weight once, and the context of every request."""
     context = cell.num_requests * (cell.context + cell.query_len) * shape.num_kv_heads * shape.head_dim
     weights = shape.num_layer_weights + shape.num_head_weights
@@ -127,11 +129,11 @@ def print_cell(
         f"products {limits[0].rate / 1e9:.0f} / {limits[1].rate / 1e9:.0f} GFLOP/s on one / all threads"
     )
     for name, seconds in best.items():
-        weight_bytes = 1 if "int8" in name else _BYTES[dtype]
+        weight_bytes = 1 if "int8" in name else _INT4_BYTES if "int4" in name else _BYTES[dtype]
         read = count_bytes(shape, cell, weight_bytes, _BYTES[dtype]) / seconds
         rate = count_operations(shape, cell) / seconds
-        # int8 products run at twice the rate
-        peak = limits[1].rate * (2 if "int8" in name else 1)
+        # products of integers run at twice the rate
+        peak = limits[1].rate * (2 if "int" in name else 1)
         share = max(read / limits[1].bandwidth, rate / peak)
         ratios = "  ".join(
             f"{best[peer] / seconds:.2f}x {peer}" for peer in best if peer != name and "native" not in peer
@@ -151,6 +153,7 @@ def make_models(
     kinds: dict[str, tuple[bool, Quantization | None]] = {
         "native": (True, None),
         "native int8": (True, "int8"),
+        "native int4": (True, "int4"),
         "torch": (False, None),
         "torch int8": (False, "int8"),
     }
@@ -199,7 +202,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=count_cores())
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--cells", nargs="+", default=[""], help="parts of the names of the cells to run")
-    parser.add_argument("--engines", nargs="+", default=["native", "native int8", "torch"])
+    parser.add_argument("--engines", nargs="+", default=["native", "native int8", "native int4", "torch"])
     parser.add_argument("--peer", choices=("transformers",))
     return parser.parse_args()
 

@@ -31,7 +31,7 @@ _FLAGS = (
     # The sources use no exceptions, errno or floating-point flags. NaN and infinity stay exact: no -ffast-math.
     *("-fno-exceptions", "-fno-rtti", "-fno-math-errno", "-fno-trapping-math"),
 )
-_NEEDED_CPU_FLAGS = ("avx2", "fma", "bmi2")
+_NEEDED_CPU_FLAGS = ("avx2", "fma", "bmi2", "f16c")
 _BUILD_LIMIT_S = 600
 _PROBE_LIMIT_S = 20
 _NICENESS = 5

@@ -17,6 +17,7 @@ from kernels.cpu.panel_memory import PanelMemory
 from kernels.cpu.scratch import estimate_scratch
 from kernels.cpu.structs import AttentionShapeStruct, BatchStruct, RopeStoreStruct
 from kernels.cpu.weights import DTYPES, NativeWeight, address, pack, unpack
+from kernels.int4 import GroupedInt4
 from kernels.ops import KVCache, LayerWeights, Ops, Quantization
 
 _SILU_MUL, _GELU_MUL, _GELU = range(3)  # `Activation` of elementwise.h
@@ -223,9 +224,9 @@ class NativeOps:
         return out
 
     def pack_linear(
-        self, weight: Tensor, bias: Tensor | None, quantization: Quantization | None
+        self, weight: Tensor | GroupedInt4, bias: Tensor | None, quantization: Quantization | None
     ) -> NativeWeight:
-        """Pack a matrix [out, in] and its bias.
+        """Pack a matrix [out, in] and its bias; one in 4-bit codes keeps them.
 
         Raises:
             ValueError: a dtype or quantization that native ops do not have.

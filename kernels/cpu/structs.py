@@ -20,7 +20,7 @@ class LinearStruct(ctypes.Structure):
         ("in_features", c_int64),
         ("out_features", c_int64),
         ("kind", c_int32),
-        ("reserved", c_int32),
+        ("group_size", c_int32),
     ]
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from kernels.cpu.library import NativeLibrary, ThreadPool
 from kernels.cpu.panel_memory import PanelMemory
 from kernels.cpu.structs import LinearStruct
+from kernels.int4 import GROUP_SIZE, GroupedInt4, round_int4
 from kernels.ops import Quantization
 
 # The codes of `Dtype` in src/linear.h.
@@ -31,6 +32,7 @@ class WeightKind(IntEnum):
     )
     BFLOAT16 = 2
     INT8 = 3
+    INT4 = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,24 +59,28 @@ def pack(
     library: NativeLibrary,
     pool: ThreadPool,
     memory: PanelMemory,
-    weight: Tensor,
+    weight: Tensor | GroupedInt4,
     bias: Tensor | None,
     quantization: Quantization | None,
     kind: WeightKind | None = None,
 ) -> NativeWeight:
-    """Pack a matrix [out, in] into a piece of `memory`.
+    """Pack a matrix [out, in] into a piece of `memory`; one in 4-bit codes keeps them.
 
     Args:
         kind: how to store it; None: `choose_kind` decides.
 
     Raises:
-        ValueError: another dtype than float32 and bfloat16, or another quantization than int8.
+        ValueError: another dtype than float32 and bfloat16, or another quantization than int8 and int4.
     """
+    if isinstance(weight, GroupedInt4):
+        return _pack_int4(library, pool, memory, weight, bias, torch.float32)
     if weight.dtype not in DTYPES or weight.dim() != 2 or weight.device.type != "cpu":
         raise ValueError(
             "native ops take float32 and bfloat16 matrices on the CPU, "
             f"not {weight.dtype} {list(weight.shape)} on {weight.device.type}"
         )
+    if quantization == "int4":
+        return _pack_int4(library, pool, memory, round_int4(weight), bias, weight.dtype)
     weight = weight.contiguous()
     out_features, in_features = weight.shape
     kind = choose_kind(library, pool, weight, quantization) if kind is None else kind
@@ -107,6 +113,35 @@ def pack(
     )
 
 
+def _pack_int4(
+    library: NativeLibrary,
+    pool: ThreadPool,
+    memory: PanelMemory,
+    weight: GroupedInt4,
+    bias: Tensor | None,
+    dtype: torch.dtype,
+) -> NativeWeight:
+    out_features, in_features = weight.shape
+    sizes = (out_features, in_features, weight.group_size)
+    panels = memory.take(library.int4_bytes(*sizes))
+    codes = weight.codes.contiguous()
+    scales, minimums = weight.scales.float().contiguous(), weight.minimums.float().contiguous()
+    pointers = (codes.data_ptr(), scales.data_ptr(), minimums.data_ptr())
+    library.pack_int4(pool.handle, *pointers, *sizes, panels.data_ptr())
+    bias = None if bias is None else bias.float().contiguous()
+    struct = LinearStruct(
+        *(panels.data_ptr(), None, None, address(bias), in_features, out_features),
+        *(WeightKind.INT4, weight.group_size),
+    )
+    return NativeWeight(WeightKind.INT4, dtype, in_features, out_features, panels, None, None, bias, struct)
+
+
+def estimate_int4_bytes(out_features: int, in_features: int) -> int:
+    """Return the bytes that a matrix takes after rounding to int4."""
+    num_groups = -(-in_features // GROUP_SIZE)
+    return -(-out_features // _PANEL_WIDTH) * _PANEL_WIDTH * num_groups * (GROUP_SIZE // 2 + _WORD_BYTES)
+
+
 def estimate_packed_bytes(out_features: int, in_features: int, itemsize: int) -> int:
     """Return the bytes that packing a matrix takes at most, its numbers in so many bytes each: 1 where it is int8."""
     panels = -(-out_features // _PANEL_WIDTH) * _PANEL_WIDTH * -(-in_features // _WORD_BYTES) * _WORD_BYTES
@@ -131,10 +166,10 @@ def choose_kind(
     """Return how to store a contiguous tensor of weights.
 
     Raises:
-        ValueError: another quantization than int8.
+        ValueError: another quantization than int8; int4 is for linear layers, see `pack`.
     """
     if quantization not in (None, "int8"):
-        raise ValueError(f"quantization={quantization!r} is not available in native ops; allowed: int8")
+        raise ValueError(f"quantization={quantization!r} is not available in native ops; allowed: int8, int4 without experts")
     if quantization == "int8":
         return WeightKind.INT8
     if weight.dtype == torch.bfloat16:

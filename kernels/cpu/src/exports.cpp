@@ -3,6 +3,7 @@
 #include "attention.h"
 #include "elementwise.h"
 #include "experts.h"
+#include "int4.h"
 #include "layers.h"
 #include "linear.h"
 #include "pool.h"
@@ -35,6 +36,17 @@ EXPORT void troupe_pack_weight(
     uint8_t* panels, float* scales, int32_t* corrections) {
     PoolLock lock(pool);
     pack_weight(pool, kind, weight, dtype, out_features, in_features, panels, scales, corrections);
+}
+
+EXPORT int64_t troupe_int4_bytes(int64_t out_features, int64_t in_features, int64_t group_size) {
+    return int4_bytes(out_features, in_features, group_size);
+}
+
+EXPORT void troupe_pack_int4(
+    Pool* pool, const uint8_t* codes, const float* scales, const float* minimums, int64_t out_features,
+    int64_t in_features, int64_t group_size, uint8_t* panels) {
+    PoolLock lock(pool);
+    pack_int4(pool, codes, scales, minimums, out_features, in_features, group_size, panels);
 }
 
 EXPORT void troupe_unpack_weight(Pool* pool, const Linear* linear, float* weight) {

@@ -10,7 +10,7 @@ namespace troupe {
 
 // Mirrored by `kernels.cpu.weights`.
 enum Dtype : int32_t { kFloat32 = 0, kBFloat16 = 1 };
-enum WeightKind : int32_t { kWeightFloat32 = 0, kWeightFloat32Half = 1, kWeightBFloat16 = 2, kWeightInt8 = 3 };
+enum WeightKind : int32_t { kWeightFloat32 = 0, kWeightFloat32Half = 1, kWeightBFloat16 = 2, kWeightInt8 = 3, kWeightInt4 = 4 };
 
 struct Linear {
     const uint8_t* panels;
@@ -20,7 +20,7 @@ struct Linear {
     int64_t in_features;
     int64_t out_features;
     int32_t kind;
-    int32_t reserved;
+    int32_t group_size;  // kWeightInt4 only, see `int4.h`
 };
 
 int64_t packed_bytes(int32_t kind, int64_t out_features, int64_t in_features);

@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "dispatch.h"
+#include "int4.h"
 
 namespace troupe {
 
@@ -94,6 +95,7 @@ void pack_weight(
 }
 
 void unpack_weight(Pool* pool, const Linear& linear, float* weight) {
+    if (linear.kind == kWeightInt4) return unpack_int4(pool, linear, weight);
     with_arithmetic(linear.kind, [&](auto arithmetic) {
         using Arithmetic = decltype(arithmetic);
         constexpr int GROUP = Arithmetic::kGroup;

@@ -124,7 +124,7 @@ FLOAT, BRAIN = torch.float32, torch.bfloat16
 
 
 @pytest.mark.parametrize("dtypes", [(FLOAT, FLOAT), (FLOAT, BRAIN), (BRAIN, BRAIN)], ids=str)
-@pytest.mark.parametrize("quantization", [None, "int8"])
+@pytest.mark.parametrize("quantization", [None, "int8", "int4"])
 def test_the_packed_copy_of_a_tied_head_is_counted(
     tmp_path: Path, dtypes: tuple[torch.dtype, ...], quantization: Any, leave_free: LeaveFree
 ) -> None:

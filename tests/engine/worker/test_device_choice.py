@@ -62,8 +62,7 @@ def test_what_is_chosen_against_expectation_is_said() -> None:
         (CPU, {"attention_backend": "native", "enable_native_ops": False}, "contradicts enable_native_ops"),
         (CPU, {"attention_backend": "native", "compile": True}, "contradicts compile=True.*use sdpa, or"),
         (T4, {"dtype": "bfloat16"}, r"dtype='bfloat16': this GPU \(compute capability 7.5\) has none"),
-        (CPU, {"quantization": "fp8"}, "quantization='fp8' needs a CUDA device.*use int8"),
-        (CPU, {"quantization": "int4"}, "quantization='int4' needs a CUDA device.*use int8"),
+        (CPU, {"quantization": "fp8"}, "quantization='fp8' needs a CUDA device.*use int8 or int4"),
         (A100, {"quantization": "fp8"}, "needs compute capability 8.9, this GPU has 8.0; use int8"),
         (H200, {"quantization": "int4", "dtype": "float16"}, "needs dtype bfloat16, not float16"),
         (CPU, {"kv_cache_dtype": "fp8"}, "kv_cache_dtype='fp8' needs a CUDA device.*use auto"),
@@ -76,8 +75,9 @@ def test_what_a_device_cannot_do_is_refused_with_a_way_out(
         choose(facts, **settings)
 
 
-def test_int8_runs_everywhere() -> None:
+def test_int8_runs_everywhere_and_int4_on_the_cpu() -> None:
     assert all(choose(facts, quantization="int8")[0]["quantization"] == "int8" for facts in (CPU, T4, H200))
+    assert choose(CPU, quantization="int4")[0]["quantization"] == "int4"
 
 
 def test_native_ops_stay_away_when_told_to() -> None:

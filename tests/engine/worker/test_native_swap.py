@@ -169,7 +169,9 @@ def test_native_attention_that_cannot_be_had_is_refused(
         load_worker(make_config, attention_backend="native")
 
 
-@pytest.mark.parametrize("settings", [{"quantization": "int8"}, {"dtype": "bfloat16"}])
+@pytest.mark.parametrize(
+    "settings", [{"quantization": "int8"}, {"quantization": "int4"}, {"dtype": "bfloat16"}]
+)
 def test_few_bits_start_with_the_ops_that_are_being_built(
     make_config: MakeConfig, library: NativeLibrary, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]
 ) -> None:
@@ -183,13 +185,14 @@ def test_few_bits_start_with_the_ops_that_are_being_built(
     worker.close()
 
 
-INT8, BRAIN = {"quantization": "int8"}, {"dtype": "bfloat16"}
+INT8, INT4, BRAIN = {"quantization": "int8"}, {"quantization": "int4"}, {"dtype": "bfloat16"}
 
 
 @pytest.mark.parametrize(
     ("settings", "notice"),
     [
         (INT8, "quantization='int8' on torch-sdpa (native ops: not available: no compiler)"),
+        (INT4, "quantization='int4' on torch-sdpa (native ops: not available: no compiler)"),
         (BRAIN, "dtype='bfloat16' on torch-sdpa (native ops: not available: no compiler)"),
         (INT8 | BRAIN | {"enable_native_ops": False}, "quantization='int8' on torch-sdpa (native ops: off)"),
         (BRAIN | {"attention_backend": "flex"}, "dtype='bfloat16' on torch-flex (native ops: off)"),

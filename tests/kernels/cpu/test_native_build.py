@@ -45,7 +45,7 @@ def only_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "bin"
     folder.mkdir()
     monkeypatch.setenv("PATH", str(folder))
-    monkeypatch.setattr(build, "read_cpu_flags", lambda: frozenset(["avx2", "fma", "bmi2"]))
+    monkeypatch.setattr(build, "read_cpu_flags", lambda: frozenset(["avx2", "fma", "bmi2", "f16c"]))
     return folder
 
 
@@ -72,7 +72,7 @@ def test_a_result_that_is_no_library_is_not_used(tmp_path: Path, only_compiler: 
 
 def test_an_old_processor_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(build, "read_cpu_flags", lambda: frozenset(["sse2", "fma"]))
-    assert run(tmp_path / "cache").status == "not available: the processor lacks avx2, bmi2"
+    assert run(tmp_path / "cache").status == "not available: the processor lacks avx2, bmi2, f16c"
 
 
 def test_another_platform_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,7 +118,9 @@ def test_other_flags_of_the_processor_are_another_library(
 ) -> None:
     make_compiler(only_compiler, f'/bin/cp {require_library().path} "$out"')
     run(tmp_path / "cache")
-    monkeypatch.setattr(build, "read_cpu_flags", lambda: frozenset(["avx2", "fma", "bmi2", "avx512f"]))
+    monkeypatch.setattr(
+        build, "read_cpu_flags", lambda: frozenset(["avx2", "fma", "bmi2", "f16c", "avx512f"])
+    )
     run(tmp_path / "cache")
     assert len(list((tmp_path / "cache").iterdir())) == 2
 

@@ -101,6 +101,15 @@ def test_rounded_logits_point_where_transformers_do(
         assert similarity.min() > least
 
 
+def test_int4_logits_are_those_of_torchs_slow_form(tmp_path: Path) -> None:
+    """A sum that differs in its last bit may round the next activation to another byte."""
+    source, model = load_pair("qwen3", quantization="int4")
+    slow = load_model(save(source, tmp_path), quantization="int4")
+    actual, expected = run_mixed(model), run_mixed(slow)
+    for name, logits in expected.items():
+        assert torch.cosine_similarity(actual[name], logits, dim=-1).min() > 0.998
+
+
 def test_logits_of_a_bfloat16_model_are_not_rounded_to_it() -> None:
     _, model = load_pair("qwen3", dtype=torch.bfloat16)
     hidden = torch.randn(5, model.config.hidden_size, generator=torch.Generator().manual_seed(0)).bfloat16()
@@ -110,7 +119,7 @@ def test_logits_of_a_bfloat16_model_are_not_rounded_to_it() -> None:
     torch.testing.assert_close(logits.double(), expected, atol=3e-5, rtol=3e-5)
 
 
-@pytest.mark.parametrize("quantization", [None, "int8"])
+@pytest.mark.parametrize("quantization", [None, "int8", "int4"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("variant", ["llama-biased", "qwen3-layer-types"])
 def test_one_call_gives_the_bits_of_the_single_ops(
@@ -126,7 +135,7 @@ def test_one_call_gives_the_bits_of_the_single_ops(
     assert all(torch.equal(fused[name], single[name]) for name in fused)
 
 
-@pytest.mark.parametrize("quantization", [None, "int8"])
+@pytest.mark.parametrize("quantization", [None, "int8", "int4"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_logits_are_the_same_bits_alone_and_in_a_batch_chunked_or_not(

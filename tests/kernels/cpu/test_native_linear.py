@@ -7,12 +7,14 @@ import torch
 
 from kernels.cpu.native_ops import NativeOps
 from kernels.cpu.weights import NativeWeight, WeightKind
+from kernels.int4 import GroupedInt4, round_int4
 from kernels.ops import Quantization
+from kernels.quantized_linear import GroupedInt4Weight
 from tests.kernels.cpu.conftest import require_library
 
 SHAPES = [(1, 1), (33, 2), (64, 64), (100, 63), (300, 131), (96, 1000)]  # (out, in)
 ROWS = [1, 2, 5, 6, 7, 13, 64, 100]
-KINDS = ["float32", "half", "bfloat16", "int8", "int8-bfloat16"]
+KINDS = ["float32", "half", "bfloat16", "int8", "int8-bfloat16", "int4", "int4-bfloat16"]
 
 
 def make(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -30,8 +32,8 @@ def make_operands(kind: str, rows: int, shape: tuple[int, int]) -> tuple[torch.T
 
 
 def pack(ops: NativeOps, kind: str, weight: torch.Tensor, bias: torch.Tensor | None = None) -> NativeWeight:
-    quantization: Quantization | None = "int8" if kind.startswith("int8") else None
-    return ops.pack_linear(weight, bias, quantization)
+    quantizations: dict[str, Quantization] = {"int8": "int8", "int4": "int4"}
+    return ops.pack_linear(weight, bias, quantizations.get(kind[:4]))
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -72,6 +74,44 @@ def test_int8_is_close_to_the_exact_product(ops: NativeOps, kind: str) -> None:
     expected = x.double() @ weight.double().T
     actual = ops.linear(x, pack(ops, kind, weight), None).double()
     assert (actual - expected).norm() / expected.norm() < 0.02
+
+
+@pytest.mark.parametrize("group_size", [32, 64, 128])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_int4_equals_the_product_of_rounded_operands(
+    ops: NativeOps, shape: tuple[int, int], group_size: int
+) -> None:
+    """Shapes whose inputs do not fill their last group too; torch's form of it, which has a bias of its own."""
+    weight = round_int4(make(*shape, seed=1) * 0.1, group_size)
+    bias = make(shape[0], seed=2)
+    packed = ops.pack_linear(weight, bias, None)
+    twin = GroupedInt4Weight(weight)
+    for rows in ROWS:
+        x = make(rows, shape[1])
+        torch.testing.assert_close(ops.linear(x, packed, bias), twin.multiply(x, bias), atol=3e-5, rtol=3e-5)
+
+
+def test_sums_of_the_largest_codes_and_activations_are_exact(ops: NativeOps) -> None:
+    """Products are summed in 16 bits where the machine has no wider instruction."""
+    weight = GroupedInt4(
+        torch.full((40, 256), 15, dtype=torch.uint8), torch.ones(40, 2), torch.zeros(40, 2), 128
+    )
+    x = torch.tensor([[127.0], [-127.0]]).expand(2, 256).contiguous()
+    out = ops.linear(x, ops.pack_linear(weight, None, None), None)
+    assert torch.equal(out, torch.tensor([[256 * 15 * 127.0], [-256 * 15 * 127.0]]).expand(2, 40))
+
+
+def test_int4_codes_and_scales_survive_packing(ops: NativeOps) -> None:
+    weight = round_int4(make(100, 131), 32)
+    assert torch.equal(ops.unpack_linear(ops.pack_linear(weight, None, None)), weight.dequantize())
+
+
+def test_int4_rounds_to_the_nearest_of_sixteen_levels() -> None:
+    weight = make(9, 200)
+    rounded = round_int4(weight)
+    assert (rounded.codes.min(), rounded.codes.max()) == (0, 15)
+    step = rounded.scales.float().repeat_interleave(64, dim=1)[:, :200]
+    assert ((rounded.dequantize() - weight).abs() <= 0.51 * step + 1e-3).all()
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -122,17 +162,18 @@ def test_unpacking_int8_returns_the_rounded_matrix(ops: NativeOps, kind: str) ->
     assert ((unpacked.float() - weight.float()).abs() <= 0.51 * step + 0.004 * weight.float().abs()).all()
 
 
-def test_a_row_or_a_column_of_zeros_stays_zero(ops: NativeOps) -> None:
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+def test_a_row_or_a_column_of_zeros_stays_zero(ops: NativeOps, kind: str) -> None:
     x, weight = make(3, 64), make(40, 64, seed=1)
     x[1], weight[7] = 0, 0
-    out = ops.linear(x, ops.pack_linear(weight, None, "int8"), None)
+    out = ops.linear(x, pack(ops, kind, weight), None)
     assert torch.equal(out[1], torch.zeros(40))
     assert torch.equal(out[:, 7], torch.zeros(3))
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_nan_stays_in_its_row_and_column_and_is_never_lost(ops: NativeOps, kind: str) -> None:
-    """Int8 has no byte for NaN: taken for a zero it would make wrong tokens, and no error."""
+    """Integers have no NaN: taken for a zero it would make wrong tokens, and no error."""
     x, weight = make_operands(kind, 7, (40, 131))
     x[2, 5] = x[4, 130] = weight[7, 3] = weight[9, 129] = torch.nan
     out = ops.linear(x, pack(ops, kind, weight), None)
@@ -147,10 +188,9 @@ def test_no_rows_are_no_work(native: NativeOps) -> None:
     assert native.linear(torch.empty(0, 64), packed, None).shape == (0, 40)
 
 
-@pytest.mark.parametrize("quantization", ["int4", "fp8"])
-def test_other_quantizations_are_refused(native: NativeOps, quantization: Quantization) -> None:
-    with pytest.raises(ValueError, match=rf"quantization='{quantization}' is not available.*int8"):
-        native.pack_linear(make(40, 64), None, quantization)
+def test_other_quantizations_are_refused(native: NativeOps) -> None:
+    with pytest.raises(ValueError, match=r"quantization='fp8' is not available.*int8, int4 without experts"):
+        native.pack_linear(make(40, 64), None, "fp8")
 
 
 def test_other_dtypes_are_refused(native: NativeOps) -> None:
