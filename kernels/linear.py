@@ -6,11 +6,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from kernels.int4 import GroupedInt4
 from kernels.ops import PackedWeight, Quantization
-from kernels.quantized_linear import QuantizedWeight, pack_quantized
+from kernels.quantized_linear import GroupedInt4Weight, QuantizedWeight, pack_quantized
 
 
-def pack_linear(weight: Tensor, bias: Tensor | None, quantization: Quantization | None) -> PackedWeight:
+def pack_linear(
+    weight: Tensor | GroupedInt4, bias: Tensor | None, quantization: Quantization | None
+) -> PackedWeight:
     """Lay a matrix [out, in] out as `linear` wants it on this device.
 
     Args:
@@ -21,6 +24,8 @@ def pack_linear(weight: Tensor, bias: Tensor | None, quantization: Quantization 
 
     Why: on CPU in float32 a column-major matrix makes products of 4 to 16 rows up to three times as fast.
     """
+    if isinstance(weight, GroupedInt4):
+        return GroupedInt4Weight(weight)
     if quantization is not None:
         return pack_quantized(weight, quantization)
     if weight.device.type == "cpu" and weight.dtype == torch.float32:

@@ -17,6 +17,7 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor
 
+from kernels.int4 import GroupedInt4
 from kernels.shared_prefixes import SharedPrefixes
 
 Quantization = Literal["int8", "int4", "fp8"]
@@ -213,7 +214,7 @@ class Ops:
     paged_attention: PagedAttention
     linear: Multiply
     # (weight [out, in], bias, quantization) -> packed weight
-    pack_linear: Callable[[Tensor, Tensor | None, Quantization | None], PackedWeight]
+    pack_linear: Callable[[Tensor | GroupedInt4, Tensor | None, Quantization | None], PackedWeight]
     pack_experts: Callable[[ExpertWeights, Quantization | None], PackedExperts]
     run_experts: RunExperts
     # The inverse of `pack_experts`; None as in `unpack_linear`.
@@ -222,6 +223,8 @@ class Ops:
     unpack_linear: Callable[[PackedWeight], Tensor] | None = None
     # Whether a matrix that must also stay as it is (an embedding that is the head too) deserves a packed copy.
     packs_shared: bool = False
+    # Whether products with a matrix that comes in 4-bit codes are fast.
+    takes_int4: bool = False
     run_layers: RunLayers | None = None
     # Lets the decodes of a plan attend what they share once, see `kernels.shared_prefixes`; None: each by itself.
     share_prefixes: Callable[[Plan, SharedPrefixes], Plan] | None = None

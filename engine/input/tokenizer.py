@@ -25,6 +25,7 @@ from engine.input.chat_messages import read_messages
 from engine.input.special_token_escaper import SpecialTokenEscaper
 from engine.model import read_eos_token_ids
 from engine.model.checkpoint import read_json_object, resolve_checkpoint
+from engine.model.formats.gguf_file import GGUFFile, is_gguf
 
 TOKENIZER_PATTERNS = (
     *("*token*", "*.model", "vocab.*", "merges.txt", "tekken.json"),
@@ -63,10 +64,13 @@ class Tokenizer:
     def __init__(self, path_or_name: str | Path, model: str | Path | None = None) -> None:
         self.name = str(path_or_name)
         field = "model" if model is None else "tokenizer"
-        folder = resolve_checkpoint(path_or_name, TOKENIZER_PATTERNS, field)
-        self._tokenizer = _load(folder, self.name)
+        if is_gguf(path_or_name):
+            source = Path(path_or_name).expanduser()
+        else:
+            source = resolve_checkpoint(path_or_name, TOKENIZER_PATTERNS, field)
+        self._tokenizer = _load(source, self.name)
         self._backend = getattr(self._tokenizer, "backend_tokenizer", None)
-        self.eos_token_ids = read_eos_token_ids(model or folder, self._tokenizer.eos_token_id)
+        self.eos_token_ids = read_eos_token_ids(model or source, self._tokenizer.eos_token_id)
         self._special_ids = self._read_special_ids()
         self._rule: TextRule | None = None
         if self._backend is not None:
@@ -269,8 +273,23 @@ def _make_id_to_token(backend: Any) -> Callable[[int], str | None]:
     return id_to_token
 
 
-def _load(folder: Path, name: str) -> Any:
-    """Load the transformers tokenizer of a folder."""
+def _load(source: Path, name: str) -> Any:
+    """Load the transformers tokenizer of a folder or GGUF file."""
+    return _load_gguf(source, name) if is_gguf(source) else _load_folder(source, name)
+
+
+def _load_gguf(path: Path, name: str) -> Any:
+    GGUFFile(path)  # says what is wrong with a file that is not GGUF
+    try:
+        return transformers.PreTrainedTokenizerFast.from_pretrained(
+            path.parent.absolute(), gguf_file=path.name, trust_remote_code=False
+        )
+    except Exception as error:  # as below
+        reason = " ".join(str(error).split())[:300] or type(error).__name__
+        raise ConfigError(f"tokenizer={name!r}: the file has no usable tokenizer. {reason}") from error
+
+
+def _load_folder(folder: Path, name: str) -> Any:
     has_json = (folder / "tokenizer.json").is_file()
     loader = transformers.PreTrainedTokenizerFast if has_json else transformers.AutoTokenizer
     try:

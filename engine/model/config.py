@@ -9,6 +9,9 @@ from typing import Any
 from engine.errors import ConfigError
 from engine.model.checkpoint import read_json_object, resolve_checkpoint
 from engine.model.config_reader import ConfigReader
+from engine.model.formats.gguf_file import is_gguf
+from engine.model.formats.gguf_model import GGUFModel
+from engine.model.formats.quant_config import WeightFormat, parse_format
 from engine.model.layer_spec import LLAMA_STYLE, Activation, LayerSpec, LayerStyle
 from engine.model.moe_spec import MoESpec
 from engine.model.registry import FAMILIES, TEXT_PARTS, Family
@@ -77,6 +80,7 @@ class ModelConfig:
     weight_renames: tuple[tuple[str, str], ...] = ()  # parts of names, ours and the checkpoint's
     ignored_weights: tuple[str, ...] = ()  # prefixes of names that are not loaded
     dtype: str = "float32"  # of the checkpoint
+    weight_format: WeightFormat | None = None  # None: plain numbers
 
     def __post_init__(self) -> None:
         if self.num_attention_heads % self.num_key_value_heads:
@@ -97,11 +101,13 @@ class ModelConfig:
 
     @classmethod
     def from_pretrained(cls, path_or_name: str | Path) -> ModelConfig:
-        """Read the config.json of a local folder or of a repository on the hub.
+        """Read the config.json of a local folder or of a repository on the hub, or the header of a GGUF file.
 
         Raises:
             ConfigError: the checkpoint does not exist, or its architecture or a field is not supported.
         """
+        if is_gguf(path_or_name):
+            return cls.from_dict(GGUFModel(path_or_name).make_config(), str(path_or_name))
         path = resolve_checkpoint(path_or_name, ("config.json",)) / "config.json"
         if not path.is_file():
             raise ConfigError(f"{path.parent} is not a checkpoint: it has no config.json")
@@ -248,6 +254,7 @@ def _parse(reader: ConfigReader, architecture: str, family: Family, where: str) 
         sliding_windows=windows if any(windows) else (),
         layer_ropes=_choose_ropes(reader, family, windows, rope, local_rope),
         dtype=_parse_dtype(reader),
+        weight_format=parse_format(reader.take("quantization_config"), where),
         **fields,
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -246,7 +247,9 @@ class DecoderModel(nn.Module):
 
     def weight_targets(self) -> WeightTargets:
         """Return the memory for each tensor of a checkpoint."""
-        targets: Targets = {_EMBEDDING: WeightTarget(self.embed_tokens)}
+        # A tied head may take the codes that the embedding has.
+        keep = partial(self.lm_head.keep, "") if self.config.tie_word_embeddings else None
+        targets: Targets = {_EMBEDDING: WeightTarget(self.embed_tokens, keep=keep, is_table=True)}
         targets |= add_prefix("model.norm", self.norm.weight_targets())
         for index, layer in enumerate(self.layers):
             assert isinstance(layer, DecoderLayer)

@@ -7,6 +7,8 @@ from typing import Any
 
 from engine.errors import ConfigError
 from engine.model.checkpoint import read_json_object, resolve_checkpoint
+from engine.model.formats.gguf_file import is_gguf
+from engine.model.formats.gguf_model import GGUFModel
 
 _FILES = ("generation_config.json", "config.json")  # the first with ids is used
 _KEY = "eos_token_id"
@@ -22,8 +24,10 @@ def read_eos_token_ids(path_or_name: str | Path, own: int | None = None) -> tupl
     Raises:
         ConfigError: the checkpoint does not exist, or an id is not an integer of at least 0.
     """
-    folder = resolve_checkpoint(path_or_name, _FILES)
     ids = [] if own is None else [own]
+    if is_gguf(path_or_name):
+        return tuple(dict.fromkeys(ids + GGUFModel(path_or_name).read_end_tokens()))
+    folder = resolve_checkpoint(path_or_name, _FILES)
     for path in [folder / name for name in _FILES if (folder / name).is_file()]:
         value = read_json_object(path).get(_KEY)
         if value is not None:

@@ -13,6 +13,7 @@ from engine.config import ModelImpl
 from engine.errors import ConfigError
 from engine.model.checkpoint import read_json_object, resolve_checkpoint
 from engine.model.config import ModelConfig
+from engine.model.formats.gguf_file import is_gguf
 from engine.model.registry import FAMILIES, TEXT_PARTS
 
 _BACKEND = "engine.model.transformers_loader"
@@ -27,6 +28,10 @@ def read_model_config(path_or_name: str | Path, model_impl: ModelImpl = "auto") 
     Raises:
         ConfigError: the checkpoint does not exist, or the implementation does not support it; says why.
     """
+    if is_gguf(path_or_name):
+        if model_impl == "transformers":
+            raise ConfigError("model_impl='transformers' does not read GGUF files; use auto")
+        return ModelConfig.from_pretrained(path_or_name)
     folder = resolve_checkpoint(path_or_name, ("config.json",))
     if not (folder / "config.json").is_file():
         raise ConfigError(f"{folder} is not a checkpoint: it has no config.json")

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor, nn
 
+from engine.model.formats.encoded import EncodedTensor
 from engine.model.weight_targets import Targets, WeightTarget
 from kernels import Ops
+from kernels.int4 import GroupedInt4, round_int4, stack
 from kernels.linear import linear
 from kernels.ops import Multiply, PackedWeight, Quantization
 
@@ -44,6 +48,7 @@ class Linear(nn.Module):
         if shared is None:
             self.weight = make_parameter(out_features, in_features, dtype=dtype, device=device)
         self.bias = make_parameter(out_features, dtype=dtype, device=device) if bias else None
+        self._encoded: dict[str, EncodedTensor] = {}  # by part, until it is packed
         self._packed: tuple[Multiply, PackedWeight] = (linear, self.weight if shared is None else shared)
 
     def forward(self, x: Tensor, out_dtype: torch.dtype | None = None) -> Tensor:
@@ -65,9 +70,35 @@ class Linear(nn.Module):
         source = self._shared if self.weight is None else self.weight
         assert source is not None, "a layer is packed once; after that it is repacked"
         is_copy_worthwhile = self._shared is None or quantization is not None or ops.packs_shared
-        packed = ops.pack_linear(source.data, self.bias, quantization) if is_copy_worthwhile else source.data
+        codes = self._join_codes(source.data, quantization)
+        if codes is not None:
+            packed = ops.pack_linear(codes, self.bias, None)
+        else:
+            packed = (
+                ops.pack_linear(source.data, self.bias, quantization) if is_copy_worthwhile else source.data
+            )
         self._packed = (ops.linear, packed)
         self.weight = None
+
+    def keep(self, part: str, tensor: EncodedTensor) -> None:
+        """Take a part of the matrix in 4-bit codes instead of its values."""
+        self._encoded[part] = tensor
+
+    def _join_codes(self, source: Tensor, quantization: Quantization | None) -> GroupedInt4 | None:
+        """Return the matrix in 4-bit codes; None if some part has none, and then decode the others to `source`."""
+        if not self._encoded:
+            return None
+        encoded, self._encoded = self._encoded, {}
+        rows = dict(zip(self._parts, source.split(list(self._parts.values())), strict=True))
+        if len(encoded) == len(self._parts) or quantization == "int4":
+            codes = {part: tensor.to_int4() for part, tensor in encoded.items()}
+            sizes = {each.group_size for each in codes.values()}
+            if len(sizes) == 1:
+                (size,) = sizes
+                return stack([codes.get(part) or round_int4(rows[part], size) for part in self._parts])
+        for part, tensor in encoded.items():
+            rows[part].copy_(tensor.dequantize())
+        return None
 
     def repack(self, old: Ops, new: Ops, quantization: Quantization | None) -> None:
         """Convert the packed matrix to the layout of other ops."""
@@ -86,7 +117,9 @@ class Linear(nn.Module):
         row = 0
         for part, rows in self._parts.items():
             prefix, order = f"{part}." if part else "", self._orders.get(part)
-            targets[f"{prefix}weight"] = WeightTarget(self.weight[row : row + rows], order=order)
+            memory = self.weight[row : row + rows]
+            keep = partial(self.keep, part) if order is None else None
+            targets[f"{prefix}weight"] = WeightTarget(memory, order=order, keep=keep)
             if self.bias is not None:
                 targets[f"{prefix}bias"] = WeightTarget(self.bias[row : row + rows], order=order)
             row += rows

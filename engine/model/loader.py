@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -12,6 +14,10 @@ from engine.errors import ConfigError
 from engine.model.checkpoint import hash_weights, read_tensors, resolve_weights, weight_files
 from engine.model.config import ModelConfig
 from engine.model.decoder import DecoderModel
+from engine.model.formats.encoded import EncodedTensor
+from engine.model.formats.gguf_file import is_gguf
+from engine.model.formats.gguf_model import GGUFModel
+from engine.model.formats.safetensors_reader import read_encoded
 from engine.model.implementation import import_backend, read_model_config
 from engine.model.protocol import Model
 from engine.model.transformers_config import TransformersConfig
@@ -36,8 +42,8 @@ def load_model(
     """Build the model of a checkpoint and load its weights.
 
     Args:
-        path_or_name: local folder, or name of a repository on the hub.
-        dtype: weights are cast to it.
+        path_or_name: local folder, GGUF file, or name of a repository on the hub.
+        dtype: weights are cast to it, but 4-bit codes are kept if the ops take them.
         load_format: "auto" reads safetensors; "dummy" makes random weights and reads only config.json.
         config: the parsed config; None: read it from the checkpoint.
         seed: seed of dummy weights. They are drawn on the device and differ between CPU and CUDA.
@@ -53,9 +59,11 @@ def load_model(
     if config is None:
         config = read_model_config(path_or_name)
     packs_shared = ops is not None and ops.packs_shared
-    with check_weight_memory(path_or_name, config, dtype, device, quantization, packs_shared):
+    has_codes = config.weight_format is not None and config.weight_format.has_int4
+    keeps_codes = has_codes and ops is not None and ops.takes_int4 and quantization in (None, "int4")
+    with check_weight_memory(path_or_name, config, dtype, device, quantization, packs_shared, keeps_codes):
         is_foreign = isinstance(config, TransformersConfig)
-        load = import_backend().load if is_foreign else _load_decoder
+        load = import_backend().load if is_foreign else partial(_load_decoder, keeps_codes=keeps_codes)
         weight_seed = seed if load_format == "dummy" else None
         model: Model = load(path_or_name, config, dtype, device, ops, weight_seed)
         try:
@@ -72,51 +80,82 @@ def _load_decoder(
     device: torch.device,
     ops: Ops | None,
     seed: int | None,
+    keeps_codes: bool,
 ) -> DecoderModel:
-    """Build our decoder; with a seed its weights are random."""
+    """Build our decoder; with a seed its weights are random.
+
+    Args:
+        keeps_codes: leave 4-bit codes as they are.
+    """
     model = DecoderModel(config, dtype, device, ops).eval()
-    if seed is None:
-        _load_checkpoint(model, resolve_weights(path_or_name))
-    else:
+    if seed is not None:
         _fill_randomly(model, seed)
         model.weights_hash = b"dummy:%d" % seed
+    elif is_gguf(path_or_name):
+        source = GGUFModel(path_or_name)
+        _load_tensors(model, source.read_tensors(), path_or_name, keeps_codes)
+        model.weights_hash = source.hash_weights()
+    else:
+        _load_checkpoint(model, resolve_weights(path_or_name), keeps_codes)
     return model
 
 
-def _load_checkpoint(model: Model, folder: Path) -> None:
+def _load_checkpoint(model: Model, folder: Path, keeps_codes: bool) -> None:
     files = weight_files(folder)
+    weight_format = model.config.weight_format
+    tensors = read_tensors(files) if weight_format is None else read_encoded(files, weight_format)
+    wanted = model.weight_targets()
+    loaded = _load_tensors(model, tensors, folder, keeps_codes)
+    if not loaded.isdisjoint(wanted.tied):
+        _check_tied(files, wanted, folder)
+    model.weights_hash = hash_weights(files)
+
+
+def _load_tensors(
+    model: Model,
+    tensors: Iterable[tuple[str, Tensor | EncodedTensor]],
+    source: str | Path,
+    keeps_codes: bool,
+) -> set[str]:
+    """Copy tensors to the model; returns their names."""
     wanted = model.weight_targets()
     loaded: set[str] = set()
     unexpected: list[str] = []
-    for stored, tensor in read_tensors(files):
+    for stored, tensor in tensors:
         name = stored
         if name not in wanted.targets and f"model.{name}" in wanted.targets:
             name = f"model.{name}"  # saved without the output head, as embedding models are
         if name in wanted.targets:
-            _copy(wanted.targets[name], tensor, name, folder)
+            _load_tensor(wanted.targets[name], tensor, name, source, keeps_codes)
         elif name not in wanted.tied and not wanted.is_ignored(name):
             unexpected.append(name)
         loaded.add(name)
     missing = [name for name in wanted.targets if name not in loaded]
     if missing or unexpected:
         raise ConfigError(
-            f"the tensors of {folder} do not match its config: "
+            f"the tensors of {source} do not match its config: "
             f"missing: {_shorten(missing)}; unexpected: {_shorten(unexpected)}"
         )
-    if not loaded.isdisjoint(wanted.tied):
-        _check_tied(files, wanted, folder)
-    model.weights_hash = hash_weights(files)
+    return loaded
 
 
-def _copy(target: Target, tensor: Tensor, name: str, folder: Path) -> None:
+def _load_tensor(
+    target: Target, tensor: Tensor | EncodedTensor, name: str, source: str | Path, keeps_codes: bool
+) -> None:
     if tensor.shape != target.shape:
         raise ConfigError(
-            f"{folder}: tensor {name} has shape {list(tensor.shape)}, its config says {list(target.shape)}"
+            f"{source}: tensor {name} has shape {list(tensor.shape)}, its config says {list(target.shape)}"
         )
+    if isinstance(tensor, EncodedTensor):
+        if keeps_codes and isinstance(target, WeightTarget) and target.keep is not None and tensor.has_int4:
+            target.keep(tensor)
+            if not target.is_table:
+                return
+        tensor = tensor.dequantize()
     is_known = (tensor.is_floating_point() and tensor.dtype.itemsize > 1) or tensor.dtype == target.dtype
     if not is_known:
         raise ConfigError(
-            f"{folder}: tensor {name} is {tensor.dtype}; quantized checkpoints are not supported"
+            f"{source}: tensor {name} is {tensor.dtype}, and no quantization_config explains it"
         )
     target.copy(tensor)
 

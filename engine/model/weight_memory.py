@@ -103,6 +103,7 @@ def check_weight_memory(
     device: torch.device,
     quantization: Quantization | None = None,
     packs_shared: bool = False,
+    keeps_codes: bool = False,
 ) -> Iterator[None]:
     """Reject a model whose weights do not fit, at once or when an allocation in the block fails.
 
@@ -110,6 +111,7 @@ def check_weight_memory(
         name: model name for the error.
         dtype: dtype of all weights until they are packed, including those to be quantized.
         packs_shared: whether the ops pack a copy of a tied head, as the native ones do.
+        keeps_codes: whether 4-bit codes of the checkpoint are kept; the matrices of layers are counted so.
 
     Raises:
         ConfigError: gives the needed and the free memory, and a setting that needs less.
@@ -117,6 +119,10 @@ def check_weight_memory(
     num_bytes, free_bytes = count_parameters(config) * dtype.itemsize, measure_free_bytes(device)
     copy_bytes = _estimate_growth(config, dtype, quantization) if packs_shared else 0
     num_bytes += copy_bytes
+    if keeps_codes:
+        num_coded = _count_matrix_numbers(config)
+        # Codes take a byte each until they are packed.
+        num_bytes -= int(num_coded * (dtype.itemsize - 1 - _INT4_BYTES))
     if num_bytes > free_bytes:
         gc.collect()  # may free the previous model
         free_bytes = measure_free_bytes(device)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
 from torch import Tensor
+
+from engine.model.formats.encoded import EncodedTensor
 
 
 class Target(Protocol):
@@ -34,6 +37,9 @@ class WeightTarget:
         None  # [rows] int64: the row of the tensor for each row of the memory; None: as it is
     )
     offset: float = 0.0  # added to each number
+    # Takes a tensor with 4-bit codes, for ops that multiply with them; None: there are no such ops for it.
+    keep: Callable[[EncodedTensor], None] | None = None
+    is_table: bool = False  # the memory is needed even if the codes are kept
 
     @property
     def shape(self) -> torch.Size:

@@ -239,7 +239,9 @@ class Worker:
     def _load_model(self) -> None:
         config = self._worker_config
         dtype = DTYPES[config.dtype]
-        ops, self._native = start_ops(config, dtype, self.config.num_threads)
+        weight_format = self.model_config.weight_format
+        has_codes = weight_format is not None and weight_format.has_int4
+        ops, self._native = start_ops(config, dtype, self.config.num_threads, has_codes)
         self._model = load_model(
             self.config.model,
             dtype=dtype,

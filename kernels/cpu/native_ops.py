@@ -60,6 +60,7 @@ class NativeOps:
             run_experts=partial(run_experts, self.library, self.pool),
             unpack_experts=partial(unpack_experts, self.library, self.pool),
             packs_shared=True,
+            takes_int4=True,
             run_layers=self.run_layers,
             estimate_scratch=partial(estimate_scratch, num_threads=self.pool.num_threads),
         )

@@ -169,7 +169,9 @@ def choose_kind(
         ValueError: another quantization than int8; int4 is for linear layers, see `pack`.
     """
     if quantization not in (None, "int8"):
-        raise ValueError(f"quantization={quantization!r} is not available in native ops; allowed: int8, int4 without experts")
+        raise ValueError(
+            f"quantization={quantization!r} is not available in native ops; allowed: int8, int4 without experts"
+        )
     if quantization == "int8":
         return WeightKind.INT8
     if weight.dtype == torch.bfloat16:

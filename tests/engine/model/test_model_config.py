@@ -67,7 +67,7 @@ def test_unsupported_architecture_lists_the_supported_ones(names: Any) -> None:
     ("base", "overrides", "named"),
     [
         (SMOLLM2, {"logits_scaling": 8.0, "residual_multiplier": 0.2}, "logits_scaling=8.0, residual_mult"),
-        (SMOLLM2, {"quantization_config": {"quant_method": "fp8"}}, "quantization_config"),
+        (SMOLLM2, {"quantization_config": {"quant_method": "hqq"}}, "quant_method='hqq'"),
         (SMOLLM2, {"sliding_window": 128}, "sliding_window=128"),
         (SMOLLM2, {"hidden_act": "gelu"}, "hidden_act='gelu'"),
         (SMOLLM2, {"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5"),

@@ -1,0 +1,144 @@
+"""GGUFTensor: a matrix in one of GGUF's block formats, each block with scales of its own.
+
+Arithmetic is that of the ggml project: float16 scales are widened, products and differences are float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kernels.int4 import GroupedInt4
+
+_ROWS_AT_ONCE = 2048  # limits the memory of intermediate values
+_GROUP = 32
+# (codes [blocks, size], scales [blocks, groups], minimums [blocks, groups]) of blocks [blocks, bytes]
+Split = Callable[[Tensor], tuple[Tensor, Tensor, Tensor | None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One block format: weight = scale * code + minimum, with `minimum` None for none."""
+
+    name: str
+    block_size: int
+    block_bytes: int
+    split: Split
+    has_int4: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class GGUFTensor:
+    """A matrix in blocks; see `EncodedTensor`."""
+
+    kind: Kind
+    rows: Tensor  # [out, bytes] uint8
+    shape: torch.Size
+
+    def select_rows(self, order: Tensor) -> GGUFTensor:
+        """Return the matrix with its rows in another order."""
+        return GGUFTensor(self.kind, self.rows[order], self.shape)
+
+    def dequantize(self) -> Tensor:
+        parts = [self._dequantize(rows) for rows in self.rows.split(_ROWS_AT_ONCE)]
+        return torch.cat(parts).view(self.shape)
+
+    @property
+    def has_int4(self) -> bool:
+        return self.kind.has_int4
+
+    def to_int4(self) -> GroupedInt4:
+        parts = []
+        for rows in self.rows.split(_ROWS_AT_ONCE):
+            codes, scales, minimums = self.kind.split(rows.reshape(-1, self.kind.block_bytes))
+            assert minimums is not None, "a kind with 4-bit codes has minimums"
+            parts.append([each.reshape(len(rows), -1) for each in (codes, scales, minimums)])
+        codes, scales, minimums = (torch.cat(each) for each in zip(*parts, strict=True))
+        return GroupedInt4(codes, scales, minimums, _GROUP)
+
+    def _dequantize(self, rows: Tensor) -> Tensor:
+        codes, scales, minimums = self.kind.split(rows.reshape(-1, self.kind.block_bytes))
+        num_groups = scales.shape[1]
+        values = scales.unsqueeze(2) * codes.view(len(codes), num_groups, -1).float()
+        if minimums is not None:
+            values += minimums.unsqueeze(2)
+        return values.view(len(rows), -1)
+
+
+def _half(blocks: Tensor, start: int) -> Tensor:
+    """A float16 of each block as float32, [blocks, 1]."""
+    return blocks[:, start : start + 2].contiguous().view(torch.float16).float()
+
+
+def _nibbles(data: Tensor, width: int) -> Tensor:
+    """Codes of 4 bits: of each `width` bytes first all low halves, then all high halves."""
+    parts = data.unflatten(1, (-1, 1, width))
+    return torch.cat((parts & 15, parts >> 4), dim=2).flatten(1)
+
+
+def _bits(data: Tensor, num_bits: int, width: int) -> Tensor:
+    """Fields of `num_bits` bits: of each `width` bytes first the lowest fields of all."""
+    shifts = torch.arange(0, 8, num_bits, dtype=torch.uint8).view(1, 1, -1, 1)
+    return ((data.unflatten(1, (-1, 1, width)) >> shifts) & (2**num_bits - 1)).flatten(1)
+
+
+def _high_bits_5(blocks: Tensor) -> Tensor:
+    """The fifth bits of Q5_0: bit i of a 32-bit word belongs to value i."""
+    shifts = torch.arange(8, dtype=torch.uint8)
+    return ((blocks.unsqueeze(2) >> shifts) & 1).flatten(1)
+
+
+def _split_q4_0(blocks: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+    scale = _half(blocks, 0)
+    return _nibbles(blocks[:, 2:], 16), scale, -8 * scale
+
+
+def _split_q4_1(blocks: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+    return _nibbles(blocks[:, 4:], 16), _half(blocks, 0), _half(blocks, 2)
+
+
+def _split_q5_0(blocks: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+    codes = _nibbles(blocks[:, 6:], 16) | _high_bits_5(blocks[:, 2:6]) << 4
+    return codes.to(torch.int8) - 16, _half(blocks, 0), None
+
+
+def _split_q8_0(blocks: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+    return blocks[:, 2:].view(torch.int8), _half(blocks, 0), None
+
+
+def _split_scales(blocks: Tensor) -> tuple[Tensor, Tensor]:
+    """The scales and minimums of the eight groups of a Q4_K or Q5_K block, [blocks, 8]: six bits of each times d."""
+    low, middle, high = blocks[:, 4:16].unflatten(1, (3, 4)).unbind(1)
+    scales = torch.cat((low & 63, high & 15 | (low >> 6) << 4), dim=1)
+    minimums = torch.cat((middle & 63, high >> 4 | (middle >> 6) << 4), dim=1)
+    return _half(blocks, 0) * scales.float(), -(_half(blocks, 2) * minimums.float())
+
+
+def _split_q4_k(blocks: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+    return _nibbles(blocks[:, 16:], 32), *_split_scales(blocks)
+
+
+def _split_q5_k(blocks: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+    codes = _nibbles(blocks[:, 48:], 32) | _bits(blocks[:, 16:48], 1, 32) << 4
+    return codes, *_split_scales(blocks)
+
+
+def _split_q6_k(blocks: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+    codes = _nibbles(blocks[:, :128], 64) | _bits(blocks[:, 128:192], 2, 32) << 4
+    scales = _half(blocks, 208) * blocks[:, 192:208].contiguous().view(torch.int8).float()
+    return codes.to(torch.int8) - 32, scales, None
+
+
+# By the number of the type in the file.
+KINDS = {
+    2: Kind("Q4_0", 32, 18, _split_q4_0, has_int4=True),
+    3: Kind("Q4_1", 32, 20, _split_q4_1, has_int4=True),
+    6: Kind("Q5_0", 32, 22, _split_q5_0),
+    8: Kind("Q8_0", 32, 34, _split_q8_0),
+    12: Kind("Q4_K", 256, 144, _split_q4_k, has_int4=True),
+    13: Kind("Q5_K", 256, 176, _split_q5_k),
+    14: Kind("Q6_K", 256, 210, _split_q6_k),
+}

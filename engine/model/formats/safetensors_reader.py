@@ -1,0 +1,136 @@
+"""Reads the matrices of quantized safetensors checkpoints, whose parts lie in several tensors and files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from engine.errors import ConfigError
+from engine.model.formats.encoded import EncodedTensor
+from engine.model.formats.float8 import ScaledTensor
+from engine.model.formats.packed_int4 import read_awq, read_compressed, read_gptq
+from engine.model.formats.quant_config import WeightFormat
+
+# (suffix of the tensor that stands for the matrix, suffix of the matrix, suffixes of its required parts, of its others)
+_Parts = tuple[str, str, tuple[str, ...], tuple[str, ...]]
+_SCALES = (".weight_scale", ".weight_scale_inv")
+_PARTS: dict[str, tuple[_Parts, ...]] = {
+    "awq": ((".qweight", ".weight", (".qzeros", ".scales"), ()),),
+    "gptq": ((".qweight", ".weight", (".qzeros", ".scales"), (".g_idx",)),),
+    "compressed-tensors": (
+        (
+            *(".weight_packed", ".weight", (".weight_scale", ".weight_shape")),
+            (".weight_zero_point", ".weight_g_idx"),
+        ),
+        # Activations are not rounded, so their scales are not needed.
+        (
+            ".weight",
+            ".weight",
+            (".weight_scale",),
+            (".weight_zero_point", ".input_scale", ".input_zero_point"),
+        ),
+    ),
+    "fp8": (
+        (".weight", ".weight", (".weight_scale_inv",), (".input_scale", ".activation_scale")),
+        (".weight", ".weight", (".weight_scale",), (".input_scale", ".activation_scale")),
+    ),
+}
+
+
+def read_encoded(
+    files: list[Path], weight_format: WeightFormat
+) -> Iterator[tuple[str, Tensor | EncodedTensor]]:
+    """Yield each tensor of a checkpoint under the name that it has without quantization.
+
+    Tensors that belong to no matrix keep their names.
+
+    Raises:
+        ConfigError: a file is truncated or not safetensors, or the parts of a matrix do not fit together.
+    """
+    with ExitStack() as stack:
+        index = _TensorIndex(files, stack)
+        found = {name: parts for name in index.names if (parts := _find_parts(index, name, weight_format))}
+        taken = {part for parts in found.values() for part in parts.values()}
+        for name in index.names:
+            if name in found:
+                stem, suffix = _split(name, weight_format)
+                tensors = {part: index.read(tensor) for part, tensor in found[name].items()}
+                try:
+                    yield stem + suffix, _decode(weight_format, index.read(name), tensors)
+                except (RuntimeError, IndexError, ValueError) as error:
+                    reason = str(error).partition("\n")[0]
+                    raise ConfigError(
+                        f"{name} is not a matrix in {weight_format.method}: {reason}"
+                    ) from error
+            elif name not in taken:
+                yield name, index.read(name)
+
+
+class _TensorIndex:
+    """The tensors of all files by name."""
+
+    def __init__(self, files: list[Path], stack: ExitStack) -> None:
+        self._files: dict[str, tuple[Path, Any]] = {}
+        for file in files:
+            try:
+                opened = stack.enter_context(safe_open(file, framework="pt", device="cpu"))
+            except SafetensorError as error:
+                raise ConfigError(f"{file} cannot be read as safetensors: {error}") from error
+            self._files |= dict.fromkeys(opened.keys(), (file, opened))
+
+    @property
+    def names(self) -> list[str]:
+        return list(self._files)
+
+    def has(self, name: str) -> bool:
+        return name in self._files
+
+    def read(self, name: str) -> Tensor:
+        file, opened = self._files[name]
+        try:
+            tensor: Tensor = opened.get_tensor(name)
+        except SafetensorError as error:
+            raise ConfigError(f"{file} cannot be read as safetensors: {error}") from error
+        return tensor
+
+
+def _find_parts(index: _TensorIndex, name: str, weight_format: WeightFormat) -> dict[str, str] | None:
+    """Return suffix -> name of the other tensors of the matrix that `name` stands for; None if it stands for none."""
+    for suffix, _, required, optional in _PARTS[weight_format.method]:
+        stem = name.removesuffix(suffix)
+        if name.endswith(suffix) and all(index.has(stem + part) for part in required):
+            return {part: stem + part for part in (*required, *optional) if index.has(stem + part)}
+    return None
+
+
+def _split(name: str, weight_format: WeightFormat) -> tuple[str, str]:
+    """Return the stem of the name, and the suffix of the matrix."""
+    for suffix, target, _, _ in _PARTS[weight_format.method]:
+        if name.endswith(suffix):
+            return name.removesuffix(suffix), target
+    raise AssertionError(f"{name} has no suffix of {weight_format.method}")
+
+
+def _decode(weight_format: WeightFormat, main: Tensor, parts: dict[str, Tensor]) -> EncodedTensor:
+    match weight_format.method:
+        case "awq":
+            return read_awq(main, parts[".qzeros"], parts[".scales"])
+        case "gptq":
+            return read_gptq(
+                *(main, parts[".qzeros"], parts[".scales"], parts.get(".g_idx")),
+                *(weight_format.num_bits, weight_format.zero_offset),
+            )
+    if ".weight_shape" in parts:
+        return read_compressed(
+            *(main, parts[".weight_scale"], parts.get(".weight_zero_point"), parts.get(".weight_g_idx")),
+            *(parts[".weight_shape"], weight_format.num_bits),
+        )
+    if ".weight_zero_point" in parts and parts[".weight_zero_point"].count_nonzero():
+        raise ValueError("zero points of unpacked integers are not supported")
+    scales = next(parts[suffix] for suffix in _SCALES if suffix in parts)
+    return ScaledTensor(main, scales, weight_format.block)

@@ -1,0 +1,229 @@
+"""GGUF files against the package `gguf` and transformers, and what is refused in them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from gguf import GGMLQuantizationType as Type
+from transformers import AutoModelForCausalLM
+
+from engine import LLM, SamplingParams
+from engine.config import DEMO_MODEL
+from engine.errors import ConfigError
+from engine.input.tokenizer import Tokenizer
+from engine.model import ModelConfig, load_model
+from engine.model.formats.gguf_blocks import KINDS, GGUFTensor
+from kernels.cpu.weights import WeightKind
+from tests.engine.model.drive import Driver, compute_expected, make_prompt, make_transformers_model, save
+from tests.engine.model.formats.gguf_files import load_reference, round_q4_k, write_gguf
+from tests.kernels.cpu.test_native_layers import make_ops
+
+SIZES = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 8, "head_dim": 32}
+
+
+@pytest.mark.parametrize("number", KINDS)
+def test_decoded_blocks_equal_those_of_gguf_bit_for_bit(number: int) -> None:
+    """Random bytes: all codes, and scales that are infinite or NaN too."""
+    kind = KINDS[number]
+    rows = np.random.default_rng(0).integers(0, 256, (50, 3 * kind.block_bytes), dtype=np.uint8)
+    tensor = GGUFTensor(kind, torch.from_numpy(rows), torch.Size((50, 3 * kind.block_size)))
+    with np.errstate(invalid="ignore"):
+        expected = gguf.quants.dequantize(rows, Type(number))
+    assert Type(number).name == kind.name
+    assert np.array_equal(tensor.dequantize().numpy(), expected, equal_nan=True)
+    if kind.has_int4:
+        assert np.array_equal(tensor.to_int4().dequantize().numpy(), expected, equal_nan=True)
+
+
+def test_q4_k_of_the_tests_is_close_to_the_weights() -> None:
+    weight = np.random.default_rng(0).normal(size=(4, 512)).astype(np.float32)
+    decoded = gguf.quants.dequantize(round_q4_k(weight), Type.Q4_K)
+    assert np.linalg.norm(decoded - weight) < 0.1 * np.linalg.norm(weight)
+
+
+@pytest.mark.parametrize("kind", [Type.F32, Type.Q8_0, Type.Q4_0, Type.Q4_K], ids=lambda kind: kind.name)
+@pytest.mark.parametrize(
+    ("family", "overrides"),
+    [
+        ("llama", {}),
+        ("llama", {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
+        ("qwen2", {}),
+        ("qwen3", {"tie_word_embeddings": True}),
+    ],
+    ids=["llama", "llama-biased", "qwen2", "qwen3"],
+)
+def test_logits_equal_those_of_transformers_with_the_decoded_weights(
+    tmp_path: Path, family: str, overrides: dict[str, Any], kind: Type
+) -> None:
+    source = make_transformers_model(family, **SIZES, **overrides)
+    if family == "qwen2":
+        source.config.head_dim = 32
+    path = tmp_path / "model.gguf"
+    decoded = write_gguf(save(source, tmp_path), path, {"": kind})
+    expected = compute_expected(load_reference(source, decoded), make_prompt(40))
+    actual = Driver(load_model(path)).step({"a": make_prompt(40)})["a"]
+    torch.testing.assert_close(actual, expected, atol=3e-4, rtol=0)
+
+
+@pytest.mark.parametrize("kind", [Type.Q4_0, Type.Q4_K], ids=lambda kind: kind.name)
+def test_native_ops_keep_the_codes(tmp_path: Path, kind: Type) -> None:
+    """Scales are rounded to float16, which is within a hundredth of a level.
+
+    A stacked matrix that has another kind in one part is decoded; the tied head has the codes of the embedding.
+    """
+    source = make_transformers_model("qwen3", **SIZES, tie_word_embeddings=True)
+    path = tmp_path / "model.gguf"
+    decoded = write_gguf(save(source, tmp_path), path, {"layers.1.self_attn.v_proj": Type.Q8_0, "": kind})
+    model = load_model(path, ops=make_ops())
+    kinds = [layer.attention.qkv_proj.packed.kind for layer in model.layers]
+    assert kinds == [WeightKind.INT4, WeightKind.FLOAT32, WeightKind.INT4]
+    assert model.lm_head.packed.kind == WeightKind.INT4
+    down = model.ops.unpack_linear(model.layers[0].mlp.down_proj.packed)
+    torch.testing.assert_close(down, decoded["model.layers.0.mlp.down_proj.weight"], atol=1e-3, rtol=0)
+    logits = Driver(model).step({"a": make_prompt(40)})["a"]
+    expected = compute_expected(load_reference(source, decoded), make_prompt(40))
+    assert torch.cosine_similarity(logits, expected, dim=-1).median() > 0.98
+
+
+def test_a_stacked_matrix_is_rounded_to_the_groups_that_a_part_of_it_has(tmp_path: Path) -> None:
+    source = make_transformers_model("qwen3", **SIZES)
+    path = tmp_path / "model.gguf"
+    decoded = write_gguf(save(source, tmp_path), path, {"v_proj": Type.Q8_0, "": Type.Q4_K})
+    model = load_model(path, ops=make_ops(), quantization="int4")
+    packed = model.layers[0].attention.qkv_proj.packed
+    assert (packed.kind, packed.struct.group_size) == (WeightKind.INT4, 32)
+    queries = model.ops.unpack_linear(packed)[:256]
+    torch.testing.assert_close(queries, decoded["model.layers.0.self_attn.q_proj.weight"], atol=1e-3, rtol=0)
+
+
+@pytest.mark.parametrize("kind", [Type.Q8_0, Type.Q4_K], ids=lambda kind: kind.name)
+@pytest.mark.skipif(
+    not (Path(DEMO_MODEL) / "model.safetensors").exists(), reason="no weights of the demo model"
+)
+def test_greedy_tokens_of_the_demo_model_equal_those_of_transformers(tmp_path: Path, kind: Type) -> None:
+    path = tmp_path / "demo.gguf"
+    decoded = write_gguf(Path(DEMO_MODEL), path, {"": kind}, {"tokenizer.ggml.eos_token_id": 2})
+    model = load_reference(AutoModelForCausalLM.from_pretrained(DEMO_MODEL), decoded).eval()
+    messages = [[{"role": "user", "content": text}] for text in ("Hello! Who are you?", "What can you do?")]
+    params = SamplingParams(max_tokens=40, temperature=0, ignore_eos=True)
+    backend: Any = "sdpa"  # torch decodes the weights to float32
+    with LLM(model=str(path), tokenizer=DEMO_MODEL, attention_backend=backend, num_blocks=100) as llm:
+        for output in llm.chat(messages, params, use_tqdm=False):
+            prompt = torch.tensor([output.prompt_token_ids])
+            mask = torch.ones_like(prompt)
+            ids = model.generate(
+                prompt,
+                attention_mask=mask,
+                do_sample=False,
+                min_new_tokens=40,
+                max_new_tokens=40,
+                eos_token_id=None,
+            )
+            assert list(output.outputs[0].token_ids) == ids[0, prompt.shape[1] :].tolist()
+
+
+def test_tokenizer_chat_template_and_end_tokens_come_from_the_file(tmp_path: Path) -> None:
+    letters = [chr(code) for code in range(33, 127)] + ["Ġ", "he", "ll", "hell", "hello"]
+    vocabulary = [*letters, "<|im_end|>", "<|eot|>"]
+    metadata = {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "qwen2",
+        "tokenizer.ggml.tokens": vocabulary,
+        "tokenizer.ggml.token_type": [1] * len(letters) + [3, 3],
+        "tokenizer.ggml.merges": ["h e", "l l", "he ll", "hell o"],
+        "tokenizer.ggml.eos_token_id": len(letters),
+        "tokenizer.ggml.eot_token_id": len(letters) + 1,
+        "tokenizer.chat_template": "{% for m in messages %}{{ m.content }}<|im_end|>{% endfor %}",
+    }
+    source = make_transformers_model("qwen3", vocab_size=len(vocabulary))
+    path = tmp_path / "model.gguf"
+    write_gguf(save(source, tmp_path), path, {"": Type.F32}, metadata)
+    tokenizer = Tokenizer(path)
+    ids = tokenizer.encode("hello you<|im_end|>")
+    assert [vocabulary[each] for each in ids] == ["hello", "Ġ", "y", "o", "u", "<|im_end|>"]
+    assert tokenizer.decode(ids[:-1]) == "hello you"
+    assert tokenizer.has_chat_template
+    assert tokenizer.eos_token_ids == (len(letters), len(letters) + 1)
+
+
+def test_the_factors_of_llama_3_are_recovered(tmp_path: Path) -> None:
+    scaling = {"rope_type": "llama3", "rope_theta": 500000.0, "factor": 32.0, "low_freq_factor": 1.0}
+    scaling |= {"high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+    source = make_transformers_model("llama", **SIZES, rope_parameters=scaling)
+    inv_freq = source.model.rotary_emb.inv_freq
+    plain = 500000.0 ** (-torch.arange(0, 32, 2) / 32)
+    folder = save(source, tmp_path)
+    write_with_factors(folder, tmp_path / "model.gguf", (plain / inv_freq).numpy())
+    rope = ModelConfig.from_pretrained(tmp_path / "model.gguf").rope
+    assert (rope.rope_type, rope.original_max_position_embeddings) == ("llama3", 8192)
+    assert rope.factor == pytest.approx(32.0)
+    write_with_factors(folder, tmp_path / "other.gguf", np.linspace(1, 9, 16, dtype=np.float32))
+    with pytest.raises(ConfigError, match=r"rope_freqs.weight does not have the factors of Llama 3"):
+        ModelConfig.from_pretrained(tmp_path / "other.gguf")
+
+
+def write_with_factors(folder: Path, path: Path, factors: np.ndarray) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    writer = gguf.GGUFWriter(path, "llama")
+    for key in ("context_length", "embedding_length", "block_count", "feed_forward_length", "head_count"):
+        names = {"context_length": "max_position_embeddings", "embedding_length": "hidden_size"}
+        names |= {"block_count": "num_hidden_layers", "feed_forward_length": "intermediate_size"}
+        getattr(writer, f"add_{key}")(config[names.get(key, "num_attention_heads")])
+    writer.add_rope_freq_base(500000.0)
+    writer.add_tensor("token_embd.weight", np.zeros((10, 256), dtype=np.float32))
+    writer.add_tensor("rope_freqs.weight", factors)
+    for write in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file):
+        write()
+    writer.close()
+
+
+@pytest.mark.parametrize(
+    ("metadata", "message"),
+    [
+        ({"qwen3.expert_count": 8}, r"qwen3\.expert_count=8"),
+        ({"qwen3.rope.scaling.type": "su"}, "rope_type='su' is not supported"),
+        (
+            {"general.architecture": "rwkv6"},
+            "general.architecture='rwkv6' is not supported; supported: llama",
+        ),
+    ],
+)
+def test_settings_that_are_not_understood_are_refused_by_name(
+    tmp_path: Path, metadata: dict[str, Any], message: str
+) -> None:
+    path = tmp_path / "model.gguf"
+    write_gguf(save(make_transformers_model("qwen3"), tmp_path), path, {"": Type.F32}, metadata)
+    with pytest.raises(ConfigError, match=message):
+        ModelConfig.from_pretrained(path)
+
+
+def test_a_tensor_of_another_kind_is_refused_by_name(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    write_gguf(
+        save(make_transformers_model("qwen3", **SIZES), tmp_path), path, {"": Type.F32, "up_proj": Type.Q5_1}
+    )
+    with pytest.raises(ConfigError, match=r"blk\.0\.ffn_up\.weight has the GGUF type 7; supported: F32, F16"):
+        load_model(path)
+
+
+@pytest.mark.parametrize("cut", [2, 30, 3000, -100])
+def test_a_truncated_file_is_named(tmp_path: Path, cut: int) -> None:
+    path = tmp_path / "model.gguf"
+    write_gguf(save(make_transformers_model("qwen3"), tmp_path), path, {"": Type.F32})
+    path.write_bytes(path.read_bytes()[:cut])
+    with pytest.raises(ConfigError, match=r"model\.gguf is (truncated|not a GGUF file)"):
+        load_model(path)
+
+
+def test_a_file_that_is_missing_or_something_else_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"none\.gguf' is not a file"):
+        ModelConfig.from_pretrained(tmp_path / "none.gguf")
+    (tmp_path / "text.gguf").write_text("hello, I am no model")
+    with pytest.raises(ConfigError, match=r"text\.gguf is not a GGUF file"):
+        ModelConfig.from_pretrained(tmp_path / "text.gguf")

@@ -1,0 +1,316 @@
+"""Matrices of quantized safetensors against the libraries of their formats, alone and in whole checkpoints."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from engine.errors import ConfigError
+from engine.model import load_model
+from engine.model.formats.encoded import EncodedTensor
+from engine.model.formats.float8 import ScaledTensor
+from engine.model.formats.packed_int4 import read_awq, read_compressed, read_gptq
+from kernels.cpu.weights import WeightKind
+from tests.engine.model.drive import Driver, compute_expected, make_prompt, make_transformers_model, save
+from tests.engine.model.formats.gguf_files import load_reference
+from tests.kernels.cpu.test_native_layers import make_ops
+
+OUT, IN, GROUP = 64, 128, 32
+Tensors = dict[str, Tensor]
+
+
+def draw(low: int, high: int, *shape: int, seed: int = 0) -> Tensor:
+    return torch.randint(low, high, shape, generator=torch.Generator().manual_seed(seed))
+
+
+def draw_scales(*shape: int, dtype: torch.dtype = torch.float16) -> Tensor:
+    generator = torch.Generator().manual_seed(7)
+    return (torch.rand(shape, generator=generator) * 0.02 + 0.001).to(dtype)
+
+
+def pack_words(fields: Tensor, num_bits: int) -> Tensor:
+    """Fields [..., n] into int32 words, one after another."""
+    per_word = 32 // num_bits
+    words = torch.zeros(*fields.shape[:-1], fields.shape[-1] // per_word, dtype=torch.int64)
+    for at in range(per_word):
+        words |= fields[..., at::per_word].long() << (num_bits * at)
+    return words.where(words < 2**31, words - 2**32).int()
+
+
+def make_gptq(out: int, size: int, num_bits: int = 4, has_order: bool = False) -> Tensors:
+    groups = size // GROUP
+    order = torch.arange(size) // GROUP
+    return {
+        "qweight": pack_words(draw(0, 2**num_bits, out, size), num_bits).t().contiguous(),
+        "qzeros": pack_words(draw(0, 2**num_bits - 1, groups, out, seed=1), num_bits),
+        "scales": draw_scales(groups, out),
+        "g_idx": (order[torch.randperm(size)] if has_order else order).int(),
+    }
+
+
+def decode_gptq_slowly(tensors: Tensors, num_bits: int) -> Tensor:
+    """Number by number, in float16 as the products of GPTQ's libraries have it."""
+    size, out = len(tensors["g_idx"]), tensors["scales"].shape[1]
+    per_word, mask = 32 // num_bits, 2**num_bits - 1
+    weight = torch.empty(out, size, dtype=torch.float16)
+    for column in range(size):
+        group = int(tensors["g_idx"][column])
+        for row in range(out):
+            word = int(tensors["qweight"][column // per_word, row])
+            code = word >> num_bits * (column % per_word) & mask
+            zero = int(tensors["qzeros"][group, row // per_word]) >> num_bits * (row % per_word) & mask
+            weight[row, column] = torch.tensor(code - zero - 1).half() * tensors["scales"][group, row]
+    return weight
+
+
+@pytest.mark.parametrize("num_bits", [4, 8])
+@pytest.mark.parametrize("has_order", [False, True])
+def test_gptq_equals_its_definition(num_bits: int, has_order: bool) -> None:
+    tensors = make_gptq(16, IN, num_bits, has_order)
+    matrix = read_gptq(*tensors.values(), num_bits, 1)
+    assert torch.equal(matrix.dequantize(), decode_gptq_slowly(tensors, num_bits))
+    assert matrix.has_int4 == (num_bits == 4 and not has_order)
+
+
+def make_awq(out: int, size: int) -> Tensors:
+    """Any words are a matrix."""
+    limits = (-(2**31), 2**31)
+    return {
+        "qweight": draw(*limits, size, out // 8).int(),
+        "qzeros": draw(*limits, size // GROUP, out // 8, seed=1).int(),
+        "scales": draw_scales(size // GROUP, out),
+    }
+
+
+def test_awq_equals_the_conversion_of_compressed_tensors() -> None:
+    converters = pytest.importorskip("compressed_tensors.entrypoints.convert.converters", reason=REASON)
+    awq = make_awq(OUT, IN)
+    converter = converters.AutoAWQConverter(group_size=GROUP, ignore=[], targets=["re:.*"])
+    converted = converter.process({f"m.{name}": tensor for name, tensor in awq.items()})
+    compressed = {name.removeprefix("m."): tensor for name, tensor in converted.items()}
+    expected = decompress(compressed, "pack-quantized", num_bits=4, symmetric=False, group_size=GROUP)
+    assert torch.equal(read_awq(*awq.values()).dequantize(), expected)
+
+
+REASON = "the optional package compressed-tensors is not installed"
+
+
+def decompress(tensors: Tensors, layout: str, **weights: Any) -> Tensor:
+    """Decode with compressed-tensors itself."""
+    compressors = pytest.importorskip("compressed_tensors.compressors", reason=REASON)
+    quantization = pytest.importorskip("compressed_tensors.quantization", reason=REASON)
+    scheme = quantization.QuantizationScheme(
+        targets=["Linear"], weights=quantization.QuantizationArgs(**{"strategy": "group"} | weights)
+    )
+    compressor = compressors.BaseCompressor.get_value_from_registry(layout)
+    result: Tensor = compressor.decompress(dict(tensors), scheme)["weight"]
+    return result
+
+
+def make_compressed(
+    num_bits: int, symmetric: bool, groups: int, dtype: torch.dtype, inputs: int = IN
+) -> Tensors:
+    tensors = {
+        "weight_packed": pack_words(draw(0, 2**num_bits, OUT, inputs), num_bits),
+        "weight_scale": draw_scales(OUT, groups, dtype=dtype),
+        "weight_shape": torch.tensor([OUT, inputs]),
+    }
+    if not symmetric:
+        zeros = draw(0, 2**num_bits, groups, OUT, seed=1)
+        tensors["weight_zero_point"] = pack_words(zeros, num_bits).t().contiguous()
+    return tensors
+
+
+@pytest.mark.parametrize("num_bits", [4, 8])
+@pytest.mark.parametrize("symmetric", [True, False])
+@pytest.mark.parametrize("strategy", ["group", "channel"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_packed_integers_equal_compressed_tensors(
+    num_bits: int, symmetric: bool, strategy: str, dtype: torch.dtype
+) -> None:
+    groups = IN // GROUP if strategy == "group" else 1
+    tensors = make_compressed(num_bits, symmetric, groups, dtype)
+    weights = {"num_bits": num_bits, "symmetric": symmetric, "strategy": strategy}
+    weights |= {"group_size": GROUP} if strategy == "group" else {}
+    expected = decompress(tensors, "pack-quantized", **weights)
+    matrix = read_compressed(
+        *(tensors["weight_packed"], tensors["weight_scale"], tensors.get("weight_zero_point")),
+        *(None, tensors["weight_shape"], num_bits),
+    )
+    assert matrix.dequantize().dtype == expected.dtype
+    assert torch.equal(matrix.dequantize(), expected)
+    assert matrix.has_int4 == (num_bits == 4)
+    if matrix.has_int4:
+        torch.testing.assert_close(matrix.to_int4().dequantize(), expected.float(), atol=1e-6, rtol=2**-8)
+
+
+@pytest.mark.parametrize(
+    ("kind", "strategy"), [*itertools.product(["int", "float"], ["tensor", "channel"]), ("float", "block")]
+)
+def test_unpacked_numbers_equal_compressed_tensors(kind: str, strategy: str) -> None:
+    values = draw(-127, 128, OUT, IN).to(torch.int8)
+    if kind == "float":
+        values = values.float().to(torch.float8_e4m3fn)
+    shapes = {"tensor": (1,), "channel": (OUT, 1), "block": (OUT // 32, IN // 32)}
+    scales = draw_scales(*shapes[strategy], dtype=torch.bfloat16)
+    weights: dict[str, Any] = {"num_bits": 8, "type": kind, "strategy": strategy}
+    weights |= {"block_structure": [32, 32]} if strategy == "block" else {}
+    expected = decompress({"weight": values, "weight_scale": scales}, f"{kind}-quantized", **weights)
+    assert torch.equal(ScaledTensor(values, scales).dequantize(), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float8_e8m0fnu])
+def test_float8_blocks_equal_transformers(dtype: torch.dtype) -> None:
+    module = pytest.importorskip("transformers.integrations.finegrained_fp8")
+    values = draw(-100, 100, 256, 384).float().to(torch.float8_e4m3fn)
+    scales = (2.0 ** draw(-6, 3, 2, 3)).to(dtype)
+    expected = module.Fp8Dequantize(None)._dequantize_one(values, scales, torch.float32)
+    assert torch.equal(ScaledTensor(values, scales, (128, 128)).dequantize(), expected)
+
+
+def test_float8_blocks_may_end_before_the_matrix_does() -> None:
+    values = torch.ones(130, 200).to(torch.float8_e4m3fn)
+    scales = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+    decoded = ScaledTensor(values, scales, (128, 128)).dequantize()
+    assert decoded[[0, 0, 129, 129], [0, 199, 127, 128]].tolist() == [1.0, 2.0, 3.0, 4.0]
+
+
+# ---- whole checkpoints ---------------------------------------------------------------------------------------------
+
+SIZES = {"hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 4, "head_dim": 32}
+PACKED = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": GROUP}
+
+
+def encode_gptq(shape: torch.Size) -> tuple[Tensors, EncodedTensor]:
+    tensors = make_gptq(shape[0], shape[1])
+    return tensors, read_gptq(*tensors.values(), 4, 1)
+
+
+def encode_awq(shape: torch.Size) -> tuple[Tensors, EncodedTensor]:
+    tensors = make_awq(shape[0], shape[1])
+    return tensors, read_awq(*tensors.values())
+
+
+def encode_fp8(shape: torch.Size) -> tuple[Tensors, EncodedTensor]:
+    values = draw(-100, 100, *shape).float().to(torch.float8_e4m3fn)
+    scales = draw_scales(-(-shape[0] // 128), -(-shape[1] // 128), dtype=torch.float32) * 0.1
+    return {"weight": values, "weight_scale_inv": scales}, ScaledTensor(values, scales, (128, 128))
+
+
+def encode_packed(shape: torch.Size) -> tuple[Tensors, EncodedTensor]:
+    rows, columns = shape
+    packed, scales = pack_words(draw(0, 16, rows, columns), 4), draw_scales(rows, columns // GROUP)
+    tensors = {"weight_packed": packed, "weight_scale": scales, "weight_shape": torch.tensor(shape)}
+    return tensors, read_compressed(packed, scales, None, None, tensors["weight_shape"], 4)
+
+
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": GROUP, "desc_act": False}
+AWQ = {"quant_method": "awq", "bits": 4, "group_size": GROUP, "zero_point": True, "version": "gemm"}
+FP8 = {"quant_method": "fp8", "weight_block_size": [128, 128], "activation_scheme": "dynamic", "fmt": "e4m3"}
+COMPRESSED = {
+    "quant_method": "compressed-tensors",
+    "format": "pack-quantized",
+    "config_groups": {"group_0": {"targets": ["Linear"], "weights": PACKED}},
+    "ignore": ["lm_head"],
+}
+FORMATS: dict[str, tuple[dict[str, Any], Callable[[torch.Size], tuple[Tensors, EncodedTensor]]]] = {
+    "gptq": (GPTQ, encode_gptq),
+    "awq": (AWQ, encode_awq),
+    "fp8": (FP8, encode_fp8),
+    "compressed-tensors": (COMPRESSED, encode_packed),
+}
+
+
+def write_checkpoint(folder: Path, method: str) -> tuple[Any, Tensors]:
+    """Write a tiny model whose layers' matrices are in the format; returns it and its decoded weights."""
+    settings, encode = FORMATS[method]
+    source = make_transformers_model("qwen3", **SIZES)
+    save(source, folder)
+    stored, decoded = {}, {}
+    for name, tensor in load_file(folder / "model.safetensors").items():
+        if not name.endswith("proj.weight"):
+            stored[name] = decoded[name] = tensor
+            continue
+        parts, matrix = encode(tensor.shape)
+        stem = name.removesuffix("weight")
+        stored |= {f"{stem}{part}": each.contiguous() for part, each in parts.items()}
+        decoded[name] = matrix.dequantize().float()
+    save_file(stored, folder / "model.safetensors")
+    set_format(folder, settings)
+    return source, decoded
+
+
+def set_format(folder: Path, settings: Any) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"quantization_config": settings}))
+
+
+@pytest.mark.parametrize("method", FORMATS)
+def test_a_checkpoint_gives_the_logits_of_transformers_with_the_decoded_weights(
+    tmp_path: Path, method: str
+) -> None:
+    source, decoded = write_checkpoint(tmp_path, method)
+    actual = Driver(load_model(tmp_path)).step({"a": make_prompt(30)})["a"]
+    expected = compute_expected(load_reference(source, decoded), make_prompt(30))
+    torch.testing.assert_close(actual, expected, atol=3e-4, rtol=1e-3)
+
+
+@pytest.mark.parametrize("method", ["gptq", "awq", "compressed-tensors"])
+def test_native_ops_multiply_with_the_codes_of_a_checkpoint(tmp_path: Path, method: str) -> None:
+    source, decoded = write_checkpoint(tmp_path, method)
+    model = load_model(tmp_path, ops=make_ops())
+    packed = model.layers[0].mlp.gate_up_proj.packed
+    assert (packed.kind, packed.struct.group_size) == (WeightKind.INT4, GROUP)
+    gate = model.ops.unpack_linear(packed)[:256]
+    torch.testing.assert_close(gate, decoded["model.layers.0.mlp.gate_proj.weight"], atol=1e-3, rtol=0)
+    logits = Driver(model).step({"a": make_prompt(30)})["a"]
+    expected = compute_expected(load_reference(source, decoded), make_prompt(30))
+    assert torch.cosine_similarity(logits, expected, dim=-1).median() > 0.97
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            {"quant_method": "bitsandbytes"},
+            "quant_method='bitsandbytes' is not supported; supported: awq, gptq",
+        ),
+        (GPTQ | {"bits": 3}, "bits=3 is not supported; supported: 4, 8"),
+        (GPTQ | {"dynamic": {"-:lm_head": {}}}, "dynamic={'-:lm_head': {}} is not supported"),
+        (AWQ | {"version": "gemv"}, "version='gemv' is not supported"),
+        (FP8 | {"weight_block_size": [128]}, r"weight_block_size=\[128\] must be two positive integers"),
+        (COMPRESSED | {"format": "nvfp4-pack-quantized"}, "format='nvfp4-pack-quantized' is not supported"),
+        (
+            COMPRESSED | {"kv_cache_scheme": {"num_bits": 8}},
+            "kv_cache_scheme={'num_bits': 8} is not supported",
+        ),
+    ],
+)
+def test_what_a_format_holds_that_is_not_understood_is_refused(
+    tmp_path: Path, settings: dict[str, Any], message: str
+) -> None:
+    set_format(save(make_transformers_model("qwen3"), tmp_path), settings)
+    with pytest.raises(ConfigError, match=message):
+        load_model(tmp_path)
+
+
+def test_a_part_that_is_missing_or_does_not_fit_is_named(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, "gptq")
+    path, name = tmp_path / "model.safetensors", "model.layers.1.mlp.up_proj"
+    tensors = load_file(path)
+    save_file({key: value for key, value in tensors.items() if key != f"{name}.scales"}, path)
+    with pytest.raises(
+        ConfigError, match=rf"missing: {name}.weight; unexpected: {name}.g_idx, {name}.qweight"
+    ):
+        load_model(tmp_path)
+    save_file(tensors | {f"{name}.qzeros": tensors[f"{name}.qzeros"][:1]}, path)
+    with pytest.raises(ConfigError, match=rf"{name}.qweight is not a matrix in gptq"):
+        load_model(tmp_path)
