@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 
 import torch
 from torch import Tensor
@@ -10,6 +11,7 @@ from torch import Tensor
 from engine.config import WorkerConfig
 from engine.errors import ConfigError
 from engine.kv_cache_spec import KVCacheSpec
+from kernels.cpu.panel_memory import map_large_pages
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -54,9 +56,13 @@ def allocate_kv_cache(
         raise ConfigError(f"{too_large}{free_bytes / 2**30:.1f} GiB are free")
     shapes = [(num_blocks, block_size, spec.num_kv_heads, spec.head_size) for spec in specs]
     try:
-        return [
-            (torch.empty(shape, dtype=dtype, device=device), torch.empty(shape, dtype=dtype, device=device))
-            for shape in shapes
-        ]
-    except RuntimeError as error:  # torch has no subclass for missing CPU memory and for sizes beyond 64 bits
+        return [(_allocate(shape, dtype, device), _allocate(shape, dtype, device)) for shape in shapes]
+    except (RuntimeError, OSError, OverflowError) as error:  # torch has no subclass for missing memory
         raise ConfigError(too_large + str(error).partition("\n")[0]) from error
+
+
+def _allocate(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return uninitialised memory; on a CPU in large pages, because a step reads blocks all over it."""
+    if device.type != "cpu":
+        return torch.empty(shape, dtype=dtype, device=device)
+    return map_large_pages(prod(shape) * dtype.itemsize).view(dtype).view(shape)

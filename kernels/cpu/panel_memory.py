@@ -27,17 +27,23 @@ class PanelMemory:
         """Return fresh memory, [num_bytes] uint8, aligned to a cache line."""
         num_taken = -(-num_bytes // _LINE_BYTES) * _LINE_BYTES
         if num_taken > len(self._rest):
-            self._rest = _map_piece(max(num_taken, _PIECE_BYTES))
+            self._rest = map_large_pages(max(num_taken, _PIECE_BYTES))
         taken, self._rest = self._rest[:num_bytes], self._rest[num_taken:]
         return taken
 
 
-def _map_piece(num_bytes: int) -> Tensor:
-    """[num_bytes] uint8 that start with a large page; the system gives pages as they are written."""
-    memory = mmap.mmap(-1, num_bytes + _PAGE_BYTES)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        with contextlib.suppress(OSError):  # a system built without large pages
-            memory.madvise(mmap.MADV_HUGEPAGE)
+def map_large_pages(num_bytes: int) -> Tensor:
+    """[num_bytes] uint8 that start with a large page; the system gives pages as they are written.
+
+    Raises:
+        OSError, OverflowError: the system does not give so much.
+    """
+    if not hasattr(mmap, "MADV_HUGEPAGE"):
+        return torch.empty(num_bytes, dtype=torch.uint8)
+    # Private, because most systems give no large pages to shared memory.
+    memory = mmap.mmap(-1, num_bytes + _PAGE_BYTES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with contextlib.suppress(OSError):  # a system built without large pages
+        memory.madvise(mmap.MADV_HUGEPAGE)
     piece = torch.frombuffer(memory, dtype=torch.uint8)
     start = -piece.data_ptr() % _PAGE_BYTES
     return piece[start : start + num_bytes]

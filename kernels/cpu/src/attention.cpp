@@ -70,20 +70,24 @@ public:
             space.maximum[row] = sink ? *sink : kNothing;
             space.total[row] = sink ? 1.0f : 0.0f;
         }
-        // While one tile is turned into panels the next one is on its way from memory.
+        // While one tile is worked on the next one is on its way from memory.
         TilePacker<T> packer(shape_.head_dim);
-        Tile<T> now, next;
+        Tile<T> tiles[2];
         auto* zeros = reinterpret_cast<const T*>(space.zeros);
         int64_t first_tile = first_key / kTileKeys, last_tile = last / kTileKeys;
-        find_keys(work.request, kv_head, first_tile * kTileKeys, first_key, last, zeros, now);
-        packer.fetch(now);
+        find_keys(work.request, kv_head, first_tile * kTileKeys, first_key, last, zeros, tiles[0]);
+        TileFetcher<T>(tiles[0], shape_.head_dim).fetch(2 * kTileKeys);
+        int turn = 0;
         for (int64_t tile = first_tile; tile <= last_tile; ++tile) {
+            const Tile<T>& now = tiles[turn];
+            Tile<T>& next = tiles[turn ^= 1];
             int64_t following = (tile < last_tile ? tile + 1 : tile) * kTileKeys;
             find_keys(work.request, kv_head, following, first_key, last, zeros, next);
-            packer.pack_keys(now, next, space.keys);
-            packer.pack_values(now, next, space.values);
-            attend_tile(space, rows, first, tile * kTileKeys);
-            now = next;
+            TileFetcher<T> fetcher(next, shape_.head_dim);
+            packer.pack_keys(now, fetcher, space.keys);
+            packer.pack_values(now, fetcher, space.values);
+            attend_tile(space, rows, first, tile * kTileKeys, fetcher);
+            fetcher.fetch(2 * kTileKeys);
         }
         write_result(space, token, rows, kv_head);
     }
@@ -109,15 +113,17 @@ private:
         }
     }
 
-    void attend_tile(const Workspace& space, int64_t rows, int64_t first, int64_t tile_start) const {
+    void attend_tile(const Workspace& space, int64_t rows, int64_t first, int64_t tile_start, TileFetcher<T>& next) const {
         RowBlocks blocks(rows);
         for (int64_t block = 0; block < blocks.num_blocks; ++block) {
             int64_t start = blocks.start(block);
             int size = blocks.size(block);
             score(space, start, size);
+            next.fetch(8);
             for (int row = 0; row < size; ++row) {
                 int64_t position = first + (start + row) / group_size_;
                 soften(space, start, row, size, position, tile_start);
+                next.fetch(8);
             }
             gather(space, start, size);
         }
@@ -133,6 +139,15 @@ private:
             int64_t run = shape_.block_size - offset < kTileKeys - key ? shape_.block_size - offset : kTileKeys - key;
             bool is_seen = tile_start + key <= last && tile_start + key + run > first_key;
             int64_t at = is_seen ? (blocks[block] * shape_.block_size + offset) * stride + kv_head * shape_.head_dim : 0;
+            if (tile_start + key >= first_key && tile_start + key + run - 1 <= last) {
+                // All keys are seen, as almost always: a loop without conditions.
+                for (int64_t i = 0; i < run; ++i) {
+                    tile.keys[key + i] = k_cache_ + at + i * stride;
+                    tile.values[key + i] = v_cache_ + at + i * stride;
+                }
+                key += run;
+                continue;
+            }
             for (int64_t end = key + run; key < end; ++key, at += stride) {
                 bool is_there = tile_start + key >= first_key && tile_start + key <= last;
                 tile.keys[key] = is_there ? k_cache_ + at : zeros;

@@ -27,6 +27,26 @@ struct Tile {
     const T *keys[kTileKeys], *values[kTileKeys];
 };
 
+// Asks for the memory of a tile little by little: a core waits when it has asked for much at once.
+template <class T>
+class TileFetcher {
+public:
+    TileFetcher(const Tile<T>& tile, int64_t head_dim) : tile_(tile), bytes_(head_dim * sizeof(T)) {}
+
+    // Ask for the next `count` heads, first all keys, then all values.
+    void fetch(int count) {
+        for (int end = at_ + count < 2 * kTileKeys ? at_ + count : 2 * kTileKeys; at_ < end; ++at_) {
+            auto* head = reinterpret_cast<const char*>(at_ < kTileKeys ? tile_.keys[at_] : tile_.values[at_ - kTileKeys]);
+            for (int64_t byte = 0; byte < bytes_; byte += 64) _mm_prefetch(head + byte, _MM_HINT_T0);
+        }
+    }
+
+private:
+    const Tile<T>& tile_;
+    int64_t bytes_;
+    int at_ = 0;
+};
+
 template <class T>
 class TilePacker {
     static constexpr int kGroup = ArithmeticOf<T>::type::kGroup;
@@ -34,17 +54,11 @@ class TilePacker {
 public:
     explicit TilePacker(int64_t head_dim) : head_dim_(head_dim), dim_words_(head_dim / kGroup) {}
 
-    // Ask for the memory of a tile ahead of its use.
-    void fetch(const Tile<T>& tile) const {
-        for (int key = 0; key < kTileKeys; ++key) fetch_head(tile.keys[key]);
-        for (int key = 0; key < kTileKeys; ++key) fetch_head(tile.values[key]);
-    }
-
     // panel[word of the head][key]: the keys are the outputs.
-    void pack_keys(const Tile<T>& tile, const Tile<T>& next, uint32_t* panels) const {
+    void pack_keys(const Tile<T>& tile, TileFetcher<T>& next, uint32_t* panels) const {
         for (int key = 0; key < kTileKeys; key += kLanes) {
             uint32_t* panel = panels + key / kPanelWidth * dim_words_ * kPanelWidth + key % kPanelWidth;
-            for (int lane = 0; lane < kLanes; ++lane) fetch_head(next.keys[key + lane]);
+            next.fetch(14 * kLanes / 16);
             int64_t word = 0;
             for (; word + kLanes <= dim_words_; word += kLanes) {
                 VecInt square[kLanes];
@@ -59,14 +73,14 @@ public:
     }
 
     // panel[group of keys][dimension]: the dimensions are the outputs.
-    void pack_values(const Tile<T>& tile, const Tile<T>& next, uint32_t* panels) const {
+    void pack_values(const Tile<T>& tile, TileFetcher<T>& next, uint32_t* panels) const {
         constexpr int64_t panel_words = kTileKeys / kGroup * kPanelWidth;
         int64_t whole = head_dim_ / kPanelWidth * kPanelWidth;
         int rest = int(head_dim_ - whole);
         for (int key = 0; key < kTileKeys; key += kGroup) {
             const T* const* sources = tile.values + key;
             uint32_t* target = panels + key / kGroup * kPanelWidth;
-            for (int member = 0; member < kGroup; ++member) fetch_head(next.values[key + member]);
+            if (key % (2 * kGroup) == 0) next.fetch(2);
             for (int64_t dim = 0; dim < whole; dim += kPanelWidth, target += panel_words) put_values(sources, dim, target);
             if (rest) {
                 T padded[kGroup][kPanelWidth] = {};
@@ -87,10 +101,6 @@ private:
 
     static void put_values(const bf16* const* sources, int64_t dim, uint32_t* target) {
         interleave(sources[0] + dim, sources[1] + dim, target);
-    }
-
-    void fetch_head(const T* head) const {
-        for (int64_t dim = 0; dim < head_dim_; dim += 64 / sizeof(T)) _mm_prefetch(head + dim, _MM_HINT_T0);
     }
 
     void pack_last_words(const T* const* keys, int64_t word, uint32_t* panel) const {
