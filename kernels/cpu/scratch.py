@@ -7,7 +7,7 @@ from kernels.ops import StepShape
 # Constants of `src/attention_tile.h` and `src/attention.cpp`.
 _TILE_KEYS = 64
 _MAX_WORK_ROWS = 48
-_WORK_BYTES = 12
+_WORK_BYTES = 20
 _PANEL_WIDTH = 32
 _WORD_BYTES = 4
 _PAGE_BYTES = 4096
@@ -24,7 +24,7 @@ def estimate_scratch(shape: StepShape, num_threads: int) -> int:
     # Activations between the ops of a layer, and a copy of a product's rows in panel layout.
     width = 2 * shape.hidden_size + 3 * q_size + 2 * kv_size + 3 * shape.inner_size
     step = shape.num_tokens * (width * shape.itemsize + (widest + 1) * _WORD_BYTES)
-    works = (shape.num_tokens + shape.num_requests + 1) * _WORK_BYTES
+    works = (shape.num_tokens + shape.num_requests + 1) * shape.num_kv_heads * _WORK_BYTES
     tiles = num_threads * _WORD_BYTES * max(widest, _count_tile_words(shape))
     num_pages = 4 * num_threads + 4
     return (step + works + tiles) * 5 // 4 + num_pages * _PAGE_BYTES

@@ -26,7 +26,7 @@ constexpr int kMaxWorkRows = 48;
 constexpr float kNothing = -std::numeric_limits<float>::infinity();
 
 struct Work {
-    int32_t request, first_query, num_queries;
+    int32_t request, first_query, num_queries, first_head, num_heads;
 };
 
 template <class T>
@@ -51,7 +51,14 @@ public:
 
     int64_t queries_per_work() const { return group_size_ >= kMaxWorkRows ? 1 : kMaxWorkRows / group_size_; }
 
-    void run(Pool* pool, int thread, const Work& work, int64_t kv_head) const {
+    // How many KV heads one piece of work takes. All of them together read whole blocks, which are faster to come by than
+    // pieces of them; more rows than these would not stay in the cache.
+    int64_t heads_per_work(int64_t num_queries, bool is_wide) const {
+        bool fits = num_queries * group_size_ * shape_.num_kv_heads <= kMaxWorkRows;
+        return is_wide && fits ? shape_.num_kv_heads : 1;
+    }
+
+    void run(Pool* pool, int thread, const Work& work) const {
         int64_t rows = work.num_queries * group_size_;
         int64_t token = batch_.query_start_loc[work.request];
         int64_t query_len = batch_.query_start_loc[work.request + 1] - token;
@@ -62,7 +69,37 @@ public:
         int64_t first_key = 0;
         if (shape_.sliding_window && first - shape_.sliding_window + 1 > 0) first_key = first - shape_.sliding_window + 1;
 
-        Workspace space(pool, thread, rows, dim_words_, dim_panels_ * kPanelWidth, kGroup);
+        Workspace space(pool, thread, rows, work.num_heads, dim_words_, dim_panels_ * kPanelWidth, kGroup);
+        for (int64_t head = 0; head < work.num_heads; ++head) start(space.at(head), token, rows, work.first_head + head);
+        // While one tile of one head is worked on the next one is on its way from memory.
+        TilePacker<T> packer(shape_.head_dim);
+        Tile<T> tiles[2];
+        auto* zeros = reinterpret_cast<const T*>(space.zeros);
+        int64_t first_tile = first_key / kTileKeys, count = (last / kTileKeys - first_tile + 1) * work.num_heads;
+        auto find = [&](int64_t step, Tile<T>& tile) {
+            int64_t start = (first_tile + step / work.num_heads) * kTileKeys;
+            find_keys(work.request, work.first_head + step % work.num_heads, start, first_key, last, zeros, tile);
+        };
+        find(0, tiles[0]);
+        TileFetcher<T>(tiles[0], shape_.head_dim).fetch(2 * kTileKeys);
+        for (int64_t step = 0; step < count; ++step) {
+            const Tile<T>& now = tiles[step % 2];
+            Tile<T>& next = tiles[(step + 1) % 2];
+            find(step + 1 < count ? step + 1 : step, next);
+            TileFetcher<T> fetcher(next, shape_.head_dim);
+            packer.pack_keys(now, fetcher, space.keys);
+            packer.pack_values(now, fetcher, space.values);
+            int64_t tile_start = (first_tile + step / work.num_heads) * kTileKeys;
+            attend_tile(space.at(step % work.num_heads), rows, first, tile_start, fetcher);
+            fetcher.fetch(2 * kTileKeys);
+        }
+        for (int64_t head = 0; head < work.num_heads; ++head)
+            write_result(space.at(head), token, rows, work.first_head + head);
+    }
+
+private:
+    // Pack the queries of one head, and clear its sums.
+    void start(const Workspace& space, int64_t token, int64_t rows, int64_t kv_head) const {
         pack_queries(space, token, rows, kv_head);
         std::memset(space.result, 0, rows * dim_panels_ * kPanelWidth * sizeof(float));
         for (int64_t row = 0; row < rows; ++row) {
@@ -70,29 +107,8 @@ public:
             space.maximum[row] = sink ? *sink : kNothing;
             space.total[row] = sink ? 1.0f : 0.0f;
         }
-        // While one tile is worked on the next one is on its way from memory.
-        TilePacker<T> packer(shape_.head_dim);
-        Tile<T> tiles[2];
-        auto* zeros = reinterpret_cast<const T*>(space.zeros);
-        int64_t first_tile = first_key / kTileKeys, last_tile = last / kTileKeys;
-        find_keys(work.request, kv_head, first_tile * kTileKeys, first_key, last, zeros, tiles[0]);
-        TileFetcher<T>(tiles[0], shape_.head_dim).fetch(2 * kTileKeys);
-        int turn = 0;
-        for (int64_t tile = first_tile; tile <= last_tile; ++tile) {
-            const Tile<T>& now = tiles[turn];
-            Tile<T>& next = tiles[turn ^= 1];
-            int64_t following = (tile < last_tile ? tile + 1 : tile) * kTileKeys;
-            find_keys(work.request, kv_head, following, first_key, last, zeros, next);
-            TileFetcher<T> fetcher(next, shape_.head_dim);
-            packer.pack_keys(now, fetcher, space.keys);
-            packer.pack_values(now, fetcher, space.values);
-            attend_tile(space, rows, first, tile * kTileKeys, fetcher);
-            fetcher.fetch(2 * kTileKeys);
-        }
-        write_result(space, token, rows, kv_head);
     }
 
-private:
     // Row r is query r / group_size, head r % group_size of the group.
     const T* query(int64_t token, int64_t row, int64_t kv_head) const {
         int64_t head = kv_head * group_size_ + row % group_size_;
@@ -277,19 +293,22 @@ void run(
     Attention<T> attention(batch, shape, q, q_stride, k_cache, v_cache, out);
     int64_t step = attention.queries_per_work();
     int64_t num_tokens = batch.query_start_loc[batch.num_requests];
-    size_t bytes = (num_tokens / step + batch.num_requests + 1) * sizeof(Work);
+    int64_t num_heads = shape.num_kv_heads;
+    size_t bytes = (num_tokens / step + batch.num_requests + 1) * num_heads * sizeof(Work);
     auto* works = static_cast<Work*>(pool_scratch(pool, 0, kPlanScratch, bytes));
+    // With few requests the heads are what the threads share.
+    bool is_wide = batch.num_requests >= 2 * pool_threads(pool);
     int64_t count = 0;
     for (int64_t request = 0; request < batch.num_requests; ++request) {
         int64_t query_len = batch.query_start_loc[request + 1] - batch.query_start_loc[request];
         for (int64_t first = 0; first < query_len; first += step) {
             int64_t length = query_len - first < step ? query_len - first : step;
-            works[count++] = {int32_t(request), int32_t(first), int32_t(length)};
+            int64_t heads = attention.heads_per_work(length, is_wide);
+            for (int64_t head = 0; head < num_heads; head += heads)
+                works[count++] = {int32_t(request), int32_t(first), int32_t(length), int32_t(head), int32_t(heads)};
         }
     }
-    parallel(pool, count * shape.num_kv_heads, [&](int64_t tile, int thread) {
-        attention.run(pool, thread, works[tile / shape.num_kv_heads], tile % shape.num_kv_heads);
-    });
+    parallel(pool, count, [&](int64_t tile, int thread) { attention.run(pool, thread, works[tile]); });
 }
 
 }  // namespace

@@ -121,10 +121,13 @@ struct Workspace {
     uint32_t *queries, *keys, *values, *weights, *zeros;
     float *scores, *result, *maximum, *total;
 
-    Workspace(Pool* pool, int thread, int64_t rows, int64_t dim_words, int64_t dim_padded, int key_group) {
+    Workspace(
+        Pool* pool, int thread, int64_t rows, int64_t num_heads, int64_t dim_words, int64_t dim_padded, int key_group)
+        : rows_(rows), dim_words_(dim_words), dim_padded_(dim_padded) {
+        int64_t all_rows = rows * num_heads;
         int64_t sizes[] = {
-            rows * dim_words, dim_words * kTileKeys,      kTileKeys / key_group * dim_padded, rows * kTileKeys / key_group,
-            rows * kTileKeys, rows * dim_padded, rows, rows, dim_padded,
+            all_rows * dim_words, dim_words * kTileKeys,      kTileKeys / key_group * dim_padded, rows * kTileKeys / key_group,
+            rows * kTileKeys,     all_rows * dim_padded, all_rows, all_rows, dim_padded,
         };
         int64_t total_words = 0;
         for (int64_t& size : sizes) total_words += size = ceil_div(size, 16) * 16;
@@ -137,6 +140,18 @@ struct Workspace {
         zeros = parts[8];
         std::memset(zeros, 0, dim_padded * 4);
     }
+
+    // The same with the queries and sums of another head.
+    Workspace at(int64_t head) const {
+        Workspace other = *this;
+        other.queries += head * rows_ * dim_words_;
+        other.result += head * rows_ * dim_padded_;
+        other.maximum += head * rows_, other.total += head * rows_;
+        return other;
+    }
+
+private:
+    int64_t rows_, dim_words_, dim_padded_;
 };
 
 }  // namespace troupe
