@@ -131,10 +131,15 @@ class GrammarActor(ThreadActor[GrammarInbox | OpenMatcher | SlowMask]):
 
     async def _compile_in_thread(self, spec: GrammarSpec) -> CompiledGrammar:
         is_slow = spec.kind in SLOW_KINDS or spec.backend == "xgrammar" or len(spec.text) > LONG_SPEC
-        begun = self._loop.create_future()
-        job = self._loop.run_in_executor(
-            self._slow_pool if is_slow else self._pool, self._compile, spec, begun
-        )
+        begun: asyncio.Future[None] = self._loop.create_future()
+        pending = None if self._compiler is None else self._compiler.find_pending(spec)
+        if pending is not None:
+            # Another request has it compiled; waiting for that takes no thread.
+            job = asyncio.wrap_future(pending, loop=self._loop)
+            begun.set_result(None)
+        else:
+            pool = self._slow_pool if is_slow else self._pool
+            job = self._loop.run_in_executor(pool, self._compile, spec, begun)
         try:
             await asyncio.wait((begun, job), return_when=asyncio.FIRST_COMPLETED)
             return await asyncio.wait_for(job, self._timeout_s)

@@ -80,6 +80,32 @@ async def test_waiting_for_a_thread_is_not_held_against_a_grammar(
         assert await behind in ("stop", "length")
 
 
+async def test_more_requests_for_a_grammar_that_is_compiled_take_no_thread(
+    make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entered, release = threading.Event(), threading.Event()
+    compile_now = GrammarCompiler._compile_new
+
+    def compile_held(compiler: GrammarCompiler, spec: GrammarSpec) -> CompiledGrammar:
+        if "held" in spec.text:
+            entered.set()
+            release.wait(30)
+        return compile_now(compiler, spec)
+
+    async with Engine(make_config()) as engine:
+        await answer(engine, GOOD)
+        monkeypatch.setattr(GrammarCompiler, "_compile_new", compile_held)
+        jobs = [asyncio.create_task(answer(engine, make_held(0)))]
+        assert await asyncio.to_thread(entered.wait, 10)
+        jobs += [asyncio.create_task(answer(engine, make_held(0))) for _ in range(3)]
+        await asyncio.sleep(0.1)
+        other = SamplingParams(max_tokens=2, grammar=GrammarSpec.regex("[ef]+"))
+        assert await answer(engine, other) in ("stop", "length")
+        assert not any(job.done() for job in jobs)
+        release.set()
+        assert set(await asyncio.gather(*jobs)) <= {"stop", "length"}
+
+
 async def test_a_grammar_nobody_waits_for_any_more_is_not_compiled(
     make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
