@@ -233,7 +233,7 @@ class DraftPlanner:
         if not self._pays(source, proposer.name):
             source.rest(request.num_tokens)
             return False
-        return len(proposer.propose(request, MIN_PROMISE)) == MIN_PROMISE
+        return len(self._propose(proposer, request, MIN_PROMISE)) == MIN_PROMISE
 
     def _pays(self, source: SourceRecord, name: str) -> bool:
         """Whether waiting and proposing on the host are worth the right drafts of all rows that draft."""
