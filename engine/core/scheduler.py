@@ -17,7 +17,7 @@ import time
 from bisect import bisect
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from itertools import chain, compress
+from itertools import chain, compress, islice
 
 import numpy as np
 
@@ -44,6 +44,7 @@ from engine.spec.draft_planner import DraftPlanner
 # Known tokens of the requests that one step admits, cached ones included. Hashing, finding and copying a token takes
 # 0.5 us, on the event loop.
 MAX_ADMITTED_TOKENS = 65_536
+MAX_LOOKS = 16  # requests without drafts that one step looks at again; up to 20 us each
 NO_DRAFTS = np.zeros(0, dtype=np.int64)
 MAX_IN_FLIGHT = 2  # sampled tokens of one request that may not have been read back yet
 
@@ -198,7 +199,7 @@ class Scheduler:
         batch, table = self.state.batch, self.table
         is_due = table.wake_at[batch.slots] <= table.num_planned[batch.slots]
         if is_due.any():
-            drafts.wake(compress(batch.requests, is_due.tolist()))
+            drafts.wake(islice(compress(batch.requests, is_due.tolist()), MAX_LOOKS))
 
     def _count_left(self, num_ahead: int) -> int:
         """Return the budget that remains after the first `num_ahead` running requests."""

@@ -8,7 +8,7 @@ from typing import NamedTuple
 MEMORY = 0.15  # weight of a new draft in the acceptance
 MIN_PAUSE, MAX_PAUSE = 8, 256  # tokens for which a source without success is not used
 PROBE_RATE = 0.6  # assumed of a source that is tried again after a pause
-MIN_LOOK, MAX_LOOK = 2, 16  # tokens between two looks for drafts while there are none
+MIN_LOOK, MAX_LOOK = 2, 8  # tokens between two looks for drafts while there are none
 MAX_IDLE = 48  # answers without a draft, after which a source that must be asked rests
 NEVER = 2**62
 

@@ -12,6 +12,7 @@ from engine.spec.ngram import NgramIndex, count_match
 
 WIDTH = 2  # shortest match
 MAX_PLACES = 16  # latest places of a pair of tokens that are kept for all answers of a tenant
+MAX_COMPARED = 4  # latest places in the request, and in earlier answers, that vote; each takes 2 us
 MAX_LEARNED_TOKENS = 512  # tokens of ended answers that one call indexes
 
 
@@ -110,10 +111,12 @@ class SuffixProposer:
     def _find_places(self, request: Request, index: NgramIndex) -> list[Place]:
         token_ids, end = request.token_ids, request.num_tokens
         pair = tuple(token_ids[-WIDTH:])
-        found: list[tuple[Sequence[int], int]] = [(token_ids, place) for place in index.find(pair)]
+        found: list[tuple[Sequence[int], int]] = [
+            (token_ids, place) for place in index.find(pair)[-MAX_COMPARED:]
+        ]
         if (memory := self._memories.get(request.salt)) is not None:
             memory.learn()
-            found += memory.find(pair)
+            found += memory.find(pair)[-MAX_COMPARED:]
         return [
             Place(other, place, count_match(other, place, token_ids, end, self._depth))
             for other, place in found
