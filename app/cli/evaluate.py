@@ -13,7 +13,7 @@ from typing import Any
 from app.cli.record_output import check_writable
 from app.cli.talk import local_engine
 from app.config import UsageError
-from app.extraction import Limits
+from app.extraction import Extractor
 from app.extraction.calibration import write_calibration
 from app.extraction.cases import SETS, Case, CaseError, read_cases, read_paragraphs, surround
 from app.extraction.evaluate import Figures, Judged, judge_cases, summarize
@@ -59,7 +59,7 @@ def read_sets(names: Sequence[str]) -> dict[str, list[Case]]:
         raise UsageError(f"cannot read a set: {error}") from error
 
 
-async def evaluate(config: EvaluateConfig, ground: bool, limits: Limits | None, given: dict[str, Any]) -> int:
+async def evaluate(config: EvaluateConfig, options: dict[str, Any], given: dict[str, Any]) -> int:
     """Print the figures of each set; 1 when a case gave no record.
 
     Raises:
@@ -76,7 +76,7 @@ async def evaluate(config: EvaluateConfig, ground: bool, limits: Limits | None, 
         for name, cases in sets.items():
             begun = time.perf_counter()
             surrounded = add_surroundings(engine, cases, config.surround)
-            judged = await judge_cases(engine, surrounded, limits=limits, ground=ground)
+            judged = await judge_cases(Extractor(engine, **options), surrounded)
             figures = summarize(judged)
             report[name] = figures.to_json()
             num_failed += figures.num_failed
@@ -89,7 +89,9 @@ async def evaluate(config: EvaluateConfig, ground: bool, limits: Limits | None, 
             if config.calibration is not None:
                 keep_calibration(Path(config.calibration), engine.model_name, report)
     if config.as_json:
-        print(json.dumps({"surround": config.surround, "ground": ground, "sets": report}, indent=1))
+        print(
+            json.dumps({"surround": config.surround, "ground": options["ground"], "sets": report}, indent=1)
+        )
     return EXIT_SOME_FAILED if num_failed else 0
 
 
@@ -125,6 +127,8 @@ def describe_figures(name: str, figures: Figures) -> Iterator[str]:
         yield f"  failed {figures.num_failed} of {figures.num_cases}, the first: {figures.first_error}"
     found = _show(figures.found, figures.num_strings)
     yield f"  strings found in the text {found} ({figures.num_found} of {figures.num_strings})"
+    yield f"  wrong values flagged {_show(figures.wrong_flagged, figures.num_wrong)} of {figures.num_wrong}"
+    yield f"  flagged values wrong {_show(figures.flagged_wrong, figures.num_flagged)} of {figures.num_flagged}"
     yield from (f"  {kind:<18} {score:.3f}" for kind, score in figures.kinds.items())
     if figures.deciles:
         yield "  confidence " + " ".join(f"{group.confidence:6.3f}" for group in figures.deciles)

@@ -18,7 +18,7 @@ from app.cli.evaluate import EXIT_SOME_FAILED, EvaluateConfig, evaluate
 from app.cli.record_output import RecordOutput, choose_output
 from app.cli.talk import local_engine, plain_errors
 from app.config import UsageError, add_flags, make_config
-from app.extraction import Extractor, Limits, Source, add_bounds, describe_added, extract_records
+from app.extraction import Example, Extractor, Limits, Source, add_bounds, describe_added, extract_records
 from app.extraction.export import FORMATS
 from app.extraction.sources import (
     MAX_FILE_BYTES,
@@ -34,6 +34,7 @@ from grammar import GrammarSpec
 
 # Mean nothing without it.
 EVALUATION_FLAGS = {item.name for item in fields(EvaluateConfig)} - {"evaluate"}
+MAX_SAMPLES = 5
 # Mean nothing to the evaluation, which has its own documents.
 FILE_ARGUMENTS = ("schema", "files", "column", "format", "output")
 
@@ -46,6 +47,12 @@ class ExtractConfig:
         default=False, metadata={"help": "free strings, dates and amounts must be those of the text"}
     )
     limits: bool = field(default=True, metadata={"help": "limit the length of open strings and lists"})
+    instructions: str = field(default="", metadata={"help": "what the model is told beside the schema"})
+    examples: str | None = field(
+        default=None, metadata={"help": "JSONL file of texts with their records, shown to the model first"}
+    )
+    num_samples: int = field(default=1, metadata={"help": "records to generate and vote on, 1 to 5"})
+    recheck: bool = field(default=False, metadata={"help": "read flagged fields once more"})
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -83,12 +90,11 @@ def run(arguments: argparse.Namespace, start: float) -> int:
     """
     evaluation = make_config(EvaluateConfig, vars(arguments))
     config = make_config(ExtractConfig, vars(arguments))
-    limits = Limits() if config.limits else None
     if evaluation.evaluate:
         if any(getattr(arguments, name) not in (None, []) for name in FILE_ARGUMENTS):
             what = "--schema, files, --column, --format or --output"
             raise UsageError(f"--evaluate has its own documents and takes no {what}")
-        return asyncio.run(evaluate(evaluation, config.ground, limits, vars(arguments)))
+        return asyncio.run(evaluate(evaluation, make_options(config), vars(arguments)))
     idle = sorted(EVALUATION_FLAGS & vars(arguments).keys())
     if idle:
         raise UsageError(f"--{idle[0].replace('_', '-')} goes with --evaluate")
@@ -101,24 +107,60 @@ def run(arguments: argparse.Namespace, start: float) -> int:
     output = choose_output(arguments.format, arguments.output, inputs)
     schema = read_schema(arguments.schema)
     sources = [source for name in arguments.files for source in read_sources(name, arguments.column)]
-    return asyncio.run(extract(schema, sources, output, config.ground, limits, vars(arguments)))
+    return asyncio.run(extract(schema, sources, output, make_options(config), vars(arguments)))
+
+
+def make_options(config: ExtractConfig) -> dict[str, Any]:
+    """The fields of the Extractor that the flags ask for.
+
+    Raises:
+        UsageError: a number is out of range, or the examples cannot be read.
+    """
+    if not 1 <= config.num_samples <= MAX_SAMPLES:
+        raise UsageError(f"--num-samples is {config.num_samples}, but takes 1 to {MAX_SAMPLES}")
+    return {
+        "limits": Limits() if config.limits else None,
+        "ground": config.ground,
+        "instructions": config.instructions,
+        "examples": read_examples(config.examples) if config.examples else (),
+        "num_samples": config.num_samples,
+        "recheck": config.recheck,
+    }
+
+
+def read_examples(path: str) -> tuple[Example, ...]:
+    """The examples of a JSONL file, each line {"text": ..., "record": {...}}.
+
+    Raises:
+        UsageError: it cannot be read, or a line is no example.
+    """
+    examples = []
+    for number, line in enumerate(read_text(path).split("\n"), 1):
+        if line.strip():
+            try:
+                given = json.loads(line)
+            except (ValueError, RecursionError) as error:
+                raise UsageError(f"--examples {path} line {number} is not JSON: {error}") from error
+            if not isinstance(given, dict) or not isinstance(given.get("text"), str) or "record" not in given:
+                raise UsageError(f"--examples {path} line {number} needs `text`, a string, and `record`")
+            examples.append(Example(given["text"], given["record"]))
+    return tuple(examples)
 
 
 async def extract(
     schema: dict[str, Any],
     sources: list[Source],
     output: RecordOutput,
-    ground: bool,
-    limits: Limits | None,
+    options: dict[str, Any],
     given: dict[str, Any],
 ) -> int:
     """Records to the output; progress, and what was added to the schema, to stderr."""
     number = num_failed = 0
-    added = ", ".join(describe_added(add_bounds(schema, limits)))
+    added = ", ".join(describe_added(add_bounds(schema, options["limits"])))
     if added:
         print(f"added limits: {added}; --no-limits adds none", file=sys.stderr)
     async with local_engine(given) as engine:
-        extractor = Extractor(engine, limits, ground=ground)
+        extractor = Extractor(engine, **options)
         with output.open() as write:
             async for record in extract_records(extractor, schema, sources):
                 number += 1

@@ -17,10 +17,10 @@ from typing import Any
 from app.extraction.batch import MAX_CONCURRENT
 from app.extraction.bounds import Limits, add_bounds
 from app.extraction.cases import Case
-from app.extraction.extractor import DEFAULT_LIMITS, ExtractionResult, Extractor, extract_patiently
-from app.extraction.scoring import list_extra, score_record
+from app.extraction.extractor import ExtractionResult, Extractor, extract_patiently
+from app.extraction.scoring import list_extra, list_wrong, score_record
 from app.extraction.verbatim import is_free_at
-from engine import Engine, EngineDead, EngineError
+from engine import EngineDead, EngineError
 from grammar import GrammarError
 
 NUM_GROUPS = 10
@@ -38,6 +38,8 @@ class Judged:
     num_found: int
     record: Any = None
     extra: tuple[str, ...] = ()  # JSON pointers of values that were not wanted
+    wrong: frozenset[str] = frozenset()  # JSON pointers of single values
+    flagged: frozenset[str] = frozenset()
     error: str = ""
 
     @property
@@ -68,7 +70,20 @@ class Figures:
     num_strings: int
     num_found: int
     deciles: tuple[Group, ...]
+    num_wrong: int = 0  # single values
+    num_flagged: int = 0
+    num_wrong_flagged: int = 0
     first_error: str = ""
+
+    @property
+    def wrong_flagged(self) -> float:
+        """Share of the wrong values that are flagged."""
+        return self.num_wrong_flagged / max(1, self.num_wrong)
+
+    @property
+    def flagged_wrong(self) -> float:
+        """Share of the flagged values that are wrong."""
+        return self.num_wrong_flagged / max(1, self.num_flagged)
 
     @property
     def found(self) -> float:
@@ -85,6 +100,9 @@ class Figures:
             "cases": self.num_cases,
             "failed": self.num_failed,
             **({"first_error": self.first_error} if self.first_error else {}),
+            "wrong_values": self.num_wrong,
+            "wrong_flagged": round(self.wrong_flagged, 4),
+            "flagged_wrong": round(self.flagged_wrong, 4),
             "strings": self.num_strings,
             "found": self.num_found,
             "deciles": [
@@ -99,19 +117,13 @@ class Figures:
 
 
 async def judge_cases(
-    engine: Engine,
-    cases: Sequence[Case],
-    *,
-    limits: Limits | None = DEFAULT_LIMITS,
-    ground: bool = False,
-    max_concurrent: int = MAX_CONCURRENT,
+    extractor: Extractor, cases: Sequence[Case], *, max_concurrent: int = MAX_CONCURRENT
 ) -> list[Judged]:
     """Extract every case and score it; as many run at once as the engine's batch takes.
 
     Raises:
         EngineDead: the engine is gone.
     """
-    extractor = Extractor(engine, limits, ground=ground)
     room = asyncio.Semaphore(max_concurrent)
 
     async def judge(case: Case) -> Judged:
@@ -151,6 +163,8 @@ def judge_result(case: Case, result: ExtractionResult) -> Judged:
         num_found=sum(_fold(value) in source for value in free),
         record=result.record,
         extra=tuple(list_extra(result.record, case.record)),
+        wrong=frozenset(list_wrong([leaf.path for leaf in result.leaves], result.record, case.record)),
+        flagged=frozenset(result.flags),
     )
 
 
@@ -179,6 +193,9 @@ def summarize(judged: Sequence[Judged]) -> Figures:
         num_strings=sum(one.num_strings for one in judged),
         num_found=sum(one.num_found for one in judged),
         deciles=tuple(group_by_confidence(sure)),
+        num_wrong=sum(len(one.wrong) for one in judged),
+        num_flagged=sum(len(one.flagged) for one in judged),
+        num_wrong_flagged=sum(len(one.wrong & one.flagged) for one in judged),
         first_error=next(iter(errors), ""),
     )
 

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
+
+from app.extraction.pointers import escape_pointer
+
+Path = tuple[str | int, ...]
+ABSENT = object()
 
 
 def normalize(value: Any) -> Any:
@@ -63,3 +68,58 @@ def score_record(found: Any, wanted: dict[str, Any]) -> dict[str, float]:
         pointer: score_field(values[pointer], value) if pointer in values else 0.0
         for pointer, value in flatten(wanted)
     }
+
+
+def list_wrong(paths: Sequence[Path], found: Any, wanted: Any) -> Iterator[str]:
+    """JSON pointers of the scalars that are not as wanted.
+
+    Args:
+        paths: of the scalars of `found`. An item of a list is compared with the wanted item that is most like it.
+    """
+    pairs: dict[Path, dict[int, int]] = {}
+    for path in paths:
+        at = next((place for place, step in enumerate(path) if isinstance(step, int)), None)
+        target = path
+        if at is not None:
+            head = path[:at]
+            if head not in pairs:
+                pairs[head] = _pair_items(_value_at(found, head), _value_at(wanted, head))
+            target = (*head, pairs[head].get(int(path[at]), -1), *path[at + 1 :])
+        expected = _value_at(wanted, target)
+        is_scalar = expected is not ABSENT and not isinstance(expected, dict | list)
+        if not (is_scalar and normalize(expected) == normalize(_value_at(found, path))):
+            yield "".join(f"/{escape_pointer(str(step))}" for step in path)
+
+
+def _pair_items(found: Any, wanted: Any) -> dict[int, int]:
+    """For each found item the wanted one, not taken yet, that has most of its values."""
+    pairs: dict[int, int] = {}
+    if not isinstance(found, list) or not isinstance(wanted, list):
+        return pairs
+    for index, item in enumerate(found):
+        likeness = {
+            other: sum(score_field(a, b) for a, b in zip(_parts(item), _parts(right), strict=False))
+            for other, right in enumerate(wanted)
+            if other not in pairs.values()
+        }
+        best = max(likeness, key=lambda other: likeness[other], default=None)
+        if best is not None and likeness[best] > 0:
+            pairs[index] = best
+    return pairs
+
+
+def _parts(item: Any) -> list[Any]:
+    return [item[name] for name in sorted(item)] if isinstance(item, dict) else [item]
+
+
+def _value_at(record: Any, path: Path) -> Any:
+    value = record
+    for step in path:
+        is_there = (
+            isinstance(step, int) and 0 <= step < len(value) if isinstance(value, list)
+            else isinstance(value, dict) and step in value
+        )  # fmt: skip
+        if not is_there:
+            return ABSENT
+        value = value[step]
+    return value

@@ -36,6 +36,7 @@ from engine import Engine
 
 IDLE_BUTTONS = (gr.update(interactive=True), gr.update(visible=False))
 BUSY_BUTTONS = (gr.update(interactive=False), gr.update(visible=True))
+NUM_SAMPLES = 3
 STOPPED = render_badge("cut", "stopped", "the record is not complete")
 
 Update = tuple[Any, ...]
@@ -74,6 +75,8 @@ class ExtractRun:
         schema_problem: Explanation | None,
         with_limits: bool,
         is_verbatim: bool,
+        is_careful: bool,
+        instructions: str,
         verified: Verified | None,
         request: gr.Request,
     ) -> AsyncGenerator[Update, None]:
@@ -81,7 +84,7 @@ class ExtractRun:
         if not text.strip():
             problem = Explanation(
                 "There is no text.",
-                "The record is taken from it.",
+                "A record is made from a text.",
                 "Paste one, open a file or pick an example.",
             )
             yield refuse(problem)
@@ -97,7 +100,14 @@ class ExtractRun:
             return
         yield busy(render_badge("busy", "reading"), EMPTY)
         try:
-            extractor = Extractor(self.engine, Limits() if with_limits else None, ground=is_verbatim)
+            extractor = Extractor(
+                self.engine,
+                Limits() if with_limits else None,
+                ground=is_verbatim,
+                instructions=instructions,
+                num_samples=NUM_SAMPLES if is_careful else 1,
+                recheck=is_careful,
+            )
             with self.stops.running(session) as flag:
                 # Its own salt: what one person pastes never shows in the cache timings of another.
                 stream = stream_whole(extractor, checked.schema, text, cache_salt=f"session-{session}")

@@ -108,10 +108,17 @@ class ExtractTab(ExtractRun):
             is_verbatim = gr.Checkbox(
                 False,
                 label="Verbatim texts",
-                info="The grammar takes free texts from the source alone, and dates and amounts "
-                "from those that it writes in figures.",
+                info="Free strings must be parts of the text, and dates and numbers those that stand in it.",
             )
-        return [with_limits, is_verbatim]
+            is_careful = gr.Checkbox(
+                False,
+                label="Read doubtful fields again",
+                info="Takes three records and votes on each value, then reads the flagged fields once more.",
+            )
+            instructions = gr.Textbox(
+                label="Instructions", lines=2, max_lines=4, placeholder="Optional: what the model should know"
+            )
+        return [with_limits, is_verbatim, is_careful, instructions]
 
     def _build_results(self) -> tuple[gr.HTML, gr.HTML, gr.Code, gr.HTML, gr.HTML]:
         badge = gr.HTML("", elem_id="verdict")

@@ -7,8 +7,11 @@ from typing import Any
 import jsonschema_rs
 import pytest
 
+from app.extraction import Extractor
 from app.extraction.cases import SETS, Case, CaseError, read_cases, read_paragraphs, surround
 from app.extraction.evaluate import Judged, group_by_confidence, judge_cases, summarize
+from app.extraction.json_spans import scan
+from app.extraction.scoring import list_wrong
 from engine import EngineDead
 from grammar import InvalidGrammar
 from tests.fakes import FakeEngine
@@ -27,23 +30,25 @@ def make_case(text: str = "Ada is 36 years old.", name: str = "Ada", kind: str =
 
 async def test_right_and_wrong_fields_are_counted_by_kind() -> None:
     cases = [make_case(), make_case(name="Bob", kind="other")]
-    figures = summarize(await judge_cases(FakeEngine(), cases))
+    figures = summarize(await judge_cases(Extractor(FakeEngine()), cases))
     assert figures.field == 0.75 and figures.kinds == {"other": 0.5, "person": 1.0}
     assert (figures.num_whole, figures.num_valid, figures.num_cases, figures.num_fields) == (1, 2, 2, 4)
 
 
 async def test_strings_that_are_not_in_the_text_are_counted() -> None:
-    figures = summarize(await judge_cases(FakeEngine(), [make_case(), make_case(text="Nobody is 36.")]))
+    figures = summarize(
+        await judge_cases(Extractor(FakeEngine()), [make_case(), make_case(text="Nobody is 36.")])
+    )
     assert (figures.num_strings, figures.num_found, figures.found) == (2, 1, 0.5)
 
 
 async def test_a_record_of_the_fake_has_a_confidence_for_every_field() -> None:
-    (judged,) = await judge_cases(FakeEngine(), [make_case()])
+    (judged,) = await judge_cases(Extractor(FakeEngine()), [make_case()])
     assert judged.confidence == {"/name": 0.7788, "/age": 0.7788}
 
 
 async def test_a_case_that_fails_alone_counts_as_wrong() -> None:
-    judged = await judge_cases(FakeEngine(), [make_case(text="x" * 3000), make_case()])
+    judged = await judge_cases(Extractor(FakeEngine()), [make_case(text="x" * 3000), make_case()])
     assert judged[0].error and not judged[0].is_whole and judged[1].is_whole
     figures = summarize(judged)
     assert figures.field == 0.5 and figures.num_valid == 1
@@ -51,19 +56,19 @@ async def test_a_case_that_fails_alone_counts_as_wrong() -> None:
 
 
 async def test_a_text_that_no_grammar_can_be_made_for_fails_alone() -> None:
-    judged = await judge_cases(FakeEngine(reject=InvalidGrammar("no such year")), [make_case()])
+    judged = await judge_cases(Extractor(FakeEngine(reject=InvalidGrammar("no such year"))), [make_case()])
     assert judged[0].error == "no such year"
 
 
 async def test_fields_that_nobody_wanted_make_a_record_not_whole() -> None:
     record = '{"name": "Ada", "age": 36, "email": "ada@x.org", "note": null, "tags": []}'
-    (judged,) = await judge_cases(FakeEngine(record=record), [make_case()])
+    (judged,) = await judge_cases(Extractor(FakeEngine(record=record)), [make_case()])
     assert judged.extra == ("/email",) and not judged.is_whole and min(judged.scores.values()) == 1.0
 
 
 async def test_a_dead_engine_ends_the_evaluation() -> None:
     with pytest.raises(EngineDead):
-        await judge_cases(FakeEngine(reject=EngineDead("gone")), [make_case(), make_case()])
+        await judge_cases(Extractor(FakeEngine(reject=EngineDead("gone"))), [make_case(), make_case()])
 
 
 def test_deciles_are_groups_of_equal_size_in_order_of_confidence() -> None:
@@ -137,3 +142,17 @@ def test_every_built_in_set_fits_its_schemas(name: str) -> None:
         assert list(case.schema["properties"]) == list(case.record)
         assert json.dumps(case.record) != "{}"
         jsonschema_rs.validate(case.schema, case.record)
+
+
+def test_single_values_are_wrong_one_by_one_and_items_are_compared_with_the_most_alike() -> None:
+    wanted = {"a": 1, "lines": [{"x": "b", "n": 2}, {"x": "c", "n": 3}], "tags": ["u", "v"]}
+    found = {"a": 2, "lines": [{"x": "c", "n": 3}, {"x": "b", "n": 9}], "tags": ["v", "w"], "more": True}
+    paths = [leaf.path for leaf in scan(json.dumps(found)).leaves]
+    assert list(list_wrong(paths, found, wanted)) == ["/a", "/lines/1/n", "/tags/1", "/more"]
+
+
+async def test_wrong_and_flagged_values_are_counted() -> None:
+    engine = FakeEngine(record='{"name": "Bob", "age": 36}')
+    figures = summarize(await judge_cases(Extractor(engine), [make_case()]))
+    assert (figures.num_wrong, figures.num_flagged, figures.num_wrong_flagged) == (1, 2, 1)
+    assert (figures.wrong_flagged, figures.flagged_wrong) == (1.0, 0.5)

@@ -57,8 +57,9 @@ def test_figures_are_printed_with_confidence_and_accuracy(
     assert lines[0] == "tiny: 0.500 of 2 fields"
     assert lines[1] == "  whole records 0 of 1, valid 1 of 1"
     assert lines[2] == "  strings found in the text 1.000 (1 of 1)"
-    assert lines[3].split() == ["person", "0.500"]
-    assert [line.split()[0] for line in lines[4:6]] == ["confidence", "accuracy"]
+    assert lines[3].startswith("  wrong values flagged ") and lines[4].startswith("  flagged values wrong ")
+    assert lines[5].split() == ["person", "0.500"]
+    assert [line.split()[0] for line in lines[6:8]] == ["confidence", "accuracy"]
 
 
 def test_a_case_that_fails_is_told_and_is_exit_code_1(

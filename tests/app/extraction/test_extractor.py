@@ -197,7 +197,9 @@ async def test_a_full_engine_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> N
     lines = [line async for line in extract_records(Extractor(BusyEngine(num_refused=9)), SCHEMA, sources)]
     assert [line["valid"] for line in lines] == [True] * 5
     case = Case("person", SCHEMA, TEXT, {"name": "Ada", "age": 36})
-    assert [judged.is_whole for judged in await judge_cases(BusyEngine(num_refused=3), [case])] == [True]
+    assert [
+        judged.is_whole for judged in await judge_cases(Extractor(BusyEngine(num_refused=3)), [case])
+    ] == [True]
 
 
 class Refusing(FakeEngine):

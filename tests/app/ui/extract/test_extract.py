@@ -35,8 +35,20 @@ async def run(
     verbatim: bool = False,
     problem: Any = None,
 ) -> list[Any]:
-    updates = [update async for update in tab.run(text, schema, problem, limits, verbatim, verified, REQUEST)]
+    updates = [
+        update
+        async for update in tab.run(text, schema, problem, limits, verbatim, False, "", verified, REQUEST)
+    ]
     return [SimpleNamespace(**dict(zip(PARTS, update, strict=True))) for update in updates]
+
+
+async def test_instructions_and_careful_reading_reach_the_engine() -> None:
+    tab, engine = make_tab()
+    _ = [
+        each
+        async for each in tab.run("Ada, 36", SCHEMA, None, True, False, True, "Ages in years.", None, REQUEST)
+    ]
+    assert "Ages in years." in engine.requests[0].prompt and engine.requests[1].params.n == 2
 
 
 async def collect(updates: AsyncGenerator[Any, None]) -> list[Any]:
@@ -106,7 +118,7 @@ async def test_a_full_queue_is_explained() -> None:
 
 async def test_stop_says_that_the_record_is_not_complete() -> None:
     tab, engine = make_tab(hold=asyncio.Event())
-    updates = tab.run("Ada", SCHEMA, None, True, False, None, REQUEST)
+    updates = tab.run("Ada", SCHEMA, None, True, False, False, "", None, REQUEST)
     await anext(updates)
     await anext(updates)
     tab.stop(REQUEST)
@@ -116,7 +128,7 @@ async def test_stop_says_that_the_record_is_not_complete() -> None:
 
 async def test_closing_the_tab_aborts_the_request() -> None:
     tab, engine = make_tab(hold=asyncio.Event())
-    updates = tab.run("Ada", SCHEMA, None, True, False, None, REQUEST)
+    updates = tab.run("Ada", SCHEMA, None, True, False, False, "", None, REQUEST)
     await anext(updates)
     await anext(updates)
     await updates.aclose()
@@ -127,7 +139,7 @@ async def test_a_bug_goes_on_and_the_extract_button_opens_again() -> None:
     tab, _ = make_tab(reject=ZeroDivisionError("boom"))
     updates = []
     with pytest.raises(ZeroDivisionError):
-        async for update in tab.run("Ada, 36", SCHEMA, None, True, False, None, REQUEST):
+        async for update in tab.run("Ada, 36", SCHEMA, None, True, False, False, "", None, REQUEST):
             updates.append(dict(zip(PARTS, update, strict=True)))
     last = updates[-1]
     assert "inside the app" in last["badge"] and "ZeroDivisionError" in last["badge"]
@@ -195,7 +207,7 @@ async def test_an_opened_file_takes_the_place_of_the_text_and_its_record(tmp_pat
     good.write_text("Bob")
     bad.write_bytes(b"\xff")
     tab, engine = make_tab(hold=asyncio.Event())
-    updates = tab.run("Ada", SCHEMA, None, True, False, None, REQUEST)
+    updates = tab.run("Ada", SCHEMA, None, True, False, False, "", None, REQUEST)
     await anext(updates)
     running = asyncio.create_task(collect(updates))
     await wait_until(lambda: len(engine.requests) == 1)

@@ -47,7 +47,9 @@ async def test_a_form_that_is_not_complete_changes_nothing_and_lets_nothing_run(
     assert kept == [gr.skip()] * 3 and "has no name yet" in shown
     engine = FakeEngine()
     tab, batch = ExtractTab(engine, panel.examples), BatchTab(engine, panel.examples)
-    last = [update async for update in tab.run("Ada", SCHEMA, problem, True, False, None, request)][-1]
+    last = [
+        update async for update in tab.run("Ada", SCHEMA, problem, True, False, False, "", None, request)
+    ][-1]
     assert last[0] == shown and last[7]["interactive"] is True
     batch.tables.put("abc", make_table([Row("a", {"text": "Ada"})]))
     (last,) = [update async for update in batch.run_all("text", AS_IN_EXTRACT, SCHEMA, problem, request)]
