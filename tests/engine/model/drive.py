@@ -28,7 +28,7 @@ FAMILIES |= {"qwen2_moe": "Qwen2Moe", "qwen3_moe": "Qwen3Moe", "mixtral": "Mixtr
 FAMILIES |= {"glm4_moe": "Glm4Moe", "minimax_m2": "MiniMaxM2", "olmoe": "Olmoe", "granitemoe": "GraniteMoe"}
 _QWEN = {"moe_intermediate_size": 24, "num_experts": 8, "num_experts_per_tok": 3, "eos_token_id": None}
 _LOCAL = {"num_local_experts": 8, "num_experts_per_tok": 3, "eos_token_id": None}
-# Experts of a size like that of the other layers.
+# What a family needs beside its shape; experts of a size like that of the other layers.
 EXPERTS: dict[str, dict[str, Any]] = {
     "qwen2_moe": _QWEN | {"shared_expert_intermediate_size": 40},
     "qwen3_moe": _QWEN | {"norm_topk_prob": True},
@@ -38,6 +38,14 @@ EXPERTS: dict[str, dict[str, Any]] = {
     "minimax_m2": _LOCAL | {"rope_parameters": {"rope_theta": 5e3, "partial_rotary_factor": 0.5}},
     "olmoe": {"num_experts": 8, "num_experts_per_tok": 3, "head_dim": 12},
     "granitemoe": _LOCAL | {"head_dim": 12},
+    "granitemoehybrid": {
+        "num_local_experts": 0,
+        "shared_intermediate_size": 80,
+        "layer_types": ["attention"] * 3,
+        "position_embedding_type": "rope",
+        "mamba_n_heads": 12,
+        "attention_multiplier": 0.2,
+    },
 }
 VOCAB_SIZE = 131
 

@@ -42,17 +42,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             "attention_multiplier": 0.1,
         },
     ),
-    "granite4": (
-        "granitemoehybrid",
-        {
-            "num_local_experts": 0,
-            "layer_types": ["attention"] * 3,
-            "shared_intermediate_size": 80,
-            "position_embedding_type": "rope",
-            "mamba_n_heads": 12,
-            "residual_multiplier": 0.3,
-        },
-    ),
+    "granite4": ("granitemoehybrid", {"residual_multiplier": 0.3}),
     "phi3": ("phi3", {"sliding_window": 40}),
     "phi3-longrope": (
         "phi3",
