@@ -15,6 +15,7 @@ import logging
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import reduce
 from typing import Any
 
 from engine.cluster.journal import NOWHERE, Entry, Journal
@@ -36,7 +37,7 @@ from engine.messages import (
     Sleep,
     TakeSnapshot,
 )
-from engine.metrics import CORE_COUNTERS, Metrics
+from engine.metrics import CORE_COUNTERS, Metrics, add_counts
 from engine.outputs import EngineSnapshot, RequestView
 
 logger = logging.getLogger("troupe.engine")
@@ -238,7 +239,10 @@ class Dispatcher:
         """Return the sums over the running cores, with what the latest message measured."""
         stats = [replica.stats for replica in self._replicas]
         sums = {name: sum(getattr(each, name) for each in stats) for name in (*CORE_COUNTERS, *GAUGES)}
-        return CoreStats(**sums, step_gaps_s=latest.step_gaps_s, mask_times_s=latest.mask_times_s)
+        drafts = reduce(add_counts, (each.drafts for each in stats))
+        return CoreStats(
+            **sums, step_gaps_s=latest.step_gaps_s, mask_times_s=latest.mask_times_s, drafts=drafts
+        )
 
     def _call(self, message: TakeSnapshot | ResetPrefixCache, reply_type: type) -> None:
         """Send a call to all running cores; the front gets one answer."""

@@ -84,7 +84,7 @@ class Replica:
         while True:
             start = time.monotonic()
             cause, is_crash = await self._run_core()
-            was_up, self.state, self.stats = self.state != "starting", "starting", CoreStats()
+            was_up, self.state = self.state != "starting", "starting"
             self.error = cause
             if is_crash:
                 crashes.append(time.monotonic())
@@ -94,6 +94,7 @@ class Replica:
                 self.state = "dead"
             if was_up or self.state == "dead":
                 self._note_down(self, cause, is_crash)
+                self.stats = CoreStats()
             if self.state == "dead":
                 logger.error("replica %d crashed %d times and is not restarted", self.index, len(crashes))
                 return

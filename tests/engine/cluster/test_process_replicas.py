@@ -72,6 +72,7 @@ async def test_texts_do_not_change_when_replicas_are_killed(
         stats = engine.stats()
     assert num_kills >= 5
     assert stats.num_resumed > num_kills
+    assert stats.prefix_cache_queries > sum(len(request.prompt) for request in requests) / 2
     assert stats.num_resumed_inexact == 0
     assert sum(stats.finished.values()) == sum(request.params.n for request in requests)
 
