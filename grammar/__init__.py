@@ -17,13 +17,12 @@ from .plan import PlanEntry
 from .reasoning import Reasoning
 from .spec import GrammarSpec
 from .spec_reader import read_spec
-from .tags.tool_calls import SECTIONS, CallSection, make_forced_tags, make_tool_tags
+from .tags.tool_calls import CallSection, list_call_sections, make_forced_tags, make_tool_tags
 from .validator import SchemaValidator
 from .vocabulary import Vocabulary
 from .xml.validator import XmlValidator
 
 __all__ = [
-    "SECTIONS",
     "Backend",
     "BatchFiller",
     "CallSection",
@@ -46,6 +45,7 @@ __all__ = [
     "fill_bitmask",
     "fill_draft_bitmask",
     "is_panic",
+    "list_call_sections",
     "make_forced_tags",
     "make_tool_tags",
     "read_spec",

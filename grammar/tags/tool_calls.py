@@ -5,7 +5,7 @@ llama    {"name": "f", "parameters": {...}}, also behind <|python_tag|>        L
 mistral  [TOOL_CALLS] [{"name": "f", "arguments": {...}}, ...]                 Mistral up to 2024
 named    [TOOL_CALLS]f[ARGS]{...}                                              Mistral since 2025
 
-The styles in SECTIONS have a section of calls between marks: DeepSeek R1, V3 and V3.1, Kimi K2.
+The styles of `list_call_sections` have a section of calls between marks: DeepSeek R1, V3 and V3.1, Kimi K2.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -41,7 +41,7 @@ class CallSection:
 
 
 # Sources: the chat templates of the models.
-SECTIONS = {
+_SECTIONS = {
     "deepseek": CallSection(
         begin="<｜tool▁calls▁begin｜>",
         head="<｜tool▁call▁begin｜>function<｜tool▁sep｜>{name}\n```json\n",
@@ -63,6 +63,11 @@ SECTIONS = {
         number="<|tool_call_argument_begin|>",
     ),
 }
+
+
+def list_call_sections() -> Mapping[str, CallSection]:
+    """Return the styles whose calls stand in one section, by name."""
+    return _SECTIONS
 
 
 def make_tool_tags(style: str, tools: Tools, is_parallel: bool = True) -> Json:
@@ -182,5 +187,5 @@ TOOL_STYLES: dict[str, Callable[[Tools, bool], Json]] = {
     "llama": _llama,
     "mistral": _mistral,
     "named": _named,
-    **{name: partial(_section, style) for name, style in SECTIONS.items()},
+    **{name: partial(_section, style) for name, style in _SECTIONS.items()},
 }

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from engine import InvalidRequest
-from grammar import SECTIONS, CallSection
+from grammar import CallSection, list_call_sections
 
 PROBE = "probe_of_troupe"
 
@@ -56,7 +56,7 @@ STYLES = {
     ),
     "mistral": _style(("[TOOL_CALLS]",), r"\[TOOL_CALLS\] ?\[", _JSON_HEAD, separator="}, ", close="}]"),
     "named": _style(("[TOOL_CALLS]",), r"\[TOOL_CALLS\]", r"([\w-]+)\[ARGS\](?=\{)"),
-    **{name: _read_section(section) for name, section in SECTIONS.items()},
+    **{name: _read_section(section) for name, section in list_call_sections().items()},
 }
 
 
@@ -89,7 +89,7 @@ def find_style(render: Callable[..., str]) -> str | None:
 
 
 def _recognise(text: str) -> str | None:
-    for name, section in SECTIONS.items():
+    for name, section in list_call_sections().items():
         before, _, after = section.head.partition("{name}")
         if f"{before}{PROBE}{after}" in text:
             return name
