@@ -108,11 +108,14 @@ def cascade_attention(
     scale: float,
     sliding_window: int | None = None,
     soft_cap: float | None = None,
+    sinks: Tensor | None = None,
     plan: AttentionPlan | None = None,
 ) -> Tensor:
     """Twin of `kernels.triton.cascade_attention`: the keys of each group once, the rest per member, then the merge."""
     tensors = (q, k_cache, v_cache, block_tables, query_start_loc, seq_lens)
-    out = paged_attention(*tensors, scale=scale, sliding_window=sliding_window, soft_cap=soft_cap)
+    out = paged_attention(
+        *tensors, scale=scale, sliding_window=sliding_window, soft_cap=soft_cap, sinks=sinks
+    )
     bounds, starts = shared.group_start.tolist(), query_start_loc.tolist()
     for group in range(shared.num_groups if sliding_window is None else 0):
         members = shared.members[bounds[group] : bounds[group + 1]].tolist()
@@ -126,7 +129,7 @@ def cascade_attention(
         for place, request in enumerate(members):
             own = block_tables[request], int(seq_lens[request])
             k, v = (_gather(cache, *own)[shared_len:] for cache in (k_cache, v_cache))
-            mean, lse = _attend_part(rows[place : place + 1], k, v, scale, soft_cap)
+            mean, lse = _attend_part(rows[place : place + 1], k, v, scale, soft_cap, sinks)
             share = torch.sigmoid(lse - prefix_lse[place : place + 1])
             merged = prefix_mean[place : place + 1] * (1 - share) + mean * share
             out[starts[request]] = merged[0].to(q.dtype)
@@ -134,15 +137,19 @@ def cascade_attention(
 
 
 def _attend_part(
-    q: Tensor, k: Tensor, v: Tensor, scale: float, soft_cap: float | None
+    q: Tensor, k: Tensor, v: Tensor, scale: float, soft_cap: float | None, sinks: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """Attend all queries [n, H, D] over all keys; returns means [n, H, D] and logs of sums [n, H, 1]."""
+    num_keys = len(k)
     group_size = q.shape[1] // k.shape[1]
     k, v = (each.repeat_interleave(group_size, dim=1) for each in (k, v))
     scores = torch.einsum("nhd,khd->nhk", q, k) * scale
     if soft_cap is not None:
         scores = soft_cap * torch.tanh(scores / soft_cap)
-    return torch.einsum("nhk,khd->nhd", scores.softmax(-1), v), scores.logsumexp(-1, keepdim=True)
+    if sinks is not None:
+        scores = torch.cat((scores, sinks.float().view(1, -1, 1).expand(len(q), -1, 1)), dim=-1)
+    weights = scores.softmax(-1)[..., :num_keys]
+    return torch.einsum("nhk,khd->nhd", weights, v), scores.logsumexp(-1, keepdim=True)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from app.bench import ui_load
+from tests.browser import ui_load
 from tests.browser.site import Site
 
 NUM_MESSAGES = 200

@@ -105,7 +105,7 @@ def test_what_is_no_conversation_is_refused(wrong: Any) -> None:
     [
         ("gpu_memory_utilization", "; did you mean memory_share?"),
         ("max_num_sequences", "; did you mean max_num_seqs?"),
-        ("tensor_parallel_size", ""),
+        ("swap_space", ""),
     ],
 )
 def test_a_setting_that_there_is_not_is_told_with_the_nearest(name: str, hint: str) -> None:
