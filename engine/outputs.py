@@ -38,6 +38,8 @@ class TokenLogprobs:
 
     token: Logprob
     top: tuple[Logprob, ...] = ()
+    # Speculative decoding: the source of the accepted draft; None for a token that no draft contained.
+    draft_source: str | None = field(default=None, compare=False)
 
 
 @dataclass(slots=True)

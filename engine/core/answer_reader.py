@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import compress
 
 import numpy as np
@@ -73,7 +74,7 @@ class AnswerReader:
             is_plain = ~is_special
             plain, plain_ids = batch.select(is_plain), token_ids[np.repeat(is_plain, counts)]
             plain_counts = counts[is_plain]
-            kept = self._take_specials(batch, np.flatnonzero(is_special).tolist(), done, details)
+            kept = self._take_specials(step, batch, np.flatnonzero(is_special).tolist(), done, details)
             if (kept < counts).any():
                 places = np.arange(len(token_ids)) - np.repeat(np.cumsum(counts) - counts, counts)
                 token_ids = token_ids[places < np.repeat(kept, counts)]
@@ -95,7 +96,7 @@ class AnswerReader:
         return news
 
     def _take_specials(
-        self, batch: Batch, places: list[int], done: StepDone, details: list[Detail]
+        self, step: StepRecord, batch: Batch, places: list[int], done: StepDone, details: list[Detail]
     ) -> np.ndarray:
         """Append the tokens of requests that need a Detail or may end. Returns the number of tokens kept per row."""
         kept = done.counts.copy()
@@ -106,7 +107,12 @@ class AnswerReader:
                 kept[at] = 0
                 continue
             token_ids = done.token_ids[ends[at] - int(kept[at]) : ends[at]].tolist()
-            kept[at], detail = self._take_each(request, token_ids, done.logprobs.get(int(done.indices[at])))
+            logprobs = done.logprobs.get(int(done.indices[at]))
+            if logprobs is not None and (draft := step.drafts.get(request.slot)) is not None:
+                num_accepted = int(done.counts[at]) - 1
+                accepted = [replace(each, draft_source=draft.source) for each in logprobs[:num_accepted]]
+                logprobs = accepted + logprobs[num_accepted:]
+            kept[at], detail = self._take_each(request, token_ids, logprobs)
             details.append(detail)
         return kept
 

@@ -7,7 +7,7 @@ tokens ──▶ IncrementalText ──▶ StopStrings ──▶ TextDelta
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
 from engine.core.incremental_text import NO_PIECES
@@ -188,7 +188,11 @@ class Detokenizer:
         if self._tokenizer is None:
             return list(positions)
         return [
-            TokenLogprobs(self._name(position.token), tuple(self._name(top) for top in position.top))
+            replace(
+                position,
+                token=self._name(position.token),
+                top=tuple(self._name(top) for top in position.top),
+            )
             for position in positions
         ]
 

@@ -188,5 +188,10 @@ def describe_stats(stats: EngineStats) -> dict[str, Any]:
         "preemptions": stats.num_preemptions,
         "rejected": stats.num_rejected,
         "restarts": stats.num_restarts,
+        # Source -> verified drafts, drafted tokens, accepted tokens.
+        "drafts": {
+            name: (each.num_drafts, each.num_draft_tokens, sum(each.accepted_per_position))
+            for name, each in stats.drafts.items()
+        },
         "histograms": histograms,
     }

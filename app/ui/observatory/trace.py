@@ -84,6 +84,7 @@ def describe_position(position: TokenLogprobs) -> Step:
     return {
         **_describe_token(position.token),
         "rank": position.token.rank,
+        "source": position.draft_source,
         "top": [_describe_token(each) for each in position.top],
     }
 

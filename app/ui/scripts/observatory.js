@@ -46,8 +46,14 @@ const drawTiles = (data) => {
     ["preemptions", `${stats.preemptions}`, stats.restarts ? `${stats.restarts} restarts` : `${stats.rejected} refused`],
     ["loop lag p99", stats.histograms.lag?.count ? `≤ ${seconds(quantile(stats.histograms.lag, 0.99))}` : "–", data.state],
   ];
+  const drafts = Object.entries(stats.drafts);
+  if (drafts.length) {
+    const sum = (at) => drafts.reduce((total, [, counts]) => total + counts[at], 0);
+    const shares = drafts.map(([source, counts]) => `${source} ${Math.round((100 * counts[2]) / Math.max(1, counts[1]))}%`);
+    tiles.push(["tokens a drafted step", (1 + sum(2) / Math.max(1, sum(0))).toFixed(2), `right: ${shares.join(", ")}`]);
+  }
   at(".tiles").innerHTML = tiles.map(([name, value, more]) =>
-    `<div class="tile"><span>${name}</span><b>${value}</b><small>${more}</small></div>`).join("");
+    `<div class="tile"><span>${name}</span><b>${value}</b><small title="${more}">${more}</small></div>`).join("");
   const mean = (name) => {
     const one = stats.histograms[name], two = before?.histograms[name];
     return two && one.count > two.count ? (one.sum - two.sum) / (one.count - two.count) : null;

@@ -2,7 +2,7 @@
 const host = element.querySelector(".trace");
 const percent = (value) => value === null ? "–" : value >= 0.9995 ? "100%" : value >= 0.001 ? `${(value * 100).toFixed(1)}%` : value > 0 ? "< 0.1%" : "0%";
 const spell = (text) => text === "" ? "(end)" : text.replaceAll("\n", "⏎").replaceAll(" ", "␣");
-let steps = [], place = 0;
+let steps = [], place = 0, showsDrafts = false;
 
 const make = (tag, attributes, ...children) => {
   const node = document.createElement(tag);
@@ -29,7 +29,8 @@ const drawStep = () => {
   host.querySelector(".step").replaceChildren(
     make("p", { class: "headline", role: "status" },
       make("b", {}, `Step ${place + 1} of ${steps.length}`), " took ", make("code", { class: "taken" }, spell(step.text)),
-      step.is_forced ? ": the grammar left no choice." : `: ${percent(step.p)}${after}, the model's choice no. ${step.rank}.`),
+      step.is_forced ? ": the grammar left no choice." : `: ${percent(step.p)}${after}, the model's choice no. ${step.rank}.`,
+      step.source ? ` Accepted from a draft (${step.source}).` : ""),
     ...(step.num_allowed ? [drawShare(step)] : []),
     make("div", { class: "columns" },
       make("table", {}, make("thead", {}, make("tr", {}, ...heads.map((word) => make("th", { scope: "col" }, word)))), make("tbody", {}, ...rows)),
@@ -49,6 +50,18 @@ const drawAllowed = (step) => {
     ...step.allowed.map((text) => make("code", {}, spell(text))), more > 0 ? ` and ${more.toLocaleString("en")} more` : "");
 };
 
+// A switch that underlines the tokens accepted from drafts; absent if there are none.
+const drawDraftSwitch = () => {
+  const counts = new Map();
+  for (const { source } of steps) if (source) counts.set(source, (counts.get(source) || 0) + 1);
+  if (!counts.size) return [];
+  const box = make("input", { type: "checkbox" });
+  box.checked = showsDrafts;
+  box.onchange = () => { showsDrafts = box.checked; host.classList.toggle("with-drafts", showsDrafts); };
+  const words = [...counts].map(([source, count]) => `${count} by ${source}`).join(", ");
+  return [make("label", {}, box, make("i", { class: "k-drafted" }), `accepted from drafts: ${words}`)];
+};
+
 const go = (to, isFocused) => {
   place = Math.max(0, Math.min(steps.length - 1, to));
   drawStep();
@@ -64,12 +77,12 @@ const showSteps = (found, words) => {
     return;
   }
   const tokens = steps.map((step, index) => make("button", {
-    type: "button", class: `token ${step.is_forced ? "forced" : step.p < 0.5 ? "torn" : step.p < 0.9 ? "unsure" : ""}`, role: "tab", "data-index": index, title: step.is_forced ? "forced" : percent(step.p),
+    type: "button", class: `token ${step.source ? "drafted " : ""}${step.is_forced ? "forced" : step.p < 0.5 ? "torn" : step.p < 0.9 ? "unsure" : ""}`, role: "tab", "data-index": index, title: step.is_forced ? "forced" : percent(step.p),
   }, spell(step.text)));
   host.replaceChildren(
     make("div", { class: "tokens", role: "tablist", "aria-label": "Tokens of the answer" }, ...tokens),
     make("p", { class: "legend" }, ...(steps.some((step) => step.is_forced) ? [make("i", { class: "k-forced" }), "forced by the grammar "] : []),
-      make("i", { class: "k-chosen" }), "probability 90% or more ", make("i", { class: "k-unsure" }), "less ", make("i", { class: "k-torn" }), "below 50%"),
+      make("i", { class: "k-chosen" }), "probability 90% or more ", make("i", { class: "k-unsure" }), "less ", make("i", { class: "k-torn" }), "below 50%", ...drawDraftSwitch()),
     make("div", { class: "step" }));
   // Begin where it was close: there the mask or a rival had a say.
   const unsure = steps.map((step, index) => [step.p, index]).filter(([, index]) => !steps[index].is_forced);

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable
 
 import numpy as np
 import pytest
 
-from engine import LLM, EngineConfig, SamplingParams
+from engine import LLM, EngineConfig, RequestOutput, SamplingParams
 from engine.core.grammar_manager import GrammarManager
 from engine.input.tokenizer import Tokenizer
 from engine.messages import DraftTarget, FillMasks, FindDrafts, MaskTarget
@@ -139,9 +140,15 @@ def test_a_limit_that_a_draft_meets_ends_no_request(
     assert [each.finish_reason for each in failed] == ["dead_end"]
 
 
+def count_sources(output: RequestOutput) -> Counter[str]:
+    """How many tokens were accepted from the drafts of each source."""
+    entries = output.outputs[0].logprobs or []
+    return Counter(each.draft_source for each in entries if each.draft_source is not None)
+
+
 def test_forced_drafts_are_accepted_in_an_extraction(make_llm: Callable[..., LLM]) -> None:
     prompt = list(range(20, 60))
-    params = SamplingParams(max_tokens=60, seed=3, grammar=GrammarSpec.json_schema(SCHEMA))
+    params = SamplingParams(max_tokens=60, seed=3, logprobs=0, grammar=GrammarSpec.json_schema(SCHEMA))
     with (
         make_llm() as plain,
         make_llm(speculative_config={"method": "forced", "adaptive": False}) as drafting,
@@ -151,6 +158,7 @@ def test_forced_drafts_are_accepted_in_an_extraction(make_llm: Callable[..., LLM
         assert found.outputs[0].token_ids == expected.outputs[0].token_ids
         num_drafted, num_accepted = found.metrics.drafts["forced"]
         assert num_accepted > 0
+        assert [count_sources(each) for each in (found, expected)] == [{"forced": num_accepted}, {}]
         counts = drafting.stats().drafts["forced"]
         assert (counts.num_draft_tokens, sum(counts.accepted_per_position)) == (num_drafted, num_accepted)
         assert drafting.stats().num_steps < plain.stats().num_steps
