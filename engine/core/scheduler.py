@@ -75,6 +75,7 @@ class Scheduler:
         self._eos_token_ids = frozenset(eos_token_ids)
         self._reader = AnswerReader(self.state, self._eos_token_ids)
         self._steps: deque[StepRecord] = deque()
+        self._is_drafting = False  # whether any request drafts; without one drafting takes almost no time
 
     def __contains__(self, handle: int) -> bool:
         return handle in self.state.requests
@@ -118,7 +119,8 @@ class Scheduler:
             return None
         if self.drafts is not None:
             self._wake_drafts(self.drafts)
-            if self._must_wait():
+            self._is_drafting = bool(self.table.waits.any())
+            if self._is_drafting and self._must_wait():
                 return None
         oldest_step = self._steps[0].step_id if self._steps else self.num_steps
         self.state.drain(oldest_step)
@@ -127,7 +129,7 @@ class Scheduler:
         if self.config.policy == "priority":
             self._displace(changes, oldest_step)
         budget = self._plan_running(changes)
-        if self.drafts is not None:
+        if self.drafts is not None and self._is_drafting:
             budget -= self._add_drafts(self.drafts, changes, budget)
         # Preempted requests are admitted in a later step. If none runs, admit now: no later step would be planned.
         if self.state.num_preemptions == num_preemptions or not self.state.running:
@@ -178,7 +180,7 @@ class Scheduler:
         planned = table.num_planned[slots]
         counts = planned - table.num_computed[slots]
         is_done = (table.num_in_flight[slots] >= MAX_IN_FLIGHT) | (planned >= table.max_num_tokens[slots])
-        if self.drafts is not None:
+        if self._is_drafting:
             is_done |= self._find_waiting(slots)
         counts[is_done] = 0
         return counts
@@ -304,13 +306,11 @@ class Scheduler:
             self.table.num_kv_slots[request.slot] = len(request.block_ids) * self.kv_cache.block_size
         return fresh is not None
 
-    def _count_wanted(
-        self, batch: Batch, ends: np.ndarray, num_samples: np.ndarray, changes: StepChanges
-    ) -> np.ndarray | None:
+    def _count_wanted(self, batch: Batch, ends: np.ndarray, changes: StepChanges) -> np.ndarray | None:
         """Return how many drafts the device should propose after each row; their keys and values get blocks."""
-        if self.drafts is None:
+        if self.drafts is None or not self._is_drafting:
             return None
-        wanted = self.drafts.count_wanted(batch.requests, num_samples > 0)
+        wanted = self.drafts.count_wanted(batch.requests, batch.slots)
         if wanted is not None:
             for at in np.flatnonzero(wanted).tolist():
                 last = min(int(ends[at] + wanted[at]) + 1, self.config.max_model_len)
@@ -339,7 +339,7 @@ class Scheduler:
             ]
             num_drafts = np.array([len(each) for each in drafts], dtype=np.int64)
             num_samples = np.where(ends - num_drafts == table.num_planned[slots], 1 + num_drafts, 0)
-        num_wanted = self._count_wanted(batch, ends, num_samples, changes)
+        num_wanted = self._count_wanted(batch, ends, changes)
         is_gated = (num_samples > 0) & (table.has_grammar[slots] > 0)
         table.num_computed[slots] = ends
         table.num_planned[slots] += num_samples
@@ -398,8 +398,8 @@ class Scheduler:
 
     def _settle_drafts(self, drafts: DraftPlanner, step: StepRecord, done: StepDone) -> None:
         """Count the accepted drafts, up to the end of the request, and the time of the step."""
-        if done.time_s and not step.is_answered and step.is_decode:
-            drafts.costs.note(int(step.counts.sum()), done.time_s)
+        if done.time_s and not step.is_answered:
+            drafts.note_step(step, done.time_s)
         if not step.drafts:
             return
         ends = np.cumsum(done.counts).tolist()
@@ -416,7 +416,9 @@ class Scheduler:
     def _take_drafts(self, drafts: DraftPlanner, step: StepRecord, done: StepDone) -> None:
         """Take the device's drafts, and ask for forced tokens after those of this message."""
         if done.draft_time_s:
-            drafts.costs.note_draft(max(map(len, done.drafts.values()), default=1), done.draft_time_s)
+            drafts.note_proposing(max(map(len, done.drafts.values()), default=1), done.draft_time_s)
+        if not self.table.waits.any():
+            return
         slots = step.batch.slots[done.indices]
         for index in done.indices[self.table.waits[slots] > 0].tolist():
             request = step.batch.requests[index]

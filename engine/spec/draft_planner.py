@@ -18,8 +18,10 @@ import numpy as np
 
 from engine.core.request import Request
 from engine.core.request_table import RequestTable
+from engine.core.step import StepRecord
 from engine.messages import DraftTarget, SourceCounts
 from engine.spec.config import SpeculativeConfig
+from engine.spec.draft_budget import DraftBudget
 from engine.spec.draft_counts import DraftCounts
 from engine.spec.draft_record import MIN_PAUSE, NEVER, Draft, DraftRecord, SourceRecord, update_rate
 from engine.spec.ngram import NgramProposer
@@ -30,6 +32,7 @@ from engine.spec.suffix import SuffixProposer
 
 FORCED = "forced"
 MAX_QUESTIONS = 64  # to the grammar thread before one step; each takes about 8 us
+STEPS_PER_NOTE = 4  # one of so many steps without drafts is taken as a measurement, which costs 10 us
 MIN_PROMISE = 3  # drafts that make waiting worthwhile; the token in flight uses up the first
 NUM_TAIL_TOKENS = 4  # output tokens before a forced text, which decide how it is split into tokens
 # Acceptance that is assumed before the first draft of a source.
@@ -58,6 +61,9 @@ class DraftPlanner:
         self._proposers = make_proposers(config) if proposers is None else proposers
         self._device = config.device_method
         self._numbers = DraftCounts(config, self.costs)
+        self._budget = DraftBudget(self.costs.estimate(1))
+        self._num_steps = 0
+        self._row_s = 0.0  # time of one row in a step without drafts
         self._asked: list[Request] = []  # their grammars are to be asked for forced tokens
         self._num_drafting = 1  # requests that drafted in the last step
         self._propose_s: dict[str, float] = {}  # moving average of a host source's time for one request
@@ -74,10 +80,14 @@ class DraftPlanner:
         self._table.wake_at[request.slot] = NEVER
         if names:
             request.drafts = DraftRecord(tuple(names))
-            self._table.waits[request.slot] = 1
+            if any(self._is_active(request.drafts, name, request.num_tokens) for name in names):
+                self._table.waits[request.slot] = 1
+            else:
+                self._table.wake_at[request.slot] = request.num_tokens + MIN_PAUSE
 
     def close(self, request: Request) -> None:
         """Forget a request that has ended."""
+        self._table.waits[request.slot] = 0
         for proposer in self._proposers:
             proposer.forget(request)
 
@@ -94,9 +104,11 @@ class DraftPlanner:
         for request in requests:
             record, num_tokens = request.drafts, request.num_tokens
             assert record is not None, "only requests with a record wake up"
-            if self._is_expected(record, num_tokens) or any(
-                self._is_promising(request, record, each) for each in self._proposers
-            ):
+            name = self._find_expected(record, num_tokens) or next(
+                (each.name for each in self._proposers if self._is_promising(request, record, each)), None
+            )
+            if name is not None:
+                record.awaited = name
                 self._table.waits[request.slot] = 1
                 self._table.wake_at[request.slot] = NEVER
             else:
@@ -122,17 +134,24 @@ class DraftPlanner:
             if (draft := self._choose(request, limit, is_cut=request.has_grammar)) is not None:
                 candidates[request.slot] = draft
         found = self._numbers.cut(candidates, num_tokens, num_samples, budget)
+        num_drafts = sum(len(draft.token_ids) for draft in found.values())
+        step_s, gap_s = self.costs.estimate(num_tokens), self.costs.gap_s / num_samples
+        draft_s = (self.costs.estimate(num_tokens + num_drafts) - step_s) / max(1, num_drafts)
+        self._row_s = step_s / num_samples
         for request in requests:
-            record = request.drafts
+            record, draft = request.drafts, found.get(request.slot)
             assert record is not None, "only requests with a record draft"
-            if request.slot in found:
+            if draft is not None:
+                record.awaited = draft.source
                 record.note_found()
+                self._budget.add(draft.source, -gap_s - draft_s * len(draft.token_ids))
                 continue
+            self._budget.add(record.awaited, -gap_s)
             if (
                 candidate := candidates.get(request.slot)
             ) is not None:  # more drafts would cost more than they bring
                 self._find(record, candidate.source).rest(request.num_tokens)
-            if not self._is_expected(record, request.num_tokens):
+            if self._find_expected(record, request.num_tokens) is None:
                 self._table.waits[request.slot] = 0
                 self._table.wake_at[request.slot] = record.choose_look(request.num_tokens)
         return found
@@ -144,6 +163,7 @@ class DraftPlanner:
         source = self._find(record, name)
         source.note(num_drafted, num_accepted)
         self._rates[name] = update_rate(self._first_rate(name), num_drafted, num_accepted)
+        self._budget.add(name, num_accepted * self._row_s)
         totals = self._totals.setdefault(name, [0, 0])
         totals += [0] * (2 + num_accepted - len(totals))
         totals[0] += 1
@@ -153,13 +173,28 @@ class DraftPlanner:
         if not self._pays(source, name):
             source.rest(request.num_tokens)
 
-    def count_wanted(self, requests: Sequence[Request], is_sampled: np.ndarray) -> np.ndarray | None:
-        """Return how many drafts the device should propose after each row of the step; None: none at all."""
+    def note_step(self, step: StepRecord, seconds: float) -> None:
+        """Take the time of a step."""
+        self._budget.note_step(seconds)
+        self._num_steps += 1
+        if (step.drafts or self._num_steps % STEPS_PER_NOTE == 0) and step.is_decode:
+            self.costs.note(int(step.counts.sum()), seconds)
+
+    def note_proposing(self, num_positions: int, seconds: float) -> None:
+        """Take the time of proposing on the device."""
+        assert self._device is not None, "the device has proposed"
+        self.costs.note_draft(num_positions, seconds)
+        self._budget.add(self._device, -seconds)
+
+    def count_wanted(self, requests: Sequence[Request], slots: np.ndarray) -> np.ndarray | None:
+        """Return how many drafts the device should propose after each row of the step; None: none at all.
+
+        Rows that are still in their prompt have a number, too: the drafter follows the prompts of rows that will draft.
+        """
         name = self._device
-        if name is None:
+        if name is None or not self._budget_allows(name):
             return None
-        slots = np.array([request.slot for request in requests])
-        places = np.flatnonzero((self._table.waits[slots] > 0) & is_sampled).tolist()
+        places = np.flatnonzero(self._table.waits[slots] > 0).tolist()
         wanted = np.zeros(len(requests), dtype=np.int64)
         for at in places:
             request = requests[at]
@@ -196,7 +231,7 @@ class DraftPlanner:
             if not request.is_finished and record is not None:
                 limit = self._config.num_speculative_tokens
                 best = self._choose(request, limit)
-                if best is None and not record.is_active(FORCED, request.num_tokens):
+                if best is None and not self._is_active(record, FORCED, request.num_tokens):
                     self._table.waits[request.slot] = 1
                     continue
                 source, token_ids = ("", []) if best is None else (best.source, list(best.token_ids))
@@ -219,13 +254,23 @@ class DraftPlanner:
         """Return the counters of all sources since the start."""
         return {name: SourceCounts(each[0], each[1], each[2:]) for name, each in self._totals.items()}
 
-    def _is_expected(self, record: DraftRecord, num_tokens: int) -> bool:
-        """Whether drafts may come from a source that must be asked."""
-        return any(name is not None and record.is_active(name, num_tokens) for name in (self._device, FORCED))
+    def _budget_allows(self, name: str) -> bool:
+        return not self._config.adaptive or self._budget.allows(name)
+
+    def _is_active(self, record: DraftRecord, name: str, num_tokens: int) -> bool:
+        """Whether the request has this source, and the source rests neither for it nor for all requests."""
+        return record.is_active(name, num_tokens) and self._budget_allows(name)
+
+    def _find_expected(self, record: DraftRecord, num_tokens: int) -> str | None:
+        """Return a source that must be asked and may have drafts."""
+        for name in (self._device, FORCED):
+            if name is not None and self._is_active(record, name, num_tokens):
+                return name
+        return None
 
     def _is_promising(self, request: Request, record: DraftRecord, proposer: Proposer) -> bool:
         """Whether a host source has drafts beyond the token in flight, and waiting for that token pays."""
-        if not record.is_active(proposer.name, request.num_tokens):
+        if not self._is_active(record, proposer.name, request.num_tokens):
             return False
         source = self._find(record, proposer.name)
         if not self._pays(source, proposer.name):
@@ -262,7 +307,7 @@ class DraftPlanner:
         drafts = {name: ids[:limit] for name, (place, ids) in offered.items() if place == num_tokens}
         if not is_cut:
             for each in self._proposers:
-                if record.is_active(each.name, num_tokens):
+                if self._is_active(record, each.name, num_tokens):
                     drafts[each.name] = self._propose(each, request, limit)
         best, best_value = None, 0.0
         for name, token_ids in drafts.items():

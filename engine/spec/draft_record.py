@@ -64,10 +64,11 @@ class DraftRecord:
         names: the sources that it may have.
     """
 
-    __slots__ = ("_look", "names", "offered", "sources")
+    __slots__ = ("_look", "awaited", "names", "offered", "sources")
 
     def __init__(self, names: tuple[str, ...]) -> None:
         self.names = names
+        self.awaited = names[-1]  # the source for which the request last waited
         self.sources: dict[str, SourceRecord] = {}
         # Drafts proposed elsewhere: source -> (number of tokens that they follow, token ids).
         self.offered: dict[str, tuple[int, Sequence[int]]] = {}

@@ -4,8 +4,8 @@ Slot i of its KV cache belongs to the pair (hidden state of token i - 1, token i
 depends on its own tokens only, so a hit in the prefix cache also finds the drafter's keys and values. The first pair
 after a hit, and slot 0, lack the hidden state; their keys and values are zero.
 
-While a row proposes nothing its hidden states are kept; they are computed together, as a prompt is, when they are
-many or when it proposes again.
+A row that drafts computes pairs together, as a prompt is computed. While a row does not draft nothing is computed; when
+it drafts again, pairs whose hidden state is no longer stored get zeros, too.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from engine.kv_cache_spec import KVCacheSpec
 from engine.messages import StepPlan
 from engine.model import Model
 from engine.spec.device.draft_sampler import DraftSampler, to_lists
-from engine.spec.device.drafter import MAX_CATCH_UP
 from engine.spec.device.eagle_net import EagleNet
 from engine.spec.device.hidden_store import HiddenStore
 from engine.spec.device.medusa import spread_logits
@@ -31,7 +30,7 @@ from engine.worker.sampling.transfer import upload
 from kernels import Ops
 from kernels.ops import KVCache
 
-MAX_STORED = 256  # hidden states of a row that wait; more are computed at once
+MAX_BEHIND = 256  # pairs of a row that drafts that are not computed yet; more are computed at once
 
 
 class Eagle:
@@ -72,7 +71,7 @@ class Eagle:
         (self._kv_cache,) = kv_caches
         self._vocab_size = sampler.state.vocab_size
         self._sampler = DraftSampler(sampler, self._is_greedy)
-        self._store = HiddenStore(4 * MAX_CATCH_UP)
+        self._store = HiddenStore()
         self._progress = DraftProgress(batch.max_num_seqs, self._kv_cache[0].shape[0], batch.block_size)
 
     def take_plan(self, plan: StepPlan) -> None:
@@ -81,19 +80,22 @@ class Eagle:
             self._store.clear(new.row)
             self._sampler.forget(new.row)
 
-    def observe(self, rows: np.ndarray, starts: np.ndarray, counts: np.ndarray, hidden: Tensor) -> None:
-        end, full = 0, []
-        for at, (row, start, count) in enumerate(
-            zip(rows.tolist(), starts.tolist(), counts.tolist(), strict=True)
-        ):
-            end += count
-            self._store.append(row, start, hidden[end - count : end])
-            if self._store.count(row) > MAX_STORED:
-                full.append(at)
-        if full:
-            places = np.array(full)
+    def observe(
+        self,
+        rows: np.ndarray,
+        starts: np.ndarray,
+        counts: np.ndarray,
+        hidden: Tensor,
+        wanted: np.ndarray | None,
+    ) -> None:
+        self._store.append(rows, starts, counts, hidden)
+        if wanted is None:
+            return
+        ends = starts + counts
+        is_far = (wanted > 0) & (ends - self._progress.num_computed[rows] > MAX_BEHIND)
+        if is_far.any():
             # The token after the run is not known yet.
-            self._catch_up(rows[places], starts[places] + counts[places])
+            self._run_known(rows[is_far], ends[is_far], np.zeros(int(is_far.sum()), dtype=np.int64))
 
     def settle(self, row: int, length: int, token_ids: list[int], num_accepted: int) -> None:
         self._sampler.settle(row, length, token_ids, num_accepted)
@@ -122,10 +124,6 @@ class Eagle:
         self._sampler.keep(rows, lengths, drafts)
         return drafts
 
-    def _catch_up(self, rows: np.ndarray, lengths: np.ndarray) -> None:
-        """Compute the pairs of the tokens before `lengths`."""
-        self._run_known(rows, lengths, np.zeros_like(lengths))
-
     def _run_known(
         self, rows: np.ndarray, lengths: np.ndarray, wanted: np.ndarray
     ) -> tuple[DraftRuns, Tensor, Tensor]:
@@ -144,10 +142,9 @@ class Eagle:
         for row, start, count in zip(
             runs.rows.tolist(), runs.starts.tolist(), runs.counts.tolist(), strict=True
         ):
-            part = self._store.read(row, start - 1, start - 1 + count)
-            assert part is not None, "unknown hidden states were skipped"
-            parts.append(part)
-            self._store.drop(row, start - 1 + count)
+            first, found = self._store.read(row, start - 1, start - 1 + count)
+            assert first == start - 1, "unknown hidden states were skipped"
+            parts += found
         step = self._batch.make_input(runs.rows, runs.starts, runs.counts)
         output, predicted = self._run(step, self.net.read_target(torch.cat(parts)))
         self._progress.finish(runs)
@@ -161,10 +158,10 @@ class Eagle:
 
     def _skip_unknown(self, row: int, length: int) -> bool:
         """Write zeros for the pairs whose hidden state is missing. Returns whether the others reach `length`."""
-        first, start = self._store.find_start(row), int(self._progress.num_computed[row])
-        if first is None or first + 1 >= length or self._store.read(row, length - 2, length - 1) is None:
+        start = min(int(self._progress.num_computed[row]), length - 1)
+        first, parts = self._store.read(row, max(0, start - 1), length - 1)
+        if not parts:
             return False
-        start = min(start, length - 1)
         if first + 1 > start:
             slots = torch.from_numpy(self._batch.list_slots(row, start, first + 1))
             for cache in self._kv_cache:

@@ -1,68 +1,59 @@
-"""HiddenStore: the target's hidden states of each row that a drafter has not used yet."""
+"""HiddenStore: the target's hidden states of the latest steps."""
 
 from __future__ import annotations
 
-import torch
+from collections import deque
+
+import numpy as np
 from torch import Tensor
+
+MAX_TOKENS = 4096  # hidden states that are kept; the latest step is always kept
 
 
 class HiddenStore:
-    """Consecutive hidden states per row, as slices of the steps that computed them.
+    """Keeps hidden states as the steps computed them, so that a step costs one append."""
 
-    Args:
-        max_num_tokens: of a row; the oldest are dropped.
-    """
-
-    def __init__(self, max_num_tokens: int) -> None:
-        self._max_num_tokens = max_num_tokens
-        self._parts: dict[int, list[tuple[int, Tensor]]] = {}  # row -> (position of the first, [n, D])
+    def __init__(self) -> None:
+        # (rows, starts and counts of their runs, hidden states [T, D]), oldest first.
+        self._steps: deque[tuple[np.ndarray, np.ndarray, np.ndarray, Tensor]] = deque()
+        self._num_tokens = 0
+        self._num_appended = 0
+        self._first_steps: dict[int, int] = {}  # row -> number of the first step that belongs to its request
 
     def clear(self, row: int) -> None:
         """Forget a row's hidden states."""
-        self._parts.pop(row, None)
+        self._first_steps[row] = self._num_appended
 
-    def append(self, row: int, start: int, hidden: Tensor) -> None:
-        """Add the hidden states of the tokens from `start` on; they replace those of rejected drafts."""
-        parts = self._parts.setdefault(row, [])
-        while parts and parts[-1][0] >= start:
-            parts.pop()
-        if parts:
-            first, last = parts[-1]
-            if first + len(last) < start:  # the row began again elsewhere
-                parts.clear()
-            elif first + len(last) > start:
-                parts[-1] = (first, last[: start - first])
-        parts.append((start, hidden))
-        while len(parts) > 1 and self.count(row) > self._max_num_tokens:
-            del parts[0]
+    def append(self, rows: np.ndarray, starts: np.ndarray, counts: np.ndarray, hidden: Tensor) -> None:
+        """Add a step. Its hidden states replace those of rejected drafts at the same positions."""
+        self._steps.append((rows, starts, counts, hidden))
+        self._num_appended += 1
+        self._num_tokens += len(hidden)
+        while self._num_tokens > MAX_TOKENS and len(self._steps) > 1:
+            self._num_tokens -= len(self._steps.popleft()[3])
 
-    def count(self, row: int) -> int:
-        """Return the number of stored hidden states of a row."""
-        return sum(len(hidden) for _, hidden in self._parts.get(row, ()))
+    def read(self, row: int, start: int, end: int) -> tuple[int, list[Tensor]]:
+        """Return the hidden states of the positions before `end`, back to `start` as far as they are stored.
 
-    def find_start(self, row: int) -> int | None:
-        """Return the position of the first stored hidden state; None if there is none."""
-        parts = self._parts.get(row)
-        return parts[0][0] if parts else None
-
-    def read(self, row: int, start: int, end: int) -> Tensor | None:
-        """Return the hidden states of positions [start, end), [end - start, D]; None if some are missing."""
-        found, position = [], start
-        for first, hidden in self._parts.get(row, ()):
-            stop = min(end, first + len(hidden))
-            if first <= position < stop:
-                found.append(hidden[position - first : stop - first])
-                position = stop
-        if position < end:
-            return None
-        return found[0] if len(found) == 1 else torch.cat(found)
-
-    def drop(self, row: int, end: int) -> None:
-        """Forget the hidden states of positions before `end`."""
-        kept = []
-        for first, hidden in self._parts.get(row, ()):
+        Returns the first position, and the hidden states of consecutive positions in parts.
+        """
+        parts: list[Tensor] = []
+        num_steps = min(len(self._steps), self._num_appended - self._first_steps.get(row, 0))
+        for index in range(1, num_steps + 1):
+            rows, starts, counts, hidden = self._steps[-index]
+            found = np.flatnonzero(rows == row)
+            if not len(found):
+                continue
+            first = int(starts[found[0]])
+            last = first + int(counts[found[0]])
             if first >= end:
-                kept.append((first, hidden))
-            elif first + len(hidden) > end:
-                kept.append((end, hidden[end - first :]))
-        self._parts[row] = kept
+                continue
+            if last < end:
+                break
+            begin = max(first, start)
+            offset = int(counts[: found[0]].sum()) - first
+            parts.append(hidden[offset + begin : offset + end])
+            end = begin
+            if end == start:
+                break
+        return end, parts[::-1]

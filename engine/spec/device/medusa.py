@@ -89,18 +89,22 @@ class Medusa(nn.Module):
     def start(self, batch: InputBatch, sampler: Sampler, kv_caches: list[KVCache]) -> None:
         self._vocab_size = sampler.state.vocab_size
         self._sampler = DraftSampler(sampler, self._is_greedy)
-        self._store = HiddenStore(1)
+        self._store = HiddenStore()
 
     def take_plan(self, plan: StepPlan) -> None:
         for new in plan.new_rows:
             self._store.clear(new.row)
             self._sampler.forget(new.row)
 
-    def observe(self, rows: np.ndarray, starts: np.ndarray, counts: np.ndarray, hidden: Tensor) -> None:
-        end = 0
-        for row, start, count in zip(rows.tolist(), starts.tolist(), counts.tolist(), strict=True):
-            end += count
-            self._store.append(row, start, hidden[end - count : end])
+    def observe(
+        self,
+        rows: np.ndarray,
+        starts: np.ndarray,
+        counts: np.ndarray,
+        hidden: Tensor,
+        wanted: np.ndarray | None,
+    ) -> None:
+        self._store.append(rows, starts, counts, hidden)
 
     def settle(self, row: int, length: int, token_ids: list[int], num_accepted: int) -> None:
         self._sampler.settle(row, length, token_ids, num_accepted)
@@ -109,14 +113,14 @@ class Medusa(nn.Module):
     def propose(self, rows: np.ndarray, lengths: np.ndarray, wanted: np.ndarray) -> list[list[int]]:
         # The hidden state before the last token has predicted that token; head k looks k + 1 tokens further.
         found = [
-            self._store.read(row, length - 2, length - 1)
+            self._store.read(row, length - 2, length - 1)[1]
             for row, length in zip(rows.tolist(), lengths.tolist(), strict=True)
         ]
-        members = np.flatnonzero([each is not None for each in found])
+        members = np.flatnonzero([len(each) for each in found])
         columns: list[Tensor] = []
         groups: list[np.ndarray] = []
         self._sampler.begin()
-        hidden = torch.cat([each for each in found if each is not None]) if len(members) else torch.empty(0)
+        hidden = torch.cat([part for parts in found for part in parts]) if len(members) else torch.empty(0)
         for number, head in enumerate(self.heads):
             is_left = wanted[members] > number
             members = members[is_left]

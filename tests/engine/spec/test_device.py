@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -230,16 +231,24 @@ def test_a_draft_model_needs_the_same_vocabulary(checkpoint: Path) -> None:
 
 
 def test_hidden_states_of_rejected_drafts_are_replaced() -> None:
-    store = HiddenStore(20)
-    store.append(0, 0, torch.arange(4.0).unsqueeze(1))
-    store.append(0, 4, torch.tensor([[4.0], [90.0], [91.0]]))
-    store.append(0, 5, torch.tensor([[5.0]]))
-    found = store.read(0, 3, 6)
-    assert found is not None and found.flatten().tolist() == [3.0, 4.0, 5.0]
-    assert store.read(0, 5, 7) is None
-    store.drop(0, 5)
-    assert (store.find_start(0), store.count(0)) == (5, 1)
-    store.append(0, 20, torch.tensor([[20.0]]))
-    assert store.find_start(0) == 20
+    store = HiddenStore()
+
+    def append(start: int, *values: float) -> None:
+        """A step of this row, between two others."""
+        rows, starts, counts = np.array([7, 0, 8]), np.array([0, start, start]), np.array([2, len(values), 1])
+        store.append(rows, starts, counts, torch.tensor([[-1.0], [-1.0], *([v] for v in values), [-1.0]]))
+
+    def read(start: int, end: int) -> tuple[int, list[float]]:
+        first, parts = store.read(0, start, end)
+        return first, [value for part in parts for value in part.flatten().tolist()]
+
+    append(0, 0.0, 1.0, 2.0, 3.0)
+    append(4, 4.0, 90.0, 91.0)
+    append(5, 5.0)
+    assert read(3, 6) == (3, [3.0, 4.0, 5.0])
+    assert read(1, 4) == (1, [1.0, 2.0, 3.0])
+    assert read(5, 7) == (7, [])
+    append(20, 20.0)
+    assert read(3, 21) == (20, [20.0])
     store.clear(0)
-    assert store.find_start(0) is None
+    assert read(20, 21) == (21, [])

@@ -10,6 +10,7 @@ import pytest
 from engine.core.request import Request
 from engine.messages import StepPlan
 from engine.spec.config import SpeculativeConfig
+from engine.spec.draft_budget import MIN_CREDIT, DraftBudget
 from engine.spec.draft_counts import DraftCounts
 from engine.spec.draft_record import Draft, DraftRecord, update_rate
 from engine.spec.step_costs import StepCosts
@@ -135,6 +136,29 @@ def test_a_source_that_is_never_right_is_used_ever_less() -> None:
     house = run(Wrong(), adaptive=True, num_speculative_tokens=3)
     assert 0 < house.num_drafts <= 30
     assert house.num_plans <= len(house.outputs["a"]) + 1
+
+
+def test_what_a_source_loses_over_all_requests_is_bounded() -> None:
+    house = CountingHarness(num_blocks=200, proposer=Wrong(), max_num_batched_tokens=64)
+    costs = StepCosts([(1, 0.010), (64, 0.100)])
+    planner = make_planner([Wrong()], costs, adaptive=True, num_speculative_tokens=3)
+    house.scheduler.drafts = planner(house.scheduler.table)
+    for number in range(20):
+        house.add(make_request(f"r{number}", [3, 1, number], 80))
+        house.run()
+    draft_s = costs.estimate(2) - costs.estimate(1)
+    assert house.num_drafts * draft_s == pytest.approx(MIN_CREDIT * 0.010, abs=3 * draft_s)
+
+
+def test_a_debt_is_paid_by_a_share_of_the_time_of_all_steps() -> None:
+    budget = DraftBudget(0.010)
+    budget.add("ngram", -1.16)  # 0.16 s are the credit
+    assert not budget.allows("ngram") and budget.allows("eagle")
+    for _ in range(99):
+        budget.note_step(1.0)
+    assert not budget.allows("ngram")
+    budget.note_step(1.1)
+    assert budget.allows("ngram")
 
 
 def test_right_drafts_are_verified_in_few_steps() -> None:
