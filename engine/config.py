@@ -172,6 +172,20 @@ class EngineConfig:
             "their own, so that a crash does not end the server; auto: process on CUDA or with several replicas"
         },
     )
+    tensor_parallel_size: int = field(
+        default=1,
+        metadata={
+            "help": "number of ranks (1, 2, 4 or 8) that divide the matrices of one model, on this machine; each has "
+            "its CUDA device, or its share of the CPU's cores"
+        },
+    )
+    batch_invariant_tp: bool = field(
+        default=False,
+        metadata={
+            "help": "compute sums on one rank as several ranks do, so that the same seed gives the same text for every "
+            "tensor_parallel_size; slower"
+        },
+    )
     data_parallel_size: int = field(
         default=1, metadata={"help": "number of replicas of the model; requests are distributed over them"}
     )
@@ -231,6 +245,7 @@ class EngineConfig:
         _check_switch(self, "enable_prefix_caching")
         _check_switch(self, "enable_chunked_prefill")
         _check_switch(self, "enable_overlap")
+        _check_switch(self, "batch_invariant_tp")
         _check_range(self, "num_threads", 1, 1024)
         _check_range(self, "seed", 0, 2**63 - 1)
         _check_range(self, "max_model_len", 2, 2**24)
@@ -245,6 +260,7 @@ class EngineConfig:
         _check_range(self, "max_restarts", 0, 1000)
         _check_range(self, "step_timeout_s", 0.0, 86400.0)
         _check_range(self, "mock_step_ms", 0.0, 10000.0)
+        _check_choice(self, "tensor_parallel_size", (1, 2, 4, 8))
         _check_range(self, "data_parallel_size", 1, 256)
         if self.core == "local" and self.data_parallel_size > 1:
             raise ConfigError(
@@ -350,10 +366,10 @@ class ResolvedConfig:
         return self.scheduler.max_model_len
 
 
-def _check_choice(config: EngineConfig, name: str, allowed: tuple[str, ...]) -> None:
+def _check_choice(config: EngineConfig, name: str, allowed: tuple[str | int, ...]) -> None:
     value = getattr(config, name)
     if value not in allowed:
-        raise ConfigError(f"{name}={value!r} must be one of {', '.join(allowed)}")
+        raise ConfigError(f"{name}={value!r} must be one of {', '.join(map(str, allowed))}")
 
 
 def _check_switch(config: EngineConfig, name: str) -> None:

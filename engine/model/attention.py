@@ -11,6 +11,9 @@ from engine.model.attn_metadata import AttnMetadata
 from engine.model.layer_spec import LayerSpec
 from engine.model.linear import Linear, make_parameter
 from engine.model.rope import Rotation, order_pairs
+from engine.model.row_linear import make_row_linear
+from engine.model.shard import Shard, ShardedTarget
+from engine.model.sharding import ONE_RANK, Sharding
 from engine.model.weight_targets import Targets, WeightTarget, add_prefix
 from kernels import Ops
 from kernels.ops import KVCache, Plan
@@ -33,12 +36,23 @@ class Attention(nn.Module):
     and key heads are stored in the order that `order_pairs` gives.
 
     Args:
+        spec: of the whole layer; a rank has some of its heads.
         rope_index: index of the layer's rotation in `StepInputs.rotations`.
     """
 
-    def __init__(self, spec: LayerSpec, rope_index: int, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self,
+        spec: LayerSpec,
+        rope_index: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        sharding: Sharding = ONE_RANK,
+    ) -> None:
         super().__init__()
+        whole, spec = spec, sharding.shrink(spec)
         self._spec = spec
+        self._sharding = sharding
+        self._num_all_heads = whole.num_heads
         self._rope_index = rope_index
         q_size, kv_size = spec.num_heads * spec.head_size, spec.num_kv_heads * spec.head_size
         order = order_pairs(spec.rope, spec.head_size, spec.style.rope_pairs)
@@ -60,8 +74,11 @@ class Attention(nn.Module):
             dtype=dtype,
             device=device,
             orders=orders,
+            shards=_shard_heads(whole, sharding) if sharding.size > 1 else None,
         )
-        self.o_proj = Linear(q_size, spec.hidden_size, spec.output_bias, dtype=dtype, device=device)
+        self.o_proj = make_row_linear(
+            whole.num_heads * spec.head_size, spec.hidden_size, spec.output_bias, sharding, dtype, device
+        )
         self.qk_norm = None
         if spec.style.qk_norm != "none":
             num_heads = spec.num_heads + spec.num_kv_heads
@@ -129,8 +146,25 @@ class Attention(nn.Module):
                     target = WeightTarget(rows.view(-1), order=order, offset=offset)
                 targets[f"{name}.weight"] = target
         if self.sinks is not None:
-            targets["sinks"] = WeightTarget(self.sinks)
+            part = self._sharding.part(self._num_all_heads)
+            targets["sinks"] = ShardedTarget(WeightTarget(self.sinks), Shard(0, self._num_all_heads, (part,)))
         return targets
+
+
+def _shard_heads(spec: LayerSpec, sharding: Sharding) -> dict[str, Shard]:
+    """Return the rank's rows of the query, key and value matrices, separate or in one."""
+    size, q_size, kv_size = (
+        spec.head_size,
+        spec.num_heads * spec.head_size,
+        spec.num_kv_heads * spec.head_size,
+    )
+    first, count = sharding.kv_part(spec.num_kv_heads)
+    queries, keys = sharding.part(q_size), (first * size, count * size)
+    if spec.style.has_fused_qkv:
+        shifted = [(offset + keys[0], keys[1]) for offset in (q_size, q_size + kv_size)]
+        return {"qkv_proj": Shard(0, q_size + 2 * kv_size, (queries, *shifted))}
+    key_shard = Shard(0, kv_size, (keys,))
+    return {"q_proj": Shard(0, q_size, (queries,)), "k_proj": key_shard, "v_proj": key_shard}
 
 
 def _repeat(order: list[int], num_heads: int) -> Tensor:

@@ -20,6 +20,8 @@ from engine.model.mlp import MLP
 from engine.model.moe import Experts, MoE
 from engine.model.norm import Norm
 from engine.model.rope import RotaryEmbedding
+from engine.model.shard import Shard
+from engine.model.sharding import ONE_RANK, Sharding
 from engine.model.weight_targets import Targets, WeightTarget, WeightTargets, add_prefix
 from kernels import LayerWeights, Ops
 from kernels.ops import KVCache, Quantization
@@ -33,7 +35,9 @@ _DERIVED_SUFFIXES = (".rotary_emb.inv_freq",)
 class DecoderLayer(nn.Module):
     """Attention and MLP with their norms; the next layer adds the MLP's output to the residual stream."""
 
-    def __init__(self, spec: LayerSpec, rope_index: int, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self, spec: LayerSpec, rope_index: int, dtype: torch.dtype, device: torch.device, sharding: Sharding
+    ) -> None:
         super().__init__()
         self.spec = spec
         placement = spec.style.placement
@@ -42,10 +46,11 @@ class DecoderLayer(nn.Module):
             return Norm(spec.hidden_size, spec.style, spec.norm_eps, dtype, device)
 
         self.input_norm = make_norm() if placement != "post" else None
-        self.attention = Attention(spec, rope_index, dtype, device)
+        self.attention = Attention(spec, rope_index, dtype, device, sharding)
         self.attention_norm = make_norm() if placement in ("post", "sandwich") else None
         self.mlp_input_norm = make_norm() if placement in ("pre", "sandwich") else None
-        self.mlp = MLP(spec, dtype, device) if spec.moe is None else MoE(spec, dtype, device)
+        make_mlp = MLP if spec.moe is None else MoE
+        self.mlp = make_mlp(spec, dtype, device, sharding)
         self.mlp_norm = make_norm() if placement in ("post", "sandwich") else None
 
     def forward(
@@ -125,10 +130,16 @@ class DecoderModel(nn.Module):
 
     Args:
         ops: kernels that the forward pass calls; default: torch's.
+        sharding: the rank whose part of the model this is.
     """
 
     def __init__(
-        self, config: ModelConfig, dtype: torch.dtype, device: torch.device, ops: Ops | None = None
+        self,
+        config: ModelConfig,
+        dtype: torch.dtype,
+        device: torch.device,
+        ops: Ops | None = None,
+        sharding: Sharding = ONE_RANK,
     ) -> None:
         super().__init__()
         self.config = config
@@ -138,26 +149,32 @@ class DecoderModel(nn.Module):
         self.weights_hash = b""  # set by the loader
         # Layers whose inputs follow the final hidden state in the result of `forward`; see `engine.spec.device`.
         self.aux_layers: tuple[int, ...] = ()
-        self.specs = config.layer_specs
+        self.specs = tuple(map(sharding.shrink, config.layer_specs))
+        self._sharding = sharding
         self.embed_tokens = make_parameter(config.vocab_size, config.hidden_size, dtype=dtype, device=device)
         ropes = list(dict.fromkeys((spec.rope, spec.head_size) for spec in self.specs))
         self.ropes = tuple(RotaryEmbedding(rope, head_size, device) for rope, head_size in ropes)
         self.layers = nn.ModuleList(
-            DecoderLayer(spec, ropes.index((spec.rope, spec.head_size)), dtype, device) for spec in self.specs
+            DecoderLayer(spec, ropes.index((spec.rope, spec.head_size)), dtype, device, sharding)
+            for spec in config.layer_specs
         )
         self.norm = Norm(config.hidden_size, config.style, config.norm_eps, dtype, device)
         # The factor has the precision of the embeddings that it multiplies.
         self._embedding_multiplier = float(torch.tensor(config.embedding_multiplier, dtype=dtype))
+        self._vocab_parts = sharding.vocab_parts(config.vocab_size)
+        start, length = self._vocab_parts[sharding.rank]
         self.lm_head = Linear(
             config.hidden_size,
-            config.vocab_size,
+            length,
             bias=False,
             dtype=dtype,
             device=device,
-            shared=self.embed_tokens if config.tie_word_embeddings else None,
+            shards={"": Shard(0, config.vocab_size, ((start, length),))} if sharding.size > 1 else None,
+            shared=self.embed_tokens[start : start + length] if config.tie_word_embeddings else None,
         )
         # Whether ops that run whole layers can run these: they know one rotation and the arithmetic of Llama.
-        self._can_fuse = len(ropes) == 1 and all(spec.is_plain for spec in self.specs)
+        is_plain = len(ropes) == 1 and all(spec.is_plain for spec in self.specs)
+        self._can_fuse = is_plain and sharding.size == 1 and not sharding.is_sliced
         self._layer_weights: list[LayerWeights] = []  # for ops that run whole layers
 
     def forward(
@@ -199,7 +216,10 @@ class DecoderModel(nn.Module):
         """Return the logits of final hidden states: [R, D or more] -> [R, V] float32."""
         size = self.config.hidden_size
         final = hidden if hidden.shape[-1] == size else hidden[:, :size].contiguous()
-        logits = self.lm_head(final, torch.float32)
+        logits: Tensor = self.lm_head(final, torch.float32)
+        if self._sharding.comm is not None:
+            gathered = self._sharding.comm.gather(logits, [length for _, length in self._vocab_parts])
+            logits = logits if gathered is None else gathered  # only rank 0 samples
         if self.config.logits_multiplier != 1:
             logits *= self.config.logits_multiplier
         cap = self.config.logits_cap
@@ -248,7 +268,8 @@ class DecoderModel(nn.Module):
     def weight_targets(self) -> WeightTargets:
         """Return the memory for each tensor of a checkpoint."""
         # A tied head may take the codes that the embedding has.
-        keep = partial(self.lm_head.keep, "") if self.config.tie_word_embeddings else None
+        can_keep = self.config.tie_word_embeddings and self._sharding.size == 1
+        keep = partial(self.lm_head.keep, "") if can_keep else None
         targets: Targets = {_EMBEDDING: WeightTarget(self.embed_tokens, keep=keep, is_table=True)}
         targets |= add_prefix("model.norm", self.norm.weight_targets())
         for index, layer in enumerate(self.layers):

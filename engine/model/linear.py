@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from engine.model.formats.encoded import EncodedTensor
-from engine.model.weight_targets import Targets, WeightTarget
+from engine.model.shard import Shard, ShardedTarget
+from engine.model.weight_targets import Target, Targets, WeightTarget
 from kernels import Ops
 from kernels.int4 import GroupedInt4, round_int4, stack
 from kernels.linear import linear
@@ -22,6 +23,7 @@ class Linear(nn.Module):
         in_features, out_features: sizes of x and y.
         parts: name and rows of each checkpoint matrix stacked into W, in order; default: one, named "".
         orders: for parts whose rows are stored in another order: the checkpoint's row of each stored row.
+        shards: for parts of which this rank holds some rows: which rows of the checkpoint's.
         shared: use this matrix, which another layer keeps using, instead of allocating one.
         is_quantized: whether the quantization of the model applies to the matrix.
     """
@@ -36,12 +38,14 @@ class Linear(nn.Module):
         dtype: torch.dtype,
         device: torch.device,
         orders: dict[str, Tensor] | None = None,
-        shared: nn.Parameter | None = None,
+        shards: dict[str, Shard] | None = None,
+        shared: Tensor | None = None,
         is_quantized: bool = True,
     ) -> None:
         super().__init__()
         self._parts = parts or {"": out_features}
         self._orders = orders or {}
+        self._shards = shards or {}
         self._shared = shared
         self._is_quantized = is_quantized
         self.weight: nn.Parameter | None = None
@@ -119,9 +123,12 @@ class Linear(nn.Module):
             prefix, order = f"{part}." if part else "", self._orders.get(part)
             memory = self.weight[row : row + rows]
             keep = partial(self.keep, part) if order is None else None
-            targets[f"{prefix}weight"] = WeightTarget(memory, order=order, keep=keep)
+            found: dict[str, Target] = {f"{prefix}weight": WeightTarget(memory, order=order, keep=keep)}
             if self.bias is not None:
-                targets[f"{prefix}bias"] = WeightTarget(self.bias[row : row + rows], order=order)
+                found[f"{prefix}bias"] = WeightTarget(self.bias[row : row + rows], order=order)
+            if (shard := self._shards.get(part)) is not None:
+                found = {name: ShardedTarget(target, shard) for name, target in found.items()}
+            targets |= found
             row += rows
         return targets
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -27,6 +27,7 @@ from kernels import Ops
 from kernels.ops import Quantization
 
 _MAX_NAMES = 8
+BuildDecoder = Callable[[ModelConfig, torch.dtype, torch.device, Ops | None], DecoderModel]
 
 
 def load_model(
@@ -38,6 +39,7 @@ def load_model(
     seed: int = 0,
     ops: Ops | None = None,
     quantization: Quantization | None = None,
+    build: BuildDecoder = DecoderModel,
 ) -> Model:
     """Build the model of a checkpoint and load its weights.
 
@@ -49,6 +51,7 @@ def load_model(
         seed: seed of dummy weights. They are drawn on the device and differ between CPU and CUDA.
         ops: kernels that the forward pass calls, for which the weights are packed; default: torch's.
         quantization: applied to all matrices except the embedding.
+        build: makes our decoder, for one rank of several.
 
     Returns the model in eval mode, its parameters without gradients.
 
@@ -63,7 +66,11 @@ def load_model(
     keeps_codes = has_codes and ops is not None and ops.takes_int4 and quantization in (None, "int4")
     with check_weight_memory(path_or_name, config, dtype, device, quantization, packs_shared, keeps_codes):
         is_foreign = isinstance(config, TransformersConfig)
-        load = import_backend().load if is_foreign else partial(_load_decoder, keeps_codes=keeps_codes)
+        load = (
+            import_backend().load
+            if is_foreign
+            else partial(_load_decoder, keeps_codes=keeps_codes, build=build)
+        )
         weight_seed = seed if load_format == "dummy" else None
         model: Model = load(path_or_name, config, dtype, device, ops, weight_seed)
         try:
@@ -81,13 +88,14 @@ def _load_decoder(
     ops: Ops | None,
     seed: int | None,
     keeps_codes: bool,
+    build: BuildDecoder,
 ) -> DecoderModel:
     """Build our decoder; with a seed its weights are random.
 
     Args:
         keeps_codes: leave 4-bit codes as they are.
     """
-    model = DecoderModel(config, dtype, device, ops).eval()
+    model = build(config, dtype, device, ops).eval()
     if seed is not None:
         _fill_randomly(model, seed)
         model.weights_hash = b"dummy:%d" % seed

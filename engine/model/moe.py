@@ -14,6 +14,8 @@ from engine.model.mlp import MLP
 from engine.model.moe_spec import MoESpec
 from engine.model.mxfp4 import Mxfp4Experts
 from engine.model.routing import choose_experts, compute_sigmoid
+from engine.model.shard import Shard, ShardedTarget, SkippedTarget
+from engine.model.sharding import Sharding
 from engine.model.weight_targets import Targets, WeightTarget, add_prefix
 from kernels import Ops
 from kernels.ops import ExpertWeights, PackedExperts, Quantization
@@ -34,17 +36,20 @@ class ConvertedTarget:
 
 
 class Experts(nn.Module):
-    """The matrices of all experts. The loader fills them; then they are packed for the ops."""
+    """The matrices of the rank's experts. The loader fills them; then they are packed for the ops."""
 
-    def __init__(self, spec: MoESpec, hidden_size: int, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self, spec: MoESpec, hidden_size: int, dtype: torch.dtype, device: torch.device, sharding: Sharding
+    ) -> None:
         super().__init__()
         self._spec = spec
-        sizes = (spec.num_experts, hidden_size, spec.inner_size)
+        self._comm = sharding.comm
+        self._first, self._num_experts = sharding.part(spec.num_experts)
+        num_experts, inner_size = self._num_experts, spec.inner_size
 
         def make(*shape: int) -> nn.Parameter:
             return make_parameter(*shape, dtype=dtype, device=device)
 
-        num_experts, hidden_size, inner_size = sizes
         self.gate_up: nn.Parameter | None = make(num_experts, 2 * inner_size, hidden_size)
         self.down: nn.Parameter | None = make(num_experts, hidden_size, inner_size)
         self.gate_up_bias = make(num_experts, 2 * inner_size) if spec.has_bias else None
@@ -53,7 +58,22 @@ class Experts(nn.Module):
 
     def forward(self, hidden: Tensor, ids: Tensor, weights: Tensor, ops: Ops) -> Tensor:
         """Map [T, M] to [T, M]; see `kernels.ops.RunExperts`."""
-        return ops.run_experts(hidden, ids, weights, self._packed)
+        if self._comm is None:
+            return ops.run_experts(hidden, ids, weights, self._packed)
+        # Each rank computes what its experts say; adding zeros from the others changes no bit.
+        num_tokens, top_k = ids.shape
+        own = ids.flatten() - self._first
+        pairs = ((own >= 0) & (own < self._num_experts)).nonzero().squeeze(1)
+        results = torch.zeros(num_tokens * top_k, hidden.shape[1], dtype=torch.float32, device=hidden.device)
+        if len(pairs):
+            ones = torch.ones(len(pairs), 1, device=hidden.device)
+            rows = ops.run_experts(hidden[pairs // top_k], own[pairs, None], ones, self._packed)
+            results[pairs] = rows.float()
+        results = self._comm.sum(results).view(num_tokens, top_k, -1)
+        total = torch.zeros_like(results[:, 0])
+        for slot, result in enumerate(results.unbind(1)):
+            total.addcmul_(result, weights[:, slot, None])
+        return total.to(hidden.dtype)
 
     def pack(self, ops: Ops, quantization: Quantization | None) -> None:
         """Convert the loaded matrices to the layout of the ops. Earlier views of them become invalid.
@@ -78,15 +98,33 @@ class Experts(nn.Module):
         names = self._spec.names
         match names.layout:
             case "separate":
-                return _separate_targets(self.gate_up, self.down, names.experts)
+                return self._separate_targets(self.gate_up, self.down)
             case "stacked":
                 memories = (self.gate_up, self.down)
                 pairs = zip(names.experts, memories, strict=True)
-                return {f"{name}.weight": WeightTarget(memory) for name, memory in pairs}
+                return self._shard({f"{name}.weight": WeightTarget(memory) for name, memory in pairs})
             case "interleaved":
-                return self._bias_targets() | _interleaved_targets(self.gate_up, self.down)
+                return self._shard(self._bias_targets() | _interleaved_targets(self.gate_up, self.down))
             case "mxfp4":
-                return self._bias_targets() | _mxfp4_targets(self.gate_up, self.down)
+                return self._shard(self._bias_targets() | _mxfp4_targets(self.gate_up, self.down))
+
+    def _shard(self, targets: Targets) -> Targets:
+        """Return targets that take this rank's experts out of tensors of all experts."""
+        if self._comm is None:
+            return targets
+        shard = Shard(0, self._spec.num_experts, ((self._first, self._num_experts),))
+        return {name: ShardedTarget(target, shard) for name, target in targets.items()}
+
+    def _separate_targets(self, gate_up: Tensor, down: Tensor) -> Targets:
+        gates, ups = gate_up.chunk(2, dim=1)
+        targets: Targets = {}
+        for expert in range(self._spec.num_experts):
+            index = expert - self._first
+            for name, stacked in zip(self._spec.names.experts, (gates, ups, down), strict=True):
+                is_own = 0 <= index < self._num_experts
+                target = WeightTarget(stacked[index]) if is_own else SkippedTarget(stacked.shape[1:])
+                targets[f"experts.{expert}.{name}.weight"] = target
+        return targets
 
     def _bias_targets(self) -> Targets:
         assert self.gate_up_bias is not None and self.down_bias is not None, "gpt-oss has expert biases"
@@ -104,7 +142,9 @@ class MoE(nn.Module):
         layer: the layer's spec, with a `moe`.
     """
 
-    def __init__(self, layer: LayerSpec, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self, layer: LayerSpec, dtype: torch.dtype, device: torch.device, sharding: Sharding
+    ) -> None:
         super().__init__()
         assert layer.moe is not None, "the layer has experts"
         self._spec = spec = layer.moe
@@ -122,10 +162,10 @@ class MoE(nn.Module):
         self.correction_bias = None
         if spec.has_correction_bias:
             self.correction_bias = make_parameter(spec.num_experts, dtype=torch.float32, device=device)
-        self.experts = Experts(spec, hidden_size, dtype, device)
+        self.experts = Experts(spec, hidden_size, dtype, device, sharding)
         self.shared = None
         if spec.shared_size:
-            self.shared = MLP(replace(layer, intermediate_size=spec.shared_size), dtype, device)
+            self.shared = MLP(replace(layer, intermediate_size=spec.shared_size), dtype, device, sharding)
         self.shared_gate = None
         if spec.is_shared_gated:
             self.shared_gate = Linear(hidden_size, 1, False, dtype=dtype, device=device, is_quantized=False)
@@ -152,17 +192,6 @@ class MoE(nn.Module):
         if self.shared_gate is not None:
             targets |= add_prefix(f"{names.shared}_gate", self.shared_gate.weight_targets())
         return targets
-
-
-def _separate_targets(gate_up: Tensor, down: Tensor, names: tuple[str, ...]) -> Targets:
-    gate_name, up_name, down_name = names
-    gates, ups = gate_up.chunk(2, dim=1)
-    targets: Targets = {}
-    for expert in range(len(down)):
-        targets[f"experts.{expert}.{gate_name}.weight"] = WeightTarget(gates[expert])
-        targets[f"experts.{expert}.{up_name}.weight"] = WeightTarget(ups[expert])
-        targets[f"experts.{expert}.{down_name}.weight"] = WeightTarget(down[expert])
-    return targets
 
 
 def _interleaved_targets(gate_up: Tensor, down: Tensor) -> Targets:

@@ -90,7 +90,7 @@ def choose_worker_config(
         load_format=config.load_format,
         dtype=dtype,
         device=facts.kind,
-        num_threads=config.num_threads or max(1, facts.num_cores - 1),
+        num_threads=_count_threads(config, facts),
         seed=config.seed,
         attention_backend=backend,
         quantization=config.quantization,
@@ -101,6 +101,13 @@ def choose_worker_config(
         check_syncs=not is_cpu and config.check_syncs,
     )
     return worker, notices
+
+
+def _count_threads(config: EngineConfig, facts: DeviceFacts) -> int:
+    """Return the number of threads of each rank. One rank leaves a core to the event loop."""
+    if config.tensor_parallel_size > 1:
+        return max(1, (config.num_threads or facts.num_cores) // config.tensor_parallel_size)
+    return config.num_threads or max(1, facts.num_cores - 1)
 
 
 def _choose_dtype(

@@ -14,13 +14,18 @@ from kernels.compiled_ops import compile_ops
 
 
 def start_ops(
-    config: WorkerConfig, dtype: torch.dtype, num_threads: int | None, has_codes: bool = False
+    config: WorkerConfig,
+    dtype: torch.dtype,
+    num_threads: int | None,
+    has_codes: bool = False,
+    waits: bool = False,
 ) -> tuple[Ops, NativeSwap | None]:
     """Return what the model calls from its first step on, and what moves it to native ops later.
 
     Args:
         num_threads: as set by the user; None: native ops use all cores.
         has_codes: the checkpoint has 4-bit codes, with which only native ops multiply.
+        waits: wait for the native ops, because the ops must not change later.
 
     Raises:
         ConfigError: the implementation is not available, or does not support the device or dtype.
@@ -29,7 +34,8 @@ def start_ops(
         return make_ops(config, dtype, num_threads), None
     native = NativeSwap(dtype, num_threads)
     # Where few bits are kept, ops must not change on the way: a last bit may be another token.
-    ops = native.start(waits=config.quantization != "none" or config.dtype == "bfloat16" or has_codes)
+    is_coarse = config.quantization != "none" or config.dtype == "bfloat16" or has_codes
+    ops = native.start(waits=waits or is_coarse)
     return ops or make_ops(config, dtype, num_threads), native
 
 

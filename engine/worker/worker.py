@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from enum import IntEnum
+from functools import partial
 
 import torch
 
@@ -22,7 +23,13 @@ from engine.host_memory import measure_host_memory
 from engine.kv_cache_spec import KVCacheSpec
 from engine.messages import StepDone, StepMasks, StepPlan
 from engine.model import Model, load_model, read_model_config
+from engine.model.decoder import DecoderModel
+from engine.model.loader import BuildDecoder
+from engine.model.sharding import Sharding, check_shardable
 from engine.model.transformers_config import TransformersConfig
+from engine.parallel.leader import LeaderDecoder
+from engine.parallel.load import limit_ops
+from engine.parallel.ranks import Ranks
 from engine.spec.device.drafter import Drafter
 from engine.spec.device.load import load_drafter
 from engine.worker.cache_sizer import CacheSizer
@@ -82,6 +89,7 @@ class Worker:
         self._drafter: Drafter | None = None
         self._draft_caches: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._draft_native: NativeSwap | None = None
+        self._ranks: Ranks | None = None  # the other ranks of the model
         self._num_steps = 0
 
     @property
@@ -123,6 +131,8 @@ class Worker:
     def reset(self) -> None:
         """Start with an empty batch on the same weights, cache memory and recorded graphs."""
         self._link.enter_thread()
+        if self._ranks is not None and self._ranks.is_broken:
+            self._reload()
         self._runner = None  # frees its token pool before the next one is allocated
         scheduler, cache = self.resolved.scheduler, self.resolved.cache
         batch = InputBatch(scheduler.max_num_seqs, scheduler.max_model_len, cache.block_size, self.device)
@@ -172,6 +182,9 @@ class Worker:
     def _free_memory(self) -> None:
         if self.state is WorkerState.ASLEEP_2:
             self._model = self._native = self._drafter = self._draft_native = None
+            if self._ranks is not None:
+                self._ranks.close()
+            self._ranks = None
         self._drop_cache()
         if self.state is WorkerState.ASLEEP_1 and self.device.type != "cpu":
             move_tensors(list_tensors(self.model), torch.device("cpu"))
@@ -182,6 +195,8 @@ class Worker:
         """Drop everything whose size depends on the cache or the rows."""
         self._runner = self._graphs = None
         self.kv_caches, self._draft_caches = [], []
+        if self._ranks is not None:
+            self._ranks.free(max(0, self.state))
         if self._model is not None:
             self._model.release_positions()
 
@@ -207,6 +222,8 @@ class Worker:
 
     def do_chore(self) -> bool:
         """Record the graph of one more batch size, or repack one more matrix; see Executor.do_chore."""
+        if self._ranks is not None:
+            self._ranks.check()
         if self._graphs is not None and self._graphs.has_more:
             self._graphs.record_next()
         elif self._native is not None and self._native.has_move:
@@ -241,7 +258,12 @@ class Worker:
         dtype = DTYPES[config.dtype]
         weight_format = self.model_config.weight_format
         has_codes = weight_format is not None and weight_format.has_int4
-        ops, self._native = start_ops(config, dtype, self.config.num_threads, has_codes)
+        size = self.config.tensor_parallel_size
+        num_threads = self.config.num_threads if size == 1 else config.num_threads
+        ops, self._native = start_ops(config, dtype, num_threads, has_codes, waits=size > 1)
+        build = self._choose_decoder()
+        if size > 1:
+            ops = limit_ops(ops)
         self._model = load_model(
             self.config.model,
             dtype=dtype,
@@ -251,14 +273,40 @@ class Worker:
             seed=config.seed,
             ops=ops,
             quantization=None if config.quantization == "none" else config.quantization,
+            build=build,
         )
+        if self._ranks is not None:
+            self._ranks.wait_loaded()
         self._speculative = self.config.read_speculative()
         if self._speculative is not None and self._speculative.device_method is not None:
             # Ops of its own: native ops keep what they computed for one model.
-            draft_ops, self._draft_native = start_ops(config, dtype, self.config.num_threads)
+            draft_ops, self._draft_native = start_ops(config, dtype, num_threads)
             self._drafter = load_drafter(self._speculative, self.model, draft_ops, self.device)
         if self._drafter is not None:
             self.model.aux_layers = self._drafter.aux_layers
+
+    def _choose_decoder(self) -> BuildDecoder:
+        """Return what makes the decoder, and start the other ranks if there are any.
+
+        Raises:
+            ConfigError: the ranks cannot divide the model.
+        """
+        size, is_sliced = self.config.tensor_parallel_size, self.config.batch_invariant_tp
+        if size == 1:
+            return (
+                partial(DecoderModel, sharding=Sharding(is_sliced=is_sliced)) if is_sliced else DecoderModel
+            )
+        check_shardable(self.model_config, size)
+        self._ranks = Ranks(self.config, self._worker_config, size)
+        return partial(LeaderDecoder, sharding=Sharding(0, size, self._ranks.comm), ranks=self._ranks)
+
+    def _reload(self) -> None:
+        """Load the model again, with new ranks."""
+        self.state = WorkerState.ASLEEP_2
+        self._free_memory()
+        self._load_model()
+        self._make_caches()
+        self.state = WorkerState.READY
 
     def _size_cache(self) -> ResolvedConfig:
         draft_specs = () if self._drafter is None else self._drafter.kv_specs()
@@ -271,8 +319,9 @@ class Worker:
 
     def _compute_fingerprint(self, resolved: ResolvedConfig) -> str:
         config = self._worker_config
+        is_sliced = self.config.tensor_parallel_size > 1 or self.config.batch_invariant_tp
         return compute_fingerprint(
-            self.model.weights_hash, repr(self.model_config), config.dtype, config.quantization,
+            self.model.weights_hash, f"{self.model_config} sliced={is_sliced}", config.dtype, config.quantization,
             str(choose_kv_dtype(config)), resolved.cache,
         )  # fmt: skip
 
@@ -290,6 +339,8 @@ class Worker:
             self._drop_cache()
 
     def _make_caches(self) -> None:
+        if self._ranks is not None:
+            self._ranks.allocate(self.resolved.cache, self.resolved.max_model_len)
         self.kv_caches = self._allocate(self.model.kv_specs())
         self._draft_caches = [] if self._drafter is None else self._allocate(self._drafter.kv_specs())
         self.model.limit_positions(self.resolved.max_model_len)

@@ -1,0 +1,1 @@
+"""One model over several ranks: processes that each hold a part of every matrix."""

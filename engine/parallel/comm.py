@@ -1,0 +1,93 @@
+"""Comm: what the ranks of one model exchange. Every rank calls the same methods in the same order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+class RankLost(ConnectionError):
+    """Another rank ended; this model cannot run any more."""
+
+
+class Comm(Protocol):
+    """Exchanges tensors between the ranks of one model.
+
+    Raises:
+        RankLost: by every method, if a rank has ended.
+    """
+
+    rank: int
+    size: int
+
+    def sum(self, part: Tensor) -> Tensor:
+        """Return the sum of all ranks' float32 tensors of one shape, added as `fold` does, on every rank."""
+
+    def gather(self, part: Tensor, widths: Sequence[int]) -> Tensor | None:
+        """Return all ranks' parts side by side on rank 0, and None on the others.
+
+        Args:
+            part: [R, widths[rank]].
+            widths: columns of each rank.
+        """
+
+    def broadcast(self, tensor: Tensor) -> None:
+        """Overwrite the contiguous tensor with that of rank 0."""
+
+    def close(self) -> None:
+        """End the connections."""
+
+
+def fold(parts: Sequence[Tensor]) -> Tensor:
+    """Add tensors in a balanced tree: ((0 + 1) + (2 + 3)) + ...
+
+    The sum of 8 parts has the same bits if 2 or 4 ranks first add their own parts. The number must be a power of two.
+    """
+    while len(parts) > 1:
+        parts = [parts[index] + parts[index + 1] for index in range(0, len(parts), 2)]
+    return parts[0]
+
+
+class TorchComm:
+    """Exchanges tensors through torch.distributed: gloo for the CPU, NCCL for CUDA.
+
+    Args:
+        store: connects the ranks; one of them is its master.
+    """
+
+    def __init__(self, store: dist.Store, rank: int, size: int, device: torch.device) -> None:
+        self.rank = rank
+        self.size = size
+        backend = "nccl" if device.type == "cuda" else "gloo"
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size)
+
+    def sum(self, part: Tensor) -> Tensor:
+        parts = [torch.empty_like(part) for _ in range(self.size)]
+        self._run(lambda: dist.all_gather(parts, part.contiguous()))
+        return fold(parts)
+
+    def gather(self, part: Tensor, widths: Sequence[int]) -> Tensor | None:
+        # NCCL gathers equal shapes only.
+        widest = max(widths)
+        padded = torch.nn.functional.pad(part, (0, widest - part.shape[1])).contiguous()
+        parts = [torch.empty_like(padded) for _ in range(self.size)] if self.rank == 0 else None
+        self._run(lambda: dist.gather(padded, parts))
+        if parts is None:
+            return None
+        return torch.cat([each[:, :width] for each, width in zip(parts, widths, strict=True)], dim=1)
+
+    def broadcast(self, tensor: Tensor) -> None:
+        self._run(lambda: dist.broadcast(tensor, 0))
+
+    def close(self) -> None:
+        dist.destroy_process_group()
+
+    def _run(self, exchange: Callable[[], object]) -> None:
+        try:
+            exchange()
+        except RuntimeError as error:  # torch has no subclass for a lost peer
+            raise RankLost(f"rank {self.rank} lost another rank: {error}") from error

@@ -1,0 +1,126 @@
+"""Commands of rank 0 to the other ranks, and their replies, over one socket per rank.
+
+A frame is the length of the body (uint32, little endian) and the body in MessagePack.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+
+import msgspec
+
+from engine.config import EngineConfig, WorkerConfig
+from engine.parallel.comm import RankLost
+
+_LENGTH = struct.Struct("<I")
+
+
+class Start(msgspec.Struct, frozen=True, tag=True):
+    """Load the model's part of one rank. The rank replies Loaded or Failed."""
+
+    config: EngineConfig
+    worker: WorkerConfig
+    rank: int
+    size: int
+    port: int  # of the store on 127.0.0.1 that connects the ranks' torch.distributed; 0: shared memory
+    memory: int = 0  # descriptors for SharedMemoryComm
+    sending: dict[int, int] = {}
+    receiving: dict[int, int] = {}
+
+
+class Allocate(msgspec.Struct, frozen=True, tag=True):
+    """Allocate the KV cache, and prepare for contexts of up to `max_model_len` tokens."""
+
+    num_blocks: int
+    block_size: int
+    max_model_len: int
+
+
+class Free(msgspec.Struct, frozen=True, tag=True):
+    """Free the KV cache; with a level of 1 move the weights to the host, as a sleep does."""
+
+    level: int
+
+
+class Forward(msgspec.Struct, frozen=True, tag=True):
+    """Run a step. Its integers follow as one broadcast tensor, see `pack_step`."""
+
+    query_lens: list[int]
+    seq_lens: list[int]
+    num_columns: int  # of the block tables
+
+
+class Logits(msgspec.Struct, frozen=True, tag=True):
+    """Compute the rank's logits of hidden states that follow as a broadcast tensor [num_rows, hidden size]."""
+
+    num_rows: int
+
+
+class Loaded(msgspec.Struct, frozen=True, tag=True):
+    """The rank is ready for commands."""
+
+
+class Failed(msgspec.Struct, frozen=True, tag=True):
+    """The rank could not load the model, and ends."""
+
+    message: str
+    is_config_error: bool
+
+
+Command = Start | Allocate | Free | Forward | Logits
+Reply = Loaded | Failed
+_COMMANDS = msgspec.msgpack.Decoder(Command)
+_REPLIES = msgspec.msgpack.Decoder(Reply)
+
+
+def send(connection: socket.socket, message: Command | Reply) -> None:
+    """Send one message.
+
+    Raises:
+        RankLost: the other side has ended.
+    """
+    body = msgspec.msgpack.encode(message)
+    try:
+        connection.sendall(_LENGTH.pack(len(body)) + body)
+    except OSError as error:
+        raise RankLost(f"a rank has ended: {error}") from error
+
+
+def receive_command(connection: socket.socket) -> Command:
+    """Return the next command.
+
+    Raises:
+        RankLost: rank 0 has ended.
+    """
+    command: Command = _COMMANDS.decode(_receive(connection))
+    return command
+
+
+def receive_reply(connection: socket.socket) -> Reply:
+    """Return the next reply.
+
+    Raises:
+        RankLost: the rank has ended.
+    """
+    reply: Reply = _REPLIES.decode(_receive(connection))
+    return reply
+
+
+def _receive(connection: socket.socket) -> bytes:
+    (length,) = _LENGTH.unpack(_read(connection, _LENGTH.size))
+    return _read(connection, length)
+
+
+def _read(connection: socket.socket, count: int) -> bytes:
+    parts = []
+    while count:
+        try:
+            part = connection.recv(count)
+        except OSError as error:
+            raise RankLost(f"a rank has ended: {error}") from error
+        if not part:
+            raise RankLost("a rank has ended")
+        parts.append(part)
+        count -= len(part)
+    return b"".join(parts)

@@ -1,0 +1,60 @@
+"""LeaderDecoder: the model of rank 0, which makes the other ranks take part in each of its steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from engine.model.attn_metadata import AttnMetadata
+from engine.model.config import ModelConfig
+from engine.model.decoder import DecoderModel
+from engine.model.sharding import Sharding
+from engine.parallel.commands import Forward, Logits
+from engine.parallel.ranks import Ranks
+from engine.parallel.step import pack_step
+from kernels import Ops
+from kernels.ops import KVCache
+
+
+class LeaderDecoder(DecoderModel):
+    """A decoder whose other ranks follow. They get the inputs of a step and of the output head, and decide nothing.
+
+    Scheduling, sampling, grammars and drafts happen on rank 0 alone.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        dtype: torch.dtype,
+        device: torch.device,
+        ops: Ops | None,
+        sharding: Sharding,
+        ranks: Ranks,
+    ) -> None:
+        super().__init__(config, dtype, device, ops, sharding)
+        self._ranks = ranks
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        positions: Tensor,
+        kv_caches: Sequence[KVCache],
+        attn_metadata: AttnMetadata,
+    ) -> Tensor:
+        """As `DecoderModel.forward`, on all ranks."""
+        metadata = attn_metadata
+        command = Forward(
+            list(metadata.query_lens_list), list(metadata.seq_lens_list), metadata.block_tables.shape[1]
+        )
+        with self._ranks.exchange(command) as comm:
+            comm.broadcast(pack_step(input_ids, positions, metadata))
+            return super().forward(input_ids, positions, kv_caches, metadata)
+
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        """As `DecoderModel.compute_logits`, on all ranks."""
+        final = hidden[:, : self.config.hidden_size].contiguous()
+        with self._ranks.exchange(Logits(len(final))) as comm:
+            comm.broadcast(final)
+            return super().compute_logits(final)

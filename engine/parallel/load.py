@@ -1,0 +1,48 @@
+"""Loads one rank's part of a model."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+import torch
+
+from engine.config import EngineConfig, WorkerConfig
+from engine.model import ModelConfig, load_model
+from engine.model.decoder import DecoderModel
+from engine.model.sharding import Sharding
+from engine.parallel.comm import Comm
+from engine.worker.kv_cache import DTYPES
+from engine.worker.ops_choice import start_ops
+from kernels import Ops
+
+
+def load_shard(
+    config: EngineConfig,
+    worker: WorkerConfig,
+    model_config: ModelConfig,
+    device: torch.device,
+    rank: int,
+    comm: Comm | None,
+) -> DecoderModel:
+    """Load the part of a rank other than 0."""
+    ops, _ = start_ops(worker, DTYPES[worker.dtype], worker.num_threads, waits=True)
+    sharding = Sharding(rank, config.tensor_parallel_size, comm)
+    model = load_model(
+        config.model,
+        dtype=DTYPES[worker.dtype],
+        device=device,
+        load_format=config.load_format,
+        config=model_config,
+        seed=worker.seed,
+        ops=limit_ops(ops),
+        quantization=None if worker.quantization == "none" else worker.quantization,
+        build=partial(DecoderModel, sharding=sharding),
+    )
+    assert isinstance(model, DecoderModel)
+    return model
+
+
+def limit_ops(ops: Ops) -> Ops:
+    """Return ops without those that know nothing of ranks: whole layers, drawing from the head, recorded steps."""
+    return replace(ops, run_layers=None, lm_head_sample=None, share_prefixes=None, is_graph_safe=False)

@@ -1,0 +1,128 @@
+"""A rank's process: `python -m engine.parallel.rank_process FD`, where FD is a connected socket of rank 0."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import socket
+import sys
+
+import torch
+import torch.distributed as dist
+
+from engine.errors import ConfigError
+from engine.model import read_model_config
+from engine.model.decoder import DecoderModel
+from engine.parallel.comm import Comm, RankLost, TorchComm
+from engine.parallel.commands import (
+    Allocate,
+    Failed,
+    Forward,
+    Free,
+    Loaded,
+    Logits,
+    Start,
+    receive_command,
+    send,
+)
+from engine.parallel.load import load_shard
+from engine.parallel.shared_memory import SharedMemoryComm
+from engine.parallel.step import count_integers, unpack_step
+from engine.worker.device import open_device
+from engine.worker.kv_cache import allocate_kv_cache, choose_kv_dtype
+from engine.worker.weight_moves import list_tensors, move_tensors
+
+logger = logging.getLogger("troupe.engine")
+
+
+class Follower:
+    """Runs one rank's part of the steps that rank 0 announces."""
+
+    def __init__(self, start: Start) -> None:
+        self._worker = start.worker
+        torch.set_num_threads(start.worker.num_threads)
+        self._device, _, _ = open_device(start.worker)
+        self._comm = connect(start, self._device)
+        config = read_model_config(start.config.model, start.config.model_impl)
+        self._model: DecoderModel = load_shard(
+            start.config, start.worker, config, self._device, start.rank, self._comm
+        )
+        self._kv_caches: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    @torch.inference_mode()
+    def follow(self, connection: socket.socket) -> None:
+        """Obey rank 0 until it ends.
+
+        Raises:
+            RankLost: rank 0, or another rank, has ended.
+        """
+        send(connection, Loaded())
+        while True:
+            match receive_command(connection):
+                case Forward(query_lens=query_lens, seq_lens=seq_lens, num_columns=num_columns):
+                    self._run(query_lens, seq_lens, num_columns)
+                case Logits(num_rows=num_rows):
+                    size, dtype = self._model.config.hidden_size, self._model.dtype
+                    hidden = torch.empty(num_rows, size, dtype=dtype, device=self._device)
+                    self._comm.broadcast(hidden)
+                    self._model.compute_logits(hidden)
+                case Allocate() as command:
+                    self._allocate(command)
+                case Free(level=level):
+                    self._kv_caches = []
+                    if level == 1 and self._device.type != "cpu":
+                        move_tensors(list_tensors(self._model), torch.device("cpu"))
+                case Start():
+                    raise AssertionError("a rank is started once")
+
+    def _run(self, query_lens: list[int], seq_lens: list[int], num_columns: int) -> None:
+        count = count_integers(query_lens, num_columns)
+        flat = torch.empty(count, dtype=torch.int64, device=self._device)
+        self._comm.broadcast(flat)
+        ids, positions, metadata = unpack_step(flat, query_lens, seq_lens, num_columns)
+        self._model(ids, positions, self._kv_caches, metadata)
+
+    def _allocate(self, command: Allocate) -> None:
+        if self._device.type != "cpu":
+            move_tensors(list_tensors(self._model), self._device)
+        self._kv_caches = allocate_kv_cache(
+            self._model.kv_specs(),
+            command.num_blocks,
+            command.block_size,
+            choose_kv_dtype(self._worker),
+            self._device,
+        )
+        self._model.limit_positions(command.max_model_len)
+
+
+def connect(start: Start, device: torch.device) -> Comm:
+    """Return the rank's connection to the others."""
+    if start.port:
+        store = dist.TCPStore("127.0.0.1", start.port, start.size)
+        return TorchComm(store, start.rank, start.size, device)
+    return SharedMemoryComm(start.rank, start.size, start.memory, start.sending, start.receiving)
+
+
+def main() -> int:
+    # Ctrl+C in a terminal reaches all processes; rank 0 decides when the others end.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    logging.basicConfig(format="rank process %(process)d: %(levelname)s: %(message)s")
+    connection = socket.socket(fileno=int(sys.argv[1]))
+    try:
+        start = receive_command(connection)
+        assert isinstance(start, Start), "the first command starts the rank"
+        follower = Follower(start)
+    except RankLost:
+        return 0
+    except Exception as error:  # the border of the process: rank 0 raises it again
+        send(connection, Failed(f"{type(error).__name__}: {error}", isinstance(error, ConfigError)))
+        return 1
+    try:
+        follower.follow(connection)
+    except RankLost:
+        return 0
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
