@@ -1,0 +1,83 @@
+"""Ranks in processes: the same texts as one rank, and a rank that ends."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from engine import LLM, Engine, EngineConfig, EngineDead, SamplingParams
+from engine.config import DEMO_MODEL
+from tests.engine.mixed_requests import TIGHT, make_mixed_requests, run_mixed
+from tests.waiting import wait_until
+
+MakeConfig = Callable[..., EngineConfig]
+EAGLE = {"method": ["ngram", "eagle"], "model": f"{DEMO_MODEL}/eagle", "num_speculative_tokens": 3}
+
+
+def find_processes(module: str, parent: int) -> list[int]:
+    """The children of a process that run a module."""
+    listings = Path(f"/proc/{parent}/task").glob("*/children")
+    children = [int(child) for listing in listings for child in listing.read_text().split()]
+    return [child for child in children if module.encode() in Path(f"/proc/{child}/cmdline").read_bytes()]
+
+
+def kill_rank(parent: int) -> None:
+    (rank,) = find_processes("engine.parallel.rank_process", parent)
+    os.kill(rank, signal.SIGKILL)
+
+
+async def generate(engine: Engine, params: SamplingParams) -> list[int]:
+    return [output async for output in engine.generate("Once", params)][-1].outputs[0].token_ids
+
+
+async def test_mixed_requests_have_the_tokens_and_logprobs_of_one_rank(make_config: MakeConfig) -> None:
+    requests = make_mixed_requests(num_requests=104)
+    settings = TIGHT | {"core": "local", "attention_backend": "native"}
+    async with Engine(make_config(**settings, batch_invariant_tp=True)) as engine:
+        expected = await run_mixed(engine, requests)
+    async with Engine(make_config(**settings, tensor_parallel_size=2)) as engine:
+        assert await run_mixed(engine, requests) == expected
+        stats = engine.stats()
+    assert stats.num_preemptions > 0 and stats.prefix_cache_hits > 0
+
+
+def test_drafts_change_no_text_of_ranks() -> None:
+    """Drafters run on rank 0, with its copy of the embedding and the divided head."""
+    prompts, texts = ["Hello! Who are you?", "What can you do?"], []
+    chats = [[{"role": "user", "content": each}] for each in prompts]
+    params = [SamplingParams(temperature=t, seed=3, max_tokens=40) for t in (0.0, 1.0)]
+    for changes in ({"batch_invariant_tp": True}, {"tensor_parallel_size": 2, "speculative_config": EAGLE}):
+        with LLM(core="local", num_blocks=200, attention_backend="native", **changes) as llm:
+            outputs = llm.chat(chats, params, use_tqdm=False)
+            texts.append([output.outputs[0].token_ids for output in outputs])
+    assert texts[0] == texts[1]
+
+
+async def test_requests_go_on_when_a_rank_is_killed(make_config: MakeConfig) -> None:
+    params = SamplingParams(temperature=1.0, seed=5, max_tokens=300, ignore_eos=True)
+    async with Engine(make_config(core="process", tensor_parallel_size=2)) as engine:
+        expected = await generate(engine, params)
+        before = engine.stats().generation_tokens
+        reading = asyncio.ensure_future(generate(engine, params))
+        await wait_until(lambda: engine.stats().generation_tokens > before + 20)
+        (core,) = find_processes("engine.cluster.core_process", os.getpid())
+        kill_rank(core)
+        assert await reading == expected
+        assert engine.stats().num_resumed == 1
+
+
+async def test_a_core_of_this_process_loads_new_ranks_after_one_is_killed(make_config: MakeConfig) -> None:
+    params = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True)
+    async with Engine(make_config(core="local", tensor_parallel_size=2)) as engine:
+        expected = await generate(engine, params)
+        kill_rank(os.getpid())
+        with pytest.raises(EngineDead):
+            await generate(engine, replace(params, max_tokens=300))
+        await wait_until(lambda: engine.state == "ready")
+        assert await generate(engine, params) == expected

@@ -1,0 +1,166 @@
+"""Ranks as threads of one process: every family's logits, against transformers and bit for bit against one rank."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from engine.errors import ConfigError
+from engine.model import DecoderModel, load_model, read_model_config
+from engine.model.sharding import Sharding, check_shardable
+from engine.parallel.comm import RankLost
+from engine.parallel.load import limit_ops
+from engine.parallel.shared_memory import SharedMemoryComm, make_memory, make_pipes
+from kernels.cpu import make_native_ops
+from tests.engine.model.drive import Driver, compute_expected, make_prompt, make_transformers_model, save
+from tests.kernels.cpu.conftest import require_library
+
+EIGHTHS: dict[str, Any] = {
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_attention_heads": 8,
+    "head_dim": 16,
+}
+GEMMA = {"sliding_window": 20, "num_hidden_layers": 6, "query_pre_attn_scalar": 20}
+GPT_OSS = {"num_key_value_heads": 4, "sliding_window": 20}
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "one KV head, odd vocabulary": ("llama", {"num_key_value_heads": 1, "vocab_size": 133}),
+    "tied head": ("qwen3", {"tie_word_embeddings": True}),
+    "biases": ("qwen2", {}),
+    "window, norms of both sides": ("gemma3", GEMMA),
+    "fused matrices": ("phi3", {}),
+    "no gate, biases": ("starcoder2", {"sliding_window": 20}),
+    "interleaved heads, parallel MLP": ("cohere2", {"sliding_window": 20, "num_hidden_layers": 4}),
+    "experts": ("qwen3_moe", {}),
+    "stacked and shared experts": ("granitemoe", {}),
+    "sinks and expert biases": ("gpt_oss", GPT_OSS),
+}  # fmt: skip
+
+
+@contextmanager
+def open_comms(size: int) -> Iterator[list[SharedMemoryComm]]:
+    """The ranks' ends of one comm."""
+    memory, (sending, receiving) = make_memory(size), make_pipes(size)
+    comms = [SharedMemoryComm(r, size, os.dup(memory), sending[r], receiving[r]) for r in range(size)]
+    os.close(memory)
+    try:
+        yield comms
+    finally:
+        for comm in comms:
+            comm.close()
+
+
+def run_ranks(size: int, run: Callable[[Sharding], Any]) -> list[Any]:
+    """What each rank returns; the ranks are threads."""
+    with open_comms(size) as comms, ThreadPoolExecutor(size) as threads:
+        return list(threads.map(run, [Sharding(rank, size, comm) for rank, comm in enumerate(comms)]))
+
+
+def compute_logits(folder: Path, quantization: Any, sharding: Sharding) -> Tensor:
+    """The logits of a prompt in two chunks beside another request, then of a decode."""
+    build = partial(DecoderModel, sharding=sharding)
+    ops = limit_ops(make_native_ops(require_library(), 1))
+    model = load_model(folder, quantization=quantization, ops=ops, build=build)
+    assert isinstance(model, DecoderModel)
+    driver, prompt = Driver(model), make_prompt(40)
+    first = driver.step({"a": prompt[:25], "b": make_prompt(7, 1)})["a"]
+    rest = driver.step({"b": make_prompt(3, 2), "a": prompt[25:39]})["a"]
+    return torch.cat([first, rest, driver.step({"a": prompt[39:]})["a"]])
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_ranks_compute_the_logits_of_transformers_and_the_bits_of_one_rank(name: str, tmp_path: Path) -> None:
+    family, overrides = MODELS[name]
+    source = make_transformers_model(family, **EIGHTHS | overrides)
+    folder = save(source, tmp_path)
+    one = compute_logits(folder, None, Sharding(is_sliced=True))
+    torch.testing.assert_close(one, compute_expected(source, make_prompt(40)), atol=5e-5, rtol=0)
+    for size in (2, 4):
+        found = run_ranks(size, partial(compute_logits, folder, None))[0]
+        assert torch.equal(found, one), f"{size} ranks differ by {(found - one).abs().max()}"
+
+
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_quantized_ranks_have_the_bits_of_one_rank(quantization: str, tmp_path: Path) -> None:
+    shape = EIGHTHS | {"hidden_size": 512, "intermediate_size": 1024, "head_dim": 64, "num_hidden_layers": 2}
+    folder = save(make_transformers_model("llama", **shape), tmp_path)
+    one = compute_logits(folder, quantization, Sharding(is_sliced=True))
+    assert torch.equal(run_ranks(2, partial(compute_logits, folder, quantization))[0], one)
+
+
+def test_each_rank_holds_its_part_of_every_divided_matrix(tmp_path: Path) -> None:
+    folder = save(make_transformers_model("qwen3", **EIGHTHS), tmp_path)
+
+    def count(sharding: Sharding) -> int:
+        model = DecoderModel(read_model_config(folder), torch.float32, torch.device("cpu"), None, sharding)
+        copied = model.embed_tokens.numel() + sum(
+            p.numel() for n, p in model.named_parameters() if "norm" in n
+        )
+        return sum(parameter.numel() for parameter in model.parameters()) - copied
+
+    whole = count(Sharding())
+    assert run_ranks(2, count) == [pytest.approx(whole / 2, rel=0.01)] * 2
+
+
+@pytest.mark.parametrize(
+    ("family", "overrides", "message"),
+    [
+        (
+            "llama",
+            {"hidden_size": 96, "num_attention_heads": 6, "num_key_value_heads": 6},
+            "6 attention heads",
+        ),
+        ("llama", {"intermediate_size": 90}, "90 inner values"),
+        ("qwen3_moe", {"num_experts": 6}, "6 experts"),
+        ("llama", {"hidden_size": 96, "num_key_value_heads": 6, "num_attention_heads": 12}, "6 KV heads"),
+        ("olmo2", {}, "norms span all heads"),
+    ],
+)
+def test_a_model_that_ranks_cannot_divide_is_refused(
+    family: str, overrides: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    folder = save(make_transformers_model(family, **EIGHTHS | overrides), tmp_path)
+    with pytest.raises(ConfigError, match=message):
+        check_shardable(read_model_config(folder), 4)
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_sums_fold_in_one_order_and_parts_are_gathered(size: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    parts = [torch.randn(3, 70_000, generator=generator) for _ in range(size)]
+    widths = [5, 3, 5, 1][:size]
+
+    def run(sharding: Sharding) -> tuple[Tensor, Tensor | None, Tensor]:
+        comm, rank = sharding.comm, sharding.rank
+        assert comm is not None
+        ids = torch.arange(9) if rank == 0 else torch.zeros(9, dtype=torch.int64)
+        total, gathered = (
+            comm.sum(parts[rank]),
+            comm.gather(torch.full((2, widths[rank]), float(rank)), widths),
+        )
+        comm.broadcast(ids)
+        return total, gathered, ids
+
+    results = run_ranks(size, run)
+    pairs = [parts[index] + parts[index + 1] for index in range(0, size, 2)]
+    expected = pairs[0] + pairs[1] if size == 4 else pairs[0]
+    assert all(torch.equal(total, expected) for total, _, _ in results)
+    row = torch.cat([torch.full((width,), float(rank)) for rank, width in enumerate(widths)])
+    assert torch.equal(results[0][1], row.expand(2, -1)) and results[1][1] is None
+    assert all(torch.equal(ids, torch.arange(9)) for _, _, ids in results)
+
+
+def test_the_end_of_a_rank_ends_the_waiting_of_the_others() -> None:
+    with open_comms(2) as (first, second):
+        second.close()
+        with pytest.raises(RankLost, match="ended"):
+            first.sum(torch.ones(4))
