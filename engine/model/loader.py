@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ from engine.model.formats.gguf_model import GGUFModel
 from engine.model.formats.safetensors_reader import read_encoded
 from engine.model.implementation import import_backend, read_model_config
 from engine.model.protocol import Model
+from engine.model.sharding import ONE_RANK, Sharding
 from engine.model.transformers_config import TransformersConfig
 from engine.model.weight_memory import check_weight_memory
 from engine.model.weight_targets import Target, WeightTarget, WeightTargets
@@ -27,7 +28,19 @@ from kernels import Ops
 from kernels.ops import Quantization
 
 _MAX_NAMES = 8
-BuildDecoder = Callable[[ModelConfig, torch.dtype, torch.device, Ops | None], DecoderModel]
+
+
+class BuildDecoder(Protocol):
+    """A class of decoders."""
+
+    def __call__(
+        self,
+        config: ModelConfig,
+        dtype: torch.dtype,
+        device: torch.device,
+        ops: Ops | None,
+        sharding: Sharding,
+    ) -> DecoderModel: ...
 
 
 def load_model(
@@ -39,6 +52,7 @@ def load_model(
     seed: int = 0,
     ops: Ops | None = None,
     quantization: Quantization | None = None,
+    sharding: Sharding = ONE_RANK,
     build: BuildDecoder = DecoderModel,
 ) -> Model:
     """Build the model of a checkpoint and load its weights.
@@ -51,7 +65,8 @@ def load_model(
         seed: seed of dummy weights. They are drawn on the device and differ between CPU and CUDA.
         ops: kernels that the forward pass calls, for which the weights are packed; default: torch's.
         quantization: applied to all matrices except the embedding.
-        build: makes our decoder, for one rank of several.
+        sharding: the rank whose part of the model is loaded.
+        build: makes our decoder.
 
     Returns the model in eval mode, its parameters without gradients.
 
@@ -64,12 +79,15 @@ def load_model(
     packs_shared = ops is not None and ops.packs_shared
     has_codes = config.weight_format is not None and config.weight_format.has_int4
     keeps_codes = has_codes and ops is not None and ops.takes_int4 and quantization in (None, "int4")
-    with check_weight_memory(path_or_name, config, dtype, device, quantization, packs_shared, keeps_codes):
+    num_ranks = sharding.size
+    with check_weight_memory(
+        path_or_name, config, dtype, device, quantization, packs_shared, keeps_codes, num_ranks
+    ):
         is_foreign = isinstance(config, TransformersConfig)
         load = (
             import_backend().load
             if is_foreign
-            else partial(_load_decoder, keeps_codes=keeps_codes, build=build)
+            else partial(_load_decoder, keeps_codes=keeps_codes, build=partial(build, sharding=sharding))
         )
         weight_seed = seed if load_format == "dummy" else None
         model: Model = load(path_or_name, config, dtype, device, ops, weight_seed)
@@ -88,7 +106,7 @@ def _load_decoder(
     ops: Ops | None,
     seed: int | None,
     keeps_codes: bool,
-    build: BuildDecoder,
+    build: Callable[[ModelConfig, torch.dtype, torch.device, Ops | None], DecoderModel],
 ) -> DecoderModel:
     """Build our decoder; with a seed its weights are random.
 

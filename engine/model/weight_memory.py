@@ -104,6 +104,7 @@ def check_weight_memory(
     quantization: Quantization | None = None,
     packs_shared: bool = False,
     keeps_codes: bool = False,
+    num_ranks: int = 1,
 ) -> Iterator[None]:
     """Reject a model whose weights do not fit, at once or when an allocation in the block fails.
 
@@ -112,6 +113,7 @@ def check_weight_memory(
         dtype: dtype of all weights until they are packed, including those to be quantized.
         packs_shared: whether the ops pack a copy of a tied head, as the native ones do.
         keeps_codes: whether 4-bit codes of the checkpoint are kept; the matrices of layers are counted so.
+        num_ranks: ranks that divide the weights, except the embedding.
 
     Raises:
         ConfigError: gives the needed and the free memory, and a setting that needs less.
@@ -123,6 +125,9 @@ def check_weight_memory(
         num_coded = _count_matrix_numbers(config)
         # Codes take a byte each until they are packed.
         num_bytes -= int(num_coded * (dtype.itemsize - 1 - _INT4_BYTES))
+    if num_ranks > 1:
+        embedding_bytes = config.vocab_size * config.hidden_size * dtype.itemsize
+        num_bytes = embedding_bytes + (num_bytes - embedding_bytes) // num_ranks
     if num_bytes > free_bytes:
         gc.collect()  # may free the previous model
         free_bytes = measure_free_bytes(device)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 
 import torch
 
@@ -27,7 +26,6 @@ def load_shard(
 ) -> DecoderModel:
     """Load the part of a rank other than 0."""
     ops, _ = start_ops(worker, DTYPES[worker.dtype], worker.num_threads, waits=True)
-    sharding = Sharding(rank, config.tensor_parallel_size, comm)
     model = load_model(
         config.model,
         dtype=DTYPES[worker.dtype],
@@ -37,7 +35,7 @@ def load_shard(
         seed=worker.seed,
         ops=limit_ops(ops),
         quantization=None if worker.quantization == "none" else worker.quantization,
-        build=partial(DecoderModel, sharding=sharding),
+        sharding=Sharding(rank, config.tensor_parallel_size, comm),
     )
     assert isinstance(model, DecoderModel)
     return model

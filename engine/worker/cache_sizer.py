@@ -111,7 +111,9 @@ class CacheSizer:
     @property
     def _bytes_per_block(self) -> int:
         specs = [*self.kv_specs, *self.draft_specs]
-        return compute_bytes_per_block(specs, self.config.block_size, choose_kv_dtype(self.worker))
+        num_bytes = compute_bytes_per_block(specs, self.config.block_size, choose_kv_dtype(self.worker))
+        # On a CPU all ranks use the same memory.
+        return num_bytes * (1 if self.worker.device == "cuda" else self.config.tensor_parallel_size)
 
     def _resolve(self, free_bytes: int) -> ResolvedConfig:
         resolved = resolve_config(

@@ -261,7 +261,7 @@ class Worker:
         size = self.config.tensor_parallel_size
         num_threads = self.config.num_threads if size == 1 else config.num_threads
         ops, self._native = start_ops(config, dtype, num_threads, has_codes, waits=size > 1)
-        build = self._choose_decoder()
+        sharding, build = self._choose_decoder()
         if size > 1:
             ops = limit_ops(ops)
         self._model = load_model(
@@ -273,6 +273,7 @@ class Worker:
             seed=config.seed,
             ops=ops,
             quantization=None if config.quantization == "none" else config.quantization,
+            sharding=sharding,
             build=build,
         )
         if self._ranks is not None:
@@ -285,20 +286,18 @@ class Worker:
         if self._drafter is not None:
             self.model.aux_layers = self._drafter.aux_layers
 
-    def _choose_decoder(self) -> BuildDecoder:
-        """Return what makes the decoder, and start the other ranks if there are any.
+    def _choose_decoder(self) -> tuple[Sharding, BuildDecoder]:
+        """Return rank 0's part and what makes the decoder, and start the other ranks if there are any.
 
         Raises:
             ConfigError: the ranks cannot divide the model.
         """
         size, is_sliced = self.config.tensor_parallel_size, self.config.batch_invariant_tp
         if size == 1:
-            return (
-                partial(DecoderModel, sharding=Sharding(is_sliced=is_sliced)) if is_sliced else DecoderModel
-            )
+            return Sharding(is_sliced=is_sliced), DecoderModel
         check_shardable(self.model_config, size)
         self._ranks = Ranks(self.config, self._worker_config, size)
-        return partial(LeaderDecoder, sharding=Sharding(0, size, self._ranks.comm), ranks=self._ranks)
+        return Sharding(0, size, self._ranks.comm), partial(LeaderDecoder, ranks=self._ranks)
 
     def _reload(self) -> None:
         """Load the model again, with new ranks."""

@@ -67,9 +67,8 @@ def run_ranks(size: int, run: Callable[[Sharding], Any]) -> list[Any]:
 
 def compute_logits(folder: Path, quantization: Any, sharding: Sharding) -> Tensor:
     """The logits of a prompt in two chunks beside another request, then of a decode."""
-    build = partial(DecoderModel, sharding=sharding)
     ops = limit_ops(make_native_ops(require_library(), 1))
-    model = load_model(folder, quantization=quantization, ops=ops, build=build)
+    model = load_model(folder, quantization=quantization, ops=ops, sharding=sharding)
     assert isinstance(model, DecoderModel)
     driver, prompt = Driver(model), make_prompt(40)
     first = driver.step({"a": prompt[:25], "b": make_prompt(7, 1)})["a"]
