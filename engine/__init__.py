@@ -19,7 +19,10 @@ from engine.errors import (
 )
 
 if TYPE_CHECKING:
+    from engine.cluster.measure_steps import measure_steps
     from engine.cluster.remote import serve_headless
+    from engine.cluster.simulator import Crashes, SimulatedRequest, SimulatedRun, Simulator
+    from engine.cluster.step_table import StepTable
     from engine.embedder import Embedder, Embedding, Score
     from engine.engine import Engine
     from engine.input.tokenizer import Tokenizer
@@ -42,7 +45,10 @@ else:
         "embedder": ("Embedder", "Embedding", "Score"),
         "engine": ("Engine",),
         "llm": ("LLM",),
+        "cluster.measure_steps": ("measure_steps",),
         "cluster.remote": ("serve_headless",),
+        "cluster.simulator": ("Crashes", "SimulatedRequest", "SimulatedRun", "Simulator"),
+        "cluster.step_table": ("StepTable",),
         "metrics": ("EngineStats", "Histogram", "ReplicaStats"),
         "model.report": ("ModelReport", "inspect_model", "list_families"),
         "outputs": (
@@ -65,6 +71,7 @@ __all__ = [
     "LLM",
     "CompletionOutput",
     "ConfigError",
+    "Crashes",
     "Embedder",
     "Embedding",
     "Engine",
@@ -89,10 +96,15 @@ __all__ = [
     "ResolvedConfig",
     "SamplingParams",
     "Score",
+    "SimulatedRequest",
+    "SimulatedRun",
+    "Simulator",
+    "StepTable",
     "TokenLogprobs",
     "Tokenizer",
     "inspect_model",
     "is_unicode",
     "list_families",
+    "measure_steps",
     "serve_headless",
 ]

@@ -25,6 +25,10 @@ KINDS = {
         "app.bench.grammar.maskbench",
         "compile and mask times over many schemas, beside raw xgrammar and llguidance",
     ),
+    "simulate": (
+        "app.bench.simulate",
+        "how many replicas a load needs: the real scheduler and router under a virtual clock",
+    ),
     "sweep": ("app.bench.sweep", "throughput against latency, its knee, and settings for this machine"),
 }
 

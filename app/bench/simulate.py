@@ -1,0 +1,241 @@
+"""`bench simulate`: how many replicas a load needs, by the real scheduler and router under a virtual clock.
+
+python -m app bench simulate --request-rate 20 --replicas 1,2,4 --ttft-ms 500 --itl-ms 100    # measures the model first
+python -m app bench simulate --step-table steps.json --trace trace.jsonl --policy prefix_aware,round_robin
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from app.bench.settings import add_engine_flags, engine_settings, write_json
+from app.bench.sweep import load_plot, read_counts
+from app.bench.trace import make_poisson, read_trace
+from app.bench.workload import check_range
+from app.config import UsageError
+from engine import (
+    ConfigError,
+    Crashes,
+    EngineConfig,
+    InvalidRequest,
+    SimulatedRequest,
+    Simulator,
+    StepTable,
+    measure_steps,
+)
+
+POLICIES = (
+    *("prefix_aware", "least_load", "power_of_two", "round_robin", "consistent_hashing"),
+    "random",
+)
+RANGES = {
+    "request_rate": (0.001, 1e6), "num_prompts": (1, 10**7), "num_prefixes": (1, 2**19), "prefix_len": (0, 10**6),
+    "input_len": (1, 10**6), "output_len": (1, 10**6), "percentile": (0, 100), "ttft_ms": (0, 1e9), "itl_ms": (0, 1e9),
+    "crashes_per_hour": (0, 3600), "restart_s": (0, 86400),
+}  # fmt: skip
+
+HEADER = (
+    f"{'policy':19}{'replicas':>8}{'TTFT ms mean/p50/{p}':>30}{'ITL ms mean/p50/{p}':>26}{'tok/s':>9}{'hits':>7}"
+    f"{'load':>6}{'preempted':>10}{'resumed':>8}{'CPU s':>7}"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One simulation. Times in milliseconds; `ttft` and `itl` have the mean, p50, and the asked percentile."""
+
+    policy: str
+    num_replicas: int
+    ttft: tuple[float, float, float]
+    itl: tuple[float, float, float]
+    output_tokens_per_s: float
+    hit_rate: float  # prompt tokens found in the caches, of those that one unlimited cache would contain
+    load_ratio: float
+    num_preemptions: int
+    num_crashes: int
+    num_resumed: int
+    is_enough: bool
+    cpu_s: float  # of the simulation
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The load, the limits, the replicas, and the settings of each of them."""
+    flags = (
+        ("--request-rate", float, 10.0, "requests a second; the gaps are exponential"),
+        ("--num-prompts", int, 10_000, "requests"),
+        ("--num-prefixes", int, 64, "different prefixes of prompts"),
+        ("--prefix-len", int, 0, "tokens of a prefix"),
+        ("--input-len", int, 256, "further tokens of a prompt"),
+        ("--output-len", int, 64, "mean of the tokens of an answer"),
+        ("--work-seed", int, 0, "seed of the load and of the crashes"),
+        ("--ttft-ms", float, 1000.0, "limit of the time to the first token"),
+        ("--itl-ms", float, 200.0, "limit of the time between two tokens"),
+        ("--percentile", float, 99.0, "of these times that must keep the limits"),
+        ("--crashes-per-hour", float, 0.0, "of each replica, at random times"),
+        ("--restart-s", float, 30.0, "seconds that a crashed replica is away"),
+    )
+    for flag, kind, default, text in flags:
+        parser.add_argument(flag, type=kind, default=default, help=f"{text} ({default:g})")
+    parser.add_argument("--replicas", default="1,2,4,8", help="numbers of replicas to try (1,2,4,8)")
+    parser.add_argument(
+        "--policy", default="prefix_aware", help=f"of {', '.join(POLICIES)}; several with commas"
+    )
+    parser.add_argument(
+        "--trace",
+        type=Path,
+        metavar="FILE",
+        help="JSONL with timestamp, input_length, output_length, hash_ids",
+    )
+    parser.add_argument(
+        "--step-table",
+        type=Path,
+        metavar="FILE",
+        help="measured step times; without it the model is measured now",
+    )
+    parser.add_argument("--save-step-table", type=Path, metavar="FILE", help="write the measured step times")
+    parser.add_argument(
+        "--output-png", type=Path, metavar="FILE", help="draw the times over the replicas (needs matplotlib)"
+    )
+    add_engine_flags(parser)
+
+
+def run(arguments: argparse.Namespace, start: float) -> int:
+    """Simulate and print; 1 if no number of replicas keeps the limits.
+
+    Raises:
+        UsageError: a flag outside its range, or a file that cannot be used.
+    """
+    for name, (low, high) in RANGES.items():
+        check_range(arguments, name, low, high)
+    replicas = read_counts("--replicas", arguments.replicas)
+    policies = [part.strip() for part in arguments.policy.split(",")]
+    if unknown := [policy for policy in policies if policy not in POLICIES]:
+        raise UsageError(f"--policy {unknown[0]!r} is not one of {', '.join(POLICIES)}")
+    plot = None if arguments.output_png is None else load_plot()
+    requests = make_requests(arguments)
+    with engine_settings(arguments) as config:
+        table, config = find_table(arguments, config)
+        print(HEADER.format(p=f"p{arguments.percentile:g}"))
+        points = []
+        for policy in policies:
+            for count in replicas:
+                points.append(simulate(arguments, requests, config, table, policy, count))
+                print(describe(points[-1]), flush=True)
+    limits = (
+        f"TTFT <= {arguments.ttft_ms:g} ms and ITL <= {arguments.itl_ms:g} ms (p{arguments.percentile:g})"
+    )
+    for policy in policies:
+        enough = [point.num_replicas for point in points if point.policy == policy and point.is_enough]
+        print(
+            f"{policy}: {f'{min(enough)} replicas keep' if enough else 'no number of replicas keeps'} {limits}"
+        )
+    if plot is not None:
+        plot.draw_replicas(
+            [(p.policy, p.num_replicas, p.ttft[2], p.itl[2]) for p in points],
+            *(arguments.ttft_ms, arguments.itl_ms, arguments.output_png),
+        )
+    write_json(arguments.output_json, config, {"points": [asdict(p) for p in points], "steps": asdict(table)})
+    return 0 if any(point.is_enough for point in points) else 1
+
+
+def describe(point: Point) -> str:
+    """A line of the table; `*` marks those that keep the limits."""
+    ttft, itl = ("/".join(f"{value:.1f}" for value in values) for values in (point.ttft, point.itl))
+    return (
+        f"{point.policy:19}{point.num_replicas:>7}{'*' if point.is_enough else ' '}{ttft:>28}{itl:>24}"
+        f"{point.output_tokens_per_s:>9.0f}{point.hit_rate:>7.3f}{point.load_ratio:>6.2f}{point.num_preemptions:>10}"
+        f"{point.num_resumed:>8}{point.cpu_s:>7.1f}"
+    )
+
+
+def make_requests(arguments: argparse.Namespace) -> list[SimulatedRequest]:
+    if arguments.trace is not None:
+        return read_trace(arguments.trace)
+    return make_poisson(
+        *(arguments.num_prompts, arguments.request_rate, arguments.num_prefixes, arguments.prefix_len),
+        *(arguments.input_len, arguments.output_len, arguments.work_seed),
+    )
+
+
+def simulate(
+    arguments: argparse.Namespace,
+    requests: Sequence[SimulatedRequest],
+    config: EngineConfig,
+    table: StepTable,
+    policy: str,
+    num_replicas: int,
+) -> Point:
+    """Run one simulation and take the figures of its table row."""
+    crashes = Crashes(arguments.crashes_per_hour / 3600, arguments.restart_s)
+    start = time.process_time()
+    try:
+        result = Simulator(config, table, num_replicas, policy, crashes, arguments.work_seed).run(requests)  # type: ignore[arg-type]
+    except (ConfigError, InvalidRequest) as error:
+        raise UsageError(str(error)) from error
+    cpu_s = time.process_time() - start
+    ttft, itl = (summarise(values, arguments.percentile) for values in (result.ttfts, result.itls))
+    return Point(
+        *(policy, num_replicas, ttft, itl, result.num_output_tokens / result.seconds),
+        hit_rate=result.num_hit_tokens / result.num_oracle_tokens if result.num_oracle_tokens else 1.0,
+        load_ratio=result.load_ratio,
+        num_preemptions=result.num_preemptions,
+        num_crashes=result.num_crashes,
+        num_resumed=result.num_resumed,
+        is_enough=ttft[2] <= arguments.ttft_ms and itl[2] <= arguments.itl_ms,
+        cpu_s=cpu_s,
+    )
+
+
+def summarise(values: np.ndarray, percentile: float) -> tuple[float, float, float]:
+    """Return mean, median and percentile in milliseconds; answers of one token have no ITL, which is then 0."""
+    if not len(values):
+        return 0.0, 0.0, 0.0
+    median, high = np.percentile(values, (50, percentile))
+    return float(values.mean()) * 1000, float(median) * 1000, float(high) * 1000
+
+
+def find_table(arguments: argparse.Namespace, config: EngineConfig) -> tuple[StepTable, EngineConfig]:
+    """Return the step times, read or measured, and the config with as many blocks as the measured engine had.
+
+    Raises:
+        UsageError: the file cannot be used, or the model cannot be measured.
+    """
+    if arguments.step_table is not None:
+        table, num_blocks = read_table(arguments.step_table)
+    else:
+        print(f"measuring the steps of {config.model_name} ...", file=sys.stderr)
+        try:
+            table, resolved = asyncio.run(measure_steps(config))
+        except ConfigError as error:
+            raise UsageError(str(error)) from error
+        num_blocks = resolved.cache.num_blocks
+    if arguments.save_step_table is not None:
+        described = {"model": config.model_name, "num_blocks": num_blocks} | asdict(table)
+        arguments.save_step_table.write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
+    return table, config if config.num_blocks else replace(config, num_blocks=num_blocks)
+
+
+def read_table(path: Path) -> tuple[StepTable, int | None]:
+    """Read what `--save-step-table` wrote, or a table from another source with the same keys.
+
+    Raises:
+        UsageError: the file cannot be read, or a value is outside its range.
+    """
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        num_blocks = found.pop("num_blocks", None)
+        found.pop("model", None)
+        values: dict[str, Any] = found | {name: tuple(found[name]) for name in ("num_tokens", "seconds")}
+        return StepTable(**values), num_blocks
+    except (OSError, ValueError, TypeError, AttributeError, KeyError) as error:
+        raise UsageError(f"--step-table {path}: {error}") from error

@@ -1,0 +1,103 @@
+"""By hand: the simulator against the real CPU engine, in turn, at several loads.
+
+python -m tests.engine.cluster.simulator_accuracy --rates 4,8,12
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import time
+from random import Random
+from statistics import mean, median
+
+from engine import Engine, EngineConfig, SamplingParams, SimulatedRequest, Simulator, StepTable, measure_steps
+
+
+def make_trace(rate: float, seconds: float, seed: int, vocab_size: int) -> list[SimulatedRequest]:
+    rng, requests, now = Random(seed), [], 0.0
+    while (now := now + rng.expovariate(rate)) < seconds:
+        prompt = [rng.randrange(3, vocab_size) for _ in range(rng.randint(64, 320))]
+        requests.append(SimulatedRequest(now, prompt, rng.randint(16, 80)))
+    return requests
+
+
+async def run_real(config: EngineConfig, trace: list[SimulatedRequest]) -> tuple[float, float]:
+    """Return mean TTFT and mean ITL in seconds."""
+    ttfts: list[float] = []
+    itls: list[float] = []
+
+    async def read(engine: Engine, request: SimulatedRequest, start: float) -> None:
+        params = SamplingParams(max_tokens=request.max_tokens, ignore_eos=True, output_kind="delta")
+        last, num_before = start, 0
+        async for output in engine.generate({"prompt_token_ids": request.prompt_token_ids}, params):
+            now = time.perf_counter()
+            num_new = len(output.outputs[0].token_ids)
+            if num_before:
+                itls.extend([(now - last) / num_new] * num_new)
+            elif num_new:
+                ttfts.append(now - start)
+            num_before, last = num_before + num_new, now
+
+    async with Engine(config) as engine:
+        await run_wave(engine)
+        begin = time.perf_counter()
+        async with asyncio.TaskGroup() as tasks:
+            for request in trace:
+                await asyncio.sleep(max(0.0, begin + request.arrival_s - time.perf_counter()))
+                tasks.create_task(read(engine, request, time.perf_counter()))
+    return mean(ttfts), mean(itls)
+
+
+async def run_wave(engine: Engine) -> None:
+    """Let the native ops arrive, and warm up."""
+    while engine.describe_runtime().get("native_ops") == "being built":
+        await asyncio.sleep(0.1)
+    for _ in range(3):
+        params = SamplingParams(max_tokens=8, ignore_eos=True)
+        async for _ in engine.generate({"prompt_token_ids": [5, 6, 7]}, params):
+            pass
+        await asyncio.sleep(0.3)
+
+
+async def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rates", default="4,8,12")
+    parser.add_argument("--seconds", type=float, default=15.0)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--model", default=EngineConfig().model)
+    parser.add_argument("--load-format", default="auto")
+    arguments = parser.parse_args()
+    config = EngineConfig(
+        model=arguments.model, load_format=arguments.load_format, skip_tokenizer_init=True, num_threads=1,
+        max_num_seqs=32, max_num_batched_tokens=256, num_blocks=2048, max_model_len=512,
+    )  # fmt: skip
+    rates = [float(rate) for rate in arguments.rates.split(",")]
+    errors: dict[float, list[tuple[float, float]]] = {rate: [] for rate in rates}
+    table, _ = await measure_steps(config)
+    for number in range(arguments.rounds):
+        for rate in rates:
+            trace = make_trace(rate, arguments.seconds, number, 1000)
+            real = await run_real(config, trace)
+            before, (table, _) = table, await measure_steps(config)
+            found = [simulate(config, each, trace) for each in (before, table)]
+            ratios = [mean(pair) / value for pair, value in zip(zip(*found, strict=True), real, strict=True)]
+            errors[rate].append((ratios[0], ratios[1]))
+            shown = "; ".join(f"TTFT {ttft * 1e3:.1f} ITL {itl * 1e3:.2f} ms" for ttft, itl in (real, *found))
+            print(
+                f"{rate:g}/s real; simulated before, after: {shown}; ratios {ratios[0]:.3f} {ratios[1]:.3f}"
+            )
+    for rate, pairs in errors.items():
+        print(
+            f"{rate:g}/s: simulated over real, median: TTFT {median(p[0] for p in pairs):.3f}, "
+            f"ITL {median(p[1] for p in pairs):.3f}"
+        )
+
+
+def simulate(config: EngineConfig, table: StepTable, trace: list[SimulatedRequest]) -> tuple[float, float]:
+    result = Simulator(config, table, 1).run(trace)
+    return float(result.ttfts.mean()), float(result.itls.mean())
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
