@@ -16,6 +16,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields
 from typing import Any, Literal, TypeVar
 
+from grammar import list_tool_styles
+
 Config = TypeVar("Config")
 
 ENV_PREFIX = "TROUPE_"
@@ -67,6 +69,12 @@ class AppConfig:
         default=5.0,
         metadata={"help": "seconds between comments on a stream whose first token is not there yet"},
     )
+    tool_call_parser: str | None = field(
+        default=None,
+        metadata={
+            "help": "how the model writes tool calls, e.g. hermes or qwen3_coder; default: as its chat template does"
+        },
+    )
     headless: bool = field(
         default=False,
         metadata={
@@ -80,6 +88,8 @@ class AppConfig:
         _check_range(self, "max_body_bytes", 1024, 2**31)
         _check_range(self, "shutdown_grace_s", 0.0, 3600.0)
         _check_range(self, "keep_alive_s", 0.1, 3600.0)
+        if self.tool_call_parser not in (None, *list_tool_styles()):
+            raise UsageError(f"tool_call_parser {self.tool_call_parser!r} is none of {', '.join(list_tool_styles())}")
         if self.max_requests_per_key is not None:
             _check_range(self, "max_requests_per_key", 1, 2**20)
             if not self.api_key:

@@ -17,7 +17,8 @@ from .plan import PlanEntry
 from .reasoning import Reasoning
 from .spec import GrammarSpec
 from .spec_reader import read_spec
-from .tags.tool_calls import CallSection, list_call_sections, make_forced_tags, make_tool_tags
+from .tags.parameters import list_raw
+from .tags.tool_calls import ToolStyle, list_tool_styles, make_forced_tags, make_tool_tags
 from .validator import SchemaValidator
 from .vocabulary import Vocabulary
 from .xml.validator import XmlValidator
@@ -25,7 +26,6 @@ from .xml.validator import XmlValidator
 __all__ = [
     "Backend",
     "BatchFiller",
-    "CallSection",
     "CompiledGrammar",
     "GrammarCompiler",
     "GrammarError",
@@ -38,6 +38,7 @@ __all__ = [
     "Program",
     "Reasoning",
     "SchemaValidator",
+    "ToolStyle",
     "UnsupportedGrammar",
     "Vocabulary",
     "XmlValidator",
@@ -45,7 +46,8 @@ __all__ = [
     "fill_bitmask",
     "fill_draft_bitmask",
     "is_panic",
-    "list_call_sections",
+    "list_raw",
+    "list_tool_styles",
     "make_forced_tags",
     "make_tool_tags",
     "read_spec",

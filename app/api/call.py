@@ -8,6 +8,7 @@ import uuid
 from collections.abc import AsyncGenerator, Coroutine, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import anyio
@@ -18,7 +19,7 @@ from app.api.errors import ApiError, make_closing_error, make_failure, to_api_er
 from app.api.protocol import MAX_PROMPTS, GenerationFields
 from app.api.thinking import Thinking
 from app.api.thought_parser import make_reader
-from app.api.tools.calls import ToolParser
+from app.api.tools.calls import ToolParser, is_valid
 from app.api.tools.use import ToolUse, explain
 from app.api.verdict import Judge
 from app.api.visit import Visit
@@ -97,7 +98,7 @@ class Call:
         except GrammarError as error:
             param = None if self.constraint is None else self.constraint.param
             if self.tools is not None and param == "tools":
-                raise explain(error, self.tools.tools) from error
+                raise explain(error, self.tools) from error
             raise to_api_error(error, param) from error
         except InvalidRequest as error:
             if error.param != "grammar" or self.constraint is None:
@@ -136,7 +137,7 @@ def make_judge(
     if tokenizer is None or (constraint is None and thinking is None):
         return None
     spec = None if constraint is None else constraint.spec
-    check = None if tools is None or tools.spec is None else tools.is_valid
+    check = None if tools is None or not (tools.spec or tools.answer) else partial(is_valid, tools)
     return Judge(spec, thinking, lambda ids: tokenizer.decode(ids, skip_special_tokens=False), check)
 
 

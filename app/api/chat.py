@@ -61,9 +61,10 @@ async def prepare(
     tools = await find_tools(body, context)
     if tools is None and body.tools and body.tool_choice != "none":
         visit.warning = TOOLS_NOT_SHOWN
+    answer = read_constraint(body)
     if tools is not None:
-        tools = tools.in_style(await context.tool_style())
-    constraint = combine(tools, read_constraint(body))
+        tools = tools.in_style(await context.tool_style(), answer)
+    constraint = combine(tools, answer)
     sampling = chat_sampling(body, constraint)
     if tools is not None:
         sampling = tools.adjust(sampling)

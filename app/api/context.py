@@ -74,9 +74,10 @@ class ApiContext:
 
     @cached_property
     def _tool_style(self) -> str | None:
-        return (
-            None if self.engine.tokenizer is None else find_style(self.engine.tokenizer.apply_chat_template)
-        )
+        if self.config.tool_call_parser is not None:
+            return self.config.tool_call_parser
+        tokenizer = self.engine.tokenizer
+        return None if tokenizer is None else find_style(tokenizer.apply_chat_template)
 
     @cached_property
     def _knows_thoughts(self) -> bool:
@@ -95,7 +96,7 @@ class ApiContext:
         return await asyncio.to_thread(lambda: self._knows_thoughts)
 
     async def tool_style(self) -> str | None:
-        """How the model's chat template writes tool calls; tried once, off the loop."""
+        """How the model writes tool calls, as set or as its chat template writes one; tried once, off the loop."""
         return await asyncio.to_thread(lambda: self._tool_style)
 
     async def knows_tools(self) -> bool:

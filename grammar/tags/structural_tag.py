@@ -7,7 +7,7 @@ FORMAT is an object with a `type`; FORMATS lists them. What a part means is xgra
 schemas, patterns and grammars inside are compiled as they would be alone, or refused with their pointer.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ..errors import InvalidGrammar, UnsupportedGrammar
@@ -66,6 +66,31 @@ def describe_tags(value: Any) -> Json:
         )
     described = _Reader().read(value["format"], "/format", 0)
     return {"type": "structural_tag", "is_legacy": False, "format": described}
+
+
+def make_const(text: str) -> Json:
+    """Return the format of one text."""
+    return {"type": "const_string", "value": text}
+
+
+def make_tag(begin: str, content: Json, end: str) -> Json:
+    """Return the format of a content between two texts."""
+    return {"type": "tag", "begin": begin, "content": content, "end": end}
+
+
+def make_sequence(*elements: Json) -> Json:
+    """Return the format of formats one after the other."""
+    return {"type": "sequence", "elements": list(elements)}
+
+
+def make_choice(elements: Sequence[Json]) -> Json:
+    """Return the format of any one of some formats."""
+    return {"type": "or", "elements": list(elements)}
+
+
+def make_optional(content: Json) -> Json:
+    """Return the format that may be left out."""
+    return {"type": "optional", "content": content}
 
 
 def list_leaves(part: Json, pointer: str) -> Iterator[tuple[str, Json]]:

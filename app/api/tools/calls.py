@@ -1,8 +1,7 @@
 """Finding tool calls in the text of an output, as it comes, and telling them as OpenAI's deltas.
 
-ForcedCalls   the whole text is calls, which a grammar guarantees: arguments are passed on at once, so that
+StyledCalls   calls in a format that a grammar guarantees, forced ones too: arguments are passed on at once, so that
               what a client has of them is always the beginning of valid JSON
-StyledCalls   content and calls in a format that a grammar guarantees: also passed on at once
 TaggedCalls   content and `<tool_call>{...}</tool_call>`, the format of hermes and qwen, without a grammar: a call is
               passed on once it is complete and valid, and stays text otherwise
 """
@@ -10,18 +9,18 @@ TaggedCalls   content and `<tool_call>{...}</tool_call>`, the format of hermes a
 from __future__ import annotations
 
 import json
-import re
 from typing import Any, Protocol
 
 from app.api.marks import overlap
-from app.api.tools.styled_calls import Brackets, StyledCalls, more_arguments, open_call
-from app.api.tools.styles import STYLES
+from app.api.tools.styled_calls import StyledCalls, open_call
 from app.api.tools.use import ToolUse
 from engine import is_unicode
+from grammar import GrammarError, OutputCheck, SchemaValidator, ToolStyle, list_raw, list_tool_styles
 
 Json = dict[str, Any]
 
-HEAD = re.compile(r'[\s\[,}]*\{\s*"name"\s*:\s*"([\w-]+)"\s*,\s*"arguments"\s*:\s*(?=\{)')
+# one call, or an array of them, as `make_forced_tags` describes it
+FORCED = ToolStyle(("[", ""), separator=", ", end="]", is_whole=True)
 TEXTS = frozenset(("content", "reasoning", "reasoning_content"))  # the names of a delta that add up
 OPEN_TAG = "<tool_call>"
 CLOSE_TAG = "</tool_call>"
@@ -45,8 +44,12 @@ class ToolParser(Protocol):
 def make_parser(tools: ToolUse) -> ToolParser:
     """The parser for the way in which these tools are called."""
     if tools.spec is not None:
-        return ForcedCalls()
-    return TaggedCalls(tools.names) if tools.style is None else StyledCalls(STYLES[tools.style])
+        return StyledCalls(FORCED, {})
+    if tools.style is None:
+        return TaggedCalls(tools.names)
+    style = list_tool_styles()[tools.style]
+    raw = {tool.name: list_raw(tool.parameters, style.parameter or "") for tool in tools.tools}
+    return StyledCalls(style, raw, tools.answer is not None)
 
 
 def make_message(parser: ToolParser, text: str) -> Json:
@@ -65,34 +68,20 @@ def make_message(parser: ToolParser, text: str) -> Json:
     return message | {"tool_calls": calls} if calls else message
 
 
-class ForcedCalls:
-    """Splits one call, or an array of them, into names and arguments."""
-
-    def __init__(self) -> None:
-        self.num_calls = 0
-        self._head = ""
-        self._brackets = Brackets()
-
-    def feed(self, text: str) -> Json:
-        """The parts of calls in more text."""
-        parts: list[Json] = []
-        while text:
-            if self._brackets.depth == 0:
-                self._head += text
-                match = HEAD.match(self._head)
-                if match is None:
-                    break
-                parts.append(open_call(self.num_calls, match[1], ""))
-                self.num_calls += 1
-                text, self._head = self._head[match.end() :], ""
-            end = self._brackets.find_end(text)
-            parts.append(more_arguments(self.num_calls - 1, text[:end]))
-            text = text[end:]
-        return {"tool_calls": parts} if parts else {}
-
-    def close(self) -> Json:
-        """Nothing: whatever is left is brackets."""
-        return {}
+def is_valid(tools: ToolUse, text: str) -> bool | None:
+    """Return whether calls fit the tools' schemas, or an answer beside them its own; None if nothing can tell."""
+    message = make_message(make_parser(tools), text)
+    schemas = {tool.name: tool.parameters for tool in tools.tools}
+    try:
+        if "tool_calls" not in message and tools.answer is not None:
+            return OutputCheck(tools.answer.spec).is_valid(message["content"] or "")
+        calls = [call["function"] for call in message.get("tool_calls", ())]
+        found = [SchemaValidator(schemas[each["name"]]).is_valid(json.loads(each["arguments"])) for each in calls]
+        return bool(found) and all(found)
+    except GrammarError:
+        return None  # a schema that the engines read and the validator does not
+    except (ValueError, KeyError):
+        return False
 
 
 class TaggedCalls:

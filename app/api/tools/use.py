@@ -3,16 +3,17 @@
 tool_choice   none        the tools are left out
               auto        the chat template shows them; what it calls a call triggers a grammar (a structural tag),
                           so that only the tools there are get called, with arguments that fit. Where the template's
-                          way of writing calls is unknown, they are found in the text (`tool_calls.TaggedCalls`).
-                          Where the template knows no tools, the model answers in text without seeing them
-              required    a grammar: {"name": ..., "arguments": ...} of one tool, or an array of those
+                          way of writing calls is unknown, they are found in the text (`calls.TaggedCalls`).
+                          Where the template knows no tools, the model answers in text without seeing them.
+                          Beside a response_format, the answer is calls or what that describes, in one grammar
+              required    a grammar: {"name": ..., "arguments": ...} of one tool, or an array of those; it wins over a
+                          response_format
               a function  the same grammar, of that one tool
               allowed     auto or required, as if there were only the tools that it lists
 """
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -27,8 +28,8 @@ from grammar import (
     GrammarError,
     GrammarSpec,
     InvalidGrammar,
-    SchemaValidator,
     UnsupportedGrammar,
+    list_tool_styles,
     make_forced_tags,
     make_tool_tags,
 )
@@ -38,10 +39,12 @@ Json = dict[str, Any]
 MODES = ("none", "auto", "required")
 MAX_PARALLEL_CALLS = 16
 TOOL_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
-# where a grammar of calls holds the schema of a tool, by its number
-IN_SCHEMA = re.compile(
-    r"/format(?:/\w+)*?/(?:elements|tags)/(\d+)/content(?:/elements/\d+)?(?:/json_schema)?"
+# where a grammar of calls holds the schema of a tool, by its number, or of one of its arguments
+IN_CALL = re.compile(
+    r"/format(?:/\w+)*?/tags/(\d+)/content(?:/elements/(\d+)(?=/[ce]))?(?:/elements/\d+|/content)*(?:/json_schema)?"
 )
+IN_FORCED = re.compile(r"/format(?:/\w+)*?/elements/(\d+)/content()(?:/json_schema)?")
+IN_ANSWER = re.compile(r"/format(?:/\w+)*?(?:/json_schema|/pattern|(?=:))")
 # the second line: OpenAI's, of the Responses API
 FUNCTION_FIELDS = (
     *("name", "description", "parameters", "strict"),
@@ -76,6 +79,7 @@ class ToolUse:
         is_parallel: whether it may call more than once.
         style: how the model writes calls among words (`styles.py`); None when unknown.
         words_spec: the grammar of words with such calls among them; None without a style.
+        answer: the constraint of an answer that calls nothing, a part of `words_spec`; None without one.
     """
 
     tools: tuple[Tool, ...]
@@ -83,6 +87,7 @@ class ToolUse:
     is_parallel: bool = True
     style: str | None = None
     words_spec: GrammarSpec | None = None
+    answer: Constraint | None = None
 
     @property
     def definitions(self) -> list[Json]:
@@ -92,32 +97,27 @@ class ToolUse:
     def names(self) -> frozenset[str]:
         return frozenset(tool.name for tool in self.tools)
 
-    def is_valid(self, text: str) -> bool | None:
-        """Return whether a text of forced calls fits the tools' schemas; None if a schema cannot be validated."""
-        try:
-            calls = json.loads(text)
-            schemas = dict(_name_schemas(self.tools))
-            calls = calls if isinstance(calls, list) else [calls]
-            return all(SchemaValidator(schemas[call["name"]]).is_valid(call["arguments"]) for call in calls)
-        except GrammarError:
-            return None  # a schema that the engines read and the validator does not
-        except (ValueError, KeyError, TypeError):
-            return False
+    def in_style(self, style: str | None, answer: Constraint | None) -> ToolUse:
+        """The same tools, called as the model writes it.
 
-    def in_style(self, style: str | None) -> ToolUse:
-        """The same tools, called among words as the model writes it.
+        Args:
+            style: None for an unknown one: calls are then found in the text, and written as hermes beside an answer.
+            answer: the constraint of an answer without calls; None where text may stand beside calls.
 
         Raises:
-            ApiError: 400 for parameters that cannot be a part of such a grammar.
+            ApiError: 400 for parameters or an answer that cannot be a part of such a grammar.
         """
-        if style is None or self.spec is not None:
+        if self.spec is not None or (style is None and answer is None):
             return self
+        style = style or "hermes"
+        content = None if answer is None else _make_format(answer)
         try:
-            tags = make_tool_tags(style, _name_schemas(self.tools), self.is_parallel)
-            spec = GrammarSpec.structural_tag(tags)
+            tags = make_tool_tags(style, _name_schemas(self.tools), self.is_parallel, content)
+            options = () if answer is None else (answer.spec.whitespace, answer.spec.backend)
+            spec = GrammarSpec.structural_tag(tags, *options)
         except GrammarError as error:
-            raise explain(error, self.tools) from error
-        return replace(self, style=style, words_spec=spec)
+            raise explain(error, replace(self, style=style, answer=answer)) from error
+        return replace(self, style=style, words_spec=spec, answer=answer)
 
     def adjust(self, sampling: SamplingParams) -> SamplingParams:
         """Sampling whose text shows the special tokens that begin a call; the grammar allows no others."""
@@ -153,36 +153,56 @@ def read_tools(body: ChatRequest, calls_many: bool = True) -> ToolUse | None:
     return ToolUse(tuple(chosen), _make_spec(chosen, None), is_parallel=False)
 
 
-def combine(tools: ToolUse | None, constraint: Constraint | None) -> Constraint | None:
-    """The one constraint of a request that may also have tools.
+def combine(tools: ToolUse | None, answer: Constraint | None) -> Constraint | None:
+    """The one constraint of a request: tools that are forced, or that have the answer among their calls, win."""
+    spec = None if tools is None else tools.spec or tools.words_spec
+    return answer if spec is None else Constraint("tools", spec)
+
+
+def _make_format(answer: Constraint) -> Json:
+    """The part of a structural tag that an answer is.
 
     Raises:
-        ApiError: 400 for both.
+        ApiError: 400 for a constraint that can be none.
     """
-    if tools is None:
-        return constraint
-    if constraint is not None:
-        message = f"tools and {constraint.param} cannot both shape one answer; use tool_choice none"
-        raise ApiError(400, message, "tool_choice", "too_many_constraints")
-    spec = tools.words_spec if tools.spec is None else tools.spec
-    return None if spec is None else Constraint("tools", spec)
+    spec = answer.spec
+    if spec.kind in ("json_schema", "json_object") and spec.source is None:
+        any_order = spec.property_order == "any"
+        return {"type": "json_schema", "json_schema": spec.document, "any_order": any_order}
+    if spec.kind == "regex":
+        return {"type": "regex", "pattern": spec.text}
+    if spec.kind == "choice":
+        texts = [{"type": "const_string", "value": text} for text in spec.document]
+        return {"type": "or", "elements": texts}
+    message = f"{answer.param} cannot shape the answer of a request with tools; use tool_choice none or required"
+    raise ApiError(400, message, "tool_choice", "too_many_constraints")
 
 
-def explain(error: GrammarError, tools: Sequence[Tool]) -> ApiError:
+def explain(error: GrammarError, use: ToolUse) -> ApiError:
     """Return the error for a rejected grammar of calls: names the tool, with a pointer into its schema."""
     text = error.pointer if isinstance(error, UnsupportedGrammar) else str(error)
-    found = IN_SCHEMA.match(text)
+    found = IN_CALL.match(text) or (None if use.answer else IN_FORCED.match(text))
     if found is None:
-        return to_api_error(error, "tools")
-    rest = text[found.end() :]
+        place = IN_ANSWER.match(text)
+        if place is None or use.answer is None:
+            return to_api_error(error, "tools")
+        return to_api_error(_move(error, place[0], ""), use.answer.param)
+    tool = use.tools[int(found[1]) % len(use.tools)]  # a style may write every tool in several ways
+    names = list(tool.parameters.get("properties", {}))
+    is_listed = found[2] and use.style is not None and not list_tool_styles()[use.style].parameter_separator
+    known = to_api_error(
+        _move(error, found[0], f"/properties/{names[int(found[2])]}" if is_listed else ""), "tools"
+    )
+    return ApiError(400, f"tool {tool.name!r}: {known}", "tools", known.code, details=known.details)
+
+
+def _move(error: GrammarError, place: str, to: str) -> GrammarError:
+    """The same error with another beginning of its pointer."""
     if isinstance(error, UnsupportedGrammar):
-        error = UnsupportedGrammar(rest, error.keyword, error.reason)
-    else:
-        pointer = error.pointer if isinstance(error, InvalidGrammar) else None
-        error = InvalidGrammar(rest.removeprefix(": "), pointer and pointer.removeprefix(found[0]))
-    known = to_api_error(error, "tools")
-    name = tools[int(found[1]) % len(tools)].name  # a style may write every tool in several ways
-    return ApiError(400, f"tool {name!r}: {known}", "tools", known.code, details=known.details)
+        return UnsupportedGrammar(to + error.pointer.removeprefix(place), error.keyword, error.reason)
+    pointer = error.pointer if isinstance(error, InvalidGrammar) else None
+    text = str(error).removeprefix(place).removeprefix(": ")
+    return InvalidGrammar(text, pointer and to + pointer.removeprefix(place))
 
 
 def _read_tool(where: str, tool: Mapping[str, Any]) -> Tool:
@@ -264,7 +284,7 @@ def _make_spec(tools: Sequence[Tool], max_calls: int | None) -> GrammarSpec:
     try:
         return GrammarSpec.structural_tag(make_forced_tags(_name_schemas(tools), max_calls))
     except GrammarError as error:
-        raise explain(error, tools) from error
+        raise explain(error, ToolUse(tuple(tools), None)) from error
 
 
 def _name_schemas(tools: Sequence[Tool]) -> list[tuple[str, Json]]:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from app.api.tools.styled_calls import StyledCalls, join_parts, more_arguments, open_call
-from app.api.tools.styles import STYLES, find_style
+from app.api.tools.styles import find_style
 from engine import InvalidRequest
 from grammar import (
     GrammarCompiler,
@@ -20,6 +20,8 @@ from grammar import (
     SchemaValidator,
     UnsupportedGrammar,
     Vocabulary,
+    list_raw,
+    list_tool_styles,
     make_tool_tags,
 )
 from tests.app.api.harness import Start
@@ -27,30 +29,49 @@ from tests.app.api.test_tools import CITY, TOOLS, collect
 from tests.fakes import FakeEngine, FakeTokenizer
 from tests.grammar.vocabularies import walk
 
+TOOL_STYLES = list_tool_styles()
 ARGUMENTS = '{"city": "a \\"}{ \\\\ b"}'
+CITY_TEXT = json.loads(ARGUMENTS)["city"]
 # Two calls after words, as each style writes them.
 TEXTS = {
     "hermes": f'So < it.\n<tool_call>\n{{"name": "weather", "arguments": {ARGUMENTS}}}\n</tool_call>\n'
     '<tool_call>\n{"name": "clock", "arguments": {}}\n</tool_call>',
-    "llama": f'So < it.\n{{"name": "weather", "parameters": {ARGUMENTS}}}\n'
+    "llama3_json": f'So < it.\n{{"name": "weather", "parameters": {ARGUMENTS}}}\n'
     '<|python_tag|>{"type": "function", "name": "clock", "parameters": {}}',
     "mistral": f'So < it.\n[TOOL_CALLS] [{{"name": "weather", "arguments": {ARGUMENTS}}}, '
     '{"name": "clock", "arguments": {}}]',
-    "deepseek": "So < it.\n<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>weather\n```json\n"
+    "deepseek_v3": "So < it.\n<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>weather\n```json\n"
     f"{ARGUMENTS}\n```<｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>function<｜tool▁sep｜>clock\n```json\n{{}}\n```"
     "<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
     "deepseek_v31": "So < it.\n<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>weather<｜tool▁sep｜>"
     f"{ARGUMENTS}<｜tool▁call▁end｜><｜tool▁call▁begin｜>clock<｜tool▁sep｜>{{}}<｜tool▁call▁end｜>"
     "<｜tool▁calls▁end｜>",
-    "kimi": "So < it.\n<|tool_calls_section_begin|><|tool_call_begin|>functions.weather:0"
+    "kimi_k2": "So < it.\n<|tool_calls_section_begin|><|tool_call_begin|>functions.weather:0"
     f"<|tool_call_argument_begin|>{ARGUMENTS}<|tool_call_end|><|tool_call_begin|>functions.clock:1"
     "<|tool_call_argument_begin|>{}<|tool_call_end|><|tool_calls_section_end|>",
-    "named": f"So < it.\n[TOOL_CALLS]weather[ARGS]{ARGUMENTS}[TOOL_CALLS]clock[ARGS]{{}}",
+    "mistral_v11": f"So < it.\n[TOOL_CALLS]weather[ARGS]{ARGUMENTS}[TOOL_CALLS]clock[ARGS]{{}}",
+    "qwen3_coder": f"So < it.\n<tool_call>\n<function=weather>\n<parameter=city>\n{CITY_TEXT}\n</parameter>\n"
+    "</function>\n</tool_call>\n<tool_call>\n<function=clock>\n</function>\n</tool_call>",
+    "glm45": f"So < it.\n<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>{CITY_TEXT}</arg_value>\n"
+    "</tool_call>\n<tool_call>clock\n</tool_call>",
+    "glm47": f"So < it.\n<tool_call>weather<arg_key>city</arg_key><arg_value>{CITY_TEXT}</arg_value></tool_call>"
+    "<tool_call>clock</tool_call>",
+    "minimax": f'So < it.\n<tool_calls>\n{{"name": "weather", "arguments": {ARGUMENTS}}}\n'
+    '{"name": "clock", "arguments": {}}\n</tool_calls>',
+    "minimax_m2": 'So < it.\n<minimax:tool_call>\n<invoke name="weather">\n'
+    f'<parameter name="city">{CITY_TEXT}</parameter>\n</invoke>\n<invoke name="clock">\n</invoke>\n'
+    "</minimax:tool_call>",
 }
-SPECIALS = ["[TOOL_CALLS]", "[ARGS]", "<|python_tag|>"]
+# These have either calls or text, or messages.
+WHOLE = {
+    "pythonic": f"[weather(city={ARGUMENTS[9:-1]}), clock()]",
+    "openai": "<|channel|>analysis<|message|>So < it.\n<|end|><|start|>assistant"
+    f"<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{ARGUMENTS}",
+}
+SPECIALS = ["[TOOL_CALLS]", "[ARGS]", "<|python_tag|>", "<|channel|>", "<|message|>", "<|end|>", "<|start|>"]
 EOS = 256
 VOCABULARY = Vocabulary(
-    [*(bytes([byte]) for byte in range(256)), b"<eos>", b"", b"", b"", b'"}', b'}\n</', b'":', b', "'],
+    [*(bytes([byte]) for byte in range(256)), b"<eos>", *[b""] * len(SPECIALS), b'"}', b'}\n</', b'":', b', "'],
     [EOS],
     {name: 257 + index for index, name in enumerate(SPECIALS)},
 )  # fmt: skip
@@ -72,6 +93,11 @@ def tokenise(text: str, is_special: bool) -> list[int]:
     return ids
 
 
+def make_parser(style: str, is_whole: bool = False) -> StyledCalls:
+    raw = {name: list_raw(schema, TOOL_STYLES[style].parameter or "") for name, schema in SCHEMAS}
+    return StyledCalls(TOOL_STYLES[style], raw, is_whole)
+
+
 def is_accepted(compiler: GrammarCompiler, style: str, text: str, **options: Any) -> bool:
     compiled = compiler.compile(GrammarSpec.structural_tag(make_tool_tags(style, SCHEMAS, **options)))
     verdicts = set()
@@ -87,15 +113,15 @@ def test_the_grammar_takes_valid_calls_of_known_tools_only(compiler: GrammarComp
     text = TEXTS[style]
     assert is_accepted(compiler, style, text)
     assert is_accepted(compiler, style, "only words, { and [ and <tool")
-    for right, wrong in (("clock", "click"), ('"city"', '"town"'), ("{}", "{1}")):
-        assert not is_accepted(compiler, style, text.replace(right, wrong))
+    for right, wrong in (("clock", "click"), ("city", "town"), ("{}", "{1}"), ("</function>", "")):
+        assert right not in text or not is_accepted(compiler, style, text.replace(right, wrong))
     assert not is_accepted(compiler, style, text, is_parallel=False)
 
 
 @pytest.mark.parametrize("size", [1, 3, 1000])
 @pytest.mark.parametrize("style", TEXTS)
 def test_words_and_calls_come_apart_whatever_the_pieces(style: str, size: int) -> None:
-    parser, text = StyledCalls(STYLES[style]), TEXTS[style]
+    parser, text = make_parser(style), TEXTS[style]
     deltas = [parser.feed(text[at : at + size]) for at in range(0, len(text), size)] + [parser.close()]
     assert "".join(delta.get("content", "") for delta in deltas) == "So < it.\n"
     arguments = ["", ""]
@@ -104,14 +130,104 @@ def test_words_and_calls_come_apart_whatever_the_pieces(style: str, size: int) -
         assert ARGUMENTS.startswith(arguments[0]) and "{}".startswith(arguments[1])
     assert (arguments, parser.num_calls) == ([ARGUMENTS, "{}"], 2)
     if size == 1:
-        assert sum(bool(delta.get("tool_calls")) for delta in deltas) >= len(ARGUMENTS)
+        is_json = TOOL_STYLES[style].parameter is None
+        assert sum(bool(delta.get("tool_calls")) for delta in deltas) >= len(ARGUMENTS if is_json else CITY_TEXT)
+
+
+def read(parser: StyledCalls, text: str, size: int = 1) -> tuple[str, str, list[tuple[str, str]]]:
+    """Content, reasoning and calls of a text that comes in pieces."""
+    deltas = [parser.feed(text[at : at + size]) for at in range(0, len(text), size)] + [parser.close()]
+    calls: list[tuple[str, str]] = []
+    for part in (part for delta in deltas for part in delta.get("tool_calls", ())):
+        function = part["function"]
+        name, arguments = (function["name"], "") if "id" in part else calls.pop()
+        calls.append((name, arguments + function["arguments"]))
+    content, reasoning = ("".join(delta.get(name, "") for delta in deltas) for name in ("content", "reasoning"))
+    return content, reasoning, calls
+
+
+RICH: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string", "description": "any text"},
+        "unit": {"type": "string", "enum": ["C", "F"]},
+        "days": {"$ref": "#/$defs/days"},
+        "tags": {"type": "array", "items": {"type": "string"}, "uniqueItems": True},
+        "ok": {"type": "boolean"},
+        "when": {"type": ["string", "null"]},
+    },
+    "required": ["city", "days"],
+    "additionalProperties": False,
+    "$defs": {"days": {"type": "integer", "minimum": 1}},
+}
+# One call of a tool `f` with these arguments, as the documented format of each style has it.
+VALUES = {"city": "a </b>\n\"c\"", "unit": "C", "days": 3, "tags": ["</x>", "\n"], "ok": True, "when": None}
+WRITTEN = {
+    "qwen3_coder": "<tool_call>\n<function=f>\n"
+    '<parameter=city>\na </b>\n"c"\n</parameter>\n<parameter=unit>\nC\n</parameter>\n'
+    "<parameter=days>\n3\n</parameter>\n"
+    '<parameter=tags>\n["</x>", "\\n"]\n</parameter>\n<parameter=ok>\ntrue\n</parameter>\n'
+    "<parameter=when>\nnull\n</parameter>\n</function>\n</tool_call>",
+    "glm45": '<tool_call>f\n<arg_key>city</arg_key>\n<arg_value>a </b>\n"c"</arg_value>\n<arg_key>unit</arg_key>\n'
+    "<arg_value>C</arg_value>\n<arg_key>days</arg_key>\n<arg_value>3</arg_value>\n<arg_key>tags</arg_key>\n"
+    '<arg_value>["</x>", "\\n"]</arg_value>\n<arg_key>ok</arg_key>\n<arg_value>true</arg_value>\n'
+    "<arg_key>when</arg_key>\n<arg_value>null</arg_value>\n</tool_call>",
+    "minimax_m2": '<minimax:tool_call>\n<invoke name="f">\n<parameter name="city">a </b>\n"c"</parameter>\n'
+    '<parameter name="unit">C</parameter>\n<parameter name="days">3</parameter>\n'
+    '<parameter name="tags">["</x>", "\\n"]</parameter>\n<parameter name="ok">true</parameter>\n'
+    '<parameter name="when">null</parameter>\n</invoke>\n</minimax:tool_call>',
+    "pythonic": '[f(city="a </b>\\n\\"c\\"", unit="C", days=3, tags=["</x>", "\\n"], ok=True, when=null)]',
+}
+
+
+@pytest.mark.parametrize("style", WRITTEN)
+def test_arguments_written_one_by_one_keep_to_the_whole_schema(compiler: GrammarCompiler, style: str) -> None:
+    compiled = compiler.compile(GrammarSpec.structural_tag(make_tool_tags(style, [("f", RICH)])))
+
+    def takes(text: str) -> bool:
+        matcher = compiled.matcher()
+        return all(map(matcher.accept_token, text.encode())) and matcher.is_completed()
+
+    text, raw = WRITTEN[style], {"f": list_raw(RICH, TOOL_STYLES[style].parameter or "")}
+    assert takes(text)
+    wrongs = ("3", "0"), ("3", '"3"'), ('["</x>", ', '["\\n", '), ("C", "K"), ("days", "city"), ("null", "1")
+    for right, wrong in wrongs:
+        assert right in text and not takes(text.replace(right, wrong)), (right, wrong)
+    for size in (1, 2, 1000):
+        content, _, ((name, arguments),) = read(StyledCalls(TOOL_STYLES[style], raw), text, size)
+        assert (content, name, json.loads(arguments)) == ("", "f", VALUES)
+
+
+@pytest.mark.parametrize("keyword", [{"minProperties": 1}, {"required": ["x"]}, {"properties": {"a b": True}}])
+def test_arguments_that_cannot_be_written_one_by_one_are_refused(keyword: dict[str, Any]) -> None:
+    with pytest.raises(UnsupportedGrammar, match=next(iter(keyword))):
+        make_tool_tags("glm45", [("f", {"type": "object", **keyword})])
+
+
+def test_a_whole_answer_is_calls_or_text(compiler: GrammarCompiler) -> None:
+    calls = [("weather", ARGUMENTS), ("clock", "{}")]
+    for style, text in WHOLE.items():
+        assert is_accepted(compiler, style, text)
+        assert not is_accepted(compiler, style, text.replace("weather", "news"))
+        assert not is_accepted(compiler, style, text.replace("city", "town"))
+    final = "<|channel|>final<|message|>Hello [x]"
+    for style, text, expected in (
+        ("pythonic", WHOLE["pythonic"], ("", "", calls)),
+        ("pythonic", "Hello [clock()]", ("Hello [clock()]", "", [])),
+        ("openai", WHOLE["openai"], ("", "So < it.\n", calls[:1])),
+        ("openai", WHOLE["openai"].partition("<|channel|>comm")[0] + final, ("Hello [x]", "So < it.\n", [])),
+        ("openai", final, ("Hello [x]", "", [])),
+    ):
+        assert is_accepted(compiler, style, text)
+        for size in (1, 7, 1000):
+            assert read(make_parser(style), text, size) == expected
 
 
 @pytest.mark.parametrize("style", TEXTS)
 def test_a_text_cut_anywhere_loses_no_words_and_invents_no_call(style: str) -> None:
     text = TEXTS[style]
     for length in range(len(text)):
-        parser = StyledCalls(STYLES[style])
+        parser = make_parser(style)
         deltas = [parser.feed(text[:length]), parser.close()]
         words = "".join(delta.get("content", "") for delta in deltas)
         if parser.num_calls == 0:
@@ -130,10 +246,10 @@ def test_whatever_the_grammar_lets_through_is_read_as_valid_calls(
     num_calls = 0
     for seed in range(8):
         matcher, rng = compiled.matcher(), random.Random(seed)
-        mark = STYLES[style].opens[0].encode()
+        mark = TOOL_STYLES[style].marks[0].encode()
         assert all(map(matcher.accept_token, mark))
         text = mark + (walk(matcher, VOCABULARY, rng, num_free=0) or b"")
-        parser, calls = StyledCalls(STYLES[style]), {}
+        parser, calls = make_parser(style), {}
         for delta in (parser.feed(text.decode()), parser.close()):
             for part in delta.get("tool_calls", ()):
                 calls.setdefault(part["index"], []).append(part["function"])
@@ -146,7 +262,7 @@ def test_whatever_the_grammar_lets_through_is_read_as_valid_calls(
 
 def test_a_megabyte_of_calls_is_read_in_a_moment() -> None:
     for text in (TEXTS["hermes"] * 7000, "<tool_call>" * 95_000, "<tool_cal" * 110_000):
-        parser, began = StyledCalls(STYLES["hermes"]), time.process_time()
+        parser, began = make_parser("hermes"), time.process_time()
         parser.feed(text)
         parser.close()
         assert time.process_time() - began < 3
@@ -162,12 +278,13 @@ class StyledTokenizer(FakeTokenizer):
     def apply_chat_template(self, messages: Sequence[Mapping[str, Any]], **kwargs: Any) -> str:
         text = super().apply_chat_template(messages, **kwargs)
         for call in (call for message in messages for call in message.get("tool_calls", ())):
-            name, arguments = call["function"]["name"], json.dumps(call["function"]["arguments"])
-            text += TEXTS[self.style].replace("weather", name).replace(ARGUMENTS, arguments)
+            name, arguments = call["function"]["name"], call["function"]["arguments"]
+            written = (TEXTS | WHOLE)[self.style].replace("weather", name).replace(ARGUMENTS, json.dumps(arguments))
+            text += written.replace("city", next(iter(arguments)))
         return text
 
 
-@pytest.mark.parametrize("style", TEXTS)
+@pytest.mark.parametrize("style", TEXTS | WHOLE)
 def test_the_style_is_read_from_the_chat_template(style: str) -> None:
     assert find_style(StyledTokenizer(style=style).apply_chat_template) == style
 
@@ -204,24 +321,71 @@ async def test_auto_is_enforced_and_streams_arguments_as_they_come(start: Start,
     chunks = await server.chat_chunks(tools=TOOLS, tool_choice="auto")
     assert chunks[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
     parts = [part for c in chunks for part in c["choices"][0]["delta"].get("tool_calls", ())]
-    assert len(parts) > 15
+    assert len(parts) > 10
     words, calls, end = collect(chunks)
     assert (words, end) == ("So < it.\n", "tool_calls")
     assert [call["function"] for call in calls] == [call["function"] for call in message["tool_calls"]]
+
+
+ANSWER = {"type": "json_schema", "json_schema": {"name": "a", "schema": CITY}}
+
+
+@pytest.mark.parametrize("style", [*TEXTS, "pythonic"])
+async def test_beside_a_response_format_the_answer_is_calls_or_what_it_describes(
+    start: Start, compiler: GrammarCompiler, style: str
+) -> None:
+    text = (TEXTS | WHOLE)[style].removeprefix("So < it.\n")
+    text = text.replace(f'{{"name": "weather", "parameters": {ARGUMENTS}}}\n', "")  # without a mark it is an answer
+    server = await start(FakeEngine(record=text, tokenizer=StyledTokenizer(style=style)))
+    fields = {"tools": TOOLS, "response_format": ANSWER}
+    status, reply = await server.chat(**fields)
+    assert status == 200, reply
+    message = reply["choices"][0]["message"]
+    assert message["content"] is None
+    assert [call["function"]["name"] for call in message["tool_calls"]][-1] == "clock"
+    server.engine.record = ARGUMENTS
+    status, reply = await server.chat(**fields)
+    message = reply["choices"][0]["message"]
+    assert (message["content"], "tool_calls" in message, reply["structured"]["valid"]) == (ARGUMENTS, False, True)
+    compiled = compiler.compile(server.engine.requests[-1].params.grammar)
+    for answer, is_right in ((text, True), (ARGUMENTS, True), ("{}", False), (f"x{text}", False)):
+        matcher = compiled.matcher()
+        is_taken = all(map(matcher.accept_token, answer.encode())) and matcher.is_completed()
+        assert is_taken == is_right, answer
+
+
+async def test_a_forced_tool_wins_over_a_response_format_and_other_constraints_are_refused(start: Start) -> None:
+    server = await start(FakeEngine(record="x", tokenizer=StyledTokenizer()))
+    await server.chat(tools=TOOLS, tool_choice="required", response_format=ANSWER)
+    forced = server.engine.requests[-1].params.grammar
+    await server.chat(tools=TOOLS, tool_choice="required")
+    assert forced == server.engine.requests[-1].params.grammar
+    status, reply = await server.chat(tools=TOOLS, structured_outputs={"csv": {"columns": {"a": "integer"}}})
+    assert (status, reply["error"]["param"]) == (400, "tool_choice")
+
+
+async def test_a_parser_that_is_named_is_used_whatever_the_template_writes(start: Start) -> None:
+    server = await start(
+        FakeEngine(record=WHOLE["openai"], tokenizer=FakeTokenizer(knows_tools=True)), tool_call_parser="gpt-oss"
+    )
+    _, reply = await server.chat(tools=TOOLS)
+    message = reply["choices"][0]["message"]
+    assert (message["content"], message["reasoning"]) == (None, "So < it.\n")
+    assert message["tool_calls"][0]["function"] == {"name": "weather", "arguments": ARGUMENTS}
 
 
 async def test_one_call_is_all_when_parallel_calls_are_off(start: Start) -> None:
     server = await start(FakeEngine(record="x", tokenizer=StyledTokenizer()))
     await server.chat(tools=TOOLS, parallel_tool_calls=False)
     spec = server.engine.requests[-1].params.grammar
-    assert json.loads(spec.text)["format"]["stop_after_first"] is True
+    assert json.loads(spec.text)["format"]["loop"] is False
 
 
 def test_a_tool_that_cannot_be_enforced_is_refused_with_its_place(compiler: GrammarCompiler) -> None:
     bad = {"type": "object", "properties": {"a": {"$dynamicRef": "#x"}}}
     with pytest.raises(UnsupportedGrammar) as refusal:
         compiler.compile(GrammarSpec.structural_tag(make_tool_tags("hermes", [("f", bad)])))
-    assert refusal.value.pointer == "/format/tags/0/content/json_schema/properties/a"
+    assert refusal.value.pointer == "/format/rules/0/1/elements/1/tags/0/content/json_schema/properties/a"
 
 
 async def test_responses_and_messages_tell_words_and_calls_apart_too(start: Start) -> None:

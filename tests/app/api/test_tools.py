@@ -13,7 +13,7 @@ import pytest
 
 from app.api.protocol import ChatRequest
 from app.api.replies import finish_reason
-from app.api.tools.calls import make_message, make_parser
+from app.api.tools.calls import is_valid, make_message, make_parser
 from app.api.tools.plain_turns import tell_plainly
 from app.api.tools.use import Tool, ToolUse, explain, read_tools
 from engine import CompletionOutput
@@ -315,7 +315,6 @@ WRONG: list[dict[str, Any]] = [
     {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "other"}}},
     {"tools": TOOLS, "tool_choice": 3},
     {"tool_choice": "required"},
-    {"tools": TOOLS, "tool_choice": "required", "structured_outputs": {"regex": "a"}},
 ]
 
 
@@ -399,7 +398,7 @@ def test_each_tool_keeps_to_its_own_draft_and_names(parameters: Any, right: Any,
     ],
 )
 def test_forced_calls_are_judged_by_each_tool_s_own_schema(text: str, expected: bool) -> None:
-    assert require(TOOLS).is_valid(text) is expected
+    assert is_valid(require(TOOLS), text) is expected
 
 
 def test_a_call_cut_by_a_stop_string_is_not_to_be_carried_out() -> None:
@@ -461,7 +460,7 @@ async def test_a_schema_that_is_too_deep_is_told_of_its_tool(server: Server, dep
 
 
 def test_a_keyword_that_nobody_enforces_is_told_of_its_tool() -> None:
-    tools = [Tool("one", {}, {}), Tool("two", {}, {})]
+    tools = ToolUse((Tool("one", {}, {}), Tool("two", {}, {})), None)
     for place in ("/format/elements/1/elements/1", "/format/tags/3"):
         error = UnsupportedGrammar(f"{place}/content/json_schema", "$dynamicRef", "why not")
         told = explain(error, tools)
