@@ -1,4 +1,10 @@
-"""GrammarCompiler: from specs to compiled grammars, cached and each compiled once at a time."""
+"""GrammarCompiler: from specs to compiled grammars, cached and each compiled once at a time.
+
+json_schema, json_object -> llguidance, with residual checks for what it does not enforce (json_route.py)
+choice -> outlines_core where its automaton is small, else llguidance
+regex, ebnf, lark, csv, xml -> llguidance; for a regex outlines_core if it is asked for
+structural_tag -> llguidance, as one grammar (tags/compile.py)
+"""
 
 import os
 import threading
@@ -12,14 +18,13 @@ from .backend import Backend, CompiledGrammar
 from .bitmask import allocate_bitmask
 from .engines.llguidance_backend import LLGuidanceBackend
 from .engines.outlines_backend import OutlinesBackend
-from .engines.xgrammar_backend import XGrammarBackend
 from .errors import GrammarError, InvalidGrammar, UnsupportedGrammar
 from .json_route import JsonEngine, compile_json_schema
 from .limits import GrammarLimits
 from .match.reasoning import GatedProgram, ReasoningTables
-from .match.token_tables import TokenTables
+from .match.string_tokens import TokenTables
+from .plan import PlanEntry
 from .reasoning import Reasoning
-from .router import compile_spec
 from .spec import GrammarSpec
 from .tags.checked import CheckedVocabulary
 from .tags.compile import TagCompiler
@@ -45,15 +50,11 @@ class GrammarCompiler:
         limits = limits or GrammarLimits()
         num_threads = num_threads or min(max((os.cpu_count() or 1) // 2, 1), 8)
         self.vocabulary = vocabulary
-        self._xgrammar = XGrammarBackend(vocabulary, limits, num_threads)
         llguidance = LLGuidanceBackend(vocabulary, limits, num_threads)
         self._checked = CheckedVocabulary(vocabulary, limits)
         self._tags = TagCompiler(llguidance, self._compile_leaf, self._checked, limits.max_tags_s)
-        self._backends: dict[str, Backend] = {
-            "llguidance": llguidance,
-            "outlines_core": OutlinesBackend(vocabulary, limits),
-            "xgrammar": self._xgrammar,
-        }
+        self._llguidance = llguidance
+        self._outlines = OutlinesBackend(vocabulary, limits)
         self._cache = GrammarCache(limits.cache_bytes)
         self._tables = TokenTables(vocabulary)
         self._gates: dict[Reasoning, ReasoningTables] = {}
@@ -95,10 +96,6 @@ class GrammarCompiler:
         with self._lock:
             return self._in_flight.get(spec)
 
-    def close(self) -> None:
-        """End the compile process, if one was needed; the compiler stays usable."""
-        self._xgrammar.close()
-
     def _find(self, spec: GrammarSpec) -> CompiledGrammar | None:
         refusal, end = self._refusals.get(spec, (None, 0.0))
         if refusal is not None and time.monotonic() < end:
@@ -110,7 +107,19 @@ class GrammarCompiler:
             return self._compile_gated(spec, spec.reasoning)
         if spec.kind == "structural_tag":
             return self._tags.compile(spec)
-        return compile_spec(spec, self._backends, self._tables)
+        if spec.kind in ("json_schema", "json_object") and spec.backend != "outlines_core":
+            return compile_json_schema(spec, self._llguidance, self._tables)
+        if spec.backend == "outlines_core" and spec.kind not in ("regex", "choice"):
+            raise UnsupportedGrammar(
+                "", spec.kind, "outlines_core takes only choices and regular expressions"
+            )
+        if spec.backend == "outlines_core" or (spec.backend is None and spec.kind == "choice"):
+            try:
+                return compile_with(self._outlines, spec)
+            except UnsupportedGrammar:
+                if spec.backend is not None:
+                    raise
+        return compile_with(self._llguidance, spec)
 
     def _compile_gated(self, spec: GrammarSpec, gate: Reasoning) -> CompiledGrammar:
         compiled = self.compile(replace(spec, reasoning=None))
@@ -150,6 +159,11 @@ class GrammarCompiler:
         self._refusals.move_to_end(spec)
         while len(self._refusals) > MAX_NUM_REFUSALS:
             self._refusals.popitem(last=False)
+
+
+def compile_with(backend: Backend, spec: GrammarSpec) -> CompiledGrammar:
+    """Compile a spec whose plan is one entry."""
+    return CompiledGrammar(backend.name, (PlanEntry("", spec.kind, backend.name),), backend.compile(spec))
 
 
 def check_first_mask(compiled: CompiledGrammar, vocabulary: Vocabulary) -> None:

@@ -21,7 +21,7 @@ from .errors import InvalidGrammar, UnsupportedGrammar
 from .match.closing_tokens import ClosingTokens
 from .match.grounded import add_quotations
 from .match.residual import ResidualProgram
-from .match.token_tables import TokenTables
+from .match.string_tokens import TokenTables
 from .plan import GROUNDING, RESIDUAL, PlanEntry
 from .regex.linear_pattern import may_backtrack
 from .schema.any_order import AnyOrderWriter, Impossible, TooWide

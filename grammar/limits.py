@@ -15,13 +15,10 @@ class GrammarLimits:
     initial_lexer_fuel: int = 1_000_000  # about 50,000 a millisecond
     # An object takes four for each optional property before the first that is required.
     max_items_in_row: int = 20_000
+    # For one mask: a GBNF grammar takes a few for each byte of each token, about 30 ms at most.
+    step_max_items: int = 500_000
     max_grammar_size: int = 500_000  # symbols in llguidance's productions
     # outlines-core visits the vocabulary once per automaton state: 3 million visits are about 50 ms.
     max_index_work: int = 3_000_000
-    # xgrammar has no limits of its own: its compiler is killed after these seconds or bytes.
-    max_xgrammar_s: float = 5.0
-    max_xgrammar_memory_bytes: int = 2 * 1024**3
-    max_xgrammar_bytes: int = 16 * 1024
-    max_xgrammar_repetition: int = 1_000
     # The values in a structural tag are compiled one after the other.
     max_tags_s: float = 10.0

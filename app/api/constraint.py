@@ -183,7 +183,7 @@ def _check_whitespace(asked: StructuredOutputs, kinds: set[str]) -> None:
 def _backend(name: str | None, param: str) -> str | None:
     if name is None:
         return None
-    # vLLM's old form carries options behind a colon, such as "xgrammar:no-fallback"
+    # vLLM's old form carries options behind a colon, such as "guidance:no-fallback"
     plain = name.split(":", 1)[0]
     if plain == "lm-format-enforcer":
         raise ApiError(400, f"{name!r} is not a backend of this server", param, "unsupported_field")

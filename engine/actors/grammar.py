@@ -30,8 +30,7 @@ from engine.spec.forced import ForcedDrafts
 from grammar import CompiledGrammar, GrammarCompiler, GrammarSpec, Matcher
 
 COMPILE_THREADS = 2
-# Their compiler takes one grammar at a time, up to seconds each, so they have a thread of their own.
-SLOW_KINDS = ("ebnf",)
+# Longer specs may take seconds each, so they have a thread of their own.
 LONG_SPEC = 8192  # characters
 
 
@@ -130,7 +129,6 @@ class GrammarActor(ThreadActor[GrammarInbox | OpenMatcher | SlowMask]):
         return compiled, GrammarInfo(compiled.backend, time.monotonic() - start, plan)
 
     async def _compile_in_thread(self, spec: GrammarSpec) -> CompiledGrammar:
-        is_slow = spec.kind in SLOW_KINDS or spec.backend == "xgrammar" or len(spec.text) > LONG_SPEC
         begun: asyncio.Future[None] = self._loop.create_future()
         pending = None if self._compiler is None else self._compiler.find_pending(spec)
         if pending is not None:
@@ -138,7 +136,7 @@ class GrammarActor(ThreadActor[GrammarInbox | OpenMatcher | SlowMask]):
             job = asyncio.wrap_future(pending, loop=self._loop)
             begun.set_result(None)
         else:
-            pool = self._slow_pool if is_slow else self._pool
+            pool = self._slow_pool if len(spec.text) > LONG_SPEC else self._pool
             job = self._loop.run_in_executor(pool, self._compile, spec, begun)
         try:
             await asyncio.wait((begun, job), return_when=asyncio.FIRST_COMPLETED)
@@ -163,8 +161,6 @@ class GrammarActor(ThreadActor[GrammarInbox | OpenMatcher | SlowMask]):
                 task.cancel()
             for pool in (self._pool, self._slow_pool, self._mask_pool):
                 pool.shutdown(wait=False, cancel_futures=True)
-            if self._compiler is not None:
-                await asyncio.to_thread(self._compiler.close)
 
     def work(self) -> None:
         self.mark_ready()

@@ -1,10 +1,11 @@
-"""llguidance: JSON schemas, and regular expressions that outlines-core cannot take.
+"""llguidance: JSON schemas, Lark, GBNF, XML, CSV and regular expressions.
 
 Measured in its favour: it accepts nothing that a schema forbids but what `schema/exactness.py` names, compiles within
 a millisecond, and its limits bound a hostile grammar from the inside.
 """
 
 import json
+import re
 import weakref
 from collections.abc import Callable, Sequence
 
@@ -25,6 +26,7 @@ from ..limits import GrammarLimits
 from ..match.base import MAX_FORCED_BYTES, BaseMatcher
 from ..regex.text import choices_to_regex, explain_pattern
 from ..spec import GrammarSpec
+from ..tags.gbnf_rules import write_gbnf
 from ..vocabulary import Vocabulary
 from ..xml.lark import make_xml_lark
 from .lark import explain_complaint
@@ -82,6 +84,7 @@ class LLGuidanceBackend:
             max_lexer_states=limits.max_lexer_states,
             max_grammar_size=limits.max_grammar_size,
             max_items_in_row=limits.max_items_in_row,
+            step_max_items=limits.step_max_items,
             verbose_errors=False,
         )
 
@@ -133,6 +136,10 @@ class LLGuidanceBackend:
     def _refuse(self, spec: GrammarSpec, message: str) -> None:
         if spec.kind == "lark":
             raise InvalidGrammar(f"the Lark grammar cannot be used: {explain_complaint(message)}")
+        if spec.kind == "ebnf":
+            # Its places are those of the Lark grammar, which is not the user's.
+            reason = re.sub(r"^(?:at )?\d+\(\d+\): ", "", explain_pattern("\n", message))
+            raise InvalidGrammar(f"the GBNF grammar cannot be used: {reason}")
         if spec.kind == "regex":
             self._refuse_pattern(spec.text, message)
         if "error" in message and "not supported" not in message:
@@ -151,6 +158,9 @@ def make_grammar(spec: GrammarSpec) -> str:
     """Return a spec in llguidance's own format: a Lark grammar, with the schema as a grammar beside it."""
     if spec.kind == "lark":
         return LLMatcher.grammar_from_lark(HEADER + spec.text)
+    if spec.kind == "ebnf":
+        # One lexeme for each character, so that text is read as GBNF means it and not in the longest lexemes.
+        return LLMatcher.grammar_from_lark(f"{HEADER}start: groot\n{write_gbnf(spec.text, 'g')}")
     if spec.kind == "xml":
         return LLMatcher.grammar_from_lark(HEADER + make_xml_lark(spec.text, spec.whitespace))
     return LLMatcher.grammar_from_lark(f"{HEADER}start: /{regex_to_lark(make_pattern(spec))}/")
@@ -166,7 +176,7 @@ def make_pattern(spec: GrammarSpec) -> str:
         case "csv":
             return make_csv_pattern(spec.text)
         case _:
-            raise UnsupportedGrammar("", spec.kind, "llguidance does not take this kind of grammar")
+            raise AssertionError(f"no other kind is a regular language: {spec.kind}")
 
 
 class LLGuidanceProgram:

@@ -4,11 +4,8 @@ import json
 from typing import Any
 
 from ..errors import InvalidGrammar
-from ..regex.assertions import find_excluded_starts
-from ..regex.linear_pattern import LinearPattern, read_pattern
 from ..schema.dialect import DRAFT_2020
 from ..schema.emit import write_for_validator
-from ..schema.node import Node
 from ..schema.places import Check, Place
 from ..validator import SchemaDocument, SchemaValidator
 
@@ -31,7 +28,6 @@ class ResidualChecks:
         written = SchemaDocument(document)
         self.may_backtrack = bool(written.backtracking)
         self._validators = {root_check.node: SchemaValidator(document)}
-        self._excluded: dict[Node, tuple[LinearPattern, ...]] = {}
 
     def find_violation(self, place: Place, value: bytes, before: bytes) -> Check | None:
         """Return the first check that a complete value fails.
@@ -49,31 +45,6 @@ class ResidualChecks:
             return place.checks[0]
         return next((check for check in place.checks if not self._passes(check, instance, before)), None)
 
-    def find_excluded(self, place: Place, content: bytes) -> Check | None:
-        """Return a check that a string fails whatever is added to what stands of it.
-
-        Args:
-            content: what stands of the string, behind its quote.
-        """
-        excluded = [(check, pattern) for check in place.checks for pattern in self._list_excluded(check)]
-        if not excluded:
-            return None
-        try:
-            text = json.loads(b'"%b"' % content, strict=False)
-        except ValueError:
-            # It ends in the middle of a character or an escape, and there will be more.
-            return None
-        return next((check for check, pattern in excluded if pattern.matches(text)), None)
-
-    def _list_excluded(self, check: Check) -> tuple[LinearPattern, ...]:
-        """Return the patterns of texts with which no string may begin that passes the check."""
-        node = check.node
-        if node not in self._excluded:
-            pattern = "" if check.is_distinct else node.get("pattern", "")
-            patterns = map(read_pattern, find_excluded_starts(pattern))
-            self._excluded[node] = tuple(pattern for pattern in patterns if pattern is not None)
-        return self._excluded[node]
-
     def _passes(self, check: Check, instance: Any, before: bytes) -> bool:
         if check.is_distinct:
             known = (make_comparable(sibling) for sibling in read_elements(before))
@@ -85,7 +56,7 @@ class ResidualChecks:
         except InvalidGrammar:
             # As above: a schema that cannot be used alone ends the text, not the engine.
             return False
-        return self._validators[check.node].is_valid({instance: None} if check.is_alone else instance)
+        return self._validators[check.node].is_valid(instance)
 
 
 def read_elements(before: bytes) -> list[Any]:

@@ -1,7 +1,6 @@
 """Finds the tokens that can complete a JSON value; residual checks need to look only at those."""
 
 import re
-from collections.abc import Sequence
 
 import numpy as np
 
@@ -19,53 +18,30 @@ _ENDING = re.compile(rb'((?:[^"\\]|\\.)*)"', re.DOTALL)
 _DELIMITER = re.compile(rb"[,}\]\s]")
 # Tokens with more brackets than that are looked at wherever as many are needed.
 MAX_NUM_CLOSERS = 8
-# Rows differ little in what they allow of one class.
-MAX_NUM_RESTS = 64
-
-
-class RestOfClass:
-    """Some tokens of a vocabulary, looked for in many rows at once."""
-
-    def __init__(self, words: np.ndarray, bits: np.ndarray) -> None:
-        self._words, place = np.unique(words, return_inverse=True)
-        self._bits = np.zeros(len(self._words), np.int32)
-        np.bitwise_or.at(self._bits, place, bits)
-
-    def is_in(self, bitmask: np.ndarray, rows: Sequence[int]) -> bool:
-        """Tell whether any of the rows, int32 [rows, words], allows any of the tokens."""
-        if len(rows) == 1:
-            found = bitmask[rows[0]].take(self._words)
-        else:
-            # Reading rows that were not asked for is cheaper than copying those that were.
-            found = bitmask.take(self._words, axis=1)[list(rows)]
-        found &= self._bits
-        return bool(found.any())
 
 
 class TokenClass:
-    """Some tokens of a vocabulary, the shortest first, gathered from a bitmask row without reading all of it."""
+    """Some tokens of a vocabulary, the shortest first, gathered from a bitmask row without reading all of it.
+
+    Attributes:
+        bits: of each token, its bit in its word of a row.
+    """
 
     def __init__(self, token_ids: np.ndarray) -> None:
-        self._token_ids: list[int] = token_ids.tolist()
+        self.token_ids: list[int] = token_ids.tolist()
+        self.bits = BITS[token_ids & 31]
         self._words = token_ids >> 5
-        self._bits = BITS[token_ids & 31]
-        self._rests: dict[bytes, RestOfClass] = {}
 
     def find(self, words: np.ndarray) -> list[int]:
         """Return the tokens of the class that a row, int32 [words], allows."""
-        found = words.take(self._words)
-        found &= self._bits
-        return [self._token_ids[place] for place in found.nonzero()[0].tolist()]
+        return [self.token_ids[position] for position in self.find_positions(words, self.bits)]
 
-    def find_rest(self, words: np.ndarray) -> "RestOfClass":
-        """Return the tokens of the class that a row does not allow; the same object for the same ones."""
-        is_absent = (words.take(self._words) & self._bits) == 0
-        key = is_absent.tobytes()
-        if key not in self._rests:
-            if len(self._rests) >= MAX_NUM_RESTS:
-                self._rests.clear()
-            self._rests[key] = RestOfClass(self._words[is_absent], self._bits[is_absent])
-        return self._rests[key]
+    def find_positions(self, words: np.ndarray, bits: np.ndarray) -> list[int]:
+        """Return where in the class the allowed tokens stand; those with 0 for their bit are left out."""
+        found = words.take(self._words)
+        found &= bits
+        positions: list[int] = found.nonzero()[0].tolist()
+        return positions
 
 
 class ClosingTokens:
@@ -80,8 +56,6 @@ class ClosingTokens:
         parts: of those, what stands before and behind the quote that ends it.
         by_prefix: what stands before it -> the tokens that begin so.
         escaping: the prefixes with a backslash, which spell something else.
-        ids: bytes -> the tokens that are these bytes.
-        nothing: no tokens.
     """
 
     def __init__(self, vocabulary: Vocabulary) -> None:
@@ -108,16 +82,7 @@ class ClosingTokens:
         self.by_prefix: dict[bytes, list[int]] = {}
         for token_id, (prefix, _) in self.parts.items():
             self.by_prefix.setdefault(prefix, []).append(token_id)
-        self.ids: dict[bytes, list[int]] = {}
-        for token_id, token in enumerate(self.token_bytes):
-            if token:
-                self.ids.setdefault(token, []).append(token_id)
-        self.nothing = RestOfClass(np.empty(0, np.int64), np.empty(0, np.int32))
         self.escaping = frozenset(prefix for prefix in self.by_prefix if b"\\" in prefix)
-
-    def find(self, words: np.ndarray, name: str, num_closers: int) -> list[int]:
-        """Return the allowed tokens of a class that close at least so many brackets, the shortest first."""
-        return self.get_class(name, num_closers).find(words)
 
     def get_class(self, name: str, num_closers: int) -> TokenClass:
         """Return the tokens of a class that close at least so many brackets."""

@@ -18,8 +18,8 @@ from ..schema.grounding import GroundedPlace, GroundingMap, Lengths
 from ..schema.rules import GROUNDED
 from ..vocabulary import Vocabulary, make_mask
 from .json_text import Mode, State
-from .prefix_index import StringTokens
 from .source_text import SourceText
+from .string_tokens import StringTokens
 from .watching import WatchingMatcher
 
 # Beyond that many tokens one numpy call is cheaper than bits set one by one.

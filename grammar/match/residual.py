@@ -1,43 +1,58 @@
 """Residual checks: keywords that no engine enforces are checked at the token that completes a value.
 
 A matcher around the matcher of a weakened grammar. Where a token would complete a value that violates the schema
-that surely applies to it, the token is taken out of the mask and refused; so nothing invalid can be finished. It
-steers only as far as elements and property names are checked on their own: a value that can no longer become valid
-ends in a mask of zeros, and `error` names the keyword.
+that surely applies to it, the token is taken out of the mask and refused; so nothing invalid can be finished. A value
+that can no longer become valid ends in a mask of zeros, and `error` names the keyword.
 """
 
 import json
-import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
 
 import numpy as np
 
 from ..backend import Matcher, Program
-from ..bit_row import clear_bits, is_set, set_bits
+from ..bit_row import clear_bits, is_set, list_tokens, set_bits
+from ..bitmask import fill_bitmask
 from ..errors import InvalidGrammar
 from ..schema.node import Node
-from ..schema.places import Check, Place, PlaceMap, spell
-from .candidates import find_far_kind, find_kind, find_string_place
-from .checks import ResidualChecks, read_elements
-from .closing_tokens import ClosingTokens, RestOfClass
-from .fill import FILLER
-from .json_text import Mode, advance
-from .open_string import KnownString
-from .repeats import LookAhead
+from ..schema.places import NO_STRINGS, Check, Place, PlaceMap, spell
+from .checks import ResidualChecks, make_comparable, read_elements
+from .closing_tokens import ClosingTokens, TokenClass
+from .json_text import FAR, Mode, advance
 from .watching import WatchingMatcher
 
 # Per mask, the shortest tokens first: how many are tried, and how many different values validated for them. What is
 # beyond is left out of the mask; shorter tokens spell the same text.
 MAX_NUM_CANDIDATES = 512
 MAX_NUM_CHECKS = 64
-SHORT = 256  # bytes of a string
-# Processor time that checks with patterns which backtrack may take: for each token, and saved up at most.
-TOKEN_S = 0.004
-RESERVED_S = 0.2
+# The same where a pattern may backtrack: each check may take a millisecond.
+MAX_NUM_SLOW_CHECKS = 4
 # What is named where tokens were left out only because of what comes after them.
 DISTINCT = Check(Node("", {}), ("uniqueItems",), True)
-NO_STRINGS: frozenset[bytes] = frozenset()
+STRINGS = (Mode.STRING, Mode.NAME)
+
+
+@dataclass(slots=True)
+class OpenString:
+    """What is known of the string that is open, from mask to mask.
+
+    Attributes:
+        start: offset of its opening quote.
+        near: the strings with a verdict of their own that it may still become, in JSON's spelling.
+        is_fine: the verdict on it if it becomes none of them; None while not known.
+        verdicts: what follows its quote in a token -> whether that is allowed if it becomes none of them.
+        unknown: of each token that reaches further, its bit of the mask; 0 once it is known to be allowed.
+        violation: a check that was failed by a verdict.
+    """
+
+    start: int
+    near: list[bytes]
+    is_fine: bool | None = None
+    verdicts: dict[bytes, bool] = field(default_factory=dict)
+    unknown: np.ndarray | None = None
+    violation: Check | None = None
 
 
 class ResidualProgram:
@@ -49,6 +64,7 @@ class ResidualProgram:
         self.places = places
         self.tokens = tokens
         self.checks = ResidualChecks(schema, places.root_check)
+        self.max_num_checks = MAX_NUM_SLOW_CHECKS if self.checks.may_backtrack else MAX_NUM_CHECKS
         self.inner = inner
         # The engine's grammar, the document and one validator for each checked place.
         self.size_bytes = inner.size_bytes + 32 * len(json.dumps(schema))
@@ -77,11 +93,8 @@ class ResidualMatcher(WatchingMatcher):
         self._dead_end: str | None = None
         # Why checking was given up, for good.
         self._failure: str | None = None
-        self._seconds_left = RESERVED_S
         self._verdicts: dict[tuple[int, bytes, bytes], Check | None] = {}
-        self._string: KnownString | None = None
-        self._look_ahead = LookAhead(program.tokens.token_bytes, program.tokens.ids)
-        self.settled: RestOfClass | None = None
+        self._string: OpenString | None = None
 
     @property
     def has_ended(self) -> bool:
@@ -104,18 +117,13 @@ class ResidualMatcher(WatchingMatcher):
     def _take(self, token_id: int) -> bool:
         if self._failure is not None or not super()._take(token_id):
             return False
-        token = self.vocabulary.token_bytes[token_id]
-        if b'"' in token or b"\\" in token:
-            self.settled = None
         self._verdicts.clear()
-        self._seconds_left = min(self._seconds_left + TOKEN_S, RESERVED_S)
         return True
 
     def _take_back(self, num_tokens: int) -> None:
         super()._take_back(num_tokens)
-        self._dead_end = None
         self._verdicts.clear()
-        self._string = self.settled = None
+        self._dead_end = self._string = None
 
     def is_completed(self) -> bool:
         """Tell whether the text so far is a complete sentence, so that EOS is allowed."""
@@ -128,86 +136,111 @@ class ResidualMatcher(WatchingMatcher):
 
     def clear_violations(self, words: np.ndarray) -> None:
         """Clear the tokens of one mask, int32 [words], that would complete a value that violates its schema."""
-        self._forget()
-        self._violation = self._find_excluded()
-        if self._violation is not None:
-            words[:] = 0
-        else:
-            self._clear_candidates(words)
-            self._look_ahead.start()
+        self._violation = self._dead_end = None
+        state, tokens = self._state, self._program.tokens
+        if state.mode is Mode.NUMBER and state.frame is None and not self.is_completed():
+            words &= ~tokens.eos_mask
+        if state.mode in STRINGS and not state.is_escaped:
+            self._clear_in_string(words)
+        elif state.mode is not Mode.END:
+            self._clear_outside(words)
+        if self._failure is None:
             self._clear_repeats(words)
         if self._failure is not None:
-            self.settled = None
             words[:] = 0
         elif not words.any():
             self._dead_end = explain_dead_end(self._violation)
 
-    def _forget(self) -> None:
-        self._violation = self._dead_end = self.settled = None
-
-    def _find_excluded(self) -> Check | None:
-        """Return a check that the open string fails whatever is added to it, so that it would go on for ever."""
+    def _find_string_place(self) -> Place | None:
+        """Return the place of the string that is open, which may be a property name."""
         state = self._state
-        place = find_string_place(state) if state.mode in (Mode.STRING, Mode.NAME) else None
-        if place is None:
-            return None
-        return self._program.checks.find_excluded(place, bytes(self._text[state.start + 1 :]))
+        place = state.frame and state.frame.place and state.frame.place.names
+        return cast(Place | None, place if state.mode is Mode.NAME else state.place)
 
-    def _clear_candidates(self, words: np.ndarray) -> None:
-        tokens, state = self._program.tokens, self._state
-        if state.mode is Mode.NUMBER and state.frame is None and not self.is_completed():
-            words &= ~tokens.eos_mask
-        kind = find_kind(state)
-        if kind is None:
-            return
-        if state.mode in (Mode.STRING, Mode.NAME) and not state.is_escaped:
-            known = self._find_string()
-            if known is not None:
-                self._clear_in_string(words, kind, known)
-                return
-        if kind[0] == "quote":
-            self._clear_prefixes(words)
-            kind = find_far_kind(self._state)
-        if kind is None:
-            return
-        candidates = tokens.find(words, *kind)
+    def _clear_outside(self, words: np.ndarray) -> None:
+        """Clear candidates outside of strings, and inside one behind a backslash."""
+        state = self._state
+        num_closers = state.frame.num_closers if state.frame else 0
+        name = "escaped quote" if state.is_escaped else "any"
+        place = self._find_string_place() if state.is_escaped else state.place
+        if place is not None and place.checks and (state.is_escaped or state.mode is Mode.NUMBER):
+            num_closers = 0
+            name = name if state.is_escaped else "delimiter"
+        if num_closers < FAR:
+            self._clear_candidates(words, self._program.tokens.get_class(name, num_closers).find(words))
+
+    def _clear_candidates(self, words: np.ndarray, candidates: Sequence[int]) -> None:
         wrong = [i for i in candidates[:MAX_NUM_CANDIDATES] if not self._is_candidate_allowed(i)]
         clear_bits(words, [*wrong, *candidates[MAX_NUM_CANDIDATES:]])
 
+    def _clear_in_string(self, words: np.ndarray) -> None:
+        """Clear the tokens that end the open string, and those that complete a value around it too."""
+        state, tokens, place = self._state, self._program.tokens, self._find_string_place()
+        known = self._find_known(place)
+        special = NO_STRINGS
+        if known is not None and known.near:
+            # An escape can spell any character, so it may lead to one of these too.
+            length = len(self._text) - state.start - 1
+            special = tokens.escaping.union(string[length:] for string in known.near)
+        if place is not None and place.checks:
+            if known is None:
+                self._clear_prefixes(words)
+            else:
+                self._clear_endings(words, known, special)
+        num_closers = state.frame.num_closers if state.frame else 0
+        if num_closers < FAR:
+            far = tokens.get_class("far quote", num_closers)
+            # What comes after a property name depends on the name.
+            if known is None or state.mode is Mode.NAME:
+                self._clear_candidates(words, far.find(words))
+            else:
+                self._clear_far(words, far, known, special)
+        if known is not None:
+            # Later masks only look the verdicts up.
+            known.violation = self._violation = self._violation or known.violation
+
     def _clear_repeats(self, words: np.ndarray) -> None:
         """Clear the tokens after which an element could only become one that stands before it."""
-        wrong = self._look_ahead.find_wrong(words, self._state, self._text, self._leads_on)
-        if wrong is not None:
-            self.settled = None
-            clear_bits(words, wrong)
+        frame = self._state.frame
+        if frame is None or frame.is_object or frame.place is None:
+            return
+        around = cast(Place, frame.place)
+        places = [around.element(self._state.position + offset) for offset in (0, 1)]
+        if not any(place is not None and place.choices for place in places):
+            return
+        # Where values are listed only few tokens are allowed.
+        allowed = list_tokens(words)[:MAX_NUM_CANDIDATES]
+        wrong = [i for i in allowed if self._leads_to_repeat(self._program.tokens.token_bytes[i])]
+        clear_bits(words, wrong)
         if wrong and self._violation is None:
             self._violation = DISTINCT
 
-    def _leads_on(self, token_id: int) -> bool:
-        """Tell whether anything is allowed after a token, and so on."""
-        if not self.accept_token(token_id):
+    def _leads_to_repeat(self, token: bytes) -> bool:
+        """Tell whether the element that is open after an allowed token can be none of the listed values left."""
+        state = advance(self._state, self._text, token, lambda *_: True)
+        if state is None or state.frame is None or state.frame.is_object:
             return False
-        row = np.zeros((1, len(self._program.tokens.eos_mask)), np.int32)
-        try:
-            self.inner.fill_next_token_bitmask(row, 0)
-            self._clear_candidates(row[0])
-            return self._look_ahead.goes_on(row[0], self._state, self._text, self._leads_on)
-        finally:
-            self.rollback(1)
+        place, is_begun = cast(Place | None, state.place), state.mode in (Mode.STRING, Mode.NUMBER)
+        if place is None or place.choices is None or not (is_begun or state.mode is Mode.VALUE):
+            return False
+        text = bytes(self._text[state.frame.start :]) + token
+        start = state.start - state.frame.start if is_begun else len(text)
+        known = {make_comparable(value) for value in read_elements(text[:start])}
+        left = [value for value in place.choices if make_comparable(value) not in known]
+        return not any(each.startswith(text[start:]) for value in left for each in spell_choice(value))
 
-    def _find_string(self) -> KnownString | None:
+    def _find_known(self, place: Place | None) -> OpenString | None:
         """Return what is known of the open string; None where its verdict may depend on all of its content."""
-        place, start = find_string_place(self._state), self._state.start
+        start = self._state.start
         strings = place.strings if place is not None else NO_STRINGS
         if strings is None:
             return None
         content = bytes(self._text[start + 1 :])
         known = self._string
         if known is None or known.start != start:
-            siblings = self._list_siblings() if place is not None and place.deciding.is_compared else ()
-            known = self._string = KnownString(start, [*strings, *siblings])
+            siblings = self._list_siblings() if place is not None and place.is_compared else ()
+            known = self._string = OpenString(start, [*strings, *siblings])
         known.near = [string for string in known.near if string.startswith(content)]
-        known.length = len(content)
         # What escapes spell is not compared here; few strings need any.
         return None if b"\\" in content else known
 
@@ -218,50 +251,35 @@ class ResidualMatcher(WatchingMatcher):
         before = bytes(self._text[frame.start : self._state.start])
         return [spell(value) for value in read_elements(before) if isinstance(value, str)]
 
-    def _clear_in_string(self, words: np.ndarray, kind: tuple[str, int], known: KnownString) -> None:
-        """Clear candidates inside a string all of whose endings but a few share one verdict."""
-        self._clear_endings_and_far(words, kind, known)
-        # Later masks only look the verdicts up.
-        known.violation = self._violation = self._violation or known.violation
-
-    def _clear_endings_and_far(self, words: np.ndarray, kind: tuple[str, int], known: KnownString) -> None:
-        tokens = self._program.tokens
-        special = NO_STRINGS
-        if known.near:
-            # An escape can spell any character, so it may lead to one of these too.
-            special = tokens.escaping.union(string[known.length :] for string in known.near)
-        is_settled = not known.near
-        if kind[0] == "quote":
-            self._clear_endings(words, known, special)
-            is_settled &= known.is_fine is True
-        far = find_far_kind(self._state)
-        if far is None:
-            self.settled = self._program.tokens.nothing if is_settled else None
-            return
-        wrong = []
-        # What comes after a property name depends on the name.
-        is_name = self._state.mode is Mode.NAME
-        for token_id in tokens.find(words, *far):
+    def _clear_far(
+        self, words: np.ndarray, far: TokenClass, known: OpenString, special: frozenset[bytes]
+    ) -> None:
+        """Clear the tokens that complete a value around the open string: one verdict for each that ends it alike."""
+        tokens, wrong = self._program.tokens, []
+        if known.unknown is None:
+            known.unknown = far.bits.copy()
+        for position in far.find_positions(words, far.bits if special else known.unknown):
+            token_id = far.token_ids[position]
             prefix, rest = tokens.parts[token_id]
-            if is_name or prefix in special:
+            if prefix in special:
                 is_allowed = self._is_candidate_allowed(token_id)
             else:
                 verdict = known.verdicts.get(rest)
                 is_allowed = self._is_candidate_allowed(token_id) if verdict is None else verdict
-                if len(self._verdicts) < MAX_NUM_CHECKS:
+                # Beyond the number of checks for one mask a token counts as wrong, but only for this mask.
+                if len(self._verdicts) < self._program.max_num_checks:
                     known.verdicts[rest] = is_allowed
+                    known.unknown[position] *= not (is_allowed and prefix not in tokens.escaping)
             if not is_allowed:
                 wrong.append(token_id)
         clear_bits(words, wrong)
-        if is_settled and not (is_name or wrong) and len(self._verdicts) < MAX_NUM_CHECKS:
-            self.settled = tokens.get_class(*far).find_rest(words)
 
-    def _clear_endings(self, words: np.ndarray, known: KnownString, special: frozenset[bytes]) -> None:
-        """Clear the tokens that end a string which is checked itself."""
+    def _clear_endings(self, words: np.ndarray, known: OpenString, special: frozenset[bytes]) -> None:
+        """Clear the tokens that end a string which is checked itself, all with one verdict but a few."""
         tokens = self._program.tokens
         found = [i for prefix in special for i in tokens.by_prefix.get(prefix, ()) if is_set(words, i)]
         if known.is_fine is None:
-            plain = (i for i in tokens.find(words, "quote", 0) if i not in found)
+            plain = (i for i in tokens.get_class("quote", 0).find(words) if i not in found)
             token_id = next(plain, None)
             if token_id is not None:
                 known.is_fine = self._is_end_allowed(token_id)
@@ -274,23 +292,15 @@ class ResidualMatcher(WatchingMatcher):
 
     def _clear_prefixes(self, words: np.ndarray) -> None:
         """Clear the tokens that end a string which is checked itself: one check for all that end it alike."""
-        tokens = self._program.tokens
-        num_checks = self._count_checks()
-        verdicts: dict[bytes, bool] = {}
-        wrong = []
-        for token_id in tokens.find(words, "quote", 0):
+        tokens, verdicts, wrong = self._program.tokens, dict[bytes, bool](), []
+        for token_id in tokens.get_class("quote", 0).find(words):
             prefix = tokens.parts[token_id][0]
             if prefix not in verdicts:
-                verdicts[prefix] = len(verdicts) < num_checks and self._is_end_allowed(token_id)
+                is_tried = len(verdicts) < self._program.max_num_checks
+                verdicts[prefix] = is_tried and self._is_end_allowed(token_id)
             if not verdicts[prefix]:
                 wrong.append(token_id)
         clear_bits(words, wrong)
-
-    def _count_checks(self) -> int:
-        """Return how many values may be checked for one mask: where patterns backtrack, fewer of a long string."""
-        if not self._program.checks.may_backtrack:
-            return MAX_NUM_CHECKS
-        return max(MAX_NUM_CHECKS * SHORT // (SHORT + len(self._text) - self._state.start), 2)
 
     def _is_end_allowed(self, token_id: int) -> bool:
         """Tell whether a string may end at the quote of a token."""
@@ -299,34 +309,20 @@ class ResidualMatcher(WatchingMatcher):
 
     def _is_candidate_allowed(self, token_id: int) -> bool:
         token = self._program.tokens.token_bytes[token_id]
-        judge = self._is_fine if len(self._verdicts) < MAX_NUM_CHECKS else self._is_known_allowed
+        is_tried = len(self._verdicts) < self._program.max_num_checks
+        judge = self._is_fine if is_tried else self._is_known_allowed
         return advance(self._state, self._text, token, judge) is not None
 
     def _is_fine(self, place: Place, value: bytes, before: Callable[[], bytes]) -> bool:
         key = id(place), value, before() if place.checks[0].is_distinct else b""
-        if key not in self._verdicts:
-            if self._program.checks.may_backtrack:
-                self._check_in_time(key, place)
-                if self._failure is not None:
-                    return False
-            else:
+        if key not in self._verdicts and self._failure is None:
+            try:
                 self._verdicts[key] = self._program.checks.find_violation(place, *key[1:])
-        violation = self._verdicts[key]
+            except InvalidGrammar as error:
+                self._failure = str(error)
+        violation = self._verdicts.get(key)
         self._violation = violation or self._violation
-        return violation is None
-
-    def _check_in_time(self, key: tuple[int, bytes, bytes], place: Place) -> None:
-        """Find the verdict on a value, or the failure where its patterns take too long."""
-        if self._failure is not None:
-            return
-        start = time.thread_time()
-        try:
-            self._verdicts[key] = self._program.checks.find_violation(place, *key[1:])
-        except InvalidGrammar as error:
-            self._failure = str(error)
-        self._seconds_left -= time.thread_time() - start
-        if self._seconds_left < 0 and self._failure is None:
-            self._failure = f"the patterns of the schema take more than {TOKEN_S * 1000:g} ms for each token"
+        return violation is None and self._failure is None
 
     def _is_known_allowed(self, place: Place, value: bytes, before: Callable[[], bytes]) -> bool:
         key = id(place), value, before() if place.checks[0].is_distinct else b""
@@ -338,3 +334,23 @@ def explain_dead_end(violation: Check | None) -> str:
     if violation is None:
         return "dead end: of what the grammar allows here nothing could be checked"
     return f"dead end: no way on satisfies {', '.join(violation.keywords)} at {violation.node.pointer or '#'}"
+
+
+def spell_choice(value: Any) -> list[bytes]:
+    """Return how a listed value may be written: a whole number also with a fraction of zero."""
+    text = json.dumps(value, ensure_ascii=False).encode("utf-8", "surrogatepass")
+    return [text, text + b".0"] if isinstance(value, int) else [text]
+
+
+class ResidualFiller:
+    """Fills the rows of many residual matchers: the engines' rows at once, then what the checks clear."""
+
+    def fill(self, matchers: Sequence[ResidualMatcher], rows: Sequence[int], bitmask: np.ndarray) -> None:
+        """Write matcher i's mask into row rows[i]."""
+        fill_bitmask([matcher.inner for matcher in matchers], rows, bitmask)
+        for matcher, row in zip(matchers, rows, strict=True):
+            matcher.clear_violations(bitmask[row])
+
+
+# It has no state; one object makes all residual matchers of a batch one group.
+FILLER = ResidualFiller()

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..schema.grounding import Lengths
-from .prefix_index import StringTokens
+from .string_tokens import MAX_PIECE_BYTES, StringTokens
 
 # Han, kana, Thai, Lao, Tibetan, Myanmar, Khmer: a border is on either side of each character.
 _UNSPACED = re.compile(
@@ -35,8 +35,6 @@ class SourceText:
     def __init__(self, text: str, tokens: StringTokens) -> None:
         text = text.rstrip()
         self._tokens = tokens
-        # Offset -> the longest key that the spelling goes on with there, as far as it was asked for.
-        self._longest: dict[int, int] = {}
         table = {character: (spell(character), classify(character)) for character in set(text)}
         pieces = [table[character] for character in text]
         self.spelling = b"".join(piece for piece, _ in pieces)
@@ -100,35 +98,25 @@ class SourceText:
 
     def find_tokens(self, content: bytes, lengths: Lengths) -> "Continuation":
         """Return the tokens that lead on after this content."""
-        tokens, index = self._tokens, self._tokens.index
-        inside: set[int] = set()
-        ending: set[int] = set()
+        whole, closing = self._tokens.whole, self._tokens.closing
+        pieces: set[bytes] = set()
+        endings: set[bytes] = set()
         can_close = False
         for start, offset in self.iterate_places(content, lengths):
             can_close = can_close or self.is_end(start, offset, lengths)
-            longest = key = self._find_longest(offset)
-            while key >= 0 and not self._fits(start, self._characters[offset + index.lengths[key]], lengths):
-                key = index.parents[key]
-            while key >= 0 and key not in inside:
-                inside.add(key)
-                key = index.parents[key]
-            key = tokens.next_closing[longest]
-            while key >= 0:
-                if key not in ending and self.is_end(start, offset + index.lengths[key], lengths):
-                    ending.add(key)
-                key = tokens.next_closing[index.parents[key]]
-        token_ids = {token_id for key in inside for token_id in tokens.whole[key]}
-        token_ids.update(token_id for key in ending for token_id in tokens.closing[key])
+            for end in range(offset + 1, min(offset + MAX_PIECE_BYTES, len(self.spelling)) + 1):
+                piece = self.spelling[offset:end]
+                if (
+                    piece in whole
+                    and piece not in pieces
+                    and self._fits(start, self._characters[end], lengths)
+                ):
+                    pieces.add(piece)
+                if piece in closing and piece not in endings and self.is_end(start, end, lengths):
+                    endings.add(piece)
+        token_ids = {token_id for piece in pieces for token_id in whole[piece]}
+        token_ids.update(token_id for piece in endings for token_id in closing[piece])
         return Continuation(token_ids, can_close)
-
-    def _find_longest(self, offset: int) -> int:
-        key = self._longest.get(offset)
-        if key is None:
-            index = self._tokens.index
-            key = self._longest[offset] = index.find_longest(
-                self.spelling[offset : offset + index.max_length]
-            )
-        return key
 
     def _fits(self, start: int, reached: int, lengths: Lengths) -> bool:
         """Tell whether a quotation from `start` that has reached a character can still end."""

@@ -1,10 +1,9 @@
-"""Guides for propertyNames, contains, minProperties, maxProperties, uniqueItems and bounds of integers."""
+"""Guides for propertyNames, contains, minProperties, maxProperties and bounds of integers."""
 
 import json
 import math
 import re
-from collections.abc import Callable
-from fractions import Fraction
+from collections.abc import Callable, Iterable
 from itertools import combinations, pairwise
 from typing import Any
 
@@ -13,16 +12,16 @@ from ..validator import SchemaValidator
 from .dialect import DRAFT_2020
 from .emit import write_for_validator
 from .node import Node, Schema, iterate_nodes, list_properties
-from .rules import types_of
+from .rules import allowed_types, types_of
 
 # Combinations that a guide may list.
 MAX_NUM_CHOICES = 20
 # Characters of JSON that a guide may spend on copies of the `contains` schema.
 MAX_NUM_REPEATED = 4096
 MAX_NUM_VALUES = 64
+MAX_DEPTH = 4
 # Integers of a range that are validated one by one; takes about 1 ms.
 MAX_NUM_TRIED = 1024
-MAX_DEPTH = 4
 # Doubles represent all integers up to this one exactly.
 MAX_EXACT = 2**53
 TYPES = ("object", "array", "string", "number", "boolean", "null")
@@ -103,52 +102,9 @@ def guide_number(node: Node, keyword: str) -> Guide:
 
 def guide_distinct(node: Node) -> Guide:
     """Limit an array of distinct items to the number of values that the items can have."""
-    count = count_values(node.get("items"), MAX_DEPTH)
-    return None if count is None else make(maxItems=len(node.get("prefixItems", ())) + count)
-
-
-def count_values(schema: Any, depth: int) -> int | None:
-    """Return an upper bound of the number of values a schema allows, None if it is large or unknown."""
-    if not isinstance(schema, Node) or not depth:
-        return None
-    values = list_values(schema)
-    if values is not None:
-        return len(values)
-    kind = schema.get("type")
-    if kind in ("boolean", "null"):
-        return 2 if kind == "boolean" else 1
-    if kind in ("integer", "number"):
-        return count_multiples(schema)
-    if "anyOf" in schema.keywords:
-        counts = [count_values(branch, depth - 1) for branch in schema.keywords["anyOf"]]
-        return None if None in counts else sum(count or 0 for count in counts)
-    if kind != "object" or schema.get("patternProperties") or "$ref" in schema.keywords:
-        return None
-    if schema.get("maxProperties") == 0:
-        return 1
-    if schema.get("additionalProperties") is not False:
-        return None
-    count, required = 1, schema.get("required", [])
-    for name, part in list_properties(schema).items():
-        found = count_values(part, depth - 1)
-        if found is None or count > MAX_NUM_VALUES:
-            return None
-        count *= found + (name not in required)
-    return count if count <= MAX_NUM_VALUES else None
-
-
-def count_multiples(node: Node) -> int | None:
-    """Return an upper bound of the number of multiples between the node's bounds, None if large or unknown."""
-    step = node.get("multipleOf", 1 if node.get("type") == "integer" else 0)
-    low = node.get("minimum", node.get("exclusiveMinimum"))
-    high = node.get("maximum", node.get("exclusiveMaximum"))
-    if not step or low is None or high is None or max(abs(low), abs(high), step) > MAX_EXACT:
-        return None
-    # Use the decimal digits: as doubles, 0.3 / 0.1 is less than 3.
-    low, high, step = (Fraction(str(number)) for number in (low, high, step))
-    if (high - low) / step >= MAX_NUM_VALUES:
-        return None
-    return max(math.floor(high / step) - math.ceil(low / step) + 1, 0)
+    items = node.get("items")
+    choices = list_choices([items]) if isinstance(items, Node) else None
+    return None if choices is None else make(maxItems=len(node.get("prefixItems", ())) + len(choices))
 
 
 def guide_integers(node: Node) -> Guide:
@@ -219,14 +175,34 @@ def exclude(kind: str) -> Node:
     return make(type=[name for name in TYPES if name != kind])
 
 
-def list_values(schema: Any) -> list[Any] | None:
-    """Return the value of `const`, or the `enum` values that a single `type` allows; None if it has neither."""
-    if not isinstance(schema, Node):
+def list_choices(nodes: Iterable[Node]) -> list[Any] | None:
+    """Return the few values that one of some schemas lists; None where none does, or objects are listed."""
+    found = [values for node in nodes if (values := list_values(node, MAX_DEPTH)) is not None]
+    choices = min(found, key=len, default=[])
+    is_plain = all(isinstance(value, str | int | None) for value in choices)
+    return choices if is_plain and 0 < len(choices) <= MAX_NUM_VALUES else None
+
+
+def list_values(schema: Schema, depth: int = 1) -> list[Any] | None:
+    """Return the values that a schema lists, or that its type and bounds leave; None where it does not.
+
+    Args:
+        depth: 1 looks at `const` and `enum` alone; more also at bounds, and so many levels of `anyOf` and `oneOf`.
+    """
+    if not isinstance(schema, Node) or not depth:
         return None
-    if "const" in schema.keywords:
-        return [schema.keywords["const"]]
-    values = schema.get("enum")
-    types = schema.get("type")
-    if not isinstance(values, list):
-        return None
-    return [value for value in values if types is None or isinstance(types, list) or types in types_of(value)]
+    kind, low, high = schema.get("type"), schema.get("minimum"), schema.get("maximum")
+    values: list[Any] | None = None
+    if "enum" in schema.keywords or "const" in schema.keywords:
+        values = schema.get("enum", [schema.get("const")])
+    elif depth > 1 and kind in ("null", "boolean"):
+        values = [None] if kind == "null" else [True, False]
+    elif depth > 1 and kind == "integer" and low is not None and high is not None:
+        few = high - low < MAX_NUM_VALUES
+        values = list(range(math.ceil(low), math.floor(high) + 1)) if few else None
+    else:
+        branches = [list_values(each, depth - 1) for each in schema.get("anyOf", schema.get("oneOf", ()))]
+        if branches and None not in branches:
+            values = [value for branch in branches for value in branch or ()]
+    types = allowed_types(schema)
+    return values if values is None or types is None else [v for v in values if types & types_of(v)]

@@ -17,7 +17,7 @@ from ..limits import GrammarLimits
 from ..match.base import BaseMatcher
 from ..match.closing_tokens import ClosingTokens
 from ..match.residual import ResidualMatcher, ResidualProgram
-from ..match.token_tables import TokenTables
+from ..match.string_tokens import TokenTables
 from ..vocabulary import Vocabulary
 
 _OPENERS = b"{["

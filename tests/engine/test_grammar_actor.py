@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from engine import Engine, EngineConfig, EngineDead, InvalidRequest, RequestTimeout, SamplingParams
+from engine.actors.grammar import LONG_SPEC
 from engine.core import grammar_manager
 from grammar import CompiledGrammar, GrammarCompiler, GrammarSpec, Matcher
 from tests.waiting import wait_until
@@ -36,9 +37,9 @@ class Held:
         monkeypatch.setattr(GrammarCompiler, "compile", compile_held)
 
 
-def make_held(number: int, kind: str = "regex") -> SamplingParams:
-    make = {"regex": GrammarSpec.regex, "ebnf": lambda text: GrammarSpec.ebnf(f'root ::= "{text}"')}[kind]
-    return SamplingParams(max_tokens=4, grammar=make(f"held{number}"))
+def make_held(number: int, is_long: bool = False) -> SamplingParams:
+    text = f"held{number}" + "x" * (LONG_SPEC if is_long else 0)
+    return SamplingParams(max_tokens=4, grammar=GrammarSpec.regex(text))
 
 
 async def answer(engine: Engine, params: SamplingParams, **options: float) -> str:
@@ -46,16 +47,19 @@ async def answer(engine: Engine, params: SamplingParams, **options: float) -> st
     return str(last.outputs[0].finish_reason)
 
 
-@pytest.mark.parametrize(("kind", "is_compiled"), [("regex", True), ("ebnf", False)])
+@pytest.mark.parametrize("is_compiled", [True, False])
 async def test_neither_a_compiled_grammar_nor_one_beside_slow_ones_queues(
-    make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch, kind: str, is_compiled: bool
+    make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch, is_compiled: bool
 ) -> None:
-    """Only xgrammar takes EBNF, in a thread of its own."""
+    """Long grammars are compiled in a thread of their own."""
     async with Engine(make_config()) as engine:
         if is_compiled:
             await answer(engine, GOOD)
         held = Held(monkeypatch)
-        jobs = [asyncio.create_task(answer(engine, make_held(number, kind))) for number in range(4)]
+        jobs = [
+            asyncio.create_task(answer(engine, make_held(number, is_long=not is_compiled)))
+            for number in range(4)
+        ]
         await asyncio.sleep(0)
         assert await answer(engine, GOOD) in ("stop", "length")
         assert not any(job.done() for job in jobs)

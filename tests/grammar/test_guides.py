@@ -10,7 +10,6 @@ from grammar import GrammarSpec, InvalidGrammar, SchemaValidator
 from tests.grammar.vocabularies import CLOSED, allowed_tokens, check_texts, check_verdicts, check_walks, walk
 
 PASSWORD = "^(?=.*[0-9])(?=.*[A-Z])[A-Za-z0-9]{4,8}$"
-MAIL = r"^(?!\.)(?!.*\.\.)[A-Za-z0-9.]*[A-Za-z0-9]@[a-z]{2,}$"
 ODD_ONES = [{"multipleOf": 3}, {"multipleOf": 5}]
 
 
@@ -126,30 +125,6 @@ def test_the_classes_and_lengths_of_a_pattern_hold_beside_look_around(
     byte_compiler, pattern, text, num_accepted
 ):
     assert feed(byte_compiler, {"type": "string", "pattern": pattern}, f'"{text}')[1] == num_accepted + 1
-
-
-@pytest.mark.parametrize("wrap", [lambda schema: schema, lambda schema: {"type": "array", "items": schema}])
-def test_a_string_that_nothing_can_complete_ends(byte_compiler, wrap):
-    schema = wrap({"type": "string", "pattern": MAIL})
-    start = "" if "pattern" in schema else "["
-    good, _ = feed(byte_compiler, schema, f'{start}"a.b@cd"')
-    assert good.error is None
-    for text in (".", "a..", "é"):
-        matcher, place = feed(byte_compiler, schema, f'{start}"{text}abc@cd"')
-        if text == "é":
-            assert matcher.error is None and place == len(start) + 1
-        else:
-            assert not allowed_tokens(matcher, byte_compiler.vocabulary)
-            assert matcher.error == f"dead end: no way on satisfies pattern at {'/items' if start else '#'}"
-            assert place == len(start) + 1 + len(text)
-            matcher.rollback(1)
-            assert matcher.error is None and allowed_tokens(matcher, byte_compiler.vocabulary)
-
-
-def test_names_that_nothing_can_complete_end(byte_compiler):
-    schema = {"type": "object", "propertyNames": {"pattern": "^(?!x)[a-z]+$"}}
-    matcher, place = feed(byte_compiler, schema, '{"xabc')
-    assert place == 3 and matcher.error.startswith("dead end: no way on satisfies propertyNames")
 
 
 @pytest.mark.parametrize(

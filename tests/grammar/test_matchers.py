@@ -32,7 +32,7 @@ CASES = {
     "llguidance choice": (GrammarSpec.choice(["a", "abc", "日"], backend="llguidance"), "abc"),
     "outlines_core": (GrammarSpec.regex(r"[0-9]{2}-[a-c]{2}", "outlines_core"), "12-ab"),
     "outlines_core choice": (GrammarSpec.choice(["a", "abc", "日"]), "abc"),
-    "xgrammar": (GrammarSpec.ebnf('root ::= item ("," item)*\nitem ::= [a-z]+ | "日本"'), "ab,日本,c"),
+    "llguidance ebnf": (GrammarSpec.ebnf('root ::= item ("," item)*\nitem ::= [a-z]+ | "日本"'), "ab,日本,c"),
     "llguidance any order": (GrammarSpec.json_schema(OBJECT, property_order="any"), '{"é": "日本 {"}'),
     "llguidance residual": (GrammarSpec.json_schema({"type": "array", "uniqueItems": True}), '["日", 1]'),
     "llguidance grounded": (
@@ -221,7 +221,7 @@ def test_forced_text_is_a_beginning_of_the_bytes_without_a_choice(merged_compile
 
 
 def test_fixed_parts_of_a_text_are_forced_as_far_as_they_go(merged_compiler):
-    for name in ("json", "residual", "xgrammar"):
+    for name in ("json", "residual"):
         spec = SPECS.get(name)
         if spec is not None and spec.kind == "json_schema":
             assert merged_compiler.compile(spec).matcher().forced_text().startswith(b'{"')

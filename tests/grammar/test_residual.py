@@ -2,7 +2,6 @@
 
 import json
 import random
-import tracemalloc
 
 import pytest
 
@@ -117,8 +116,6 @@ def test_what_is_accepted_is_what_is_valid(byte_compiler, schema, whitespace):
         ({"type": "array", "contains": {"const": "b"}, "minContains": 2, "maxItems": 3}, '["b", 1, 2', "2"),
         ({**CLOSED, "properties": {"a": {}, "b": {}}, "maxProperties": 1}, '{"a": 1, ', ", "),
         ({"type": "object", "propertyNames": {"enum": ["a", "b"]}}, '{"c', "c"),
-        # The only name has to be the one that is asked for.
-        ({"maxProperties": 1, "not": {"propertyNames": {"not": {"pattern": "^a+$"}}}}, '{"aab"', '"'),
     ],
 )  # fmt: skip
 def test_the_token_that_violates_is_refused_as_soon_as_it_completes_a_value(
@@ -257,15 +254,9 @@ ITEMS = [
     {"type": "integer", "minimum": 0, "maximum": 12},
     {"type": "boolean"},
 ]
-PAIR = {**CLOSED, "properties": {"a": {"enum": [1, 2]}}, "required": ["a"]}
 PARTS = [
-    PAIR,
-    {**CLOSED, "properties": {"n": PAIR}, "required": ["n"]},
-    {"type": "array", "prefixItems": [{"enum": [1, 12]}], "minItems": 1, "items": False},
-    {"enum": [{"a": 1}, {"a": 2}, [1], [1, 2]]},
     {"anyOf": [{"const": 1}, {"const": 12}, {"const": "red"}]},
     {"oneOf": [{"const": "red", "title": "Red"}, {"enum": ["blue", "re"]}, {"type": "null"}]},
-    {"anyOf": [PAIR, {"type": "boolean"}]},
     {"type": "string", "anyOf": [{"const": "a"}, {"anyOf": [{"const": "b"}, {"const": 3}]}]},
 ]
 
@@ -284,12 +275,6 @@ def test_no_walk_through_few_distinct_values_ends_nowhere(merged_compiler, items
         assert SchemaValidator(schema).is_valid(json.loads(text)), text
 
 
-def test_more_distinct_objects_than_there_are_cannot_be_asked_for(merged_compiler):
-    schema = {"type": "array", "items": PAIR, "uniqueItems": True, "minItems": 3}
-    with pytest.raises(InvalidGrammar, match="no text satisfies"):
-        merged_compiler.compile(GrammarSpec.json_schema(schema))
-
-
 def test_what_begins_like_another_element_may_still_become_a_third(merged_compiler):
     schema = {"type": "array", "items": {"enum": [1, 12]}, "uniqueItems": True}
     matcher = merged_compiler.compile(GrammarSpec.json_schema(schema)).matcher()
@@ -298,18 +283,3 @@ def test_what_begins_like_another_element_may_still_become_a_third(merged_compil
     assert ord("1") in allowed_tokens(matcher, merged_compiler.vocabulary)
     assert matcher.accept_token(ord("1"))
     assert allowed_tokens(matcher, merged_compiler.vocabulary) == [ord("2")]
-
-
-def test_what_is_remembered_of_tokens_does_not_grow_with_the_text(merged_compiler):
-    array = {"type": "array", "items": {"enum": [1, 2, 3, 12]}, "uniqueItems": True}
-    schema = {"type": "object", "properties": {"t": {"type": "string"}, "a": array}, "required": ["t", "a"]}
-    matcher = merged_compiler.compile(GrammarSpec.json_schema(schema)).matcher()
-    for byte in b'{"t": "%b", "a": [1, ' % (b"x" * 20_000):
-        assert matcher.accept_token(byte)
-    tracemalloc.start()
-    try:
-        assert ord("1") in allowed_tokens(matcher, merged_compiler.vocabulary)
-        num_bytes = tracemalloc.get_traced_memory()[0]
-    finally:
-        tracemalloc.stop()
-    assert num_bytes < 10_000

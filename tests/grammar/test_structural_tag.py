@@ -50,9 +50,7 @@ def sequence(*elements):
 
 @pytest.fixture(scope="module")
 def compiler():
-    compiler = GrammarCompiler(VOCABULARY, num_threads=1)
-    yield compiler
-    compiler.close()
+    return GrammarCompiler(VOCABULARY, num_threads=1)
 
 
 def compile_format(compiler, part, **options):

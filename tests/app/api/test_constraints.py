@@ -46,7 +46,7 @@ def outputs(**fields: Any) -> dict[str, Any]:
         (outputs(json_object=True, disable_any_whitespace=True), "json_object"),
         ({"response_format": {"type": "json_object"}}, "json_object"),
         ({"response_format": {"type": "text"}}, None),
-        ({"guided_json": PAIR, "guided_decoding_backend": "xgrammar:no-fallback"}, "json_schema"),
+        ({"guided_json": PAIR, "guided_decoding_backend": "guidance:no-fallback"}, "json_schema"),
         ({"guided_regex": "a+", "guided_decoding_backend": "guidance"}, "regex"),
         ({"guided_choice": ["a"], "guided_decoding_backend": "outlines"}, "choice"),
         ({"guided_grammar": 'root ::= "a"', "guided_decoding_backend": "auto"}, "ebnf"),
