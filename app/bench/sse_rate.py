@@ -2,9 +2,9 @@
 
     python -m app.bench.sse_rate --streams 256 --tokens 600
 
-Starts a server with a mock engine on a free port and streams so many completions at once over loopback. The
-client reads bytes and looks only at the last ones, so that nearly all that is measured is the server. Beside
-the rate stands the server's CPU time a token, which other processes on the machine disturb less.
+Starts a server with a mock engine and streams many completions at once over loopback. The client reads bytes and looks
+only at the last ones, so that nearly all that is measured is the server. Beside the rate stands the server's CPU time
+per token, which other processes on the machine disturb less.
 """
 
 from __future__ import annotations
@@ -14,60 +14,17 @@ import asyncio
 import json
 import os
 import re
-import socket
-import sys
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
+from urllib.parse import urlsplit
+
+from app.bench.own_server import run_server
 
 USAGE = re.compile(rb'"completion_tokens":(\d+)')
-START_TIMEOUT_S = 120.0
-
-
-@asynccontextmanager
-async def run_server(streams: int, step_ms: float) -> AsyncIterator[tuple[int, int]]:
-    """(process id, port) of a mock server that lives as long as the block."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    flags = {
-        "port": port, "mock-step-ms": step_ms, "max-num-seqs": streams, "max-num-waiting": 2 * streams,
-        "max-num-batched-tokens": 4 * streams, "num-blocks": 140 * streams,
-    }  # fmt: skip
-    words = [word for name, value in flags.items() for word in (f"--{name}", str(value))]
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "app", "serve", "--no-ui", "--log-level", "warning", *words
-    )
-    try:
-        await _wait_until_ready(port)
-        yield process.pid, port
-    finally:
-        process.terminate()
-        await process.wait()
-
-
-async def _wait_until_ready(port: int) -> None:
-    async with asyncio.timeout(START_TIMEOUT_S):
-        while True:
-            if b" 200 " in (await _exchange(port, b"GET /health HTTP/1.0\r\n\r\n"))[:20]:
-                return
-            await asyncio.sleep(0.1)
-
-
-async def _exchange(port: int, request: bytes) -> bytes:
-    try:
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    except ConnectionRefusedError:
-        return b""
-    writer.write(request)
-    answer = await reader.read()
-    writer.close()
-    return answer
 
 
 class Client(asyncio.Protocol):
-    """One streaming request; `num_tokens` is what the server says it has sent."""
+    """One streaming request; `done` becomes the number of tokens that the server says it has sent."""
 
     def __init__(self, request: bytes) -> None:
         self.request = request
@@ -93,8 +50,12 @@ class Client(asyncio.Protocol):
 
 def make_request(tokens: int, is_chat: bool) -> bytes:
     """A whole HTTP request; the server closes the connection after its answer."""
-    body = {"model": "demo_model", "max_tokens": tokens, "ignore_eos": True, "stream": True}
-    body["stream_options"] = {"include_usage": True}
+    body = {
+        "max_tokens": tokens,
+        "ignore_eos": True,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
     path = "/v1/chat/completions" if is_chat else "/v1/completions"
     body |= {"messages": [{"role": "user", "content": "Hello"}]} if is_chat else {"prompt": "Hello"}
     data = json.dumps(body).encode()
@@ -105,7 +66,7 @@ def make_request(tokens: int, is_chat: bool) -> bytes:
 
 
 def read_cpu_seconds(pid: int) -> float:
-    """CPU time of a process so far; 0 where the system does not tell."""
+    """CPU time of a process so far; 0 where there is no /proc."""
     stat = Path(f"/proc/{pid}/stat")
     if not stat.exists():
         return 0.0
@@ -130,10 +91,17 @@ async def measure(pid: int, port: int, streams: int, tokens: int, is_chat: bool)
 
 
 async def run(streams: int, tokens: int, step_ms: float, repeats: int, is_chat: bool) -> None:
-    async with run_server(streams, step_ms) as (pid, port):
-        await measure(pid, port, min(streams, 16), 50, is_chat)
+    flags = {
+        "mock-step-ms": step_ms, "max-num-seqs": streams, "max-num-waiting": 2 * streams,
+        "max-num-batched-tokens": 4 * streams, "num-blocks": 140 * streams,
+    }  # fmt: skip
+    words = [word for name, value in flags.items() for word in (f"--{name}", str(value))]
+    pids: list[int] = []
+    async with run_server(["--no-ui", *words], pids.append) as url:
+        port = urlsplit(url).port or 0
+        await measure(pids[0], port, min(streams, 16), 50, is_chat)
         for _ in range(repeats):
-            print(await measure(pid, port, streams, tokens, is_chat), flush=True)
+            print(await measure(pids[0], port, streams, tokens, is_chat), flush=True)
 
 
 def main() -> None:

@@ -1,6 +1,6 @@
 """`bench sweep`: throughput against latency at growing concurrency, the knee, and settings for this machine.
 
-python -m app bench sweep --output-png frontier.png
+python -m app bench sweep
 python -m app bench sweep --concurrency 1,4,16,64 --batched-tokens 256,1024 --server-flags='--model PATH'
 """
 
@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import importlib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import ModuleType
 
 from app.bench.client import Load, Target, drive
 from app.bench.own_server import run_server
@@ -46,23 +44,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--server-flags", default="", help="flags of the server: --server-flags='--model PATH'"
     )
-    parser.add_argument(
-        "--output-png", type=Path, metavar="FILE", help="draw the frontier (needs matplotlib)"
-    )
     parser.add_argument("--output-json", type=Path, metavar="FILE", help="write the figures there, too")
 
 
 def run(arguments: argparse.Namespace, start: float) -> int:
-    """Measure, print, draw, propose.
+    """Measure, print, propose.
 
     Raises:
-        UsageError: a flag outside its range, matplotlib missing, or a server that does not come up.
+        UsageError: a flag outside its range, or a server that does not come up.
     """
     concurrency = read_counts("--concurrency", arguments.concurrency)
     tokens = read_counts("--batched-tokens", arguments.batched_tokens)
     for name in ("requests_per_client", "input_len", "output_len"):
         check_range(arguments, name, 1, 10**5)
-    plot = None if arguments.output_png is None else load_plot()
     points = asyncio.run(measure_all(arguments, concurrency, tokens))
     frontier = [point for point in points if point.batched_tokens == points[0].batched_tokens]
     knee = find_knee(frontier)
@@ -71,20 +65,9 @@ def run(arguments: argparse.Namespace, start: float) -> int:
         f"knee: {knee.concurrency} requests at a time, {knee.output_tokens_per_s:.1f} tok/s, TPOT {knee.tpot_ms:.1f} ms"
     )
     print(f"proposed: --max-num-seqs {knee.concurrency} --max-num-batched-tokens {best.batched_tokens}")
-    if plot is not None:
-        places = [(point.tpot_ms, point.output_tokens_per_s, point.concurrency) for point in frontier]
-        plot.draw_frontier(places, knee.concurrency, arguments.output_png)
     proposal = {"max_num_seqs": knee.concurrency, "max_num_batched_tokens": best.batched_tokens}
     write_json(arguments.output_json, None, {"points": [asdict(p) for p in points], "proposal": proposal})
     return 0
-
-
-def load_plot() -> ModuleType:
-    """The module that draws; by name, because matplotlib is no part of the application."""
-    try:
-        return importlib.import_module("app.bench.plot")
-    except ImportError as error:
-        raise UsageError(f"--output-png needs matplotlib (pip install matplotlib): {error}") from error
 
 
 def read_counts(flag: str, text: str) -> list[int]:

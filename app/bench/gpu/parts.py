@@ -16,7 +16,6 @@ import torch
 
 from app.bench.gpu.ceiling import compute_ceiling
 from app.bench.gpu.idle import measure_idle
-from app.bench.gpu.parity import compare_with_transformers
 from app.bench.runners import TroupeRunner
 from app.bench.shapes import SHAPES, Json
 from app.bench.throughput import RECORDS
@@ -173,8 +172,6 @@ def check_syncs(setup: Setup) -> Json:
 def run_part(name: str, setup: Setup) -> Json:
     """Measure one part."""
     match name:
-        case "parity":
-            return compare_with_transformers(setup.folder, is_smoke=setup.is_smoke)
         case "syncs":
             return check_syncs(setup)
         case "nano-0.6b" | "nano-14b":
@@ -193,7 +190,7 @@ def run_part(name: str, setup: Setup) -> Json:
 def main() -> int:
     """Write the part's figures as JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
-    names = ("parity", "syncs", "nano-0.6b", "nano-14b", "single", "switches", "idle", "structured")
+    names = ("syncs", "nano-0.6b", "nano-14b", "single", "switches", "idle", "structured")
     parser.add_argument("part", choices=names)
     parser.add_argument("--json", type=Path, required=True, metavar="FILE")
     parser.add_argument("--smoke", action="store_true", help="tiny sizes on the CPU")

@@ -51,7 +51,6 @@ class Part:
 PARTS = (
     Part("ceilings", KERNELS, 20),
     Part("checks", KERNELS, 100),
-    Part("parity", ENGINE, 60),
     Part("syncs", ENGINE, 50),
     Part("table", KERNELS, 70),
     Part("nano-0.6b", ENGINE, 60),

@@ -16,7 +16,6 @@ from aiohttp.test_utils import TestServer
 from app.bench import own_server
 from app.bench.client import Load, Record, Target, drive
 from app.bench.own_server import run_server, wait_until_ready
-from app.bench.plot import draw_frontier
 from app.bench.serve import find_model, summarise
 from app.bench.sweep import Point, choose_batched_tokens, find_knee
 from app.bench.workload import Job
@@ -134,12 +133,6 @@ def test_the_knee_is_where_more_requests_only_cost_time() -> None:
 def test_of_equal_budgets_the_one_with_the_shorter_wait_is_proposed() -> None:
     points = [make_point(8, 100, 5, 256, 50), make_point(8, 99, 5, 512, 20), make_point(8, 80, 5, 2048, 5)]
     assert choose_batched_tokens(points).batched_tokens == 512
-
-
-def test_the_frontier_is_drawn(tmp_path: Path) -> None:
-    picture = tmp_path / "frontier.png"
-    draw_frontier([(10.0, 100.0, 1), (18.0, 900.0, 16)], 16, picture)
-    assert picture.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
 
 
 class Health:
