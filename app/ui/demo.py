@@ -70,8 +70,7 @@ def make_demo(engine: Engine, app_config: AppConfig) -> gr.Blocks:
         async def leave(request: gr.Request) -> None:
             # A handler's own stream tells of a closed tab only once the page has opened it.
             session = str(request.session_hash)
-            for stops in (chat.stops, extract.stops):
-                stops.ask(session, "leave")
+            extract.stops.ask(session, "leave")
             batch.leave(session)
 
         demo.unload(leave)

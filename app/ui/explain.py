@@ -86,7 +86,7 @@ def explain(error: Exception, engine_state: str = "ready") -> Explanation:
             return Explanation("The engine reported an error.", why, "Try again.")
 
 
-def explain_bug(error: Exception) -> Explanation:
+def explain_bug(error: BaseException) -> Explanation:
     """Return the explanation of an unexpected error, shown before the error is logged."""
     return Explanation(
         "This went wrong inside the app.",

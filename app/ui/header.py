@@ -57,7 +57,7 @@ def render_header(engine: Engine, tokens_per_second: float, card: str = "") -> s
     figures = [
         ("running", f"{stats.num_running}"),
         ("waiting", f"{stats.num_waiting + stats.num_waiting_for_grammar}"),
-        ("KV", f"{stats.kv_usage:.0%}"),
+        ("of the cache", f"{stats.kv_usage:.0%}"),
         ("tok/s", f"{tokens_per_second:,.0f}"),
     ]
     cells = "".join(f'<span class="figure"><b>{value}</b> {name}</span>' for name, value in figures)
@@ -67,7 +67,9 @@ def render_header(engine: Engine, tokens_per_second: float, card: str = "") -> s
         f'<span class="model" title="{card}">{html.escape(engine.model_name)}</span>'
         f'<span class="device">{html.escape(describe_device(engine))}</span>'
         f'<span class="state {state}" title="{title}"><i></i>{state}</span>'
-        f'<span class="figures">{cells}</span></div>'
+        f'<span class="figures">{cells}</span>'
+        '<button type="button" class="theme" title="Switch between light and dark">'
+        '<span class="visually-hidden">Light or dark</span>◐</button></div>'
     )
 
 

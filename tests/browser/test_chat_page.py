@@ -57,7 +57,13 @@ def test_the_text_grows_and_stop_ends_the_request(lasting: Site) -> None:
     lasting.wait_for(lambda: lasting.num_running() == 0)
     assert lasting.num_aborted() == num_aborted + 1
     begin_a_long_answer(lasting)
-    lasting.page.close()
+    lasting.wait_for(lambda: len(lasting.answer) > 5)
+    begun = lasting.answer
+    lasting.page.reload()
+    lasting.wait_for(lambda: len(lasting.answer) > len(begun) and lasting.answer.startswith(begun))
+    assert lasting.num_running() == 1
+    lasting.complaints.clear()  # Gradio's about the stream that the reload cut
+    lasting.page.keyboard.press("Escape")
     lasting.wait_for(lambda: lasting.num_running() == 0)
     assert lasting.num_aborted() == num_aborted + 2
 
@@ -93,15 +99,17 @@ def test_retry_undo_edit_and_versions_leave_an_answer_that_is_being_written(last
     lasting.wait_for(lambda: chatbot.locator(".user-row").count() == 1)
 
 
-def test_a_chat_that_is_left_keeps_its_question_and_one_that_is_removed_stays_away(lasting: Site) -> None:
+def test_a_chat_that_is_left_goes_on_and_one_that_is_removed_stays_away(lasting: Site) -> None:
     chats = lasting.page.locator("#chat-list")
     begin_a_long_answer(lasting)
     lasting.toggle("Chats")
     lasting.page.get_by_role("button", name="New chat").click()
-    lasting.wait_for(lambda: lasting.num_running() == 0)
     lasting.wait_for(lambda: lasting.page.locator("#messages .message-row").count() == 0)
     chats.get_by_role("button", name="Count, please.").first.click()
     lasting.page.locator("#chatbot .user-row", has_text="Count, please.").wait_for()
+    lasting.page.locator("#growing .bot-row").wait_for()
+    lasting.press_stop()
+    lasting.figures.wait_for()
     lasting.page.get_by_role("button", name="Retry").click()
     lasting.wait_for(lambda: lasting.num_running() == 1)
     chats.get_by_role("button", name="Remove Count, please.").click()
@@ -110,6 +118,8 @@ def test_a_chat_that_is_left_keeps_its_question_and_one_that_is_removed_stays_aw
     lasting.wait_for(lambda: lasting.page.locator("#messages .message-row").count() == 0)
     lasting.page.locator("#composer button.submit-button").wait_for()
     lasting.wait_for(lambda: chats.locator("li.none").count() == 1)
+    chats.get_by_role("button", name="Undo").click()
+    lasting.page.locator("#chatbot .user-row", has_text="Count, please.").wait_for()
 
 
 def test_chats_are_there_after_a_reload_are_searched_exported_and_imported(
@@ -118,6 +128,9 @@ def test_chats_are_there_after_a_reload_are_searched_exported_and_imported(
     ask_and_wait(site, "What can you do?")
     site.toggle("Chats")
     chats, questions = site.page.locator(".chats"), site.page.locator("#chatbot .user-row")
+    chats.get_by_role("button", name="Rename What can you do?").click()
+    chats.get_by_label("Title of the chat").fill("My questions")
+    site.page.keyboard.press("Enter")
     chats.get_by_role("button", name="New chat").click()
     site.wait_for(lambda: questions.count() == 0)
     ask_and_wait(site, "Hello! Who are you?")
@@ -131,13 +144,13 @@ def test_chats_are_there_after_a_reload_are_searched_exported_and_imported(
     waiting.value.save_as(path)
     chats.get_by_label("Search chats").fill("what can")
     site.wait_for(lambda: chats.locator("li").count() == 1)
-    chats.get_by_role("button", name="What can you do?").first.click()
+    chats.get_by_role("button", name="My questions").first.click()
     questions.filter(has_text="What can you do?").wait_for()
-    chats.get_by_role("button", name="Remove What can you do?").click()
+    chats.get_by_role("button", name="Remove My questions").click()
     chats.get_by_text("No chat has these words.").wait_for()
     site.wait_for(lambda: questions.count() == 0)
     chats.get_by_label("Chats to import").set_input_files(path)
-    chats.get_by_role("button", name="What can you do?").first.click()
+    chats.get_by_role("button", name="My questions").first.click()
     questions.filter(has_text="What can you do?").wait_for()
 
 
@@ -159,6 +172,16 @@ def test_two_tabs_keep_the_chats_of_both(site: Site) -> None:
     other.wait_for(lambda: listed.count() == 1)
     other.page.get_by_role("button", name="Remove Hello!").click()
     site.page.get_by_text("Chats are kept in this browser only.").wait_for()
+    # Both ask in one chat at the same time: neither question is lost.
+    ask_and_wait(site, "And now?", turn=1)
+    other.page.get_by_role("button", name="Hello!").first.click()
+    other.figures.nth(1).wait_for()
+    for tab, text in ((site, "And you?"), (other, "And who else?")):
+        tab.ask(text)
+    for tab in (site, other):
+        tab.figures.nth(2).wait_for()
+    site.page.reload()
+    site.page.locator(".branch").get_by_text("2 of 2").wait_for()
     other.page.close()
     assert other.complaints == []
 

@@ -41,7 +41,8 @@ class Form:
     """The numbers by which a page calls its handlers, and the values of its settings, from the page's own config."""
 
     send: int
-    answer: int
+    watch: int
+    stop: int
     end: int
     refresh: int
     settings: list[Any]
@@ -102,10 +103,12 @@ def read_form(config: dict[str, Any]) -> Form:
     by_name = {each["api_name"]: each for each in reversed(config["dependencies"])}
     props = {each["id"]: each["props"] for each in config["components"]}
     values = []
-    for component_id in by_name["answer"]["inputs"][1:]:  # the first is the turn, which the server keeps
+    for component_id in by_name["send"]["inputs"][
+        4:-1
+    ]:  # behind text, history, chat and turn; the last is the browser's store
         setting = props[component_id]
         values.append(WANTED.get(setting.get("label"), setting.get("value")))
-    numbers = {name: by_name[name]["id"] for name in ("send", "answer", "end", "refresh")}
+    numbers = {name: by_name[name]["id"] for name in ("send", "watch", "stop", "end", "refresh")}
     return Form(settings=values, **numbers)
 
 
@@ -124,9 +127,11 @@ class Page:
         strip = asyncio.ensure_future(self._watch_strip())
         try:
             while time.monotonic() < until:
-                await self._call(self.form.send, [{"text": "Count, please.", "files": []}, [], None, None])
+                typed = {"text": "Count, please.", "files": []}
+                await self._call(self.form.send, [typed, [], None, None, *self.form.settings, None])
                 await self._read_answer(until)
-                await self._call(self.form.end, [None, None, None])
+                await self._call(self.form.stop, [None])  # the server would write the answer to its end
+                await self._call(self.form.end, [None, None])
         finally:
             strip.cancel()
             await asyncio.gather(strip, return_exceptions=True)
@@ -145,7 +150,7 @@ class Page:
             return answer
 
     async def _read_answer(self, until: float) -> None:
-        await self._call(self.form.answer, [None, *self.form.settings], "queue/join")
+        await self._call(self.form.watch, [None], "queue/join")
         async with self.session.get(f"{self.url}/queue/data", params={"session_hash": self.name}) as stream:
             async for line in stream.content:
                 if not line.startswith(b"data:"):

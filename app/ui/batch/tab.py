@@ -82,7 +82,9 @@ class BatchTab:
                 )
                 with gr.Row():
                     trial = gr.Button(f"Try the first {NUM_PREVIEWED}", interactive=False, min_width=120)
-                    run = gr.Button("Run all", variant="primary", interactive=False, min_width=120)
+                    run = gr.Button(
+                        "Run all", variant="primary", interactive=False, elem_id="batch-run", min_width=120
+                    )
                     stop = gr.Button("Stop", variant="stop", visible=False, min_width=80)
             with gr.Column(scale=9, min_width=300):
                 progress = gr.HTML("", elem_id="batch-progress", apply_default_css=False)

@@ -1,7 +1,8 @@
 """Versions of a conversation: a question asked again or changed leaves what followed it as another version.
 
-thread = {"id", "forks": [{"at", "active", "tails"}, ...]}    a fork stands before message `at`; its tails are what
-can follow, each {"messages", "forks"}, and the active one is what the page shows, so its place holds None.
+thread = {"id", "forks": [{"at", "active", "tails"}, ...], "seen": ids of turns, "settings"}
+A fork stands before message `at`; its tails are what can follow, each {"messages", "forks"}, and the active one is what
+the page shows, so its place holds None. `seen` are the turns that this page knows: others came from another tab.
 """
 
 from __future__ import annotations
@@ -9,10 +10,11 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-from app.ui.chat.conversation import History
+from app.ui.chat.conversation import REASONING_ID, History, read_pending, read_text
 
 Fork = dict[str, Any]
 Thread = dict[str, Any]
+Chat = dict[str, Any]
 
 MAX_VERSIONS = 20
 
@@ -48,12 +50,64 @@ def switch(thread: Thread, history: History, at: int, to: int) -> tuple[Thread, 
     return {**thread, "forks": [*kept, here, *tail["forks"]]}, [*history[:at], *tail["messages"]]
 
 
+def merge(thread: Thread, history: History, stored: Chat | None) -> Thread:
+    """The thread with what another tab has added to the chat, each turn of it as a further version where it differs."""
+    thread = {**thread, "seen": sorted({*thread.get("seen", ()), *list_turn_ids(history)})}
+    if stored is None:
+        return thread
+    at = _count_common(history, stored["messages"])
+    theirs = [
+        (at, {"messages": stored["messages"][at:], "forks": [f for f in stored["forks"] if f["at"] > at]})
+    ]
+    theirs += [(each["at"], tail) for each in stored["forks"] for tail in each["tails"] if tail is not None]
+    forks = copy.deepcopy(thread["forks"])
+    seen = set(thread["seen"])
+    for place, tail in theirs:
+        ids = list_turn_ids(tail["messages"])
+        if not ids or list_turn_ids(history[place:])[:1] == ids[:1]:
+            continue
+        here = next((each for each in forks if each["at"] == place), None)
+        ours = [] if here is None else here["tails"]
+        known = next(
+            (i for i, each in enumerate(ours) if each and list_turn_ids(each["messages"])[:1] == ids[:1]),
+            None,
+        )
+        if known is not None:
+            # The same version: another tab may have seen more of it.
+            if len(tail["messages"]) > len(ours[known]["messages"]) or read_pending(ours[known]["messages"]):
+                ours[known] = tail
+        elif not set(ids) <= seen:
+            if here is None:
+                here = {"at": place, "active": 0, "tails": [None]}
+                forks.append(here)
+            here["tails"].insert(here["active"], tail)
+            here["active"] += 1
+        seen |= set(ids)
+    return {**thread, "forks": forks, "seen": sorted(seen)}
+
+
+def list_turn_ids(messages: History) -> list[str]:
+    """The ids of the turns that these messages end."""
+    found = [(message.get("metadata") or {}) for message in messages]
+    return [
+        str(each["id"])
+        for each in found
+        if each.get("title") and each.get("id") not in (None, "", REASONING_ID)
+    ]
+
+
+def _count_common(one: History, other: History) -> int:
+    pairs = zip(one, other, strict=False)
+    same = [(a["role"], read_text(a["content"])) == (b["role"], read_text(b["content"])) for a, b in pairs]
+    return same.index(False) if False in same else len(same)
+
+
 def prune(thread: Thread, history: History) -> Thread:
     """The thread without forks behind the end of the history, as after an undo."""
     return {**thread, "forks": [each for each in thread["forks"] if each["at"] < max(len(history), 1)]}
 
 
-def describe(thread: Thread, history: History) -> list[dict[str, int]]:
+def describe(thread: Thread, history: History) -> list[dict[str, Any]]:
     """What the page shows of each fork: which question, which version, of how many."""
     shown = []
     for each in thread["forks"]:
@@ -64,6 +118,7 @@ def describe(thread: Thread, history: History) -> list[dict[str, int]]:
             {
                 "at": each["at"],
                 "turn": turn + is_question,
+                "is_question": is_question,
                 "active": each["active"],
                 "count": len(each["tails"]),
             }

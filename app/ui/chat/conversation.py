@@ -46,6 +46,19 @@ def figures_message(line: str, turn_id: str = "") -> Message:
     return {"role": "assistant", "content": "", "metadata": metadata}
 
 
+def pending_message(turn_id: str) -> Message:
+    """What stands for the figures as long as the answer is being written."""
+    message = figures_message("not finished", turn_id)
+    return message | {"metadata": {**message["metadata"], "status": "pending"}}
+
+
+def read_pending(history: History) -> str | None:
+    """The id of the last turn if its answer was not finished when the history was kept."""
+    metadata = (history[-1].get("metadata") if history else None) or {}
+    is_pending = metadata.get("status") == "pending" and metadata.get("id") != REASONING_ID
+    return str(metadata["id"]) if is_pending and metadata.get("id") else None
+
+
 def list_titles(history: History) -> list[str]:
     """The ids of all messages with a title, in their order; empty for one without."""
     found = [message.get("metadata") or {} for message in history]

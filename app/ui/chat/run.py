@@ -1,7 +1,8 @@
 """What the chat does: a turn begins at once, grows as one stream of its own, and ends in the history.
 
-begin (send, retry, edit, example) ──▶ Turn ──▶ answer: only the growing messages travel ──▶ close: history, figures
-the browser keeps the question from the beginning, and the answer once it is closed
+begin (send, retry, edit, example) ──▶ Turn ──▶ watch: only the growing messages travel ──▶ close: history, figures
+The server writes the answer to its end, whatever the page does. The browser keeps the question from the beginning, what
+it has shown of the answer, and the whole answer once the turn is closed.
 """
 
 from __future__ import annotations
@@ -9,11 +10,12 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import gradio as gr
 
+from app.ui.chat.answers import Answer, Answers
 from app.ui.chat.attachments import add_attachments
 from app.ui.chat.branches import Thread, fork
 from app.ui.chat.conversation import (
@@ -23,18 +25,18 @@ from app.ui.chat.conversation import (
     drop_answer,
     error_message,
     figures_message,
+    pending_message,
+    read_pending,
     read_text,
     to_model_messages,
     user_message,
 )
 from app.ui.chat.history import describe_tokens, keep_chat, make_thread
 from app.ui.chat.settings import Settings, make_sampling_params
-from app.ui.chat.store import make_chat_id
-from app.ui.explain import EXPLAINED, Explanation, explain
+from app.ui.explain import Explanation, explain
 from app.ui.figures import describe_output
 from app.ui.observatory.trace import describe_position
 from app.ui.pacing import pace
-from app.ui.stops import StopKind, Stops
 from engine import Engine, InvalidRequest, RequestOutput
 
 WAITING = "…"
@@ -47,34 +49,50 @@ Closed = tuple[Any, ...]  # chatbot, composer, growing, tokens, turn
 
 @dataclass(slots=True)
 class Turn:
-    """One question and the answer that is written to it; the session's state while it runs."""
+    """One question and the answer to it, as one page shows them.
 
-    history: History  # up to and with the question
-    num_shown: int  # messages that the page has in its history already; the others are shown with the answer
-    thread: Thread  # the chat and its version, whatever the page shows by the end
-    turn_id: str = field(default_factory=make_chat_id)
-    answer: History = field(default_factory=list)
-    output: RequestOutput | None = None
-    problem: Explanation | None = None
-    asked: StopKind | None = None
-    phase: Literal["new", "running", "over"] = "new"
+    Attributes:
+        history: the messages up to and with the question.
+        num_shown: how many of them the page has in its history already; the others are shown with the answer.
+        thread: the chat and its version, whatever the page shows by the end.
+        is_left: the page shows another chat by now.
+    """
+
+    history: History
+    num_shown: int
+    thread: Thread
+    answer: Answer
+    is_left: bool = False
+    is_watched: bool = False
+
+    @property
+    def written(self) -> History:
+        """The answer so far."""
+        output = self.answer.output
+        return [answer_message(WAITING)] if output is None else answer_messages(output.outputs[0].text)
 
     @property
     def growing(self) -> History:
         """What stands under the history: the question, if it is new, and the answer so far."""
-        return [*self.history[self.num_shown :], *self.answer]
+        return [*self.history[self.num_shown :], *self.written]
 
 
 class ChatRun:
-    """The handlers of one chat on one engine."""
+    """The handlers of one chat on one engine. The last inputs of those that begin a turn: settings, open chat."""
 
     def __init__(self, engine: Engine, interval_s: float) -> None:
         self.engine = engine
         self.interval_s = interval_s
-        self.stops = Stops()
+        self.answers = Answers(engine)
 
     async def send(
-        self, typed: Mapping[str, Any], history: History, thread: Thread | None, running: Turn | None
+        self,
+        typed: Mapping[str, Any],
+        history: History,
+        thread: Thread | None,
+        running: Turn | None,
+        request: gr.Request,
+        *rest: Any,
     ) -> Begun:
         """Begin a turn with what was typed and attached; nothing while another one runs."""
         if is_running(running):
@@ -86,28 +104,49 @@ class ChatRun:
             problem = explain(error, self.engine.state)
         if not text and problem is None:
             return (*(gr.skip() for _ in range(4)), None, gr.skip())
-        turn = Turn([*history, user_message(text)], len(history), thread or make_thread(), problem=problem)
-        return _begin(gr.skip(), turn)
+        asked = [*history, user_message(text)]
+        return self._begin(asked, len(history), thread, request, rest, problem)
 
-    def send_example(
-        self, history: History, thread: Thread | None, running: Turn | None, data: gr.SelectData
+    async def send_example(
+        self,
+        history: History,
+        thread: Thread | None,
+        running: Turn | None,
+        data: gr.SelectData,
+        request: gr.Request,
+        *rest: Any,
     ) -> Begun:
         """Begin a turn with the example that was clicked; nothing while another one runs."""
         if is_running(running):
             return _begin_nothing()
-        turn = Turn([*history, user_message(data.value["text"])], len(history), thread or make_thread())
-        return _begin(gr.skip(), turn)
+        asked = [*history, user_message(data.value["text"])]
+        return self._begin(asked, len(history), thread, request, rest)
 
-    def retry(
-        self, history: History, thread: Thread | None, running: Turn | None, data: gr.RetryData
+    async def retry(
+        self,
+        history: History,
+        thread: Thread | None,
+        running: Turn | None,
+        data: gr.RetryData,
+        request: gr.Request,
+        *rest: Any,
     ) -> Begun:
         """Ask the same question again; the answer before stays as another version. Nothing while another turn runs."""
         if is_running(running):
             return _begin_nothing()
         asked = drop_answer(history[: first_index(data.index) + 1])
-        return _begin(asked, Turn(asked, len(asked), fork(thread or make_thread(), history, len(asked))))
+        thread = fork(thread or make_thread(), history, len(asked))
+        return asked, *self._begin(asked, len(asked), thread, request, rest)[1:]
 
-    def edit(self, history: History, thread: Thread | None, running: Turn | None, data: gr.EditData) -> Begun:
+    async def edit(
+        self,
+        history: History,
+        thread: Thread | None,
+        running: Turn | None,
+        data: gr.EditData,
+        request: gr.Request,
+        *rest: Any,
+    ) -> Begun:
         """Ask a changed question; what stood there stays as another version. Nothing while another turn runs."""
         index = first_index(data.index)
         # The page has the new words in place already; the version before must have the old ones.
@@ -115,70 +154,82 @@ class ChatRun:
         if is_running(running):
             return _begin_nothing(before)
         asked = [*history[:index], user_message(read_text(data.value))]
-        return _begin(asked, Turn(asked, len(asked), fork(thread or make_thread(), before, index)))
+        thread = fork(thread or make_thread(), before, index)
+        return asked, *self._begin(asked, len(asked), thread, request, rest)[1:]
 
-    def stop(self, turn: Turn | None) -> None:
+    async def stop(self, turn: Turn | None) -> None:
         """End the running answer and keep what is there."""
         if turn is not None:
-            turn.asked = "keep"
+            turn.answer.stop()
 
-    def leave(self, turn: Turn | None) -> None:
-        """End the running answer of a chat that is no longer shown, and write nothing more of it."""
-        if turn is not None:
-            turn.asked = "leave"
-
-    def leave_removed(self, turn: Turn | None, data: gr.EventData) -> None:
-        """The same when it is the chat that was removed; of another one nothing ends."""
-        if turn is not None and turn.thread["id"] == str(data._data.get("id")):
-            self.leave(turn)
-
-    async def answer(
-        self, turn: Turn | None, request: gr.Request, *settings: Any
-    ) -> AsyncGenerator[History, None]:
-        """Write the answer. Nothing but the growing messages is sent: the history would be sent, and drawn, whole."""
-        if turn is None or turn.phase != "new":
+    async def watch(self, turn: Turn | None) -> AsyncGenerator[History, None]:
+        """Show the answer. Nothing but the growing messages is sent: the history would be sent, and drawn, whole."""
+        if turn is None or turn.is_watched:
             if is_running(turn):
                 # Here and not where it was refused: Gradio shows no notice of an event without its queue.
                 gr.Info("An answer is still being written. Stop it first.")
             yield gr.skip()
             return
-        turn.phase = "running"
-        try:
-            if turn.problem is None:
-                async with aclosing(self._write(turn, request, Settings(*settings))) as updates:
-                    async for growing in updates:
-                        yield growing
-        except EXPLAINED as error:
-            turn.problem = explain(error, self.engine.state)
-        finally:
-            turn.phase = "over"
+        async with aclosing(self.watch_again(turn)) as updates:
+            async for growing in updates:
+                yield growing
+
+    async def watch_again(self, turn: Turn | None) -> AsyncGenerator[History, None]:
+        """The same for a chat that was opened while its answer is written."""
+        if turn is None or turn.is_watched:
+            yield gr.skip()
+            return
+        turn.is_watched = True
+        yield turn.growing
+        async with aclosing(turn.answer.watch()) as changes:
+            async for _ in changes:
+                if turn.is_left:
+                    break
+                yield turn.growing
         yield gr.skip()
 
     def close(self, turn: Turn | None) -> Closed:
         """Put the turn into the history, with its figures or what went wrong."""
-        if turn is not None and turn.phase == "running":
+        if is_running(turn):
             return tuple(gr.skip() for _ in range(5))
-        if turn is None or turn.asked == "leave":
+        if turn is None or turn.is_left:
             return gr.skip(), open_composer(), [], gr.skip(), None
         history = conclude(turn)
         return history, open_composer(), [], inspect(history, turn), None
 
-    async def _write(
-        self, turn: Turn, request: gr.Request, settings: Settings
-    ) -> AsyncGenerator[History, None]:
-        turn.answer = [answer_message(WAITING)]
-        yield turn.growing
-        session = str(request.session_hash)
-        with self.stops.running(session) as flag:
-            # Leaving the block closes the stream, and that aborts the engine's request.
-            async with aclosing(self._generate(turn.history, settings, session)) as outputs:
-                async for output in outputs:
-                    if output is not None:
-                        turn.output, turn.answer = output, answer_messages(output.outputs[0].text)
-                    if turn.asked or flag.asked:
-                        return
-                    # Without news too: Gradio sees a closed tab only when a handler yields.
-                    yield turn.growing
+    def resume(self, history: History, thread: Thread) -> tuple[History, Turn | None]:
+        """A chat that was opened: its messages, and the turn whose answer the server writes or still keeps."""
+        answer_id = read_pending(history)
+        if answer_id is None:
+            return history, None
+        answer = self.answers.find(answer_id)
+        if answer is None:
+            return [*history[:-1], figures_message("stopped", answer_id)], None
+        asked = drop_answer(history)
+        return asked, Turn(asked, len(asked), thread, answer)
+
+    def _begin(
+        self,
+        asked: History,
+        num_shown: int,
+        thread: Thread | None,
+        request: gr.Request,
+        rest: tuple[Any, ...],
+        problem: Explanation | None = None,
+    ) -> Begun:
+        *values, store = rest
+        settings = Settings(*values)
+        if problem is None:
+            answer = self.answers.start(self._generate(asked, settings, str(request.session_hash)))
+        else:
+            answer = Answer(problem=problem, is_over=True)
+        thread = {**(thread or make_thread()), "settings": asdict(settings)}
+        turn = Turn(asked, num_shown, thread, answer)
+        busy = gr.update(value=None, submit_btn=False, stop_btn=True)
+        # Kept from the beginning: who leaves the chat, or the page, before the answer ends finds the question again.
+        kept = [*asked, answer_message(""), pending_message(answer.answer_id)]
+        turn.thread, change = keep_chat(store, thread, kept)
+        return gr.skip(), busy, turn.growing, turn.thread, turn, change
 
     async def _generate(
         self, history: History, settings: Settings, session: str
@@ -202,21 +253,21 @@ class ChatRun:
 
 
 def is_running(turn: Turn | None) -> bool:
-    """Whether a turn has begun and its answer has not ended."""
-    return turn is not None and turn.phase != "over"
+    """Whether the page shows a turn whose answer has not ended."""
+    return turn is not None and not (turn.is_left or turn.answer.is_over)
 
 
 def conclude(turn: Turn) -> History:
     """The history with what became of the turn."""
-    output = turn.output
-    if turn.problem is not None:
-        half = turn.answer if output is not None else []
-        return [*turn.history, *half, error_message(turn.problem)]
+    output, problem = turn.answer.output, turn.answer.problem
+    written = [] if output is None else turn.written
+    if problem is not None:
+        return [*turn.history, *written, error_message(problem)]
     if output is None:
-        return [*turn.history, answer_message(""), figures_message("stopped", turn.turn_id)]
+        return [*turn.history, answer_message(""), figures_message("stopped", turn.answer.answer_id)]
     figures = describe_output(output)
     line = figures if output.finished else f"{figures} · stopped"
-    return [*turn.history, *turn.answer, figures_message(line, turn.turn_id)]
+    return [*turn.history, *written, figures_message(line, turn.answer.answer_id)]
 
 
 def inspect(history: History, turn: Turn) -> dict[str, Any]:
@@ -224,12 +275,12 @@ def inspect(history: History, turn: Turn) -> dict[str, Any]:
 
     As text: through lists and dictionaries Gradio walks on the event loop, 70 ms for a thousand tokens.
     """
-    shown = describe_tokens(history)
-    if turn.output is None or not turn.output.outputs[0].logprobs:
+    shown, output = describe_tokens(history), turn.answer.output
+    if output is None or not output.outputs[0].logprobs:
         return shown
-    positions = turn.output.outputs[0].logprobs[:MAX_INSPECTED]
+    positions = output.outputs[0].logprobs[:MAX_INSPECTED]
     steps = [describe_position(position) | {"is_forced": False} for position in positions]
-    return shown | {"id": turn.turn_id, "steps": json.dumps(steps, ensure_ascii=False)}
+    return shown | {"id": turn.answer.answer_id, "steps": json.dumps(steps, ensure_ascii=False)}
 
 
 def open_composer(**more: Any) -> Any:
@@ -240,13 +291,6 @@ def open_composer(**more: Any) -> Any:
 def _begin_nothing(chatbot: Any = None) -> Begun:
     """Another turn runs: all stays as it is, but for what the page has changed in the history already."""
     return chatbot or gr.skip(), *(gr.skip() for _ in range(5))
-
-
-def _begin(chatbot: Any, turn: Turn) -> Begun:
-    busy = gr.update(value=None, submit_btn=False, stop_btn=True)
-    # Kept as if it were stopped: who leaves the chat, or the page, before the answer ends finds the question again.
-    kept = keep_chat(None, turn.thread, conclude(turn))
-    return chatbot, busy, turn.growing, turn.thread, turn, kept
 
 
 def first_index(index: int | tuple[int, int]) -> int:

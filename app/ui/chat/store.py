@@ -1,6 +1,7 @@
 """The chats that a browser keeps: plain JSON in, plain JSON out. The server remembers none of them.
 
-store = {"current": id, "chats": [{"id", "title", "time", "messages", "forks"}, ...]}, the latest first
+store = {"current": id, "chats": [chat, ...]}, the latest first
+chat = {"id", "title", "named", "time", "messages", "forks", "settings"}; `named` marks a title that a person gave
 
 Several tabs may keep chats at the same time, so no store is written back whole: each event reads it and gives the
 browser a change = {"id", "current", "put": chats, "removed": ids, "problem"}.
@@ -11,7 +12,7 @@ from __future__ import annotations
 import json
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from app.ui.chat.conversation import History, read_text
@@ -42,9 +43,10 @@ def make_chat_id() -> str:
 
 
 def save_chat(
-    store: Store, chat_id: str, messages: History, forks: list[Any], clock: Callable[[], float] = time.time
+    store: Store, thread: Mapping[str, Any], messages: History, clock: Callable[[], float] = time.time
 ) -> Store:
     """The store with this chat first; a chat without messages is not kept."""
+    chat_id = thread["id"]
     others = [chat for chat in store["chats"] if chat["id"] != chat_id]
     if not messages:
         return {"current": chat_id, "chats": others}
@@ -53,7 +55,8 @@ def save_chat(
         "title": make_title(messages),
         "time": int(clock()),
         "messages": [plain_message(message) for message in messages],
-        "forks": forks,
+        "forks": thread["forks"],
+        "settings": thread.get("settings"),
     }
     return shrink({"current": chat_id, "chats": [chat, *others]})
 
@@ -122,6 +125,7 @@ def _read_chat(chat: Any, number: int) -> Chat:
     return {
         "id": str(chat.get("id") or make_chat_id())[:40],
         "title": str(chat.get("title") or make_title(plain))[:MAX_TITLE_CHARS],
+        "named": chat.get("named") is True,
         "time": seconds if isinstance(seconds, int) and 0 <= seconds <= MAX_TIME_S else 0,
         "messages": plain,
         # How its versions hang together is only trusted where it was made.

@@ -1,22 +1,22 @@
-"""The chat tab: layout and wiring. What its buttons do is ChatRun; what the browser remembers is ChatHistory."""
+"""The chat tab: layout and wiring. What its buttons do is ChatRun; what the browser remembers is history.py."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
 import gradio as gr
 
+from app.ui.chat import history as memory
 from app.ui.chat.attachments import FILE_TYPES
-from app.ui.chat.branches import Thread
+from app.ui.chat.branches import Thread, describe, switch
 from app.ui.chat.conversation import History, read_text
-from app.ui.chat.history import ChatHistory, Opened
 from app.ui.chat.run import ChatRun, Turn, first_index, is_running, open_composer
 from app.ui.chat.settings import Settings, build_settings, restore_settings
-from app.ui.chat.store import Store
+from app.ui.chat.store import Store, empty_store, find_chat
 from app.ui.pacing import UPDATE_INTERVAL_S
-from app.ui.scripts import read_kept, read_script
+from app.ui.scripts import keep_partial, read_kept, read_script
 from engine import Engine
 
 INSIDE = """<button type="button" class="fold" aria-expanded="false" aria-controls="inside-body">
@@ -28,6 +28,11 @@ QUIET: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
 AT_ONCE: dict[str, Any] = {"queue": False, **QUIET}
 # The chats are the last input of these: what the browser keeps when the event begins.
 WITH_STORE: dict[str, Any] = {"js": read_kept("readChats"), **AT_ONCE}
+# The same with the open chat alone, which is all that a turn needs.
+WITH_CHAT: dict[str, Any] = {"js": read_kept("readOpenChat"), **AT_ONCE}
+
+# chatbot, thread, branches, tokens, chats, growing, composer, turn, settings
+Opened = tuple[Any, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +47,13 @@ class _Parts:
     chats: gr.HTML
     thread: gr.State
     turn: gr.State
+    settings: list[gr.components.Component]
 
     @property
     def opened(self) -> list[gr.components.Component]:
         """What another chat fills."""
-        return [self.chatbot, self.thread, self.branches, self.tokens, self.chats]
+        shown = [self.chatbot, self.thread, self.branches, self.tokens, self.chats]
+        return [*shown, self.growing, self.textbox, self.turn, *self.settings]
 
 
 class ChatTab(ChatRun):
@@ -64,15 +71,14 @@ class ChatTab(ChatRun):
         self.defaults = defaults or Settings()
         self.welcome = welcome
         self.examples = examples
-        self.history = ChatHistory()
 
     def build(self, demo: gr.Blocks) -> None:
         """Put the tab's components on the page and connect them."""
-        chats = self.history.build_list()
+        chats = memory.build_list()
         with gr.Column(elem_id="chat", elem_classes="fill"):
             with gr.Column(elem_id="talk"), gr.Column(elem_id="messages"):
                 chatbot, growing = self._build_messages()
-            branches = self.history.build_branches()
+            branches = memory.build_branches()
             tokens = self._build_inside()
             textbox = gr.MultimodalTextbox(
                 label="Message", show_label=False, container=False, placeholder=PLACEHOLDER, lines=1, max_lines=8,
@@ -84,13 +90,13 @@ class ChatTab(ChatRun):
             # Its value is never drawn; it takes what the browser keeps into the event.
             kept = gr.HTML({}, html_template="", apply_default_css=False, elem_id="kept-settings")
         thread, turn = gr.State(None), gr.State(None)
-        parts = _Parts(chatbot, growing, textbox, tokens, branches, chats, thread, turn)
-        self._connect_turns(parts, settings)
+        parts = _Parts(chatbot, growing, textbox, tokens, branches, chats, thread, turn, settings)
+        self._connect_turns(parts)
         self._connect_history(parts)
-        demo.load(self.history.restore, chats, parts.opened, **WITH_STORE)
         demo.load(
             partial(restore_settings, self.defaults), kept, settings, js=read_kept("readSettings"), **AT_ONCE
         )
+        self._go_on(demo.load(self.restore, chats, parts.opened, **WITH_STORE), parts)
 
     def _build_messages(self) -> tuple[gr.Chatbot, gr.Chatbot]:
         """Two chatbots, history and growing turn, so that a new token does not redraw the history."""
@@ -119,7 +125,7 @@ class ChatTab(ChatRun):
         history = closed[0]
         if turn is None or not isinstance(history, list):
             return (*closed, *(gr.skip() for _ in range(3)))
-        thread, branches, _, chats = self.history.keep(history, turn.thread, store)
+        thread, branches, _, chats = memory.keep(history, turn.thread, store)
         return (*closed, thread, branches, chats)
 
     def undo(
@@ -136,7 +142,7 @@ class ChatTab(ChatRun):
         index = first_index(data.index)
         text = read_text(history[index]["content"])
         composer = open_composer(value={"text": text, "files": []})
-        return history[:index], composer, *self.history.keep(history[:index], thread, store)
+        return history[:index], composer, *memory.keep(history[:index], thread, store)
 
     def switch(
         self,
@@ -145,47 +151,99 @@ class ChatTab(ChatRun):
         turn: Turn | None,
         store: Store | None,
         data: gr.EventData,
-    ) -> Opened:
+    ) -> tuple[Any, ...]:
         """Another version of the conversation; none while an answer is written to this one."""
         if is_running(turn):
             return tuple(gr.skip() for _ in range(5))
-        return self.history.turn(history, thread, store, data)
+        thread = thread or memory.make_thread()
+        thread, history = switch(thread, history, int(data._data["at"]), int(data._data["to"]))
+        return history, *memory.keep(history, thread, store)
 
-    def _connect_turns(self, parts: _Parts, settings: list[gr.components.Component]) -> None:
-        chatbot, growing, textbox, turn = parts.chatbot, parts.growing, parts.textbox, parts.turn
-        begun = [chatbot, textbox, growing, parts.thread, turn, parts.chats]
-        ended = [
-            chatbot,
-            textbox,
-            growing,
-            parts.tokens,
-            turn,
-            parts.thread,
-            parts.branches,
-            parts.chats,
-        ]
-        asked = [chatbot, parts.thread, turn]
+    def restore(self, store: Store | None) -> Opened:
+        """What was open when the page was left."""
+        store = store or empty_store()
+        if find_chat(store, store.get("current")) is None:
+            # Nothing to restore, and a person may have asked something by now.
+            return self._skip_opened()
+        return self._open(store, store["current"])
+
+    def pick(self, turn: Turn | None, store: Store | None, data: gr.EventData) -> Opened:
+        """Another chat. The answer in the one before is written on, and found again when that is opened."""
+        _leave(turn)
+        return self._open(store or empty_store(), data._data.get("id"))
+
+    def fresh(self, turn: Turn | None, store: Store | None) -> Opened:
+        """A new chat."""
+        _leave(turn)
+        return self._open(store or empty_store(), None)
+
+    async def drop(
+        self, thread: Thread | None, turn: Turn | None, store: Store | None, data: gr.EventData
+    ) -> Opened:
+        """One chat less; when it is the one that is open, its answer ends and the page is empty again."""
+        chat_id, store = str(data._data.get("id")), store or empty_store()
+        is_open = thread is not None and thread["id"] == chat_id
+        opened = list(self._skip_opened())
+        if is_open:
+            if turn is not None:
+                turn.answer.stop()
+            _leave(turn)
+            opened = list(self._open(store, None))
+        opened[4] = memory.drop(store, chat_id, is_open)
+        return tuple(opened)
+
+    def _skip_opened(self) -> Opened:
+        return tuple(gr.skip() for _ in range(8 + len(asdict(self.defaults))))
+
+    def _open(self, store: Store, chat_id: str | None) -> Opened:
+        history, thread, change = memory.open_chat(store, chat_id)
+        history, turn = self.resume(history, thread)
+        if turn is None:
+            composer, growing = open_composer(), []
+        else:
+            composer, growing = gr.update(submit_btn=False, stop_btn=True), turn.growing
+        kept = thread["settings"]
+        settings = restore_settings(self.defaults, asdict(self.defaults) | kept if kept else None)
+        shown = [history, thread, describe(thread, history), memory.describe_tokens(history), change]
+        return (*shown, growing, composer, turn, *settings)
+
+    def _connect_turns(self, parts: _Parts) -> None:
+        chatbot, textbox, turn = parts.chatbot, parts.textbox, parts.turn
+        begun = [chatbot, textbox, parts.growing, parts.thread, turn, parts.chats]
+        asked = [chatbot, parts.thread, turn, *parts.settings, parts.chats]
         for begin in (
-            textbox.submit(self.send, [textbox, *asked], begun, **AT_ONCE),
-            chatbot.example_select(self.send_example, asked, begun, **AT_ONCE),
-            chatbot.retry(self.retry, asked, begun, **AT_ONCE),
-            chatbot.edit(self.edit, asked, begun, **AT_ONCE),
+            textbox.submit(self.send, [textbox, *asked], begun, **WITH_CHAT),
+            chatbot.example_select(self.send_example, asked, begun, **WITH_CHAT),
+            chatbot.retry(self.retry, asked, begun, **WITH_CHAT),
+            chatbot.edit(self.edit, asked, begun, **WITH_CHAT),
         ):
-            written = begin.then(self.answer, [turn, *settings], growing, **QUIET)
-            written.then(self.end, [turn, parts.chats], ended, **WITH_STORE)
+            self._finish(begin.then(self.watch, turn, parts.growing, **QUIET), parts)
         textbox.stop(self.stop, turn, None, **AT_ONCE)
+        # What the page has shown of an answer stays in the browser, should the server be lost.
+        parts.growing.change(None, parts.growing, None, js=keep_partial(), **AT_ONCE)
 
     def _connect_history(self, parts: _Parts) -> None:
         chatbot, thread, turn, chats = parts.chatbot, parts.thread, parts.turn, parts.chats
         opened = parts.opened
         taken_back = [chatbot, parts.textbox, thread, parts.branches, parts.tokens, chats]
         chatbot.undo(self.undo, [chatbot, thread, turn, chats], taken_back, **WITH_STORE)
-        # What another chat was about to write must not reach this one.
-        chats.pick(self.leave, turn, None, **AT_ONCE)
-        chats.pick(self.history.pick, chats, opened, **WITH_STORE)
-        chats.fresh(self.leave, turn, None, **AT_ONCE)
-        chats.fresh(self.history.fresh, chats, opened, **WITH_STORE)
-        chats.drop(self.leave_removed, turn, None, **AT_ONCE)
-        chats.drop(self.history.drop, [thread, chats], opened, **WITH_STORE)
-        chats.bring(self.history.bring, chats, chats, **WITH_STORE)
-        parts.branches.turn(self.switch, [chatbot, thread, turn, chats], opened, **WITH_STORE)
+        self._go_on(chats.pick(self.pick, [turn, chats], opened, **WITH_STORE), parts)
+        chats.fresh(self.fresh, [turn, chats], opened, **WITH_STORE)
+        chats.drop(self.drop, [thread, turn, chats], opened, **WITH_STORE)
+        chats.bring(memory.bring, chats, chats, **WITH_STORE)
+        parts.branches.turn(self.switch, [chatbot, thread, turn, chats], opened[:5], **WITH_STORE)
+
+    def _go_on(self, opening: Any, parts: _Parts) -> None:
+        """Watch the answer of a chat that was opened while it is written."""
+        self._finish(opening.then(self.watch_again, parts.turn, parts.growing, **QUIET), parts)
+
+    def _finish(self, watching: Any, parts: _Parts) -> None:
+        shown = [parts.chatbot, parts.textbox, parts.growing, parts.tokens, parts.turn]
+        ended = [*shown, parts.thread, parts.branches, parts.chats]
+        watching.then(self.end, [parts.turn, parts.chats], ended, **WITH_CHAT)
+
+
+def _leave(turn: Turn | None) -> None:
+    """What another chat is about to write must not reach the one that is opened."""
+    if turn is not None:
+        turn.is_left = True

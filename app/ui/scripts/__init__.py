@@ -17,6 +17,11 @@ def write_kept(writer: str, *values: Any) -> str:
     return f"(...inputs) => {{\n{read_script('kept')}\n{writer}({arguments}, inputs);\n}}"
 
 
+def keep_partial() -> str:
+    """A function for an event's `js` that keeps what is shown of the answer in the open chat."""
+    return f"(messages) => {{\n{read_script('kept')}\nkeepPartial(messages);\n}}"
+
+
 def read_script(name: str) -> str:
     """The script of that name, beside this file."""
     return (Path(__file__).parent / f"{name}.js").read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-// The versions of the conversation: one small switch for each place where it was asked again.
+// The versions of the conversation: a small switch under the message of each place where it was asked again.
 const host = element.querySelector(".branches");
 const make = (tag, attributes, ...children) => {
   const node = document.createElement(tag);
@@ -7,13 +7,32 @@ const make = (tag, attributes, ...children) => {
   node.append(...children);
   return node;
 };
-const draw = () => host.replaceChildren(...(props.value || []).map((fork) => {
-  const arrow = (sign, to, word) => {
-    const button = make("button", { type: "button", "aria-label": `${word} version of turn ${fork.turn}`, onclick: () => trigger("turn", { at: fork.at, to }) }, sign);
-    button.disabled = to < 0 || to >= fork.count;
-    return button;
-  };
-  return make("span", { class: "branch" }, `Turn ${fork.turn} `, arrow("‹", fork.active - 1, "Previous"), ` ${fork.active + 1} of ${fork.count} `, arrow("›", fork.active + 1, "Next"));
-}));
+let shown = [];
+const draw = () => {
+  for (const { node } of shown) node.remove();
+  shown = (props.value || []).map((fork) => {
+    const arrow = (sign, to, word) => {
+      const button = make("button", { type: "button", "aria-label": `${word} version of turn ${fork.turn}`, onclick: () => trigger("turn", { at: fork.at, to }) }, sign);
+      button.disabled = to < 0 || to >= fork.count;
+      return button;
+    };
+    const node = make("span", { class: "branch", role: "group", "aria-label": `Versions of turn ${fork.turn}` },
+      arrow("‹", fork.active - 1, "Previous"), ` ${fork.active + 1} of ${fork.count} `, arrow("›", fork.active + 1, "Next"));
+    return { fork, node };
+  });
+  place();
+};
+// Gradio draws messages anew and knows nothing of the switches, so each is put back behind its message.
+const place = () => {
+  const rows = [...document.querySelectorAll("#chatbot .message-row.user-row")];
+  for (const { fork, node } of shown) {
+    const row = rows[fork.turn - 1];
+    if (!row) { if (node.parentNode !== host) host.append(node); continue; }
+    node.classList.toggle("of-answer", !fork.is_question);
+    if (row.nextSibling !== node) row.after(node);
+  }
+};
+const talk = document.querySelector("#talk");
+if (talk) new MutationObserver(place).observe(talk, { childList: true, subtree: true });
 watch("value", draw);
 draw();

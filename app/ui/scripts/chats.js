@@ -1,4 +1,4 @@
-// The list of chats: search, open, remove, export, import. `props.value` is what the last event changed in them.
+// The list of chats: search, open, rename, remove and undo that, export, import. `props.value` is what the last event changed in them.
 const host = element.querySelector(".chats");
 let wanted = "", store = readChats();
 
@@ -33,15 +33,58 @@ const tools = make("div", { class: "tools" },
   make("button", { type: "button", onclick: save }, "Export"),
   make("button", { type: "button", onclick: () => picker.click() }, "Import"), picker);
 const problem = make("p", { class: "problem", role: "alert", hidden: "" });
-host.append(fresh, search, list, tools, problem);
+const removed = make("p", { class: "removed", role: "status", hidden: "" });
+host.append(fresh, search, list, removed, tools, problem);
+
+const UNDO_MS = 20000;
+const remove = (chat) => {
+  const wasOpen = chat.id === store.current;
+  trigger("drop", { id: chat.id });
+  removed.replaceChildren(`Removed “${chat.title}”. `, make("button", { type: "button", onclick: () => {
+    removed.hidden = true;
+    changeChats({ current: store.current || null, put: [chat], removed: [] });
+    reload();
+    if (wasOpen) trigger("pick", { id: chat.id });
+  } }, "Undo"));
+  removed.hidden = false;
+  clearTimeout(remove.timer);
+  remove.timer = setTimeout(() => { removed.hidden = true; }, UNDO_MS);
+};
+const rename = (chat, item) => {
+  let isDone = false;
+  const end = (title) => {
+    if (isDone) return;
+    isDone = true;
+    if (title && title !== chat.title) {
+      const chats = readChats().chats.map((each) => each.id === chat.id ? { ...each, title, named: true } : each);
+      writeKept(CHATS, { ...readKept(CHATS), chats });
+    }
+    reload();
+    list.querySelector(`[data-id="${chat.id}"] .open`)?.focus();
+  };
+  const input = make("input", { type: "text", value: chat.title, maxlength: "60", "aria-label": "Title of the chat",
+    onblur: () => end(input.value.trim()),
+    onkeydown: (event) => {
+      event.stopPropagation();
+      if (event.key === "Enter") end(input.value.trim());
+      if (event.key === "Escape") end("");
+    } });
+  item.replaceChildren(input);
+  input.select();
+};
 
 const draw = () => {
   const found = chats().filter(matches);
   const empty = chats().length ? "No chat has these words." : "Chats are kept in this browser only.";
-  list.replaceChildren(...found.map((chat) => make("li", { class: chat.id === store.current ? "current" : "" },
-    make("button", { type: "button", class: "open", title: chat.title, ...(chat.id === store.current ? { "aria-current": "true" } : {}),
-      onclick: () => trigger("pick", { id: chat.id }) }, chat.title, make("small", {}, day(chat.time))),
-    make("button", { type: "button", class: "remove", "aria-label": `Remove ${chat.title}`, onclick: () => trigger("drop", { id: chat.id }) }, "×"))));
+  list.replaceChildren(...found.map((chat) => {
+    const isOpen = chat.id === store.current;
+    const item = make("li", { class: isOpen ? "current" : "", "data-id": chat.id },
+      make("button", { type: "button", class: "open", title: chat.title, ...(isOpen ? { "aria-current": "true" } : {}),
+        onclick: () => trigger("pick", { id: chat.id }), ondblclick: () => rename(chat, item) }, chat.title, make("small", {}, day(chat.time))),
+      make("button", { type: "button", class: "rename", "aria-label": `Rename ${chat.title}`, title: "Rename", onclick: () => rename(chat, item) }, "✎"),
+      make("button", { type: "button", class: "remove", "aria-label": `Remove ${chat.title}`, title: "Remove", onclick: () => remove(chat) }, "×"));
+    return item;
+  }));
   if (!found.length) list.append(make("li", { class: "none" }, empty));
   problem.textContent = props.value?.problem || "";
   problem.hidden = !problem.textContent;
@@ -57,6 +100,18 @@ const take = () => {
   reload();
 };
 // What other tabs change; without a key everything was cleared.
-window.addEventListener("storage", ({ key }) => { if (element.isConnected && (key === CHATS || key === null)) reload(); });
+window.addEventListener("storage", ({ key }) => {
+  if (!element.isConnected || (key !== CHATS && key !== null)) return;
+  // Only the chat that this tab has opened: an empty tab stays empty.
+  let own = null;
+  try { own = sessionStorage.getItem(CHATS); } catch { /* forbidden */ }
+  const open = () => store.chats.find((chat) => chat.id === own);
+  const before = JSON.stringify(open()?.messages);
+  if (list.contains(document.activeElement) && document.activeElement.tagName === "INPUT") return;
+  reload();
+  // The open chat has grown in another tab; one that is written here is merged when its turn ends.
+  const isWriting = document.querySelector("#growing .message-row") || document.querySelector("#chatbot textarea");
+  if (open() && !isPending(open()) && JSON.stringify(open().messages) !== before && !isWriting) trigger("pick", { id: store.current });
+});
 watch("value", take);
 take();

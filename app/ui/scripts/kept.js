@@ -16,19 +16,47 @@ const writeKept = (key, value) => {
 };
 
 // The chats are those of all tabs; which one is open each tab knows itself, and a new tab opens the last one.
-const CHATS = "troupe-chats";
+const CHATS = "troupe-chats", PARTIAL = "troupe-partial", MAX_CHATS = 100;
+const isPending = (chat) => chat.messages.at(-1)?.metadata?.status === "pending";
 const readChats = () => {
-  const { current = null, chats } = readKept(CHATS);
+  const { current = null, chats } = readKept(CHATS), partial = readKept(PARTIAL);
   let own = null;
   try { own = sessionStorage.getItem(CHATS); } catch { /* forbidden: as a new tab */ }
-  return { current: own ?? current, chats: Array.isArray(chats) ? chats : [] };
+  // What was shown of an answer that was not finished takes the place of the empty answer.
+  const fill = (chat) => partial[chat.id] && isPending(chat)
+    ? { ...chat, messages: [...chat.messages.slice(0, -2), ...partial[chat.id], chat.messages.at(-1)] } : chat;
+  return { current: own ?? current, chats: Array.isArray(chats) ? chats.map(fill) : [] };
+};
+const readOpenChat = () => {
+  const { current, chats } = readChats();
+  return { current, chats: chats.filter((chat) => chat.id === current) };
 };
 const changeChats = ({ current, put, removed }) => {
+  const before = readChats().chats, partial = readKept(PARTIAL);
   const gone = new Set([...removed, ...put.map((chat) => chat.id)]);
-  const chats = [...put, ...readChats().chats.filter((chat) => !gone.has(chat.id))];
+  const name = (chat) => {
+    const old = before.find((each) => each.id === chat.id);
+    return old?.named && !chat.named ? { ...chat, title: old.title, named: true } : chat;
+  };
+  const chats = [...put.map(name), ...before.filter((chat) => !gone.has(chat.id))].slice(0, MAX_CHATS);
+  for (const id of gone) delete partial[id];
+  writeKept(PARTIAL, partial);
   // The oldest make room.
   while (!writeKept(CHATS, { current, chats }) && chats.length > 1) chats.pop();
   try { sessionStorage.setItem(CHATS, current ?? ""); } catch { /* forbidden */ }
+};
+// Called with every update of an answer; written at most twice a second, and when the page is left.
+const keepPartial = (messages) => {
+  const id = readChats().current;
+  const text = ({ content }) => typeof content === "string" ? content : (content || []).map((block) => block.text || "").join("");
+  const written = (messages || []).filter(({ role }) => role === "assistant").map((message) => ({
+    role: "assistant", content: text(message), ...(message.metadata?.title ? { metadata: { title: message.metadata.title, id: message.metadata.id || "", status: "done" } } : {}),
+  }));
+  if (!id || !written.some(({ content }) => content && content !== "…")) return;
+  const state = window.troupePartial ??= {};
+  state.write = () => { state.write = null; writeKept(PARTIAL, { ...readKept(PARTIAL), [id]: written }); };
+  if (!state.timer) state.timer = setTimeout(() => { state.timer = null; state.write?.(); }, 500);
+  if (!state.isHeard) { state.isHeard = true; window.addEventListener("pagehide", () => state.write?.()); }
 };
 
 // Verified records, each with the time it was kept: the newer one stays, and the oldest make room.

@@ -31,6 +31,12 @@ const pin = (talk) => {
   let isPinned = true;
   const follow = () => { if (isPinned) talk.scrollTop = talk.scrollHeight; };
   talk.addEventListener("scroll", () => { isPinned = talk.scrollHeight - talk.scrollTop - talk.clientHeight < 80; }, { passive: true });
+  const down = document.createElement("button");
+  Object.assign(down, { type: "button", className: "to-end", textContent: "↓", title: "To the end", hidden: true });
+  down.setAttribute("aria-label", "To the end of the conversation");
+  down.onclick = () => { isPinned = true; follow(); };
+  talk.after(down);
+  talk.addEventListener("scroll", () => { down.hidden = isPinned; }, { passive: true });
   const observer = new ResizeObserver(follow);
   for (const box of [talk, talk.firstElementChild]) if (box) observer.observe(box);
   document.addEventListener("keydown", (event) => {
@@ -39,6 +45,27 @@ const pin = (talk) => {
     follow();
   });
 };
+// Escape stops an answer; Control or Command and Enter sends from anywhere, and extracts in its tab.
+const isVisible = (node) => node && node.offsetParent !== null && !node.disabled;
+document.addEventListener("keydown", (event) => {
+  if (event.key === "Escape" && !event.defaultPrevented && !document.querySelector("#chatbot textarea")) {
+    const stop = [...document.querySelectorAll("#composer .stop-button, button.stop")].find(isVisible);
+    stop?.click();
+  } else if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) {
+    const go = [...document.querySelectorAll("#composer .submit-button, #run, #batch-run")].find(isVisible);
+    if (go) { event.preventDefault(); go.click(); }
+  }
+});
+// The theme that was chosen here goes before the one of the system.
+const THEME = "troupe-theme";
+const setTheme = (theme) => {
+  document.body.classList.toggle("dark", theme === "dark");
+  try { localStorage.setItem(THEME, theme); } catch { /* forbidden */ }
+};
+try { const theme = localStorage.getItem(THEME); if (theme && !location.search.includes("__theme=")) setTheme(theme); } catch { /* forbidden */ }
+document.addEventListener("click", (event) => {
+  if (event.target.closest?.(".strip .theme")) setTheme(document.body.classList.contains("dark") ? "light" : "dark");
+});
 // Images of other hosts are not loaded (the page's policy forbids it, for it would tell them who reads what): a link
 // stands for each. The image stays where it is, hidden, because Gradio removes what it has drawn node by node.
 const linkImages = (talk) => {

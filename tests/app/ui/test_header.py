@@ -8,7 +8,7 @@ def test_the_strip_shows_model_device_state_and_load() -> None:
     engine = FakeEngine()
     engine.requests.append(FakeRequest("r", "", None, {}))
     strip = render_header(engine, 1234.6)
-    figures = ("<b>1</b> running", "<b>0</b> waiting", "<b>1%</b> KV", "<b>1,235</b> tok/s")
+    figures = ("<b>1</b> running", "<b>0</b> waiting", "<b>1%</b> of the cache", "<b>1,235</b> tok/s")
     for part in ("fake", "cpu · float32", "busy", *figures):
         assert part in strip
     loading = render_header(FakeEngine(state="starting"), 0)

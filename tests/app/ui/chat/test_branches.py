@@ -19,7 +19,7 @@ def test_a_retry_makes_a_second_version_and_both_can_be_seen() -> None:
     first = turn("q", "a1")
     thread = fork(EMPTY, first, 1)
     second = turn("q", "a2")
-    assert describe(thread, second) == [{"at": 1, "turn": 1, "active": 1, "count": 2}]
+    assert describe(thread, second) == [{"at": 1, "turn": 1, "is_question": False, "active": 1, "count": 2}]
     back, history = switch(thread, second, 1, 0)
     assert history == first
     assert switch(back, history, 1, 1)[1] == second

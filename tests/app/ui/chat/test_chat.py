@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncGenerator
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,15 +11,19 @@ from typing import Any
 import gradio as gr
 import pytest
 
+from app.ui.chat.answers import KEEP_S
 from app.ui.chat.conversation import answer_message, figures_message, read_text, user_message
+from app.ui.chat.run import conclude
 from app.ui.chat.settings import Settings
 from app.ui.chat.tab import ChatTab
 from engine import EngineDead, EngineOverloaded
 from tests.fakes import FakeEngine
+from tests.waiting import wait_until
 
 REQUEST: Any = SimpleNamespace(session_hash="abc")
 SETTINGS = (Settings().system_prompt, 0.0, 1.0, 0, 0.0, 64, "", "", "none", "", 0, True)
-THREAD: Any = {"id": "t", "forks": []}
+THREAD: Any = {"id": "t", "forks": [], "seen": [], "settings": None}
+REST: Any = (REQUEST, *SETTINGS, None)  # the last inputs of what begins a turn
 TURN = [user_message("hello"), answer_message("hi"), figures_message("3 tokens")]
 
 
@@ -31,23 +36,25 @@ def typed(text: str, *files: str) -> dict[str, Any]:
     return {"text": text, "files": list(files)}
 
 
-async def play(tab: ChatTab, begun: tuple[Any, ...], settings: tuple[Any, ...] = SETTINGS) -> Any:
+async def play(tab: ChatTab, begun: tuple[Any, ...]) -> Any:
     """Run a turn that began to its end: what grew, and the composer, tokens and history at the end."""
     turn = begun[4]
-    grew = [update async for update in tab.answer(turn, REQUEST, *settings)]
+    grew = [update async for update in tab.watch(turn)]
     history, composer, growing, tokens, _ = tab.close(turn)
     assert growing == []
     return SimpleNamespace(grew=grew, history=history, composer=composer, tokens=tokens)
 
 
-async def ask(tab: ChatTab, text: str = "hello", history: Any = (), *files: str) -> tuple[Any, ...]:
-    return await tab.send(typed(text, *files), list(history), THREAD, None)
+async def ask(
+    tab: ChatTab, text: str = "hello", history: Any = (), *files: str, settings: Any = SETTINGS
+) -> tuple[Any, ...]:
+    return await tab.send(typed(text, *files), list(history), THREAD, None, REQUEST, *settings, None)
 
 
 async def begin_writing(tab: ChatTab) -> tuple[Any, AsyncGenerator[Any, None]]:
     """A turn in the middle of its answer."""
     turn = (await ask(tab))[4]
-    updates = tab.answer(turn, REQUEST, *SETTINGS)
+    updates = tab.watch(turn)
     await anext(updates)
     await anext(updates)
     return turn, updates
@@ -62,7 +69,7 @@ async def finish(tab: ChatTab, turn: Any, updates: AsyncGenerator[Any, None]) ->
 async def test_an_answer_grows_without_the_history_before_it_and_ends_with_its_figures() -> None:
     tab, _ = make_tab()
     begun = await ask(tab, "hello", [user_message("q"), answer_message("a")] * 40)
-    assert begun[0] == gr.skip() and begun[2] == [user_message("hello")]
+    assert begun[0] == gr.skip() and begun[2] == [user_message("hello"), answer_message("…")]
     assert (begun[1]["stop_btn"], begun[1]["value"]) == (True, None)
     played = await play(tab, begun)
     assert {len(growing) for growing in played.grew[:-1]} == {2} and len(played.history) == 83
@@ -75,7 +82,7 @@ async def test_an_answer_grows_without_the_history_before_it_and_ends_with_its_f
 async def test_history_settings_and_session_reach_the_engine() -> None:
     tab, engine = make_tab()
     settings = ("be kind", *SETTINGS[1:-2], -3, False)
-    played = await play(tab, await ask(tab, "and you?", TURN), settings)
+    played = await play(tab, await ask(tab, "and you?", TURN, settings=settings))
     (request,) = engine.requests
     assert request.prompt == "<system>be kind\n<user>hello\n<assistant>hi\n<user>and you?\n<assistant>"
     assert (request.options["cache_salt"], request.options["priority"]) == ("session-abc", -3)
@@ -95,7 +102,7 @@ async def test_every_answer_ends_with_its_own_tokens_and_their_rivals() -> None:
 
 async def test_a_retry_keeps_the_answer_before_as_another_version() -> None:
     tab, engine = make_tab()
-    begun = tab.retry(TURN, THREAD, None, SimpleNamespace(index=0))
+    begun = await tab.retry(TURN, THREAD, None, SimpleNamespace(index=0), *REST)
     fork, (chat,) = begun[3]["forks"][0], begun[5]["put"]
     assert (fork["at"], fork["active"], fork["tails"][0]["messages"]) == (1, 1, TURN[1:])
     assert chat["messages"][0] == TURN[0] and chat["forks"][0]["tails"][0]["messages"] == TURN[1:]
@@ -107,7 +114,7 @@ async def test_an_edit_drops_what_followed_and_keeps_the_old_words_as_another_ve
     tab, engine = make_tab()
     data: Any = SimpleNamespace(index=(0, 0), value="bye", previous_value="hello")
     # The page sends the new words in their place.
-    begun = tab.edit([user_message("bye"), *TURN[1:]], THREAD, None, data)
+    begun = await tab.edit([user_message("bye"), *TURN[1:]], THREAD, None, data, *REST)
     assert begun[3]["forks"][0]["tails"][0]["messages"] == TURN
     played = await play(tab, begun)
     assert read_text(played.history[0]["content"]) == "bye" and "<user>bye" in engine.requests[0].prompt
@@ -144,10 +151,10 @@ async def test_an_empty_message_asks_nothing() -> None:
 async def test_a_second_question_waits_until_the_first_is_answered() -> None:
     tab, engine = make_tab()
     turn, updates = await begin_writing(tab)
-    assert await tab.send(typed("and?"), [], THREAD, turn) == (gr.skip(),) * 6
+    assert await tab.send(typed("and?"), [], THREAD, turn, *REST) == (gr.skip(),) * 6
     # Its own end must not close the turn that still runs, nor begin it again.
     assert tab.close(turn) == (gr.skip(),) * 5
-    assert [update async for update in tab.answer(turn, REQUEST, *SETTINGS)] == [gr.skip()]
+    assert [update async for update in tab.watch(turn)] == [gr.skip()]
     history, _ = await finish(tab, turn, updates)
     assert read_text(history[1]["content"]) == "fine, thanks" and len(engine.requests) == 1
 
@@ -166,11 +173,11 @@ async def test_no_other_turn_begins_beside_an_answer(
 ) -> None:
     tab, engine = make_tab()
     turn = (await ask(tab, "and you?", TURN))[4]
-    updates = tab.answer(turn, REQUEST, *SETTINGS)
+    updates = tab.watch(turn)
     await anext(updates)
     page = [user_message("bye"), *TURN[1:]] if begin == "edit" else TURN
-    assert getattr(tab, begin)(page, THREAD, turn, data) == (shown, *(gr.skip(),) * 5)
-    assert [update async for update in tab.answer(turn, REQUEST, *SETTINGS)] == [gr.skip()]
+    assert await getattr(tab, begin)(page, THREAD, turn, data, *REST) == (shown, *(gr.skip(),) * 5)
+    assert [update async for update in tab.watch(turn)] == [gr.skip()]
     assert "still being written" in capsys.readouterr().out
     history, _ = await finish(tab, turn, updates)
     assert history[:3] == TURN and read_text(history[4]["content"]) == "fine, thanks"
@@ -194,21 +201,14 @@ async def test_an_engine_lost_in_the_middle_keeps_the_half_answer() -> None:
 
 async def test_a_bad_setting_is_explained() -> None:
     tab, engine = make_tab()
-    played = await play(tab, await ask(tab), (*SETTINGS[:-4], "regex", "", 0, True))
+    played = await play(tab, await ask(tab, settings=(*SETTINGS[:-4], "regex", "", 0, True)))
     assert "cannot be used" in read_text(played.history[-1]["content"]) and engine.requests == []
-
-
-async def test_closing_the_tab_while_the_request_waits_aborts_it() -> None:
-    tab, engine = make_tab(hold=asyncio.Event())
-    _, updates = await begin_writing(tab)  # with a heartbeat: the engine has said nothing yet
-    await updates.aclose()
-    assert engine.requests[0].is_aborted
 
 
 async def test_stop_keeps_what_is_there_and_aborts_the_request() -> None:
     tab, engine = make_tab()
     turn, updates = await begin_writing(tab)
-    tab.stop(turn)
+    await tab.stop(turn)
     history, composer = await finish(tab, turn, updates)
     assert "fine, thanks".startswith(read_text(history[1]["content"])) and engine.requests[0].is_aborted
     assert history[-1]["metadata"]["title"].endswith("stopped") and composer["submit_btn"] is True
@@ -217,70 +217,107 @@ async def test_stop_keeps_what_is_there_and_aborts_the_request() -> None:
 async def test_stop_before_the_first_token_ends_the_turn() -> None:
     tab, engine = make_tab(hold=asyncio.Event())
     turn, updates = await begin_writing(tab)
-    tab.stop(turn)
+    await tab.stop(turn)
     history, _ = await finish(tab, turn, updates)
     assert history[-1]["metadata"]["title"] == "stopped" and engine.requests[0].is_aborted
 
 
-async def test_a_page_that_is_gone_ends_its_answer() -> None:
-    tab, engine = make_tab()
-    turn, updates = await begin_writing(tab)
-    tab.stops.ask("abc", "leave")
-    await finish(tab, turn, updates)
-    assert engine.requests[0].is_aborted
-
-
 async def test_a_stop_without_an_answer_does_not_hit_the_next_one() -> None:
     tab, _ = make_tab()
-    tab.stop(None)
-    tab.stops.ask("abc")
+    await tab.stop(None)
     assert read_text((await play(tab, await ask(tab))).history[1]["content"]) == "fine, thanks"
 
 
-async def test_leaving_a_chat_while_it_answers_writes_nothing_into_the_next_one() -> None:
-    tab, engine = make_tab()
-    turn, updates = await begin_writing(tab)
-    tab.leave(turn)
-    history, composer = await finish(tab, turn, updates)
-    assert history == gr.skip() and composer["submit_btn"] is True and engine.requests[0].is_aborted
+def store_of(change: Any) -> Any:
+    return {"current": change["current"], "chats": change["put"]}
 
 
-async def test_the_question_is_kept_when_the_chat_is_left_before_its_answer() -> None:
-    tab, _ = make_tab(hold=asyncio.Event())
-    *_, turn, change = await tab.send(typed("hello"), [], None, None)
+async def test_an_answer_goes_on_without_its_page_and_is_found_again_until_ten_minutes_after_its_end() -> (
+    None
+):
+    hold = asyncio.Event()
+    tab, engine = make_tab(hold=hold)
+    *_, turn, change = await tab.send(typed("hello"), [], None, None, *REST)
     (chat,) = change["put"]
     assert chat["id"] == change["current"] == turn.thread["id"] and chat["title"] == "hello"
-    # As after a stop: the turn can be tried again.
-    assert chat["messages"] == [
-        *(await ask(tab))[2],
-        answer_message(""),
-        figures_message("stopped", turn.turn_id),
-    ]
-    updates = tab.answer(turn, REQUEST, *SETTINGS)
+    assert chat["settings"]["max_tokens"] == 64
+    updates = tab.watch(turn)
     await anext(updates)
-    tab.leave(turn)
-    _ = [update async for update in updates]
-    assert tab.end(turn, {"current": "another", "chats": [chat]})[-1] == gr.skip()
+    await updates.aclose()  # the page is closed, and opened again
+    opened = tab.restore(store_of(change))
+    assert opened[0] == chat["messages"][:1] and opened[6]["stop_btn"] is True
+    again = opened[7]
+    hold.set()
+    grew = [update async for update in tab.watch_again(again)]
+    assert read_text(grew[-2][0]["content"]) == "fine, thanks" and not engine.requests[0].is_aborted
+    history, *_, kept = tab.end(again, store_of(change))
+    assert kept["put"][0]["messages"] == history and read_text(history[1]["content"]) == "fine, thanks"
+    assert (
+        conclude(tab.restore(store_of(change))[7]) == history
+    )  # still there, should the page not have kept it
+    tab.answers._clock = lambda: time.monotonic() + KEEP_S + 1
+    lost = tab.restore(store_of(change))
+    assert lost[7] is None and lost[0][-1]["metadata"]["title"] == "stopped"
+
+
+async def test_a_chat_that_is_left_gets_its_answer_and_the_next_one_gets_nothing_of_it() -> None:
+    tab, engine = make_tab()
+    turn, updates = await begin_writing(tab)
+    opened = tab.fresh(turn, None)
+    assert opened[0] == [] and opened[7] is None
+    history, composer = await finish(tab, turn, updates)
+    assert history == gr.skip() and composer["submit_btn"] is True
+    await wait_until(lambda: turn.answer.is_over)
+    assert not engine.requests[0].is_aborted and turn.answer.output.finished
+    assert tab.end(turn, None)[-1] == gr.skip()
 
 
 async def test_only_the_chat_that_is_removed_ends_its_answer() -> None:
     tab, engine = make_tab()
     turn, updates = await begin_writing(tab)
-    tab.leave_removed(turn, SimpleNamespace(_data={"id": "another"}))
-    assert turn.asked is None
-    tab.leave_removed(turn, SimpleNamespace(_data={"id": THREAD["id"]}))
+    await tab.drop(THREAD, turn, None, SimpleNamespace(_data={"id": "another"}))
+    assert not turn.is_left
+    opened = await tab.drop(THREAD, turn, None, SimpleNamespace(_data={"id": THREAD["id"]}))
+    assert opened[0] == [] and opened[4]["current"] is None
     _ = [update async for update in updates]
-    closed = tab.end(turn, None)
-    assert closed[-1] == gr.skip() and closed[4] is None and engine.requests[0].is_aborted
+    assert engine.requests[0].is_aborted
+
+
+async def test_a_bug_in_an_answer_is_shown_and_logged(caplog: pytest.LogCaptureFixture) -> None:
+    tab, _ = make_tab(fail_after=(4, RuntimeError("boom")))
+    history = (await play(tab, await ask(tab))).history
+    assert "a bug (RuntimeError)" in read_text(history[-1]["content"]) and "an answer failed" in caplog.text
+
+
+async def test_a_turn_of_another_tab_becomes_a_version_and_the_later_end_of_it_is_taken() -> None:
+    tab, _ = make_tab()
+    before = {"current": "t", "chats": [{"id": "t", "messages": TURN, "forks": []}]}
+    one = await tab.send(typed("one"), TURN, THREAD, None, *REST[:-1], before)
+    both = store_of(one[5])
+    two = await tab.send(typed("two"), TURN, THREAD, None, *REST[:-1], both)
+    (fork,) = two[5]["put"][0]["forks"]
+    assert (fork["at"], fork["active"], read_text(fork["tails"][0]["messages"][0]["content"])) == (
+        3,
+        1,
+        "one",
+    )
+    _ = [update async for update in tab.watch(one[4])]
+    first_end = store_of(tab.end(one[4], store_of(two[5]))[-1])
+    _ = [update async for update in tab.watch(two[4])]
+    (chat,) = tab.end(two[4], first_end)[-1]["put"]
+    assert read_text(chat["messages"][4]["content"]) == "fine, thanks"
+    assert (
+        chat["forks"][0]["tails"][0]["messages"][1]["content"] == "fine, thanks" and len(chat["forks"]) == 1
+    )
 
 
 async def test_versions_stay_as_they_are_while_an_answer_is_written() -> None:
     tab, _ = make_tab()
-    asked_again = tab.retry(TURN, THREAD, None, SimpleNamespace(index=0))
+    asked_again = await tab.retry(TURN, THREAD, None, SimpleNamespace(index=0), *REST)
     played = await play(tab, asked_again)
     history, thread, to_first = played.history, asked_again[3], SimpleNamespace(_data={"at": 1, "to": 0})
-    turn = (await tab.send(typed("and?"), history, thread, None))[4]
-    updates = tab.answer(turn, REQUEST, *SETTINGS)
+    turn = (await tab.send(typed("and?"), history, thread, None, *REST))[4]
+    updates = tab.watch(turn)
     await anext(updates)
     assert tab.switch(history, thread, turn, None, to_first) == (gr.skip(),) * 5
     _ = [update async for update in updates]

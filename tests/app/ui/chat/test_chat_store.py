@@ -7,9 +7,10 @@ from typing import Any
 import gradio as gr
 import pytest
 
+from app.ui.chat import history as memory
 from app.ui.chat import store as chat_store
 from app.ui.chat.conversation import answer_message, figures_message, user_message
-from app.ui.chat.history import ChatHistory, make_thread
+from app.ui.chat.history import make_thread
 from app.ui.chat.store import (
     StoreError,
     empty_store,
@@ -20,12 +21,15 @@ from app.ui.chat.store import (
     remove_chat,
     save_chat,
 )
+from app.ui.chat.tab import ChatTab
+from tests.fakes import FakeEngine
 
+TAB = ChatTab(FakeEngine(), "welcome", [])
 MESSAGES = [user_message("hello  there"), answer_message("hi"), figures_message("3 tokens")]
 
 
 def save(store: Any, chat_id: str) -> Any:
-    return save_chat(store, chat_id, MESSAGES, [], clock=lambda: 7.0)
+    return save_chat(store, {"id": chat_id, "forks": []}, MESSAGES, clock=lambda: 7.0)
 
 
 def test_the_chat_that_was_saved_last_is_first_and_current() -> None:
@@ -35,20 +39,23 @@ def test_the_chat_that_was_saved_last_is_first_and_current() -> None:
 
 
 def test_a_chat_is_kept_as_plain_text_under_its_first_question() -> None:
-    assert save_chat(save(empty_store(), "a"), "a", [], [])["chats"] == []
+    assert save_chat(save(empty_store(), "a"), {"id": "a", "forks": []}, [])["chats"] == []
     block = [{"role": "user", "content": [{"type": "text", "text": "hello"}], "options": None}]
-    assert save_chat(empty_store(), "a", block, [])["chats"][0]["messages"] == [user_message("hello")]
+    assert save_chat(empty_store(), {"id": "a", "forks": []}, block)["chats"][0]["messages"] == [
+        user_message("hello")
+    ]
     assert make_title([user_message("x" * 99)]) == "x" * 59 + "…" and make_title([]) == ""
-    thread, branches, _, change = ChatHistory().keep(MESSAGES, make_thread(), None)
+    thread, branches, _, change = memory.keep(MESSAGES, make_thread(), None)
     assert change["current"] == thread["id"] and branches == []
     assert [(chat["id"], chat["messages"]) for chat in change["put"]] == [(thread["id"], MESSAGES)]
 
 
 def test_the_page_opens_with_the_chat_it_was_left_with() -> None:
     """Without one it is left alone: a person may type before the page has asked."""
-    history, thread, branches, _, change = ChatHistory().restore(save(empty_store(), "a"))
-    assert history == MESSAGES and thread == {"id": "a", "forks": []} and branches == []
-    assert change == gr.skip() and ChatHistory().restore(None) == (gr.skip(),) * 5
+    history, thread, branches, _, change, growing, _, turn, *settings = TAB.restore(save(empty_store(), "a"))
+    assert history == MESSAGES and (thread["id"], thread["seen"]) == ("a", []) and branches == growing == []
+    assert change["put"] == [] and turn is None and all(each == gr.skip() for each in settings)
+    assert all(each == gr.skip() for each in TAB.restore(None))
 
 
 def test_a_removed_chat_is_gone_and_no_longer_current() -> None:
@@ -108,7 +115,9 @@ def test_the_oldest_chats_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_only_what_an_event_changes_goes_back_to_the_browser() -> None:
     before = save(save(save(empty_store(), "a"), "b"), "c")
-    saved = list_changes(before, save_chat(before, "a", [*MESSAGES, *MESSAGES], [], clock=lambda: 7.0))
+    saved = list_changes(
+        before, save_chat(before, {"id": "a", "forks": []}, [*MESSAGES, *MESSAGES], clock=lambda: 7.0)
+    )
     assert ([chat["id"] for chat in saved["put"]], saved["removed"]) == (["a"], [])
     assert saved["current"] == "a" and len(saved["put"][0]["messages"]) == 6
     removed = list_changes(before, remove_chat(before, "b"))
@@ -121,24 +130,22 @@ def event(**data: Any) -> Any:
     return SimpleNamespace(_data=data)
 
 
-def test_removing_the_open_chat_empties_the_page_and_another_one_does_not() -> None:
-    store = save(save(empty_store(), "a"), "b")
-    history, thread, *_, change = ChatHistory().drop({"id": "b", "forks": []}, store, event(id="b"))
-    assert history == [] and thread["id"] != "b" and change["removed"] == ["b"] and change["current"] is None
-    *page, change = ChatHistory().drop({"id": "b", "forks": []}, store, event(id="a"))
-    assert page == [gr.skip()] * 4 and change["removed"] == ["a"] and change["current"] == "b"
-
-
 def test_an_import_brings_its_chats_or_says_why_not() -> None:
     store = save(empty_store(), "a")
-    change = ChatHistory().bring(store, event(text=json.dumps({"chats": save(empty_store(), "b")["chats"]})))
+    change = memory.bring(store, event(text=json.dumps({"chats": save(empty_store(), "b")["chats"]})))
     assert [chat["id"] for chat in change["put"]] == ["b"] and change["current"] == "a"
-    change = ChatHistory().bring(store, event(text="no"))
+    change = memory.bring(store, event(text="no"))
     assert "not JSON" in change["problem"] and change["put"] == [] and change["removed"] == []
 
 
 def test_opening_a_chat_changes_no_chat() -> None:
     store = save(save(empty_store(), "a"), "b")
-    history, *_, change = ChatHistory().pick(store, event(id="a"))
+    history, *_, change = memory.open_chat(store, "a")
     assert history == MESSAGES and (change["current"], change["put"], change["removed"]) == ("a", [], [])
-    assert ChatHistory().fresh(store)[4]["current"] is None
+    assert memory.open_chat(store, None)[2]["current"] is None
+
+
+def test_settings_come_back_with_their_chat() -> None:
+    thread = {"id": "a", "forks": [], "settings": {"temperature": 1.5, "seed": "7"}}
+    settings = TAB.restore(save_chat(empty_store(), thread, MESSAGES))[8:]
+    assert settings[1] == 1.5 and settings[6] == "7" and settings[0] == TAB.defaults.system_prompt
