@@ -1,7 +1,8 @@
 """The chats that a browser keeps: plain JSON in, plain JSON out. The server remembers none of them.
 
 store = {"current": id, "chats": [chat, ...]}, the latest first
-chat = {"id", "title", "named", "time", "messages", "forks", "settings"}; `named` marks a title that a person gave
+chat = {"id", "title", "named", "time", "messages", "forks", "settings"}; `named` marks a title that a person gave;
+`seen`, the turns that the page knew, is not kept: the browser adds those of other tabs
 
 Several tabs may keep chats at the same time, so no store is written back whole: each event reads it and gives the
 browser a change = {"id", "current", "put": chats, "removed": ids, "problem"}.
@@ -57,6 +58,7 @@ def save_chat(
         "messages": [plain_message(message) for message in messages],
         "forks": thread["forks"],
         "settings": thread.get("settings"),
+        "seen": thread.get("seen"),
     }
     return shrink({"current": chat_id, "chats": [chat, *others]})
 

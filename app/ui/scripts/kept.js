@@ -31,14 +31,26 @@ const readOpenChat = () => {
   const { current, chats } = readChats();
   return { current, chats: chats.filter((chat) => chat.id === current) };
 };
+// A turn that another tab wrote after the server had read the chat stays, as another version.
+const addUnseen = (old, chat, seen) => {
+  const ids = old.messages.map(({ metadata }) => metadata?.title && metadata.id).filter((id) => id && id !== "reasoning");
+  if (ids.every((id) => seen.has(id))) return chat;
+  let at = 0;
+  while (at < chat.messages.length && old.messages[at]?.role === chat.messages[at].role && old.messages[at].content === chat.messages[at].content) at++;
+  if (at === chat.messages.length) return { ...chat, messages: old.messages };
+  const fork = chat.forks.find((each) => each.at === at) || { at, active: 0, tails: [null] };
+  fork.tails.splice(fork.active++, 0, { messages: old.messages.slice(at), forks: old.forks.filter((each) => each.at > at) });
+  return chat.forks.includes(fork) ? chat : { ...chat, forks: [...chat.forks, fork] };
+};
 const changeChats = ({ current, put, removed }) => {
   const before = readChats().chats, partial = readKept(PARTIAL);
   const gone = new Set([...removed, ...put.map((chat) => chat.id)]);
-  const name = (chat) => {
+  const join = ({ seen, ...chat }) => {
     const old = before.find((each) => each.id === chat.id);
-    return old?.named && !chat.named ? { ...chat, title: old.title, named: true } : chat;
+    const named = old?.named && !chat.named ? { ...chat, title: old.title, named: true } : chat;
+    return old && seen ? addUnseen(old, named, new Set(seen)) : named;
   };
-  const chats = [...put.map(name), ...before.filter((chat) => !gone.has(chat.id))].slice(0, MAX_CHATS);
+  const chats = [...put.map(join), ...before.filter((chat) => !gone.has(chat.id))].slice(0, MAX_CHATS);
   for (const id of gone) delete partial[id];
   writeKept(PARTIAL, partial);
   // The oldest make room.
