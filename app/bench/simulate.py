@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import importlib
 import json
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 
 from app.bench.settings import add_engine_flags, engine_settings, write_json
-from app.bench.sweep import load_plot, read_counts
+from app.bench.sweep import read_counts
 from app.bench.trace import make_poisson, read_trace
 from app.bench.workload import check_range
 from app.config import UsageError
@@ -66,6 +68,18 @@ class Point:
     num_resumed: int
     is_enough: bool
     cpu_s: float  # of the simulation
+
+
+def load_plot() -> ModuleType:
+    """The module that draws; by name, because matplotlib is no part of the application.
+
+    Raises:
+        UsageError: matplotlib is missing.
+    """
+    try:
+        return importlib.import_module("app.bench.plot")
+    except ImportError as error:
+        raise UsageError(f"--output-png needs matplotlib (pip install matplotlib): {error}") from error
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
