@@ -1,4 +1,4 @@
-"""CoreClient: sends requests to one engine core and passes its results to the streams."""
+"""CoreClient: sends requests to the cores and passes their results to the streams."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from engine.outputs import EngineSnapshot, GrammarInfo
 
 
 class CoreClient:
-    """The front's connection to one core. Messages go out through `send` and come back through `deliver`."""
+    """The front's side of the cores. Messages go out through `send` and come back through `deliver`."""
 
     def __init__(
         self, send: Callable[[CoreInbox], None], tokenizer: Tokenizer | None, metrics: Metrics
@@ -138,6 +138,10 @@ class CoreClient:
         for reply in (*self._replies, *(answer for _, answer in self._opening.values())):
             _resolve(reply, error)
         self._replies.clear()
+
+    def fail_call(self, error: EngineError) -> None:
+        """End the oldest pending call with this error."""
+        _resolve(self._replies.popleft(), error)
 
     def make_stats(self) -> EngineStats:
         """Return the current gauges, and the counters summed over this core and earlier ones."""

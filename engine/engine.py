@@ -156,7 +156,8 @@ class Engine:
         client = self._supervisor.client
         if client is None:
             return
-        max_running, max_waiting = self.resolved.scheduler.max_num_seqs, self.config.max_num_waiting
+        max_running = self.resolved.scheduler.max_num_seqs * self.config.data_parallel_size
+        max_waiting = self.config.max_num_waiting
         if count > max_running + max_waiting:
             raise InvalidRequest(
                 f"n={count} must be at most {max_running + max_waiting}: the engine runs max_num_seqs={max_running} "
@@ -236,7 +237,7 @@ class Engine:
         client = self._supervisor.client
         try:
             return None if client is None else await client.take_snapshot(with_blocks)
-        except EngineDead:  # the core ended meanwhile
+        except EngineDead:  # no core runs, or it ended meanwhile
             return None
 
     async def reset_prefix_cache(self) -> bool:

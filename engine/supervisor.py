@@ -1,12 +1,13 @@
-"""Supervisor: loads the model once, runs one EngineCore after another, and restarts after a crash.
+"""Supervisor: loads the tokenizer, starts the replicas, and implements sleep, wake-up and drain.
 
-    start ─▶ "starting" ─▶ "ready" ──crash──▶ "restarting" ─▶ "ready" ... ─▶ "dead" after too many
+    CoreClient ──▶ Dispatcher ──▶ Replica ──▶ core in this process, in one of its own, or on another machine
+
+    start ─▶ "starting" ─▶ "ready" ──no replica runs──▶ "restarting" ─▶ "ready" ... ─▶ "dead" after too many crashes
                               ├──close──▶ "closed"
                               └──sleep──▶ "falling_asleep" ─▶ "sleeping" ──wake_up──▶ "waking_up" ─▶ "ready"
 
-All actors of a core run in one TaskGroup, inside the supervisor's single task. The watchdog runs in an outer group,
-so it also watches the last step. A crash fails the requests in flight with EngineDead and is logged once; the next
-core reuses the loaded weights. A sleep ends the core, so a sleeping engine has no tasks, threads or cache.
+The dispatcher's journal holds every unfinished request with its tokens. When a core ends, its requests are sent to
+another one and continue exactly: noise depends on seed, position and token alone.
 """
 
 from __future__ import annotations
@@ -14,23 +15,25 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import deque
-from typing import Literal
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
 
 from engine.actors.lag_gauge import watch_loop_lag
-from engine.actors.watchdog import watch_steps
+from engine.cluster.connection import Connector
+from engine.cluster.core_host import LoadTokenizer, describe_error, first_cause
+from engine.cluster.dispatcher import Dispatcher
+from engine.cluster.messages import Asleep, StepHangs
+from engine.cluster.remote import RemoteListener
+from engine.cluster.replica import Replica
+from engine.cluster.router import Router
 from engine.config import EngineConfig, ResolvedConfig
 from engine.core_client import CoreClient
-from engine.engine_core import EngineCore
 from engine.errors import EngineDead, EngineSleeping, InvalidRequest
 from engine.input.input_processor import InputProcessor
 from engine.input.tokenizer import Tokenizer
 from engine.messages import Sleep
 from engine.metrics import Metrics, ReplicaStats
-from engine.model import ModelConfig, read_eos_token_ids
-from engine.worker.executor import Executor, Loaded
-from engine.worker.mock_worker import MockWorker
-from engine.worker.worker import Worker
+from engine.model import ModelConfig, read_model_config
 
 logger = logging.getLogger("troupe.engine")
 
@@ -39,165 +42,118 @@ EngineState = Literal[
 ]
 ASLEEP: tuple[EngineState, ...] = ("falling_asleep", "sleeping", "waking_up")
 MAX_SLEEP_LEVEL = 2
-RESTART_WINDOW_S = 600.0
 DRAIN_POLL_S = 0.02  # interval at which a sleep checks whether the requests have ended
-HANG_TIMEOUT_S = 2.0  # longest wait of `close` for a hung step
-UNWATCHED_TIMEOUT_S = 30.0  # longest wait of `close` without a watchdog
 
 
 class Supervisor:
-    """`client` is set while `state` is "ready"; `worker` and `tokenizer` are set from the first start on."""
+    """`client` is set from the first start to the end."""
 
-    def __init__(self, config: EngineConfig, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        metrics: Metrics,
+        connectors: Sequence[Connector],
+        load_tokenizer: LoadTokenizer,
+        listener: RemoteListener | None = None,
+    ) -> None:
         self.state: EngineState = "new"
         self.error: str | None = None  # cause of the last crash
         self.client: CoreClient | None = None
         self.tokenizer: Tokenizer | None = None
-        self.worker: Executor
-        self.input_processor: InputProcessor
-        self._is_worker_made = False
-        self._loaded: Loaded | None = None  # result of the first core's load
+        self.eos_token_ids: tuple[int, ...]
         self.timeline: list[tuple[str, float]] = []  # start-up phases, seconds
+        self.input_processor: InputProcessor
+        self.sleep_level = 0  # 0 while the engine is awake
+        self.replicas = [
+            Replica(
+                *(index, connector, config.max_restarts),
+                receive=self._receive,
+                note_ready=self._note_ready,
+                note_down=self._note_down,
+            )
+            for index, connector in enumerate(connectors)
+        ]
+        self.listener = listener  # accepts the replicas of other machines
+        self.dispatcher = Dispatcher(self.replicas, Router(config.router_policy, config.block_size), metrics)
         self._config = config
         self._metrics = metrics
+        self._load_tokenizer = load_tokenizer
         self._task: asyncio.Task[None] | None = None
-        self._hang = asyncio.Event()  # set while a step hangs
-        self._crash: BaseException | None = None  # error of an actor, while the others end
-        self._wake = asyncio.Event()
-        self._transition: asyncio.Future[None] | None = None  # resolved when a sleep or wake-up is complete
-        self._sleep_cancelled = asyncio.Event()  # set if `wake_up` cancels the draining sleep
+        self._changed = asyncio.Event()  # the state of the engine or of a replica has changed
+        self._draining: object | None = None  # identifies the sleep that waits for the requests to end
+        self._target_level = 0  # of sleep; replicas that become ready must reach it
+        self._model_config: ModelConfig
+        self._resolved: ResolvedConfig | None = None
 
     async def start(self) -> None:
-        """Load the model and start the first core.
+        """Start all replicas. Returns when each of them accepts requests.
 
         Raises:
             ConfigError: see `Engine.start`.
-            EngineDead: the engine was closed meanwhile.
+            EngineDead: the engine was closed meanwhile, or a replica could not start.
         """
         if self._task is not None:
             raise RuntimeError("the engine was already started; create a new one")
         self.state = "starting"
-        self._is_up = asyncio.Event()
-        self._task = asyncio.create_task(self._supervise(), name="troupe supervisor")
-        up = asyncio.ensure_future(self._is_up.wait())
+        self._task = asyncio.create_task(self._run(), name="troupe supervisor")
         try:
-            await asyncio.wait([up, self._task], return_when=asyncio.FIRST_COMPLETED)
-            if self._task.done():
-                if self.state == "closed":
-                    raise EngineDead("the engine was closed while it started")
-                self.state = "dead"
-                self._task.result()
+            await self._wait(
+                lambda: self.state != "starting" or all(each.state == "ready" for each in self.replicas)
+            )
         except asyncio.CancelledError:
             await self.close()
             raise
-        finally:
-            up.cancel()
+        if self.state == "closed":
+            raise EngineDead("the engine was closed while it started")
+        if self._task.done():
+            self._task.result()
 
     async def close(self) -> None:
-        """Stop every task and thread, except the daemon thread of a hung step. Safe to call twice."""
-        self.state = "closed"
-        if self._task is not None and not self._task.done():
-            await self._end_task(self._task)
-        has_ended = self._task is None or self._task.done()
-        if self.client is not None:
-            # The task that ends the streams is still waiting for its step.
-            self.client.fail_all(EngineDead("the engine was closed"))
-        if self._is_worker_made:
-            self.worker.close(frees_memory=has_ended)
-        self._end_transition(EngineDead("the engine was closed"))
+        """End all requests with EngineDead, and all replicas. Safe to call twice.
 
-    async def _end_task(self, task: asyncio.Task[None]) -> None:
-        """Cancel the task and wait for it, but not longer than a step may take: a hung thread may never end."""
-        is_unwatched = self.client is not None and not self._config.step_timeout_s
-        task.cancel()
-        hang = asyncio.ensure_future(self._hang.wait())
-        try:
-            await asyncio.wait(
-                [hang, task],
-                timeout=UNWATCHED_TIMEOUT_S if is_unwatched else None,
-                return_when=asyncio.FIRST_COMPLETED,
-            )
-            if self._hang.is_set():
-                await asyncio.wait([task], timeout=HANG_TIMEOUT_S)
-        finally:
-            hang.cancel()
-
-    async def sleep(self, level: int, drain: bool) -> bool:
-        """Reject new requests, drain or abort the running ones, then free the memory; see `Engine.sleep`.
-
-        Returns False if `wake_up` was called meanwhile.
+        Every task and thread ends, except the daemon thread of a hung step.
         """
-        if isinstance(level, bool) or level not in range(1, MAX_SLEEP_LEVEL + 1):
-            raise InvalidRequest(f"level={level!r} must be an integer from 1 to {MAX_SLEEP_LEVEL}", "level")
-        if self.state == "sleeping":
-            if level == self.worker.sleep_level:
-                return True
-            raise InvalidRequest(
-                f"level={level}: the engine sleeps at level {self.worker.sleep_level}; wake it up first",
-                "level",
-            )
-        client = self.require_client()
-        self.state = "falling_asleep"
-        self._sleep_cancelled = cancelled = asyncio.Event()
-        try:
-            if not await self._drain(client, drain, cancelled):
-                return False
-        except asyncio.CancelledError:
-            self._cancel_sleep(cancelled)
-            raise
-        transition = self._begin_transition()
-        client.send(Sleep(level))
-        await transition
-        return True
-
-    async def wake_up(self) -> None:
-        """Allocate the memory again and start the next core. A sleep that still drains is cancelled."""
-        if self._transition is None:
-            self._cancel_sleep(self._sleep_cancelled)
-        if self.state == "ready":
-            return
-        if self.state != "sleeping":
-            self.require_client()
-        self.state, self.error = "waking_up", None
-        transition = self._begin_transition()
-        self._wake.set()
-        await transition
-
-    @property
-    def sleep_level(self) -> int:
-        """0 while the engine is awake."""
-        return self.worker.sleep_level if self._is_worker_made else 0
+        self._set_state("closed")
+        if self._task is not None and not self._task.done():
+            self._task.cancel()
+            await asyncio.wait([self._task])
 
     @property
     def resolved(self) -> ResolvedConfig:
-        """Available once the engine has started."""
-        assert self._loaded is not None, "the engine has not started"
-        return self._loaded.resolved
+        """The config that the first replica resolved; available once the engine has started."""
+        assert self._resolved is not None, "the engine has not started"
+        return self._resolved
 
     @property
     def model_config(self) -> ModelConfig:
-        """Available once the engine has started."""
-        assert self._loaded is not None, "the engine has not started"
-        return self._loaded.model_config
+        return self._model_config
 
     def describe_runtime(self) -> dict[str, str | int]:
-        return self.worker.describe()
+        runtime = self.replicas[0].runtime
+        if len(self.replicas) > 1:
+            runtime = runtime | {"replicas": sum(each.state == "ready" for each in self.replicas)}
+        return runtime
 
     def describe_replicas(self) -> list[ReplicaStats]:
-        """The only core is not a replica."""
-        return []
-
-    async def drain(self, index: int) -> None:
-        """Refuse: the engine has no replicas."""
-        raise InvalidRequest(f"replica={index}: this engine has one core in the server's process", "replica")
-
-    undrain = restart = drain
+        return [
+            ReplicaStats(
+                *(replica.index, replica.state, self.dispatcher.router.count_requests(replica.index)),
+                num_running=replica.stats.num_running,
+                kv_usage=1 - replica.stats.num_free_blocks / max(1, replica.stats.num_blocks),
+                num_queried_tokens=replica.stats.num_queried_tokens,
+                num_hit_tokens=replica.stats.num_hit_tokens,
+                num_restarts=replica.num_restarts,
+                error=replica.error,
+                fingerprint=replica.fingerprint,
+            )
+            for replica in self.replicas
+        ]
 
     def require_client(self) -> CoreClient:
-        """Return the client of the running core.
+        """Return the client if a replica accepts requests.
 
         Raises:
-            EngineSleeping, EngineDead: no core accepts requests; the message gives the state and the cause.
+            EngineSleeping, EngineDead: none does; the message gives the state and the cause.
         """
         if self.client is not None and self.state == "ready":
             return self.client
@@ -206,163 +162,223 @@ class Supervisor:
         why = f" ({self.error})" if self.error else ""
         raise EngineDead(f"the engine is {self.state}{why}")
 
-    async def _supervise(self) -> None:
-        await self._load_tokenizer()
-        crashes: deque[float] = deque()
+    async def sleep(self, level: int, drain: bool) -> bool:
+        """See `Engine.sleep`. Returns False if `wake_up` was called meanwhile."""
+        if isinstance(level, bool) or level not in range(1, MAX_SLEEP_LEVEL + 1):
+            raise InvalidRequest(f"level={level!r} must be an integer from 1 to {MAX_SLEEP_LEVEL}", "level")
+        if self.state == "sleeping":
+            if level == self.sleep_level:
+                return True
+            raise InvalidRequest(
+                f"level={level}: the engine sleeps at level {self.sleep_level}; wake it up first", "level"
+            )
+        client = self.require_client()
+        self._set_state("falling_asleep")
+        if not drain:
+            client.abort(list(client.streams))
+        if not await self._drain(client):
+            return False
+        self._target_level = level
+        for replica in self.replicas:
+            replica.send(Sleep(level))
+        await self._wait(lambda: all(each.state in ("asleep", "dead") for each in self.replicas))
+        self._require_running("could sleep")
+        self.sleep_level = level
+        self._set_state("sleeping")
+        return True
+
+    async def wake_up(self) -> None:
+        """See `Engine.wake_up`. A sleep that still drains is cancelled."""
+        if self._draining is not None:
+            self._draining = None
+            self._set_state("ready")
+        if self.state == "ready":
+            return
+        if self.state != "sleeping":
+            self.require_client()
+        self.error = None
+        self._target_level = 0
+        self._set_state("waking_up")
+        for replica in self.replicas:
+            if replica.state == "asleep":
+                replica.wake_up()
+        await self._wait(lambda: all(each.state != "starting" for each in self.replicas))
+        self._require_running("could wake up")
+        failed = [each for each in self.replicas if each.state == "asleep"]
+        if len(failed) == len(self.replicas):
+            self.error, self._target_level = failed[0].error, self.sleep_level
+            self._set_state("sleeping")
+            raise EngineDead(f"the engine failed to wake up and is still asleep: {self.error}")
+        for replica in failed:
+            replica.restart()
+        self.sleep_level = 0
+        self._set_state("ready")
+
+    async def drain(self, index: int) -> None:
+        """Move a replica's requests to the others, and give it no new ones until `undrain`.
+
+        Raises:
+            InvalidRequest: there is no such replica, or no other replica is ready.
+        """
+        replica = self._find_replica(index)
+        if not any(each.state == "ready" for each in self.replicas if each is not replica):
+            raise InvalidRequest(f"replica {index} cannot be drained: no other replica is ready", "replica")
+        if replica.state != "ready":
+            return
+        replica.state = "draining"
+        self.dispatcher.empty(replica)
+        await self.dispatcher.settle(replica)
+        self._changed.set()
+
+    async def undrain(self, index: int) -> None:
+        """Give new requests to a drained replica again."""
+        replica = self._find_replica(index)
+        if replica.state == "draining":
+            replica.state = "ready"
+            self.dispatcher.place_waiting()
+
+    async def restart(self, index: int) -> None:
+        """Drain a replica, end its core, and return when the next one is ready."""
+        replica = self._find_replica(index)
+        await self.drain(index)
+        num_restarts = replica.num_restarts
+        replica.restart()
+        await self._wait(lambda: replica.num_restarts > num_restarts and replica.state in ("ready", "dead"))
+
+    def _find_replica(self, index: int) -> Replica:
+        if not 0 <= index < len(self.replicas):
+            raise InvalidRequest(f"replica={index} must be from 0 to {len(self.replicas) - 1}", "replica")
+        return self.replicas[index]
+
+    async def _run(self) -> None:
+        start = time.monotonic()
+        await asyncio.to_thread(self._read_model)
+        self.timeline.append(("tokenizer", time.monotonic() - start))
+        self._make_client()
+        if self.listener is not None:
+            await self.listener.start()
+        end = EngineDead("the engine was closed")
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._run_front(), name="front")
+                tasks.create_task(watch_loop_lag(self._metrics.loop_lag), name="lag")
+                for replica in self.replicas:
+                    tasks.create_task(replica.run(), name=f"replica {replica.index}")
+        except ExceptionGroup as group:
+            cause = first_cause(group)
+            self.error, end = describe_error(cause), EngineDead(f"the engine crashed: {cause}")
+            self._set_state("dead")
+            raise cause from None
+        finally:
+            if self.listener is not None:
+                self.listener.close()
+            self.dispatcher.fail_all(end)
+            self.client = None
+            self._changed.set()
+
+    def _read_model(self) -> None:
+        self.tokenizer, self.eos_token_ids = self._load_tokenizer()
+        self._model_config = read_model_config(self._config.model, self._config.model_impl)
+
+    async def _run_front(self) -> None:
+        """Run the detokenizer. If it crashes, all requests fail, and the next one serves the same cores."""
         while True:
             try:
-                await self._run_core()
-            except ExceptionGroup as group:
-                cause = _first_cause(group)
-                if self.state == "closed":
-                    return  # the group raised the watchdog's error instead of the cancellation
-                if not self._is_up.is_set():
-                    raise cause from None
-                self._note_crash(cause, crashes)
-                if self.state == "dead":
-                    return
-            if self.state in ASLEEP:
-                await self._wait_asleep()
+                await self.dispatcher.client.detokenizer.run()
+            except Exception as error:  # the border of an actor: logged, and sent on to the streams
+                logger.error("the detokenizer crashed: %r", error, exc_info=error)
+                self.dispatcher.fail_all(EngineDead(f"the engine crashed: {error}"))
+                self._make_client()
 
-    def _note_crash(self, cause: BaseException, crashes: deque[float]) -> None:
-        """Log a crash, and decide between a restart and the state "dead"."""
-        self.error = f"{type(cause).__name__}: {cause}"
-        if self.state == "waking_up":
-            logger.error("the engine failed to wake up: %s", self.error, exc_info=cause)
-            return
-        crashes.append(time.monotonic())
-        logger.error("the engine crashed: %s", self.error, exc_info=cause)
-        while crashes[0] < crashes[-1] - RESTART_WINDOW_S:
-            crashes.popleft()
-        if len(crashes) > self._config.max_restarts:
-            self.state = "dead"
-            logger.error("the engine crashed %d times and is not restarted", len(crashes))
-        else:
-            self._metrics.num_restarts += 1
-        self._end_transition(EngineDead(f"the engine crashed: {cause}"))
+    def _make_client(self) -> None:
+        client = CoreClient(self.dispatcher.send, self.tokenizer, self._metrics)
+        self.dispatcher.client = client
+        if self.client is not None:
+            self.client = client
 
-    async def _drain(self, client: CoreClient, waits: bool, cancelled: asyncio.Event) -> bool:
-        """Wait for, or abort, the running requests. Returns False if this sleep was cancelled."""
-        if not waits:
-            client.abort(list(client.streams))
-        # Polled, because requests end in many places and sleeps are rare.
-        while not client.is_idle and not cancelled.is_set() and self.state == "falling_asleep":  # noqa: ASYNC110
-            await asyncio.sleep(DRAIN_POLL_S)
-        if cancelled.is_set():
-            return False
-        if self.client is client and self.state == "falling_asleep":
-            return True
-        if self.state == "closed":
-            raise EngineDead("the engine was closed before it could sleep")
-        raise EngineDead(f"the engine crashed before it could sleep: {self.error}")
-
-    def _cancel_sleep(self, cancelled: asyncio.Event) -> None:
-        if self.state == "falling_asleep" and cancelled is self._sleep_cancelled:
-            self.state = "ready"
-            cancelled.set()
-
-    async def _wait_asleep(self) -> None:
-        """Wait for `wake_up`, after a core fell asleep or failed to wake up."""
-        if self.state == "waking_up":
-            self._end_transition(
-                EngineDead(f"the engine failed to wake up and is still asleep: {self.error}")
-            )
-        else:
-            self._end_transition()
-        self.state = "sleeping"
-        self._wake.clear()
-        await self._wake.wait()
-
-    def _begin_transition(self) -> asyncio.Future[None]:
-        assert self._transition is None, "one sleep or wake-up at a time"
-        self._transition = asyncio.get_running_loop().create_future()
-        return self._transition
-
-    def _end_transition(self, error: EngineDead | None = None) -> None:
-        transition, self._transition = self._transition, None
-        if transition is None or transition.done():
-            return
-        if error is None:
-            transition.set_result(None)
-        else:
-            transition.set_exception(error)
-
-    async def _run_core(self) -> None:
-        client = CoreClient(lambda message: core.send(message), self.tokenizer, self._metrics)
-        core = EngineCore(
-            self._config, self.worker, self.tokenizer, self.eos_token_ids, client.deliver, self._note_failure
-        )
-        self._latest, self._core = client, core
+    async def _drain(self, client: CoreClient) -> bool:
+        """Wait until the requests have ended. Returns False if `wake_up` was called meanwhile."""
+        this = self._draining = object()
         try:
-            async with asyncio.TaskGroup() as watch, asyncio.TaskGroup() as tasks:
-                loaded = await core.start(tasks, self._loaded)
-                for run in (client.detokenizer.run(), watch_loop_lag(self._metrics.loop_lag)):
-                    core.attach(tasks.create_task(run))
-                if timeout_s := self._config.step_timeout_s:
-                    watchdog = watch_steps(lambda: client.stats, timeout_s, self._note_hang)
-                    core.attach(watch.create_task(watchdog, name="watchdog"))
-                self._note_up(client, loaded)
-        except ExceptionGroup as group:
-            self._hang.clear()
-            if self.state not in ("closed", "waking_up"):
-                self.state = "restarting"
-            client.fail_all(EngineDead(f"the engine crashed: {_first_cause(group)}"))
+            # Polled, because requests end in many places and sleeps are rare.
+            while self._draining is this and not client.is_idle and self.state == "falling_asleep":  # noqa: ASYNC110
+                await asyncio.sleep(DRAIN_POLL_S)
+        except asyncio.CancelledError:
+            if self._draining is this:
+                self._draining = None
+                self._set_state("ready")
             raise
-        finally:
-            if self.client is not None:
-                self._metrics.note_core_end(client.stats)
-            self.client = self._crash = None
-            client.fail_all(EngineDead("the engine was closed"))
+        if self._draining is not this:
+            return False
+        self._draining = None
+        self._require_running("could sleep")
+        return True
 
-    def _note_up(self, client: CoreClient, loaded: Loaded) -> None:
-        if self._loaded is None:
-            self.timeline += loaded.timeline
-            for notice in loaded.resolved.notices:
-                logger.warning("%s", notice)
+    def _require_running(self, what: str) -> None:
+        """Raise EngineDead if the engine ended before it could do this."""
+        if self.state == "closed":
+            raise EngineDead(f"the engine was closed before it {what}")
+        if self.state == "dead":
+            raise EngineDead(f"the engine crashed before it {what}: {self.error}")
+
+    async def _wait(self, is_true: Callable[[], bool]) -> None:
+        """Wait until the condition holds, or the engine has ended."""
+        assert self._task is not None
+        while not is_true() and not self._task.done() and self.state not in ("closed", "dead"):
+            self._changed.clear()
+            changed = asyncio.ensure_future(self._changed.wait())
+            await asyncio.wait([changed, self._task], return_when=asyncio.FIRST_COMPLETED)
+            changed.cancel()
+
+    def _set_state(self, state: EngineState) -> None:
+        if self.state != "closed":
+            self.state = state
+        self._changed.set()
+
+    def _receive(self, replica: Replica, message: Any) -> None:
+        match message:
+            case Asleep():
+                self.dispatcher.end_counters(replica)
+                self._changed.set()
+            case StepHangs(message=cause):
+                self.error = cause
+                if not any(each.is_up for each in self.replicas):
+                    self.dispatcher.fail_all(EngineDead(f"the engine hangs: {cause}"))
+            case _:
+                self.dispatcher.receive(replica, message)
+
+    def _note_ready(self, replica: Replica) -> None:
+        assert replica.ready is not None
+        if self._resolved is None:
+            self._resolved = replica.ready.resolved
+            self.timeline += replica.ready.timeline
             self.input_processor = InputProcessor(
                 self.tokenizer,
-                loaded.resolved.max_model_len,
-                loaded.model_config.vocab_size,
+                self._resolved.max_model_len,
+                self._model_config.vocab_size,
                 self.eos_token_ids,
             )
-        self._loaded = loaded
-        self.client, self.state = client, "ready"
-        self._is_up.set()
-        self._end_transition()
+            for notice in self._resolved.notices:
+                logger.warning("%s", notice)
+        elif replica.ready.resolved.max_model_len != self._resolved.max_model_len:
+            logger.warning("replica %d: its max_model_len differs from the first one's", replica.index)
+        self._metrics.num_restarts = sum(each.num_restarts for each in self.replicas)
+        if self._target_level:
+            replica.send(Sleep(self._target_level))
+        elif self.state == "starting" and all(each.state == "ready" for each in self.replicas):
+            self.client = self.dispatcher.client
+            self._set_state("ready")
+        elif self.state == "restarting":
+            self._set_state("ready")
+        self.dispatcher.note_ready(replica)
+        self._changed.set()
 
-    def _note_hang(self, error: TimeoutError) -> None:
-        """Fail all requests and accept none until the step returns and the next core runs."""
-        self._hang.set()
-        if self._crash is not None:  # otherwise logged only after the step returns
-            logger.error("the engine had crashed before: %s", self._crash, exc_info=self._crash)
-        if self.state != "closed":
-            self.state, self.error = "restarting", f"{type(error).__name__}: {error}"
-        self._latest.fail_all(EngineDead(f"the engine hangs: {error}"))
-
-    def _note_failure(self, error: BaseException) -> None:
-        """After an actor crashed, fail all requests and accept none until the next core runs."""
-        self._crash = error
-        if self.state not in ("closed", "waking_up"):
-            self.state, self.error = "restarting", f"{type(error).__name__}: {error}"
-        self._latest.fail_all(EngineDead(f"the engine crashed: {error}"))
-
-    async def _load_tokenizer(self) -> None:
-        start = time.monotonic()
-        config = self._config
-        if not config.skip_tokenizer_init:
-            self.tokenizer = await asyncio.to_thread(
-                Tokenizer, config.tokenizer or config.model, config.model if config.tokenizer else None
-            )
-            self.eos_token_ids: tuple[int, ...] = self.tokenizer.eos_token_ids
-        else:
-            self.eos_token_ids = await asyncio.to_thread(read_eos_token_ids, config.model)
-        is_mock = config.mock_step_ms is not None
-        self.worker = MockWorker(config) if is_mock else Worker(config, self.eos_token_ids)
-        self._is_worker_made = True
-        self.timeline.append(("tokenizer", time.monotonic() - start))
-
-
-def _first_cause(error: BaseException) -> BaseException:
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
+    def _note_down(self, replica: Replica, cause: str, is_crash: bool) -> None:
+        self.error = cause if len(self.replicas) == 1 else f"replica {replica.index}: {cause}"
+        if self.state == "ready" and not any(each.is_up for each in self.replicas):
+            self._set_state("restarting")
+        self.dispatcher.note_down(replica, cause, is_crash)
+        if all(each.state == "dead" for each in self.replicas):
+            self._set_state("dead")
+            self.dispatcher.fail_all(EngineDead(f"the engine crashed: {cause}"))
+        self._changed.set()

@@ -1,4 +1,4 @@
-"""Connectors: obtain a Link to a core process, by starting the process or by accepting a core of another machine."""
+"""Connectors: obtain a core in this process or in one of its own; `remote.py` adds those of other machines."""
 
 from __future__ import annotations
 
@@ -7,33 +7,183 @@ import os
 import signal
 import socket
 import sys
-from dataclasses import dataclass, replace
+import time
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
+from typing import Any, NamedTuple, Protocol
 
+from engine.cluster.core_host import CoreHost, LoadTokenizer, describe_error
 from engine.cluster.frames import Link
-from engine.cluster.messages import Configure
+from engine.cluster.messages import Configure, CoreFailed, CoreReady, StepHangs, WakeUp
 from engine.config import EngineConfig
+from engine.errors import ConfigError, EngineDead
 
 ROOT = Path(__file__).resolve().parents[2]
-EXIT_TIMEOUT_S = 5.0
 # Signals by which an operator or the kernel ends a process; a request does not cause them.
 OUTSIDE_SIGNALS = (-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP)
+SILENCE_S = 2.5  # a core that sends nothing for so long is stopped or cut off; see HEARTBEAT_S
+LOAD_SILENCE_S = 60.0  # while it loads the model, native code may hold the interpreter for long
+PULSE_CHECK_S = 0.25
+HANG_TIMEOUT_S = 2.0  # longest wait for a hung step when the engine is closed
+UNWATCHED_TIMEOUT_S = 30.0  # longest wait for a step without a watchdog when the engine is closed
 
 
-@dataclass(frozen=True, slots=True)
-class Connection:
-    """A connected core. `process` is None if another machine runs it."""
+class End(NamedTuple):
+    """How a core ended. `crash` is None if it was killed, stopped or cut off, which no request causes."""
 
-    link: Link
-    process: asyncio.subprocess.Process | None = None
+    cause: str
+    crash: Exception | None = None
 
-    async def end(self) -> str | None:
-        """Close the connection and end the process.
 
-        Returns how the process crashed; None if it was killed or disconnected, which no request causes.
-        """
-        self.link.abort()
+class Connection(Protocol):
+    """One core, from its start to its end."""
+
+    def send(self, message: Any) -> None:
+        """Send a message. It is lost without an error if the core has ended."""
+
+    async def run(self, handle: Callable[[Any], None]) -> End:
+        """Pass the core's messages to `handle` until it has ended. Ends the core if cancelled."""
+
+    def abort(self) -> None:
+        """End the core; `run` returns."""
+
+
+class Connector(Protocol):
+    async def connect(self) -> Connection:
+        """Return a connection to a core that loads its model now."""
+
+    def close(self) -> None:
+        """Free what the cores share. Called once, when none is running any more."""
+
+
+class LocalConnector:
+    """Runs cores on the event loop of this process."""
+
+    def __init__(self, config: EngineConfig, load_tokenizer: LoadTokenizer) -> None:
+        self.host = CoreHost(config, load_tokenizer)
+        self._has_timeout = bool(config.step_timeout_s)
+        self._connection: LocalConnection | None = None
+
+    async def connect(self) -> LocalConnection:
+        self._connection = LocalConnection(self.host, self._has_timeout)
+        return self._connection
+
+    def close(self) -> None:
+        self.host.close(frees_memory=self._connection is None or not self._connection.is_running)
+
+
+class LocalConnection:
+    """Passes messages without encoding them."""
+
+    def __init__(self, host: CoreHost, has_timeout: bool) -> None:
+        self._host = host
+        self._has_timeout = has_timeout
+        self._hang = asyncio.Event()
+        self._serving: asyncio.Task[None] | None = None
+
+    @property
+    def is_running(self) -> bool:
+        return self._serving is not None and not self._serving.done()
+
+    def send(self, message: Any) -> None:
+        self._host.handle(message)
+
+    async def run(self, handle: Callable[[Any], None]) -> End:
+        def report_hang(error: TimeoutError) -> None:
+            self._hang.set()
+            handle(StepHangs(describe_error(error)))
+
+        serving = self._serving = asyncio.create_task(self._host.serve(handle, report_hang))
+        try:
+            await asyncio.wait([serving])
+        except asyncio.CancelledError:
+            await self._end(serving)
+            raise
+        if serving.cancelled():
+            return End("it was restarted")
+        error = serving.exception()
+        assert isinstance(error, Exception), "a core serves until it crashes"
+        return End(describe_error(error), error)
+
+    def abort(self) -> None:
+        if self._serving is not None:
+            self._serving.cancel()
+
+    async def _end(self, serving: asyncio.Task[None]) -> None:
+        """Wait for the last step, but not longer than it may take: a hung thread may never end."""
+        is_unwatched = self._host.core is not None and not self._has_timeout
+        serving.cancel()
+        serving.add_done_callback(lambda task: task.cancelled() or task.exception())  # mark it as retrieved
+        hang = asyncio.ensure_future(self._hang.wait())
+        timeout = UNWATCHED_TIMEOUT_S if is_unwatched else None
+        await asyncio.wait([hang, serving], timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+        if self._hang.is_set():
+            await asyncio.wait([serving], timeout=HANG_TIMEOUT_S)
+        hang.cancel()
+
+
+class LinkConnection:
+    """A core behind a Link. Cuts the connection if the core is silent for too long.
+
+    Args:
+        process: None if another machine runs the core.
+    """
+
+    def __init__(self, link: Link, process: asyncio.subprocess.Process | None = None) -> None:
+        self.process = process
+        self._link = link
+        self._is_loading = True
+        self._last_seen = time.monotonic()
+        self._silence: str | None = None  # set if the core was silent for too long
+        self._failure: CoreFailed | None = None
+
+    def send(self, message: Any) -> None:
+        self._is_loading |= isinstance(message, WakeUp)
+        self._link.send(message)
+
+    async def run(self, handle: Callable[[Any], None]) -> End:
+        pulse = asyncio.create_task(self._watch_pulse())
+        code: int | None = None
+        try:
+            while True:
+                message = await self._link.receive()
+                self._last_seen = time.monotonic()
+                if isinstance(message, CoreReady):
+                    self._is_loading = False
+                elif isinstance(message, CoreFailed):
+                    self._failure = message
+                handle(message)
+        except (asyncio.IncompleteReadError, ConnectionError) as error:
+            reason = f"the connection was lost ({error})"
+        finally:
+            pulse.cancel()
+            code = await asyncio.shield(self._end_process())
+        if self._failure is not None:
+            kind = ConfigError if self._failure.is_config_error else EngineDead
+            return End(self._failure.message, kind(self._failure.message.removeprefix("ConfigError: ")))
+        if code not in (None, 0, *OUTSIDE_SIGNALS):
+            return End(f"exit code {code}", EngineDead(f"exit code {code}"))
+        return End(self._silence or reason)
+
+    def abort(self) -> None:
+        self._link.abort()
+
+    async def _watch_pulse(self) -> None:
+        while True:
+            before = time.monotonic()
+            await asyncio.sleep(PULSE_CHECK_S)
+            now = time.monotonic()
+            if now - before > 2 * PULSE_CHECK_S:
+                self._last_seen = now  # this process did not run, so it could not receive
+            if now - self._last_seen > (LOAD_SILENCE_S if self._is_loading else SILENCE_S):
+                self._silence = f"it sent nothing for {now - self._last_seen:.1f} s"
+                self._link.abort()
+                return
+
+    async def _end_process(self) -> int | None:
+        """Close the connection and end the process. Returns its exit code."""
+        self._link.abort()
         if self.process is None:
             return None
         if self.process.returncode is None:
@@ -42,13 +192,7 @@ class Connection:
                 await asyncio.wait_for(self.process.wait(), 0.1)
             except TimeoutError:
                 self.process.kill()
-        code = await self.process.wait()
-        return None if code in (0, *OUTSIDE_SIGNALS) else f"exit code {code}"
-
-
-class Connector(Protocol):
-    async def connect(self) -> Connection:
-        """Return a connection to a core that loads its model now."""
+        return await self.process.wait()
 
 
 class ProcessConnector:
@@ -68,7 +212,7 @@ class ProcessConnector:
         self._publishes_kv_events = publishes_kv_events
         self._cuda_device = cuda_device
 
-    async def connect(self) -> Connection:
+    async def connect(self) -> LinkConnection:
         ours, theirs = socket.socketpair()
         paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
@@ -83,4 +227,7 @@ class ProcessConnector:
             theirs.close()
         link = Link(*await asyncio.open_connection(sock=ours))
         link.send(Configure(self._config, self._publishes_kv_events))
-        return Connection(link, process)
+        return LinkConnection(link, process)
+
+    def close(self) -> None:
+        """Do nothing: each process has ended."""

@@ -1,28 +1,19 @@
-"""CoreHost: runs an EngineCore in this process for a front that is connected by a Link."""
+"""CoreHost: loads a model once, and runs one EngineCore after another for a front in this process or behind a Link."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import os
-from typing import assert_never
+from collections.abc import Callable
+from typing import Any, assert_never
 
 from engine.actors.watchdog import watch_steps
-from engine.cluster.frames import Link
 from engine.cluster.messages import Asleep, CoreFailed, CoreReady, Heartbeat, WakeUp
 from engine.config import EngineConfig
 from engine.engine_core import EngineCore
 from engine.errors import ConfigError
 from engine.input.tokenizer import Tokenizer
-from engine.messages import (
-    AbortRequest,
-    AddRequest,
-    CoreOutput,
-    CoreStats,
-    ResetPrefixCache,
-    Sleep,
-    TakeSnapshot,
-)
+from engine.messages import AbortRequest, AddRequest, CoreStats, ResetPrefixCache, Sleep, TakeSnapshot
 from engine.model import read_eos_token_ids
 from engine.worker.executor import Executor, Loaded
 from engine.worker.mock_worker import MockWorker
@@ -31,118 +22,144 @@ from engine.worker.worker import Worker
 logger = logging.getLogger("troupe.engine")
 
 HEARTBEAT_S = 0.5
-
-
-class FrontGone(Exception):
-    """The connection to the front was lost."""
+HostInbox = AddRequest | AbortRequest | TakeSnapshot | ResetPrefixCache | Sleep | WakeUp
+LoadTokenizer = Callable[[], tuple[Tokenizer | None, tuple[int, ...]]]
 
 
 class CoreHost:
-    """Loads the model once, and serves one connection after another."""
+    """Serves one front after another. A sleeping or crashed core leaves the loaded weights to the next one.
 
-    def __init__(self, config: EngineConfig) -> None:
+    Args:
+        load_tokenizer: returns the tokenizer and the ids that end a text, see `load_tokenizer`.
+    """
+
+    def __init__(self, config: EngineConfig, load_tokenizer: LoadTokenizer) -> None:
+        self.worker: Executor | None = None
+        self.core: EngineCore | None = None  # while it accepts messages
+        self.stats = CoreStats()
         self._config = config
-        self._stats = CoreStats()
-        self._wake = asyncio.Event()
-        self._core: EngineCore | None = None
+        self._load_tokenizer = load_tokenizer
         self._loaded: Loaded | None = None
-        self._worker: Executor | None = None
+        self._wake = asyncio.Event()
 
-    async def serve(self, link: Link, publishes_kv_events: bool) -> None:
-        """Serve a front until the connection is lost.
+    async def serve(
+        self,
+        deliver: Callable[[Any], None],
+        report_hang: Callable[[TimeoutError], None],
+        publishes_kv_events: bool = False,
+    ) -> None:
+        """Run cores until one crashes; `deliver` gets their messages.
+
+        Args:
+            report_hang: called when a step hangs; this method raises the error only after that step has ended.
 
         Raises:
-            Exception: the core could not start, or it crashed; the front has been informed.
+            Exception: the core could not start, or it crashed. `deliver` got CoreFailed at the moment of the crash,
+                and all threads have ended.
         """
+        beat = asyncio.create_task(self._beat(deliver))
         try:
-            async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self._beat(link))
-                tasks.create_task(self._receive(link))
-                while True:
-                    await self._run_core(link, publishes_kv_events)
-                    self._wake.clear()
-                    link.send(Asleep())
-                    await self._wake.wait()
-        except BaseExceptionGroup as group:
-            cause = first_cause(group)
-            if isinstance(cause, FrontGone):
-                link.abort()
-                return
-            link.send(CoreFailed(f"{type(cause).__name__}: {cause}", isinstance(cause, ConfigError)))
-            link.close()
-            raise cause from None
+            while True:
+                error = await self._run_core(deliver, report_hang, publishes_kv_events)
+                self._wake.clear()
+                self._send_heartbeat(deliver)
+                deliver(Asleep(None if error is None else describe_error(error)))
+                await self._wake.wait()
+        finally:
+            beat.cancel()
 
-    def close(self) -> None:
-        if self._worker is not None:
-            self._worker.close()
+    def handle(self, message: HostInbox) -> None:
+        """Handle a message of the front. A core that ends meanwhile loses it; the front sends requests again."""
+        match message:
+            case WakeUp():
+                self._wake.set()
+            case AddRequest() | AbortRequest() | TakeSnapshot() | ResetPrefixCache() | Sleep():
+                if self.core is not None:
+                    self.core.send(message)
+            case _:
+                assert_never(message)
 
-    async def _run_core(self, link: Link, publishes_kv_events: bool) -> None:
-        """Run one core until it falls asleep."""
-        if self._worker is None:
-            await asyncio.to_thread(self._make_worker)
-        assert self._worker is not None
-        deliver = link.send
+    def close(self, *, frees_memory: bool = True) -> None:
+        if self.worker is not None:
+            self.worker.close(frees_memory=frees_memory)
 
-        def note(message: CoreOutput) -> None:
+    async def _run_core(
+        self,
+        deliver: Callable[[Any], None],
+        report_hang: Callable[[TimeoutError], None],
+        publishes_kv_events: bool,
+    ) -> BaseException | None:
+        """Run one core until it falls asleep. Returns the error if it could not wake up."""
+        has_failed = False
+
+        def note(message: Any) -> None:
             if type(message) is CoreStats:
-                self._stats = message
+                self.stats = message
             deliver(message)
 
-        core = EngineCore(
-            *(self._config, self._worker, self._tokenizer, self._eos_token_ids),
-            deliver=note,
-            report_crash=lambda error: logger.error("the core crashed: %r", error, exc_info=error),
-            publishes_kv_events=publishes_kv_events,
-        )
+        def report_crash(error: BaseException) -> None:
+            nonlocal has_failed
+            self.core = None
+            if not has_failed:
+                has_failed = True
+                if self._loaded is not None:
+                    logger.error("the core crashed: %s", describe_error(error), exc_info=error)
+                deliver(CoreFailed(describe_error(error), isinstance(error, ConfigError)))
+
+        def note_hang(error: TimeoutError) -> None:
+            nonlocal has_failed
+            self.core, has_failed = None, True
+            report_hang(error)
+
         try:
-            async with asyncio.TaskGroup() as tasks:
+            worker = await self._find_worker()
+            core = EngineCore(
+                *(self._config, worker, self._tokenizer, self._eos_token_ids, note, report_crash),
+                publishes_kv_events=publishes_kv_events,
+            )
+            # The watchdog is in an outer group, so it also watches the last step.
+            async with asyncio.TaskGroup() as watch, asyncio.TaskGroup() as tasks:
                 self._loaded = await core.start(tasks, self._loaded)
                 if timeout_s := self._config.step_timeout_s:
-                    watchdog = watch_steps(
-                        lambda: self._stats, timeout_s, lambda error: exit_hung(link, error)
-                    )
-                    core.attach(tasks.create_task(watchdog))
-                self._core = core
-                runtime = self._worker.describe()
-                link.send(CoreReady(self._loaded.resolved, list(self._loaded.timeline), runtime))
+                    watchdog = watch_steps(lambda: self.stats, timeout_s, note_hang)
+                    core.attach(watch.create_task(watchdog, name="watchdog"))
+                self.core = core
+                deliver(CoreReady(self._loaded.resolved, list(self._loaded.timeline), worker.describe()))
+        except (
+            Exception
+        ) as error:  # the border of the core: the front is informed, and the error is passed on
+            cause = first_cause(error)
+            if self.worker is not None and self.worker.sleep_level:
+                return cause
+            report_crash(cause)
+            raise cause from None
         finally:
-            self._core = None
+            self.core = None
+        return None
 
-    def _make_worker(self) -> None:
-        config = self._config
-        self._tokenizer: Tokenizer | None = None
-        if config.skip_tokenizer_init:
-            self._eos_token_ids = read_eos_token_ids(config.model)
-        else:
-            self._tokenizer = Tokenizer(
-                config.tokenizer or config.model, config.model if config.tokenizer else None
-            )
-            self._eos_token_ids = self._tokenizer.eos_token_ids
-        is_mock = config.mock_step_ms is not None
-        self._worker = MockWorker(config) if is_mock else Worker(config, self._eos_token_ids)
+    async def _find_worker(self) -> Executor:
+        if self.worker is None:
+            self._tokenizer, self._eos_token_ids = await asyncio.to_thread(self._load_tokenizer)
+            is_mock = self._config.mock_step_ms is not None
+            self.worker = MockWorker(self._config) if is_mock else Worker(self._config, self._eos_token_ids)
+        return self.worker
 
-    async def _receive(self, link: Link) -> None:
+    async def _beat(self, deliver: Callable[[Any], None]) -> None:
         while True:
-            try:
-                message: (
-                    AddRequest | AbortRequest | TakeSnapshot | ResetPrefixCache | Sleep | WakeUp
-                ) = await link.receive()
-            except (asyncio.IncompleteReadError, ConnectionError) as error:
-                raise FrontGone(str(error)) from error
-            match message:
-                case WakeUp():
-                    self._wake.set()
-                case AddRequest() | AbortRequest() | TakeSnapshot() | ResetPrefixCache() | Sleep():
-                    if self._core is not None:
-                        self._core.send(message)
-                case _:
-                    assert_never(message)
-
-    async def _beat(self, link: Link) -> None:
-        while True:
-            runtime = self._worker.describe() if self._core is not None and self._worker is not None else {}
-            link.send(Heartbeat(self._stats.num_steps, runtime))
+            self._send_heartbeat(deliver)
             await asyncio.sleep(HEARTBEAT_S)
+
+    def _send_heartbeat(self, deliver: Callable[[Any], None]) -> None:
+        runtime = {} if self.worker is None or self._loaded is None else self.worker.describe()
+        deliver(Heartbeat(self.stats.num_steps, runtime))
+
+
+def load_tokenizer(config: EngineConfig) -> tuple[Tokenizer | None, tuple[int, ...]]:
+    """Return the tokenizer, unless the config skips it, and the ids of the tokens that end a text."""
+    if config.skip_tokenizer_init:
+        return None, read_eos_token_ids(config.model)
+    tokenizer = Tokenizer(config.tokenizer or config.model, config.model if config.tokenizer else None)
+    return tokenizer, tokenizer.eos_token_ids
 
 
 def first_cause(error: BaseException) -> BaseException:
@@ -152,8 +169,5 @@ def first_cause(error: BaseException) -> BaseException:
     return error
 
 
-def exit_hung(link: Link, error: TimeoutError) -> None:
-    """End the process: a thread that hangs in a step cannot be stopped."""
-    link.send(CoreFailed(str(error)))
-    link.close()
-    os._exit(1)
+def describe_error(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"

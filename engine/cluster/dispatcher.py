@@ -22,6 +22,7 @@ from engine.cluster.journal import NOWHERE, Entry, Journal
 from engine.cluster.replica import Replica
 from engine.cluster.router import Router
 from engine.core_client import CoreClient
+from engine.errors import EngineDead, EngineError
 from engine.messages import (
     AbortRequest,
     Accepted,
@@ -49,7 +50,7 @@ class Dispatcher:
     """Connects one CoreClient with several replicas."""
 
     def __init__(self, replicas: Sequence[Replica], router: Router, metrics: Metrics) -> None:
-        self.client: CoreClient
+        self.client: CoreClient  # of the running front
         self.router = router
         self._replicas = replicas
         self._metrics = metrics
@@ -82,7 +83,7 @@ class Dispatcher:
         Args:
             is_crash: one of the requests may have caused it.
         """
-        self._metrics.note_core_end(replica.stats)
+        self.end_counters(replica)
         for call in self._calls:
             call.parts.setdefault(replica.index, None)
         self._answer_calls()
@@ -94,6 +95,25 @@ class Dispatcher:
         entries = self._journal.list_held(replica.index)
         replica.send(AbortRequest([handle for entry in entries for handle in entry.token_ids]))
         self._move(replica, entries)
+
+    def end_counters(self, replica: Replica) -> None:
+        """Keep the counters of a core that has ended or sleeps; its gauges are gone."""
+        self._metrics.note_core_end(replica.stats)
+        replica.stats = CoreStats()
+        self.client.deliver(self._sum_stats(replica.stats))
+
+    def fail_all(self, error: EngineError) -> None:
+        """End all requests and calls of the front with this error."""
+        for call in self._calls:
+            call.is_wanted = False
+        for replica in self._replicas:
+            held = [handle for entry in self._journal.list_held(replica.index) for handle in entry.token_ids]
+            if held:
+                replica.send(AbortRequest(held))
+                self._remove(held)
+        self._remove([handle for entry in self._waiting for handle in entry.token_ids])
+        self._waiting.clear()
+        self.client.fail_all(error)
 
     def _blame(self, entries: list[Entry], cause: str) -> list[Entry]:
         """Count a crash against the requests of the core. Returns those that may run again."""
@@ -237,6 +257,8 @@ class Dispatcher:
 
     def _sum_stats(self, latest: CoreStats) -> CoreStats:
         """Return the sums over the running cores, with what the latest message measured."""
+        if len(self._replicas) == 1:
+            return latest
         stats = [replica.stats for replica in self._replicas]
         sums = {name: sum(getattr(each, name) for each in stats) for name in (*CORE_COUNTERS, *GAUGES)}
         drafts = reduce(add_counts, (each.drafts for each in stats))
@@ -246,7 +268,7 @@ class Dispatcher:
 
     def _call(self, message: TakeSnapshot | ResetPrefixCache, reply_type: type) -> None:
         """Send a call to all running cores; the front gets one answer."""
-        running = [each for each in self._replicas if each.state in ("ready", "draining")]
+        running = [each for each in self._replicas if each.is_up]
         self._calls.append(_Call(reply_type, [each.index for each in running]))
         for replica in running:
             replica.send(message)
@@ -255,7 +277,7 @@ class Dispatcher:
     async def settle(self, replica: Replica) -> None:
         """Return when the core has answered everything that was sent to it before."""
         settled = asyncio.Event()
-        self._calls.append(_Call(EngineSnapshot, [replica.index], settled=settled))
+        self._calls.append(_Call(EngineSnapshot, [replica.index], is_wanted=False, settled=settled))
         replica.send(TakeSnapshot(with_blocks=False))
         await settled.wait()
 
@@ -265,9 +287,12 @@ class Dispatcher:
             call = self._calls.popleft()
             if call.settled is not None:
                 call.settled.set()
+            if not call.is_wanted:
                 continue
             parts = [call.parts[index] for index in call.replicas if call.parts[index] is not None]
-            if call.reply_type is PrefixCacheReset:
+            if not parts:
+                self.client.fail_call(EngineDead("no replica is running"))
+            elif call.reply_type is PrefixCacheReset:
                 self.client.deliver(PrefixCacheReset(all(part.is_reset for part in parts)))
             else:
                 self.client.deliver(merge_snapshots(parts))
@@ -280,7 +305,8 @@ class _Call:
     reply_type: type
     replicas: list[int]
     parts: dict[int, Any] = field(default_factory=dict)  # replies by replica; None if it ended
-    settled: asyncio.Event | None = None  # set instead of sending a reply to the front
+    is_wanted: bool = True  # False if no reply is sent to the front
+    settled: asyncio.Event | None = None  # set when all have replied
 
     @property
     def is_complete(self) -> bool:
@@ -304,7 +330,7 @@ def merge_snapshots(parts: Sequence[EngineSnapshot]) -> EngineSnapshot:
     return EngineSnapshot(
         tuple(running_first),
         num_blocks,
-        parts[0].block_size if parts else 0,
+        parts[0].block_size,
         tuple(cached),
         sum(part.max_num_seqs for part in parts),
         sum(part.max_num_batched_tokens for part in parts),

@@ -8,6 +8,8 @@ front ──Sleep──▶ core ──Asleep──▶ front ──WakeUp──�
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import msgspec
 
 from engine.config import EngineConfig, ResolvedConfig
@@ -26,7 +28,7 @@ from engine.messages import (
 )
 from engine.outputs import EngineSnapshot
 
-PROTOCOL_VERSION = 1  # raise it with every change of a message or of MESSAGE_TYPES
+PROTOCOL_VERSION = 2  # raise it with every change of a message or of MESSAGE_TYPES
 
 
 class Configure(msgspec.Struct, frozen=True):
@@ -45,18 +47,27 @@ class CoreReady(msgspec.Struct, frozen=True):
 
 
 class CoreFailed(msgspec.Struct, frozen=True):
-    """The core's last message: it could not start, or it crashed."""
+    """The core could not start, or it crashed. What else it sends while it ends is ignored."""
 
     message: str
     is_config_error: bool = False  # another start would fail in the same way
 
 
 class Asleep(msgspec.Struct, frozen=True):
-    """The core has freed its memory."""
+    """The core has freed its memory, or could not wake up because of `error` and is still asleep."""
+
+    error: str | None = None
 
 
 class WakeUp(msgspec.Struct, frozen=True):
     """Allocate the memory again."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepHangs:
+    """A step of the core in the front's process does not end, so no other core can replace it. Never encoded."""
+
+    message: str
 
 
 class Heartbeat(msgspec.Struct, frozen=True):

@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from functools import cache, partial
 
 import torch
 
-from engine.cluster.cluster import Cluster
-from engine.cluster.connection import Connector, ProcessConnector
+from engine.cluster.connection import Connector, LocalConnector, ProcessConnector
+from engine.cluster.core_host import load_tokenizer
 from engine.cluster.remote import RemoteListener
 from engine.config import EngineConfig
 from engine.metrics import Metrics
 from engine.supervisor import Supervisor
 
 
-def make_supervisor(config: EngineConfig, metrics: Metrics) -> Supervisor | Cluster:
-    """Return a Supervisor for one core in this process, or a Cluster of core processes."""
+def make_supervisor(config: EngineConfig, metrics: Metrics) -> Supervisor:
+    """Return a Supervisor with its replicas: one core in this process, or core processes here and elsewhere."""
+    # Read once, because a core in this process uses the same tokenizer.
+    load = cache(partial(load_tokenizer, config))
     num_devices = 0 if config.device == "cpu" else torch.cuda.device_count()
     is_local = config.core == "local" or (config.core == "auto" and not num_devices)
     if is_local and config.data_parallel_size == 1 and not config.num_remote_replicas:
-        return Supervisor(config, metrics)
+        return Supervisor(config, metrics, [LocalConnector(config, load)], load)
     connectors: list[Connector] = [*place_processes(config, num_devices)]
     listener = None
     if config.num_remote_replicas:
@@ -31,7 +34,7 @@ def make_supervisor(config: EngineConfig, metrics: Metrics) -> Supervisor | Clus
         )
         ranks = range(len(connectors), config.data_parallel_size)
         connectors += [listener.make_connector(rank) for rank in ranks]
-    return Cluster(config, metrics, connectors, listener)
+    return Supervisor(config, metrics, connectors, load, listener)
 
 
 def place_processes(config: EngineConfig, num_devices: int) -> list[ProcessConnector]:

@@ -14,9 +14,11 @@ import hashlib
 import hmac
 import logging
 import secrets
+from functools import partial
 
-from engine.cluster.connection import Connection
-from engine.cluster.core_host import CoreHost
+from engine.cluster.connection import LinkConnection
+from engine.cluster.core_host import CoreHost, load_tokenizer
+from engine.cluster.core_process import serve_link
 from engine.cluster.frames import Link
 from engine.cluster.messages import PROTOCOL_VERSION, Challenge, Greeting, Welcome
 from engine.config import EngineConfig
@@ -103,8 +105,11 @@ class RemoteConnector:
     def __init__(self, arrivals: asyncio.Queue[Link]) -> None:
         self._arrivals = arrivals
 
-    async def connect(self) -> Connection:
-        return Connection(await self._arrivals.get())
+    async def connect(self) -> LinkConnection:
+        return LinkConnection(await self._arrivals.get())
+
+    def close(self) -> None:
+        """Do nothing: the listener owns the socket."""
 
 
 async def serve_headless(config: EngineConfig) -> None:
@@ -117,7 +122,7 @@ async def serve_headless(config: EngineConfig) -> None:
     if config.data_parallel_key is None or config.data_parallel_rank is None:
         raise ConfigError("a headless replica needs data_parallel_key and data_parallel_rank")
     address, port = config.data_parallel_address, config.data_parallel_rpc_port
-    host = CoreHost(config)
+    host = CoreHost(config, partial(load_tokenizer, config))
     try:
         while True:
             try:
@@ -131,7 +136,7 @@ async def serve_headless(config: EngineConfig) -> None:
                     welcome = await _introduce(
                         link, config.data_parallel_key.encode(), config.data_parallel_rank
                     )
-                await host.serve(link, welcome.publishes_kv_events)
+                await serve_link(host, link, welcome.publishes_kv_events)
                 logger.warning("the connection to the front was lost")
             except (ConnectionError, TimeoutError, asyncio.IncompleteReadError) as error:
                 logger.warning("the front at %s:%d ended the greeting: %r", address, port, error)

@@ -1,4 +1,4 @@
-"""Replica: one core in another process, as the front sees it. It connects, watches the core, and connects again."""
+"""Replica: one core as the front sees it, wherever it runs. When the core ends, it starts the next one."""
 
 from __future__ import annotations
 
@@ -9,20 +9,13 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Literal
 
-from engine.cluster.connection import Connection, Connector
-from engine.cluster.messages import Asleep, CoreFailed, CoreReady, Heartbeat, WakeUp
-from engine.errors import ConfigError
+from engine.cluster.connection import Connection, Connector, End
+from engine.cluster.messages import Asleep, CoreFailed, CoreReady, Heartbeat, StepHangs, WakeUp
 from engine.messages import CoreStats
 
 logger = logging.getLogger("troupe.engine")
 
-SILENCE_S = (
-    2.0  # a core that sends nothing for so long is stopped or cut off; it sends a heartbeat every 0.5 s
-)
-LOAD_SILENCE_S = 60.0  # while it loads the model, native code may hold the interpreter for long
-PULSE_CHECK_S = 0.25
 RESTART_WINDOW_S = 600.0
-QUICK_DEATH_S = 10.0  # a core that ends sooner after its start is restarted with a delay
 MAX_DELAY_S = 30.0
 
 ReplicaState = Literal["starting", "ready", "draining", "asleep", "dead"]
@@ -53,21 +46,25 @@ class Replica:
         self.runtime: dict[str, str | int] = {}
         self.error: str | None = None
         self.num_restarts = 0
-        self._connector = connector
+        self.connector = connector
+        self.connection: Connection | None = None
         self._max_restarts = max_restarts
         self._receive = receive
         self._note_ready = note_ready
         self._note_down = note_down
-        self._connection: Connection | None = None
-        self._last_seen = 0.0
+        self._has_failed = False  # the core has crashed and is ending
 
     @property
     def fingerprint(self) -> str:
         return "" if self.ready is None else self.ready.resolved.fingerprint
 
+    @property
+    def is_up(self) -> bool:
+        return self.state in ("ready", "draining")
+
     def send(self, message: Any) -> None:
-        if self._connection is not None:
-            self._connection.link.send(message)
+        if self.connection is not None and not self._has_failed:
+            self.connection.send(message)
 
     def wake_up(self) -> None:
         self.state = "starting"
@@ -75,69 +72,71 @@ class Replica:
 
     def restart(self) -> None:
         """End the core; `run` starts the next one."""
-        if self._connection is not None:
-            self._connection.link.abort()
+        if self.connection is not None:
+            self.connection.abort()
 
     async def run(self) -> None:
-        crashes: deque[float] = deque()
-        num_quick_deaths = 0
-        while True:
-            start = time.monotonic()
-            cause, is_crash = await self._run_core()
-            was_up, self.state = self.state != "starting", "starting"
-            self.error = cause
-            if is_crash:
-                crashes.append(time.monotonic())
-            while crashes and crashes[0] < time.monotonic() - RESTART_WINDOW_S:
-                crashes.popleft()
-            if len(crashes) > self._max_restarts:
-                self.state = "dead"
-            if was_up or self.state == "dead":
-                self._note_down(self, cause, is_crash)
-                self.stats = CoreStats()
-            if self.state == "dead":
-                logger.error("replica %d crashed %d times and is not restarted", self.index, len(crashes))
-                return
-            num_quick_deaths = num_quick_deaths + 1 if time.monotonic() - start < QUICK_DEATH_S else 0
-            if num_quick_deaths > 1:
-                await asyncio.sleep(min(MAX_DELAY_S, 0.25 * 2**num_quick_deaths))
-            self.num_restarts += 1
+        """Run one core after another.
 
-    async def _run_core(self) -> tuple[str, bool]:
-        """Run one core. Returns why it ended, and whether it crashed."""
-        connection = self._connection = await self._connector.connect()
-        self.error = None
-        pulse = asyncio.create_task(self._watch_pulse(connection))
+        Raises:
+            Exception: the first core could not start.
+        """
+        crashes: deque[float] = deque()
+        num_failed_starts = 0
         try:
             while True:
-                self._handle(await connection.link.receive())
-        except (asyncio.IncompleteReadError, ConnectionError) as error:
-            logger.warning("replica %d: %s", self.index, self.error or f"the connection was lost ({error})")
+                end, was_ready = await self._run_core()
+                if end.crash is not None:
+                    if self.ready is None:
+                        raise end.crash
+                    crashes.append(time.monotonic())
+                while crashes and crashes[0] < time.monotonic() - RESTART_WINDOW_S:
+                    crashes.popleft()
+                if len(crashes) > self._max_restarts:
+                    self._go_down(end.cause, end.crash is not None, "dead")
+                    logger.error("replica %d crashed %d times and is not restarted", self.index, len(crashes))
+                    return
+                self._go_down(end.cause, end.crash is not None)
+                num_failed_starts = 0 if was_ready else num_failed_starts + 1
+                if num_failed_starts > 1:
+                    await asyncio.sleep(min(MAX_DELAY_S, 0.25 * 2**num_failed_starts))
+                self.num_restarts += 1
         finally:
-            self._connection = None
-            pulse.cancel()
-            crash = await asyncio.shield(connection.end())
-        return self.error or crash or "the connection was lost", crash is not None
+            self.connector.close()
+
+    async def _run_core(self) -> tuple[End, bool]:
+        """Run one core. Returns how it ended, and whether it had become ready."""
+        self.connection = await self.connector.connect()
+        self._has_failed, was_ready = False, False
+
+        def handle(message: Any) -> None:
+            nonlocal was_ready
+            was_ready |= isinstance(message, CoreReady)
+            if not self._has_failed:
+                self._handle(message)
+            elif isinstance(message, StepHangs):
+                self._receive(self, message)
+
+        try:
+            return await self.connection.run(handle), was_ready
+        finally:
+            self.connection = None
 
     def _handle(self, message: Any) -> None:
-        self._last_seen = time.monotonic()
         match message:
             case Heartbeat(runtime=runtime):
                 self.runtime = runtime or self.runtime
             case CoreReady():
-                if (
-                    self.ready is not None
-                    and self.ready.resolved.max_model_len != message.resolved.max_model_len
-                ):
-                    logger.warning("replica %d: max_model_len has changed", self.index)
                 self.ready, self.runtime, self.state = message, message.runtime, "ready"
+                self.error = None
                 self._note_ready(self)
-            case CoreFailed(message=cause, is_config_error=is_config_error):
-                self.error = cause
-                if is_config_error and self.ready is None:
-                    raise ConfigError(cause.removeprefix("ConfigError: "))
-            case Asleep():
-                self.state = "asleep"
+            case CoreFailed(message=cause):
+                self._go_down(cause, is_crash=True)
+            case StepHangs(message=cause):
+                self._go_down(cause, is_crash=True)
+                self._receive(self, message)
+            case Asleep(error=error):
+                self.state, self.error = "asleep", error
                 self._receive(self, message)
             case CoreStats():
                 self.stats = message
@@ -145,16 +144,11 @@ class Replica:
             case _:
                 self._receive(self, message)
 
-    async def _watch_pulse(self, connection: Connection) -> None:
-        """Cut the connection if the core has been silent for too long."""
-        self._last_seen = time.monotonic()
-        while True:
-            before = time.monotonic()
-            await asyncio.sleep(PULSE_CHECK_S)
-            now = time.monotonic()
-            if now - before > 2 * PULSE_CHECK_S:
-                self._last_seen = now  # this process did not run, so it could not receive
-            if now - self._last_seen > (LOAD_SILENCE_S if self.state == "starting" else SILENCE_S):
-                self.error = f"it sent nothing for {now - self._last_seen:.1f} s"
-                connection.link.abort()
-                return
+    def _go_down(self, cause: str, is_crash: bool, state: ReplicaState = "starting") -> None:
+        """Report once that the core accepts no requests any more, although it may still be ending."""
+        was_up, self.state = self.state != "starting", state
+        self.error = cause
+        self._has_failed = True
+        if was_up or state == "dead":
+            logger.warning("replica %d: %s", self.index, cause)
+            self._note_down(self, cause, is_crash)

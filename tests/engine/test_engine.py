@@ -28,6 +28,7 @@ from engine import (
 from engine.messages import AbortRequest
 from engine.worker.model_runner import ModelRunner
 from grammar import GrammarError, GrammarSpec
+from tests.engine.failing_step import fail_next_step
 from tests.engine.tokenizer_folders import make_byte_level_folder
 from tests.waiting import wait_until
 
@@ -173,28 +174,46 @@ async def test_abort_by_id_ends_the_stream_with_reason_abort(make_config: MakeCo
         assert last.outputs[0].finish_reason == "abort"
 
 
-async def test_a_crash_fails_what_is_in_flight_and_the_engine_serves_again(
+async def test_a_crash_is_a_pause_and_changes_no_text(
     make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    params = SamplingParams(max_tokens=60, seed=3, n=2, ignore_eos=True, repetition_penalty=1.2, logprobs=1)
     async with Engine(make_config()) as engine:
-        before = (await complete(engine)).outputs[0].token_ids
+        before = (await complete(engine, params=params)).outputs
         queried = engine.stats().prefix_cache_queries
-        streams = [engine.generate("hello", LONG) for _ in range(3)]
+        streams = [engine.generate("hello", params) for _ in range(3)]
         for stream in streams:
             await anext(stream)
-        with monkeypatch.context() as patch, caplog.at_level(logging.ERROR):
-            patch.setattr(ModelRunner, "execute", _explode)
+        with caplog.at_level(logging.ERROR):
+            fail_next_step(monkeypatch, "the device is on fire")
             for stream in streams:
-                with pytest.raises(EngineDead, match="the engine crashed: the device is on fire"):
-                    async for _ in stream:
-                        pass
+                assert [output async for output in stream][-1].outputs == before
         assert engine.error == "RuntimeError: the device is on fire"
-        await wait_until(lambda: engine.state == "ready")
         assert len(caplog.records) == 1
-        assert (await complete(engine)).outputs[0].token_ids == before
-        assert engine.stats().num_restarts == 1
-        assert engine.stats().prefix_cache_queries == 5 * queried  # three of them before the crash
-        assert engine.stats().num_free_blocks == engine.stats().num_blocks
+        stats = engine.stats()
+        assert (engine.state, stats.num_restarts, stats.num_resumed) == ("ready", 1, 3)
+        assert stats.finished["length"] == 8
+        assert stats.prefix_cache_queries >= 7 * queried  # three of them before the crash
+        assert stats.num_free_blocks == stats.num_blocks
+
+
+async def test_a_request_that_crashes_the_core_twice_fails_alone(
+    make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    execute = ModelRunner.execute
+
+    def fail_on_poison(runner: ModelRunner, plan: Any) -> Any:
+        if any(77 in new_row.token_ids.tolist() for new_row in plan.new_rows):
+            _explode()
+        return execute(runner, plan)
+
+    monkeypatch.setattr(ModelRunner, "execute", fail_on_poison)
+    async with Engine(make_config()) as engine:
+        prompts = [[5], [6], [77], [8], [9]]
+        answers = await asyncio.gather(*(complete(engine, prompt) for prompt in prompts))
+        reasons = [answer.outputs[0].finish_reason for answer in answers]
+        assert reasons == ["length", "length", "error", "length", "length"]
+        assert "crashed twice while it ran this request: RuntimeError" in (answers[2].outputs[0].error or "")
 
 
 async def test_an_engine_that_keeps_crashing_stays_down(
@@ -202,13 +221,26 @@ async def test_an_engine_that_keeps_crashing_stays_down(
 ) -> None:
     async with Engine(make_config(max_restarts=1)) as engine:
         monkeypatch.setattr(ModelRunner, "execute", _explode)
-        for _ in range(2):
-            with pytest.raises(EngineDead):
-                await complete(engine)
-            await wait_until(lambda: engine.state in ("ready", "dead"))
-        assert engine.state == "dead"
+        assert (await complete(engine)).outputs[0].finish_reason == "error"
+        await wait_until(lambda: engine.state == "dead")
         with pytest.raises(EngineDead, match="the engine is dead"):
             await complete(engine)
+
+
+async def test_a_detokenizer_that_crashes_fails_its_requests_and_the_core_goes_on(
+    make_config: MakeConfig,
+) -> None:
+    async with Engine(make_config()) as engine:
+        stream = engine.generate("hello", LONG)
+        await anext(stream)
+        client = engine._supervisor.client
+        assert client is not None
+        client.detokenizer.tell("no message")  # type: ignore[arg-type]
+        with pytest.raises(EngineDead, match="the engine crashed: Expected code"):
+            async for _ in stream:
+                pass
+        assert (await complete(engine)).finished
+        await wait_until(lambda: engine.stats().num_free_blocks == engine.stats().num_blocks)
 
 
 async def test_a_start_that_cannot_work_raises_a_config_error(make_config: MakeConfig) -> None:

@@ -26,6 +26,7 @@ from engine.worker.model_runner import ModelRunner
 from engine.worker.weight_moves import list_tensors, move_tensors
 from engine.worker.worker import Worker, WorkerState
 from grammar import GrammarSpec
+from tests.engine.failing_step import fail_next_step
 from tests.kernels.cpu.conftest import require_library
 from tests.waiting import list_engine_threads, wait_until
 
@@ -56,7 +57,7 @@ async def begin_to_sleep(engine: Engine) -> tuple[AsyncGenerator[RequestOutput],
 
 
 def worker_of(engine: Engine) -> Worker:
-    worker = engine._supervisor.worker
+    worker = engine._supervisor.replicas[0].connector.host.worker  # type: ignore[attr-defined]
     assert isinstance(worker, Worker)
     return worker
 
@@ -213,18 +214,29 @@ async def test_an_engine_that_cannot_wake_up_says_why_and_can_be_asked_again(
         assert engine.error is None and await answer_all(engine) == before
 
 
-async def test_a_crash_while_it_waits_ends_the_sleep_with_the_cause(
+async def test_requests_continue_after_a_crash_before_the_engine_sleeps(
     make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with Engine(make_config()) as engine:
         stream, falling = await begin_to_sleep(engine)
-        with monkeypatch.context() as patch:
-            patch.setattr(ModelRunner, "execute", _explode)
-            with pytest.raises(EngineDead, match=r"crashed before it could sleep: .* no memory left"):
-                await falling
+        fail_next_step(monkeypatch, "no memory left")
+        assert [output async for output in stream][-1].outputs[0].finish_reason == "length"
+        assert await falling and engine.state == "sleeping"
+        assert engine.stats().num_resumed == 1
+        await engine.wake_up()
+        assert await answer_all(engine)
+
+
+async def test_an_engine_that_stays_down_before_it_could_sleep_says_why(
+    make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with Engine(make_config(max_restarts=0)) as engine:
+        stream, falling = await begin_to_sleep(engine)
+        monkeypatch.setattr(ModelRunner, "execute", _explode)
+        with pytest.raises(EngineDead, match=r"crashed before it could sleep: .* no memory left"):
+            await falling
         with pytest.raises(EngineDead):
             await anext(stream)
-        await wait_until(lambda: engine.state == "ready")
 
 
 @pytest.mark.parametrize("when", ["falling_asleep", "sleeping"])

@@ -16,6 +16,7 @@ from app.api.context import ApiContext
 from app.config import AppConfig
 from engine import Engine, EngineConfig, EngineDead, RequestOutput, SamplingParams
 from engine.actors import watchdog
+from engine.cluster.connection import LocalConnection
 from engine.worker.mock_worker import MockWorker
 from tests.waiting import wait_until
 
@@ -49,7 +50,7 @@ class Hang:
 def hang(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hang]:
     found = Hang()
     monkeypatch.setattr(MockWorker, "execute", lambda worker, plan: found.execute(worker, plan))
-    monkeypatch.setattr("engine.supervisor.HANG_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("engine.cluster.connection.HANG_TIMEOUT_S", 0.2)
     yield found
     found.end()
 
@@ -67,9 +68,7 @@ async def hold_step(engine: Engine, hang: Hang) -> None:
 
 
 def crash(engine: Engine) -> None:
-    client = engine._supervisor.client
-    assert client is not None
-    client.detokenizer.tell("no message")  # type: ignore[arg-type]
+    engine._supervisor.replicas[0].connector.host.core.scheduler.tell("no message")  # type: ignore[attr-defined]
 
 
 async def test_a_step_that_hangs_fails_its_requests_and_is_told(
@@ -101,15 +100,15 @@ async def test_a_step_that_hangs_fails_its_requests_and_is_told(
 async def test_an_engine_that_hangs_can_be_closed(hang: Hang) -> None:
     engine = Engine(CONFIG)
     await engine.start()
-    supervisor = engine._supervisor._task
-    assert supervisor is not None
+    connection = engine._supervisor.replicas[0].connection
+    assert isinstance(connection, LocalConnection)
     hang.is_on.set()
     with pytest.raises(EngineDead):
         await complete(engine)
     await engine.close()
     assert engine.state == "closed" and not hang.is_back.is_set()
     hang.is_off.set()
-    await wait_until(supervisor.done)
+    await wait_until(lambda: not connection.is_running)
     assert engine.state == "closed"
 
 
@@ -120,11 +119,11 @@ async def test_a_hang_after_a_crash_is_told_and_waited_for(
         work = asyncio.ensure_future(complete(engine))
         await hold_step(engine, hang)
         crash(engine)
-        with pytest.raises(EngineDead, match="the engine crashed: Expected code"):
+        with pytest.raises(EngineDead, match="the engine hangs: TimeoutError: a step has not come back"):
             await work
         await wait_until(lambda: "has not come back" in (engine.error or ""))
-        hung, crashed = caplog.messages
-        assert "self.is_off.wait" in hung and crashed.startswith("the engine had crashed before: Expected")
+        crashed, _, hung = caplog.messages
+        assert "self.is_off.wait" in hung and crashed.startswith("the core crashed: AssertionError: Expected")
         hang.end()
         await wait_until(lambda: engine.state == "ready")
         assert len((await complete(engine)).outputs[0].token_ids) == 400
@@ -141,7 +140,7 @@ async def test_a_close_gives_a_step_no_longer_than_the_timeout(hang: Hang, has_c
         await wait_until(lambda: engine.state == "restarting")
     await engine.close()
     assert engine.state == "closed" and not hang.is_back.is_set()
-    with pytest.raises(EngineDead, match="crashed" if has_crashed else "hangs"):
+    with pytest.raises(EngineDead, match="hangs"):
         await work
 
 
@@ -177,7 +176,7 @@ async def test_slow_steps_and_idle_times_are_no_hang(monkeypatch: pytest.MonkeyP
 async def test_without_a_timeout_nobody_watches_and_a_close_has_a_patience_of_its_own(
     hang: Hang, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engine.supervisor.UNWATCHED_TIMEOUT_S", 0.2, raising=False)
+    monkeypatch.setattr("engine.cluster.connection.UNWATCHED_TIMEOUT_S", 0.2)
     engine = Engine(EngineConfig(mock_step_ms=1.0, step_timeout_s=0))
     await engine.start()
     names = {task.get_name() for task in asyncio.all_tasks()}

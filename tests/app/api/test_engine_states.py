@@ -16,7 +16,8 @@ from engine.engine_core import EngineCore
 from engine.worker.executor import Loaded
 from engine.worker.model_runner import ModelRunner
 from engine.worker.worker import Worker
-from tests.app.api.harness import Server, Start, events, needs_model, run_server
+from tests.app.api.harness import Server, Start, needs_model, run_server
+from tests.engine.failing_step import fail_next_step
 from tests.waiting import wait_until
 
 pytestmark = needs_model
@@ -169,30 +170,24 @@ async def open_stream(server: Server) -> aiohttp.ClientResponse:
 
 
 async def crash(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    with monkeypatch.context() as patch:
-        patch.setattr(ModelRunner, "execute", _explode)
-        # the state goes by too fast to be seen; the cause stays
-        await wait_until(lambda: server.engine.error is not None)
+    fail_next_step(monkeypatch, "the device in /opt/devices/one is on fire")
+    # the state goes by too fast to be seen; the cause stays
+    await wait_until(lambda: server.engine.error is not None)
 
 
-async def test_a_crash_is_an_event_in_every_open_stream(
+async def test_a_crash_is_a_pause_in_open_streams_and_replies(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    streams = [await open_stream(server) for _ in range(3)]
-    await crash(server, monkeypatch)
-    for stream in streams:
-        error = events(await stream.read())[-1]["error"]
-        assert (error["type"], error["code"]) == ("server_error", "engine_dead")
-
-
-async def test_a_crash_is_a_500_for_a_reply_in_one_piece(
-    server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    reply = asyncio.create_task(server.post("/v1/chat/completions", CHAT))
-    await wait_until(lambda: server.engine.stats().num_running == 1)
-    await crash(server, monkeypatch)
+    reply = asyncio.create_task(server.post("/v1/chat/completions", CHAT | {"max_tokens": 150}))
+    async with server.client.post(server.url + "/v1/completions", json=LONG) as stream:
+        await stream.content.readuntil(b"\n\n")
+        await wait_until(lambda: server.engine.stats().num_running == 2)
+        await crash(server, monkeypatch)
+        raw = await stream.read()
+    assert raw.endswith(b"data: [DONE]\n\n") and b'"finish_reason":"length"' in raw.replace(b": ", b":")
     status, body = await reply
-    assert (status, body["error"]["code"]) == (500, "engine_dead")
+    assert (status, body["usage"]["completion_tokens"]) == (200, 150)
+    assert server.engine.stats().num_resumed == 2
 
 
 async def test_health_is_a_503_with_the_cause_until_the_engine_is_back(

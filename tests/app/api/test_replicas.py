@@ -49,7 +49,7 @@ async def test_replicas_are_drained_and_restarted_by_admin_routes(server: Server
 
 async def test_the_server_stays_healthy_while_one_replica_is_gone(server: Server) -> None:
     engine = server.engine
-    connection = engine._supervisor.replicas[0]._connection
+    connection = engine._supervisor.replicas[0].connection
     os.kill(connection.process.pid, signal.SIGKILL)
     await wait_until(lambda: engine._supervisor.replicas[0].state == "starting")
     assert (await server.get("/health"))[0] == 200

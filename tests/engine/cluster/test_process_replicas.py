@@ -12,7 +12,7 @@ from collections.abc import Callable
 import pytest
 
 from engine import Engine, EngineConfig, SamplingParams
-from engine.cluster.cluster import Cluster
+from engine.cluster.connection import LinkConnection
 from engine.cluster.journal import Entry
 from tests.engine.mixed_requests import Completion, MixedRequest, make_mixed_requests, run_mixed
 from tests.waiting import wait_until
@@ -21,20 +21,18 @@ MakeConfig = Callable[..., EngineConfig]
 ROOMY = {"max_model_len": 400, "max_num_waiting": 1000}
 
 
-def find_cluster(engine: Engine) -> Cluster:
-    cluster = engine._supervisor
-    assert isinstance(cluster, Cluster)
-    return cluster
+def find_pid(engine: Engine, index: int) -> int:
+    connection = engine._supervisor.replicas[index].connection
+    assert isinstance(connection, LinkConnection) and connection.process is not None
+    return connection.process.pid
 
 
 def send_signal(engine: Engine, index: int, number: int) -> None:
-    connection = find_cluster(engine).replicas[index]._connection
-    assert connection is not None and connection.process is not None
-    os.kill(connection.process.pid, number)
+    os.kill(find_pid(engine, index), number)
 
 
 def find_ready(engine: Engine) -> list[int]:
-    return [replica.index for replica in find_cluster(engine).replicas if replica.state == "ready"]
+    return [replica.index for replica in engine._supervisor.replicas if replica.state == "ready"]
 
 
 @pytest.fixture
@@ -83,8 +81,7 @@ async def test_a_stopped_core_is_noticed_and_its_requests_go_on(make_config: Mak
         whole = [output async for output in engine.generate("hello", params)][-1]
         stream = engine.generate("hello", params)
         await anext(stream)
-        cluster = find_cluster(engine)
-        (held,) = [r.index for r in cluster.replicas if cluster._dispatcher.router.count_requests(r.index)]
+        (held,) = [each.index for each in engine.describe_replicas() if each.num_requests]
         send_signal(engine, held, signal.SIGSTOP)
         start = time.monotonic()
         await wait_until(lambda: engine.stats().num_resumed == 1, within_s=10)
@@ -97,7 +94,7 @@ async def test_a_request_that_crashes_two_cores_fails_alone(make_config: MakeCon
     """The core that holds it is ended by a segmentation fault, as by a kernel that it breaks."""
     params = SamplingParams(max_tokens=30, seed=5, ignore_eos=True)
     async with Engine(make_config(data_parallel_size=2, mock_step_ms=30.0)) as engine:
-        journal = find_cluster(engine)._dispatcher._journal
+        journal = engine._supervisor.dispatcher._journal
 
         async def complete(name: str) -> str | None:
             outputs = [output async for output in engine.generate("hello", params, name)]
@@ -126,11 +123,9 @@ async def test_a_rolling_restart_ends_no_request(
     async with Engine(make_config(**ROOMY, data_parallel_size=2)) as engine:
         answers = asyncio.ensure_future(run_mixed(engine, requests[:80]))
         await wait_until(lambda: engine.stats().generation_tokens > 100)
-        cluster = find_cluster(engine)
-        pids = [replica._connection.process.pid for replica in cluster.replicas]  # type: ignore[union-attr]
+        pids = [find_pid(engine, index) for index in range(2)]
         for index in range(2):
-            await cluster.restart(index)
+            await engine.restart_replica(index)
         assert await answers == expected
         assert engine.stats().num_resumed > 0
-        restarted = [replica._connection.process.pid for replica in cluster.replicas]  # type: ignore[union-attr]
-        assert set(pids).isdisjoint(restarted)
+        assert set(pids).isdisjoint(find_pid(engine, index) for index in range(2))

@@ -11,10 +11,10 @@ from dataclasses import replace
 import pytest
 
 from engine import ConfigError, Engine, EngineConfig, serve_headless
-from engine.cluster.cluster import Cluster
 from engine.cluster.frames import Link
 from engine.cluster.messages import PROTOCOL_VERSION, Greeting
 from engine.cluster.remote import RemoteListener, make_proof
+from engine.supervisor import Supervisor
 from tests.engine.mixed_requests import make_mixed_requests, run_mixed
 from tests.waiting import wait_until
 
@@ -26,7 +26,7 @@ ROOMY = {"max_model_len": 400, "max_num_waiting": 1000}
 @asynccontextmanager
 async def serve_remotely(
     config: EngineConfig, num_replicas: int, key: str = KEY
-) -> AsyncIterator[tuple[Engine, Cluster]]:
+) -> AsyncIterator[tuple[Engine, Supervisor]]:
     """An engine of which every replica connects by TCP; the replicas run in this process, too."""
     front = replace(
         config,
@@ -37,7 +37,6 @@ async def serve_remotely(
     )
     engine = Engine(front)
     cluster = engine._supervisor
-    assert isinstance(cluster, Cluster)
     starting = asyncio.ensure_future(engine.start())
     await wait_until(lambda: starting.done() or (cluster.listener is not None and cluster.listener.port != 0))
     assert cluster.listener is not None
@@ -93,7 +92,7 @@ async def test_a_replica_with_another_key_is_refused(make_config: MakeConfig) ->
 @pytest.mark.parametrize(
     ("version", "rank", "problem"),
     [
-        (PROTOCOL_VERSION + 1, 0, r"speaks version 2 of the protocol, and the front 1"),
+        (PROTOCOL_VERSION + 1, 0, r"speaks version 3 of the protocol, and the front 2"),
         (PROTOCOL_VERSION, 7, r"data_parallel_rank=7 must be one of \[0\]"),
     ],
 )
