@@ -89,7 +89,9 @@ class AppConfig:
         _check_range(self, "shutdown_grace_s", 0.0, 3600.0)
         _check_range(self, "keep_alive_s", 0.1, 3600.0)
         if self.tool_call_parser not in (None, *list_tool_styles()):
-            raise UsageError(f"tool_call_parser {self.tool_call_parser!r} is none of {', '.join(list_tool_styles())}")
+            raise UsageError(
+                f"tool_call_parser {self.tool_call_parser!r} is none of {', '.join(list_tool_styles())}"
+            )
         if self.max_requests_per_key is not None:
             _check_range(self, "max_requests_per_key", 1, 2**20)
             if not self.api_key:
@@ -140,7 +142,10 @@ def add_flags(parser: argparse.ArgumentParser, config_class: type) -> None:
         if kind is bool:
             group.add_argument(flag, action=argparse.BooleanOptionalAction, **options)
         elif typing.get_origin(kind) is tuple:
-            group.add_argument(flag, action="append", metavar="TEXT", **options)
+            several: dict[str, Any] = {"action": "append"}
+            if item.metadata.get("takes_several"):
+                several = {"action": "extend", "nargs": "+"}
+            group.add_argument(flag, metavar="TEXT", **several, **options)
         else:
             group.add_argument(flag, type=_argument_type(kind), metavar=_metavar(kind), **options)
 

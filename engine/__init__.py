@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from engine.engine import Engine
     from engine.input.tokenizer import Tokenizer
     from engine.llm import LLM
+    from engine.lora.catalog import LoRARequest
     from engine.metrics import EngineStats, Histogram, ReplicaStats
     from engine.model.report import ModelReport, inspect_model, list_families
     from engine.outputs import (
@@ -46,6 +47,7 @@ else:
         "engine": ("Engine",),
         "llm": ("LLM",),
         "cluster.measure_steps": ("measure_steps",),
+        "lora.catalog": ("LoRARequest",),
         "cluster.remote": ("serve_headless",),
         "cluster.simulator": ("Crashes", "SimulatedRequest", "SimulatedRun", "Simulator"),
         "cluster.step_table": ("StepTable",),
@@ -85,6 +87,7 @@ __all__ = [
     "GrammarInfo",
     "Histogram",
     "InvalidRequest",
+    "LoRARequest",
     "Logprob",
     "ModelReport",
     "PromptTooLong",

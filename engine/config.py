@@ -221,6 +221,26 @@ class EngineConfig:
             "is ngram, suffix, draft_model, eagle, eagle3 or medusa, or a list of them. Drafts change no text"
         },
     )
+    enable_lora: bool = field(default=False, metadata={"help": "serve adapters (LoRA) of the model"})
+    lora_modules: tuple[str, ...] = field(
+        default=(),
+        metadata={
+            "help": "adapters to load at the start, as name=folder or name=hub name",
+            "takes_several": True,
+        },
+    )
+    max_loras: int = field(default=8, metadata={"help": "maximum number of adapters in one step"})
+    max_lora_rank: int = field(default=64, metadata={"help": "maximum rank of an adapter"})
+    max_cpu_loras: int | None = field(
+        default=None,
+        metadata={
+            "help": "memory for adapters, in adapters of max_lora_rank that change every matrix; default: 2 x max_loras"
+        },
+    )
+    lora_root: tuple[str, ...] = field(
+        default=(),
+        metadata={"help": "folder from which adapters may be loaded while the server runs; default: none"},
+    )
     mock_step_ms: float | None = field(
         default=None,
         metadata={
@@ -246,6 +266,16 @@ class EngineConfig:
         _check_switch(self, "enable_chunked_prefill")
         _check_switch(self, "enable_overlap")
         _check_switch(self, "batch_invariant_tp")
+        _check_switch(self, "enable_lora")
+        _check_range(self, "max_loras", 1, 1024)
+        _check_range(self, "max_lora_rank", 1, 4096)
+        _check_range(self, "max_cpu_loras", self.max_loras, 2**20)
+        for name in ("lora_modules", "lora_root"):
+            if getattr(self, name) and not self.enable_lora:
+                raise ConfigError(f"{name} needs enable_lora")
+        self.read_lora_modules()
+        if self.enable_lora and (self.tensor_parallel_size > 1 or self.batch_invariant_tp):
+            raise ConfigError("enable_lora does not work with tensor_parallel_size or batch_invariant_tp yet")
         _check_range(self, "num_threads", 1, 1024)
         _check_range(self, "seed", 0, 2**63 - 1)
         _check_range(self, "max_model_len", 2, 2**24)
@@ -296,6 +326,20 @@ class EngineConfig:
             raise ConfigError(f"speculative_config={given!r} must be a JSON object")
         return parse_speculative_config(given)
 
+    def read_lora_modules(self) -> dict[str, str]:
+        """Return the paths of the adapters to load at the start, by name.
+
+        Raises:
+            ConfigError: an entry is not name=path, or a name appears twice.
+        """
+        found: dict[str, str] = {}
+        for entry in self.lora_modules:
+            name, separator, path = entry.partition("=")
+            if not (name and separator and path) or name in found:
+                raise ConfigError(f"lora_modules: {entry!r} must be name=path, each name once")
+            found[name] = path
+        return found
+
     @property
     def num_remote_replicas(self) -> int:
         """Number of replicas that other machines run."""
@@ -329,6 +373,7 @@ class SchedulerConfig:
     policy: SchedulingPolicy
     priority_ageing_s: float
     max_steps_in_flight: int  # 2 with overlap, else 1
+    max_loras: int = 0  # adapters in one step
 
 
 @dataclass(frozen=True, slots=True)
@@ -450,6 +495,7 @@ def resolve_config(
         policy=config.scheduling_policy,
         priority_ageing_s=config.priority_ageing_s,
         max_steps_in_flight=2 if config.enable_overlap else 1,
+        max_loras=config.max_loras if config.enable_lora else 0,
     )
     cache = CacheConfig(num_blocks, config.block_size, config.enable_prefix_caching, groups)
     return ResolvedConfig(worker, cache, scheduler, tuple(notices))

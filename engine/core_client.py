@@ -14,11 +14,14 @@ from engine.input.tokenizer import Tokenizer
 from engine.messages import (
     AbortRequest,
     Accepted,
+    AdapterLoaded,
+    AdapterRef,
     AddRequest,
     CoreInbox,
     CoreOutput,
     CoreStats,
     KVEvents,
+    LoadAdapter,
     NewTokens,
     PrefixCacheReset,
     Refused,
@@ -43,6 +46,7 @@ class CoreClient:
         self._requests: dict[str, OutputStream] = {}  # request_id -> stream, while it has a reader
         self._opening: dict[int, tuple[AddRequest, asyncio.Future[GrammarInfo | None]]] = {}
         self._replies: deque[asyncio.Future[Any]] = deque()  # the core replies in order
+        self._loads: deque[asyncio.Future[AdapterLoaded]] = deque()  # of adapters, in order
         self.detokenizer = DetokenizerActor(Detokenizer(tokenizer), self.streams, metrics, send_abort=send)
 
     @property
@@ -109,6 +113,20 @@ class CoreClient:
         reply: PrefixCacheReset = await self._call(ResetPrefixCache())
         return reply.is_reset
 
+    async def load_adapter(self, ref: AdapterRef) -> None:
+        """Let the core read an adapter.
+
+        Raises:
+            InvalidRequest: the adapter cannot be used.
+            EngineDead: the core ended first.
+        """
+        reply = asyncio.get_running_loop().create_future()
+        self._loads.append(reply)
+        self.send(LoadAdapter(ref))
+        loaded = await reply
+        if loaded.error is not None:
+            raise InvalidRequest(loaded.error, "lora_path")
+
     def deliver(self, message: CoreOutput) -> None:
         """Handle a message of the core. Called on the event loop."""
         match message:
@@ -127,6 +145,8 @@ class CoreClient:
                 pass  # for routers
             case EngineSnapshot() | PrefixCacheReset():
                 _resolve(self._replies.popleft(), message)
+            case AdapterLoaded():
+                _resolve(self._loads.popleft(), message)
             case _:
                 assert_never(message)
 
@@ -135,9 +155,11 @@ class CoreClient:
         for stream, _ in self.streams.values():
             stream.fail(error)
         self.streams.clear()
-        for reply in (*self._replies, *(answer for _, answer in self._opening.values())):
+        opening = (answer for _, answer in self._opening.values())
+        for reply in (*self._replies, *self._loads, *opening):
             _resolve(reply, error)
         self._replies.clear()
+        self._loads.clear()
 
     def fail_call(self, error: EngineError) -> None:
         """End the oldest pending call with this error."""

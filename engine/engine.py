@@ -16,9 +16,11 @@ from typing import Any
 
 from engine.cluster.placement import make_supervisor
 from engine.config import EngineConfig, ResolvedConfig
-from engine.errors import EngineDead, EngineOverloaded, InvalidRequest, RequestTimeout
+from engine.errors import ConfigError, EngineDead, EngineOverloaded, InvalidRequest, RequestTimeout
 from engine.input.input_processor import InputProcessor, Prompt, check_options
 from engine.input.tokenizer import Tokenizer
+from engine.lora.catalog import AdapterCatalog, LoRARequest
+from engine.messages import AdapterRef
 from engine.metrics import EngineStats, Metrics, ReplicaStats
 from engine.model import ModelConfig
 from engine.model.report import ModelReport, make_report
@@ -48,14 +50,23 @@ class Engine:
         self._metrics = Metrics()
         self._supervisor = make_supervisor(self.config, self._metrics)
         self._arrivals: set[Arrival] = set()
+        self.adapters = AdapterCatalog(
+            self.config.enable_lora, self.config.model_name, self._supervisor.require_client
+        )
 
     async def start(self) -> None:
         """Load the model and start the actors. Returns when the engine accepts requests.
 
         Raises:
-            ConfigError: the config, the checkpoint or the available memory does not allow it.
+            ConfigError: the config, the checkpoint, an adapter or the available memory does not allow it.
         """
         await self._supervisor.start()
+        for name, path in self.config.read_lora_modules().items():
+            try:
+                await self.adapters.load(name, path)
+            except InvalidRequest as error:
+                await self.close()
+                raise ConfigError(f"lora_modules: {name}={path}: {error}") from error
 
     async def close(self) -> None:
         """End all requests with EngineDead and stop every task and thread. Safe to call twice."""
@@ -79,6 +90,7 @@ class Engine:
         deadline_s: float | None = None,
         generated_token_ids: Sequence[Sequence[int]] = (),
         prediction: str | Sequence[int] | None = None,
+        lora_request: LoRARequest | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Stream the outputs of one request; the last one has `finished=True`.
 
@@ -94,6 +106,7 @@ class Engine:
                 It continues after them, and only new tokens are returned. The seed must be the same.
             prediction: text or token ids that the output probably contains. With a `speculative_config` they are
                 proposed as drafts; they never change the output.
+            lora_request: the adapter that answers; None: the base model.
 
         Raises:
             InvalidRequest, GrammarError: the request is invalid.
@@ -106,34 +119,37 @@ class Engine:
         params = SamplingParams() if sampling_params is None else sampling_params
         check_options(params, priority, cache_salt, deadline_s)
         request_id = request_id or f"req-{secrets.token_hex(8)}"
-        try:
-            async with asyncio.timeout(deadline_s) as deadline:
-                stream = await self._submit(
-                    prompt,
-                    params,
-                    request_id,
-                    priority,
-                    cache_salt,
-                    arrival_time,
-                    generated_token_ids,
-                    prediction,
-                )
-        except TimeoutError as error:
-            if not deadline.expired():
-                raise
-            raise make_timeout(deadline_s) from error
-        timer = self._start_timer(stream, arrival_time, deadline_s)
-        try:
-            is_finished = False
-            while not is_finished:
-                output = await stream.get()
-                is_finished = output.finished
-                yield output
-        finally:
-            if timer is not None:
-                timer.cancel()
-            if (client := self._supervisor.client) is not None:
-                client.close_stream(stream)
+        adapter = None if lora_request is None else await self.adapters.resolve(lora_request)
+        with self.adapters.hold(adapter):
+            try:
+                async with asyncio.timeout(deadline_s) as deadline:
+                    stream = await self._submit(
+                        prompt,
+                        params,
+                        request_id,
+                        priority,
+                        cache_salt,
+                        arrival_time,
+                        generated_token_ids,
+                        prediction,
+                        adapter,
+                    )
+            except TimeoutError as error:
+                if not deadline.expired():
+                    raise
+                raise make_timeout(deadline_s) from error
+            timer = self._start_timer(stream, arrival_time, deadline_s)
+            try:
+                is_finished = False
+                while not is_finished:
+                    output = await stream.get()
+                    is_finished = output.finished
+                    yield output
+            finally:
+                if timer is not None:
+                    timer.cancel()
+                if (client := self._supervisor.client) is not None:
+                    client.close_stream(stream)
 
     async def abort(self, request_id: str) -> None:
         """End a request; its stream gets a last output with finish_reason "abort". Unknown ids are ignored."""
@@ -309,12 +325,21 @@ class Engine:
         arrival_time: float,
         generated_token_ids: Sequence[Sequence[int]],
         prediction: str | Sequence[int] | None,
+        adapter: AdapterRef | None,
     ) -> OutputStream:
         arrival = Arrival(request_id)
         self._arrivals.add(arrival)
         try:
             return await self._admit(
-                prompt, params, arrival, priority, cache_salt, arrival_time, generated_token_ids, prediction
+                prompt,
+                params,
+                arrival,
+                priority,
+                cache_salt,
+                arrival_time,
+                generated_token_ids,
+                prediction,
+                adapter,
             )
         finally:
             self._arrivals.discard(arrival)
@@ -329,6 +354,7 @@ class Engine:
         arrival_time: float,
         generated_token_ids: Sequence[Sequence[int]],
         prediction: str | Sequence[int] | None,
+        adapter: AdapterRef | None,
     ) -> OutputStream:
         input_processor, request_id = self._input_processor, arrival.request_id
         text, token_ids = await input_processor.encode(prompt)
@@ -343,7 +369,7 @@ class Engine:
         age_s = time.monotonic() - arrival_time
         message = input_processor.make_request(
             request_id, token_ids, params, priority, cache_salt, age_s, bad_word_ids, generated_token_ids,
-            prediction_ids,
+            prediction_ids, adapter,
         )  # fmt: skip
         stream = OutputStream(request_id, text, token_ids, params, arrival_time, self._metrics)
         client = self._supervisor.require_client()  # the core may have ended meanwhile

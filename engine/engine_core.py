@@ -4,7 +4,8 @@ send ──AddRequest, AbortRequest──▶ Scheduler ──StepPlan (at most 2
   │ (with a grammar)                ▲  ▲  │ │                                          │   ▲
   └────────────▶ Grammar ─AddRequest┘  │  │ └──FillMasks──▶ Grammar thread ──StepMasks─┼───┘
                                        └──┼─────────────── StepDone ───────────────────┘
-deliver ◀── Accepted, Refused, NewTokens, CoreStats, KVEvents, EngineSnapshot, PrefixCacheReset
+Scheduler ──PinAdapter──▶ Adapters thread ──AdapterReady──▶ Scheduler
+deliver ◀── Accepted, Refused, NewTokens, CoreStats, KVEvents, EngineSnapshot, PrefixCacheReset, AdapterLoaded
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any, assert_never
 
+from engine.actors.adapters import AdapterActor
 from engine.actors.executor import ExecutorActor
 from engine.actors.grammar import GrammarActor
 from engine.actors.scheduler import SchedulerActor
@@ -27,9 +29,12 @@ from engine.input.tokenizer import Tokenizer
 from engine.messages import (
     AbortRequest,
     Accepted,
+    AdapterInbox,
     AddRequest,
     CoreInbox,
     CoreOutput,
+    DropAdapter,
+    LoadAdapter,
     ResetPrefixCache,
     Sleep,
     TakeSnapshot,
@@ -67,6 +72,7 @@ class EngineCore:
         self._report_crash = report_crash
         self._publishes_kv_events = publishes_kv_events
         self._others: list[asyncio.Task[None]] = []  # all but the executor's
+        self.adapters: AdapterActor | None = None  # None if they are not enabled
 
     async def start(self, tasks: asyncio.TaskGroup, loaded: Loaded | None) -> Loaded:
         """Start all actors in `tasks`. Returns when the core accepts messages.
@@ -100,12 +106,18 @@ class EngineCore:
             Scheduler(resolved.scheduler, kv_cache, self._eos_token_ids, make_drafts=make_drafts),
             tell_executor=self.executor.tell,
             tell_grammar=self.grammar.tell,
+            tell_adapters=self._tell_adapters,
             deliver=self._deliver,
         )
         others: dict[str, Coroutine[Any, Any, None]] = {
             "grammar": self.grammar.run(),
             "scheduler": self.scheduler.run(),
         }
+        if self._worker.adapters is not None:
+            self.adapters = AdapterActor(
+                self._worker.adapters, lambda ready: self.scheduler.tell(ready), self._deliver
+            )
+            others["adapters"] = self.adapters.run()
         for name, run in others.items():
             self.attach(tasks.create_task(run, name=name))
         executor.add_done_callback(self._note_end)
@@ -125,10 +137,16 @@ class EngineCore:
                 self.scheduler.tell(message)
             case TakeSnapshot() | ResetPrefixCache():
                 self.scheduler.tell(message)
+            case LoadAdapter() | DropAdapter():
+                self._tell_adapters(message)
             case Sleep():
                 self.executor.tell(message)
             case _:
                 assert_never(message)
+
+    def _tell_adapters(self, message: AdapterInbox) -> None:
+        assert self.adapters is not None, "the front refuses adapters that are not enabled"
+        self.adapters.tell(message)
 
     def attach(self, task: asyncio.Task[None]) -> None:
         """Tie a task of the front to the core: each of them ends when the other does."""

@@ -22,7 +22,15 @@ from engine.engine import Engine
 from engine.errors import InvalidRequest
 from engine.input.input_processor import Prompt
 from engine.input.tokenizer import Tokenizer
-from engine.llm_inputs import Messages, check_names, list_conversations, list_params, list_prompts
+from engine.llm_inputs import (
+    Messages,
+    check_names,
+    list_adapters,
+    list_conversations,
+    list_params,
+    list_prompts,
+)
+from engine.lora.catalog import LoRARequest
 from engine.metrics import EngineStats
 from engine.outputs import RequestOutput
 from engine.sampling_params import SamplingParams
@@ -77,11 +85,13 @@ class LLM:
         priority: int = 0,
         cache_salt: str | None = None,
         predictions: Sequence[str | Sequence[int] | None] | None = None,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
     ) -> list[RequestOutput]:
         """Complete prompts: text, token ids, or {"prompt_token_ids": ids}. Returns one output per prompt, in order.
 
         Args:
             predictions: for each prompt, text or token ids that the output probably contains; see `Engine.generate`.
+            lora_request: the adapter of all prompts, or that of each; None: the base model.
 
         Raises:
             InvalidRequest, GrammarError: a prompt or its parameters cannot be served; all others are aborted.
@@ -93,8 +103,9 @@ class LLM:
             raise InvalidRequest(
                 f"predictions has {len(expected)} entries for {len(listed)} prompts", "predictions"
             )
+        adapters = list_adapters(lora_request, len(listed))
         return self._run(
-            partial(self._generate_all, listed, params, use_tqdm, priority, cache_salt, expected)
+            partial(self._generate_all, listed, params, use_tqdm, priority, cache_salt, expected, adapters)
         )
 
     def chat(
@@ -106,12 +117,14 @@ class LLM:
         priority: int = 0,
         cache_salt: str | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
     ) -> list[RequestOutput]:
         """Answer one conversation, or a list of them, with the model's chat template.
 
         Args:
             messages: as for Tokenizer.apply_chat_template.
             chat_template_kwargs: template variables, and options of Tokenizer.apply_chat_template.
+            lora_request: as for `generate`.
 
         Raises:
             InvalidRequest, GrammarError: as for `generate`, or the template rejects the messages.
@@ -127,7 +140,12 @@ class LLM:
             for each in list_conversations(messages)
         ]
         return self.generate(
-            prompts, sampling_params, use_tqdm=use_tqdm, priority=priority, cache_salt=cache_salt
+            prompts,
+            sampling_params,
+            use_tqdm=use_tqdm,
+            priority=priority,
+            cache_salt=cache_salt,
+            lora_request=lora_request,
         )
 
     def embed(self, inputs: Prompt | Sequence[Prompt], *, dimensions: int | None = None) -> list[Embedding]:
@@ -171,15 +189,24 @@ class LLM:
         priority: int,
         cache_salt: str | None,
         predictions: Sequence[str | Sequence[int] | None],
+        adapters: Sequence[LoRARequest | None],
     ) -> list[RequestOutput]:
         with tqdm(total=len(prompts), desc="Prompts", disable=not use_tqdm, dynamic_ncols=True) as bar:
 
             async def run_one(
-                prompt: Prompt, each: SamplingParams, prediction: str | Sequence[int] | None
+                prompt: Prompt,
+                each: SamplingParams,
+                prediction: str | Sequence[int] | None,
+                adapter: LoRARequest | None,
             ) -> RequestOutput:
                 final = replace(each, output_kind="final")
                 outputs = self._engine.generate(
-                    prompt, final, priority=priority, cache_salt=cache_salt, prediction=prediction
+                    prompt,
+                    final,
+                    priority=priority,
+                    cache_salt=cache_salt,
+                    prediction=prediction,
+                    lora_request=adapter,
                 )
                 last = [output async for output in outputs][-1]
                 bar.update()
@@ -188,7 +215,7 @@ class LLM:
             async with asyncio.TaskGroup() as tasks:
                 jobs = [
                     tasks.create_task(run_one(*pair))
-                    for pair in zip(prompts, params, predictions, strict=True)
+                    for pair in zip(prompts, params, predictions, adapters, strict=True)
                 ]
         return [job.result() for job in jobs]
 

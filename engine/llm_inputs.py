@@ -12,6 +12,7 @@ import numpy as np
 from engine.config import EngineConfig
 from engine.errors import ConfigError, InvalidRequest
 from engine.input.input_processor import Prompt
+from engine.lora.catalog import LoRARequest
 from engine.sampling_params import SamplingParams
 
 Messages = Sequence[Mapping[str, Any]]
@@ -93,3 +94,18 @@ def list_params(params: Any, count: int) -> list[SamplingParams]:
             f"sampling_params has {len(listed)} entries for {count} prompts", "sampling_params"
         )
     return listed
+
+
+def list_adapters(
+    given: LoRARequest | Sequence[LoRARequest | None] | None, count: int
+) -> list[LoRARequest | None]:
+    """Return the adapter of each prompt.
+
+    Raises:
+        InvalidRequest: the numbers of adapters and prompts differ.
+    """
+    if given is None or isinstance(given, LoRARequest):
+        return [given] * count
+    if len(given) != count:
+        raise InvalidRequest(f"lora_request has {len(given)} entries for {count} prompts", "lora_request")
+    return list(given)

@@ -1,7 +1,8 @@
 """Every message of the engine, in order of flow.
 
-    front ──AddRequest, AbortRequest, TakeSnapshot, ResetPrefixCache, Sleep──▶ core
+    front ──AddRequest, AbortRequest, TakeSnapshot, ResetPrefixCache, LoadAdapter, DropAdapter, Sleep──▶ core
     core ──Accepted or Refused, NewTokens, CoreStats, KVEvents, EngineSnapshot, PrefixCacheReset──▶ front
+    core ──AdapterLoaded──▶ front
 
 Inside the core:
 
@@ -9,6 +10,7 @@ Inside the core:
     Scheduler ──StepPlan──▶ Executor                  Scheduler ──FillMasks, FindDrafts, DropMatchers──▶ Grammar
     Grammar ──StepMasks──▶ Executor                   Grammar ──GrammarReport──▶ Scheduler
     Executor ──StepDone──▶ Scheduler
+    Scheduler ──PinAdapter, UnpinAdapter──▶ Adapters  Adapters ──AdapterReady──▶ Scheduler
 
 Messages are frozen, contain no tensors and no locks, and are sent once per step, never per token.
 Their arrays and lists are immutable: steps with the same rows share them.
@@ -31,6 +33,14 @@ BROKEN_LOGITS = -1  # the largest logit is not a number
 NO_TOKEN_LEFT = -2  # the request's constraints forbid every token
 
 
+class AdapterRef(msgspec.Struct, frozen=True):
+    """An adapter, identified by its content."""
+
+    name: str
+    path: str  # folder or hub name
+    digest: str  # SHA-256 of its files, as hexadecimal digits
+
+
 class NewCompletion(msgspec.Struct, frozen=True):
     """One of the n completions of a request."""
 
@@ -51,6 +61,7 @@ class AddRequest(msgspec.Struct, frozen=True):
     cache_salt: str | None = None
     bad_word_ids: list[list[int]] = []
     prediction_token_ids: list[int] = []  # expected output, a source of drafts
+    adapter: AdapterRef | None = None  # None: the base model
 
 
 class AbortRequest(msgspec.Struct, frozen=True):
@@ -73,6 +84,40 @@ class ResetPrefixCache(msgspec.Struct, frozen=True):
 
 class PrefixCacheReset(msgspec.Struct, frozen=True):
     is_reset: bool  # False if requests own blocks; the cache is then unchanged
+
+
+class LoadAdapter(msgspec.Struct, frozen=True):
+    """Read an adapter, to find out whether it is valid; the core replies with AdapterLoaded."""
+
+    ref: AdapterRef
+
+
+class AdapterLoaded(msgspec.Struct, frozen=True):
+    digest: str
+    error: str | None = None  # why the adapter cannot be used
+
+
+class DropAdapter(msgspec.Struct, frozen=True):
+    """Free an adapter that no request uses any more."""
+
+    digest: str
+
+
+class PinAdapter(msgspec.Struct, frozen=True):
+    """Read an adapter if it is not in memory, and keep it there; the answer is AdapterReady."""
+
+    ref: AdapterRef
+
+
+class UnpinAdapter(msgspec.Struct, frozen=True):
+    """The adapter may be evicted from memory."""
+
+    digest: str
+
+
+class AdapterReady(msgspec.Struct, frozen=True):
+    digest: str
+    error: str | None = None  # why the adapter cannot be used
 
 
 class Accepted(msgspec.Struct, frozen=True):
@@ -166,6 +211,7 @@ class NewRow(msgspec.Struct, frozen=True):
     seed: int
     bad_word_ids: list[list[int]] = []
     num_cached_tokens: int = 0  # whose KV was found in the prefix cache
+    adapter: str = ""  # digest; "": the base model
 
 
 class StepPlan(msgspec.Struct, frozen=True):
@@ -312,9 +358,14 @@ class NewTokens(msgspec.Struct, frozen=True):
     source: int = 0  # the replica that sent it; set by the front
 
 
-CoreInbox = AddRequest | AbortRequest | TakeSnapshot | ResetPrefixCache | Sleep
-CoreOutput = Accepted | Refused | NewTokens | CoreStats | KVEvents | EngineSnapshot | PrefixCacheReset
-SchedulerInbox = AddRequest | AbortRequest | TakeSnapshot | ResetPrefixCache | GrammarReport | StepDone
+CoreInbox = AddRequest | AbortRequest | TakeSnapshot | ResetPrefixCache | LoadAdapter | DropAdapter | Sleep
+CoreOutput = (
+    Accepted | Refused | NewTokens | CoreStats | KVEvents | EngineSnapshot | PrefixCacheReset | AdapterLoaded
+)
+SchedulerInbox = (
+    AddRequest | AbortRequest | TakeSnapshot | ResetPrefixCache | GrammarReport | AdapterReady | StepDone
+)
+AdapterInbox = LoadAdapter | DropAdapter | PinAdapter | UnpinAdapter
 ExecutorInbox = StepPlan | StepMasks | Sleep
 GrammarInbox = FillMasks | FindDrafts | DropMatchers
 DetokenizerInbox = AddRequest | NewTokens

@@ -133,6 +133,7 @@ class RequestView:
     num_preemptions: int
     has_grammar: bool
     block_ids: tuple[int, ...]  # without the null block
+    adapter: str = ""  # its name; "": the base model
 
 
 @dataclass(frozen=True, slots=True)

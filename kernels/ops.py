@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from kernels.int4 import GroupedInt4
+from kernels.lora import LoraMatrix, LoraSegment, LoraStep, PackedLora
 from kernels.shared_prefixes import SharedPrefixes
 
 Quantization = Literal["int8", "int4", "fp8"]
@@ -195,6 +196,7 @@ class RunLayers(Protocol):
         eps: float,
         scale: float,
         final_norm: Tensor,
+        lora: LoraStep | None = None,
     ) -> Tensor:
         """Run all layers and the last norm over the embedded tokens [T, M], which may be overwritten; [T, M]."""
 
@@ -217,6 +219,9 @@ class Ops:
     pack_linear: Callable[[Tensor | GroupedInt4, Tensor | None, Quantization | None], PackedWeight]
     pack_experts: Callable[[ExpertWeights, Quantization | None], PackedExperts]
     run_experts: RunExperts
+    pack_lora: Callable[[LoraMatrix], PackedLora]
+    # (y, x, rows, segments); see `kernels.lora.add_lora`
+    add_lora: Callable[[Tensor, Tensor, Tensor, Sequence[LoraSegment]], None]
     # The inverse of `pack_experts`; None as in `unpack_linear`.
     unpack_experts: Callable[[PackedExperts], ExpertWeights] | None = None
     # The matrix [out, in] that was packed, as near as the packing kept it; None: packing is a one-way street.

@@ -15,6 +15,7 @@ from kernels.experts import pack_experts, run_experts, unpack_experts
 from kernels.flex_attention import FlexAttention, make_flex_plan
 from kernels.gelu import gelu, gelu_mul
 from kernels.linear import linear, pack_linear, unpack_linear
+from kernels.lora import add_lora, pack_lora
 from kernels.norm_rope_store import norm_rope_store
 from kernels.ops import Ops
 from kernels.paged_attention import paged_attention
@@ -47,6 +48,8 @@ def make_ops(attention: Literal["sdpa", "flex"] = "sdpa", device: torch.device |
         unpack_linear=unpack_linear,
         pack_experts=pack_experts,
         run_experts=run_experts,
+        pack_lora=pack_lora,
+        add_lora=add_lora,
         unpack_experts=unpack_experts,
         estimate_scratch=flex_attention.estimate_scratch if is_flex else gathers,
         takes_fp8_cache=True,

@@ -11,6 +11,8 @@ from engine.core.scheduler import Scheduler
 from engine.core.snapshot import take_snapshot
 from engine.messages import (
     AbortRequest,
+    AdapterInbox,
+    AdapterReady,
     AddRequest,
     CoreOutput,
     CoreStats,
@@ -36,12 +38,14 @@ class SchedulerActor(Actor[SchedulerInbox]):
         scheduler: Scheduler,
         tell_executor: Callable[[ExecutorInbox], None],
         tell_grammar: Callable[[GrammarInbox], None],
+        tell_adapters: Callable[[AdapterInbox], None],
         deliver: Callable[[CoreOutput], None],
     ) -> None:
         super().__init__()
         self.scheduler = scheduler
         self._tell_executor = tell_executor
         self._tell_grammar = tell_grammar
+        self._tell_adapters = tell_adapters
         self._deliver = deliver
         self._with_grammar: set[int] = set()
         self._idle_since: float | None = None  # since when the executor has no step
@@ -69,6 +73,8 @@ class SchedulerActor(Actor[SchedulerInbox]):
                     self._publish(self.scheduler.abort([each.handle], each.finish_reason, each.error))
                 if fill_time_s is not None:
                     self._mask_times_s.append(fill_time_s)
+            case AdapterReady():
+                self._publish(self.scheduler.take_adapter(message))
             case TakeSnapshot(with_blocks=with_blocks):
                 self._deliver(take_snapshot(self.scheduler, with_blocks))
             case ResetPrefixCache():
@@ -89,6 +95,8 @@ class SchedulerActor(Actor[SchedulerInbox]):
                     self.scheduler.drafts.costs.note_gap(self._step_gaps_s[-1])
                 self._idle_since = None
             self._order_masks()
+        for order in self.scheduler.state.adapters.take_orders():
+            self._tell_adapters(order)
         if not self.scheduler.has_work:
             self._idle_since = None
         self._publish_cache_changes()

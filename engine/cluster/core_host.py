@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import Any, assert_never
+from typing import Any
 
 from engine.actors.watchdog import watch_steps
 from engine.cluster.messages import Asleep, CoreFailed, CoreReady, Heartbeat, WakeUp
@@ -13,7 +13,7 @@ from engine.config import EngineConfig
 from engine.engine_core import EngineCore
 from engine.errors import ConfigError
 from engine.input.tokenizer import Tokenizer
-from engine.messages import AbortRequest, AddRequest, CoreStats, ResetPrefixCache, Sleep, TakeSnapshot
+from engine.messages import CoreInbox, CoreStats
 from engine.model import read_eos_token_ids
 from engine.worker.executor import Executor, Loaded
 from engine.worker.mock_worker import MockWorker
@@ -22,7 +22,7 @@ from engine.worker.worker import Worker
 logger = logging.getLogger("troupe.engine")
 
 HEARTBEAT_S = 0.5
-HostInbox = AddRequest | AbortRequest | TakeSnapshot | ResetPrefixCache | Sleep | WakeUp
+HostInbox = CoreInbox | WakeUp
 LoadTokenizer = Callable[[], tuple[Tokenizer | None, tuple[int, ...]]]
 
 
@@ -73,11 +73,9 @@ class CoreHost:
         match message:
             case WakeUp():
                 self._wake.set()
-            case AddRequest() | AbortRequest() | TakeSnapshot() | ResetPrefixCache() | Sleep():
+            case _:
                 if self.core is not None:
                     self.core.send(message)
-            case _:
-                assert_never(message)
 
     def close(self, *, frees_memory: bool = True) -> None:
         if self.worker is not None:

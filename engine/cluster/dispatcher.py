@@ -26,11 +26,14 @@ from engine.errors import EngineDead, EngineError
 from engine.messages import (
     AbortRequest,
     Accepted,
+    AdapterLoaded,
     AddRequest,
     CoreInbox,
     CoreStats,
     Detail,
+    DropAdapter,
     KVEvents,
+    LoadAdapter,
     NewTokens,
     PrefixCacheReset,
     Refused,
@@ -69,6 +72,11 @@ class Dispatcher:
                 self._call(message, EngineSnapshot)
             case ResetPrefixCache():
                 self._call(message, PrefixCacheReset)
+            case LoadAdapter():
+                self._call(message, AdapterLoaded)
+            case DropAdapter():
+                for replica in self._replicas:
+                    replica.send(message)
             case Sleep():
                 raise AssertionError("sleep goes to the replicas directly")
 
@@ -217,7 +225,7 @@ class Dispatcher:
                     self.client.deliver(message)
             case Refused():
                 self._refuse(replica, message)
-            case EngineSnapshot() | PrefixCacheReset():
+            case EngineSnapshot() | PrefixCacheReset() | AdapterLoaded():
                 call = next(
                     each
                     for each in self._calls
@@ -266,7 +274,7 @@ class Dispatcher:
             **sums, step_gaps_s=latest.step_gaps_s, mask_times_s=latest.mask_times_s, drafts=drafts
         )
 
-    def _call(self, message: TakeSnapshot | ResetPrefixCache, reply_type: type) -> None:
+    def _call(self, message: TakeSnapshot | ResetPrefixCache | LoadAdapter, reply_type: type) -> None:
         """Send a call to all running cores; the front gets one answer."""
         running = [each for each in self._replicas if each.is_up]
         self._calls.append(_Call(reply_type, [each.index for each in running]))
@@ -294,6 +302,10 @@ class Dispatcher:
                 self.client.fail_call(EngineDead("no replica is running"))
             elif call.reply_type is PrefixCacheReset:
                 self.client.deliver(PrefixCacheReset(all(part.is_reset for part in parts)))
+            elif call.reply_type is AdapterLoaded:
+                failed = next((part for part in parts if part.error is not None), None)
+                none = AdapterLoaded("", "no replica is running; try again later")
+                self.client.deliver(failed or (parts[0] if parts else none))
             else:
                 self.client.deliver(merge_snapshots(parts))
 

@@ -16,9 +16,12 @@ from engine.config import EngineConfig, ResolvedConfig
 from engine.messages import (
     AbortRequest,
     Accepted,
+    AdapterLoaded,
     AddRequest,
     CoreStats,
+    DropAdapter,
     KVEvents,
+    LoadAdapter,
     NewTokens,
     PrefixCacheReset,
     Refused,
@@ -104,6 +107,7 @@ class Welcome(msgspec.Struct, frozen=True):
 # The position of a type is its code in a frame.
 MESSAGE_TYPES: tuple[type, ...] = (
     *(AddRequest, AbortRequest, TakeSnapshot, ResetPrefixCache, Sleep),
+    *(LoadAdapter, DropAdapter, AdapterLoaded),
     *(Accepted, Refused, NewTokens, CoreStats, EngineSnapshot, PrefixCacheReset),
     *(Configure, CoreReady, CoreFailed, Asleep, WakeUp, Heartbeat, KVEvents),
     *(Challenge, Greeting, Welcome),

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from engine.config import RouterPolicy
-from engine.core.block_hash import extend_block_hashes, make_extra_key
+from engine.core.block_hash import extend_block_hashes, list_extra_keys
 from engine.messages import AddRequest, KVEvents
 
 # Prompt tokens that delay a replica's requests as much as one more block in use, which every later step reads.
@@ -116,8 +116,7 @@ class Router:
         if self._policy not in ("prefix_aware", "consistent_hashing"):
             return []
         hashes: list[bytes] = []
-        salt = request.cache_salt
-        keys = () if salt is None else (make_extra_key("salt", salt.encode()),)
+        keys = list_extra_keys(request.cache_salt, request.adapter)
         prompt = request.prompt_token_ids
         extend_block_hashes(hashes, prompt, len(prompt) - 1, self._block_size, keys)
         return hashes

@@ -11,6 +11,7 @@ from array import array
 from collections.abc import Sequence
 
 from engine.config import CacheConfig
+from engine.messages import AdapterRef
 
 # Version of a layer's memory layout: [block, slot, KV head, element], keys and values in separate tensors.
 _KV_LAYOUT = b"1"
@@ -23,6 +24,16 @@ def make_extra_key(kind: str, value: bytes) -> bytes:
         kind: name without ":", such as "salt".
     """
     return kind.encode() + b":" + value
+
+
+def list_extra_keys(salt: str | None, adapter: AdapterRef | None) -> tuple[bytes, ...]:
+    """Return the extra keys of a request's block hashes."""
+    keys = []
+    if salt is not None:
+        keys.append(make_extra_key("salt", salt.encode()))
+    if adapter is not None:
+        keys.append(make_extra_key("adapter", adapter.digest.encode()))
+    return tuple(keys)
 
 
 def extend_block_hashes(

@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from engine.config import CacheConfig
-from engine.core.block_hash import extend_block_hashes, make_extra_key
+from engine.core.block_hash import extend_block_hashes, list_extra_keys
 from engine.core.block_pool import NULL_BLOCK, BlockPool
 from engine.core.request import Request
 
@@ -154,15 +154,14 @@ class KVCacheManager:
         if not request.block_hashes and sibling is not None and is_same_prompt(sibling, request):
             request.block_hashes = sibling.block_hashes[: request.num_prompt_tokens // self.block_size]
         extend_block_hashes(
-            request.block_hashes, request.token_ids, num_tokens, self.block_size, list_extra_keys(request)
+            request.block_hashes,
+            request.token_ids,
+            num_tokens,
+            self.block_size,
+            list_extra_keys(request.salt, request.adapter),
         )
 
 
-def list_extra_keys(request: Request) -> tuple[bytes, ...]:
-    """Return the extra keys of the request's block hashes."""
-    return () if request.salt is None else (make_extra_key("salt", request.salt.encode()),)
-
-
 def is_same_prompt(one: Request, other: Request) -> bool:
-    """Whether two requests have the same prompt and salt, hence the same prompt block hashes."""
-    return one.prompt is other.prompt and one.salt == other.salt
+    """Whether two requests have the same prompt block hashes."""
+    return one.prompt is other.prompt and one.salt == other.salt and one.adapter == other.adapter

@@ -27,6 +27,7 @@ class Request:
     """
 
     __slots__ = (
+        "adapter",
         "arrival_time",
         "bad_word_ids",
         "block_hashes",
@@ -76,6 +77,7 @@ class Request:
         self.priority = message.priority
         self.arrival_time = now - message.age_s
         self.salt = message.cache_salt
+        self.adapter = message.adapter
         self.bad_word_ids = message.bad_word_ids
         self.prediction = message.prediction_token_ids
         self.drafts: DraftRecord | None = None  # None: the request has no source of drafts

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+from collections.abc import Iterable
 
 from engine.config import SchedulingPolicy
 from engine.core.request import Request
@@ -51,6 +52,16 @@ class RequestQueue:
         heapq.heappop(self._heap)
         del self._members[request.handle]
         return request
+
+    def hold(self) -> None:
+        """Take the first request out of the order; it stays a member until `restore` puts it back."""
+        heapq.heappop(self._heap)
+
+    def restore(self, requests: Iterable[Request]) -> None:
+        """Put held requests back; those that were removed meanwhile are ignored."""
+        for request in requests:
+            if self._is_member(request):
+                heapq.heappush(self._heap, (request.queue_key, request))
 
     def remove(self, request: Request) -> None:
         del self._members[request.handle]

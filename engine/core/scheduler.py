@@ -30,6 +30,7 @@ from engine.core.request_table import RequestTable
 from engine.core.scheduler_state import SchedulerState
 from engine.core.step import MAX_SCORED_TOKENS, StepChanges, StepRecord
 from engine.messages import (
+    AdapterReady,
     AddRequest,
     DraftTarget,
     FillMasks,
@@ -102,6 +103,14 @@ class Scheduler:
             self.state.add(request)
             if self.drafts is not None:
                 self.drafts.open(request)
+
+    def take_adapter(self, ready: AdapterReady) -> NewTokens:
+        """Take the result of a load; requests whose adapter cannot be used end."""
+        held = self.state.adapters.note_ready(ready.digest, ready.error is None)
+        if ready.error is None:
+            self.state.waiting.restore(held)
+            return NewTokens()
+        return self.abort([request.handle for request in held], "error", ready.error)
 
     def abort(
         self, handles: Iterable[int], finish_reason: FinishReason = "abort", error: str | None = None
@@ -260,7 +269,7 @@ class Scheduler:
     def _displace(self, changes: StepChanges, oldest_step: int) -> None:
         """Preempt running requests for waiting requests of higher priority."""
         state = self.state
-        while changes.admission_room > 0 and (request := state.waiting.peek()) is not None and state.running:
+        while changes.admission_room > 0 and (request := state.peek_waiting()) is not None and state.running:
             if request.num_in_flight or request.queue_key >= state.running[-1].queue_key:
                 return
             place = bisect(state.running, request.queue_key, key=_get_key)

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from engine.config import SchedulerConfig
+from engine.core.adapter_slots import AdapterSlots
 from engine.core.batch import Batch
 from engine.core.kv_cache_manager import KVCacheManager
 from engine.core.request import Request, RequestStatus
@@ -34,6 +35,7 @@ class SchedulerState:
     ) -> None:
         self.requests: dict[int, Request] = {}
         self.waiting = RequestQueue(config.policy, config.priority_ageing_s)
+        self.adapters = AdapterSlots(config.max_loras)
         self.table = RequestTable(config.max_num_seqs)
         self.rows = SlotPool(config.max_num_seqs)
         self.num_steps = 0  # planned so far
@@ -68,6 +70,7 @@ class SchedulerState:
         """Free the rows and slots that waited for steps before `oldest_step` to end."""
         self._removed_rows += self.rows.drain(oldest_step)
         self.table.slots.drain(oldest_step)
+        self.waiting.restore(self.adapters.drain(oldest_step))
 
     def collect_removed_rows(self) -> list[int]:
         """Return the rows freed since the last call, for the next plan."""
@@ -78,17 +81,24 @@ class SchedulerState:
         self.requests[request.handle] = request
         self.waiting.push(request)
 
+    def peek_waiting(self) -> Request | None:
+        """Return the first waiting request whose adapter is ready."""
+        while (request := self.waiting.peek()) is not None and not self.adapters.may_run(request):
+            self.waiting.hold()
+        return request
+
     def peek_admissible(self) -> Request | None:
         """Return the request that would run next, or None if it cannot run now."""
         if not self.has_free_row:
             return None
-        request = self.waiting.peek()
+        request = self.peek_waiting()
         # A preempted request waits until its tokens in flight have arrived.
         return None if request is None or request.num_in_flight else request
 
     def start(self, num_cached: int) -> Request:
         """Run the first request of the queue. Its blocks are allocated and contain the first `num_cached` tokens."""
         request = self.waiting.pop()
+        self.adapters.enter(request)
         request.row = self.rows.take()
         self._batch = self.batch.add(request)
         request.status = RequestStatus.RUNNING
@@ -138,6 +148,7 @@ class SchedulerState:
         table, slot = self.table, request.slot
         self._kv_cache.commit(request, min(request.num_computed_tokens, request.num_tokens - 1))
         self._kv_cache.free(request)
+        self.adapters.leave(request, self.num_steps - 1)
         table.num_computed[slot] = table.num_kv_slots[slot] = 0
         # A row that waits for its mask still needs its sampling state.
         is_parked = request.has_grammar and request.num_in_flight > 0

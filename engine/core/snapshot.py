@@ -44,5 +44,6 @@ def _view(request: Request, now: float, is_running: bool, with_blocks: bool) -> 
         num_cached_tokens=request.num_cached_tokens,
         num_preemptions=request.num_preemptions,
         has_grammar=request.has_grammar,
+        adapter="" if request.adapter is None else request.adapter.name,
         block_ids=tuple(filter(None, request.block_ids)) if with_blocks else (),
     )

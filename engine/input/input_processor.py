@@ -16,7 +16,7 @@ import numpy as np
 
 from engine.errors import InvalidRequest, PromptTooLong
 from engine.input.tokenizer import Tokenizer
-from engine.messages import AddRequest, NewCompletion
+from engine.messages import AdapterRef, AddRequest, NewCompletion
 from engine.sampling_params import SamplingParams, find_end_ids, is_unicode
 
 Prompt = str | Sequence[int] | np.ndarray | Mapping[str, object]
@@ -199,6 +199,7 @@ class InputProcessor:
         bad_word_ids: Sequence[list[int]] = (),
         generated_token_ids: Sequence[Sequence[int]] = (),
         prediction_token_ids: Sequence[int] = (),
+        adapter: AdapterRef | None = None,
     ) -> AddRequest:
         """Return the request with its n completions, which share the prompt's blocks through the prefix cache.
 
@@ -220,6 +221,7 @@ class InputProcessor:
             cache_salt,
             list(bad_word_ids),
             list(prediction_token_ids),
+            adapter,
         )
 
     async def _encode_prompt(self, text: str) -> list[int]:

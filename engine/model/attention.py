@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from engine.model.adapters import StepAdapters
 from engine.model.attn_metadata import AttnMetadata
 from engine.model.layer_spec import LayerSpec
 from engine.model.linear import Linear, make_parameter
@@ -27,6 +28,7 @@ class StepInputs:
     attn_metadata: AttnMetadata
     plan: Plan
     rotations: tuple[Rotation, ...]  # one per kind of RoPE in the model
+    adapters: StepAdapters | None = None
 
 
 class Attention(nn.Module):
@@ -92,7 +94,7 @@ class Attention(nn.Module):
         num_tokens = hidden.shape[0]
         ops, metadata, spec = step.ops, step.attn_metadata, self._spec
         rotation = step.rotations[self._rope_index]
-        heads = self.qkv_proj(hidden).view(num_tokens, -1, spec.head_size)
+        heads = self.qkv_proj(hidden, adapters=step.adapters).view(num_tokens, -1, spec.head_size)
         is_full_norm = spec.style.qk_norm == "full"
         if is_full_norm:
             self._norm_all_heads(heads, ops)
@@ -121,7 +123,7 @@ class Attention(nn.Module):
             sinks=self.sinks,
             plan=step.plan,
         )
-        return self.o_proj(attended.view(num_tokens, -1))
+        return self.o_proj(attended.view(num_tokens, -1), adapters=step.adapters)
 
     def _norm_all_heads(self, heads: Tensor, ops: Ops) -> None:
         """Norm all queries of a token together, and all its keys, in place."""

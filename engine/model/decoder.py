@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from engine.kv_cache_spec import KVCacheSpec
+from engine.model.adapters import MatrixPart, StepAdapters
 from engine.model.attention import Attention, StepInputs
 from engine.model.attn_metadata import AttnMetadata
 from engine.model.config import ModelConfig
@@ -24,6 +25,7 @@ from engine.model.shard import Shard
 from engine.model.sharding import ONE_RANK, Sharding
 from engine.model.weight_targets import Targets, WeightTarget, WeightTargets, add_prefix
 from kernels import LayerWeights, Ops
+from kernels.lora import LoraLayers, PackedLora
 from kernels.ops import KVCache, Quantization
 from kernels.torch_ops import make_ops
 
@@ -68,10 +70,10 @@ class DecoderLayer(nn.Module):
         normed = add_norm(hidden, residual, self.input_norm, ops)
         hidden = self.attention(normed, kv_cache, step)
         if self.spec.style.placement == "parallel":
-            return hidden.add_(self.mlp(normed, ops)), residual
+            return hidden.add_(self.mlp(normed, ops, step.adapters)), residual
         hidden = self._finish(hidden, self.attention_norm, ops)
         normed = add_norm(hidden, residual, self.mlp_input_norm, ops)
-        return self._finish(self.mlp(normed, ops), self.mlp_norm, ops), residual
+        return self._finish(self.mlp(normed, ops, step.adapters), self.mlp_norm, ops), residual
 
     def _finish(self, hidden: Tensor, norm: Norm | None, ops: Ops) -> Tensor:
         """Return what attention or MLP adds to the residual stream."""
@@ -147,6 +149,7 @@ class DecoderModel(nn.Module):
         self.dtype = dtype
         self.quantization: Quantization | None = None
         self.weights_hash = b""  # set by the loader
+        self.matrix_parts: dict[str, MatrixPart] = {}  # by the module's name in the checkpoint; set by `pack`
         # Layers whose inputs follow the final hidden state in the result of `forward`; see `engine.spec.device`.
         self.aux_layers: tuple[int, ...] = ()
         self.specs = tuple(map(sharding.shrink, config.layer_specs))
@@ -183,6 +186,7 @@ class DecoderModel(nn.Module):
         positions: Tensor,
         kv_caches: Sequence[KVCache],
         attn_metadata: AttnMetadata,
+        adapters: StepAdapters | None = None,
     ) -> Tensor:
         """Compute one step and write its keys and values into the cache.
 
@@ -191,15 +195,18 @@ class DecoderModel(nn.Module):
             positions: [T] int64, position of each token in its request.
             kv_caches: (k_cache, v_cache) per layer, each [num_blocks, block_size, num_kv_heads, head_dim].
             attn_metadata: lengths and cache positions of the requests.
+            adapters: those of the step's tokens.
 
         Returns the final hidden states, [T, D], dtype of the model; with `aux_layers`, [T, D * (1 + their number)].
         """
         ops = self.ops
-        step = self._prepare(ops, positions, kv_caches, attn_metadata)
+        step = self._prepare(ops, positions, kv_caches, attn_metadata, adapters)
         hidden, residual = None, F.embedding(input_ids, self.embed_tokens)
+        if adapters is not None:
+            adapters.embed(input_ids, residual)
         if self._embedding_multiplier != 1:
             residual.mul_(self._embedding_multiplier)
-        if ops.run_layers is not None and self._can_fuse and not self.aux_layers:
+        if ops.run_layers is not None and self._can_fuse and not self.aux_layers and adapters is None:
             return self._run_layers(ops, residual, kv_caches, step)
         aux = []
         for index, (layer, kv_cache) in enumerate(zip(self.layers, kv_caches, strict=True)):
@@ -212,11 +219,15 @@ class DecoderModel(nn.Module):
         final = add_norm(hidden, residual, self.norm, ops)
         return torch.cat([final, *aux], dim=-1) if aux else final
 
-    def compute_logits(self, hidden: Tensor) -> Tensor:
-        """Return the logits of final hidden states: [R, D or more] -> [R, V] float32."""
+    def compute_logits(self, hidden: Tensor, adapters: StepAdapters | None = None) -> Tensor:
+        """Return the logits of final hidden states: [R, D or more] -> [R, V] float32.
+
+        Args:
+            adapters: those of the rows, from `StepAdapters.select_head`.
+        """
         size = self.config.hidden_size
         final = hidden if hidden.shape[-1] == size else hidden[:, :size].contiguous()
-        logits: Tensor = self.lm_head(final, torch.float32)
+        logits: Tensor = self.lm_head(final, torch.float32, adapters)
         if self._sharding.comm is not None:
             gathered = self._sharding.comm.gather(logits, [length for _, length in self._vocab_parts])
             logits = logits if gathered is None else gathered  # only rank 0 samples
@@ -251,6 +262,7 @@ class DecoderModel(nn.Module):
             ValueError: a matrix does not allow this quantization.
         """
         self.quantization = quantization
+        self.matrix_parts = self._list_parts()
         for module in self.modules():
             if isinstance(module, Linear | Experts):
                 module.pack(self.ops, quantization)
@@ -286,7 +298,12 @@ class DecoderModel(nn.Module):
         return replace(found, ignored_prefixes=found.ignored_prefixes + self.config.ignored_weights)
 
     def _prepare(
-        self, ops: Ops, positions: Tensor, kv_caches: Sequence[KVCache], metadata: AttnMetadata
+        self,
+        ops: Ops,
+        positions: Tensor,
+        kv_caches: Sequence[KVCache],
+        metadata: AttnMetadata,
+        adapters: StepAdapters | None,
     ) -> StepInputs:
         query_lens, seq_lens = metadata.query_lens_list, metadata.seq_lens_list
         plan = ops.make_plan(
@@ -300,7 +317,7 @@ class DecoderModel(nn.Module):
         if metadata.shared is not None and ops.share_prefixes is not None:
             plan = ops.share_prefixes(plan, metadata.shared)
         rotations = tuple(rope.compute(positions, query_lens, seq_lens) for rope in self.ropes)
-        return StepInputs(ops, metadata, plan, rotations)
+        return StepInputs(ops, metadata, plan, rotations, adapters)
 
     def _run_layers(self, ops: Ops, hidden: Tensor, kv_caches: Sequence[KVCache], step: StepInputs) -> Tensor:
         assert ops.run_layers is not None
@@ -321,7 +338,29 @@ class DecoderModel(nn.Module):
             eps=spec.norm_eps,
             scale=spec.scale,
             final_norm=self.norm.norm,
+            lora=None if step.adapters is None else step.adapters.make_lora_step(),
         )
+
+    def list_lora_layers(self, matrices: dict[nn.Module, PackedLora]) -> LoraLayers | None:
+        """Return an adapter's changes layer by layer; None if layers do not run as a whole, or none is changed."""
+        if not self._can_fuse:
+            return None
+        layers: list[tuple[PackedLora | None, ...]] = []
+        for layer in self.layers:
+            assert isinstance(layer, DecoderLayer) and isinstance(layer.mlp, MLP), "the layer is plain"
+            attention, mlp = layer.attention, layer.mlp
+            linears = (attention.qkv_proj, attention.o_proj, mlp.gate_up_proj, mlp.down_proj)
+            layers.append(tuple(matrices.get(linear) for linear in linears))
+        return LoraLayers(layers) if any(any(layer) for layer in layers) else None
+
+    def _list_parts(self) -> dict[str, MatrixPart]:
+        """Return the matrices that adapters may change."""
+        prefix, parts = self.config.weight_prefix, {}
+        for name, target in self.weight_targets().targets.items():
+            if isinstance(target, WeightTarget) and target.part is not None:
+                parts[name.removeprefix(prefix).removesuffix(".weight")] = target.part
+        parts.setdefault("lm_head", MatrixPart(self.lm_head, 0, self.config.vocab_size, None))
+        return parts
 
     def _list_weights(self, ops: Ops) -> list[LayerWeights]:
         """Return the weights for `run_layers`; empty if it is not used, so that repacked matrices are freed."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 import torch
 from torch import Tensor, nn
 
+from engine.model.adapters import MatrixPart, StepAdapters
 from engine.model.formats.encoded import EncodedTensor
 from engine.model.shard import Shard, ShardedTarget
 from engine.model.weight_targets import Target, Targets, WeightTarget
@@ -43,6 +45,7 @@ class Linear(nn.Module):
         is_quantized: bool = True,
     ) -> None:
         super().__init__()
+        self.in_features = in_features
         self._parts = parts or {"": out_features}
         self._orders = orders or {}
         self._shards = shards or {}
@@ -54,10 +57,16 @@ class Linear(nn.Module):
         self.bias = make_parameter(out_features, dtype=dtype, device=device) if bias else None
         self._encoded: dict[str, EncodedTensor] = {}  # by part, until it is packed
         self._packed: tuple[Multiply, PackedWeight] = (linear, self.weight if shared is None else shared)
+        self._unpack: Callable[[PackedWeight], Tensor] | None = None
 
-    def forward(self, x: Tensor, out_dtype: torch.dtype | None = None) -> Tensor:
+    def forward(
+        self, x: Tensor, out_dtype: torch.dtype | None = None, adapters: StepAdapters | None = None
+    ) -> Tensor:
         multiply, packed = self._packed
-        return multiply(x, packed, self.bias, out_dtype)
+        y = multiply(x, packed, self.bias, out_dtype)
+        if adapters is not None:
+            adapters.change(self, x, y)
+        return y
 
     @property
     def packed(self) -> PackedWeight:
@@ -81,8 +90,13 @@ class Linear(nn.Module):
             packed = (
                 ops.pack_linear(source.data, self.bias, quantization) if is_copy_worthwhile else source.data
             )
-        self._packed = (ops.linear, packed)
+        self._packed, self._unpack = (ops.linear, packed), ops.unpack_linear
         self.weight = None
+
+    def unpack(self) -> Tensor:
+        """Return the matrix [out, in] that products use, rounded if it is quantized."""
+        assert self._unpack is not None, "these ops cannot unpack a matrix"
+        return self._unpack(self.packed)
 
     def keep(self, part: str, tensor: EncodedTensor) -> None:
         """Take a part of the matrix in 4-bit codes instead of its values."""
@@ -112,7 +126,8 @@ class Linear(nn.Module):
         quantization = quantization if self._is_quantized else None
         assert old.unpack_linear is not None, f"weights packed by {old.name} cannot be unpacked"
         weight = old.unpack_linear(self.packed)
-        self._packed = (new.linear, new.pack_linear(weight.contiguous(), self.bias, quantization))
+        packed = new.pack_linear(weight.contiguous(), self.bias, quantization)
+        self._packed, self._unpack = (new.linear, packed), new.unpack_linear
 
     def weight_targets(self) -> Targets:
         """Return the memory for each checkpoint tensor, `part.weight` and `part.bias`: views of the parameters."""
@@ -123,7 +138,9 @@ class Linear(nn.Module):
             prefix, order = f"{part}." if part else "", self._orders.get(part)
             memory = self.weight[row : row + rows]
             keep = partial(self.keep, part) if order is None else None
-            found: dict[str, Target] = {f"{prefix}weight": WeightTarget(memory, order=order, keep=keep)}
+            matrix_part = MatrixPart(self, row, rows, order)
+            weight = WeightTarget(memory, order=order, keep=keep, part=matrix_part)
+            found: dict[str, Target] = {f"{prefix}weight": weight}
             if self.bias is not None:
                 found[f"{prefix}bias"] = WeightTarget(self.bias[row : row + rows], order=order)
             if (shard := self._shards.get(part)) is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from engine.model.adapters import StepAdapters
 from engine.model.layer_spec import LayerSpec
 from engine.model.linear import Linear
 from engine.model.row_linear import make_row_linear
@@ -40,11 +41,13 @@ class MLP(nn.Module):
         )
         self.down_proj = make_row_linear(whole, hidden, spec.mlp_bias, sharding, dtype, device)
 
-    def forward(self, hidden: Tensor, ops: Ops) -> Tensor:
-        inner = self.gate_up_proj(hidden)
+    def forward(self, hidden: Tensor, ops: Ops, adapters: StepAdapters | None = None) -> Tensor:
+        inner = self.gate_up_proj(hidden, adapters=adapters)
         if self._style.activation == "silu":
-            return self.down_proj(ops.silu_mul(inner))
-        return self.down_proj(ops.gelu_mul(inner) if self._style.is_gated else ops.gelu(inner))
+            activated = ops.silu_mul(inner)
+        else:
+            activated = ops.gelu_mul(inner) if self._style.is_gated else ops.gelu(inner)
+        return self.down_proj(activated, adapters=adapters)
 
     def weight_targets(self) -> Targets:
         """Return the memory for each checkpoint tensor of the MLP."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
+from engine.model.adapters import StepAdapters
 from engine.model.layer_spec import LayerSpec
 from engine.model.linear import Linear, make_parameter
 from engine.model.mlp import MLP
@@ -170,15 +171,16 @@ class MoE(nn.Module):
         if spec.is_shared_gated:
             self.shared_gate = Linear(hidden_size, 1, False, dtype=dtype, device=device, is_quantized=False)
 
-    def forward(self, hidden: Tensor, ops: Ops) -> Tensor:
+    def forward(self, hidden: Tensor, ops: Ops, adapters: StepAdapters | None = None) -> Tensor:
         """Map [T, M] to [T, M]."""
-        ids, weights = choose_experts(self.router(hidden.float()), self._spec, self.correction_bias)
+        scores = self.router(hidden.float(), adapters=adapters)
+        ids, weights = choose_experts(scores, self._spec, self.correction_bias)
         mixed = self.experts(hidden, ids, weights, ops)
         if self.shared is None:
             return mixed
-        shared = self.shared(hidden, ops)
+        shared = self.shared(hidden, ops, adapters)
         if self.shared_gate is not None:
-            shared = shared * compute_sigmoid(self.shared_gate(hidden))
+            shared = shared * compute_sigmoid(self.shared_gate(hidden, adapters=adapters))
         return mixed + shared
 
     def weight_targets(self) -> Targets:

@@ -9,11 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from engine.kv_cache_spec import KVCacheSpec
+from engine.model.adapters import MatrixPart, StepAdapters
 from engine.model.attn_metadata import AttnMetadata
 from engine.model.config import ModelConfig
 from engine.model.linear import Linear
 from engine.model.weight_targets import WeightTargets
 from kernels import Ops
+from kernels.lora import LoraLayers, PackedLora
 from kernels.ops import KVCache, Quantization
 
 
@@ -26,6 +28,7 @@ class Model(Protocol):
         weights_hash: hash of the loaded weights.
         lm_head: output projection, for ops that sample from hidden states directly.
         embed_tokens: [V, D] input embedding, which draft heads share.
+        matrix_parts: matrices that adapters may change, by the module's name in the checkpoint.
         aux_layers: layers whose inputs follow the final hidden state in each row of the result, for draft heads.
     """
 
@@ -36,6 +39,7 @@ class Model(Protocol):
     lm_head: Linear
     embed_tokens: nn.Parameter
     aux_layers: tuple[int, ...]
+    matrix_parts: dict[str, MatrixPart]
 
     def __call__(
         self,
@@ -43,9 +47,12 @@ class Model(Protocol):
         positions: Tensor,
         kv_caches: Sequence[KVCache],
         attn_metadata: AttnMetadata,
+        adapters: StepAdapters | None = None,
     ) -> Tensor: ...
 
-    def compute_logits(self, hidden: Tensor) -> Tensor: ...
+    def compute_logits(self, hidden: Tensor, adapters: StepAdapters | None = None) -> Tensor: ...
+
+    def list_lora_layers(self, matrices: dict[nn.Module, PackedLora]) -> LoraLayers | None: ...
 
     def kv_specs(self) -> tuple[KVCacheSpec, ...]: ...
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from engine.model.adapters import StepAdapters
 from engine.model.linear import Linear
 from engine.model.shard import Shard, ShardedTarget
 from engine.model.sharding import Sharding
@@ -40,8 +41,11 @@ class RowLinear(Linear):
         self._slices: list[tuple[int, int, PackedWeight]] = []  # (first input, end, packed columns)
         self._multiply: Multiply | None = None
 
-    def forward(self, x: Tensor, out_dtype: torch.dtype | None = None) -> Tensor:
+    def forward(
+        self, x: Tensor, out_dtype: torch.dtype | None = None, adapters: StepAdapters | None = None
+    ) -> Tensor:
         multiply = self._multiply
+        assert adapters is None, "EngineConfig refuses adapters of several ranks"
         assert multiply is not None, "weights are packed before the first step"
         total = fold(
             [multiply(x[:, start:end], columns, None, torch.float32) for start, end, columns in self._slices]

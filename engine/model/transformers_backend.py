@@ -21,12 +21,14 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from engine.kv_cache_spec import KVCacheSpec
 from engine.model import packed_experts, paged_interface
+from engine.model.adapters import MatrixPart, StepAdapters
 from engine.model.attn_metadata import AttnMetadata
 from engine.model.linear import Linear
 from engine.model.norm_swap import swap_norms
 from engine.model.paged_interface import AttentionCall, UnsupportedModel
 from engine.model.weight_targets import Targets, WeightTarget, WeightTargets
 from kernels import Ops
+from kernels.lora import LoraLayers, PackedLora
 from kernels.ops import KVCache, Quantization
 from kernels.torch_ops import make_ops
 
@@ -44,8 +46,10 @@ class WideLinear(Linear):
         if source.bias is not None:
             self.bias = nn.Parameter(source.bias.data, requires_grad=False)
 
-    def forward(self, x: Tensor, out_dtype: torch.dtype | None = None) -> Tensor:
-        rows = super().forward(x.reshape(-1, x.shape[-1]), out_dtype)
+    def forward(
+        self, x: Tensor, out_dtype: torch.dtype | None = None, adapters: StepAdapters | None = None
+    ) -> Tensor:
+        rows = super().forward(x.reshape(-1, x.shape[-1]), out_dtype, adapters)
         return rows.view(*x.shape[:-1], rows.shape[-1])
 
 
@@ -146,6 +150,7 @@ class TransformersModel(nn.Module):
         self.dtype = model.dtype
         self.quantization: Quantization | None = None
         self.weights_hash = b""  # set by the loader
+        self.matrix_parts: dict[str, MatrixPart] = {}  # adapters are refused
         self._specs = skeleton.kv_specs
         prefix, decoder = find_decoder(model)
         self.source = model
@@ -168,7 +173,12 @@ class TransformersModel(nn.Module):
         return head
 
     def forward(
-        self, input_ids: Tensor, positions: Tensor, kv_caches: Sequence[KVCache], attn_metadata: AttnMetadata
+        self,
+        input_ids: Tensor,
+        positions: Tensor,
+        kv_caches: Sequence[KVCache],
+        attn_metadata: AttnMetadata,
+        adapters: StepAdapters | None = None,
     ) -> Tensor:
         """Compute one step; see `DecoderModel.forward`."""
         context, metadata, ops = self._context, attn_metadata, self.ops
@@ -188,7 +198,7 @@ class TransformersModel(nn.Module):
         finally:  # the cache must be freed when its owner drops it
             context.metadata, context.plan, context.kv_caches = None, None, ()
 
-    def compute_logits(self, hidden: Tensor) -> Tensor:
+    def compute_logits(self, hidden: Tensor, adapters: StepAdapters | None = None) -> Tensor:
         """Return the logits of hidden states: [R, D] -> [R, V] float32, scaled and capped by the model's own head."""
         self._hidden.hidden = hidden[None]
         ids = torch.zeros(1, len(hidden), dtype=torch.int64, device=hidden.device)  # read for its shape alone
@@ -197,6 +207,10 @@ class TransformersModel(nn.Module):
         finally:
             self._hidden.hidden = None
         return logits[0].float()
+
+    def list_lora_layers(self, matrices: dict[nn.Module, PackedLora]) -> LoraLayers | None:
+        """Return None: layers do not run as a whole."""
+        return None
 
     def kv_specs(self) -> tuple[KVCacheSpec, ...]:
         """Return the KV cache content of each layer that attends, in the order of the calls."""

@@ -9,6 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from engine.model.adapters import MatrixPart
 from engine.model.formats.encoded import EncodedTensor
 
 
@@ -40,6 +41,7 @@ class WeightTarget:
     # Takes a tensor with 4-bit codes, for ops that multiply with them; None: there are no such ops for it.
     keep: Callable[[EncodedTensor], None] | None = None
     is_table: bool = False  # the memory is needed even if the codes are kept
+    part: MatrixPart | None = None  # where an adapter changes the matrix
 
     @property
     def shape(self) -> torch.Size:

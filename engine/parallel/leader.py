@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from engine.model.adapters import StepAdapters
 from engine.model.attn_metadata import AttnMetadata
 from engine.model.config import ModelConfig
 from engine.model.decoder import DecoderModel
@@ -42,6 +43,7 @@ class LeaderDecoder(DecoderModel):
         positions: Tensor,
         kv_caches: Sequence[KVCache],
         attn_metadata: AttnMetadata,
+        adapters: StepAdapters | None = None,
     ) -> Tensor:
         """As `DecoderModel.forward`, on all ranks."""
         metadata = attn_metadata
@@ -52,7 +54,7 @@ class LeaderDecoder(DecoderModel):
             comm.broadcast(pack_step(input_ids, positions, metadata))
             return super().forward(input_ids, positions, kv_caches, metadata)
 
-    def compute_logits(self, hidden: Tensor) -> Tensor:
+    def compute_logits(self, hidden: Tensor, adapters: StepAdapters | None = None) -> Tensor:
         """As `DecoderModel.compute_logits`, on all ranks."""
         final = hidden[:, : self.config.hidden_size].contiguous()
         with self._ranks.exchange(Logits(len(final))) as comm:

@@ -205,7 +205,9 @@ class DecodeGraphs:
             logger.info("%d decode steps are recorded", len(self._replays))
 
     def __call__(self, step: ModelInput) -> Tensor:
-        """Return the hidden states of the step [T, D], valid until the next step."""
+        """Return the hidden states of the step [T, D], valid until the next step. Adapters are not recorded."""
+        if step.adapters is not None:
+            return self._run_model(step)
         query_lens, has_groups = step.attn_metadata.query_lens_list, step.attn_metadata.shared is not None
         num_rows, width = len(query_lens), query_lens[0]
         if has_groups and self._waiting:
@@ -222,4 +224,4 @@ class DecodeGraphs:
         return self._run_model(step)
 
     def _run_model(self, step: ModelInput) -> Tensor:
-        return self._model(step.input_ids, step.positions, self._kv_caches, step.attn_metadata)
+        return self._model(step.input_ids, step.positions, self._kv_caches, step.attn_metadata, step.adapters)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from engine.config import ResolvedConfig
-from engine.messages import StepDone, StepMasks, StepPlan
+from engine.messages import AdapterRef, StepDone, StepMasks, StepPlan
 from engine.model import ModelConfig
 from engine.worker.device_link import PendingStep
 
@@ -28,8 +28,32 @@ class Loaded:
     ] = ()  # (tokens, seconds) of decode steps, for speculative decoding
 
 
+class AdapterMemory(Protocol):
+    """The adapters of an executor, by digest; any thread may call it."""
+
+    def load(self, ref: AdapterRef, pins: bool = False) -> None:
+        """Read an adapter unless it is in memory.
+
+        Args:
+            pins: keep it until `unpin`; only pinned adapters may be used by new rows.
+
+        Raises:
+            InvalidRequest: the adapter cannot be used.
+        """
+
+    def unpin(self, digest: str) -> None:
+        """Allow to evict an adapter."""
+
+    def drop(self, digest: str) -> None:
+        """Free an adapter, unless it is pinned."""
+
+
 class Executor(Protocol):
-    """Runs steps. One thread calls all methods except `describe`, `sleep_level` and `close`."""
+    """Runs steps. One thread calls all methods except `describe`, `sleep_level`, `adapters` and `close`."""
+
+    @property
+    def adapters(self) -> AdapterMemory | None:
+        """The adapters; None if they are not enabled."""
 
     def load(self) -> Loaded:
         """Load the model and prepare for the first step.

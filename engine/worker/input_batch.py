@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from engine.messages import NewRow, StepPlan
+from engine.model.adapters import StepAdapters
 from engine.model.attn_metadata import AttnMetadata
 from engine.worker.sampling.transfer import upload
 from kernels.device_kernels import find_device_kernels
@@ -31,6 +32,7 @@ class ModelInput:
     positions: Tensor  # [T] int64
     attn_metadata: AttnMetadata
     last_token_index: np.ndarray  # [R] int64, index of each run's last token among the T
+    adapters: StepAdapters | None = None
 
 
 class InputBatch:

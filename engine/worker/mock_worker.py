@@ -26,6 +26,8 @@ _BYTES_PER_BLOCK = 2**17
 class MockWorker:
     """Reads the checkpoint's config, but no weights."""
 
+    adapters = None
+
     def __init__(self, config: EngineConfig) -> None:
         self.sleep_level = 0
         self._config = config

@@ -19,8 +19,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from engine.lora.adapter_rows import AdapterRows
 from engine.messages import NewRow, StepDone, StepMasks, StepPlan
 from engine.model import Model
+from engine.model.adapters import StepAdapters
 from engine.outputs import TokenLogprobs
 from engine.spec.device.drafter import Drafter
 from engine.worker.device_link import DeviceLink, HostLink, PendingStep
@@ -96,6 +98,7 @@ class ModelRunner:
         link: copies results back from the device; default: for the CPU.
         forward: runs a step through the model; default: `run_model`.
         drafter: proposes drafts after a step; it has been started on this batch.
+        adapters: the adapters of rows; None: there are none.
     """
 
     def __init__(
@@ -108,6 +111,7 @@ class ModelRunner:
         link: DeviceLink | None = None,
         forward: Callable[[ModelInput], Tensor] | None = None,
         drafter: Drafter | None = None,
+        adapters: AdapterRows | None = None,
     ) -> None:
         self.model = model
         self.kv_caches = kv_caches
@@ -122,6 +126,7 @@ class ModelRunner:
         self._link = link or HostLink()
         self._forward = forward
         self._drafter = drafter
+        self._adapters = adapters
         self._last_end = 0.0  # time of the last result
         self._parked: dict[int, ParkedRows] = {}
         self._parked_rows: set[int] = set()
@@ -131,7 +136,7 @@ class ModelRunner:
 
     def run_model(self, step: ModelInput) -> Tensor:
         """Run the model without graphs. Returns the hidden states, [T, D]."""
-        return self.model(step.input_ids, step.positions, self.kv_caches, step.attn_metadata)
+        return self.model(step.input_ids, step.positions, self.kv_caches, step.attn_metadata, step.adapters)
 
     def get_mask_timeout(self, plan: StepPlan) -> float:
         """Return how many seconds to wait for masks before the plan: 0 if no row needs one, inf if every row does.
@@ -170,25 +175,31 @@ class ModelRunner:
         model_input = self.batch.make_input(rows, starts, counts)
         if self._groups is not None:
             model_input = self._groups.mark(model_input, rows, starts, counts)
+        if self._adapters is not None:
+            model_input = self._adapters.mark(model_input, rows, counts)
         # `_forward` is not set to the bound `run_model`: the reference cycle would keep device memory alive.
         hidden = self.run_model(model_input) if self._forward is None else self._forward(model_input)
         if self._drafter is not None:
             wanted = None if plan.num_wanted is None else plan.num_wanted[live]
             self._drafter.observe(rows, starts, counts, self._keep_hidden(hidden), wanted)
-        launched.prompt_logprobs = self._compute_prompt_logprobs(live, rows, starts, counts, hidden)
-        launched.pooled = self._pooler.pool(live, rows, starts, counts, hidden)
+        launched.prompt_logprobs = self._compute_prompt_logprobs(
+            live, rows, starts, counts, hidden, model_input.adapters
+        )
+        launched.pooled = self._pooler.pool(live, rows, starts, counts, hidden, model_input.adapters)
         num_samples = plan.num_samples[live]
         is_sampled = num_samples > 0
         if not is_sampled.any():
             return launched
         runs = self._list_runs(plan, live[is_sampled])
-        last = self._select(hidden, runs.spread(model_input.last_token_index[is_sampled]))
+        places = runs.spread(model_input.last_token_index[is_sampled])
+        adapters = None if model_input.adapters is None else model_input.adapters.select_head(places)
+        last = self._select(hidden, places)
         is_gated = plan.is_gated[live[is_sampled]]
-        if not is_gated.any() and self._head.takes(runs.flat_rows):
+        if not is_gated.any() and adapters is None and self._head.takes(runs.flat_rows):
             last = last[:, : self.model.config.hidden_size].contiguous()
             self._keep(launched, runs, self._head.sample(last, runs.flat_rows, runs.positions))
             return launched
-        logits = self.model.compute_logits(last)
+        logits = self.model.compute_logits(last, adapters)
         if is_gated.any():
             is_parked = np.repeat(is_gated, runs.counts)
             parked_logits = self._select(logits, np.flatnonzero(is_parked))
@@ -273,6 +284,8 @@ class ModelRunner:
             self.state.remove(row)
             self._prompt_logprobs.pop(row, None)
             self._pooler.remove(row)
+            if self._adapters is not None:
+                self._adapters.remove(row)
         self.batch.apply(plan)
         if self._drafter is not None:
             self._drafter.take_plan(plan)
@@ -291,6 +304,8 @@ class ModelRunner:
             bad_word_ids=new_row.bad_word_ids,
         )
         self._pooler.add(new_row)
+        if self._adapters is not None:
+            self._adapters.add(new_row.row, new_row.adapter)
         self._prompt_logprobs.pop(new_row.row, None)
         if new_row.params.prompt_logprobs is not None:
             self._prompt_logprobs[new_row.row] = (prompt, new_row.params.prompt_logprobs)
@@ -331,7 +346,13 @@ class ModelRunner:
         launched.runs, launched.sampled = runs, sampled
 
     def _compute_prompt_logprobs(
-        self, live: np.ndarray, rows: np.ndarray, starts: np.ndarray, counts: np.ndarray, hidden: Tensor
+        self,
+        live: np.ndarray,
+        rows: np.ndarray,
+        starts: np.ndarray,
+        counts: np.ndarray,
+        hidden: Tensor,
+        adapters: StepAdapters | None,
     ) -> dict[int, SampledLogprobs]:
         """Return logprobs of the token after each computed prompt position, for rows with `prompt_logprobs`."""
         if not self._prompt_logprobs:
@@ -345,7 +366,9 @@ class ModelRunner:
             start = int(starts[at])
             count = min(int(counts[at]), prompt - 1 - start)
             if count > 0:
-                logits = self.model.compute_logits(hidden[int(bounds[at]) : int(bounds[at]) + count])
+                places = np.arange(int(bounds[at]), int(bounds[at]) + count)
+                head = None if adapters is None else adapters.select_head(places)
+                logits = self.model.compute_logits(hidden[places[0] : places[0] + count], head)
                 next_ids = self.batch.token_ids(row, start + 1, start + 1 + count)
                 found[int(live[at])] = compute_prompt_logprobs(logits, next_ids, num_top)
         return found

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from engine.messages import NewRow
+from engine.model.adapters import StepAdapters
 from engine.pooling_params import Pooling
 
 
@@ -24,10 +25,10 @@ class Pooler:
     """The rows of a batch whose requests return a pooled vector.
 
     Args:
-        compute_logits: the model's output head, [R, D] -> [R, V].
+        compute_logits: the model's output head with the adapters of the rows, [R, D] -> [R, V].
     """
 
-    def __init__(self, compute_logits: Callable[[Tensor], Tensor]) -> None:
+    def __init__(self, compute_logits: Callable[[Tensor, StepAdapters | None], Tensor]) -> None:
         self._compute_logits = compute_logits
         self._rows: dict[int, _RowPooling] = {}
 
@@ -41,7 +42,13 @@ class Pooler:
         self._rows.pop(row, None)
 
     def pool(
-        self, live: np.ndarray, rows: np.ndarray, starts: np.ndarray, counts: np.ndarray, hidden: Tensor
+        self,
+        live: np.ndarray,
+        rows: np.ndarray,
+        starts: np.ndarray,
+        counts: np.ndarray,
+        hidden: Tensor,
+        adapters: StepAdapters | None = None,
     ) -> dict[int, Tensor]:
         """Take in the hidden states of a step.
 
@@ -49,6 +56,7 @@ class Pooler:
             live: [R] index of each row in the step.
             rows, starts, counts: [R] row, first position and number of tokens of each run.
             hidden: [T, D], run after run.
+            adapters: those of the step's tokens.
 
         Returns by index in the step the vectors of the prompts that end in it, float32.
         """
@@ -70,12 +78,14 @@ class Pooler:
                 if is_end:
                     found[int(live[at])] = (state.total / state.num_prompt_tokens).float()
             elif is_end:
-                found[int(live[at])] = self._take_last(state.pooling, part[-1:])
+                place = np.array([bounds[at] + count - 1])
+                head = None if adapters is None else adapters.select_head(place)
+                found[int(live[at])] = self._take_last(state.pooling, part[-1:], head)
         return found
 
-    def _take_last(self, pooling: Pooling, last: Tensor) -> Tensor:
+    def _take_last(self, pooling: Pooling, last: Tensor, head: StepAdapters | None) -> Tensor:
         """Return the vector of a prompt from the hidden state of its last token [1, D]."""
         if pooling.kind == "last":
             return last[0].float().clone()
         token_ids = torch.tensor(pooling.token_ids, device=last.device)
-        return self._compute_logits(last)[0].index_select(0, token_ids)
+        return self._compute_logits(last, head)[0].index_select(0, token_ids)

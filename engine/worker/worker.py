@@ -19,8 +19,11 @@ import torch
 
 from engine.config import EngineConfig, ResolvedConfig
 from engine.core.block_hash import compute_fingerprint
+from engine.errors import ConfigError
 from engine.host_memory import measure_host_memory
 from engine.kv_cache_spec import KVCacheSpec
+from engine.lora.adapter_rows import AdapterRows
+from engine.lora.adapter_store import AdapterStore, estimate_adapter_bytes
 from engine.messages import StepDone, StepMasks, StepPlan
 from engine.model import Model, load_model, read_model_config
 from engine.model.decoder import DecoderModel
@@ -83,6 +86,7 @@ class Worker:
         self._eos_token_ids = eos_token_ids
         self._memory: DeviceMemory | None = None  # None on the CPU
         self._model: Model | None = None
+        self._adapters: AdapterStore | None = None
         self._native: NativeSwap | None = None
         self._graphs: DecodeGraphs | None = None
         self._runner: ModelRunner | None = None
@@ -96,6 +100,10 @@ class Worker:
     def model(self) -> Model:
         assert self._model is not None, "no model is loaded"
         return self._model
+
+    @property
+    def adapters(self) -> AdapterStore | None:
+        return self._adapters
 
     @property
     def runner(self) -> ModelRunner:
@@ -134,6 +142,8 @@ class Worker:
         if self._ranks is not None and self._ranks.is_broken:
             self._reload()
         self._runner = None  # frees its token pool before the next one is allocated
+        if self._adapters is not None:
+            self._adapters.unpin_all()
         scheduler, cache = self.resolved.scheduler, self.resolved.cache
         batch = InputBatch(scheduler.max_num_seqs, scheduler.max_model_len, cache.block_size, self.device)
         state = SamplingState(scheduler.max_num_seqs, self.model_config.vocab_size, self.device)
@@ -146,6 +156,7 @@ class Worker:
             self._link,
             self._graphs,
             self._drafter,
+            None if self._adapters is None else AdapterRows(self._adapters, self.model, self.device),
         )
         if self._drafter is not None:
             self._drafter.start(batch, self._runner.sampler, self._draft_caches)
@@ -181,13 +192,15 @@ class Worker:
 
     def _free_memory(self) -> None:
         if self.state is WorkerState.ASLEEP_2:
-            self._model = self._native = self._drafter = self._draft_native = None
+            self._model = self._native = self._drafter = self._draft_native = self._adapters = None
             if self._ranks is not None:
                 self._ranks.close()
             self._ranks = None
         self._drop_cache()
         if self.state is WorkerState.ASLEEP_1 and self.device.type != "cpu":
             move_tensors(list_tensors(self.model), torch.device("cpu"))
+            if self._adapters is not None:
+                self._adapters.unbind()
         if self._memory is not None:
             self._memory.empty_cache()
 
@@ -278,6 +291,8 @@ class Worker:
         )
         if self._ranks is not None:
             self._ranks.wait_loaded()
+        if self.config.enable_lora:
+            self._adapters = self._make_adapters(self._model)
         self._speculative = self.config.read_speculative()
         if self._speculative is not None and self._speculative.device_method is not None:
             # Ops of its own: native ops keep what they computed for one model.
@@ -306,6 +321,17 @@ class Worker:
         self._load_model()
         self._make_caches()
         self.state = WorkerState.READY
+
+    def _make_adapters(self, model: Model) -> AdapterStore:
+        config = self.config
+        if not model.matrix_parts:
+            raise ConfigError(
+                "enable_lora: adapters need a model of our decoder, not one on transformers' code"
+            )
+        count = config.max_cpu_loras or 2 * config.max_loras
+        return AdapterStore(
+            model, config.max_lora_rank, count * estimate_adapter_bytes(model, config.max_lora_rank)
+        )
 
     def _size_cache(self) -> ResolvedConfig:
         draft_specs = () if self._drafter is None else self._drafter.kv_specs()

@@ -12,7 +12,9 @@ from .structural_tag import make_choice, make_const, make_optional, make_sequenc
 Json = dict[str, Any]
 
 # Keywords that assert nothing.
-_NOTES = frozenset(["title", "description", "default", "examples", "$comment", "deprecated", "readOnly", "writeOnly"])
+_NOTES = frozenset(
+    ["title", "description", "default", "examples", "$comment", "deprecated", "readOnly", "writeOnly"]
+)
 _OBJECT = _NOTES | {"type", "properties", "required", "additionalProperties"}
 _DOCUMENT = frozenset(["$schema", "$id", "$defs", "definitions"])
 _NAME = re.compile(r"[\w.$@-]+")
@@ -55,7 +57,9 @@ def write_parameters(schema: Mapping[str, Any], parameter: str, separator: str, 
         if keyword not in _OBJECT | _DOCUMENT:
             raise UnsupportedGrammar(place, keyword, "this model writes arguments one by one")
     if any(name not in properties for name in required):
-        raise UnsupportedGrammar(place, "required", "this model writes only arguments that the properties list")
+        raise UnsupportedGrammar(
+            place, "required", "this model writes only arguments that the properties list"
+        )
     items = []
     for name, child in properties.items():
         before, _, after = parameter.partition("{value}")
@@ -69,7 +73,9 @@ def write_parameters(schema: Mapping[str, Any], parameter: str, separator: str, 
 
 def _write_one(before: str, child: Any, after: str, root: Mapping[str, Any], name: str) -> Json:
     end = after.rstrip()
-    only = [_PYTHON[kind] for kind in _PYTHON if not end and isinstance(child, dict) and child.get("type") == kind]
+    only = [
+        _PYTHON[kind] for kind in _PYTHON if not end and isinstance(child, dict) and child.get("type") == kind
+    ]
     if only and not child.keys() - _NOTES - {"type"}:
         content = make_choice([make_const(text) for text in only[0]])
     elif end and _is_raw(child, end):

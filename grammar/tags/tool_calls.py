@@ -157,8 +157,13 @@ _STYLES: Mapping[str, ToolStyle] = {
 _ALIASES: Mapping[str, str] = {
     **dict.fromkeys(("qwen", "qwen25"), "hermes"),
     **dict.fromkeys(("llama3", "llama4_json"), "llama3_json"),
-    "deepseekv3": "deepseek_v3", "deepseekv31": "deepseek_v31", "qwen3_xml": "qwen3_coder",
-    "glm": "glm45", "minimax-m2": "minimax_m2", "llama4_pythonic": "pythonic", "gpt-oss": "openai",
+    "deepseekv3": "deepseek_v3",
+    "deepseekv31": "deepseek_v31",
+    "qwen3_xml": "qwen3_coder",
+    "glm": "glm45",
+    "minimax-m2": "minimax_m2",
+    "llama4_pythonic": "pythonic",
+    "gpt-oss": "openai",
 }
 TOOL_STYLES = {**_STYLES, **{alias: _STYLES[name] for alias, name in _ALIASES.items()}}
 MESSAGES, ANSWER = ("analysis", "commentary"), "final"  # channels
@@ -202,10 +207,15 @@ class _Writer:
             return self._write_among_text()
         # Text that does not begin as calls do.
         starts = {opening[0] for opening in self._style.openings if opening}
-        text = {"type": "regex", "pattern": rf"(?:[^\{''.join(starts)}](?s:.*))?"} if answer is None else answer
+        text = (
+            {"type": "regex", "pattern": rf"(?:[^\{''.join(starts)}](?s:.*))?"} if answer is None else answer
+        )
         sections = [self._write_section(each, self._style.heads) for each in self._style.openings if each]
         if self._style.is_repeated and self._is_parallel:
-            more = {"type": "star", "content": make_sequence(make_optional(make_const("\n")), make_choice(sections))}
+            more = {
+                "type": "star",
+                "content": make_sequence(make_optional(make_const("\n")), make_choice(sections)),
+            }
             return make_choice([text, make_sequence(make_choice(sections), more)])
         return make_choice([text, *sections])
 
@@ -213,7 +223,9 @@ class _Writer:
         rules: list[list[Any]] = []
         for mark in self._style.marks:
             openings = [each for each in self._style.openings if each and each.startswith(mark)]
-            rules += [[mark, self._write_section(each.removeprefix(mark), self._style.heads)] for each in openings]
+            rules += [
+                [mark, self._write_section(each.removeprefix(mark), self._style.heads)] for each in openings
+            ]
             heads = [each.removeprefix(mark) for each in self._style.heads if each.startswith(mark)]
             if not openings:
                 rules.append([mark, self._write_section("", heads)])
@@ -249,7 +261,9 @@ class _Writer:
             return write_parameters(schema, style.parameter, style.parameter_separator, place)
         content: Json = {"type": "json_schema", "json_schema": schema}
         if style.number:
-            return make_sequence({"type": "regex", "pattern": "[0-9]{1,4}"}, make_const(style.number), content)
+            return make_sequence(
+                {"type": "regex", "pattern": "[0-9]{1,4}"}, make_const(style.number), content
+            )
         return content
 
 
@@ -264,9 +278,16 @@ def make_forced_tags(tools: Tools, max_calls: int | None = None) -> Json:
     if not tools:
         raise InvalidGrammar("tool calls need at least one tool")
     schemas = [(name, {"type": "json_schema", "json_schema": schema}) for name, schema in tools]
-    call = make_choice([make_tag(f'{{"name": "{name}", "arguments": ', content, "}") for name, content in schemas])
+    call = make_choice(
+        [make_tag(f'{{"name": "{name}", "arguments": ', content, "}") for name, content in schemas]
+    )
     if max_calls is None:
         return {"type": "structural_tag", "format": call}
-    more = {"type": "repeat", "min": 0, "max": max_calls - 1, "content": make_sequence(make_const(", "), call)}
+    more = {
+        "type": "repeat",
+        "min": 0,
+        "max": max_calls - 1,
+        "content": make_sequence(make_const(", "), call),
+    }
     elements = [make_const("["), call, *([more] if max_calls > 1 else []), make_const("]")]
     return {"type": "structural_tag", "format": make_sequence(*elements)}

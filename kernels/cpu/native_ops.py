@@ -18,6 +18,7 @@ from kernels.cpu.scratch import estimate_scratch
 from kernels.cpu.structs import AttentionShapeStruct, BatchStruct, RopeStoreStruct
 from kernels.cpu.weights import DTYPES, NativeWeight, address, pack, unpack
 from kernels.int4 import GroupedInt4
+from kernels.lora import LoraStep, add_lora, pack_lora
 from kernels.ops import KVCache, LayerWeights, Ops, Quantization
 
 _SILU_MUL, _GELU_MUL, _GELU = range(3)  # `Activation` of elementwise.h
@@ -59,6 +60,8 @@ class NativeOps:
             pack_experts=partial(pack_experts, self.library, self.pool, self._memory),
             run_experts=partial(run_experts, self.library, self.pool),
             unpack_experts=partial(unpack_experts, self.library, self.pool),
+            pack_lora=pack_lora,
+            add_lora=add_lora,
             packs_shared=True,
             takes_int4=True,
             run_layers=self.run_layers,
@@ -275,6 +278,7 @@ class NativeOps:
         eps: float,
         scale: float,
         final_norm: Tensor,
+        lora: LoraStep | None = None,
     ) -> Tensor:
         """Run a whole step in one call, which gives the results of the single ops bit for bit."""
         decoder = self._decoders.find(layers, kv_caches, num_heads, eps, scale, final_norm)

@@ -9,6 +9,7 @@ import torch
 
 from kernels.gelu import gelu, gelu_mul
 from kernels.linear import linear, pack_linear, unpack_linear
+from kernels.lora import add_lora, pack_lora
 from kernels.ops import Ops
 from kernels.triton.add_rms_norm import add_rms_norm
 from kernels.triton.attention_plan import AttentionPlan, make_plan, share_prefixes
@@ -60,6 +61,8 @@ def make_ops(device: torch.device, dtype: torch.dtype) -> Ops:
         pack_experts=pack_experts,
         run_experts=run_experts,
         unpack_experts=unpack_experts,
+        pack_lora=pack_lora,
+        add_lora=add_lora,
         share_prefixes=share_prefixes,
         lm_head_sample=lm_head_sample,
         estimate_scratch=estimate_scratch,

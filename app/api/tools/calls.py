@@ -76,7 +76,9 @@ def is_valid(tools: ToolUse, text: str) -> bool | None:
         if "tool_calls" not in message and tools.answer is not None:
             return OutputCheck(tools.answer.spec).is_valid(message["content"] or "")
         calls = [call["function"] for call in message.get("tool_calls", ())]
-        found = [SchemaValidator(schemas[each["name"]]).is_valid(json.loads(each["arguments"])) for each in calls]
+        found = [
+            SchemaValidator(schemas[each["name"]]).is_valid(json.loads(each["arguments"])) for each in calls
+        ]
         return bool(found) and all(found)
     except GrammarError:
         return None  # a schema that the engines read and the validator does not

@@ -132,7 +132,9 @@ class StyledCalls:
         self._style, self._patterns = style, make_patterns(style)
         self._marks = re.compile("|".join(map(re.escape, self._patterns.marks)))
         self._raw = raw
-        self._part = Part.HEAD if style.channel else Part.START if is_whole or style.is_whole else Part.CONTENT
+        self._part = (
+            Part.HEAD if style.channel else Part.START if is_whole or style.is_whole else Part.CONTENT
+        )
         self._head = self._patterns.head
         self._text = ""  # what has not been returned yet
         self._at = 0  # how much of it has, in the middle of `feed`
@@ -240,7 +242,7 @@ class StyledCalls:
         found = self._patterns.argument.match(self._text, self._at)
         if found is not None:
             is_raw = found[1] in self._raw.get(self._name, ())
-            self._add(f'{", " if self._num_arguments else "{"}{json.dumps(found[1])}: {chr(34) * is_raw}')
+            self._add(f"{', ' if self._num_arguments else '{'}{json.dumps(found[1])}: {chr(34) * is_raw}")
             self._num_arguments += 1
             self._at, self._json = found.end(), JsonEnd()
             self._part = Part.TEXT_ARGUMENT if is_raw else Part.JSON_ARGUMENT

@@ -174,7 +174,9 @@ def _make_format(answer: Constraint) -> Json:
     if spec.kind == "choice":
         texts = [{"type": "const_string", "value": text} for text in spec.document]
         return {"type": "or", "elements": texts}
-    message = f"{answer.param} cannot shape the answer of a request with tools; use tool_choice none or required"
+    message = (
+        f"{answer.param} cannot shape the answer of a request with tools; use tool_choice none or required"
+    )
     raise ApiError(400, message, "tool_choice", "too_many_constraints")
 
 

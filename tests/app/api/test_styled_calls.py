@@ -131,7 +131,9 @@ def test_words_and_calls_come_apart_whatever_the_pieces(style: str, size: int) -
     assert (arguments, parser.num_calls) == ([ARGUMENTS, "{}"], 2)
     if size == 1:
         is_json = TOOL_STYLES[style].parameter is None
-        assert sum(bool(delta.get("tool_calls")) for delta in deltas) >= len(ARGUMENTS if is_json else CITY_TEXT)
+        assert sum(bool(delta.get("tool_calls")) for delta in deltas) >= len(
+            ARGUMENTS if is_json else CITY_TEXT
+        )
 
 
 def read(parser: StyledCalls, text: str, size: int = 1) -> tuple[str, str, list[tuple[str, str]]]:
@@ -142,7 +144,9 @@ def read(parser: StyledCalls, text: str, size: int = 1) -> tuple[str, str, list[
         function = part["function"]
         name, arguments = (function["name"], "") if "id" in part else calls.pop()
         calls.append((name, arguments + function["arguments"]))
-    content, reasoning = ("".join(delta.get(name, "") for delta in deltas) for name in ("content", "reasoning"))
+    content, reasoning = (
+        "".join(delta.get(name, "") for delta in deltas) for name in ("content", "reasoning")
+    )
     return content, reasoning, calls
 
 
@@ -161,7 +165,7 @@ RICH: dict[str, Any] = {
     "$defs": {"days": {"type": "integer", "minimum": 1}},
 }
 # One call of a tool `f` with these arguments, as the documented format of each style has it.
-VALUES = {"city": "a </b>\n\"c\"", "unit": "C", "days": 3, "tags": ["</x>", "\n"], "ok": True, "when": None}
+VALUES = {"city": 'a </b>\n"c"', "unit": "C", "days": 3, "tags": ["</x>", "\n"], "ok": True, "when": None}
 WRITTEN = {
     "qwen3_coder": "<tool_call>\n<function=f>\n"
     '<parameter=city>\na </b>\n"c"\n</parameter>\n<parameter=unit>\nC\n</parameter>\n'
@@ -198,7 +202,9 @@ def test_arguments_written_one_by_one_keep_to_the_whole_schema(compiler: Grammar
         assert (content, name, json.loads(arguments)) == ("", "f", VALUES)
 
 
-@pytest.mark.parametrize("keyword", [{"minProperties": 1}, {"required": ["x"]}, {"properties": {"a b": True}}])
+@pytest.mark.parametrize(
+    "keyword", [{"minProperties": 1}, {"required": ["x"]}, {"properties": {"a b": True}}]
+)
 def test_arguments_that_cannot_be_written_one_by_one_are_refused(keyword: dict[str, Any]) -> None:
     with pytest.raises(UnsupportedGrammar, match=next(iter(keyword))):
         make_tool_tags("glm45", [("f", {"type": "object", **keyword})])
@@ -279,7 +285,9 @@ class StyledTokenizer(FakeTokenizer):
         text = super().apply_chat_template(messages, **kwargs)
         for call in (call for message in messages for call in message.get("tool_calls", ())):
             name, arguments = call["function"]["name"], call["function"]["arguments"]
-            written = (TEXTS | WHOLE)[self.style].replace("weather", name).replace(ARGUMENTS, json.dumps(arguments))
+            written = (
+                (TEXTS | WHOLE)[self.style].replace("weather", name).replace(ARGUMENTS, json.dumps(arguments))
+            )
             text += written.replace("city", next(iter(arguments)))
         return text
 
@@ -335,7 +343,9 @@ async def test_beside_a_response_format_the_answer_is_calls_or_what_it_describes
     start: Start, compiler: GrammarCompiler, style: str
 ) -> None:
     text = (TEXTS | WHOLE)[style].removeprefix("So < it.\n")
-    text = text.replace(f'{{"name": "weather", "parameters": {ARGUMENTS}}}\n', "")  # without a mark it is an answer
+    text = text.replace(
+        f'{{"name": "weather", "parameters": {ARGUMENTS}}}\n', ""
+    )  # without a mark it is an answer
     server = await start(FakeEngine(record=text, tokenizer=StyledTokenizer(style=style)))
     fields = {"tools": TOOLS, "response_format": ANSWER}
     status, reply = await server.chat(**fields)
@@ -346,7 +356,11 @@ async def test_beside_a_response_format_the_answer_is_calls_or_what_it_describes
     server.engine.record = ARGUMENTS
     status, reply = await server.chat(**fields)
     message = reply["choices"][0]["message"]
-    assert (message["content"], "tool_calls" in message, reply["structured"]["valid"]) == (ARGUMENTS, False, True)
+    assert (message["content"], "tool_calls" in message, reply["structured"]["valid"]) == (
+        ARGUMENTS,
+        False,
+        True,
+    )
     compiled = compiler.compile(server.engine.requests[-1].params.grammar)
     for answer, is_right in ((text, True), (ARGUMENTS, True), ("{}", False), (f"x{text}", False)):
         matcher = compiled.matcher()
@@ -354,7 +368,9 @@ async def test_beside_a_response_format_the_answer_is_calls_or_what_it_describes
         assert is_taken == is_right, answer
 
 
-async def test_a_forced_tool_wins_over_a_response_format_and_other_constraints_are_refused(start: Start) -> None:
+async def test_a_forced_tool_wins_over_a_response_format_and_other_constraints_are_refused(
+    start: Start,
+) -> None:
     server = await start(FakeEngine(record="x", tokenizer=StyledTokenizer()))
     await server.chat(tools=TOOLS, tool_choice="required", response_format=ANSWER)
     forced = server.engine.requests[-1].params.grammar
@@ -366,7 +382,8 @@ async def test_a_forced_tool_wins_over_a_response_format_and_other_constraints_a
 
 async def test_a_parser_that_is_named_is_used_whatever_the_template_writes(start: Start) -> None:
     server = await start(
-        FakeEngine(record=WHOLE["openai"], tokenizer=FakeTokenizer(knows_tools=True)), tool_call_parser="gpt-oss"
+        FakeEngine(record=WHOLE["openai"], tokenizer=FakeTokenizer(knows_tools=True)),
+        tool_call_parser="gpt-oss",
     )
     _, reply = await server.chat(tools=TOOLS)
     message = reply["choices"][0]["message"]

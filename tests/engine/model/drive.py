@@ -9,12 +9,15 @@ import random
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import transformers
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from engine.lora.loader import Adapter
 from engine.model import DecoderModel
+from engine.model.adapters import StepAdapters, join_segments
 from engine.model.attn_metadata import AttnMetadata
 from engine.worker.kv_cache import allocate_kv_cache
 
@@ -105,6 +108,7 @@ class Driver:
         random.Random(seed).shuffle(self.free_blocks)
         self.block_tables: dict[str, list[int]] = {}
         self.num_computed: dict[str, int] = {}
+        self.adapters: dict[str, Adapter] = {}  # by request
 
     def step(self, batch: dict[str, list[int]]) -> dict[str, Tensor]:
         """Append tokens to requests, in the order given, and return the logits of each, [n, V]."""
@@ -125,9 +129,23 @@ class Driver:
         tokens = [token for token_ids in batch.values() for token in token_ids]
         metadata = self._make_metadata(list(batch), query_lens, slots)
         with torch.inference_mode():
-            hidden = self.model(torch.tensor(tokens), torch.tensor(positions), self.kv_caches, metadata)
-            logits = self.model.compute_logits(hidden)
+            adapters = self._sort(list(batch), query_lens)
+            head = None if adapters is None else adapters.select_head(np.arange(len(tokens)))
+            ids, places = torch.tensor(tokens), torch.tensor(positions)
+            hidden = self.model(ids, places, self.kv_caches, metadata, adapters)
+            logits = self.model.compute_logits(hidden, head)
         return dict(zip(batch, logits.split(query_lens), strict=True))
+
+    def _sort(self, requests: list[str], query_lens: list[int]) -> StepAdapters | None:
+        places: dict[Adapter, list[int]] = {}
+        start = 0
+        for request, length in zip(requests, query_lens, strict=True):
+            if request in self.adapters:
+                places.setdefault(self.adapters[request], []).extend(range(start, start + length))
+            start += length
+        bound = [adapter.bind(self.model) for adapter in places]
+        rows = [np.array(each) for each in places.values()]
+        return join_segments(self.model.ops, bound, rows, torch.device("cpu"))
 
     def _make_metadata(self, requests: list[str], query_lens: list[int], slots: list[int]) -> AttnMetadata:
         tables = [self.block_tables[request] for request in requests]

@@ -38,7 +38,7 @@ class CountingModel:
         self.seen.append(input_ids.tolist())
         return input_ids[:, None].float()
 
-    def compute_logits(self, hidden: Tensor) -> Tensor:
+    def compute_logits(self, hidden: Tensor, *_: object) -> Tensor:
         tokens = hidden[:, 0].long()
         logits = torch.zeros(len(tokens), VOCAB)
         for score, ahead in ((10.0, 1), (9.0, 2)):

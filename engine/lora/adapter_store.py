@@ -1,0 +1,115 @@
+"""AdapterStore: the adapters in memory, least recently used first. Threads load them while steps run."""
+
+from __future__ import annotations
+
+import logging
+from threading import Lock
+
+from engine.errors import InvalidRequest
+from engine.lora.adapter_files import AdapterFiles, find_adapter
+from engine.lora.loader import Adapter, load_adapter
+from engine.messages import AdapterRef
+from engine.model.linear import Linear
+from engine.model.protocol import Model
+
+logger = logging.getLogger("troupe.worker")
+
+
+class AdapterStore:
+    """Adapters by digest, limited in bytes. Pinned adapters are never evicted.
+
+    Args:
+        max_rank: largest rank of an adapter.
+        max_bytes: memory of all adapters.
+    """
+
+    def __init__(self, model: Model, max_rank: int, max_bytes: int) -> None:
+        self._model = model
+        self._max_rank = max_rank
+        self._max_bytes = max_bytes
+        self._lock = Lock()
+        self._adapters: dict[str, Adapter] = {}  # the least recently used first
+        self._pinned: set[str] = set()
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(adapter.num_bytes for adapter in self._adapters.values())
+
+    def load(self, ref: AdapterRef, pins: bool = False) -> None:
+        """Read an adapter unless it is in memory. Any thread may call it.
+
+        Args:
+            pins: keep it until `unpin`.
+
+        Raises:
+            InvalidRequest: it is not valid for the model, its files have changed, or it is too large.
+        """
+        with self._lock:
+            adapter = self._adapters.pop(ref.digest, None)
+            if adapter is not None:
+                self._keep(ref.digest, adapter, pins)
+                return
+        files = AdapterFiles.read(find_adapter(ref.path))
+        if files.digest != ref.digest:
+            raise InvalidRequest(
+                f"the files of adapter {ref.name!r} in {ref.path!r} have changed since it was loaded; load it again",
+                "lora_path",
+            )
+        adapter = load_adapter(files, self._model, self._max_rank)
+        if adapter.num_bytes > self._max_bytes:
+            raise InvalidRequest(
+                f"adapter {ref.name!r} takes {adapter.num_bytes / 2**20:.0f} MiB; max_cpu_loras and max_lora_rank "
+                f"allow {self._max_bytes / 2**20:.0f} MiB for all",
+                "lora_path",
+            )
+        if self._model.embed_tokens.device.type == "cpu":
+            adapter.bind(self._model)
+        with self._lock:
+            self._keep(ref.digest, adapter, pins)
+
+    def find(self, digest: str) -> Adapter:
+        """Return a pinned adapter."""
+        with self._lock:
+            return self._adapters[digest]
+
+    def unpin(self, digest: str) -> None:
+        """Allow to evict an adapter; rows that use it keep it."""
+        with self._lock:
+            self._pinned.discard(digest)
+
+    def unpin_all(self) -> None:
+        with self._lock:
+            self._pinned.clear()
+
+    def unbind(self) -> None:
+        """Free what adapters hold on the device; they stay on the host."""
+        with self._lock:
+            for adapter in self._adapters.values():
+                adapter.bound = None
+
+    def drop(self, digest: str) -> None:
+        """Free an adapter that no request uses any more."""
+        with self._lock:
+            if digest not in self._pinned:
+                self._adapters.pop(digest, None)
+
+    def _keep(self, digest: str, adapter: Adapter, pins: bool) -> None:
+        """Add the most recently used adapter, and evict others while they take too much memory."""
+        self._adapters[digest] = adapter
+        if pins:
+            self._pinned.add(digest)
+        excess = self.num_bytes - self._max_bytes
+        for other in [each for each in self._adapters if each not in self._pinned and each != digest]:
+            if excess <= 0:
+                return
+            logger.info("adapter %s is evicted from memory", other[:12])
+            excess -= self._adapters.pop(other).num_bytes
+
+
+def estimate_adapter_bytes(model: Model, max_rank: int) -> int:
+    """Return the size of an adapter of this rank that changes every matrix of every layer."""
+    sizes = 0
+    for name, part in model.matrix_parts.items():
+        assert isinstance(part.linear, Linear)
+        sizes += 0 if name == "lm_head" else part.linear.in_features + part.num_rows
+    return sizes * max_rank * model.dtype.itemsize

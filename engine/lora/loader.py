@@ -1,0 +1,259 @@
+"""Loads an adapter for a model: every tensor of the file must change something, or the load fails with its name."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from engine.errors import InvalidRequest
+from engine.lora.adapter_config import AdapterConfig, read_adapter_config
+from engine.lora.adapter_files import AdapterFiles
+from engine.model.adapters import BoundAdapter, EmbeddingChange, MatrixPart
+from engine.model.linear import Linear
+from engine.model.protocol import Model
+from kernels import Ops
+from kernels.lora import LoraMatrix, LoraPart
+
+Moved = TypeVar("Moved", LoraMatrix, LoraPart, EmbeddingChange)
+_PREFIX = "base_model.model."
+_EMBEDDING = "model.embed_tokens"
+# Ends of tensor names, and what they are.
+_KINDS = {
+    "lora_A.weight": "A", "lora_B.weight": "B", "lora_B.bias": "bias", "lora_magnitude_vector": "magnitude",
+    "lora_magnitude_vector.weight": "magnitude",
+    "lora_embedding_A": "A", "lora_embedding_B": "B", "base_layer.weight": "base", "weight": "saved",
+}  # fmt: skip
+
+
+@dataclass(eq=False, slots=True)
+class Adapter:
+    """An adapter in memory, for one model."""
+
+    matrices: dict[nn.Module, LoraMatrix] = field(default_factory=dict)
+    saved: dict[nn.Module, Tensor] = field(default_factory=dict)
+    embedding: EmbeddingChange | None = None
+    bound: BoundAdapter | None = None
+
+    def bind(self, model: Model) -> BoundAdapter:
+        """Return the adapter for the model's current ops."""
+        ops: Ops = model.ops
+        if self.bound is None or self.bound.ops is not ops:
+            device = model.embed_tokens.device
+            matrices = {
+                linear: ops.pack_lora(_move(matrix, device)) for linear, matrix in self.matrices.items()
+            }
+            saved = {
+                linear: ops.pack_linear(each.to(device), None, None) for linear, each in self.saved.items()
+            }
+            layers = model.list_lora_layers(matrices)
+            embedding = None if self.embedding is None else _move(self.embedding, device)
+            self.bound = BoundAdapter(ops, matrices, layers, saved, embedding, model.lm_head)
+        return self.bound
+
+    @property
+    def num_bytes(self) -> int:
+        change = self.embedding or EmbeddingChange()
+        tensors = [*self.saved.values(), change.table, change.a, change.b]
+        for matrix in self.matrices.values():
+            tensors += [matrix.a, *(part.b for part in matrix.parts)]
+        return sum(tensor.nbytes for tensor in tensors if tensor is not None)
+
+
+def load_adapter(files: AdapterFiles, model: Model, max_rank: int) -> Adapter:
+    """Make an adapter from its files.
+
+    Raises:
+        InvalidRequest: a setting or a tensor is not supported, is missing, or does not fit the model.
+    """
+    config = read_adapter_config(files.parse_config())
+    modules: dict[str, dict[str, Tensor]] = defaultdict(dict)
+    for stored, tensor in files.parse_weights().items():
+        module, kind = _split_name(stored)
+        modules[module][kind] = tensor
+    builder = _Builder(config, model, max_rank)
+    for module, tensors in modules.items():
+        builder.add(module, tensors)
+    return builder.finish()
+
+
+def _move(value: Moved, device: torch.device) -> Moved:
+    """Return the dataclass with its tensors on a device."""
+    if device.type == "cpu":
+        return value
+    changes: dict[str, Any] = {}
+    for item in fields(value):
+        part = getattr(value, item.name)
+        if isinstance(part, Tensor):
+            changes[item.name] = part.to(device)
+        elif isinstance(part, tuple):
+            changes[item.name] = tuple(_move(each, device) for each in part)
+    return replace(value, **changes)
+
+
+def _split_name(stored: str) -> tuple[str, str]:
+    """Return the module and the kind of a tensor."""
+    for end, kind in _KINDS.items():
+        if stored.startswith(_PREFIX) and stored.endswith(f".{end}"):
+            return stored.removeprefix(_PREFIX).removesuffix(f".{end}"), kind
+    raise InvalidRequest(f"tensor {stored} of the adapter is not supported", "lora_path")
+
+
+class _Builder:
+    """Collects the changes of an adapter, module by module."""
+
+    def __init__(self, config: AdapterConfig, model: Model, max_rank: int) -> None:
+        self._config = config
+        self._model = model
+        self._max_rank = max_rank
+        self._adapter = Adapter()
+        # By layer: the part of its matrix, rows of A, and the change.
+        self._parts: dict[Linear, list[tuple[Tensor, LoraPart]]] = defaultdict(list)
+
+    def add(self, module: str, tensors: dict[str, Tensor]) -> None:
+        """Take in the tensors of one module, by kind."""
+        part = self._model.matrix_parts.get(module)
+        if module != _EMBEDDING and part is None:
+            raise InvalidRequest(
+                f"the adapter changes {module}, which the model does not have or adapters cannot change",
+                "lora_path",
+            )
+        if "saved" in tensors:
+            self._take_saved(module, tensors)
+            return
+        self._check_base(module, tensors.pop("base", None))
+        optional = {"magnitude": self._config.has_magnitude, "bias": self._config.has_bias}
+        wanted = {"A", "B", *(kind for kind, is_there in optional.items() if is_there)}
+        if missing := sorted(wanted - tensors.keys()):
+            raise InvalidRequest(f"the adapter has no {' and no '.join(missing)} for {module}", "lora_path")
+        if more := sorted(tensors.keys() - wanted):
+            raise InvalidRequest(
+                f"the adapter's {more[0]} of {module} is not used by its config", "lora_path"
+            )
+        if part is None:
+            self._change_embedding(tensors)
+        else:
+            self._change_matrix(module, part, tensors)
+
+    def finish(self) -> Adapter:
+        """Stack the parts of each matrix."""
+        adapter = self._adapter
+        for linear, found in self._parts.items():
+            ranks = torch.cat([a for a, _ in found]).contiguous()
+            adapter.matrices[linear] = LoraMatrix(ranks, tuple(part for _, part in found))
+        if not (adapter.matrices or adapter.saved or adapter.embedding):
+            raise InvalidRequest("the adapter changes nothing", "lora_path")
+        return adapter
+
+    def _change_matrix(self, module: str, part: MatrixPart, tensors: dict[str, Tensor]) -> None:
+        linear = part.linear
+        assert isinstance(linear, Linear)
+        shape = (part.num_rows, linear.in_features)
+        a, b = self._check_ranks(module, tensors["A"], tensors["B"], shape)
+        order = part.order
+        vectors = {
+            kind: _check_vector(module, kind, tensors.get(kind), len(b)) for kind in ("bias", "magnitude")
+        }
+        if order is not None:
+            b = b.index_select(0, order)
+            vectors = {kind: each if each is None else each[order] for kind, each in vectors.items()}
+        scale, factor, offset = self._config.compute_scale(module), None, None
+        if (magnitude := vectors["magnitude"]) is not None:
+            rows = slice(part.start, part.start + part.num_rows)
+            norm = _measure_rows(linear.unpack()[rows].cpu(), a, b, scale)
+            factor = magnitude / norm
+            if linear.bias is not None:  # it is not scaled
+                offset = (1 - factor) * linear.bias[rows].cpu().float()
+        if vectors["bias"] is not None:
+            offset = vectors["bias"] * scale
+        done = self._parts[linear]
+        first_rank = sum(len(each) for each, _ in done)
+        done.append((self._store(a), LoraPart(part.start, first_rank, self._store(b), scale, factor, offset)))
+
+    def _change_embedding(self, tensors: dict[str, Tensor]) -> None:
+        table = self._model.embed_tokens
+        a, b = self._check_ranks(_EMBEDDING, tensors["A"], tensors["B"], (table.shape[1], table.shape[0]))
+        scale, factor = self._config.compute_scale(_EMBEDDING), None
+        magnitude = _check_vector(_EMBEDDING, "magnitude", tensors.get("magnitude"), table.shape[1])
+        if magnitude is not None:
+            if self._model.config.embedding_multiplier != 1:
+                raise InvalidRequest(
+                    "use_dora: the model scales its embedding, which does not work", "lora_path"
+                )
+            factor = magnitude / _measure_rows(table.detach().cpu().t(), a, b, scale)
+        change = (self._store(a.t().contiguous()), (b.float() * scale).to(self._model.dtype), factor)
+        self._adapter.embedding = EmbeddingChange(None, *change)
+
+    def _take_saved(self, module: str, tensors: dict[str, Tensor]) -> None:
+        if len(tensors) > 1:
+            raise InvalidRequest(
+                f"the adapter has a whole matrix and other tensors for {module}", "lora_path"
+            )
+        table, weight = self._model.embed_tokens, tensors["saved"]
+        if module not in (_EMBEDDING, "lm_head"):
+            raise InvalidRequest(
+                f"modules_to_save: {module} is not supported; allowed: {_EMBEDDING}, lm_head", "lora_path"
+            )
+        _check_shape(module, "whole matrix", weight, tuple(table.shape))
+        if module == _EMBEDDING:
+            self._adapter.embedding = EmbeddingChange(self._cast(weight))
+        else:
+            self._adapter.saved[self._model.lm_head] = self._cast(weight)
+
+    def _check_base(self, module: str, weight: Tensor | None) -> None:
+        """Accept a copy of the base model's embedding, which PEFT saves beside its adapter."""
+        if weight is None:
+            return
+        table = self._model.embed_tokens
+        if module not in (_EMBEDDING, "lm_head"):
+            raise InvalidRequest(f"tensor {_PREFIX}{module}.base_layer.weight is not supported", "lora_path")
+        base = table.detach().cpu() if module == _EMBEDDING else self._model.lm_head.unpack().cpu()
+        # A quantized matrix differs a little; a trained or resized one much more.
+        is_same = weight.shape == base.shape and (weight - base).norm() <= 0.2 * base.norm()
+        if not is_same:
+            raise InvalidRequest(f"the adapter was trained on another {module} than the model's", "lora_path")
+
+    def _check_ranks(
+        self, module: str, a: Tensor, b: Tensor, shape: tuple[int, int]
+    ) -> tuple[Tensor, Tensor]:
+        """Check A [rank, in] and B [out, rank] of a module with a matrix of `shape` [out, in]."""
+        rank = self._config.find_rank(module)
+        if rank > self._max_rank:
+            raise InvalidRequest(
+                f"the adapter's rank of {module} is {rank}; max_lora_rank allows {self._max_rank}",
+                "lora_path",
+            )
+        _check_shape(module, "A", a, (rank, shape[1]))
+        _check_shape(module, "B", b, (shape[0], rank))
+        return a, b
+
+    def _store(self, tensor: Tensor) -> Tensor:
+        """Cast to the model's dtype. bfloat16 stays in a float32 model: the same numbers in half the memory."""
+        is_half = tensor.dtype == torch.bfloat16 and self._model.dtype == torch.float32
+        return tensor.contiguous() if is_half else self._cast(tensor)
+
+    def _cast(self, tensor: Tensor) -> Tensor:
+        return tensor.to(self._model.dtype).contiguous()
+
+
+def _measure_rows(weight: Tensor, a: Tensor, b: Tensor, scale: float) -> Tensor:
+    """Return the length of each row of the changed matrix, float32."""
+    return torch.linalg.vector_norm(weight.float() + scale * (b.float() @ a.float()), dim=1)
+
+
+def _check_shape(module: str, kind: str, tensor: Tensor, shape: tuple[int, ...]) -> None:
+    if tuple(tensor.shape) != shape or not tensor.is_floating_point():
+        raise InvalidRequest(
+            f"the adapter's {kind} of {module} is {list(tensor.shape)} {tensor.dtype}; it must be {list(shape)}",
+            "lora_path",
+        )
+
+
+def _check_vector(module: str, kind: str, tensor: Tensor | None, size: int) -> Tensor | None:
+    if tensor is None:
+        return None
+    _check_shape(module, kind, tensor, (size,))
+    return tensor.float()

@@ -1,0 +1,86 @@
+"""Adapters of every kind on every family, all in one batch, against PEFT."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from engine import LLM, LoRARequest, SamplingParams
+from engine.lora.adapter_files import AdapterFiles
+from engine.lora.loader import Adapter, load_adapter
+from engine.model import load_model
+from kernels.cpu import make_native_ops
+from tests.engine.lora.peft_adapters import KINDS, PeftTwin
+from tests.engine.model.drive import FAMILIES, Driver, make_prompt
+from tests.kernels.cpu.conftest import require_library
+
+# PEFT calls deprecated functions of transformers.
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::FutureWarning", "ignore::UserWarning", "ignore::DeprecationWarning"
+)
+PARTIAL = {"rope_theta": 5e3, "partial_rotary_factor": 0.5}
+VARIANTS: dict[str, dict[str, Any]] = {
+    "phi3": {"rope_parameters": {"rope_type": "default"} | PARTIAL},
+    "granite": {"embedding_multiplier": 12.0, "logits_scaling": 8.0, "residual_multiplier": 0.22},
+    "cohere2": {"hidden_size": 64},
+    "seed_oss": {"attention_out_bias": True},
+}
+
+
+def read_adapter(twin: PeftTwin, kind: str, model: Any) -> Adapter:
+    return load_adapter(AdapterFiles.read(twin.folder / kind), model, max_rank=8)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_logits_of_a_mixed_batch_are_those_of_peft(family: str, tmp_path: Path) -> None:
+    twin = PeftTwin(family, tmp_path, **VARIANTS.get(family, {}))
+    model = load_model(twin.checkpoint)
+    prompts = {kind: make_prompt(9 + 5 * at, at) for at, kind in enumerate(KINDS)} | {"base": make_prompt(21)}
+    expected = {kind: twin.compute(ids, None if kind == "base" else kind) for kind, ids in prompts.items()}
+    adapters = {kind: read_adapter(twin, kind, model) for kind in KINDS}
+    for ops in (None, make_native_ops(require_library(), 2)):
+        if ops is not None:
+            for _ in model.repack(ops):
+                pass
+        driver = Driver(model)  # type: ignore[arg-type]
+        driver.adapters = adapters
+        found = driver.step({kind: ids[:-2] for kind, ids in prompts.items()})
+        for last in (-2, -1):
+            more = driver.step({kind: [ids[last]] for kind, ids in reversed(prompts.items())})
+            found = {kind: torch.cat([found[kind], more[kind]]) for kind in prompts}
+        for kind, logits in found.items():
+            error = (logits - expected[kind]).abs().max().item()
+            assert error < 1e-4, f"{kind}: {error}"
+
+
+@pytest.mark.parametrize("settings", [{}, {"dtype": "bfloat16"}, {"quantization": "int8"}], ids=str)
+def test_texts_of_eight_adapters_in_one_batch_are_those_of_each_alone(
+    settings: dict[str, Any], tmp_path: Path
+) -> None:
+    require_library()
+    kinds = KINDS | {"small": {"r": 1}, "large": {"r": 8, "lora_alpha": 3}}
+    twin = PeftTwin("qwen3", tmp_path, kinds)
+    requests = [None, *(LoRARequest(kind, 1, str(tmp_path / kind)) for kind in kinds)]
+    prompts = [make_prompt(20, 7)] * len(requests)
+    params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+    options = {"skip_tokenizer_init": True, "max_model_len": 64, "num_blocks": 100} | settings
+    with LLM(str(twin.checkpoint), enable_lora=True, max_lora_rank=8, **options) as llm:
+        together = llm.generate(prompts, params, use_tqdm=False, lora_request=requests)
+        again = llm.generate(prompts, params, use_tqdm=False, lora_request=requests)
+    with LLM(str(twin.checkpoint), enable_lora=True, max_lora_rank=8, **options) as llm:
+        alone = [
+            llm.generate([prompts[0]], params, use_tqdm=False, lora_request=each)[0]
+            for each in reversed(requests)
+        ]
+    texts = [output.outputs[0].token_ids for output in together]
+    assert texts == [output.outputs[0].token_ids for output in reversed(alone)]
+    assert texts == [output.outputs[0].token_ids for output in again]
+    assert len({tuple(text) for text in texts}) == len(texts), "each adapter has its own text"
+    assert all(output.num_cached_tokens == 16 for output in again), "each finds its own blocks"
+    if not settings:
+        for kind, text in zip([None, *kinds], texts, strict=True):
+            ids = prompts[0] + text
+            assert twin.compute(ids, kind)[len(prompts[0]) - 1 : -1].argmax(dim=-1).tolist() == text, kind
