@@ -19,6 +19,7 @@ from engine.errors import (
 )
 
 if TYPE_CHECKING:
+    from engine.adapter_catalog import LoRARequest
     from engine.cluster.measure_steps import measure_steps
     from engine.cluster.remote import serve_headless
     from engine.cluster.simulator import Crashes, SimulatedRequest, SimulatedRun, Simulator
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from engine.engine import Engine
     from engine.input.tokenizer import Tokenizer
     from engine.llm import LLM
-    from engine.lora.catalog import LoRARequest
     from engine.metrics import EngineStats, Histogram, ReplicaStats
     from engine.model.report import ModelReport, inspect_model, list_families
     from engine.outputs import (
@@ -47,7 +47,7 @@ else:
         "engine": ("Engine",),
         "llm": ("LLM",),
         "cluster.measure_steps": ("measure_steps",),
-        "lora.catalog": ("LoRARequest",),
+        "adapter_catalog": ("LoRARequest",),
         "cluster.remote": ("serve_headless",),
         "cluster.simulator": ("Crashes", "SimulatedRequest", "SimulatedRun", "Simulator"),
         "cluster.step_table": ("StepTable",),

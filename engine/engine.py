@@ -14,12 +14,12 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from engine.adapter_catalog import AdapterCatalog, LoRARequest
 from engine.cluster.placement import make_supervisor
 from engine.config import EngineConfig, ResolvedConfig
 from engine.errors import ConfigError, EngineDead, EngineOverloaded, InvalidRequest, RequestTimeout
 from engine.input.input_processor import InputProcessor, Prompt, check_options
 from engine.input.tokenizer import Tokenizer
-from engine.lora.catalog import AdapterCatalog, LoRARequest
 from engine.messages import AdapterRef
 from engine.metrics import EngineStats, Metrics, ReplicaStats
 from engine.model import ModelConfig

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 from tqdm import tqdm
 
+from engine.adapter_catalog import LoRARequest
 from engine.config import DEMO_MODEL, EngineConfig, ResolvedConfig
 from engine.embedder import Embedder, Embedding, Score
 from engine.engine import Engine
@@ -30,7 +31,6 @@ from engine.llm_inputs import (
     list_params,
     list_prompts,
 )
-from engine.lora.catalog import LoRARequest
 from engine.metrics import EngineStats
 from engine.outputs import RequestOutput
 from engine.sampling_params import SamplingParams

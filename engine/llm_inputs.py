@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from engine.adapter_catalog import LoRARequest
 from engine.config import EngineConfig
 from engine.errors import ConfigError, InvalidRequest
 from engine.input.input_processor import Prompt
-from engine.lora.catalog import LoRARequest
 from engine.sampling_params import SamplingParams
 
 Messages = Sequence[Mapping[str, Any]]

@@ -23,7 +23,7 @@ ALLOWED = {
 }
 ASYNC_FILES = {
     "engine/engine.py", "engine/engine_core.py", "engine/core_client.py", "engine/supervisor.py", "engine/llm.py",
-    "engine/embedder.py", "engine/output_stream.py",
+    "engine/adapter_catalog.py", "engine/embedder.py", "engine/output_stream.py",
     "engine/input/input_processor.py",
 }  # fmt: skip
 ASYNC_FOLDERS = ("engine/actors/", "engine/cluster/", "app/")
