@@ -12,7 +12,7 @@ import os
 import re
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields
 from typing import Any, Literal, TypeVar
 
@@ -130,11 +130,15 @@ def read_url(name: str, url: str) -> str:
     return url.rstrip("/").removesuffix("/v1")
 
 
-def add_flags(parser: argparse.ArgumentParser, config_class: type) -> None:
-    """Give the parser one flag for every field of a config dataclass; what is not given stays absent."""
+def add_flags(
+    parser: argparse.ArgumentParser, config_class: type, names: Collection[str] | None = None
+) -> None:
+    """Give the parser a flag for every field of a config dataclass, or for some; what is not given stays absent."""
     group = parser.add_argument_group(config_class.__name__.removesuffix("Config").lower() + " settings")
     hints = typing.get_type_hints(config_class)
     for item in fields(config_class):
+        if names is not None and item.name not in names:
+            continue
         flag = "--" + item.name.replace("_", "-")
         text = _help_of(item)
         kind = _plain_type(hints[item.name])

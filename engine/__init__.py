@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from engine.cluster.remote import serve_headless
     from engine.cluster.simulator import Crashes, SimulatedRequest, SimulatedRun, Simulator
     from engine.cluster.step_table import StepTable
+    from engine.cluster.text_router import TextRouter
     from engine.embedder import Embedder, Embedding, Score
     from engine.engine import Engine
     from engine.input.tokenizer import Tokenizer
@@ -51,6 +52,7 @@ else:
         "cluster.remote": ("serve_headless",),
         "cluster.simulator": ("Crashes", "SimulatedRequest", "SimulatedRun", "Simulator"),
         "cluster.step_table": ("StepTable",),
+        "cluster.text_router": ("TextRouter",),
         "metrics": ("EngineStats", "Histogram", "ReplicaStats"),
         "model.report": ("ModelReport", "inspect_model", "list_families"),
         "outputs": (
@@ -103,6 +105,7 @@ __all__ = [
     "SimulatedRun",
     "Simulator",
     "StepTable",
+    "TextRouter",
     "TokenLogprobs",
     "Tokenizer",
     "inspect_model",

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
@@ -25,6 +25,7 @@ from app.bench.sweep import read_counts
 from app.bench.trace import make_poisson, read_trace
 from app.bench.workload import check_range
 from app.config import UsageError
+from app.route.config import RoutePolicy
 from engine import (
     ConfigError,
     Crashes,
@@ -36,10 +37,7 @@ from engine import (
     measure_steps,
 )
 
-POLICIES = (
-    *("prefix_aware", "least_load", "power_of_two", "round_robin", "consistent_hashing"),
-    "random",
-)
+POLICIES = (*get_args(RoutePolicy), "random")
 RANGES = {
     "request_rate": (0.001, 1e6), "num_prompts": (1, 10**7), "num_prefixes": (1, 2**19), "prefix_len": (0, 10**6),
     "input_len": (1, 10**6), "output_len": (1, 10**6), "percentile": (0, 100), "ttft_ms": (0, 1e9), "itl_ms": (0, 1e9),

@@ -25,6 +25,7 @@ VERBS = {
     "grammar": ("app.cli.grammar", "explain how a schema is enforced, and test instances against it"),
     "bench": ("app.cli.bench", "measure latency, throughput, serving, start-up, and the machine's limits"),
     "models": ("app.cli.models", "list the model families, or say how a checkpoint would run"),
+    "route": ("app.cli.route", "route requests to several OpenAI-compatible servers"),
     "run-batch": ("app.cli.run_batch", "answer the rows of an OpenAI batch file"),
 }
 EXIT_FAILURE = 1

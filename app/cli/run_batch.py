@@ -16,9 +16,9 @@ from typing import Any, TextIO
 
 from tqdm import tqdm
 
-from app.api import ApiContext
 from app.api.batch import answer_row
 from app.api.call import run_all
+from app.api.context import ApiContext
 from app.api.errors import ApiError
 from app.api.json_body import parse_body
 from app.cli.talk import local_engine, plain_errors

@@ -14,7 +14,8 @@ import aiohttp
 import pytest
 import uvicorn
 
-from app.api import ApiContext, make_api
+from app.api.application import make_api
+from app.api.context import ApiContext
 from app.api.http_limits import BoundedHttp
 from app.config import AppConfig
 from engine import EngineConfig

@@ -11,8 +11,8 @@ import pytest
 from openai.types.responses import ResponseUsage
 from pydantic import BaseModel
 
-from app.api import ApiContext
 from app.api.batch import answer_row
+from app.api.context import ApiContext
 from app.config import AppConfig
 from engine import EngineDead, EngineOverloaded, InvalidRequest
 from tests.app.api.harness import Server, Start, list_cases

@@ -1,0 +1,120 @@
+"""The listening socket, uvicorn on it, and the signals that end it; servers of any kind use them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from types import FrameType
+from typing import Any
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from app.api.http_limits import BoundedHttp
+from app.config import AppConfig, UsageError
+
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class Server(uvicorn.Server):
+    """A uvicorn that leaves signals to us: its own handling ends the process before the engine is closed."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Capture none."""
+        yield
+
+
+@contextmanager
+def bind(app_config: AppConfig) -> Iterator[socket.socket]:
+    """Open the listening socket, before anything slow: a taken port is known at once."""
+    host, port = app_config.host, app_config.port
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    # Only where the protocol is named does asyncio turn Nagle's algorithm off: without that, answers wait up to
+    # 40 ms for the client's acknowledgement of their heads.
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+    except (OSError, OverflowError) as error:
+        listener.close()
+        reason = getattr(error, "strerror", None) or str(error)
+        raise UsageError(
+            f"cannot listen on {host}:{port}: {reason}; choose another with --port or --host"
+        ) from None
+    try:
+        yield listener
+    finally:
+        listener.close()
+
+
+@asynccontextmanager
+async def run_uvicorn(app: ASGIApp, listener: socket.socket, stop: asyncio.Event) -> AsyncIterator[None]:
+    """Answer on the socket until the block ends."""
+    settings = uvicorn.Config(
+        app,
+        http=BoundedHttp,
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        # longer than clients keep an idle connection: who closes first must not be a race
+        timeout_keep_alive=30,
+        timeout_graceful_shutdown=1,
+    )
+    server = Server(settings)
+    task = asyncio.ensure_future(server.serve([listener]))
+    task.add_done_callback(lambda _: stop.set())
+    try:
+        yield
+    finally:
+        # An open page holds a stream that never ends; uvicorn would call its cancellation an error.
+        logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
+        server.should_exit = True
+        await task
+
+
+@contextmanager
+def stop_on_signals(on_stop: Callable[[], None]) -> Iterator[asyncio.Event]:
+    """An event that the first SIGINT or SIGTERM sets; a second one ends the process at once."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    num_signals = 0
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        nonlocal num_signals
+        num_signals += 1
+        if num_signals > 1:
+            os._exit(128 + number)
+        loop.call_soon_threadsafe(stop.set)
+        on_stop()
+
+    previous = {number: signal.signal(number, handle) for number in STOP_SIGNALS}
+    try:
+        yield stop
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+async def finish_unless(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
+    """Run the work; cancel it when `stop` is set first. Tells whether it was finished."""
+    task = asyncio.ensure_future(work)
+    stopping = asyncio.ensure_future(stop.wait())
+    try:
+        await asyncio.wait((task, stopping), return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            return False
+        await task
+        return True
+    finally:
+        for waiter in (task, stopping):
+            waiter.cancel()
+        await asyncio.gather(task, stopping, return_exceptions=True)

@@ -1,0 +1,1 @@
+"""A router in front of OpenAI-compatible servers: vLLM, SGLang, llama-server, Troupe."""

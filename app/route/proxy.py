@@ -1,0 +1,318 @@
+"""Proxy: the ASGI app that passes requests to workers.
+
+    client ──▶ Gate (keys, origins, size) ──▶ Proxy ──TextRouter──▶ worker 0, worker 1, ...
+
+A worker that fails before the first byte of its answer is left out for this request, and another one gets it. Answers
+of 4xx are the client's, and are passed on. After the first byte nothing is repeated: the client gets an error event, or
+a cut connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+
+import aiohttp
+from multidict import CIMultiDict
+from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
+from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse, Response
+from starlette.types import Message, Receive, Scope, Send
+from yarl import URL
+
+from app.api.errors import CLOSING, RETRY_AFTER_S, ApiError
+from app.route.workers import Worker, merge_models
+from engine import TextRouter
+
+logger = logging.getLogger("troupe.route")
+
+MAX_TRIES = 3  # a request that makes servers crash must not take them all
+FAILURES = (500, 502, 503, 504)  # another worker may do better
+# Parts of a request in the order in which they usually stand in the prompt.
+PROMPT_FIELDS = ("tools", "schema", "system", "instructions", "messages", "prompt", "input", "query", "text")
+PASSED_PATHS = ("/v1/", "/rerank", "/score", "/tokenize", "/detokenize", "/version")
+# Of one connection only, or set anew.
+OWN_HEADERS = frozenset(
+    (
+        *(
+            "connection",
+            "keep-alive",
+            "proxy-authenticate",
+            "proxy-authorization",
+            "te",
+            "trailer",
+            "upgrade",
+        ),
+        *("transfer-encoding", "host", "content-length", "accept-encoding", "x-request-id", "date", "server"),
+    )
+)
+Headers = list[tuple[bytes, bytes]]
+
+
+class WorkerFailed(Exception):
+    """A worker gave no answer; `response` is its 5xx answer if there was one."""
+
+    def __init__(self, message: str, response: Response | None = None) -> None:
+        super().__init__(message)
+        self.response = response
+
+
+class RouteMetrics:
+    """Counters of the router, by worker."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry(auto_describe=False)
+        names, prefix = ["worker"], "troupe:router_"
+        self.requests = Counter(
+            prefix + "requests", "Answers by status.", [*names, "status"], registry=self.registry
+        )
+        self.failures = Counter(
+            prefix + "worker_failures", "Tries without an answer.", names, registry=self.registry
+        )
+        self.lost = Counter(
+            prefix + "streams_lost", "Answers that broke off after they began.", names, registry=self.registry
+        )
+        self.running = Gauge(
+            prefix + "requests_running", "Requests in the worker.", names, registry=self.registry
+        )
+        self.ready = Gauge(
+            prefix + "worker_ready", "1 if the worker is ready.", names, registry=self.registry
+        )
+
+
+class Proxy:
+    """Passes requests to workers.
+
+    Args:
+        session: without a limit of connections and without decompression.
+        forwards_keys: pass the client's keys on; otherwise the session brings the workers' key.
+    """
+
+    def __init__(
+        self,
+        workers: Sequence[Worker],
+        router: TextRouter,
+        session: aiohttp.ClientSession,
+        forwards_keys: bool,
+    ) -> None:
+        self.metrics = RouteMetrics()
+        self._num_running = 0
+        self._is_closing = False
+        self._is_idle = asyncio.Event()
+        self._workers = workers
+        self._router = router
+        self._session = session
+        self._forwards_keys = forwards_keys
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path: str = scope["path"]
+        own = self._answer(scope["method"], path)
+        if own is not None:
+            await own(scope, receive, send)
+            return
+        if not path.startswith(PASSED_PATHS):
+            raise ApiError(404, f"the router has no {path}; it passes on what is under /v1", code="not_found")
+        if self._is_closing:
+            raise ApiError(503, "the router is closing; try again later", None, CLOSING, RETRY_AFTER_S)
+        body = await read_body(receive)
+        work = asyncio.ensure_future(self._route(scope, body, send))
+        left = asyncio.ensure_future(wait_until_left(receive))
+        try:
+            await asyncio.wait((work, left), return_when=asyncio.FIRST_COMPLETED)
+            if work.done():
+                work.result()
+        finally:
+            for task in (work, left):
+                task.cancel()
+            await asyncio.gather(work, left, return_exceptions=True)
+
+    async def drain(self, grace_s: float) -> None:
+        """Refuse new requests, and return when the running ones have ended or the time is over."""
+        self._is_closing = True
+        self._is_idle.clear()
+        if self._num_running:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._is_idle.wait(), grace_s)
+
+    def _answer(self, method: str, path: str) -> Response | None:
+        """Return the answer of a route of the router itself."""
+        is_ready = not self._is_closing and any(worker.is_ready for worker in self._workers)
+        if path == "/livez":
+            return JSONResponse({"status": "ok"})
+        if path in ("/health", "/readyz", "/ping"):
+            states = {worker.url: "ready" if worker.is_ready else worker.error for worker in self._workers}
+            status = "ok" if is_ready else "no worker is ready"
+            return JSONResponse({"status": status, "workers": states}, 200 if is_ready else 503)
+        if path == "/metrics":
+            for worker in self._workers:
+                self.metrics.ready.labels(worker.url).set(worker.is_ready)
+            return Response(generate_latest(self.metrics.registry), media_type="text/plain; version=0.0.4")
+        if path == "/v1/models" and method == "GET" and is_ready:
+            return JSONResponse({"object": "list", "data": merge_models(self._workers)})
+        return None
+
+    async def _route(self, scope: Scope, body: bytes, send: Send) -> None:
+        """Try workers until one answers.
+
+        Raises:
+            ApiError: none did.
+        """
+        prompt, model, salt, session = read_prompt(body)
+        given = dict(scope["headers"]).get(b"x-session-id")
+        session = session if given is None else given.decode("latin-1")
+        ready = [worker for worker in self._workers if worker.is_ready]
+        if not ready:
+            raise ApiError(503, "no worker is ready; /health says why", None, "no_worker", RETRY_AFTER_S)
+        # A model that no worker lists goes to any: its 404 names the models that it has.
+        candidates = [worker for worker in ready if worker.serves(model)] or ready
+        problems: list[str] = []
+        failure: WorkerFailed | None = None
+        while candidates and len(problems) < MAX_TRIES:
+            ticket = self._router.choose(prompt, [worker.index for worker in candidates], salt, session)
+            worker = self._workers[ticket.replica]
+            running = self.metrics.running.labels(worker.url)
+            running.inc()
+            self._num_running += 1
+            try:
+                await self._pass(scope, body, send, worker, partial(self._router.note_first_token, ticket))
+                return
+            except WorkerFailed as error:
+                failure = error
+                problems.append(f"worker {worker.index}: {error}")
+                self.metrics.failures.labels(worker.url).inc()
+                logger.warning("%s failed: %s", worker.url, error)
+                worker.wants_probe.set()
+                candidates.remove(worker)
+            finally:
+                self._router.end(ticket)
+                running.dec()
+                self._num_running -= 1
+                if not self._num_running:
+                    self._is_idle.set()
+        assert failure is not None
+        if failure.response is not None:
+            await failure.response(scope, _no_body, send)
+            return
+        raise ApiError(503, f"no worker answered; {'; '.join(problems)}", None, "no_worker", RETRY_AFTER_S)
+
+    async def _pass(
+        self, scope: Scope, body: bytes, send: Send, worker: Worker, note_first_byte: Callable[[], None]
+    ) -> None:
+        """Send the request to a worker and its answer to the client, as it comes.
+
+        Raises:
+            WorkerFailed: there is no answer yet, so that another worker may be tried.
+        """
+        url = URL(worker.url + scope["raw_path"].decode("latin-1"), encoded=True)
+        query = scope["query_string"].decode("latin-1")
+        url = url.with_query(query) if query else url
+        headers = self._make_headers(scope)
+        try:
+            async with self._session.request(
+                scope["method"], url, data=body or None, headers=headers, allow_redirects=False
+            ) as response:
+                status, given = response.status, list(response.raw_headers)
+                if status in FAILURES:
+                    content = await response.read()
+                    raise WorkerFailed(f"status {status}", _make_response(status, given, content))
+                chunk = await response.content.readany()
+                note_first_byte()
+                self.metrics.requests.labels(worker.url, status).inc()
+                start = {"type": "http.response.start", "status": status, "headers": _pass_on(given)}
+                await send(start)
+                try:
+                    while chunk:
+                        await send({"type": "http.response.body", "body": chunk, "more_body": True})
+                        chunk = await response.content.readany()
+                except (aiohttp.ClientError, TimeoutError) as error:
+                    await self._break_off(worker, error, response.content_type, send)
+                    return
+                await send({"type": "http.response.body", "body": b""})
+        except (aiohttp.ClientError, TimeoutError) as error:
+            raise WorkerFailed(type(error).__name__) from error
+
+    async def _break_off(self, worker: Worker, error: Exception, content_type: str, send: Send) -> None:
+        """End an answer that has begun. A stream gets an error event; other answers stay incomplete."""
+        self.metrics.lost.labels(worker.url).inc()
+        worker.wants_probe.set()
+        logger.warning("%s broke off an answer: %r", worker.url, error)
+        if content_type == "text/event-stream":
+            message = "the worker ended before the answer was complete; send the request again"
+            frame = b"\n\n" + ApiError(502, message, code="worker_lost").sse_frame
+            await send({"type": "http.response.body", "body": frame})
+
+    def _make_headers(self, scope: Scope) -> CIMultiDict[str]:
+        dropped = OWN_HEADERS if self._forwards_keys else OWN_HEADERS | {"authorization", "x-api-key"}
+        pairs = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"]]
+        headers = CIMultiDict((name, value) for name, value in pairs if name not in dropped)
+        headers["x-request-id"] = scope["state"]["visit"].request_id
+        headers["accept-encoding"] = "identity"
+        return headers
+
+
+def read_prompt(body: bytes) -> tuple[bytes, object, str | None, str | None]:
+    """Return the prompt as bytes, the model, the salt and the session of a JSON request.
+
+    Other bodies, such as forms, are their own prompt. Errors in a body are for the worker to tell.
+    """
+    try:
+        found = json.loads(body)
+    except (ValueError, RecursionError):
+        return body, None, None, None
+    if not isinstance(found, dict):
+        return body, None, None, None
+    parts = [found[name] for name in PROMPT_FIELDS if found.get(name)]
+    prompt = "".join(part if isinstance(part, str) else json.dumps(part) for part in parts)
+    salt, key = found.get("cache_salt"), found.get("prompt_cache_key")
+    salt = salt if isinstance(salt, str) else None
+    return (
+        prompt.encode("utf-8", "surrogatepass"),
+        found.get("model"),
+        salt,
+        key if isinstance(key, str) else salt,
+    )
+
+
+async def read_body(receive: Receive) -> bytes:
+    """Return the whole body, which the gate limits.
+
+    Raises:
+        ApiError: the client left, or the body is too large.
+    """
+    parts = []
+    while True:
+        try:
+            message = await receive()
+        except HTTPException as error:  # of the gate
+            raise ApiError(error.status_code, str(error.detail), code="body_too_large") from error
+        if message["type"] == "http.disconnect":
+            raise ApiError(400, "the client left before the body was complete")
+        parts.append(message.get("body", b""))
+        if not message.get("more_body"):
+            return b"".join(parts)
+
+
+async def wait_until_left(receive: Receive) -> None:
+    """Return when the client has closed the connection."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _no_body() -> Message:
+    return {"type": "http.request"}
+
+
+def _make_response(status: int, headers: Sequence[tuple[bytes, bytes]], content: bytes) -> Response:
+    response = Response(content, status)
+    response.raw_headers += [pair for pair in _pass_on(headers) if pair[0].lower() != b"content-length"]
+    return response
+
+
+def _pass_on(headers: Sequence[tuple[bytes, bytes]]) -> Headers:
+    """Return what the client gets of a worker's headers. A length stays, so that a cut answer is noticed."""
+    dropped = OWN_HEADERS - {"content-length"}
+    return [(name, value) for name, value in headers if name.decode("latin-1").lower() not in dropped]
