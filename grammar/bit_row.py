@@ -1,6 +1,6 @@
 """One row of a bitmask, int32 [ceil(V/32)]: single tokens read and written."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -33,3 +33,13 @@ def list_tokens(words: np.ndarray) -> list[int]:
     word, bit = np.nonzero(np.unpackbits(words[index].view(np.uint8), bitorder="little").reshape(-1, 32))
     found: list[int] = (32 * index[word] + bit).tolist()
     return found
+
+
+def check_bitmask(bitmask: np.ndarray, num_words: int, rows: Sequence[int]) -> None:
+    """Raise ValueError unless an engine may write into these rows: they are written through raw pointers."""
+    if bitmask.dtype != np.int32 or bitmask.ndim != 2 or bitmask.shape[1] != num_words:
+        raise ValueError(f"a bitmask is int32 [rows, {num_words}], got {bitmask.dtype} {list(bitmask.shape)}")
+    if not bitmask.flags.c_contiguous or not bitmask.flags.writeable:
+        raise ValueError("a bitmask must be contiguous and writeable")
+    if rows and not (min(rows) >= 0 and max(rows) < bitmask.shape[0]):
+        raise ValueError(f"bitmask rows {list(rows)} must lie in 0..{bitmask.shape[0] - 1}")

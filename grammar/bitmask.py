@@ -72,13 +72,3 @@ def fill_draft_bitmask(
             if num_tokens:
                 matcher.rollback(num_tokens)
     return num_accepted
-
-
-def check_bitmask(bitmask: np.ndarray, num_words: int, rows: Sequence[int]) -> None:
-    """Raise ValueError unless an engine may write into these rows: they are written through raw pointers."""
-    if bitmask.dtype != np.int32 or bitmask.ndim != 2 or bitmask.shape[1] != num_words:
-        raise ValueError(f"a bitmask is int32 [rows, {num_words}], got {bitmask.dtype} {list(bitmask.shape)}")
-    if not bitmask.flags.c_contiguous or not bitmask.flags.writeable:
-        raise ValueError("a bitmask must be contiguous and writeable")
-    if rows and not (min(rows) >= 0 and max(rows) < bitmask.shape[0]):
-        raise ValueError(f"bitmask rows {list(rows)} must lie in 0..{bitmask.shape[0] - 1}")

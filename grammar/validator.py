@@ -28,91 +28,54 @@ def accept_anything(text: str) -> bool:
     return True
 
 
-class SchemaDocument:
-    """A schema, and the validators of the subschemas in it, in the draft it is written in; never fetches anything.
+class SchemaValidator:
+    """Validates parsed JSON against a schema, in the draft it is written in; never fetches anything.
 
     Attributes:
-        backtracking: the patterns in it that may take more than linear time.
+        backtracking: the patterns in the schema that may take more than linear time.
 
     Args:
+        pointer: JSON pointer to the subschema to validate against; its references mean what they mean in `schema`.
         dialect: the draft, where the schema does not say it; all formats are asserted then.
 
     Raises:
-        InvalidGrammar: the schema is nested too deeply.
+        InvalidGrammar: the library cannot use the schema.
     """
 
-    def __init__(self, schema: dict[str, Any] | bool, dialect: Dialect | None = None) -> None:
-        self._dialect = dialect or detect_dialect(schema)
-        is_annotating = dialect is None and is_dialect_named(schema) and self._dialect.annotates_formats
-        self._annotations = CHECKED_FORMATS if is_annotating else frozenset()
+    def __init__(
+        self, schema: dict[str, Any] | bool, pointer: str = "", dialect: Dialect | None = None
+    ) -> None:
+        draft = dialect or detect_dialect(schema)
+        is_annotating = dialect is None and is_dialect_named(schema) and draft.annotates_formats
         try:
-            self._schema = encode_references(with_dialect(schema, self._dialect))
-        except RecursionError as error:
-            raise InvalidGrammar(
-                "the schema cannot be used for validation: it is nested too deeply"
-            ) from error
-        self.backtracking = list_backtracking(self._schema)
-
-    def make_validator(self, pointer: str = "") -> jsonschema_rs.Validator:
-        """Return the validator of the subschema at a JSON pointer; its references mean what they mean in the document.
-
-        Raises:
-            InvalidGrammar: the library cannot use the schema.
-        """
-        try:
-            return self._dialect.validator_class(
-                {"$ref": self._name() + write_reference(pointer)} if pointer else self._schema,
-                registry=jsonschema_rs.Registry([(self._name(), self._schema)]) if pointer else None,
-                formats=dict.fromkeys(self._annotations, accept_anything),
+            written = encode_references(with_dialect(schema, draft))
+            self.backtracking = list_backtracking(written)
+            uri = find_uri(written, draft) if pointer else ""
+            self._validator = draft.validator_class(
+                {"$ref": uri + write_reference(pointer)} if pointer else written,
+                registry=jsonschema_rs.Registry([(uri, written)]) if pointer else None,
+                formats=dict.fromkeys(CHECKED_FORMATS, accept_anything) if is_annotating else {},
                 validate_formats=True,
                 ignore_unknown_formats=True,
                 pattern_options=_PATTERN_OPTIONS,
                 offline=True,
             )
+        except RecursionError as error:
+            reason = "it is nested too deeply"
+            raise InvalidGrammar(f"the schema cannot be used for validation: {reason}") from error
         except BaseException as error:
             # Over some references the library panics, which is no Exception.
             if not isinstance(error, _UNUSABLE) and not is_panic(error):
                 raise
             raise InvalidGrammar(f"the schema cannot be used for validation: {error}") from error
 
-    def is_valid(self, validator: jsonschema_rs.Validator, instance: Any) -> bool:
-        """Tell whether an instance is valid for one of this document's validators.
-
-        Raises:
-            InvalidGrammar: a pattern reached the limit of steps, so nothing is known.
-        """
-        if validator.is_valid(instance):
-            return True
-        if self.backtracking:
-            check_steps(validator.iter_errors(instance))
-        return False
-
-    def _name(self) -> str:
-        """Return the URI of the document: its own, since references in it may be relative to that."""
-        schema = self._schema if isinstance(self._schema, dict) else {}
-        identifier = schema.get("id" if self._dialect is DRAFT_4 else "$id")
-        if not isinstance(identifier, str) or (self._dialect.ignores_ref_siblings and "$ref" in schema):
-            return BASE_URI
-        return join_uri(BASE_URI, identifier).partition("#")[0]
-
-
-class SchemaValidator:
-    """Validates parsed JSON against a schema.
-
-    Args:
-        pointer: JSON pointer to the subschema to validate against; its references mean what they mean in `schema`.
-        dialect: the draft, where the schema does not say it; all formats are asserted then.
-    """
-
-    def __init__(
-        self, schema: dict[str, Any] | bool, pointer: str = "", dialect: Dialect | None = None
-    ) -> None:
-        self._document = SchemaDocument(schema, dialect)
-        self._validator = self._document.make_validator(pointer)
-
     def is_valid(self, instance: Any) -> bool:
         """Tell whether an instance is valid; raise InvalidGrammar where a pattern takes too long."""
-        return self._document.is_valid(self._validator, instance)
+        if self._validator.is_valid(instance):
+            return True
+        if self.backtracking:
+            check_steps(self._validator.iter_errors(instance))
+        return False
 
     def first_error(self, instance: Any) -> tuple[str, str] | None:
         """Return (JSON pointer into the instance, message) of the first violation, or None.
@@ -123,6 +86,15 @@ class SchemaValidator:
         errors = list(self._validator.iter_errors(instance))
         check_steps(errors)
         return (join_pointer("", *errors[0].instance_path), errors[0].message) if errors else None
+
+
+def find_uri(schema: dict[str, Any] | bool, dialect: Dialect) -> str:
+    """Return the URI of a document: its own, since references in it may be relative to that."""
+    named = schema if isinstance(schema, dict) else {}
+    identifier = named.get("id" if dialect is DRAFT_4 else "$id")
+    if not isinstance(identifier, str) or (dialect.ignores_ref_siblings and "$ref" in named):
+        return BASE_URI
+    return join_uri(BASE_URI, identifier).partition("#")[0]
 
 
 def check_steps(errors: Iterable[jsonschema_rs.ValidationError]) -> None:

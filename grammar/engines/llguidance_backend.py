@@ -19,11 +19,11 @@ from llguidance import (
     regex_to_lark,
 )
 
-from ..bitmask import check_bitmask
+from ..backend import MAX_FORCED_BYTES, Matcher
+from ..bit_row import check_bitmask
 from ..csv_table import make_csv_pattern
 from ..errors import InvalidGrammar, UnsupportedGrammar
 from ..limits import GrammarLimits
-from ..match.base import MAX_FORCED_BYTES, BaseMatcher
 from ..regex.text import choices_to_regex, explain_pattern
 from ..spec import GrammarSpec
 from ..tags.gbnf_rules import write_gbnf
@@ -194,7 +194,7 @@ class LLGuidanceProgram:
         return LLGuidanceMatcher(self._pristine.deep_copy(), self._backend)
 
 
-class LLGuidanceMatcher(BaseMatcher):
+class LLGuidanceMatcher(Matcher):
     """Grammar state of one request in llguidance."""
 
     def __init__(self, engine: LLMatcher, backend: LLGuidanceBackend) -> None:
@@ -230,10 +230,6 @@ class LLGuidanceMatcher(BaseMatcher):
         Nothing changes. Much cheaper than accepting them where they end the text.
         """
         return 0 if self._is_terminated else self.engine.validate_tokens(token_ids)
-
-    def fill_row(self, bitmask: np.ndarray, row: int) -> None:
-        """Write the allowed tokens into one row."""
-        self.filler.fill([self], [row], bitmask)
 
     def is_completed(self) -> bool:
         """Tell whether the text so far is a complete sentence."""

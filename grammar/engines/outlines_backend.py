@@ -13,10 +13,10 @@ import numpy as np
 from outlines_core import Guide, Index
 from outlines_core import Vocabulary as OutlinesVocabulary
 
-from ..bitmask import check_bitmask
+from ..backend import Matcher
+from ..bit_row import check_bitmask
 from ..errors import UnsupportedGrammar
 from ..limits import GrammarLimits
-from ..match.base import BaseMatcher
 from ..regex.text import choices_to_regex
 from ..spec import GrammarSpec
 from ..vocabulary import Vocabulary
@@ -120,7 +120,7 @@ class OutlinesProgram:
         return mask | vocabulary.eos_mask if self.is_accepting(state) else mask
 
 
-class OutlinesMatcher(BaseMatcher):
+class OutlinesMatcher(Matcher):
     """Grammar state of one request: the automaton's states so far."""
 
     def __init__(self, program: OutlinesProgram) -> None:
@@ -142,10 +142,6 @@ class OutlinesMatcher(BaseMatcher):
 
     def _take_back(self, num_tokens: int) -> None:
         del self._states[-num_tokens:]
-
-    def fill_row(self, bitmask: np.ndarray, row: int) -> None:
-        """Write the allowed tokens into one row."""
-        self.filler.fill([self], [row], bitmask)
 
     def is_completed(self) -> bool:
         """Tell whether the text so far is a complete sentence."""

@@ -7,7 +7,7 @@ from ..errors import InvalidGrammar
 from ..schema.dialect import DRAFT_2020
 from ..schema.emit import write_for_validator
 from ..schema.places import Check, Place
-from ..validator import SchemaDocument, SchemaValidator
+from ..validator import SchemaValidator
 
 
 class ResidualChecks:
@@ -25,9 +25,9 @@ class ResidualChecks:
     """
 
     def __init__(self, document: Any, root_check: Check) -> None:
-        written = SchemaDocument(document)
-        self.may_backtrack = bool(written.backtracking)
-        self._validators = {root_check.node: SchemaValidator(document)}
+        whole = SchemaValidator(document)
+        self.may_backtrack = bool(whole.backtracking)
+        self._validators = {root_check.node: whole}
 
     def find_violation(self, place: Place, value: bytes, before: bytes) -> Check | None:
         """Return the first check that a complete value fails.

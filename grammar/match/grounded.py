@@ -173,7 +173,7 @@ def add_quotations(
         InvalidGrammar: no part of the source has the length that a string must have.
     """
     grounded = GroundedProgram(program, places, source, vocabulary, tokens)
-    for pointer, lengths in places.list_lengths():
+    for pointer, lengths in places.lengths:
         grounded.first_mask(lengths)
         if not grounded.source.is_open(b"", lengths):
             at_most = "" if lengths.most is None else f" and at most {lengths.most}"

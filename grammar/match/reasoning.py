@@ -17,7 +17,6 @@ from ..bit_row import clear_bits
 from ..bitmask import fill_bitmask
 from ..reasoning import Reasoning
 from ..vocabulary import Vocabulary, make_mask
-from .base import BaseMatcher
 
 MAX_NUM_BREAKS = 2
 
@@ -105,7 +104,7 @@ class GatedProgram:
         return GatedMatcher(self.inner.new_matcher(), self.tables)
 
 
-class GatedMatcher(BaseMatcher):
+class GatedMatcher(Matcher):
     """Grammar state of one request that reasons first."""
 
     def __init__(self, inner: Matcher, tables: ReasoningTables) -> None:

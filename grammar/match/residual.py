@@ -223,7 +223,8 @@ class ResidualMatcher(WatchingMatcher):
         place, is_begun = cast(Place | None, state.place), state.mode in (Mode.STRING, Mode.NUMBER)
         if place is None or place.choices is None or not (is_begun or state.mode is Mode.VALUE):
             return False
-        text = bytes(self._text[state.frame.start :]) + token
+        # The array may begin in the token itself.
+        text = (bytes(self._text[state.frame.start :]) + token)[max(state.frame.start - len(self._text), 0) :]
         start = state.start - state.frame.start if is_begun else len(text)
         known = {make_comparable(value) for value in read_elements(text[:start])}
         left = [value for value in place.choices if make_comparable(value) not in known]

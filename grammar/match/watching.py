@@ -4,15 +4,12 @@ from abc import abstractmethod
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
 from ..backend import BatchFiller, Matcher
 from ..vocabulary import Vocabulary
-from .base import BaseMatcher
 from .json_text import Place, State, advance, begin
 
 
-class WatchingMatcher(BaseMatcher):
+class WatchingMatcher(Matcher):
     """Grammar state of one request whose values are checked as they are completed.
 
     Attributes:
@@ -60,10 +57,6 @@ class WatchingMatcher(BaseMatcher):
     def is_completed(self) -> bool:
         """Tell whether the text so far is a complete sentence."""
         return self.inner.is_completed()
-
-    def fill_row(self, bitmask: np.ndarray, row: int) -> None:
-        """Write the allowed tokens into one row."""
-        self.filler.fill([self], [row], bitmask)
 
     def _find_forced(self) -> bytes:
         return self.inner.forced_text()

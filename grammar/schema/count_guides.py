@@ -102,9 +102,8 @@ def guide_number(node: Node, keyword: str) -> Guide:
 
 def guide_distinct(node: Node) -> Guide:
     """Limit an array of distinct items to the number of values that the items can have."""
-    items = node.get("items")
-    choices = list_choices([items]) if isinstance(items, Node) else None
-    return None if choices is None else make(maxItems=len(node.get("prefixItems", ())) + len(choices))
+    values = list_values(node.get("items", True), MAX_DEPTH)
+    return None if values is None else make(maxItems=len(node.get("prefixItems", ())) + len(values))
 
 
 def guide_integers(node: Node) -> Guide:
@@ -197,6 +196,8 @@ def list_values(schema: Schema, depth: int = 1) -> list[Any] | None:
         values = schema.get("enum", [schema.get("const")])
     elif depth > 1 and kind in ("null", "boolean"):
         values = [None] if kind == "null" else [True, False]
+    elif depth > 1 and kind == "object" and schema.get("maxProperties") == 0:
+        values = [{}]
     elif depth > 1 and kind == "integer" and low is not None and high is not None:
         few = high - low < MAX_NUM_VALUES
         values = list(range(math.ceil(low), math.floor(high) + 1)) if few else None

@@ -95,12 +95,24 @@ def with_dialect(schema: dict[str, Any] | bool, dialect: Dialect) -> dict[str, A
     return {**schema, "$schema": dialect.uri} if isinstance(schema, dict) else schema
 
 
-def check_well_formed(schema: dict[str, Any] | bool) -> None:
-    """Raise InvalidGrammar, with the pointer, when the schema breaks its draft's meta-schema."""
+def check_well_formed(schema: dict[str, Any] | bool, place: str = "") -> None:
+    """Raise InvalidGrammar, with the pointer, when a schema breaks its draft's meta-schema.
+
+    Documents of other drafts that are bundled in its definitions are each checked by their own.
+    """
+    dialect = detect_dialect(schema)
+    for keyword in ("$defs", "definitions") if isinstance(schema, dict) else ():
+        definitions = schema.get(keyword)
+        if isinstance(definitions, dict):
+            bundled = {name: each for name, each in definitions.items() if is_dialect_named(each)}
+            others = {name: each for name, each in bundled.items() if detect_dialect(each) is not dialect}
+            for name, each in others.items():
+                check_well_formed(each, join_pointer(place, keyword, name))
+            schema = {**schema, keyword: {**definitions, **{name: {} for name in others}}}
     try:
-        jsonschema_rs.meta.validate(with_dialect(schema, detect_dialect(schema)))
+        jsonschema_rs.meta.validate(with_dialect(schema, dialect))
     except jsonschema_rs.ValidationError as error:
-        pointer = join_pointer("", *error.instance_path)
+        pointer = join_pointer(place, *error.instance_path)
         message = f"the schema is malformed at {pointer or '#'}: {error.message}"
         raise InvalidGrammar(message, pointer) from error
     except jsonschema_rs.ReferencingError as error:

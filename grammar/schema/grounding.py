@@ -25,7 +25,7 @@ _CONDITION = "it would apply only under a condition; it can stand below properti
 # What else may be said about a grounded string: anything more could leave no quotation that fits.
 _BESIDE = frozenset([GROUNDED, "type", "minLength", "maxLength", "$ref", "allOf", "anyOf", "oneOf"])
 # The name of no property, for what applies to those that are not listed.
-_UNLISTED = "\udfff"
+UNLISTED = "\udfff"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,38 +37,31 @@ class Lengths:
 
 
 class GroundedPlace:
-    """A place in an instance: the nodes that surely apply there.
+    """A place in an instance where strings, there or below, have to be quotations.
 
     Attributes:
         lengths: how long the quotation may be, None where strings are free.
-        has_children: strings below have to be quotations too.
+        members: name -> the place of that property, None where strings are free; of all others under UNLISTED.
+        elements: the places of an array's elements, the last one also that of all others.
         names: property names are free.
     """
 
     names: None = None
 
-    def __init__(self, map: "GroundingMap", starts: Nodes) -> None:
-        self._map = map
-        self._starts = starts
-        self.lengths = find_lengths(starts)
-        self.checks: tuple[Any, ...] = () if self.lengths is None else (self,)
-        self.has_children = any(map.find_grounded(child) for child in map.list_children(starts))
-        self._names: dict[str, GroundedPlace | None] = {}
-        self._places: dict[int, GroundedPlace | None] = {}
+    def __init__(self, lengths: Lengths | None) -> None:
+        self.lengths = lengths
+        self.checks: tuple[Any, ...] = () if lengths is None else (self,)
+        self.members: dict[str, GroundedPlace | None] = {}
+        self.elements: list[GroundedPlace | None] = []
+        self.has_children = False
 
     def member(self, name: str) -> "GroundedPlace | None":
         """Return the place of a property's value, None when strings are free there and below."""
-        known = name if name in list_names(self._starts) else _UNLISTED
-        if known not in self._names:
-            self._names[known] = self._map.find(find_members(self._starts, known))
-        return self._names[known]
+        return self.members[name if name in self.members else UNLISTED]
 
     def element(self, index: int) -> "GroundedPlace | None":
         """Return the place of an array's element, None when strings are free there and below."""
-        index = min(index, self._map.num_places)
-        if index not in self._places:
-            self._places[index] = self._map.find(find_elements(self._starts, index))
-        return self._places[index]
+        return self.elements[min(index, len(self.elements) - 1)]
 
 
 class GroundingMap:
@@ -76,6 +69,7 @@ class GroundingMap:
 
     Attributes:
         nodes: the nodes with the annotation.
+        lengths: (pointer of a node, lengths) of each place with grounded strings.
 
     Raises:
         UnsupportedGrammar: the annotation stands where it cannot be enforced, or beside what cannot be met too.
@@ -84,56 +78,47 @@ class GroundingMap:
     def __init__(self, root: Node) -> None:
         every = list(iterate_nodes([root]))
         self.nodes = [node for node in every if GROUNDED in node.keywords]
-        self.num_places = max(len(node.get("prefixItems", ())) for node in every)
-        self._found: dict[Nodes, GroundedPlace | None] = {}
+        self.lengths: list[tuple[str, Lengths]] = []
+        self._num_elements = 1 + max(len(node.get("prefixItems", ())) for node in every)
         self._grounded: dict[Node, Node | None] = {}
-        self._seen: set[Nodes] = set()
-        self._check_places(frozenset([root]))
-        self.root = self.find(frozenset([root]))
+        start = frozenset([root])
+        self.root = self._find_places(start).get(start)
 
-    def find(self, starts: Nodes) -> GroundedPlace | None:
-        """Return the place to which all these nodes apply."""
-        if starts not in self._found:
-            place = GroundedPlace(self, starts)
-            self._found[starts] = place if place.checks or place.has_children else None
-        return self._found[starts]
+    def _find_places(self, root: Nodes) -> dict[Nodes, GroundedPlace]:
+        """Return the places where all nodes of a set apply; an annotation under a condition is refused."""
+        places: dict[Nodes, GroundedPlace] = {}
+        children: list[tuple[GroundedPlace, dict[str, Nodes], list[Nodes]]] = []
+        pending = [root]
+        while pending:
+            starts = pending.pop()
+            if starts in places or not any(map(self._find_grounded, starts)):
+                continue
+            if len(places) == MAX_NUM_PLACES:
+                raise UnsupportedGrammar("", GROUNDED, f"the schema has more than {MAX_NUM_PLACES} places")
+            members = {name: find_members(starts, name) for name in [*list_names(starts), UNLISTED]}
+            elements = [find_elements(starts, index) for index in range(self._num_elements)]
+            self._check_conditions(starts, frozenset().union(*members.values(), *elements))
+            place = places[starts] = GroundedPlace(find_lengths(starts))
+            if place.lengths is not None:
+                self.lengths.append((min(node.pointer for node in starts), place.lengths))
+            children.append((place, members, elements))
+            pending += [*members.values(), *elements]
+        for place, members, elements in children:
+            place.members = {name: places.get(found) for name, found in members.items()}
+            place.elements = [places.get(found) for found in elements]
+            place.has_children = any([*place.members.values(), *place.elements])
+        return places
 
-    def list_lengths(self) -> list[tuple[str, Lengths]]:
-        """Return (pointer of a node, lengths) of each place with grounded strings."""
-        found = ((min(node.pointer for node in starts), find_lengths(starts)) for starts in self._seen)
-        return [(pointer, lengths) for pointer, lengths in found if lengths is not None]
-
-    def list_children(self, starts: Nodes) -> Nodes:
-        """Return the nodes that surely apply to some member or element of a place."""
-        members = [find_members(starts, name) for name in [*list_names(starts), _UNLISTED]]
-        elements = [find_elements(starts, index) for index in range(self.num_places + 1)]
-        return frozenset().union(*members, *elements)
-
-    def find_grounded(self, start: Node) -> Node | None:
+    def _find_grounded(self, start: Node) -> Node | None:
         """Return an annotated node in or below a node, references followed."""
         if start not in self._grounded:
             below = (node for node in iterate_nodes([start]) if GROUNDED in node.keywords)
             self._grounded[start] = next(below, None)
         return self._grounded[start]
 
-    def _check_places(self, root: Nodes) -> None:
-        """Go through all places and refuse an annotation under a condition."""
-        pending = [root]
-        while pending:
-            starts = pending.pop()
-            if starts in self._seen or not any(map(self.find_grounded, starts)):
-                continue
-            self._seen.add(starts)
-            if len(self._seen) > MAX_NUM_PLACES:
-                raise UnsupportedGrammar("", GROUNDED, f"the schema has more than {MAX_NUM_PLACES} places")
-            self._check_conditions(starts)
-            find_lengths(starts)
-            pending.extend(find_members(starts, name) for name in [*list_names(starts), _UNLISTED])
-            pending.extend(find_elements(starts, index) for index in range(self.num_places + 1))
-
-    def _check_conditions(self, starts: Nodes) -> None:
+    def _check_conditions(self, starts: Nodes, children: Nodes) -> None:
         sure = {kind: expand(starts, kind) for kind in KINDS}
-        followed = frozenset().union(*sure.values(), self.list_children(starts))
+        followed = children.union(*sure.values())
         for node in frozenset().union(*sure.values()):
             for _, child in iterate_children(node):
                 if isinstance(child, Node) and child not in followed:
@@ -146,7 +131,7 @@ class GroundingMap:
 
     def _refuse_below(self, nodes: Iterable[Node]) -> None:
         for node in nodes:
-            if (found := self.find_grounded(node)) is not None:
+            if (found := self._find_grounded(node)) is not None:
                 raise UnsupportedGrammar(found.pointer, GROUNDED, _CONDITION)
 
 

@@ -10,11 +10,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..bit_row import clear_bits, is_set
-from ..bitmask import check_bitmask
+from ..backend import Matcher
+from ..bit_row import check_bitmask, clear_bits, is_set
 from ..engines.llguidance_backend import LLGuidanceBackend, LLGuidanceMatcher, LLGuidanceProgram
 from ..limits import GrammarLimits
-from ..match.base import BaseMatcher
 from ..match.closing_tokens import ClosingTokens
 from ..match.residual import ResidualMatcher, ResidualProgram
 from ..match.string_tokens import TokenTables
@@ -123,7 +122,7 @@ class CheckedProgram:
         return CheckedMatcher(self)
 
 
-class CheckedMatcher(BaseMatcher):
+class CheckedMatcher(Matcher):
     """Grammar state of one request."""
 
     def __init__(self, program: CheckedProgram) -> None:
@@ -177,10 +176,6 @@ class CheckedMatcher(BaseMatcher):
             if opener in self.program.openers[number] and self.inner.count_valid(whole) == len(whole):
                 return number
         return None
-
-    def fill_row(self, bitmask: np.ndarray, row: int) -> None:
-        """Write the allowed tokens into one row."""
-        FILLER.fill([self], [row], bitmask)
 
     def clear_violations(self, words: np.ndarray) -> None:
         """Clear the tokens of a row of the extended vocabulary that would complete what breaks a check."""

@@ -6,9 +6,10 @@ import pytest
 
 from grammar import GrammarSpec, InvalidGrammar, SchemaValidator, UnsupportedGrammar
 from grammar.schema.reader import read_schema
-from tests.grammar.vocabularies import check_refusal, check_texts
+from tests.grammar.vocabularies import check_refusal, check_texts, check_verdicts
 
 DRAFT_7 = "http://json-schema.org/draft-07/schema#"
+DRAFT_2020 = "https://json-schema.org/draft/2020-12/schema"
 # Each with a text that llguidance alone would let through; over the last it would end the process.
 TARGETS = [
     ({"type": "string", "pattern": '^[^"]*$'}, '"ab"', '"a\\"b"'),
@@ -222,3 +223,52 @@ def test_a_contradiction_is_named_with_its_place(byte_compiler, schema, pointer,
         byte_compiler.compile(GrammarSpec.json_schema(schema))
     assert refusal.value.pointer == pointer
     assert f"'{keyword}' at {pointer or '#'}: " in str(refusal.value)
+
+
+E_COM = "https://e.com/"
+INTEGER_PAIR = [{"type": "integer"}, {"type": "string"}]
+# Documents that refer to each other, bundled in the definitions of one (compound documents).
+BUNDLES = {
+    "a part of another document": (
+        {"$id": E_COM + "order", "type": "object", "properties": {"c": {"$ref": "customer"}}, "required": ["c"],
+         "$defs": {"1": {"$id": E_COM + "customer", "$ref": "address#/$defs/zip"},
+                   "2": {"$id": "address", "$defs": {"zip": {"type": "string", "pattern": "^[0-9]$"}}}}},
+        '{"c": "1"}', '{"c": "x"}',
+    ),
+    "documents in a circle": (
+        {"$id": E_COM + "tree", "type": "object", "properties": {"k": {"items": {"$ref": "node"}}},
+         "additionalProperties": False,
+         "$defs": {"n": {"$id": "node", "required": ["t"], "properties": {"t": {"$ref": "tree"}}}}},
+        '{"k": [{"t": {"k": []}}]}', '{"k": [{"t": {"x": 1}}]}',
+    ),
+    "an older draft in a newer one": (
+        {"$id": E_COM + "new", "type": "array", "items": {"$ref": "old"},
+         "$defs": {"o": {"$schema": DRAFT_7, "$id": E_COM + "old", "items": INTEGER_PAIR, "additionalItems": False}}},
+        '[[1, "a"]]', '[["a", 1]]',
+    ),
+    "a newer draft in an older one": (
+        {"$id": E_COM + "old", "$schema": DRAFT_7, "type": "array", "items": {"$ref": "new"},
+         "definitions": {"n": {"$schema": DRAFT_2020, "$id": "new", "prefixItems": INTEGER_PAIR, "items": False}}},
+        '[[1, "a"]]', '[["a", 1]]',
+    ),
+    "a dynamic reference out of another document": (
+        {"$id": E_COM + "strict", "$ref": "tree", "$dynamicAnchor": "node", "unevaluatedProperties": False,
+         "$defs": {"t": {"$id": "tree", "$dynamicAnchor": "node", "type": "object",
+                         "properties": {"k": {"items": {"$dynamicRef": "#node"}}}}}},
+        '{"k": [{"k": []}]}', '{"k": [{"e": 2}]}',
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("order", ["schema", "any"])
+@pytest.mark.parametrize("name", BUNDLES)
+def test_bundled_documents_are_read_each_in_its_draft(byte_compiler, name, order):
+    schema, good, bad = BUNDLES[name]
+    check_verdicts(byte_compiler, schema, [good], property_order=order)
+    check_texts(byte_compiler, GrammarSpec.json_schema(schema, property_order=order), [good], [bad])
+
+
+def test_a_malformed_document_in_a_bundle_is_refused_with_its_place():
+    bundled = {"$schema": DRAFT_7, "$id": E_COM + "old", "items": [1]}
+    with pytest.raises(InvalidGrammar, match="malformed at /\\$defs/a/items"):
+        GrammarSpec.json_schema({"$defs": {"a": bundled}})
