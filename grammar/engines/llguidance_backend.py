@@ -34,10 +34,10 @@ from .llguidance_json import HEADER
 
 MAX_SHOWN = 80  # characters of a pattern in a message
 # Parts of the vocabulary whose masks llguidance has ready. A part is used whole where a lexeme goes on with its class;
-# brackets are apart, since free text goes on with any character but the last one of its triggers.
+# > is apart, since free text goes on with any character but the last one of its triggers.
 _PLAIN = r'[^"\\\x00-\x1F\x7F<>\[\]{}]'
 SLICES = [r"[\x20\x0A\x0D\x09]+", *(_PLAIN + count for count in ("{1,10}", "{1,30}", "+"))]
-SLICES += [r'[^"\\\x00-\x1F\x7F]+', r"[^<>\[\]{}]+"]
+SLICES += [r'[^">\\\x00-\x1F\x7F]+', r'[^"\\\x00-\x1F\x7F]+', r"[^>]+"]
 
 
 class Complaint(Exception):
