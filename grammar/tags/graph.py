@@ -124,7 +124,7 @@ class TagGraph:
             case "const_string":
                 return self._literal(part["value"], target)
             case "token":
-                return self._token(part["token"], where, target)
+                return self._mark(part, where, target)
             case "regex":
                 return self._add(Pattern(part["pattern"], where, target))
             case "json_schema" | "grammar" as kind:
@@ -147,7 +147,7 @@ class TagGraph:
                 return self._mark(part["begin"], where, self._tag_content(part, where, target))
             case "any_text":
                 return self._free_text({}, part["excludes"], where, target, exits)
-            case "triggered_tags":
+            case "triggered_tags" | "token_triggered_tags":
                 return self._triggered(part, where, target, exits)
             case "dispatch":
                 return self._dispatch(part, where, target, exits)
@@ -156,7 +156,7 @@ class TagGraph:
             case kind:
                 raise AssertionError(f"{kind} was let through by the reader")
 
-    def _token(self, token: int | str, where: str, target: int) -> int:
+    def _find_token(self, token: int | str, where: str) -> int:
         vocabulary = self._vocabulary
         if isinstance(token, str):
             named = vocabulary.special_tokens.get(token)
@@ -169,14 +169,12 @@ class TagGraph:
             raise InvalidGrammar(
                 f"{where}: token {token} is no token of a text (0..{vocabulary.size - 1}, no EOS)"
             )
-        return self._add(TokenStep(token, target))
+        return token
 
     def _mark(self, mark: str | Json, where: str, target: int) -> int:
-        return (
-            self._literal(mark, target)
-            if isinstance(mark, str)
-            else self._token(mark["token"], where, target)
-        )
+        if isinstance(mark, str):
+            return self._literal(mark, target)
+        return self._add(TokenStep(self._find_token(mark["token"], where), target))
 
     def _tag_content(self, tag: Json, where: str, target: int) -> int:
         """Return the node after a tag's beginning."""
@@ -213,19 +211,28 @@ class TagGraph:
 
     def _triggered(self, part: Json, where: str, target: int, exits: Exits) -> int:
         after = target if part["stop_after_first"] else self._append(Fork(()))
-        rests: dict[str, list[int]] = {trigger: [] for trigger in part["triggers"]}
-        firsts = []
+        triggers = part.get("triggers", ())
+        ids = [self._find_token(each, where) for each in part.get("trigger_tokens", ())]
+        rests: dict[str, list[int]] = {trigger: [] for trigger in triggers}
+        firsts, tokens = [], []
         for index, tag in enumerate(part["tags"]):
-            place = f"{where}/tags/{index}"
-            if not isinstance(tag["begin"], str):
-                raise UnsupportedGrammar(place, "begin", "a triggered tag begins with a text")
-            found = [trigger for trigger in part["triggers"] if tag["begin"].startswith(trigger)]
-            if len(found) != 1:
-                raise InvalidGrammar(f"{place}: {len(found)} triggers fit {tag['begin'][:80]!r}; one must")
+            place, begin = f"{where}/tags/{index}", tag["begin"]
+            if isinstance(begin, str) != bool(triggers):
+                raise UnsupportedGrammar(place, "begin", f"it begins with a {'text' if triggers else 'token'}")
             content = self._tag_content(tag, place, after)
-            rests[found[0]].append(self._literal(tag["begin"].removeprefix(found[0]), content))
-            firsts.append(self._literal(tag["begin"], content))
-        text = self._free_text(rests, part["excludes"], where, target, exits)
+            firsts.append(self._mark(begin, place, content))
+            if not triggers:
+                if self._find_token(begin["token"], place) not in ids:
+                    raise InvalidGrammar(f"{place}: none of the trigger_tokens begins it")
+                tokens.append(firsts[-1])
+                continue
+            found = [trigger for trigger in triggers if begin.startswith(trigger)]
+            if len(found) != 1:
+                raise InvalidGrammar(f"{place}: {len(found)} triggers fit {begin[:80]!r}; one must")
+            rests[found[0]].append(self._literal(begin.removeprefix(found[0]), content))
+        if not set(ids) <= {*self._vocabulary.special_tokens.values()}:
+            raise UnsupportedGrammar(where, "trigger_tokens", "only special tokens, which no text has, open tags")
+        text = self._free_text(rests, part.get("excludes", ()), where, target, exits, tokens)
         if after != target:
             self.nodes[after] = Fork((text,))
         return self._fork(firsts) if part["at_least_one"] else text
@@ -250,6 +257,7 @@ class TagGraph:
         where: str,
         target: int,
         exits: Exits,
+        tokens: Sequence[int] = (),
     ) -> int:
         """Return the node of text in which triggers and exits lead on and excluded patterns do not stand."""
         patterns = {trigger: list(nodes) for trigger, nodes in triggers.items()}
@@ -268,7 +276,7 @@ class TagGraph:
         check_patterns([*led, *forbidden], where)
         text_node = FreeText(
             (*led.items(), *((each, None) for each in forbidden)),
-            tuple(self._find_tokens(led)),
+            (*tokens, *self._find_tokens(led)),
             None if exits else target,
         )
         return self._append(text_node)

@@ -7,7 +7,7 @@ FORMAT is an object with a `type`; FORMATS lists them. What a part means is xgra
 schemas, patterns and grammars inside are compiled as they would be alone, or refused with their pointer.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ..errors import InvalidGrammar, UnsupportedGrammar
@@ -18,37 +18,31 @@ MAX_REPEAT = 256
 
 Json = dict[str, Any]
 
-# type -> its fields, those that must be there first and those with a default after it.
-FORMATS: dict[str, tuple[tuple[str, ...], Json]] = {
-    "const_string": (("value",), {}),
-    "json_schema": (
-        ("json_schema",),
-        {"style": "json", "any_order": False, "max_whitespace_cnt": None, "excludes": []},
-    ),
-    "any_text": ((), {"excludes": [], "max_tokens": None, "max_chars": None}),
-    "regex": (("pattern",), {}),
-    "grammar": (("grammar",), {}),
-    "token": (("token",), {}),
-    "sequence": (("elements",), {}),
-    "or": (("elements",), {}),
-    "tag": (("begin", "content", "end"), {}),
-    "triggered_tags": (
-        ("triggers", "tags"),
-        {"at_least_one": False, "stop_after_first": False, "excludes": []},
-    ),
-    "tags_with_separator": (("tags", "separator"), {"at_least_one": False, "stop_after_first": False}),
-    "optional": (("content",), {}),
-    "star": (("content",), {}),
-    "plus": (("content",), {}),
-    "repeat": (("min", "max", "content"), {}),
-    "dispatch": (("rules",), {"loop": True, "excludes": []}),
+# type -> its fields; one with a default may be left out.
+FORMATS: dict[str, tuple[str, ...]] = {
+    "const_string": ("value",),
+    "json_schema": ("json_schema", "style", "any_order", "max_whitespace_cnt", "excludes"),
+    "any_text": ("excludes", "max_tokens", "max_chars"),
+    "regex": ("pattern",),
+    "grammar": ("grammar",),
+    "token": ("token",),
+    "sequence": ("elements",),
+    "or": ("elements",),
+    "tag": ("begin", "content", "end"),
+    "triggered_tags": ("triggers", "tags", "at_least_one", "stop_after_first", "excludes"),
+    "token_triggered_tags": ("trigger_tokens", "tags", "at_least_one", "stop_after_first", "exclude_tokens"),
+    "tags_with_separator": ("tags", "separator", "at_least_one", "stop_after_first"),
+    "optional": ("content",),
+    "star": ("content",),
+    "plus": ("content",),
+    "repeat": ("min", "max", "content"),
+    "dispatch": ("rules", "loop", "excludes"),
 }
-# Fields that only some value leaves without effect; any other is more than is enforced here.
-_ONLY: dict[str, Json] = {
-    "json_schema": {"style": "json", "max_whitespace_cnt": None, "excludes": []},
-    "any_text": {"max_tokens": None, "max_chars": None},
-}
-_BY_TOKENS = ("exclude_token", "any_tokens", "token_triggered_tags", "token_dispatch")
+_FLAGS: Json = {"any_order": False, "at_least_one": False, "stop_after_first": False, "loop": True}
+# Fields that only this value leaves without effect; any other is more than is enforced here.
+_ONLY: Json = {"style": "json", "max_whitespace_cnt": None, "max_tokens": None, "max_chars": None, "exclude_tokens": []}
+_DEFAULTS: Json = {**_FLAGS, **_ONLY, "excludes": []}
+_BY_TOKENS = ("exclude_token", "any_tokens", "token_dispatch")
 LEAVES = ("json_schema", "regex", "grammar")
 
 
@@ -142,19 +136,6 @@ class _Reader:
 
     def __init__(self) -> None:
         self._num_formats = 0
-        self._fields: dict[str, Callable[[Any, str, int], Any]] = {
-            **dict.fromkeys(("value", "pattern", "grammar", "separator"), _read_text),
-            **dict.fromkeys(("at_least_one", "stop_after_first", "loop", "any_order"), _read_flag),
-            "begin": self._read_mark,
-            "end": self._read_ends,
-            "content": self.read,
-            "elements": self._read_list,
-            "tags": self._read_tags,
-            "triggers": _read_texts,
-            "excludes": _read_excludes,
-            "token": _read_token,
-            "rules": self._read_rules,
-        }
 
     def read(self, part: Any, where: str, depth: int) -> Json:
         """Return a format with all its fields."""
@@ -167,106 +148,93 @@ class _Reader:
             )
         kind = part.get("type")
         if kind in _BY_TOKENS:
-            raise UnsupportedGrammar(
-                where, str(kind), "text is told apart by its characters, not by its tokens"
-            )
+            raise UnsupportedGrammar(where, str(kind), "text is told apart by its characters, not by its tokens")
         if not isinstance(kind, str) or kind not in FORMATS:
             said = f"type {str(kind)[:80]!r}" if "type" in part else "no type"
             raise InvalidGrammar(f"{where} has {said}; choose from {list(FORMATS)}")
-        required, defaults = FORMATS[kind]
-        self._check_fields(part, kind, where)
-        given = {key: part.get(key, default) for key, default in defaults.items()}
-        given |= {key: part[key] for key in required}
-        for key, only in _ONLY.get(kind, {}).items():
-            if given[key] != only:
-                raise UnsupportedGrammar(where, key, f"{str(given[key])[:80]!r}; only {only!r} is enforced")
-        read = {key: self._read_field(key, value, where, depth) for key, value in given.items()}
+        missing = [key for key in FORMATS[kind] if key not in part and key not in _DEFAULTS]
+        unknown = [str(key) for key in part if key not in (*FORMATS[kind], "type")]
+        if missing or unknown:
+            problem = f"lacks {missing[0]!r}" if missing else f"has the unknown field {unknown[0]!r}"
+            raise InvalidGrammar(f"the {kind} at {where} {problem}")
+        read = {"type": kind} | {key: part.get(key, _DEFAULTS.get(key)) for key in FORMATS[kind]}
+        for key in read.keys() & (_ONLY.keys() | ({"excludes"} if kind == "json_schema" else set())):
+            if read[key] != _DEFAULTS[key]:
+                reason = f"{str(read[key])[:80]!r}; only {_DEFAULTS[key]!r} is enforced"
+                raise UnsupportedGrammar(where, key, reason)
+        read |= {key: self._read_field(key, read[key], f"{where}/{key}", depth + 1) for key in FORMATS[kind]}
         if kind == "repeat":
             _check_repeat(read, where)
-        return {"type": kind, **read}
-
-    def _check_fields(self, part: Mapping[str, Any], kind: str, where: str) -> None:
-        required, defaults = FORMATS[kind]
-        missing = [key for key in required if key not in part]
-        unknown = [str(key) for key in part if key not in (*required, *defaults, "type")]
-        if missing:
-            raise InvalidGrammar(f"the {kind} at {where} lacks {missing[0]!r}")
-        if unknown:
-            raise InvalidGrammar(f"the {kind} at {where} has the unknown field {unknown[0]!r}")
+        return read
 
     def _read_field(self, key: str, value: Any, where: str, depth: int) -> Any:
-        reader = self._fields.get(key)
-        return value if reader is None else reader(value, f"{where}/{key}", depth + 1)
+        match key:
+            case "value" | "pattern" | "grammar" | "separator":
+                return _read_text(value, where)
+            case "content":
+                return self.read(value, where, depth)
+            case "elements":
+                return [self.read(each, f"{where}/{i}", depth) for i, each in enumerate(_read_list(value, where))]
+            case "tags":
+                return [self._read_tag(each, f"{where}/{i}", depth) for i, each in enumerate(_read_list(value, where))]
+            case "begin":
+                return self._read_mark(value, where, depth)
+            case "end":
+                ends = value if isinstance(value, list) else [value]
+                return [self._read_mark(each, where, depth) for each in _read_list(ends, where)]
+            case "token":
+                return _read_token(value, where)
+            case "trigger_tokens":
+                return [_read_token(each, where) for each in _read_list(value, where)]
+            case "triggers" | "excludes":
+                listed = _read_list(value, where) if value or key == "triggers" else []
+                texts = [_read_text(each, f"{where}/{i}") for i, each in enumerate(listed)]
+                if not all(texts):
+                    raise InvalidGrammar(f"{where} holds an empty text")
+                return list(dict.fromkeys(texts))
+            case "rules":
+                return [self._read_rule(each, f"{where}/{i}", depth) for i, each in enumerate(_read_list(value, where))]
+        if key in _FLAGS and not isinstance(value, bool):
+            raise InvalidGrammar(f"{where} is true or false, not {str(value)[:80]!r}")
+        return value
 
-    def _read_list(self, value: Any, where: str, depth: int) -> list[Json]:
-        return [self.read(each, f"{where}/{i}", depth) for i, each in enumerate(_need_list(value, where))]
-
-    def _read_tags(self, value: Any, where: str, depth: int) -> list[Json]:
+    def _read_tag(self, value: Any, where: str, depth: int) -> Json:
         # Nothing but tags may stand here, so xgrammar lets them leave out their type.
-        given = [
-            {"type": "tag", **tag} if isinstance(tag, Mapping) else tag for tag in _need_list(value, where)
-        ]
-        tags = self._read_list(given, where, depth)
-        for index, tag in enumerate(tags):
-            if tag["type"] != "tag":
-                raise InvalidGrammar(f"{where}/{index} has type {tag['type']!r}; a tag is wanted")
-        return tags
+        tag = self.read({"type": "tag", **value} if isinstance(value, Mapping) else value, where, depth)
+        if tag["type"] != "tag":
+            raise InvalidGrammar(f"{where} has type {tag['type']!r}; a tag is wanted")
+        return tag
 
     def _read_mark(self, value: Any, where: str, depth: int) -> Any:
-        if isinstance(value, Mapping):
-            read = self.read({"type": "token", **value}, where, depth)
-            if read["type"] != "token":
-                raise InvalidGrammar(f"{where} is a text or a token")
-            return read
-        return _read_text(value, where, depth)
+        if not isinstance(value, Mapping):
+            return _read_text(value, where)
+        read = self.read({"type": "token", **value}, where, depth)
+        if read["type"] != "token":
+            raise InvalidGrammar(f"{where} is a text or a token")
+        return read
 
-    def _read_ends(self, value: Any, where: str, depth: int) -> list[Any]:
-        ends = value if isinstance(value, list) else [value]
-        return [self._read_mark(each, where, depth) for each in _need_list(ends, where)]
-
-    def _read_rules(self, value: Any, where: str, depth: int) -> list[list[Any]]:
-        rules = []
-        for index, rule in enumerate(_need_list(value, where)):
-            if not isinstance(rule, list | tuple) or len(rule) != 2:
-                raise InvalidGrammar(f"{where}/{index} is a list of a text and a format")
-            pattern = _read_text(rule[0], f"{where}/{index}/0", depth)
-            rules.append([pattern, self.read(rule[1], f"{where}/{index}/1", depth)])
-        return rules
+    def _read_rule(self, rule: Any, where: str, depth: int) -> list[Any]:
+        if not isinstance(rule, list | tuple) or len(rule) != 2:
+            raise InvalidGrammar(f"{where} is a list of a text and a format")
+        return [_read_text(rule[0], f"{where}/0"), self.read(rule[1], f"{where}/1", depth)]
 
 
-def _need_list(value: Any, where: str) -> list[Any]:
+def _read_list(value: Any, where: str) -> list[Any]:
     if not isinstance(value, list | tuple) or not value:
         raise InvalidGrammar(f"{where} is a list with at least one entry")
     return list(value)
 
 
-def _read_text(value: Any, where: str, depth: int) -> str:
+def _read_text(value: Any, where: str) -> str:
     if not isinstance(value, str):
         raise InvalidGrammar(f"{where} is a text, not {type(value).__name__}")
     return value
 
 
-def _read_token(value: Any, where: str, depth: int) -> int | str:
+def _read_token(value: Any, where: str) -> int | str:
     if isinstance(value, bool) or not isinstance(value, int | str) or value == "":
         raise InvalidGrammar(f"{where} is the id of a token or its text, not {str(value)[:80]!r}")
     return value
-
-
-def _read_flag(value: Any, where: str, depth: int) -> bool:
-    if not isinstance(value, bool):
-        raise InvalidGrammar(f"{where} is true or false, not {str(value)[:80]!r}")
-    return value
-
-
-def _read_texts(value: Any, where: str, depth: int) -> list[str]:
-    texts = [_read_text(each, f"{where}/{i}", depth) for i, each in enumerate(_need_list(value, where))]
-    if not all(texts):
-        raise InvalidGrammar(f"{where} holds an empty text")
-    return list(dict.fromkeys(texts))
-
-
-def _read_excludes(value: Any, where: str, depth: int) -> list[str]:
-    return _read_texts(value, where, depth) if value else []
 
 
 def _check_repeat(part: Json, where: str) -> None:

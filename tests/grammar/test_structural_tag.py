@@ -235,6 +235,22 @@ def test_a_token_may_be_named_by_id_or_text(compiler, token, named):
     assert all(matcher.accept_token(token_id) for token_id in (first, *b'{"n": 1}', EOS))
 
 
+def test_a_special_token_opens_a_tag_in_free_text(compiler):
+    tag = {"type": "tag", "begin": {"token": CALL}, "content": NUMBER, "end": {"token": "<|python|>"}}
+    part = {"type": "token_triggered_tags", "trigger_tokens": ["[CALL]"], "tags": [tag]}
+    matcher = compile_format(compiler, part).matcher()
+    assert {CALL, ord("[")} == set(allowed_tokens(matcher, VOCABULARY)) & {CALL, PYTHON, OTHER, ord("[")}
+    for token_id in (*b"[CALL] so ", CALL, *b'{"n": 1}', PYTHON, *b"u", CALL, *b'{"n": 2}', PYTHON, EOS):
+        assert token_id in allowed_tokens(matcher, VOCABULARY)
+        assert matcher.accept_token(token_id)
+    once = compile_format(compiler, part | {"stop_after_first": True, "at_least_one": True}).matcher()
+    assert allowed_tokens(once, VOCABULARY) == [CALL]
+    assert all(map(once.accept_token, [CALL, *b'{"n": 1}', PYTHON])) and allowed_tokens(once, VOCABULARY) == [EOS]
+    with pytest.raises(UnsupportedGrammar, match="only special tokens"):
+        end = {"token": "END"}
+        compile_format(compiler, part | {"trigger_tokens": ["END"], "tags": [tag | {"begin": end}]})
+
+
 def test_a_vocabulary_without_all_bytes_gets_by():
     """The vocabulary of the values is then another one, with the bytes behind its own."""
     tokens = [
