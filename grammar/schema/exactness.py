@@ -11,7 +11,7 @@ from fractions import Fraction
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
-from ..regex.syntax import CharSet, ClassScanner, UnknownSyntax
+from ..regex.syntax import UnknownSyntax, list_sets
 from .formats import CHECKED_FORMATS
 from .node import Node
 from .patterns import make_safe
@@ -275,14 +275,6 @@ def has_long_escape(value: Any) -> bool:
 def is_long_escaped(pattern: str) -> bool:
     """Tell whether a part of a pattern matches nothing but such characters."""
     try:
-        return any(is_all_long(char_set) for _, char_set in ClassScanner(pattern).scan())
+        return any(members and LONG_ESCAPED.issuperset(map(chr, members)) for _, members in list_sets(pattern))
     except UnknownSyntax:
         return False
-
-
-def is_all_long(char_set: CharSet) -> bool:
-    """Tell whether a set has members, all of which need such an escape."""
-    if any(high > 0x7F for _, high in char_set.ranges):
-        return False
-    codes = [code for low, high in char_set.ranges for code in range(low, high + 1)]
-    return bool(codes) and LONG_ESCAPED.issuperset(map(chr, codes))

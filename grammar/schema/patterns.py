@@ -10,9 +10,9 @@ White space is another set to it than to ECMA-262, which has U+FEFF and not U+00
 import re
 from functools import lru_cache
 
-from ..regex.syntax import CharSet, ClassScanner, UnknownSyntax
+from ..regex.syntax import UnknownSyntax, list_sets
 
-CONTROLS = [code for code in range(0x20) if code != 0x0A]
+CONTROLS = frozenset(range(0x20)) - {0x0A}
 # As ranges alone, so that a hyphen after them stays one.
 _SPACES = (
     r"\x09-\x0D\x20-\x20\xA0-\xA0\u1680-\u1680\u2000-\u200A\u2028-\u2029\u202F-\u202F\u205F-\u205F\u3000-\u3000"
@@ -35,13 +35,13 @@ def make_safe(pattern: str) -> str | None:
     """
     pattern = spell_spaces(pattern)
     try:
-        sets = list(ClassScanner(pattern).scan())
+        sets = list_sets(pattern)
         if is_exact(sets):
             return pattern
-        for offset, char_set in reversed(sets):
-            if pattern.startswith("[^", offset) and is_loose(char_set):
+        for offset, members in reversed(sets):
+            if pattern.startswith("[^", offset) and is_loose(members):
                 pattern = pattern[: offset + 2] + r"\x00" + pattern[offset + 2 :]
-        return pattern if is_exact(list(ClassScanner(pattern).scan())) else None
+        return pattern if is_exact(list_sets(pattern)) else None
     except UnknownSyntax:
         return None
 
@@ -57,12 +57,11 @@ def spell_spaces(pattern: str) -> str:
     return "".join(parts)
 
 
-def is_exact(sets: list[tuple[int, CharSet]]) -> bool:
+def is_exact(sets: list[tuple[int, frozenset[int]]]) -> bool:
     """Tell whether no union of the pattern's sets, as alternatives make them, is read too loosely."""
-    loose = [char_set for _, char_set in sets if is_loose(char_set)]
-    return not all(any(char_set.covers(code) for char_set in loose) for code in CONTROLS)
+    return not frozenset().union(*(members for _, members in sets if is_loose(members))) >= CONTROLS
 
 
-def is_loose(char_set: CharSet) -> bool:
+def is_loose(members: frozenset[int]) -> bool:
     """Tell whether a set lacks the quote or the backslash."""
-    return not (char_set.covers(ord('"')) and char_set.covers(ord("\\")))
+    return not members >= {ord('"'), ord("\\")}
