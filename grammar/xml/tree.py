@@ -24,6 +24,7 @@ XML_DECLARATION = '<?xml version="1.0" encoding="UTF-8"?>'
 VALUE_TYPES = ("string", *SCALAR_PATTERNS)
 MAX_DEPTH = 32
 MAX_REPEAT = 10_000
+MAX_LENGTH = 100_000
 _ELEMENT_KEYS = {"name", "attributes", "text", "children", "min", "max"}
 _VALUE_KEYS = {"type", "enum", "pattern", "min_length", "max_length", "required"}
 # XML 1.0 cannot carry these at all, not even escaped.
@@ -46,23 +47,9 @@ def describe_document(root: Any, definitions: Any = None, declaration: str = "no
     if not isinstance(definitions, Mapping):
         raise InvalidGrammar("the definitions of an XML document are an object: name -> element")
     reader = _Reader(frozenset(definitions))
-    known = {
-        name: reader.read_element(element, join_pointer("/definitions", name), 0)
-        for name, element in definitions.items()
-    }
-    document = {
-        "root": reader.read_element(root, "/root", 0),
-        "definitions": known,
-        "declaration": declaration,
-    }
-    for where, element in (
-        ("/root", document["root"]),
-        *((f"/definitions/{n}", e) for n, e in known.items()),
-    ):
-        if "min" in element or "max" in element:
-            raise InvalidGrammar(f"the XML element at {where} stands alone: it has no min or max")
+    known = {name: reader.read_root(each, join_pointer("/definitions", name)) for name, each in definitions.items()}
     check_endings(known)
-    return document
+    return {"root": reader.read_root(root, "/root"), "definitions": known, "declaration": declaration}
 
 
 class _Reader:
@@ -71,27 +58,22 @@ class _Reader:
     def __init__(self, names: frozenset[str]) -> None:
         self._names = names
 
-    def read_element(self, element: Any, where: str, depth: int) -> Json:
-        if not isinstance(element, Mapping):
-            raise InvalidGrammar(f"the XML element at {where} is {type(element).__name__}, not an object")
-        if depth > MAX_DEPTH:
-            raise InvalidGrammar(f"the XML tree is nested deeper than {MAX_DEPTH} levels; use a ref")
-        check_keys(element, _ELEMENT_KEYS, where)
-        read: Json = {"name": check_name(element.get("name"), where)}
+    def read_root(self, element: Any, where: str) -> Json:
+        read = self._read_element(check_object(element, where, _ELEMENT_KEYS, "XML element"), where, 0)
+        if "min" in read or "max" in read:
+            raise InvalidGrammar(f"the XML element at {where} stands alone: it has no min or max")
+        return read
+
+    def _read_element(self, element: Mapping[str, Any], where: str, depth: int) -> Json:
         attributes = element.get("attributes", {})
         if not isinstance(attributes, Mapping):
             raise InvalidGrammar(f"the attributes at {where} are an object: name -> value")
-        read["attributes"] = [
-            [
-                check_name(name, f"{where}/attributes"),
-                read_value(value, join_pointer(f"{where}/attributes", name)),
-            ]
-            for name, value in attributes.items()
-        ]
         if "text" in element and "children" in element:
-            raise UnsupportedGrammar(
-                where, "text", "mixed content: an element has text or children, not both"
-            )
+            raise UnsupportedGrammar(where, "text", "mixed content: an element has text or children, not both")
+        read: Json = {"name": check_name(element.get("name"), where), "attributes": []}
+        for name, value in attributes.items():
+            place = f"{where}/attributes"
+            read["attributes"].append([check_name(name, place), read_value(value, join_pointer(place, name))])
         if "text" in element:
             read["text"] = read_value(element["text"], f"{where}/text")
         if "children" in element:
@@ -101,33 +83,32 @@ class _Reader:
     def _read_particles(self, particles: Any, where: str, depth: int) -> list[Json]:
         if not isinstance(particles, list | tuple) or not particles:
             raise InvalidGrammar(f"{where} is a list with at least one entry")
+        if depth >= MAX_DEPTH:
+            raise InvalidGrammar(f"the XML tree is nested deeper than {MAX_DEPTH} levels; use a ref")
         return [self._read_particle(each, f"{where}/{i}", depth + 1) for i, each in enumerate(particles)]
 
     def _read_particle(self, particle: Any, where: str, depth: int) -> Json:
-        if not isinstance(particle, Mapping):
-            raise InvalidGrammar(f"the XML particle at {where} is {type(particle).__name__}, not an object")
-        for kind in ("choice", "sequence"):
-            if kind in particle:
-                if depth > MAX_DEPTH:
-                    raise InvalidGrammar(f"the XML tree is nested deeper than {MAX_DEPTH} levels; use a ref")
-                check_keys(particle, {kind, "min", "max"}, where)
-                inner = self._read_particles(particle[kind], f"{where}/{kind}", depth)
-                return {kind: inner} | read_counts(particle, where)
-        if "ref" in particle:
-            check_keys(particle, {"ref", "min", "max"}, where)
-            if particle["ref"] not in self._names:
-                raise InvalidGrammar(
-                    f"{where}/ref names {particle['ref']!r}, which is not among the definitions"
-                )
-            return {"ref": particle["ref"]} | read_counts(particle, where)
-        return self.read_element(particle, where, depth)
+        found = [key for key in ("choice", "sequence", "ref") if isinstance(particle, Mapping) and key in particle]
+        keys = {found[0], "min", "max"} if found else _ELEMENT_KEYS
+        particle = check_object(particle, where, keys, "XML particle")
+        if not found:
+            return self._read_element(particle, where, depth)
+        (key, value), counts = (found[0], particle[found[0]]), read_counts(particle, where)
+        if key != "ref":
+            return {key: self._read_particles(value, f"{where}/{key}", depth)} | counts
+        if value not in self._names:
+            raise InvalidGrammar(f"{where}/ref names {value!r}, which is not among the definitions")
+        return {"ref": value} | counts
 
 
-def check_keys(found: Mapping[str, Any], known: set[str], where: str) -> None:
-    """Refuse what would be ignored."""
+def check_object(found: Any, where: str, known: set[str], kind: str) -> Mapping[str, Any]:
+    """Refuse what is no object, and keys that would be ignored."""
+    if not isinstance(found, Mapping):
+        raise InvalidGrammar(f"the {kind} at {where} is {type(found).__name__}, not an object")
     unknown = [str(key) for key in found if key not in known]
     if unknown:
         raise InvalidGrammar(f"{where} has the unknown key {unknown[0]!r}; known are {sorted(known)}")
+    return found
 
 
 def check_name(name: Any, where: str) -> str:
@@ -135,9 +116,8 @@ def check_name(name: Any, where: str) -> str:
     if not isinstance(name, str) or not name:
         raise InvalidGrammar(f"{where} needs a name that is not empty")
     if ":" in name or name.lower().startswith("xml"):
-        raise UnsupportedGrammar(
-            where, "name", f"{name!r}: namespaces and names beginning with xml are not written"
-        )
+        reason = f"{name!r}: namespaces and names beginning with xml are not written"
+        raise UnsupportedGrammar(where, "name", reason)
     try:
         if re.search(r"[\s/<>&=\"']", name):
             raise expat.ExpatError
@@ -149,11 +129,7 @@ def check_name(name: Any, where: str) -> str:
 
 def read_value(value: Any, where: str) -> Json:
     """Return a text's or attribute's type, checked."""
-    if isinstance(value, str):
-        value = {"type": value}
-    if not isinstance(value, Mapping):
-        raise InvalidGrammar(f"{where} is a type or an object, not {type(value).__name__}")
-    check_keys(value, _VALUE_KEYS, where)
+    value = check_object({"type": value} if isinstance(value, str) else value, where, _VALUE_KEYS, "value")
     kinds = [kind for kind in ("type", "enum", "pattern") if kind in value]
     if len(kinds) != 1:
         raise InvalidGrammar(f"{where} needs exactly one of type, enum and pattern")
@@ -169,20 +145,18 @@ def read_value(value: Any, where: str) -> Json:
     if bounds and value.get("type") != "string":
         raise UnsupportedGrammar(where, next(iter(bounds)), "only the type string has lengths")
     for key, bound in bounds.items():
-        check_count(bound, f"{where}/{key}", 100_000)
-    if bounds.get("min_length", 0) > bounds.get("max_length", 100_000):
+        check_count(bound, f"{where}/{key}", MAX_LENGTH)
+    if bounds.get("min_length", 0) > bounds.get("max_length", MAX_LENGTH):
         raise InvalidGrammar(f"{where}: min_length is larger than max_length")
     return {kinds[0]: value[kinds[0]], "required": value.get("required", False)} | bounds
 
 
 def check_pattern(pattern: Any, where: str) -> None:
-    """Refuse a pattern that the check after the end, which is Python's, cannot read or would read differently."""
+    """Refuse a pattern that the check after the end cannot read or would read differently."""
     if not isinstance(pattern, str) or not pattern:
         raise InvalidGrammar(f"{where}/pattern is a regex that is not empty")
     if (found := re.search(r"\[\[|\[:|&&|--|~~", pattern)) is not None:
-        raise UnsupportedGrammar(
-            where, "pattern", f"{found[0]!r} means different things to different engines"
-        )
+        raise UnsupportedGrammar(where, "pattern", f"{found[0]!r} means different things to different engines")
     try:
         re.compile(pattern)
     except re.error as error:
@@ -202,23 +176,20 @@ def check_enum(values: Any, where: str) -> None:
 
 def read_counts(particle: Mapping[str, Any], where: str) -> Json:
     """Return "min" and "max" where they are given."""
-    read: Json = {}
-    if "min" in particle:
-        read["min"] = check_count(particle["min"], f"{where}/min", MAX_REPEAT)
-    if "max" in particle:
-        most = particle["max"]
-        read["max"] = None if most is None else check_count(most, f"{where}/max", MAX_REPEAT)
+    read: Json = {key: particle[key] for key in ("min", "max") if key in particle}
+    for key, count in read.items():
+        if key == "min" or count is not None:
+            check_count(count, f"{where}/{key}", MAX_REPEAT)
     least, most = counts_of(read)
     if most is not None and least > most:
         raise InvalidGrammar(f"{where}: min={least} is larger than max={most}")
     return read
 
 
-def check_count(count: Any, where: str, limit: int) -> int:
-    """Return a number of times."""
+def check_count(count: Any, where: str, limit: int) -> None:
+    """Refuse what is no number of times."""
     if isinstance(count, bool) or not isinstance(count, int) or not 0 <= count <= limit:
         raise InvalidGrammar(f"{where} is an integer from 0 to {limit}, not {count!r}")
-    return count
 
 
 def counts_of(particle: Mapping[str, Any]) -> tuple[int, int | None]:
@@ -242,6 +213,5 @@ def check_endings(definitions: Mapping[str, Json]) -> None:
 
     while more := {name for name, element in definitions.items() if name not in ending and can_end(element)}:
         ending |= more
-    for name in definitions:
-        if name not in ending:
-            raise InvalidGrammar(f"/definitions/{name} contains itself without end")
+    for name in definitions.keys() - ending:
+        raise InvalidGrammar(f"/definitions/{name} contains itself without end")
