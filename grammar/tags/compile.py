@@ -52,13 +52,14 @@ class TagCompiler:
         Each value's grammar is first written and not built, which costs little. Where llguidance refuses the whole,
         each value is built alone: that names the faulty one, or leaves to checks what llguidance cannot enforce.
         """
-        text = TagText(spec, self.backend.vocabulary)
+        backend = self.backend
+        text = TagText(spec, backend.vocabulary)
         try:
-            return self._compile_with(text, Writer(self.backend))
+            return self._compile_with(text, Writer(backend.name, backend.vocabulary, backend.find_complaint))
         except Complaint:
-            text.check_patterns(self.backend)
+            text.check_patterns(backend)
         try:
-            return self._compile_with(text, self.backend)
+            return self._compile_with(text, backend)
         except Complaint as error:
             raise InvalidGrammar(f"the structural tag cannot be used: {error}") from error
 
@@ -66,107 +67,97 @@ class TagCompiler:
         deadline = time.monotonic() + self.max_seconds
         for pointer in text.schemas:
             if time.monotonic() > deadline:
-                raise InvalidGrammar(
-                    f"the values of the structural tag take more than {self.max_seconds:g} s to compile"
-                )
+                reason = f"the values of the structural tag take more than {self.max_seconds:g} s to compile"
+                raise InvalidGrammar(reason)
             text.compile_schema(pointer, lambda leaf: self.route(leaf, engine))
-        plan, checks = text.make_plan(), text.find_checks()
+        checks = text.find_checks()
         if not checks:
-            return CompiledGrammar(NAME, plan, self.backend.compile_json(text.write(self.backend)))
+            return CompiledGrammar(NAME, text.make_plan(), self.backend.compile_json(text.write(self.backend)))
         checked = self.checked
         program = checked.backend.compile_json(text.write(checked.backend, checked.marker))
-        return CompiledGrammar(NAME, plan, CheckedProgram(program, checked, checks))
+        return CompiledGrammar(NAME, text.make_plan(), CheckedProgram(program, checked, checks))
 
 
+@dataclass(frozen=True, slots=True)
 class Writer:
     """In the place of the llguidance backend: writes grammars and builds none."""
 
-    def __init__(self, backend: LLGuidanceBackend) -> None:
-        self.name = backend.name
-        self.vocabulary = backend.vocabulary
-        self._backend = backend
+    name: str
+    vocabulary: Vocabulary
+    find_complaint: Callable[[str], str]
 
     def compile_json(self, grammar: str) -> Written:
         """Return a grammar as it is."""
         return Written(grammar)
-
-    def find_complaint(self, grammar: str) -> str:
-        """Return llguidance's complaint about a grammar, "" when it has none."""
-        return self._backend.find_complaint(grammar)
 
 
 class TagText:
     """One structural tag on its way to llguidance.
 
     Attributes:
-        schemas: the pointers of the JSON Schemas in it.
+        schemas: the pointers of the different JSON Schemas in it.
     """
 
     def __init__(self, spec: GrammarSpec, vocabulary: Vocabulary) -> None:
-        document = json.loads(spec.text)
         self._spec = spec
-        self._format: Json = document["format"]
-        self._is_legacy: bool = document["is_legacy"]
-        self._graph = TagGraph(self._format, vocabulary)
+        self._format: Json = spec.document["format"]
+        self._is_legacy: bool = spec.document["is_legacy"]
         self._parts = dict(list_leaves(self._format, "/format"))
+        # A value that stands in several places is compiled in the first of them.
+        firsts: dict[str, str] = {}
+        self._first = {pointer: firsts.setdefault(json.dumps(part), pointer) for pointer, part in self._parts.items()}
+        graph = TagGraph(self._format, vocabulary)
+        self._graph = graph
+        # Node of a value -> where it is compiled.
+        self._values = {i: self._first[node.pointer] for i, node in enumerate(graph.nodes) if isinstance(node, Leaf)}
         self._compiled: dict[str, CompiledGrammar] = {}
-        self.schemas = [pointer for pointer, part in self._parts.items() if part["type"] == "json_schema"]
+        self.schemas = [each for each in firsts.values() if self._parts[each]["type"] == "json_schema"]
 
-    def _name_place(self, pointer: str) -> str:
-        return name_place(pointer, self._is_legacy)
-
-    def _join_place(self, pointer: str) -> str:
-        """Return the place of a value's own text."""
-        place, part = self._name_place(pointer), self._parts[pointer]
-        return (
-            place if self._is_legacy else f"{place}/{'pattern' if part['type'] == 'regex' else part['type']}"
-        )
+    def _name_place(self, pointer: str, is_text: bool = True) -> str:
+        """Return the place of a value in what the request wrote, or of its own text."""
+        place, kind = name_place(pointer, self._is_legacy), self._parts[pointer]["type"]
+        is_named = is_text and not self._is_legacy
+        return f"{place}/{'pattern' if kind == 'regex' else kind}" if is_named else place
 
     def compile_schema(self, pointer: str, route: Callable[[GrammarSpec], CompiledGrammar]) -> None:
         """Compile a JSON Schema; errors name its place."""
-        leaf = self._spec.make_leaf(self._name_place(pointer), self._parts[pointer])
-        with naming(self._join_place(pointer)):
+        leaf = self._spec.make_leaf(self._name_place(pointer, False), self._parts[pointer])
+        with naming(self._name_place(pointer)):
             self._compiled[pointer] = route(leaf)
 
     def check_patterns(self, backend: LLGuidanceBackend) -> None:
         """Raise GrammarError for a regular expression that llguidance does not take."""
         for pointer, part in self._parts.items():
             if part["type"] == "regex":
-                with naming(self._join_place(pointer)):
-                    backend.compile(self._spec.make_leaf(self._name_place(pointer), part))
+                with naming(self._name_place(pointer)):
+                    backend.compile(self._spec.make_leaf(self._name_place(pointer, False), part))
 
     def find_checks(self) -> dict[int, tuple[bytes, ResidualProgram]]:
         """Return the brackets and the residual checks of values, by the first of their nodes."""
-        found, seen = {}, set[str]()
-        for index, node in enumerate(self._graph.nodes):
-            if not isinstance(node, Leaf) or node.pointer not in self._compiled or node.pointer in seen:
-                continue
-            seen.add(node.pointer)
-            program = self._compiled[node.pointer].program
+        found: dict[int, tuple[bytes, ResidualProgram]] = {}
+        for pointer in self.schemas:
+            program = self._compiled[pointer].program
             if isinstance(program, ResidualProgram):
-                types = find_types(self._parts[node.pointer]["json_schema"])
+                types = find_types(self._parts[pointer]["json_schema"])
                 if not types <= {"object", "array"}:
                     reason = "only objects and arrays are checked inside a structural tag"
-                    raise UnsupportedGrammar(self._join_place(node.pointer), "type", reason)
+                    raise UnsupportedGrammar(self._name_place(pointer), "type", reason)
+                index = next(index for index, each in self._values.items() if each == pointer)
                 found[index] = b"".join({"object": b"{", "array": b"["}[each] for each in types), program
         return found
 
     def make_plan(self) -> tuple[PlanEntry, ...]:
         """Return the plan: each format by its place, and what is in the values by whom it is enforced."""
-        entries: list[PlanEntry] = []
-
-        def add(part: Json, pointer: str) -> None:
-            if pointer in self._compiled:
-                inside, plan = self._join_place(pointer), self._compiled[pointer].plan
+        entries = [PlanEntry("/triggers", "triggers", NAME)] if self._is_legacy else []
+        pending = [("/format", self._format)]
+        while pending:
+            pointer, part = pending.pop()
+            if part["type"] == "json_schema":
+                inside, plan = self._name_place(pointer), self._compiled[self._first[pointer]].plan
                 entries.extend(each._replace(pointer=inside + each.pointer) for each in plan)
             elif not self._is_legacy:
                 entries.append(PlanEntry(pointer, part["type"], NAME))
-            for where, child in list_children(part, pointer):
-                add(child, where)
-
-        if self._is_legacy:
-            entries.append(PlanEntry("/triggers", "triggers", NAME))
-        add(self._format, "/format")
+            pending += reversed([*list_children(part, pointer)])
         return tuple(entries)
 
     def write(self, backend: LLGuidanceBackend, marker: int | None = None) -> str:
@@ -181,25 +172,25 @@ class TagText:
         values: dict[str, Value] = {}
         parts: list[str] = []
         rules: list[str] = []
-        leaves = {index: node for index, node in enumerate(self._graph.nodes) if isinstance(node, Leaf)}
-        for index, node in leaves.items():
-            if node.pointer in values:
+        for index, pointer in self._values.items():
+            if pointer in values:
                 continue
-            if node.kind == "grammar":
-                values[node.pointer] = Value(f"g{index}root", ANY_CHARACTER, "")
-                with naming(self._join_place(node.pointer)):
-                    rules.append(write_gbnf(self._parts[node.pointer]["grammar"], f"g{index}"))
+            part = self._parts[pointer]
+            if part["type"] == "grammar":
+                values[pointer] = Value(f"g{index}root", ANY_CHARACTER, "")
+                with naming(self._name_place(pointer)):
+                    rules.append(write_gbnf(part["grammar"], f"g{index}"))
             else:
-                values[node.pointer] = self._describe(index, node.pointer, marker)
-                parts += rename_grammars(find_text(self._compiled[node.pointer].program), f"v{index}")
-        by_node = {index: values[node.pointer] for index, node in leaves.items()}
+                program = self._compiled[pointer].program
+                values[pointer] = self._describe(index, part, isinstance(program, ResidualProgram), marker)
+                parts += rename_grammars(find_text(program), f"v{index}")
+        by_node = {index: values[pointer] for index, pointer in self._values.items()}
         lark = "\n".join([HEADER + self._write_rules(backend, by_node), *rules])
         return f'{{"grammars": [{", ".join([json.dumps({"lark_grammar": lark}), *parts])}]}}'
 
-    def _describe(self, index: int, pointer: str, marker: int | None) -> Value:
+    def _describe(self, index: int, part: Json, is_checked: bool, marker: int | None) -> Value:
         """Return how a JSON Schema is called."""
-        is_checked = isinstance(self._compiled[pointer].program, ResidualProgram)
-        types = find_types(self._parts[pointer]["json_schema"])
+        types = find_types(part["json_schema"])
         first = "".join(_FIRST.get(each, _NUMBER_FIRST) for each in sorted(types))
         more = _NUMBER_MORE if types & {"number", "integer"} else ""
         call = f'(@v{index} | <[{marker}]> "{index};")' if is_checked else f"@v{index}"
@@ -207,16 +198,13 @@ class TagText:
 
     def _write_rules(self, backend: LLGuidanceBackend, values: Mapping[int, Value]) -> str:
         for has_fast_text in (True, False):
-            writer = TagWriter(self._graph, values, backend.is_empty, has_fast_text)
             try:
-                return writer.write()
+                return TagWriter(self._graph, values, backend.is_empty, has_fast_text).write()
             except Conflict as error:
                 conflict = error
-        node = self._graph.nodes[conflict.node]
-        assert isinstance(node, Leaf), "only values conflict where free text is a part of the text around it"
-        raise UnsupportedGrammar(
-            self._name_place(node.pointer), conflict.keyword or node.kind, conflict.reason
-        )
+        pointer = self._values[conflict.node]
+        place, kind = self._name_place(pointer, False), self._parts[pointer]["type"]
+        raise UnsupportedGrammar(place, conflict.keyword or kind, conflict.reason)
 
 
 def find_types(schema: Any) -> set[str]:
