@@ -114,10 +114,18 @@ class TagWriter:
         )
 
     def _list_next(self, index: int) -> list[int]:
-        node = self._graph.nodes[index]
-        if isinstance(node, Fork):
-            return [found for target in node.targets if target != index for found in self._list_next(target)]
-        return [index]
+        """Return the nodes other than forks that a node leads to without text."""
+        found, pending = list[int](), [index]
+        seen: set[int] = set()
+        while pending:
+            each = pending.pop()
+            node = self._graph.nodes[each]
+            if each not in seen and isinstance(node, Fork):
+                pending += node.targets
+            elif each not in seen:
+                found.append(each)
+            seen.add(each)
+        return found
 
     def _list_edges(self, index: int) -> dict[int, Piece] | None:
         """Return what a node of regular text leads to, None for a border."""

@@ -349,6 +349,8 @@ def test_values_that_take_too_long_together_are_refused():
 
 
 def test_a_text_that_can_be_read_in_many_ways_is_followed(compiler):
+    loops = {"type": "star", "content": {"type": "star", "content": TEXT}}
+    assert accepts(compile_format(compiler, loops).matcher(), VOCABULARY, "so < it")
     parts = [sequence({"type": "regex", "pattern": f"[a-z]*{i}?"}, const("!")) for i in range(20)]
     compiled = compile_format(compiler, sequence(const("a"), {"type": "or", "elements": parts}))
     assert accepts(compiled.matcher(), VOCABULARY, "aab17!")
