@@ -9,6 +9,7 @@ ResolvedConfig(worker, cache, scheduler)       no "auto" left; logged once, neve
 from __future__ import annotations
 
 import json
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -360,6 +361,7 @@ class CacheConfig:
     block_size: int
     enable_prefix_caching: bool
     groups: tuple[KVCacheGroup, ...]
+    max_chunk_len: int  # most tokens of a prompt in one step
 
 
 @dataclass(frozen=True, slots=True)
@@ -447,24 +449,19 @@ def resolve_config(
     Args:
         model_max_len: context length of the checkpoint.
         free_bytes: memory that the KV cache may take.
-        bytes_per_block: size of one block over all layers.
+        bytes_per_block: size of one block over all layers of a group.
         kv_specs: shape of each layer's keys and values.
 
     Raises:
-        ConfigError: the cache cannot hold one request, `max_model_len` exceeds the checkpoint's, or the layers have
-            keys of several shapes.
+        ConfigError: the cache cannot hold one request, or `max_model_len` exceeds the checkpoint's.
     """
     notices = []
     groups = group_layers(kv_specs)
-    if len(groups) > 1:
-        shapes = ", ".join(f"{group.spec.num_kv_heads} x {group.spec.head_size}" for group in groups)
-        raise ConfigError(
-            f"the model's layers have different numbers of KV heads x head sizes ({shapes}), which is not supported"
-        )
     num_blocks = config.num_blocks or free_bytes // bytes_per_block
     if config.num_blocks is None and config.memory_share is None:
         # A GPU holds millions of blocks of a tiny model, and creating them takes seconds at every start.
-        largest_batch = config.max_num_seqs * (config.max_model_len or model_max_len) // config.block_size
+        longest = config.max_model_len or model_max_len
+        largest_batch = len(groups) * config.max_num_seqs * longest // config.block_size
         num_blocks = min(num_blocks, max(AMPLE_BLOCKS, largest_batch + 1))
     if num_blocks < 2:
         raise ConfigError(
@@ -474,11 +471,13 @@ def resolve_config(
     if config.max_model_len is not None and config.max_model_len > model_max_len:
         raise ConfigError(f"max_model_len={config.max_model_len} exceeds the checkpoint's {model_max_len}")
     max_model_len = config.max_model_len or model_max_len
-    capacity = (num_blocks - 1) * config.block_size
+    max_chunk_len = config.max_num_batched_tokens if config.enable_chunked_prefill else max_model_len
+    capacity = _find_capacity(groups, num_blocks, config.block_size, max_model_len, max_chunk_len)
     if capacity < 2:
         raise ConfigError(
-            f"num_blocks={num_blocks} with block_size={config.block_size} hold {capacity} token, because block 0 "
-            "is reserved, and a request needs at least 2; raise num_blocks (or memory_share), or block_size"
+            f"num_blocks={num_blocks} with block_size={config.block_size} hold {capacity} tokens of {len(groups)} "
+            "groups of layers, because block 0 is reserved, and a request needs at least 2 tokens; "
+            "raise num_blocks (or memory_share), or block_size"
         )
     if max_model_len > capacity:
         notices.append(f"max_model_len lowered from {max_model_len} to {capacity} to fit the KV cache")
@@ -497,5 +496,21 @@ def resolve_config(
         max_steps_in_flight=2 if config.enable_overlap else 1,
         max_loras=config.max_loras if config.enable_lora else 0,
     )
-    cache = CacheConfig(num_blocks, config.block_size, config.enable_prefix_caching, groups)
+    cache = CacheConfig(
+        num_blocks, config.block_size, config.enable_prefix_caching, groups, max_num_batched_tokens
+    )
     return ResolvedConfig(worker, cache, scheduler, tuple(notices))
+
+
+def _find_capacity(
+    groups: Sequence[KVCacheGroup], num_blocks: int, block_size: int, max_model_len: int, max_chunk_len: int
+) -> int:
+    """Return the length of the longest request, up to `max_model_len` in whole blocks, that fits into the cache."""
+
+    def count_blocks(num_columns: int) -> int:
+        return sum(
+            group.count_blocks(num_columns * block_size, max_chunk_len, block_size) for group in groups
+        )
+
+    columns = range(-(-max_model_len // block_size) + 1)
+    return (bisect_right(columns, num_blocks - 1, key=count_blocks) - 1) * block_size

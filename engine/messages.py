@@ -206,7 +206,7 @@ class NewRow(msgspec.Struct, frozen=True):
     row: int
     token_ids: np.ndarray  # [num_tokens] int64: prompt, then tokens generated earlier
     num_prompt_tokens: int
-    block_ids: list[int]
+    block_ids: list[int]  # for each block of tokens, one of each group of layers
     params: SamplingParams
     seed: int
     bad_word_ids: list[list[int]] = []

@@ -45,14 +45,15 @@ class AttentionPlan:
         self._seq_lens = seq_lens
         self._block_size = block_size
         self._device = block_tables.device
-        self._layouts: dict[int | None, Layout] = {}
+        self._layouts: dict[tuple[int | None, torch.Size, torch.Size], Layout] = {}
         self._scratch: tuple[Tensor, Tensor] | None = None
 
     def layout(self, sliding_window: int | None, q: Tensor, k_cache: Tensor) -> Layout:
-        """Return the work of a layer, made on the first call for this window. All layers have one shape."""
-        layout = self._layouts.get(sliding_window)
+        """Return the work of a layer, made on the first call for this window and these shapes."""
+        key = (sliding_window, q.shape[1:], k_cache.shape[2:])
+        layout = self._layouts.get(key)
         if layout is None:
-            layout = self._layouts[sliding_window] = self._make_layout(sliding_window, q, k_cache)
+            layout = self._layouts[key] = self._make_layout(sliding_window, q, k_cache)
         return layout
 
     def _make_layout(self, window: int | None, q: Tensor, k_cache: Tensor) -> Layout:
@@ -164,8 +165,8 @@ class AttentionPlan:
             num_keys = max(self._count_keys(request, window) for request in bucket)
             sizes.append(num_keys * min(len(bucket), _count_gathered(num_keys, key_bytes, self._device)))
         most = max(sizes, default=0)
-        if self._scratch is None or self._scratch[0].shape[0] < most:
-            shape = (most, *k_cache.shape[2:])
+        shape, has = (most, *k_cache.shape[2:]), None if self._scratch is None else self._scratch[0].shape
+        if has is None or has[0] < most or has[1:] != k_cache.shape[2:]:
             self._scratch = (k_cache.new_empty(shape, dtype=dtype), k_cache.new_empty(shape, dtype=dtype))
 
     def _count_keys(self, request: int, window: int | None) -> int:

@@ -22,7 +22,7 @@ def gather_inputs(
 
     Args:
         token_pool: [num_rows, max_len] int64, the tokens of every row by position.
-        block_tables: [num_rows, max_blocks] int32, the blocks of every row.
+        block_tables: [num_groups, num_rows, max_blocks] int32, the blocks of every row.
         rows: [R] int64, the row of each request of the step; -1 only pads.
         starts: [R] int64, position of each request's first new token.
         query_start_loc: [R + 1] int32, cumulative query lengths; a request that pads may have one token or none.
@@ -44,12 +44,12 @@ def gather_inputs(
     is_real &= row >= 0
     row = row.clamp(min=0)
     position = (starts[request] + token - query_start_loc[request]).where(is_real, 0)
-    block = block_tables[row, position.div(block_size, rounding_mode="floor")].long()
+    block = block_tables[:, row, position.div(block_size, rounding_mode="floor")].long()
     out.positions.copy_(position)
     out.input_ids.copy_(token_pool[row, position].where(is_real, 0))
     out.slot_mapping.copy_((block * block_size + position % block_size).where(is_real, 0))
     is_used = rows >= 0
-    width = out.block_tables.shape[1]
-    tables = block_tables[rows.clamp(min=0), :width]
+    width = out.block_tables.shape[2]
+    tables = block_tables[:, rows.clamp(min=0), :width]
     out.block_tables.copy_(tables.where(is_used.unsqueeze(1), 0))
     out.seq_lens.copy_((starts + query_start_loc.diff()).where(is_used, 1))

@@ -238,13 +238,13 @@ def gather_inputs(
             continue
         start, num_new = int(starts[request]), bounds[request + 1] - bounds[request]
         out.seq_lens[request] = start + num_new
-        out.block_tables[request] = block_tables[row, : out.block_tables.shape[1]]
+        out.block_tables[:, request] = block_tables[:, row, : out.block_tables.shape[2]]
         for i in range(num_new):
             token, position = bounds[request] + i, start + i
             out.positions[token] = position
             out.input_ids[token] = token_pool[row, position]
-            block = int(block_tables[row, position // block_size])
-            out.slot_mapping[token] = block * block_size + position % block_size
+            block = block_tables[:, row, position // block_size].long()
+            out.slot_mapping[:, token] = block * block_size + position % block_size
 
 
 def apply_bitmask(logits: Tensor, bitmask: Tensor, rows: Tensor) -> None:

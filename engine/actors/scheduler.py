@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import assert_never
 
 from engine.actors.actor import Actor
+from engine.core.block_hash import is_block_hash
 from engine.core.scheduler import Scheduler
 from engine.core.snapshot import take_snapshot
 from engine.messages import (
@@ -119,8 +120,9 @@ class SchedulerActor(Actor[SchedulerInbox]):
 
     def _publish_cache_changes(self) -> None:
         if changes := self.scheduler.kv_cache.pool.changes:
-            stored = [block_hash for block_hash, is_cached in changes.items() if is_cached]
-            removed = [block_hash for block_hash, is_cached in changes.items() if not is_cached]
+            # Routers need the prefixes of the first group only.
+            stored = [key for key, is_cached in changes.items() if is_cached and is_block_hash(key)]
+            removed = [key for key, is_cached in changes.items() if not is_cached and is_block_hash(key)]
             self._deliver(KVEvents(stored, removed))
             changes.clear()
 

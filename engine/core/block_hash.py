@@ -15,6 +15,7 @@ from engine.messages import AdapterRef
 
 # Version of a layer's memory layout: [block, slot, KV head, element], keys and values in separate tensors.
 _KV_LAYOUT = b"1"
+_HASH_SIZE = hashlib.sha256().digest_size
 
 
 def make_extra_key(kind: str, value: bytes) -> bytes:
@@ -54,6 +55,16 @@ def extend_block_hashes(
     for offset in range(0, len(data), width):
         parent = hashlib.sha256(parent + data[offset : offset + width]).digest()
         hashes.append(parent)
+
+
+def list_keys(hashes: list[bytes], group: int) -> list[bytes]:
+    """Return the keys of these blocks in the prefix cache: in the first group their hashes, else longer ones."""
+    return [block_hash + bytes((group,)) for block_hash in hashes] if group else hashes
+
+
+def is_block_hash(key: bytes) -> bool:
+    """Whether a key of the prefix cache belongs to the first group."""
+    return len(key) == _HASH_SIZE
 
 
 def compute_fingerprint(

@@ -1,14 +1,16 @@
 """KVCacheManager: allocates blocks for requests and reuses the blocks of shared prefixes.
 
-If every layer has a sliding window, blocks outside the window are freed. The null block replaces them in the request's
-list, so that the index of a block still gives its position in the sequence:
+The layers form groups (`engine.kv_cache_spec`), and a request has one block of each group for every 16 tokens:
 
-    block_ids    [ 0  0  0 | 17 5 9 ... ]          a freed block keeps its hash, so other requests may reuse it
-                  freed    | within the window of the next query, or not computed yet
+    block_ids    full   window   full   window   full   window ...
+                   4       0       5      17       6       9         0: the null block
 
-The worker is not informed: its tables keep the old ids, and attention does not read outside the window. A prompt gets
-all its blocks at admission, including those that leave the window before its end. `max_model_len` tokens fit into the
-cache anyway, and a prefill then never waits for blocks.
+In a group with a window, blocks outside the window are freed, and the null block replaces them, so that the index of a
+block still gives its position. A freed block keeps its hash, so other requests may reuse it. The worker's tables keep
+the old ids, and attention does not read outside the window.
+
+A request gets the blocks of its whole prompt at admission, so a prefill rarely waits for blocks. Where groups have
+windows, it gets those of one chunk, and the others in every chunk; blocks of the full groups are reserved for them.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from engine.config import CacheConfig
-from engine.core.block_hash import extend_block_hashes, list_extra_keys
+from engine.core.block_hash import extend_block_hashes, list_extra_keys, list_keys
 from engine.core.block_pool import NULL_BLOCK, BlockPool
 from engine.core.request import Request
 
@@ -28,9 +30,13 @@ class KVCacheManager:
     def __init__(self, config: CacheConfig) -> None:
         self.config = config
         self.block_size = config.block_size
+        self.num_groups = len(config.groups)
         self.pool = BlockPool(config.num_blocks)
-        (group,) = config.groups
-        self._window = group.spec.window
+        # (index of the group, its window)
+        self._windows = [
+            (index, group.window) for index, group in enumerate(config.groups) if group.window is not None
+        ]
+        self._num_full_groups = self.num_groups - len(self._windows)
         self._last_hashed: Request | None = None
         self.num_queried_tokens = 0
         self.num_hit_tokens = 0
@@ -41,14 +47,16 @@ class KVCacheManager:
         Returns the number of cached tokens, less than the number of tokens; None, without a change, if too few blocks
         are free.
         """
-        num_cached, cached = self._find_prefix(request)
-        num_new = -(-request.num_tokens // self.block_size) - num_cached
-        if num_new + self.pool.num_free_among(cached) > self.pool.num_free:
+        num_cached, prefix = self._find_prefix(request)
+        num_new, num_reserved = self._count_new(request, num_cached)
+        cached = [block_id for block_id in prefix if block_id != NULL_BLOCK]
+        if num_new + num_reserved + self.pool.num_free_among(cached) > self.pool.num_free:
             return None
         self.pool.share(cached)
-        fresh = self.pool.allocate(num_new)
+        fresh = self.pool.allocate(num_new + num_reserved)
         assert fresh is not None, "enough blocks were free"
-        request.block_ids = [NULL_BLOCK] * (num_cached - len(cached)) + cached + fresh
+        request.block_ids = prefix + fresh[:num_new]
+        request.reserved_ids = fresh[num_new:]
         request.num_committed_blocks = num_cached
         num_cached_tokens = num_cached * self.block_size
         self.num_queried_tokens += request.num_tokens
@@ -57,13 +65,15 @@ class KVCacheManager:
 
     def would_fit(self, request: Request, victims: Sequence[Request]) -> bool:
         """Whether the request could be admitted if the victims' blocks were freed."""
-        num_cached, cached = self._find_prefix(request)
-        num_new = -(-request.num_tokens // self.block_size) - num_cached
+        num_cached, prefix = self._find_prefix(request)
+        num_new = sum(self._count_new(request, num_cached))
         # Cheap upper bound: counts shared blocks and the null block once per occurrence.
-        if num_new > self.pool.num_free + sum(len(victim.block_ids) for victim in victims):
+        num_held = sum(len(victim.block_ids) + len(victim.reserved_ids) for victim in victims)
+        if num_new > self.pool.num_free + num_held:
             return False
-        held = Counter(block_id for victim in victims for block_id in victim.block_ids)
+        held = Counter(each for victim in victims for each in (*victim.block_ids, *victim.reserved_ids))
         freed = self.pool.find_freed(held)
+        cached = [block_id for block_id in prefix if block_id != NULL_BLOCK]
         num_revived = self.pool.num_free_among(cached) + sum(block_id in freed for block_id in cached)
         return num_new + num_revived <= self.pool.num_free + len(freed)
 
@@ -71,26 +81,41 @@ class KVCacheManager:
         """Return the number of tokens to compute if the request were admitted now."""
         return request.num_tokens - self._find_prefix(request)[0] * self.block_size
 
+    def count_slots(self, request: Request) -> int:
+        """Return the number of tokens that fit into the request's blocks."""
+        return len(request.block_ids) // self.num_groups * self.block_size
+
     def grow(self, request: Request, num_tokens: int) -> list[int] | None:
         """Append blocks until `num_tokens` tokens fit. Returns the new block ids; None if too few blocks are free."""
-        self._release_window(request)
-        missing = -(-num_tokens // self.block_size) - len(request.block_ids)
-        if missing <= 0:
+        self._release_windows(request)
+        num_blocks = -(-num_tokens // self.block_size) - len(request.block_ids) // self.num_groups
+        if num_blocks <= 0:
             return []
-        fresh = self.pool.allocate(missing)
-        if fresh is not None:
-            request.block_ids += fresh
+        reserved = request.reserved_ids[: num_blocks * self._num_full_groups]
+        fresh = self.pool.allocate(num_blocks * self.num_groups - len(reserved))
+        if fresh is None:
+            return None
+        del request.reserved_ids[: len(reserved)]
+        fresh = reserved + fresh
+        request.block_ids += fresh
         return fresh
 
-    def grow_each(self, requests: Sequence[Request]) -> list[int] | None:
-        """Append one block to each request. Returns their ids; None, without a change, if too few blocks are free."""
-        for request in requests:
-            self._release_window(request)
-        fresh = self.pool.allocate(len(requests))
-        if fresh is not None:
-            for request, block_id in zip(requests, fresh, strict=True):
-                request.block_ids.append(block_id)
-        return fresh
+    def grow_each(self, requests: Sequence[Request]) -> list[list[int]] | None:
+        """Append one block of each group to each request, which has none in reserve.
+
+        Returns the ids for each request; None, without a change, if too few blocks are free.
+        """
+        if self._windows:
+            for request in requests:
+                self._release_windows(request)
+        size = self.num_groups
+        fresh = self.pool.allocate(len(requests) * size)
+        if fresh is None:
+            return None
+        parts = [fresh[at : at + size] for at in range(0, len(fresh), size)]
+        for request, part in zip(requests, parts, strict=True):
+            request.block_ids += part
+        return parts
 
     def commit(self, request: Request, num_tokens: int) -> None:
         """Add the full blocks among the first `num_tokens` tokens to the prefix cache.
@@ -98,56 +123,94 @@ class KVCacheManager:
         The caller guarantees that these tokens are known and that their KV is written before a later step reads it.
         """
         self._cache_blocks(request, num_tokens // self.block_size)
-        self._release_window(request)
+        self._release_windows(request)
 
     def forget(self, request: Request) -> None:
         """Remove a failed request's blocks from the prefix cache, and add no more of them."""
-        self.pool.forget(request.block_hashes)
-        request.num_committed_blocks = len(request.block_ids)
+        for group in range(self.num_groups):
+            self.pool.forget(list_keys(request.block_hashes, group))
+        request.num_committed_blocks = len(request.block_ids) // self.num_groups
 
     def free(self, request: Request) -> None:
         self.pool.free([block_id for block_id in request.block_ids if block_id != NULL_BLOCK])
-        request.block_ids = []
+        self.pool.free(request.reserved_ids)
+        request.block_ids, request.reserved_ids = [], []
         request.num_committed_blocks = 0
 
+    def _count_new(self, request: Request, num_cached: int) -> tuple[int, int]:
+        """Return how many blocks the request needs at admission, and how many to reserve for its other chunks."""
+        num_blocks = num_covered = -(-request.num_tokens // self.block_size)
+        if self._windows:
+            end = num_cached * self.block_size + self.config.max_chunk_len
+            num_covered = min(num_blocks, -(-end // self.block_size))
+        num_new = (num_covered - num_cached) * self.num_groups
+        return num_new, (num_blocks - num_covered) * self._num_full_groups
+
     def _find_prefix(self, request: Request) -> tuple[int, list[int]]:
-        """Return the number of blocks of the cached prefix, and the ids of those that later queries attend to."""
+        """Return the number of blocks of the cached prefix, and its `block_ids`.
+
+        Later queries attend to all blocks of a full group, but only to the last blocks of a group with a window. The
+        others are null blocks.
+        """
         if not self.config.enable_prefix_caching or request.needs_all_tokens:
             return 0, []
         usable = request.num_tokens - 1
         self._extend_hashes(request, usable)
         hashes = request.block_hashes[: usable // self.block_size]
-        if self._window is not None:
-            return self.pool.find_run(hashes, max(1, -(-(self._window - 1) // self.block_size)))
-        found = self.pool.find(hashes)
+        runs: list[list[int]] = []
+        num_cached, is_settled = len(hashes), False
+        while not is_settled:
+            is_settled, runs = True, []
+            for index, group in enumerate(self.config.groups):
+                num_found, run = self._find_run(list_keys(hashes[:num_cached], index), group.window)
+                # The groups before this one must be asked again for a shorter prefix.
+                is_settled = is_settled and (index == 0 or num_found == num_cached)
+                num_cached = num_found
+                runs.append(run)
+        block_ids = [NULL_BLOCK] * (num_cached * self.num_groups)
+        for index, run in enumerate(runs):
+            block_ids[(num_cached - len(run)) * self.num_groups + index :: self.num_groups] = run
+        return num_cached, block_ids
+
+    def _find_run(self, keys: list[bytes], window: int | None) -> tuple[int, list[int]]:
+        """Return the number of blocks of the longest prefix in one group, and the blocks that later queries see."""
+        if window is not None:
+            return self.pool.find_run(keys, max(1, -(-(window - 1) // self.block_size)))
+        found = self.pool.find(keys)
         return len(found), found
 
     def _cache_blocks(self, request: Request, num_full: int) -> None:
         """Add the first `num_full` blocks to the prefix cache."""
-        if not self.config.enable_prefix_caching or num_full <= request.num_committed_blocks:
+        start = request.num_committed_blocks
+        if not self.config.enable_prefix_caching or num_full <= start:
             return
         self._extend_hashes(request, num_full * self.block_size)
-        for index in range(request.num_committed_blocks, num_full):
-            self.pool.commit(request.block_ids[index], request.block_hashes[index])
+        for group in range(self.num_groups):
+            part = slice(start * self.num_groups + group, num_full * self.num_groups, self.num_groups)
+            keys = list_keys(request.block_hashes[start:num_full], group)
+            for block_id, key in zip(request.block_ids[part], keys, strict=True):
+                self.pool.commit(block_id, key)
         request.num_committed_blocks = num_full
 
-    def _release_window(self, request: Request) -> None:
-        """Free the blocks outside the window of the request's next query; they stay in the prefix cache until evicted.
+    def _release_windows(self, request: Request) -> None:
+        """Free the blocks outside the windows of the request's next query; they stay in the prefix cache until evicted.
 
         The next query is at most the last known token, because a run in flight may be skipped and planned again.
         """
-        if self._window is None:
+        if not self._windows:
             return
-        next_query = min(request.num_computed_tokens, request.num_tokens - 1)
-        end = max(0, next_query + 1 - self._window) // self.block_size
-        start = end
-        while start > 0 and request.block_ids[start - 1] != NULL_BLOCK:
-            start -= 1
-        if start == end:
-            return
-        self._cache_blocks(request, end)
-        self.pool.free(request.block_ids[start:end])
-        request.block_ids[start:end] = [NULL_BLOCK] * (end - start)
+        next_query, size = min(request.num_computed_tokens, request.num_tokens - 1), self.num_groups
+        block_ids = request.block_ids
+        for group, window in self._windows:
+            end = max(0, next_query + 1 - window) // self.block_size
+            start = end
+            while start > 0 and block_ids[(start - 1) * size + group] != NULL_BLOCK:
+                start -= 1
+            if start < end:
+                self._cache_blocks(request, end)
+                part = slice(start * size + group, end * size, size)
+                self.pool.free(block_ids[part])
+                block_ids[part] = [NULL_BLOCK] * (end - start)
 
     def _extend_hashes(self, request: Request, num_tokens: int) -> None:
         sibling, self._last_hashed = self._last_hashed, request

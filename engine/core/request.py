@@ -50,6 +50,7 @@ class Request:
         "prompt",
         "queue_key",
         "request_id",
+        "reserved_ids",
         "row",
         "salt",
         "seed",
@@ -94,9 +95,10 @@ class Request:
         self.status = RequestStatus.WAITING
         self.queue_key: tuple[float, float, int] = (0.0, 0.0, 0)
         self.row = -1
-        self.block_ids: list[int] = []
+        self.block_ids: list[int] = []  # for each block of tokens, one of each group
+        self.reserved_ids: list[int] = []  # for later chunks of the prompt
         self.block_hashes: list[bytes] = []
-        self.num_committed_blocks = 0  # leading blocks already added to the prefix cache
+        self.num_committed_blocks = 0  # leading blocks of each group already added to the prefix cache
         self.num_cached_tokens = 0
         self.first_scheduled_time: float | None = None
         self.pending_prompt_logprobs: list[TokenLogprobs | None] | None = None  # not sent yet

@@ -232,11 +232,13 @@ class Scheduler:
         return request is not None and self.kv_cache.would_fit(request, ())
 
     def _grow(self, batch: Batch, short: np.ndarray, ends: np.ndarray, changes: StepChanges) -> None:
-        """Allocate a block for each of these requests. They are decodes: a prefill already owns all of its blocks."""
+        """Allocate blocks for these requests: one for a decode, the next chunk's for a prefill that lacks them."""
         requests = [batch.requests[index] for index in short.tolist()]
-        fresh = self.kv_cache.grow_each(requests)
+        num_missing = ends[short] - self.table.num_kv_slots[batch.slots[short]]
+        has_prefill = (num_missing > 1).any() or any(request.reserved_ids for request in requests)
+        fresh = None if has_prefill else self.kv_cache.grow_each(requests)
         if fresh is not None:
-            changes.new_blocks += [(r.row, [block_id]) for r, block_id in zip(requests, fresh, strict=True)]
+            changes.new_blocks += [(r.row, block_ids) for r, block_ids in zip(requests, fresh, strict=True)]
             self.table.num_kv_slots[batch.slots[short]] += self.kv_cache.block_size
             return
         for index, request in zip(short.tolist(), requests, strict=True):
@@ -251,7 +253,7 @@ class Scheduler:
             if victim is request:
                 return
         changes.new_blocks.append((request.row, fresh))
-        self.table.num_kv_slots[request.slot] = len(request.block_ids) * self.kv_cache.block_size
+        self.table.num_kv_slots[request.slot] = self.kv_cache.count_slots(request)
 
     def _admit_waiting(self, changes: StepChanges, budget: int) -> None:
         while changes.admission_room > 0 and (request := self.state.peek_admissible()) is not None:
@@ -312,7 +314,7 @@ class Scheduler:
         fresh = self.kv_cache.grow(request, num_tokens)
         if fresh:
             changes.new_blocks.append((request.row, fresh))
-            self.table.num_kv_slots[request.slot] = len(request.block_ids) * self.kv_cache.block_size
+            self.table.num_kv_slots[request.slot] = self.kv_cache.count_slots(request)
         return fresh is not None
 
     def _count_wanted(self, batch: Batch, ends: np.ndarray, changes: StepChanges) -> np.ndarray | None:

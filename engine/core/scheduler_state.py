@@ -103,7 +103,7 @@ class SchedulerState:
         self._batch = self.batch.add(request)
         request.status = RequestStatus.RUNNING
         self.table.num_computed[request.slot] = num_cached
-        self.table.num_kv_slots[request.slot] = len(request.block_ids) * self._kv_cache.block_size
+        self.table.num_kv_slots[request.slot] = self._kv_cache.count_slots(request)
         if request.first_scheduled_time is None:
             request.first_scheduled_time = self._clock()
             request.num_cached_tokens = num_cached

@@ -45,5 +45,5 @@ def _view(request: Request, now: float, is_running: bool, with_blocks: bool) -> 
         num_preemptions=request.num_preemptions,
         has_grammar=request.has_grammar,
         adapter="" if request.adapter is None else request.adapter.name,
-        block_ids=tuple(filter(None, request.block_ids)) if with_blocks else (),
+        block_ids=tuple(filter(None, request.block_ids + request.reserved_ids)) if with_blocks else (),
     )

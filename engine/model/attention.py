@@ -21,14 +21,41 @@ from kernels.ops import KVCache, Plan
 
 
 @dataclass(frozen=True, slots=True)
+class GroupInputs:
+    """Inputs of a step that the layers of one group share."""
+
+    slot_mapping: Tensor  # [T]
+    block_tables: Tensor  # [R, max_blocks]
+    plan: Plan
+
+
+@dataclass(frozen=True, slots=True)
 class StepInputs:
     """Inputs of a step that all layers share."""
 
     ops: Ops
     attn_metadata: AttnMetadata
-    plan: Plan
+    groups: tuple[GroupInputs, ...]
     rotations: tuple[Rotation, ...]  # one per kind of RoPE in the model
     adapters: StepAdapters | None = None
+
+
+def plan_groups(ops: Ops, metadata: AttnMetadata, block_size: int) -> tuple[GroupInputs, ...]:
+    """Return the inputs of each group of layers."""
+    found: list[GroupInputs] = []
+    for slot_mapping, block_tables in zip(metadata.slot_mapping, metadata.block_tables, strict=True):
+        plan = ops.make_plan(
+            block_tables,
+            metadata.query_start_loc,
+            metadata.seq_lens,
+            metadata.query_lens_list,
+            metadata.seq_lens_list,
+            block_size,
+        )
+        if metadata.shared is not None and ops.share_prefixes is not None and not found:
+            plan = ops.share_prefixes(plan, metadata.shared)
+        found.append(GroupInputs(slot_mapping, block_tables, plan))
+    return tuple(found)
 
 
 class Attention(nn.Module):
@@ -40,6 +67,7 @@ class Attention(nn.Module):
     Args:
         spec: of the whole layer; a rank has some of its heads.
         rope_index: index of the layer's rotation in `StepInputs.rotations`.
+        group: index of the layer's group in `StepInputs.groups`.
     """
 
     def __init__(
@@ -49,6 +77,7 @@ class Attention(nn.Module):
         dtype: torch.dtype,
         device: torch.device,
         sharding: Sharding = ONE_RANK,
+        group: int = 0,
     ) -> None:
         super().__init__()
         whole, spec = spec, sharding.shrink(spec)
@@ -56,6 +85,7 @@ class Attention(nn.Module):
         self._sharding = sharding
         self._num_all_heads = whole.num_heads
         self._rope_index = rope_index
+        self._group = group
         q_size, kv_size = spec.num_heads * spec.head_size, spec.num_kv_heads * spec.head_size
         order = order_pairs(spec.rope, spec.head_size, spec.style.rope_pairs)
         parts, orders = {"q_proj": q_size, "k_proj": kv_size, "v_proj": kv_size}, {}
@@ -93,6 +123,7 @@ class Attention(nn.Module):
         """Map [T, hidden_size] to [T, hidden_size], and write the step's keys and values into the cache."""
         num_tokens = hidden.shape[0]
         ops, metadata, spec = step.ops, step.attn_metadata, self._spec
+        group = step.groups[self._group]
         rotation = step.rotations[self._rope_index]
         heads = self.qkv_proj(hidden, adapters=step.adapters).view(num_tokens, -1, spec.head_size)
         is_full_norm = spec.style.qk_norm == "full"
@@ -106,7 +137,7 @@ class Attention(nn.Module):
             rotation.cos,
             rotation.sin,
             *kv_cache,
-            metadata.slot_mapping,
+            group.slot_mapping,
             spec.num_heads,
         )
         if rotation.query_scale is not None:
@@ -114,14 +145,14 @@ class Attention(nn.Module):
         attended = ops.paged_attention(
             q,
             *kv_cache,
-            metadata.block_tables,
+            group.block_tables,
             metadata.query_start_loc,
             metadata.seq_lens,
             scale=spec.scale,
             sliding_window=spec.window,
             soft_cap=spec.soft_cap,
             sinks=self.sinks,
-            plan=step.plan,
+            plan=group.plan,
         )
         return self.o_proj(attended.view(num_tokens, -1), adapters=step.adapters)
 

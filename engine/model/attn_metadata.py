@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
@@ -11,16 +11,26 @@ from kernels.shared_prefixes import SharedPrefixes
 
 @dataclass(frozen=True, slots=True)
 class AttnMetadata:
-    """Metadata of one step: R requests with T new tokens in total, request after request.
+    """Metadata of one step: R requests with T new tokens in total, request after request; G groups of layers.
 
     Tensors are on the model's device. The lists are host copies of the lengths, so that the forward pass
     never copies from the device.
     """
 
-    slot_mapping: Tensor  # [T] int64, block_id * block_size + offset, where each token's K and V go
-    block_tables: Tensor  # [R, max_blocks] int32, padded with 0, the null block
+    slot_mapping: Tensor  # [G, T] int64, block_id * block_size + offset, where each token's K and V go
+    block_tables: Tensor  # [G, R, max_blocks] int32, padded with 0, the null block
     query_start_loc: Tensor  # [R + 1] int32, cumulative query lengths
     seq_lens: Tensor  # [R] int32, context length including this step's tokens
     query_lens_list: list[int]  # new tokens of each request, at least 1
     seq_lens_list: list[int]
-    shared: SharedPrefixes | None = None  # groups of decodes that start with the same blocks
+    shared: SharedPrefixes | None = (
+        None  # groups of decodes that start with the same blocks of the first group
+    )
+
+    def use_first_group(self, num_groups: int) -> AttnMetadata:
+        """Return metadata for a model of so many groups whose layers all use the blocks of the first group here."""
+        return replace(
+            self,
+            slot_mapping=self.slot_mapping[:1].expand(num_groups, -1),
+            block_tables=self.block_tables[:1].expand(num_groups, -1, -1),
+        )

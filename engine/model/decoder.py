@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from engine.kv_cache_spec import KVCacheSpec
+from engine.kv_cache_spec import KVCacheSpec, find_groups
 from engine.model.adapters import MatrixPart, StepAdapters
-from engine.model.attention import Attention, StepInputs
+from engine.model.attention import Attention, StepInputs, plan_groups
 from engine.model.attn_metadata import AttnMetadata
 from engine.model.config import ModelConfig
 from engine.model.layer_spec import LayerSpec
@@ -38,7 +38,13 @@ class DecoderLayer(nn.Module):
     """Attention and MLP with their norms; the next layer adds the MLP's output to the residual stream."""
 
     def __init__(
-        self, spec: LayerSpec, rope_index: int, dtype: torch.dtype, device: torch.device, sharding: Sharding
+        self,
+        spec: LayerSpec,
+        rope_index: int,
+        group: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        sharding: Sharding,
     ) -> None:
         super().__init__()
         self.spec = spec
@@ -48,7 +54,7 @@ class DecoderLayer(nn.Module):
             return Norm(spec.hidden_size, spec.style, spec.norm_eps, dtype, device)
 
         self.input_norm = make_norm() if placement != "post" else None
-        self.attention = Attention(spec, rope_index, dtype, device, sharding)
+        self.attention = Attention(spec, rope_index, dtype, device, sharding, group)
         self.attention_norm = make_norm() if placement in ("post", "sandwich") else None
         self.mlp_input_norm = make_norm() if placement in ("pre", "sandwich") else None
         make_mlp = MLP if spec.moe is None else MoE
@@ -157,9 +163,10 @@ class DecoderModel(nn.Module):
         self.embed_tokens = make_parameter(config.vocab_size, config.hidden_size, dtype=dtype, device=device)
         ropes = list(dict.fromkeys((spec.rope, spec.head_size) for spec in self.specs))
         self.ropes = tuple(RotaryEmbedding(rope, head_size, device) for rope, head_size in ropes)
+        groups = find_groups(self.kv_specs())
         self.layers = nn.ModuleList(
-            DecoderLayer(spec, ropes.index((spec.rope, spec.head_size)), dtype, device, sharding)
-            for spec in config.layer_specs
+            DecoderLayer(spec, ropes.index((spec.rope, spec.head_size)), group, dtype, device, sharding)
+            for spec, group in zip(config.layer_specs, groups, strict=True)
         )
         self.norm = Norm(config.hidden_size, config.style, config.norm_eps, dtype, device)
         # The factor has the precision of the embeddings that it multiplies.
@@ -175,8 +182,8 @@ class DecoderModel(nn.Module):
             shards={"": Shard(0, config.vocab_size, ((start, length),))} if sharding.size > 1 else None,
             shared=self.embed_tokens[start : start + length] if config.tie_word_embeddings else None,
         )
-        # Whether ops that run whole layers can run these: they know one rotation and the arithmetic of Llama.
-        is_plain = len(ropes) == 1 and all(spec.is_plain for spec in self.specs)
+        # Whether ops that run whole layers can run these: they know one rotation, one group and Llama's arithmetic.
+        is_plain = len(ropes) == 1 and not any(groups) and all(spec.is_plain for spec in self.specs)
         self._can_fuse = is_plain and sharding.size == 1 and not sharding.is_sliced
         self._layer_weights: list[LayerWeights] = []  # for ops that run whole layers
 
@@ -306,34 +313,26 @@ class DecoderModel(nn.Module):
         adapters: StepAdapters | None,
     ) -> StepInputs:
         query_lens, seq_lens = metadata.query_lens_list, metadata.seq_lens_list
-        plan = ops.make_plan(
-            metadata.block_tables,
-            metadata.query_start_loc,
-            metadata.seq_lens,
-            query_lens,
-            seq_lens,
-            kv_caches[0][0].shape[1],
-        )
-        if metadata.shared is not None and ops.share_prefixes is not None:
-            plan = ops.share_prefixes(plan, metadata.shared)
         rotations = tuple(rope.compute(positions, query_lens, seq_lens) for rope in self.ropes)
-        return StepInputs(ops, metadata, plan, rotations, adapters)
+        groups = plan_groups(ops, metadata, kv_caches[0][0].shape[1])
+        return StepInputs(ops, metadata, groups, rotations, adapters)
 
     def _run_layers(self, ops: Ops, hidden: Tensor, kv_caches: Sequence[KVCache], step: StepInputs) -> Tensor:
         assert ops.run_layers is not None
         # Specs differ only in the window, which is in the layer weights.
-        metadata, spec, (rotation,) = step.attn_metadata, self.specs[0], step.rotations
+        metadata, spec = step.attn_metadata, self.specs[0]
+        (rotation,), (group,) = step.rotations, step.groups
         return ops.run_layers(
             self._layer_weights,
             hidden,
             kv_caches,
             rotation.cos,
             rotation.sin,
-            metadata.slot_mapping,
-            metadata.block_tables,
+            group.slot_mapping,
+            group.block_tables,
             metadata.query_start_loc,
             metadata.seq_lens,
-            step.plan,
+            group.plan,
             num_heads=spec.num_heads,
             eps=spec.norm_eps,
             scale=spec.scale,

@@ -18,6 +18,7 @@ from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from engine.kv_cache_spec import group_layers
 from engine.model.attn_metadata import AttnMetadata
 from engine.model.paged_interface import UnsupportedModel
 from engine.model.tiny_config import VOCAB_SIZE, shrink_config
@@ -96,7 +97,7 @@ def _run_together(
 ) -> Iterator[tuple[str, int, slice, Tensor]]:
     """Yield what was computed, the request, its positions and their logits, step by step."""
     blocks = -(-max(_LENGTHS) // _BLOCK_SIZE)
-    caches = []
+    caches, num_groups = [], len(group_layers(model.kv_specs()))
     for spec in model.kv_specs():
         shape = (1 + 2 * blocks, _BLOCK_SIZE, spec.num_kv_heads, spec.head_size)
         caches.append((torch.full(shape, torch.nan), torch.full(shape, torch.nan)))
@@ -113,8 +114,8 @@ def _run_together(
         ]
         done = [span.stop for span in spans]
         metadata = AttnMetadata(
-            slot_mapping=torch.tensor(slots),
-            block_tables=tables,
+            slot_mapping=torch.tensor(slots).expand(num_groups, -1),
+            block_tables=tables.expand(num_groups, -1, -1),
             query_start_loc=torch.tensor([0, counts[0], sum(counts)], dtype=torch.int32),
             seq_lens=torch.tensor(done, dtype=torch.int32),
             query_lens_list=list(counts),

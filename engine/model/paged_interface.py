@@ -19,10 +19,11 @@ import transformers
 from torch import Tensor, nn
 
 from engine.errors import ConfigError
-from engine.kv_cache_spec import KVCacheSpec
+from engine.kv_cache_spec import KVCacheSpec, find_groups
+from engine.model.attention import GroupInputs
 from engine.model.attn_metadata import AttnMetadata
 from kernels import Ops
-from kernels.ops import KVCache, Plan
+from kernels.ops import KVCache
 from kernels.store_kv import store_kv
 
 NAME = "troupe"
@@ -148,15 +149,16 @@ class StepContext:
 
     ops: Ops | None = None
     metadata: AttnMetadata | None = None
-    plan: Plan = None
+    groups: tuple[GroupInputs, ...] = ()
     kv_caches: Sequence[KVCache] = field(default_factory=tuple)
 
 
 class LayerAttention:
     """Writes the keys and values of one layer into the paged cache and attends over it."""
 
-    def __init__(self, layer: int, traced: AttentionCall, context: StepContext) -> None:
+    def __init__(self, layer: int, group: int, traced: AttentionCall, context: StepContext) -> None:
         self._layer = layer
+        self._group = group
         self._traced = traced
         self._context = context
 
@@ -167,21 +169,22 @@ class LayerAttention:
         context, size = self._context, call.head_size
         ops, metadata = context.ops, context.metadata
         assert ops is not None and metadata is not None, "a step is being computed"
+        group = context.groups[self._group]
         queries, keys, values = (_pad(each[0].transpose(0, 1), size) for each in (q, k, v))
         k_cache, v_cache = context.kv_caches[self._layer]
-        store_kv(keys, values, k_cache, v_cache, metadata.slot_mapping)
+        store_kv(keys, values, k_cache, v_cache, group.slot_mapping)
         more: dict[str, Any] = {} if sinks is None else {"sinks": sinks.float()}
         out = ops.paged_attention(
             queries.contiguous(),
             k_cache,
             v_cache,
-            metadata.block_tables,
+            group.block_tables,
             metadata.query_start_loc,
             metadata.seq_lens,
             scale=call.scale,
             sliding_window=call.window,
             soft_cap=call.soft_cap,
-            plan=context.plan,
+            plan=group.plan,
             **more,
         )
         return out[None, :, :, : call.value_size]
@@ -201,8 +204,9 @@ def set_attention(model: nn.Module, attend: Attend) -> None:
 def connect_layers(model: nn.Module, calls: dict[str, AttentionCall]) -> StepContext:
     """Connect the modules that call attention, by name and in order, to the layers of the cache."""
     context = StepContext()
+    groups = find_groups([call.kv_spec for call in calls.values()])
     for layer, (name, call) in enumerate(calls.items()):
-        setattr(model.get_submodule(name), _ATTRIBUTE, LayerAttention(layer, call, context))
+        setattr(model.get_submodule(name), _ATTRIBUTE, LayerAttention(layer, groups[layer], call, context))
     return context
 
 

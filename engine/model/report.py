@@ -15,7 +15,7 @@ from safetensors import safe_open
 
 from engine.config import ModelImpl
 from engine.errors import ConfigError
-from engine.kv_cache_spec import KVCacheSpec, group_layers
+from engine.kv_cache_spec import KVCacheSpec
 from engine.model.checkpoint import weight_files
 from engine.model.config import ModelConfig
 from engine.model.decoder import DecoderModel
@@ -87,8 +87,6 @@ def make_report(path_or_name: str | Path, config: ModelConfig) -> ModelReport:
     else:
         implementation, num_parameters = "troupe", count_parameters(config)
         specs = [spec.kv_spec for spec in config.layer_specs]
-    if len(group_layers(specs)) > 1:
-        notices = (*notices, "its layers have several shapes of keys, which the KV cache does not hold yet")
     itemsize = _ITEMSIZE[config.dtype]
     return ModelReport(
         architecture=config.architecture,

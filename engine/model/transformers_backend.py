@@ -22,6 +22,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 from engine.kv_cache_spec import KVCacheSpec
 from engine.model import packed_experts, paged_interface
 from engine.model.adapters import MatrixPart, StepAdapters
+from engine.model.attention import plan_groups
 from engine.model.attn_metadata import AttnMetadata
 from engine.model.linear import Linear
 from engine.model.norm_swap import swap_norms
@@ -182,21 +183,12 @@ class TransformersModel(nn.Module):
     ) -> Tensor:
         """Compute one step; see `DecoderModel.forward`."""
         context, metadata, ops = self._context, attn_metadata, self.ops
-        plan = ops.make_plan(
-            metadata.block_tables,
-            metadata.query_start_loc,
-            metadata.seq_lens,
-            metadata.query_lens_list,
-            metadata.seq_lens_list,
-            kv_caches[0][0].shape[1],
-        )
-        if metadata.shared is not None and ops.share_prefixes is not None:
-            plan = ops.share_prefixes(plan, metadata.shared)
-        context.ops, context.metadata, context.plan, context.kv_caches = ops, metadata, plan, kv_caches
+        context.ops, context.metadata, context.kv_caches = ops, metadata, kv_caches
+        context.groups = plan_groups(ops, metadata, kv_caches[0][0].shape[1])
         try:
             return run_decoder(self._decoder[0], input_ids[None], positions[None])[0]
         finally:  # the cache must be freed when its owner drops it
-            context.metadata, context.plan, context.kv_caches = None, None, ()
+            context.metadata, context.groups, context.kv_caches = None, (), ()
 
     def compute_logits(self, hidden: Tensor, adapters: StepAdapters | None = None) -> Tensor:
         """Return the logits of hidden states: [R, D] -> [R, V] float32, scaled and capped by the model's own head."""

@@ -39,7 +39,7 @@ class CacheSizer:
     worker: WorkerConfig
     model: ModelConfig
     kv_specs: Sequence[KVCacheSpec]  # one per layer
-    draft_specs: Sequence[KVCacheSpec] = ()  # layers of a drafter, which share the block tables
+    draft_specs: Sequence[KVCacheSpec] = ()  # layers of a drafter, which share the blocks of the first group
 
     def estimate(self, ops: Ops, native: NativeSwap | None) -> ResolvedConfig:
         """Resolve the config for the host.
@@ -110,8 +110,10 @@ class CacheSizer:
 
     @property
     def _bytes_per_block(self) -> int:
-        specs = [*self.kv_specs, *self.draft_specs]
-        num_bytes = compute_bytes_per_block(specs, self.config.block_size, choose_kv_dtype(self.worker))
+        size, dtype = self.config.block_size, choose_kv_dtype(self.worker)
+        num_bytes = sum(
+            compute_bytes_per_block(specs, size, dtype) for specs in (self.kv_specs, self.draft_specs)
+        )
         # On a CPU all ranks use the same memory.
         return num_bytes * (1 if self.worker.device == "cuda" else self.config.tensor_parallel_size)
 

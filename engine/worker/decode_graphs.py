@@ -21,12 +21,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from engine.kv_cache_spec import group_layers
 from engine.model import Model
 from engine.model.attn_metadata import AttnMetadata
 from engine.worker.input_batch import ModelInput
 from kernels.device_kernels import find_kernel_errors
 from kernels.ops import KVCache
 from kernels.shared_prefixes import SharedPrefixes, pack_groups
+from kernels.step_buffers import make_block_tables, make_slot_mapping
 
 logger = logging.getLogger("troupe.worker")
 
@@ -59,16 +61,22 @@ class DecodeBuffers:
     """The tensors that recorded steps of one width read: `max_num_rows` rows of `width` tokens; unused rows pad."""
 
     def __init__(
-        self, max_num_rows: int, width: int, max_model_len: int, block_size: int, device: torch.device
+        self,
+        max_num_rows: int,
+        width: int,
+        max_model_len: int,
+        block_size: int,
+        num_groups: int,
+        device: torch.device,
     ) -> None:
         self._width = width
         self._max_model_len = max_model_len
         num_tokens, max_blocks = max_num_rows * width, -(-max_model_len // block_size)
         self._input_ids = torch.zeros(num_tokens, dtype=torch.int64, device=device)
         self._positions = torch.zeros(num_tokens, dtype=torch.int64, device=device)
-        self._slot_mapping = torch.zeros(num_tokens, dtype=torch.int64, device=device)
+        self._slot_mapping = make_slot_mapping(num_groups, num_tokens, device).zero_()
         self._seq_lens = torch.full((max_num_rows,), width, dtype=torch.int32, device=device)
-        self._block_tables = torch.zeros(max_num_rows, max_blocks, dtype=torch.int32, device=device)
+        self._block_tables = make_block_tables(num_groups, max_num_rows, max_blocks, device).zero_()
         self._query_start_loc = torch.arange(0, num_tokens + 1, width, dtype=torch.int32, device=device)
         self._no_groups = torch.from_numpy(pack_groups([], max_num_rows)).to(device)
         self._shared = SharedPrefixes.view(self._no_groups.clone(), max_num_rows)
@@ -84,12 +92,12 @@ class DecodeBuffers:
         """Copy a decode step into the first rows; the rows behind it pad."""
         metadata = step.attn_metadata
         num_rows, num_tokens = len(metadata.query_lens_list), step.input_ids.shape[0]
-        targets = [self._input_ids, self._positions, self._slot_mapping]
-        sources = [step.input_ids, step.positions, metadata.slot_mapping]
+        targets = [self._input_ids, self._positions, *self._slot_mapping]
+        sources = [step.input_ids, step.positions, *metadata.slot_mapping]
         torch._foreach_copy_([target[:num_tokens] for target in targets], sources)
         self._seq_lens[:num_rows].copy_(metadata.seq_lens)
         # Columns beyond the step's keep old ids: attention does not read a table beyond its row's length.
-        self._block_tables[:num_rows, : metadata.block_tables.shape[1]].copy_(metadata.block_tables)
+        self._block_tables[:, :num_rows, : metadata.block_tables.shape[2]].copy_(metadata.block_tables)
         if metadata.shared is not None:
             self._shared.packed.copy_(metadata.shared.packed)
         if num_rows < self._num_used:
@@ -104,8 +112,8 @@ class DecodeBuffers:
         """
         num_tokens = num_rows * self._width
         metadata = AttnMetadata(
-            slot_mapping=self._slot_mapping[:num_tokens],
-            block_tables=self._block_tables[:num_rows],
+            slot_mapping=self._slot_mapping[:, :num_tokens],
+            block_tables=self._block_tables[:, :num_rows],
             query_start_loc=self._query_start_loc[: num_rows + 1],
             seq_lens=self._seq_lens[:num_rows],
             query_lens_list=[self._width] * num_rows,
@@ -117,8 +125,8 @@ class DecodeBuffers:
 
     def _clear_rows(self, start: int, end: int) -> None:
         for tensor in (self._input_ids, self._positions, self._slot_mapping):
-            tensor[start * self._width : end * self._width].zero_()
-        self._block_tables[start:end].zero_()
+            tensor[..., start * self._width : end * self._width].zero_()
+        self._block_tables[:, start:end].zero_()
         self._seq_lens[start:end].fill_(self._width)
 
 
@@ -142,8 +150,9 @@ class DecodeGraphs:
         self._kv_caches = kv_caches
         self._recorder = recorder
         keys, sizes = kv_caches[0][0], list_padded_sizes(max_num_seqs)
+        num_groups = len(group_layers(model.kv_specs()))
         self._buffers = {
-            width: DecodeBuffers(sizes[-1], width, max_model_len, keys.shape[1], keys.device)
+            width: DecodeBuffers(sizes[-1], width, max_model_len, keys.shape[1], num_groups, keys.device)
             for width in widths
         }
         has_sharing = model.ops.share_prefixes is not None

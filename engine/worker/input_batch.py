@@ -21,7 +21,7 @@ from engine.model.attn_metadata import AttnMetadata
 from engine.worker.sampling.transfer import upload
 from kernels.device_kernels import find_device_kernels
 from kernels.gather_inputs import gather_inputs
-from kernels.step_buffers import StepBuffers
+from kernels.step_buffers import StepBuffers, make_block_tables, make_slot_mapping
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +39,13 @@ class InputBatch:
     """Block tables and token pool of up to `max_num_seqs` rows.
 
     Args:
+        num_groups: groups of layers, each with its own block table.
         is_gathered: make the inputs on the device, which then also keeps the block tables; default: if there is a
             kernel for it.
 
     Attributes:
         version: incremented by every new row.
-        block_tables: [max_num_seqs, max_blocks] int32 on the host.
+        block_tables: [num_groups, max_num_seqs, max_blocks] int32 on the host.
     """
 
     def __init__(
@@ -53,32 +54,32 @@ class InputBatch:
         max_model_len: int,
         block_size: int,
         device: torch.device,
+        num_groups: int = 1,
         is_gathered: bool | None = None,
     ) -> None:
         self.max_num_seqs = max_num_seqs
+        self.num_groups = num_groups
         self.block_size = block_size
         self.device = device
         self.version = 0
         # One position more than the model length: the last token is sampled but never computed.
         self._stride = max_model_len + 1
         max_blocks = -(-max_model_len // block_size)
-        self.block_tables = np.zeros((max_num_seqs, max_blocks), dtype=np.int32)
+        self.block_tables = np.zeros((num_groups, max_num_seqs, max_blocks), dtype=np.int32)
         self._num_blocks = [0] * max_num_seqs
         self._token_pool = torch.zeros(max_num_seqs * self._stride, dtype=torch.int64, device=device)
         self._device_tables: Tensor | None = None
         if is_gathered is None:
             is_gathered = find_device_kernels(device.type, "gather_inputs") is not None
         if is_gathered:
-            self._device_tables = torch.zeros(max_num_seqs, max_blocks, dtype=torch.int32, device=device)
+            self._device_tables = torch.from_numpy(self.block_tables).to(device, copy=True)
 
     def apply(self, plan: StepPlan) -> None:
         """Apply the new rows, blocks and drafts of a plan."""
         for new_row in plan.new_rows:
             self._add(new_row)
         for row, block_ids in plan.new_blocks:
-            start = self._num_blocks[row]
-            self.block_tables[row, start : start + len(block_ids)] = block_ids
-            self._num_blocks[row] = start + len(block_ids)
+            self._append_blocks(row, block_ids)
         if self._device_tables is not None:
             self._update_tables([new.row for new in plan.new_rows] + [row for row, _ in plan.new_blocks])
         if len(plan.draft_token_ids):
@@ -116,9 +117,9 @@ class InputBatch:
         self._token_pool.index_copy_(0, index, token_ids.clamp(min=0))
 
     def list_slots(self, row: int, start: int, end: int) -> np.ndarray:
-        """Return the KV cache slots of the row's positions [start, end)."""
+        """Return the KV cache slots of the row's positions [start, end) in the first group."""
         positions = np.arange(start, end)
-        blocks = self.block_tables[row, positions // self.block_size].astype(np.int64)
+        blocks = self.block_tables[0, row, positions // self.block_size].astype(np.int64)
         slots: np.ndarray = blocks * self.block_size + positions % self.block_size
         return slots
 
@@ -135,14 +136,14 @@ class InputBatch:
         else:
             positions = np.arange(bounds[-1]) - np.repeat(bounds[:-1] - starts, counts)
             token_rows = np.repeat(rows, counts)
-        blocks = self.block_tables[token_rows, positions // self.block_size].astype(np.int64)
+        blocks = self.block_tables[:, token_rows, positions // self.block_size].astype(np.int64)
         slot_mapping = blocks * self.block_size + positions % self.block_size
         pool_index = upload(token_rows * self._stride + positions, self.device)
         buffers = StepBuffers(
             input_ids=self._token_pool.index_select(0, pool_index),
             positions=upload(positions, self.device),
             slot_mapping=upload(slot_mapping, self.device),
-            block_tables=upload(self.block_tables[rows, :max_blocks], self.device),
+            block_tables=upload(self.block_tables[:, rows, :max_blocks], self.device),
             seq_lens=upload((starts + counts).astype(np.int32), self.device),
         )
         return buffers, upload(bounds.astype(np.int32), self.device)
@@ -165,8 +166,8 @@ class InputBatch:
         buffers = StepBuffers(
             input_ids=make(num_tokens),
             positions=make(num_tokens),
-            slot_mapping=make(num_tokens),
-            block_tables=make(num_rows, max_blocks, dtype=torch.int32),
+            slot_mapping=make_slot_mapping(self.num_groups, num_tokens, self.device),
+            block_tables=make_block_tables(self.num_groups, num_rows, max_blocks, self.device),
             seq_lens=make(num_rows, dtype=torch.int32),
         )
         pool = self._token_pool.view(self.max_num_seqs, self._stride)
@@ -180,14 +181,23 @@ class InputBatch:
         if not rows or self._device_tables is None:
             return
         changed = np.unique(rows)
-        sent = upload(np.column_stack((changed.astype(np.int32), self.block_tables[changed])), self.device)
-        self._device_tables.index_copy_(0, sent[:, 0].long(), sent[:, 1:])
+        tables = self.block_tables[:, changed]
+        sent = upload(np.concatenate((changed.astype(np.int32), tables.ravel())), self.device)
+        places, new = sent.split((len(changed), tables.size))
+        self._device_tables.index_copy_(1, places.long(), new.view(tables.shape))
+
+    def _append_blocks(self, row: int, block_ids: list[int]) -> None:
+        start = self._num_blocks[row]
+        end = self._num_blocks[row] = start + len(block_ids) // self.num_groups
+        self.block_tables[:, row, start:end] = (
+            np.array(block_ids, dtype=np.int32).reshape(-1, self.num_groups).T
+        )
 
     def _add(self, new_row: NewRow) -> None:
-        row, block_ids = new_row.row, new_row.block_ids
+        row = new_row.row
         self.version += 1
-        self.block_tables[row, : len(block_ids)] = block_ids
-        self._num_blocks[row] = len(block_ids)
+        self._num_blocks[row] = 0
+        self._append_blocks(row, new_row.block_ids)
         offset = row * self._stride
         places = self._token_pool[offset : offset + len(new_row.token_ids)]
         places.copy_(upload(new_row.token_ids, self.device), non_blocking=True)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import prod
 
 import torch
 from torch import Tensor
 
 from engine.config import WorkerConfig
 from engine.errors import ConfigError
-from engine.kv_cache_spec import KVCacheSpec
+from engine.kv_cache_spec import KVCacheSpec, group_layers
 from kernels.cpu.panel_memory import map_large_pages
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -22,8 +21,12 @@ def choose_kv_dtype(config: WorkerConfig) -> torch.dtype:
 
 
 def compute_bytes_per_block(specs: Sequence[KVCacheSpec], block_size: int, dtype: torch.dtype) -> int:
-    """Return the bytes of one block of `block_size` tokens, over all layers, keys and values."""
-    return sum(2 * spec.num_kv_heads * spec.head_size for spec in specs) * block_size * dtype.itemsize
+    """Return the bytes of one block of `block_size` tokens, keys and values, over all layers of the largest group."""
+    groups = group_layers(specs)
+    num_elements = max(
+        (sum(specs[layer].num_elements for layer in group.layers) for group in groups), default=0
+    )
+    return 2 * num_elements * block_size * dtype.itemsize
 
 
 def allocate_kv_cache(
@@ -42,7 +45,7 @@ def allocate_kv_cache(
             device reports missing memory by an error.
 
     Returns one (k_cache, v_cache) per layer, each [num_blocks, block_size, num_kv_heads, head_dim],
-    contiguous. Block 0 is the null block, used for padding.
+    contiguous. Layers of different groups share memory, but never a block. Block 0 is the null block, used for padding.
 
     Raises:
         ConfigError: the cache does not fit into the device's memory.
@@ -54,15 +57,23 @@ def allocate_kv_cache(
     )
     if free_bytes is not None and num_bytes > free_bytes:
         raise ConfigError(f"{too_large}{free_bytes / 2**30:.1f} GiB are free")
-    shapes = [(num_blocks, block_size, spec.num_kv_heads, spec.head_size) for spec in specs]
+    groups = group_layers(specs)
+    largest = max((group.layers for group in groups), key=len, default=())
+    caches: list[tuple[Tensor, Tensor] | None] = [None] * len(specs)
     try:
-        return [(_allocate(shape, dtype, device), _allocate(shape, dtype, device)) for shape in shapes]
+        for index, layer in enumerate(largest):
+            size = num_blocks * block_size * specs[layer].num_elements
+            memory = _allocate(size, dtype, device), _allocate(size, dtype, device)
+            for sharer in (group.layers[index] for group in groups if index < len(group.layers)):
+                shape = (num_blocks, block_size, specs[sharer].num_kv_heads, specs[sharer].head_size)
+                caches[sharer] = memory[0].view(shape), memory[1].view(shape)
     except (RuntimeError, OSError, OverflowError) as error:  # torch has no subclass for missing memory
         raise ConfigError(too_large + str(error).partition("\n")[0]) from error
+    return [cache for cache in caches if cache is not None]
 
 
-def _allocate(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+def _allocate(size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Return uninitialised memory; on a CPU in large pages, because a step reads blocks all over it."""
     if device.type != "cpu":
-        return torch.empty(shape, dtype=dtype, device=device)
-    return map_large_pages(prod(shape) * dtype.itemsize).view(dtype).view(shape)
+        return torch.empty(size, dtype=dtype, device=device)
+    return map_large_pages(size * dtype.itemsize).view(dtype)

@@ -30,7 +30,7 @@ class PrefixGroups:
     """Finds the groups of each step; searches again only if the rows or their leading blocks changed.
 
     Args:
-        batch: the input batch that holds the block tables.
+        batch: the input batch that holds the block tables; those of the first group are compared.
         key_bytes: size of one token's keys and values in one layer.
         min_rows: minimum number of decodes in a step; recorded steps with shared prefixes begin at this size.
         members_per_read: group members served by one read of the keys; 1 means that sharing saves nothing.
@@ -82,7 +82,7 @@ class PrefixGroups:
         decodes = decodes[starts[decodes] >= self._min_keys]
         if len(decodes) < self._min_rows:
             return []
-        block_size, tables = self._batch.block_size, self._batch.block_tables
+        block_size, tables = self._batch.block_size, self._batch.block_tables[0]
         if int(starts[decodes].sum()) < self._min_saved_keys:
             return []
         # Requests that share this block share all blocks before it, because a block's hash covers its whole prefix.

@@ -145,7 +145,10 @@ class Worker:
         if self._adapters is not None:
             self._adapters.unpin_all()
         scheduler, cache = self.resolved.scheduler, self.resolved.cache
-        batch = InputBatch(scheduler.max_num_seqs, scheduler.max_model_len, cache.block_size, self.device)
+        batch = InputBatch(
+            *(scheduler.max_num_seqs, scheduler.max_model_len, cache.block_size, self.device),
+            num_groups=len(cache.groups),
+        )
         state = SamplingState(scheduler.max_num_seqs, self.model_config.vocab_size, self.device)
         self._runner = ModelRunner(
             self.model,

@@ -12,7 +12,7 @@ from kernels.triton.launch import FUSED, check_contiguous, check_shape
 BLOCK = 128
 
 
-@triton.jit(do_not_specialize=["num_tokens", "num_requests"])
+@triton.jit(do_not_specialize=["num_tokens", "num_requests", "slot_stride"])
 def gather_tokens_kernel(
     input_ids_ptr: tl.tensor,
     positions_ptr: tl.tensor,
@@ -23,9 +23,12 @@ def gather_tokens_kernel(
     starts_ptr: tl.tensor,
     query_start_ptr: tl.tensor,
     pool_stride: tl.tensor,
+    group_stride: tl.tensor,
     table_stride: tl.tensor,
+    slot_stride: tl.tensor,
     num_tokens: tl.tensor,
     num_requests: tl.tensor,
+    NUM_GROUPS: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
@@ -48,15 +51,17 @@ def gather_tokens_kernel(
     first = tl.load(query_start_ptr + low, mask=is_real, other=0)
     position = tl.where(is_real, start + token - first, 0)
     input_id = tl.load(pool_ptr + row * pool_stride + position, mask=is_real, other=0)
-    block = tl.load(tables_ptr + row * table_stride + position // BLOCK_SIZE, mask=is_real, other=0)
-    slot = tl.where(is_real, block.to(tl.int64) * BLOCK_SIZE + position % BLOCK_SIZE, 0)
     mask = token < num_tokens
     tl.store(input_ids_ptr + token, input_id, mask=mask)
     tl.store(positions_ptr + token, position, mask=mask)
-    tl.store(slots_ptr + token, slot, mask=mask)
+    for group in tl.static_range(NUM_GROUPS):
+        place = group * group_stride + row * table_stride + position // BLOCK_SIZE
+        block = tl.load(tables_ptr + place, mask=is_real, other=0)
+        slot = tl.where(is_real, block.to(tl.int64) * BLOCK_SIZE + position % BLOCK_SIZE, 0)
+        tl.store(slots_ptr + group * slot_stride + token, slot, mask=mask)
 
 
-@triton.jit(do_not_specialize=["width"])
+@triton.jit(do_not_specialize=["width", "out_stride"])
 def gather_tables_kernel(
     out_ptr: tl.tensor,
     seq_lens_ptr: tl.tensor,
@@ -64,17 +69,19 @@ def gather_tables_kernel(
     rows_ptr: tl.tensor,
     starts_ptr: tl.tensor,
     query_start_ptr: tl.tensor,
+    group_stride: tl.tensor,
     table_stride: tl.tensor,
+    out_stride: tl.tensor,
     width: tl.tensor,
     BLOCK: tl.constexpr,
 ) -> None:
-    request = tl.program_id(1).to(tl.int64)
+    request, group = tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
     column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     row = tl.load(rows_ptr + request).to(tl.int64)
     mask = column < width
     is_known = column < tl.where(row >= 0, width, 0)
-    blocks = tl.load(tables_ptr + row * table_stride + column, mask=is_known, other=0)
-    tl.store(out_ptr + request * width + column, blocks, mask=mask)
+    blocks = tl.load(tables_ptr + group * group_stride + row * table_stride + column, mask=is_known, other=0)
+    tl.store(out_ptr + group * out_stride + request * width + column, blocks, mask=mask)
     start = tl.load(starts_ptr + request)
     query_len = tl.load(query_start_ptr + request + 1) - tl.load(query_start_ptr + request)
     tl.store(seq_lens_ptr + request, tl.where(row >= 0, start + query_len, 1).to(tl.int32))
@@ -91,15 +98,19 @@ def gather_inputs(
 ) -> None:
     """Fill the buffers of a step; see `kernels.gather_inputs.gather_inputs`."""
     num_tokens, num_requests = out.input_ids.shape[0], rows.shape[0]
-    width = out.block_tables.shape[1]
-    for name in ("input_ids", "positions", "slot_mapping", "block_tables", "seq_lens"):
+    num_groups, width = block_tables.shape[0], out.block_tables.shape[2]
+    for name in ("input_ids", "positions", "seq_lens"):
         check_contiguous(name, getattr(out, name))
+    # Between groups there may be a gap.
+    check_contiguous("slot_mapping[0]", out.slot_mapping[0])
+    check_contiguous("block_tables[0]", out.block_tables[0])
     check_shape("positions", out.positions, (num_tokens,))
-    check_shape("slot_mapping", out.slot_mapping, (num_tokens,))
+    check_shape("slot_mapping", out.slot_mapping, (num_groups, num_tokens))
+    check_shape("block_tables", out.block_tables, (num_groups, num_requests, width))
     check_shape("seq_lens", out.seq_lens, (num_requests,))
     check_shape("query_start_loc", query_start_loc, (num_requests + 1,))
-    if width > block_tables.shape[1]:
-        raise ValueError(f"out.block_tables has {width} columns, more than {block_tables.shape[1]}")
+    if width > block_tables.shape[2]:
+        raise ValueError(f"out.block_tables has {width} columns, more than {block_tables.shape[2]}")
     if num_tokens:
         gather_tokens_kernel[(triton.cdiv(num_tokens, BLOCK),)](
             out.input_ids,
@@ -112,15 +123,18 @@ def gather_inputs(
             query_start_loc,
             token_pool.stride(0),
             block_tables.stride(0),
+            block_tables.stride(1),
+            out.slot_mapping.stride(0),
             num_tokens,
             num_requests,
+            NUM_GROUPS=num_groups,
             BLOCK_SIZE=block_size,
             BLOCK=BLOCK,
             num_warps=4,
             **FUSED,
         )
     if num_requests:
-        gather_tables_kernel[(triton.cdiv(max(1, width), BLOCK), num_requests)](
+        gather_tables_kernel[(triton.cdiv(max(1, width), BLOCK), num_requests, num_groups)](
             out.block_tables,
             out.seq_lens,
             block_tables,
@@ -128,6 +142,8 @@ def gather_inputs(
             starts,
             query_start_loc,
             block_tables.stride(0),
+            block_tables.stride(1),
+            out.block_tables.stride(0),
             width,
             BLOCK=BLOCK,
             num_warps=4,

@@ -11,7 +11,7 @@ import pytest
 
 from engine import ConfigError, EngineConfig, ResolvedConfig
 from engine.config import WorkerConfig, resolve_config
-from engine.kv_cache_spec import KVCacheGroup, KVCacheSpec
+from engine.kv_cache_spec import KVCacheGroup, KVCacheSpec, find_groups, group_layers
 
 MIB = 2**20
 
@@ -58,21 +58,42 @@ def resolve(
 
 
 @pytest.mark.parametrize(
-    ("windows", "window"), [([None, 64], None), ([64, 32, 64], 64), ([None, None], None)]
+    ("windows", "groups"),
+    [
+        ([None, None], [(None, (0, 1))]),
+        ([64, 64], [(64, (0, 1))]),
+        ([None, 64, None, 64], [(None, (0, 2)), (64, (1, 3))]),
+        ([64, 64, None, 64, 64, None], [(None, (2, 5)), (64, (0, 1)), (64, (3, 4))]),
+        ([64, 32, 64], [(32, (1,)), (64, (0,)), (64, (2,))]),
+        (
+            [None, *[8] * 30],
+            [(None, (0,)), *((8, tuple(range(at, min(at + 4, 31)))) for at in range(1, 31, 4))],
+        ),
+    ],
 )
-def test_layers_of_one_shape_are_one_group_with_the_widest_window(
-    windows: list[int | None], window: int | None
+def test_each_window_has_groups_of_equally_many_layers(
+    windows: list[int | None], groups: list[tuple[int | None, tuple[int, ...]]]
 ) -> None:
     specs = [KVCacheSpec(2, 16, each) for each in windows]
-    layers = tuple(range(len(windows)))
-    assert resolve(EngineConfig(), kv_specs=specs).cache.groups == (
-        KVCacheGroup(KVCacheSpec(2, 16, window), layers),
-    )
+    expected = tuple(KVCacheGroup(*each) for each in groups)
+    assert resolve(EngineConfig(), kv_specs=specs).cache.groups == expected
+    assert [expected[group].layers.count(layer) for layer, group in enumerate(find_groups(specs))] == [
+        1
+    ] * len(windows)
 
 
-def test_layers_of_several_shapes_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"different numbers of KV heads x head sizes \(2 x 16, 1 x 32\)"):
-        resolve(EngineConfig(), kv_specs=[KVCacheSpec(2, 16, None), KVCacheSpec(1, 32, None)])
+def test_layers_with_several_sizes_of_keys_are_one_group_with_the_widest_window() -> None:
+    specs = [KVCacheSpec(2, 16, 64), KVCacheSpec(1, 16, 32), KVCacheSpec(2, 16, 8)]
+    assert group_layers(specs) == (KVCacheGroup(64, (0, 1, 2)),)
+    assert group_layers([*specs, KVCacheSpec(2, 16, None)]) == (KVCacheGroup(None, (0, 1, 2, 3)),)
+
+
+@pytest.mark.parametrize(("num_blocks", "longest"), [(21, 96), (25, 128), (101, 1344), (401, 2048)])
+def test_windows_make_longer_contexts_fit(num_blocks: int, longest: int) -> None:
+    """A window of 64 with chunks of 48 tokens takes at most 8 blocks of 16, in each of its 2 groups."""
+    specs = [KVCacheSpec(2, 16, window) for window in (None, 64, 64)]
+    config = EngineConfig(num_blocks=num_blocks, max_num_batched_tokens=48, max_num_seqs=8)
+    assert resolve(config, kv_specs=specs).max_model_len == longest
 
 
 @pytest.mark.parametrize(("field", "message", "value"), BAD)
@@ -156,7 +177,9 @@ def test_a_model_length_beyond_the_cache_shrinks_with_a_notice(max_model_len: in
 
 def test_blocks_that_hold_no_request_are_refused() -> None:
     """One token would be a prompt without an answer."""
-    with pytest.raises(ConfigError, match=r"num_blocks=2 with block_size=1 hold 1 token.*memory_share"):
+    with pytest.raises(
+        ConfigError, match=r"num_blocks=2 with block_size=1 hold 1 tokens of 1 groups.*memory_share"
+    ):
         resolve(EngineConfig(num_blocks=2, block_size=1))
     for num_blocks, block_size in ((3, 1), (2, 2)):
         assert resolve(EngineConfig(num_blocks=num_blocks, block_size=block_size)).max_model_len == 2

@@ -1,4 +1,4 @@
-"""A model whose layers all have a sliding window: the tokens of transformers, in as many blocks as the window needs."""
+"""Models whose layers have sliding windows, all or three of four: transformers' tokens, in few blocks."""
 
 from __future__ import annotations
 
@@ -16,36 +16,60 @@ WINDOW, BLOCK = 64, 16
 SHARED = make_prompt(150, seed=1)
 
 
+# Number of layers: those of OLMo 3 are three with a window and one without, in four groups of one layer.
+FAMILIES = {"mistral": 2, "olmo3": 4}
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def family(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
 @pytest.fixture(scope="module")
-def model() -> PreTrainedModel:
-    return make_transformers_model(
-        "mistral", sliding_window=WINDOW, max_position_embeddings=4096, eos_token_id=None
-    )
+def model(family: str) -> PreTrainedModel:
+    sizes = {"num_hidden_layers": FAMILIES[family], "max_position_embeddings": 4096}
+    return make_transformers_model(family, sliding_window=WINDOW, eos_token_id=None, **sizes)
 
 
 @pytest.fixture(scope="module")
 def folder(model: PreTrainedModel, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save(model, tmp_path_factory.mktemp("mistral"))
+    return save(model, tmp_path_factory.mktemp("windows"))
+
+
+def generate_greedily(model: PreTrainedModel, prompt: list[int], count: int) -> list[int]:
+    greedy = GenerationConfig(max_new_tokens=count, do_sample=False, pad_token_id=0)
+    found = model.generate(torch.tensor([prompt]), generation_config=greedy)[0, len(prompt) :]
+    return [int(token_id) for token_id in found]
 
 
 async def test_two_thousand_tokens_take_the_blocks_of_one_window(
-    model: PreTrainedModel, folder: Path
+    family: str, model: PreTrainedModel, folder: Path
 ) -> None:
     prompt, most, token_ids = make_prompt(200), 0, []
-    config = EngineConfig(str(folder), skip_tokenizer_init=True, num_blocks=300, num_threads=1)
+    num_windows, num_full = {"mistral": (1, 0), "olmo3": (3, 1)}[family]
+    config = EngineConfig(str(folder), skip_tokenizer_init=True, num_blocks=600, num_threads=1)
     params = SamplingParams(temperature=0, max_tokens=2000, ignore_eos=True, output_kind="delta")
     async with Engine(config) as engine:
         async for output in engine.generate(prompt, params):
             token_ids += output.outputs[0].token_ids
             stats = engine.stats()
             if len(token_ids) > BLOCK:
-                most = max(most, stats.num_blocks - stats.num_free_blocks)
+                used = stats.num_blocks - stats.num_free_blocks
+                most = max(most, used - num_full * -(-(len(prompt) + len(token_ids)) // BLOCK))
     # A window may begin in the middle of a block, and a block is taken before the tokens in flight have come back.
-    assert most <= WINDOW // BLOCK + 2
-    greedy = GenerationConfig(max_new_tokens=400, do_sample=False, pad_token_id=0)
-    expected = model.generate(torch.tensor([prompt]), generation_config=greedy)[0, len(prompt) :]
-    assert token_ids[:400] == expected.tolist()
+    assert most <= num_windows * (WINDOW // BLOCK + 2) + num_full
+    assert token_ids[:400] == generate_greedily(model, prompt, 400)
     assert len(token_ids) == 2000
+
+
+def test_a_prompt_needs_blocks_for_its_chunks_only(family: str, model: PreTrainedModel, folder: Path) -> None:
+    """All layers would need 63 blocks in each group; the window's groups have 8 at most."""
+    prompt, num_blocks = make_prompt(1000), {"mistral": 10, "olmo3": 1 + 64 + 3 * 9}[family]
+    settings = {"max_num_batched_tokens": 64, "max_model_len": 1024, "num_blocks": num_blocks}
+    with LLM(str(folder), skip_tokenizer_init=True, num_threads=1, **settings) as llm:
+        outputs = llm.generate([prompt] * 2, SamplingParams(temperature=0, max_tokens=20), use_tqdm=False)
+    expected = generate_greedily(model, prompt, 20)
+    assert [output.outputs[0].token_ids for output in outputs] == [expected] * 2
 
 
 def run(folder: Path, **settings: Any) -> tuple[list[list[int]], int]:
@@ -66,11 +90,15 @@ def run(folder: Path, **settings: Any) -> tuple[list[list[int]], int]:
     return tokens, stats.num_preemptions
 
 
-def test_hits_chunks_and_preemption_change_no_token(folder: Path) -> None:
+def test_hits_chunks_and_preemption_change_no_token(family: str, folder: Path) -> None:
     plain = {"enable_chunked_prefill": False, "enable_overlap": False, "enable_native_ops": False}
     expected, _ = run(folder, num_blocks=400, enable_prefix_caching=False, **plain)
     tokens, num_preemptions = run(
-        folder, num_blocks=24, enable_prefix_caching=True, max_num_batched_tokens=40, max_num_seqs=8
+        folder,
+        num_blocks={"mistral": 24, "olmo3": 60}[family],
+        enable_prefix_caching=True,
+        max_num_batched_tokens=40,
+        max_num_seqs=8,
     )
     assert tokens == expected
     assert num_preemptions > 0

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from engine.kv_cache_spec import KVCacheSpec
+from engine.kv_cache_spec import KVCacheSpec, group_layers
 from engine.messages import StepPlan
 from engine.model import Model
 from engine.spec.device.draft_sampler import DraftSampler, to_lists
@@ -30,6 +31,7 @@ class DraftModel:
 
     def __init__(self, model: Model, is_greedy: bool) -> None:
         self.model = model
+        self._num_groups = len(group_layers(model.kv_specs()))
         self._is_greedy = is_greedy
 
     @property
@@ -40,13 +42,14 @@ class DraftModel:
         return self.model.repack(ops)
 
     def kv_specs(self) -> tuple[KVCacheSpec, ...]:
-        return self.model.kv_specs()
+        # All layers use blocks of the target's first group, which are never freed early.
+        return tuple(replace(spec, window=None) for spec in self.model.kv_specs())
 
     def start(self, batch: InputBatch, sampler: Sampler, kv_caches: list[KVCache]) -> None:
         self._batch = batch
         self._kv_caches = kv_caches
         self._sampler = DraftSampler(sampler, self._is_greedy)
-        self._progress = DraftProgress(batch.max_num_seqs, kv_caches[0][0].shape[0], batch.block_size)
+        self._progress = DraftProgress(batch, kv_caches[0][0].shape[0])
 
     def take_plan(self, plan: StepPlan) -> None:
         self._progress.apply(plan)
@@ -100,4 +103,5 @@ class DraftModel:
         return drafts
 
     def _run(self, step: ModelInput) -> Tensor:
-        return self.model(step.input_ids, step.positions, self._kv_caches, step.attn_metadata)
+        metadata = step.attn_metadata.use_first_group(self._num_groups)
+        return self.model(step.input_ids, step.positions, self._kv_caches, metadata)

@@ -72,7 +72,7 @@ class Eagle:
         self._vocab_size = sampler.state.vocab_size
         self._sampler = DraftSampler(sampler, self._is_greedy)
         self._store = HiddenStore()
-        self._progress = DraftProgress(batch.max_num_seqs, self._kv_cache[0].shape[0], batch.block_size)
+        self._progress = DraftProgress(batch, self._kv_cache[0].shape[0])
 
     def take_plan(self, plan: StepPlan) -> None:
         self._progress.apply(plan)

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from engine.model.attention import Attention, StepInputs
+from engine.model.attention import Attention, StepInputs, plan_groups
 from engine.model.attn_metadata import AttnMetadata
 from engine.model.decoder import MLP
 from engine.model.layer_spec import LayerSpec
@@ -148,14 +148,6 @@ class EagleNet(nn.Module):
         return output, output if self.shape.norm_output else predicted
 
     def _prepare(self, positions: Tensor, kv_cache: KVCache, metadata: AttnMetadata) -> StepInputs:
-        query_lens, seq_lens = metadata.query_lens_list, metadata.seq_lens_list
-        plan = self.ops.make_plan(
-            metadata.block_tables,
-            metadata.query_start_loc,
-            metadata.seq_lens,
-            query_lens,
-            seq_lens,
-            kv_cache[0].shape[1],
-        )
-        rotation = self.rope.compute(positions, query_lens, seq_lens)
-        return StepInputs(self.ops, metadata, plan, (rotation,))
+        rotation = self.rope.compute(positions, metadata.query_lens_list, metadata.seq_lens_list)
+        groups = plan_groups(self.ops, metadata.use_first_group(1), kv_cache[0].shape[1])
+        return StepInputs(self.ops, metadata, groups, (rotation,))

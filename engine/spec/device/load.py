@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from engine.errors import ConfigError
+from engine.kv_cache_spec import group_layers
 from engine.model import Model, load_model
 from engine.spec.config import SpeculativeConfig
 from engine.spec.device.draft_model import DraftModel
@@ -28,9 +29,10 @@ def load_drafter(config: SpeculativeConfig, target: Model, ops: Ops, device: tor
     method, path = config.device_method, config.model
     if method is None or path is None:
         return None
-    if any(spec.window is not None for spec in target.kv_specs()):
+    if group_layers(target.kv_specs())[0].window is not None:
         raise ConfigError(
-            f"speculative_config: method={method!r} needs a model without sliding windows: drafts read all blocks"
+            f"speculative_config: method={method!r} needs a target with layers that attend to all tokens: "
+            "the drafter's keys are in their blocks"
         )
     is_greedy = config.draft_sample_method == "greedy"
     if method == "draft_model":

@@ -8,6 +8,7 @@ import numpy as np
 
 from engine.messages import StepPlan
 from engine.spec.device.drafter import MAX_CATCH_UP
+from engine.worker.input_batch import InputBatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,17 +26,19 @@ class DraftRuns:
 class DraftProgress:
     """The drafter's `num_computed_tokens`, which may be behind the target's.
 
-    Blocks found in the prefix cache keep what the drafter wrote for an earlier request, as far as it got there.
+    Only blocks of the first group of layers contain what the drafter writes. Blocks found in the prefix cache keep what
+    it wrote for an earlier request, as far as it got there.
 
     Attributes:
         num_computed: [max_num_seqs] int64.
         num_slots: [max_num_seqs] int64, tokens that fit into the row's blocks.
     """
 
-    def __init__(self, max_num_seqs: int, num_blocks: int, block_size: int) -> None:
-        self.num_computed = np.zeros(max_num_seqs, dtype=np.int64)
-        self.num_slots = np.zeros(max_num_seqs, dtype=np.int64)
-        self._block_size = block_size
+    def __init__(self, batch: InputBatch, num_blocks: int) -> None:
+        self.num_computed = np.zeros(batch.max_num_seqs, dtype=np.int64)
+        self.num_slots = np.zeros(batch.max_num_seqs, dtype=np.int64)
+        self._block_size = batch.block_size
+        self._num_groups = batch.num_groups
         self._num_written = np.zeros(num_blocks, dtype=np.int64)  # leading slots of each block
         self._blocks: dict[int, list[int]] = {}
 
@@ -43,15 +46,17 @@ class DraftProgress:
         """Take the new rows and blocks of a plan."""
         for new in plan.new_rows:
             num_shared = new.num_cached_tokens // self._block_size
-            self._num_written[new.block_ids[num_shared:]] = 0
-            self._blocks[new.row] = list(new.block_ids)
-            written = self._num_written[new.block_ids[:num_shared]]
+            block_ids = new.block_ids[:: self._num_groups]
+            self._num_written[block_ids[num_shared:]] = 0
+            self._blocks[new.row] = block_ids
+            written = self._num_written[block_ids[:num_shared]]
             is_full = written == self._block_size
             num_full = num_shared if is_full.all() else int(is_full.argmin())
             partial = int(written[num_full]) if num_full < num_shared else 0
             self.num_computed[new.row] = num_full * self._block_size + partial
-            self.num_slots[new.row] = len(new.block_ids) * self._block_size
-        for row, block_ids in plan.new_blocks:
+            self.num_slots[new.row] = len(block_ids) * self._block_size
+        for row, new_ids in plan.new_blocks:
+            block_ids = new_ids[:: self._num_groups]
             self._num_written[block_ids] = 0
             self._blocks[row] += block_ids
             self.num_slots[row] += len(block_ids) * self._block_size

@@ -94,12 +94,17 @@ class Sample:
 
 
 class FakeWorker:
-    """Executes plans like the real one, on a dict of slots."""
+    """Executes plans like the real one, on a dict of slots.
 
-    def __init__(self, block_size: int, window: int | None = None) -> None:
+    Args:
+        windows: of the groups of layers, the widest first. A next token depends on the first group.
+    """
+
+    def __init__(self, block_size: int, windows: Sequence[int | None] = (None,)) -> None:
         self.block_size = block_size
-        self.window = window
-        self.kv: dict[int, int] = {}
+        self.windows = windows
+        self.window = windows[0]
+        self.kv: dict[int, tuple[int, int]] = {}  # slot -> (group, token)
         self.tables: dict[int, list[int]] = {}
         self.tokens: dict[int, list[int]] = {}
         self.parked: dict[int, list[Sample]] = {}  # by step
@@ -117,7 +122,7 @@ class FakeWorker:
         for index in live:
             self._write(plan, index, drafts[index])
         for index in live:  # a row may read what a later row of this step has written
-            self._check_window(int(plan.rows[index]), int(plan.starts[index]))
+            self._check_windows(int(plan.rows[index]), int(plan.starts[index]))
         scores = self._score(plan, live)
         samples = [self._sample(plan, index, drafts[index]) for index in live if plan.num_samples[index]]
         plain = [sample for sample in samples if not plan.is_gated[sample.index]]
@@ -189,13 +194,15 @@ class FakeWorker:
         self.num_computed_tokens += count
         tokens = self.tokens[row] + drafts
         for position in range(start, start + count):
-            self.kv[self._slot(row, position)] = tokens[position]
+            for group in range(len(self.windows)):
+                self.kv[self._slot(row, position, group)] = group, tokens[position]
 
-    def _check_window(self, row: int, start: int) -> None:
+    def _check_windows(self, row: int, start: int) -> None:
         """The first token of a run finds those before it in the cache, also where the last one does not look."""
-        if self.window is not None:
-            seen = range(max(0, start + 1 - self.window), start)
-            assert [self.kv[self._slot(row, at)] for at in seen] == [self.tokens[row][at] for at in seen]
+        for group, window in enumerate(self.windows):
+            if window is not None:
+                seen = range(max(0, start + 1 - window), start)
+                assert self._read(row, seen, group) == [self.tokens[row][at] for at in seen]
 
     def _sample(self, plan: StepPlan, index: int, drafts: list[int]) -> Sample:
         row = int(plan.rows[index])
@@ -203,8 +210,7 @@ class FakeWorker:
         num_known = end - len(drafts)
         assert num_known == len(self.tokens[row]), "a sampled run must reach the last token"
         token_ids = [
-            next_token([self.kv[self._slot(row, at)] for at in self._list_seen(length)])
-            for length in range(num_known, end + 1)
+            next_token(self._read(row, self._list_seen(length), 0)) for length in range(num_known, end + 1)
         ]
         return Sample(index, row, token_ids, drafts)
 
@@ -212,7 +218,12 @@ class FakeWorker:
         """The positions that the last of `end` tokens attends to."""
         return range(0 if self.window is None else max(0, end - self.window), end)
 
-    def _slot(self, row: int, position: int) -> int:
-        block = self.tables[row][position // self.block_size]
+    def _read(self, row: int, positions: range, group: int) -> list[int]:
+        found = [self.kv[self._slot(row, at, group)] for at in positions]
+        assert all(owner == group for owner, _ in found), "a block of another group"
+        return [token_id for _, token_id in found]
+
+    def _slot(self, row: int, position: int, group: int) -> int:
+        block = self.tables[row][position // self.block_size * len(self.windows) + group]
         assert block > 0, "the null block is nobody's"
         return block * self.block_size + position % self.block_size

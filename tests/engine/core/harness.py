@@ -17,7 +17,7 @@ from engine.core.kv_cache_manager import KVCacheManager
 from engine.core.request import Request
 from engine.core.request_table import RequestTable
 from engine.core.scheduler import Scheduler
-from engine.kv_cache_spec import KVCacheGroup, KVCacheSpec
+from engine.kv_cache_spec import KVCacheGroup
 from engine.messages import (
     AddRequest,
     Detail,
@@ -57,7 +57,7 @@ def make_scheduler_config(**changes: object) -> SchedulerConfig:
 
 
 def make_group(window: int | None = None) -> KVCacheGroup:
-    return KVCacheGroup(KVCacheSpec(1, 8, window), layers=(0,))
+    return KVCacheGroup(window, layers=(0,))
 
 
 def make_request(
@@ -109,7 +109,11 @@ def cut_sometimes(target: DraftTarget) -> DraftTarget:
 
 
 class SchedulerHarness:
-    """Owns a scheduler and moves its messages; `ended` and `outputs` collect what comes out, by request name."""
+    """Owns a scheduler and moves its messages; `ended` and `outputs` collect what comes out, by request name.
+
+    Args:
+        narrower: windows of more groups of layers, below `window`. `num_blocks` grows with them.
+    """
 
     def __init__(
         self,
@@ -119,16 +123,20 @@ class SchedulerHarness:
         proposer: Proposer | None = None,
         window: int | None = None,
         has_slow_masks: bool = False,
+        narrower: Sequence[int] = (),
         **config: object,
     ) -> None:
         self.now = 0.0
-        cache = CacheConfig(num_blocks, block_size, caching, groups=(make_group(window),))
+        scheduler_config = make_scheduler_config(**config)
+        max_chunk_len, more = scheduler_config.max_num_batched_tokens, [make_group(each) for each in narrower]
+        num_blocks += sum(group.count_blocks(MAX_MODEL_LEN, max_chunk_len, block_size) for group in more)
+        cache = CacheConfig(num_blocks, block_size, caching, (make_group(window), *more), max_chunk_len)
         self.kv_cache = KVCacheManager(cache)
         self.scheduler = Scheduler(
-            make_scheduler_config(**config), self.kv_cache, [EOS], lambda: self.now,
+            scheduler_config, self.kv_cache, [EOS], lambda: self.now,
             make_drafts=None if proposer is None else make_planner([proposer], num_speculative_tokens=6),
         )  # fmt: skip
-        self.worker = FakeWorker(block_size, window)
+        self.worker = FakeWorker(block_size, [window, *narrower])
         self.to_worker: deque[StepPlan | StepMasks] = deque()
         self.to_grammar: deque[FillMasks | FindDrafts] = deque()
         self.answers: deque[list[DraftTarget]] = deque()  # the grammar's answers to FindDrafts
@@ -241,7 +249,8 @@ class SchedulerHarness:
         owned = pool.owned_ids()
         assert 0 not in owned
         assert pool.num_free + len(owned) == pool.num_usable
-        held = [block for request in self.scheduler.state.running for block in request.block_ids if block]
+        running = self.scheduler.state.running
+        held = [block for each in running for block in (*each.block_ids, *each.reserved_ids) if block]
         assert sorted(held) == sorted(block for block, owners in owned.items() for _ in range(owners))
         assert all(not request.block_ids for request in self.scheduler.state.waiting.requests())
         assert self.names.keys() == self.scheduler.state.requests.keys()

@@ -12,7 +12,7 @@ from engine.core.block_hash import compute_fingerprint, extend_block_hashes, mak
 from tests.engine.core.harness import make_group
 
 BLOCK = 4
-CACHE = CacheConfig(100, 16, True, (make_group(),))
+CACHE = CacheConfig(100, 16, True, (make_group(),), 64)
 NAMES: dict[str, Any] = {
     "weights_hash": b"w", "model": "m", "dtype": "float32", "quantization": "none", "kv_dtype": "float32",
     "cache": CACHE,

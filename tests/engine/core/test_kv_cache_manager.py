@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from engine.config import CacheConfig
@@ -14,8 +16,15 @@ from tests.engine.core.harness import SchedulerHarness
 BLOCK = 4
 
 
-def make_manager(num_usable: int = 20, caching: bool = True, window: int | None = None) -> KVCacheManager:
-    return KVCacheManager(CacheConfig(num_usable + 1, BLOCK, caching, (harness.make_group(window),)))
+def make_manager(
+    num_usable: int = 20,
+    caching: bool = True,
+    window: int | None = None,
+    narrower: Sequence[int] = (),
+    max_chunk_len: int = 64,
+) -> KVCacheManager:
+    groups = tuple(harness.make_group(each) for each in (window, *narrower))
+    return KVCacheManager(CacheConfig(num_usable + 1, BLOCK, caching, groups, max_chunk_len))
 
 
 def make_request(prompt: list[int], salt: str | None = None, **params: object) -> Request:

@@ -31,7 +31,7 @@ def make_prompt(chance: random.Random, stems: list[list[int]], longest: int = 12
     has_slow_masks=st.booleans(),
     num_blocks=st.sampled_from([26, 40, 200]),
     caching=st.booleans(),
-    window=st.sampled_from([None, None, 1, 4, 9, 30]),
+    windows=st.sampled_from([(None,), (None,), (1,), (4,), (9,), (30,), (None, 1), (None, 9), (30, 4, 4)]),
     longest=st.sampled_from([12, MAX_MODEL_LEN]),
     config=st.fixed_dictionaries(
         {
@@ -43,7 +43,7 @@ def make_prompt(chance: random.Random, stems: list[list[int]], longest: int = 12
     ),
 )
 @example(  # a row shares a block that a row behind it writes in the same step
-    seed=9751322, has_drafts=False, has_slow_masks=False, num_blocks=26, caching=True, window=4, longest=12,
+    seed=9751322, has_drafts=False, has_slow_masks=False, num_blocks=26, caching=True, windows=(4,), longest=12,
     config={"max_num_batched_tokens": 5, "policy": "priority", "max_steps_in_flight": 1, "max_num_seqs": 4},
 )  # fmt: skip
 def test_any_order_of_events_keeps_blocks_and_tokens_right(
@@ -52,15 +52,17 @@ def test_any_order_of_events_keeps_blocks_and_tokens_right(
     has_slow_masks: bool,
     num_blocks: int,
     caching: bool,
-    window: int | None,
+    windows: tuple[int | None, *tuple[int, ...]],
     longest: int,
     config: dict[str, object],
 ) -> None:
     chance = random.Random(seed)
+    window, *narrower = windows
     proposer = RandomProposer(chance, window) if has_drafts else None
     house = SchedulerHarness(
-        num_blocks, caching=caching, proposer=proposer, window=window, has_slow_masks=has_slow_masks, **config
-    )
+        num_blocks, caching=caching, proposer=proposer, window=window, has_slow_masks=has_slow_masks,
+        narrower=narrower, **config,
+    )  # fmt: skip
     stems = [chance.choices(range(90), k=40) for _ in range(2)]
     requests, expected, aborted = {}, {}, set()
     for number in range(chance.randrange(1, 14)):
@@ -99,15 +101,22 @@ def test_any_order_of_events_keeps_blocks_and_tokens_right(
         assert house.scored[name] == ([] if request.params.logprobs is None else got)
 
 
-@pytest.mark.parametrize(("num_blocks", "window"), [(60, None), (45, 10)])
+@pytest.mark.parametrize(
+    ("num_blocks", "window", "narrower"), [(60, None, []), (45, 10, []), (60, None, [10, 10])]
+)
 @pytest.mark.parametrize("has_drafts", [False, True])
 def test_two_thousand_random_requests_leave_no_block_behind(
-    num_blocks: int, window: int | None, has_drafts: bool
+    num_blocks: int, window: int | None, narrower: list[int], has_drafts: bool
 ) -> None:
     chance = random.Random(7)
     proposer = RandomProposer(chance, window) if has_drafts else None
     house = SchedulerHarness(
-        num_blocks, proposer=proposer, window=window, max_num_seqs=16, max_num_batched_tokens=64
+        num_blocks,
+        proposer=proposer,
+        window=window,
+        narrower=narrower,
+        max_num_seqs=16,
+        max_num_batched_tokens=64,
     )
     stems = [chance.choices(range(90), k=40) for _ in range(5)]
     for number in range(2000):

@@ -15,6 +15,7 @@ import transformers
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from engine.kv_cache_spec import group_layers
 from engine.lora.loader import Adapter
 from engine.model import DecoderModel
 from engine.model.adapters import StepAdapters, join_segments
@@ -90,7 +91,10 @@ def make_prompt(length: int, seed: int = 0) -> list[int]:
 
 
 class Driver:
-    """A paged cache with its requests. Every block is handed out in shuffled order and starts as NaN."""
+    """A paged cache with its requests. Every block is handed out in shuffled order and starts as NaN.
+
+    A request's table has one block of each group of layers for every `block_size` tokens, as `Request.block_ids`.
+    """
 
     def __init__(
         self, model: DecoderModel, num_blocks: int = 160, block_size: int = 16, seed: int = 0
@@ -98,6 +102,8 @@ class Driver:
         self.model = model
         self.block_size = block_size
         dtype = model.embed_tokens.dtype
+        self.num_groups = len(group_layers(model.kv_specs()))
+        num_blocks *= self.num_groups
         self.kv_caches = allocate_kv_cache(
             model.kv_specs(), num_blocks, block_size, dtype, torch.device("cpu")
         )
@@ -113,17 +119,17 @@ class Driver:
     def step(self, batch: dict[str, list[int]]) -> dict[str, Tensor]:
         """Append tokens to requests, in the order given, and return the logits of each, [n, V]."""
         positions: list[int] = []
-        slots: list[int] = []
+        slots: list[list[int]] = [[] for _ in range(self.num_groups)]
         for request, token_ids in batch.items():
             table = self.block_tables.setdefault(request, [])
             start = self.num_computed.get(request, 0)
             for position in range(start, start + len(token_ids)):
-                if position // self.block_size == len(table):
-                    table.append(self.free_blocks.pop())
+                first = position // self.block_size * self.num_groups
+                if first == len(table):
+                    table += [self.free_blocks.pop() for _ in range(self.num_groups)]
                 positions.append(position)
-                slots.append(
-                    table[position // self.block_size] * self.block_size + position % self.block_size
-                )
+                for group, found in enumerate(slots):
+                    found.append(table[first + group] * self.block_size + position % self.block_size)
             self.num_computed[request] = start + len(token_ids)
         query_lens = [len(token_ids) for token_ids in batch.values()]
         tokens = [token for token_ids in batch.values() for token in token_ids]
@@ -147,13 +153,14 @@ class Driver:
         rows = [np.array(each) for each in places.values()]
         return join_segments(self.model.ops, bound, rows, torch.device("cpu"))
 
-    def _make_metadata(self, requests: list[str], query_lens: list[int], slots: list[int]) -> AttnMetadata:
+    def _make_metadata(self, requests: list[str], query_lens: list[int], slots: list[list[int]]) -> AttnMetadata:
         tables = [self.block_tables[request] for request in requests]
         width = max(map(len, tables))
+        padded = torch.tensor([t + [0] * (width - len(t)) for t in tables], dtype=torch.int32)
         seq_lens = [self.num_computed[request] for request in requests]
         return AttnMetadata(
             slot_mapping=torch.tensor(slots),
-            block_tables=torch.tensor([t + [0] * (width - len(t)) for t in tables], dtype=torch.int32),
+            block_tables=padded.unflatten(1, (-1, self.num_groups)).permute(2, 0, 1).contiguous(),
             query_start_loc=torch.tensor([0, *query_lens]).cumsum(0).int(),
             seq_lens=torch.tensor(seq_lens, dtype=torch.int32),
             query_lens_list=query_lens,

@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 
 from engine import LLM, SamplingParams
 from engine.errors import ConfigError
+from engine.kv_cache_spec import group_layers
 from engine.model import DecoderModel, ModelConfig, load_model
 from kernels.cpu import make_native_ops
 from tests.engine.model.drive import Driver, compute_expected, make_prompt, make_transformers_model, save
@@ -111,7 +112,10 @@ def test_prefill_chunks_decode_and_prefix_hit(variant: str, folders: Callable[[s
         cuts = (prompt[:50], prompt[50:67], *([token] for token in prompt[67:75]))
         parts = [driver.step({"b": part})["b"] for part in cuts]
         assert_near(torch.cat(parts), expected[:75])
-        driver.block_tables["hit"], driver.num_computed["hit"] = driver.block_tables["a"][:4], 64
+        driver.block_tables["hit"], driver.num_computed["hit"] = (
+            driver.block_tables["a"][: 4 * driver.num_groups],
+            64,
+        )
         assert_near(driver.step({"hit": prompt[64:], "other": make_prompt(9, 1)})["hit"], expected[64:])
 
 
@@ -134,8 +138,10 @@ def test_texts_do_not_depend_on_batch_chunks_or_cache(variant: str, folders: Cal
     plain = settings | {"enable_prefix_caching": False, "enable_chunked_prefill": False}
     with LLM(str(folders(variant)), num_blocks=60, **plain) as llm:
         alone = [llm.generate(*each, use_tqdm=False)[0] for each in zip(prompts, params, strict=True)]
+    layers = ModelConfig.from_pretrained(folders(variant)).layer_specs
+    num_blocks = 20 * len(group_layers([layer.kv_spec for layer in layers]))
     with LLM(
-        str(folders(variant)), num_blocks=20, max_num_seqs=4, max_num_batched_tokens=30, **settings
+        str(folders(variant)), num_blocks=num_blocks, max_num_seqs=4, max_num_batched_tokens=30, **settings
     ) as llm:
         runs = [llm.generate(prompts, params, use_tqdm=False) for _ in range(2)]
         assert llm.stats().prefix_cache_hits > 0

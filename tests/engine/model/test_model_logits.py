@@ -156,7 +156,12 @@ def test_forward_reads_no_value_back_from_the_device() -> None:
     cache = torch.empty((200, 16, 2, 16), device=meta)
     slots, tables, starts, lens = (
         torch.empty(shape, dtype=dtype, device=meta)
-        for shape, dtype in ((306, torch.int64), ((4, 44), torch.int32), (5, torch.int32), (4, torch.int32))
+        for shape, dtype in (
+            ((1, 306), torch.int64),
+            ((1, 4, 44), torch.int32),
+            (5, torch.int32),
+            (4, torch.int32),
+        )
     )
     metadata = AttnMetadata(slots, tables, starts, lens, query_lens, seq_lens)
     ids = torch.empty(306, dtype=torch.int64, device=meta)

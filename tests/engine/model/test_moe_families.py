@@ -72,7 +72,10 @@ def test_prefill_chunks_decode_and_prefix_hit(variant: str, ops: str) -> None:
         driver.step({"b": part})["b"] for part in (prompt[:50], prompt[50:67], *([x] for x in prompt[67:75]))
     ]
     assert_near(torch.cat(parts), expected[:75])
-    driver.block_tables["hit"], driver.num_computed["hit"] = driver.block_tables["a"][:4], 64
+    driver.block_tables["hit"], driver.num_computed["hit"] = (
+        driver.block_tables["a"][: 4 * driver.num_groups],
+        64,
+    )
     assert_near(driver.step({"hit": prompt[64:], "other": make_prompt(9, 1)})["hit"], expected[64:])
 
 

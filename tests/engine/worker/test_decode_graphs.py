@@ -335,21 +335,21 @@ def test_a_device_that_refuses_to_record_keeps_what_it_has(
 def fill(buffers: DecodeBuffers, num_rows: int, width: int, num_blocks: int) -> None:
     """A step whose every number is not that of a row that pads."""
     numbers, rows = torch.arange(5, 5 + num_rows * width), torch.arange(5, 5 + num_rows).int()
-    view = DecodeBuffers(num_rows, width, MAX_LEN, BLOCK, CPU).view(num_rows)
-    tables, lens = rows.unsqueeze(1).expand(-1, num_blocks), rows + width
-    metadata = replace(view.attn_metadata, slot_mapping=numbers * 8, block_tables=tables, seq_lens=lens)
+    view = DecodeBuffers(num_rows, width, MAX_LEN, BLOCK, 1, CPU).view(num_rows)
+    tables, lens = rows.unsqueeze(1).expand(1, -1, num_blocks), rows + width
+    metadata = replace(view.attn_metadata, slot_mapping=numbers[None] * 8, block_tables=tables, seq_lens=lens)
     buffers.fill(replace(view, input_ids=numbers, positions=numbers, attn_metadata=metadata))
 
 
 def read(buffers: DecodeBuffers, num_rows: int) -> list[list[int]]:
     step = buffers.view(num_rows)
     metadata = step.attn_metadata
-    tensors: list[Tensor] = [step.input_ids, step.positions, metadata.slot_mapping, metadata.seq_lens]
-    return [*(each.tolist() for each in tensors), metadata.block_tables[:, 0].tolist()]
+    tensors: list[Tensor] = [step.input_ids, step.positions, metadata.slot_mapping[0], metadata.seq_lens]
+    return [*(each.tolist() for each in tensors), metadata.block_tables[0, :, 0].tolist()]
 
 
 def test_rows_of_a_larger_step_before_pad_again() -> None:
-    buffers = DecodeBuffers(8, 1, MAX_LEN, BLOCK, CPU)
+    buffers = DecodeBuffers(8, 1, MAX_LEN, BLOCK, 1, CPU)
     fill(buffers, 6, 1, num_blocks=3)
     fill(buffers, 2, 1, num_blocks=1)
     pads = [0] * 6
@@ -360,7 +360,7 @@ def test_rows_of_a_larger_step_before_pad_again() -> None:
 
 
 def test_rows_of_several_tokens_pad_with_as_many_of_the_null_block() -> None:
-    buffers = DecodeBuffers(4, 3, MAX_LEN, BLOCK, CPU)
+    buffers = DecodeBuffers(4, 3, MAX_LEN, BLOCK, 1, CPU)
     fill(buffers, 3, 3, num_blocks=3)
     fill(buffers, 1, 3, num_blocks=1)
     tokens, pads = [5, 6, 7], [0] * 9

@@ -185,7 +185,10 @@ def machine(launches: Launches, tmp_path: Path) -> Iterator[Machine]:
     model.reserve_positions(MAX_LEN)
     caches = allocate_kv_cache(model.kv_specs(), 20000, BLOCK, torch.bfloat16, META)
     graphs = DecodeGraphs(model, caches, MAX_ROWS, MAX_LEN, Recorder(), widths=(1, 3))
-    batch, state = InputBatch(MAX_ROWS, MAX_LEN, BLOCK, META, True), SamplingState(MAX_ROWS, VOCAB_SIZE, META)
+    batch, state = (
+        InputBatch(MAX_ROWS, MAX_LEN, BLOCK, META, is_gathered=True),
+        SamplingState(MAX_ROWS, VOCAB_SIZE, META),
+    )
     link: Any = MetaLink()
     runner = ModelRunner(model, caches, batch, state, (0,), link, graphs)
     runner._groups = PrefixGroups(batch, 1, min_bytes=1)

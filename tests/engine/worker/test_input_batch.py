@@ -57,7 +57,7 @@ def test_any_mix_of_runs_is_flattened_as_the_reference_says(
     assert made.input_ids.tolist() == [texts[row][at] for row, at in walk]
     assert made.positions.tolist() == [at for _, at in walk]
     slots = [tables[row][at // block_size] * block_size + at % block_size for row, at in walk]
-    assert made.attn_metadata.slot_mapping.tolist() == slots
+    assert made.attn_metadata.slot_mapping.tolist() == [slots]
 
 
 def test_lengths_and_borders_describe_the_runs(batch: InputBatch) -> None:
@@ -68,7 +68,7 @@ def test_lengths_and_borders_describe_the_runs(batch: InputBatch) -> None:
     assert metadata.seq_lens.tolist() == metadata.seq_lens_list == [9, 2]
     assert metadata.query_lens_list == [6, 1]
     assert made.last_token_index.tolist() == [5, 6]
-    assert metadata.block_tables.tolist() == [[5, 6, 7], [8, 0, 0]], "padded with the null block"
+    assert metadata.block_tables.tolist() == [[[5, 6, 7], [8, 0, 0]]], "padded with the null block"
 
 
 def test_new_blocks_are_appended(batch: InputBatch) -> None:
@@ -76,8 +76,8 @@ def test_new_blocks_are_appended(batch: InputBatch) -> None:
     apply(batch, new_blocks=[(0, [9]), (0, [4, 6])])
     batch.append(as_array(0), as_array(3), torch.tensor([4]))
     made = batch.make_input(as_array(0), as_array(12), as_array(1))
-    assert made.attn_metadata.block_tables.tolist() == [[5, 9, 4, 6]]
-    assert made.attn_metadata.slot_mapping.tolist() == [6 * 4]
+    assert made.attn_metadata.block_tables.tolist() == [[[5, 9, 4, 6]]]
+    assert made.attn_metadata.slot_mapping.tolist() == [[6 * 4]]
 
 
 def test_a_sampled_token_is_the_next_input_and_a_harmless_zero_where_there_was_none(
@@ -111,8 +111,10 @@ def test_a_row_taken_over_holds_nothing_of_the_one_before(batch: InputBatch) -> 
     apply(batch, make_new_row(0, range(9), [5, 6, 7]))
     apply(batch, make_new_row(0, [1, 2], [8]), new_blocks=[(0, [3])])
     made = batch.make_input(as_array(0), as_array(0), as_array(2))
-    assert made.attn_metadata.block_tables.tolist() == [[8]]
-    assert batch.make_input(as_array(0), as_array(4), as_array(1)).attn_metadata.slot_mapping.tolist() == [12]
+    assert made.attn_metadata.block_tables.tolist() == [[[8]]]
+    assert batch.make_input(as_array(0), as_array(4), as_array(1)).attn_metadata.slot_mapping.tolist() == [
+        [12]
+    ]
 
 
 def make_batch(tables: list[list[int]]) -> InputBatch:

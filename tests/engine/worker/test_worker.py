@@ -191,9 +191,9 @@ def test_a_reset_forgets_rows_before_it_makes_new_ones_and_keeps_weights_and_mem
     model, cache, old = worker.model, worker.kv_caches[0][0].data_ptr(), weakref.ref(worker.runner.batch)
     alive: list[bool] = []
 
-    def make_batch(*args: Any) -> InputBatch:
+    def make_batch(*args: Any, **more: Any) -> InputBatch:
         alive.append(old() is not None)
-        return InputBatch(*args)
+        return InputBatch(*args, **more)
 
     monkeypatch.setattr("engine.worker.worker.InputBatch", make_batch)
     worker.reset()

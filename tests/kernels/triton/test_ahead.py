@@ -203,6 +203,7 @@ DRAW = {
 STEP = {
     "input_ids_ptr": "*i64", "positions_ptr": "*i64", "slots_ptr": "*i64", "pool_ptr": "*i64", "tables_ptr": "*i32",
     "rows_ptr": "*i64", "starts_ptr": "*i64", "query_start_ptr": "*i32", "pool_stride": "i32", "table_stride": "i32",
+    "group_stride": "i32", "slot_stride": "i32", "out_stride": "i32",
     "num_tokens": "i32", "num_requests": "i32", "out_ptr": "*i32", "seq_lens_ptr": "*i32", "width": "i32",
 }  # fmt: skip
 ROPE = {
@@ -311,7 +312,7 @@ SMALL = {
         4,
         True,
     ),
-    "gather_tokens": (gather_tokens_kernel, STEP, {"BLOCK_SIZE": 16, "BLOCK": 128}, 4, False),
+    "gather_tokens": (gather_tokens_kernel, STEP, {"NUM_GROUPS": 2, "BLOCK_SIZE": 16, "BLOCK": 128}, 4, False),
     "gather_tables": (gather_tables_kernel, STEP, {"BLOCK": 128}, 4, False),
 }  # fmt: skip
 
