@@ -54,7 +54,8 @@ def gather_tokens_kernel(
     mask = token < num_tokens
     tl.store(input_ids_ptr + token, input_id, mask=mask)
     tl.store(positions_ptr + token, position, mask=mask)
-    for group in tl.static_range(NUM_GROUPS):
+    for index in tl.static_range(NUM_GROUPS):
+        group = tl.zeros([BLOCK], tl.int64) + index
         place = group * group_stride + row * table_stride + position // BLOCK_SIZE
         block = tl.load(tables_ptr + place, mask=is_real, other=0)
         slot = tl.where(is_real, block.to(tl.int64) * BLOCK_SIZE + position % BLOCK_SIZE, 0)
