@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from engine.config import CacheConfig
-from engine.core.block_hash import extend_block_hashes
+from engine.core.block_hash import extend_block_hashes, list_keys
 from engine.core.kv_cache_manager import KVCacheManager
 from engine.core.request import Request
 from tests.engine.core import harness
@@ -207,3 +207,51 @@ def test_would_fit_says_what_admit_does_once_the_victims_are_gone(
     for victim in victims:
         manager.free(victim)
     assert (manager.admit(newcomer) is not None) == promised
+
+
+def list_used(request: Request, num_groups: int) -> list[list[bool]]:
+    """For each group, whether each block of the request is there, rather than freed."""
+    return [
+        [block_id > 0 for block_id in request.block_ids[group::num_groups]] for group in range(num_groups)
+    ]
+
+
+def test_groups_free_what_leaves_their_own_window() -> None:
+    manager = make_manager(40, narrower=[9, 4])
+    request = make_request(list(range(10)))
+    assert manager.admit(request) == 0
+    for num_computed in range(10, 41):
+        advance(manager, request, num_computed)
+    assert list_used(request, 3) == [[True] * 10, [False] * 7 + [True] * 3, [False] * 9 + [True]]
+    assert manager.pool.num_usable - manager.pool.num_free == 14
+    manager.free(request)
+    assert manager.pool.num_free == 40
+
+
+def test_a_hit_is_the_longest_prefix_that_every_group_has() -> None:
+    manager, hashes = make_manager(40, narrower=[9]), make_hashes(range(24))
+    compute(manager, make_request(list(range(25))))
+    manager.pool.forget(list_keys(hashes[:3], 1))
+    request = make_request(list(range(25)))
+    assert count_cached(manager, request) == 24, "the window sees the last two blocks only"
+    assert list_used(request, 2) == [[True] * 7, [False] * 4 + [True] * 3]
+    manager.free(request)
+    manager.pool.forget(list_keys(hashes[5:], 0))
+    assert count_cached(manager, make_request(list(range(25)))) == 20
+    manager.pool.forget(list_keys(hashes[4:5], 1))
+    assert count_cached(manager, make_request(list(range(25)))) == 0
+
+
+def test_a_prompt_gets_its_window_chunk_by_chunk_and_the_full_group_in_reserve() -> None:
+    manager = make_manager(14, narrower=[4], max_chunk_len=8)
+    request, other = make_request(list(range(40))), make_request([90])
+    assert manager.admit(request) == 0
+    assert (len(request.block_ids), len(request.reserved_ids), manager.pool.num_free) == (4, 8, 2)
+    assert manager.admit(other) == 0 and manager.pool.num_free == 0
+    manager.free(other)
+    for num_computed in range(8, 41, 8):
+        manager.commit(request, num_computed)
+        request.table.num_computed[request.slot] = num_computed
+        assert manager.grow(request, min(num_computed + 8, 40)) is not None
+    assert (manager.count_slots(request), request.reserved_ids) == (40, [])
+    assert list_used(request, 2) == [[True] * 10, [False] * 9 + [True]]

@@ -80,6 +80,22 @@ def test_new_blocks_are_appended(batch: InputBatch) -> None:
     assert made.attn_metadata.slot_mapping.tolist() == [[6 * 4]]
 
 
+@pytest.mark.parametrize("is_gathered", [False, True])
+def test_each_group_of_layers_has_its_own_table(is_gathered: bool) -> None:
+    batch = InputBatch(4, MAX_MODEL_LEN, 4, torch.device("cpu"), num_groups=2, is_gathered=is_gathered)
+    apply(batch, make_new_row(0, range(5), [5, 6, 7, 8]), make_new_row(2, [7], [9, 10]))
+    apply(batch, new_blocks=[(0, [11, 12])])
+    metadata = batch.make_input(as_array(2, 0), as_array(0, 3), as_array(1, 6)).attn_metadata
+    assert metadata.block_tables.tolist() == [[[9, 0, 0], [5, 7, 11]], [[10, 0, 0], [6, 8, 12]]]
+    assert metadata.slot_mapping.tolist() == [
+        [36, 23, 28, 29, 30, 31, 44],
+        [40, 27, 32, 33, 34, 35, 48],
+    ]
+    assert batch.list_slots(0, 3, 5).tolist() == [23, 28]
+    first = metadata.use_first_group(2)
+    assert first.slot_mapping.tolist() == [metadata.slot_mapping[0].tolist()] * 2
+
+
 def test_a_sampled_token_is_the_next_input_and_a_harmless_zero_where_there_was_none(
     batch: InputBatch,
 ) -> None:
