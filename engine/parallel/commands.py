@@ -48,6 +48,7 @@ class Forward(msgspec.Struct, frozen=True, tag=True):
 
     query_lens: list[int]
     seq_lens: list[int]
+    num_groups: int  # of layers, each with a block table
     num_columns: int  # of the block tables
 
 

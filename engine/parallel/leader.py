@@ -47,8 +47,9 @@ class LeaderDecoder(DecoderModel):
     ) -> Tensor:
         """As `DecoderModel.forward`, on all ranks."""
         metadata = attn_metadata
+        num_groups, _, num_columns = metadata.block_tables.shape
         command = Forward(
-            list(metadata.query_lens_list), list(metadata.seq_lens_list), metadata.block_tables.shape[1]
+            list(metadata.query_lens_list), list(metadata.seq_lens_list), num_groups, num_columns
         )
         with self._ranks.exchange(command) as comm:
             comm.broadcast(pack_step(input_ids, positions, metadata))

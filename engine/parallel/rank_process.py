@@ -59,8 +59,8 @@ class Follower:
         send(connection, Loaded())
         while True:
             match receive_command(connection):
-                case Forward(query_lens=query_lens, seq_lens=seq_lens, num_columns=num_columns):
-                    self._run(query_lens, seq_lens, num_columns)
+                case Forward() as forward:
+                    self._run(forward)
                 case Logits(num_rows=num_rows):
                     size, dtype = self._model.config.hidden_size, self._model.dtype
                     hidden = torch.empty(num_rows, size, dtype=dtype, device=self._device)
@@ -75,11 +75,14 @@ class Follower:
                 case Start():
                     raise AssertionError("a rank is started once")
 
-    def _run(self, query_lens: list[int], seq_lens: list[int], num_columns: int) -> None:
-        count = count_integers(query_lens, num_columns)
+    def _run(self, command: Forward) -> None:
+        num_groups, num_columns = command.num_groups, command.num_columns
+        count = count_integers(command.query_lens, num_groups, num_columns)
         flat = torch.empty(count, dtype=torch.int64, device=self._device)
         self._comm.broadcast(flat)
-        ids, positions, metadata = unpack_step(flat, query_lens, seq_lens, num_columns)
+        ids, positions, metadata = unpack_step(
+            flat, command.query_lens, command.seq_lens, num_groups, num_columns
+        )
         self._model(ids, positions, self._kv_caches, metadata)
 
     def _allocate(self, command: Allocate) -> None:
