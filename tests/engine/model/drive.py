@@ -153,7 +153,9 @@ class Driver:
         rows = [np.array(each) for each in places.values()]
         return join_segments(self.model.ops, bound, rows, torch.device("cpu"))
 
-    def _make_metadata(self, requests: list[str], query_lens: list[int], slots: list[list[int]]) -> AttnMetadata:
+    def _make_metadata(
+        self, requests: list[str], query_lens: list[int], slots: list[list[int]]
+    ) -> AttnMetadata:
         tables = [self.block_tables[request] for request in requests]
         width = max(map(len, tables))
         padded = torch.tensor([t + [0] * (width - len(t)) for t in tables], dtype=torch.int32)
