@@ -26,6 +26,7 @@ FALSE_WORDS = ("0", "false", "no", "off")
 # What Kubernetes sets as TROUPE_PORT in every container beside a service named "troupe".
 SERVICE_ADDRESS = re.compile(r"(?:tcp|udp|sctp)://")
 
+ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#@\s]+", re.IGNORECASE)
 LogLevel = Literal["debug", "info", "warning", "error"]
 
 
@@ -53,6 +54,19 @@ class AppConfig:
         default=(),
         metadata={"help": "further host name under which browsers may use the server, such as a proxy's"},
     )
+    allowed_origin: tuple[str, ...] = field(
+        default=(),
+        metadata={
+            "help": "web page that may use the API from a browser, such as https://app.example; * is any"
+        },
+    )
+    uds: str | None = field(
+        default=None, metadata={"help": "path of a Unix domain socket to listen on instead of host and port"}
+    )
+    ssl_certfile: str | None = field(
+        default=None, metadata={"help": "certificate chain (PEM); the server then speaks HTTPS"}
+    )
+    ssl_keyfile: str | None = field(default=None, metadata={"help": "private key of the certificate (PEM)"})
     admin_key: str | None = field(
         default=None, metadata={"help": "key of the admin routes, which are off without it"}
     )
@@ -100,13 +114,20 @@ class AppConfig:
                 )
         for key in self.api_key:
             check_key("api_key", key)
+        for origin in self.allowed_origin:
+            if origin != "*" and not ORIGIN.fullmatch(origin):
+                raise UsageError(
+                    f"allowed_origin={origin!r} must be * or scheme://host[:port] without a path"
+                )
+        if (self.ssl_certfile is None) != (self.ssl_keyfile is None):
+            raise UsageError("ssl_certfile and ssl_keyfile go together")
         if self.admin_key is not None:
             check_key("admin_key", self.admin_key)
 
     @property
     def is_loopback(self) -> bool:
         """Whether only this machine can reach the server."""
-        return self.host in ("127.0.0.1", "localhost", "::1")
+        return self.uds is not None or self.host in ("127.0.0.1", "localhost", "::1")
 
 
 def check_key(name: str, key: str) -> None:

@@ -7,8 +7,10 @@ import logging
 import os
 import signal
 import socket
+import ssl
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -34,6 +36,10 @@ class Server(uvicorn.Server):
 def bind(app_config: AppConfig) -> Iterator[socket.socket]:
     """Open the listening socket, before anything slow: a taken port is known at once."""
     host, port = app_config.host, app_config.port
+    if app_config.uds is not None:
+        with bind_path(Path(app_config.uds)) as listener:
+            yield listener
+        return
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # Only where the protocol is named does asyncio turn Nagle's algorithm off: without that, answers wait up to
     # 40 ms for the client's acknowledgement of their heads.
@@ -53,9 +59,45 @@ def bind(app_config: AppConfig) -> Iterator[socket.socket]:
         listener.close()
 
 
+@contextmanager
+def bind_path(path: Path) -> Iterator[socket.socket]:
+    """Listen on a Unix domain socket, which is removed at the end; one that nobody answers on is replaced."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        if path.is_socket():
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+                if probe.connect_ex(str(path)):
+                    path.unlink()
+        listener.bind(str(path))
+        listener.listen()
+    except OSError as error:
+        listener.close()
+        raise UsageError(f"cannot listen on --uds {path}: {error.strerror or error}") from None
+    try:
+        yield listener
+    finally:
+        listener.close()
+        path.unlink(missing_ok=True)
+
+
+def describe_address(app_config: AppConfig, listener: socket.socket) -> str:
+    """Where the server is found."""
+    if app_config.uds is not None:
+        return f"unix:{app_config.uds}"
+    host = "127.0.0.1" if app_config.host in ("0.0.0.0", "::") else app_config.host
+    scheme = "http" if app_config.ssl_certfile is None else "https"
+    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
+
+
 @asynccontextmanager
-async def run_uvicorn(app: ASGIApp, listener: socket.socket, stop: asyncio.Event) -> AsyncIterator[None]:
-    """Answer on the socket until the block ends."""
+async def run_uvicorn(
+    app: ASGIApp, listener: socket.socket, stop: asyncio.Event, app_config: AppConfig
+) -> AsyncIterator[None]:
+    """Answer on the socket until the block ends.
+
+    Raises:
+        UsageError: the certificate or its key cannot be used.
+    """
     settings = uvicorn.Config(
         app,
         http=BoundedHttp,
@@ -67,7 +109,15 @@ async def run_uvicorn(app: ASGIApp, listener: socket.socket, stop: asyncio.Event
         # longer than clients keep an idle connection: who closes first must not be a race
         timeout_keep_alive=30,
         timeout_graceful_shutdown=1,
+        ssl_certfile=app_config.ssl_certfile,
+        ssl_keyfile=app_config.ssl_keyfile,
     )
+    try:
+        settings.load()
+    except (OSError, ssl.SSLError) as error:
+        raise UsageError(
+            f"cannot use --ssl-certfile {app_config.ssl_certfile} with its key: {error}"
+        ) from None
     server = Server(settings)
     task = asyncio.ensure_future(server.serve([listener]))
     task.add_done_callback(lambda _: stop.set())

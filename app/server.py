@@ -24,7 +24,7 @@ from app.api.context import ApiContext
 from app.config import AppConfig
 from app.front_door import FrontDoor
 from app.garbage import collect_when_idle
-from app.listening import bind, finish_unless, run_uvicorn, stop_on_signals
+from app.listening import bind, describe_address, finish_unless, run_uvicorn, stop_on_signals
 from app.timeline import Timeline
 from engine import Engine, EngineConfig
 
@@ -54,7 +54,7 @@ async def serve(
     app = make_api(ApiContext(engine, app_config))
     num_cut = 0
     with bind(app_config) as listener, stop_on_signals(on_stop) as stop:
-        async with run_uvicorn(door, listener, stop):
+        async with run_uvicorn(door, listener, stop, app_config):
             try:
                 if await finish_unless(stop, prepare(app, engine, app_config, timeline)):
                     # Gradio's queue starts with the app's lifespan; uvicorn, up for long, does not run it
@@ -106,13 +106,11 @@ def mount_page(app: FastAPI, engine: Engine, app_config: AppConfig, timeline: Ti
 def announce(engine: Engine, app_config: AppConfig, listener: socket.socket, timeline: Timeline) -> None:
     """Print the startup times and the URLs. The server runs even if its output cannot be written."""
     worker = engine.resolved.worker
-    port = listener.getsockname()[1]
-    host = "127.0.0.1" if app_config.host in ("0.0.0.0", "::") else app_config.host
     with suppress(OSError):
         print(timeline.table(), file=sys.stderr, flush=True)
     with suppress(OSError):
         print(
-            f"Troupe is ready at http://{f'[{host}]' if ':' in host else host}:{port} "
+            f"Troupe is ready at {describe_address(app_config, listener)} "
             f"(model {engine.model_name}, device {worker.device}, {worker.dtype})",
             flush=True,
         )

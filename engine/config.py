@@ -52,7 +52,10 @@ class EngineConfig:
         default=None, metadata={"help": "folder or hub name of the tokenizer; default: the model's"}
     )
     served_model_name: str | None = field(
-        default=None, metadata={"help": "model name in the API; default: the last part of the model's path"}
+        default=None,
+        metadata={
+            "help": "model name in the API, or several with commas; default: the last part of its path"
+        },
     )
     load_format: LoadFormat = field(
         default="auto",
@@ -349,8 +352,14 @@ class EngineConfig:
 
     @property
     def model_name(self) -> str:
-        """The model name in the API."""
-        return self.served_model_name or Path(self.model).name or self.model
+        """The first model name in the API."""
+        return self.served_names[0]
+
+    @property
+    def served_names(self) -> tuple[str, ...]:
+        """All model names in the API."""
+        given = [name.strip() for name in (self.served_model_name or "").split(",") if name.strip()]
+        return tuple(given) or (Path(self.model).name or self.model,)
 
 
 @dataclass(frozen=True, slots=True)

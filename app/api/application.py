@@ -9,7 +9,7 @@ from starlette.routing import Match, Route
 from starlette.types import Receive, Scope, Send
 
 from app import __version__
-from app.api import admin, chat, completions, embeddings, extract, models, tokens
+from app.api import admin, chat, completions, embeddings, extract, llama_cpp, models, tokens
 from app.api.anthropic import routes as anthropic
 from app.api.context import ApiContext
 from app.api.errors import ApiError, add_error_handlers
@@ -43,7 +43,18 @@ def make_api(context: ApiContext) -> FastAPI:
     )
     app.state.context = context
     known = [route for route in app.routes if isinstance(route, Route)]
-    for module in (admin, anthropic, chat, completions, embeddings, extract, models, responses, tokens):
+    for module in (
+        admin,
+        anthropic,
+        chat,
+        completions,
+        embeddings,
+        extract,
+        llama_cpp,
+        models,
+        responses,
+        tokens,
+    ):
         app.include_router(module.router)
         known += [route for route in module.router.routes if isinstance(route, Route)]
     refusal = Refusal(known)
@@ -62,7 +73,9 @@ def make_api(context: ApiContext) -> FastAPI:
         max_body_bytes=config.max_body_bytes,
         max_requests_per_key=config.max_requests_per_key,
         origins=AllowedOrigins(
-            (config.host, *config.allowed_host), checks_host=config.is_loopback and not config.api_key
+            (config.host, *config.allowed_host),
+            checks_host=config.is_loopback and not config.api_key,
+            shared=config.allowed_origin,
         ),
         check_room=context.engine.check_capacity,
     )

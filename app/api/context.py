@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry
 from app import __version__
 from app.api import metrics
 from app.api.errors import RETRY_AFTER_S, ApiError
+from app.api.responses.store import ResponseStore
 from app.api.thinking import CLOSE, knows_thoughts
 from app.api.tools.styles import find_style
 from app.config import AppConfig
@@ -34,12 +35,14 @@ class ApiContext:
 
     Attributes:
         open_requests: ids of the engine's requests that a reply of this API waits for.
+        responses: what POST /v1/responses made lately.
     """
 
     engine: Engine
     config: AppConfig
     created: int = field(default_factory=lambda: int(time.time()))
     open_requests: set[str] = field(default_factory=set, compare=False)
+    responses: ResponseStore = field(default_factory=ResponseStore, compare=False)
 
     @cached_property
     def system_fingerprint(self) -> str:
@@ -47,6 +50,11 @@ class ApiContext:
         config = self.engine.config
         parts = (__version__, config.model, config.dtype, config.device, config.load_format, config.seed)
         return "troupe-" + hashlib.sha256(repr(parts).encode()).hexdigest()[:12]
+
+    @cached_property
+    def served_names(self) -> tuple[str, ...]:
+        """The names of the model, the first of which replies carry unless the request has another."""
+        return (self.engine.model_name, *self.engine.config.served_names[1:])
 
     @cached_property
     def embedder(self) -> Embedder:
@@ -109,11 +117,11 @@ class ApiContext:
         Raises:
             ApiError: 404 when another model is asked for.
         """
-        served = self.engine.model_name
-        if name is not None and name != served:
-            message = f"the model {name[:200]!r} does not exist; this server has {served!r}"
+        if name is not None and name not in self.served_names:
+            served = ", ".join(map(repr, self.served_names))
+            message = f"the model {name[:200]!r} does not exist; this server has {served}"
             raise ApiError(404, message, "model", "model_not_found")
-        return served
+        return name or self.served_names[0]
 
     def require_ready(self) -> None:
         """Reject the request if the engine cannot accept any.

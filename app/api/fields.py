@@ -16,7 +16,8 @@ from app.api.errors import ApiError
 EMPTY: tuple[Any, ...] = (None, False, [], "")
 # Bookkeeping, hints for caches and wishes about form that change no token here.
 IGNORED = frozenset([
-    "cache_prompt", "id_slot", "include_reasoning", "keep_alive", "metadata", "moderation", "parallel_tool_calls",
+    "cache_prompt", "id_slot", "include_reasoning", "keep_alive", "metadata", "moderation", "num_batch", "num_ctx",
+    "num_gpu", "num_keep", "num_thread", "parallel_tool_calls",
     "prediction", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "reasoning_effort",
     "reasoning_format", "return_progress", "safety_identifier", "service_tier", "session_id", "store",
     "stream_interval", "timings_per_token", "user", "verbosity",

@@ -41,7 +41,7 @@ WORK_PATHS = frozenset(
         "/v1/responses",
         "/v1/embeddings",
     )
-) | {"/rerank", "/v1/rerank", "/score", "/v1/score"}
+) | {"/rerank", "/v1/rerank", "/score", "/v1/score", "/completion"}
 REQUEST_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 MAX_LOGGED_PATH = 200
 # Readers disagree about which of two such headers counts: some take the first, some the last.
@@ -95,10 +95,16 @@ class Gate:
         headers: Headers = dict(scope["headers"])
         visit = Visit(_read_request_id(headers))
         _state_of(scope)["visit"] = visit
-        send = _watched(send, visit)
-        is_work = scope["method"] == "POST" and scope["path"].startswith(("/v1/", "/rerank", "/score"))
+        is_api = scope["path"].startswith(API_PREFIXES + HEALTH_PATHS)
+        send = _watched(send, visit, self.origins.make_cors_headers(headers) if is_api else {})
+        is_work = scope["method"] == "POST" and scope["path"].startswith(
+            ("/v1/", "/rerank", "/score", "/completion")
+        )
         try:
             _check_single(scope["headers"])
+            if is_api and scope["method"] == "OPTIONS" and b"access-control-request-method" in headers:
+                await self.origins.answer_preflight(headers)(scope, receive, send)
+                return
             if scope["path"] not in OPEN_PATHS:
                 self.origins.check(scope["method"], headers)
                 takes_basic = scope["method"] in SAFE_METHODS or not scope["path"].startswith(API_PREFIXES)
@@ -237,13 +243,13 @@ def _describe(visit: Visit, scope: Scope) -> str:
     return visit.describe(scope["method"], scope["path"][:MAX_LOGGED_PATH].encode("unicode_escape").decode())
 
 
-def _watched(send: Send, visit: Visit) -> Send:
-    """Remember the status, and send the request's id along, and a warning where there is one."""
+def _watched(send: Send, visit: Visit, more: Mapping[str, str]) -> Send:
+    """Remember the status, and send the request's id along, a warning where there is one, and more headers."""
 
     async def send_watched(message: Message) -> None:
         if message["type"] == "http.response.start":
             visit.status = message["status"]
-            added = {"x-request-id": visit.request_id, "x-troupe-warning": visit.warning}
+            added = {"x-request-id": visit.request_id, "x-troupe-warning": visit.warning, **more}
             headers = [(name.encode(), value.encode()) for name, value in added.items() if value]
             message["headers"] = [*message.get("headers", ()), *headers]
         await send(message)

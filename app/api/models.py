@@ -21,16 +21,12 @@ METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 @router.get("/v1/models")
 async def list_models(context: Context, anthropic_version: AnthropicVersion = None) -> dict[str, Any]:
-    """The served model, in OpenAI's list form, or in that of Anthropic's clients, who name their version."""
+    """The served model under each of its names, in OpenAI's list form or in that of Anthropic's clients."""
+    names = context.served_names
     if anthropic_version is None:
-        return {"object": "list", "data": [describe_model(context)]}
-    name = context.engine.model_name
-    return {
-        "data": [describe_to_anthropic(context)],
-        "has_more": False,
-        "first_id": name,
-        "last_id": name,
-    }
+        return {"object": "list", "data": [describe_model(context, name) for name in names]}
+    data = [describe_to_anthropic(context, name) for name in names]
+    return {"data": data, "has_more": False, "first_id": names[0], "last_id": names[-1]}
 
 
 @router.get("/v1/models/{model:path}")
@@ -39,25 +35,25 @@ async def retrieve_model(
 ) -> dict[str, Any]:
     """One model by name."""
     context.check_model(model)
-    return describe_model(context) if anthropic_version is None else describe_to_anthropic(context)
+    return (
+        describe_model(context, model) if anthropic_version is None else describe_to_anthropic(context, model)
+    )
 
 
-def describe_to_anthropic(context: ApiContext) -> dict[str, Any]:
+def describe_to_anthropic(context: ApiContext, name: str) -> dict[str, Any]:
     """Anthropic's model object."""
-    name = context.engine.model_name
     created_at = datetime.fromtimestamp(context.created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     return {"type": "model", "id": name, "display_name": name, "created_at": created_at}
 
 
-def describe_model(context: ApiContext) -> dict[str, Any]:
+def describe_model(context: ApiContext, name: str) -> dict[str, Any]:
     """OpenAI's model object with vLLM's max_model_len."""
-    name = context.engine.model_name
     return {
         "id": name,
         "object": "model",
         "created": context.created,
         "owned_by": "troupe",
-        "root": name,
+        "root": context.served_names[0],
         "parent": None,
         "max_model_len": context.engine.resolved.max_model_len,
     }

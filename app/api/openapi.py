@@ -47,7 +47,14 @@ ERROR_SCHEMA: Json = {
         },
     },
 }
-STREAMING = ("/v1/chat/completions", "/v1/completions", "/v1/extract", "/v1/messages", "/v1/responses")
+STREAMING = (
+    "/completion",
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/extract",
+    "/v1/messages",
+    "/v1/responses",
+)
 
 
 def make_openapi(app: FastAPI) -> Json:

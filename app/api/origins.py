@@ -5,6 +5,9 @@ it has stored. Every request that may change something is checked by its Origin,
 DNS rebinding: a page points its own name at 127.0.0.1 and reads the answers. A server on loopback without keys
 checks the name in the Host as well; an address needs no check there, since a page cannot point it elsewhere.
 
+Cross-origin sharing (CORS): `--allowed-origin` names pages that may use the API with a key of theirs. Browsers send
+them no stored credentials.
+
 Programs other than browsers send no Origin and are served.
 """
 
@@ -14,10 +17,13 @@ from collections.abc import Iterable, Mapping
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from urllib.parse import urlsplit
 
+from starlette.responses import Response
+
 from app.api.errors import ApiError
 
 SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 MAX_SHOWN = 100
+EXPOSED = "x-request-id, x-troupe-warning, Retry-After"
 
 
 class AllowedOrigins:
@@ -26,11 +32,47 @@ class AllowedOrigins:
     Args:
         names: hosts without a port.
         checks_host: whether the Host must be one of the names, localhost or an address.
+        shared: origins whose pages may use the API and read its answers (CORS); * is any.
     """
 
-    def __init__(self, names: Iterable[str] = (), checks_host: bool = True) -> None:
+    def __init__(
+        self, names: Iterable[str] = (), checks_host: bool = True, shared: Iterable[str] = ()
+    ) -> None:
         self.names = frozenset(name.lower() for name in names)
         self.checks_host = checks_host
+        self.shared = frozenset(origin.lower().rstrip("/") for origin in shared)
+
+    def make_cors_headers(self, headers: Mapping[bytes, bytes]) -> dict[str, str]:
+        """The headers by which a browser lets the page of a shared origin read the answer."""
+        origin = headers.get(b"origin", b"").decode("latin-1")
+        if not origin or not ("*" in self.shared or origin.lower() in self.shared):
+            return {}
+        return {
+            "Access-Control-Allow-Origin": origin,
+            "Vary": "Origin",
+            "Access-Control-Expose-Headers": EXPOSED,
+        }
+
+    def answer_preflight(self, headers: Mapping[bytes, bytes]) -> Response:
+        """The answer to a browser that asks on behalf of a page whether it may send a request.
+
+        Raises:
+            ApiError: 403, the page's origin is not shared.
+        """
+        cors = self.make_cors_headers(headers)
+        if not cors:
+            origin = headers.get(b"origin", b"").decode("latin-1")
+            message = f"pages of {origin[:MAX_SHOWN]!r} may not use this API; --allowed-origin allows them"
+            raise ApiError(403, message, code="origin_not_allowed")
+        asked = headers.get(b"access-control-request-headers", b"").decode("latin-1")
+        return Response(
+            status_code=204,
+            headers={
+                "Access-Control-Allow-Methods": "GET, POST, DELETE",
+                "Access-Control-Allow-Headers": asked,
+            }
+            | {"Access-Control-Max-Age": "600"},
+        )
 
     def check(self, method: str, headers: Mapping[bytes, bytes]) -> None:
         """Refuse a request that a page of another site had a browser send.
@@ -46,6 +88,8 @@ class AllowedOrigins:
             raise _refusal("Host", host)
         # A page cannot set Sec-Fetch-Site; it is right also behind a proxy that puts its own name into the Host.
         if method in SAFE_METHODS or fetch_site in ("same-origin", "none"):
+            return
+        if self.make_cors_headers(headers):
             return
         # extensions and desktop apps have origins under schemes of their own
         is_page = origin == "null" or origin.lower().startswith(("http://", "https://"))

@@ -237,6 +237,7 @@ class TokenizeRequest(Fields):
 
     model: str | None = None
     prompt: str | None = None
+    content: str | None = Field(default=None, description="llama.cpp's name for prompt")
     messages: Annotated[list[dict[str, Any]], Field(min_length=1, max_length=MAX_MESSAGES)] | None = None
     add_special_tokens: bool = True
     add_generation_prompt: bool = True

@@ -23,7 +23,8 @@ Context = Annotated[ApiContext, Depends(context_of)]
 async def tokenize(body: TokenizeRequest, context: Context) -> JSONResponse:
     """Token ids of a prompt, or of chat messages under the model's template."""
     context.check_model(body.model)
-    if (body.prompt is None) == (body.messages is None):
+    prompt = body.content if body.prompt is None else body.prompt
+    if (prompt is None) == (body.messages is None):
         raise ApiError(400, "give either prompt or messages", "prompt", "invalid_value")
     context.require_ready()
     tokenizer = require_tokenizer(context)
@@ -39,7 +40,7 @@ async def tokenize(body: TokenizeRequest, context: Context) -> JSONResponse:
             **await show_tools(tools, context),
         )
     else:
-        tokens = await encode(body.prompt or "", context, body.add_special_tokens)
+        tokens = await encode(prompt or "", context, body.add_special_tokens)
     texts = None
     if body.return_token_strs:
         texts = await asyncio.to_thread(lambda: [tokenizer.token_text(token) for token in tokens])
@@ -69,7 +70,7 @@ async def detokenize(body: DetokenizeRequest, context: Context) -> dict[str, str
             400, f"tokens: {wrong} must be a token id from 0 to {limit - 1}"[:200], "tokens", "invalid_value"
         )
     text = await asyncio.to_thread(tokenizer.decode, body.tokens, skip_special_tokens=False)
-    return {"prompt": text}
+    return {"prompt": text, "content": text}  # vLLM's name and llama.cpp's
 
 
 async def encode(text: str, context: ApiContext, add_special_tokens: bool) -> list[int]:

@@ -74,7 +74,7 @@ async def run_router(
             ]
             try:
                 listener.listen(BACKLOG)  # uvicorn does it later; clients that come before then wait
-                async with run_uvicorn(gate, listener, stop):
+                async with run_uvicorn(gate, listener, stop, app_config):
                     yield proxy
             finally:
                 for probe in probes:

@@ -211,6 +211,17 @@ async def test_a_taken_port_is_a_usage_error() -> None:
             await serve(EngineConfig(), config, Timeline(0.0))
 
 
+async def test_it_listens_on_a_path_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    path = tmp_path / "socket"
+    with bind(AppConfig(uds=str(path))):
+        assert path.is_socket()
+        with pytest.raises(UsageError, match="cannot listen on --uds"), bind(AppConfig(uds=str(path))):
+            pass
+    assert not path.exists()
+    with pytest.raises(UsageError, match="go together"):
+        AppConfig(ssl_certfile="a.pem")
+
+
 async def test_nothing_waits_for_an_acknowledgement(open_house: Any) -> None:
     async with open_house(FakeEngine()) as house:
         port = int(house.url.rsplit(":", 1)[1])

@@ -245,7 +245,9 @@ def test_a_special_token_opens_a_tag_in_free_text(compiler):
         assert matcher.accept_token(token_id)
     once = compile_format(compiler, part | {"stop_after_first": True, "at_least_one": True}).matcher()
     assert allowed_tokens(once, VOCABULARY) == [CALL]
-    assert all(map(once.accept_token, [CALL, *b'{"n": 1}', PYTHON])) and allowed_tokens(once, VOCABULARY) == [EOS]
+    assert all(map(once.accept_token, [CALL, *b'{"n": 1}', PYTHON])) and allowed_tokens(once, VOCABULARY) == [
+        EOS
+    ]
     with pytest.raises(UnsupportedGrammar, match="only special tokens"):
         end = {"token": "END"}
         compile_format(compiler, part | {"trigger_tokens": ["END"], "tags": [tag | {"begin": end}]})

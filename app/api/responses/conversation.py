@@ -18,11 +18,18 @@ class Conversation:
         places: place in those messages -> place in the request here, to tell what is wrong there.
     """
 
-    def __init__(self, instructions: str | None, items: str | Sequence[Mapping[str, Any]]) -> None:
+    def __init__(
+        self,
+        instructions: str | None,
+        items: str | Sequence[Mapping[str, Any]],
+        before: Sequence[Mapping[str, Any]] = (),
+    ) -> None:
         self.messages: list[Json] = []
         self.places: dict[str, str] = {}
         if instructions is not None:
             self._add("instructions", {"role": "system", "content": instructions})
+        for item in before:
+            self._add_item("previous_response_id", item)
         if isinstance(items, str):
             self._add("input", {"role": "user", "content": items})
             return

@@ -31,9 +31,8 @@ RENAMED = {
 }
 # field -> what to say against it
 UNSUPPORTED = {
-    "previous_response_id": "responses are not kept here: send the whole conversation as input",
-    "conversation": "conversations are not kept here: send the whole conversation as input",
-    "background": "responses are not kept here, so none can be made in the background",
+    "conversation": "conversations are not kept here: use previous_response_id",
+    "background": "wait for the response, or stream it",
     "prompt": "prompt templates are not kept here: send instructions and input",
     "top_logprobs": "use /v1/chat/completions for logprobs",
     "max_tool_calls": "every tool is called by the client, who can count",
@@ -94,10 +93,17 @@ class ResponsesRequest(Fields):
     stream: bool | None = False
     stream_options: StreamOptions | None = None
     reasoning: dict[str, Any] | None = None
+    store: bool | None = True
+    previous_response_id: str | None = None
 
 
-def make_chat_request(body: ResponsesRequest) -> tuple[ChatRequest, dict[str, str]]:
+def make_chat_request(
+    body: ResponsesRequest, before: Sequence[Json] = ()
+) -> tuple[ChatRequest, dict[str, str]]:
     """The chat request that does what this one asks for, and the places in it under their names here.
+
+    Args:
+        before: the items of the conversation that the input goes on with.
 
     Raises:
         ApiError: 400 for a field that cannot be honoured.
@@ -108,7 +114,7 @@ def make_chat_request(body: ResponsesRequest) -> tuple[ChatRequest, dict[str, st
         if value is not None and name in ChatRequest.model_fields and name not in PASSED | UNSUPPORTED.keys():
             raise ApiError(400, f"{name} is not a field of this route", name, "unknown_field")
     fields: Json = {n: v for n, v in extra.items() if n not in UNSUPPORTED and v is not None}
-    conversation = Conversation(body.instructions, body.input)
+    conversation = Conversation(body.instructions, body.input, before)
     tools = body.tools or ()
     fields |= {
         "model": body.model,

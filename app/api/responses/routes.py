@@ -1,7 +1,8 @@
-"""POST /v1/responses: create, in one piece or as typed events. Nothing is stored."""
+"""POST /v1/responses: create, in one piece or as typed events; GET and DELETE of one that is kept."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from typing import Annotated, Any
 
@@ -21,32 +22,77 @@ from engine import CompletionOutput, RequestOutput
 Json = dict[str, Any]
 
 router = APIRouter()
-ECHOED = ("instructions", "max_output_tokens", "reasoning")
+Context = Annotated[ApiContext, Depends(context_of)]
+ECHOED = ("instructions", "max_output_tokens", "reasoning", "previous_response_id")
 
 
 @router.post("/v1/responses")
-async def create_response(
-    body: ResponsesRequest, request: Request, context: Annotated[ApiContext, Depends(context_of)]
-) -> Response:
+async def create_response(body: ResponsesRequest, request: Request, context: Context) -> Response:
     """Answer an input, in one piece or as a stream."""
-    call = await prepare(body, request.state.visit, context)
+    visit = request.state.visit
+    before = find_items(body, visit, context)
+    call = await prepare(body, visit, context, before)
+
+    def keep(reply: Json) -> None:
+        if body.store is not False:
+            context.responses.put(reply, before, body.input, visit.key_number)
+
     if body.stream:
         writer, keep_alive_s = make_writer(call, body), context.config.keep_alive_s
-        return EventStream(lambda emit: stream(call, writer, emit), keep_alive_s, b"", writer.frame_error)
+        return EventStream(
+            lambda emit: stream(call, body, writer, emit, keep), keep_alive_s, b"", writer.frame_error
+        )
     output = await unless_gone(request.receive, finish(call))
     if output is None:
         return Response(status_code=CLIENT_CLOSED_REQUEST)
-    return JSONResponse(whole_reply(call, body, output))
+    reply = whole_reply(call, body, output)
+    keep(reply)
+    return JSONResponse(reply)
 
 
-async def prepare(body: ResponsesRequest, visit: Visit, context: ApiContext) -> Call:
+@router.get("/v1/responses/{response_id}")
+async def retrieve_response(response_id: str, request: Request, context: Context) -> Json:
+    """A response that was made lately."""
+    return context.responses.get(response_id, request.state.visit.key_number).reply
+
+
+@router.get("/v1/responses/{response_id}/input_items")
+async def list_input_items(response_id: str, request: Request, context: Context) -> Json:
+    """The input of a response that was made lately."""
+    items = context.responses.get(response_id, request.state.visit.key_number).input_items
+    data = [{"id": f"msg_{number}", **item} for number, item in enumerate(items)]
+    first, last = (data[0]["id"], data[-1]["id"]) if data else (None, None)
+    return {"object": "list", "data": data, "first_id": first, "last_id": last, "has_more": False}
+
+
+@router.delete("/v1/responses/{response_id}")
+async def delete_response(response_id: str, request: Request, context: Context) -> Json:
+    """Forget a response."""
+    context.responses.drop(response_id, request.state.visit.key_number)
+    return {"id": response_id, "object": "response", "deleted": True}
+
+
+def find_items(body: ResponsesRequest, visit: Visit, context: ApiContext) -> list[Json]:
+    """The conversation of the response that the request goes on with.
+
+    Raises:
+        ApiError: 400, there is no such response.
+    """
+    if body.previous_response_id is None:
+        return []
+    return context.responses.get(body.previous_response_id, visit.key_number, "previous_response_id").items
+
+
+async def prepare(
+    body: ResponsesRequest, visit: Visit, context: ApiContext, before: Sequence[Json] = ()
+) -> Call:
     """Check the request and render its prompt, as a chat request.
 
     Raises:
         ApiError, InvalidRequest: the request is not supported; the error has this route's field names.
     """
     with own_names(RENAMED):
-        asked, places = make_chat_request(body)
+        asked, places = make_chat_request(body, before)
     with own_names(RENAMED | places):
         call, _ = await chat.prepare(asked, visit, context, "resp_")
     return call
@@ -74,8 +120,10 @@ def whole_reply(call: Call, body: ResponsesRequest, output: RequestOutput) -> Js
     return describe(call, body, status, writer.items, usage) | extras
 
 
-async def stream(call: Call, writer: ResponseWriter, emit: Emit) -> None:
-    """Emit the events of a response."""
+async def stream(
+    call: Call, body: ResponsesRequest, writer: ResponseWriter, emit: Emit, keep: Callable[[Json], None]
+) -> None:
+    """Emit the events of a response, which is kept at its end."""
     num_tokens = 0
     is_begun = False
     with own_names(RENAMED):
@@ -89,8 +137,9 @@ async def stream(call: Call, writer: ResponseWriter, emit: Emit) -> None:
                 if choice.text:
                     data += writer.feed(choice.text)
                 if choice.is_finished:
-                    usage = usage_of(call, output, num_tokens)
-                    data += writer.finish(status_of(choice), usage, replies.structured_of(call, output))
+                    usage, extras = usage_of(call, output, num_tokens), replies.structured_of(call, output)
+                    data += writer.finish(status_of(choice), usage, extras)
+                    keep(describe(call, body, status_of(choice), writer.items, usage) | extras)
                 if data:
                     await emit(data)
 
@@ -111,8 +160,7 @@ def describe(call: Call, body: ResponsesRequest, status: str, items: list[Json],
         "parallel_tool_calls": body.parallel_tool_calls is not False
         if call.tools is None
         else call.tools.is_parallel,
-        "previous_response_id": None,
-        "store": False,
+        "store": body.store is not False,
         "temperature": call.sampling.temperature,
         "text": body.text.model_dump(by_alias=True, exclude_none=True),
         "tool_choice": body.tool_choice or "auto",

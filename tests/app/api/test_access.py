@@ -184,3 +184,32 @@ async def test_basic_credentials_open_the_page_and_what_only_reads(start: Start)
     assert (await server.get("/server_info", headers={"Authorization": basic("me:boss")}))[0] == 401
     assert (await server.post(CHAT_PATH, CHAT, headers=page))[0] == 401
     assert (await server.post("/gradio_api/queue/join", {}, headers=page))[0] == 404
+
+
+PREFLIGHT = {"Origin": "https://app.example", "Access-Control-Request-Method": "POST"}
+
+
+async def test_a_page_of_an_allowed_origin_may_send_and_read_with_its_own_key(start: Start) -> None:
+    server = await start(api_key=("right",), allowed_origin=("https://app.example",))
+    asked = PREFLIGHT | {"Access-Control-Request-Headers": "authorization,content-type"}
+    status, headers, _ = await server.ask(CHAT_PATH, "OPTIONS", headers=asked)
+    assert (status, headers["Access-Control-Allow-Headers"]) == (204, "authorization,content-type")
+    mine = {"Origin": "https://app.example", "Authorization": "Bearer right"}
+    status, headers, _ = await server.ask(CHAT_PATH, "POST", json=CHAT, headers=mine)
+    assert (status, headers["Access-Control-Allow-Origin"]) == (200, "https://app.example")
+    status, headers, _ = await server.ask(
+        CHAT_PATH, "POST", json=CHAT, headers={"Origin": "https://app.example"}
+    )
+    assert (status, headers["Access-Control-Allow-Origin"]) == (401, "https://app.example")
+
+
+async def test_a_page_of_another_origin_is_told_how_it_is_allowed(start: Start) -> None:
+    server = await start(api_key=("right",), allowed_origin=("https://other.example",))
+    status, headers, reply = await server.ask(CHAT_PATH, "OPTIONS", headers=PREFLIGHT)
+    assert status == 403 and "--allowed-origin allows them" in reply["error"]["message"]
+    assert "Access-Control-Allow-Origin" not in headers
+    # The page itself and its files stay private to the server's own origin.
+    anyone = await start(allowed_origin=("*",))
+    for path, is_shared in (("/v1/models", True), ("/", False)):
+        _, headers, _ = await anyone.ask(path, headers={"Origin": "https://app.example"})
+        assert ("Access-Control-Allow-Origin" in headers) == is_shared

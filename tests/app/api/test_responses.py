@@ -89,7 +89,7 @@ async def test_a_text_is_answered_by_a_message(server: Server) -> None:
     assert item["content"] == [part]
     assert reply["usage"]["input_tokens_details"] == {"cached_tokens": 3, "cache_write_tokens": 0}
     told = {"instructions": "be kind", "max_output_tokens": 100, "metadata": {"a": "b"}}
-    told |= {"previous_response_id": None, "store": False}
+    told |= {"previous_response_id": None, "store": True}
     assert {name: reply[name] for name in told} == told
     usage = ResponseUsage.model_validate(reply["usage"], strict=True)
     assert (usage.total_tokens, usage.output_tokens) == (usage.input_tokens + 20, 20)
@@ -213,12 +213,41 @@ async def test_a_wrong_field_is_a_400_naming_it(server: Server, field: str, valu
     assert server.engine.requests == []
 
 
-async def test_a_field_that_asks_for_nothing_passes_and_a_previous_response_does_not(server: Server) -> None:
+async def test_a_field_that_asks_for_nothing_passes(server: Server) -> None:
     for value in (None, 0):
         status, reply = await respond(server, top_logprobs=value, background=False, previous_response_id=None)
         assert status == 200, reply
-    _, reply = await respond(server, previous_response_id="resp_1")
-    assert "send the whole conversation as input" in reply["error"]["message"]
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+async def test_a_response_is_kept_and_another_goes_on_with_it(server: Server, is_stream: bool) -> None:
+    if is_stream:
+        first = (await stream(server))[-1]["response"]
+    else:
+        _, first = await respond(server, input="hello")
+    assert await server.get(f"/v1/responses/{first['id']}") == (200, first)
+    _, second = await respond(server, input="and?", previous_response_id=first["id"])
+    assert server.engine.requests[-1].prompt == (
+        "<user>hello\n<assistant>You said <user>hello\n<user>and?\n<assistant>"
+    )
+    assert second["previous_response_id"] == first["id"]
+    _, items = await server.get(f"/v1/responses/{second['id']}/input_items")
+    assert [item["content"] for item in items["data"]] == ["and?"]
+    assert (await server.ask(f"/v1/responses/{first['id']}", "DELETE"))[2]["deleted"] is True
+    assert (await server.get(f"/v1/responses/{first['id']}"))[0] == 404
+
+
+async def test_only_what_may_be_kept_is_found_and_only_with_its_key(start: Start) -> None:
+    server = await start(api_key=("a", "b"))
+    mine, other = {"Authorization": "Bearer a"}, {"Authorization": "Bearer b"}
+    _, kept = await server.post("/v1/responses", {"input": "x"}, headers=mine)
+    _, dropped = await server.post("/v1/responses", {"input": "x", "store": False}, headers=mine)
+    assert (await server.get(f"/v1/responses/{kept['id']}", headers=other))[0] == 404
+    assert (await server.get(f"/v1/responses/{dropped['id']}", headers=mine))[0] == 404
+    status, reply = await server.post(
+        "/v1/responses", {"input": "x", "previous_response_id": kept["id"]}, headers=other
+    )
+    assert (status, reply["error"]["param"]) == (400, "previous_response_id")
 
 
 async def test_what_the_engine_refuses_is_told_before_any_event_in_this_routes_names(start: Start) -> None:

@@ -59,7 +59,7 @@ WRONG: dict[str, list[Any]] = {
     "truncate_prompt_tokens": [5],
     "chat_template_kwargs": [{"tokenize": True}, {"chat_template": "x"}, {"tools": []}],
     "continue_final_message": [True], "thinking_token_budget": [0], "n_predict": [5], "mirostat": [2],
-    "num_ctx": [512], "repeat_penalty": [1.1], "typical_p": [0.9], "do_sample": [False],
+    "repeat_penalty": [1.1], "typical_p": [0.9], "do_sample": [False],
     "options": [{"num_predict": 5}], "prompt": ["hello"], "max_output_tokens": [5],
     "stop_sequences": [["a"]], "system": ["be kind"],
 }  # fmt: skip

@@ -1,0 +1,206 @@
+"""POST /completion, GET /props and GET /slots: what clients of llama.cpp's server ask for, answered in its fields."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from contextlib import aclosing
+from dataclasses import replace
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Request
+from fastapi.responses import JSONResponse, Response
+from pydantic import ConfigDict, ValidationError
+
+from app import __version__
+from app.api import completions
+from app.api.call import Call
+from app.api.context import ApiContext, context_of
+from app.api.errors import ApiError, describe_fields
+from app.api.fields import IGNORED, is_empty
+from app.api.own_names import own_names
+from app.api.protocol import CompletionRequest, Fields
+from app.api.sse import CLIENT_CLOSED_REQUEST, Emit, EventStream, unless_gone
+from engine import CompletionOutput, RequestOutput
+
+router = APIRouter()
+Context = Annotated[ApiContext, Depends(context_of)]
+Json = dict[str, Any]
+
+# a field of /completion -> the field of /v1/completions that does the same
+NAMES = {
+    "n_predict": "max_tokens", "repeat_penalty": "repetition_penalty", "n_probs": "logprobs", "min_keep": None,
+    "samplers": None, "t_max_predict_ms": None, "post_sampling_probs": None, "n_keep": None, "repeat_last_n": None,
+    "response_fields": None, "t_max_prompt_ms": None, "n_indent": None, "lora": None, "return_tokens": None,
+}  # fmt: skip
+SAME = (
+    "prompt",
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "stop",
+    "stream",
+    "presence_penalty",
+    "frequency_penalty",
+)
+DEFAULTS: Json = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05}
+STOP_TYPES = {"length": "limit", "stop": "eos"}
+
+
+class LlamaCompletion(Fields):
+    """POST /completion: the fields of llama.cpp's server."""
+
+    model_config = ConfigDict(extra="allow")
+
+    prompt: Any
+    stream: bool = False
+    n_predict: int = -1
+    seed: int = -1
+    grammar: str | None = None
+    json_schema: dict[str, Any] | None = None
+    logit_bias: Any = None
+    return_tokens: bool = False
+
+
+@router.post("/completion")
+async def complete(body: LlamaCompletion, request: Request, context: Context) -> Response:
+    """Continue one text, in one piece or as a stream."""
+    with own_names(
+        {"max_tokens": "n_predict", "repetition_penalty": "repeat_penalty", "logprobs": "n_probs"}
+    ):
+        call = await completions.prepare(read_request(body), request.state.visit, context)
+    if body.n_predict < 0:
+        call = replace(call, sampling=replace(call.sampling, max_tokens=None))  # up to the model's length
+    if len(call.prompts) > 1:
+        raise ApiError(400, "prompt must be one text or one list of token ids", "prompt", "invalid_value")
+    if body.stream:
+        return EventStream(lambda emit: stream(call, body, emit), context.config.keep_alive_s, b"")
+    output = await unless_gone(request.receive, call.finish())
+    if output is None:
+        return Response(status_code=CLIENT_CLOSED_REQUEST)
+    choice = output.outputs[0]
+    return JSONResponse({"content": choice.text} | finish(call, body, output, choice, list(choice.token_ids)))
+
+
+def read_request(body: LlamaCompletion) -> CompletionRequest:
+    """The same request for /v1/completions.
+
+    Raises:
+        ApiError: 400 for a field that would change the text and is not known here.
+    """
+    fields: Json = DEFAULTS | {"prompt": body.prompt, "stream": body.stream, "add_special_tokens": True}
+    for name, value in (body.model_extra or {}).items():
+        if name in SAME or name in CompletionRequest.model_fields:
+            fields[name] = value
+        elif NAMES.get(name):
+            fields[str(NAMES[name])] = value or None
+        elif name not in NAMES and name not in IGNORED and not is_empty(value):
+            fields[name] = value  # refused there by its name, or neutral
+    fields["max_tokens"] = None if body.n_predict < 0 else body.n_predict
+    fields["seed"] = None if body.seed < 0 else body.seed
+    if body.grammar and body.json_schema is not None:
+        raise ApiError(400, "give either grammar or json_schema", "grammar", "too_many_constraints")
+    if body.grammar:
+        fields["structured_outputs"] = {"grammar": body.grammar}
+    elif body.json_schema is not None:
+        fields["structured_outputs"] = {"json": body.json_schema}
+    fields["logit_bias"] = read_bias(body.logit_bias)
+    try:
+        return CompletionRequest.model_validate(fields)
+    except ValidationError as error:
+        raise describe_fields(error.errors()) from error
+
+
+def read_bias(bias: Any) -> dict[str, float] | None:
+    """A map from token ids, or llama.cpp's list of pairs, in which false forbids a token.
+
+    Raises:
+        ApiError: 400, it is neither.
+    """
+    if bias is None:
+        return None
+    pairs = list(bias.items()) if isinstance(bias, Mapping) else bias
+    if not isinstance(pairs, list) or not all(
+        isinstance(pair, list | tuple) and len(pair) == 2 for pair in pairs
+    ):
+        raise ApiError(400, "logit_bias must be a list of pairs of a token id and a number", "logit_bias")
+    return {str(token): -100.0 if value is False else value for token, value in pairs}
+
+
+async def stream(call: Call, body: LlamaCompletion, emit: Emit) -> None:
+    """Emit pieces of the text, and the whole account at the end."""
+    ids: list[int] = []
+    async with aclosing(call.generate()) as outputs:
+        async for output in outputs:
+            choice = output.outputs[0]
+            ids += choice.token_ids
+            piece = {"index": 0, "content": choice.text, "tokens": list(choice.token_ids), "stop": False}
+            if choice.text:
+                await emit(_event(piece | {"id_slot": -1, "tokens_predicted": len(ids)}))
+            if choice.is_finished:
+                await emit(_event({"content": ""} | finish(call, body, output, choice, ids)))
+
+
+def finish(
+    call: Call, body: LlamaCompletion, output: RequestOutput, choice: CompletionOutput, ids: list[int]
+) -> Json:
+    """What is known at the end of a completion."""
+    times, num_in = output.metrics, len(output.prompt_token_ids)
+    is_word = isinstance(choice.stop_reason, str)
+    span = (times.last_token_time or 0.0) - (times.first_token_time or 0.0)
+    prompt_ms, predicted_ms = (times.ttft or 0.0) * 1000, span * 1000
+    return {
+        "index": 0,
+        "id_slot": -1,
+        "stop": True,
+        "model": call.model,
+        "tokens": ids if body.return_tokens else [],
+        "tokens_predicted": len(ids),
+        "tokens_evaluated": num_in,
+        "tokens_cached": output.num_cached_tokens,
+        "truncated": False,
+        "stop_type": "word" if is_word else STOP_TYPES.get(choice.finish_reason or "", "none"),
+        "stopping_word": choice.stop_reason if is_word else "",
+        "generation_settings": {
+            name: getattr(call.sampling, name) for name in ("temperature", "top_k", "top_p", "min_p", "seed")
+        },
+        "timings": {
+            "cache_n": output.num_cached_tokens,
+            "prompt_n": num_in - output.num_cached_tokens,
+            "prompt_ms": round(prompt_ms, 3),
+            "predicted_n": len(ids),
+            "predicted_ms": round(predicted_ms, 3),
+            "predicted_per_second": round(times.tokens_per_second(len(ids)) or 0.0, 3),
+        },
+    }
+
+
+@router.get("/props")
+async def show_properties(context: Context) -> Json:
+    """The model and the defaults of /completion."""
+    context.require_ready()
+    max_model_len = context.engine.resolved.max_model_len
+    return {
+        "default_generation_settings": {"n_ctx": max_model_len, "params": DEFAULTS | {"n_predict": -1}},
+        "total_slots": context.engine.config.max_num_seqs,
+        "model_alias": context.served_names[0],
+        "model_path": context.served_names[0],
+        "modalities": {"vision": False, "audio": False},
+        "build_info": f"troupe-{__version__}",
+    }
+
+
+@router.get("/slots")
+async def list_slots(context: Context) -> list[Json]:
+    """One entry for each request that can run at once; what they write is not told."""
+    context.require_ready()
+    num_running, n_ctx = context.engine.stats().num_running, context.engine.resolved.max_model_len
+    return [
+        {"id": number, "n_ctx": n_ctx, "is_processing": number < num_running}
+        for number in range(context.engine.config.max_num_seqs)
+    ]
+
+
+def _event(value: Json) -> bytes:
+    return b"data: " + json.dumps(value, ensure_ascii=False).encode() + b"\n\n"
