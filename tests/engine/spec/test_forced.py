@@ -62,6 +62,18 @@ def test_forced_tokens_continue_the_canonical_text(
     assert num_forced >= 2
 
 
+def test_the_last_forced_token_continues_into_what_is_allowed_next(
+    tokenizer: Tokenizer, compiler: GrammarCompiler, forced: ForcedDrafts
+) -> None:
+    matcher = compiler.compile(GrammarSpec.regex('"name": ("[a-z]{1,9}"|null)')).matcher()
+    merged = tokenizer.encode('"name": "', add_special_tokens=False)
+    plain = tokenizer.encode('"name": ', add_special_tokens=False)
+    assert merged[: len(plain)] != plain
+    assert forced.answer(matcher, DraftTarget(1, "", [], [], 8)).token_ids == merged
+    number = compiler.compile(GrammarSpec.regex('"name": [1-9]')).matcher()
+    assert forced.answer(number, DraftTarget(1, "", [], [], 8)).token_ids == plain
+
+
 def test_other_drafts_are_cut_where_the_grammar_forbids_them(
     tokenizer: Tokenizer, compiler: GrammarCompiler, forced: ForcedDrafts
 ) -> None:
