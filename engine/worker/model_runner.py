@@ -180,8 +180,7 @@ class ModelRunner:
         # `_forward` is not set to the bound `run_model`: the reference cycle would keep device memory alive.
         hidden = self.run_model(model_input) if self._forward is None else self._forward(model_input)
         if self._drafter is not None:
-            wanted = None if plan.num_wanted is None else plan.num_wanted[live]
-            self._drafter.observe(rows, starts, counts, self._keep_hidden(hidden), wanted)
+            self._drafter.observe(rows, starts, counts, self._keep_hidden(hidden))
         launched.prompt_logprobs = self._compute_prompt_logprobs(
             live, rows, starts, counts, hidden, model_input.adapters
         )

@@ -56,14 +56,7 @@ class DraftModel:
         for new in plan.new_rows:
             self._sampler.forget(new.row)
 
-    def observe(
-        self,
-        rows: np.ndarray,
-        starts: np.ndarray,
-        counts: np.ndarray,
-        hidden: Tensor,
-        wanted: np.ndarray | None,
-    ) -> None:
+    def observe(self, rows: np.ndarray, starts: np.ndarray, counts: np.ndarray, hidden: Tensor) -> None:
         """Do nothing: a draft model reads tokens only."""
 
     def settle(self, row: int, length: int, token_ids: list[int], num_accepted: int) -> None:

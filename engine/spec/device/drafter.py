@@ -43,21 +43,10 @@ class Drafter(Protocol):
         """Forget all rows."""
 
     def take_plan(self, plan: StepPlan) -> None:
-        """Take the new rows and blocks of a plan."""
+        """Take the new rows and blocks of a plan, and which rows draft."""
 
-    def observe(
-        self,
-        rows: np.ndarray,
-        starts: np.ndarray,
-        counts: np.ndarray,
-        hidden: Tensor,
-        wanted: np.ndarray | None,
-    ) -> None:
-        """Take the target's hidden states of the runs of a step, [T, D or more].
-
-        Args:
-            wanted: [R] 0 for rows that do not draft at present; None: no row drafts.
-        """
+    def observe(self, rows: np.ndarray, starts: np.ndarray, counts: np.ndarray, hidden: Tensor) -> None:
+        """Take the target's hidden states of the runs of the last plan, [T, D or more]."""
 
     def propose(self, rows: np.ndarray, lengths: np.ndarray, wanted: np.ndarray) -> list[list[int]]:
         """Propose up to `wanted` tokens for each row, whose first `lengths` tokens are in the batch's token pool."""

@@ -76,23 +76,17 @@ class Eagle:
 
     def take_plan(self, plan: StepPlan) -> None:
         self._progress.apply(plan)
+        self._drafting = plan.rows[:0] if plan.num_wanted is None else plan.rows[plan.num_wanted > 0]
         for new in plan.new_rows:
             self._store.clear(new.row)
             self._sampler.forget(new.row)
 
-    def observe(
-        self,
-        rows: np.ndarray,
-        starts: np.ndarray,
-        counts: np.ndarray,
-        hidden: Tensor,
-        wanted: np.ndarray | None,
-    ) -> None:
+    def observe(self, rows: np.ndarray, starts: np.ndarray, counts: np.ndarray, hidden: Tensor) -> None:
         self._store.append(rows, starts, counts, hidden)
-        if wanted is None:
+        if not len(self._drafting):
             return
         ends = starts + counts
-        is_far = (wanted > 0) & (ends - self._progress.num_computed[rows] > MAX_BEHIND)
+        is_far = np.isin(rows, self._drafting) & (ends - self._progress.num_computed[rows] > MAX_BEHIND)
         if is_far.any():
             # The token after the run is not known yet.
             self._run_known(rows[is_far], ends[is_far], np.zeros(int(is_far.sum()), dtype=np.int64))

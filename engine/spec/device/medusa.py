@@ -96,14 +96,7 @@ class Medusa(nn.Module):
             self._store.clear(new.row)
             self._sampler.forget(new.row)
 
-    def observe(
-        self,
-        rows: np.ndarray,
-        starts: np.ndarray,
-        counts: np.ndarray,
-        hidden: Tensor,
-        wanted: np.ndarray | None,
-    ) -> None:
+    def observe(self, rows: np.ndarray, starts: np.ndarray, counts: np.ndarray, hidden: Tensor) -> None:
         self._store.append(rows, starts, counts, hidden)
 
     def settle(self, row: int, length: int, token_ids: list[int], num_accepted: int) -> None:

@@ -1,10 +1,9 @@
 """Measures n-gram drafts on copied text against llama.cpp without drafts.
 
-`python -m tests.engine.spec.measure_copying [--shape qwen3-0.6b] [--edit-every 40]`: the prompt is a text of 600
-tokens, and the answer repeats it with edits. Random weights do not copy. So the output matrix of a random model is set so that
-each token of the answer predicts the next one. The model then writes the answer in both engines, and all else is real:
-the weights that are read, the n-gram drafts from the prompt, and their verification. No token occurs twice in the
-answer, and the output matrix is not that of the embeddings, which it is in the real model.
+`python -m tests.engine.spec.measure_copying [--edit-every 40]`: the prompt is a text of 600 tokens, and the answer
+repeats it with edits. Random weights do not copy. So the output matrix of a random model is set so that each token of
+the answer predicts the next one. Both engines then write the answer, and all else is real: the weights that are read,
+the n-gram drafts from the prompt, their verification. No token occurs twice, and the output matrix is not tied.
 """
 
 from __future__ import annotations
