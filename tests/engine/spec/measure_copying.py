@@ -81,7 +81,7 @@ def main() -> None:
     assert found.outputs[0].token_ids == answer, "the model must write the answer"
     assert peer.generate(np.array([prompt]), len(answer))[0].tolist() == answer, "llama.cpp must write it too"
     print("drafted and accepted:", found.metrics.drafts, "of", len(answer), "tokens")
-    cells = measure([peer, plain, drafting], [Job(prompt, len(answer))], args.num_iters, 1)
+    cells = measure([peer, plain, drafting], [Job(prompt, len(answer))], args.num_iters, 0)
     for cell in cells:
         over = ratio(cell.decode_rate, cells[0].decode_rate)
         whole = ratio(cells[0].latency_s, cell.latency_s)
