@@ -74,22 +74,21 @@ def main() -> None:
             "enable_prefix_caching": False,
         }  # fmt: skip
         peer = LlamaCppRunner(EngineConfig(model=model, dtype="bfloat16"), args.num_threads)
-        plain, drafting = TroupeRunner(settings), TroupeRunner(settings | {"speculative_config": spec})
-    drafting.name = "troupe with ngram"
+        drafting = TroupeRunner(settings | {"speculative_config": spec})
     params = SamplingParams(temperature=0.0, max_tokens=len(answer), ignore_eos=True)
     found = drafting.llm.generate([prompt], params, use_tqdm=False)[0]
     assert found.outputs[0].token_ids == answer, "the model must write the answer"
     assert peer.generate(np.array([prompt]), len(answer))[0].tolist() == answer, "llama.cpp must write it too"
     print("drafted and accepted:", found.metrics.drafts, "of", len(answer), "tokens")
-    cells = measure([peer, plain, drafting], [Job(prompt, len(answer))], args.num_iters, 0)
+    cells = measure([peer, drafting], [Job(prompt, len(answer))], args.num_iters, 0)
     for cell in cells:
         over = ratio(cell.decode_rate, cells[0].decode_rate)
         whole = ratio(cells[0].latency_s, cell.latency_s)
         print(
             f"{cell.name}: decode {cell.decode_rate!s} tok/s, over llama.cpp {over!s}; with the prompt {whole!s}"
         )
-    for runner in (peer, plain, drafting):
-        runner.close()
+    peer.close()
+    drafting.close()
 
 
 if __name__ == "__main__":
