@@ -3,7 +3,7 @@
 tool_choice   none        the tools are left out
               auto        the chat template shows them; what it calls a call triggers a grammar (a structural tag),
                           so that only the tools there are get called, with arguments that fit. Where the template's
-                          way of writing calls is unknown, they are found in the text (`calls.TaggedCalls`).
+                          way of writing calls is unknown, that of Hermes is used.
                           Where the template knows no tools, the model answers in text without seeing them.
                           Beside a response_format, the answer is calls or what that describes, in one grammar
               required    a grammar: {"name": ..., "arguments": ...} of one tool, or an array of those; it wins over a
@@ -77,8 +77,8 @@ class ToolUse:
     Attributes:
         spec: the grammar of outputs that are nothing but calls; None when the model may answer in words.
         is_parallel: whether it may call more than once.
-        style: how the model writes calls among words (`styles.py`); None when unknown.
-        words_spec: the grammar of words with such calls among them; None without a style.
+        style: how the model writes calls among words (`styles.py`); None when they are forced.
+        words_spec: the grammar of words with such calls among them; None when they are forced.
         answer: the constraint of an answer that calls nothing, a part of `words_spec`; None without one.
     """
 
@@ -101,13 +101,13 @@ class ToolUse:
         """The same tools, called as the model writes it.
 
         Args:
-            style: None for an unknown one: calls are then found in the text, and written as hermes beside an answer.
+            style: None for an unknown one, in the place of which stands that of Hermes.
             answer: the constraint of an answer without calls; None where text may stand beside calls.
 
         Raises:
             ApiError: 400 for parameters or an answer that cannot be a part of such a grammar.
         """
-        if self.spec is not None or (style is None and answer is None):
+        if self.spec is not None:
             return self
         style = style or "hermes"
         content = None if answer is None else _make_format(answer)

@@ -165,7 +165,7 @@ async def test_a_forced_call_is_an_item(start: Start, choice: Any) -> None:
 
 async def test_results_of_calls_go_back_in(start: Start) -> None:
     engine = FakeEngine(
-        reply=lambda prompt: f"ok <tool_call>{CALL}</tool_call>", tokenizer=FakeTokenizer(knows_tools=True)
+        record=f"ok <tool_call>\n{CALL}\n</tool_call>", tokenizer=FakeTokenizer(knows_tools=True)
     )
     server = await start(engine)
     items = [

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable
-from contextlib import closing
 from typing import Any
 
 import openai
@@ -13,7 +11,7 @@ import pytest
 
 from app.api.protocol import ChatRequest
 from app.api.replies import finish_reason
-from app.api.tools.calls import is_valid, make_message, make_parser
+from app.api.tools.calls import is_valid
 from app.api.tools.plain_turns import tell_plainly
 from app.api.tools.use import Tool, ToolUse, explain, read_tools
 from engine import CompletionOutput
@@ -52,16 +50,16 @@ async def forced(start: Start) -> Server:
 @pytest.fixture
 async def knowing(start: Start) -> Server:
     """Its chat template knows tools; its engine says something and calls two of them."""
-    text = "Let me < see.\n" + tagged(CALL, '{"name": "clock", "arguments": "{}"}') + "\n"
-    return await start(FakeEngine(reply=lambda prompt: text, tokenizer=FakeTokenizer(knows_tools=True)))
+    text = "Let me < see.\n" + tagged(CALL, '{"name": "clock", "arguments": {}}') + "\n"
+    tokenizer = FakeTokenizer(knows_tools=True)
+    return await start(FakeEngine(reply=lambda prompt: text, record=text, tokenizer=tokenizer))
 
 
 def reader_of(spec: GrammarSpec | None) -> Callable[[Any], bool]:
     """What tells whether a grammar takes a value as JSON."""
     assert spec is not None
     vocabulary = make_byte_vocabulary()
-    with closing(GrammarCompiler(vocabulary, num_threads=1)) as compiler:
-        compiled = compiler.compile(spec)
+    compiled = GrammarCompiler(vocabulary, num_threads=1).compile(spec)
     return lambda value: accepts(compiled.matcher(), vocabulary, json.dumps(value))
 
 
@@ -169,7 +167,7 @@ async def test_auto_shows_the_tools_and_finds_the_calls(knowing: Server) -> None
     status, reply = await knowing.chat(tools=TOOLS)
     assert status == 200, reply
     assert knowing.engine.requests[-1].prompt.startswith("<tool>weather\n<tool>clock\n")
-    assert knowing.engine.requests[-1].params.grammar is None
+    assert knowing.engine.requests[-1].params.grammar.kind == "structural_tag"
     choice = reply["choices"][0]
     assert (choice["message"]["content"], choice["finish_reason"]) == ("Let me < see.\n", "tool_calls")
     calls = choice["message"]["tool_calls"]
@@ -184,37 +182,19 @@ async def test_auto_shows_the_tools_and_finds_the_calls(knowing: Server) -> None
     [
         "no call at all <tool_cal",
         "<tool_call>\nnot json\n</tool_call> and on",
-        tagged('{"name": "unknown", "arguments": {}}'),
         tagged('{"name": "clock", "arguments": [1]}'),
         tagged('{"name": ["clock"], "arguments": {}}'),
         "<tool_call>" + "[" * 5000,
         "<tool_call>" * 3,
-        tagged(r'{"name": "clock", "arguments": {"at": "\ud800"}}'),
-        tagged('{"name": "clock", "arguments": {"at": 1e999}}'),
     ],
 )
 async def test_what_is_no_call_stays_text(knowing: Server, text: str) -> None:
-    knowing.engine.reply = lambda prompt: text
+    knowing.engine.record = text
     _, reply = await knowing.chat(tools=TOOLS)
     message = reply["choices"][0]["message"]
     assert (message["content"], "tool_calls" in message) == (text, False)
     assert reply["choices"][0]["finish_reason"] == "stop"
     assert collect(await knowing.chat_chunks(tools=TOOLS)) == (text, [], "stop")
-
-
-async def test_a_call_without_its_closing_tag_counts(knowing: Server) -> None:
-    knowing.engine.reply = lambda prompt: f"<tool_call>{CALL}"
-    words, calls, end = collect(await knowing.chat_chunks(tools=TOOLS))
-    assert (words, end, len(calls)) == ("", "tool_calls", 1)
-
-
-def test_a_megabyte_of_tags_is_read_in_a_moment() -> None:
-    tools = require(TOOLS, "auto")
-    for text in ("<tool_call></tool_call>" * 45_000, "<tool_call>" * 95_000, "<tool_cal" * 110_000):
-        began = time.process_time()
-        message = make_message(make_parser(tools), text)
-        assert time.process_time() - began < 5
-        assert (message["content"], "tool_calls" in message) == (text, False)
 
 
 async def test_none_leaves_the_tools_out(knowing: Server) -> None:
