@@ -202,11 +202,8 @@ class ResidualMatcher(WatchingMatcher):
     def _clear_repeats(self, words: np.ndarray) -> None:
         """Clear the tokens after which an element could only become one that stands before it."""
         frame = self._state.frame
-        if frame is None or frame.is_object or frame.place is None:
-            return
-        around = cast(Place, frame.place)
-        places = [around.element(self._state.position + offset) for offset in (0, 1)]
-        if not any(place is not None and place.choices for place in places):
+        place = cast(Place | None, frame and frame.place)
+        if frame is None or frame.is_object or place is None or not place.has_choices:
             return
         # Where values are listed only few tokens are allowed.
         allowed = list_tokens(words)[:MAX_NUM_CANDIDATES]

@@ -101,16 +101,17 @@ def check_well_formed(schema: dict[str, Any] | bool, place: str = "") -> None:
     Documents of other drafts that are bundled in its definitions are each checked by their own.
     """
     dialect = detect_dialect(schema)
-    for keyword in ("$defs", "definitions") if isinstance(schema, dict) else ():
-        definitions = schema.get(keyword)
-        if isinstance(definitions, dict):
-            bundled = {name: each for name, each in definitions.items() if is_dialect_named(each)}
-            others = {name: each for name, each in bundled.items() if detect_dialect(each) is not dialect}
-            for name, each in others.items():
-                check_well_formed(each, join_pointer(place, keyword, name))
-            schema = {**schema, keyword: {**definitions, **{name: {} for name in others}}}
+    written = dict(schema) if isinstance(schema, dict) else {}
+    for keyword in {"$defs", "definitions"} & written.keys():
+        definitions = written[keyword] if isinstance(written[keyword], dict) else {}
+        bundled = {name: each for name, each in definitions.items() if is_dialect_named(each)}
+        others = {name: each for name, each in bundled.items() if detect_dialect(each) is not dialect}
+        for name, each in others.items():
+            check_well_formed(each, join_pointer(place, keyword, name))
+        if others:
+            written[keyword] = {**definitions, **{name: {} for name in others}}
     try:
-        jsonschema_rs.meta.validate(with_dialect(schema, dialect))
+        jsonschema_rs.meta.validate(with_dialect(written, dialect))
     except jsonschema_rs.ValidationError as error:
         pointer = join_pointer(place, *error.instance_path)
         message = f"the schema is malformed at {pointer or '#'}: {error.message}"
