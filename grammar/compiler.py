@@ -76,7 +76,7 @@ class GrammarCompiler:
             pending = self._in_flight.get(spec)
             if pending is None:
                 own: Future[CompiledGrammar] = Future()
-                # From now on nobody who waits for it can cancel it.
+                # A waiting caller cannot cancel it from now on.
                 own.set_running_or_notify_cancel()
                 self._in_flight[spec] = own
         if pending is not None:

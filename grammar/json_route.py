@@ -1,4 +1,4 @@
-"""How a JSON Schema is compiled: llguidance is told all that it enforces exactly, residual checks enforce the rest.
+"""How a JSON Schema is compiled: llguidance gets all that it enforces exactly, residual checks enforce the rest.
 
 read ──▶ gaps (exactness table) ──▶ weaken ──▶ write ──▶ llguidance ──▶ checks for what was left out
                                        ▲                    │ refuses a keyword that a check can enforce
@@ -32,7 +32,7 @@ from .schema.keywords import join_pointer
 from .schema.node import Node, iterate_children, iterate_nodes
 from .schema.places import PlaceMap
 from .schema.reader import read_schema
-from .schema.refusal import MAX_NUM_PROBES, SIGN, Locator, Refusal, as_object, name_place
+from .schema.refusal import MAX_NUM_PROBES, SIGN, Refusal, as_object, locate, name_place
 from .schema.rules import GROUNDED
 from .schema.weaken import Weakening
 from .spec import GrammarSpec
@@ -127,7 +127,7 @@ class SchemaCompiler:
                     raise self._explain_contradiction(message)
             if not isinstance(program, str):
                 return program
-            refusal = self._locate(program)
+            refusal = locate(self.root, self._make_emitter, self._probe, program)
             if number == MAX_NUM_REFUSALS or not self._leave_out(refusal, number):
                 raise make_error(refusal)
         raise AssertionError("the last refusal is raised")
@@ -217,9 +217,6 @@ class SchemaCompiler:
     def _list_dropped(self) -> set[str]:
         return {keyword for keywords in self.weakening.dropped.values() for keyword in keywords}
 
-    def _locate(self, message: str) -> Refusal:
-        return Locator(self.root, self._make_emitter, self._probe).explain(message)
-
     def _leave_out(self, refusal: Refusal, number: int) -> bool:
         """Leave what was refused to the checks; False where they cannot take its place."""
         if refusal.is_contradiction or refusal.node is None:
@@ -264,7 +261,7 @@ def make_error(refusal: Refusal) -> InvalidGrammar | UnsupportedGrammar:
 def make_plan(nodes: Iterable[Node], weakening: Weakening, engine: str) -> tuple[PlanEntry, ...]:
     """Return who enforces what: what stands only below a keyword that was left out is left to the checks too."""
     first, *_ = nodes = tuple(nodes)
-    told, pending = {first}, [first]
+    known, pending = {first}, [first]
     while pending:
         node = pending.pop()
         dropped = weakening.dropped.get(node, ())
@@ -272,14 +269,14 @@ def make_plan(nodes: Iterable[Node], weakening: Weakening, engine: str) -> tuple
         kept = [
             child for path, child in iterate_children(node) if path[0] == "oneOf" or path[0] not in dropped
         ]
-        found = {each for each in (*kept, node.get("$ref")) if isinstance(each, Node)} - told
-        told |= found
+        found = {each for each in (*kept, node.get("$ref")) if isinstance(each, Node)} - known
+        known |= found
         pending.extend(found)
     entries = {}
     for node in nodes:
         entries.update(dict.fromkeys(node.notes))
         for keyword in node.keywords:
-            is_checked = node not in told or keyword in weakening.dropped.get(node, ())
+            is_checked = node not in known or keyword in weakening.dropped.get(node, ())
             who = GROUNDING if keyword == GROUNDED else RESIDUAL if is_checked else engine
             entry = PlanEntry(node.pointer, node.written_name(keyword), who)
             entries[entry] = None

@@ -18,7 +18,7 @@ class GrammarLimits:
     # For one mask: a GBNF grammar takes a few for each byte of each token, about 30 ms at most.
     step_max_items: int = 500_000
     max_grammar_size: int = 500_000  # symbols in llguidance's productions
-    # outlines-core visits the vocabulary once per automaton state: 3 million visits are about 50 ms.
+    # outlines-core reads the vocabulary once per automaton state: 3 million tokens take about 50 ms.
     max_index_work: int = 3_000_000
     # The values in a structural tag are compiled one after the other.
     max_tags_s: float = 10.0

@@ -200,7 +200,7 @@ NAMES = {"json_schema": "JSON Schema", "structural_tag": "structural tag"}
 
 
 def parse_json(text: str, kind: str) -> Any:
-    """Parse JSON text; what is not JSON is an InvalidGrammar that names line and column."""
+    """Parse JSON text; raise InvalidGrammar with line and column for other text."""
     check_size(text, kind)
     try:
         return json.loads(text, parse_constant=refuse_constant, object_pairs_hook=refuse_twice)

@@ -23,7 +23,7 @@ def remove_quoted(text: str) -> str:
 
 
 def check_lark(text: str) -> None:
-    """Raise GrammarError for a grammar without a start rule or with what is not text."""
+    """Raise GrammarError for a grammar without a start rule or with tokens that are not text."""
     bare = remove_quoted(text)
     attribute = _ATTRIBUTES.search(bare)
     if attribute is not None:

@@ -2,7 +2,7 @@
 
 outlines-core 0.2.14 loses, from an accepting state, every transition into a non-accepting one (`a(bc)?`
 cannot write `abc`). The cure: compile `(?:R)\\x03` with byte 0x03 as a token of its own. The only accepting
-state then has no way out, nothing is lost, and EOS is allowed exactly where that token is.
+state then has no outgoing transition, nothing is lost, and EOS is allowed exactly where that token is.
 """
 
 import json
@@ -105,12 +105,12 @@ class OutlinesProgram:
         return self._masks[state]
 
     def _make_mask(self, state: int) -> np.ndarray:
-        vocabulary, way, at = self.backend.vocabulary, [], state
+        vocabulary, tokens, at = self.backend.vocabulary, [], state
         while at != self.initial_state:
             at, token_id = self._ways[at]
-            way.append(token_id)
+            tokens.append(token_id)
         guide = Guide(self._index, max_rollback=0)
-        for token_id in reversed(way):
+        for token_id in reversed(tokens):
             guide.advance(token_id, return_tokens=False)
         # The end marker is one token more than the vocabulary has.
         words = np.zeros(vocabulary.size // 32 + 1, np.int32)

@@ -1,8 +1,8 @@
 """Grounded strings: strings that have to be quotations from a source text, token by token.
 
 A matcher around the matcher of the schema without the annotation. Inside a grounded string a token is left in the
-mask when what it spells leads on to a quotation; a quote, when the string is one. What lies outside such strings
-is the inner matcher's. A string that is open can always be finished, so this alone makes no dead ends; residual
+mask when the string can still become a quotation after it; a quote, when the string is one. All other masks are the
+inner matcher's. A string that is open can always be finished, so this alone makes no dead ends; residual
 checks beside it can (distinct quotations from a source that has no more of them), and then `error` says so.
 """
 
@@ -91,7 +91,7 @@ class GroundedMatcher(WatchingMatcher):
         self._clear_tokens(words)
         if not words.any():
             self._dead_end = (
-                f"dead end: no way on satisfies {GROUNDED} together with what else the schema demands"
+                f"dead end: no continuation satisfies {GROUNDED} together with what else the schema demands"
             )
 
     def _clear_tokens(self, words: np.ndarray) -> None:

@@ -98,7 +98,7 @@ class State(NamedTuple):
 
 # Called with a place, the text of the value complete there, and what gives the text from the bracket around it to
 # the value; False stops the walk. The place is one of its own map.
-Judge = Callable[[Any, bytes, Callable[[], bytes]], bool]
+CheckValue = Callable[[Any, bytes, Callable[[], bytes]], bool]
 
 
 def begin(root: Place | None) -> State:
@@ -106,8 +106,8 @@ def begin(root: Place | None) -> State:
     return State(Mode.VALUE, None, 0, root)
 
 
-def advance(state: State, text: bytearray, token: bytes, judge: Judge) -> State | None:
-    """Return the state after a token, None if `judge` rejects a value that the token completes.
+def advance(state: State, text: bytearray, token: bytes, check: CheckValue) -> State | None:
+    """Return the state after a token, None if `check` rejects a value that the token completes.
 
     What follows the whole text is passed over: it is not JSON.
 
@@ -121,7 +121,7 @@ def advance(state: State, text: bytearray, token: bytes, judge: Judge) -> State 
             if stop is None:
                 return state
             position = stop.start()
-        found = _step(state, token[position], _Reader(text, token, position), judge)
+        found = _step(state, token[position], _Reader(text, token, position), check)
         if found is None:
             return None
         state = found
@@ -148,14 +148,14 @@ class _Reader(NamedTuple):
         return bytes(self.text[start:end]) + self.token[: max(end - split, 0)]
 
 
-def _step(state: State, byte: int, reader: _Reader, judge: Judge) -> State | None:
+def _step(state: State, byte: int, reader: _Reader, check: CheckValue) -> State | None:
     mode = state.mode
     if mode is Mode.STRING or mode is Mode.NAME:
         if state.is_escaped:
             return State(mode, state.frame, state.start, state.place, state.position)
         if byte == 0x5C:
             return State(mode, state.frame, state.start, state.place, state.position, is_escaped=True)
-        return _end_string(state, reader, judge) if byte == 0x22 else state
+        return _end_string(state, reader, check) if byte == 0x22 else state
     if mode is Mode.LITERAL:
         if state.num_left > 1:
             return State(
@@ -165,13 +165,13 @@ def _step(state: State, byte: int, reader: _Reader, judge: Judge) -> State | Non
     if mode is Mode.NUMBER:
         if byte in _NUMBER:
             return state
-        if not _is_fine(state.place, state.start, reader.offset, state.frame, reader, judge):
+        if not _is_fine(state.place, state.start, reader.offset, state.frame, reader, check):
             return None
-        return _step_between(after(state.frame, state.position), byte, reader, judge)
-    return _step_between(state, byte, reader, judge)
+        return _step_between(after(state.frame, state.position), byte, reader, check)
+    return _step_between(state, byte, reader, check)
 
 
-def _step_between(state: State, byte: int, reader: _Reader, judge: Judge) -> State | None:
+def _step_between(state: State, byte: int, reader: _Reader, check: CheckValue) -> State | None:
     """Take a byte outside strings, numbers and literals."""
     frame, offset = state.frame, reader.offset
     if byte in _SPACE or byte == 0x3A:
@@ -183,7 +183,7 @@ def _step_between(state: State, byte: int, reader: _Reader, judge: Judge) -> Sta
         return _open(state, byte == 0x7B, offset)
     if byte == 0x7D or byte == 0x5D:
         assert frame is not None, "a bracket is closed only where one is open"
-        if not _is_fine(frame.place, frame.start, offset + 1, frame.parent, reader, judge):
+        if not _is_fine(frame.place, frame.start, offset + 1, frame.parent, reader, check):
             return None
         return after(frame.parent, frame.index)
     if byte == 0x2C:
@@ -197,23 +197,23 @@ def _step_between(state: State, byte: int, reader: _Reader, judge: Judge) -> Sta
         # Its first letter decides, while there is still a choice.
         if state.place is not None and state.place.checks:
             before = partial(reader.read, frame.start if frame else offset, offset)
-            if not judge(state.place, literal, before):
+            if not check(state.place, literal, before):
                 return None
         return State(Mode.LITERAL, frame, state.start, state.place, state.position, False, len(literal) - 1)
     return State(Mode.NUMBER, frame, offset, state.place, state.position)
 
 
-def _end_string(state: State, reader: _Reader, judge: Judge) -> State | None:
+def _end_string(state: State, reader: _Reader, check: CheckValue) -> State | None:
     end = reader.offset + 1
     if state.mode is Mode.NAME:
         frame = state.frame
         assert frame is not None, "names stand only in objects"
         if frame.place is None:
             return State(Mode.VALUE, frame, end, None)
-        if not _is_fine(frame.place.names, state.start, end, frame, reader, judge):
+        if not _is_fine(frame.place.names, state.start, end, frame, reader, check):
             return None
         return State(Mode.VALUE, frame, end, frame.place.member(json.loads(reader.read(state.start, end))))
-    if not _is_fine(state.place, state.start, end, state.frame, reader, judge):
+    if not _is_fine(state.place, state.start, end, state.frame, reader, check):
         return None
     return after(state.frame, state.position)
 
@@ -235,8 +235,8 @@ def after(frame: Frame | None, index: int) -> State:
 
 
 def _is_fine(
-    place: Place | None, start: int, end: int, frame: Frame | None, reader: _Reader, judge: Judge
+    place: Place | None, start: int, end: int, frame: Frame | None, reader: _Reader, check: CheckValue
 ) -> bool:
     if place is None or not place.checks:
         return True
-    return judge(place, reader.read(start, end), partial(reader.read, frame.start if frame else start, start))
+    return check(place, reader.read(start, end), partial(reader.read, frame.start if frame else start, start))

@@ -308,8 +308,8 @@ class ResidualMatcher(WatchingMatcher):
     def _is_candidate_allowed(self, token_id: int) -> bool:
         token = self._program.tokens.token_bytes[token_id]
         is_tried = len(self._verdicts) < self._program.max_num_checks
-        judge = self._is_fine if is_tried else self._is_known_allowed
-        return advance(self._state, self._text, token, judge) is not None
+        check = self._is_fine if is_tried else self._is_known_allowed
+        return advance(self._state, self._text, token, check) is not None
 
     def _is_fine(self, place: Place, value: bytes, before: Callable[[], bytes]) -> bool:
         key = id(place), value, before() if place.checks[0].is_distinct else b""
@@ -331,7 +331,7 @@ def explain_dead_end(violation: Check | None) -> str:
     """Return the error for a mask of zeros."""
     if violation is None:
         return "dead end: of what the grammar allows here nothing could be checked"
-    return f"dead end: no way on satisfies {', '.join(violation.keywords)} at {violation.node.pointer or '#'}"
+    return f"dead end: no continuation satisfies {', '.join(violation.keywords)} at {violation.node.pointer or '#'}"
 
 
 def spell_choice(value: Any) -> list[bytes]:

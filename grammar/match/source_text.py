@@ -1,4 +1,4 @@
-"""A text to quote from: which JSON strings are parts of it, and which tokens lead on to one.
+"""A text to quote from: which JSON strings are parts of it, and which tokens continue one.
 
 A quotation begins and ends at a border of a word, and not with whitespace. A border is where not both neighbours
 are letters, digits, marks or underscores, or where one is of a script that is written without spaces. Quotations
@@ -97,7 +97,7 @@ class SourceText:
         return end - start >= lengths.least and (lengths.most is None or end - start <= lengths.most)
 
     def find_tokens(self, content: bytes, lengths: Lengths) -> "Continuation":
-        """Return the tokens that lead on after this content."""
+        """Return the tokens that continue this content."""
         whole, closing = self._tokens.whole, self._tokens.closing
         pieces: set[bytes] = set()
         endings: set[bytes] = set()

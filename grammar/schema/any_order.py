@@ -19,14 +19,12 @@ from ..regex.text import escape
 from .count_guides import make, make_validator
 from .emit import Json, Read
 from .keywords import TYPES_OF_KEYWORD
-from .node import Node, Schema
+from .node import Node, Schema, find_element, find_member
 from .property_order import (
     APPLIED,
     CONTAINER_KEYWORDS,
     SCALARS,
     UNIONS,
-    find_element,
-    find_member,
     find_ordered,
     is_ordered,
     join_scalars,
@@ -71,7 +69,7 @@ class AnyOrderWriter:
         values: those schemas.
 
     Args:
-        read: the keywords of a node that the engine is told.
+        read: the keywords of a node that the engine gets.
         write: a node as a document of its own.
         is_guide: tells whether a node is only a guide, so that what it says may be left out.
         separators: what stands between items, and after a name; None allows white space around plain ones.
@@ -133,7 +131,9 @@ class AnyOrderWriter:
             self._names[nodes] = self._leaf(node)
         if nodes not in self._names:
             self._names[nodes] = name = self._new_rule(sort_nodes(nodes)[0])
-            found = [way for each in self._list_alternatives(nodes) for way in self._write_alternative(each)]
+            found = [
+                text for each in self._list_alternatives(nodes) for text in self._write_alternative(each)
+            ]
             self._lines.append(f"{name}: {' | '.join(dict.fromkeys(found)) or self._never()}")
         return self._names[nodes]
 
@@ -179,17 +179,17 @@ class AnyOrderWriter:
         """Return the alternatives with one branch of a union in each."""
         if keyword == "oneOf" and not self._is_guide(node):
             raise TooWide(node, keyword, "that its branches exclude each other is checked")
-        ways: list[Nodes] = []
+        branches: list[Nodes] = []
         for branch in self._read(node)[keyword]:
             if isinstance(branch, Node):
-                ways += self._list_alternatives(frozenset([branch]), above)
+                branches += self._list_alternatives(frozenset([branch]), above)
             elif branch:
-                ways.append(frozenset())
-        if len(found) * len(ways) > MAX_NUM_ALTERNATIVES:
+                branches.append(frozenset())
+        if len(found) * len(branches) > MAX_NUM_ALTERNATIVES:
             if self._is_guide(node):
                 return found
             raise TooWide(node, keyword, f"there are more than {MAX_NUM_ALTERNATIVES} alternatives")
-        return list(dict.fromkeys(each | way for each in found for way in ways))
+        return list(dict.fromkeys(each | way for each in found for way in branches))
 
     def _write_alternative(self, nodes: Nodes) -> Iterable[str]:
         """Yield the ways to write a value to which all these nodes apply; unions among them are decided."""
@@ -275,13 +275,13 @@ class AnyOrderWriter:
             values: name -> rule of its value; the required ones first.
             other: a name that is not listed, and its value.
         """
-        ways = [f"{self._write_key(name)} {rule}{self._gap}" for name, rule in values.items()]
+        branches = [f"{self._write_key(name)} {rule}{self._gap}" for name, rule in values.items()]
         rest = self._new_rule(node)
         comma = f"{json.dumps(self._comma)}{self._gap} "
         end = f" %if is_ones([0:{num_required}])" if num_required else ""
         lines = [f'{rest}::_: "}}"{end}']
         firsts = []
-        for bit, way in enumerate(ways):
+        for bit, way in enumerate(branches):
             once = f"{rest}::set_bit({bit}) %if bit_clear({bit})" if bit < MAX_NUM_BITS else f"{rest}::_"
             lines.append(f"| {comma}{way} {once}")
             firsts.append(f"{way} {rest}::{1 << bit if bit < MAX_NUM_BITS else 0}")
@@ -295,7 +295,7 @@ class AnyOrderWriter:
         self._lines.append(f"{first}: {' | '.join(firsts)}")
         return f'"{{"{self._gap} {first}'
 
-    def _write_all(self, schemas: Iterable[Schema]) -> str | None:
+    def _write_all(self, schemas: Iterable[Schema | None]) -> str | None:
         """Return what stands for a value to which all these schemas apply."""
         found = list(schemas)
         if False in found:

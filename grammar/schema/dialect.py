@@ -104,7 +104,8 @@ def check_well_formed(schema: dict[str, Any] | bool, place: str = "") -> None:
     written = dict(schema) if isinstance(schema, dict) else {}
     for keyword in {"$defs", "definitions"} & written.keys():
         definitions = written[keyword] if isinstance(written[keyword], dict) else {}
-        bundled = {name: each for name, each in definitions.items() if is_dialect_named(each)}
+        named = {name: each for name, each in definitions.items() if is_dialect_named(each)}
+        bundled = {name: each for name, each in named.items() if "$id" in each or "id" in each}
         others = {name: each for name, each in bundled.items() if detect_dialect(each) is not dialect}
         for name, each in others.items():
             check_well_formed(each, join_pointer(place, keyword, name))

@@ -90,7 +90,7 @@ class Emitter:
         return self._write_schema(value) if keyword in SCHEMA_KEYWORDS else value
 
     def _write_schema(self, value: Any) -> Any:
-        """Return a subschema; what is none, such as the names in `dependencies`, stays."""
+        """Return a subschema as JSON; other values, such as the names in `dependencies`, stay."""
         if not isinstance(value, Node):
             return value
         return False if value.get("$ref") in self._impossible else self._write_node(value)

@@ -97,7 +97,7 @@ class Row(NamedTuple):
 NUMERIC_BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 INEXACT = "that 64 bits or a double do not hold exactly, so it would shift"
 PATTERN_REASON = (
-    "one of its character classes would be read too loosely, or in another way than JSON Schema does"
+    "one of its character classes would match more than it says, or something else than in JSON Schema"
 )
 LONG_ESCAPE_REASON = (
     "it takes a control character without a short escape, which is not written where other names are allowed"

@@ -12,8 +12,16 @@ from typing import Any, Literal
 
 from ..errors import UnsupportedGrammar
 from .keywords import TYPES_OF_KEYWORD
-from .node import Node, Schema, iterate_children, iterate_nodes, list_applied, list_properties
-from .places import find_element, find_member
+from .node import (
+    Node,
+    Schema,
+    find_element,
+    find_member,
+    iterate_children,
+    iterate_nodes,
+    list_applied,
+    list_properties,
+)
 from .rules import GROUNDED, allowed_types, types_of
 
 Kind = Literal["string", "object", "array"]
@@ -155,13 +163,13 @@ def list_names(starts: Nodes) -> list[str]:
 
 def find_members(starts: Nodes, name: str) -> Nodes:
     """Return the nodes that surely apply to a property."""
-    found = (find_member(node, name) for node in expand(starts, "object"))
+    found = (find_member(node.keywords, name) for node in expand(starts, "object"))
     return frozenset(each for each in found if isinstance(each, Node))
 
 
 def find_elements(starts: Nodes, index: int) -> Nodes:
     """Return the nodes that surely apply to an element."""
-    found = (find_element(node, index) for node in expand(starts, "array"))
+    found = (find_element(node.keywords, index) for node in expand(starts, "array"))
     return frozenset(each for each in found if isinstance(each, Node))
 
 

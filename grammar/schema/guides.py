@@ -1,7 +1,7 @@
 """Guides: what follows from a keyword that is left to residual checks, said in keywords that an engine enforces.
 
-A guide holds for every valid instance, so adding it to a weakened schema loses none; it keeps the text from running
-into a place where the check leaves no way on. It need not say all: the check itself stays.
+A guide holds for every valid instance, so adding it to a weakened schema excludes none. It makes dead ends rarer:
+places where the check allows no continuation. It may say less than the keyword, because the check itself stays.
 """
 
 from typing import Any

@@ -100,3 +100,19 @@ def list_properties(node: Node) -> dict[str, Schema]:
     """Return `properties`."""
     found: dict[str, Schema] = node.get("properties", {})
     return found
+
+
+def find_member(keywords: dict[str, Any], name: str) -> Schema | None:
+    """Return the schema that some keywords surely apply to a property, None when that depends or there is none."""
+    properties = keywords.get("properties", {})
+    if name in properties:
+        found: Schema = properties[name]
+        return found
+    return None if "patternProperties" in keywords else keywords.get("additionalProperties")
+
+
+def find_element(keywords: dict[str, Any], index: int) -> Schema | None:
+    """Return the schema that some keywords surely apply to an element, None when there is none."""
+    places = keywords.get("prefixItems", ())
+    found: Schema | None = places[index] if index < len(places) else keywords.get("items")
+    return found

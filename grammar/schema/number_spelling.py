@@ -55,6 +55,6 @@ def make_schema(value: Any) -> dict[str, Any]:
     if isinstance(value, list):
         items = [make_schema(child) for child in value]
         return {"type": "array", "prefixItems": items, "items": False, "minItems": len(items)}
-    # Zero has no sign: beside 0, which is the same number, -0 would lead nowhere where items are distinct.
+    # Zero has no sign: beside 0, which is the same number, -0 would be a dead end where items are distinct.
     least = value - 0.25 if value else 0
     return {"type": "number", "multipleOf": 0.5, "minimum": least, "maximum": value + 0.25}

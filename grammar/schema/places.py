@@ -7,7 +7,16 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from .count_guides import list_choices
-from .node import Node, Schema, iterate_children, iterate_nodes, list_applied, list_properties
+from .node import (
+    Node,
+    Schema,
+    find_element,
+    find_member,
+    iterate_children,
+    iterate_nodes,
+    list_applied,
+    list_properties,
+)
 
 # Assertions that may tell any two strings apart.
 _ANY_STRING = frozenset(["pattern", "format", "minLength", "maxLength", "uniqueItems"])
@@ -67,7 +76,9 @@ class Place:
         known = name if any(name in list_properties(node) for node in self.nodes) else None
         if known not in self._names:
             assert self.map is not None, "names have no members"
-            self._names[known] = self.map.find([find_member(node, name) for node in self.nodes], self)
+            self._names[known] = self.map.find(
+                [find_member(node.keywords, name) for node in self.nodes], self
+            )
         return self._names[known]
 
     def element(self, index: int) -> "Place | None":
@@ -75,7 +86,7 @@ class Place:
         assert self.map is not None, "names have no elements"
         index = min(index, self.map.num_places)
         if index not in self._elements:
-            found = [find_element(node, index) for node in self.nodes]
+            found = [find_element(node.keywords, index) for node in self.nodes]
             self._elements[index] = self.map.find(found, self, self.distinct)
         return self._elements[index]
 
@@ -140,7 +151,7 @@ class PlaceMap:
     def _list_elements(self, nodes: frozenset[Node]) -> list[frozenset[Node]]:
         """Return what applies to each element of an array, those behind the listed ones last."""
         indices = range(self.num_places + 1)
-        return [expand(find_element(node, index) for node in nodes) for index in indices]
+        return [expand(find_element(node.keywords, index) for node in nodes) for index in indices]
 
     def _is_left(self, node: Node, keyword: str) -> bool:
         """Tell whether a keyword of a node is left to the checks."""
@@ -237,18 +248,3 @@ def expand(starts: Iterable[Schema | None]) -> frozenset[Node]:
             found.add(node)
             pending.extend(list_applied(node))
     return frozenset(found)
-
-
-def find_member(node: Node, name: str) -> Schema | None:
-    """Return the schema that surely applies to a property, None when that depends."""
-    properties = list_properties(node)
-    if name in properties:
-        return properties[name]
-    return None if "patternProperties" in node.keywords else node.get("additionalProperties")
-
-
-def find_element(node: Node, index: int) -> Schema | None:
-    """Return the schema that surely applies to an element, None when there is none."""
-    places = node.get("prefixItems", ())
-    found: Schema | None = places[index] if index < len(places) else node.get("items")
-    return found

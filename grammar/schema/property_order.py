@@ -5,7 +5,7 @@ from typing import Any
 
 from .emit import Json, Read
 from .keywords import TYPES_OF_KEYWORD
-from .node import Node, Schema, iterate_children
+from .node import Node, iterate_children
 from .rules import allowed_types
 
 SCALARS = ("boolean", "null", "number", "string")
@@ -65,17 +65,3 @@ def join_scalars(parts: list[Json], types: list[str]) -> Node:
     skipped = APPLIED | CONTAINER_KEYWORDS
     kept = [{keyword: value for keyword, value in part.items() if keyword not in skipped} for part in parts]
     return Node("", {"type": types, "allOf": [Node("", part) for part in kept if part]})
-
-
-def find_member(keywords: Json, name: str) -> Schema:
-    """Return what a node says about a property."""
-    properties = keywords.get("properties", {})
-    found: Schema = properties[name] if name in properties else keywords.get("additionalProperties", True)
-    return found
-
-
-def find_element(keywords: Json, index: int) -> Schema:
-    """Return what a node says about an element."""
-    places = keywords.get("prefixItems", ())
-    found: Schema = places[index] if index < len(places) else keywords.get("items", True)
-    return found

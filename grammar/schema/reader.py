@@ -42,7 +42,7 @@ def read_schema(document: dict[str, Any] | bool, text: str) -> Schema:
         text: the document as JSON.
 
     Raises:
-        InvalidGrammar: a reference leads to what is no schema, or to a malformed one.
+        InvalidGrammar: a reference leads to a value that is not a schema, or to a malformed schema.
         UnsupportedGrammar: a reference leads out of the document, or schemas lead only to each other.
     """
     return document if isinstance(document, bool) else _Reader(document, text).read()

@@ -51,60 +51,44 @@ class Refusal(NamedTuple):
     is_contradiction: bool = False
 
 
-class Locator:
-    """Finds the node that a complaint is about.
+def locate(
+    root: Schema, make_emitter: Callable[[], Emitter], probe: Callable[[Json], str], message: str
+) -> Refusal:
+    """Return what a complaint about a whole document is about.
+
+    It is the innermost node that alone draws the same complaint. Without one, unless the message is that nothing
+    satisfies the schema, it is the first with such a keyword: a complaint can depend on where a schema is used.
 
     Args:
-        emitter: makes what writes one document as the engine reads it.
+        make_emitter: makes what writes one document as the engine reads it.
         probe: compiles another schema and returns the engine's complaint, "" for none.
     """
-
-    def __init__(
-        self, root: Schema, make_emitter: Callable[[], Emitter], probe: Callable[[Json], str]
-    ) -> None:
-        # Nodes are reached before what is below them.
-        self._nodes = list(iterate_nodes([root]))[::-1]
-        self._make_emitter = make_emitter
-        self._probe = probe
-
-    def explain(self, message: str) -> Refusal:
-        """Return what a complaint is about."""
-        summary = summarise(message)
-        if message.startswith(SIGN):
-            named = [word for word in re.findall(r"\w+", message) if word in ASSERTIONS]
-            found = self._find((*named, *_CONTRADICTING), message, is_exact=True)
-            node, keyword = found or (None, "schema")
-            return Refusal(node, keyword, summary, is_contradiction=True)
-        for sign, keywords, wording in _SIGNS:
-            found = self._find(keywords, message) if sign in message else None
-            if found is not None:
-                return Refusal(*found, wording or summary)
+    is_contradiction, summary = message.startswith(SIGN), summarise(message)
+    if is_contradiction:
+        named = [word for word in re.findall(r"\w+", message) if word in ASSERTIONS]
+        attempts = [((*named, *_CONTRADICTING), "")]
+    else:
         quoted = tuple(re.findall(r"[\"'`](\$?\w+)[\"'`]", message))
-        node, keyword = self._find(quoted, message) or (None, "schema")
-        return Refusal(node, keyword, summary)
-
-    def _find(
-        self, keywords: tuple[str, ...], message: str, is_exact: bool = False
-    ) -> tuple[Node, str] | None:
-        """Return (node, keyword) of the innermost candidate that alone draws the same complaint.
-
-        Without one, unless it has to be exact, the first that has any of the keywords: a complaint can depend on
-        where a schema is used.
-        """
+        attempts = [*((keywords, text) for sign, keywords, text in _SIGNS if sign in message), (quoted, "")]
+    # Nodes are reached before what is below them.
+    nodes = list(iterate_nodes([root]))[::-1]
+    for keywords, wording in attempts:
         first, num_probes, num_left = None, MAX_NUM_PROBES, MAX_NUM_PROBED
-        for node in self._nodes:
-            emitter = self._make_emitter()
+        for node in nodes:
+            emitter = make_emitter()
             keyword = next((name for name in keywords if name in emitter.list_keywords(node)), None)
             if keyword is None:
                 continue
-            first = first or (node, keyword)
+            first = first or Refusal(node, keyword, wording or summary, is_contradiction)
             if num_probes == 0 or num_left <= 0:
                 break
             written = emitter.write(node)
             num_probes, num_left = num_probes - 1, num_left - len(json.dumps(written))
-            if self._probe(as_object(written)) == message:
-                return node, keyword
-        return None if is_exact else first
+            if probe(as_object(written)) == message:
+                return first._replace(node=node, keyword=keyword)
+        if first is not None and not is_contradiction:
+            return first
+    return Refusal(None, "schema", summary, is_contradiction)
 
 
 def summarise(message: str) -> str:

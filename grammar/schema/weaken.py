@@ -31,7 +31,7 @@ MAX_NUM_GUIDES = 256
 
 
 class Weakening:
-    """What llguidance is told of each node of a schema.
+    """The keywords of each node that llguidance gets.
 
     Attributes:
         dropped: user's node -> its keywords that residual checks enforce.
@@ -84,7 +84,7 @@ class Weakening:
         return node not in self._nodes
 
     def read(self, node: Node) -> dict[str, Any]:
-        """Return what the engine is told of a node; the same until the next start."""
+        """Return the keywords of a node that the engine gets; the same object until the next start."""
         if node not in self._read:
             self._read[node] = self._weaken(node)
         return self._read[node]

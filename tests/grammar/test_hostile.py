@@ -11,7 +11,7 @@ import pytest
 from grammar import GrammarCompiler, GrammarError, GrammarLimits, GrammarSpec
 from grammar.schema.emit import Emitter
 from grammar.schema.reader import read_schema
-from grammar.schema.refusal import MAX_NUM_PROBED, Locator
+from grammar.schema.refusal import MAX_NUM_PROBED, locate
 from tests.grammar.vocabularies import accepts, allowed_tokens, make_merged_vocabulary
 
 # The slowest takes a fifth of that on a quiet core; a limit that failed would take minutes or for ever.
@@ -202,9 +202,7 @@ def test_the_schemas_that_are_tried_to_locate_a_complaint_are_bounded():
     fine = {f"p{i}": {"oneOf": [{"type": "null"}, {"$ref": f"#/$defs/d{i}"}]} for i in range(200)}
     schema = {"properties": {**fine, "x": {"oneOf": [{"type": "integer"}, {"minimum": 1}]}}, "$defs": shared}
     root = read_schema(schema, json.dumps(schema))
-    refusal = Locator(root, Emitter, lambda tried_one: tried.append(tried_one) or "").explain(
-        "oneOf constraints"
-    )
+    refusal = locate(root, Emitter, lambda tried_one: tried.append(tried_one) or "", "oneOf constraints")
     assert refusal.node.pointer.startswith("/properties/") and refusal.keyword == "oneOf"
     assert sum(len(json.dumps(each)) for each in tried) < 2 * MAX_NUM_PROBED
 

@@ -210,7 +210,7 @@ def test_a_dead_end_names_the_keyword(byte_compiler):
     assert feed(matcher, '{"x/y": {"b": true, "c": true}}') == "}}"
     assert matcher.error is None
     assert allowed_tokens(matcher, byte_compiler.vocabulary) == []
-    assert matcher.error == "dead end: no way on satisfies not, propertyNames at /properties/x~1y"
+    assert matcher.error == "dead end: no continuation satisfies not, propertyNames at /properties/x~1y"
     matcher.rollback(1)
     assert matcher.error is None
 
@@ -228,7 +228,7 @@ def test_a_string_whose_ending_was_judged_before_still_ends_in_a_named_dead_end(
     if allowed_tokens(matcher, byte_compiler.vocabulary):
         assert "maxLength" not in value
     else:
-        assert matcher.error == "dead end: no way on satisfies not at /properties/v"
+        assert matcher.error == "dead end: no continuation satisfies not at /properties/v"
 
 
 @pytest.mark.parametrize(
