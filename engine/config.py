@@ -140,6 +140,18 @@ class EngineConfig:
     enable_prefix_caching: bool = field(
         default=True, metadata={"help": "reuse the KV cache blocks of shared prefixes"}
     )
+    kv_offload_gb: float = field(
+        default=0.0,
+        metadata={
+            "help": "GiB of host memory for blocks evicted from the KV cache; a later hit copies them back"
+        },
+    )
+    kv_offload_file: str | None = field(
+        default=None,
+        metadata={
+            "help": "file that holds kv_offload_gb instead of RAM, so that the blocks survive a restart"
+        },
+    )
     max_num_seqs: int = field(default=64, metadata={"help": "maximum number of requests in one step"})
     max_num_batched_tokens: int = field(
         default=1024, metadata={"help": "maximum number of tokens in one step, prefill and decode together"}
@@ -286,6 +298,11 @@ class EngineConfig:
         _check_range(self, "block_size", 1, 1024)
         _check_range(self, "memory_share", 0.001, 1.0)
         _check_range(self, "num_blocks", 2, 2**31 - 1)
+        _check_range(self, "kv_offload_gb", 0.0, 2**20)
+        if self.kv_offload_file is not None and not self.kv_offload_gb:
+            raise ConfigError("kv_offload_file needs kv_offload_gb, the size of the file")
+        if self.kv_offload_gb and self.tensor_parallel_size > 1:
+            raise ConfigError("kv_offload_gb does not work with tensor_parallel_size yet")
         _check_range(self, "max_num_seqs", 1, 4096)
         _check_range(self, "max_num_batched_tokens", 1, 2**24)
         _check_range(self, "priority_ageing_s", 0.001, 86400.0)
@@ -371,6 +388,7 @@ class CacheConfig:
     enable_prefix_caching: bool
     groups: tuple[KVCacheGroup, ...]
     max_chunk_len: int  # most tokens of a prompt in one step
+    num_host_blocks: int = 0  # blocks that the host keeps after they were evicted
 
 
 @dataclass(frozen=True, slots=True)
@@ -506,7 +524,12 @@ def resolve_config(
         max_loras=config.max_loras if config.enable_lora else 0,
     )
     cache = CacheConfig(
-        num_blocks, config.block_size, config.enable_prefix_caching, groups, max_num_batched_tokens
+        num_blocks,
+        config.block_size,
+        config.enable_prefix_caching,
+        groups,
+        max_num_batched_tokens,
+        num_host_blocks=int(config.kv_offload_gb * 2**30) // bytes_per_block,
     )
     return ResolvedConfig(worker, cache, scheduler, tuple(notices))
 

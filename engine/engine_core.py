@@ -20,7 +20,8 @@ from engine.actors.executor import ExecutorActor
 from engine.actors.grammar import GrammarActor
 from engine.actors.scheduler import SchedulerActor
 from engine.actors.switch_interval import shorten_switch_interval
-from engine.config import EngineConfig
+from engine.config import CacheConfig, EngineConfig
+from engine.core.host_tier import HostTier
 from engine.core.kv_cache_manager import KVCacheManager
 from engine.core.request_table import RequestTable
 from engine.core.scheduler import Scheduler
@@ -89,7 +90,7 @@ class EngineCore:
         assert loaded is not None, "an executor that is ready has loaded"
         resolved = loaded.resolved
         # In a thread: a million blocks take a second.
-        kv_cache = await asyncio.to_thread(KVCacheManager, resolved.cache)
+        kv_cache = await asyncio.to_thread(self._make_kv_cache, resolved.cache)
         if self._publishes_kv_events:
             kv_cache.pool.changes = {}
         make_drafts = self._find_planner(loaded)
@@ -161,6 +162,12 @@ class EngineCore:
             for other in self._others:
                 if not other.cancelling():  # a second cancel would interrupt the wait for its thread
                     other.cancel()
+
+    def _make_kv_cache(self, config: CacheConfig) -> KVCacheManager:
+        tier = None
+        if config.num_host_blocks:
+            tier = HostTier(config.num_host_blocks, self._worker.list_stored())
+        return KVCacheManager(config, tier)
 
     def _find_planner(self, loaded: Loaded) -> Callable[[RequestTable], DraftPlanner] | None:
         """Return what makes the planner of drafts; None without speculative decoding."""

@@ -191,6 +191,7 @@ class CoreStats(msgspec.Struct, frozen=True):
     step_gaps_s: list[float] = []  # executor idle times while there was work, since the last message
     mask_times_s: list[float] = []  # durations of filling masks, since the last message
     drafts: dict[str, SourceCounts] = {}  # by source
+    num_loaded_tokens: int = 0  # of num_hit_tokens, copied back from host memory
 
 
 class KVEvents(msgspec.Struct, frozen=True):
@@ -214,10 +215,19 @@ class NewRow(msgspec.Struct, frozen=True):
     adapter: str = ""  # digest; "": the base model
 
 
+class BlockMove(msgspec.Struct, frozen=True):
+    """Copies a block between the KV cache and a slot of the host tier."""
+
+    block_id: int
+    slot: int
+    key: bytes
+    is_load: bool  # from the slot to the block
+
+
 class StepPlan(msgspec.Struct, frozen=True):
     """One step: R rows, each computing a run of tokens. Rows persist between steps; only changes are sent.
 
-    The worker applies removed_rows, new_rows and new_blocks in this order before the step.
+    The worker applies block_moves, removed_rows, new_rows and new_blocks in this order before the step.
 
     A run that reaches the last known token samples the next one. If drafts follow, a token is also sampled after each
     draft, and the tokens after the first rejected draft are dropped.
@@ -234,6 +244,7 @@ class StepPlan(msgspec.Struct, frozen=True):
     is_gated: np.ndarray  # [R] bool: sampling needs the grammar's masks (StepMasks)
     draft_token_ids: np.ndarray  # [sum of num_samples - 1] int64, row after row
     num_wanted: np.ndarray | None = None  # [R] int64, drafts that the device proposes after the row's tokens
+    block_moves: list[BlockMove] = []
 
     @property
     def num_tokens(self) -> int:

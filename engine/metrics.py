@@ -32,7 +32,10 @@ LATENCY_BUCKETS_S = (
 )
 GAP_BUCKETS_S = (0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5)
 
-CORE_COUNTERS = ("num_steps", "num_step_tokens", "num_preemptions", "num_queried_tokens", "num_hit_tokens")
+CORE_COUNTERS = (
+    *("num_steps", "num_step_tokens", "num_preemptions"),
+    *("num_queried_tokens", "num_hit_tokens", "num_loaded_tokens"),
+)
 NO_CORE = CoreStats()
 
 
@@ -127,6 +130,7 @@ class Metrics:
             generation_tokens=self.generation_tokens,
             prefix_cache_queries=ended.num_queried_tokens + core.num_queried_tokens,
             prefix_cache_hits=ended.num_hit_tokens + core.num_hit_tokens,
+            kv_offload_loads=ended.num_loaded_tokens + core.num_loaded_tokens,
             num_preemptions=ended.num_preemptions + core.num_preemptions,
             num_steps=ended.num_steps + core.num_steps,
             num_step_tokens=ended.num_step_tokens + core.num_step_tokens,
@@ -198,6 +202,7 @@ class EngineStats:
     generation_tokens: int = 0
     prefix_cache_queries: int = 0  # tokens looked up
     prefix_cache_hits: int = 0  # tokens found
+    kv_offload_loads: int = 0  # of these, tokens copied back from host memory
     num_preemptions: int = 0
     num_steps: int = 0
     num_step_tokens: int = 0

@@ -116,6 +116,7 @@ class SchedulerActor(Actor[SchedulerInbox]):
             step_gaps_s=gaps,
             mask_times_s=mask_times,
             drafts={} if scheduler.drafts is None else scheduler.drafts.count(),
+            num_loaded_tokens=kv_cache.num_loaded_tokens,
         )
 
     def _publish_cache_changes(self) -> None:

@@ -5,12 +5,15 @@ Blocks are [0, num_blocks); block 0 is the null block, never allocated. Every ot
 
     head [ unhashed, last freed first | hashed, least recently used first ] tail
 
-A free block with a hash is an entry of the prefix cache; allocating the block evicts the entry.
+A free block with a hash is an entry of the prefix cache; allocating the block evicts the entry. A HostTier keeps some
+of the evicted blocks. In results of `find`, slots of the tier are negative numbers, see `name_slot`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+
+from engine.core.host_tier import HostTier
 
 NULL_BLOCK = 0
 
@@ -31,13 +34,14 @@ class Block:
 class BlockPool:
     """Reference-counted blocks with an LRU free list and an index by hash."""
 
-    def __init__(self, num_blocks: int) -> None:
+    def __init__(self, num_blocks: int, tier: HostTier | None = None) -> None:
         if num_blocks < 2:
             raise ValueError(f"num_blocks={num_blocks} must be at least 2: block 0 is reserved")
         self.num_blocks = num_blocks
         self.num_free = num_blocks - 1
         self._blocks = [Block(block_id) for block_id in range(num_blocks)]
         self._by_hash: dict[bytes, Block] = {}
+        self.tier = tier
         # Block hash -> whether it is in the prefix cache now, for hashes that entered or left it; None: not recorded.
         self.changes: dict[bytes, bool] | None = None
         self._head = Block(-1)
@@ -67,7 +71,7 @@ class BlockPool:
             self._unlink(block)
             if block.block_hash is not None:
                 del self._by_hash[block.block_hash]
-                self._note_change(block.block_hash, False)
+                self._evict(block.block_hash, block.block_id)
                 block.block_hash = None
             block.ref_count = 1
             taken.append(block.block_id)
@@ -78,10 +82,10 @@ class BlockPool:
         """Return the block ids of the longest cached prefix of `hashes`. Adds no owner."""
         found = []
         for block_hash in hashes:
-            block = self._by_hash.get(block_hash)
-            if block is None:
+            block_id = self._find(block_hash)
+            if block_id is None:
                 break
-            found.append(block.block_id)
+            found.append(block_id)
         return found
 
     def find_run(self, hashes: Sequence[bytes], length: int) -> tuple[int, list[int]]:
@@ -94,11 +98,11 @@ class BlockPool:
         """
         run: list[int] = []
         for index in range(len(hashes) - 1, -1, -1):
-            block = self._by_hash.get(hashes[index])
-            if block is None:
+            block_id = self._find(hashes[index])
+            if block_id is None:
                 run = []
                 continue
-            run.append(block.block_id)
+            run.append(block_id)
             if len(run) == length:
                 return index + length, run[::-1]
         return len(run), run[::-1]
@@ -149,6 +153,9 @@ class BlockPool:
             if (block := self._by_hash.pop(block_hash, None)) is not None:
                 block.block_hash = None
                 self._note_change(block_hash, False)
+            if self.tier is not None and block_hash in self.tier:
+                self.tier.forget([block_hash])
+                self._note_change(block_hash, False)
 
     def reset_cache(self) -> bool:
         """Empty the prefix cache. Returns False, without a change, while any block is owned."""
@@ -158,6 +165,8 @@ class BlockPool:
             block.block_hash = None
             self._note_change(block_hash, False)
         self._by_hash.clear()
+        for key in () if self.tier is None else self.tier.clear():
+            self._note_change(key, False)
         return True
 
     def owned_ids(self) -> dict[int, int]:
@@ -167,6 +176,24 @@ class BlockPool:
     def cached_ids(self) -> list[int]:
         """Return the ids of the blocks in the prefix cache, owned or free."""
         return [block.block_id for block in self._by_hash.values()]
+
+    def _find(self, block_hash: bytes) -> int | None:
+        """Return the id of a cached block, or a negative number for a slot of the tier."""
+        block = self._by_hash.get(block_hash)
+        if block is not None:
+            return block.block_id
+        slot = None if self.tier is None else self.tier.find(block_hash)
+        return None if slot is None else name_slot(slot)
+
+    def _evict(self, block_hash: bytes, block_id: int) -> None:
+        """Move a block from the prefix cache to the tier, if there is one."""
+        if self.tier is None:
+            self._note_change(block_hash, False)
+            return
+        replaced = self.tier.store(block_hash, block_id)
+        if replaced is not None and replaced not in self._by_hash:
+            self._note_change(replaced, False)
+        self._note_change(block_hash, block_hash in self.tier)
 
     def _note_change(self, block_hash: bytes, is_cached: bool) -> None:
         if self.changes is not None:
@@ -184,3 +211,8 @@ class BlockPool:
         assert block.prev is not None and block.next is not None
         block.prev.next, block.next.prev = block.next, block.prev
         block.prev = block.next = None
+
+
+def name_slot(slot: int) -> int:
+    """Return the negative number of a slot of the tier, or the slot of a negative number."""
+    return -1 - slot

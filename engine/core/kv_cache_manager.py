@@ -9,6 +9,8 @@ In a group with a window, blocks outside the window are freed, and the null bloc
 block still gives its position. A freed block keeps its hash, so other requests may reuse it. The worker's tables keep
 the old ids, and attention does not read outside the window.
 
+With a HostTier, a block of a cached prefix may be in host memory. It gets a new block then, and its content is copied.
+
 A request gets the blocks of its whole prompt at admission, so a prefill rarely waits for blocks. Where groups have
 windows, it gets those of one chunk, and the others in every chunk; blocks of the full groups are reserved for them.
 """
@@ -20,18 +22,20 @@ from collections.abc import Sequence
 
 from engine.config import CacheConfig
 from engine.core.block_hash import extend_block_hashes, list_extra_keys, list_keys
-from engine.core.block_pool import NULL_BLOCK, BlockPool
+from engine.core.block_pool import NULL_BLOCK, BlockPool, name_slot
+from engine.core.host_tier import HostTier
 from engine.core.request import Request
 
 
 class KVCacheManager:
     """Owns the block pool; allocates and frees the blocks of requests."""
 
-    def __init__(self, config: CacheConfig) -> None:
+    def __init__(self, config: CacheConfig, tier: HostTier | None = None) -> None:
         self.config = config
         self.block_size = config.block_size
         self.num_groups = len(config.groups)
-        self.pool = BlockPool(config.num_blocks)
+        self.tier = tier
+        self.pool = BlockPool(config.num_blocks, tier)
         # (index of the group, its window)
         self._windows = [
             (index, group.window) for index, group in enumerate(config.groups) if group.window is not None
@@ -40,6 +44,7 @@ class KVCacheManager:
         self._last_hashed: Request | None = None
         self.num_queried_tokens = 0
         self.num_hit_tokens = 0
+        self.num_loaded_tokens = 0  # of the hits, tokens whose blocks came from the tier
 
     def admit(self, request: Request) -> int | None:
         """Allocate blocks for all known tokens of a request, reusing its cached prefix.
@@ -49,12 +54,19 @@ class KVCacheManager:
         """
         num_cached, prefix = self._find_prefix(request)
         num_new, num_reserved = self._count_new(request, num_cached)
-        cached = [block_id for block_id in prefix if block_id != NULL_BLOCK]
-        if num_new + num_reserved + self.pool.num_free_among(cached) > self.pool.num_free:
+        cached = [block_id for block_id in prefix if block_id > NULL_BLOCK]
+        outside = [place for place, block_id in enumerate(prefix) if block_id < NULL_BLOCK]
+        num_taken = len(outside) + num_new + num_reserved
+        if num_taken + self.pool.num_free_among(cached) > self.pool.num_free:
             return None
         self.pool.share(cached)
-        fresh = self.pool.allocate(num_new + num_reserved)
+        if self.tier is not None:
+            self.tier.pin(name_slot(prefix[place]) for place in outside)
+        fresh = self.pool.allocate(num_taken)
         assert fresh is not None, "enough blocks were free"
+        if outside:
+            self._load(request, prefix, outside, fresh)
+            fresh = fresh[len(outside) :]
         request.block_ids = prefix + fresh[:num_new]
         request.reserved_ids = fresh[num_new:]
         request.num_committed_blocks = num_cached
@@ -66,14 +78,16 @@ class KVCacheManager:
     def would_fit(self, request: Request, victims: Sequence[Request]) -> bool:
         """Whether the request could be admitted if the victims' blocks were freed."""
         num_cached, prefix = self._find_prefix(request)
-        num_new = sum(self._count_new(request, num_cached))
+        num_new = sum(self._count_new(request, num_cached)) + sum(
+            block_id < NULL_BLOCK for block_id in prefix
+        )
         # Cheap upper bound: counts shared blocks and the null block once per occurrence.
         num_held = sum(len(victim.block_ids) + len(victim.reserved_ids) for victim in victims)
         if num_new > self.pool.num_free + num_held:
             return False
         held = Counter(each for victim in victims for each in (*victim.block_ids, *victim.reserved_ids))
         freed = self.pool.find_freed(held)
-        cached = [block_id for block_id in prefix if block_id != NULL_BLOCK]
+        cached = [block_id for block_id in prefix if block_id > NULL_BLOCK]
         num_revived = self.pool.num_free_among(cached) + sum(block_id in freed for block_id in cached)
         return num_new + num_revived <= self.pool.num_free + len(freed)
 
@@ -147,7 +161,7 @@ class KVCacheManager:
         return num_new, (num_blocks - num_covered) * self._num_full_groups
 
     def _find_prefix(self, request: Request) -> tuple[int, list[int]]:
-        """Return the number of blocks of the cached prefix, and its `block_ids`.
+        """Return the number of blocks of the cached prefix, and its `block_ids`; slots of the tier are negative.
 
         Later queries attend to all blocks of a full group, but only to the last blocks of a group with a window. The
         others are null blocks.
@@ -178,6 +192,19 @@ class KVCacheManager:
             return self.pool.find_run(keys, max(1, -(-(window - 1) // self.block_size)))
         found = self.pool.find(keys)
         return len(found), found
+
+    def _load(self, request: Request, prefix: list[int], outside: list[int], fresh: list[int]) -> None:
+        """Replace the slots in a prefix, at the places `outside`, by new blocks into which they are copied."""
+        assert self.tier is not None, "only a tier has slots"
+        keys = [list_keys(request.block_hashes, group) for group in range(self.num_groups)]
+        loaded = []
+        for place, block_id in zip(outside, fresh, strict=False):
+            key = keys[place % self.num_groups][place // self.num_groups]
+            self.pool.commit(block_id, key)
+            loaded.append((key, block_id))
+            prefix[place] = block_id
+        self.tier.load(loaded)
+        self.num_loaded_tokens += len(outside) * self.block_size // self.num_groups
 
     def _cache_blocks(self, request: Request, num_full: int) -> None:
         """Add the first `num_full` blocks to the prefix cache."""

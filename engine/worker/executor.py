@@ -65,6 +65,9 @@ class Executor(Protocol):
     def execute(self, plan: StepPlan) -> StepDone | PendingStep | None:
         """Launch a step. Returns None if all rows wait for masks and `sample` returns the step's first result."""
 
+    def list_stored(self) -> list[tuple[int, bytes]]:
+        """Return (slot, key) of the blocks in host memory, before the first step; see `engine.core.host_tier`."""
+
     def sample(self, masks: StepMasks) -> StepDone | PendingStep | None:
         """Sample the rows of a step whose masks have arrived. Returns None if there are none."""
 

@@ -57,6 +57,9 @@ class MockWorker:
     def wake(self) -> None:
         self.sleep_level = 0
 
+    def list_stored(self) -> list[tuple[int, bytes]]:
+        return []
+
     def get_mask_timeout(self, plan: StepPlan) -> float:
         return 0.0
 

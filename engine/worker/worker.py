@@ -42,6 +42,7 @@ from engine.worker.device import DeviceMemory, open_device
 from engine.worker.device_choice import choose_worker_config, probe_device
 from engine.worker.device_link import PendingStep
 from engine.worker.executor import Loaded
+from engine.worker.host_store import HostStore
 from engine.worker.input_batch import InputBatch
 from engine.worker.kv_cache import DTYPES, allocate_kv_cache, choose_kv_dtype
 from engine.worker.model_runner import ModelRunner
@@ -94,6 +95,7 @@ class Worker:
         self._draft_caches: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._draft_native: NativeSwap | None = None
         self._ranks: Ranks | None = None  # the other ranks of the model
+        self._host_store: HostStore | None = None  # blocks that left the KV cache
         self._num_steps = 0
 
     @property
@@ -213,6 +215,8 @@ class Worker:
         self.kv_caches, self._draft_caches = [], []
         if self._ranks is not None:
             self._ranks.free(max(0, self.state))
+        if self._host_store is not None:
+            self._host_store.detach()
         if self._model is not None:
             self._model.release_positions()
 
@@ -226,7 +230,13 @@ class Worker:
     def get_mask_timeout(self, plan: StepPlan) -> float:
         return self.runner.get_mask_timeout(plan)
 
+    def list_stored(self) -> list[tuple[int, bytes]]:
+        return [] if self._host_store is None else self._host_store.list_stored()
+
     def execute(self, plan: StepPlan) -> StepDone | PendingStep | None:
+        if plan.block_moves:
+            assert self._host_store is not None, "the core moves blocks if there is a store"
+            self._host_store.move(plan.block_moves)
         answer = self.runner.execute(plan)
         self._num_steps += 1
         if self._num_steps % (STEPS_PER_MOVE if self._graphs is None else STEPS_PER_RECORDING) == 0:
@@ -371,11 +381,25 @@ class Worker:
             self._ranks.allocate(self.resolved.cache, self.resolved.max_model_len)
         self.kv_caches = self._allocate(self.model.kv_specs())
         self._draft_caches = [] if self._drafter is None else self._allocate(self._drafter.kv_specs())
+        self._open_host_store()
         self.model.limit_positions(self.resolved.max_model_len)
         if self.device.type == "cuda":
             # Recorded graphs contain the tables' addresses, so the tables must not be reallocated later.
             self.model.reserve_positions(self.resolved.max_model_len)
         self._graphs = self._make_graphs()
+
+    def _open_host_store(self) -> None:
+        """Make the store of the final cache, or give it a new cache after a sleep."""
+        caches = [*self.kv_caches, *self._draft_caches]
+        if self._host_store is not None:
+            self._host_store.attach(caches)
+        elif self.resolved.cache.num_host_blocks and self.resolved.fingerprint:
+            self._host_store = HostStore(
+                caches,
+                self.resolved.cache.num_host_blocks,
+                self.config.kv_offload_file,
+                self.resolved.fingerprint,
+            )
 
     def _allocate(self, specs: Sequence[KVCacheSpec]) -> list[tuple[torch.Tensor, torch.Tensor]]:
         cache = self.resolved.cache

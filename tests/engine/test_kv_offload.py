@@ -1,0 +1,87 @@
+"""KV blocks in host memory: they save prefill and change no text, also after a restart and with damaged files."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine import LLM, ConfigError, Engine, EngineConfig, SamplingParams
+
+MakeConfig = Callable[..., EngineConfig]
+# Eight conversations of which the cache holds two.
+PROMPTS = [[5 + (number * 37 + at * (number + 3)) % 300 for at in range(100)] for number in range(8)]
+PARAMS = SamplingParams(temperature=0.8, seed=1, max_tokens=12, ignore_eos=True, logprobs=1)
+SMALL: dict[str, Any] = {"num_blocks": 17, "max_num_seqs": 1, "max_model_len": 128, "kv_offload_gb": 0.01}
+
+
+def run_turns(llm: LLM) -> list[Any]:
+    """Two turns of every conversation, one after another; tokens and logprobs."""
+    found = []
+    for turn in range(2):
+        for prompt in PROMPTS:
+            (output,) = llm.generate([prompt + [7] * turn], PARAMS, use_tqdm=False)
+            found.append((output.outputs[0].token_ids, output.outputs[0].logprobs))
+    return found
+
+
+def count_loaded(llm: LLM) -> int:
+    return llm.stats().kv_offload_loads
+
+
+def test_evicted_blocks_come_back_and_change_no_text(make_llm: Callable[..., LLM]) -> None:
+    with make_llm(**SMALL | {"kv_offload_gb": 0.0}) as llm:
+        expected = run_turns(llm)
+        assert llm.stats().prefix_cache_hits == 0
+    with make_llm(**SMALL) as llm:
+        assert run_turns(llm) == expected
+        assert count_loaded(llm) == llm.stats().prefix_cache_hits == 8 * 96
+
+
+async def test_blocks_outlive_a_sleep(make_config: MakeConfig) -> None:
+    async with Engine(make_config(**SMALL)) as engine:
+        for level in (1, 2):
+            found = [[o async for o in engine.generate(prompt, PARAMS)][-1] for prompt in PROMPTS]
+            # The last conversations were in the KV cache only.
+            assert {output.num_cached_tokens for output in found[:5]} == {0 if level == 1 else 96}
+            await engine.sleep(level)
+            await engine.wake_up()
+
+
+def test_a_file_gives_the_blocks_back_after_a_restart_but_no_damaged_one(
+    make_llm: Callable[..., LLM], tmp_path: Path
+) -> None:
+    path = tmp_path / "blocks"
+    settings = SMALL | {"kv_offload_file": str(path)}
+    with make_llm(**settings) as llm:
+        expected = run_turns(llm)
+        before = count_loaded(llm)
+    with make_llm(**settings) as llm:
+        assert run_turns(llm) == expected
+        assert count_loaded(llm) > before
+    content = bytearray(path.read_bytes())
+    for place in range(4096 + 200, len(content), 1000):
+        content[place] ^= 1
+    path.write_bytes(content)
+    with make_llm(**settings) as llm:
+        assert run_turns(llm) == expected
+        assert count_loaded(llm) == before
+
+
+def test_blocks_of_other_weights_are_dropped(make_llm: Callable[..., LLM], tmp_path: Path) -> None:
+    settings = SMALL | {"kv_offload_file": str(tmp_path / "blocks")}
+    with make_llm(**settings) as llm:
+        run_turns(llm)
+    with make_llm(**settings, load_format="dummy") as llm:
+        (output,) = llm.generate([PROMPTS[0]], PARAMS, use_tqdm=False)
+        assert output.num_cached_tokens == 0
+
+
+def test_a_file_that_cannot_be_had_is_named(make_llm: Callable[..., LLM], tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="kv_offload_file needs kv_offload_gb"):
+        EngineConfig(kv_offload_file="blocks")
+    with pytest.raises(ConfigError, match="are not available"):
+        make_llm(**SMALL, kv_offload_file=str(tmp_path / "no" / os.sep))
