@@ -43,6 +43,7 @@ class LoraMatrix:
 
     a: Tensor  # [ranks of all parts, in]
     parts: tuple[LoraPart, ...]
+    out_features: int
 
 
 class LoraSegment(NamedTuple):
@@ -61,6 +62,7 @@ class LoraLayers:
     """
 
     layers: list[tuple[PackedLora | None, ...]]
+    native: Any = None  # what native ops computed from it
 
 
 @dataclass(frozen=True, slots=True)

@@ -143,7 +143,8 @@ class _Builder:
         adapter = self._adapter
         for linear, found in self._parts.items():
             ranks = torch.cat([a for a, _ in found]).contiguous()
-            adapter.matrices[linear] = LoraMatrix(ranks, tuple(part for _, part in found))
+            parts = tuple(part for _, part in found)
+            adapter.matrices[linear] = LoraMatrix(ranks, parts, linear.out_features)
         if not (adapter.matrices or adapter.saved or adapter.embedding):
             raise InvalidRequest("the adapter changes nothing", "lora_path")
         return adapter

@@ -213,7 +213,7 @@ class DecoderModel(nn.Module):
             adapters.embed(input_ids, residual)
         if self._embedding_multiplier != 1:
             residual.mul_(self._embedding_multiplier)
-        if ops.run_layers is not None and self._can_fuse and not self.aux_layers and adapters is None:
+        if ops.run_layers is not None and self._can_fuse and not self.aux_layers:
             return self._run_layers(ops, residual, kv_caches, step)
         aux = []
         for index, (layer, kv_cache) in enumerate(zip(self.layers, kv_caches, strict=True)):

@@ -45,7 +45,7 @@ class Linear(nn.Module):
         is_quantized: bool = True,
     ) -> None:
         super().__init__()
-        self.in_features = in_features
+        self.in_features, self.out_features = in_features, out_features
         self._parts = parts or {"": out_features}
         self._orders = orders or {}
         self._shards = shards or {}

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from kernels.cpu.lora import NativeLoraStep
 from kernels.cpu.structs import DecoderStruct, LayerStruct, LinearStruct, StepStruct
 from kernels.cpu.weights import DTYPES, NativeWeight, address
 from kernels.ops import KVCache, LayerWeights
@@ -51,11 +52,21 @@ class NativeDecoder:
         )
         self.pointer = ctypes.byref(self._struct)
 
-    def make_step(self, hidden: Tensor, out: Tensor, cos: Tensor, sin: Tensor, slots: Tensor) -> StepStruct:
+    def make_step(
+        self,
+        hidden: Tensor,
+        out: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        slots: Tensor,
+        lora: NativeLoraStep | None,
+    ) -> StepStruct:
         """Return the operands of one step; the tensors must outlive the call."""
         tensors = (hidden, out, cos, sin, slots)
         return StepStruct(
-            *(tensor.data_ptr() for tensor in tensors), ctypes.addressof(self._caches), hidden.shape[0]
+            *(tensor.data_ptr() for tensor in tensors),
+            *(ctypes.addressof(self._caches), hidden.shape[0]),
+            None if lora is None else ctypes.pointer(lora.struct),
         )
 
     def _make_layer(self, layer: LayerWeights) -> LayerStruct:

@@ -14,6 +14,7 @@ from kernels.cpu.structs import (
     DecoderStruct,
     ExpertsStruct,
     LinearStruct,
+    LoraSegmentStruct,
     RopeStoreStruct,
     StepStruct,
 )
@@ -28,6 +29,13 @@ _SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
     "unpack_weight": (None, [c_void_p, POINTER(LinearStruct), c_void_p]),
     "fits_bfloat16": (c_int, [c_void_p, c_void_p, c_int64]),
     "linear": (None, [c_void_p, POINTER(LinearStruct), c_void_p, c_int32, c_void_p, c_int32, c_int64]),
+    "lora": (
+        None,
+        [
+            *(c_void_p, c_void_p, POINTER(LoraSegmentStruct), c_int64, c_void_p, c_int32),
+            *(c_void_p, c_int32),
+        ],
+    ),
     "experts": (
         None,
         [

@@ -13,12 +13,13 @@ from torch import Tensor
 from kernels.cpu.experts import pack_experts, run_experts, unpack_experts
 from kernels.cpu.layers import DecoderCache
 from kernels.cpu.library import NativeLibrary, ThreadPool
+from kernels.cpu.lora import NativeLora, NativeLoraStep, make_segments, pack_lora
 from kernels.cpu.panel_memory import PanelMemory
 from kernels.cpu.scratch import estimate_scratch
 from kernels.cpu.structs import AttentionShapeStruct, BatchStruct, RopeStoreStruct
 from kernels.cpu.weights import DTYPES, NativeWeight, address, pack, unpack
 from kernels.int4 import GroupedInt4
-from kernels.lora import LoraStep, add_lora, pack_lora
+from kernels.lora import LoraSegment, LoraStep
 from kernels.ops import KVCache, LayerWeights, Ops, Quantization
 
 _SILU_MUL, _GELU_MUL, _GELU = range(3)  # `Activation` of elementwise.h
@@ -61,7 +62,7 @@ class NativeOps:
             run_experts=partial(run_experts, self.library, self.pool),
             unpack_experts=partial(unpack_experts, self.library, self.pool),
             pack_lora=pack_lora,
-            add_lora=add_lora,
+            add_lora=self.add_lora,
             packs_shared=True,
             takes_int4=True,
             run_layers=self.run_layers,
@@ -261,6 +262,25 @@ class NativeOps:
         )
         return out
 
+    def add_lora(self, y: Tensor, x: Tensor, rows: Tensor, segments: Sequence[LoraSegment]) -> None:
+        """As `kernels.lora.add_lora`, its float32 sums rounded once more; a row's bits do not depend on the others."""
+        first: NativeLora = segments[0].matrix
+        x = x.contiguous()
+        _check(x, (y.shape[0], first.in_features), x.dtype, "x")
+        _check(y, (y.shape[0], first.out_features), y.dtype, "y")
+        _check(rows, (rows.shape[0],), torch.int64, "rows")
+        pointers = [(each.matrix.address, each.start, each.end) for each in segments]
+        self.library.lora(
+            self.pool.handle,
+            rows.data_ptr(),
+            make_segments(pointers),
+            len(segments),
+            x.data_ptr(),
+            _code(x),
+            y.data_ptr(),
+            _code(y),
+        )
+
     def run_layers(
         self,
         layers: Sequence[LayerWeights],
@@ -289,7 +309,8 @@ class NativeOps:
         _check(sin, (num_tokens, 1, decoder.head_dim), torch.float32, "sin")
         _check(slot_mapping, (num_tokens,), torch.int64, "slot_mapping")
         out = torch.empty_like(hidden)
-        step = decoder.make_step(hidden, out, cos, sin, slot_mapping)
+        adapters = None if lora is None else NativeLoraStep(lora)
+        step = decoder.make_step(hidden, out, cos, sin, slot_mapping, adapters)
         self.library.layers(self.pool.handle, decoder.pointer, ctypes.byref(plan.struct), ctypes.byref(step))
         return out
 

@@ -113,10 +113,49 @@ class DecoderStruct(ctypes.Structure):
     ]
 
 
+class LoraPartStruct(ctypes.Structure):
+    """`LoraPart`: the change of some outputs of a matrix."""
+
+    _fields_: ClassVar[list[Field]] = [
+        *((name, c_void_p) for name in ("b", "factor", "offset")),
+        *((name, c_int64) for name in ("start", "width", "first_rank", "rank")),
+    ]
+
+
+class LoraStruct(ctypes.Structure):
+    """`Lora`: an adapter's change of one matrix."""
+
+    _fields_: ClassVar[list[Field]] = [
+        ("a", c_void_p),
+        ("scales", c_void_p),
+        ("parts", POINTER(LoraPartStruct)),
+        *((name, c_int64) for name in ("num_parts", "num_ranks", "in_features", "out_features")),
+        ("dtype", c_int32),
+        ("reserved", c_int32),
+    ]
+
+
+class LoraSegmentStruct(ctypes.Structure):
+    """`LoraSegment`, and `LoraLayersSegment`, whose pointer is to an array of pointers."""
+
+    _fields_: ClassVar[list[Field]] = [("lora", c_void_p), ("first", c_int64), ("count", c_int64)]
+
+
+class LoraStepStruct(ctypes.Structure):
+    """`LoraStep`: the rows of a step that use adapters."""
+
+    _fields_: ClassVar[list[Field]] = [
+        ("rows", c_void_p),
+        ("segments", POINTER(LoraSegmentStruct)),
+        ("num_segments", c_int64),
+    ]
+
+
 class StepStruct(ctypes.Structure):
     """`Step`: the tensors of one step."""
 
     _fields_: ClassVar[list[Field]] = [
         *((name, c_void_p) for name in ("hidden", "out", "cos", "sin", "slots", "caches")),
         ("num_tokens", c_int64),
+        ("lora", POINTER(LoraStepStruct)),
     ]

@@ -6,6 +6,7 @@
 #include "int4.h"
 #include "layers.h"
 #include "linear.h"
+#include "lora.h"
 #include "pool.h"
 #include "simd.h"
 
@@ -63,6 +64,13 @@ EXPORT void troupe_linear(
     Pool* pool, const Linear* linear, const void* x, int32_t x_dtype, void* y, int32_t y_dtype, int64_t rows) {
     PoolLock lock(pool);
     run_linear(pool, *linear, x, x_dtype, y, y_dtype, rows);
+}
+
+EXPORT void troupe_lora(
+    Pool* pool, const int64_t* rows, const LoraSegment* segments, int64_t num_segments, const void* x, int32_t x_dtype,
+    void* y, int32_t y_dtype) {
+    PoolLock lock(pool);
+    run_lora(pool, rows, segments, num_segments, x, x_dtype, y, y_dtype);
 }
 
 EXPORT void troupe_experts(

@@ -2,6 +2,8 @@
 
 #include "layers.h"
 
+#include <vector>
+
 #include "elementwise.h"
 
 namespace troupe {
@@ -28,12 +30,31 @@ struct Buffers {
     }
 };
 
+enum Matrix { kQkv, kOutput, kGateUp, kDown, kNumMatrices };
+
+// One product of a layer, with the changes of adapters.
+void run_matrix(
+    Pool* pool, const Decoder& decoder, const Step& step, int64_t layer, Matrix which, const Linear& linear, const void* x,
+    void* y) {
+    run_linear(pool, linear, x, decoder.dtype, y, decoder.dtype, step.num_tokens);
+    if (!step.lora) return;
+    std::vector<LoraSegment> segments;
+    for (int64_t index = 0; index < step.lora->num_segments; ++index) {
+        const LoraLayersSegment& segment = step.lora->segments[index];
+        const Lora* lora = segment.matrices[layer * kNumMatrices + which];
+        if (lora) segments.push_back({lora, segment.first, segment.count});
+    }
+    if (!segments.empty())
+        run_lora(pool, step.lora->rows, segments.data(), segments.size(), x, decoder.dtype, y, decoder.dtype);
+}
+
 void run_attention_block(
-    Pool* pool, const Decoder& decoder, const Layer& layer, const Batch& batch, const Step& step, void* k_cache,
-    void* v_cache, const Buffers& buffers) {
+    Pool* pool, const Decoder& decoder, int64_t index, const Batch& batch, const Step& step, const Buffers& buffers) {
+    const Layer& layer = decoder.layers[index];
+    void *k_cache = step.caches[2 * index], *v_cache = step.caches[2 * index + 1];
     int64_t tokens = step.num_tokens;
     int32_t dtype = decoder.dtype;
-    run_linear(pool, layer.qkv, buffers.normed, dtype, buffers.heads, dtype, tokens);
+    run_matrix(pool, decoder, step, index, kQkv, layer.qkv, buffers.normed, buffers.heads);
     RopeStore rope{
         buffers.heads,     layer.qk_norm,        step.cos,         step.sin,    k_cache, v_cache, step.slots, buffers.queries, tokens,
         decoder.num_heads, decoder.num_kv_heads, decoder.head_dim, decoder.eps, dtype};
@@ -43,14 +64,15 @@ void run_attention_block(
         decoder.scale,     0.0f,                 dtype,            0, nullptr};
     int64_t q_stride = decoder.num_heads * decoder.head_dim;
     run_attention(pool, batch, shape, buffers.queries, q_stride, k_cache, v_cache, buffers.attended);
-    run_linear(pool, layer.output, buffers.attended, dtype, buffers.product, dtype, tokens);
+    run_matrix(pool, decoder, step, index, kOutput, layer.output, buffers.attended, buffers.product);
 }
 
-void run_mlp(Pool* pool, const Decoder& decoder, const Layer& layer, int64_t tokens, const Buffers& buffers) {
-    int32_t dtype = decoder.dtype;
-    run_linear(pool, layer.gate_up, buffers.normed, dtype, buffers.gate_up, dtype, tokens);
-    run_activation(pool, kSiluMul, dtype, buffers.gate_up, buffers.inner, tokens, decoder.inner_size);
-    run_linear(pool, layer.down, buffers.inner, dtype, buffers.product, dtype, tokens);
+void run_mlp(Pool* pool, const Decoder& decoder, int64_t index, const Step& step, const Buffers& buffers) {
+    const Layer& layer = decoder.layers[index];
+    run_matrix(pool, decoder, step, index, kGateUp, layer.gate_up, buffers.normed, buffers.gate_up);
+    int64_t tokens = step.num_tokens;
+    run_activation(pool, kSiluMul, decoder.dtype, buffers.gate_up, buffers.inner, tokens, decoder.inner_size);
+    run_matrix(pool, decoder, step, index, kDown, layer.down, buffers.inner, buffers.product);
 }
 
 }  // namespace
@@ -69,10 +91,9 @@ void run_layers(Pool* pool, const Decoder& decoder, const Batch& batch, const St
             run_rms_norm(pool, dtype, step.hidden, layer.input_norm, 1, eps, buffers.normed, tokens, size);
         else
             add_norm(layer.input_norm, buffers.normed);
-        void *k_cache = step.caches[2 * index], *v_cache = step.caches[2 * index + 1];
-        run_attention_block(pool, decoder, layer, batch, step, k_cache, v_cache, buffers);
+        run_attention_block(pool, decoder, index, batch, step, buffers);
         add_norm(layer.post_attention_norm, buffers.normed);
-        run_mlp(pool, decoder, layer, tokens, buffers);
+        run_mlp(pool, decoder, index, step, buffers);
     }
     add_norm(decoder.final_norm, step.out);
 }

@@ -4,6 +4,7 @@
 
 #include "attention.h"
 #include "linear.h"
+#include "lora.h"
 #include "pool.h"
 
 namespace troupe {
@@ -35,6 +36,7 @@ struct Step {
     const int64_t* slots;
     void* const* caches;  // k_cache and v_cache of each layer, in turn
     int64_t num_tokens;
+    const LoraStep* lora;  // or null
 };
 
 void run_layers(Pool* pool, const Decoder& decoder, const Batch& batch, const Step& step);

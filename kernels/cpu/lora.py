@@ -1,0 +1,83 @@
+"""NativeLora: an adapter's change of a matrix as the native op reads it."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from kernels.cpu.structs import LoraPartStruct, LoraSegmentStruct, LoraStepStruct, LoraStruct
+from kernels.cpu.weights import DTYPES, address
+from kernels.lora import LoraLayers, LoraMatrix, LoraStep
+
+PANEL_WIDTH = 32  # kLoraPanelWidth of `src/lora.h`
+
+
+class NativeLora:
+    """Keeps the memory alive that the structure at `address` points to."""
+
+    def __init__(self, matrix: LoraMatrix) -> None:
+        dtypes = {matrix.a.dtype, *(part.b.dtype for part in matrix.parts)}
+        dtype = dtypes.pop() if len(dtypes) == 1 else torch.float32
+        self.in_features, self.out_features = matrix.a.shape[1], matrix.out_features
+        scales = torch.empty(len(matrix.a))
+        self._kept: list[Tensor] = [matrix.a.to(dtype).contiguous(), scales]
+        self._parts = (LoraPartStruct * len(matrix.parts))()
+        for at, part in enumerate(matrix.parts):
+            scales[part.first_rank : part.first_rank + part.rank] = part.scale
+            padded = F.pad(part.b.to(dtype), (0, 0, 0, -part.width % PANEL_WIDTH))
+            panels = padded.view(-1, PANEL_WIDTH, part.rank).transpose(1, 2).contiguous()
+            self._kept.append(panels)
+            for vector in (part.factor, part.offset):
+                if vector is not None:
+                    assert vector.dtype == torch.float32 and vector.is_contiguous(), "factors are float32"
+                    self._kept.append(vector)
+            self._parts[at] = LoraPartStruct(
+                *(panels.data_ptr(), address(part.factor), address(part.offset)),
+                *(part.start, part.width, part.first_rank, part.rank),
+            )
+        self._struct = LoraStruct(
+            *(self._kept[0].data_ptr(), scales.data_ptr(), self._parts, len(matrix.parts)),
+            *(len(matrix.a), self.in_features, self.out_features, DTYPES[dtype], 0),
+        )
+        self.address = ctypes.addressof(self._struct)
+
+
+def pack_lora(matrix: LoraMatrix) -> NativeLora:
+    """Lay an adapter's change of a matrix out for the native op."""
+    return NativeLora(matrix)
+
+
+def make_segments(pointers: Sequence[tuple[int, int, int]]) -> ctypes.Array[LoraSegmentStruct]:
+    """Return segments as C sees them, from (pointer, start, end)."""
+    found = (LoraSegmentStruct * len(pointers))()
+    for at, (pointer, start, end) in enumerate(pointers):
+        found[at] = LoraSegmentStruct(pointer, start, end - start)
+    return found
+
+
+class NativeLoraStep:
+    """The adapters of a step for all layers; keeps what `struct` points to alive."""
+
+    def __init__(self, step: LoraStep) -> None:
+        assert step.rows.dtype == torch.int64 and step.rows.is_contiguous(), "rows are int64"
+        self._rows = step.rows
+        self._tables = [_list_pointers(layers) for layers, _, _ in step.segments]
+        pointers = [
+            (ctypes.addressof(table), start, end)
+            for table, (_, start, end) in zip(self._tables, step.segments, strict=True)
+        ]
+        self._segments = make_segments(pointers)
+        self.struct = LoraStepStruct(step.rows.data_ptr(), self._segments, len(pointers))
+
+
+def _list_pointers(layers: LoraLayers) -> ctypes.Array[ctypes.c_void_p]:
+    """Return the pointers of all matrices of an adapter, layer by layer; made once per adapter."""
+    if layers.native is None:
+        matrices = [matrix for layer in layers.layers for matrix in layer]
+        pointers = [None if matrix is None else matrix.address for matrix in matrices]
+        layers.native = (ctypes.c_void_p * len(pointers))(*pointers)
+    return layers.native
