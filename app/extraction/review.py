@@ -59,6 +59,45 @@ def apply_edits(record: Any, edits: Mapping[str, str], schema: Schema | None = N
     return edited
 
 
+def change_items(record: Any, pointer: str, action: Literal["add", "remove"]) -> Any:
+    """A copy of the record without the list item at a JSON pointer, or with an empty one like it behind it.
+
+    Raises:
+        EditError: there is no such item.
+    """
+    changed = copy.deepcopy(record)
+    *steps, last = split_pointer(pointer)
+    owner = changed
+    try:
+        for step in steps:
+            owner = owner[_key(owner, step)]
+        item = owner[int(last)] if isinstance(owner, list) else None
+    except (KeyError, IndexError, TypeError, ValueError) as error:
+        raise EditError(f"the record has no item at {pointer!r}") from error
+    if not isinstance(owner, list):
+        raise EditError(f"{pointer!r} is not in a list")
+    if action == "remove":
+        del owner[int(last)]
+    else:
+        owner.insert(int(last) + 1, _empty_like(item))
+    return changed
+
+
+def _empty_like(value: Any) -> Any:
+    """The same shape without its values."""
+    if isinstance(value, dict):
+        return {name: _empty_like(inner) for name, inner in value.items()}
+    return (
+        []
+        if isinstance(value, list)
+        else ""
+        if isinstance(value, str)
+        else None
+        if value is None
+        else type(value)(0)
+    )
+
+
 def put_values(record: Any, values: Mapping[str, Scalar]) -> Any:
     """A copy of the record with other scalars at some JSON pointers, which it has."""
     changed = copy.deepcopy(record)

@@ -50,18 +50,18 @@ def make_demo(engine: Engine, app_config: AppConfig) -> gr.Blocks:
         title="Troupe", analytics_enabled=False, fill_height=True, fill_width=True, delete_cache=KEEP_FILES_S
     ) as demo:
         build_header(demo, engine)
-        with gr.Tabs(elem_id="tabs"):
+        with gr.Tabs(elem_id="tabs") as tabs:
             with gr.Tab("Chat", elem_id="chat-tab"):
                 chat = ChatTab(
                     engine, describe_model(engine), choose_examples(engine), choose_settings(engine)
                 )
                 chat.build(demo)
-            with gr.Tab("Extract", elem_id="extract-tab"):
+            with gr.Tab("Extract", id="extract", elem_id="extract-tab"):
                 extract = ExtractTab(engine, examples)
-                schema = extract.build()
+                schema = extract.build(demo)
             with gr.Tab("Batch", elem_id="batch-tab"):
                 batch = BatchTab(engine, examples)
-                batch.build(schema)
+                batch.build(schema, [*extract.reviewed, tabs])
             with gr.Tab("Observatory", elem_id="observatory-tab"):
                 build_observatory_tab(engine, examples)
             with gr.Tab("API", elem_id="api-tab"):

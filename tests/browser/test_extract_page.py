@@ -72,7 +72,7 @@ def test_json_and_classes_follow_the_form(site: Site) -> None:
     page = site.page
     page.get_by_role("button", name="Details of date").click()
     page.locator(".schema-form .hint", has_text="format").get_by_text("llguidance").wait_for()
-    page.get_by_text("Every keyword is enforced").click()
+    page.get_by_text("schema keywords are enforced").click()
     page.get_by_role("row", name="/properties/line_items").first.wait_for()
     page.get_by_role("textbox", name="Name of field 1", exact=True).fill("number")
     page.get_by_role("button", name="Add field", exact=True).click()

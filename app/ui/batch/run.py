@@ -10,6 +10,8 @@ from typing import Any
 
 from app.extraction import ExtractionResult, Extractor, Schema
 from app.extraction.batch import MAX_CONCURRENT, extract_source
+from app.extraction.bounds import BoundedSchema
+from app.extraction.extractor import make_again
 from app.extraction.sources import Row
 
 
@@ -23,16 +25,22 @@ class BatchRun:
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
     started: float = 0.0
+    schema: Schema = field(default_factory=dict)
     clock: Callable[[], float] = time.monotonic
 
-    async def run(self, extractor: Extractor, schema: Schema, cache_salt: str) -> AsyncGenerator[int, None]:
-        """Extract every row, several at once, and yield how many have ended; leaving ends those that run.
+    async def run(
+        self, extractor: Extractor, schema: Schema, cache_salt: str, indices: Sequence[int] | None = None
+    ) -> AsyncGenerator[int, None]:
+        """Extract every row, or those of some places, several at once; leaving ends those that run.
+
+        Yields how many have ended.
 
         Raises:
             EngineDead: the engine is gone.
         """
         self.started = self.clock()
-        waiting = iter(range(len(self.rows)))
+        self.schema = schema
+        waiting = iter(range(len(self.rows)) if indices is None else indices)
         running: set[asyncio.Task[None]] = set()
         try:
             while True:
@@ -64,6 +72,19 @@ class BatchRun:
     def ordered(self) -> list[dict[str, Any]]:
         """The records that are done, in the order of the rows."""
         return [self.records[index] for index in sorted(self.records)]
+
+    def list_doubtful(self) -> list[int]:
+        """The places of rows that failed, do not fit the schema, or have a flagged value."""
+        return [i for i, each in sorted(self.records.items()) if not each["valid"] or each["flags"]]
+
+    def restore(self, index: int) -> ExtractionResult:
+        """The result of a row, made again from its record and its text."""
+        record, source = self.records[index], self.rows[index].pick(self.column)
+        result = ExtractionResult(
+            source.name, record["record"], "", record["valid"], (), record["finish_reason"], record["confidence"],
+            {}, (), BoundedSchema(self.schema),
+        )  # fmt: skip
+        return make_again(self.schema, source.text, result, record["record"])
 
     @property
     def num_valid(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import tempfile
 import time
 from collections.abc import AsyncGenerator, Sequence
@@ -29,8 +30,10 @@ from app.ui.batch.view import (
 )
 from app.ui.examples import Examples
 from app.ui.explain import EXPLAINED, Explanation, explain, explain_bug
-from app.ui.extract.schema_panel import SchemaParts
+from app.ui.extract.run import NUM_SAMPLES, Shown, show
+from app.ui.extract.schema_panel import SchemaPanel, SchemaParts
 from app.ui.pacing import pace
+from app.ui.scripts import read_script
 from app.ui.stops import Flag, Stops
 from engine import Engine
 
@@ -64,10 +67,15 @@ class BatchTab:
         self.interval_s = interval_s
         self.stops = Stops()
         self.tables = OpenTables()
+        self.batches: dict[str, BatchRun] = {}  # the last one of each session
         self.checker = SchemaChecker()
 
-    def build(self, of_extract: SchemaParts) -> None:
-        """Put the tab's components on the page and connect them."""
+    def build(self, of_extract: SchemaParts, review: Sequence[Any]) -> None:
+        """Put the tab's components on the page and connect them.
+
+        Args:
+            review: what `open_row` fills: the Extract tab's results, its text, its schema, and the choice of the tab.
+        """
         with gr.Row(elem_id="batch", equal_height=False):
             with gr.Column(scale=4, min_width=300):
                 files = gr.File(
@@ -93,16 +101,29 @@ class BatchTab:
                         gr.DownloadButton(_label(file_format), visible=False, size="sm", min_width=120)
                         for file_format in FORMATS
                     ]
-                records = gr.HTML(EMPTY_BATCH, elem_id="batch-records", apply_default_css=False)
+                    again = gr.Button(
+                        "Run failed and flagged rows again", visible=False, size="sm", min_width=220
+                    )
+                    order = gr.Checkbox(False, label="Least sure first", container=False, min_width=140)
+                records = gr.HTML(
+                    EMPTY_BATCH,
+                    elem_id="batch-records",
+                    apply_default_css=False,
+                    js_on_load=read_script("batch"),
+                )
         quiet: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
         opened = [column, progress, records, trial, run]
         files.change(self.open_files, files, opened, queue=False, **quiet)
         folder.upload(self.open_folder, folder, opened, queue=False, **quiet)
         column.input(self.show_column, column, records, queue=False, **quiet)
         inputs = [column, schema, of_extract.code, of_extract.problem]
-        outputs = [progress, records, trial, run, stop, *downloads]
+        outputs = [progress, records, trial, run, stop, *downloads, again]
+        inputs.append(order)
         trial.click(self.run_some, inputs, outputs, **quiet)
         run.click(self.run_all, inputs, outputs, **quiet)
+        again.click(self.run_again, inputs, outputs, **quiet)
+        order.input(self.sort, order, records, queue=False, **quiet)
+        records.open(self.open_row, None, list(review), queue=False, **quiet)
         stop.click(self.stop, None, None, queue=False, **quiet)
 
     async def open_files(self, paths: Sequence[str] | None, request: gr.Request) -> Update:
@@ -142,14 +163,55 @@ class BatchTab:
         """Stop the runs of a session whose page was closed, and free its tables."""
         self.stops.ask(session, "leave")
         self.tables.drop(session)
+        self.batches.pop(session, None)
 
     async def run_some(
-        self, column: str, name: str, schema: str, problem: Explanation | None, request: gr.Request
+        self,
+        column: str,
+        name: str,
+        schema: str,
+        problem: Explanation | None,
+        order: bool,
+        request: gr.Request,
     ) -> AsyncGenerator[Update, None]:
         """Extract the first rows only, to see whether the schema fits."""
-        async with aclosing(self.run_all(column, name, schema, problem, request, NUM_PREVIEWED)) as updates:
+        async with aclosing(
+            self.run_all(column, name, schema, problem, order, request, NUM_PREVIEWED)
+        ) as updates:
             async for update in updates:
                 yield update
+
+    async def run_again(
+        self,
+        column: str,
+        name: str,
+        schema: str,
+        problem: Explanation | None,
+        order: bool,
+        request: gr.Request,
+    ) -> AsyncGenerator[Update, None]:
+        """Extract the rows again that failed or have a flagged value, with a vote and a second reading."""
+        batch = self.batches.get(str(request.session_hash))
+        async with aclosing(
+            self.run_all(column, name, schema, problem, order, request, again=batch)
+        ) as updates:
+            async for update in updates:
+                yield update
+
+    def sort(self, order: bool, request: gr.Request) -> Any:
+        """The records with the least sure ones first, or in the order of the rows."""
+        batch = self.batches.get(str(request.session_hash))
+        return gr.skip() if batch is None else render_records(batch, order)
+
+    def open_row(self, request: gr.Request, data: gr.EventData) -> Update:
+        """A row in the Extract tab, where it is reviewed as a text of its own."""
+        batch, index = self.batches.get(str(request.session_hash)), int(data._data["row"])
+        if batch is None or batch.records.get(index, {}).get("record") is None:
+            raise gr.Error("This row is not here any more. Run the batch again.")
+        text = batch.rows[index].pick(batch.column).text
+        shown = Shown(batch.restore(index), text, batch.schema)
+        views = SchemaPanel(self.examples).show(json.dumps(batch.schema, indent=2, ensure_ascii=False))
+        return (*show(shown, {}), text, *views, gr.update(selected="extract"))
 
     async def run_all(
         self,
@@ -157,16 +219,20 @@ class BatchTab:
         name: str,
         schema: str,
         problem: Explanation | None,
+        order: bool,
         request: gr.Request,
         num_rows: int | None = None,
+        again: BatchRun | None = None,
     ) -> AsyncGenerator[Update, None]:
         """Extract every row; what is done when it is stopped or fails stays and can be downloaded.
 
         Args:
             schema, problem: of the Extract tab; they count when no example schema of that name is chosen.
+            order: whether the least sure records come first.
+            again: a run whose doubtful rows are extracted again.
         """
         session = str(request.session_hash)
-        batch = BatchRun(self.tables.get(session).rows[:num_rows], column)
+        batch = again or BatchRun(self.tables.get(session).rows[:num_rows], column)
         refused = problem if name == AS_IN_EXTRACT else None
         if not batch.rows:
             refused = Explanation(
@@ -175,35 +241,40 @@ class BatchTab:
                 "Open them again.",
             )
         if refused is not None:
-            yield refused.as_html(), *(gr.skip() for _ in range(7))
+            yield refused.as_html(), *(gr.skip() for _ in range(8))
             return
         # One at a time: two would draw over each other.
         await self.stops.end(session)
         with self.stops.running(session) as flag:
-            yield "", EMPTY_BATCH, *_buttons(is_busy=True), *_hide_files()
+            self.batches[session] = batch
+            yield "", render_records(batch, order), *_buttons(is_busy=True), *_hide_files()
             try:
                 text = self.examples.schemas.get(name, schema)
                 checked = await asyncio.to_thread(self.checker.check, text)
-                stream = batch.run(Extractor(self.engine, Limits()), checked.schema, f"session-{session}")
-                async with aclosing(self._watch(batch, stream, flag)) as updates:
+                extractor = Extractor(
+                    self.engine, Limits(), num_samples=NUM_SAMPLES if again else 1, recheck=again is not None
+                )
+                indices = None if again is None else again.list_doubtful()
+                stream = batch.run(extractor, checked.schema, f"session-{session}", indices)
+                async with aclosing(self._watch(batch, stream, flag, order)) as updates:
                     async for update in updates:
                         yield update
                 progress = render_progress(batch, "stopped" if flag.asked else "done")
-                yield _end(flag, progress, render_records(batch), await self._save(batch))
+                yield _end(flag, progress, render_records(batch, order), await self._save(batch))
             except EXPLAINED as error:
                 what = explain(error, self.engine.state).as_html()
                 kept = render_progress(batch, "stopped") if batch.records else ""
-                yield _end(flag, what + kept, render_records(batch), await self._save(batch))
+                yield _end(flag, what + kept, render_records(batch, order), await self._save(batch))
             except Exception as error:
                 # A bug goes on, but it must not leave the buttons closed for good.
                 yield _end(flag, explain_bug(error).as_html(), gr.skip(), _hide_files())
                 raise
 
     async def _watch(
-        self, batch: BatchRun, stream: AsyncGenerator[int, None], flag: Flag
+        self, batch: BatchRun, stream: AsyncGenerator[int, None], flag: Flag, order: bool
     ) -> AsyncGenerator[Update, None]:
         """The page while the batch runs; leaving ends the rows that run."""
-        rest = tuple(gr.skip() for _ in range(6))
+        rest = tuple(gr.skip() for _ in range(7))
         drawn = 0.0
         async with aclosing(pace(stream, 0)) as steps:
             async for _ in steps:
@@ -212,7 +283,7 @@ class BatchTab:
                 now = time.monotonic()
                 if now - drawn >= self.interval_s:
                     drawn = now
-                    yield render_progress(batch, "running"), render_records(batch), *rest
+                    yield render_progress(batch, "running"), render_records(batch, order), *rest
 
     def stop(self, request: gr.Request) -> None:
         """End the batch and keep what is done."""
@@ -222,7 +293,8 @@ class BatchTab:
         """The download buttons, each with its file."""
         if not batch.records:
             return _hide_files()
-        return await asyncio.to_thread(_write_files, batch.ordered)
+        again = gr.update(visible=bool(batch.list_doubtful()))
+        return [*await asyncio.to_thread(_write_files, batch.ordered), again]
 
 
 def _label(file_format: str) -> str:
@@ -254,7 +326,7 @@ def _buttons(is_busy: bool = False) -> tuple[Any, Any, Any]:
 
 
 def _hide_files() -> list[Any]:
-    return [gr.update(visible=False)] * 3
+    return [gr.update(visible=False)] * 4  # and the button to run rows again
 
 
 def _end(flag: Flag, progress: str, records: Any, downloads: list[Any]) -> Update:

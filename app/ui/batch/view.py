@@ -92,9 +92,16 @@ def format_duration(seconds: float) -> str:
     return f"{minutes:,.0f} min" if minutes < 90 else f"{minutes / 60:,.1f} h"
 
 
-def render_records(run: BatchRun) -> str:
+def least_confidence(record: dict[str, Any]) -> float:
+    """How sure the model was of the record's least sure value; 0 for a row without a record."""
+    return 0.0 if record["record"] is None else min(record["confidence"].values(), default=1.0)
+
+
+def render_records(run: BatchRun, least_sure_first: bool = False) -> str:
     """The records that are done, one a row, a column a field."""
     done = sorted(run.records)
+    if least_sure_first:
+        done.sort(key=lambda index: least_confidence(run.records[index]))
     if not done:
         return EMPTY_BATCH
     shown = done[:NUM_SHOWN]
@@ -109,27 +116,34 @@ def render_records(run: BatchRun) -> str:
     more = f'<p class="figures-line">The first {NUM_SHOWN} of {len(done):,}; the files have all.</p>'
     return (
         '<div class="batch-table" tabindex="0"><table><thead><tr><th scope="col">#</th><th scope="col">source</th>'
-        f'<th scope="col">state</th>{heads}</tr></thead><tbody>{body}</tbody></table></div>'
+        '<th scope="col">state</th><th scope="col">least sure</th>'
+        f"{heads}</tr></thead><tbody>{body}</tbody></table></div>"
         f"{more if len(done) > NUM_SHOWN else ''}"
     )
 
 
 def _render_record(number: int, record: dict[str, Any], columns: list[str]) -> str:
-    head = f'<td>{number}</td><th scope="row">{html.escape(record["source"])}</th>'
+    name = html.escape(record["source"])
+    if record["record"] is not None:
+        name = f'<button type="button" class="open" data-row="{number - 1}" title="Review this row">{name}</button>'
+    head = f'<td>{number}</td><th scope="row">{name}</th>'
     if "error" in record:
         span = max(len(columns), 1)
         return (
             f'<tr class="failed">{head}<td><span class="state bad">failed</span></td>'
-            f'<td colspan="{span}">{html.escape(record["error"])}</td></tr>'
+            f'<td colspan="{span + 1}">{html.escape(record["error"])}</td></tr>'
         )
     values = record["record"] if isinstance(record["record"], dict) else {}
     cells = "".join(
         f'<td title="{_describe(name, record)}">{_show(values[name]) if name in values else ""}</td>'
         for name in columns
     )
-    kind, word = ("good", "valid") if record["valid"] else ("cut", record["finish_reason"])
+    kind, word = ("good", "fits") if record["valid"] else ("cut", record["finish_reason"])
     word = "not valid" if word == "stop" else "cut off" if word == "length" else word
-    return f'<tr>{head}<td><span class="state {kind}">{word}</span></td>{cells}</tr>'
+    num_flags = len(record["flags"])
+    flags = f" · {num_flags} to check" if num_flags else ""
+    sure = f"<td>{least_confidence(record):.0%}{flags}</td>"
+    return f'<tr>{head}<td><span class="state {kind}">{word}</span></td>{sure}{cells}</tr>'
 
 
 def _describe(name: str, record: dict[str, Any]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import itertools
 import json
 from collections.abc import Iterable, Mapping
 
@@ -67,7 +68,11 @@ def render_fields(
         if parent != group:
             group = parent
             if parent:
-                body.append(f'<tr class="group"><th colspan="3">{show_path(leaf.path[:-1])}</th></tr>')
+                buttons = (
+                    "" if result is None or not isinstance(leaf.path[-2], int) else _render_items(parent)
+                )
+                name = show_path(leaf.path[:-1])
+                body.append(f'<tr class="group"><th colspan="3">{name}{buttons}</th></tr>')
         if result is None:
             body.append(_render_growing(number, leaf))
         else:
@@ -107,6 +112,16 @@ def _render_review(
     )
 
 
+def _render_items(pointer: str) -> str:
+    """The buttons of an item of a list."""
+    place = html.escape(pointer, quote=True)
+    return "".join(
+        f'<button type="button" class="item" data-items="{action}" data-pointer="{place}" '
+        f'aria-label="{word} {place}" title="{word}">{sign}</button>'
+        for action, word, sign in (("add", "Add an item after", "+"), ("remove", "Remove the item", "×"))
+    )
+
+
 def _render_growing(number: int, leaf: Leaf) -> str:
     name = _name_of(leaf)
     return (
@@ -137,10 +152,12 @@ def _render_row(
     ]
     num_lines = min(6, max(1, -(-len(shown) // 34)))
     why = html.escape("; ".join(reasons), quote=True)
+    items = _render_items(leaf.pointer) if leaf.path and isinstance(leaf.path[-1], int) else ""
     return (
         f'<tr data-field="{number}" class="{" ".join(classes)}" title="{why}">'
         f'<th scope="row"{name.indent}>{name.step}</th>'
-        f'<td class="{_kind_of(leaf)}"><div class="cell"><textarea class="value" rows="{num_lines}" spellcheck="false" '
+        f'<td class="{_kind_of(leaf)}"><div class="cell">{items}<textarea class="value" rows="{num_lines}" '
+        f'spellcheck="false" '
         f'data-pointer="{html.escape(leaf.pointer, quote=True)}" aria-label="{name.full}">'
         f"{html.escape(shown)}</textarea>{''.join(small)}</div></td>"
         f"<td>{_render_confidence(result.confidence.get(leaf.pointer), is_by_hand)}</td></tr>"
@@ -206,17 +223,17 @@ def render_source(rows: Iterable[Leaf], evidence: Mapping[str, Evidence], text: 
         for number, leaf in enumerate(leaves)
         if (found := evidence.get(leaf.pointer)) is not None and found.match != "none"
     ]
+    # The text is cut wherever a mark begins or ends, so that a piece shows every field that it is evidence of.
+    cuts = sorted({0, len(text), *(cut for start, end, _ in marks for cut in (start, end))})
     pieces: list[str] = []
-    position = 0
-    for start, end, number in sorted(marks, key=lambda mark: (mark[0], -mark[1])):
-        # Marks cannot overlap in HTML as flat as this; the one that starts first stays.
-        if start < position:
-            continue
-        name = show_path(leaves[number].path)
-        pieces.append(html.escape(text[position:start]))
-        pieces.append(f'<mark data-field="{number}" title="{name}">{html.escape(text[start:end])}</mark>')
-        position = end
-    pieces.append(html.escape(text[position:]))
+    for start, end in itertools.pairwise(cuts):
+        numbers = [number for first, last, number in marks if first <= start and end <= last]
+        piece = html.escape(text[start:end])
+        if numbers:
+            names = ", ".join(show_path(leaves[number].path) for number in numbers)
+            fields = " ".join(map(str, numbers))
+            piece = f'<mark data-field="{fields}" title="{names}">{piece}</mark>'
+        pieces.append(piece)
     return f'<div class="source"><pre tabindex="0" aria-label="Text with its evidence">{"".join(pieces)}</pre></div>'
 
 

@@ -13,11 +13,11 @@ from typing import Any
 
 import gradio as gr
 
-from app.extraction import ExtractionResult, Extractor, Limits, PartialExtraction, Schema
+from app.extraction import Example, ExtractionResult, Extractor, Limits, PartialExtraction, Schema
 from app.extraction.chunks import PartsDone, stream_whole
 from app.extraction.extractor import make_again
 from app.extraction.json_spans import scan
-from app.extraction.review import Change, EditError, apply_edits, compare
+from app.extraction.review import Change, EditError, apply_edits, change_items, compare
 from app.extraction.schema_check import SchemaChecker
 from app.ui.explain import EXPLAINED, Explanation, explain, explain_bug
 from app.ui.extract.record_table import render_table
@@ -77,6 +77,7 @@ class ExtractRun:
         is_verbatim: bool,
         is_careful: bool,
         instructions: str,
+        examples: str,
         verified: Verified | None,
         request: gr.Request,
     ) -> AsyncGenerator[Update, None]:
@@ -95,8 +96,14 @@ class ExtractRun:
         session = str(request.session_hash)
         try:
             checked = await asyncio.to_thread(self.checker.check, schema_text)
+            shots = read_examples(examples)
         except EXPLAINED as error:
             yield refuse(explain(error, self.engine.state))
+            return
+        except ValueError as error:
+            yield refuse(
+                Explanation("The examples cannot be used.", f"{error}.", "Correct them and run again.")
+            )
             return
         yield busy(render_badge("busy", "reading"), EMPTY)
         try:
@@ -105,6 +112,7 @@ class ExtractRun:
                 Limits() if with_limits else None,
                 ground=is_verbatim,
                 instructions=instructions,
+                examples=shots,
                 num_samples=NUM_SAMPLES if is_careful else 1,
                 recheck=is_careful,
             )
@@ -135,6 +143,35 @@ class ExtractRun:
         """End the running extraction."""
         self.stops.ask(str(request.session_hash))
 
+    def edit(self, shown: Shown | None, data: gr.EventData) -> Update:
+        """Take in a correction at once: JSON, table and the checked record follow, the fields stay as they are."""
+        edits = data._data.get("edits") or {}
+        if shown is None or not edits:
+            return tuple(gr.skip() for _ in range(5))
+        try:
+            edited = correct(shown, edits)
+        except EditError:
+            return tuple(gr.skip() for _ in range(5))
+        _, record, table, marked = views(edited, {})
+        return render_verdict(edited.result), record, table, marked, edited
+
+    def change_items(self, shown: Shown | None, verified: Verified | None, data: gr.EventData) -> Update:
+        """Add or remove an item of a list; what was typed before is taken in first."""
+        if shown is None:
+            return tuple(gr.skip() for _ in range(6))
+        try:
+            edited = correct(shown, data._data.get("edits") or {})
+            record = change_items(edited.result.record, str(data._data["pointer"]), data._data["action"])
+        except EditError as error:
+            badge = render_badge("bad", "not changed", f"{error}.")
+            return (badge, *(gr.skip() for _ in range(5)))
+        result = make_again(edited.schema, edited.text, edited.result, record)
+        # The pointers of other items have moved, so which values a person typed is no longer known by them.
+        edited = replace(edited, result=result, by_hand=frozenset())
+        before = (verified or {}).get(edited.key)
+        fields, text, table, marked = views(edited, compare(record, before["record"]) if before else {})
+        return render_verdict(result), fields, text, table, marked, edited
+
     def keep(self, shown: Shown | None, data: gr.EventData) -> Update:
         """Take in what a person corrected, check it again, and give it to the browser for comparison."""
         if shown is None:
@@ -155,6 +192,33 @@ class ExtractRun:
         )
         fields, record, table, marked = views(edited, {})
         return badge, fields, record, table, marked, edited, added
+
+
+def read_examples(text: str) -> tuple[Example, ...]:
+    """Examples from JSON Lines.
+
+    Raises:
+        ValueError: a line is no example; the message names it.
+    """
+    examples = []
+    for number, line in enumerate(text.splitlines(), 1):
+        if line.strip():
+            try:
+                given = json.loads(line)
+            except (ValueError, RecursionError) as error:
+                raise ValueError(f"Line {number} is not JSON: {error}") from error
+            if not isinstance(given, dict) or not isinstance(given.get("text"), str) or "record" not in given:
+                raise ValueError(f'Line {number} must be {{"text": ..., "record": ...}}')
+            examples.append(Example(given["text"], given["record"]))
+    return tuple(examples)
+
+
+def add_example(shown: Shown | None, examples: str) -> str:
+    """The examples with the record that is shown behind them."""
+    if shown is None or not shown.result.valid:
+        raise gr.Error("Extract a record that fits the schema, and correct it, before it can be an example.")
+    line = json.dumps({"text": shown.text, "record": shown.result.record}, ensure_ascii=False)
+    return "\n".join(part for part in (examples.strip(), line) if part)
 
 
 def correct(shown: Shown, edits: Mapping[str, str]) -> Shown:

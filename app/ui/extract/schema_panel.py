@@ -21,10 +21,12 @@ from app.ui.schema import (
     schema_to_pydantic,
 )
 from app.ui.schema.form import KINDS
-from app.ui.scripts import read_script
+from app.ui.scripts import read_kept, read_script
 
 DEFAULT_SCHEMA = "invoice"
-BLANK = '{\n  "type": "object",\n  "properties": {}\n}'
+BLANK = "blank"
+BLANK_SCHEMA = '{\n  "type": "object",\n  "properties": {}\n}'
+MAX_TITLE_CHARS = 60
 CORRECT_FIRST = "Complete it first: until then nothing is extracted with this schema."
 WHO = {
     "residual": "checked where the value ends",
@@ -60,12 +62,26 @@ class SchemaPanel:
         self.examples = examples
         self.checker = SchemaChecker()
 
-    def build(self) -> SchemaParts:
+    def build(self, demo: gr.Blocks) -> SchemaParts:
         """Put the panel on the page and connect its parts."""
         names = list(self.examples.schemas)
         first = DEFAULT_SCHEMA if DEFAULT_SCHEMA in names else names[0] if names else None
-        form, text, code, verdict, _ = self.show(self.examples.schemas.get(first or "", BLANK))
-        chooser = gr.Dropdown(names, value=first, label="Schema", visible=bool(names), interactive=True)
+        form, text, code, verdict, _ = self.show(self.examples.schemas.get(first or "", BLANK_SCHEMA))
+        with gr.Row(elem_classes="bar"):
+            chooser = gr.Dropdown(
+                [*names, BLANK],
+                value=first or BLANK,
+                label="Schema",
+                interactive=True,
+                scale=3,
+                min_width=140,
+            )
+            save = gr.Button("Save in this browser", size="sm", scale=1, min_width=150)
+            # As an input all schemas that the browser keeps, as an output one more.
+            saved = gr.HTML(
+                {}, html_template="", apply_default_css=False, elem_id="saved-schemas",
+                js_on_load=read_script("kept") + 'watch("value", () => addSchema(props.value));',
+            )  # fmt: skip
         with gr.Tabs(elem_classes="schema-tabs"):
             with gr.Tab("Form"):
                 form_view = gr.HTML(
@@ -89,14 +105,32 @@ class SchemaPanel:
             "queue": False, "show_progress": "hidden", "api_visibility": "private", "trigger_mode": "always_last",
         }  # fmt: skip
         # Not `input`: that also comes when the list is left without a choice, and would undo what was edited.
-        chooser.select(self.pick, None, parts.views, **quiet)
+        chooser.select(self.pick, saved, parts.views, js=read_kept("readSchemas"), **quiet)
+        save.click(self.save, [schema, saved], [saved, chooser], js=read_kept("readSchemas"), **quiet)
+        demo.load(self.list_names, saved, chooser, js=read_kept("readSchemas"), **quiet)
         schema.input(self.edit_json, schema, [form_view, pydantic, under, parts.problem], **quiet)
         form_view.edit(self.edit_form, form_view, parts.views, **quiet)
         return parts
 
-    def pick(self, data: gr.SelectData) -> Views:
-        """All views of the example schema that was chosen."""
-        return self.show(self.examples.schemas[data.value])
+    def pick(self, saved: dict[str, str] | None, data: gr.SelectData) -> Views:
+        """All views of the schema that was chosen: an example, one that the browser keeps, or a blank one."""
+        texts = {BLANK: BLANK_SCHEMA, **(saved or {}), **self.examples.schemas}
+        return self.show(texts.get(data.value, BLANK_SCHEMA))
+
+    def save(self, text: str, saved: dict[str, str] | None) -> tuple[Any, Any]:
+        """Give the schema to the browser under its title."""
+        schema = _parse(text)
+        title = str((schema or {}).get("title") or "").strip()[:MAX_TITLE_CHARS]
+        if not title:
+            raise gr.Error("Give the schema a title first, in the form or as the keyword title.")
+        while title in self.examples.schemas or title == BLANK:
+            title += " (mine)"
+        return {title: text}, self.list_names({**(saved or {}), title: text}, title)
+
+    def list_names(self, saved: dict[str, str] | None, chosen: str | None = None) -> Any:
+        """The chooser with the schemas that the browser keeps."""
+        names = list(dict.fromkeys([*(saved or {}), *self.examples.schemas, BLANK]))
+        return gr.update(choices=names) if chosen is None else gr.update(choices=names, value=chosen)
 
     def show(self, text: str) -> Views:
         """All views of a schema's text."""
@@ -166,7 +200,7 @@ def _make_code(schema: Schema) -> str:
         return schema_to_pydantic(schema)
     except (NotAClass, TypeError, AttributeError, KeyError) as error:
         why = str(error) if isinstance(error, NotAClass) else "the schema is not well-formed"
-        return f"# No class says exactly this: {why}.\n# The JSON Schema is what runs.\n"
+        return f"# Pydantic has no class for this schema: {why}.\n# The JSON Schema is what runs.\n"
 
 
 def make_hints(checked: CheckedSchema) -> dict[str, list[list[str]]]:
@@ -195,6 +229,6 @@ def render_plan(checked: CheckedSchema) -> str:
     added = ", ".join(describe_added(add_bounds(checked.schema, Limits())))
     limits = f"<p>Limits for open texts and lists: {html.escape(added)}</p>" if added else ""
     return (
-        f'<details class="plan"><summary>Every keyword is enforced: {checked.num_enforced} by {checked.backend}{more}, '
-        f"none loosened.</summary><table>{items}</table>{limits}</details>"
+        f'<details class="plan"><summary>All {checked.num_enforced + num_residual} schema keywords are enforced'
+        f"{more}.</summary><table>{items}</table>{limits}</details>"
     )

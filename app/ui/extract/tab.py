@@ -14,7 +14,7 @@ from app.ui.examples import Examples, read_source
 from app.ui.explain import Explanation
 from app.ui.extract.calibration_view import render_calibration
 from app.ui.extract.record_view import EMPTY, NO_SOURCE
-from app.ui.extract.run import NO_RESULT, ExtractRun
+from app.ui.extract.run import NO_RESULT, ExtractRun, add_example
 from app.ui.extract.schema_panel import SchemaPanel, SchemaParts
 from app.ui.files import read_apart
 from app.ui.pacing import UPDATE_INTERVAL_S
@@ -42,15 +42,16 @@ class ExtractTab(ExtractRun):
         super().__init__(engine, interval_s)
         self.examples = examples
         self.panel = SchemaPanel(examples)
+        self.reviewed: list[Any] = []  # what a result fills, then text and schema
 
-    def build(self) -> SchemaParts:
+    def build(self, demo: gr.Blocks) -> SchemaParts:
         """Put the tab's components on the page and connect them; returns those of the schema."""
         with gr.Row(elem_id="extract", equal_height=False):
             with gr.Column(scale=4, min_width=300):
                 source = self._build_source()
             with gr.Column(scale=5, min_width=300):
-                schema = self.panel.build()
-                settings = self._build_settings()
+                schema = self.panel.build(demo)
+                settings, add = self._build_settings()
             with gr.Column(scale=5, min_width=300):
                 # On top, where it is in sight whatever the length of the schema.
                 with gr.Row():
@@ -70,9 +71,16 @@ class ExtractTab(ExtractRun):
         stop.click(self.stop, None, None, queue=False, **quiet)
         kept = [badge, fields, record, table, source.marked, state, verified]
         fields.keep(self.keep, state, kept, queue=False, **quiet)
+        fields.edit(self.edit, state, [badge, record, table, source.marked, state], queue=False, **quiet)
+        changed = [badge, fields, record, table, source.marked, state]
+        fields.items(
+            self.change_items, [state, verified], changed, js=read_kept("readVerified"), queue=False, **quiet
+        )
+        add.click(add_example, [state, settings[-1]], settings[-1], queue=False, **quiet)
         self._connect_source(
             source, schema, [badge, fields, record, table, figures, source.marked, state], quiet
         )
+        self.reviewed = [*outputs, source.text, *schema.views]
         return schema
 
     def _build_source(self) -> _Source:
@@ -98,7 +106,7 @@ class ExtractTab(ExtractRun):
                 marked = gr.HTML(NO_SOURCE, elem_id="evidence", apply_default_css=False, js_on_load=None)
         return _Source(tabs, text, marked, upload, sample)
 
-    def _build_settings(self) -> list[gr.components.Component]:
+    def _build_settings(self) -> tuple[list[gr.components.Component], gr.Button]:
         limits = Limits()
         with gr.Group(elem_classes="switches"):
             with_limits = gr.Checkbox(
@@ -118,7 +126,13 @@ class ExtractTab(ExtractRun):
             instructions = gr.Textbox(
                 label="Instructions", lines=2, max_lines=4, placeholder="Optional: what the model should know"
             )
-        return [with_limits, is_verbatim, is_careful, instructions]
+            with gr.Accordion("Examples", open=False):
+                examples = gr.Textbox(
+                    label='One a line: {"text": ..., "record": ...}', lines=3, max_lines=8, elem_classes="mono",
+                    placeholder="Optional: texts with their right records, which the model is shown first",
+                )  # fmt: skip
+                add = gr.Button("Add the record that is shown", size="sm")
+        return [with_limits, is_verbatim, is_careful, instructions, examples], add
 
     def _build_results(self) -> tuple[gr.HTML, gr.HTML, gr.Code, gr.HTML, gr.HTML]:
         badge = gr.HTML("", elem_id="verdict")

@@ -68,8 +68,7 @@ const drawField = (fields, index, pointer, owner) => {
         field.more = {}; field.item_more = {};
         if (field.kind === "group" && !field.fields?.length)
           field.fields = [{ name: "name", kind: "text", required: true, description: "", more: {} }];
-        if (field.kind === "choice" && !field.choices?.length) field.choices = ["yes", "no"];
-        // The choices are to be replaced, so they must be in sight.
+        // The choices must be written, so their box is opened.
         if (field.kind === "choice") field.unfolded = true;
         commit(true);
       },
@@ -108,11 +107,15 @@ const drawFields = (fields, pointer, owner) => [
   }, "Add field"),
 ];
 
+const drawHead = () => make("div", { class: "head" }, ...[["title", "Title of the record"], ["description", "What a record is"]].map(([key, label]) =>
+  make("input", { type: "text", class: key, value: form[key] || "", placeholder: label, "aria-label": label,
+    oninput: (event) => { form[key] = event.target.value; commit(false); } })));
+
 let form = {};
 const draw = () => {
   const place = document.activeElement?.getAttribute("aria-label");
   if (form?.refused) host.replaceChildren(make("p", { class: "refused" }, form.refused));
-  else host.replaceChildren(...drawFields((form.fields ||= []), "", ""));
+  else host.replaceChildren(drawHead(), ...drawFields((form.fields ||= []), "", ""));
   if (!place || host.contains(document.activeElement)) return;
   const node = [...host.querySelectorAll("[aria-label]")].find((each) => each.getAttribute("aria-label") === place);
   node?.focus();

@@ -81,6 +81,11 @@ const addVerified = (added) => {
   while (!writeKept(VERIFIED, Object.fromEntries(entries)) && entries.length > 1) entries.shift();
 };
 
+// Schemas, by their titles.
+const SCHEMAS = "troupe-schemas";
+const readSchemas = () => readKept(SCHEMAS);
+const addSchema = (added) => { if (added && Object.keys(added).length) writeKept(SCHEMAS, { ...added, ...readSchemas(), ...added }); };
+
 // The chat's settings, by name: those that are not the defaults, which may be others for another model.
 const SETTINGS = "troupe-settings";
 const readSettings = () => readKept(SETTINGS);

@@ -5,7 +5,7 @@ const all = (selector) => [...element.querySelectorAll(selector)];
 const light = (number, isScrolled) => {
   for (const node of area.querySelectorAll(".lit")) node.classList.remove("lit");
   if (number === null) return;
-  for (const node of area.querySelectorAll(`[data-field="${number}"]`)) {
+  for (const node of area.querySelectorAll(String(number).split(" ").map((each) => `[data-field~="${each}"]`).join(","))) {
     node.classList.add("lit");
     const box = node.closest(".source pre");
     if (box && isScrolled) {
@@ -55,17 +55,30 @@ const count = () => {
   button.disabled = !left;
 };
 
-const keep = () => {
-  const edits = {};
-  for (const input of all(".value")) if (isEdited(input)) edits[input.dataset.pointer] = input.value;
-  trigger("keep", { edits });
-};
+const readEdits = () => Object.fromEntries(all(".value").filter(isEdited).map((input) => [input.dataset.pointer, input.value]));
+
+// Text that is selected in the evidence goes into the field that was edited last.
+let lastInput = null;
+element.addEventListener("focusin", (event) => { if (event.target.matches?.(".value")) lastInput = event.target; });
+if (area && !area.dataset.fills) {
+  area.dataset.fills = "yes";
+  area.addEventListener("mouseup", (event) => {
+    const text = String(getSelection()).trim();
+    if (!text || !event.target.closest?.(".source") || !lastInput?.isConnected) return;
+    lastInput.value = text;
+    lastInput.dispatchEvent(new Event("input", { bubbles: true }));
+    lastInput.dispatchEvent(new Event("change", { bubbles: true }));
+  });
+}
+element.addEventListener("change", (event) => { if (event.target.matches?.(".value")) trigger("edit", { edits: readEdits() }); });
 
 element.addEventListener("input", showEdits);
 element.addEventListener("click", (event) => {
   const act = event.target.closest?.("[data-act]")?.dataset.act;
   if (act === "next") step(false);
-  if (act === "keep") keep();
+  if (act === "keep") trigger("keep", { edits: readEdits() });
+  const item = event.target.closest?.("[data-items]");
+  if (item) trigger("items", { pointer: item.dataset.pointer, action: item.dataset.items, edits: readEdits() });
 });
 element.addEventListener("keydown", (event) => {
   const row = event.target.closest?.("tr[data-field]");

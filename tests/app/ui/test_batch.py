@@ -81,9 +81,10 @@ async def test_leaving_ends_the_rows_that_run() -> None:
 
 async def test_a_run_shows_progress_and_ends_with_files() -> None:
     tab, _ = make_tab()
-    updates = await collect(tab.run_all("text", "person", "", None, REQUEST))
+    updates = await collect(tab.run_all("text", "person", "", None, False, REQUEST))
     assert updates[0][4]["visible"] is True
-    progress, records, _, _, stop, jsonl, csv, _ = updates[-1]
+    progress, records, _, _, stop, jsonl, csv, _, again = updates[-1]
+    assert again["visible"] is True
     assert "<b>4</b> of 4 rows" in progress and "2 failed" in progress and "b is broken" in records
     assert stop["visible"] is False and read(jsonl).count(b"\n") == 4
     assert read(csv).count(b"\r\n") == 5
@@ -91,7 +92,9 @@ async def test_a_run_shows_progress_and_ends_with_files() -> None:
 
 async def test_the_trial_takes_the_first_rows_only_with_the_schema_of_the_extract_tab() -> None:
     tab, engine = make_tab(tuple(Row(str(index), {"text": "Ada"}) for index in range(9)))
-    await collect(tab.run_some("text", AS_IN_EXTRACT, '{"type": "object", "title": "Mine"}', None, REQUEST))
+    await collect(
+        tab.run_some("text", AS_IN_EXTRACT, '{"type": "object", "title": "Mine"}', None, False, REQUEST)
+    )
     assert len(engine.requests) == 5 and "Mine" in engine.requests[0].prompt
 
 
@@ -101,7 +104,7 @@ async def test_the_trial_takes_the_first_rows_only_with_the_schema_of_the_extrac
 )
 async def test_what_ends_a_run_is_explained_and_the_buttons_open(error: Any, schema: str, words: str) -> None:
     tab, engine = make_tab(reject=error)
-    last = (await collect(tab.run_all("text", AS_IN_EXTRACT, schema, None, REQUEST)))[-1]
+    last = (await collect(tab.run_all("text", AS_IN_EXTRACT, schema, None, False, REQUEST)))[-1]
     assert words in last[0] and last[2]["interactive"] is True
     assert error is not None or engine.requests == []
 
@@ -114,7 +117,7 @@ async def test_a_bug_goes_on_and_the_buttons_open_again(place: str, monkeypatch:
         monkeypatch.setattr(batch_tab, "export", lambda *_: 1 // 0)
     updates = []
     with pytest.raises(ZeroDivisionError):
-        async for update in tab.run_all("text", "person", "", None, REQUEST):
+        async for update in tab.run_all("text", "person", "", None, False, REQUEST):
             updates.append(update)
     problem, _, trial, run, stop, *_ = updates[-1]
     assert "inside the app" in problem and stop["visible"] is False
@@ -123,7 +126,7 @@ async def test_a_bug_goes_on_and_the_buttons_open_again(place: str, monkeypatch:
 
 async def test_stop_keeps_what_is_done() -> None:
     tab, engine = make_tab(hold=asyncio.Event())
-    updates = tab.run_all("text", "person", "", None, REQUEST)
+    updates = tab.run_all("text", "person", "", None, False, REQUEST)
     await anext(updates)
     await anext(updates)  # the rows that failed at once
     tab.stop(REQUEST)
@@ -178,7 +181,7 @@ async def test_a_visitor_has_one_table_and_it_is_freed_when_he_leaves(tmp_path: 
     await tab.open_files([str(path)], REQUEST)
     assert [row.name for row in tab.tables.get("abc").rows] == ["a.txt"]
     tab.leave("abc")
-    (update,) = await collect(tab.run_all("text", "person", "", None, REQUEST))
+    (update,) = await collect(tab.run_all("text", "person", "", None, False, REQUEST))
     assert "not open any more" in update[0] and engine.requests == []
 
 
@@ -207,7 +210,7 @@ async def start_run(tab: BatchTab, engine: FakeEngine) -> tuple[asyncio.Task[Non
     tab.tables.put(REQUEST.session_hash, make_table(rows))
 
     async def drive() -> None:
-        async for update in tab.run_all("text", "person", "", None, REQUEST):
+        async for update in tab.run_all("text", "person", "", None, False, REQUEST):
             updates.append(update)
 
     num_requests = len(engine.requests) + 3
@@ -223,7 +226,7 @@ async def test_opening_other_files_stops_the_run_first_and_it_draws_nothing_more
     assert all(request.is_aborted for request in engine.requests) and "was stopped" in note
     assert run["interactive"] is False  # as there are no files any more
     await first
-    *page, stop, jsonl, _, _ = updates[-1]
+    *page, stop, jsonl, _, _, _ = updates[-1]
     assert page == [gr.skip()] * 4 and stop["visible"] is False and read(jsonl).count(b"\n") == 1
 
 
@@ -280,7 +283,9 @@ async def test_what_there_is_not_to_show_is_said() -> None:
     assert "Many texts, one schema" in preview and run["interactive"] is False
     batch = BatchRun(ROWS, "text")
     assert "Many texts" in render_records(batch)
-    batch.records = {0: {"source": "a", "record": {"2023": 1}, "valid": True, "confidence": {"/2023": 0.5}}}
+    batch.records = {
+        0: {"source": "a", "record": {"2023": 1}, "valid": True, "confidence": {"/2023": 0.5}, "flags": {}}
+    }
     assert 'title="2023: confidence 50%"' in render_records(batch)
 
 
@@ -305,3 +310,22 @@ def test_a_download_that_failed_once_opens_again() -> None:
     closed, again = batch_tab._write_files([bad])[1], batch_tab._write_files([good])[1]
     assert closed["interactive"] is False and "half of a surrogate pair" in closed["label"]
     assert (again["visible"], again["interactive"], again["label"]) == (True, True, "Download CSV")
+
+
+async def test_a_row_is_opened_for_review_and_doubtful_rows_are_run_again() -> None:
+    tab, engine = make_tab(record='{"name": "Ada", "age": 36}')
+    await collect(tab.run_all("text", "person", "", None, False, REQUEST))
+    opened = tab.open_row(REQUEST, SimpleNamespace(_data={"row": 0}))
+    assert opened[10] == "Ada, 36" and opened[9].result.record == {"name": "Ada", "age": 36}
+    assert opened[-1]["selected"] == "extract" and '<mark data-field="0"' in opened[5]
+    with pytest.raises(gr.Error, match="not here any more"):
+        tab.open_row(REQUEST, SimpleNamespace(_data={"row": 1}))
+    batch = tab.batches[REQUEST.session_hash]
+    doubtful = batch.list_doubtful()
+    assert {1, 2, 3} <= set(doubtful)  # two without a text, and Bob, who is not Ada
+    assert tab.sort(True, REQUEST).index("b is broken") < tab.sort(True, REQUEST).index("Ada")
+    num_before = len(engine.requests)
+    last = (await collect(tab.run_again("text", "person", "", None, False, REQUEST)))[-1]
+    assert "4" in last[0] and len(engine.requests) - num_before < 2 * len(doubtful) + 2
+    tab.leave(REQUEST.session_hash)
+    assert tab.sort(True, REQUEST) == gr.skip()

@@ -1,6 +1,7 @@
 """The workbench's handlers on a fake engine: run, explain, keep, compare."""
 
 import asyncio
+import json
 from collections.abc import AsyncGenerator
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,8 +10,9 @@ from typing import Any
 import gradio as gr
 import pytest
 
+from app.extraction.extractor import make_again
 from app.ui.examples import Examples
-from app.ui.extract.run import NO_RESULT
+from app.ui.extract.run import NO_RESULT, Shown
 from app.ui.extract.tab import ExtractTab
 from engine import EngineOverloaded
 from tests.fakes import FakeEngine
@@ -26,6 +28,9 @@ def make_tab(samples: dict[str, Path] | None = None, **options: Any) -> tuple[Ex
     return ExtractTab(engine, Examples({"person": SCHEMA}, samples or {}), interval_s=0), engine
 
 
+EXAMPLE = '{"text": "Bob, 5", "record": {"name": "Bob", "age": 5}}'
+
+
 async def run(
     tab: ExtractTab,
     text: str = "Ada, 36",
@@ -37,7 +42,7 @@ async def run(
 ) -> list[Any]:
     updates = [
         update
-        async for update in tab.run(text, schema, problem, limits, verbatim, False, "", verified, REQUEST)
+        async for update in tab.run(text, schema, problem, limits, verbatim, False, "", "", verified, REQUEST)
     ]
     return [SimpleNamespace(**dict(zip(PARTS, update, strict=True))) for update in updates]
 
@@ -46,9 +51,12 @@ async def test_instructions_and_careful_reading_reach_the_engine() -> None:
     tab, engine = make_tab()
     _ = [
         each
-        async for each in tab.run("Ada, 36", SCHEMA, None, True, False, True, "Ages in years.", None, REQUEST)
+        async for each in tab.run(
+            "Ada, 36", SCHEMA, None, True, False, True, "Ages in years.", EXAMPLE, None, REQUEST
+        )
     ]
-    assert "Ages in years." in engine.requests[0].prompt and engine.requests[1].params.n == 2
+    assert "Ages in years." in engine.requests[0].prompt and "Bob, 5" in engine.requests[0].prompt
+    assert engine.requests[1].params.n == 2
 
 
 async def collect(updates: AsyncGenerator[Any, None]) -> list[Any]:
@@ -118,7 +126,7 @@ async def test_a_full_queue_is_explained() -> None:
 
 async def test_stop_says_that_the_record_is_not_complete() -> None:
     tab, engine = make_tab(hold=asyncio.Event())
-    updates = tab.run("Ada", SCHEMA, None, True, False, False, "", None, REQUEST)
+    updates = tab.run("Ada", SCHEMA, None, True, False, False, "", "", None, REQUEST)
     await anext(updates)
     await anext(updates)
     tab.stop(REQUEST)
@@ -128,7 +136,7 @@ async def test_stop_says_that_the_record_is_not_complete() -> None:
 
 async def test_closing_the_tab_aborts_the_request() -> None:
     tab, engine = make_tab(hold=asyncio.Event())
-    updates = tab.run("Ada", SCHEMA, None, True, False, False, "", None, REQUEST)
+    updates = tab.run("Ada", SCHEMA, None, True, False, False, "", "", None, REQUEST)
     await anext(updates)
     await anext(updates)
     await updates.aclose()
@@ -139,7 +147,7 @@ async def test_a_bug_goes_on_and_the_extract_button_opens_again() -> None:
     tab, _ = make_tab(reject=ZeroDivisionError("boom"))
     updates = []
     with pytest.raises(ZeroDivisionError):
-        async for update in tab.run("Ada, 36", SCHEMA, None, True, False, False, "", None, REQUEST):
+        async for update in tab.run("Ada, 36", SCHEMA, None, True, False, False, "", "", None, REQUEST):
             updates.append(dict(zip(PARTS, update, strict=True)))
     last = updates[-1]
     assert "inside the app" in last["badge"] and "ZeroDivisionError" in last["badge"]
@@ -198,7 +206,9 @@ async def test_a_sample_brings_its_schema(tmp_path: Path) -> None:
     assert tuple(results) == NO_RESULT
     assert (text, name, schema) == ("Ada", "person", SCHEMA)
     assert (
-        form["value"]["fields"][0]["name"] == "name" and "class Record" in code and "Every keyword" in verdict
+        form["value"]["fields"][0]["name"] == "name"
+        and "class Record" in code
+        and "schema keywords are enforced" in verdict
     )
 
 
@@ -207,7 +217,7 @@ async def test_an_opened_file_takes_the_place_of_the_text_and_its_record(tmp_pat
     good.write_text("Bob")
     bad.write_bytes(b"\xff")
     tab, engine = make_tab(hold=asyncio.Event())
-    updates = tab.run("Ada", SCHEMA, None, True, False, False, "", None, REQUEST)
+    updates = tab.run("Ada", SCHEMA, None, True, False, False, "", "", None, REQUEST)
     await anext(updates)
     running = asyncio.create_task(collect(updates))
     await wait_until(lambda: len(engine.requests) == 1)
@@ -231,3 +241,35 @@ async def test_what_is_kept_is_one_record_with_its_time() -> None:
         list(first) == list(second) == [shown.key] and first[shown.key]["time"] <= second[shown.key]["time"]
     )
     assert second[shown.key]["record"] == {"name": "Ada", "age": 37}
+
+
+@pytest.mark.parametrize("line", ["no", "[]", '{"text": 5, "record": {}}', '{"text": "x"}'])
+async def test_an_example_that_is_none_is_named_by_its_line(line: str) -> None:
+    tab, engine = make_tab()
+    updates = tab.run("Ada", SCHEMA, None, True, False, False, "", f"{EXAMPLE}\n{line}", None, REQUEST)
+    (refused,) = [update async for update in updates]
+    assert "Line 2" in refused[0] and engine.requests == []
+
+
+LIST = '{"type": "object", "properties": {"names": {"type": "array", "items": {"type": "string"}}}}'
+
+
+async def test_items_come_and_go_and_json_follows_a_correction_at_once() -> None:
+    tab, _ = make_tab()
+    first = (await run(tab))[-1].shown
+    schema = json.loads(LIST)
+    shown = Shown(make_again(schema, "Ada, Bob", first.result, {"names": ["Ada"]}), "Ada, Bob", schema)
+    event: Any = SimpleNamespace(_data={"pointer": "/names/0", "action": "add", "edits": {}})
+    _, fields, record, *_, added = tab.change_items(shown, None, event)
+    assert (
+        json.loads(record) == {"names": ["Ada", ""]}
+        and 'data-items="remove" data-pointer="/names/1"' in fields
+    )
+    _, record, *_, edited = tab.edit(added, SimpleNamespace(_data={"edits": {"/names/1": "Bob"}}))
+    assert json.loads(record) == {"names": ["Ada", "Bob"]} and edited.result.evidence["/names/1"].start == 5
+    event._data |= {"action": "remove"}
+    assert tab.change_items(edited, None, event)[-1].result.record == {"names": ["Bob"]}
+    assert (
+        "not changed"
+        in tab.change_items(edited, None, SimpleNamespace(_data={"pointer": "/x", "action": "add"}))[0]
+    )

@@ -27,9 +27,9 @@ def make_form(**field: Any) -> dict[str, Any]:
 
 def test_the_editor_tells_at_once_what_is_wrong_and_where() -> None:
     panel = make_panel()
-    assert "Every keyword is enforced" in panel.edit_json(SCHEMA)[2]
+    assert "schema keywords are enforced" in panel.edit_json(SCHEMA)[2]
     chosen: Any = SimpleNamespace(value="person")
-    assert panel.pick(chosen)[1] == SCHEMA
+    assert panel.pick(None, chosen)[1] == SCHEMA
     assert "line 1 column 2" in panel.edit_json("{")[2]
     assert "“$dynamicRef” at the root" in panel.edit_json('{"type": "array", "$dynamicRef": "#a"}')[2]
 
@@ -37,7 +37,7 @@ def test_the_editor_tells_at_once_what_is_wrong_and_where() -> None:
 def test_an_edit_of_the_form_reaches_json_and_pydantic() -> None:
     form, text, code, verdict, problem = make_panel().edit_form(make_form())
     assert json.loads(text)["properties"] == {"age": {"type": "integer"}} and "age: int" in code
-    assert problem is None and "value" not in form and "Every keyword is enforced" in verdict
+    assert problem is None and "value" not in form and "schema keywords are enforced" in verdict
 
 
 async def test_a_form_that_is_not_complete_changes_nothing_and_lets_nothing_run() -> None:
@@ -48,20 +48,22 @@ async def test_a_form_that_is_not_complete_changes_nothing_and_lets_nothing_run(
     engine = FakeEngine()
     tab, batch = ExtractTab(engine, panel.examples), BatchTab(engine, panel.examples)
     last = [
-        update async for update in tab.run("Ada", SCHEMA, problem, True, False, False, "", None, request)
+        update async for update in tab.run("Ada", SCHEMA, problem, True, False, False, "", "", None, request)
     ][-1]
     assert last[0] == shown and last[7]["interactive"] is True
     batch.tables.put("abc", make_table([Row("a", {"text": "Ada"})]))
-    (last,) = [update async for update in batch.run_all("text", AS_IN_EXTRACT, SCHEMA, problem, request)]
+    (last,) = [
+        update async for update in batch.run_all("text", AS_IN_EXTRACT, SCHEMA, problem, False, request)
+    ]
     assert last[0] == shown and engine.requests == []
-    _ = [update async for update in batch.run_all("text", "person", "", problem, request)]
+    _ = [update async for update in batch.run_all("text", "person", "", problem, False, request)]
     assert len(engine.requests) == 1
 
 
 def test_a_schema_beyond_the_form_is_sent_to_the_editor() -> None:
     form, code, *_ = make_panel().edit_json('{"type": "array", "items": {"type": "string"}}')
     assert "edit this one as JSON" in form["value"]["refused"] and code.startswith(
-        "# No class says exactly this"
+        "# Pydantic has no class for this schema"
     )
 
 
@@ -89,7 +91,9 @@ def test_the_plan_tells_what_limits_would_add() -> None:
 )
 def test_a_schema_that_is_not_well_formed_yet_is_explained(change: dict[str, Any]) -> None:
     _, code, verdict, _ = make_panel().edit_json(json.dumps(json.loads(SCHEMA) | change))
-    assert code.startswith("# No class says exactly this") and "The schema is malformed at" in verdict
+    assert (
+        code.startswith("# Pydantic has no class for this schema") and "The schema is malformed at" in verdict
+    )
 
 
 @pytest.mark.parametrize("value", [None, True, 5, "a", [], [["a"]], {}, {"a": 5}, {"a": {"type": []}}])
@@ -101,14 +105,16 @@ def test_whatever_stands_behind_a_keyword_is_shown_or_explained(value: Any) -> N
         group = {"type": "object", "properties": {"a": inner}, keyword: value}
         for schema in ({"type": "object", "properties": {"a": inner, "b": group}}, group):
             form, code, verdict, _ = panel.edit_json(json.dumps(schema))
-            assert form["value"] and code and ("problem" in verdict or "Every keyword" in verdict)
+            assert (
+                form["value"] and code and ("problem" in verdict or "schema keywords are enforced" in verdict)
+            )
 
 
 @pytest.mark.parametrize("value", [10**400, {"minItems": 10**400}])
 def test_a_whole_number_of_400_digits_is_shown_beside_the_form(value: Any) -> None:
     schema = {"type": "object", "properties": {"a": {"enum": [value]}}}
     form, _, verdict, _ = make_panel().edit_json(json.dumps(schema))
-    assert "whole numbers beyond" in form["value"]["refused"] and "Every keyword is enforced" in verdict
+    assert "whole numbers beyond" in form["value"]["refused"] and "schema keywords are enforced" in verdict
 
 
 def test_half_a_surrogate_pair_never_reaches_the_page() -> None:
@@ -122,3 +128,18 @@ def test_a_schema_that_is_nested_too_deeply_for_a_class_is_explained() -> None:
     inner = '{"type": "array", "items": ' * 900 + "{}" + "}" * 900
     _, code, verdict, _ = make_panel().edit_json(f'{{"type": "object", "properties": {{"a": {inner}}}}}')
     assert code.startswith("#") and "problem" in verdict
+
+
+def test_a_schema_is_kept_under_its_title_and_found_again() -> None:
+    panel = SchemaPanel(Examples({"invoice": SCHEMA}, {}))
+    mine = json.dumps({"title": "invoice", "type": "object", "properties": {}})
+    kept, chooser = panel.save(mine, {"older": SCHEMA})
+    assert kept == {"invoice (mine)": mine} and chooser["value"] == "invoice (mine)"
+    assert chooser["choices"] == [
+        (name, name) for name in ("older", "invoice (mine)", "invoice", "blank")
+    ] or (chooser["choices"] == ["older", "invoice (mine)", "invoice", "blank"])
+    event: Any = SimpleNamespace(value="invoice (mine)")
+    assert panel.pick(kept, event)[1] == mine
+    assert json.loads(panel.pick(kept, SimpleNamespace(value="blank"))[1])["properties"] == {}
+    with pytest.raises(gr.Error, match="title"):
+        panel.save(SCHEMA, None)
