@@ -20,6 +20,7 @@ from engine.errors import (
 
 if TYPE_CHECKING:
     from engine.adapter_catalog import LoRARequest
+    from engine.cluster.journal_file import RecordedRequest, read_journal
     from engine.cluster.measure_steps import measure_steps
     from engine.cluster.remote import serve_headless
     from engine.cluster.simulator import Crashes, SimulatedRequest, SimulatedRun, Simulator
@@ -49,6 +50,7 @@ else:
         "llm": ("LLM",),
         "cluster.measure_steps": ("measure_steps",),
         "adapter_catalog": ("LoRARequest",),
+        "cluster.journal_file": ("RecordedRequest", "read_journal"),
         "cluster.remote": ("serve_headless",),
         "cluster.simulator": ("Crashes", "SimulatedRequest", "SimulatedRun", "Simulator"),
         "cluster.step_table": ("StepTable",),
@@ -93,6 +95,7 @@ __all__ = [
     "Logprob",
     "ModelReport",
     "PromptTooLong",
+    "RecordedRequest",
     "ReplicaStats",
     "RequestMetrics",
     "RequestOutput",
@@ -112,5 +115,6 @@ __all__ = [
     "is_unicode",
     "list_families",
     "measure_steps",
+    "read_journal",
     "serve_headless",
 ]

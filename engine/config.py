@@ -230,6 +230,19 @@ class EngineConfig:
         default="prefix_aware",
         metadata={"help": "how the replica of a request is chosen, with several replicas"},
     )
+    journal: str | None = field(
+        default=None,
+        metadata={
+            "help": "file to which requests and answers are written; `replay` computes an answer again, bit for bit"
+        },
+    )
+    journal_max_mib: int = field(
+        default=1024, metadata={"help": "limit of the journal, in MiB; half of it is kept in FILE.1"}
+    )
+    journal_fsync: bool = field(
+        default=False,
+        metadata={"help": "let the journal survive a crash of the machine: fsync after each write"},
+    )
     speculative_config: str | None = field(
         default=None,
         metadata={
@@ -292,6 +305,8 @@ class EngineConfig:
         self.read_lora_modules()
         if self.enable_lora and (self.tensor_parallel_size > 1 or self.batch_invariant_tp):
             raise ConfigError("enable_lora does not work with tensor_parallel_size or batch_invariant_tp yet")
+        _check_switch(self, "journal_fsync")
+        _check_range(self, "journal_max_mib", 1, 2**20)
         _check_range(self, "num_threads", 1, 1024)
         _check_range(self, "seed", 0, 2**63 - 1)
         _check_range(self, "max_model_len", 2, 2**24)

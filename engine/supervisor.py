@@ -22,6 +22,7 @@ from engine.actors.lag_gauge import watch_loop_lag
 from engine.cluster.connection import Connector
 from engine.cluster.core_host import LoadTokenizer, describe_error, first_cause
 from engine.cluster.dispatcher import Dispatcher
+from engine.cluster.journal_file import JournalFile
 from engine.cluster.messages import Asleep, StepHangs
 from engine.cluster.remote import RemoteListener
 from engine.cluster.replica import Replica
@@ -257,6 +258,8 @@ class Supervisor:
         self._make_client()
         if self.listener is not None:
             await self.listener.start()
+        if self._config.journal is not None:
+            self.dispatcher.journal_file = await asyncio.to_thread(JournalFile, self._config)
         end = EngineDead("the engine was closed")
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -273,6 +276,8 @@ class Supervisor:
             if self.listener is not None:
                 self.listener.close()
             self.dispatcher.fail_all(end)
+            if self.dispatcher.journal_file is not None:
+                self.dispatcher.journal_file.close()
             self.client = None
             self._changed.set()
 
@@ -351,6 +356,8 @@ class Supervisor:
         assert replica.ready is not None
         if self._resolved is None:
             self._resolved = replica.ready.resolved
+            if self.dispatcher.journal_file is not None:
+                self.dispatcher.journal_file.begin(replica.fingerprint)
             self.timeline += replica.ready.timeline
             self.input_processor = InputProcessor(
                 self.tokenizer,

@@ -26,6 +26,7 @@ VERBS = {
     "bench": ("app.cli.bench", "measure latency, throughput, serving, start-up, and the machine's limits"),
     "models": ("app.cli.models", "list the model families, or say how a checkpoint would run"),
     "route": ("app.cli.route", "route requests to several OpenAI-compatible servers"),
+    "replay": ("app.cli.replay", "compute a request of a journal again, and compare the answers"),
     "run-batch": ("app.cli.run_batch", "answer the rows of an OpenAI batch file"),
 }
 EXIT_FAILURE = 1

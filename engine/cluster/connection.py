@@ -207,7 +207,12 @@ class ProcessConnector:
         self, config: EngineConfig, publishes_kv_events: bool, cuda_device: str | None = None
     ) -> None:
         self._config = replace(
-            config, core="local", data_parallel_size=1, data_parallel_size_local=None, data_parallel_rank=None
+            config,
+            core="local",
+            data_parallel_size=1,
+            data_parallel_size_local=None,
+            data_parallel_rank=None,
+            journal=None,
         )
         self._publishes_kv_events = publishes_kv_events
         self._cuda_device = cuda_device

@@ -19,6 +19,7 @@ from functools import reduce
 from typing import Any
 
 from engine.cluster.journal import NOWHERE, Entry, Journal
+from engine.cluster.journal_file import JournalFile
 from engine.cluster.replica import Replica
 from engine.cluster.router import Router
 from engine.core_client import CoreClient
@@ -42,7 +43,7 @@ from engine.messages import (
     TakeSnapshot,
 )
 from engine.metrics import CORE_COUNTERS, Metrics, add_counts
-from engine.outputs import EngineSnapshot, RequestView
+from engine.outputs import EngineSnapshot, FinishReason, RequestView
 
 logger = logging.getLogger("troupe.engine")
 
@@ -55,6 +56,7 @@ class Dispatcher:
     def __init__(self, replicas: Sequence[Replica], router: Router, metrics: Metrics) -> None:
         self.client: CoreClient  # of the running front
         self.router = router
+        self.journal_file: JournalFile | None = None
         self._replicas = replicas
         self._metrics = metrics
         self._journal = Journal()
@@ -118,8 +120,9 @@ class Dispatcher:
             held = [handle for entry in self._journal.list_held(replica.index) for handle in entry.token_ids]
             if held:
                 replica.send(AbortRequest(held))
-                self._remove(held)
-        self._remove([handle for entry in self._waiting for handle in entry.token_ids])
+                self._remove(dict.fromkeys(held, "error"))
+        waiting = [handle for entry in self._waiting for handle in entry.token_ids]
+        self._remove(dict.fromkeys(waiting, "error"))
         self._waiting.clear()
         self.client.fail_all(error)
 
@@ -133,7 +136,7 @@ class Dispatcher:
         for entry in suspects:
             logger.error("request %s fails: two cores crashed on it", entry.message.request_id)
             error = f"the engine crashed twice while it ran this request: {cause}"
-            self._end(list(entry.token_ids), Detail(0, finish_reason="error", error=error), entry)
+            self._end(entry, list(entry.token_ids), "error", error)
         return [entry for entry in entries if entry not in suspects]
 
     def _move(self, replica: Replica, entries: list[Entry]) -> None:
@@ -142,7 +145,7 @@ class Dispatcher:
         for entry in entries:
             self._release(entry)
             if entry.aborted:
-                self._end(list(entry.aborted), Detail(0, finish_reason="abort"), entry)
+                self._end(entry, list(entry.aborted), "abort")
         self._waiting.extendleft(entry for entry in reversed(entries) if entry.token_ids)
         self.place_waiting()
 
@@ -179,16 +182,26 @@ class Dispatcher:
         if entry.replica != NOWHERE:
             self._journal.assign(entry, NOWHERE)
 
-    def _end(self, handles: list[int], detail: Detail, entry: Entry) -> None:
+    def _end(self, entry: Entry, handles: list[int], reason: FinishReason, error: str | None = None) -> None:
         """End completions without an answer of a replica."""
         if not entry.is_accepted:
-            entry.is_accepted = True
-            self.client.deliver(Accepted(entry.message.completions[0].handle))
-        ends = [Detail(handle, finish_reason=detail.finish_reason, error=detail.error) for handle in handles]
+            self._accept(entry, Accepted(entry.message.completions[0].handle))
+        ends = [Detail(handle, finish_reason=reason, error=error) for handle in handles]
         self.client.deliver(NewTokens(details=ends, source=NOWHERE))
-        self._remove(handles)
+        self._remove(dict.fromkeys(handles, reason))
 
-    def _remove(self, handles: list[int]) -> None:
+    def _accept(self, entry: Entry, message: Accepted) -> None:
+        entry.is_accepted = True
+        if self.journal_file is not None:
+            self.journal_file.add(entry.message)
+        self.client.deliver(message)
+
+    def _remove(self, handles: dict[int, FinishReason]) -> None:
+        """Remove completions that have ended, with their reasons, from the journal."""
+        if self.journal_file is not None:
+            for handle, reason in handles.items():
+                if (entry := self._journal.find(handle)) is not None and entry.is_accepted:
+                    self.journal_file.end(handle, entry.token_ids[handle], reason)
         is_suspect_gone = False
         for entry in self._journal.remove(handles):
             is_suspect_gone |= entry.num_crashes > 0
@@ -205,7 +218,7 @@ class Dispatcher:
         for handle in by_replica.pop(NOWHERE, []):
             entry = self._journal.find(handle)
             assert entry is not None
-            self._end([handle], Detail(0, finish_reason=message.finish_reason, error=message.error), entry)
+            self._end(entry, [handle], message.finish_reason, message.error)
         for index, held in by_replica.items():
             self._replicas[index].send(AbortRequest(held, message.finish_reason, message.error))
 
@@ -221,8 +234,7 @@ class Dispatcher:
             case Accepted(handle=handle):
                 entry = self._journal.find(handle)
                 if entry is not None and entry.replica == replica.index and not entry.is_accepted:
-                    entry.is_accepted = True
-                    self.client.deliver(message)
+                    self._accept(entry, message)
             case Refused():
                 self._refuse(replica, message)
             case EngineSnapshot() | PrefixCacheReset() | AdapterLoaded():
@@ -239,10 +251,10 @@ class Dispatcher:
         self.client.deliver(message)
         if not message.details:
             return
-        ended = []
+        ended: dict[int, FinishReason] = {}
         for detail in message.details:
             if detail.finish_reason is not None:
-                ended.append(detail.handle)
+                ended[detail.handle] = detail.finish_reason
             elif detail.queue_time_s is not None:
                 entry = self._journal.find(detail.handle)
                 assert entry is not None and entry.ticket is not None
@@ -258,10 +270,10 @@ class Dispatcher:
             return
         handles = list(entry.token_ids)
         if entry.is_accepted:  # an earlier replica had accepted it
-            self._end(handles, Detail(0, finish_reason="error", error=message.message), entry)
+            self._end(entry, handles, "error", message.message)
         else:
             self.client.deliver(message)
-            self._remove(handles)
+            self._remove(dict.fromkeys(handles, "error"))
 
     def _sum_stats(self, latest: CoreStats) -> CoreStats:
         """Return the sums over the running cores, with what the latest message measured."""
