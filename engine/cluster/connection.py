@@ -22,9 +22,9 @@ from engine.errors import ConfigError, EngineDead
 ROOT = Path(__file__).resolve().parents[2]
 # Signals by which an operator or the kernel ends a process; a request does not cause them.
 OUTSIDE_SIGNALS = (-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP)
-SILENCE_S = 2.5  # a core that sends nothing for so long is stopped or cut off; see HEARTBEAT_S
+SILENCE_S = 2.25  # a core that sends nothing for so long is stopped or cut off; see HEARTBEAT_S
 LOAD_SILENCE_S = 60.0  # while it loads the model, native code may hold the interpreter for long
-PULSE_CHECK_S = 0.25
+GRACE_S = 0.1  # in which a front that did not run itself receives what has arrived meanwhile
 HANG_TIMEOUT_S = 2.0  # longest wait for a hung step when the engine is closed
 UNWATCHED_TIMEOUT_S = 30.0  # longest wait for a step without a watchdog when the engine is closed
 
@@ -171,13 +171,15 @@ class LinkConnection:
 
     async def _watch_pulse(self) -> None:
         while True:
-            before = time.monotonic()
-            await asyncio.sleep(PULSE_CHECK_S)
-            now = time.monotonic()
-            if now - before > 2 * PULSE_CHECK_S:
-                self._last_seen = now  # this process did not run, so it could not receive
-            if now - self._last_seen > (LOAD_SILENCE_S if self._is_loading else SILENCE_S):
-                self._silence = f"it sent nothing for {now - self._last_seen:.1f} s"
+            limit = LOAD_SILENCE_S if self._is_loading else SILENCE_S
+            rest = self._last_seen + limit - time.monotonic()
+            if rest > 0:
+                await asyncio.sleep(min(rest, SILENCE_S))
+                continue
+            seen = self._last_seen
+            await asyncio.sleep(GRACE_S)
+            if self._last_seen == seen:
+                self._silence = f"it sent nothing for {time.monotonic() - seen:.1f} s"
                 self._link.abort()
                 return
 
@@ -189,7 +191,7 @@ class LinkConnection:
         if self.process.returncode is None:
             # A core that reported its crash exits by itself; one that was stopped or lost its connection may not.
             try:
-                await asyncio.wait_for(self.process.wait(), 0.1)
+                await asyncio.wait_for(self.process.wait(), 0.0 if self._silence else 0.1)
             except TimeoutError:
                 self.process.kill()
         return await self.process.wait()

@@ -19,6 +19,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
+import aiohttp
+
 from app.config import AppConfig
 from engine import Engine, EngineConfig
 from engine.cluster.connection import LinkConnection
@@ -35,6 +37,7 @@ TOOL = {
 }
 JSON_SCHEMA = {"name": "record", "schema": SCHEMA, "strict": True}
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+NO_TIMEOUT = aiohttp.ClientTimeout(None)
 Fault = Callable[[Engine, int], Awaitable[None]]
 Text = dict[int, tuple[str, list[float], str | None]]  # by index of the choice: text, logprobs, finish reason
 
@@ -62,7 +65,11 @@ async def read_stream(server: Server, path: str, body: dict[str, Any]) -> Text:
     texts: dict[int, list[str]] = {}
     logprobs: dict[int, list[float]] = {}
     reasons: dict[int, str | None] = {}
-    for event in events(await server.stream(path, body)):
+    async with server.client.post(
+        server.url + path, json=body | {"stream": True}, timeout=NO_TIMEOUT
+    ) as response:
+        raw = await response.read()
+    for event in events(raw):
         assert "error" not in event, event
         for choice in event["choices"]:
             delta = choice.get("delta") or choice
@@ -90,10 +97,15 @@ async def run_all(server: Server, bodies: list[tuple[str, dict[str, Any]]]) -> l
     return await asyncio.gather(*(read_stream(server, path, body) for path, body in bodies))
 
 
-def send_signal(engine: Engine, index: int, number: int) -> None:
+def find_pid(engine: Engine, index: int) -> int:
+    """Return the process of a replica on this machine."""
     connection = engine._supervisor.replicas[index].connection
     assert isinstance(connection, LinkConnection) and connection.process is not None
-    os.kill(connection.process.pid, number)
+    return connection.process.pid
+
+
+def send_signal(engine: Engine, index: int, number: int) -> None:
+    os.kill(find_pid(engine, index), number)
 
 
 async def kill(engine: Engine, index: int) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 import signal
 import time
@@ -12,23 +11,13 @@ from collections.abc import Callable
 import pytest
 
 from engine import Engine, EngineConfig, SamplingParams
-from engine.cluster.connection import LinkConnection
 from engine.cluster.journal import Entry
+from tests.engine.cluster.fault_run import find_pid, send_signal
 from tests.engine.mixed_requests import Completion, MixedRequest, make_mixed_requests, run_mixed
 from tests.waiting import wait_until
 
 MakeConfig = Callable[..., EngineConfig]
 ROOMY = {"max_model_len": 400, "max_num_waiting": 1000}
-
-
-def find_pid(engine: Engine, index: int) -> int:
-    connection = engine._supervisor.replicas[index].connection
-    assert isinstance(connection, LinkConnection) and connection.process is not None
-    return connection.process.pid
-
-
-def send_signal(engine: Engine, index: int, number: int) -> None:
-    os.kill(find_pid(engine, index), number)
 
 
 def find_ready(engine: Engine) -> list[int]:
