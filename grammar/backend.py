@@ -6,7 +6,7 @@ GrammarSpec --Backend.compile--> Program --new_matcher--> Matcher --BatchFiller.
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -106,6 +106,19 @@ class BatchFiller(Protocol):
     # Any: a filler takes the matchers of its own backend, which its callers have grouped.
     def fill(self, matchers: Sequence[Any], rows: Sequence[int], bitmask: np.ndarray) -> None:
         """Write matcher i's mask into row rows[i]; none of the matchers is terminated."""
+
+
+@runtime_checkable
+class DraftFiller(BatchFiller, Protocol):
+    """A batch fill that also fills the masks after drafted tokens, all positions in one call."""
+
+    def is_text(self, token_ids: Sequence[int]) -> bool:
+        """Tell whether these are tokens of text, so that `fill_drafts` takes them."""
+
+    def fill_drafts(
+        self, matchers: Sequence[Any], drafts: Sequence[Sequence[int]], rows: Sequence[int], bitmask: np.ndarray
+    ) -> list[int]:
+        """Write matcher i's mask after its first p tokens into row rows[i] + p; return how many are allowed."""
 
 
 class Program(Protocol):

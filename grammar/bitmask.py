@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from .backend import BatchFiller, Matcher
+from .backend import BatchFiller, DraftFiller, Matcher
 
 
 def allocate_bitmask(num_rows: int, vocab_size: int) -> np.ndarray:
@@ -39,7 +39,7 @@ def fill_bitmask(matchers: Sequence[Matcher], rows: Sequence[int], bitmask: np.n
 def fill_draft_bitmask(
     matchers: Sequence[Matcher], drafts: Sequence[Sequence[int]], rows: Sequence[int], bitmask: np.ndarray
 ) -> list[int]:
-    """Write the masks of drafted tokens, for their verification: position by position, all matchers at once.
+    """Write the masks of drafted tokens, for their verification: in one call where the engine can.
 
     Matcher i's mask after its first p draft tokens goes to row rows[i] + p. A draft ends before the first token
     that is not allowed, and after an EOS. The matchers stay as they are.
@@ -56,8 +56,32 @@ def fill_draft_bitmask(
             f"{len(matchers)} matchers, {len(drafts)} drafts and {len(rows)} rows do not belong together"
         )
     num_accepted = [0] * len(matchers)
-    live = list(range(len(matchers)))
-    position = 0
+    groups: dict[int, list[int]] = {}
+    for index, matcher in enumerate(matchers):
+        groups.setdefault(id(matcher.filler), []).append(index)
+    for members in groups.values():
+        filler = matchers[members[0]].filler
+        if isinstance(filler, DraftFiller):
+            plain = [i for i in members if drafts[i] and not matchers[i].is_terminated() and filler.is_text(drafts[i])]
+            if plain:
+                own = [matchers[i] for i in plain], [drafts[i] for i in plain], [rows[i] for i in plain]
+                for i, count in zip(plain, filler.fill_drafts(*own, bitmask), strict=True):
+                    num_accepted[i] = count
+            members = sorted({*members} - {*plain})
+        _fill_step_by_step(matchers, drafts, rows, bitmask, members, num_accepted)
+    return num_accepted
+
+
+def _fill_step_by_step(
+    matchers: Sequence[Matcher],
+    drafts: Sequence[Sequence[int]],
+    rows: Sequence[int],
+    bitmask: np.ndarray,
+    members: list[int],
+    num_accepted: list[int],
+) -> None:
+    """Fill the masks of some of the matchers position by position."""
+    live, position = members, 0
     try:
         while live:
             fill_bitmask([matchers[i] for i in live], [rows[i] + position for i in live], bitmask)
@@ -68,7 +92,6 @@ def fill_draft_bitmask(
             position += 1
             live = [i for i in live if num_accepted[i] == position]
     finally:  # also when one of them fails
-        for matcher, num_tokens in zip(matchers, num_accepted, strict=True):
-            if num_tokens:
-                matcher.rollback(num_tokens)
-    return num_accepted
+        for i in members:
+            if num_accepted[i]:
+                matchers[i].rollback(num_accepted[i])

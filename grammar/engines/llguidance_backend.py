@@ -245,24 +245,45 @@ class LLGuidanceFiller:
 
     def __init__(self, vocabulary: Vocabulary, num_threads: int) -> None:
         self._vocabulary = vocabulary
-        self._executor = LLExecutor(num_threads) if num_threads > 1 else None
+        self._executor = LLExecutor(num_threads)
+        self._has_threads = num_threads > 1
         # The last bitmask, its address and its number of rows; an array in use is never moved.
         self._known: tuple[Callable[[], np.ndarray | None], int, int] = (lambda: None, 0, 0)
 
     def fill(self, matchers: Sequence[LLGuidanceMatcher], rows: Sequence[int], bitmask: np.ndarray) -> None:
         """Write matcher i's mask into row rows[i]."""
         address, row_bytes = self._locate(bitmask, rows), 4 * self._vocabulary.num_words
-        if len(matchers) == 1 or self._executor is None:
+        if len(matchers) == 1 or not self._has_threads:
             # Handing over to another thread costs more than one mask.
             for matcher, row in zip(matchers, rows, strict=True):
                 matcher.engine.unsafe_compute_mask_ptr(address + row * row_bytes, row_bytes)
         else:
             pairs = [(matcher.engine, row) for matcher, row in zip(matchers, rows, strict=True)]
             self._executor.unsafe_compute_mask_ptr(pairs, address, row_bytes, len(bitmask))
-        for matcher, row in zip(matchers, rows, strict=True):
-            if matcher.engine.is_error():
-                # In its error state the engine allows EOS, which would end an incomplete text.
-                bitmask[row] = 0
+        clear_failed(matchers, [[row] for row in rows], bitmask)
+
+    def is_text(self, token_ids: Sequence[int]) -> bool:
+        """Tell whether these are tokens of text."""
+        known, ends = range(self._vocabulary.size), self._vocabulary.eos_set
+        return ends.isdisjoint(token_ids) and all(token_id in known for token_id in token_ids)
+
+    def fill_drafts(
+        self,
+        matchers: Sequence[LLGuidanceMatcher],
+        drafts: Sequence[Sequence[int]],
+        rows: Sequence[int],
+        bitmask: np.ndarray,
+    ) -> list[int]:
+        """Write matcher i's mask after its first p tokens into row rows[i] + p; return how many are allowed."""
+        counts = [each.engine.validate_tokens(list(draft)) for each, draft in zip(matchers, drafts, strict=True)]
+        spans = [range(row, row + count + 1) for row, count in zip(rows, counts, strict=True)]
+        address = self._locate(bitmask, [row for span in spans for row in (span[0], span[-1])])
+        parts = zip(matchers, spans, drafts, strict=True)
+        asked = [(each.engine, span[0], list(draft[: max(len(span) - 1, 1)])) for each, span, draft in parts]
+        row_bytes = 4 * self._vocabulary.num_words
+        self._executor.unsafe_compute_mask_ptr_with_draft_token(asked, address, row_bytes, len(bitmask))
+        clear_failed(matchers, spans, bitmask)
+        return counts
 
     def _locate(self, bitmask: np.ndarray, rows: Sequence[int]) -> int:
         """Return the address of a bitmask; one that was checked before is only asked for its rows."""
@@ -273,3 +294,12 @@ class LLGuidanceFiller:
         address = bitmask.ctypes.data
         self._known = weakref.ref(bitmask), address, len(bitmask)
         return address
+
+
+def clear_failed(
+    matchers: Sequence[LLGuidanceMatcher], spans: Sequence[Sequence[int]], bitmask: np.ndarray
+) -> None:
+    """Clear the rows of matchers that failed: in its error state the engine allows EOS, which would end the text."""
+    for matcher, span in zip(matchers, spans, strict=True):
+        if matcher.engine.is_error():
+            bitmask[span] = 0
