@@ -16,7 +16,7 @@ from dataclasses import replace
 
 from .backend import Backend, CompiledGrammar
 from .bitmask import allocate_bitmask
-from .engines.llguidance_backend import LLGuidanceBackend
+from .engines.llguidance_backend import LLGuidanceBackend, LLGuidanceProgram
 from .engines.outlines_backend import OutlinesBackend
 from .errors import GrammarError, InvalidGrammar, UnsupportedGrammar
 from .json_route import JsonEngine, compile_json_schema
@@ -138,7 +138,8 @@ class GrammarCompiler:
     def _compile_as_owner(self, spec: GrammarSpec, future: "Future[CompiledGrammar]") -> CompiledGrammar:
         try:
             compiled = self._compile_new(spec)
-            check_first_mask(compiled, self.vocabulary)
+            if not isinstance(compiled.program, LLGuidanceProgram):
+                check_first_mask(compiled, self.vocabulary)
         except BaseException as error:
             # Also raised below: the other threads waiting for this compile get the error from the future.
             with self._lock:
@@ -167,12 +168,12 @@ def compile_with(backend: Backend, spec: GrammarSpec) -> CompiledGrammar:
 
 
 def check_first_mask(compiled: CompiledGrammar, vocabulary: Vocabulary) -> None:
-    """Refuse a grammar that allows no first token, such as `start: start`."""
+    """Refuse a grammar that allows no first token, as llguidance's do when they are compiled."""
     bitmask = allocate_bitmask(1, vocabulary.size)
     matcher = compiled.matcher()
     matcher.fill_next_token_bitmask(bitmask)
     if matcher.error is not None:
-        raise InvalidGrammar(f"the grammar cannot go on at its first token: {matcher.error}")
+        raise InvalidGrammar(f"the grammar allows no first token: {matcher.error}")
     if not bitmask.any():
         raise InvalidGrammar("the grammar allows no first token: nothing can satisfy it with this vocabulary")
 

@@ -8,8 +8,11 @@ from .errors import InvalidGrammar
 from .spec import GrammarSpec, PropertyOrder, Whitespace, parse_json
 
 KINDS = ("json_schema", "regex", "choice", "grammar", "ebnf", "lark", "csv", "xml", "structural_tag")
-CSV_PARTS = ("columns", "has_header", "delimiter", "is_quoting")
-XML_PARTS = ("root", "definitions", "declaration")
+# Kind -> the fields of its object.
+PARTS = {
+    "csv": ("columns", "has_header", "delimiter", "is_quoting"),
+    "xml": ("root", "definitions", "declaration"),
+}
 
 
 def read_spec(
@@ -28,12 +31,16 @@ def read_spec(
     """
     if kind not in KINDS:
         raise InvalidGrammar(f"unknown kind of grammar {kind!r}; choose from {list(KINDS)}")
-    if kind in ("regex", "grammar", "ebnf", "lark"):
-        return _read_text(kind, value, backend)
+    if kind == "grammar":
+        # EBNF has ::= in every rule, Lark in none; the first one stands before any string.
+        kind = "ebnf" if isinstance(value, str) and "::=" in remove_quoted(value) else "lark"
     if kind == "json_schema":
         return GrammarSpec.json_schema(value, whitespace, backend, property_order=property_order)
     if kind == "structural_tag":
         return GrammarSpec.structural_tag(value, whitespace, backend)
+    if kind in ("regex", "ebnf", "lark"):
+        make = {"regex": GrammarSpec.regex, "ebnf": GrammarSpec.ebnf, "lark": GrammarSpec.lark}[kind]
+        return make(value, backend)
     parsed = parse_json(value, kind) if isinstance(value, str) else value
     if kind == "choice":
         if not isinstance(parsed, list):
@@ -41,22 +48,16 @@ def read_spec(
         return GrammarSpec.choice(parsed, backend)
     if not isinstance(parsed, Mapping):
         raise InvalidGrammar(f"{kind} is an object, not {type(parsed).__name__}")
-    return _read_csv(parsed, backend) if kind == "csv" else _read_xml(parsed, whitespace, backend)
+    fields = {"root": parsed} if kind == "xml" and "name" in parsed else dict(parsed)
+    unknown = [str(key) for key in fields if key not in PARTS[kind]]
+    if unknown:
+        known = ", ".join(PARTS[kind])
+        raise InvalidGrammar(f"{kind} has the unknown field {unknown[0][:80]!r}; known are {known}")
+    return _read_csv(fields, backend) if kind == "csv" else _read_xml(fields, whitespace, backend)
 
 
-def _read_text(kind: str, text: Any, backend: str | None) -> GrammarSpec:
-    if kind == "regex":
-        return GrammarSpec.regex(text, backend)
-    if kind == "grammar":
-        # EBNF has ::= in every rule, Lark in none; the first one stands before any string.
-        kind = "ebnf" if isinstance(text, str) and "::=" in remove_quoted(text) else "lark"
-    return GrammarSpec.ebnf(text, backend) if kind == "ebnf" else GrammarSpec.lark(text, backend)
-
-
-def _read_csv(table: Mapping[str, Any], backend: str | None) -> GrammarSpec:
-    _check_parts(table, "csv", CSV_PARTS)
-    columns = table.get("columns")
-    if not isinstance(columns, Mapping):
+def _read_csv(table: dict[str, Any], backend: str | None) -> GrammarSpec:
+    if not isinstance(table.get("columns"), Mapping):
         raise InvalidGrammar("csv.columns is an object: name -> type, or a list of values")
     for name in ("has_header", "is_quoting"):
         if not isinstance(table.get(name, True), bool):
@@ -64,19 +65,7 @@ def _read_csv(table: Mapping[str, Any], backend: str | None) -> GrammarSpec:
     return GrammarSpec.csv(**table, backend=backend)
 
 
-def _read_xml(tree: Mapping[str, Any], whitespace: Whitespace, backend: str | None) -> GrammarSpec:
-    document = {"root": tree} if "name" in tree else tree
-    _check_parts(document, "xml", XML_PARTS)
-    root, definitions = document.get("root"), document.get("definitions")
-    if not isinstance(root, Mapping):
+def _read_xml(document: dict[str, Any], whitespace: Whitespace, backend: str | None) -> GrammarSpec:
+    if not isinstance(document.get("root"), Mapping):
         raise InvalidGrammar("xml.root is an element: an object with a name")
-    declaration: Any = document.get("declaration", "none")
-    return GrammarSpec.xml(root, definitions, declaration, whitespace, backend)
-
-
-def _check_parts(value: Mapping[str, Any], kind: str, known: tuple[str, ...]) -> None:
-    unknown = [str(key) for key in value if key not in known]
-    if unknown:
-        raise InvalidGrammar(
-            f"{kind} has the unknown field {unknown[0][:80]!r}; known are {', '.join(known)}"
-        )
+    return GrammarSpec.xml(**document, whitespace=whitespace, backend=backend)

@@ -1,11 +1,13 @@
 """The tokens a grammar is applied to, as bytes."""
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
 import numpy as np
+
+from .bit_row import BITS
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -82,11 +84,12 @@ def check_special_tokens(special_tokens: Mapping[str, int], tokens: Sequence[byt
             raise ValueError(f"special token {name!r} also has the bytes {tokens[index]!r}; they must be b''")
 
 
-def make_mask(token_ids: Sequence[int], size: int) -> np.ndarray:
+def make_mask(token_ids: Collection[int], size: int) -> np.ndarray:
     """Return the bitmask row, int32 [ceil(size / 32)], that allows exactly `token_ids`."""
-    bits = np.zeros((size + 31) // 32 * 32, np.uint8)
-    bits[list(token_ids)] = 1
-    return np.packbits(bits, bitorder="little").view(np.int32)
+    row = np.zeros((size + 31) // 32, np.int32)
+    ids = np.fromiter(token_ids, np.int64, len(token_ids))
+    np.bitwise_or.at(row, ids >> 5, BITS[ids & 31])
+    return row
 
 
 def compute_hash(

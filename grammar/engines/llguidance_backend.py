@@ -128,6 +128,8 @@ class LLGuidanceBackend:
     def _finish(self, matcher: LLMatcher, grammar: str) -> "LLGuidanceProgram":
         # The lexer states of the first mask are made once, here: copies share them.
         matcher.unsafe_compute_mask_ptr(self._scratch.ctypes.data, self._scratch.nbytes)
+        if matcher.is_error():
+            raise InvalidGrammar(f"the grammar allows no first token: {matcher.get_error()}")
         return LLGuidanceProgram(matcher, self, grammar)
 
     def _make_matcher(self, grammar: str) -> LLMatcher:

@@ -1,6 +1,8 @@
 """Finds the tokens that can complete a JSON value; residual checks need to look only at those."""
 
 import re
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -62,11 +64,11 @@ class ClosingTokens:
         self.vocabulary = vocabulary
         self.token_bytes = vocabulary.token_bytes
         self.eos_mask = vocabulary.eos_mask
-        classes = {
-            "quote": has_quote,
-            "delimiter": has_delimiter,
+        classes: dict[str, Callable[[bytes], Any]] = {
+            "quote": _ENDING.match,
+            "delimiter": _DELIMITER.search,
             "far quote": reaches_far,
-            "escaped quote": has_any_quote,
+            "escaped quote": lambda token: b'"' in token,
             "any": is_closing,
         }
         order = sorted(range(vocabulary.size), key=lambda index: len(self.token_bytes[index]))
@@ -101,24 +103,9 @@ def split_ending(token: bytes) -> tuple[bytes, bytes]:
     return found[1], token[found.end() :]
 
 
-def has_quote(token: bytes) -> bool:
-    """Tell whether a token ends a string in which no escape is open."""
-    return _ENDING.match(token) is not None
-
-
-def has_any_quote(token: bytes) -> bool:
-    """Tell whether a token may end a string, whatever stands before it."""
-    return b'"' in token
-
-
-def has_delimiter(token: bytes) -> bool:
-    """Tell whether a token may end a number."""
-    return _DELIMITER.search(token) is not None
-
-
 def reaches_far(token: bytes) -> bool:
     """Tell whether a token may end a string and complete something after it."""
-    return has_quote(token) and not _OPENER.fullmatch(split_ending(token)[1])
+    return _ENDING.match(token) is not None and not _OPENER.fullmatch(split_ending(token)[1])
 
 
 def is_closing(token: bytes) -> bool:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from ..backend import Matcher, Program
-from ..bit_row import clear_bits, is_set, list_tokens, set_bits
+from ..bit_row import clear_bits, list_tokens
 from ..bitmask import fill_bitmask
 from ..errors import InvalidGrammar
 from ..schema.grounding import GroundedPlace, GroundingMap, Lengths
@@ -21,9 +21,6 @@ from .json_text import Mode, State
 from .source_text import SourceText
 from .string_tokens import StringTokens
 from .watching import WatchingMatcher
-
-# Beyond that many tokens one numpy call is cheaper than bits set one by one.
-MAX_NUM_SINGLE_BITS = 64
 
 
 class GroundedProgram:
@@ -64,7 +61,7 @@ class GroundedProgram:
     def make_row(self, content: bytes, lengths: Lengths) -> np.ndarray:
         """Return the row of the tokens that may follow this content; the ones with several quotes unchecked."""
         found = self.source.find_tokens(content, lengths)
-        row = make_mask(list(found.token_ids), self.vocabulary.size)
+        row = make_mask(found.token_ids, self.vocabulary.size)
         return row | self.tokens.quoted if found.can_close or (not content and not lengths.least) else row
 
 
@@ -115,17 +112,8 @@ class GroundedMatcher(WatchingMatcher):
             words &= program.first_mask(lengths)
             return
         found = program.source.find_tokens(content, lengths)
-        if len(found.token_ids) > MAX_NUM_SINGLE_BITS:
-            kept = make_mask(list(found.token_ids), program.vocabulary.size)
-            words &= kept | program.tokens.quoted if found.can_close else kept
-            return
-        # Few tokens: bit by bit, which is cheaper than a row of its own.
-        kept_ids = [token_id for token_id in found.token_ids if is_set(words, token_id)]
-        if found.can_close:
-            words &= program.tokens.quoted
-        else:
-            words.fill(0)
-        set_bits(words, kept_ids)
+        kept = make_mask(found.token_ids, program.vocabulary.size)
+        words &= kept | program.tokens.quoted if found.can_close else kept
 
     def _clear_wrong(self, words: np.ndarray, candidates: np.ndarray) -> None:
         """Clear those of some tokens that cannot be read here; looked at one by one."""

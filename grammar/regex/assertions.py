@@ -1,12 +1,10 @@
 """Derives enforceable patterns from those with look-around, word boundaries or back references.
 
 `^(?=X)(?!Y)Z$` says that a text matches Z and begins with an X and with no Y. So it matches Z alone and `^X` alone,
-which an engine can enforce; and once a text has begun with a Y, nothing that is added makes it match.
+which an engine can enforce.
 """
 
 import re
-from functools import lru_cache
-from typing import NamedTuple
 
 # Escapes and classes, in which brackets mean nothing; repetitions; look-around; other brackets.
 _TOKENS = re.compile(
@@ -16,15 +14,6 @@ _TOKENS = re.compile(
 )
 # Replacements for assertions and for back references.
 NOTHING, ANYTHING = "(?:)", r"(?:[\s\S]*)"
-# Assertions that match a text but may fail for a longer one.
-_END = re.compile(r"\$|\\[bBzZ]|\(\?<?[=!]")
-
-
-class LookAhead(NamedTuple):
-    """A look-ahead at the start of a text."""
-
-    pattern: str
-    is_negative: bool
 
 
 def remove_assertions(pattern: str) -> str:
@@ -48,11 +37,11 @@ def remove_assertions(pattern: str) -> str:
     return "".join(kept)
 
 
-def list_look_aheads(pattern: str) -> list[LookAhead]:
-    """Return the look-aheads that every match begins with: those behind the `^` of a pattern without alternatives."""
+def list_look_aheads(pattern: str) -> list[str]:
+    """Return what every match begins with: the look-aheads behind the `^` of a pattern without alternatives."""
     if not pattern.startswith("^"):
         return []
-    found: list[LookAhead] = []
+    found: list[str] = []
     depth, start, is_leading = 0, 0, True
     for token in _TOKENS.finditer(pattern, 1):
         if depth == 0:
@@ -64,19 +53,12 @@ def list_look_aheads(pattern: str) -> list[LookAhead]:
         if token["close"] and depth == 0 and is_leading:
             if pattern[token.end() : token.end() + 1] in ("*", "+", "?", "{"):
                 is_leading = False
-            else:
-                found.append(LookAhead(pattern[start : token.start()], pattern[start - 1] == "!"))
+            elif pattern[start - 1] == "=":
+                found.append(pattern[start : token.start()])
     return found
 
 
 def find_guides(pattern: str) -> list[str]:
     """Return patterns without assertions that a text which matches this one matches too."""
-    wanted = [f"^(?:{ahead.pattern})" for ahead in list_look_aheads(pattern) if not ahead.is_negative]
+    wanted = [f"^(?:{ahead})" for ahead in list_look_aheads(pattern)]
     return list(dict.fromkeys(map(remove_assertions, [pattern, *wanted])))
-
-
-@lru_cache(maxsize=1024)
-def find_excluded_starts(pattern: str) -> tuple[str, ...]:
-    """Return patterns of whole texts that cannot match this pattern, even with more text appended."""
-    excluded = (ahead.pattern for ahead in list_look_aheads(pattern) if ahead.is_negative)
-    return tuple(f"(?:{part})(?s:.*)" for part in excluded if not _END.search(part))

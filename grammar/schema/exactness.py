@@ -275,6 +275,8 @@ def has_long_escape(value: Any) -> bool:
 def is_long_escaped(pattern: str) -> bool:
     """Tell whether a part of a pattern matches nothing but such characters."""
     try:
-        return any(members and LONG_ESCAPED.issuperset(map(chr, members)) for _, members in list_sets(pattern))
+        return any(
+            members and LONG_ESCAPED.issuperset(map(chr, members)) for _, members in list_sets(pattern)
+        )
     except UnknownSyntax:
         return False

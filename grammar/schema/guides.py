@@ -41,6 +41,8 @@ def find_guides(node: Node, keyword: str) -> list[Node]:
         found = [guide_dependency(node, name, demand) for name, demand in value.items()]
     elif keyword == "not":
         found = [guide_integers(node) or guide_condition(node, value, False, True), guide_types(node, value)]
+    elif keyword == "oneOf":
+        found = [guide_integers(node)]
     elif keyword == "if":
         then, other = node.get("then", True), node.get("else", True)
         found = [guide_integers(node) or guide_condition(node, value, then, other)]

@@ -10,7 +10,6 @@ from typing import Any
 from .exactness import Gap, Surroundings, find_gaps
 from .guides import find_guides
 from .node import Node, Schema
-from .one_of import find_one_of_guides, narrow_branches
 
 # Keywords that mean nothing, or something else, without the first one.
 _COMPANIONS: dict[str, tuple[str, ...]] = {
@@ -101,7 +100,7 @@ class Weakening:
         }
         added: list[Schema] = []
         if "oneOf" in dropped:
-            branches = narrow_branches(node) if self.is_guided else node.keywords["oneOf"]
+            branches = node.keywords["oneOf"]
             added = [Node("", {"anyOf": branches})] if "anyOf" in kept else []
             kept.setdefault("anyOf", branches)
         added += self._list_guides(node, dropped) if is_own else []
@@ -110,7 +109,7 @@ class Weakening:
     def _list_guides(self, node: Node, dropped: list[str]) -> list[Node]:
         found: list[Node] = []
         for keyword in dropped if self._num_guides_left > 0 else ():
-            found += find_one_of_guides(node) if keyword == "oneOf" else find_guides(node, keyword)
+            found += find_guides(node, keyword)
         self._num_guides_left -= len(found)
         return found
 

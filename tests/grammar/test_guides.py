@@ -2,12 +2,11 @@
 
 import itertools
 import json
-import random
 
 import pytest
 
 from grammar import GrammarSpec, InvalidGrammar, SchemaValidator
-from tests.grammar.vocabularies import CLOSED, allowed_tokens, check_texts, check_verdicts, check_walks, walk
+from tests.grammar.vocabularies import CLOSED, allowed_tokens, check_texts, check_verdicts, check_walks
 
 PASSWORD = "^(?=.*[0-9])(?=.*[A-Z])[A-Za-z0-9]{4,8}$"
 ODD_ONES = [{"multipleOf": 3}, {"multipleOf": 5}]
@@ -188,34 +187,25 @@ def test_a_format_that_names_must_not_have_excludes_only_such_names(byte_compile
 
 
 INTEGER, NULL = {"type": "integer"}, {"type": "null"}
-AGES = [
-    {"type": ["integer", "null"]},
-    {"anyOf": [INTEGER, NULL]},
-    {"anyOf": [{"$ref": "#/$defs/age"}, NULL]},
-    {"type": ["integer", "string", "null"]},
-    INTEGER,
-]
+AGES = [{"type": ["integer", "null"]}, {"anyOf": [{"$ref": "#/$defs/age"}, NULL]}, INTEGER]
 CONDITIONS = [
-    {"minimum": 18},
     {"exclusiveMaximum": 18},
     {"minimum": 18, "maximum": 30},
-    {"type": "number", "minimum": 18},
     {"type": ["number", "null"], "maximum": 18},
-    {"not": {"minimum": 18}},
     {"not": {"type": "number", "minimum": 18}},
 ]
 
 
 def make_condition(age, condition):
-    return {
-        **CLOSED,
-        "properties": {"age": age, "guardian": {"type": ["string", "null"]}},
-        "required": ["age", "guardian"],
-        "if": {"properties": {"age": condition}},
+    people = {"age": age, "guardian": {"type": ["string", "null"]}}
+    branches = {
         "then": {"properties": {"guardian": {"type": "string"}}},
         "else": {"properties": {"guardian": NULL}},
-        "$defs": {"age": {"type": "integer", "minimum": 0}},
     }
+    schema = make_object(
+        people, ["age", "guardian"], **branches, **{"if": {"properties": {"age": condition}}}
+    )
+    return {**schema, "$defs": {"age": {"type": "integer", "minimum": 0}}}
 
 
 @pytest.mark.parametrize("age", AGES, ids=json.dumps)
@@ -227,19 +217,10 @@ def test_a_bound_on_what_may_be_null_meets_no_dead_end(merged_compiler, byte_com
     check_verdicts(byte_compiler, schema, [json.dumps({"age": age, "guardian": name}) for age, name in pairs])
 
 
-@pytest.mark.parametrize("age", AGES[:2], ids=json.dumps)
-@pytest.mark.parametrize("kind", ["integer", ["integer", "null"]])
-def test_a_bound_on_integers_alone_guides_where_all_numbers_are_whole(merged_compiler, age, kind):
-    check_walks(
-        merged_compiler, make_condition(age, {"type": kind, "minimum": 18}), num_walks=40, num_free=15
-    )
-
-
 def test_a_bound_on_integers_alone_says_nothing_of_fractions(byte_compiler):
     schema = make_condition({"type": ["number", "null"]}, {"type": "integer", "minimum": 18})
     texts = ['{"age": 18.5, "guardian": null}', '{"age": 18, "guardian": "x"}']
     check_texts(byte_compiler, schema, texts)
-    check_verdicts(byte_compiler, schema, texts)
 
 
 PROPERTIES = {"b": {"type": "boolean"}, "c": {"type": ["integer", "null"]}}
@@ -277,33 +258,9 @@ def make_choice(value, required=()):
     return make_object({"v": value, "w": {"type": "boolean"}}, required)
 
 
-# No value satisfies exactly one branch.
-NOTHINGS = [
-    [NULL, NULL],
-    [NULL, NULL, {"const": None}],
-    [{"type": "boolean"}, {"enum": [True, False]}],
-    [{"const": "a"}, {"enum": ["a"]}],
-    [TEXT, TEXT],
-    [{"enum": [1, 2]}, {"enum": [2, 1]}],
-]
-
-
-@pytest.mark.parametrize("branches", NOTHINGS, ids=json.dumps)
-def test_a_property_that_two_equal_branches_leave_nothing_stays_away_or_is_refused(merged_compiler, branches):
-    for required in (make_choice({"oneOf": branches}, ["v"]), {"oneOf": branches}):
-        with pytest.raises(InvalidGrammar, match="no text satisfies the schema: nothing is left by 'oneOf'"):
-            merged_compiler.compile(GrammarSpec.json_schema(required))
-    schema = make_choice({"oneOf": branches})
-    compiled = merged_compiler.compile(GrammarSpec.json_schema(schema))
-    for seed in range(30):
-        text = walk(compiled.matcher(), merged_compiler.vocabulary, random.Random(seed), num_free=10)
-        assert json.loads(text) in ({}, {"w": True}, {"w": False})
-
-
 OVERLAPPING = [
     [TEXT_OR_NULL, NUMBER_OR_NULL],
     [{"anyOf": [TEXT, NULL]}, {"anyOf": [NULL, {"type": "boolean"}]}],
-    [{"enum": ["a", "b"]}, {"enum": ["b", "c"]}],
     [{"enum": ["a", 1, None]}, TEXT_OR_NULL],
     [{"enum": ["a", "2020-01-01", "1.2.3.4"]}, {"type": "string", "format": "ipv4"}],
     [{"type": "boolean"}, {"const": True}],
