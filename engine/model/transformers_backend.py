@@ -25,6 +25,7 @@ from engine.model.adapters import MatrixPart, StepAdapters
 from engine.model.attention import plan_groups
 from engine.model.attn_metadata import AttnMetadata
 from engine.model.linear import Linear
+from engine.model.moe import Experts
 from engine.model.norm_swap import swap_norms
 from engine.model.paged_interface import AttentionCall, UnsupportedModel
 from engine.model.weight_targets import Targets, WeightTarget, WeightTargets
@@ -156,14 +157,14 @@ class TransformersModel(nn.Module):
         prefix, decoder = find_decoder(model)
         self.source = model
         self._replace_matrices(model, skeleton.read_matrices)
-        packed_experts.pack_experts(model)
+        self._context = paged_interface.connect_layers(model, skeleton.calls)
+        packed_experts.pack_experts(model, self._context)
         for module in model.modules():
             freeze_rope(module)
         # A Python reference, not a submodule: the decoder is one of the source already.
         self._decoder = (decoder,)
         self._hidden = HiddenStates()
         self._head = (_replace_child(model, prefix, self._hidden),)
-        self._context = paged_interface.connect_layers(model, skeleton.calls)
         swap_norms(decoder, self._context)
 
     @property
@@ -221,13 +222,13 @@ class TransformersModel(nn.Module):
         """
         self.quantization = quantization
         for module in self.modules():
-            if isinstance(module, Linear):
+            if isinstance(module, Linear | Experts):
                 module.pack(self.ops, quantization)
 
     def repack(self, ops: Ops) -> Iterator[None]:
         """Move to other ops. Repacks one matrix per iteration; steps may run in between."""
         for module in self.modules():
-            if isinstance(module, Linear):
+            if isinstance(module, Linear | Experts):
                 module.repack(self.ops, ops, self.quantization)
                 yield
         self.ops = _limit(ops)
