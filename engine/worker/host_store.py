@@ -117,7 +117,7 @@ class HostStore:
                 part.copy_(block, non_blocking=not self._is_file)
 
     def _compute_checksum(self, slot: int) -> bytes:
-        content = memoryview(self._slots[slot, SLOT_HEADER_BYTES:].numpy())
+        content = self._slots[slot, SLOT_HEADER_BYTES:].numpy().data
         return zlib.crc32(content).to_bytes(4, "little")
 
     def _allocate(self, num_bytes: int) -> Tensor:
