@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from engine.adapter_catalog import LoRARequest
 from engine.engine import Engine
 from engine.errors import ConfigError, InvalidRequest, PromptTooLong
 from engine.input.input_processor import Prompt
@@ -57,11 +58,17 @@ class Embedder:
         """Whether the model's name says that it answers yes or no under Qwen3-Reranker's template."""
         return Path(self._engine.config.model).name.lower().startswith(RERANKER)
 
-    async def embed(self, inputs: Sequence[Prompt], dimensions: int | None = None) -> list[Embedding]:
+    async def embed(
+        self,
+        inputs: Sequence[Prompt],
+        dimensions: int | None = None,
+        lora_request: LoRARequest | None = None,
+    ) -> list[Embedding]:
         """Return the embedding of each text or list of token ids.
 
         Args:
             dimensions: cut vectors to this length, as far as the model's files allow it.
+            lora_request: the adapter that makes them; None: the base model.
 
         Raises:
             InvalidRequest: the checkpoint's files do not say how embeddings are made; an input does not fit the
@@ -71,7 +78,7 @@ class Embedder:
         if dimensions is not None:
             spec.check_dimensions(dimensions, self._engine.model_config.hidden_size)
         prompts = [spec.prompt + each if isinstance(each, str) else each for each in inputs]
-        outputs = await self._pool(prompts, Pooling(spec.kind), spec.max_tokens)
+        outputs = await self._pool(prompts, Pooling(spec.kind), spec.max_tokens, lora_request)
         return [
             Embedding(
                 _finish(output, spec, dimensions), len(output.prompt_token_ids), output.num_cached_tokens
@@ -80,7 +87,11 @@ class Embedder:
         ]
 
     async def score(
-        self, queries: Sequence[str], documents: Sequence[str], instruction: str | None = None
+        self,
+        queries: Sequence[str],
+        documents: Sequence[str],
+        instruction: str | None = None,
+        lora_request: LoRARequest | None = None,
     ) -> list[Score]:
         """Return how well each document answers its query.
 
@@ -96,17 +107,25 @@ class Embedder:
             raise InvalidRequest(message, "query")
         paired = list(queries) * (len(documents) if len(queries) == 1 else 1)
         if self.is_reranker:
-            return await self._judge(paired, documents, INSTRUCTION if instruction is None else instruction)
+            chosen = INSTRUCTION if instruction is None else instruction
+            return await self._judge(paired, documents, chosen, lora_request)
         if instruction is not None:
             raise InvalidRequest("instruction is for rerankers; this is an embedding model", "instruction")
-        left, right = await self.embed(queries), await self.embed(documents)
+        left = await self.embed(queries, lora_request=lora_request)
+        right = await self.embed(documents, lora_request=lora_request)
         left *= len(right) if len(left) == 1 else 1
         return [
             Score(_cosine(one.vector, other.vector), one.num_tokens + other.num_tokens)
             for one, other in zip(left, right, strict=True)
         ]
 
-    async def _judge(self, queries: Sequence[str], documents: Sequence[str], instruction: str) -> list[Score]:
+    async def _judge(
+        self,
+        queries: Sequence[str],
+        documents: Sequence[str],
+        instruction: str,
+        lora_request: LoRARequest | None,
+    ) -> list[Score]:
         """Return the probability of "yes" against "no" after Qwen3-Reranker's template."""
         tokenizer = self._engine.tokenizer
         if tokenizer is None:
@@ -121,7 +140,7 @@ class Embedder:
         prompts = await asyncio.to_thread(
             lambda: [tokenizer.encode_framed(_BEFORE, text, _AFTER) for text in texts]
         )
-        outputs = await self._pool(prompts, answers, None)
+        outputs = await self._pool(prompts, answers, None, lora_request)
         scores = []
         for output in outputs:
             no, yes = _vector_of(output).astype(np.float64)
@@ -129,7 +148,11 @@ class Embedder:
         return scores
 
     async def _pool(
-        self, prompts: Sequence[Prompt], pooling: Pooling, max_tokens: int | None
+        self,
+        prompts: Sequence[Prompt],
+        pooling: Pooling,
+        max_tokens: int | None,
+        lora_request: LoRARequest | None,
     ) -> list[RequestOutput]:
         """Run the prompts, at most a batch at a time. If one is refused, the others are aborted."""
         # One token is sampled and dropped: the end of its prompt ends the request.
@@ -148,7 +171,8 @@ class Embedder:
                 raise PromptTooLong(
                     f"input has {len(prompt)} tokens; max_seq_length of this model is {max_tokens}", "input"
                 )
-            return [output async for output in self._engine.generate(prompt, params)][-1]
+            outputs = self._engine.generate(prompt, params, lora_request=lora_request)
+            return [output async for output in outputs][-1]
 
         try:
             async with asyncio.TaskGroup() as tasks:

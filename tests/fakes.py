@@ -26,6 +26,7 @@ from engine import (
     SamplingParams,
     TokenLogprobs,
 )
+from engine.adapter_catalog import AdapterCatalog, LoRARequest
 from engine.core.incremental_text import WindowedText
 
 EOS = 0
@@ -102,6 +103,10 @@ class FakeRequest:
     is_aborted: bool = False
 
 
+def _refuse_core() -> Any:
+    raise EngineDead("a fake engine has no core")
+
+
 @dataclass
 class FakeEngine:
     """Answers with `reply(prompt)`; a request with a grammar gets `record`.
@@ -131,6 +136,10 @@ class FakeEngine:
     @property
     def model_name(self) -> str:
         return self.config.model_name
+
+    @property
+    def adapters(self) -> AdapterCatalog:
+        return AdapterCatalog(False, self.model_name, _refuse_core)
 
     @property
     def resolved(self) -> FakeResolvedConfig:
@@ -210,11 +219,14 @@ class FakeEngine:
         cache_salt: str | None = None,
         deadline_s: float | None = None,
         prediction: str | None = None,
+        lora_request: LoRARequest | None = None,
     ) -> AsyncGenerator[RequestOutput]:
         text = self._read(prompt)
         options: dict[str, Any] = {"priority": priority, "cache_salt": cache_salt, "deadline_s": deadline_s}
         if prediction is not None:
             options["prediction"] = prediction
+        if lora_request is not None:
+            options["lora_request"] = lora_request
         request = FakeRequest(request_id or f"fake-{len(self.requests)}", text, sampling_params, options)
         self.requests.append(request)
         if self.reject is not None:

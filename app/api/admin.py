@@ -13,6 +13,7 @@ from app.api.call import list_request_ids
 from app.api.context import ApiContext, context_of
 from app.api.errors import ApiError, scrub
 from app.api.gate import find_key, read_keys
+from app.api.models import describe_model
 from engine import EngineDead
 
 
@@ -28,6 +29,24 @@ class AbortBody(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid")
 
     request_ids: Annotated[list[str], Field(min_length=1, max_length=1024)]
+
+
+class LoadAdapterBody(BaseModel):
+    """POST /v1/load_lora_adapter, under vLLM's names."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    lora_name: str
+    lora_path: str
+    load_inplace: bool = False  # the name may be taken: requests that run end with the old adapter
+
+
+class UnloadAdapterBody(BaseModel):
+    """POST /v1/unload_lora_adapter."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    lora_name: str
 
 
 def require_admin(request: Request, context: Annotated[ApiContext, Depends(context_of)]) -> ApiContext:
@@ -147,6 +166,26 @@ async def restart_replica(context: Context, index: int) -> dict[str, Any]:
     """Drain a replica and start its process anew; answers when it is ready. No request is lost."""
     await context.engine.restart_replica(index)
     return {"replicas": [asdict(each) for each in context.engine.describe_replicas()]}
+
+
+@router.post("/v1/load_lora_adapter")
+async def load_adapter(body: LoadAdapterBody, context: Context) -> dict[str, Any]:
+    """Load an adapter from a folder within --lora-root; from then on its name is a model's."""
+    context.require_ready()
+    if body.lora_name in context.served_names:
+        raise ApiError(
+            400, f"lora_name={body.lora_name!r} is a name of the model", "lora_name", "invalid_value"
+        )
+    roots = context.engine.config.lora_root
+    await context.engine.adapters.load(body.lora_name, body.lora_path, body.load_inplace, roots)
+    return describe_model(context, body.lora_name)
+
+
+@router.post("/v1/unload_lora_adapter")
+async def unload_adapter(body: UnloadAdapterBody, context: Context) -> dict[str, Any]:
+    """Unload an adapter. Its name is free at once; answers when its last request has ended."""
+    await context.engine.adapters.unload(body.lora_name)
+    return {"id": body.lora_name, "object": "model", "deleted": True}
 
 
 @router.post("/abort_requests")

@@ -75,6 +75,7 @@ class Call:
             cache_salt=self.body.cache_salt,
             deadline_s=self.body.deadline_s,
             prediction=self.prediction,
+            lora_request=self.context.select_adapter(self.model),
         )
         try:
             async with aclosing(outputs):

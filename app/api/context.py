@@ -18,7 +18,7 @@ from app.api.responses.store import ResponseStore
 from app.api.thinking import CLOSE, knows_thoughts
 from app.api.tools.styles import find_style
 from app.config import AppConfig
-from engine import Embedder, Engine, InvalidRequest
+from engine import Embedder, Engine, InvalidRequest, LoRARequest
 
 PROBE = "probe_of_troupe"
 ASLEEP = ("falling_asleep", "sleeping", "waking_up")
@@ -112,16 +112,25 @@ class ApiContext:
         return await asyncio.to_thread(lambda: self._knows_tools)
 
     def check_model(self, name: str | None) -> str:
-        """Return the served name.
+        """Return the name of the model, or of the adapter, that is asked for.
 
         Raises:
             ApiError: 404 when another model is asked for.
         """
-        if name is not None and name not in self.served_names:
-            served = ", ".join(map(repr, self.served_names))
+        if name is not None and name not in self.model_names:
+            served = ", ".join(map(repr, self.model_names))
             message = f"the model {name[:200]!r} does not exist; this server has {served}"
             raise ApiError(404, message, "model", "model_not_found")
         return name or self.served_names[0]
+
+    @property
+    def model_names(self) -> list[str]:
+        """The names of the model, then those of its adapters."""
+        return [*self.served_names, *(ref.name for ref in self.engine.adapters.refs)]
+
+    def select_adapter(self, name: str) -> LoRARequest | None:
+        """Return the adapter of a name from `check_model`; None for the base model."""
+        return None if name in self.served_names else LoRARequest(name)
 
     def require_ready(self) -> None:
         """Reject the request if the engine cannot accept any.

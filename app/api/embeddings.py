@@ -68,7 +68,9 @@ async def embed(body: EmbeddingRequest, context: Context) -> JSONResponse:
     """One vector per input."""
     model = context.check_model(body.model)
     context.require_ready()
-    found = await context.embedder.embed(read_inputs(body.input), body.dimensions)
+    found = await context.embedder.embed(
+        read_inputs(body.input), body.dimensions, context.select_adapter(model)
+    )
     is_text = body.encoding_format == "base64"
     data = [
         {"object": "embedding", "index": index, "embedding": write_vector(each.vector, is_text)}
@@ -84,7 +86,9 @@ async def rerank(body: RerankRequest, context: Context) -> JSONResponse:
     """The documents, the best first."""
     model = context.check_model(body.model)
     context.require_ready()
-    scores = await context.embedder.score([body.query], body.documents, body.instruction)
+    scores = await context.embedder.score(
+        [body.query], body.documents, body.instruction, context.select_adapter(model)
+    )
     order = sorted(range(len(scores)), key=lambda index: -scores[index].score)[: body.top_n]
     results: list[dict[str, Any]] = [
         {"index": index, "relevance_score": scores[index].score} for index in order
@@ -109,7 +113,7 @@ async def score(body: ScoreRequest, context: Context) -> JSONResponse:
             400, "give either text_1 and text_2, or queries and documents", "text_1", "invalid_value"
         )
     left, right = ([each] if isinstance(each, str) else each or [] for each in pairs[0])
-    scores = await context.embedder.score(left, right, body.instruction)
+    scores = await context.embedder.score(left, right, body.instruction, context.select_adapter(model))
     data = [{"object": "score", "index": index, "score": each.score} for index, each in enumerate(scores)]
     reply = {
         "id": f"score-{secrets.token_hex(8)}",

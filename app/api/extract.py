@@ -149,14 +149,12 @@ BODY = {
 async def extract(request: Request, context: Context) -> Response:
     """Extract a record, with the confidence and the evidence of each value, the values to check, and the checks."""
     body, sources = await read_request(request)
-    context.check_model(body.model)
+    model = context.check_model(body.model)
     context.require_ready()
     schema = read_schema(body.schema_)
-    extractor = make_extractor(context, body)
+    extractor = make_extractor(context, body, model)
     if len(sources) > 1 or body.rows is not None:
-        return JsonLines(
-            lambda emit: send_rows(emit, context, extractor, schema, sources), math.inf, b"", _line
-        )
+        return JsonLines(lambda emit: send_rows(emit, extractor, schema, sources), math.inf, b"", _line)
     source = sources[0]
     if source.error is not None:
         raise ApiError(400, source.error, "file", "unreadable_file")
@@ -164,12 +162,12 @@ async def extract(request: Request, context: Context) -> Response:
         raise ApiError(400, "text is empty: there is nothing to extract", "text", "invalid_value")
     if body.stream:
         return EventStream(
-            lambda emit: send_parts(emit, context, extractor, schema, source, body.cache_salt),
+            lambda emit: send_parts(emit, extractor, schema, source, body.cache_salt),
             context.config.keep_alive_s,
         )
     work = extract_source(extractor, schema, source, cache_salt=body.cache_salt, raises=True)
     done = await unless_gone(request.receive, work)
-    return Response(status_code=499) if done is None else JSONResponse(show(context, *done))
+    return Response(status_code=499) if done is None else JSONResponse(show(extractor, *done))
 
 
 class JsonLines(EventStream):
@@ -178,21 +176,19 @@ class JsonLines(EventStream):
     media_type = "application/x-ndjson"
 
 
-async def send_rows(
-    emit: Emit, context: ApiContext, extractor: Extractor, schema: Schema, sources: Sequence[Source]
-) -> None:
+async def send_rows(emit: Emit, extractor: Extractor, schema: Schema, sources: Sequence[Source]) -> None:
     """A line for each row in order."""
     num_done = 0
     async with aclosing(extract_records(extractor, schema, sources)) as records:
         async for record in records:
             num_done += 1
             progress = {"num_done": num_done, "num_rows": len(sources)}
-            line = show(context, record, None) | {"progress": progress}
+            line = show(extractor, record, None) | {"progress": progress}
             await emit(json.dumps(line, ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n")
 
 
 async def send_parts(
-    emit: Emit, context: ApiContext, extractor: Extractor, schema: Schema, source: Source, salt: str | None
+    emit: Emit, extractor: Extractor, schema: Schema, source: Source, salt: str | None
 ) -> None:
     """The record while it grows, then the result."""
     sent = 0.0
@@ -200,7 +196,7 @@ async def send_parts(
     async with aclosing(parts):
         async for part in parts:
             if isinstance(part, ExtractionResult):
-                await emit(_event(show(context, source.add_pages(part.to_json()), part)))
+                await emit(_event(show(extractor, source.add_pages(part.to_json()), part)))
             elif not isinstance(part, PartialExtraction):
                 counts = {"num_done": part.num_done, "num_parts": part.num_parts}
                 await emit(_event({"object": "extraction.progress", **counts}))
@@ -209,9 +205,9 @@ async def send_parts(
                 await emit(_event({"object": "extraction.partial", "record": part.record}))
 
 
-def show(context: ApiContext, record: dict[str, Any], result: ExtractionResult | None) -> dict[str, Any]:
+def show(extractor: Extractor, record: dict[str, Any], result: ExtractionResult | None) -> dict[str, Any]:
     """The reply for one record; `usage` where one request made it."""
-    reply = {"object": "extraction", "model": context.engine.model_name, **record}
+    reply = {"object": "extraction", "model": extractor.model_name, **record}
     if result is not None and result.output is not None:
         num_in = len(result.output.prompt_token_ids)
         num_out = sum(len(each.token_ids) for each in result.output.outputs)
@@ -220,7 +216,7 @@ def show(context: ApiContext, record: dict[str, Any], result: ExtractionResult |
     return reply
 
 
-def make_extractor(context: ApiContext, body: ExtractRequest) -> Extractor:
+def make_extractor(context: ApiContext, body: ExtractRequest, model: str) -> Extractor:
     """The extractor that a request asks for."""
     options = body.options
     return Extractor(
@@ -232,6 +228,7 @@ def make_extractor(context: ApiContext, body: ExtractRequest) -> Extractor:
         examples=tuple(Example(each.text, each.record) for each in body.examples),
         num_samples=options.num_samples,
         recheck=options.recheck,
+        lora_request=context.select_adapter(model),
     )
 
 

@@ -21,8 +21,8 @@ METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 @router.get("/v1/models")
 async def list_models(context: Context, anthropic_version: AnthropicVersion = None) -> dict[str, Any]:
-    """The served model under each of its names, in OpenAI's list form or in that of Anthropic's clients."""
-    names = context.served_names
+    """The model under each of its names, and its adapters, in OpenAI's list form or in that of Anthropic's clients."""
+    names = context.model_names
     if anthropic_version is None:
         return {"object": "list", "data": [describe_model(context, name) for name in names]}
     data = [describe_to_anthropic(context, name) for name in names]
@@ -47,14 +47,15 @@ def describe_to_anthropic(context: ApiContext, name: str) -> dict[str, Any]:
 
 
 def describe_model(context: ApiContext, name: str) -> dict[str, Any]:
-    """OpenAI's model object with vLLM's max_model_len."""
+    """OpenAI's model object with vLLM's max_model_len; the parent of an adapter is the model."""
+    base, adapter = context.served_names[0], context.engine.adapters.find(name)
     return {
         "id": name,
         "object": "model",
         "created": context.created,
         "owned_by": "troupe",
-        "root": context.served_names[0],
-        "parent": None,
+        "root": base if adapter is None else adapter.path,
+        "parent": None if adapter is None else base,
         "max_model_len": context.engine.resolved.max_model_len,
     }
 

@@ -31,6 +31,7 @@ from engine import (
     Engine,
     EngineOverloaded,
     InvalidRequest,
+    LoRARequest,
     RequestOutput,
     SamplingParams,
 )
@@ -65,6 +66,7 @@ class Extractor:
         property_order: "schema" writes properties in the schema's order, "any" lets the model choose.
         instructions: what the user says about the task; it follows the system prompt.
         examples: texts with their right records.
+        lora_request: the adapter that reads; None: the base model.
         num_samples: how many records are generated and voted on; the first is greedy.
         recheck: whether flagged fields are read once more, on their own.
     """
@@ -78,6 +80,7 @@ class Extractor:
     instructions: str = ""
     examples: tuple[Example, ...] = ()
     num_samples: int = 1
+    lora_request: LoRARequest | None = None
     recheck: bool = False
 
     async def stream(
@@ -147,6 +150,11 @@ class Extractor:
                 result = change_values(schema, text, result, values, confidence)
         return result
 
+    @property
+    def model_name(self) -> str:
+        """The model or the adapter that reads."""
+        return self.engine.model_name if self.lora_request is None else self.lora_request.lora_name
+
     async def _read_again(self, plan: Recheck, text: str, cache_salt: str | None) -> ExtractionResult:
         """Read the fields of a plan on their own, with values from the rest of the text."""
         prompt_ids = await self._encode(plan.schema, text)
@@ -168,7 +176,10 @@ class Extractor:
     ) -> AsyncGenerator[RequestOutput, None]:
         """The engine's outputs, a last one among them."""
         is_finished = False
-        async with aclosing(self.engine.generate(prompt_ids, params, cache_salt=cache_salt)) as outputs:
+        stream = self.engine.generate(
+            prompt_ids, params, cache_salt=cache_salt, lora_request=self.lora_request
+        )
+        async with aclosing(stream) as outputs:
             async for output in outputs:
                 is_finished = output.finished
                 yield output

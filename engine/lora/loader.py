@@ -75,7 +75,7 @@ def load_adapter(files: AdapterFiles, model: Model, max_rank: int) -> Adapter:
         module, kind = _split_name(stored)
         modules[module][kind] = tensor
     builder = _Builder(config, model, max_rank)
-    for module, tensors in modules.items():
+    for module, tensors in sorted(modules.items()):
         builder.add(module, tensors)
     return builder.finish()
 

@@ -72,7 +72,9 @@ class TagCompiler:
             text.compile_schema(pointer, lambda leaf: self.route(leaf, engine))
         checks = text.find_checks()
         if not checks:
-            return CompiledGrammar(NAME, text.make_plan(), self.backend.compile_json(text.write(self.backend)))
+            return CompiledGrammar(
+                NAME, text.make_plan(), self.backend.compile_json(text.write(self.backend))
+            )
         checked = self.checked
         program = checked.backend.compile_json(text.write(checked.backend, checked.marker))
         return CompiledGrammar(NAME, text.make_plan(), CheckedProgram(program, checked, checks))
@@ -105,11 +107,15 @@ class TagText:
         self._parts = dict(list_leaves(self._format, "/format"))
         # A value that stands in several places is compiled in the first of them.
         firsts: dict[str, str] = {}
-        self._first = {pointer: firsts.setdefault(json.dumps(part), pointer) for pointer, part in self._parts.items()}
+        self._first = {
+            pointer: firsts.setdefault(json.dumps(part), pointer) for pointer, part in self._parts.items()
+        }
         graph = TagGraph(self._format, vocabulary)
         self._graph = graph
         # Node of a value -> where it is compiled.
-        self._values = {i: self._first[node.pointer] for i, node in enumerate(graph.nodes) if isinstance(node, Leaf)}
+        self._values = {
+            i: self._first[node.pointer] for i, node in enumerate(graph.nodes) if isinstance(node, Leaf)
+        }
         self._compiled: dict[str, CompiledGrammar] = {}
         self.schemas = [each for each in firsts.values() if self._parts[each]["type"] == "json_schema"]
 

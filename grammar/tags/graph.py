@@ -218,7 +218,9 @@ class TagGraph:
         for index, tag in enumerate(part["tags"]):
             place, begin = f"{where}/tags/{index}", tag["begin"]
             if isinstance(begin, str) != bool(triggers):
-                raise UnsupportedGrammar(place, "begin", f"it begins with a {'text' if triggers else 'token'}")
+                raise UnsupportedGrammar(
+                    place, "begin", f"it begins with a {'text' if triggers else 'token'}"
+                )
             content = self._tag_content(tag, place, after)
             firsts.append(self._mark(begin, place, content))
             if not triggers:
@@ -231,7 +233,9 @@ class TagGraph:
                 raise InvalidGrammar(f"{place}: {len(found)} triggers fit {begin[:80]!r}; one must")
             rests[found[0]].append(self._literal(begin.removeprefix(found[0]), content))
         if not set(ids) <= {*self._vocabulary.special_tokens.values()}:
-            raise UnsupportedGrammar(where, "trigger_tokens", "only special tokens, which no text has, open tags")
+            raise UnsupportedGrammar(
+                where, "trigger_tokens", "only special tokens, which no text has, open tags"
+            )
         text = self._free_text(rests, part.get("excludes", ()), where, target, exits, tokens)
         if after != target:
             self.nodes[after] = Fork((text,))

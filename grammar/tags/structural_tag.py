@@ -40,7 +40,13 @@ FORMATS: dict[str, tuple[str, ...]] = {
 }
 _FLAGS: Json = {"any_order": False, "at_least_one": False, "stop_after_first": False, "loop": True}
 # Fields that only this value leaves without effect; any other is more than is enforced here.
-_ONLY: Json = {"style": "json", "max_whitespace_cnt": None, "max_tokens": None, "max_chars": None, "exclude_tokens": []}
+_ONLY: Json = {
+    "style": "json",
+    "max_whitespace_cnt": None,
+    "max_tokens": None,
+    "max_chars": None,
+    "exclude_tokens": [],
+}
 _DEFAULTS: Json = {**_FLAGS, **_ONLY, "excludes": []}
 _BY_TOKENS = ("exclude_token", "any_tokens", "token_dispatch")
 LEAVES = ("json_schema", "regex", "grammar")
@@ -148,7 +154,9 @@ class _Reader:
             )
         kind = part.get("type")
         if kind in _BY_TOKENS:
-            raise UnsupportedGrammar(where, str(kind), "text is told apart by its characters, not by its tokens")
+            raise UnsupportedGrammar(
+                where, str(kind), "text is told apart by its characters, not by its tokens"
+            )
         if not isinstance(kind, str) or kind not in FORMATS:
             said = f"type {str(kind)[:80]!r}" if "type" in part else "no type"
             raise InvalidGrammar(f"{where} has {said}; choose from {list(FORMATS)}")
@@ -174,9 +182,14 @@ class _Reader:
             case "content":
                 return self.read(value, where, depth)
             case "elements":
-                return [self.read(each, f"{where}/{i}", depth) for i, each in enumerate(_read_list(value, where))]
+                return [
+                    self.read(each, f"{where}/{i}", depth) for i, each in enumerate(_read_list(value, where))
+                ]
             case "tags":
-                return [self._read_tag(each, f"{where}/{i}", depth) for i, each in enumerate(_read_list(value, where))]
+                return [
+                    self._read_tag(each, f"{where}/{i}", depth)
+                    for i, each in enumerate(_read_list(value, where))
+                ]
             case "begin":
                 return self._read_mark(value, where, depth)
             case "end":
@@ -193,7 +206,10 @@ class _Reader:
                     raise InvalidGrammar(f"{where} holds an empty text")
                 return list(dict.fromkeys(texts))
             case "rules":
-                return [self._read_rule(each, f"{where}/{i}", depth) for i, each in enumerate(_read_list(value, where))]
+                return [
+                    self._read_rule(each, f"{where}/{i}", depth)
+                    for i, each in enumerate(_read_list(value, where))
+                ]
         if key in _FLAGS and not isinstance(value, bool):
             raise InvalidGrammar(f"{where} is true or false, not {str(value)[:80]!r}")
         return value

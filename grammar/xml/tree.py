@@ -47,7 +47,9 @@ def describe_document(root: Any, definitions: Any = None, declaration: str = "no
     if not isinstance(definitions, Mapping):
         raise InvalidGrammar("the definitions of an XML document are an object: name -> element")
     reader = _Reader(frozenset(definitions))
-    known = {name: reader.read_root(each, join_pointer("/definitions", name)) for name, each in definitions.items()}
+    known = {
+        name: reader.read_root(each, join_pointer("/definitions", name)) for name, each in definitions.items()
+    }
     check_endings(known)
     return {"root": reader.read_root(root, "/root"), "definitions": known, "declaration": declaration}
 
@@ -69,7 +71,9 @@ class _Reader:
         if not isinstance(attributes, Mapping):
             raise InvalidGrammar(f"the attributes at {where} are an object: name -> value")
         if "text" in element and "children" in element:
-            raise UnsupportedGrammar(where, "text", "mixed content: an element has text or children, not both")
+            raise UnsupportedGrammar(
+                where, "text", "mixed content: an element has text or children, not both"
+            )
         read: Json = {"name": check_name(element.get("name"), where), "attributes": []}
         for name, value in attributes.items():
             place = f"{where}/attributes"
@@ -88,7 +92,9 @@ class _Reader:
         return [self._read_particle(each, f"{where}/{i}", depth + 1) for i, each in enumerate(particles)]
 
     def _read_particle(self, particle: Any, where: str, depth: int) -> Json:
-        found = [key for key in ("choice", "sequence", "ref") if isinstance(particle, Mapping) and key in particle]
+        found = [
+            key for key in ("choice", "sequence", "ref") if isinstance(particle, Mapping) and key in particle
+        ]
         keys = {found[0], "min", "max"} if found else _ELEMENT_KEYS
         particle = check_object(particle, where, keys, "XML particle")
         if not found:
@@ -156,7 +162,9 @@ def check_pattern(pattern: Any, where: str) -> None:
     if not isinstance(pattern, str) or not pattern:
         raise InvalidGrammar(f"{where}/pattern is a regex that is not empty")
     if (found := re.search(r"\[\[|\[:|&&|--|~~", pattern)) is not None:
-        raise UnsupportedGrammar(where, "pattern", f"{found[0]!r} means different things to different engines")
+        raise UnsupportedGrammar(
+            where, "pattern", f"{found[0]!r} means different things to different engines"
+        )
     try:
         re.compile(pattern)
     except re.error as error:
