@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from engine.adapter_catalog import LoRARequest
     from engine.cluster.journal_file import RecordedRequest, read_journal
     from engine.cluster.measure_steps import measure_steps
+    from engine.cluster.ray_placement import connect_ray, import_ray
     from engine.cluster.remote import serve_headless
     from engine.cluster.simulator import Crashes, SimulatedRequest, SimulatedRun, Simulator
     from engine.cluster.step_table import StepTable
@@ -49,6 +50,7 @@ else:
         "engine": ("Engine",),
         "llm": ("LLM",),
         "cluster.measure_steps": ("measure_steps",),
+        "cluster.ray_placement": ("connect_ray", "import_ray"),
         "adapter_catalog": ("LoRARequest",),
         "cluster.journal_file": ("RecordedRequest", "read_journal"),
         "cluster.remote": ("serve_headless",),
@@ -111,6 +113,8 @@ __all__ = [
     "TextRouter",
     "TokenLogprobs",
     "Tokenizer",
+    "connect_ray",
+    "import_ray",
     "inspect_model",
     "is_unicode",
     "list_families",

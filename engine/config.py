@@ -34,6 +34,7 @@ AttentionBackend = Literal["auto", "triton", "sdpa", "flex", "native"]
 Quantization = Literal["none", "int8", "int4", "fp8"]
 KVCacheDtype = Literal["auto", "fp8"]
 CoreKind = Literal["auto", "local", "process"]
+ParallelBackend = Literal["mp", "ray"]
 RouterPolicy = Literal["prefix_aware", "least_load", "power_of_two", "round_robin", "consistent_hashing"]
 
 
@@ -209,6 +210,12 @@ class EngineConfig:
         default=None,
         metadata={"help": "replicas on this machine; the others connect with --headless; default: all"},
     )
+    data_parallel_backend: ParallelBackend = field(
+        default="mp",
+        metadata={
+            "help": "who starts the replicas: mp: this server and --headless; ray: Ray, on the cluster of RAY_ADDRESS"
+        },
+    )
     data_parallel_address: str = field(
         default="127.0.0.1",
         metadata={"help": "address of the front, on which replicas of other machines connect to it"},
@@ -288,6 +295,7 @@ class EngineConfig:
         _check_choice(self, "kv_cache_dtype", ("auto", "fp8"))
         _check_choice(self, "core", get_args(CoreKind))
         _check_choice(self, "router_policy", get_args(RouterPolicy))
+        _check_choice(self, "data_parallel_backend", get_args(ParallelBackend))
         for name in ("enable_native_ops", "enable_cuda_graphs", "compile", "check_syncs"):
             _check_switch(self, name)
         _check_switch(self, "skip_tokenizer_init")
@@ -337,7 +345,10 @@ class EngineConfig:
         _check_range(self, "data_parallel_rank", 0, self.data_parallel_size - 1)
         if self.data_parallel_key is not None and len(self.data_parallel_key) < MIN_KEY_LENGTH:
             raise ConfigError(f"data_parallel_key must have at least {MIN_KEY_LENGTH} characters")
-        if self.num_remote_replicas and self.data_parallel_key is None:
+        is_ray = self.data_parallel_backend == "ray"
+        if is_ray and self.data_parallel_size_local is not None:
+            raise ConfigError("data_parallel_size_local has no meaning with data_parallel_backend=ray")
+        if self.num_remote_replicas and self.data_parallel_key is None and not is_ray:
             raise ConfigError("replicas on other machines need data_parallel_key")
         given: object = self.speculative_config
         if isinstance(given, Mapping):  # as LLM(speculative_config={...}) passes it
@@ -379,7 +390,7 @@ class EngineConfig:
     @property
     def num_remote_replicas(self) -> int:
         """Number of replicas that other machines run."""
-        local = self.data_parallel_size_local
+        local = 0 if self.data_parallel_backend == "ray" else self.data_parallel_size_local
         return 0 if local is None else self.data_parallel_size - local
 
     @property

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from app.cli.evaluate import EXIT_SOME_FAILED, EvaluateConfig, evaluate
+from app.cli.imports import import_large
 from app.cli.record_output import RecordOutput, choose_output
 from app.cli.talk import local_engine, plain_errors
 from app.config import UsageError, add_flags, make_config
@@ -29,6 +30,7 @@ from app.extraction.sources import (
     make_table,
     read_rows,
 )
+from app.offline.config import ExecutorConfig
 from engine import EngineConfig
 from grammar import GrammarSpec
 
@@ -78,6 +80,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "-o", "--output", metavar="FILE", help="file to write; by default records go to stdout"
     )
     add_flags(parser, ExtractConfig)
+    add_flags(parser, ExecutorConfig)
     add_flags(parser, EvaluateConfig)
     add_flags(parser, EngineConfig)
 
@@ -100,6 +103,9 @@ def run(arguments: argparse.Namespace, start: float) -> int:
         raise UsageError(f"--{idle[0].replace('_', '-')} goes with --evaluate")
     if arguments.schema is None or not arguments.files:
         raise UsageError("extract needs --schema and at least one file, or --evaluate")
+    executor = make_config(ExecutorConfig, vars(arguments))
+    if executor.executor == "ray":
+        return extract_on_ray(arguments, make_options(config))
     inputs = [arguments.schema, *arguments.files]
     if inputs.count("-") > 1:
         raise UsageError("stdin (-) can be read once, as the schema or as one of the files")
@@ -108,6 +114,24 @@ def run(arguments: argparse.Namespace, start: float) -> int:
     schema = read_schema(arguments.schema)
     sources = [source for name in arguments.files for source in read_sources(name, arguments.column)]
     return asyncio.run(extract(schema, sources, output, make_options(config), vars(arguments)))
+
+
+def extract_on_ray(arguments: argparse.Namespace, options: dict[str, Any]) -> int:
+    """Extract from one table on a Ray cluster, into a folder of parts.
+
+    Raises:
+        UsageError: there is not one table, or no folder.
+    """
+    if len(arguments.files) != 1 or arguments.output is None:
+        raise UsageError("--executor ray takes one table, and --output FOLDER")
+    if arguments.format not in (None, *FORMATS):
+        raise UsageError(f"--format {arguments.format!r} is not one of {', '.join(FORMATS)}")
+    job = import_large("app.offline.jobs").ExtractJob(
+        read_schema(arguments.schema), options, arguments.column
+    )
+    run_on_ray = import_large("app.offline.ray_run").run_on_ray
+    num_failed = run_on_ray(job, arguments.files[0], arguments.output, arguments.format, vars(arguments))
+    return EXIT_SOME_FAILED if num_failed else 0
 
 
 def make_options(config: ExtractConfig) -> dict[str, Any]:

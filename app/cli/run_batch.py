@@ -21,8 +21,10 @@ from app.api.call import run_all
 from app.api.context import ApiContext
 from app.api.errors import ApiError
 from app.api.json_body import parse_body
+from app.cli.imports import import_large
 from app.cli.talk import local_engine, plain_errors
-from app.config import AppConfig, UsageError, add_flags
+from app.config import AppConfig, UsageError, add_flags, make_config
+from app.offline.config import ExecutorConfig
 from engine import EngineConfig
 
 Row = dict[str, Any]
@@ -46,6 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="INT",
         help=f"rows that run at once (default: {DEFAULT_IN_FLIGHT})",
     )
+    add_flags(parser, ExecutorConfig)
     add_flags(parser, EngineConfig)
 
 
@@ -56,6 +59,13 @@ def run(arguments: argparse.Namespace, start: float) -> int:
         UsageError: a file cannot be used; nothing was loaded or written yet.
         Failure: the engine died; running it again goes on.
     """
+    if make_config(ExecutorConfig, vars(arguments)).executor == "ray":
+        run_on_ray, job = (
+            import_large("app.offline.ray_run").run_on_ray,
+            import_large("app.offline.jobs").BatchJob(),
+        )
+        num_failed = run_on_ray(job, arguments.input_file, arguments.output_file, None, vars(arguments))
+        return EXIT_SOME_FAILED if num_failed else 0
     source, target = Path(arguments.input_file), Path(arguments.output_file)
     if not 1 <= arguments.max_in_flight <= MAX_IN_FLIGHT:
         raise UsageError(f"--max-in-flight must be from 1 to {MAX_IN_FLIGHT}")

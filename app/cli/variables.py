@@ -11,13 +11,22 @@ from app.cli.evaluate import EvaluateConfig
 from app.cli.extract import ExtractConfig
 from app.cli.talk import TalkConfig
 from app.config import ENV_PREFIX, AppConfig, UsageError
+from app.offline.config import ExecutorConfig
 from app.route.config import RouteConfig
 from engine import EngineConfig
 
 # What Kubernetes sets in every container beside a service named "troupe"; for TROUPE_PORT see app/config.py.
 OF_A_SERVICE = re.compile(r"SERVICE_|PORT_\d")
 
-CONFIGS: tuple[type, ...] = (EngineConfig, AppConfig, TalkConfig, ExtractConfig, EvaluateConfig, RouteConfig)
+CONFIGS: tuple[type, ...] = (
+    EngineConfig,
+    AppConfig,
+    TalkConfig,
+    ExtractConfig,
+    EvaluateConfig,
+    RouteConfig,
+    ExecutorConfig,
+)
 
 
 def check_variables(environ: Mapping[str, str]) -> None:

@@ -40,9 +40,9 @@ def export(records: Sequence[Mapping[str, Any]], file_format: str) -> bytes:
             case "jsonl":
                 return b"".join(_write_line(each) for each in records)
             case "csv":
-                return _write_csv(make_rows(records))
+                return write_csv(make_rows(records))
             case "parquet":
-                return _write_parquet(make_rows(records))
+                return write_parquet(make_rows(records))
     except UnicodeEncodeError as error:
         where = next((f"{each.get('source')!r}" for each in records if not _is_text(each)), "a column")
         raise ExportError(
@@ -112,7 +112,8 @@ def _cell(value: Any) -> Any:
     return json.dumps(value, ensure_ascii=False) if isinstance(value, list) else value
 
 
-def _write_csv(rows: list[dict[str, Any]]) -> bytes:
+def write_csv(rows: list[dict[str, Any]]) -> bytes:
+    """Return a file of flat rows with the same columns."""
     text = io.StringIO()
     writer = csv.DictWriter(text, list(rows[0]) if rows else list(ABOUT), lineterminator="\r\n")
     writer.writerow({name: _spell(name) for name in writer.fieldnames})
@@ -129,7 +130,8 @@ def _spell(value: Any) -> Any:
     return "'" + value if isinstance(value, str) and FORMULA.match(value) else value
 
 
-def _write_parquet(rows: list[dict[str, Any]]) -> bytes:
+def write_parquet(rows: list[dict[str, Any]]) -> bytes:
+    """Return a file of flat rows with the same columns."""
     try:
         arrow = importlib.import_module("pyarrow")
         parquet = importlib.import_module("pyarrow.parquet")

@@ -10,6 +10,7 @@ import torch
 
 from engine.cluster.connection import Connector, LocalConnector, ProcessConnector
 from engine.cluster.core_host import load_tokenizer
+from engine.cluster.ray_placement import RayListener
 from engine.cluster.remote import RemoteListener
 from engine.config import EngineConfig
 from engine.metrics import Metrics
@@ -25,13 +26,16 @@ def make_supervisor(config: EngineConfig, metrics: Metrics) -> Supervisor:
     if is_local and config.data_parallel_size == 1 and not config.num_remote_replicas:
         return Supervisor(config, metrics, [LocalConnector(config, load)], load)
     connectors: list[Connector] = [*place_processes(config, num_devices)]
-    listener = None
-    if config.num_remote_replicas:
+    listener: RemoteListener | None = None
+    if config.data_parallel_backend == "ray":
+        listener = RayListener(config)
+    elif config.num_remote_replicas:
         assert config.data_parallel_key is not None, "checked by EngineConfig"
         listener = RemoteListener(
             *(config.data_parallel_address, config.data_parallel_rpc_port, config.data_parallel_key),
             publishes_kv_events=config.data_parallel_size > 1,
         )
+    if listener is not None:
         ranks = range(len(connectors), config.data_parallel_size)
         connectors += [listener.make_connector(rank) for rank in ranks]
     return Supervisor(config, metrics, connectors, load, listener)

@@ -1,0 +1,34 @@
+"""ExecutorConfig: the flags of offline verbs for a Ray cluster."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from app.config import UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorConfig:
+    """Where the engines of an offline job run.
+
+    Raises:
+        UsageError: a value outside its range.
+    """
+
+    executor: Literal["local", "ray"] = field(
+        default="local",
+        metadata={
+            "help": "ray: engines on the cluster of RAY_ADDRESS; the input is one Parquet, JSONL or CSV table, the "
+            "output a folder of parts; both may be URLs (s3://...). The same command continues a stopped run"
+        },
+    )
+    num_actors: int = field(
+        default=0, metadata={"help": "engines with --executor ray; 0: one per GPU, or else per node"}
+    )
+    part_rows: int = field(default=64, metadata={"help": "rows of a part of the output, with --executor ray"})
+
+    def __post_init__(self) -> None:
+        for name, low, high in (("num_actors", 0, 4096), ("part_rows", 1, 10**6)):
+            if not low <= getattr(self, name) <= high:
+                raise UsageError(f"{name}={getattr(self, name)} must be from {low} to {high}")
