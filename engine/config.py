@@ -30,7 +30,7 @@ Device = Literal["auto", "cpu", "cuda"]
 LoadFormat = Literal["auto", "dummy"]
 SchedulingPolicy = Literal["fcfs", "priority"]
 ModelImpl = Literal["auto", "troupe", "transformers"]
-AttentionBackend = Literal["auto", "triton", "sdpa", "flex", "native"]
+AttentionBackend = Literal["auto", "triton", "sdpa", "native"]
 Quantization = Literal["none", "int8", "int4", "fp8"]
 KVCacheDtype = Literal["auto", "fp8"]
 CoreKind = Literal["auto", "local", "process"]
@@ -100,13 +100,6 @@ class EngineConfig:
     enable_cuda_graphs: bool = field(
         default=True,
         metadata={"help": "on CUDA: record decode steps as CUDA graphs in the background and replay them"},
-    )
-    compile: bool = field(
-        default=False,
-        metadata={
-            "help": "torch.compile norms, RoPE and activation of sdpa and flex, instead of using the native ops; "
-            "the first steps are slow; no effect on triton"
-        },
     )
     check_syncs: bool = field(
         default=False,
@@ -290,13 +283,13 @@ class EngineConfig:
         _check_choice(self, "dtype", ("auto", "float32", "bfloat16", "float16"))
         _check_choice(self, "device", ("auto", "cpu", "cuda"))
         _check_choice(self, "scheduling_policy", ("fcfs", "priority"))
-        _check_choice(self, "attention_backend", ("auto", "triton", "sdpa", "flex", "native"))
+        _check_choice(self, "attention_backend", ("auto", "triton", "sdpa", "native"))
         _check_choice(self, "quantization", ("none", "int8", "int4", "fp8"))
         _check_choice(self, "kv_cache_dtype", ("auto", "fp8"))
         _check_choice(self, "core", get_args(CoreKind))
         _check_choice(self, "router_policy", get_args(RouterPolicy))
         _check_choice(self, "data_parallel_backend", get_args(ParallelBackend))
-        for name in ("enable_native_ops", "enable_cuda_graphs", "compile", "check_syncs"):
+        for name in ("enable_native_ops", "enable_cuda_graphs", "check_syncs"):
             _check_switch(self, name)
         _check_switch(self, "skip_tokenizer_init")
         _check_switch(self, "enable_prefix_caching")
@@ -446,7 +439,6 @@ class WorkerConfig:
     kv_cache_dtype: str = "auto"  # auto: same as `dtype`
     enable_native_ops: bool = False
     enable_cuda_graphs: bool = False
-    compile: bool = False
     check_syncs: bool = False
 
 

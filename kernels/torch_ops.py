@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Literal
 
 import torch
 from torch import Tensor
 
-from kernels import attention_plan, flex_attention
-from kernels.attention_plan import AttentionPlan
+from kernels.attention_plan import AttentionPlan, estimate_scratch
 from kernels.experts import pack_experts, run_experts, unpack_experts
-from kernels.flex_attention import FlexAttention, make_flex_plan
 from kernels.gelu import gelu, gelu_mul
 from kernels.linear import linear, pack_linear, unpack_linear
 from kernels.lora import add_lora, pack_lora
@@ -23,26 +20,18 @@ from kernels.rms_norm import add_rms_norm, rms_norm
 from kernels.silu_mul import silu_mul
 
 
-def make_ops(attention: Literal["sdpa", "flex"] = "sdpa", device: torch.device | None = None) -> Ops:
-    """Return torch's ops.
-
-    Args:
-        attention: scaled_dot_product_attention over gathered pages, or flex_attention.
-        device: where they will run; decides whether flex_attention is compiled.
-    """
-    is_flex = attention == "flex"
-    device = device or torch.device("cpu")
-    gathers = partial(attention_plan.estimate_scratch, device=device)
+def make_ops(device: torch.device = torch.device("cpu")) -> Ops:  # noqa: B008  immutable
+    """Return torch's ops, with scaled_dot_product_attention over gathered pages."""
     return Ops(
-        name=f"torch-{attention}",
+        name="torch-sdpa",
         rms_norm=rms_norm,
         add_rms_norm=add_rms_norm,
         silu_mul=silu_mul,
         gelu_mul=gelu_mul,
         gelu=gelu,
         norm_rope_store=norm_rope_store,
-        make_plan=make_flex_plan if is_flex else make_plan,
-        paged_attention=FlexAttention(device.type == "cuda") if is_flex else paged_attention,
+        make_plan=make_plan,
+        paged_attention=paged_attention,
         linear=linear,
         pack_linear=pack_linear,
         unpack_linear=unpack_linear,
@@ -51,7 +40,7 @@ def make_ops(attention: Literal["sdpa", "flex"] = "sdpa", device: torch.device |
         pack_lora=pack_lora,
         add_lora=add_lora,
         unpack_experts=unpack_experts,
-        estimate_scratch=flex_attention.estimate_scratch if is_flex else gathers,
+        estimate_scratch=partial(estimate_scratch, device=device),
         takes_fp8_cache=True,
     )
 

@@ -79,8 +79,6 @@ def choose_worker_config(
     notices: list[str] = [facts.idle_gpu] if facts.idle_gpu else []
     dtype = _choose_dtype(config, model_config, facts, notices)
     backend = _choose_backend(config, facts, notices)
-    if config.compile and backend == "triton":
-        notices.append("compile=True has no effect on the triton kernels; attention_backend sdpa supports it")
     _check_quantization(config, dtype, facts)
     if config.kv_cache_dtype == "fp8" and facts.kind != "cuda":
         raise ConfigError("kv_cache_dtype='fp8' needs a CUDA device, this engine runs on the CPU; use auto")
@@ -95,9 +93,8 @@ def choose_worker_config(
         attention_backend=backend,
         quantization=config.quantization,
         kv_cache_dtype=config.kv_cache_dtype,
-        enable_native_ops=is_cpu and config.enable_native_ops and not config.compile and is_auto,
+        enable_native_ops=is_cpu and config.enable_native_ops and is_auto,
         enable_cuda_graphs=not is_cpu and config.enable_cuda_graphs and backend == "triton",
-        compile=config.compile,
         check_syncs=not is_cpu and config.check_syncs,
     )
     return worker, notices
@@ -146,10 +143,6 @@ def _choose_backend(config: EngineConfig, facts: DeviceFacts, notices: list[str]
             raise ConfigError("attention_backend='native' runs on the CPU only; use auto, triton or sdpa")
         if not config.enable_native_ops:
             raise ConfigError("attention_backend='native' contradicts enable_native_ops=False")
-        if config.compile:
-            raise ConfigError(
-                "attention_backend='native' contradicts compile=True, which needs torch's ops; use sdpa, or flex"
-            )
     if asked != "auto":
         return asked
     if is_cpu:

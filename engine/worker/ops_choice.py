@@ -10,7 +10,6 @@ from engine.config import WorkerConfig
 from engine.errors import ConfigError
 from engine.worker.native_swap import NativeSwap
 from kernels import Ops, torch_ops
-from kernels.compiled_ops import compile_ops
 
 
 def start_ops(
@@ -60,10 +59,8 @@ def make_ops(config: WorkerConfig, dtype: torch.dtype, num_threads: int | None) 
             ops = _make_triton_ops(device, dtype)
         case "native":
             ops = _make_native_ops(dtype, num_threads)
-        case backend:
-            ops = torch_ops.make_ops("flex" if backend == "flex" else "sdpa", device)
-            if config.compile:
-                ops = compile_ops(ops)
+        case _:
+            ops = torch_ops.make_ops(device)
     if config.kv_cache_dtype == "fp8" and not ops.takes_fp8_cache:
         raise ConfigError(f"kv_cache_dtype='fp8' is not supported by the {ops.name} ops; use auto, or sdpa")
     return ops

@@ -19,7 +19,7 @@ WRONG: dict[str, dict[str, list[Any]]] = {
     "load_format": {"='gguf' must be one of auto, dummy": ["gguf"]},
     "dtype": {"must be one of auto, float32, bfloat16, float16": ["int8"]},
     "device": {"must be one of auto, cpu, cuda": ["tpu"]},
-    "attention_backend": {"must be one of auto, triton, sdpa, flex, native": ["flash"]},
+    "attention_backend": {"must be one of auto, triton, sdpa, native": ["flash"]},
     "quantization": {"must be one of none, int8, int4, fp8": ["int3"]},
     "kv_cache_dtype": {"must be one of auto, fp8": ["int8"]},
     "scheduling_policy": {"must be one of fcfs, priority": ["lifo"]},
@@ -36,7 +36,7 @@ WRONG: dict[str, dict[str, list[Any]]] = {
     "max_restarts": {"must be a number from 0 to 1000": [-1]},
     "seed": {"must be a number from 0": [-1, 2**63, True], "must be an integer": [1.5], "seed=None": [None]},
 }
-SWITCHES = ("enable_native_ops", "enable_cuda_graphs", "compile", "check_syncs", "skip_tokenizer_init")
+SWITCHES = ("enable_native_ops", "enable_cuda_graphs", "check_syncs", "skip_tokenizer_init")
 SWITCHES += ("enable_prefix_caching", "enable_chunked_prefill", "enable_overlap")
 WRONG |= {name: {"must be true or false": ["no", 1, None]} for name in SWITCHES}
 BAD = [

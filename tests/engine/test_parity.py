@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ from transformers import GenerationConfig
 
 from engine import LLM, RequestOutput, SamplingParams
 from grammar import GrammarSpec
-from kernels.compiled_ops import compile_ops
 from tests.engine.model.drive import FAMILIES, make_prompt, make_transformers_model, save
 
 PLAIN: dict[str, Any] = {
@@ -105,17 +103,6 @@ def test_every_pair_of_features_and_all_together_give_identical_tokens(
     if "prefix cache" in features:
         assert stats.prefix_cache_hits > 0
     assert stats.num_free_blocks == stats.num_blocks
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
-def test_compiled_ops_give_identical_tokens(
-    reference: list[list[list[int]]], make_llm: Callable[..., LLM], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Traced and not translated to C++, which takes a minute and rounds in its own way."""
-    monkeypatch.setattr("engine.worker.ops_choice.compile_ops", partial(compile_ops, backend="eager"))
-    settings = PLAIN | {"num_blocks": 2000} | FEATURES["chunked prefill"] | FEATURES["overlap"]
-    with make_llm(**settings, compile=True) as llm:
-        assert run(llm) == reference
 
 
 def test_a_seeded_request_gives_the_same_tokens_alone_and_in_a_batch_of_32(

@@ -62,8 +62,7 @@ def test_greedy_tokens_equal_those_of_transformers_on_the_cpu(
         {"attention_backend": "triton", "enable_cuda_graphs": False},
         {"attention_backend": "triton"},
         {"attention_backend": "triton", "max_num_batched_tokens": 40},
-        {"attention_backend": "flex"},
-        {"attention_backend": "sdpa", "compile": True},
+        {"attention_backend": "sdpa"},
     ],
     ids=lambda settings: " ".join(map(str, settings.values())),
 )

@@ -60,7 +60,6 @@ def test_what_is_chosen_against_expectation_is_said() -> None:
         (T4, {"attention_backend": "triton"}, r"compute capability 7.5\) is older than 8.0; use sdpa"),
         (H200, {"attention_backend": "native"}, "runs on the CPU only; use auto, triton or sdpa"),
         (CPU, {"attention_backend": "native", "enable_native_ops": False}, "contradicts enable_native_ops"),
-        (CPU, {"attention_backend": "native", "compile": True}, "contradicts compile=True.*use sdpa, or"),
         (T4, {"dtype": "bfloat16"}, r"dtype='bfloat16': this GPU \(compute capability 7.5\) has none"),
         (CPU, {"quantization": "fp8"}, "quantization='fp8' needs a CUDA device.*use int8 or int4"),
         (A100, {"quantization": "fp8"}, "needs compute capability 8.9, this GPU has 8.0; use int8"),
@@ -81,15 +80,8 @@ def test_int8_runs_everywhere_and_int4_on_the_cpu() -> None:
 
 
 def test_native_ops_stay_away_when_told_to() -> None:
-    for off in ({"enable_native_ops": False}, {"attention_backend": "sdpa"}, {"compile": True}):
+    for off in ({"enable_native_ops": False}, {"attention_backend": "sdpa"}):
         assert not choose(CPU, **off)[0]["enable_native_ops"]
-
-
-def test_compile_on_triton_says_that_it_does_nothing() -> None:
-    for backend in ("auto", "triton"):
-        (notice,) = choose(H200, attention_backend=backend, compile=True)[1]
-        assert "compile=True has no effect on the triton kernels; attention_backend sdpa" in notice
-    assert choose(H200, attention_backend="sdpa", compile=True)[1] == []
 
 
 def test_a_gpus_debug_switch_means_nothing_on_the_cpu() -> None:

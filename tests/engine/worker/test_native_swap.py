@@ -195,7 +195,7 @@ INT8, INT4, BRAIN = {"quantization": "int8"}, {"quantization": "int4"}, {"dtype"
         (INT4, "quantization='int4' on torch-sdpa (native ops: not available: no compiler)"),
         (BRAIN, "dtype='bfloat16' on torch-sdpa (native ops: not available: no compiler)"),
         (INT8 | BRAIN | {"enable_native_ops": False}, "quantization='int8' on torch-sdpa (native ops: off)"),
-        (BRAIN | {"attention_backend": "flex"}, "dtype='bfloat16' on torch-flex (native ops: off)"),
+        (BRAIN | {"attention_backend": "sdpa"}, "dtype='bfloat16' on torch-sdpa (native ops: off)"),
         ({"dtype": "float16"}, "dtype='float16' on torch-sdpa (native ops: not available for float16)"),
     ],
 )
