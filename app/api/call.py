@@ -17,12 +17,12 @@ from app.api.constraint import Constraint
 from app.api.context import ApiContext
 from app.api.errors import ApiError, make_closing_error, make_failure, to_api_error
 from app.api.protocol import MAX_PROMPTS, GenerationFields
-from app.api.thinking import Thinking
 from app.api.thought_parser import make_reader
 from app.api.tools.calls import ToolParser, is_valid
 from app.api.tools.use import ToolUse, explain
 from app.api.verdict import Judge
 from app.api.visit import Visit
+from app.reasoning import Thinking
 from engine import EngineDead, InvalidRequest, RequestOutput, SamplingParams
 from grammar import GrammarError
 

@@ -19,16 +19,15 @@ from app.api.messages import has_tool_messages, read_messages, read_template_kwa
 from app.api.protocol import ChatRequest
 from app.api.sampling import chat_sampling
 from app.api.sse import CLIENT_CLOSED_REQUEST, Emit, EventStream, unless_gone
-from app.api.thinking import Thinking, find_thinking, think_first
+from app.api.thought_parser import think_first
 from app.api.tools.calls import make_message
 from app.api.tools.plain_turns import tell_plainly
 from app.api.tools.use import ToolUse, combine, read_tools
 from app.api.visit import Visit
+from app.reasoning import TAIL_TOKENS, Thinking, find_thinking
 from engine import CompletionOutput, RequestOutput, SamplingParams
 
 router = APIRouter()
-# of a prompt's end: enough to see whether it opens a thought
-TAIL_TOKENS = 24
 TOOLS_NOT_SHOWN = "the chat template knows no tools: with tool_choice auto the model was not shown them"
 
 

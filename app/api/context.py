@@ -15,9 +15,9 @@ from app import __version__
 from app.api import metrics
 from app.api.errors import RETRY_AFTER_S, ApiError
 from app.api.responses.store import ResponseStore
-from app.api.thinking import CLOSE, knows_thoughts
 from app.api.tools.styles import find_style
 from app.config import AppConfig
+from app.reasoning import CLOSE, knows_thoughts
 from engine import Embedder, Engine, InvalidRequest, LoRARequest
 
 PROBE = "probe_of_troupe"

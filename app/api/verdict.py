@@ -11,8 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from app.api.thinking import CLOSE, Thinking
-from app.api.thought_parser import read_thought
+from app.reasoning import CLOSE, Thinking, read_thought
 from engine import CompletionOutput
 from grammar import GrammarError, GrammarSpec, OutputCheck
 

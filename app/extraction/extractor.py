@@ -26,6 +26,7 @@ from app.extraction.refine import Recheck, plan_recheck, vote, weigh
 from app.extraction.result import ExtractionResult, PartialExtraction
 from app.extraction.review import put_values
 from app.extraction.verbatim import GROUNDED, list_spellings, mark_grounded
+from app.reasoning import CLOSE, OPEN, TAIL_TOKENS
 from engine import (
     CompletionOutput,
     Engine,
@@ -214,7 +215,12 @@ class Extractor:
         if tokenizer is None:
             raise InvalidRequest("extraction needs a tokenizer; start the engine without skip_tokenizer_init")
         if tokenizer.has_chat_template:
-            return await self.engine.render_chat(messages)
+            # A record needs no reasoning: the template's switch turns it off, or the reasoning that it opens is closed.
+            prompt_ids = await self.engine.render_chat(messages, enable_thinking=False)
+            tail = tokenizer.decode(prompt_ids[-TAIL_TOKENS:], skip_special_tokens=False)
+            if tail.rstrip().endswith(OPEN):
+                prompt_ids = [*prompt_ids, *tokenizer.encode(f"\n{CLOSE}\n\n", add_special_tokens=False)]
+            return prompt_ids
         return await self.engine.encode(make_plain_prompt(messages))
 
     def _fit(self, num_prompt_tokens: int) -> int:

@@ -11,7 +11,7 @@ from enum import Enum
 from functools import cache
 from typing import Any
 
-from app.api.marks import overlap
+from app.reasoning import overlap
 from grammar import ToolStyle
 
 Json = dict[str, Any]

@@ -15,6 +15,7 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 
+from app.reasoning import Thinking
 from app.ui.explain import EXPLAINED, Explanation, explain, explain_bug
 from app.ui.pacing import HEARTBEAT_S
 from engine import Engine, RequestOutput
@@ -30,6 +31,7 @@ class Answer:
     """One answer as far as it is written.
 
     Attributes:
+        thinking: how the text is split into reasoning and content; None if all of it is content.
         is_stopped: a person ended it.
         ended: time of the end by the clock of Answers.
     """
@@ -37,6 +39,7 @@ class Answer:
     answer_id: str = field(default_factory=lambda: secrets.token_urlsafe(16))
     output: RequestOutput | None = None
     problem: Explanation | None = None
+    thinking: Thinking | None = None
     is_stopped: bool = False
     is_over: bool = False
     ended: float = 0.0
@@ -78,12 +81,12 @@ class Answers:
         self._clock = clock
         self._kept: dict[str, Answer] = {}
 
-    def start(self, stream: AsyncGenerator[RequestOutput | None]) -> Answer:
+    def start(self, make_stream: Callable[[Answer], AsyncGenerator[RequestOutput | None]]) -> Answer:
         """Read a stream to its end, now and without the caller."""
         answer = Answer()
         self._drop_old()
         self._kept[answer.answer_id] = answer
-        answer._task = asyncio.create_task(self._read(answer, stream))
+        answer._task = asyncio.create_task(self._read(answer, make_stream(answer)))
         answer._task.add_done_callback(lambda task: self._end(answer, task))
         return answer
 

@@ -6,9 +6,9 @@ not part of what the model reads.
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
+from app.reasoning import Thinking, ThoughtSplitter
 from app.ui.explain import Explanation
 
 Message = dict[str, Any]
@@ -16,7 +16,6 @@ History = list[Message]
 
 ERROR_ID = "error"
 REASONING_ID = "reasoning"
-REASONING_START = re.compile(r"\s*<(think|thinking|reasoning)>")
 
 
 def user_message(text: str) -> Message:
@@ -27,17 +26,18 @@ def answer_message(text: str) -> Message:
     return {"role": "assistant", "content": text}
 
 
-def answer_messages(text: str) -> list[Message]:
+def answer_messages(text: str, thinking: Thinking | None = None) -> list[Message]:
     """An answer with its reasoning, where it has some, in a message of its own that is folded once it is complete."""
-    opened = REASONING_START.match(text)
-    if opened is None:
-        return [answer_message(text)]
-    thought, mark, rest = text[opened.end() :].partition(f"</{opened[1]}>")
+    # A model whose template does not know reasoning may begin with it all the same.
+    splitter = ThoughtSplitter(thinking or Thinking(is_open=False))
+    thought, content = map("".join, zip(splitter.feed(text), splitter.close(), strict=True))
+    if not splitter.has_thought:
+        return [answer_message(content)]
     # Strong, so that the style sheet can tell it from a line of figures.
-    title = "**Reasoning**" if mark else "**Reasoning …**"
-    folded = {"title": title, "id": REASONING_ID, "status": "done" if mark else "pending"}
-    thinking = {"role": "assistant", "content": thought.strip(), "metadata": folded}
-    return [thinking, answer_message(rest.lstrip())] if mark else [thinking]
+    title = "**Reasoning**" if splitter.is_closed else "**Reasoning …**"
+    folded = {"title": title, "id": REASONING_ID, "status": "done" if splitter.is_closed else "pending"}
+    reasoning = {"role": "assistant", "content": thought.strip(), "metadata": folded}
+    return [reasoning, answer_message(content.lstrip())] if splitter.is_closed else [reasoning]
 
 
 def figures_message(line: str, turn_id: str = "") -> Message:

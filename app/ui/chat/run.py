@@ -7,14 +7,17 @@ it has shown of the answer, and the whole answer once the turn is closed.
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import gradio as gr
 
+from app.reasoning import TAIL_TOKENS, find_thinking, gate_grammar, knows_thoughts
 from app.ui.chat.answers import Answer, Answers
 from app.ui.chat.attachments import add_attachments
 from app.ui.chat.branches import Thread, fork
@@ -69,7 +72,9 @@ class Turn:
     def written(self) -> History:
         """The answer so far."""
         output = self.answer.output
-        return [answer_message(WAITING)] if output is None else answer_messages(output.outputs[0].text)
+        if output is None:
+            return [answer_message(WAITING)]
+        return answer_messages(output.outputs[0].text, self.answer.thinking)
 
     @property
     def growing(self) -> History:
@@ -84,6 +89,11 @@ class ChatRun:
         self.engine = engine
         self.interval_s = interval_s
         self.answers = Answers(engine)
+
+    @cached_property
+    def knows_reasoning(self) -> bool:
+        """Whether the model's chat template knows reasoning."""
+        return self.engine.tokenizer is not None and knows_thoughts(self.engine.tokenizer.apply_chat_template)
 
     async def send(
         self,
@@ -220,7 +230,9 @@ class ChatRun:
         *values, store = rest
         settings = Settings(*values)
         if problem is None:
-            answer = self.answers.start(self._generate(asked, settings, str(request.session_hash)))
+            answer = self.answers.start(
+                lambda answer: self._generate(answer, asked, settings, str(request.session_hash))
+            )
         else:
             answer = Answer(problem=problem, is_over=True)
         thread = {**(thread or make_thread()), "settings": asdict(settings)}
@@ -232,7 +244,7 @@ class ChatRun:
         return gr.skip(), busy, turn.growing, turn.thread, turn, change
 
     async def _generate(
-        self, history: History, settings: Settings, session: str
+        self, answer: Answer, history: History, settings: Settings, session: str
     ) -> AsyncGenerator[RequestOutput | None, None]:
         tokenizer = self.engine.tokenizer
         if tokenizer is None:
@@ -240,9 +252,17 @@ class ChatRun:
         messages = to_model_messages(history, settings.system_prompt)
         if tokenizer.has_chat_template:
             prompt_ids = await self.engine.render_chat(messages)
+            knows = await asyncio.to_thread(lambda: self.knows_reasoning)
+            tail = tokenizer.decode(prompt_ids[-TAIL_TOKENS:], skip_special_tokens=False)
+            answer.thinking = find_thinking(knows, tail, messages, {"add_generation_prompt": True})
         else:
             prompt_ids = await self.engine.encode("\n\n".join(m["content"] for m in messages) + "\n\n")
         params = make_sampling_params(settings, len(prompt_ids), self.engine.resolved.max_model_len)
+        if answer.thinking is not None:
+            # The mark at the end of the reasoning may be a special token; a grammar begins behind it.
+            params = replace(params, skip_special_tokens=False)
+            if params.grammar is not None:
+                params = replace(params, grammar=gate_grammar(params.grammar, answer.thinking))
         # Its own salt: what one person wrote never shows in another's cache timings.
         stream = self.engine.generate(
             prompt_ids, params, cache_salt=f"session-{session}", priority=int(settings.priority)

@@ -194,14 +194,14 @@ class ExtractRun:
         return badge, fields, record, table, marked, edited, added
 
 
-def read_examples(text: str) -> tuple[Example, ...]:
-    """Examples from JSON Lines.
+def read_examples(text: str | None) -> tuple[Example, ...]:
+    """Examples from JSON Lines; the page sends None for a text box that has not been opened yet.
 
     Raises:
         ValueError: a line is no example; the message names it.
     """
     examples = []
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate((text or "").splitlines(), 1):
         if line.strip():
             try:
                 given = json.loads(line)
@@ -213,12 +213,12 @@ def read_examples(text: str) -> tuple[Example, ...]:
     return tuple(examples)
 
 
-def add_example(shown: Shown | None, examples: str) -> str:
+def add_example(shown: Shown | None, examples: str | None) -> str:
     """The examples with the record that is shown behind them."""
     if shown is None or not shown.result.valid:
         raise gr.Error("Extract a record that fits the schema, and correct it, before it can be an example.")
     line = json.dumps({"text": shown.text, "record": shown.result.record}, ensure_ascii=False)
-    return "\n".join(part for part in (examples.strip(), line) if part)
+    return "\n".join(part for part in ((examples or "").strip(), line) if part)
 
 
 def correct(shown: Shown, edits: Mapping[str, str]) -> Shown:

@@ -128,7 +128,7 @@ class ExtractTab(ExtractRun):
             )
             with gr.Accordion("Examples", open=False):
                 examples = gr.Textbox(
-                    label='One a line: {"text": ..., "record": ...}', lines=3, max_lines=8, elem_classes="mono",
+                    "", label='One a line: {"text": ..., "record": ...}', lines=3, max_lines=8, elem_classes="mono",
                     placeholder="Optional: texts with their right records, which the model is shown first",
                 )  # fmt: skip
                 add = gr.Button("Add the record that is shown", size="sm")

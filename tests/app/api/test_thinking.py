@@ -12,8 +12,7 @@ import anthropic
 import openai
 import pytest
 
-from app.api.thinking import Thinking, find_thinking
-from app.api.thought_parser import ThoughtSplitter
+from app.reasoning import Thinking, ThoughtSplitter, find_thinking
 from grammar import Reasoning
 from tests.app.api.harness import CHAT, Server, Start
 from tests.fakes import FakeEngine, FakeTokenizer

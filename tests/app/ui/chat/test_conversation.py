@@ -1,5 +1,6 @@
 """What the model reads of a history, and what stands under an answer."""
 
+from app.reasoning import Thinking
 from app.ui.chat.conversation import (
     answer_message,
     answer_messages,
@@ -54,3 +55,5 @@ def test_reasoning_that_goes_on_is_shown_as_it_grows() -> None:
     (thinking,) = answer_messages("<think>so far")
     assert thinking["content"] == "so far" and thinking["metadata"]["status"] == "pending"
     assert answer_messages("It is <think> in the middle") == [answer_message("It is <think> in the middle")]
+    opened, answer = answer_messages("so far</think>Yes.", Thinking(is_open=True))
+    assert (opened["content"], answer["content"]) == ("so far", "Yes.")

@@ -42,7 +42,9 @@ async def run(
 ) -> list[Any]:
     updates = [
         update
-        async for update in tab.run(text, schema, problem, limits, verbatim, False, "", "", verified, REQUEST)
+        async for update in tab.run(
+            text, schema, problem, limits, verbatim, False, "", None, verified, REQUEST
+        )
     ]
     return [SimpleNamespace(**dict(zip(PARTS, update, strict=True))) for update in updates]
 

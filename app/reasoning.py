@@ -1,0 +1,192 @@
+"""Models that reason before they answer: which chat templates are theirs, and where the reasoning ends.
+
+the prompt ends in <think>          the output begins inside a thought (DeepSeek R1, QwQ)
+the template knows thoughts         the output may begin with one (Qwen 3), unless enable_thinking is false
+the prompt ends in </think>, or
+the template knows none             there is no thought, and <think> is a text like any other
+
+The API, the chat and the extraction use this. A grammar begins after the end of the reasoning
+(grammar/match/reasoning.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Any
+
+from engine import InvalidRequest
+from grammar import GrammarSpec, Reasoning
+
+Json = dict[str, Any]
+
+OPEN = "<think>"
+CLOSE = "</think>"
+PROBE = "probe_of_troupe"
+# the names under which chat templates have their switch
+# enough of a prompt's end to see whether it opens the reasoning
+TAIL_TOKENS = 24
+SWITCHES = ("enable_thinking", "thinking")
+
+
+@dataclass(frozen=True, slots=True)
+class Thinking:
+    """How the outputs of one request are split into reasoning and content.
+
+    Attributes:
+        is_open: the prompt ends inside the reasoning; otherwise the output may begin it.
+        keeps_breaks: line breaks after the reasoning belong to the content.
+        is_shown: whether the reply includes reasoning.
+    """
+
+    is_open: bool
+    keeps_breaks: bool = False
+    is_shown: bool = True
+
+
+def knows_thoughts(render: Callable[..., str]) -> bool:
+    """Return whether a chat template supports reasoning.
+
+    Args:
+        render: `Tokenizer.apply_chat_template`.
+    """
+    user, answer = {"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}
+    asked = _try(render, [user])
+    # a switch that changes what the prompt says about thoughts
+    silent = [_try(render, [user], **{name: False}) for name in SWITCHES]
+    if any(text != asked and OPEN in text for text in silent) or asked.rstrip().endswith(OPEN):
+        return True
+    # a thought is written between the marks, or an old one is left out
+    if OPEN in _try(render, [user, answer | {"reasoning_content": PROBE}], add_generation_prompt=False):
+        return True
+    thought = answer | {"content": f"{OPEN}{PROBE}{CLOSE}y"}
+    told = _try(render, [user, thought, user])
+    return bool(told) and PROBE not in told
+
+
+def find_thinking(
+    knows: bool, tail: str, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any]
+) -> Thinking | None:
+    """How the output of a rendered conversation begins; None when it holds no thought.
+
+    Args:
+        knows: whether the template knows thoughts.
+        tail: the end of the rendered prompt.
+        options: what the template was given, `add_generation_prompt` and its like included.
+    """
+    if options.get("continue_final_message"):
+        _, mark, thought = str(messages[-1]["content"]).rpartition(OPEN)
+        return Thinking(True) if knows and mark and CLOSE not in thought else None
+    tail = tail.rstrip()
+    if not options.get("add_generation_prompt") or tail.endswith(CLOSE):
+        return None
+    if tail.endswith(OPEN):
+        return Thinking(True)
+    is_off = any(options.get(name) is False for name in SWITCHES)
+    return Thinking(False) if knows and not is_off else None
+
+
+def gate_grammar(spec: GrammarSpec, thinking: Thinking, allows_breaks: bool = False) -> GrammarSpec:
+    """The grammar of an answer that begins after the reasoning."""
+    return replace(spec, reasoning=Reasoning(None if thinking.is_open else OPEN, CLOSE, allows_breaks))
+
+
+def _try(render: Callable[..., str], messages: Sequence[Json], **options: Any) -> str:
+    try:
+        return render(messages, **options)
+    except InvalidRequest:
+        return ""
+
+
+class Part(Enum):
+    """The part of the output that the text is in."""
+
+    START = 0  # not known yet
+    THOUGHT = 1
+    BREAK = 2  # line breaks after the reasoning
+    WORDS = 3
+
+
+class ThoughtSplitter:
+    """Splits one output. Line breaks around a thought belong to neither, unless the words keep theirs.
+
+    Attributes:
+        has_thought: whether the output has a thought, complete or not.
+        is_closed: whether the thought has ended.
+    """
+
+    def __init__(self, thinking: Thinking) -> None:
+        self.is_closed = False
+        self._thinking = thinking
+        self._part = Part.START
+        self._held = ""
+        self._is_begun = False  # a part of the reasoning was returned
+
+    @property
+    def has_thought(self) -> bool:
+        return self.is_closed or self._part is Part.THOUGHT or self._is_waiting_for_thought
+
+    @property
+    def _is_waiting_for_thought(self) -> bool:
+        return self._part is Part.START and self._thinking.is_open
+
+    def feed(self, text: str) -> tuple[str, str]:
+        """More of the thought, and more of the words."""
+        self._held += text
+        if self._part is Part.START:
+            self._start()
+        thought = self._take_thought() if self._part is Part.THOUGHT else ""
+        if self._part is Part.BREAK:
+            self._held = self._held if self._thinking.keeps_breaks else self._held.lstrip("\n")
+            self._part = Part.WORDS if self._held else Part.BREAK
+        words = ""
+        if self._part is Part.WORDS:
+            words, self._held = self._held, ""
+        return thought, words
+
+    def close(self) -> tuple[str, str]:
+        """What was held back."""
+        held, self._held = self._held, ""
+        if self._part is Part.THOUGHT or self._is_waiting_for_thought:
+            return self._trim(held).rstrip("\n"), ""
+        return "", held if self._part is Part.START else ""
+
+    def _start(self) -> None:
+        begun = self._held.lstrip()
+        if begun.startswith(OPEN):
+            # also where the prompt has opened it: some models do it once more
+            self._part, self._held = Part.THOUGHT, begun.removeprefix(OPEN)
+        elif not OPEN.startswith(begun):
+            self._part = Part.THOUGHT if self._thinking.is_open else Part.WORDS
+
+    def _take_thought(self) -> str:
+        found = self._held.find(CLOSE)
+        if found >= 0:
+            thought, self._held = (
+                self._trim(self._held[:found]).rstrip("\n"),
+                self._held[found + len(CLOSE) :],
+            )
+            self._part, self.is_closed = Part.BREAK, True
+            return thought
+        certain = self._held[: len(self._held) - overlap(self._held[-len(CLOSE) :], CLOSE)].rstrip("\n")
+        self._held = self._held[len(certain) :]
+        return self._trim(certain)
+
+    def _trim(self, thought: str) -> str:
+        if not self._is_begun:
+            thought = thought.lstrip("\n")
+            self._is_begun = bool(thought)
+        return thought
+
+
+def read_thought(thinking: Thinking, text: str) -> tuple[ThoughtSplitter, str]:
+    """A whole output: where it stood at its end, and its words."""
+    splitter = ThoughtSplitter(thinking)
+    _, words = splitter.feed(text)
+    return splitter, words + splitter.close()[1]
+
+
+def overlap(text: str, mark: str) -> int:
+    """Length of the longest end of the text that begins the mark, without being all of it."""
+    return next((n for n in range(min(len(mark) - 1, len(text)), 0, -1) if text.endswith(mark[:n])), 0)
