@@ -6,7 +6,7 @@
 Reasoning is any text up to the closing mark. Only line breaks may share a token with the mark.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -19,6 +19,7 @@ from ..reasoning import Reasoning
 from ..vocabulary import Vocabulary, make_mask
 
 MAX_NUM_BREAKS = 2
+WRONG = -1
 
 
 class Phase(IntEnum):
@@ -51,43 +52,39 @@ class ReasoningTables:
 
     def __init__(self, vocabulary: Vocabulary, gate: Reasoning) -> None:
         self.vocabulary = vocabulary
-        self.start = None if gate.start is None else gate.start.encode()
-        self.end = gate.end.encode()
-        self.allows_breaks = gate.allows_breaks
-        names = vocabulary.special_tokens
-        self.start_id = None if gate.start is None else names.get(gate.start)
-        self.end_id = names.get(gate.end)
-        texts = [index for index, data in enumerate(vocabulary.token_bytes) if data]
-        wrong = {index for index in texts if not self._may_hold_end(vocabulary.token_bytes[index])}
-        ends = [] if self.end_id is None else [self.end_id]
-        # Rows, int32 [words]: reasoning with nothing of the mark before it, and the line feeds after it.
-        self.reasoning = make_mask([index for index in texts if index not in wrong] + ends, vocabulary.size)
-        breaks = {data: index for index, data in enumerate(vocabulary.token_bytes)}
-        self.breaks = [breaks[data] for data in (b"\n", b"\n\n") if data in breaks]
-        # For each length of a beginning of the mark the tokens that end it and go on wrongly.
+        self.start, self.end = (gate.start or "").encode(), gate.end.encode()
+        self.start_id, self.end_id = (vocabulary.special_tokens.get(name or "") for name in (gate.start, gate.end))
+        self.breaks = (b"", b"\n", b"\n\n") if gate.allows_breaks else (b"",)
+        texts = [(index, data) for index, data in enumerate(vocabulary.token_bytes) if data]
+        # For each length of a beginning of the end mark, the tokens that complete it and go on wrongly.
         self.wrong: dict[int, list[int]] = {}
         for length in range(1, len(self.end)):
             rest = self.end[length:]
-            found = [index for index in texts if vocabulary.token_bytes[index].startswith(rest)]
-            rests = ((index, vocabulary.token_bytes[index][len(rest) :]) for index in found)
-            self.wrong[length] = [index for index, after in rests if not self._is_break(after)]
-        self.openings = [] if self.start_id is None else [self.start_id]
+            found = [(index, data[len(rest) :]) for index, data in texts if data.startswith(rest)]
+            self.wrong[length] = [index for index, after in found if after not in self.breaks]
+        # Row, int32 [words]: reasoning with nothing of the mark before it.
+        fine = [index for index, data in texts if self.find_end(data) != WRONG]
+        self.reasoning = make_mask([*fine, *([] if self.end_id is None else [self.end_id])], vocabulary.size)
+        # Tokens that are parts of the opening mark, and line feeds after the reasoning.
+        self._parts = [(index, data) for index, data in texts if data in self.start]
+        self._feeds = [(index, data) for index, data in texts if data in self.breaks]
         self.size_bytes = 16 * vocabulary.num_words
 
-    def _may_hold_end(self, data: bytes) -> bool:
-        at = data.find(self.end)
-        return at < 0 or self._is_break(data[at + len(self.end) :])
+    def find_end(self, text: bytes) -> int | None:
+        """Return how many line feeds follow the end mark in a text, WRONG for anything else, None without a mark."""
+        at = text.find(self.end)
+        rest = text[at + len(self.end) :]
+        return None if at < 0 else len(rest) if rest in self.breaks else WRONG
 
-    def _is_break(self, data: bytes) -> bool:
-        """Tell whether what follows the mark in its token may stand there."""
-        return not data or (self.allows_breaks and data in (b"\n", b"\n\n"))
+    def list_marks(self, written: bytes) -> list[int]:
+        """Return the tokens that go on the opening mark; those that complete it hold no more."""
+        rest = self.start[len(written) :]
+        found = [index for index, data in self._parts if rest.startswith(data)]
+        return found if written or self.start_id is None else [*found, self.start_id]
 
-    def find_marks(self, written: bytes) -> Iterator[int]:
-        """Yield the tokens that go on the opening mark; those that complete it hold no more."""
-        rest = (self.start or b"")[len(written) :]
-        for index, data in enumerate(self.vocabulary.token_bytes):
-            if data and rest.startswith(data):
-                yield index
+    def list_breaks(self, num_breaks: int) -> list[int]:
+        """Return the tokens of line feeds that may follow some others after the reasoning."""
+        return [index for index, data in self._feeds if num_breaks + len(data) <= MAX_NUM_BREAKS]
 
 
 class GatedProgram:
@@ -112,7 +109,7 @@ class GatedMatcher(Matcher):
         self.filler = FILLER
         self.inner = inner
         self._tables = tables
-        self.state = State(Phase.REASONING if tables.start is None else Phase.START)
+        self.state = State(Phase.START if tables.start else Phase.REASONING)
         # Before each token up to the first one of the value, behind which so many follow.
         self._history: list[State] = []
         self._num_more = 0
@@ -158,32 +155,19 @@ class GatedMatcher(Matcher):
         data = tables.vocabulary.token_bytes[token_id]
         match phase:
             case Phase.REASONING:
-                return (
-                    self._end() if token_id == tables.end_id else self._reason(tail, data) if data else None
-                )
+                found = 0 if token_id == tables.end_id else tables.find_end(tail + data) if data else WRONG
+                if found is None:
+                    return State(Phase.REASONING, (tail + data)[1 - len(tables.end) :] if tables.end[1:] else b"")
+                return None if found == WRONG else State(Phase.BREAK, b"", found)
             case Phase.BREAK:
-                count = num_breaks + len(data)
-                is_break = tables.allows_breaks and data and not data.strip(b"\n") and count <= MAX_NUM_BREAKS
-                return State(Phase.BREAK, b"", count) if is_break else None
+                is_break = data in tables.breaks[1:] and num_breaks + len(data) <= MAX_NUM_BREAKS
+                return State(Phase.BREAK, b"", num_breaks + len(data)) if is_break else None
         if token_id == tables.start_id and phase is Phase.START:
             return State(Phase.REASONING)
         written = tail + data
-        if not data or not (tables.start or b"").startswith(written):
+        if not data or not tables.start.startswith(written):
             return None
         return State(Phase.REASONING) if written == tables.start else State(Phase.MARK, written)
-
-    def _reason(self, tail: bytes, data: bytes) -> State | None:
-        tables, text = self._tables, tail + data
-        at = text.find(tables.end)
-        if at < 0:
-            return State(Phase.REASONING, text[-(len(tables.end) - 1) :])
-        rest = text[at + len(tables.end) :]
-        if rest and not (tables.allows_breaks and rest in (b"\n", b"\n\n")):
-            return None
-        return self._end(len(rest))
-
-    def _end(self, num_breaks: int = 0) -> State:
-        return State(Phase.BREAK, b"", num_breaks)
 
     def fill_row(self, bitmask: np.ndarray, row: int) -> None:
         """Write the allowed tokens into one row."""
@@ -194,18 +178,15 @@ class GatedMatcher(Matcher):
         tables, (phase, tail, num_breaks, _) = self._tables, self.state
         match phase:
             case Phase.START | Phase.MARK:
-                openings = tables.openings if phase is Phase.START else ()
-                found = make_mask([*tables.find_marks(tail), *openings], tables.vocabulary.size)
+                found = make_mask(tables.list_marks(tail), tables.vocabulary.size)
                 words[:] = words | found if self.may_begin_value else found
             case Phase.REASONING:
                 words[:] = tables.reasoning
                 for length, wrong in tables.wrong.items():
                     if tail.endswith(tables.end[:length]):
                         clear_bits(words, wrong)
-            case Phase.BREAK if tables.allows_breaks:
-                size = tables.vocabulary.token_bytes
-                fitting = [each for each in tables.breaks if num_breaks + len(size[each]) <= MAX_NUM_BREAKS]
-                words |= make_mask(fitting, tables.vocabulary.size)
+            case Phase.BREAK:
+                words |= make_mask(tables.list_breaks(num_breaks), tables.vocabulary.size)
 
     def _take_back(self, num_tokens: int) -> None:
         num_more = min(num_tokens, self._num_more)
