@@ -15,7 +15,7 @@ from safetensors import safe_open
 
 from engine.config import ModelImpl
 from engine.errors import ConfigError
-from engine.kv_cache_spec import KVCacheSpec
+from engine.kv_cache_spec import KVCacheSpec, group_layers
 from engine.model.checkpoint import weight_files
 from engine.model.config import ModelConfig
 from engine.model.decoder import DecoderModel
@@ -41,18 +41,22 @@ class ModelReport:
     dtype: str  # of the checkpoint
     weight_bytes: int  # in that dtype
     kv_bytes_per_token: int  # over all layers, in that dtype
+    kv_bytes_outside: int  # of a token outside the windows
     windows: str  # how many layers have which window
     embeddings: str  # how it makes embeddings, or why it makes none
     notices: tuple[str, ...] = ()
 
     def list_facts(self) -> list[tuple[str, str]]:
         """Return the report as names and texts, for people."""
+        kv_cache = f"{_format(self.kv_bytes_per_token)} per token as {self.dtype}"
+        if self.kv_bytes_outside < self.kv_bytes_per_token:
+            kv_cache += f", {_format(self.kv_bytes_outside)} of a token outside the windows"
         code = "troupe's decoder" if self.implementation == "troupe" else "the code of transformers"
         facts = [
             ("architecture", f"{self.architecture}, run by {code}"),
             ("parameters", f"{self.num_parameters:,} in {self.num_layers} layers with attention"),
             ("weights", f"{_format(self.weight_bytes)} as {self.dtype}"),
-            ("KV cache", f"{_format(self.kv_bytes_per_token)} per token as {self.dtype}"),
+            ("KV cache", kv_cache),
             ("context", f"{self.max_model_len:,} tokens"),
             ("attention", self.windows),
             ("embeddings", self.embeddings),
@@ -88,6 +92,7 @@ def make_report(path_or_name: str | Path, config: ModelConfig) -> ModelReport:
         implementation, num_parameters = "troupe", count_parameters(config)
         specs = [spec.kv_spec for spec in config.layer_specs]
     itemsize = _ITEMSIZE[config.dtype]
+    kept = [layer for group in group_layers(specs) if group.window is None for layer in group.layers]
     return ModelReport(
         architecture=config.architecture,
         implementation=implementation,
@@ -96,7 +101,8 @@ def make_report(path_or_name: str | Path, config: ModelConfig) -> ModelReport:
         max_model_len=config.max_model_len,
         dtype=config.dtype,
         weight_bytes=num_parameters * itemsize,
-        kv_bytes_per_token=sum(2 * spec.num_kv_heads * spec.head_size for spec in specs) * itemsize,
+        kv_bytes_per_token=2 * sum(spec.num_elements for spec in specs) * itemsize,
+        kv_bytes_outside=2 * sum(specs[layer].num_elements for layer in kept) * itemsize,
         windows=_describe_windows(specs),
         embeddings=_describe_embeddings(path_or_name),
         notices=notices,

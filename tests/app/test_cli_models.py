@@ -39,9 +39,8 @@ def test_a_report_counts_memory(capsys: pytest.CaptureFixture[str], tmp_path: Pa
     num_parameters = sum(each.numel() for each in model.parameters())
     assert facts["parameters"].startswith(f"{num_parameters:,} in 3 layers")
     assert facts["weights"] == f"{num_parameters * 2 / 1024:.1f} KiB as bfloat16"
-    assert (
-        "KV cache      384 bytes per token as bfloat16" in out
-    )  # 3 layers x (key, value) x 2 heads x 16 x 2
+    # 3 layers x (key, value) x 2 heads x 16 x 2
+    assert "KV cache      384 bytes per token as bfloat16, 0 bytes of a token outside the windows\n" in out
     assert facts["attention"] == "3 layers over 32 tokens"
     assert facts["embeddings"].startswith("none")
 
