@@ -17,6 +17,7 @@ from torch import Tensor
 from triton.errors import TritonError
 
 import kernels
+from engine.kv_cache_spec import group_layers
 from engine.messages import NewRow, StepDone
 from engine.model import DecoderModel, load_model
 from engine.sampling_params import SamplingParams
@@ -60,8 +61,12 @@ class FakeRecorder:
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> DecoderModel:
+    return load(tmp_path_factory.mktemp("model"), "qwen3")
+
+
+def load(folder: Path, family: str, **sizes: int) -> DecoderModel:
     """Its attention reads lengths from tensors alone, as a recording demands."""
-    folder: Path = save(make_transformers_model("qwen3"), tmp_path_factory.mktemp("model"))
+    save(make_transformers_model(family, **sizes), folder)
     attention = {"make_plan": lambda *_: None, "paged_attention": kernels.paged_attention}
     return load_model(folder, ops=replace(torch_ops.make_ops(), is_graph_safe=True, **attention))
 
@@ -72,13 +77,15 @@ class Rows:
     def __init__(
         self, model: DecoderModel, recorder: FakeRecorder | None = None, widths: Sequence[int] = (1,)
     ) -> None:
-        num_blocks = MAX_ROWS * BLOCKS_PER_ROW + 1
+        self.num_groups = len(group_layers(model.kv_specs()))
+        num_blocks = (MAX_ROWS * BLOCKS_PER_ROW + 1) * self.num_groups
         self.caches = allocate_kv_cache(model.kv_specs(), num_blocks, BLOCK, torch.float32, CPU)
         for cache in (each for pair in self.caches for each in pair):
             cache.fill_(torch.nan)
             cache[0] = 0
         self.graphs = DecodeGraphs(model, self.caches, MAX_ROWS, MAX_LEN, recorder or FakeRecorder(), widths)
-        batch, state = InputBatch(MAX_ROWS, MAX_LEN, BLOCK, CPU), SamplingState(MAX_ROWS, VOCAB_SIZE, CPU)
+        batch = InputBatch(MAX_ROWS, MAX_LEN, BLOCK, CPU, self.num_groups)
+        state = SamplingState(MAX_ROWS, VOCAB_SIZE, CPU)
         self.is_recorded = recorder is not None
         self.runner = ModelRunner(model, self.caches, batch, state, (0,), forward=self._forward)
         self.ends: dict[int, int] = {}
@@ -95,7 +102,12 @@ class Rows:
         """Prefill a request into a row; `shared_blocks` are its first ones, which others may have, too."""
         own = range(1 + row * BLOCKS_PER_ROW + len(shared_blocks), 1 + (row + 1) * BLOCKS_PER_ROW)
         params = SamplingParams(temperature=1.0, seed=row, max_tokens=90)
-        self._run([(row, 0, len(prompt))], [make_new_row(row, prompt, [*shared_blocks, *own], params)])
+        block_ids = [
+            block * self.num_groups + group
+            for block in (*shared_blocks, *own)
+            for group in range(self.num_groups)
+        ]
+        self._run([(row, 0, len(prompt))], [make_new_row(row, prompt, block_ids, params)])
         self.ends[row] = len(prompt)
 
     def step(self, rows: list[int], drafts: Mapping[int, Sequence[int]] | None = None) -> None:
@@ -211,6 +223,14 @@ def test_recorded_steps_give_the_tokens_of_plain_ones_and_record_nothing_more(mo
     for ours, theirs in zip(recorded.caches, plain.caches, strict=True):
         for one, other in zip(ours, theirs, strict=True):
             torch.testing.assert_close(one[1:], other[1:], atol=1e-4, rtol=1e-4, equal_nan=True)
+
+
+def test_recorded_steps_of_a_model_with_two_groups_give_the_tokens_of_plain_ones(tmp_path: Path) -> None:
+    model = load(tmp_path, "gemma2", num_hidden_layers=4, sliding_window=20)
+    recorded, plain = Rows(model, FakeRecorder()), Rows(model)
+    assert recorded.num_groups == 2
+    recorded.record()
+    assert play(recorded, 60) == play(plain, 60)
 
 
 def make_drafts(rows: Rows, texts: Mapping[int, list[int]], chosen: list[int]) -> dict[int, list[int]]:
