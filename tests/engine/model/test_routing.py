@@ -9,8 +9,8 @@ import torch
 import transformers
 from torch import Tensor, nn
 
+from engine.model.moe import choose_experts
 from engine.model.moe_spec import MoESpec
-from engine.model.routing import choose_experts
 
 HIDDEN, EXPERTS, TOP_K = 16, 12, 4
 # family: keys of its config, path of the router in a layer, our spec
