@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from app.cli.failure import Failure
 from app.config import UsageError
-from engine import ConfigError, Engine, RecordedRequest, RequestOutput, read_journal
+from engine import ConfigError, Engine, LoRARequest, RecordedRequest, RequestOutput, read_journal
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -81,7 +81,7 @@ async def compute_again(request: RecordedRequest, model: str) -> RequestOutput:
         data_parallel_size_local=None,
         journal=None,
     )
-    message = request.message
+    message, adapter = request.message, request.message.adapter
     params = replace(message.params, seed=message.completions[0].seed, output_kind="final")
     generated = [each.generated_token_ids for each in message.completions]
     async with Engine(config) as engine:
@@ -94,6 +94,7 @@ async def compute_again(request: RecordedRequest, model: str) -> RequestOutput:
             message.request_id,
             cache_salt=message.cache_salt,
             generated_token_ids=generated if any(generated) else (),
+            lora_request=None if adapter is None else LoRARequest(adapter.name, lora_path=adapter.path),
         )
         return [output async for output in stream][-1]
 

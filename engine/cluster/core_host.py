@@ -22,7 +22,6 @@ from engine.worker.worker import Worker
 logger = logging.getLogger("troupe.engine")
 
 HEARTBEAT_S = 0.5
-HostInbox = CoreInbox | WakeUp
 LoadTokenizer = Callable[[], tuple[Tokenizer | None, tuple[int, ...]]]
 
 
@@ -68,14 +67,12 @@ class CoreHost:
         finally:
             beat.cancel()
 
-    def handle(self, message: HostInbox) -> None:
+    def handle(self, message: CoreInbox | WakeUp) -> None:
         """Handle a message of the front. A core that ends meanwhile loses it; the front sends requests again."""
-        match message:
-            case WakeUp():
-                self._wake.set()
-            case _:
-                if self.core is not None:
-                    self.core.send(message)
+        if isinstance(message, WakeUp):
+            self._wake.set()
+        elif self.core is not None:
+            self.core.send(message)
 
     def close(self, *, frees_memory: bool = True) -> None:
         if self.worker is not None:

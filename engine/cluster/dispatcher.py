@@ -310,14 +310,14 @@ class Dispatcher:
             if not call.is_wanted:
                 continue
             parts = [call.parts[index] for index in call.replicas if call.parts[index] is not None]
-            if not parts:
-                self.client.fail_call(EngineDead("no replica is running"))
-            elif call.reply_type is PrefixCacheReset:
-                self.client.deliver(PrefixCacheReset(all(part.is_reset for part in parts)))
-            elif call.reply_type is AdapterLoaded:
+            if call.reply_type is AdapterLoaded:
                 failed = next((part for part in parts if part.error is not None), None)
                 none = AdapterLoaded("", "no replica is running; try again later")
                 self.client.deliver(failed or (parts[0] if parts else none))
+            elif not parts:
+                self.client.fail_call(EngineDead("no replica is running"))
+            elif call.reply_type is PrefixCacheReset:
+                self.client.deliver(PrefixCacheReset(all(part.is_reset for part in parts)))
             else:
                 self.client.deliver(merge_snapshots(parts))
 

@@ -111,13 +111,16 @@ class JournalFile:
     def _run(self) -> None:
         is_open = True
         while is_open:
-            records = [self._queue.get()]
-            while not self._queue.empty():
-                records.append(self._queue.get())
-            is_open = records[-1] is not None
-            self._write([frame for record in records if record is not None for frame in self._frame(record)])
+            frames, size = [], 0
+            while not frames or (not self._queue.empty() and size < self._max_bytes // 16):
+                if (record := self._queue.get()) is None:
+                    is_open, self._retry_time = False, min(self._retry_time, time.monotonic())
+                    break
+                frames.append(self._frame(record))
+                size += len(frames[-1])
+            self._write(frames)
 
-    def _frame(self, record: Record) -> Iterator[bytes]:
+    def _frame(self, record: Record) -> bytes:
         """Return the bytes of a record, and note which requests are unfinished."""
         body = encode(record)
         frame = _HEADER.pack(len(body), zlib.crc32(body)) + body
@@ -128,7 +131,7 @@ class JournalFile:
                 self._unfinished |= {each.handle: frame for each in message.completions}
             case Ended(handle=handle):
                 self._unfinished.pop(handle, None)
-        yield frame
+        return frame
 
     def _write(self, frames: list[bytes]) -> None:
         self._backlog += frames
