@@ -111,7 +111,8 @@ class JournalFile:
     def _run(self) -> None:
         is_open = True
         while is_open:
-            frames, size = [], 0
+            frames: list[bytes] = []
+            size = 0
             while not frames or (not self._queue.empty() and size < self._max_bytes // 16):
                 if (record := self._queue.get()) is None:
                     is_open, self._retry_time = False, min(self._retry_time, time.monotonic())

@@ -37,12 +37,13 @@ TOOL = {
 }
 JSON_SCHEMA = {"name": "record", "schema": SCHEMA, "strict": True}
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+NAMESPACE = "troupe-core"  # of the replica of rank 0: troupe-core0, with a device of the same name
 NO_TIMEOUT = aiohttp.ClientTimeout(None)
 Fault = Callable[[Engine, int], Awaitable[None]]
 Text = dict[int, tuple[str, list[float], str | None]]  # by index of the choice: text, logprobs, finish reason
 
 
-def make_bodies(num_streams: int) -> list[tuple[str, dict[str, Any]]]:
+def make_bodies(num_streams: int, length: int) -> list[tuple[str, dict[str, Any]]]:
     """Paths and bodies: schemas, tools, n = 2, penalties, stop strings, logprobs; all at temperature 1."""
     bodies = []
     for number in range(num_streams):
@@ -56,7 +57,9 @@ def make_bodies(num_streams: int) -> list[tuple[str, dict[str, Any]]]:
             (COMPLETIONS, {"prompt": question, "structured_outputs": {"regex": "[a-f]{3}(-[0-9]{2,9}){4,9}"}, "n": 2}),
             (CHAT, chat | {"frequency_penalty": 0.4, "logprobs": True}),
         ][number % 6]  # fmt: skip
-        bodies.append((path, fields | {"seed": number, "temperature": 1, "max_tokens": 60 + number % 90}))
+        bodies.append(
+            (path, fields | {"seed": number, "temperature": 1, "max_tokens": length * (60 + number % 90)})
+        )
     return bodies
 
 
@@ -120,12 +123,20 @@ async def cut(engine: Engine, index: int) -> None:
     engine._supervisor.replicas[index].restart()
 
 
+async def unplug(engine: Engine, index: int) -> None:
+    """Take the network from a replica in a namespace until the front has noticed."""
+    ip = ("ip", "-n", f"{NAMESPACE}{index}", "link", "set", f"{NAMESPACE}{index}")
+    await (await asyncio.create_subprocess_exec(*ip, "down")).wait()
+    await wait_until(lambda: engine.describe_replicas()[index].state != "ready")
+    await (await asyncio.create_subprocess_exec(*ip, "up")).wait()
+
+
 async def restart(engine: Engine, index: int) -> None:
     await wait_until(lambda: sum(each.state == "ready" for each in engine.describe_replicas()) > 1, 300)
     await engine.restart_replica(index)
 
 
-FAULTS: dict[str, Fault] = {"sigkill": kill, "sigstop": stop, "tcp": cut, "restart": restart}
+FAULTS: dict[str, Fault] = {"sigkill": kill, "sigstop": stop, "tcp": cut, "restart": restart, "link": unplug}
 
 
 async def disturb(
@@ -188,15 +199,19 @@ async def start_engine(config: EngineConfig) -> AsyncIterator[Engine]:
             flags = {
                 "data-parallel-size": config.data_parallel_size,
                 "data-parallel-rank": rank,
+                "data-parallel-address": config.data_parallel_address,
+                "data-parallel-rpc-port": listener.port,
                 "model": config.model,
             }
-            flags |= {"data-parallel-rpc-port": listener.port}
             flags |= {name.replace("_", "-"): value for name, value in SETTINGS.items()}
             command = [f"--{name}={value}" for name, value in flags.items()]
+            place = []
+            if config.data_parallel_address != "127.0.0.1":
+                place = ["ip", "netns", "exec", f"{NAMESPACE}{rank}"]
             environment = os.environ | {"TROUPE_DATA_PARALLEL_KEY": config.data_parallel_key or ""}
             processes.append(
                 await asyncio.create_subprocess_exec(
-                    *(sys.executable, "-m", "app", "serve", "--headless", *command), env=environment
+                    *(*place, sys.executable, "-m", "app", "serve", "--headless", *command), env=environment
                 )
             )
     try:
@@ -209,10 +224,11 @@ async def start_engine(config: EngineConfig) -> AsyncIterator[Engine]:
             await process.wait()
 
 
-def make_config(num_replicas: int, fault: str) -> EngineConfig:
+def make_config(num_replicas: int, fault: str, address: str) -> EngineConfig:
     remote: dict[str, Any] = {}
-    if fault == "tcp":
+    if fault in ("tcp", "link"):
         remote = {
+            "data_parallel_address": address,
             "data_parallel_size_local": 0,
             "data_parallel_key": secrets.token_hex(),
             "data_parallel_rpc_port": 0,
@@ -228,11 +244,17 @@ def main() -> int:
     parser.add_argument("--streams", type=int, default=200)
     parser.add_argument("--replicas", type=int, default=4)
     parser.add_argument("--faults", type=int, default=20)
+    parser.add_argument(
+        "--address", default="127.0.0.1", help="of the front; otherwise replicas are in namespaces"
+    )
+    parser.add_argument("--length", type=int, default=1, help="factor of max_tokens")
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
-    config = make_config(given.replicas, given.fault)
+    config = make_config(given.replicas, given.fault, given.address)
     found = asyncio.run(
-        compare(config, make_bodies(given.streams), FAULTS[given.fault], given.faults, given.seed)
+        compare(
+            config, make_bodies(given.streams, given.length), FAULTS[given.fault], given.faults, given.seed
+        )
     )
     print(json.dumps({"fault": given.fault} | found))
     return 0 if found["equal"] == given.streams and found["ended"][0] == found["ended"][1] else 1
