@@ -27,8 +27,8 @@ from .watching import WatchingMatcher
 # beyond is left out of the mask; shorter tokens spell the same text.
 MAX_NUM_CANDIDATES = 512
 MAX_NUM_CHECKS = 64
-# The same where a pattern may backtrack: each check may take a millisecond.
-MAX_NUM_SLOW_CHECKS = 4
+# Where a pattern may backtrack, strings longer than that get fewer checks: each may take a millisecond.
+SHORT = 256
 # What is named where tokens were left out only because of what comes after them.
 DISTINCT = Check(Node("", {}), ("uniqueItems",), True)
 STRINGS = (Mode.STRING, Mode.NAME)
@@ -64,7 +64,6 @@ class ResidualProgram:
         self.places = places
         self.tokens = tokens
         self.checks = ResidualChecks(schema, places.root_check)
-        self.max_num_checks = MAX_NUM_SLOW_CHECKS if self.checks.may_backtrack else MAX_NUM_CHECKS
         self.inner = inner
         # The engine's grammar, the document and one validator for each checked place.
         self.size_bytes = inner.size_bytes + 32 * len(json.dumps(schema))
@@ -93,6 +92,7 @@ class ResidualMatcher(WatchingMatcher):
         self._dead_end: str | None = None
         # Why checking was given up, for good.
         self._failure: str | None = None
+        self._num_checks = MAX_NUM_CHECKS
         self._verdicts: dict[tuple[int, bytes, bytes], Check | None] = {}
         self._string: OpenString | None = None
 
@@ -137,6 +137,9 @@ class ResidualMatcher(WatchingMatcher):
     def clear_violations(self, words: np.ndarray) -> None:
         """Clear the tokens of one mask, int32 [words], that would complete a value that violates its schema."""
         self._violation = self._dead_end = None
+        self._num_checks = MAX_NUM_CHECKS
+        if self._program.checks.may_backtrack and self._state.mode in STRINGS:
+            self._num_checks = max(MAX_NUM_CHECKS * SHORT // (SHORT + len(self._text) - self._state.start), 2)
         state, tokens = self._state, self._program.tokens
         if state.mode is Mode.NUMBER and state.frame is None and not self.is_completed():
             words &= ~tokens.eos_mask
@@ -185,6 +188,8 @@ class ResidualMatcher(WatchingMatcher):
         if place is not None and place.checks:
             if known is None:
                 self._clear_prefixes(words)
+                # What follows a string in a token is checked for as many tokens again.
+                self._num_checks += len(self._verdicts)
             else:
                 self._clear_endings(words, known, special)
         num_closers = state.frame.num_closers if state.frame else 0
@@ -265,7 +270,7 @@ class ResidualMatcher(WatchingMatcher):
                 verdict = known.verdicts.get(rest)
                 is_allowed = self._is_candidate_allowed(token_id) if verdict is None else verdict
                 # Beyond the number of checks for one mask a token counts as wrong, but only for this mask.
-                if len(self._verdicts) < self._program.max_num_checks:
+                if len(self._verdicts) < self._num_checks:
                     known.verdicts[rest] = is_allowed
                     known.unknown[position] *= not (is_allowed and prefix not in tokens.escaping)
             if not is_allowed:
@@ -294,7 +299,7 @@ class ResidualMatcher(WatchingMatcher):
         for token_id in tokens.get_class("quote", 0).find(words):
             prefix = tokens.parts[token_id][0]
             if prefix not in verdicts:
-                is_tried = len(verdicts) < self._program.max_num_checks
+                is_tried = len(verdicts) < self._num_checks
                 verdicts[prefix] = is_tried and self._is_end_allowed(token_id)
             if not verdicts[prefix]:
                 wrong.append(token_id)
@@ -307,7 +312,7 @@ class ResidualMatcher(WatchingMatcher):
 
     def _is_candidate_allowed(self, token_id: int) -> bool:
         token = self._program.tokens.token_bytes[token_id]
-        is_tried = len(self._verdicts) < self._program.max_num_checks
+        is_tried = len(self._verdicts) < self._num_checks
         check = self._is_fine if is_tried else self._is_known_allowed
         return advance(self._state, self._text, token, check) is not None
 

@@ -3,7 +3,7 @@
 A quotation begins and ends at a border of a word, and not with whitespace. A border is where not both neighbours
 are letters, digits, marks or underscores, or where one is of a script that is written without spaces. Quotations
 are spelt as json.dumps(ensure_ascii=False) spells them, and hold no control character without a short escape:
-those are not written in every schema (open_names.py).
+those are not written in every schema (schema/exactness.py).
 """
 
 import json
