@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from engine import Engine, EngineSnapshot, EngineStats, RequestView
+from engine import Engine, EngineSnapshot, EngineStats, ReplicaStats, RequestView
 
 SAMPLE_INTERVAL_S = 0.1
 # Seconds without a poll after which recording stops.
@@ -71,6 +71,7 @@ class Recorder:
             "blocks": self._map_blocks(snapshot) if snapshot is not None else None,
             "limits": _limits(snapshot),
             "stats": describe_stats(self.engine.stats()),
+            "replicas": [_draw_replica(each) for each in self.engine.describe_replicas()],
         }
 
     async def close(self) -> None:
@@ -149,6 +150,14 @@ def _draw_lane(lane: Lane, now: float) -> dict[str, Any]:
     return {"number": lane.number, "open": lane.is_open, "tip": lane.tip, "segments": shown}
 
 
+def _draw_replica(replica: ReplicaStats) -> dict[str, Any]:
+    hit_share = replica.num_hit_tokens / max(1, replica.num_queried_tokens)
+    return {
+        "state": replica.state, "requests": replica.num_requests, "running": replica.num_running,
+        "kv_usage": replica.kv_usage, "hit_share": hit_share, "restarts": replica.num_restarts,
+    }  # fmt: skip
+
+
 def _limits(snapshot: EngineSnapshot | None) -> dict[str, int]:
     if snapshot is None:
         return {}
@@ -188,6 +197,7 @@ def describe_stats(stats: EngineStats) -> dict[str, Any]:
         "preemptions": stats.num_preemptions,
         "rejected": stats.num_rejected,
         "restarts": stats.num_restarts,
+        "resumed": stats.num_resumed,
         # Source -> verified drafts, drafted tokens, accepted tokens.
         "drafts": {
             name: (each.num_drafts, each.num_draft_tokens, sum(each.accepted_per_position))

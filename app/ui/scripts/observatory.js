@@ -52,6 +52,12 @@ const drawTiles = (data) => {
     const shares = drafts.map(([source, counts]) => `${source} ${Math.round((100 * counts[2]) / Math.max(1, counts[1]))}%`);
     tiles.push(["tokens a drafted step", (1 + sum(2) / Math.max(1, sum(0))).toFixed(2), `right: ${shares.join(", ")}`]);
   }
+  const resumed = stats.resumed - (before?.resumed ?? stats.resumed);
+  if (stats.resumed) tiles.push(["resumed after a loss", `${stats.resumed}`, resumed ? `${resumed} just now` : `${stats.restarts} restarts`]);
+  if (data.replicas.length > 1) data.replicas.forEach((each, index) => tiles.push([
+    `replica ${index}`, each.state === "ready" ? `${each.running} of ${each.requests}` : each.state,
+    `${Math.round(each.hit_share * 100)}% hits, ${Math.round(each.kv_usage * 100)}% KV, ${each.restarts} restarts`,
+  ]));
   at(".tiles").innerHTML = tiles.map(([name, value, more]) =>
     `<div class="tile"><span>${name}</span><b>${value}</b><small title="${more}">${more}</small></div>`).join("");
   const mean = (name) => {

@@ -57,9 +57,8 @@ def make_bodies(num_streams: int, length: int) -> list[tuple[str, dict[str, Any]
             (COMPLETIONS, {"prompt": question, "structured_outputs": {"regex": "[a-f]{3}(-[0-9]{2,9}){4,9}"}, "n": 2}),
             (CHAT, chat | {"frequency_penalty": 0.4, "logprobs": True}),
         ][number % 6]  # fmt: skip
-        bodies.append(
-            (path, fields | {"seed": number, "temperature": 1, "max_tokens": length * (60 + number % 90)})
-        )
+        fields |= {"seed": number, "temperature": 1, "max_tokens": length * (60 + number % 90)}
+        bodies.append((path, fields | {"ignore_eos": length > 1}))
     return bodies
 
 

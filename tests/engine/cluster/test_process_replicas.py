@@ -12,6 +12,7 @@ import pytest
 
 from engine import Engine, EngineConfig, SamplingParams
 from engine.cluster.journal import Entry
+from grammar import GrammarError, GrammarSpec
 from tests.engine.cluster.fault_run import find_pid, send_signal
 from tests.engine.mixed_requests import Completion, MixedRequest, make_mixed_requests, run_mixed
 from tests.waiting import wait_until
@@ -118,3 +119,29 @@ async def test_a_rolling_restart_ends_no_request(
         assert await answers == expected
         assert engine.stats().num_resumed > 0
         assert set(pids).isdisjoint(find_pid(engine, index) for index in range(2))
+
+
+async def test_refused_requests_and_slow_readers_disturb_no_replica(
+    make_config: MakeConfig, requests: list[MixedRequest]
+) -> None:
+    """A refused request counts against no replica and leaves nothing behind; a slow reader gets every token."""
+    params = SamplingParams(max_tokens=60, seed=5, ignore_eos=True, output_kind="delta")
+    bad = SamplingParams(grammar=GrammarSpec.regex("(unclosed"))
+
+    async def refuse(engine: Engine) -> None:
+        with pytest.raises(GrammarError, match="unclosed"):
+            await anext(engine.generate("hello", bad))
+
+    expected = await run_undisturbed(make_config(**ROOMY), requests[:40])
+    async with Engine(make_config(**ROOMY, data_parallel_size=2)) as engine:
+        slow = [engine.generate("hello", params) for _ in range(8)]
+        firsts = [(await anext(stream)).outputs[0].token_ids for stream in slow]
+        storm = asyncio.gather(*(refuse(engine) for _ in range(200)))
+        assert await run_mixed(engine, requests[:40]) == expected
+        await storm
+        await wait_until(lambda: engine.stats().num_unfinished == 0)
+        rests = [[output async for output in stream] for stream in slow]
+        texts = [[*first, *rest[0].outputs[0].token_ids] for first, rest in zip(firsts, rests, strict=True)]
+        assert all(len(rest) == 1 for rest in rests) and len(texts[0]) == 60 and texts == [texts[0]] * 8
+        states = [(each.state, each.num_requests, each.num_restarts) for each in engine.describe_replicas()]
+        assert states == [("ready", 0, 0)] * 2 and not engine._supervisor.dispatcher._journal._entries

@@ -9,7 +9,7 @@ import pytest
 
 from app.ui.observatory import recorder as module
 from app.ui.observatory.recorder import CACHED, SHARED, Recorder
-from engine import EngineSnapshot, EngineStats, Histogram, RequestView
+from engine import EngineSnapshot, EngineStats, Histogram, ReplicaStats, RequestView
 
 
 def make_view(name: str = "r", phase: str = "decode", **more: Any) -> RequestView:
@@ -34,7 +34,17 @@ def make_recorder(snapshot: EngineSnapshot | None = None) -> tuple[Recorder, Any
         now: EngineSnapshot | None = engine.now
         return now
 
-    engine: Any = SimpleNamespace(snapshot=take_snapshot, now=snapshot, stats=lambda: stats, state="ready")
+    replicas = [
+        ReplicaStats(0, "ready", 3, 2, 0.5, num_queried_tokens=10, num_hit_tokens=4),
+        ReplicaStats(1, "starting", 0),
+    ]
+    engine: Any = SimpleNamespace(
+        snapshot=take_snapshot,
+        now=snapshot,
+        stats=lambda: stats,
+        state="ready",
+        describe_replicas=lambda: replicas,
+    )
     house = SimpleNamespace(time=100.0, engine=engine)
     return Recorder(engine, clock=lambda: house.time), house
 
@@ -77,6 +87,10 @@ async def test_a_poll_is_small_json_with_all_that_is_drawn() -> None:
     assert len(json.dumps(data)) < 12_000 and len(data["lanes"]) == module.MAX_LANES
     assert data["limits"] == {"max_num_seqs": 4, "max_num_batched_tokens": 64}
     assert data["stats"]["histograms"]["ttft"]["counts"] == [1, 0, 0]
+    assert [(each["state"], each["requests"], each["hit_share"]) for each in data["replicas"]] == [
+        ("ready", 3, 0.4),
+        ("starting", 0, 0.0),
+    ]
     await recorder.close()
 
 
