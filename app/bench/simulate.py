@@ -38,12 +38,27 @@ from engine import (
 )
 
 POLICIES = (*get_args(RoutePolicy), "random")
-RANGES = {
-    "request_rate": (0.001, 1e6), "num_prompts": (1, 10**7), "num_prefixes": (1, 2**19), "prefix_len": (0, 10**6),
-    "input_len": (1, 10**6), "output_len": (1, 10**6), "percentile": (0, 100), "ttft_ms": (0, 1e9), "itl_ms": (0, 1e9),
-    "crashes_per_hour": (0, 3600), "restart_s": (0, 86400),
-}  # fmt: skip
-
+# flag, type, default, lowest and highest value, help
+FLAGS: tuple[tuple[str, type, float, float, float, str], ...] = (
+    ("request_rate", float, 10, 0.001, 1e6, "requests a second; the gaps are exponential"),
+    ("num_prompts", int, 10_000, 1, 10**7, "requests"),
+    ("num_prefixes", int, 64, 1, 2**19, "different prefixes of prompts"),
+    ("prefix_len", int, 0, 0, 10**6, "tokens of a prefix"),
+    ("input_len", int, 256, 1, 10**6, "further tokens of a prompt"),
+    ("output_len", int, 64, 1, 10**6, "mean of the tokens of an answer"),
+    ("work_seed", int, 0, 0, 2**63, "seed of the load and of the crashes"),
+    ("ttft_ms", float, 1000, 0, 1e9, "limit of the time to the first token"),
+    ("itl_ms", float, 200, 0, 1e9, "limit of the time between two tokens"),
+    ("percentile", float, 99, 0, 100, "percentile of these times that must keep the limits"),
+    ("crashes_per_hour", float, 0, 0, 3600, "crashes of each replica, at random times"),
+    ("restart_s", float, 30, 0, 86400, "seconds that a crashed replica is away"),
+)
+FILES = (
+    ("--trace", "JSONL with timestamp, input_length, output_length, hash_ids, instead of random requests"),
+    ("--step-table", "measured step times; without it the model is measured now"),
+    ("--save-step-table", "write the measured step times"),
+    ("--output-png", "draw the times over the replicas (needs matplotlib)"),
+)
 HEADER = (
     f"{'policy':19}{'replicas':>8}{'TTFT ms mean/p50/{p}':>30}{'ITL ms mean/p50/{p}':>26}{'tok/s':>9}{'hits':>7}"
     f"{'load':>6}{'preempted':>10}{'resumed':>8}{'CPU s':>7}"
@@ -82,42 +97,16 @@ def load_plot() -> ModuleType:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The load, the limits, the replicas, and the settings of each of them."""
-    flags = (
-        ("--request-rate", float, 10.0, "requests a second; the gaps are exponential"),
-        ("--num-prompts", int, 10_000, "requests"),
-        ("--num-prefixes", int, 64, "different prefixes of prompts"),
-        ("--prefix-len", int, 0, "tokens of a prefix"),
-        ("--input-len", int, 256, "further tokens of a prompt"),
-        ("--output-len", int, 64, "mean of the tokens of an answer"),
-        ("--work-seed", int, 0, "seed of the load and of the crashes"),
-        ("--ttft-ms", float, 1000.0, "limit of the time to the first token"),
-        ("--itl-ms", float, 200.0, "limit of the time between two tokens"),
-        ("--percentile", float, 99.0, "of these times that must keep the limits"),
-        ("--crashes-per-hour", float, 0.0, "of each replica, at random times"),
-        ("--restart-s", float, 30.0, "seconds that a crashed replica is away"),
-    )
-    for flag, kind, default, text in flags:
-        parser.add_argument(flag, type=kind, default=default, help=f"{text} ({default:g})")
+    for name, kind, default, _, _, text in FLAGS:
+        parser.add_argument(
+            "--" + name.replace("_", "-"), type=kind, default=kind(default), help=f"{text} ({default:g})"
+        )
     parser.add_argument("--replicas", default="1,2,4,8", help="numbers of replicas to try (1,2,4,8)")
     parser.add_argument(
-        "--policy", default="prefix_aware", help=f"of {', '.join(POLICIES)}; several with commas"
+        "--policy", default="prefix_aware", help=f"{', '.join(POLICIES)}; several with commas"
     )
-    parser.add_argument(
-        "--trace",
-        type=Path,
-        metavar="FILE",
-        help="JSONL with timestamp, input_length, output_length, hash_ids",
-    )
-    parser.add_argument(
-        "--step-table",
-        type=Path,
-        metavar="FILE",
-        help="measured step times; without it the model is measured now",
-    )
-    parser.add_argument("--save-step-table", type=Path, metavar="FILE", help="write the measured step times")
-    parser.add_argument(
-        "--output-png", type=Path, metavar="FILE", help="draw the times over the replicas (needs matplotlib)"
-    )
+    for flag, text in FILES:
+        parser.add_argument(flag, type=Path, metavar="FILE", help=text)
     add_engine_flags(parser)
 
 
@@ -127,7 +116,7 @@ def run(arguments: argparse.Namespace, start: float) -> int:
     Raises:
         UsageError: a flag outside its range, or a file that cannot be used.
     """
-    for name, (low, high) in RANGES.items():
+    for name, _, _, low, high, _ in FLAGS:
         check_range(arguments, name, low, high)
     replicas = read_counts("--replicas", arguments.replicas)
     policies = [part.strip() for part in arguments.policy.split(",")]
@@ -143,14 +132,11 @@ def run(arguments: argparse.Namespace, start: float) -> int:
             for count in replicas:
                 points.append(simulate(arguments, requests, config, table, policy, count))
                 print(describe(points[-1]), flush=True)
-    limits = (
-        f"TTFT <= {arguments.ttft_ms:g} ms and ITL <= {arguments.itl_ms:g} ms (p{arguments.percentile:g})"
-    )
+    limits = f"TTFT {arguments.ttft_ms:g} ms and ITL {arguments.itl_ms:g} ms at p{arguments.percentile:g}"
     for policy in policies:
         enough = [point.num_replicas for point in points if point.policy == policy and point.is_enough]
-        print(
-            f"{policy}: {f'{min(enough)} replicas keep' if enough else 'no number of replicas keeps'} {limits}"
-        )
+        found = f"{min(enough)} replicas keep" if enough else "no number of replicas keeps"
+        print(f"{policy}: {found} {limits}")
     if plot is not None:
         plot.draw_replicas(
             [(p.policy, p.num_replicas, p.ttft[2], p.itl[2]) for p in points],

@@ -13,8 +13,8 @@ import asyncio
 import json
 import logging
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from functools import partial
+from typing import Any
 
 import aiohttp
 from multidict import CIMultiDict
@@ -36,20 +36,10 @@ FAILURES = (500, 502, 503, 504)  # another worker may do better
 PROMPT_FIELDS = ("tools", "schema", "system", "instructions", "messages", "prompt", "input", "query", "text")
 PASSED_PATHS = ("/v1/", "/rerank", "/score", "/tokenize", "/detokenize", "/version")
 # Of one connection only, or set anew.
-OWN_HEADERS = frozenset(
-    (
-        *(
-            "connection",
-            "keep-alive",
-            "proxy-authenticate",
-            "proxy-authorization",
-            "te",
-            "trailer",
-            "upgrade",
-        ),
-        *("transfer-encoding", "host", "content-length", "accept-encoding", "x-request-id", "date", "server"),
-    )
-)
+OWN_HEADERS = frozenset((
+    "connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "te", "trailer", "upgrade", "host",
+    "transfer-encoding", "content-length", "accept-encoding", "x-request-id", "date", "server",
+))  # fmt: skip
 Headers = list[tuple[bytes, bytes]]
 
 
@@ -66,22 +56,15 @@ class RouteMetrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry(auto_describe=False)
-        names, prefix = ["worker"], "troupe:router_"
-        self.requests = Counter(
-            prefix + "requests", "Answers by status.", [*names, "status"], registry=self.registry
-        )
-        self.failures = Counter(
-            prefix + "worker_failures", "Tries without an answer.", names, registry=self.registry
-        )
-        self.lost = Counter(
-            prefix + "streams_lost", "Answers that broke off after they began.", names, registry=self.registry
-        )
-        self.running = Gauge(
-            prefix + "requests_running", "Requests in the worker.", names, registry=self.registry
-        )
-        self.ready = Gauge(
-            prefix + "worker_ready", "1 if the worker is ready.", names, registry=self.registry
-        )
+
+        def make(kind: type[Any], name: str, text: str, *labels: str) -> Any:
+            return kind(f"troupe:router_{name}", text, ["worker", *labels], registry=self.registry)
+
+        self.requests = make(Counter, "requests", "Answers by status.", "status")
+        self.failures = make(Counter, "worker_failures", "Tries without an answer.")
+        self.lost = make(Counter, "streams_lost", "Answers that broke off after they began.")
+        self.running = make(Gauge, "requests_running", "Requests in the worker.")
+        self.ready = make(Gauge, "worker_ready", "1 if the worker is ready.")
 
 
 class Proxy:
@@ -100,9 +83,8 @@ class Proxy:
         forwards_keys: bool,
     ) -> None:
         self.metrics = RouteMetrics()
-        self._num_running = 0
         self._is_closing = False
-        self._is_idle = asyncio.Event()
+        self._open: set[asyncio.Future[None]] = set()
         self._workers = workers
         self._router = router
         self._session = session
@@ -121,11 +103,13 @@ class Proxy:
         body = await read_body(receive)
         work = asyncio.ensure_future(self._route(scope, body, send))
         left = asyncio.ensure_future(wait_until_left(receive))
+        self._open.add(work)
         try:
             await asyncio.wait((work, left), return_when=asyncio.FIRST_COMPLETED)
             if work.done():
                 work.result()
         finally:
+            self._open.discard(work)
             for task in (work, left):
                 task.cancel()
             await asyncio.gather(work, left, return_exceptions=True)
@@ -133,10 +117,8 @@ class Proxy:
     async def drain(self, grace_s: float) -> None:
         """Refuse new requests, and return when the running ones have ended or the time is over."""
         self._is_closing = True
-        self._is_idle.clear()
-        if self._num_running:
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._is_idle.wait(), grace_s)
+        if self._open:
+            await asyncio.wait(self._open, timeout=grace_s)
 
     def _answer(self, method: str, path: str) -> Response | None:
         """Return the answer of a route of the router itself."""
@@ -176,7 +158,6 @@ class Proxy:
             worker = self._workers[ticket.replica]
             running = self.metrics.running.labels(worker.url)
             running.inc()
-            self._num_running += 1
             try:
                 await self._pass(scope, body, send, worker, partial(self._router.note_first_token, ticket))
                 return
@@ -190,9 +171,6 @@ class Proxy:
             finally:
                 self._router.end(ticket)
                 running.dec()
-                self._num_running -= 1
-                if not self._num_running:
-                    self._is_idle.set()
         assert failure is not None
         if failure.response is not None:
             await failure.response(scope, _no_body, send)
@@ -267,14 +245,9 @@ def read_prompt(body: bytes) -> tuple[bytes, object, str | None, str | None]:
         return body, None, None, None
     parts = [found[name] for name in PROMPT_FIELDS if found.get(name)]
     prompt = "".join(part if isinstance(part, str) else json.dumps(part) for part in parts)
-    salt, key = found.get("cache_salt"), found.get("prompt_cache_key")
-    salt = salt if isinstance(salt, str) else None
-    return (
-        prompt.encode("utf-8", "surrogatepass"),
-        found.get("model"),
-        salt,
-        key if isinstance(key, str) else salt,
-    )
+    names = ("cache_salt", "prompt_cache_key")
+    salt, key = (found[name] if isinstance(found.get(name), str) else None for name in names)
+    return prompt.encode("utf-8", "surrogatepass"), found.get("model"), salt, key or salt
 
 
 async def read_body(receive: Receive) -> bytes:

@@ -68,7 +68,6 @@ class SimulatedRun:
     ttfts: np.ndarray  # [N] seconds from arrival to first token
     ends: np.ndarray  # [N] seconds from the start of the trace to the last token
     itls: np.ndarray  # [output tokens after the first] seconds between two tokens of a request
-    num_prompt_tokens: int = 0
     num_output_tokens: int = 0
     num_hit_tokens: int = 0  # of prompts, found in the replicas' prefix caches at the first admission
     num_oracle_tokens: int = 0  # of prompts, that one unlimited cache of all replicas would have found
@@ -250,9 +249,8 @@ class Simulator:
         replica.handles.add(handle)
         replica.scheduler.add(live.message)
         live.request = replica.scheduler.state.requests[handle]
-        live.request.block_hashes = list(
-            live.ticket.hashes
-        )  # computed already; the scheduler adds the others
+        # The scheduler need not compute what the router has computed.
+        live.request.block_hashes = list(live.ticket.hashes)
         self._plan_steps(replica)
 
     def _plan_steps(self, replica: _Replica) -> None:
@@ -282,12 +280,9 @@ class Simulator:
         handles = np.array(news.handles, dtype=np.int64)
         last = self._last_tokens[handles]
         is_first = last == NEVER
-        if is_first.any():
-            first = handles[is_first]
-            self._result.ttfts[first] = self._now - self._arrivals[first]
-            self._gaps.append(self._now - last[~is_first])
-        else:
-            self._gaps.append(self._now - last)
+        first = handles[is_first]
+        self._result.ttfts[first] = self._now - self._arrivals[first]
+        self._gaps.append(self._now - last[~is_first])
         self._last_tokens[handles] = self._now
         self._result.num_output_tokens += len(handles)
         for detail in news.details:
@@ -297,7 +292,8 @@ class Simulator:
         live = self._live[detail.handle]
         assert live.ticket is not None and live.request is not None
         if live.ticket.num_uncached:  # the first token in this replica
-            self._note_hits(live.request)
+            if not live.message.completions[0].generated_token_ids:
+                self._note_hits(live.request)
             self._router.note_first_token(live.ticket)
         if detail.finish_reason is not None:
             self._result.ends[detail.handle] = self._now
@@ -313,7 +309,6 @@ class Simulator:
         known = self._known_hashes
         num_known = next((at for at, each in enumerate(hashes) if each not in known), len(hashes))
         known.update(hashes)
-        self._result.num_prompt_tokens += request.num_prompt_tokens
         self._result.num_hit_tokens += request.num_cached_tokens
         self._result.num_oracle_tokens += num_known * size
 

@@ -11,8 +11,8 @@ from engine.messages import StepPlan
 
 # Numbers of tokens at which the table has a value; between them it is linear.
 KNOTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
-NUM_FITS = 3  # the fit is repeated without the steps that the last one misses by the most
-OUTLIER_RATIO = 3.0
+NUM_FITS = 5  # each weighted by the result of the last one
+OUTLIER_RATIO = 30.0  # of a step that is left out, over its expected time
 MIN_STEPS = 3  # for a value of the table
 
 
@@ -68,17 +68,21 @@ class StepTable:
 
     @staticmethod
     def fit(sizes: Sequence[StepSize], seconds: Sequence[float], front_s: float = 0.0) -> StepTable:
-        """Fit a table by least squares of the relative errors. Steps that waited for something else are left out."""
+        """Fit a table whose sums are those of the measured steps: least squares, weighted by the expected time.
+
+        On a busy machine many steps are a few times slower than most. They count, because requests wait for them.
+        """
         tokens = np.array([size.num_tokens for size in sizes], dtype=np.float64)
         times = np.array(seconds)
         knots = _choose_knots(tokens)
         parts = [np.interp(tokens, knots, unit) for unit in np.eye(len(knots))]
         parts += [np.array([size.num_keys for size in sizes]), np.array([size.num_pairs for size in sizes])]
         rows = np.column_stack(parts)
-        is_kept = np.ones(len(times), dtype=bool)
+        expected, is_kept = times, np.ones(len(times), dtype=bool)
         for _ in range(NUM_FITS):
-            found = _solve(rows[is_kept] / times[is_kept, None], len(knots))
-            is_kept = times < OUTLIER_RATIO * np.maximum(rows @ found, 1e-9)
+            found = _solve(rows[is_kept] / expected[is_kept, None], (times / expected)[is_kept], len(knots))
+            expected = np.maximum(rows @ found, 1e-6)
+            is_kept = times < OUTLIER_RATIO * expected
         # More tokens never take less time.
         values = np.maximum.accumulate(np.maximum(found[:-2], 1e-6))
         key_s, pair_s = found[-2:].tolist()
@@ -95,12 +99,12 @@ def _choose_knots(tokens: np.ndarray) -> np.ndarray:
     return np.array([*knots, high] if high > knots[-1] else knots)
 
 
-def _solve(rows: np.ndarray, num_knots: int) -> np.ndarray:
-    """Solve rows x = 1. Coefficients of keys and pairs below 0 are noise, and become 0."""
+def _solve(rows: np.ndarray, values: np.ndarray, num_knots: int) -> np.ndarray:
+    """Solve rows x = values. Coefficients of keys and pairs below 0 are noise, and become 0."""
     columns = list(range(rows.shape[1]))
     while True:
         found = np.zeros(rows.shape[1])
-        found[columns] = np.linalg.lstsq(rows[:, columns], np.ones(len(rows)), rcond=None)[0]
+        found[columns] = np.linalg.lstsq(rows[:, columns], values, rcond=None)[0]
         negative = [column for column in columns if column >= num_knots and found[column] < 0]
         if not negative:
             return found

@@ -1,6 +1,8 @@
-"""By hand: the simulator against the real CPU engine, in turn, at several loads.
+"""By hand: the simulator against the real CPU engine at several loads, with the step times that the engine had.
 
-python -m tests.engine.cluster.simulator_accuracy --rates 4,8,12
+On a machine that other programs use, the times of one minute do not predict those of the next.
+
+python -m tests.engine.cluster.simulator_accuracy --rates 1,2,3
 """
 
 from __future__ import annotations
@@ -11,7 +13,13 @@ import time
 from random import Random
 from statistics import mean, median
 
-from engine import Engine, EngineConfig, SamplingParams, SimulatedRequest, Simulator, StepTable, measure_steps
+from engine import Engine, EngineConfig, SamplingParams, SimulatedRequest, Simulator, StepTable
+from engine.cluster import core_host
+from engine.cluster.measure_steps import RecordingWorker
+from engine.messages import StepDone, StepPlan
+from engine.worker.device_link import PendingStep
+
+IDLE_S = 0.03
 
 
 def make_trace(rate: float, seconds: float, seed: int, vocab_size: int) -> list[SimulatedRequest]:
@@ -60,38 +68,40 @@ async def run_wave(engine: Engine) -> None:
         await asyncio.sleep(0.3)
 
 
+class Recorder(RecordingWorker):
+    """Records the steps of a served engine; after a longer pause it had no work."""
+
+    def execute(self, plan: StepPlan) -> StepDone | PendingStep | None:
+        self.has_idled = time.perf_counter() - self._last_end > IDLE_S
+        return super().execute(plan)
+
+
 async def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rates", default="4,8,12")
+    parser.add_argument("--rates", default="1,2,3")
     parser.add_argument("--seconds", type=float, default=15.0)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--model", default=EngineConfig().model)
-    parser.add_argument("--load-format", default="auto")
     arguments = parser.parse_args()
     config = EngineConfig(
-        model=arguments.model, load_format=arguments.load_format, skip_tokenizer_init=True, num_threads=1,
-        max_num_seqs=32, max_num_batched_tokens=256, num_blocks=2048, max_model_len=512,
+        skip_tokenizer_init=True, num_threads=1, max_num_seqs=32, max_num_batched_tokens=256, num_blocks=2048,
+        max_model_len=512,
     )  # fmt: skip
     rates = [float(rate) for rate in arguments.rates.split(",")]
-    errors: dict[float, list[tuple[float, float]]] = {rate: [] for rate in rates}
-    table, _ = await measure_steps(config)
+    ratios: dict[float, list[tuple[float, float]]] = {rate: [] for rate in rates}
+    workers: list[Recorder] = []
+    core_host.Worker = lambda config, _: workers.append(Recorder(config)) or workers[-1]  # type: ignore[assignment, misc]
     for number in range(arguments.rounds):
-        for rate in rates:
-            trace = make_trace(rate, arguments.seconds, number, 1000)
-            real = await run_real(config, trace)
-            before, (table, _) = table, await measure_steps(config)
-            found = [simulate(config, each, trace) for each in (before, table)]
-            ratios = [mean(pair) / value for pair, value in zip(zip(*found, strict=True), real, strict=True)]
-            errors[rate].append((ratios[0], ratios[1]))
-            shown = "; ".join(f"TTFT {ttft * 1e3:.1f} ITL {itl * 1e3:.2f} ms" for ttft, itl in (real, *found))
-            print(
-                f"{rate:g}/s real; simulated before, after: {shown}; ratios {ratios[0]:.3f} {ratios[1]:.3f}"
-            )
-    for rate, pairs in errors.items():
-        print(
-            f"{rate:g}/s: simulated over real, median: TTFT {median(p[0] for p in pairs):.3f}, "
-            f"ITL {median(p[1] for p in pairs):.3f}"
-        )
+        workers.clear()
+        traces = {rate: make_trace(rate, arguments.seconds, number, 1000) for rate in rates}
+        real = {rate: await run_real(config, trace) for rate, trace in traces.items()}
+        for rate, worker in zip(rates, workers, strict=True):
+            found = simulate(config, StepTable.fit(worker.sizes, worker.seconds), traces[rate])
+            ratios[rate].append((found[0] / real[rate][0], found[1] / real[rate][1]))
+            shown = "; ".join(f"TTFT {a * 1e3:.1f} ITL {b * 1e3:.2f} ms" for a, b in (real[rate], found))
+            print(f"{rate:g}/s real, simulated: {shown}", flush=True)
+    for rate, pairs in ratios.items():
+        ttft, itl = (median(values) for values in zip(*pairs, strict=True))
+        print(f"{rate:g}/s: simulated over real, median: TTFT {ttft:.3f}, ITL {itl:.3f}")
 
 
 def simulate(config: EngineConfig, table: StepTable, trace: list[SimulatedRequest]) -> tuple[float, float]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -49,7 +49,7 @@ class FakeRay:
 
 async def test_each_rank_becomes_an_actor_that_ray_starts_again(monkeypatch: pytest.MonkeyPatch) -> None:
     ray = FakeRay(CPU=8.0)
-    monkeypatch.setattr(importlib, "import_module", lambda name: ray)
+    monkeypatch.setitem(sys.modules, "ray", ray)
     listener = RayListener(EngineConfig(data_parallel_size=3, data_parallel_backend="ray", num_threads=2))
     await listener.start()
     assert [config.data_parallel_rank for config in ray.configs] == [0, 1, 2]
@@ -63,11 +63,8 @@ async def test_each_rank_becomes_an_actor_that_ray_starts_again(monkeypatch: pyt
 
 
 async def test_a_missing_ray_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(name: str) -> None:
-        raise ImportError(f"No module named {name!r}")
-
     engine = Engine(EngineConfig(data_parallel_backend="ray", mock_step_ms=0.0))
-    monkeypatch.setattr(importlib, "import_module", fail)
+    monkeypatch.setitem(sys.modules, "ray", None)  # importing it raises ImportError
     with pytest.raises(ConfigError, match=r"data_parallel_backend=ray needs Ray: pip install 'ray\[data\]'"):
         await engine.start()
     await engine.close()
