@@ -129,7 +129,8 @@ class EngineConfig:
         },
     )
     num_blocks: int | None = field(
-        default=None, metadata={"help": "number of KV cache blocks, instead of memory_share"}
+        default=None,
+        metadata={"help": "number of KV cache blocks, each for one group of layers, instead of memory_share"},
     )
     enable_prefix_caching: bool = field(
         default=True, metadata={"help": "reuse the KV cache blocks of shared prefixes"}

@@ -116,7 +116,8 @@ async def _measure(
     core: EngineCore, worker: RecordingWorker, waves: _Waves, resolved: ResolvedConfig
 ) -> StepTable:
     vocab_size, limits = worker.model_config.vocab_size, resolved.scheduler
-    capacity = (resolved.cache.num_blocks - 1) * resolved.cache.block_size
+    cache = resolved.cache
+    capacity = (cache.num_blocks - 1) // len(cache.groups) * cache.block_size
     longest = min(limits.max_model_len, capacity) - NUM_OUTPUT_TOKENS - 1
     await _wait_for_native_ops(worker)
     counts = [1]
