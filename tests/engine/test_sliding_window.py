@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import GenerationConfig, PreTrainedModel
 
-from engine import LLM, Engine, EngineConfig, SamplingParams
+from engine import LLM, ConfigError, Engine, EngineConfig, SamplingParams
 from tests.engine.model.drive import make_prompt, make_transformers_model, save
 
 WINDOW, BLOCK = 64, 16
@@ -42,13 +42,13 @@ def generate_greedily(model: PreTrainedModel, prompt: list[int], count: int) -> 
     return [int(token_id) for token_id in found]
 
 
-async def test_two_thousand_tokens_take_the_blocks_of_one_window(
+async def test_a_long_answer_takes_the_blocks_of_one_window(
     family: str, model: PreTrainedModel, folder: Path
 ) -> None:
     prompt, most, token_ids = make_prompt(200), 0, []
-    num_windows, num_full = {"mistral": (1, 0), "olmo3": (3, 1)}[family]
+    num_windows, num_full, max_tokens = {"mistral": (1, 0, 2000), "olmo3": (3, 1, 700)}[family]
     config = EngineConfig(str(folder), skip_tokenizer_init=True, num_blocks=600, num_threads=1)
-    params = SamplingParams(temperature=0, max_tokens=2000, ignore_eos=True, output_kind="delta")
+    params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True, output_kind="delta")
     async with Engine(config) as engine:
         async for output in engine.generate(prompt, params):
             token_ids += output.outputs[0].token_ids
@@ -59,7 +59,7 @@ async def test_two_thousand_tokens_take_the_blocks_of_one_window(
     # A window may begin in the middle of a block, and a block is taken before the tokens in flight have come back.
     assert most <= num_windows * (WINDOW // BLOCK + 2) + num_full
     assert token_ids[:400] == generate_greedily(model, prompt, 400)
-    assert len(token_ids) == 2000
+    assert len(token_ids) == max_tokens
 
 
 def test_a_prompt_needs_blocks_for_its_chunks_only(family: str, model: PreTrainedModel, folder: Path) -> None:
@@ -102,3 +102,14 @@ def test_hits_chunks_and_preemption_change_no_token(family: str, folder: Path) -
     )
     assert tokens == expected
     assert num_preemptions > 0
+
+
+def test_a_draft_model_changes_no_token_and_needs_a_layer_without_a_window(family: str, folder: Path) -> None:
+    config = {"method": "draft_model", "model": str(folder), "num_speculative_tokens": 3, "adaptive": False}
+    settings: dict[str, Any] = {"num_blocks": 90, "enable_prefix_caching": True, "max_num_seqs": 8}
+    if family == "mistral":
+        with pytest.raises(ConfigError, match="needs a target with layers that attend to all tokens"):
+            run(folder, speculative_config=config, **settings)
+        return
+    tokens, _ = run(folder, **settings)
+    assert run(folder, speculative_config=config, **settings)[0] == tokens
