@@ -169,11 +169,8 @@ class StyledCalls:
 
     def close(self) -> Json:
         """What was held back; a call that was cut short before its arguments is content."""
-        if self._part is Part.TEXT_ARGUMENT:
-            self._add(escape(self._text))
-        elif self._part in (Part.START, Part.CONTENT, Part.HEAD) or (
-            self._part is Part.TAIL and not self._is_tail_begun()
-        ):
+        is_text = self._part in (Part.START, Part.CONTENT, Part.HEAD)
+        if is_text or (self._part is Part.TAIL and not self._is_tail_begun()):
             self._say(self._text)
         self._text = ""
         return self._flush()

@@ -118,24 +118,6 @@ def test_the_grammar_takes_valid_calls_of_known_tools_only(compiler: GrammarComp
     assert not is_accepted(compiler, style, text, is_parallel=False)
 
 
-@pytest.mark.parametrize("size", [1, 3, 1000])
-@pytest.mark.parametrize("style", TEXTS)
-def test_words_and_calls_come_apart_whatever_the_pieces(style: str, size: int) -> None:
-    parser, text = make_parser(style), TEXTS[style]
-    deltas = [parser.feed(text[at : at + size]) for at in range(0, len(text), size)] + [parser.close()]
-    assert "".join(delta.get("content", "") for delta in deltas) == "So < it.\n"
-    arguments = ["", ""]
-    for part in (part for delta in deltas for part in delta.get("tool_calls", ())):
-        arguments[part["index"]] += part["function"]["arguments"]
-        assert ARGUMENTS.startswith(arguments[0]) and "{}".startswith(arguments[1])
-    assert (arguments, parser.num_calls) == ([ARGUMENTS, "{}"], 2)
-    if size == 1:
-        is_json = TOOL_STYLES[style].parameter is None
-        assert sum(bool(delta.get("tool_calls")) for delta in deltas) >= len(
-            ARGUMENTS if is_json else CITY_TEXT
-        )
-
-
 def read(parser: StyledCalls, text: str, size: int = 1) -> tuple[str, str, list[tuple[str, str]]]:
     """Content, reasoning and calls of a text that comes in pieces."""
     deltas = [parser.feed(text[at : at + size]) for at in range(0, len(text), size)] + [parser.close()]
@@ -144,10 +126,18 @@ def read(parser: StyledCalls, text: str, size: int = 1) -> tuple[str, str, list[
         function = part["function"]
         name, arguments = (function["name"], "") if "id" in part else calls.pop()
         calls.append((name, arguments + function["arguments"]))
-    content, reasoning = (
-        "".join(delta.get(name, "") for delta in deltas) for name in ("content", "reasoning")
-    )
+    content, reasoning = ("".join(delta.get(name, "") for delta in deltas) for name in ("content", "reasoning"))
     return content, reasoning, calls
+
+
+@pytest.mark.parametrize("style", TEXTS)
+def test_words_and_calls_come_apart_whatever_the_pieces(style: str) -> None:
+    for size in (1, 3, 1000):
+        expected = ("So < it.\n", "", [("weather", ARGUMENTS), ("clock", "{}")])
+        assert read(make_parser(style), TEXTS[style], size) == expected
+    parser = make_parser(style)
+    parts = [part for char in TEXTS[style] for part in parser.feed(char).get("tool_calls", ())]
+    assert len(parts) >= len(ARGUMENTS if TOOL_STYLES[style].parameter is None else CITY_TEXT)
 
 
 RICH: dict[str, Any] = {
@@ -233,10 +223,9 @@ def test_a_whole_answer_is_calls_or_text(compiler: GrammarCompiler) -> None:
 def test_a_text_cut_anywhere_loses_no_words_and_invents_no_call(style: str) -> None:
     text = TEXTS[style]
     for length in range(len(text)):
-        parser = make_parser(style)
-        deltas = [parser.feed(text[:length]), parser.close()]
-        words = "".join(delta.get("content", "") for delta in deltas)
-        if parser.num_calls == 0:
+        words, _, calls = read(make_parser(style), text[:length], 1000)
+        assert all(ARGUMENTS.startswith(arguments) or arguments in ("", "{}") for _, arguments in calls)
+        if not calls:
             assert words == text[:length]
         else:
             # of a second call that was cut before its arguments the beginning is shown
@@ -255,13 +244,9 @@ def test_whatever_the_grammar_lets_through_is_read_as_valid_calls(
         mark = TOOL_STYLES[style].marks[0].encode()
         assert all(map(matcher.accept_token, mark))
         text = mark + (walk(matcher, VOCABULARY, rng, num_free=0) or b"")
-        parser, calls = make_parser(style), {}
-        for delta in (parser.feed(text.decode()), parser.close()):
-            for part in delta.get("tool_calls", ()):
-                calls.setdefault(part["index"], []).append(part["function"])
-        for parts in calls.values():
-            arguments = json.loads("".join(part["arguments"] for part in parts))
-            assert SchemaValidator(dict(SCHEMAS)[parts[0]["name"]]).is_valid(arguments)
+        _, _, calls = read(make_parser(style), text.decode(), 1000)
+        for name, arguments in calls:
+            assert SchemaValidator(dict(SCHEMAS)[name]).is_valid(json.loads(arguments))
         num_calls += len(calls)
     assert num_calls
 
