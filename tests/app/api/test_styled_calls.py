@@ -141,19 +141,14 @@ def test_words_and_calls_come_apart_whatever_the_pieces(style: str) -> None:
 
 
 RICH: dict[str, Any] = {
-    "type": "object",
+    "type": "object", "required": ["city", "days"], "additionalProperties": False,
     "properties": {
-        "city": {"type": "string", "description": "any text"},
-        "unit": {"type": "string", "enum": ["C", "F"]},
-        "days": {"$ref": "#/$defs/days"},
-        "tags": {"type": "array", "items": {"type": "string"}, "uniqueItems": True},
-        "ok": {"type": "boolean"},
-        "when": {"type": ["string", "null"]},
+        "city": {"type": "string", "description": "any text"}, "unit": {"type": "string", "enum": ["C", "F"]},
+        "days": {"$ref": "#/$defs/days"}, "tags": {"type": "array", "items": {"type": "string"}, "uniqueItems": True},
+        "ok": {"type": "boolean"}, "when": {"type": ["string", "null"]},
     },
-    "required": ["city", "days"],
-    "additionalProperties": False,
     "$defs": {"days": {"type": "integer", "minimum": 1}},
-}
+}  # fmt: skip
 # One call of a tool `f` with these arguments, as the documented format of each style has it.
 VALUES = {"city": 'a </b>\n"c"', "unit": "C", "days": 3, "tags": ["</x>", "\n"], "ok": True, "when": None}
 WRITTEN = {
