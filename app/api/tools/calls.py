@@ -42,7 +42,7 @@ def make_parser(tools: ToolUse) -> ToolParser:
     assert tools.style is not None, "tools that are not forced are called in a style"
     style = list_tool_styles()[tools.style]
     raw = {tool.name: list_raw(tool.parameters, style.parameter or "") for tool in tools.tools}
-    return StyledCalls(style, raw, tools.answer is not None)
+    return StyledCalls(style, raw, tools.answer is not None, tools.shows_reasoning)
 
 
 def make_message(parser: ToolParser, text: str) -> Json:

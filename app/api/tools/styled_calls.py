@@ -127,7 +127,13 @@ class StyledCalls:
         is_whole: the text is either content or calls.
     """
 
-    def __init__(self, style: ToolStyle, raw: Mapping[str, frozenset[str]], is_whole: bool = False) -> None:
+    def __init__(
+        self,
+        style: ToolStyle,
+        raw: Mapping[str, frozenset[str]],
+        is_whole: bool = False,
+        shows_reasoning: bool = True,
+    ) -> None:
         self.num_calls = 0
         self._style, self._patterns = style, make_patterns(style)
         self._marks = re.compile("|".join(map(re.escape, self._patterns.marks)))
@@ -141,7 +147,7 @@ class StyledCalls:
         self._json = JsonEnd()
         self._name = ""  # of the tool that is called
         self._num_arguments = 0
-        self._is_reasoning = False
+        self._is_reasoning, self._shows_reasoning = False, shows_reasoning
         self._is_after_call = False
         self._said: dict[str, list[str]] = {}
         self._calls: list[Json] = []
@@ -312,7 +318,7 @@ class StyledCalls:
             self._is_after_call = not text
         # the second name is the one that newer clients look for
         for name in ("reasoning_content", "reasoning") if self._is_reasoning else ("content",):
-            if text:
+            if text and (self._shows_reasoning or not self._is_reasoning):
                 self._said.setdefault(name, []).append(text)
 
     def _add(self, text: str) -> None:

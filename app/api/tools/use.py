@@ -42,8 +42,9 @@ TOOL_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 # where a grammar of calls holds the schema of a tool, by its number, or of one of its arguments
 IN_CALL = re.compile(
     r"/format(?:/\w+)*?/tags/(\d+)/content(?:/elements/(\d+)(?=/[ce]))?(?:/elements/\d+|/content)*(?:/json_schema)?"
+    r"(/(?:\$defs|definitions)/root(?=/))?"
 )
-IN_FORCED = re.compile(r"/format(?:/\w+)*?/elements/(\d+)/content()(?:/json_schema)?")
+IN_FORCED = re.compile(r"/format(?:/\w+)*?/elements/(\d+)/content()()(?:/json_schema)?")
 IN_ANSWER = re.compile(r"/format(?:/\w+)*?(?:/json_schema|/pattern|(?=:))")
 # the second line: OpenAI's, of the Responses API
 FUNCTION_FIELDS = (
@@ -80,6 +81,7 @@ class ToolUse:
         style: how the model writes calls among words (`styles.py`); None when they are forced.
         words_spec: the grammar of words with such calls among them; None when they are forced.
         answer: the constraint of an answer that calls nothing, a part of `words_spec`; None without one.
+        shows_reasoning: whether the reply has the reasoning of a style that writes it as messages.
     """
 
     tools: tuple[Tool, ...]
@@ -88,14 +90,11 @@ class ToolUse:
     style: str | None = None
     words_spec: GrammarSpec | None = None
     answer: Constraint | None = None
+    shows_reasoning: bool = True
 
     @property
     def definitions(self) -> list[Json]:
         return [tool.definition for tool in self.tools]
-
-    @property
-    def names(self) -> frozenset[str]:
-        return frozenset(tool.name for tool in self.tools)
 
     def in_style(self, style: str | None, answer: Constraint | None) -> ToolUse:
         """The same tools, called as the model writes it.
@@ -146,7 +145,9 @@ def read_tools(body: ChatRequest, calls_many: bool = True) -> ToolUse | None:
     is_array = calls_many if body.parallel_tool_calls is None else body.parallel_tool_calls
     spec = _make_spec(tools, MAX_PARALLEL_CALLS if is_array else None)
     if choice in ("none", "auto"):
-        return ToolUse(tuple(tools), None, is_array) if choice == "auto" else None
+        shows_reasoning = body.include_reasoning is not False
+        use = ToolUse(tuple(tools), None, is_array, shows_reasoning=shows_reasoning)
+        return use if choice == "auto" else None
     if choice == "required":
         return ToolUse(tuple(tools), spec, is_array)
     chosen = [tool for tool in tools if tool.name == choice.removeprefix("function:")]
@@ -192,9 +193,8 @@ def explain(error: GrammarError, use: ToolUse) -> ApiError:
     tool = use.tools[int(found[1]) % len(use.tools)]  # a style may write every tool in several ways
     names = list(tool.parameters.get("properties", {}))
     is_listed = found[2] and use.style is not None and not list_tool_styles()[use.style].parameter_separator
-    known = to_api_error(
-        _move(error, found[0], f"/properties/{names[int(found[2])]}" if is_listed else ""), "tools"
-    )
+    place = f"/properties/{names[int(found[2])]}" if is_listed and not found[3] else ""
+    known = to_api_error(_move(error, found[0], place), "tools")
     return ApiError(400, f"tool {tool.name!r}: {known}", "tools", known.code, details=known.details)
 
 
