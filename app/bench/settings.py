@@ -19,7 +19,7 @@ import torch
 from app import __version__
 from app.bench.shapes import SHAPES, write_shape
 from app.config import UsageError, add_flags, make_config
-from engine import EngineConfig
+from engine import EngineConfig, inspect_model
 
 
 def add_engine_flags(parser: argparse.ArgumentParser) -> None:
@@ -80,7 +80,8 @@ def fit(config: EngineConfig, num_requests: int, num_tokens: int, longest: int) 
     if config.max_model_len is None:
         changes["max_model_len"] = longest
     if config.num_blocks is None and config.memory_share is None and config.device != "cuda":
-        changes["num_blocks"] = num_tokens // config.block_size + 2 * num_requests + 64
+        num_groups = inspect_model(config.model, config.model_impl).num_groups
+        changes["num_blocks"] = num_groups * (num_tokens // config.block_size + 2 * num_requests + 64)
     return replace(config, **changes)
 
 

@@ -42,6 +42,7 @@ class ModelReport:
     weight_bytes: int  # in that dtype
     kv_bytes_per_token: int  # over all layers, in that dtype
     kv_bytes_outside: int  # of a token outside the windows
+    num_groups: int  # of layers; each has a block for `block_size` tokens
     windows: str  # how many layers have which window
     embeddings: str  # how it makes embeddings, or why it makes none
     notices: tuple[str, ...] = ()
@@ -92,7 +93,8 @@ def make_report(path_or_name: str | Path, config: ModelConfig) -> ModelReport:
         implementation, num_parameters = "troupe", count_parameters(config)
         specs = [spec.kv_spec for spec in config.layer_specs]
     itemsize = _ITEMSIZE[config.dtype]
-    kept = [layer for group in group_layers(specs) if group.window is None for layer in group.layers]
+    groups = group_layers(specs)
+    kept = [layer for group in groups if group.window is None for layer in group.layers]
     return ModelReport(
         architecture=config.architecture,
         implementation=implementation,
@@ -103,6 +105,7 @@ def make_report(path_or_name: str | Path, config: ModelConfig) -> ModelReport:
         weight_bytes=num_parameters * itemsize,
         kv_bytes_per_token=2 * sum(spec.num_elements for spec in specs) * itemsize,
         kv_bytes_outside=2 * sum(specs[layer].num_elements for layer in kept) * itemsize,
+        num_groups=len(groups),
         windows=_describe_windows(specs),
         embeddings=_describe_embeddings(path_or_name),
         notices=notices,
