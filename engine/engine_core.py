@@ -138,8 +138,10 @@ class EngineCore:
                 self.scheduler.tell(message)
             case TakeSnapshot() | ResetPrefixCache():
                 self.scheduler.tell(message)
-            case LoadAdapter() | DropAdapter():
+            case LoadAdapter():
                 self._tell_adapters(message)
+            case DropAdapter():
+                self.scheduler.tell(message)
             case Sleep():
                 self.executor.tell(message)
             case _:

@@ -374,7 +374,14 @@ CoreOutput = (
     Accepted | Refused | NewTokens | CoreStats | KVEvents | EngineSnapshot | PrefixCacheReset | AdapterLoaded
 )
 SchedulerInbox = (
-    AddRequest | AbortRequest | TakeSnapshot | ResetPrefixCache | GrammarReport | AdapterReady | StepDone
+    AddRequest
+    | AbortRequest
+    | TakeSnapshot
+    | ResetPrefixCache
+    | GrammarReport
+    | AdapterReady
+    | DropAdapter
+    | StepDone
 )
 AdapterInbox = LoadAdapter | DropAdapter | PinAdapter | UnpinAdapter
 ExecutorInbox = StepPlan | StepMasks | Sleep

@@ -116,7 +116,11 @@ class DraftFiller(BatchFiller, Protocol):
         """Tell whether these are tokens of text, so that `fill_drafts` takes them."""
 
     def fill_drafts(
-        self, matchers: Sequence[Any], drafts: Sequence[Sequence[int]], rows: Sequence[int], bitmask: np.ndarray
+        self,
+        matchers: Sequence[Any],
+        drafts: Sequence[Sequence[int]],
+        rows: Sequence[int],
+        bitmask: np.ndarray,
     ) -> list[int]:
         """Write matcher i's mask after its first p tokens into row rows[i] + p; return how many are allowed."""
 

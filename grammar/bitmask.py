@@ -62,7 +62,11 @@ def fill_draft_bitmask(
     for members in groups.values():
         filler = matchers[members[0]].filler
         if isinstance(filler, DraftFiller):
-            plain = [i for i in members if drafts[i] and not matchers[i].is_terminated() and filler.is_text(drafts[i])]
+            plain = [
+                i
+                for i in members
+                if drafts[i] and not matchers[i].is_terminated() and filler.is_text(drafts[i])
+            ]
             if plain:
                 own = [matchers[i] for i in plain], [drafts[i] for i in plain], [rows[i] for i in plain]
                 for i, count in zip(plain, filler.fill_drafts(*own, bitmask), strict=True):

@@ -17,6 +17,7 @@ from engine.messages import (
     AddRequest,
     CoreOutput,
     CoreStats,
+    DropAdapter,
     DropMatchers,
     ExecutorInbox,
     GrammarInbox,
@@ -74,6 +75,8 @@ class SchedulerActor(Actor[SchedulerInbox]):
                     self._publish(self.scheduler.abort([each.handle], each.finish_reason, each.error))
                 if fill_time_s is not None:
                     self._mask_times_s.append(fill_time_s)
+            case DropAdapter(digest=digest):
+                self.scheduler.state.adapters.drop(digest)
             case AdapterReady():
                 self._publish(self.scheduler.take_adapter(message))
             case TakeSnapshot(with_blocks=with_blocks):

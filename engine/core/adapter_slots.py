@@ -11,12 +11,13 @@ adapter then admits only requests that arrived before it. So every adapter gets 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from engine.core.request import Request
-from engine.messages import AdapterRef, PinAdapter, UnpinAdapter
+from engine.core.request import Request, RequestStatus
+from engine.messages import AdapterRef, DropAdapter, PinAdapter, UnpinAdapter
 
 Key = tuple[float, float, int]
+AdapterOrder = PinAdapter | UnpinAdapter | DropAdapter
 
 
 @dataclass(eq=False, slots=True)
@@ -27,6 +28,7 @@ class _Slot:
     last_step: int = -1  # last planned step that may have used it
     successor: AdapterRef | None = None  # gets the slot when it is unused
     limit: Key | None = None  # queue key of the request that reserved it
+    expected: list[Request] = field(default_factory=list)  # waited for the load, and may run now
 
 
 class AdapterSlots:
@@ -37,13 +39,16 @@ class AdapterSlots:
         self._slots: dict[str, _Slot] = {}  # by digest, the least recently used first
         self._held: dict[str, list[Request]] = {}  # by digest
         self._oldest_step = 0
-        self._orders: list[PinAdapter | UnpinAdapter] = []
+        self._has_changed = False  # whether held requests may get or reserve a slot now
+        self._orders: list[AdapterOrder] = []
+        self._dropped: set[str] = set()  # digests to free as soon as no step uses them
 
     def may_run(self, request: Request) -> bool:
         """Whether the request's adapter is ready. If not, the request is held until `release` returns it."""
         ref = request.adapter
         if ref is None:
             return True
+        self._dropped.discard(ref.digest)
         slot = self._slots.get(ref.digest)
         if slot is None:
             self._find_slot(ref, request.queue_key)
@@ -69,35 +74,47 @@ class AdapterSlots:
     def drain(self, oldest_step: int) -> list[Request]:
         """Hand unused slots over to their successors. Returns held requests that must be looked at again."""
         self._oldest_step = oldest_step
+        for digest in list(self._dropped):
+            slot = self._slots.get(digest)
+            if slot is None or self._is_unused(slot):
+                self._dropped.discard(digest)
+                if slot is not None:
+                    self._free(slot)
+                    if slot.successor is not None:
+                        self._replace(None, slot.successor)
+                self._orders.append(DropAdapter(digest))
         if not self._held:
             return []
-        has_room = len(self._slots) < self._max_loras
         for slot in list(self._slots.values()):
             if slot.successor is None:
                 continue
-            if all(request.is_finished for request in self._held[slot.successor.digest]):
-                del self._held[slot.successor.digest]
+            if all(request.is_finished for request in self._held.get(slot.successor.digest, ())):
+                self._held.pop(slot.successor.digest, None)
                 slot.successor = slot.limit = None
-                has_room = True
+                self._has_changed = True
             elif self._is_unused(slot):
                 self._replace(slot, slot.successor)
-                has_room = True
-        if not has_room:
+        if not self._has_changed:
             return []
+        self._has_changed = False
         return [each for digest in list(self._held) for each in self._unhold(digest)]
 
     def note_ready(self, digest: str, is_loaded: bool) -> list[Request]:
         """Take the result of a load. Returns the requests that were held for it."""
-        slot = self._slots.get(digest)
+        slot, held = self._slots.get(digest), self._held.pop(digest, [])
         if slot is not None and is_loaded:
-            slot.is_ready = True
+            slot.is_ready, slot.expected = True, held
         elif slot is not None:
             self._free(slot)
             if slot.successor is not None:
                 self._replace(None, slot.successor)
-        return self._held.pop(digest, [])
+        return held
 
-    def take_orders(self) -> list[PinAdapter | UnpinAdapter]:
+    def drop(self, digest: str) -> None:
+        """Free an adapter that has no name any more, once no step uses it."""
+        self._dropped.add(digest)
+
+    def take_orders(self) -> list[AdapterOrder]:
         """Return the new messages for the thread that loads adapters."""
         orders, self._orders = self._orders, []
         return orders
@@ -118,7 +135,15 @@ class AdapterSlots:
             slot.successor, slot.limit = ref, key
 
     def _is_unused(self, slot: _Slot) -> bool:
-        return slot.is_ready and not slot.num_users and slot.last_step < self._oldest_step
+        """Whether nobody uses the slot. It is not taken from requests that waited for its load and come first."""
+        slot.expected = [
+            request
+            for request in slot.expected
+            if request.status is RequestStatus.WAITING
+            and (slot.limit is None or request.queue_key < slot.limit)
+        ]
+        is_idle = not slot.num_users and slot.last_step < self._oldest_step
+        return slot.is_ready and is_idle and not slot.expected
 
     def _unhold(self, digest: str) -> Iterable[Request]:
         """Release held requests unless their adapter is being loaded or has reserved a slot."""
@@ -132,9 +157,11 @@ class AdapterSlots:
     def _replace(self, old: _Slot | None, ref: AdapterRef) -> None:
         if old is not None:
             self._free(old)
+        self._has_changed = True
         self._slots[ref.digest] = _Slot(ref)
         self._orders.append(PinAdapter(ref))
 
     def _free(self, slot: _Slot) -> None:
+        self._has_changed = True
         del self._slots[slot.ref.digest]
         self._orders.append(UnpinAdapter(slot.ref.digest))

@@ -277,7 +277,9 @@ class LLGuidanceFiller:
         bitmask: np.ndarray,
     ) -> list[int]:
         """Write matcher i's mask after its first p tokens into row rows[i] + p; return how many are allowed."""
-        counts = [each.engine.validate_tokens(list(draft)) for each, draft in zip(matchers, drafts, strict=True)]
+        counts = [
+            each.engine.validate_tokens(list(draft)) for each, draft in zip(matchers, drafts, strict=True)
+        ]
         spans = [range(row, row + count + 1) for row, count in zip(rows, counts, strict=True)]
         address = self._locate(bitmask, [row for span in spans for row in (span[0], span[-1])])
         parts = zip(matchers, spans, drafts, strict=True)

@@ -19,6 +19,8 @@ from engine.core.request_table import RequestTable
 from engine.core.scheduler import Scheduler
 from engine.kv_cache_spec import KVCacheGroup
 from engine.messages import (
+    AdapterReady,
+    AdapterRef,
     AddRequest,
     Detail,
     DraftTarget,
@@ -27,6 +29,7 @@ from engine.messages import (
     MaskTarget,
     NewCompletion,
     NewTokens,
+    PinAdapter,
     StepDone,
     StepMasks,
     StepPlan,
@@ -62,13 +65,14 @@ def make_group(window: int | None = None) -> KVCacheGroup:
 
 def make_request(
     name: str, prompt: list[int], max_tokens: int = 8, *, gated: bool = False, priority: int = 0, arrival: float = 0.0,
-    salt: str | None = None, generated: Sequence[int] = (), **params: object,
+    salt: str | None = None, generated: Sequence[int] = (), adapter: str = "", **params: object,
 ) -> AddRequest:  # fmt: skip
     """A request of one completion. Its age is that at time 0."""
     grammar = GrammarSpec.json_object() if gated else None
     sampling = SamplingParams(max_tokens=max_tokens, grammar=grammar, **params)  # type: ignore[arg-type]
     completions = [NewCompletion(next(_handles), 0, list(generated))]
-    return AddRequest(name, prompt, sampling, completions, -arrival, priority, salt)
+    ref = AdapterRef(adapter, "", adapter) if adapter else None
+    return AddRequest(name, prompt, sampling, completions, -arrival, priority, salt, adapter=ref)
 
 
 def make_record(message: AddRequest, completion: NewCompletion | None = None) -> Request:
@@ -144,6 +148,9 @@ class SchedulerHarness:
         self.slow_masks: deque[StepMasks] = deque()
         self.num_rotations = 0
         self.to_scheduler: deque[StepDone] = deque()
+        self.to_loader: deque[PinAdapter] = deque()
+        self.pinned: set[str] = set()  # adapters that new rows may use
+        self.broken: set[str] = set()  # adapters whose load fails
         self.handles: dict[str, int] = {}  # of the last request of each name
         self.names: dict[int, str] = {}  # of requests that have not ended
         self.num_accepted: Counter[int] = Counter()  # by handle
@@ -175,6 +182,11 @@ class SchedulerHarness:
         self._order_masks()
         while (plan := self.scheduler.schedule()) is not None:
             self._send(plan)
+        for order in self.scheduler.state.adapters.take_orders():
+            if isinstance(order, PinAdapter):
+                self.to_loader.append(order)
+            else:
+                self.pinned.discard(order.digest)
 
     def work(self) -> bool:
         """Let the worker take one message."""
@@ -182,6 +194,7 @@ class SchedulerHarness:
             return False
         message = self.to_worker.popleft()
         if isinstance(message, StepPlan):
+            assert {row.adapter for row in message.new_rows} <= {"", *self.pinned}
             done = self.worker.execute(message)
         else:
             done = self.worker.sample_gated(message)
@@ -216,6 +229,18 @@ class SchedulerHarness:
         self.to_worker.append(self.slow_masks.popleft())
         return True
 
+    def load(self) -> bool:
+        """Let the thread of the adapters answer one order."""
+        if not self.to_loader:
+            return False
+        digest = self.to_loader.popleft().ref.digest
+        error = "it is broken" if digest in self.broken else None
+        if error is None:
+            self.pinned.add(digest)
+        self._collect(self.scheduler.take_adapter(AdapterReady(digest, error)))
+        self.plan()
+        return True
+
     def answer(self) -> bool:
         """Let the scheduler take one answer."""
         if not self.to_scheduler:
@@ -234,7 +259,7 @@ class SchedulerHarness:
 
     def run(self, chance: random.Random | None = None, limit: int = 20000) -> None:
         """Move messages until all is quiet; in random order when `chance` is given."""
-        moves = [self.work, self.fill, self.fill_slowly, self.answer, self.answer_drafts]
+        moves = [self.work, self.fill, self.fill_slowly, self.load, self.answer, self.answer_drafts]
         for _ in range(limit):
             if chance is not None:
                 chance.shuffle(moves)
