@@ -186,10 +186,10 @@ def explain(error: GrammarError, use: ToolUse) -> ApiError:
     text = error.pointer if isinstance(error, UnsupportedGrammar) else str(error)
     found = IN_CALL.match(text) or (None if use.answer else IN_FORCED.match(text))
     if found is None:
-        place = IN_ANSWER.match(text)
-        if place is None or use.answer is None:
+        found = IN_ANSWER.match(text)
+        if found is None or use.answer is None:
             return to_api_error(error, "tools")
-        return to_api_error(_move(error, place[0], ""), use.answer.param)
+        return to_api_error(_move(error, found[0], ""), use.answer.param)
     tool = use.tools[int(found[1]) % len(use.tools)]  # a style may write every tool in several ways
     names = list(tool.parameters.get("properties", {}))
     is_listed = found[2] and use.style is not None and not list_tool_styles()[use.style].parameter_separator
