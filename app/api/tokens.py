@@ -84,8 +84,8 @@ async def encode(text: str, context: ApiContext, add_special_tokens: bool) -> li
     # how many characters a token may stand for is found in the whole vocabulary: not for every short text
     if len(text) > max_tokens and len(text) > (limit := max_tokens * tokenizer.max_token_chars):
         message = (
-            f"prompt has {len(text)} characters; this model takes at most {max_tokens} tokens, "
-            f"which hold fewer than {limit} characters"
+            f"prompt has {len(text)} characters, which do not fit the model's {max_tokens} tokens "
+            f"(at most {limit} characters)"
         )
         raise ApiError(400, message, "prompt", "context_length_exceeded")
     return await context.engine.encode(text, add_special_tokens=add_special_tokens)

@@ -19,7 +19,7 @@ from app.config import ENV_PREFIX, UsageError
 # verb -> (module, summary); a module is imported when its verb is used, because some take seconds
 VERBS = {
     "serve": ("app.cli.serve", "serve the page and the API (what happens without a verb)"),
-    "chat": ("app.cli.chat", "chat in the terminal, with an engine of its own or a running server"),
+    "chat": ("app.cli.chat", "chat in the terminal"),
     "complete": ("app.cli.complete", "continue one text"),
     "extract": ("app.cli.extract", "turn text files into JSON records that fit a schema"),
     "grammar": ("app.cli.grammar", "explain how a schema is enforced, and test instances against it"),

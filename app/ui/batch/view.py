@@ -42,8 +42,9 @@ def render_preview(table: Table, column: str | None) -> str:
             body += f"<tr>{cells}</tr>"
     num_bad = sum(row.error is not None for row in table.rows)
     num_read = len(table.rows) - num_bad
-    trouble = f", and {num_bad:,} more cannot be read" if num_bad else ""
-    count = f"{num_read:,} row{'s' if num_read != 1 else ''}{trouble}"
+    counts = [f"{num_read:,} row{'s' if num_read != 1 else ''}"] if num_read else []
+    counts += [f"{num_bad:,} cannot be read"] if num_bad else []
+    count = ", ".join(counts)
     more = f"{count}; the first {NUM_PREVIEWED} are shown" if len(table.rows) > NUM_PREVIEWED else count
     return (
         f'<div class="batch-table"><table><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table></div>'

@@ -84,9 +84,7 @@ class ExtractRun:
         """Extract one record and show it while it is written."""
         if not text.strip():
             problem = Explanation(
-                "There is no text.",
-                "A record is made from a text.",
-                "Paste one, open a file or pick an example.",
+                "There is no text yet.", "", "Paste a text, open a file or pick an example."
             )
             yield refuse(problem)
             return

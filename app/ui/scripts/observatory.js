@@ -7,7 +7,7 @@ host.innerHTML = `
   <div class="charts">
     <section class="wide"><h3>Batch lanes</h3><p class="legend phases"></p><div class="plot lanes"></div></section>
     <section class="wide"><h3>KV cache blocks</h3><p class="legend kv"></p><canvas class="plot map" role="img"></canvas></section>
-    <section><h3>Step and gap</h3><p class="legend"><i class="k-step"></i>between two tokens <i class="k-gap"></i>of it, the engine waited for Python</p><div class="plot steps"></div></section>
+    <section><h3>Step and gap</h3><p class="legend"><i class="k-step"></i>between two tokens <i class="k-gap"></i>the part of it that is spent in Python</p><div class="plot steps"></div></section>
     <section><h3>Time to first token</h3><p class="legend note"></p><div class="plot ttft"></div></section>
     <section><h3>Between tokens</h3><p class="legend note"></p><div class="plot itl"></div></section>
     <section><h3>Event-loop lag</h3><p class="legend note"></p><div class="plot lag"></div></section>
@@ -44,7 +44,7 @@ const drawTiles = (data) => {
     ["prefix hits", `${Math.round(hits * 100)}%`, `${stats.hit.toLocaleString("en")} of ${stats.queried.toLocaleString("en")} tokens`],
     ["KV used", `${(stats.kv_usage * 100).toFixed(stats.kv_usage < 0.1 ? 1 : 0)}%`, data.blocks ? `${data.blocks.num_owned} of ${data.blocks.num_blocks.toLocaleString("en")} blocks` : ""],
     ["preemptions", `${stats.preemptions}`, stats.restarts ? `${stats.restarts} restarts` : `${stats.rejected} refused`],
-    ["loop lag p99", stats.histograms.lag?.count ? `≤ ${seconds(quantile(stats.histograms.lag, 0.99))}` : "–", data.state],
+    ["event-loop lag p99", stats.histograms.lag?.count ? `≤ ${seconds(quantile(stats.histograms.lag, 0.99))}` : "–", data.state],
   ];
   const drafts = Object.entries(stats.drafts);
   if (drafts.length) {
@@ -125,7 +125,7 @@ const drawSteps = () => {
     return path;
   };
   const last = history.findLast(([itl]) => itl !== null);
-  const words = last ? `${seconds(last[0])} a step, ${seconds(last[1] ?? 0)} of it waiting` : "nothing ran yet";
+  const words = last ? `${seconds(last[0])} a step, ${seconds(last[1] ?? 0)} of it in Python` : "nothing ran yet";
   at(".steps").innerHTML = `<svg viewBox="0 0 ${width} ${height}" preserveAspectRatio="none" role="img" aria-label="${words}"><path class="k-step" d="${line(0)}"/><path class="k-gap" d="${line(1)}"/></svg><p class="axis"><span>${words}</span><span>top ${seconds(top)}</span></p>`;
 };
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from app.extraction.calibration import CalibrationError, Point, read_calibration, write_calibration
-from app.ui.extract.calibration_view import draw, find_calibration, render_calibration
+from app.ui.extract.calibration_view import find_calibration, make_table, render_calibration
 from engine import EngineConfig
 from tests.fakes import FakeEngine
 
@@ -40,14 +40,14 @@ def test_a_file_that_is_no_calibration_is_named_and_not_drawn(tmp_path: Path, te
     assert find_calibration(tmp_path) is None
 
 
-def test_the_plot_says_in_words_what_it_draws(tmp_path: Path) -> None:
+def test_the_table_says_how_many_values_of_a_confidence_were_right(tmp_path: Path) -> None:
     path = tmp_path / "calibration.json"
     write_calibration(path, "<demo>", FIGURES)
     found = read_calibration(path)
     assert found is not None
-    drawn = draw(found)
-    assert drawn.count("<circle") == 2 and "<demo>" not in drawn
-    assert "(30% confidence) 50% were right, of the surer half (95%) 100%." in drawn
+    table = make_table(found)
+    assert "<td>0% to 50%</td><td>50%</td><td>10</td>" in table and "<demo>" not in table
+    assert "<td>95% to 99%</td><td>100%</td><td>10</td>" in table
 
 
 def test_a_model_without_measurement_says_how_to_measure(tmp_path: Path) -> None:
