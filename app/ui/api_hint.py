@@ -1,4 +1,4 @@
-"""The API tab: the address of this server and two snippets that work as they are."""
+"""The API tab: the address of this server and snippets that work as they are."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ client = OpenAI(base_url="{base_url}", api_key="{api_key}")
 answer = client.chat.completions.create(
     model="{model}",
     messages=[{{"role": "user", "content": "Hello!"}}],
+    stream=True,
 )
-print(answer.choices[0].message.content)"""
+for chunk in answer:
+    print(chunk.choices[0].delta.content or "", end="", flush=True)"""
 
 STRUCTURED = """from openai import OpenAI
 from pydantic import BaseModel
@@ -78,6 +80,15 @@ async def main():
 
 asyncio.run(main())"""
 
+# label -> language and text
+SNIPPETS = {
+    "curl": ("shell", CURL),
+    "Python, streamed": ("python", PYTHON),
+    "Python, a record instead of text": ("python", STRUCTURED),
+    "Extract a record, aiohttp": ("python", EXTRACT_AIOHTTP),
+    "Extract a record, OpenAI client": ("python", EXTRACT_OPENAI),
+}
+
 
 def build_api_tab(demo: gr.Blocks, engine: Engine, needs_key: bool) -> None:
     """Put the address and the snippets on the page; they follow the address the page was opened at."""
@@ -86,48 +97,21 @@ def build_api_tab(demo: gr.Blocks, engine: Engine, needs_key: bool) -> None:
         "[/openapi.json](/openapi.json) describes every route."
     )
     base_url = gr.Textbox(label="Base URL", interactive=False, buttons=["copy"], max_lines=1)
+    codes: list[gr.Code] = []
     with gr.Row(equal_height=False):
-        with gr.Column(min_width=300):
-            curl = gr.Code(
-                language="shell", label="curl", interactive=False, wrap_lines=True, lines=3, max_lines=6
-            )
-            python = gr.Code(language="python", label="Python", interactive=False, wrap_lines=True)
-        with gr.Column(min_width=300):
-            structured = gr.Code(
-                language="python",
-                label="Python, a record instead of text",
-                interactive=False,
-                wrap_lines=True,
-            )
-
-    with gr.Row(equal_height=False):
-        extracts = [
-            gr.Code(language="python", label=label, interactive=False, wrap_lines=True, min_width=300)
-            for label in ("Extract a record, aiohttp", "Extract a record, OpenAI client")
-        ]
+        for half in (list(SNIPPETS.items())[:2], list(SNIPPETS.items())[2:]):
+            with gr.Column(min_width=300):
+                codes += [
+                    gr.Code(language=language, label=label, interactive=False, wrap_lines=True)  # type: ignore[arg-type]
+                    for label, (language, _) in half
+                ]
 
     def fill(request: gr.Request) -> tuple[str, ...]:
-        base_url, *others = make_snippets(
-            find_page_url(request, demo.root_path), engine.model_name, needs_key
-        )
-        return base_url, *others, *make_extract_snippets(base_url, "YOUR_KEY" if needs_key else "none")
+        return make_snippets(find_page_url(request, demo.root_path), engine.model_name, needs_key)
 
     demo.load(
-        fill,
-        None,
-        [base_url, curl, python, structured, *extracts],
-        queue=False,
-        show_progress="hidden",
-        api_visibility="private",
-    )
-
-
-def make_extract_snippets(base_url: str, api_key: str) -> tuple[str, str]:
-    """Python for POST /v1/extract with aiohttp, and with the OpenAI client."""
-    aiohttp, openai = (
-        text.format(base_url=base_url, api_key=api_key) for text in (EXTRACT_AIOHTTP, EXTRACT_OPENAI)
-    )
-    return aiohttp, openai
+        fill, None, [base_url, *codes], queue=False, show_progress="hidden", api_visibility="private"
+    )  # fmt: skip
 
 
 def find_page_url(request: gr.Request, root_path: str) -> str:
@@ -137,13 +121,12 @@ def find_page_url(request: gr.Request, root_path: str) -> str:
     return get_root_url(asked, asked.url.path, root_path)
 
 
-def make_snippets(page_url: str, model: str, needs_key: bool) -> tuple[str, str, str, str]:
-    """Base URL, curl, Python and Python for a record, for a page address such as http://127.0.0.1:7860/."""
-    base_url = page_url.rstrip("/") + "/v1"
-    api_key = "YOUR_KEY" if needs_key else "none"
-    key_line = f"\n  -H 'Authorization: Bearer {api_key}' \\" if needs_key else ""
-    curl = CURL.format(base_url=base_url, model=model, key_line=key_line)
-    python, structured = (
-        text.format(base_url=base_url, model=model, api_key=api_key) for text in (PYTHON, STRUCTURED)
-    )
-    return base_url, curl, python, structured
+def make_snippets(page_url: str, model: str, needs_key: bool) -> tuple[str, ...]:
+    """Base URL and the snippets, for a page address such as http://127.0.0.1:7860/."""
+    values = {
+        "base_url": page_url.rstrip("/") + "/v1",
+        "model": model,
+        "api_key": "YOUR_KEY" if needs_key else "none",
+        "key_line": "\n  -H 'Authorization: Bearer YOUR_KEY' \\" if needs_key else "",
+    }
+    return values["base_url"], *(text.format(**values) for _, text in SNIPPETS.values())
