@@ -63,7 +63,7 @@ def render_header(engine: Engine, tokens_per_second: float, card: str = "") -> s
     cells = "".join(f'<span class="figure"><b>{value}</b> {name}</span>' for name, value in figures)
     title = html.escape(engine.error or "", quote=True) if engine.state in ("dead", "restarting") else ""
     return (
-        '<div class="strip"><span class="brand">Troupe</span>'
+        '<div class="strip"><h1 class="brand">Troupe</h1>'
         f'<span class="model" title="{card}">{html.escape(engine.model_name)}</span>'
         f'<span class="device">{html.escape(describe_device(engine))}</span>'
         f'<span class="state {state}" title="{title}"><i></i>{state}</span>'

@@ -152,7 +152,7 @@ def list_openai(client: openai.OpenAI) -> dict[str, Callable[[], Any]]:
 
 
 def list_anthropic(client: anthropic.Anthropic, model: str) -> dict[str, Callable[[], Any]]:
-    fields: Any = {"model": model, "messages": MESSAGES, "max_tokens": 60, "temperature": 0}
+    fields: Any = {"model": model, "messages": MESSAGES, "max_tokens": 60}
     create = client.messages.create
 
     def stream_text() -> str:

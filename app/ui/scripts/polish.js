@@ -20,6 +20,8 @@ const name = () => {
     const content = side.querySelector(".sidebar-content");
     if (content && content.inert === isOpen) content.inert = !isOpen;
   }
+  // Gradio calls the examples a list, but its items are buttons.
+  for (const box of document.querySelectorAll("#chatbot .examples[role=list]")) { box.setAttribute("role", "group"); box.setAttribute("aria-label", "Examples"); }
   const talk = document.querySelector("#talk");
   if (talk && !talk.dataset.pinned) { talk.dataset.pinned = "yes"; pin(talk); linkImages(talk); }
   restoreDrafts();
