@@ -14,9 +14,8 @@ from engine.model.formats.gguf_model import GGUFModel
 from engine.model.formats.quant_config import WeightFormat, parse_format
 from engine.model.layer_spec import LLAMA_STYLE, Activation, LayerSpec, LayerStyle
 from engine.model.moe_spec import MoESpec
-from engine.model.registry import FAMILIES, Family
+from engine.model.registry import FAMILIES, TEXT_PARTS, Family
 from engine.model.rope_config import RopeConfig, parse_ropes
-from engine.model.text_parts import TEXT_PARTS
 
 # Fields that do not influence inference. ConfigReader also ignores "_*", "*_version" and "*_token_id".
 _INERT = frozenset(

@@ -6,6 +6,7 @@ The modules of the transformers backend are imported by name, because importing 
 from __future__ import annotations
 
 import importlib
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,24 @@ from engine.errors import ConfigError
 from engine.model.checkpoint import read_json_object, resolve_checkpoint
 from engine.model.config import ModelConfig
 from engine.model.formats.gguf_file import is_gguf
-from engine.model.registry import FAMILIES
-from engine.model.text_parts import TEXT_PARTS
+from engine.model.registry import FAMILIES, TEXT_PARTS
 
 _BACKEND = "engine.model.transformers_loader"
+
+
+@dataclass(frozen=True, slots=True)
+class TransformersConfig(ModelConfig):
+    """The sizes of the model, as far as the engine needs them, and the objects to build it from.
+
+    `head_dim` and the numbers of heads are the largest of all layers.
+    """
+
+    num_parameters: int = 0
+    source: Any = None  # transformers' config
+    skeleton: Any = field(
+        default=None, compare=False, repr=False
+    )  # engine.model.transformers_backend.Skeleton
+    notices: tuple[str, ...] = ()  # log messages about limits of the backend
 
 
 def read_model_config(path_or_name: str | Path, model_impl: ModelImpl = "auto") -> ModelConfig:

@@ -18,10 +18,9 @@ from engine.model.formats.encoded import EncodedTensor
 from engine.model.formats.gguf_file import is_gguf
 from engine.model.formats.gguf_model import GGUFModel
 from engine.model.formats.safetensors_reader import read_encoded
-from engine.model.implementation import import_backend, read_model_config
+from engine.model.implementation import TransformersConfig, import_backend, read_model_config
 from engine.model.protocol import Model
 from engine.model.sharding import ONE_RANK, Sharding
-from engine.model.transformers_config import TransformersConfig
 from engine.model.weight_memory import check_weight_memory
 from engine.model.weight_targets import Target, WeightTarget, WeightTargets
 from kernels import Ops

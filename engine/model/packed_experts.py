@@ -80,16 +80,10 @@ class PackedExperts(nn.Module):
             expert_ids, weights: [T, top_k]; ids beyond the last expert are skipped.
         """
         out = torch.zeros_like(hidden)
-        by_expert: dict[int, tuple[list[int], list[int]]] = {}
-        for token, chosen in enumerate(expert_ids.tolist()):
-            for place, expert in enumerate(chosen):
-                pairs = by_expert.setdefault(expert, ([], []))
-                pairs[0].append(token)
-                pairs[1].append(place)
-        for expert in sorted(by_expert):
+        for expert in expert_ids.unique().tolist():
             if expert >= len(self.ups):
                 continue
-            rows, places = (torch.tensor(each, device=hidden.device) for each in by_expert[expert])
+            rows, places = (expert_ids == expert).nonzero(as_tuple=True)
             inner = self.ups[expert](hidden.index_select(0, rows))
             inner = module._apply_gate(inner) if self._has_gate else module.act_fn(inner)
             result = self.downs[expert](inner)

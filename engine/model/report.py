@@ -19,10 +19,9 @@ from engine.kv_cache_spec import KVCacheSpec, group_layers
 from engine.model.checkpoint import weight_files
 from engine.model.config import ModelConfig
 from engine.model.decoder import DecoderModel
-from engine.model.implementation import read_model_config
+from engine.model.implementation import TransformersConfig, read_model_config
 from engine.model.pooling import read_embedding_spec
 from engine.model.registry import FAMILIES
-from engine.model.transformers_config import TransformersConfig
 from engine.model.weight_memory import count_parameters
 
 _ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2}

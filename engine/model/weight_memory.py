@@ -15,7 +15,7 @@ import torch
 from engine.errors import ConfigError
 from engine.host_memory import measure_host_memory
 from engine.model.config import ModelConfig
-from engine.model.transformers_config import TransformersConfig
+from engine.model.implementation import TransformersConfig
 from kernels.cpu.weights import estimate_int4_bytes, estimate_packed_bytes
 from kernels.int4 import GROUP_SIZE
 from kernels.ops import Quantization

@@ -27,9 +27,9 @@ from engine.lora.adapter_store import AdapterStore, estimate_adapter_bytes
 from engine.messages import StepDone, StepMasks, StepPlan
 from engine.model import Model, load_model, read_model_config
 from engine.model.decoder import DecoderModel
+from engine.model.implementation import TransformersConfig
 from engine.model.loader import BuildDecoder
 from engine.model.sharding import Sharding, check_shardable
-from engine.model.transformers_config import TransformersConfig
 from engine.parallel.leader import LeaderDecoder
 from engine.parallel.load import limit_ops
 from engine.parallel.ranks import Ranks
