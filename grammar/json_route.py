@@ -212,7 +212,7 @@ class SchemaCompiler:
 
     def _probe(self, written: Json) -> str:
         """Return llguidance's complaint about a schema, "" for none."""
-        return self.engine.find_complaint(self._make_grammar("start: @v0", [written]))
+        return self.engine.find_complaint(self._make_grammar("", [written]))
 
     def _list_dropped(self) -> set[str]:
         return {keyword for keywords in self.weakening.dropped.values() for keyword in keywords}

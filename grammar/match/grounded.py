@@ -6,13 +6,12 @@ inner matcher's. A string that is open can always be finished, so this alone mak
 checks beside it can (distinct quotations from a source that has no more of them), and then `error` says so.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 
 from ..backend import Matcher, Program
 from ..bit_row import clear_bits, list_tokens
-from ..bitmask import fill_bitmask
 from ..errors import InvalidGrammar
 from ..schema.grounding import GroundedPlace, GroundingMap, Lengths
 from ..schema.rules import GROUNDED
@@ -69,7 +68,7 @@ class GroundedMatcher(WatchingMatcher):
     """Grammar state of one request with grounded strings."""
 
     def __init__(self, inner: Matcher, program: GroundedProgram) -> None:
-        super().__init__(inner, program.vocabulary, program.root, FILLER)
+        super().__init__(inner, program.vocabulary, program.root)
         self._program = program
         self._dead_end: str | None = None
 
@@ -82,7 +81,7 @@ class GroundedMatcher(WatchingMatcher):
         super()._take_back(num_tokens)
         self._dead_end = None
 
-    def clear_ungrounded(self, words: np.ndarray) -> None:
+    def clear_violations(self, words: np.ndarray) -> None:
         """Clear the tokens of one mask, int32 [words], that lead to no quotation where one has to be."""
         self._dead_end = None
         self._clear_tokens(words)
@@ -136,20 +135,6 @@ class GroundedMatcher(WatchingMatcher):
         if place.lengths is None or not value.startswith(b'"'):
             return True
         return self._program.source.is_quotation(value[1:-1], place.lengths)
-
-
-class GroundedFiller:
-    """Fills the rows of many grounded matchers: the inner matchers' rows at once, then what quotations demand."""
-
-    def fill(self, matchers: Sequence[GroundedMatcher], rows: Sequence[int], bitmask: np.ndarray) -> None:
-        """Write matcher i's mask into row rows[i]."""
-        fill_bitmask([matcher.inner for matcher in matchers], rows, bitmask)
-        for matcher, row in zip(matchers, rows, strict=True):
-            matcher.clear_ungrounded(bitmask[row])
-
-
-# It has no state; one object makes all grounded matchers of a batch one group.
-FILLER = GroundedFiller()
 
 
 def add_quotations(

@@ -14,7 +14,6 @@ import numpy as np
 
 from ..backend import Matcher, Program
 from ..bit_row import clear_bits, is_set, list_tokens, set_bits
-from ..bitmask import fill_bitmask
 from ..errors import InvalidGrammar
 from ..schema.node import Node
 from ..schema.places import NO_STRINGS, Check, Place, PlaceMap, spell
@@ -86,7 +85,7 @@ class ResidualMatcher(WatchingMatcher):
     """Grammar state of one request whose values are checked as they are completed."""
 
     def __init__(self, inner: Matcher, program: ResidualProgram) -> None:
-        super().__init__(inner, program.tokens.vocabulary, program.places.root, FILLER)
+        super().__init__(inner, program.tokens.vocabulary, program.places.root)
         self._program = program
         self._violation: Check | None = None
         self._dead_end: str | None = None
@@ -343,17 +342,3 @@ def spell_choice(value: Any) -> list[bytes]:
     """Return how a listed value may be written: a whole number also with a fraction of zero."""
     text = json.dumps(value, ensure_ascii=False).encode("utf-8", "surrogatepass")
     return [text, text + b".0"] if isinstance(value, int) else [text]
-
-
-class ResidualFiller:
-    """Fills the rows of many residual matchers: the engines' rows at once, then what the checks clear."""
-
-    def fill(self, matchers: Sequence[ResidualMatcher], rows: Sequence[int], bitmask: np.ndarray) -> None:
-        """Write matcher i's mask into row rows[i]."""
-        fill_bitmask([matcher.inner for matcher in matchers], rows, bitmask)
-        for matcher, row in zip(matchers, rows, strict=True):
-            matcher.clear_violations(bitmask[row])
-
-
-# It has no state; one object makes all residual matchers of a batch one group.
-FILLER = ResidualFiller()

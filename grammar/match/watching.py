@@ -1,10 +1,13 @@
 """A matcher around another one that follows the JSON text and looks at every value that a token completes."""
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..backend import BatchFiller, Matcher
+import numpy as np
+
+from ..backend import Matcher
+from ..bitmask import fill_bitmask
 from ..vocabulary import Vocabulary
 from .json_text import Place, State, advance, begin
 
@@ -16,16 +19,18 @@ class WatchingMatcher(Matcher):
         inner: the matcher of the grammar without the checks.
     """
 
-    def __init__(
-        self, inner: Matcher, vocabulary: Vocabulary, root: Place | None, filler: BatchFiller
-    ) -> None:
+    def __init__(self, inner: Matcher, vocabulary: Vocabulary, root: Place | None) -> None:
         super().__init__(vocabulary)
         self.inner = inner
-        self.filler = filler
+        self.filler = FILLER
         self._text = bytearray()
         self._state = begin(root)
         # Before each accepted text token: its length and the state it led to.
         self._history: list[tuple[int, State]] = []
+
+    @abstractmethod
+    def clear_violations(self, words: np.ndarray) -> None:
+        """Clear the tokens of one mask, int32 [words], that complete a value which fails a check."""
 
     @abstractmethod
     def _is_fine(self, place: Any, value: bytes, before: Callable[[], bytes]) -> bool:
@@ -60,3 +65,17 @@ class WatchingMatcher(Matcher):
 
     def _find_forced(self) -> bytes:
         return self.inner.forced_text()
+
+
+class WatchingFiller:
+    """Fills the rows of many such matchers: the inner matchers' rows at once, then what the checks clear."""
+
+    def fill(self, matchers: Sequence[WatchingMatcher], rows: Sequence[int], bitmask: np.ndarray) -> None:
+        """Write matcher i's mask into row rows[i]."""
+        fill_bitmask([matcher.inner for matcher in matchers], rows, bitmask)
+        for matcher, row in zip(matchers, rows, strict=True):
+            matcher.clear_violations(bitmask[row])
+
+
+# It has no state; one object makes all such matchers of a batch one group.
+FILLER = WatchingFiller()

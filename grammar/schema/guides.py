@@ -72,12 +72,7 @@ def guide_dependency(node: Node, name: str, demand: Any) -> Guide:
 
 def guide_types(node: Node, excluded: Schema) -> Guide:
     """`not` of a schema that all values of some types satisfy: the value is of another type."""
-    return leave_out_types(node, {kind for each in list_branches(excluded) for kind in list_satisfied(each)})
-
-
-def leave_out_types(node: Node, taken: set[str]) -> Guide:
-    """Return a guide to the types of a node without those taken, None where none of them is its own."""
-    own = list_types(node)
+    own, taken = list_types(node), {kind for each in list_branches(excluded) for kind in list_satisfied(each)}
     # Every integer is a number.
     left = [kind for kind in own if kind not in taken and not (kind == "integer" and "number" in taken)]
     return None if left == own else make(type=left) if left else make(allOf=[False])
