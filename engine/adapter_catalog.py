@@ -42,6 +42,7 @@ class AdapterCatalog:
         self._is_enabled = is_enabled
         self._base_name = base_name
         self._require_client = require_client
+        self._lock = asyncio.Lock()
         self._refs: dict[str, AdapterRef] = {}
         self._num_users: Counter[str] = Counter()  # requests by digest
         self._unused: dict[str, asyncio.Event] = {}  # by digest; set when its last request ends
@@ -100,7 +101,10 @@ class AdapterCatalog:
         """
         ref = self._refs.get(request.lora_name)
         if ref is None and request.lora_path:
-            return await self.load(request.lora_name, request.lora_path)
+            async with self._lock:  # the first of several requests loads it
+                ref = self._refs.get(request.lora_name)
+                if ref is None:
+                    return await self.load(request.lora_name, request.lora_path)
         if ref is None:
             raise InvalidRequest(
                 f"lora_request: {request.lora_name!r} is not loaded; {self._describe_names()}", "lora_request"

@@ -15,7 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from app.bench.workload import Job, find_lengths
 from app.config import UsageError
-from engine import LLM, EngineConfig, SamplingParams
+from engine import LLM, EngineConfig, LoRARequest, SamplingParams
 from grammar import GrammarSpec
 
 PEERS = ("transformers", "llama.cpp")
@@ -43,16 +43,25 @@ class TroupeRunner:
     name = "troupe"
 
     def __init__(
-        self, settings: dict[str, Any], grammar: GrammarSpec | None = None, temperature: float = 0.0
+        self,
+        settings: dict[str, Any],
+        grammar: GrammarSpec | None = None,
+        temperature: float = 0.0,
+        adapters: Sequence[LoRARequest] = (),
     ) -> None:
         self.llm = LLM(**settings)
+        self._adapters = adapters  # of the requests, in turn
         self._params = SamplingParams(temperature=temperature, ignore_eos=True, seed=0, grammar=grammar)
 
     def run(self, jobs: Sequence[Job]) -> float:
         """As `Runner.run`."""
         params = [replace(self._params, max_tokens=job.max_tokens) for job in jobs]
         start = time.perf_counter()
-        outputs = self.llm.generate([job.prompt_token_ids for job in jobs], params, use_tqdm=False)
+        chosen = [
+            self._adapters[at % len(self._adapters)] if self._adapters else None for at in range(len(jobs))
+        ]
+        prompts = [job.prompt_token_ids for job in jobs]
+        outputs = self.llm.generate(prompts, params, use_tqdm=False, lora_request=chosen)
         spent = time.perf_counter() - start
         for job, output in zip(jobs, outputs, strict=True):
             num_tokens = len(output.outputs[0].token_ids)

@@ -1,14 +1,18 @@
 """`bench throughput`: a heap of requests, offline, as fast as they go.
 
 python -m app bench throughput --num-prompts 200 --input-len 128 --output-len 128
+python -m app bench throughput --shape qwen3-0.6b --dtype bfloat16 --num-loras 8 --num-iters 3
 python -m app bench throughput --work nano --scale 0.1 --shape qwen3-0.6b --dtype bfloat16 --structured
 """
 
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
+from app.bench.adapters import write_adapters
 from app.bench.runners import TroupeRunner
 from app.bench.settings import (
     add_engine_flags,
@@ -48,6 +52,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--structured", action="store_true", help="do it again with a JSON schema on every row"
     )
+    parser.add_argument(
+        "--num-loras", type=int, default=0, help="do it again with this many random adapters, in turn (0)"
+    )
+    parser.add_argument("--lora-rank", type=int, default=16, help="rank of the random adapters (16)")
     add_engine_flags(parser)
 
 
@@ -59,6 +67,8 @@ def run(arguments: argparse.Namespace, start: float) -> int:
     """
     check_range(arguments, "num_iters", 1, 1000)
     check_range(arguments, "temperature", 0, 2)
+    check_range(arguments, "num_loras", 0, 1024)
+    check_range(arguments, "lora_rank", 1, 4096)
     with engine_settings(arguments, max_num_seqs=256, max_num_batched_tokens=2048) as config:
         write_json(arguments.output_json, config, measure_all(arguments, config))
     return 0
@@ -72,6 +82,12 @@ def measure_all(arguments: argparse.Namespace, config: EngineConfig) -> dict[str
     config = fit(config, len(jobs), min(num_in + num_out, config.max_num_seqs * longest), longest)
     settings = as_settings(config)
     runners = {"free": TroupeRunner(settings, None, arguments.temperature)}
+    folder = TemporaryDirectory()
+    if arguments.num_loras:
+        adapters = write_adapters(Path(folder.name), config, arguments.num_loras, arguments.lora_rank)
+        lora = {"enable_lora": True, "max_loras": max(arguments.num_loras, config.max_loras)}
+        lora["max_lora_rank"] = max(arguments.lora_rank, config.max_lora_rank)
+        runners["adapters"] = TroupeRunner(settings | lora, None, arguments.temperature, adapters)
     if arguments.structured:
         grammar = GrammarSpec.json_schema(RECORDS)
         runners["structured"] = TroupeRunner(settings, grammar, arguments.temperature)
@@ -85,6 +101,7 @@ def measure_all(arguments: argparse.Namespace, config: EngineConfig) -> dict[str
     finally:
         for runner in runners.values():
             runner.close()
+        folder.cleanup()
     print(f"{len(jobs)} requests, {num_in} tokens in, {num_out} tokens out")
     figures: dict[str, Any] = {
         "num_requests": len(jobs),
@@ -99,6 +116,10 @@ def measure_all(arguments: argparse.Namespace, config: EngineConfig) -> dict[str
             f"{name:12}{len(jobs) / spent.median:10.2f} requests/s{(num_in + num_out) / spent.median:12.1f} total tok/s"
             f"   {rate} output tok/s"
         )
+    if arguments.num_loras:
+        share = ratio(rates["adapters"], rates["free"])
+        print(f"with {arguments.num_loras} adapters over without {share}")
+        figures["adapters_over_free"] = share.values
     if arguments.structured:
         share = ratio(rates["structured"], rates["free"])
         print(f"structured over free {share}")

@@ -36,11 +36,12 @@ from app.ui.chat.conversation import (
 )
 from app.ui.chat.history import describe_tokens, keep_chat, make_thread
 from app.ui.chat.settings import Settings, make_sampling_params
+from app.ui.chat.side_by_side import join_streams
 from app.ui.explain import Explanation, explain
 from app.ui.figures import describe_output
 from app.ui.observatory.trace import describe_position
 from app.ui.pacing import pace
-from engine import Engine, InvalidRequest, RequestOutput
+from engine import Engine, InvalidRequest, LoRARequest, RequestOutput
 
 WAITING = "…"
 # Number of an answer's first tokens that can be inspected.
@@ -243,6 +244,15 @@ class ChatRun:
         turn.thread, change = keep_chat(store, thread, kept)
         return gr.skip(), busy, turn.growing, turn.thread, turn, change
 
+    def list_models(self) -> list[str]:
+        """The model and its adapters; empty if the engine serves no adapters."""
+        engine = self.engine
+        return (
+            [engine.model_name, *(ref.name for ref in engine.adapters.refs)]
+            if engine.config.enable_lora
+            else []
+        )
+
     async def _generate(
         self, answer: Answer, history: History, settings: Settings, session: str
     ) -> AsyncGenerator[RequestOutput | None, None]:
@@ -264,9 +274,18 @@ class ChatRun:
             if params.grammar is not None:
                 params = replace(params, grammar=gate_grammar(params.grammar, answer.thinking))
         # Its own salt: what one person wrote never shows in another's cache timings.
-        stream = self.engine.generate(
-            prompt_ids, params, cache_salt=f"session-{session}", priority=int(settings.priority)
-        )
+        names = settings.models or [self.engine.model_name]
+        streams = {
+            name: self.engine.generate(
+                prompt_ids,
+                params,
+                cache_salt=f"session-{session}",
+                priority=int(settings.priority),
+                lora_request=None if name == self.engine.model_name else LoRARequest(name),
+            )
+            for name in names
+        }
+        stream = join_streams(streams) if len(names) > 1 else streams[names[0]]
         async with aclosing(pace(stream, self.interval_s)) as outputs:
             async for output in outputs:
                 yield output

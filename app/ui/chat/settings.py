@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 import gradio as gr
@@ -53,6 +54,7 @@ class Settings:
     grammar_text: str = ""
     priority: float = 0
     with_tokens: bool = True
+    models: list[str] = field(default_factory=list)  # model and adapters that answer; none: the model
 
 
 def make_sampling_params(settings: Settings, num_prompt_tokens: int, max_model_len: int) -> SamplingParams:
@@ -107,10 +109,18 @@ def make_grammar(kind: str, text: str) -> GrammarSpec | None:
             return None
 
 
-def build_settings(defaults: Settings) -> list[gr.components.Component]:
-    """Put the settings on the page; the components come in the order of Settings' fields. The browser keeps changes."""
+def build_settings(defaults: Settings, models: Sequence[str] = ()) -> list[gr.components.Component]:
+    """Put the settings on the page; the components come in the order of Settings' fields. The browser keeps changes.
+
+    Args:
+        models: names of the model and its adapters; empty without adapters.
+    """
     quiet: dict[str, Any] = {"queue": False, "show_progress": "hidden", "api_visibility": "private"}
     chosen = next((name for name, prompt in PRESETS.items() if prompt == defaults.system_prompt), None)
+    answering = gr.Dropdown(
+        list(models), value=defaults.models, multiselect=True, label="Answered by", visible=bool(models),
+        info="The model or an adapter; several answer side by side, in one batch.",
+    )  # fmt: skip
     preset = gr.Dropdown(list(PRESETS), value=chosen, label="System prompt preset", interactive=True)
     system = gr.Textbox(defaults.system_prompt, label="System prompt", lines=2, max_lines=8)
     # Not `input`: that also comes when the list is left without a choice, and would replace what was typed.
@@ -138,9 +148,9 @@ def build_settings(defaults: Settings) -> list[gr.components.Component]:
     by_name: dict[str, Any] = {
         "system_prompt": system, "temperature": temperature, "top_p": top_p, "top_k": top_k, "min_p": min_p,
         "max_tokens": max_tokens, "seed": seed, "stop": stop, "grammar_kind": kind, "grammar_text": text,
-        "priority": priority, "with_tokens": with_tokens,
+        "priority": priority, "with_tokens": with_tokens, "models": answering,
     }  # fmt: skip
-    components: list[gr.components.Component] = [by_name[field.name] for field in fields(Settings)]
+    components: list[gr.components.Component] = [by_name[each.name] for each in fields(Settings)]
     changes = [each.change for each in by_name.values()]
     keep = write_kept("writeSettings", asdict(defaults))
     # The last change must not be lost because the one before is still being kept.
@@ -148,7 +158,7 @@ def build_settings(defaults: Settings) -> list[gr.components.Component]:
     return components
 
 
-def restore_settings(defaults: Settings, kept: Any) -> list[Any]:
+def restore_settings(defaults: Settings, kept: Any, models: Sequence[str] = ()) -> list[Any]:
     """The settings that the browser keeps, in the order of the components; the others stay as they are by then.
 
     A value that is out of range is refused by name when it is used, as one that was typed.
@@ -158,6 +168,9 @@ def restore_settings(defaults: Settings, kept: Any) -> list[Any]:
         name: kept[name] if _is_alike(kept.get(name), default) else gr.skip()
         for name, default in asdict(defaults).items()
     }
+    chosen = values["models"] if isinstance(values["models"], list) else defaults.models
+    known = [name for name in chosen if name in models]
+    values["models"] = gr.update(choices=list(models), value=known) if models else gr.skip()
     kind = values["grammar_kind"]
     if kind in GRAMMARS:
         shown = {} if isinstance(values["grammar_text"], dict) else {"value": values["grammar_text"]}

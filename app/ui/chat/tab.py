@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from functools import partial
 from typing import Any
 
 import gradio as gr
@@ -72,6 +71,10 @@ class ChatTab(ChatRun):
         self.welcome = welcome
         self.examples = examples
 
+    def restore_settings(self, kept: Any) -> list[Any]:
+        """The settings that the browser keeps; adapters may have come or gone since the page was built."""
+        return restore_settings(self.defaults, kept, self.list_models())
+
     def build(self, demo: gr.Blocks) -> None:
         """Put the tab's components on the page and connect them."""
         chats = memory.build_list()
@@ -86,16 +89,14 @@ class ChatTab(ChatRun):
                 file_count="multiple", file_types=FILE_TYPES,
             )  # fmt: skip
         with gr.Sidebar(position="right", open=False, width=320, elem_id="settings"):
-            settings = build_settings(self.defaults)
+            settings = build_settings(self.defaults, self.list_models())
             # Its value is never drawn; it takes what the browser keeps into the event.
             kept = gr.HTML({}, html_template="", apply_default_css=False, elem_id="kept-settings")
         thread, turn = gr.State(None), gr.State(None)
         parts = _Parts(chatbot, growing, textbox, tokens, branches, chats, thread, turn, settings)
         self._connect_turns(parts)
         self._connect_history(parts)
-        demo.load(
-            partial(restore_settings, self.defaults), kept, settings, js=read_kept("readSettings"), **AT_ONCE
-        )
+        demo.load(self.restore_settings, kept, settings, js=read_kept("readSettings"), **AT_ONCE)
         self._go_on(demo.load(self.restore, chats, parts.opened, **WITH_STORE), parts)
 
     def _build_messages(self) -> tuple[gr.Chatbot, gr.Chatbot]:
@@ -203,7 +204,7 @@ class ChatTab(ChatRun):
         else:
             composer, growing = gr.update(submit_btn=False, stop_btn=True), turn.growing
         kept = thread["settings"]
-        settings = restore_settings(self.defaults, asdict(self.defaults) | kept if kept else None)
+        settings = self.restore_settings(asdict(self.defaults) | kept if kept else None)
         shown = [history, thread, describe(thread, history), memory.describe_tokens(history), change]
         return (*shown, growing, composer, turn, *settings)
 

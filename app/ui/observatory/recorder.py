@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
+from zlib import crc32
 
 from engine import Engine, EngineSnapshot, EngineStats, ReplicaStats, RequestView
 
@@ -32,6 +33,7 @@ class Lane:
     segments: list[list[Any]] = field(default_factory=list)
     is_open: bool = True
     tip: str = ""
+    hue: int | None = None  # colour of the outline, by adapter; None for the base model
 
     def extend(self, phase: str, now: float, since: float) -> None:
         """The request was in this phase until now."""
@@ -99,6 +101,7 @@ class Recorder:
             # What it did before the first look is not known, only when it came.
             lane.extend(_phase_of(view), now, now - min(view.age_s, SAMPLE_INTERVAL_S))
             lane.tip = _describe(view)
+            lane.hue = crc32(view.adapter.encode()) % 360 if view.adapter else None
         for handle, lane in list(self.lanes.items()):
             lane.is_open = handle in alive
             if not lane.is_open and lane.segments[-1][2] < now - WINDOW_S:
@@ -138,16 +141,19 @@ def _phase_of(view: RequestView) -> str:
 
 def _describe(view: RequestView) -> str:
     grammar = ", under a grammar" if view.has_grammar else ""
+    adapter = f"{view.adapter}: " if view.adapter else ""
     preempted = f", preempted {view.num_preemptions}×" if view.num_preemptions else ""
     return (
-        f"prompt {view.num_prompt_tokens:,} ({view.num_cached_tokens:,} cached), {view.num_output_tokens:,} written, "
-        f"computed {view.num_computed_tokens:,}{grammar}{preempted}"
+        f"{adapter}prompt {view.num_prompt_tokens:,} ({view.num_cached_tokens:,} cached), "
+        f"{view.num_output_tokens:,} written, computed {view.num_computed_tokens:,}{grammar}{preempted}"
     )
 
 
 def _draw_lane(lane: Lane, now: float) -> dict[str, Any]:
     shown = [[phase, round(start - now, 3), round(end - now, 3)] for phase, start, end in lane.segments]
-    return {"number": lane.number, "open": lane.is_open, "tip": lane.tip, "segments": shown}
+    return {
+        "number": lane.number, "open": lane.is_open, "tip": lane.tip, "segments": shown, "hue": lane.hue,
+    }  # fmt: skip
 
 
 def _draw_replica(replica: ReplicaStats) -> dict[str, Any]:

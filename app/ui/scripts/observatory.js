@@ -77,7 +77,7 @@ const drawLanes = (lanes, watched) => {
   const rows = shown.map((lane, row) => {
     const y = row * (height + gap);
     const bars = lane.segments.filter((part) => part[2] > -WINDOW_S).map(([phase, start, end]) =>
-      `<rect class="p-${phase}" x="${x(start).toFixed(1)}" y="${y}" width="${Math.max(2, x(end) - x(start)).toFixed(1)}" height="${height}" rx="2"><title>${PHASES[phase]}, ${seconds(end - start)}: ${escape(lane.tip)}</title></rect>`);
+      `<rect class="p-${phase}" x="${x(start).toFixed(1)}" y="${y}" width="${Math.max(2, x(end) - x(start)).toFixed(1)}" height="${height}" rx="2"${lane.hue == null ? "" : ` style="stroke:hsl(${Number(lane.hue)} 75% 45%);stroke-width:2.5;paint-order:stroke"`}><title>${PHASES[phase]}, ${seconds(end - start)}: ${escape(lane.tip)}</title></rect>`);
     return bars.join("");
   });
   const total = shown.length * (height + gap);

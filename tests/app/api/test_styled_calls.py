@@ -126,7 +126,9 @@ def read(parser: StyledCalls, text: str, size: int = 1) -> tuple[str, str, list[
         function = part["function"]
         name, arguments = (function["name"], "") if "id" in part else calls.pop()
         calls.append((name, arguments + function["arguments"]))
-    content, reasoning = ("".join(delta.get(name, "") for delta in deltas) for name in ("content", "reasoning"))
+    content, reasoning = (
+        "".join(delta.get(name, "") for delta in deltas) for name in ("content", "reasoning")
+    )
     return content, reasoning, calls
 
 

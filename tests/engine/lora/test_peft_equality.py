@@ -70,6 +70,9 @@ def test_texts_of_eight_adapters_in_one_batch_are_those_of_each_alone(
     with LLM(str(twin.checkpoint), enable_lora=True, max_lora_rank=8, **options) as llm:
         together = llm.generate(prompts, params, use_tqdm=False, lora_request=requests)
         again = llm.generate(prompts, params, use_tqdm=False, lora_request=requests)
+        twice = llm.generate(
+            prompts[:2], params, use_tqdm=False, lora_request=LoRARequest("new", 9, str(tmp_path / "lora"))
+        )
     with LLM(str(twin.checkpoint), enable_lora=True, max_lora_rank=8, **options) as llm:
         alone = [
             llm.generate([prompts[0]], params, use_tqdm=False, lora_request=each)[0]
@@ -78,6 +81,7 @@ def test_texts_of_eight_adapters_in_one_batch_are_those_of_each_alone(
     texts = [output.outputs[0].token_ids for output in together]
     assert texts == [output.outputs[0].token_ids for output in reversed(alone)]
     assert texts == [output.outputs[0].token_ids for output in again]
+    assert [output.outputs[0].token_ids for output in twice] == [texts[1]] * 2, "one load serves both"
     assert len({tuple(text) for text in texts}) == len(texts), "each adapter has its own text"
     assert all(output.num_cached_tokens == 16 for output in again), "each finds its own blocks"
     if not settings:

@@ -1,0 +1,35 @@
+"""Answers of the model and its adapter side by side, on the real engine."""
+
+from __future__ import annotations
+
+from contextlib import aclosing
+
+from app.ui.chat.side_by_side import join_streams
+from engine import Engine, EngineConfig, LoRARequest, SamplingParams
+from engine.config import DEMO_MODEL
+from tests.app.api.harness import needs_model
+
+pytestmark = needs_model
+
+
+async def test_two_answers_grow_side_by_side_and_closing_ends_both() -> None:
+    modules = (f"loud={DEMO_MODEL}/lora",)
+    async with Engine(EngineConfig(num_blocks=128, enable_lora=True, lora_modules=modules)) as engine:
+        prompt = await engine.render_chat([{"role": "user", "content": "Hello, who are you?"}])
+
+        def start(max_tokens: int) -> dict[str, object]:
+            params = SamplingParams(temperature=0, max_tokens=max_tokens)
+            return {
+                "demo": engine.generate(prompt, params),
+                "loud": engine.generate(prompt, params, lora_request=LoRARequest("loud")),
+            }
+
+        async with aclosing(join_streams(start(8))) as outputs:  # type: ignore[arg-type]
+            seen = [output async for output in outputs]
+        assert [output.finished for output in seen].count(True) == 1
+        text = seen[-1].outputs[0].text
+        assert text == "**demo**\n\nI am the Troupe \n\n**loud**\n\nI AM THE TR"
+        async with aclosing(join_streams(start(200))) as outputs:  # type: ignore[arg-type]
+            async for _ in outputs:
+                break
+        assert not engine._supervisor.client.streams  # type: ignore[union-attr]
