@@ -20,9 +20,7 @@ from engine import Engine, EngineConfig
 # Files that people open or download: looked through every hour, deleted when a day old.
 KEEP_FILES_S = (3600, 86400)
 
-WELCOME = (
-    "### Troupe\n{about}\n\nAnswers stream from the engine in this process; nothing leaves this machine."
-)
+WELCOME = "## Troupe\n{about}\n\nAnswers stream from the engine in this process; nothing leaves this machine."
 ABOUT_DEMO = (
     "This is the **embedded demo model**: a few million parameters, trained to extract data from short texts. "
     "In the chat it knows little beyond this app. For a real model start with `--model Qwen/Qwen3-0.6B`."

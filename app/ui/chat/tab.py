@@ -21,6 +21,10 @@ from engine import Engine
 INSIDE = """<button type="button" class="fold" aria-expanded="false" aria-controls="inside-body">
 Look inside an answer</button>
 <div class="body" id="inside-body" hidden><div class="which"></div><div class="trace" data-answers></div></div>"""
+LATEX: Any = [
+    {"left": left, "right": right, "display": display}
+    for left, right, display in (("$$", "$$", True), ("\\[", "\\]", True), ("\\(", "\\)", False))
+]
 PLACEHOLDER = "Ask the model something"
 QUIET: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
 # Events that are over at once need no queue.
@@ -104,11 +108,11 @@ class ChatTab(ChatRun):
         chatbot = gr.Chatbot(
             elem_id="chatbot", show_label=False, container=False, height=None, layout="bubble",
             editable="user", buttons=["copy"], feedback_options=None, placeholder=self.welcome,
-            examples=[{"text": text} for text in self.examples], allow_tags=False,
+            examples=[{"text": text} for text in self.examples], allow_tags=False, latex_delimiters=LATEX,
         )  # fmt: skip
         growing = gr.Chatbot(
             elem_id="growing", show_label=False, container=False, height=None, layout="bubble", buttons=[],
-            feedback_options=None, placeholder=" ", allow_tags=False, autoscroll=False,
+            feedback_options=None, placeholder=" ", allow_tags=False, autoscroll=False, latex_delimiters=LATEX,
         )  # fmt: skip
         return chatbot, growing
 

@@ -19,7 +19,7 @@ def render_table(record: Any) -> str:
         cells = "".join(f"<td>{_cell(value)}</td>" for _, value in singles)
         parts.append(f"<table><thead><tr>{heads}</tr></thead><tbody><tr>{cells}</tr></tbody></table>")
     for path, items in lists:
-        parts.append(f"<h4>{show_path(path) or 'items'}</h4>{_render_list(items)}")
+        parts.append(f"<h2>{show_path(path) or 'items'}</h2>{_render_list(items)}")
     return f'<div class="tables" tabindex="0">{"".join(parts)}</div>' if parts else ""
 
 

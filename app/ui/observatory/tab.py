@@ -42,7 +42,7 @@ def build_observatory_tab(engine: Engine, examples: Examples) -> None:
     names = list(examples.samples)
     with gr.Column(elem_id="tracing"):
         gr.HTML(
-            '<h3 class="section">One request\'s masks</h3><p class="section-note">At every step the grammar says which '
+            '<h2 class="section">One request\'s masks</h2><p class="section-note">At every step the grammar says which '
             "tokens may come, and the model chooses among them. Step through an example with the arrow keys.</p>",
             apply_default_css=False,
         )

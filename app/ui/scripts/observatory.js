@@ -5,12 +5,12 @@ const PHASES = { queued: "queued", prefill: "prefill", decode: "decode", grammar
 host.innerHTML = `
   <div class="tiles"></div>
   <div class="charts">
-    <section class="wide"><h3>Batch lanes</h3><p class="legend phases"></p><div class="plot lanes"></div></section>
-    <section class="wide"><h3>KV cache blocks</h3><p class="legend kv"></p><canvas class="plot map" role="img"></canvas></section>
-    <section><h3>Step and gap</h3><p class="legend"><i class="k-step"></i>between two tokens <i class="k-gap"></i>the part of it that is spent in Python</p><div class="plot steps"></div></section>
-    <section><h3>Time to first token</h3><p class="legend note"></p><div class="plot ttft"></div></section>
-    <section><h3>Between tokens</h3><p class="legend note"></p><div class="plot itl"></div></section>
-    <section><h3>Event-loop lag</h3><p class="legend note"></p><div class="plot lag"></div></section>
+    <section class="wide"><h2>Batch lanes</h2><p class="legend phases"></p><div class="plot lanes"></div></section>
+    <section class="wide"><h2>KV cache blocks</h2><p class="legend kv"></p><canvas class="plot map" role="img"></canvas></section>
+    <section><h2>Step and gap</h2><p class="legend"><i class="k-step"></i>between two tokens <i class="k-gap"></i>the part of it that is spent in Python</p><div class="plot steps"></div></section>
+    <section><h2>Time to first token</h2><p class="legend note"></p><div class="plot ttft"></div></section>
+    <section><h2>Between tokens</h2><p class="legend note"></p><div class="plot itl"></div></section>
+    <section><h2>Event-loop lag</h2><p class="legend note"></p><div class="plot lag"></div></section>
   </div>`;
 const at = (selector) => host.querySelector(selector);
 at(".phases").innerHTML = Object.entries(PHASES).map(([key, word]) => `<i class="p-${key}"></i>${word}`).join(" ");

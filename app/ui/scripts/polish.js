@@ -20,6 +20,7 @@ const name = () => {
     const content = side.querySelector(".sidebar-content");
     if (content && content.inert === isOpen) content.inert = !isOpen;
   }
+  for (const box of document.querySelectorAll("#talk li input[type=checkbox]:not([aria-label])")) box.setAttribute("aria-label", box.parentElement.textContent.trim() || "Task");
   // Gradio calls the examples a list, but its items are buttons.
   for (const box of document.querySelectorAll("#chatbot .examples[role=list]")) { box.setAttribute("role", "group"); box.setAttribute("aria-label", "Examples"); }
   const talk = document.querySelector("#talk");
@@ -78,6 +79,7 @@ const linkImages = (talk) => {
       if (image.dataset.remote || !/^https?:/.test(image.src) || new URL(image.src).origin === location.origin) continue;
       image.dataset.remote = "yes";
       image.style.display = "none";
+      if (image.closest(".title")) continue; // a button, which must hold no link
       const link = document.createElement("a");
       Object.assign(link, { className: "remote-image", href: image.src, title: image.src, target: "_blank", rel: "noopener noreferrer", image });
       link.textContent = `Image: ${image.alt || image.src}`;

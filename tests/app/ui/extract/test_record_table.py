@@ -14,5 +14,5 @@ def test_single_values_are_one_row_and_a_list_of_objects_is_a_table_of_its_own()
 def test_names_of_digits_are_kept() -> None:
     page = render_table({"2023": 1, "a/b": {"0": 2}, "7": [{"x": 1}]})
     assert (
-        all(f'<th scope="col">{name}</th>' in page for name in ("2023", "a/b › 0")) and "<h4>7</h4>" in page
+        all(f'<th scope="col">{name}</th>' in page for name in ("2023", "a/b › 0")) and "<h2>7</h2>" in page
     )
