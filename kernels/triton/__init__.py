@@ -9,7 +9,6 @@ import torch
 
 from kernels.gelu import gelu, gelu_mul
 from kernels.linear import linear, pack_linear, unpack_linear
-from kernels.lora import add_lora, pack_lora
 from kernels.ops import Ops
 from kernels.triton.add_rms_norm import add_rms_norm
 from kernels.triton.attention_plan import AttentionPlan, make_plan, share_prefixes
@@ -17,6 +16,7 @@ from kernels.triton.cascade_attention import cascade_attention
 from kernels.triton.experts import pack_experts, run_experts, unpack_experts
 from kernels.triton.launch import FLOATS
 from kernels.triton.lm_head_sample import lm_head_sample
+from kernels.triton.lora import LoraOp
 from kernels.triton.norm_rope_store import norm_rope_store
 from kernels.triton.paged_attention import estimate_scratch, paged_attention
 from kernels.triton.rms_norm import rms_norm
@@ -45,6 +45,7 @@ def make_ops(device: torch.device, dtype: torch.dtype) -> Ops:
     """
     if dtype not in FLOATS:
         raise ValueError(f"dtype must be float32, float16 or bfloat16, not {dtype}")
+    lora = LoraOp(dtype)
     return Ops(
         name="triton",
         rms_norm=rms_norm,
@@ -61,8 +62,8 @@ def make_ops(device: torch.device, dtype: torch.dtype) -> Ops:
         pack_experts=pack_experts,
         run_experts=run_experts,
         unpack_experts=unpack_experts,
-        pack_lora=pack_lora,
-        add_lora=add_lora,
+        pack_lora=lora.pack,
+        add_lora=lora.add,
         share_prefixes=share_prefixes,
         lm_head_sample=lm_head_sample,
         estimate_scratch=estimate_scratch,

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 import pytest
+import triton.language as tl
 
 from kernels.triton.add_rms_norm import add_rms_norm_kernel
 from kernels.triton.attention_long import long_attention_kernel
@@ -23,6 +24,7 @@ from kernels.triton.experts import combine_experts_kernel, expert_down_kernel, e
 from kernels.triton.gather_inputs import gather_tables_kernel, gather_tokens_kernel
 from kernels.triton.launch import EXACT, FUSED
 from kernels.triton.lm_head_sample import lm_head_sample_kernel
+from kernels.triton.lora import lora_add_kernel, lora_low_kernel
 from kernels.triton.norm_rope_store import norm_rope_store_kernel
 from kernels.triton.paged_attention import MAX_SHORT_ROWS
 from kernels.triton.rms_norm import rms_norm_kernel
@@ -216,6 +218,9 @@ EXPERT_ROWS = {
     "results_ptr": "*fp32", "pairs_ptr": "*i64", "tile_experts_ptr": "*i32", "tile_starts_ptr": "*i32",
     "ends_ptr": "*i32", "alpha": "fp32", "limit": "fp32",
 }  # fmt: skip
+LORA = {
+    "low_ptr": "*fp32", "rows_ptr": "*i64", "row_segments_ptr": "*i64", "segments_ptr": "*i64", "low_stride": "i32",
+}  # fmt: skip
 # name: kernel, arguments, constants, warps, whether its loads are 128 bits wide
 SMALL = {
     "rms_norm": (rms_norm_kernel, ROWS | {"eps": "fp32"}, {"SIZE": 1024, "NUM_WEIGHTS": 1, "BLOCK": 1024}, 4, True),
@@ -234,6 +239,20 @@ SMALL = {
         ROPE_SIZES | {"IS_FP8": True, "BLOCK_HALF": 64},
         4,
         True,
+    ),
+    "lora_low": (
+        lora_low_kernel,
+        LORA | {"x_ptr": "*bf16"},
+        {"SIZE": 1024, "WEIGHT": tl.bfloat16, "BLOCK_IN": 256, "BLOCK_RANK": 16},
+        4,
+        False,
+    ),
+    "lora_add": (
+        lora_add_kernel,
+        LORA | {"y_ptr": "*bf16", "parts_ptr": "*i64"},
+        {"SIZE": 4096, "WEIGHT": tl.bfloat16, "BLOCK_OUT": 64, "BLOCK_RANK": 16},
+        4,
+        False,
     ),
     "fold_splits": (
         fold_splits_kernel,

@@ -1,0 +1,47 @@
+"""The products of adapters as Triton computes them, against torch, and in any company."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from kernels.lora import LoraMatrix, LoraPart, LoraSegment, add_lora
+from kernels.triton.lora import LoraOp
+
+
+def make_matrix(sizes: list[tuple[int, int, int]], seed: int, device: torch.device) -> LoraMatrix:
+    """A change of a matrix [100, 300]; sizes are (start, width, rank)."""
+    generator = torch.Generator().manual_seed(seed)
+    parts, first = [], 0
+    for number, (start, width, rank) in enumerate(sizes):
+        b, factor, offset = (
+            torch.randn(size, generator=generator) for size in ((width, rank), (width,), (width,))
+        )
+        vectors = (factor.to(device), None) if (seed + number) % 2 else (None, offset.to(device))
+        parts.append(LoraPart(start, first, b.to(device), 0.5 + number, *vectors))
+        first += rank
+    return LoraMatrix(torch.randn((first, 300), generator=generator).to(device), tuple(parts), 100)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_adapters_add_what_torch_adds_and_rows_do_not_depend_on_others(
+    device: torch.device, dtype: torch.dtype
+) -> None:
+    op = LoraOp(dtype)
+    sizes = [[(0, 100, 16)], [(3, 1, 1), (36, 64, 20)], [(0, 36, 3), (40, 60, 7)]]
+    matrices = [make_matrix(each, seed, device) for seed, each in enumerate(sizes)]
+    packed = [op.pack(matrix) for matrix in matrices]
+    x, y = torch.randn(9, 300, device=device).to(dtype), torch.randn(9, 100, device=device).to(dtype)
+    rows = torch.tensor([8, 0, 3, 5, 1, 7], device=device)
+    bounds = [(0, 1), (1, 3), (4, 6)]  # the row at place 3 has another adapter, which changes nothing here
+    expected, found = y.clone(), y.clone()
+    add_lora(expected, x, rows, [LoraSegment(m, *b) for m, b in zip(matrices, bounds, strict=True)])
+    for _ in range(2):  # the second time from the table
+        found = y.clone()
+        op.add(found, x, rows, [LoraSegment(m, *b) for m, b in zip(packed, bounds, strict=True)])
+    tolerance = expected.float().abs().max().item() * (1e-5 if dtype == torch.float32 else 5e-3)
+    torch.testing.assert_close(found, expected, atol=tolerance, rtol=0)
+    assert torch.equal(found[[2, 4, 5, 6]], y[[2, 4, 5, 6]])
+    alone = y.clone()
+    op.add(alone, x, rows[2:3], [LoraSegment(packed[1], 0, 1)])
+    assert torch.equal(alone[3], found[3])
