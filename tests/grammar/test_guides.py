@@ -275,23 +275,12 @@ def test_what_two_branches_take_is_never_begun(merged_compiler, byte_compiler, b
     check_verdicts(byte_compiler, schema, [json.dumps({"v": value}) for value in values])
 
 
-# What stands beside the overlapping part keeps the branches apart, and no engine enforces it.
-@pytest.mark.parametrize(
-    ("schema", "values"),
-    [
-        (
-            {"type": "integer", "minimum": 0, "maximum": 10,
-             "oneOf": [{"multipleOf": 2, "not": {"const": 4}}, {"multipleOf": 4}]},
-            range(11),
-        ),
-        ({"oneOf": [{"enum": ["a", "b"], "not": {"const": "a"}}, {"enum": ["a", "b"]}]}, ["a", "b"]),
-        ({"oneOf": [{"enum": ["a", "b"]}, {"type": "string", "pattern": "^(?!a)"}]}, ["a", "b", "c"]),
-        (
-            {"type": "object", "properties": {"a": {}, "b": {}},
-             "oneOf": [{"required": ["a"], "not": {"minProperties": 2}}, {"required": ["b"]}]},
-            [{"a": 1}, {"b": 1}, {"a": 1, "b": 1}, {}],
-        ),
-    ],
-)  # fmt: skip
-def test_what_was_left_to_the_checks_still_tells_branches_apart(byte_compiler, schema, values):
-    check_verdicts(byte_compiler, schema, map(json.dumps, values))
+def test_what_was_left_to_the_checks_still_tells_branches_apart(byte_compiler):
+    branches = [{"multipleOf": 2, "not": {"const": 4}}, {"multipleOf": 4}]
+    check_verdicts(
+        byte_compiler,
+        {"type": "integer", "minimum": 0, "maximum": 10, "oneOf": branches},
+        map(str, range(11)),
+    )
+    branches = [{"enum": ["a", "b"]}, {"type": "string", "pattern": "^(?!a)"}]
+    check_verdicts(byte_compiler, {"oneOf": branches}, ['"a"', '"b"', '"c"'])
