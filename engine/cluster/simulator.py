@@ -72,7 +72,6 @@ class SimulatedRun:
     num_hit_tokens: int = 0  # of prompts, found in the replicas' prefix caches at the first admission
     num_oracle_tokens: int = 0  # of prompts, that one unlimited cache of all replicas would have found
     load_ratio: float = 1.0  # requests of the fullest replica over the mean, both averaged over time
-    num_steps: int = 0
     num_crashes: int = 0
     num_resumed: int = 0
     num_preemptions: int = 0
@@ -185,7 +184,6 @@ class Simulator:
         """Add the counters of a scheduler that ends."""
         if replica.is_up:
             self._result.num_preemptions += replica.scheduler.state.num_preemptions
-            self._result.num_steps += replica.scheduler.num_steps
 
     def _plan(self, time: float, act: Callable[[], None]) -> None:
         heapq.heappush(self._events, (time, next(self._order), act))

@@ -7,7 +7,16 @@ from random import Random
 import numpy as np
 import pytest
 
-from engine import Crashes, EngineConfig, InvalidRequest, SimulatedRequest, SimulatedRun, Simulator, StepTable
+from engine import (
+    Crashes,
+    EngineConfig,
+    InvalidRequest,
+    SimulatedRequest,
+    SimulatedRun,
+    Simulator,
+    StepTable,
+    measure_steps,
+)
 from engine.cluster.simulator import SimulatedPolicy
 from engine.cluster.step_table import StepSize
 
@@ -90,3 +99,13 @@ def test_a_fitted_table_predicts_steps_that_it_has_not_seen() -> None:
     fitted = StepTable.fit(sizes, seconds)
     for size in [draw() for _ in range(50)]:
         assert fitted.estimate(size) == pytest.approx(TABLE.estimate(size), rel=0.06)
+
+
+async def test_steps_of_a_model_are_measured_from_one_token_to_the_largest_step() -> None:
+    config = EngineConfig(
+        num_threads=1, enable_native_ops=False, max_num_seqs=4, max_num_batched_tokens=32, max_model_len=80,
+        num_blocks=40, skip_tokenizer_init=True,
+    )  # fmt: skip
+    table, resolved = await measure_steps(config)
+    assert (table.num_tokens[0], table.num_tokens[-1]) == (1, 32)
+    assert resolved.cache.num_blocks == 40
