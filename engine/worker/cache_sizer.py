@@ -40,6 +40,7 @@ class CacheSizer:
     model: ModelConfig
     kv_specs: Sequence[KVCacheSpec]  # one per layer
     draft_specs: Sequence[KVCacheSpec] = ()  # layers of a drafter, which share the blocks of the first group
+    adapter_bytes: int = 0  # kept free for adapters
 
     def estimate(self, ops: Ops, native: NativeSwap | None) -> ResolvedConfig:
         """Resolve the config for the host.
@@ -49,7 +50,7 @@ class CacheSizer:
             native: may replace them with native ops later.
         """
         config = self.config
-        kept_bytes = 0 if native is None else native.estimate_move(self.model)
+        kept_bytes = self.adapter_bytes + (0 if native is None else native.estimate_move(self.model))
 
         def estimate_scratch(shape: StepShape) -> int:
             of_now = 0 if ops.estimate_scratch is None else ops.estimate_scratch(shape)
@@ -105,6 +106,7 @@ class CacheSizer:
     def _share_device(self, memory: DeviceMemory, step_bytes: int) -> int:
         """Return the cache's bytes: the configured share less used memory, at most what the largest step leaves."""
         total, free = memory.measure()
+        step_bytes += self.adapter_bytes
         share = self.config.memory_share or DEVICE_SHARE
         return max(0, min(int(total * share) - (total - free), free - step_bytes))
 

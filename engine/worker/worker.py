@@ -341,15 +341,23 @@ class Worker:
             raise ConfigError(
                 "enable_lora: adapters need a model of our decoder, not one on transformers' code"
             )
-        count = config.max_cpu_loras or 2 * config.max_loras
-        return AdapterStore(
-            model, config.max_lora_rank, count * estimate_adapter_bytes(model, config.max_lora_rank)
-        )
+        return AdapterStore(model, config.max_lora_rank, self._count_adapter_bytes(model, on_host=True))
+
+    def _count_adapter_bytes(self, model: Model, on_host: bool) -> int:
+        """Return the memory for adapters of `max_lora_rank`: those in host memory, or those of one step."""
+        config = self.config
+        count = (config.max_cpu_loras or 2 * config.max_loras) if on_host else config.max_loras
+        return count * estimate_adapter_bytes(model, config.max_lora_rank) if config.enable_lora else 0
 
     def _size_cache(self) -> ResolvedConfig:
         draft_specs = () if self._drafter is None else self._drafter.kv_specs()
         sizer = CacheSizer(
-            self.config, self._worker_config, self.model_config, self.model.kv_specs(), draft_specs
+            self.config,
+            self._worker_config,
+            self.model_config,
+            self.model.kv_specs(),
+            draft_specs,
+            self._count_adapter_bytes(self.model, on_host=self._memory is None),
         )
         if self._memory is not None:
             return sizer.measure(self._memory, self._run_largest_steps)
