@@ -380,13 +380,6 @@ async def test_one_call_is_all_when_parallel_calls_are_off(start: Start) -> None
     assert json.loads(spec.text)["format"]["loop"] is False
 
 
-def test_a_tool_that_cannot_be_enforced_is_refused_with_its_place(compiler: GrammarCompiler) -> None:
-    bad = {"type": "object", "properties": {"a": {"$dynamicRef": "#x"}}}
-    with pytest.raises(UnsupportedGrammar) as refusal:
-        compiler.compile(GrammarSpec.structural_tag(make_tool_tags("hermes", [("f", bad)])))
-    assert refusal.value.pointer == "/format/rules/0/1/elements/1/tags/0/content/json_schema/properties/a"
-
-
 async def test_responses_and_messages_tell_words_and_calls_apart_too(start: Start) -> None:
     server = await start(FakeEngine(record=TEXTS["hermes"], tokenizer=StyledTokenizer()))
     tools = [{"type": "function", "name": name, "parameters": schema} for name, schema in SCHEMAS]
