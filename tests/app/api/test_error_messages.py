@@ -180,10 +180,6 @@ RESPONSES: list[tuple[dict[str, Any], str]] = [
         "tool_choice.a is not a known field; known are type,",
     ),
     ({"tools": [NAMED | {"paramters": {}}]}, "tools[0].paramters is not a known field; known are name, desc"),
-    (
-        {"tools": [TOOL], "tool_choice": "required", "text": SHAPE},
-        "tools and text cannot both shape one answer",
-    ),
 ]
 
 
