@@ -78,20 +78,12 @@ class LLGuidanceBackend:
         )
         # Written and never read, so compiles of several threads may meet in it.
         self._scratch = np.empty(vocabulary.num_words, np.int32)
-        self._limits = LLParserLimits(
-            initial_lexer_fuel=limits.initial_lexer_fuel,
-            step_lexer_fuel=limits.step_lexer_fuel,
-            max_lexer_states=limits.max_lexer_states,
-            max_grammar_size=limits.max_grammar_size,
-            max_items_in_row=limits.max_items_in_row,
-            step_max_items=limits.step_max_items,
-            verbose_errors=False,
-        )
+        self._limits = limits
 
     def compile(self, spec: GrammarSpec) -> "LLGuidanceProgram":
         """Compile a Lark grammar, an XML tree or a regular language."""
         grammar = make_grammar(spec)
-        matcher = self._make_matcher(grammar)
+        matcher = self._make_matcher(grammar, self._limits.max_gbnf_items if spec.kind == "ebnf" else None)
         if matcher.is_error():
             self._refuse(spec, matcher.get_error())
         return self._finish(matcher, grammar)
@@ -132,8 +124,22 @@ class LLGuidanceBackend:
             raise InvalidGrammar(f"the grammar allows no first token: {matcher.get_error()}")
         return LLGuidanceProgram(matcher, self, grammar)
 
-    def _make_matcher(self, grammar: str) -> LLMatcher:
-        return LLMatcher(self._tokenizer, grammar, log_level=0, limits=self._limits)
+    def _make_matcher(self, grammar: str, max_items: int | None = None) -> LLMatcher:
+        """Return a matcher at the start of a grammar, in its error state if llguidance does not take it.
+
+        Args:
+            max_items: bound on the work of one mask, llguidance's own by default.
+        """
+        bounds = LLParserLimits(
+            initial_lexer_fuel=self._limits.initial_lexer_fuel,
+            step_lexer_fuel=self._limits.step_lexer_fuel,
+            max_lexer_states=self._limits.max_lexer_states,
+            max_grammar_size=self._limits.max_grammar_size,
+            max_items_in_row=self._limits.max_items_in_row,
+            step_max_items=max_items,
+            verbose_errors=False,
+        )
+        return LLMatcher(self._tokenizer, grammar, log_level=0, limits=bounds)
 
     def _refuse(self, spec: GrammarSpec, message: str) -> None:
         if spec.kind == "lark":
