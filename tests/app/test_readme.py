@@ -37,7 +37,7 @@ async def send(server: Server, line: str, path: str) -> int:
 async def test_the_curl_lines_and_the_routes_named_beside_them_work() -> None:
     tried = set()
     async with (
-        Engine(EngineConfig(num_blocks=64)) as engine,
+        Engine(EngineConfig(num_blocks=64, enable_lora=True, lora_root=("assets",))) as engine,
         run_server(engine, AppConfig(admin_key="KEY")) as server,
     ):
         for line in read_curl_lines():
