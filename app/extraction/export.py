@@ -18,7 +18,7 @@ Path = tuple[str, ...]  # the keys that lead to a field
 
 FORMATS = ("jsonl", "csv", "parquet")  # in the order in which they are offered
 # Columns about the run, in front of the record's own.
-ABOUT = ("source", "valid", "finish_reason", "error")
+ABOUT = ("source", "valid", "finish_reason", "confidence", "to_check", "error")
 # What a spreadsheet would run, behind whatever it does not show; +44 20 7946 and -12.50 are data.
 FORMULA = re.compile(
     r"[\t\r]|[\s\x00-\x1f\u200b-\u200f\u2060\ufeff]*(?:[=@\uff1d\uff20]|[+\uff0b\uff0d-](?![\d\s().,/-]*\Z))"
@@ -69,7 +69,10 @@ def _is_text(record: Mapping[str, Any]) -> bool:
 
 
 def make_rows(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """One flat row a record, all with the same columns: objects are spread as `a.b`, lists stay JSON text."""
+    """One flat row a record, all with the same columns: objects are spread as `a.b`, lists stay JSON text.
+
+    `confidence` is that of the least sure value, `to_check` the JSON pointers of flagged values.
+    """
     about = [name for name in ABOUT if name != "error" or any("error" in each for each in records)]
     given: list[dict[Path, Any]] = [
         {(name,): cell for name, cell in each.get("row", {}).items()} for each in records
@@ -79,6 +82,10 @@ def make_rows(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     found_names = _name_columns(found, "record", [*about, *given_names.values()])
     return [
         {name: each.get(name) for name in about}
+        | {
+            "confidence": min((each.get("confidence") or {}).values(), default=None),
+            "to_check": ", ".join(each.get("flags") or ()),
+        }
         | {name: own.get(path) for path, name in given_names.items()}
         | {name: row.get(path) for path, name in found_names.items()}
         for each, own, row in zip(records, given, found, strict=True)

@@ -61,7 +61,7 @@ def render_progress(run: BatchRun, state: str) -> str:
     """How far the batch is: a bar and one line of figures. `state` is running, done or stopped."""
     num_done, num_rows = len(run.records), len(run.rows)
     seconds = max(run.clock() - run.started, 1e-9)
-    parts = [f"<b>{num_done:,}</b> of {num_rows:,} rows", f"{run.num_valid:,} valid"]
+    parts = [f"<b>{num_done:,}</b> of {num_rows:,} rows", f"{run.num_valid:,} fit the schema"]
     if run.num_failed:
         parts.append(f'<span class="bad">{run.num_failed:,} failed</span>')
     not_valid = num_done - run.num_valid - run.num_failed

@@ -21,6 +21,7 @@ const name = () => {
     if (content && content.inert === isOpen) content.inert = !isOpen;
   }
   for (const box of document.querySelectorAll("#talk li input[type=checkbox]:not([aria-label])")) box.setAttribute("aria-label", box.parentElement.textContent.trim() || "Task");
+  for (const box of document.querySelectorAll("#talk div[data-testid][aria-label]:not([role])")) box.setAttribute("role", "group");
   // Gradio calls the examples a list, but its items are buttons.
   for (const box of document.querySelectorAll("#chatbot .examples[role=list]")) { box.setAttribute("role", "group"); box.setAttribute("aria-label", "Examples"); }
   const talk = document.querySelector("#talk");

@@ -132,7 +132,17 @@ def test_what_stood_beside_the_text_comes_before_the_record() -> None:
     }
     second = {"source": "y", "valid": True, "record": {"city": "Bonn"}}
     one, two = make_rows([first, second])
-    assert list(one) == ["source", "valid", "finish_reason", "id", "row.source", "record.id", "city"]
+    assert list(one) == [
+        "source",
+        "valid",
+        "finish_reason",
+        "confidence",
+        "to_check",
+        "id",
+        "row.source",
+        "record.id",
+        "city",
+    ]
     assert (one["id"], one["row.source"], one["record.id"], two["id"]) == ("7", "mail", 9, None)
 
 
