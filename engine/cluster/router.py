@@ -21,7 +21,7 @@ from engine.core.block_hash import extend_block_hashes, list_extra_keys
 from engine.messages import AddRequest, KVEvents
 
 # Prompt tokens that delay a replica's requests as much as one more block in use, which every later step reads.
-BLOCK_WEIGHT = 4.0
+BLOCK_WEIGHT = 2.0
 # Largest number of requests of a replica under consistent hashing, relative to the mean.
 MAX_LOAD_RATIO = 1.25
 

@@ -85,7 +85,7 @@ def test_consistent_hashing_keeps_a_salt_on_its_replica_when_another_leaves() ->
 
 
 def test_64_shared_prefixes_are_found_again_and_the_load_is_even() -> None:
-    """0.95 of what one unbounded cache would find; the fullest replica has at most 1.3 times the mean."""
+    """0.98 of what one unbounded cache would find; the fullest replica has at most 1.2 times the mean."""
     chance = random.Random(3)
     router = make_router()
     prefixes = [[chance.randrange(50000) for _ in range(1500)] for _ in range(64)]
@@ -107,5 +107,5 @@ def test_64_shared_prefixes_are_found_again_and_the_load_is_even() -> None:
             router.end(running.pop(chance.randrange(64)))
             loads = [router.count_requests(index) for index in range(4)]
             ratios.append(max(loads) / (sum(loads) / 4))
-    assert num_found / num_findable >= 0.95
-    assert sorted(ratios)[len(ratios) // 2] <= 1.3
+    assert num_found / num_findable >= 0.98
+    assert sorted(ratios)[len(ratios) // 2] <= 1.2
