@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol
 
 from engine.cluster.core_host import CoreHost, LoadTokenizer, describe_error
 from engine.cluster.frames import Link
-from engine.cluster.messages import Configure, CoreFailed, CoreReady, StepHangs, WakeUp
+from engine.cluster.messages import Configure, CoreFailed, CoreReady, CoreSilent, StepHangs, WakeUp
 from engine.config import EngineConfig
 from engine.errors import ConfigError, EngineDead
 
@@ -143,7 +143,7 @@ class LinkConnection:
         self._link.send(message)
 
     async def run(self, handle: Callable[[Any], None]) -> End:
-        pulse = asyncio.create_task(self._watch_pulse())
+        pulse = asyncio.create_task(self._watch_pulse(handle))
         code: int | None = None
         try:
             while True:
@@ -169,7 +169,7 @@ class LinkConnection:
     def abort(self) -> None:
         self._link.abort()
 
-    async def _watch_pulse(self) -> None:
+    async def _watch_pulse(self, handle: Callable[[Any], None]) -> None:
         while True:
             limit = LOAD_SILENCE_S if self._is_loading else SILENCE_S
             rest = self._last_seen + limit - time.monotonic()
@@ -180,6 +180,7 @@ class LinkConnection:
             await asyncio.sleep(GRACE_S)
             if self._last_seen == seen:
                 self._silence = f"it sent nothing for {time.monotonic() - seen:.1f} s"
+                handle(CoreSilent(self._silence))  # its requests need not wait for the end of the process
                 self._link.abort()
                 return
 

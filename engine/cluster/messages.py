@@ -73,6 +73,13 @@ class StepHangs:
     message: str
 
 
+@dataclass(frozen=True, slots=True)
+class CoreSilent:
+    """A core has sent nothing for too long. Never encoded."""
+
+    message: str
+
+
 class Heartbeat(msgspec.Struct, frozen=True):
     """Sent every HEARTBEAT_S, from the first message on."""
 

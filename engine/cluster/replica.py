@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 from engine.cluster.connection import Connection, Connector, End
-from engine.cluster.messages import Asleep, CoreFailed, CoreReady, Heartbeat, StepHangs, WakeUp
+from engine.cluster.messages import Asleep, CoreFailed, CoreReady, CoreSilent, Heartbeat, StepHangs, WakeUp
 from engine.messages import CoreStats
 
 logger = logging.getLogger("troupe.engine")
@@ -132,6 +132,8 @@ class Replica:
                 self._note_ready(self)
             case CoreFailed(message=cause):
                 self._go_down(cause, is_crash=True)
+            case CoreSilent(message=cause):
+                self._go_down(cause, is_crash=False)
             case StepHangs(message=cause):
                 self._go_down(cause, is_crash=True)
                 self._receive(self, message)

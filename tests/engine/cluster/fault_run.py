@@ -223,7 +223,7 @@ async def start_engine(config: EngineConfig) -> AsyncIterator[Engine]:
             await process.wait()
 
 
-def make_config(num_replicas: int, fault: str, address: str) -> EngineConfig:
+def make_demo_config(num_replicas: int, fault: str, address: str) -> EngineConfig:
     remote: dict[str, Any] = {}
     if fault in ("tcp", "link"):
         remote = {
@@ -249,7 +249,7 @@ def main() -> int:
     parser.add_argument("--length", type=int, default=1, help="factor of max_tokens")
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
-    config = make_config(given.replicas, given.fault, given.address)
+    config = make_demo_config(given.replicas, given.fault, given.address)
     found = asyncio.run(
         compare(
             config, make_bodies(given.streams, given.length), FAULTS[given.fault], given.faults, given.seed

@@ -13,7 +13,8 @@ import pytest
 from engine import Engine, EngineConfig, SamplingParams
 from engine.cluster.journal import Entry
 from grammar import GrammarError, GrammarSpec
-from tests.engine.cluster.fault_run import find_pid, send_signal
+from tests.app.api.harness import needs_model
+from tests.engine.cluster.fault_run import compare, find_pid, kill, make_bodies, make_demo_config, send_signal
 from tests.engine.mixed_requests import Completion, MixedRequest, make_mixed_requests, run_mixed
 from tests.waiting import wait_until
 
@@ -63,6 +64,15 @@ async def test_texts_do_not_change_when_replicas_are_killed(
     assert stats.prefix_cache_queries > sum(len(request.prompt) for request in requests) / 2
     assert stats.num_resumed_inexact == 0
     assert sum(stats.finished.values()) == sum(request.params.n for request in requests)
+
+
+@needs_model
+@pytest.mark.timeout(300)
+async def test_streams_over_http_do_not_change_when_replicas_are_killed() -> None:
+    """The full size is run by hand, see `fault_run.py`."""
+    found = await compare(make_demo_config(2, "sigkill", "127.0.0.1"), make_bodies(18, 1), kill, 2, 0)
+    assert (found["equal"], found["ended"]) == (18, (24, 24))
+    assert found["faults"] and found["resumed"]
 
 
 async def test_a_stopped_core_is_noticed_and_its_requests_go_on(make_config: MakeConfig) -> None:
