@@ -305,8 +305,16 @@ class EngineConfig:
             if getattr(self, name) and not self.enable_lora:
                 raise ConfigError(f"{name} needs enable_lora")
         self.read_lora_modules()
-        if self.enable_lora and (self.tensor_parallel_size > 1 or self.batch_invariant_tp):
-            raise ConfigError("enable_lora does not work with tensor_parallel_size or batch_invariant_tp yet")
+        if self.enable_lora:
+            for name, other in (
+                ("tensor_parallel_size", 1),
+                ("batch_invariant_tp", False),
+                ("mock_step_ms", None),
+            ):
+                if (value := getattr(self, name)) != other:
+                    raise ConfigError(
+                        f"{name}={value!r} does not work with enable_lora; it must be {other!r}"
+                    )
         _check_switch(self, "journal_fsync")
         _check_range(self, "journal_max_mib", 1, 2**20)
         _check_range(self, "num_threads", 1, 1024)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import mmap
+from threading import Lock
 
 import torch
 from torch import Tensor
@@ -14,7 +15,7 @@ _LINE_BYTES = 64  # of the processor's cache
 
 
 class PanelMemory:
-    """Hands out memory that lives as long as the tensors over it; one caller at a time.
+    """Hands out memory that lives as long as the tensors over it. Any thread may call it.
 
     A matrix of a small model is shorter than a large page, so on its own it would get small ones, and reading
     through the weights would miss the TLB at every 4 KiB.
@@ -22,13 +23,15 @@ class PanelMemory:
 
     def __init__(self) -> None:
         self._rest = torch.empty(0, dtype=torch.uint8)
+        self._lock = Lock()
 
     def take(self, num_bytes: int) -> Tensor:
         """Return fresh memory, [num_bytes] uint8, aligned to a cache line."""
         num_taken = -(-num_bytes // _LINE_BYTES) * _LINE_BYTES
-        if num_taken > len(self._rest):
-            self._rest = map_large_pages(max(num_taken, _PIECE_BYTES))
-        taken, self._rest = self._rest[:num_bytes], self._rest[num_taken:]
+        with self._lock:
+            if num_taken > len(self._rest):
+                self._rest = map_large_pages(max(num_taken, _PIECE_BYTES))
+            taken, self._rest = self._rest[:num_bytes], self._rest[num_taken:]
         return taken
 
 
