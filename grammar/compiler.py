@@ -2,7 +2,8 @@
 
 json_schema, json_object -> llguidance, with residual checks for what it does not enforce (json_route.py)
 choice -> outlines_core where its automaton is small, else llguidance
-regex, ebnf, lark, csv, xml -> llguidance; for a regex outlines_core if it is asked for
+regex, lark, csv, xml -> llguidance; for a regex outlines_core if it is asked for
+ebnf -> llguidance; xgrammar if it is asked for
 structural_tag -> llguidance, as one grammar (tags/compile.py)
 """
 
@@ -18,6 +19,7 @@ from .backend import Backend, CompiledGrammar
 from .bitmask import allocate_bitmask
 from .engines.llguidance_backend import LLGuidanceBackend, LLGuidanceProgram
 from .engines.outlines_backend import OutlinesBackend
+from .engines.xgrammar_backend import XGrammarBackend
 from .errors import GrammarError, InvalidGrammar, UnsupportedGrammar
 from .json_route import JsonEngine, compile_json_schema
 from .limits import GrammarLimits
@@ -34,6 +36,8 @@ from .vocabulary import Vocabulary
 REFUSED_S = 30.0
 MAX_NUM_REFUSALS = 64
 MAX_NUM_GATES = 16
+# Kinds of the engines that do not take all.
+TAKEN_KINDS = {"outlines_core": ("choice", "regex"), "xgrammar": ("ebnf",)}
 
 
 class GrammarCompiler:
@@ -55,6 +59,7 @@ class GrammarCompiler:
         self._tags = TagCompiler(llguidance, self._compile_leaf, self._checked, limits.max_tags_s)
         self._llguidance = llguidance
         self._outlines = OutlinesBackend(vocabulary, limits)
+        self._xgrammar = XGrammarBackend(vocabulary, limits, num_threads)
         self._cache = GrammarCache(limits.cache_bytes)
         self._tables = TokenTables(vocabulary)
         self._gates: dict[Reasoning, ReasoningTables] = {}
@@ -83,6 +88,10 @@ class GrammarCompiler:
             return pending.result()
         return self._compile_as_owner(spec, own)
 
+    def close(self) -> None:
+        """End xgrammar's process, if one was started."""
+        self._xgrammar.close()
+
     def find(self, spec: GrammarSpec) -> CompiledGrammar | None:
         """Return the compiled grammar if the cache holds it, or raise GrammarError if it was refused just now.
 
@@ -107,12 +116,13 @@ class GrammarCompiler:
             return self._compile_gated(spec, spec.reasoning)
         if spec.kind == "structural_tag":
             return self._tags.compile(spec)
-        if spec.kind in ("json_schema", "json_object") and spec.backend != "outlines_core":
+        if spec.backend in TAKEN_KINDS and spec.kind not in TAKEN_KINDS[spec.backend]:
+            kinds = " and ".join(TAKEN_KINDS[spec.backend])
+            raise UnsupportedGrammar("", spec.kind, f"{spec.backend} takes only {kinds}")
+        if spec.kind in ("json_schema", "json_object"):
             return compile_json_schema(spec, self._llguidance, self._tables)
-        if spec.backend == "outlines_core" and spec.kind not in ("regex", "choice"):
-            raise UnsupportedGrammar(
-                "", spec.kind, "outlines_core takes only choices and regular expressions"
-            )
+        if spec.backend == "xgrammar":
+            return compile_with(self._xgrammar, spec)
         if spec.backend == "outlines_core" or (spec.backend is None and spec.kind == "choice"):
             try:
                 return compile_with(self._outlines, spec)

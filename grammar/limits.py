@@ -20,5 +20,10 @@ class GrammarLimits:
     max_grammar_size: int = 500_000  # symbols in llguidance's productions
     # outlines-core reads the vocabulary once per automaton state: 3 million tokens take about 50 ms.
     max_index_work: int = 3_000_000
+    # xgrammar has no limits of its own: its compiler is killed after these seconds or bytes.
+    max_xgrammar_s: float = 5.0
+    max_xgrammar_memory_bytes: int = 2 * 1024**3
+    max_xgrammar_bytes: int = 16 * 1024
+    max_xgrammar_repetition: int = 1_000
     # The values in a structural tag are compiled one after the other.
     max_tags_s: float = 10.0

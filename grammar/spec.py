@@ -24,7 +24,7 @@ PropertyOrder = Literal["schema", "any"]
 WHITESPACES = get_args(Whitespace)
 PROPERTY_ORDERS = get_args(PropertyOrder)
 
-BACKENDS = ("llguidance", "outlines_core")
+BACKENDS = ("llguidance", "xgrammar", "outlines_core")
 MAX_SPEC_BYTES = 256 * 1024
 MAX_NESTING_DEPTH = 64
 

@@ -30,7 +30,7 @@ from engine.spec.forced import ForcedDrafts
 from grammar import CompiledGrammar, GrammarCompiler, GrammarSpec, Matcher
 
 COMPILE_THREADS = 2
-# Longer specs may take seconds each, so they have a thread of their own.
+# Longer specs, and those for xgrammar, may take seconds each, so they have a thread of their own.
 LONG_SPEC = 8192  # characters
 
 
@@ -136,7 +136,8 @@ class GrammarActor(ThreadActor[GrammarInbox | OpenMatcher | SlowMask]):
             job = asyncio.wrap_future(pending, loop=self._loop)
             begun.set_result(None)
         else:
-            pool = self._slow_pool if len(spec.text) > LONG_SPEC else self._pool
+            is_slow = spec.backend == "xgrammar" or len(spec.text) > LONG_SPEC
+            pool = self._slow_pool if is_slow else self._pool
             job = self._loop.run_in_executor(pool, self._compile, spec, begun)
         try:
             await asyncio.wait((begun, job), return_when=asyncio.FIRST_COMPLETED)
@@ -161,6 +162,8 @@ class GrammarActor(ThreadActor[GrammarInbox | OpenMatcher | SlowMask]):
                 task.cancel()
             for pool in (self._pool, self._slow_pool, self._mask_pool):
                 pool.shutdown(wait=False, cancel_futures=True)
+            if self._compiler is not None:
+                await asyncio.to_thread(self._compiler.close)
 
     def work(self) -> None:
         self.mark_ready()

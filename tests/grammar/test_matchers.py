@@ -33,6 +33,10 @@ CASES = {
     "outlines_core": (GrammarSpec.regex(r"[0-9]{2}-[a-c]{2}", "outlines_core"), "12-ab"),
     "outlines_core choice": (GrammarSpec.choice(["a", "abc", "日"]), "abc"),
     "llguidance ebnf": (GrammarSpec.ebnf('root ::= item ("," item)*\nitem ::= [a-z]+ | "日本"'), "ab,日本,c"),
+    "xgrammar": (
+        GrammarSpec.ebnf('root ::= item ("," item)*\nitem ::= [a-z]+ | "日本"', "xgrammar"),
+        "ab,日本,c",
+    ),
     "llguidance any order": (GrammarSpec.json_schema(OBJECT, property_order="any"), '{"é": "日本 {"}'),
     "llguidance residual": (GrammarSpec.json_schema({"type": "array", "uniqueItems": True}), '["日", 1]'),
     "llguidance grounded": (

@@ -152,6 +152,22 @@ def test_empty_alternatives_and_any_characters(byte_compiler, grammar, accepted,
     check_texts(byte_compiler, GrammarSpec.ebnf(grammar), accepted, refused)
 
 
+def test_xgrammar_reads_gbnf_as_llguidance_does(byte_compiler):
+    grammar = 'root ::= "a |" [|).]+ (c | ) # | )\nc ::= (c-d)?\nc-d ::= "\\"." | . [\\]|.]'
+    for backend in ("llguidance", "xgrammar"):
+        spec = GrammarSpec.ebnf(grammar, backend)
+        assert byte_compiler.compile(spec).backend == backend
+        check_texts(
+            byte_compiler, spec, ["a |).", 'a ||".', "a |)x]", "a |.日|"], ["a |", "a |)x", 'a |)"', "a |]"]
+        )
+
+
+@pytest.mark.parametrize("grammar", ["root ::=", 'root ::= # later\na ::= "x"'])
+def test_a_rule_without_a_body_is_refused_by_xgrammar_too(byte_compiler, grammar):
+    with pytest.raises(InvalidGrammar, match="the rule 'root' says nothing"):
+        byte_compiler.compile(GrammarSpec.ebnf(grammar, "xgrammar"))
+
+
 def test_a_rule_that_is_missing_is_named(byte_compiler):
     with pytest.raises(InvalidGrammar, match="the grammar has no rule 'missing'"):
         byte_compiler.compile(GrammarSpec.ebnf('root ::= "a" |\na ::= .\n  |\n  | missing'))

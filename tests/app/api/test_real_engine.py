@@ -51,7 +51,7 @@ async def test_stream_and_whole_reply_have_the_same_text(server: Server) -> None
 
 @pytest.mark.parametrize(
     ("backend", "wanted"),
-    [("llguidance", {"grammar": 'root ::= "red" | "green"'}), ("llguidance", {"choice": COLOURS}),
+    [("xgrammar", {"grammar": 'root ::= "red" | "green"'}), ("llguidance", {"choice": COLOURS}),
      ("outlines_core", {"choice": COLOURS})],
 )  # fmt: skip
 async def test_a_request_may_name_its_backend(server: Server, backend: str, wanted: dict[str, Any]) -> None:
