@@ -15,12 +15,13 @@ until url=$(grep -o 'ready at http://[^ ]*' "$home/server.log"); do kill -0 $ser
 url=${url#ready at }
 
 failed=0
-for name in langchain-openai instructor litellm llm; do
+for name in openai langchain-openai instructor litellm llm; do
   env=$home/$name
   if [ ! -x "$env/bin/python" ]; then
     $python -m venv "$env"
     # litellm looks for mcp as soon as a request has tools, and does not ask for it itself
     more=; [ "$name" != litellm ] || more=mcp
+    [ "$name" != openai ] || more=anthropic
     "$env/bin/pip" install -q --disable-pip-version-check "$name" $more
   fi
   script=$here/$(echo "$name" | tr - _)_client.py

@@ -68,7 +68,8 @@ const drawField = (fields, index, pointer, owner) => {
         field.more = {}; field.item_more = {};
         if (field.kind === "group" && !field.fields?.length)
           field.fields = [{ name: "name", kind: "text", required: true, description: "", more: {} }];
-        // The choices must be written, so their box is opened.
+        if (field.kind === "choice" && !field.choices?.length) field.choices = ["yes", "no"];
+        // The choices are to be replaced, so they must be in sight.
         if (field.kind === "choice") field.unfolded = true;
         commit(true);
       },
