@@ -6,12 +6,9 @@ import asyncio
 import os
 import signal
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
-import pytest
-
-from engine import LLM, Engine, EngineConfig, EngineDead, SamplingParams
+from engine import LLM, Engine, EngineConfig, SamplingParams
 from engine.config import DEMO_MODEL
 from tests.engine.mixed_requests import TIGHT, make_mixed_requests, run_mixed
 from tests.waiting import wait_until
@@ -77,7 +74,5 @@ async def test_a_core_of_this_process_loads_new_ranks_after_one_is_killed(make_c
     async with Engine(make_config(core="local", tensor_parallel_size=2)) as engine:
         expected = await generate(engine, params)
         kill_rank(os.getpid())
-        with pytest.raises(EngineDead):
-            await generate(engine, replace(params, max_tokens=300))
-        await wait_until(lambda: engine.state == "ready")
         assert await generate(engine, params) == expected
+        assert engine.stats().num_restarts == 1
