@@ -1,6 +1,6 @@
 """Ops: everything a forward pass calls, as one object. The model knows these signatures and no implementation.
 
-    kernels.torch_ops.make_ops     torch alone, on CPU and CUDA
+    kernels.torch.make_ops         torch alone, on CPU and CUDA
     kernels.triton.make_ops        Triton kernels on CUDA
     kernels.cpu.make_ops           the native extension on CPU, once it is built
 
@@ -20,8 +20,11 @@ from torch import Tensor
 from kernels.int4 import GroupedInt4
 from kernels.lora import LoraMatrix, LoraSegment, LoraStep, PackedLora
 from kernels.shared_prefixes import SharedPrefixes
+from kernels.step_buffers import StepBuffers
 
 Quantization = Literal["int8", "int4", "fp8"]
+# Rows of `Ops.lm_head_sample`; for more the product deserves cuBLAS.
+MAX_HEAD_ROWS = 64
 KVCache = tuple[Tensor, Tensor]  # keys and values, each [num_blocks, block_size, KV, D]
 # Result of `pack_linear`: a tensor, or a small dataclass of the same implementation.
 PackedWeight = Any
@@ -125,7 +128,7 @@ class NormRopeStore(Protocol):
         Args:
             heads: [T, H + 2 KV, D], queries, keys and values side by side; may be overwritten.
             qk_norm: [H + KV, D], the weights of the head norms; None: there are none.
-            cos, sin: [T, 1, D] float32 as `kernels.apply_rope` takes them.
+            cos, sin: [T, 1, D] float32 as `kernels.torch.elementwise.apply_rope` takes them.
             slot_mapping: [T] int64; tokens that only pad point into block 0, the null block.
             num_heads: H.
 
@@ -162,20 +165,46 @@ class PagedAttention(Protocol):
         sinks: Tensor | None = None,
         plan: Plan = None,
     ) -> Tensor:
-        """Attend the new tokens over their paged contexts, see `kernels.paged_attention`; [T, H, D]."""
+        """Attend the new tokens over their paged contexts, see `kernels.torch.attention.paged_attention`; [T, H, D]."""
 
 
 class LmHeadSample(Protocol):
+    def __call__(self, hidden: Tensor, weight: Tensor, keys: Tensor, temperature: Tensor) -> Tensor:
+        """Draw one token per row from softmax(hidden W^T / temperature).
+
+        Args:
+            hidden: [R, M], contiguous, at most `MAX_HEAD_ROWS` rows.
+            weight: [V, M], contiguous, dtype of hidden.
+            keys: [R, 2] int32 from `kernels.torch.sampling.make_row_keys`.
+            temperature: [R] float32; 0: the best token.
+
+        Returns [R] int64; -1 where a product is NaN or +inf.
+        """
+
+
+class GatherInputs(Protocol):
     def __call__(
         self,
-        hidden: Tensor,
-        weight: Tensor,
-        keys: Tensor,
-        temperature: Tensor,
-        bitmask: Tensor | None,
-        mask_rows: Tensor | None,
-    ) -> Tensor:
-        """Draw one token per row of hidden states, see `kernels.lm_head_sample`; [R] int64."""
+        token_pool: Tensor,
+        block_tables: Tensor,
+        rows: Tensor,
+        starts: Tensor,
+        query_start_loc: Tensor,
+        block_size: int,
+        out: StepBuffers,
+    ) -> None:
+        """Fill the buffers of a step from what is kept about each row of the batch.
+
+        Args:
+            token_pool: [num_rows, max_len] int64, the tokens of every row by position.
+            block_tables: [num_groups, num_rows, max_blocks] int32, the blocks of every row.
+            rows: [R] int64, the row of each request of the step; -1 only pads.
+            starts: [R] int64, position of each request's first new token.
+            query_start_loc: [R + 1] int32, cumulative query lengths; a request that pads may have one token or none.
+            block_size: tokens in a block.
+            out: overwritten. Tokens that pad, of such a request or behind the last one, get token, position and slot
+                0, which lies in the null block; requests that pad get a context of one token in the null block.
+        """
 
 
 class RunLayers(Protocol):
@@ -219,6 +248,11 @@ class Ops:
     pack_linear: Callable[[Tensor | GroupedInt4, Tensor | None, Quantization | None], PackedWeight]
     pack_experts: Callable[[ExpertWeights, Quantization | None], PackedExperts]
     run_experts: RunExperts
+    # See `kernels.torch.sampling` for the arguments of these four.
+    draw_greedy: Callable[[Tensor], Tensor]
+    draw_full: Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]
+    draw_filtered: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, int], Tensor]
+    apply_bitmask: Callable[[Tensor, Tensor], None]
     pack_lora: Callable[[LoraMatrix], PackedLora]
     # (y, x, rows, segments); see `kernels.lora.add_lora`
     add_lora: Callable[[Tensor, Tensor, Tensor, Sequence[LoraSegment]], None]
@@ -233,8 +267,10 @@ class Ops:
     run_layers: RunLayers | None = None
     # Lets the decodes of a plan attend what they share once, see `kernels.shared_prefixes`; None: each by itself.
     share_prefixes: Callable[[Plan, SharedPrefixes], Plan] | None = None
-    # See `kernels.lm_head_sample`; None: logits are always computed.
+    # None: logits are always computed.
     lm_head_sample: LmHeadSample | None = None
+    # None: the host makes the inputs of a step.
+    gather_inputs: GatherInputs | None = None
     # Bytes that a step takes at most beside the results of its ops; None: it is not known.
     estimate_scratch: Callable[[StepShape], int] | None = None
     # Whether keys and values may be stored in float8 (e4m3).
@@ -242,3 +278,5 @@ class Ops:
     # Whether a step whose rows all have the same few tokens may be recorded once, and replayed when the contents of its
     # tensors have changed.
     is_graph_safe: bool = False
+    # Ops whose own kernels failed the check at start, so that torch's run in their place.
+    replaced: tuple[str, ...] = ()

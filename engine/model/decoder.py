@@ -27,7 +27,7 @@ from engine.model.weight_targets import Targets, WeightTarget, WeightTargets, ad
 from kernels import LayerWeights, Ops
 from kernels.lora import LoraLayers, PackedLora
 from kernels.ops import KVCache, Quantization
-from kernels.torch_ops import make_ops
+from kernels.torch import make_ops
 
 _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 # Buffers in old checkpoints that are computed from the config.

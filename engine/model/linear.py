@@ -14,8 +14,8 @@ from engine.model.shard import Shard, ShardedTarget
 from engine.model.weight_targets import Target, Targets, WeightTarget
 from kernels import Ops
 from kernels.int4 import GroupedInt4, round_int4, stack
-from kernels.linear import linear
 from kernels.ops import Multiply, PackedWeight, Quantization
+from kernels.torch.linear import linear
 
 
 class Linear(nn.Module):

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from engine.model.paged_interface import StepContext
-from kernels.rms_norm import rms_norm
+from kernels.torch.elementwise import rms_norm
 
 _SUFFIX = "RMSNorm"  # of the class names in transformers
 _NUM_ROWS, _TOLERANCE = 5, 1e-5

@@ -18,7 +18,7 @@ from engine.model.moe import Experts
 from engine.model.moe_spec import MoESpec
 from engine.model.paged_interface import StepContext
 from engine.model.sharding import ONE_RANK
-from kernels.silu_mul import silu_mul
+from kernels.torch.elementwise import silu_mul
 
 NAME = "troupe"
 _ATTRIBUTE = "troupe_experts"

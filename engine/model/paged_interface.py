@@ -24,7 +24,7 @@ from engine.model.attention import GroupInputs
 from engine.model.attn_metadata import AttnMetadata
 from kernels import Ops
 from kernels.ops import KVCache
-from kernels.store_kv import store_kv
+from kernels.torch.elementwise import store_kv
 
 NAME = "troupe"
 _ATTRIBUTE = "troupe_attention"

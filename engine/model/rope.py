@@ -83,7 +83,7 @@ class RotaryEmbedding:
             self.release()
 
     def compute(self, positions: Tensor, query_lens: list[int], seq_lens: list[int]) -> Rotation:
-        """Return the rotation of each token for `kernels.apply_rope`.
+        """Return the rotation of each token for `kernels.torch.elementwise.apply_rope`.
 
         Args:
             positions: [T] int64.

@@ -32,7 +32,7 @@ from engine.model.weight_targets import Targets, WeightTarget, WeightTargets
 from kernels import Ops
 from kernels.lora import LoraLayers, PackedLora
 from kernels.ops import KVCache, Quantization
-from kernels.torch_ops import make_ops
+from kernels.torch import make_ops
 
 
 class WideLinear(Linear):

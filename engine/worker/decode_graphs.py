@@ -25,10 +25,10 @@ from engine.kv_cache_spec import group_layers
 from engine.model import Model
 from engine.model.attn_metadata import AttnMetadata
 from engine.worker.input_batch import ModelInput
-from kernels.device_kernels import find_kernel_errors
 from kernels.ops import KVCache
 from kernels.shared_prefixes import SharedPrefixes, pack_groups
 from kernels.step_buffers import make_block_tables, make_slot_mapping
+from kernels.triton_support import find_kernel_errors
 
 logger = logging.getLogger("troupe.worker")
 

@@ -15,7 +15,7 @@ import torch
 from engine.config import EngineConfig, WorkerConfig
 from engine.errors import ConfigError
 from engine.model import ModelConfig
-from kernels.device_kernels import MIN_CAPABILITY, find_triton_gap
+from kernels.triton_support import MIN_CAPABILITY, find_triton_gap
 
 NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
 # Minimum compute capability of NVIDIA GPUs.

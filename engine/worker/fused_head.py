@@ -10,8 +10,8 @@ from engine.model import Model
 from engine.worker.sampling.sampler import SampledTokens
 from engine.worker.sampling.state import DrawKind, SamplingState
 from engine.worker.sampling.transfer import upload
-from kernels.lm_head_sample import MAX_ROWS
-from kernels.sampling import make_row_keys
+from kernels.ops import MAX_HEAD_ROWS
+from kernels.torch.sampling import make_row_keys
 
 
 class FusedHead:
@@ -26,7 +26,7 @@ class FusedHead:
 
     def takes(self, rows: np.ndarray) -> bool:
         """Whether all rows are greedy or use temperature alone."""
-        if self._model.ops.lm_head_sample is None or not 0 < len(rows) <= MAX_ROWS:
+        if self._model.ops.lm_head_sample is None or not 0 < len(rows) <= MAX_HEAD_ROWS:
             return False
         if not self._model.config.has_plain_logits:
             return False
@@ -47,6 +47,4 @@ class FusedHead:
         is_greedy = state.kind[rows] == DrawKind.GREEDY
         temperature = np.where(is_greedy, 0.0, state.temperature[rows]).astype(np.float32)
         keys = upload(make_row_keys(state.seed[rows], positions), hidden.device)
-        return SampledTokens(
-            op(hidden, self._model.lm_head.packed, keys, upload(temperature, hidden.device), None, None)
-        )
+        return SampledTokens(op(hidden, self._model.lm_head.packed, keys, upload(temperature, hidden.device)))

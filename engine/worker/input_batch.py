@@ -4,7 +4,7 @@ Rows persist between steps; a plan contains only changes. Token ids are kept in 
 that a step reads the tokens sampled by the previous one without a copy to the host. Inputs are made in one of two ways:
 
     on the host:      slots, positions, tables, lengths of the step ─▶ device; token ids ◀─ pool
-    on the device:    rows, starts, counts ─▶ device; all others ◀─ pool and tables (`kernels.gather_inputs`)
+    on the device:    rows, starts, counts ─▶ device; all others ◀─ pool and tables (`Ops.gather_inputs`)
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ from engine.messages import NewRow, StepPlan
 from engine.model.adapters import StepAdapters
 from engine.model.attn_metadata import AttnMetadata
 from engine.worker.sampling.transfer import upload
-from kernels.device_kernels import find_device_kernels
-from kernels.gather_inputs import gather_inputs
+from kernels.ops import GatherInputs
 from kernels.step_buffers import StepBuffers, make_block_tables, make_slot_mapping
 
 
@@ -40,8 +39,7 @@ class InputBatch:
 
     Args:
         num_groups: groups of layers, each with its own block table.
-        is_gathered: make the inputs on the device, which then also keeps the block tables; default: if there is a
-            kernel for it.
+        gather: makes the inputs on the device, which then also keeps the block tables; None: the host makes them.
 
     Attributes:
         version: incremented by every new row.
@@ -55,7 +53,7 @@ class InputBatch:
         block_size: int,
         device: torch.device,
         num_groups: int = 1,
-        is_gathered: bool | None = None,
+        gather: GatherInputs | None = None,
     ) -> None:
         self.max_num_seqs = max_num_seqs
         self.num_groups = num_groups
@@ -69,9 +67,8 @@ class InputBatch:
         self._num_blocks = [0] * max_num_seqs
         self._token_pool = torch.zeros(max_num_seqs * self._stride, dtype=torch.int64, device=device)
         self._device_tables: Tensor | None = None
-        if is_gathered is None:
-            is_gathered = find_device_kernels(device.type, "gather_inputs") is not None
-        if is_gathered:
+        self._gather_inputs = gather
+        if gather is not None:
             self._device_tables = torch.from_numpy(self.block_tables).to(device, copy=True)
 
     def apply(self, plan: StepPlan) -> None:
@@ -171,7 +168,8 @@ class InputBatch:
             seq_lens=make(num_rows, dtype=torch.int32),
         )
         pool = self._token_pool.view(self.max_num_seqs, self._stride)
-        gather_inputs(
+        assert self._gather_inputs is not None, "without it there are no tables on the device"
+        self._gather_inputs(
             pool, tables, sent[0, :num_rows], sent[1, :num_rows], query_start_loc, self.block_size, buffers
         )
         return buffers, query_start_loc

@@ -14,7 +14,7 @@ from engine.messages import StepDone, StepMasks, StepPlan
 from engine.model import read_model_config
 from engine.worker.executor import Loaded
 from engine.worker.sampling.drafts import SampleRuns
-from kernels.sampling import make_row_keys
+from kernels.torch.sampling import make_row_keys
 
 # Tokens are in [first, first + number), which has no special tokens and single bytes in most vocabularies.
 _FIRST_TOKEN = 260

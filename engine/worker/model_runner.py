@@ -117,7 +117,7 @@ class ModelRunner:
         self.kv_caches = kv_caches
         self.batch = batch
         self.state = state
-        self.sampler = Sampler(state)
+        self.sampler = Sampler(state, model.ops)
         self._head = FusedHead(model, state)
         self._groups = None
         if model.ops.share_prefixes:

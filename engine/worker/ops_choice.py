@@ -9,7 +9,9 @@ import torch
 from engine.config import WorkerConfig
 from engine.errors import ConfigError
 from engine.worker.native_swap import NativeSwap
-from kernels import Ops, torch_ops
+from kernels import Ops
+from kernels import torch as torch_ops
+from kernels.torch.elementwise import FP8
 
 
 def start_ops(
@@ -56,7 +58,7 @@ def make_ops(config: WorkerConfig, dtype: torch.dtype, num_threads: int | None) 
     device = torch.device(config.device)
     match config.attention_backend:
         case "triton":
-            ops = _make_triton_ops(device, dtype)
+            ops = _make_triton_ops(device, dtype, has_fp8_cache=config.kv_cache_dtype == "fp8")
         case "native":
             ops = _make_native_ops(dtype, num_threads)
         case _:
@@ -66,14 +68,15 @@ def make_ops(config: WorkerConfig, dtype: torch.dtype, num_threads: int | None) 
     return ops
 
 
-def _make_triton_ops(device: torch.device, dtype: torch.dtype) -> Ops:
+def _make_triton_ops(device: torch.device, dtype: torch.dtype, *, has_fp8_cache: bool) -> Ops:
     try:
         # Imported by name, because triton is needed on CUDA only and may not be installed.
         ops = importlib.import_module("kernels.triton").make_ops(device, dtype)
+        check = importlib.import_module("kernels.triton.self_check")
     except ImportError as error:
         raise ConfigError(f"attention_backend='triton': {error}; use sdpa") from error
-    assert isinstance(ops, Ops), "kernels.triton makes Ops"
-    return ops
+    checked: Ops = check.check_ops(ops, device, dtype, FP8 if has_fp8_cache else dtype)
+    return checked
 
 
 def _make_native_ops(dtype: torch.dtype, num_threads: int | None) -> Ops:

@@ -15,9 +15,9 @@ import torch
 
 from engine.core.step import MAX_SCORED_TOKENS
 from engine.model.config import ModelConfig
-from kernels import experts
 from kernels.ops import StepShape
-from kernels.sampling import THREAD_CHUNK_ELEMENTS
+from kernels.torch import experts
+from kernels.torch.sampling import THREAD_CHUNK_ELEMENTS
 
 # Words of 4 bytes per sampled row and token of the vocabulary: logits, a copy of the raw logits for logprobs, a copy of
 # rows with penalties, and their token counts.

@@ -150,6 +150,7 @@ class Worker:
         batch = InputBatch(
             *(scheduler.max_num_seqs, scheduler.max_model_len, cache.block_size, self.device),
             num_groups=len(cache.groups),
+            gather=self.model.ops.gather_inputs,
         )
         state = SamplingState(scheduler.max_num_seqs, self.model_config.vocab_size, self.device)
         self._runner = ModelRunner(
@@ -264,6 +265,8 @@ class Worker:
         if self.sleep_level:
             return {"ops": "asleep", "sleep_level": self.sleep_level}
         found: dict[str, str | int] = {"ops": self.model.ops.name}
+        if self.model.ops.replaced:
+            found["replaced_kernels"] = ", ".join(self.model.ops.replaced)
         if isinstance(self.model_config, TransformersConfig):
             found["model_impl"] = "transformers"
         if self._native is not None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
 from torch import Tensor
 
+import kernels.torch as torch_ops
 from kernels.cpu.experts import pack_experts, run_experts, unpack_experts
 from kernels.cpu.layers import DecoderCache
 from kernels.cpu.library import NativeLibrary, ThreadPool
@@ -45,7 +46,8 @@ class NativeOps:
 
     def make_ops(self) -> Ops:
         """These ops as the model takes them."""
-        return Ops(
+        return replace(
+            torch_ops.make_ops(),
             name="native",
             rms_norm=self.rms_norm,
             add_rms_norm=self.add_rms_norm,
@@ -67,10 +69,11 @@ class NativeOps:
             takes_int4=True,
             run_layers=self.run_layers,
             estimate_scratch=partial(estimate_scratch, num_threads=self.pool.num_threads),
+            takes_fp8_cache=False,
         )
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """As `kernels.rms_norm`."""
+        """As `kernels.torch.elementwise.rms_norm`."""
         x, weight = x.contiguous(), weight.to(x.dtype).contiguous()
         size = x.shape[-1]
         assert weight.shape[-1] == size, f"a weight of {list(weight.shape)} for rows of {size}"
@@ -91,7 +94,7 @@ class NativeOps:
     def add_rms_norm(
         self, hidden: Tensor, residual: Tensor, weight: Tensor, eps: float
     ) -> tuple[Tensor, Tensor]:
-        """As `kernels.add_rms_norm`."""
+        """As `kernels.torch.elementwise.add_rms_norm`."""
         hidden, weight = hidden.contiguous(), weight.to(hidden.dtype).contiguous()
         _check(residual, hidden.shape, hidden.dtype, "residual")
         size = hidden.shape[-1]
@@ -111,15 +114,15 @@ class NativeOps:
         return out, residual
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
-        """As `kernels.silu_mul`."""
+        """As `kernels.torch.elementwise.silu_mul`."""
         return self._activate(_SILU_MUL, gate_up, gate_up.shape[1] // 2)
 
     def gelu_mul(self, gate_up: Tensor) -> Tensor:
-        """As `kernels.gelu.gelu_mul`."""
+        """As `kernels.torch.elementwise.gelu_mul`."""
         return self._activate(_GELU_MUL, gate_up, gate_up.shape[1] // 2)
 
     def gelu(self, x: Tensor) -> Tensor:
-        """As `kernels.gelu.gelu`, of [T, I]."""
+        """As `kernels.torch.elementwise.gelu`, of [T, I]."""
         return self._activate(_GELU, x, x.shape[1])
 
     def _activate(self, kind: int, x: Tensor, size: int) -> Tensor:
@@ -199,7 +202,7 @@ class NativeOps:
         sinks: Tensor | None = None,
         plan: NativePlan | None = None,
     ) -> Tensor:
-        """As `kernels.paged_attention`; equal bit for bit however requests are batched and cut into chunks."""
+        """As torch's `paged_attention`; equal bit for bit however requests are batched and cut into chunks."""
         _, num_heads, head_dim = q.shape
         _check_caches(k_cache, v_cache, head_dim)
         num_kv_heads, block_size = k_cache.shape[2], k_cache.shape[1]
@@ -245,7 +248,7 @@ class NativeOps:
     def linear(
         self, x: Tensor, weight: NativeWeight, bias: Tensor | None, out_dtype: torch.dtype | None = None
     ) -> Tensor:
-        """As `kernels.linear`, its float32 sums rounded once; the bias is the one that was packed."""
+        """As `kernels.torch.linear.linear`, its float32 sums rounded once; the bias is the one that was packed."""
         assert (bias is None) == (weight.bias is None), "the bias must be the one that was packed"
         x = x.contiguous()
         num_rows = x.shape[0]

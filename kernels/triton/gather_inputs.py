@@ -1,4 +1,4 @@
-"""The inputs of a step, gathered on the device in two launches; the twin of `kernels.gather_inputs`."""
+"""The inputs of a step, gathered on the device in two launches; the twin of `kernels.ops.GatherInputs`."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def gather_inputs(
     block_size: int,
     out: StepBuffers,
 ) -> None:
-    """Fill the buffers of a step; see `kernels.gather_inputs.gather_inputs`."""
+    """Fill the buffers of a step; see `kernels.ops.GatherInputs`."""
     num_tokens, num_requests = out.input_ids.shape[0], rows.shape[0]
     num_groups, width = block_tables.shape[0], out.block_tables.shape[2]
     for name in ("input_ids", "positions", "seq_lens"):

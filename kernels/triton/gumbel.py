@@ -1,4 +1,4 @@
-"""The noise and the probability mass of `kernels.sampling`, for use inside kernels."""
+"""The noise and the probability mass of `kernels.torch.sampling`, for use inside kernels."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The last product, the grammar masks and the draw in one pass over the weights, for small batches.
+"""The last product and the draw in one pass over the weights, for small batches.
 
 No logits are written: a tile of the vocabulary keeps its best noisy score of each row. Rows that filter by top-k or
-top-p, or want logprobs, need the logits and take the other path.
+top-p, have a mask or want logprobs need the logits and take the other path.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.lm_head_sample import MAX_ROWS
+from kernels.ops import MAX_HEAD_ROWS
 from kernels.triton.draw_tiles import pick_winner_kernel
 from kernels.triton.gumbel import make_noise
 from kernels.triton.launch import EXACT, FUSED, check_contiguous, check_float, check_shape, next_power_of_2
@@ -19,7 +19,7 @@ from kernels.triton.launch import EXACT, FUSED, check_contiguous, check_float, c
 BLOCK_ROWS, BLOCK_VOCAB, BLOCK_WIDTH = 16, 128, 128
 
 
-@triton.jit(do_not_specialize=["num_rows", "num_words"])
+@triton.jit(do_not_specialize=["num_rows"])
 def lm_head_sample_kernel(
     best_ptr: tl.tensor,
     best_id_ptr: tl.tensor,
@@ -27,13 +27,9 @@ def lm_head_sample_kernel(
     weight_ptr: tl.tensor,
     keys_ptr: tl.tensor,
     temperature_ptr: tl.tensor,
-    bitmask_ptr: tl.tensor,
-    mask_rows_ptr: tl.tensor,
     num_rows: tl.tensor,
-    num_words: tl.tensor,
     VOCAB: tl.constexpr,
     WIDTH: tl.constexpr,
-    HAS_MASK: tl.constexpr,
     NUM_TILES: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_VOCAB: tl.constexpr,
@@ -66,20 +62,9 @@ def lm_head_sample_kernel(
     second_key = tl.load(keys_ptr + row * 2 + 1, mask=is_row, other=0)[:, None]
     noise = make_noise(first_key, second_key, token[None, :] + tl.zeros([BLOCK_ROWS, BLOCK_VOCAB], tl.int32))
     scores = tl.where(is_greedy, scores, scores + noise)
-    # NaN becomes an infinity, which makes the row fail; a mask must not hide it.
+    # NaN becomes an infinity, which makes the row fail.
     scores = tl.where(scores != scores, float("inf"), scores)
-    is_open = is_row[:, None] & is_token[None, :]
-    if HAS_MASK:
-        mask_row = tl.load(mask_rows_ptr + row, mask=is_row, other=-1).to(tl.int64)[:, None]
-        is_masked = mask_row >= 0
-        word = token[None, :] // 32
-        words = tl.load(
-            bitmask_ptr + mask_row * num_words + word, mask=is_masked & (word < num_words), other=0
-        )
-        is_open = is_open & (
-            ((words >> (token % 32)[None, :]) & 1 == 1) | (mask_row < 0) | (scores == float("inf"))
-        )
-    scores = tl.where(is_open, scores, float("-inf"))
+    scores = tl.where(is_row[:, None] & is_token[None, :], scores, float("-inf"))
     best = tl.max(scores, axis=1)
     best_id = tl.min(tl.where(scores == best[:, None], token[None, :], 0x7FFFFFFF), axis=1)
     place = row.to(tl.int64) * NUM_TILES + tile
@@ -87,29 +72,13 @@ def lm_head_sample_kernel(
     tl.store(best_id_ptr + place, best_id, mask=is_row)
 
 
-def lm_head_sample(
-    hidden: Tensor,
-    weight: Tensor,
-    keys: Tensor,
-    temperature: Tensor,
-    bitmask: Tensor | None = None,
-    mask_rows: Tensor | None = None,
-) -> Tensor:
-    """Draw one token per row from softmax(hidden W^T / temperature) over the tokens that its mask allows.
+def lm_head_sample(hidden: Tensor, weight: Tensor, keys: Tensor, temperature: Tensor) -> Tensor:
+    """Draw one token per row; see `kernels.ops.LmHeadSample`.
 
-    Args:
-        hidden: [R, M], contiguous, at most 64 rows.
-        weight: [V, M], contiguous, dtype of hidden.
-        keys: [R, 2] int32 from `kernels.sampling.make_row_keys`.
-        temperature: [R] float32; 0: the best token.
-        bitmask: [B, W] int32, contiguous, bit 1 = allowed; tokens beyond the last word are forbidden.
-        mask_rows: [R] the mask of each row, -1: none.
-
-    Returns [R] int64; -1 where no token is allowed or a product is NaN or +inf. The tokens are those of the path
-    over logits, except where two noisy scores are closer than their rounding.
-    Source: FlashSampling, 2026; the mask inside is ours.
+    The tokens are those of the path over logits, except where two noisy scores are closer than their rounding.
+    Source: FlashSampling, 2026.
     """
-    _check(hidden, weight, keys, temperature, bitmask, mask_rows)
+    _check(hidden, weight, keys, temperature)
     num_rows, width = hidden.shape
     vocab_size = weight.shape[0]
     num_tiles = triton.cdiv(vocab_size, BLOCK_VOCAB)
@@ -125,13 +94,9 @@ def lm_head_sample(
         weight,
         keys,
         temperature,
-        best_id if bitmask is None else bitmask,
-        best_id if mask_rows is None else mask_rows,
         num_rows,
-        0 if bitmask is None else bitmask.shape[1],
         VOCAB=vocab_size,
         WIDTH=width,
-        HAS_MASK=bitmask is not None,
         NUM_TILES=num_tiles,
         BLOCK_ROWS=BLOCK_ROWS,
         BLOCK_VOCAB=BLOCK_VOCAB,
@@ -152,14 +117,7 @@ def lm_head_sample(
     return token_ids
 
 
-def _check(
-    hidden: Tensor,
-    weight: Tensor,
-    keys: Tensor,
-    temperature: Tensor,
-    bitmask: Tensor | None,
-    mask_rows: Tensor | None,
-) -> None:
+def _check(hidden: Tensor, weight: Tensor, keys: Tensor, temperature: Tensor) -> None:
     check_float("hidden", hidden)
     check_contiguous("hidden", hidden)
     check_contiguous("weight", weight)
@@ -167,14 +125,7 @@ def _check(
     check_shape("weight", weight, (weight.shape[0], width))
     check_shape("keys", keys, (num_rows, 2))
     check_shape("temperature", temperature, (num_rows,))
-    if num_rows > MAX_ROWS:
-        raise ValueError(f"hidden must have at most {MAX_ROWS} rows, not {num_rows}")
+    if num_rows > MAX_HEAD_ROWS:
+        raise ValueError(f"hidden must have at most {MAX_HEAD_ROWS} rows, not {num_rows}")
     if weight.dtype != hidden.dtype:
         raise ValueError(f"weight must be {hidden.dtype}, not {weight.dtype}")
-    if (bitmask is None) != (mask_rows is None):
-        raise ValueError("bitmask and mask_rows must be given together")
-    if bitmask is not None and mask_rows is not None:
-        check_contiguous("bitmask", bitmask)
-        check_shape("mask_rows", mask_rows, (num_rows,))
-        if bitmask.dtype != torch.int32:
-            raise ValueError(f"bitmask must be int32, not {bitmask.dtype}")

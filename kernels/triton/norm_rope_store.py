@@ -118,7 +118,7 @@ def norm_rope_store(
             further apart than that.
         qk_norm: [H + KV, D], the weights of the head norms; None: there are none.
         eps: added to the mean square of a head.
-        cos, sin: [T, 1, D] float32 as `kernels.apply_rope` takes them.
+        cos, sin: [T, 1, D] float32 as `kernels.torch.elementwise.apply_rope` takes them.
         k_cache, v_cache: [num_blocks, block_size, KV, D], contiguous; torch.float8_e4m3fn saturates.
         slot_mapping: [T] int64; tokens that only pad point into block 0, the null block; below 0: no write.
         num_heads: H.

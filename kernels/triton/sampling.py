@@ -1,4 +1,4 @@
-"""The draws of `kernels.sampling` on the device: same arguments, same noise, same kept tokens, no sort."""
+"""The draws of `kernels.torch.sampling` on the device: same arguments, same noise, same kept tokens, no sort."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def draw_greedy(logits: Tensor) -> Tensor:
 
 
 def draw_full(logits: Tensor, keys: Tensor, temperature: Tensor, log_min_p: Tensor | None) -> Tensor:
-    """Draw from softmax(logits / temperature) over the whole vocabulary; see `kernels.sampling.draw_full`."""
+    """Draw from softmax(logits / temperature) over the whole vocabulary; see `kernels.torch.sampling.draw_full`."""
     tiles = _find_tile_max(logits)
     _check_rows(logits, keys, temperature=temperature, log_min_p=log_min_p)
     noisy = tiles.make_empty()
@@ -85,7 +85,7 @@ def draw_filtered(
     *,
     num_pivots: int = NUM_PIVOTS,
 ) -> Tensor:
-    """Draw after top-k, then top-p of what top-k left, then min-p; see `kernels.sampling.draw_filtered`.
+    """Draw after top-k, then top-p of what top-k left, then min-p; see `kernels.torch.sampling.draw_filtered`.
 
     `width` is not used: the search needs no candidates. `num_pivots` is a power of two up to 64; the result does
     not depend on it.

@@ -16,39 +16,35 @@ BLOCK = 2048
 def apply_bitmask_kernel(
     logits_ptr: tl.tensor,
     bitmask_ptr: tl.tensor,
-    rows_ptr: tl.tensor,
     row_stride: tl.tensor,
     mask_stride: tl.tensor,
     num_words: tl.tensor,
     VOCAB: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
-    mask_row = tl.program_id(0).to(tl.int64)
-    row = tl.load(rows_ptr + mask_row).to(tl.int64)
+    row = tl.program_id(0).to(tl.int64)
     token = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     word = token // 32
-    words = tl.load(bitmask_ptr + mask_row * mask_stride + word, mask=word < num_words, other=0)
+    words = tl.load(bitmask_ptr + row * mask_stride + word, mask=word < num_words, other=0)
     is_forbidden = ((words >> (token % 32)) & 1) == 0
     forbidden = tl.full([BLOCK], float("-inf"), logits_ptr.dtype.element_ty)
-    mask = is_forbidden & (token < tl.where(row >= 0, VOCAB, 0))
-    tl.store(logits_ptr + row * row_stride + token, forbidden, mask=mask)
+    tl.store(logits_ptr + row * row_stride + token, forbidden, mask=is_forbidden & (token < VOCAB))
 
 
-def apply_bitmask(logits: Tensor, bitmask: Tensor, rows: Tensor) -> None:
-    """Set the logits of forbidden tokens to -inf, in place; see `kernels.token_bitmask.apply_bitmask`."""
+def apply_bitmask(logits: Tensor, bitmask: Tensor) -> None:
+    """Set the logits of forbidden tokens to -inf, in place; see `kernels.torch.sampling.apply_bitmask`."""
     check_float("logits", logits)
     check_rows("logits", logits)
     check_rows("bitmask", bitmask)
-    check_shape("rows", rows, (bitmask.shape[0],))
     if bitmask.dtype != torch.int32:
         raise ValueError(f"bitmask must be int32, not {bitmask.dtype}")
-    num_masks, num_words = bitmask.shape
-    vocab_size = logits.shape[1]
-    if num_masks:
-        apply_bitmask_kernel[(num_masks, triton.cdiv(vocab_size, BLOCK))](
+    num_rows, vocab_size = logits.shape
+    num_words = bitmask.shape[1]
+    check_shape("bitmask", bitmask, (num_rows, num_words))
+    if num_rows:
+        apply_bitmask_kernel[(num_rows, triton.cdiv(vocab_size, BLOCK))](
             logits,
             bitmask,
-            rows,
             logits.stride(0),
             bitmask.stride(0),
             num_words,

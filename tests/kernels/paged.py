@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kernels import AttentionPlan
+from kernels.torch.attention_plan import AttentionPlan
 
 
 @dataclass(frozen=True, slots=True)
 class PagedBatch:
-    """The tensors of one attention call, as `kernels.paged_attention` takes them."""
+    """The tensors of one attention call, as `kernels.torch.attention.paged_attention` takes them."""
 
     q: Tensor
     k_cache: Tensor

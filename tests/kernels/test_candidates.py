@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.candidates import rank_tokens, select_candidates
+from kernels.torch.candidates import rank_tokens, select_candidates
 
 LONG = 151_936
 

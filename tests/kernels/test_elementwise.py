@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels import Ops, reference, torch_ops
+from kernels import Ops
+from kernels import torch as torch_ops
 from kernels.cpu.native_ops import NativeOps
+from tests.kernels import reference
 from tests.kernels.cpu.conftest import ARCHITECTURES, require_library
 
 SIZES = [1, 63, 100, 1000]

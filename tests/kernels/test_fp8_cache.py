@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-import kernels
-from kernels import reference, torch_ops
-from kernels.store_kv import FP8, take_slots
+from kernels import torch as torch_ops
+from kernels.torch.elementwise import FP8, store_kv, take_slots
+from tests.kernels import reference
 from tests.kernels.paged import make_batch
 
 LENS = [(1, 40), (63, 63), (1, 100), (5, 33), (20, 100)]
@@ -16,7 +16,7 @@ LENS = [(1, 40), (63, 63), (1, 100), (5, 33), (20, 100)]
 def test_values_are_rounded_and_clamped() -> None:
     k = torch.tensor([1.0, -3.3, 500.0, -1e9]).view(1, 1, 4)
     caches = [torch.zeros(2, 2, 1, 4).to(FP8) for _ in range(2)]
-    kernels.store_kv(k, -k, caches[0], caches[1], torch.tensor([3]))
+    store_kv(k, -k, caches[0], caches[1], torch.tensor([3]))
     assert caches[0][1, 1, 0].float().tolist() == [1.0, -3.25, 448.0, -448.0]
     assert caches[1][1, 1, 0].float().tolist() == [-1.0, 3.25, -448.0, 448.0]
     assert not caches[0][0].float().any()

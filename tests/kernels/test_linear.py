@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels import reference, torch_ops
-from kernels.quantized_linear import INT4_GROUP, Int8Weight, round_groups, round_rows
+from kernels import torch as torch_ops
+from kernels.torch.linear import INT4_GROUP, Int8Weight, round_groups, round_rows
+from tests.kernels import reference
 
 OPS = torch_ops.make_ops()
 DTYPES = [torch.float32, torch.bfloat16]

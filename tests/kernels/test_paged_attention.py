@@ -12,11 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-import kernels
-from kernels import reference
 from kernels.cpu.native_ops import NativeOps
 from kernels.ops import StepShape
-from kernels.torch_ops import make_ops
+from kernels.torch import make_ops
+from kernels.torch.attention import paged_attention
+from kernels.torch.attention_plan import AttentionPlan
+from tests.kernels import reference
 from tests.kernels.cpu.conftest import ARCHITECTURES, require_library
 from tests.kernels.paged import PagedBatch, make_batch, spoil_hidden_keys
 
@@ -33,7 +34,7 @@ def make_native(architecture: str = "native") -> NativeOps:
 def attend(name: str, batch: PagedBatch, **options: Any) -> Tensor:
     """Attend with torch's ops, or with native ones for an architecture."""
     if name == "torch":
-        return kernels.paged_attention(*batch.tensors, scale=0.3, **options, plan=batch.plan)
+        return paged_attention(*batch.tensors, scale=0.3, **options, plan=batch.plan)
     return make_native(name).paged_attention(*batch.tensors, scale=0.3, **options)
 
 
@@ -113,7 +114,7 @@ def test_long_prompts_are_attended_in_pieces(lens: list[tuple[int, int]], window
 def test_lengths_are_read_from_the_tensors_without_a_plan() -> None:
     batch = make_batch(MIXED)
     expected = reference.paged_attention(*batch.tensors, scale=0.3)
-    actual = kernels.paged_attention(*batch.tensors, scale=0.3)
+    actual = paged_attention(*batch.tensors, scale=0.3)
     torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-5)
 
 
@@ -138,7 +139,7 @@ def test_contexts_of_similar_length_are_padded_together() -> None:
 def test_padding_contributes_nothing(num_mates: int) -> None:
     """Up to the order of sums, which torch's products choose by their shape and the processor."""
     batches = (make_batch([(1, 48), *[(1, 90)] * number]) for number in (0, num_mates))
-    alone, padded = (kernels.paged_attention(*batch.tensors, scale=0.3)[:1] for batch in batches)
+    alone, padded = (paged_attention(*batch.tensors, scale=0.3)[:1] for batch in batches)
     torch.testing.assert_close(padded, alone, atol=2e-6, rtol=0)
 
 
@@ -177,7 +178,7 @@ def test_any_batch_equals_the_reference(
     assert_equals_reference(batch, name, sliding_window=window)
 
 
-def list_buffers(plan: kernels.AttentionPlan, q: Tensor, k_cache: Tensor) -> dict[int, int]:
+def list_buffers(plan: AttentionPlan, q: Tensor, k_cache: Tensor) -> dict[int, int]:
     """Bytes of the memory that gathered keys and values of a layer go to, by its address."""
     layout = plan.layout(None, q, k_cache)
     chunks = [chunk for batch in layout.batches for chunk in batch.chunks]

@@ -1,4 +1,4 @@
-"""Noise, candidates, filters and draws of `kernels.sampling` against their slow twin."""
+"""Noise, candidates, filters and draws of `kernels.torch.sampling` against their slow twin."""
 
 from __future__ import annotations
 
@@ -9,14 +9,32 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from kernels import sampling, sampling_reference
-from kernels.candidates import select_candidates
+from kernels.torch import sampling
+from kernels.torch.candidates import select_candidates
 from tests.chi_square import compute_p_value
+from tests.kernels import sampling_reference
 
 # Fixed seeds: a right implementation fails with this probability once, when seeds are chosen, not per run.
 ALPHA = 1e-4
 SEEDS = np.array([0, 1, -1, 123456789, -(2**63), 2**63 - 1])
 POSITIONS = np.array([0, 1, 2, 17, 4095, 10**6])
+
+
+def gumbel_noise(
+    seeds: np.ndarray, positions: np.ndarray, tokens: int | Tensor, device: torch.device | str = "cpu"
+) -> Tensor:
+    """Noise from seeds and positions.
+
+    Args:
+        seeds, positions: [R] int64.
+        tokens: a vocabulary size V, or ids [R, K] of any integer dtype on the device.
+
+    Returns [R, V] or [R, K] float32 on the device.
+    """
+    if isinstance(tokens, int):
+        tokens = torch.arange(tokens, dtype=torch.int32, device=device).unsqueeze(0)
+    keys = torch.from_numpy(sampling.make_row_keys(seeds, positions)).to(device)
+    return sampling.make_gumbel_noise(keys, tokens.to(torch.int32))
 
 
 def make_keys(seed: int, num_rows: int) -> Tensor:
@@ -33,12 +51,12 @@ def vary(axis: str, count: int) -> Tensor:
     values = {"seeds": np.full(count, 11), "positions": np.full(count, 5), "ids": np.full(count, 7)}
     values[axis] = np.arange(count)
     ids = torch.from_numpy(values["ids"]).unsqueeze(-1)
-    return sampling.gumbel_noise(values["seeds"], values["positions"], ids).flatten()
+    return gumbel_noise(values["seeds"], values["positions"], ids).flatten()
 
 
 def test_noise_equals_the_reference() -> None:
     ids = torch.tensor([0, 1, 2, 31, 1000, 151_935, 2**31 - 1])
-    noise = sampling.gumbel_noise(SEEDS, POSITIONS, ids.expand(len(SEEDS), -1))
+    noise = gumbel_noise(SEEDS, POSITIONS, ids.expand(len(SEEDS), -1))
     for row, (seed, position) in enumerate(zip(SEEDS.tolist(), POSITIONS.tolist(), strict=True)):
         expected = sampling_reference.gumbel_noise(seed, position, ids.tolist())
         np.testing.assert_allclose(noise[row].numpy(), expected, rtol=0, atol=2e-5)
@@ -46,18 +64,16 @@ def test_noise_equals_the_reference() -> None:
 
 @pytest.mark.parametrize("vocab_size", [1, 63, 100, 1000, 70_000])
 def test_noise_of_gathered_ids_has_the_bits_of_the_full_row(vocab_size: int) -> None:
-    full = sampling.gumbel_noise(SEEDS, POSITIONS, vocab_size)
+    full = gumbel_noise(SEEDS, POSITIONS, vocab_size)
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(vocab_size, (len(SEEDS), 37), generator=generator)
-    assert torch.equal(sampling.gumbel_noise(SEEDS, POSITIONS, ids), full.gather(1, ids))
+    assert torch.equal(gumbel_noise(SEEDS, POSITIONS, ids), full.gather(1, ids))
 
 
 def test_noise_of_a_row_has_the_same_bits_alone() -> None:
-    full = sampling.gumbel_noise(SEEDS, POSITIONS, 3001)
+    full = gumbel_noise(SEEDS, POSITIONS, 3001)
     for row in range(len(SEEDS)):
-        assert torch.equal(
-            sampling.gumbel_noise(SEEDS[row : row + 1], POSITIONS[row : row + 1], 3001)[0], full[row]
-        )
+        assert torch.equal(gumbel_noise(SEEDS[row : row + 1], POSITIONS[row : row + 1], 3001)[0], full[row])
 
 
 @pytest.mark.parametrize("axis", ["seeds", "positions", "ids"])
@@ -77,7 +93,7 @@ def test_neighbours_are_independent(axis: str, distance: int) -> None:
 def test_rows_of_neighbouring_seeds_and_positions_are_uncorrelated() -> None:
     """100 rows of 4096 ids; the largest of 4,950 correlations exceeds 6 / sqrt(4096) with p < 1e-5."""
     seeds, positions = np.tile(np.arange(10), 10), np.repeat(np.arange(10), 10)
-    correlation = np.corrcoef(to_uniform(sampling.gumbel_noise(seeds, positions, 4096)))
+    correlation = np.corrcoef(to_uniform(gumbel_noise(seeds, positions, 4096)))
     assert np.abs(correlation - np.eye(100)).max() < 6 / np.sqrt(4096)
 
 
@@ -182,8 +198,8 @@ def test_a_bad_row_yields_minus_one_and_spares_the_others(bad: str) -> None:
 def test_cuda_draws_equal_cpu_draws(k: int, p: float, min_p: float) -> None:
     logits = torch.randn(16, 5000, generator=torch.Generator().manual_seed(4)) * 3
     torch.testing.assert_close(
-        sampling.gumbel_noise(SEEDS, POSITIONS, 5000, "cuda").cpu(),
-        sampling.gumbel_noise(SEEDS, POSITIONS, 5000),
+        gumbel_noise(SEEDS, POSITIONS, 5000, "cuda").cpu(),
+        gumbel_noise(SEEDS, POSITIONS, 5000),
         rtol=0,
         atol=1e-5,
     )

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from engine.sampling_params import SamplingParams
 from engine.worker.sampling.transfer import RowSlots, pick_rows, put_rows, upload
-from kernels.sampling import split_rows
+from kernels.torch.sampling import split_rows
 
 # One int32 per token: its count in the output, and this bit if it is in the prompt.
 IN_PROMPT = 1 << 30

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from engine.outputs import Logprob, TokenLogprobs
-from kernels.candidates import rank_tokens, select_candidates
-from kernels.sampling import split_rows
+from kernels.torch.candidates import rank_tokens, select_candidates
+from kernels.torch.sampling import split_rows
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,8 +19,8 @@ from engine.messages import BROKEN_LOGITS, NO_TOKEN_LEFT
 from engine.worker.sampling.logprobs import SampledLogprobs, compute_logprobs
 from engine.worker.sampling.state import DrawKind, RowFlag, SamplingState
 from engine.worker.sampling.transfer import pick_rows, put_rows, upload
-from kernels.sampling import draw_filtered, draw_full, draw_greedy, find_sound_rows, make_row_keys
-from kernels.token_bitmask import apply_bitmask, unpack_bitmask
+from kernels import Ops
+from kernels.torch.sampling import find_sound_rows, make_row_keys, unpack_bitmask
 
 EDIT_FLAGS = RowFlag.PENALTIES | RowFlag.EDITS | RowFlag.BAD_WORDS | RowFlag.MIN_TOKENS
 HISTORY_FLAGS = RowFlag.PENALTIES | RowFlag.BAD_WORDS
@@ -37,8 +37,9 @@ class SampledTokens:
 class Sampler:
     """Samples the rows of a `SamplingState`, and updates their histories with the sampled tokens."""
 
-    def __init__(self, state: SamplingState) -> None:
+    def __init__(self, state: SamplingState, ops: Ops) -> None:
         self.state = state
+        self._ops = ops
 
     @torch.inference_mode()
     def sample(
@@ -133,7 +134,7 @@ class Sampler:
                 places = np.flatnonzero(flags & flag)
                 step(logits, places, rows[places])
         if masks is not None:
-            apply_bitmask(logits, masks, None)
+            self._ops.apply_bitmask(logits, masks)
         if not used_flags & RowFlag.MIN_TOKENS:
             return
         places = np.flatnonzero(positions - state.num_prompt_tokens[rows] < state.edits.min_tokens[rows])
@@ -156,17 +157,19 @@ class Sampler:
     def _draw_kind(self, kind: int, logits: Tensor, rows: np.ndarray, positions: np.ndarray) -> Tensor:
         """Draw for rows of one `DrawKind`."""
         if kind == DrawKind.GREEDY:
-            return draw_greedy(logits)
+            return self._ops.draw_greedy(logits)
         state, device = self.state, logits.device
         keys = upload(make_row_keys(state.seed[rows], positions), device)
         temperature = upload(state.temperature[rows], device)
         log_min_p = upload(state.log_min_p[rows], device)
         if kind == DrawKind.FULL:
             uses_min_p = bool((state.flags[rows] & RowFlag.MIN_P).any())
-            return draw_full(logits, keys, temperature, log_min_p if uses_min_p else None)
+            return self._ops.draw_full(logits, keys, temperature, log_min_p if uses_min_p else None)
         top_k, top_p = state.top_k[rows], upload(state.top_p[rows], device)
         width = int(top_k.max()) if kind == DrawKind.NARROW else state.vocab_size
-        return draw_filtered(logits, keys, temperature, upload(top_k, device), top_p, log_min_p, width)
+        return self._ops.draw_filtered(
+            logits, keys, temperature, upload(top_k, device), top_p, log_min_p, width
+        )
 
     def _compute_logprobs(
         self, raw: Tensor, places: np.ndarray, rows: np.ndarray, token_ids: Tensor, masks: Tensor | None

@@ -13,7 +13,7 @@ from engine.worker.sampling.bad_words import BadWords
 from engine.worker.sampling.counts import TokenCounts
 from engine.worker.sampling.edits import LogitEdits
 from engine.worker.sampling.transfer import pick_rows
-from kernels.sampling import NARROW_WIDTH
+from kernels.torch.sampling import NARROW_WIDTH
 
 # Lower temperatures are greedy: float32 scores divided by them would exceed the noise anyway.
 MIN_TEMPERATURE = 1e-5

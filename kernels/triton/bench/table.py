@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels.store_kv import FP8
+from kernels.torch.elementwise import FP8
 from kernels.triton.add_rms_norm import add_rms_norm
 from kernels.triton.attention_plan import AttentionPlan
 from kernels.triton.bench.batches import make_attention, make_shared_attention
@@ -176,7 +176,6 @@ def _list_sampling(bench: Bench) -> Iterator[Row]:
         everything = torch.full((rows,), vocab_size, device=bench.device)
         off = torch.full((rows,), -torch.inf, device=bench.device)
         words = torch.full((rows, -(-vocab_size // 32)), 0x55555555, dtype=torch.int32, device=bench.device)
-        places = torch.arange(rows, device=bench.device)
         name = f"{rows}x{vocab_size}"
         yield Row(f"draw_greedy {name}", lambda: draw_greedy(logits), size)  # noqa: B023
         yield Row(f"draw_full {name}", lambda: draw_full(logits, keys, ones, None), 2 * size)  # noqa: B023
@@ -190,4 +189,4 @@ def _list_sampling(bench: Bench) -> Iterator[Row]:
             lambda: draw_filtered(logits, keys, ones, everything, ones * 0.9, off),  # noqa: B023
             3 * size,
         )
-        yield Row(f"apply_bitmask {name}", lambda: apply_bitmask(logits, words, places), size // 2)  # noqa: B023
+        yield Row(f"apply_bitmask {name}", lambda: apply_bitmask(logits, words), size // 2)  # noqa: B023

@@ -18,7 +18,8 @@ from transformers import PreTrainedModel
 
 from engine.model import DecoderModel, ModelConfig, load_model
 from engine.model.attn_metadata import AttnMetadata
-from kernels import Ops, torch_ops
+from kernels import Ops
+from kernels import torch as torch_ops
 from kernels.cpu import make_native_ops
 from tests.engine.model.drive import Driver, compute_expected, make_prompt, make_transformers_model, save
 from tests.kernels.cpu.conftest import require_library

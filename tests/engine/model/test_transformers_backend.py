@@ -25,7 +25,7 @@ from engine.model.norm_swap import swap_norms
 from engine.model.paged_interface import StepContext, UnsupportedModel
 from engine.model.tiny_config import shrink_config
 from engine.model.transformers_backend import TransformersModel
-from kernels.torch_ops import make_ops
+from kernels.torch import make_ops
 from tests.engine.model.drive import make_prompt, make_transformers_model, save
 from tests.engine.model.fallback_families import make_config, measure, write_checkpoint
 

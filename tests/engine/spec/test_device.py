@@ -23,7 +23,7 @@ from engine.spec.device.eagle import Eagle
 from engine.spec.device.hidden_store import HiddenStore
 from engine.spec.device.load import load_drafter
 from engine.spec.device.medusa import Medusa
-from kernels.torch_ops import make_ops
+from kernels.torch import make_ops
 from tests.engine.mixed_requests import make_mixed_requests
 from tests.engine.spec.compare_methods import METHODS, VOCAB_SIZE, count_differences, run
 

@@ -13,7 +13,8 @@ from engine.outputs import TokenLogprobs
 from engine.sampling_params import SamplingParams
 from engine.worker.sampling.sampler import SampledTokens, Sampler
 from engine.worker.sampling.state import SamplingState
-from kernels import sampling_reference
+from kernels import torch as torch_ops
+from tests.kernels import sampling_reference
 
 EOS = 0
 GREEDY = SamplingParams(temperature=0)
@@ -41,7 +42,7 @@ def make_sampler(cases: Sequence[Case], vocab_size: int, rows: Sequence[int] | N
     state = SamplingState(max(rows, default=0) + 1, vocab_size, torch.device("cpu"))
     for row, case in zip(rows, cases, strict=True):
         add_case(state, row, case)
-    return Sampler(state)
+    return Sampler(state, torch_ops.make_ops())
 
 
 def add_case(state: SamplingState, row: int, case: Case) -> None:

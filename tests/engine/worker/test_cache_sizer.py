@@ -19,8 +19,8 @@ from engine.worker.input_batch import InputBatch
 from engine.worker.native_swap import NativeSwap
 from engine.worker.step_memory import StepMemory
 from engine.worker.worker import Worker
-from kernels import torch_ops
-from kernels.sampling import THREAD_CHUNK_ELEMENTS
+from kernels import torch as torch_ops
+from kernels.torch.sampling import THREAD_CHUNK_ELEMENTS
 
 MakeConfig = Callable[..., EngineConfig]
 MODEL = ModelConfig("Qwen3ForCausalLM", 1000, 32, 64, 2, 4, 2, 8, 128, RopeConfig())

@@ -12,7 +12,7 @@ from transformers import GenerationConfig
 from engine import LLM, EngineConfig, SamplingParams
 from engine.worker.cuda_link import forbid_syncs
 from engine.worker.worker import Worker
-from kernels import torch_ops
+from kernels import torch as torch_ops
 from tests.engine.model.drive import make_prompt, make_transformers_model, save
 from tests.engine.worker.plans import GREEDY, make_new_row, make_plan
 

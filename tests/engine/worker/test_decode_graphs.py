@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 from triton.errors import TritonError
 
-import kernels
 from engine.kv_cache_spec import group_layers
 from engine.messages import NewRow, StepDone
 from engine.model import DecoderModel, load_model
@@ -27,10 +26,12 @@ from engine.worker.kv_cache import allocate_kv_cache
 from engine.worker.model_runner import ModelRunner
 from engine.worker.prefix_groups import PrefixGroups
 from engine.worker.sampling.state import SamplingState
-from kernels import reference, torch_ops
+from kernels import torch as torch_ops
 from kernels.shared_prefixes import SharedPrefixes
+from kernels.torch.attention import paged_attention
 from tests.engine.model.drive import VOCAB_SIZE, make_prompt, make_transformers_model, save
 from tests.engine.worker.plans import make_new_row, make_plan
+from tests.kernels import reference
 
 CPU = torch.device("cpu")
 MAX_ROWS, MAX_LEN, BLOCK = 10, 96, 8
@@ -67,7 +68,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> DecoderModel:
 def load(folder: Path, family: str, **sizes: int) -> DecoderModel:
     """Its attention reads lengths from tensors alone, as a recording demands."""
     save(make_transformers_model(family, **sizes), folder)
-    attention = {"make_plan": lambda *_: None, "paged_attention": kernels.paged_attention}
+    attention = {"make_plan": lambda *_: None, "paged_attention": paged_attention}
     return load_model(folder, ops=replace(torch_ops.make_ops(), is_graph_safe=True, **attention))
 
 
@@ -144,13 +145,16 @@ class SharingPlan:
 
 
 def make_sharing(model: DecoderModel, calls: list[int]) -> DecoderModel:
-    """The same weights with ops that share prefixes by the slow twin; `calls` gets the members of every attention."""
+    """The same weights with ops that check what is shared; `calls` gets the members of every attention."""
 
     def attend(*tensors: Tensor, plan: SharingPlan, **options: Any) -> Tensor:
-        if plan.shared is None:
-            return reference.paged_attention(*tensors, **options)  # type: ignore[misc]
-        plan.calls.append(int(plan.shared.group_start[-1]))
-        return reference.cascade_attention(*tensors, plan.shared, **options)  # type: ignore[misc]
+        if plan.shared is not None:
+            tables, leaders = tensors[3], plan.shared.leaders.tolist()
+            for request in range(len(tables)):
+                num_blocks = int(plan.shared.shared_lens[request]) // BLOCK
+                assert torch.equal(tables[request, :num_blocks], tables[leaders[request], :num_blocks])
+            plan.calls.append(int(plan.shared.group_start[-1]))
+        return reference.paged_attention(*tensors, **options)  # type: ignore[misc]
 
     def share(plan: SharingPlan, shared: SharedPrefixes) -> SharingPlan:
         plan.shared = shared

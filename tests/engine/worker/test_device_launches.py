@@ -27,7 +27,6 @@ from engine.worker.model_runner import ModelRunner
 from engine.worker.prefix_groups import PrefixGroups
 from engine.worker.sampling.state import SamplingState
 from engine.worker.warm_up import list_largest_steps, list_warm_up, run_steps
-from kernels import gather_inputs, lm_head_sample, sampling, token_bitmask
 from tests.engine.core.harness import make_scheduler_config
 from tests.engine.model.drive import VOCAB_SIZE, make_transformers_model, save
 from tests.engine.worker.plans import make_new_row, make_plan
@@ -38,10 +37,6 @@ pytest.importorskip("triton", reason="needs triton")
 from triton.runtime.jit import JITFunction
 
 import kernels.triton as triton_ops
-import kernels.triton.gather_inputs
-import kernels.triton.lm_head_sample
-import kernels.triton.sampling
-import kernels.triton.token_bitmask
 
 pytestmark = [
     pytest.mark.skipif(IS_INTERPRETED, reason="a process that interprets launches nothing"),
@@ -92,8 +87,6 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> Launches:
         JITFunction, "run", lambda kernel, *args, **options: noted.run(kernel, *args, **options)
     )
     monkeypatch.setattr(Tensor, "pin_memory", lambda tensor: tensor)
-    for module in (gather_inputs, lm_head_sample, sampling, token_bitmask):
-        monkeypatch.setattr(module, "find_device_kernels", lambda _, name: getattr(kernels.triton, name))
     return noted
 
 
@@ -186,7 +179,7 @@ def machine(launches: Launches, tmp_path: Path) -> Iterator[Machine]:
     caches = allocate_kv_cache(model.kv_specs(), 20000, BLOCK, torch.bfloat16, META)
     graphs = DecodeGraphs(model, caches, MAX_ROWS, MAX_LEN, Recorder(), widths=(1, 3))
     batch, state = (
-        InputBatch(MAX_ROWS, MAX_LEN, BLOCK, META, is_gathered=True),
+        InputBatch(MAX_ROWS, MAX_LEN, BLOCK, META, gather=model.ops.gather_inputs),
         SamplingState(MAX_ROWS, VOCAB_SIZE, META),
     )
     link: Any = MetaLink()

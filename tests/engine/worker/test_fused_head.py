@@ -19,10 +19,12 @@ from engine.worker.input_batch import InputBatch
 from engine.worker.kv_cache import allocate_kv_cache
 from engine.worker.model_runner import ModelRunner
 from engine.worker.sampling.state import SamplingState
-from kernels import torch_ops
-from kernels.lm_head_sample import MAX_ROWS, lm_head_sample
+from kernels import torch as torch_ops
+from kernels.ops import MAX_HEAD_ROWS
 from tests.engine.model.drive import VOCAB_SIZE, make_prompt, make_transformers_model, save
 from tests.engine.worker.plans import make_new_row, make_plan
+from tests.kernels import reference
+from tests.kernels.reference import lm_head_sample
 
 CPU = torch.device("cpu")
 KINDS = [
@@ -39,9 +41,9 @@ class Counter:
     def __init__(self) -> None:
         self.num_rows = 0
 
-    def __call__(self, hidden: Tensor, *rest: Tensor | None) -> Tensor:
+    def __call__(self, hidden: Tensor, *rest: Tensor) -> Tensor:
         self.num_rows += len(hidden)
-        return lm_head_sample(hidden, *rest)  # type: ignore[arg-type]
+        return lm_head_sample(hidden, *rest)
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +79,7 @@ def make_runner(
     model: DecoderModel, params: list[SamplingParams], *, is_gathered: bool
 ) -> tuple[ModelRunner, list[NewRow]]:
     num_rows = len(params)
-    batch = InputBatch(num_rows, 64, 8, CPU, is_gathered=is_gathered)
+    batch = InputBatch(num_rows, 64, 8, CPU, gather=reference.gather_inputs if is_gathered else None)
     caches = allocate_kv_cache(model.kv_specs(), 8 * num_rows + 1, 8, torch.float32, CPU)
     runner = ModelRunner(model, caches, batch, SamplingState(num_rows, VOCAB_SIZE, CPU), (0,))
     new = [
@@ -126,7 +128,7 @@ def test_only_plain_rows_of_a_small_batch_are_taken(folder: Path) -> None:
     head = FusedHead(load(folder, lm_head_sample), state)
     assert [head.takes(np.array([row])) for row in range(10)] == [True] * 3 + [False] * 7
     assert head.takes(np.arange(3)) and not head.takes(np.arange(4)) and not head.takes(np.arange(0))
-    same_row = np.zeros(MAX_ROWS + 1, np.int64)
+    same_row = np.zeros(MAX_HEAD_ROWS + 1, np.int64)
     assert head.takes(same_row[1:]) and not head.takes(same_row)
 
 

@@ -16,17 +16,19 @@ from engine.worker.input_batch import InputBatch
 from engine.worker.prefix_groups import MIN_SAVED_BYTES, MIN_SHARED_KEYS, PrefixGroups
 from kernels.shared_prefixes import MAX_GROUPS, SharedPrefixes
 from tests.engine.worker.plans import make_new_row, make_plan
+from tests.kernels import reference
 
 MAX_MODEL_LEN = 32
 BLOCK, MAX_LEN, MAX_ROWS = 4, 80, 24
 # Bytes of one token's keys and values; 8 keys are the shortest prefix here, 30 keys must be spared, of 2 rows or more.
 KEY_BYTES, MIN_KEYS, MIN_BYTES, MIN_ROWS = 2, 8, 60, 2
+GATHERS = (None, reference.gather_inputs)
 
 
 @pytest.fixture(params=[False, True], ids=["assembled", "gathered"])
 def batch(request: pytest.FixtureRequest) -> InputBatch:
     """Four rows of blocks of four tokens, for both ways to make a step's inputs."""
-    return InputBatch(4, MAX_MODEL_LEN, 4, torch.device("cpu"), is_gathered=request.param)
+    return InputBatch(4, MAX_MODEL_LEN, 4, torch.device("cpu"), gather=GATHERS[request.param])
 
 
 def apply(batch: InputBatch, *new: NewRow, new_blocks: list[tuple[int, list[int]]] | None = None) -> None:
@@ -44,7 +46,7 @@ def test_any_mix_of_runs_is_flattened_as_the_reference_says(
     block_size: int, seed: int, is_gathered: bool
 ) -> None:
     chance = random.Random(seed)
-    batch = InputBatch(6, MAX_MODEL_LEN, block_size, torch.device("cpu"), is_gathered=is_gathered)
+    batch = InputBatch(6, MAX_MODEL_LEN, block_size, torch.device("cpu"), gather=GATHERS[is_gathered])
     free = chance.sample(range(1, 500), 6 * -(-MAX_MODEL_LEN // block_size))
     texts = [[chance.randrange(1000) for _ in range(chance.randrange(2, MAX_MODEL_LEN))] for _ in range(6)]
     tables = [[free.pop() for _ in range(-(-len(text) // block_size))] for text in texts]
@@ -82,7 +84,7 @@ def test_new_blocks_are_appended(batch: InputBatch) -> None:
 
 @pytest.mark.parametrize("is_gathered", [False, True])
 def test_each_group_of_layers_has_its_own_table(is_gathered: bool) -> None:
-    batch = InputBatch(4, MAX_MODEL_LEN, 4, torch.device("cpu"), num_groups=2, is_gathered=is_gathered)
+    batch = InputBatch(4, MAX_MODEL_LEN, 4, torch.device("cpu"), num_groups=2, gather=GATHERS[is_gathered])
     apply(batch, make_new_row(0, range(5), [5, 6, 7, 8]), make_new_row(2, [7], [9, 10]))
     apply(batch, new_blocks=[(0, [11, 12])])
     metadata = batch.make_input(as_array(2, 0), as_array(0, 3), as_array(1, 6)).attn_metadata

@@ -19,7 +19,7 @@ from engine.worker.input_batch import InputBatch
 from engine.worker.model_runner import MASK_TIMEOUT_S, ModelRunner
 from engine.worker.sampling.state import SamplingState
 from grammar import allocate_bitmask
-from kernels import torch_ops
+from kernels import torch as torch_ops
 from tests.engine.worker import plans
 from tests.engine.worker.plans import GREEDY, make_plan
 

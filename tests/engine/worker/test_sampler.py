@@ -13,7 +13,6 @@ from engine.outputs import Logprob, TokenLogprobs
 from engine.sampling_params import SamplingParams
 from engine.worker.sampling.logprobs import compute_prompt_logprobs
 from engine.worker.sampling.state import SamplingState
-from kernels.sampling_reference import compute_logprobs
 from tests.engine.worker.sampler_cases import (
     GREEDY,
     Case,
@@ -25,6 +24,7 @@ from tests.engine.worker.sampler_cases import (
     sample,
     sample_alone,
 )
+from tests.kernels.sampling_reference import compute_logprobs
 
 VOCAB = 1100
 

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 
 from engine.messages import NO_TOKEN_LEFT
 from engine.sampling_params import SamplingParams
-from kernels import sampling_reference
 from tests.chi_square import compute_p_value
 from tests.engine.worker.sampler_cases import (
     EOS,
@@ -31,6 +30,7 @@ from tests.engine.worker.sampler_cases import (
     sample,
     sample_alone,
 )
+from tests.kernels import sampling_reference
 
 # Each test is a right sampler's failure with this probability, once, when its fixed seed was chosen.
 ALPHA = 1e-4

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from kernels import reference
 from kernels.cpu.native_ops import NativeOps
+from tests.kernels import reference
 from tests.kernels.cpu.conftest import require_library
 from tests.kernels.paged import make_batch
 

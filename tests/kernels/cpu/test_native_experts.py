@@ -6,9 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels import reference, torch_ops
+from kernels import torch as torch_ops
 from kernels.cpu.native_ops import NativeOps
 from kernels.ops import ExpertWeights, GatedActivation, Ops, Quantization
+from tests.kernels import reference
 from tests.kernels.cpu.conftest import require_library
 from tests.kernels.experts import CLAMPED, make_experts, make_routes
 

@@ -9,7 +9,7 @@ from kernels.cpu.native_ops import NativeOps
 from kernels.cpu.weights import NativeWeight, WeightKind
 from kernels.int4 import GroupedInt4, round_int4
 from kernels.ops import Quantization
-from kernels.quantized_linear import GroupedInt4Weight
+from kernels.torch.linear import GroupedInt4Weight
 from tests.kernels.cpu.conftest import require_library
 
 SHAPES = [(1, 1), (33, 2), (64, 64), (100, 63), (300, 131), (96, 1000)]  # (out, in)

@@ -275,7 +275,7 @@ SMALL = {
     "apply_bitmask": (
         apply_bitmask_kernel,
         {
-            "logits_ptr": "*fp32", "bitmask_ptr": "*i32", "rows_ptr": "*i64", "row_stride": "i32:16",
+            "logits_ptr": "*fp32", "bitmask_ptr": "*i32", "row_stride": "i32:16",
             "mask_stride": "i32", "num_words": "i32",
         },
         {"VOCAB": 151936, "BLOCK": 2048},
@@ -286,11 +286,10 @@ SMALL = {
         lm_head_sample_kernel,
         DRAW
         | {
-            "hidden_ptr": "*bf16", "weight_ptr": "*bf16", "bitmask_ptr": "*i32", "mask_rows_ptr": "*i64",
-            "num_rows": "i32", "num_words": "i32",
+            "hidden_ptr": "*bf16", "weight_ptr": "*bf16", "num_rows": "i32",
         },
         {
-            "VOCAB": 151936, "WIDTH": 1024, "HAS_MASK": True, "NUM_TILES": 1187, "BLOCK_ROWS": 16, "BLOCK_VOCAB": 128,
+            "VOCAB": 151936, "WIDTH": 1024, "NUM_TILES": 1187, "BLOCK_ROWS": 16, "BLOCK_VOCAB": 128,
             "BLOCK_WIDTH": 128,
         },
         4,
@@ -300,11 +299,10 @@ SMALL = {
         lm_head_sample_kernel,
         DRAW
         | {
-            "hidden_ptr": "*fp32", "weight_ptr": "*fp32", "bitmask_ptr": "*i32", "mask_rows_ptr": "*i64",
-            "num_rows": "i32", "num_words": "i32",
+            "hidden_ptr": "*fp32", "weight_ptr": "*fp32", "num_rows": "i32",
         },
         {
-            "VOCAB": 151936, "WIDTH": 1024, "HAS_MASK": False, "NUM_TILES": 1187, "BLOCK_ROWS": 16,
+            "VOCAB": 151936, "WIDTH": 1024, "NUM_TILES": 1187, "BLOCK_ROWS": 16,
             "BLOCK_VOCAB": 128, "BLOCK_WIDTH": 32,
         },
         4,

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels import reference
 from kernels.shared_prefixes import SharedPrefixes, make_shared
 from kernels.triton.attention_plan import AttentionPlan
-from kernels.triton.cascade_attention import cascade_attention
+from kernels.triton.paged_attention import paged_attention
+from tests.kernels import reference
 from tests.kernels.triton.batches import TOLERANCE, Tensors, make_paged
 from tests.kernels.triton.test_paged_attention import assert_same_sums, attend, make_table
 
@@ -47,7 +47,8 @@ def share(tensors: Tensors, shared: SharedPrefixes, target_programs: int = 1, **
     q = tensors[0]
     poisoned = torch.full(q.shape, torch.nan, dtype=q.dtype, device=q.device)
     options = {"scale": 0.3, "tiles": make_table(target_programs=target_programs, min_split=16)} | options
-    return cascade_attention(*tensors, shared, **options, out=poisoned)
+    plan = options.pop("plan", None) or AttentionPlan(tensors[4].diff().tolist(), tensors[5].tolist())
+    return paged_attention(*tensors, **options, plan=plan.share(shared), out=poisoned)
 
 
 def attend_plainly(tensors: Tensors, target_programs: int = 1, **options: Any) -> Tensor:
@@ -55,7 +56,7 @@ def attend_plainly(tensors: Tensors, target_programs: int = 1, **options: Any) -
 
 
 def assert_equals_twins(tensors: Tensors, shared: SharedPrefixes, **options: Any) -> None:
-    expected = reference.cascade_attention(*tensors, shared, **({"scale": 0.3} | options))
+    expected = reference.paged_attention(*tensors, **({"scale": 0.3} | options))
     assert not expected.isnan().any()
     tolerance = TOLERANCE[expected.dtype]
     actual = share(tensors, shared, **options)

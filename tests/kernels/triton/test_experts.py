@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels import reference
 from kernels.ops import GatedActivation
 from kernels.triton.experts import BLOCK_ROWS, group_pairs, pack_experts, run_experts
+from tests.kernels import reference
 from tests.kernels.experts import CLAMPED, make_experts, make_routes, move
 from tests.kernels.triton.batches import TOLERANCE
 

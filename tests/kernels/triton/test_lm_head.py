@@ -1,4 +1,4 @@
-"""The fused last product, mask and draw against its slow twin and against the draw over logits."""
+"""The fused last product and draw against its slow twin and against the draw over logits."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels import reference, sampling
+from kernels.torch import sampling
 from kernels.triton.lm_head_sample import lm_head_sample
+from tests.kernels import reference
 
 pytestmark = pytest.mark.gpu
 
@@ -44,21 +45,12 @@ def test_draws_equal_those_over_logits(device: torch.device) -> None:
     assert lm_head_sample(*move((hidden, weight, keys, temperature), device)).tolist() == expected.tolist()
 
 
-def test_masks_belong_to_the_rows_that_name_them(device: torch.device) -> None:
-    tensors = make(5, 200, 16, torch.float32)
-    words = torch.zeros(3, 6, dtype=torch.int32)  # tokens from 192 on have no word
-    words[0, 2], words[1, :] = 1 << 5, 0x0F0F0F0F
-    mask_rows = torch.tensor([1, -1, 0, 2, 0])
-    drawn = lm_head_sample(*move((*tensors, words, mask_rows), device)).tolist()
-    assert drawn == reference.lm_head_sample(*tensors, words, mask_rows).tolist()
-    assert drawn[2] == drawn[4] == 69 and drawn[3] == -1
-
-
-def test_a_row_that_is_not_finite_gives_no_token_even_where_masked(device: torch.device) -> None:
+def test_a_row_that_is_not_finite_gives_no_token(device: torch.device) -> None:
     hidden, weight, keys, temperature = make(2, 40, 16, torch.float32)
+    expected = reference.lm_head_sample(hidden, weight, keys, temperature).tolist()
     hidden[1, 3] = torch.nan
-    words, rows = torch.full((1, 2), 1, dtype=torch.int32), torch.tensor([0, 0])
-    assert lm_head_sample(*move((hidden, weight, keys, temperature, words, rows), device)).tolist() == [0, -1]
+    drawn = lm_head_sample(*move((hidden, weight, keys, temperature), device)).tolist()
+    assert drawn == [expected[0], -1]
 
 
 def test_more_rows_than_a_small_batch_are_refused(device: torch.device) -> None:

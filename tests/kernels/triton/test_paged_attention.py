@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels import reference
 from kernels.triton.attention_plan import AttentionPlan
 from kernels.triton.paged_attention import paged_attention
 from kernels.triton.tiles import Entry, Tile, TileTable
+from tests.kernels import reference
 from tests.kernels.paged import spoil_hidden_keys
 from tests.kernels.triton.batches import TOLERANCE, make_paged
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels import sampling
+from kernels.torch import sampling
 from kernels.triton.sampling import draw_filtered, draw_full, draw_greedy
 
 pytestmark = pytest.mark.gpu

@@ -7,8 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kernels.attention_layout import Gather, Segment, UniformBatch
-from kernels.attention_plan import AttentionPlan
-from kernels.store_kv import take_slots
+from kernels.torch.attention_plan import AttentionPlan
+from kernels.torch.elementwise import take_slots
 
 
 def paged_attention(

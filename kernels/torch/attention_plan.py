@@ -9,11 +9,11 @@ Shapes come from host copies of the lengths, so that building a plan never waits
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from kernels.attention_layout import Chunk, Gather, Layout, Piece, Segment, UniformBatch
 from kernels.ops import StepShape
 
 # Requests with at most this many new tokens (decode, verification of drafts) are attended in batches.
@@ -25,6 +25,64 @@ MIN_BUCKET_LEN = 64
 # Bytes of keys gathered at once; K and V of that size stay in the L2 cache of a CPU core.
 CPU_CHUNK_BYTES = 512 * 1024
 DEVICE_CHUNK_BYTES = 256 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Gather:
+    """Which slots to copy out of the cache, and the buffers they go to: valid until the next gather."""
+
+    slots: Tensor  # [n] int64
+    k: Tensor  # [n, num_kv_heads, head_dim]
+    v: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Some requests of a UniformBatch whose keys are gathered together."""
+
+    start: int  # requests [start, end) of the batch
+    end: int
+    gather: Gather
+    k: Tensor  # [end - start, num_kv_heads, num_keys, head_dim], view of the gathered keys
+    v: Tensor
+    bias: Tensor | None  # [end - start, 1, 1 or query_len * group_size, num_keys], 0 or -inf
+
+
+@dataclass(frozen=True, slots=True)
+class UniformBatch:
+    """Requests with the same query length; their contexts are padded to one length."""
+
+    num_requests: int
+    query_len: int
+    token_index: Tensor | None  # [num_requests * query_len] rows of q; None: all of q, in order
+    chunks: list[Chunk]
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Queries [start, end) of a step over the keys of a Segment that they can see; bias None: causal."""
+
+    start: int
+    end: int
+    k: Tensor  # [num_kv_heads, group_size, num_keys, head_dim], view of the gathered keys
+    v: Tensor
+    bias: Tensor | None  # [end - start, num_keys], 0 or -inf
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """One request with many new tokens, and the part of its context that they can see."""
+
+    gather: Gather
+    pieces: list[Piece]
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """What one kind of layer (full attention or one sliding window) has to do in this step."""
+
+    batches: list[UniformBatch]
+    segments: list[Segment]
 
 
 class AttentionPlan:

@@ -5,22 +5,11 @@ from __future__ import annotations
 import importlib.util
 import shutil
 import sysconfig
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from kernels.device_kernels import find_device_kernels, find_kernel_errors, find_triton_gap
-
-
-@pytest.fixture(autouse=True)
-def fresh_answers() -> Iterator[None]:
-    """Both are found once a process."""
-    for function in (find_triton_gap, find_device_kernels):
-        function.cache_clear()
-    yield
-    for function in (find_triton_gap, find_device_kernels):
-        function.cache_clear()
+from kernels.triton_support import find_kernel_errors, find_triton_gap
 
 
 def test_a_compiler_and_headers_are_all_it_needs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -31,18 +20,16 @@ def test_a_compiler_and_headers_are_all_it_needs(monkeypatch: pytest.MonkeyPatch
     assert find_triton_gap() == ""
 
 
-def test_without_a_compiler_torch_serves(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_compiler_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda _: None)
     monkeypatch.delenv("CC", raising=False)
     assert find_triton_gap() == "triton needs a C compiler (gcc or clang) and finds none"
-    assert find_device_kernels("cuda", "sampling") is None
 
 
-def test_without_headers_torch_serves(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_missing_headers_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("CC", "cc")
     monkeypatch.setattr(sysconfig, "get_path", lambda _: str(tmp_path))
     assert "Python's headers" in find_triton_gap()
-    assert find_device_kernels("cuda", "sampling") is None
 
 
 def test_without_triton_there_are_no_errors_of_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""The ops in plain torch: they run on every device, and everything else is compared with them."""
+"""The ops in plain torch: they run on every device, and the others are compared with them."""
 
 from __future__ import annotations
 
@@ -8,16 +8,14 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from kernels.attention_plan import AttentionPlan, estimate_scratch
-from kernels.experts import pack_experts, run_experts, unpack_experts
-from kernels.gelu import gelu, gelu_mul
-from kernels.linear import linear, pack_linear, unpack_linear
 from kernels.lora import add_lora, pack_lora
-from kernels.norm_rope_store import norm_rope_store
 from kernels.ops import Ops
-from kernels.paged_attention import paged_attention
-from kernels.rms_norm import add_rms_norm, rms_norm
-from kernels.silu_mul import silu_mul
+from kernels.torch.attention import paged_attention
+from kernels.torch.attention_plan import AttentionPlan, estimate_scratch
+from kernels.torch.elementwise import add_rms_norm, gelu, gelu_mul, norm_rope_store, rms_norm, silu_mul
+from kernels.torch.experts import pack_experts, run_experts, unpack_experts
+from kernels.torch.linear import linear, pack_linear, unpack_linear
+from kernels.torch.sampling import apply_bitmask, draw_filtered, draw_full, draw_greedy
 
 
 def make_ops(device: torch.device = torch.device("cpu")) -> Ops:  # noqa: B008  immutable
@@ -37,9 +35,13 @@ def make_ops(device: torch.device = torch.device("cpu")) -> Ops:  # noqa: B008  
         unpack_linear=unpack_linear,
         pack_experts=pack_experts,
         run_experts=run_experts,
+        unpack_experts=unpack_experts,
+        draw_greedy=draw_greedy,
+        draw_full=draw_full,
+        draw_filtered=draw_filtered,
+        apply_bitmask=apply_bitmask,
         pack_lora=pack_lora,
         add_lora=add_lora,
-        unpack_experts=unpack_experts,
         estimate_scratch=partial(estimate_scratch, device=device),
         takes_fp8_cache=True,
     )

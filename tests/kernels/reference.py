@@ -10,11 +10,10 @@ import math
 import torch
 from torch import Tensor
 
-from kernels.attention_plan import AttentionPlan
 from kernels.ops import ExpertWeights
-from kernels.sampling import make_gumbel_noise
-from kernels.shared_prefixes import SharedPrefixes
 from kernels.step_buffers import StepBuffers
+from kernels.torch.attention_plan import AttentionPlan
+from kernels.torch.sampling import make_gumbel_noise
 
 
 def paged_attention(
@@ -31,7 +30,7 @@ def paged_attention(
     sinks: Tensor | None = None,
     plan: AttentionPlan | None = None,
 ) -> Tensor:
-    """Twin of `kernels.paged_attention`; `plan` is not used."""
+    """Twin of `kernels.torch.attention.paged_attention`; `plan` is not used."""
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     starts = query_start_loc.tolist()
     for request, seq_len in enumerate(seq_lens.tolist()):
@@ -78,7 +77,7 @@ def _attend(
 
 
 def run_experts(x: Tensor, ids: Tensor, weights: Tensor, experts: ExpertWeights) -> Tensor:
-    """Twin of `kernels.experts.run_experts`, over matrices that are not packed."""
+    """Twin of `kernels.torch.experts.run_experts`, over matrices that are not packed."""
     out = torch.zeros(x.shape, device=x.device)
     for token, token_ids in enumerate(ids.tolist()):
         for slot, expert in enumerate(token_ids):
@@ -96,77 +95,21 @@ def run_experts(x: Tensor, ids: Tensor, weights: Tensor, experts: ExpertWeights)
     return out.to(x.dtype)
 
 
-def cascade_attention(
-    q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    block_tables: Tensor,
-    query_start_loc: Tensor,
-    seq_lens: Tensor,
-    shared: SharedPrefixes,
-    *,
-    scale: float,
-    sliding_window: int | None = None,
-    soft_cap: float | None = None,
-    sinks: Tensor | None = None,
-    plan: AttentionPlan | None = None,
-) -> Tensor:
-    """Twin of `kernels.triton.cascade_attention`: the keys of each group once, the rest per member, then the merge."""
-    tensors = (q, k_cache, v_cache, block_tables, query_start_loc, seq_lens)
-    out = paged_attention(
-        *tensors, scale=scale, sliding_window=sliding_window, soft_cap=soft_cap, sinks=sinks
-    )
-    bounds, starts = shared.group_start.tolist(), query_start_loc.tolist()
-    for group in range(shared.num_groups if sliding_window is None else 0):
-        members = shared.members[bounds[group] : bounds[group + 1]].tolist()
-        if not members:
-            continue
-        shared_len = min(int(shared.shared_lens[request]) for request in members)
-        rows = q[[starts[request] for request in members]].float()
-        table = block_tables[members[0]]
-        k, v = (_gather(cache, table, shared_len) for cache in (k_cache, v_cache))
-        prefix_mean, prefix_lse = _attend_part(rows, k, v, scale, soft_cap)
-        for place, request in enumerate(members):
-            own = block_tables[request], int(seq_lens[request])
-            k, v = (_gather(cache, *own)[shared_len:] for cache in (k_cache, v_cache))
-            mean, lse = _attend_part(rows[place : place + 1], k, v, scale, soft_cap, sinks)
-            share = torch.sigmoid(lse - prefix_lse[place : place + 1])
-            merged = prefix_mean[place : place + 1] * (1 - share) + mean * share
-            out[starts[request]] = merged[0].to(q.dtype)
-    return out
-
-
-def _attend_part(
-    q: Tensor, k: Tensor, v: Tensor, scale: float, soft_cap: float | None, sinks: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
-    """Attend all queries [n, H, D] over all keys; returns means [n, H, D] and logs of sums [n, H, 1]."""
-    num_keys = len(k)
-    group_size = q.shape[1] // k.shape[1]
-    k, v = (each.repeat_interleave(group_size, dim=1) for each in (k, v))
-    scores = torch.einsum("nhd,khd->nhk", q, k) * scale
-    if soft_cap is not None:
-        scores = soft_cap * torch.tanh(scores / soft_cap)
-    if sinks is not None:
-        scores = torch.cat((scores, sinks.float().view(1, -1, 1).expand(len(q), -1, 1)), dim=-1)
-    weights = scores.softmax(-1)[..., :num_keys]
-    return torch.einsum("nhk,khd->nhd", weights, v), scores.logsumexp(-1, keepdim=True)
-
-
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Twin of `kernels.rms_norm`."""
+    """Twin of `kernels.torch.elementwise.rms_norm`."""
     wide = x.float()
     mean_square = (wide * wide).mean(dim=-1, keepdim=True)
     return (wide / torch.sqrt(mean_square + eps) * weight.float()).to(x.dtype)
 
 
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """Twin of `kernels.add_rms_norm`."""
+    """Twin of `kernels.torch.elementwise.add_rms_norm`."""
     residual.copy_(x + residual)
     return rms_norm(residual, weight, eps), residual
 
 
 def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Twin of `kernels.apply_rope`, written as the rotation of (first, second) by the angle."""
+    """Twin of `kernels.torch.elementwise.apply_rope`, written as the rotation of (first, second) by the angle."""
     half = x.shape[-1] // 2
     first, second = x.float().split(half, dim=-1)
     cos, sin = cos[..., :half], sin[..., half:]
@@ -174,20 +117,20 @@ def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:
-    """Twin of `kernels.silu_mul`."""
+    """Twin of `kernels.torch.elementwise.silu_mul`."""
     gate, up = gate_up.float().chunk(2, dim=-1)
     return (gate * torch.sigmoid(gate) * up).to(gate_up.dtype)
 
 
 def gelu(x: Tensor) -> Tensor:
-    """Twin of `kernels.gelu.gelu`."""
+    """Twin of `kernels.torch.elementwise.gelu`."""
     wide = x.float()
     inner = math.sqrt(2 / math.pi) * (wide + 0.044715 * wide**3)
     return (0.5 * wide * (1 + torch.tanh(inner))).to(x.dtype)
 
 
 def gelu_mul(gate_up: Tensor) -> Tensor:
-    """Twin of `kernels.gelu.gelu_mul`."""
+    """Twin of `kernels.torch.elementwise.gelu_mul`."""
     gate, up = gate_up.float().chunk(2, dim=-1)
     return (gelu(gate) * up).to(gate_up.dtype)
 
@@ -203,7 +146,7 @@ def norm_rope_store(
     slot_mapping: Tensor,
     num_heads: int,
 ) -> Tensor:
-    """Twin of `kernels.norm_rope_store`; rounds once, and saturates where the cache is float8."""
+    """Twin of `kernels.torch.elementwise.norm_rope_store`; rounds once, and saturates where the cache is float8."""
     num_rotated = heads.shape[1] - k_cache.shape[2]
     wide = heads.float()
     qk, v = wide[:, :num_rotated], wide[:, num_rotated:]
@@ -228,7 +171,7 @@ def gather_inputs(
     block_size: int,
     out: StepBuffers,
 ) -> None:
-    """Twin of `kernels.gather_inputs.gather_inputs`."""
+    """Twin of `Ops.gather_inputs`."""
     for buffer in (out.input_ids, out.positions, out.slot_mapping, out.block_tables):
         buffer.zero_()
     out.seq_lens.fill_(1)
@@ -247,9 +190,9 @@ def gather_inputs(
             out.slot_mapping[:, token] = block * block_size + position % block_size
 
 
-def apply_bitmask(logits: Tensor, bitmask: Tensor, rows: Tensor) -> None:
-    """Twin of `kernels.token_bitmask.apply_bitmask`."""
-    for words, row in zip(bitmask.tolist(), rows.tolist(), strict=True):
+def apply_bitmask(logits: Tensor, bitmask: Tensor) -> None:
+    """Twin of `kernels.torch.sampling.apply_bitmask`."""
+    for row, words in enumerate(bitmask.tolist()):
         for token in range(logits.shape[1]):
             word = words[token // 32] if token // 32 < len(words) else 0
             if not word >> (token % 32) & 1:
@@ -270,26 +213,13 @@ def linear_int8(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return (result if bias is None else result + bias.float()).to(x.dtype)
 
 
-def lm_head_sample(
-    hidden: Tensor,
-    weight: Tensor,
-    keys: Tensor,
-    temperature: Tensor,
-    bitmask: Tensor | None = None,
-    mask_rows: Tensor | None = None,
-) -> Tensor:
+def lm_head_sample(hidden: Tensor, weight: Tensor, keys: Tensor, temperature: Tensor) -> Tensor:
     """Twin of `kernels.triton.lm_head_sample`."""
     logits = (hidden.float() @ weight.float().t()).to(hidden.dtype).float()
     noise = make_gumbel_noise(keys, torch.arange(len(weight), dtype=torch.int32).unsqueeze(0))
     token_ids = []
     for row, scores in enumerate(logits):
-        is_broken = not bool((scores < torch.inf).all())
         if temperature[row] > 0:
             scores = scores / temperature[row] + noise[row]
-        if bitmask is not None and mask_rows is not None and mask_rows[row] >= 0:
-            masked = scores.unsqueeze(0).clone()
-            apply_bitmask(masked, bitmask[mask_rows[row]].unsqueeze(0), torch.zeros(1, dtype=torch.int64))
-            scores = masked[0]
-        best = int(scores.argmax())
-        token_ids.append(-1 if is_broken or scores[best] == -torch.inf else best)
+        token_ids.append(int(scores.argmax()) if bool((scores < torch.inf).all()) else -1)
     return torch.tensor(token_ids)

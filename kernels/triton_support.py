@@ -1,4 +1,4 @@
-"""Finding the Triton kernels of a device, where there is one and Triton works on it."""
+"""What Triton needs on a machine, and what its launches raise; importable where it is not installed."""
 
 from __future__ import annotations
 
@@ -7,28 +7,12 @@ import importlib.util
 import os
 import shutil
 import sysconfig
-from functools import cache
 from pathlib import Path
-from types import ModuleType
-
-import torch
 
 # What Triton supports; older GPUs run torch's own kernels.
 MIN_CAPABILITY = (8, 0)
 
 
-@cache
-def find_device_kernels(device_type: str, name: str) -> ModuleType | None:
-    """Return the module `kernels.triton.<name>` for tensors of this device type; None: use torch.
-
-    Imported by name, because Triton is installed only where it can run and is not needed on CPU.
-    """
-    if device_type != "cuda" or find_triton_gap() or torch.cuda.get_device_capability() < MIN_CAPABILITY:
-        return None
-    return importlib.import_module(f"kernels.triton.{name}")
-
-
-@cache
 def find_triton_gap() -> str:
     """What Triton lacks on this machine, as the end of a sentence; empty when it lacks nothing.
 

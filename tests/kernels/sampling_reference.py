@@ -1,4 +1,4 @@
-"""Slow and obvious twin of `kernels.sampling` and of the sampler's steps: a row at a time, numpy and float64.
+"""Slow and obvious twin of `kernels.torch.sampling` and of the sampler's steps: a row at a time, numpy and float64.
 
 What decides an order (edited logits, scores) is float32 as in the fast path, so that ties are the same ties;
 probabilities and noise are float64.

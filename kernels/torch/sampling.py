@@ -1,4 +1,6 @@
-"""Drawing tokens from logits: counter-based Gumbel noise, exact candidates and filters.
+"""Drawing tokens from logits: counter-based Gumbel noise, exact candidates and filters, token masks.
+
+Masks are int32 [rows, ceil(V/32)], bit 1 = allowed, token t in bit t % 32 of word t // 32.
 
 The noise depends only on (seed, position, token id), so a row's draw is the same in any batch, in any order
 and after a restart. Kept sets are exact: order is by score, ties by the lower token id, and probability mass
@@ -13,8 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kernels.candidates import select_candidates
-from kernels.device_kernels import find_device_kernels
+from kernels.torch.candidates import select_candidates
 
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
@@ -35,6 +36,8 @@ NUCLEUS_WIDTHS = (256, 8192)
 # Elements of a chunk of rows: on CPU its temporaries stay in a thread's cache, elsewhere they fit in memory.
 THREAD_CHUNK_ELEMENTS = 1 << 16
 DEVICE_CHUNK_ELEMENTS = 1 << 26
+# So many are masked in the time that it takes torch to wake another thread.
+FEW_ELEMENTS = 2**18
 
 
 def make_row_keys(seeds: np.ndarray, positions: np.ndarray) -> np.ndarray:
@@ -76,23 +79,6 @@ def make_gumbel_noise(keys: Tensor, token_ids: Tensor) -> Tensor:
     return noise.log1p_().neg_().log_().neg_()
 
 
-def gumbel_noise(
-    seeds: np.ndarray, positions: np.ndarray, tokens: int | Tensor, device: torch.device | str = "cpu"
-) -> Tensor:
-    """`make_gumbel_noise` from seeds and positions.
-
-    Args:
-        seeds, positions: [R] int64.
-        tokens: a vocabulary size V, or ids [R, K] of any integer dtype on the device.
-
-    Returns [R, V] or [R, K] float32 on the device.
-    """
-    if isinstance(tokens, int):
-        tokens = torch.arange(tokens, dtype=torch.int32, device=device).unsqueeze(0)
-    keys = torch.from_numpy(make_row_keys(seeds, positions)).to(device)
-    return make_gumbel_noise(keys, tokens.to(torch.int32))
-
-
 def split_rows(num_rows: int, row_size: int, device: torch.device) -> Iterator[slice]:
     """Slices over the rows of [num_rows, row_size] tensors, so small that temporaries are cheap."""
     on_cpu = device.type == "cpu"
@@ -110,9 +96,6 @@ def draw_greedy(logits: Tensor) -> Tensor:
 
     Returns [R] int64.
     """
-    kernels = find_device_kernels(logits.device.type, "sampling")
-    if kernels is not None:
-        return kernels.draw_greedy(logits)
     if logits.device.type == "cpu":
         # NumPy looks for the largest with vector instructions, torch does not: 4 ms against 0.4 for 16 rows of 152,064.
         values = logits.numpy()
@@ -130,6 +113,42 @@ def find_sound_rows(logits: Tensor) -> Tensor:
     return logits.amax(dim=-1).isfinite()
 
 
+def unpack_bitmask(bitmask: Tensor, vocab_size: int) -> Tensor:
+    """Turn packed token masks into booleans.
+
+    Args:
+        bitmask: [M, W] int32, bit 1 = allowed. Tokens beyond the last
+            word are forbidden: a grammar's vocabulary may be smaller than the padded one of the model.
+
+    Returns [M, vocab_size] bool, True = allowed.
+    """
+    num_words = -(-vocab_size // 32)
+    words = bitmask[:, :num_words]
+    if words.shape[1] < num_words:
+        words = torch.nn.functional.pad(words, (0, num_words - words.shape[1]))
+    if words.device.type == "cpu":
+        octets = words.contiguous().numpy().view(np.uint8)
+        bits = np.unpackbits(octets, axis=1, count=vocab_size, bitorder="little")
+        return torch.from_numpy(bits).view(torch.bool)
+    shifts = torch.arange(32, dtype=torch.int32, device=words.device)
+    return ((words.unsqueeze(-1) >> shifts) & 1).flatten(1)[:, :vocab_size].bool()
+
+
+def apply_bitmask(logits: Tensor, bitmask: Tensor) -> None:
+    """Set the logits of forbidden tokens to -inf, in place.
+
+    Args:
+        logits: [R, V], contiguous.
+        bitmask: [R, W] int32 as for `unpack_bitmask`.
+    """
+    allowed = unpack_bitmask(bitmask, logits.shape[1])
+    if logits.device.type == "cpu" and allowed.numel() <= FEW_ELEMENTS:
+        for row, forbidden in zip(logits.numpy(), ~allowed.numpy(), strict=True):
+            np.putmask(row, forbidden, -np.inf)
+    else:
+        logits.masked_fill_(~allowed, -torch.inf)
+
+
 def draw_full(logits: Tensor, keys: Tensor, temperature: Tensor, log_min_p: Tensor | None) -> Tensor:
     """Draw from softmax(logits / temperature) over the whole vocabulary, without a sort.
 
@@ -141,9 +160,6 @@ def draw_full(logits: Tensor, keys: Tensor, temperature: Tensor, log_min_p: Tens
 
     Returns [R] int64; -1 where no token is allowed or the logits hold NaN or +inf.
     """
-    kernels = find_device_kernels(logits.device.type, "sampling")
-    if kernels is not None:
-        return kernels.draw_full(logits, keys, temperature, log_min_p)
     num_rows, vocab_size = logits.shape
     ids = torch.arange(vocab_size, dtype=torch.int32, device=logits.device).unsqueeze(0)
     token_ids = torch.empty(num_rows, dtype=torch.int64, device=logits.device)
@@ -175,9 +191,6 @@ def draw_filtered(
 
     Returns [R] int64; -1 as in `draw_full`.
     """
-    kernels = find_device_kernels(logits.device.type, "sampling")
-    if kernels is not None:
-        return kernels.draw_filtered(logits, keys, temperature, top_k, top_p, log_min_p, width)
     num_rows, vocab_size = logits.shape
     vocab = torch.arange(vocab_size, device=logits.device)
     token_ids = torch.empty(num_rows, dtype=torch.int64, device=logits.device)

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kernels.linear import linear, pack_linear, unpack_linear
 from kernels.ops import ExpertWeights, GatedActivation, PackedWeight, Quantization
-from kernels.silu_mul import silu_mul
+from kernels.torch.elementwise import silu_mul
+from kernels.torch.linear import linear, pack_linear, unpack_linear
 
 MAX_TOKENS = 512  # at once, which bounds the memory; as in `cpu/src/experts.cpp`
 

@@ -1,0 +1,67 @@
+"""Runs every Triton kernel once against torch's op on small tensors, and puts torch's in the place of what fails.
+
+A kernel that leaves the device unusable (an illegal address) cannot be replaced: torch's op then raises too.
+"""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+import kernels.torch as torch_ops
+from kernels.ops import Ops
+from kernels.triton.self_check_cases import ATTENTION, CASES, EXPERTS, Names, Tensors, make_expected_ops
+from kernels.triton_support import find_kernel_errors
+
+logger = logging.getLogger("troupe.kernels")
+# Of a result, times its size where above 1: some roundings to the dtype. What a wrong kernel computes differs by 1.
+TOLERANCE = {torch.float32: 2e-3, torch.float16: 1e-2, torch.bfloat16: 6e-2}
+# What making and launching a kernel can raise: Triton's language and options change between its versions.
+KERNEL_ERRORS = (
+    *find_kernel_errors(),
+    *(subprocess.CalledProcessError, OSError, ImportError, AssertionError),
+    *(AttributeError, LookupError, NameError, TypeError, ValueError),
+)
+
+
+def check_ops(ops: Ops, device: torch.device, dtype: torch.dtype, cache_dtype: torch.dtype) -> Ops:
+    """Return the ops, with torch's in the place of those whose kernels differ or cannot be launched."""
+    plain = torch_ops.make_ops(device)
+    for names, error in run_checks(ops, device, dtype, cache_dtype):
+        if isinstance(error, float) and error <= TOLERANCE[dtype]:
+            continue
+        why = f"differs by {error:.3g}" if isinstance(error, float) else f"{type(error).__name__}: {error}"
+        logger.error("the Triton kernel of %s is replaced by torch's op: it %s", names[0], why)
+        changes: dict[str, Any] = {name: getattr(plain, name) for name in names}
+        # Torch's attention and experts need lengths on the host, which a recorded step does not have.
+        is_safe = ops.is_graph_safe and names not in (ATTENTION, EXPERTS)
+        ops = replace(ops, **changes, is_graph_safe=is_safe, replaced=(*ops.replaced, names[0]))
+    return ops
+
+
+def run_checks(
+    ops: Ops, device: torch.device, dtype: torch.dtype, cache_dtype: torch.dtype
+) -> Iterator[tuple[Names, float | Exception]]:
+    """Yield which ops each check runs, and the largest error of a result or what was raised."""
+    expected_ops = make_expected_ops(device)
+    for names, case in CASES.items():
+        expected = case(expected_ops, Tensors(device, dtype, cache_dtype))
+        try:
+            actual = case(ops, Tensors(device, dtype, cache_dtype))
+            yield names, max(measure(*pair) for pair in zip(actual, expected, strict=True))
+        except KERNEL_ERRORS as error:
+            yield names, error
+
+
+def measure(actual: torch.Tensor, expected: torch.Tensor) -> float:
+    """The largest error, over the expected size where that is above 1; integers and infinities must be equal."""
+    wide, twin = actual.double(), expected.double()
+    error = ((wide - twin).abs() / twin.abs().clamp(min=1.0)).masked_fill(wide == twin, 0.0)
+    if not actual.is_floating_point():
+        error = error.masked_fill(error > 0, torch.inf)
+    return float(error.nan_to_num(nan=torch.inf).max())

@@ -1,0 +1,185 @@
+"""One small case for every op that has a Triton kernel, run with these ops and with those expected to be right."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+import kernels.torch as torch_ops
+from kernels.ops import ExpertWeights, GatedActivation, Ops
+from kernels.shared_prefixes import make_shared
+from kernels.step_buffers import StepBuffers
+from kernels.torch.sampling import draw_full, make_row_keys
+
+Names = tuple[str, ...]
+# Ops that work only together; all others are replaced one by one.
+ATTENTION: Names = ("paged_attention", "make_plan", "share_prefixes", "estimate_scratch")
+EXPERTS: Names = ("run_experts", "pack_experts", "unpack_experts")
+BLOCK_SIZE, NUM_HEADS, NUM_KV_HEADS, HEAD_DIM = 16, 6, 2, 64
+
+
+class Tensors:
+    """Random tensors, the same ones for both sides."""
+
+    def __init__(self, device: torch.device, dtype: torch.dtype, cache_dtype: torch.dtype) -> None:
+        self.device, self.dtype, self.cache_dtype = device, dtype, cache_dtype
+        self._generator = torch.Generator().manual_seed(0)
+
+    def make(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
+        return torch.randn(shape, generator=self._generator).to(self.device, dtype or self.dtype)
+
+    def integers(self, *values: int, dtype: torch.dtype = torch.int64) -> Tensor:
+        return torch.tensor(values, dtype=dtype, device=self.device)
+
+    def make_keys(self, num_rows: int) -> Tensor:
+        return torch.from_numpy(make_row_keys(np.arange(num_rows), np.arange(num_rows))).to(self.device)
+
+
+def make_expected_ops(device: torch.device) -> Ops:
+    """Torch's ops, with the two that only Triton has in a slow form."""
+    return replace(torch_ops.make_ops(device), lm_head_sample=_draw_from_logits, gather_inputs=_gather)
+
+
+def _draw_from_logits(hidden: Tensor, weight: Tensor, keys: Tensor, temperature: Tensor) -> Tensor:
+    return draw_full((hidden @ weight.t()).float(), keys, temperature, None)
+
+
+def _gather(
+    token_pool: Tensor,
+    tables: Tensor,
+    rows: Tensor,
+    starts: Tensor,
+    bounds: Tensor,
+    size: int,
+    out: StepBuffers,
+) -> None:
+    """Each request has two tokens."""
+    row = rows.repeat_interleave(2)
+    position = starts.repeat_interleave(2)
+    position[1::2] += 1
+    out.positions.copy_(position)
+    out.input_ids.copy_(token_pool[row, position])
+    out.slot_mapping.copy_(tables[:, row, position // size] * size + position % size)
+    out.block_tables.copy_(tables[:, rows, : out.block_tables.shape[2]])
+    out.seq_lens.copy_(starts + 2)
+
+
+def _norm(ops: Ops, given: Tensors) -> list[Tensor]:
+    return [ops.rms_norm(given.make(5, 320), given.make(320), 1e-6)]
+
+
+def _add_norm(ops: Ops, given: Tensors) -> list[Tensor]:
+    return list(ops.add_rms_norm(given.make(5, 320), given.make(5, 320), given.make(320), 1e-6))
+
+
+def _silu(ops: Ops, given: Tensors) -> list[Tensor]:
+    return [ops.silu_mul(given.make(5, 640))]
+
+
+def _norm_rope_store(ops: Ops, given: Tensors) -> list[Tensor]:
+    heads, angles = (
+        given.make(5, NUM_HEADS + 2 * NUM_KV_HEADS, HEAD_DIM),
+        given.make(5, 1, HEAD_DIM // 2).float(),
+    )
+    cos, sin = torch.cat((angles.cos(),) * 2, -1), torch.cat((-angles.sin(), angles.sin()), -1)
+    caches = [
+        torch.zeros(3, 4, NUM_KV_HEADS, HEAD_DIM, device=given.device).to(given.cache_dtype) for _ in range(2)
+    ]
+    norm, slots = given.make(NUM_HEADS + NUM_KV_HEADS, HEAD_DIM), given.integers(4, 9, 5, 11, 7)
+    queries = ops.norm_rope_store(heads, norm, 1e-6, cos, sin, *caches, slots, NUM_HEADS)
+    # Keys are rounded once here and more often there, which is much in 8 bits.
+    return [queries, *(cache.float() for cache in caches[given.cache_dtype != given.dtype :])]
+
+
+def _attention(ops: Ops, given: Tensors) -> list[Tensor]:
+    """Three decodes, two of which begin with the same block, drafts, and a chunk of a prompt."""
+    query_lens, seq_lens = [1, 1, 1, 3, 20], [40, 33, 300, 50, 45]
+    q = given.make(sum(query_lens), NUM_HEADS, HEAD_DIM)
+    shape = (101, BLOCK_SIZE, NUM_KV_HEADS, HEAD_DIM)
+    caches = [given.make(*shape).to(given.cache_dtype) for _ in range(2)]
+    tables = torch.arange(1, 101, device=given.device, dtype=torch.int32).view(5, 20)
+    tables[1, 0] = tables[0, 0]
+    bounds = given.integers(0, *np.cumsum(query_lens).tolist(), dtype=torch.int32)
+    lens = given.integers(*seq_lens, dtype=torch.int32)
+    results = []
+    for options in ({}, {"sliding_window": 30, "soft_cap": 5.0}):
+        plan = ops.make_plan(tables, bounds, lens, query_lens, seq_lens, BLOCK_SIZE)
+        if ops.share_prefixes is not None:
+            plan = ops.share_prefixes(plan, make_shared([([0, 1], BLOCK_SIZE)], 5, given.device))
+        results.append(ops.paged_attention(q, *caches, tables, bounds, lens, scale=0.1, plan=plan, **options))
+    return results
+
+
+def _experts(ops: Ops, given: Tensors) -> list[Tensor]:
+    gate_up, down = given.make(4, 2 * 96, 64) / 8, given.make(4, 64, 96) / 8
+    packed = ops.pack_experts(ExpertWeights(gate_up, None, down, None, GatedActivation()), None)
+    ids, x = given.integers(3, 0, 1, 3, 0, 2, 3, 1, 2, 0).view(5, 2), given.make(5, 64)
+    return [ops.run_experts(x, ids, given.make(5, 2).float().sigmoid(), packed)]
+
+
+def _greedy(ops: Ops, given: Tensors) -> list[Tensor]:
+    return [ops.draw_greedy(given.make(4, 5000, dtype=torch.float32))]
+
+
+def _full(ops: Ops, given: Tensors) -> list[Tensor]:
+    logits, ones = given.make(4, 5000, dtype=torch.float32) * 4, torch.ones(4, device=given.device)
+    return [ops.draw_full(logits, given.make_keys(4), ones, least) for least in (None, ones - 3)]
+
+
+def _filtered(ops: Ops, given: Tensors) -> list[Tensor]:
+    logits, ones = given.make(4, 5000, dtype=torch.float32) * 4, torch.ones(4, device=given.device)
+    top_k, top_p = given.integers(5000, 20, 3, 5000), ones * 0.9
+    return [ops.draw_filtered(logits, given.make_keys(4), ones, top_k, top_p, ones - 9, 5000)]
+
+
+def _mask(ops: Ops, given: Tensors) -> list[Tensor]:
+    logits, words = (
+        given.make(3, 100, dtype=torch.float32),
+        given.integers(-7, 9, 5, 1, 0, -1, 3, 2, 6, 8, 4, -2),
+    )
+    ops.apply_bitmask(logits, words.view(3, 4).int())
+    return [logits]
+
+
+def _head(ops: Ops, given: Tensors) -> list[Tensor]:
+    assert ops.lm_head_sample is not None, "Triton's ops and the expected ones have it"
+    keys, ones = given.make_keys(4), torch.ones(4, device=given.device)
+    return [ops.lm_head_sample(given.make(4, 128), given.make(300, 128), keys, ones)]
+
+
+def _inputs(ops: Ops, given: Tensors) -> list[Tensor]:
+    assert ops.gather_inputs is not None, "Triton's ops and the expected ones have it"
+    pool = torch.arange(4 * 64, device=given.device).view(4, 64)
+    tables = torch.arange(4 * 16, device=given.device, dtype=torch.int32).view(1, 4, 16)
+    rows, starts, bounds = (
+        given.integers(2, 0),
+        given.integers(13, 30),
+        given.integers(0, 2, 4, dtype=torch.int32),
+    )
+    ids, positions = (torch.full((4,), -1, device=given.device) for _ in range(2))
+    table = torch.zeros(1, 2, 9, device=given.device, dtype=torch.int32)
+    out = StepBuffers(
+        ids, positions, torch.zeros_like(ids).view(1, 4), table, torch.zeros_like(table[0, :, 0])
+    )
+    ops.gather_inputs(pool, tables, rows, starts, bounds, 4, out)
+    return [out.input_ids, out.positions, out.slot_mapping, out.block_tables, out.seq_lens]
+
+
+CASES: dict[Names, Callable[[Ops, Tensors], list[Tensor]]] = {
+    ("rms_norm",): _norm,
+    ("add_rms_norm",): _add_norm,
+    ("silu_mul",): _silu,
+    ("norm_rope_store",): _norm_rope_store,
+    ATTENTION: _attention,
+    EXPERTS: _experts,
+    ("draw_greedy",): _greedy,
+    ("draw_full",): _full,
+    ("draw_filtered",): _filtered,
+    ("apply_bitmask",): _mask,
+    ("lm_head_sample",): _head,
+    ("gather_inputs",): _inputs,
+}
