@@ -22,7 +22,7 @@ logger = logging.getLogger("troupe.kernels")
 # Of a result, times its size where above 1: some roundings to the dtype. What a wrong kernel computes differs by 1.
 TOLERANCE = {torch.float32: 2e-3, torch.float16: 1e-2, torch.bfloat16: 6e-2}
 # What making and launching a kernel can raise: Triton's language and options change between its versions.
-KERNEL_ERRORS = (
+KERNEL_ERRORS: tuple[type[Exception], ...] = (
     *find_kernel_errors(),
     *(subprocess.CalledProcessError, OSError, ImportError, AssertionError),
     *(AttributeError, LookupError, NameError, TypeError, ValueError),

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 import kernels.torch as torch_ops
+from kernels.lora import LoraMatrix, LoraPart, LoraSegment
 from kernels.ops import ExpertWeights, GatedActivation, Ops
 from kernels.shared_prefixes import make_shared
 from kernels.step_buffers import StepBuffers
@@ -50,21 +52,20 @@ def _draw_from_logits(hidden: Tensor, weight: Tensor, keys: Tensor, temperature:
 
 def _gather(
     token_pool: Tensor,
-    tables: Tensor,
+    block_tables: Tensor,
     rows: Tensor,
     starts: Tensor,
-    bounds: Tensor,
-    size: int,
+    query_start_loc: Tensor,
+    block_size: int,
     out: StepBuffers,
 ) -> None:
-    """Each request has two tokens."""
-    row = rows.repeat_interleave(2)
-    position = starts.repeat_interleave(2)
+    """For requests with two new tokens each."""
+    row, position = rows.repeat_interleave(2), starts.repeat_interleave(2)
     position[1::2] += 1
     out.positions.copy_(position)
     out.input_ids.copy_(token_pool[row, position])
-    out.slot_mapping.copy_(tables[:, row, position // size] * size + position % size)
-    out.block_tables.copy_(tables[:, rows, : out.block_tables.shape[2]])
+    out.slot_mapping.copy_(block_tables[:, row, position // block_size] * block_size + position % block_size)
+    out.block_tables.copy_(block_tables[:, rows, : out.block_tables.shape[2]])
     out.seq_lens.copy_(starts + 2)
 
 
@@ -81,36 +82,34 @@ def _silu(ops: Ops, given: Tensors) -> list[Tensor]:
 
 
 def _norm_rope_store(ops: Ops, given: Tensors) -> list[Tensor]:
-    heads, angles = (
-        given.make(5, NUM_HEADS + 2 * NUM_KV_HEADS, HEAD_DIM),
-        given.make(5, 1, HEAD_DIM // 2).float(),
-    )
+    heads = given.make(5, NUM_HEADS + 2 * NUM_KV_HEADS, HEAD_DIM)
+    angles = given.make(5, 1, HEAD_DIM // 2, dtype=torch.float32)
     cos, sin = torch.cat((angles.cos(),) * 2, -1), torch.cat((-angles.sin(), angles.sin()), -1)
-    caches = [
-        torch.zeros(3, 4, NUM_KV_HEADS, HEAD_DIM, device=given.device).to(given.cache_dtype) for _ in range(2)
-    ]
+    zeros = torch.zeros(3, 4, NUM_KV_HEADS, HEAD_DIM, device=given.device)
+    keys, values = (zeros.to(given.cache_dtype, copy=True) for _ in range(2))
     norm, slots = given.make(NUM_HEADS + NUM_KV_HEADS, HEAD_DIM), given.integers(4, 9, 5, 11, 7)
-    queries = ops.norm_rope_store(heads, norm, 1e-6, cos, sin, *caches, slots, NUM_HEADS)
+    queries = ops.norm_rope_store(heads, norm, 1e-6, cos, sin, keys, values, slots, NUM_HEADS)
     # Keys are rounded once here and more often there, which is much in 8 bits.
-    return [queries, *(cache.float() for cache in caches[given.cache_dtype != given.dtype :])]
+    return [queries, values.float()] + [keys.float()] * (given.cache_dtype == given.dtype)
 
 
 def _attention(ops: Ops, given: Tensors) -> list[Tensor]:
-    """Three decodes, two of which begin with the same block, drafts, and a chunk of a prompt."""
-    query_lens, seq_lens = [1, 1, 1, 3, 20], [40, 33, 300, 50, 45]
+    """Three decodes, two with a block in common and one in several splits, drafts, and a chunk of a prompt."""
+    query_lens, seq_lens = [1, 1, 1, 3, 20], [40, 33, 1100, 50, 45]
     q = given.make(sum(query_lens), NUM_HEADS, HEAD_DIM)
-    shape = (101, BLOCK_SIZE, NUM_KV_HEADS, HEAD_DIM)
-    caches = [given.make(*shape).to(given.cache_dtype) for _ in range(2)]
-    tables = torch.arange(1, 101, device=given.device, dtype=torch.int32).view(5, 20)
+    shape = (351, BLOCK_SIZE, NUM_KV_HEADS, HEAD_DIM)
+    k_cache, v_cache = (given.make(*shape).to(given.cache_dtype) for _ in range(2))
+    tables = torch.arange(1, 351, device=given.device, dtype=torch.int32).view(5, 70)
     tables[1, 0] = tables[0, 0]
     bounds = given.integers(0, *np.cumsum(query_lens).tolist(), dtype=torch.int32)
     lens = given.integers(*seq_lens, dtype=torch.int32)
     results = []
-    for options in ({}, {"sliding_window": 30, "soft_cap": 5.0}):
+    for window, soft_cap in ((None, None), (30, 5.0)):
         plan = ops.make_plan(tables, bounds, lens, query_lens, seq_lens, BLOCK_SIZE)
         if ops.share_prefixes is not None:
             plan = ops.share_prefixes(plan, make_shared([([0, 1], BLOCK_SIZE)], 5, given.device))
-        results.append(ops.paged_attention(q, *caches, tables, bounds, lens, scale=0.1, plan=plan, **options))
+        options: dict[str, Any] = {"sliding_window": window, "soft_cap": soft_cap, "plan": plan}
+        results.append(ops.paged_attention(q, k_cache, v_cache, tables, bounds, lens, scale=0.1, **options))
     return results
 
 
@@ -121,19 +120,27 @@ def _experts(ops: Ops, given: Tensors) -> list[Tensor]:
     return [ops.run_experts(x, ids, given.make(5, 2).float().sigmoid(), packed)]
 
 
+def _lora(ops: Ops, given: Tensors) -> list[Tensor]:
+    part = LoraPart(8, 0, given.make(48, 4), 0.1, None, None)
+    packed = ops.pack_lora(LoraMatrix(given.make(4, 64), (part,), 96))
+    y = given.make(5, 96)
+    ops.add_lora(y, given.make(5, 64), given.integers(3, 0, 4), [LoraSegment(packed, 0, 3)])
+    return [y]
+
+
 def _greedy(ops: Ops, given: Tensors) -> list[Tensor]:
-    return [ops.draw_greedy(given.make(4, 5000, dtype=torch.float32))]
+    return [ops.draw_greedy(given.make(4, 2500, dtype=torch.float32))]
 
 
 def _full(ops: Ops, given: Tensors) -> list[Tensor]:
-    logits, ones = given.make(4, 5000, dtype=torch.float32) * 4, torch.ones(4, device=given.device)
+    logits, ones = given.make(4, 2500, dtype=torch.float32) * 4, torch.ones(4, device=given.device)
     return [ops.draw_full(logits, given.make_keys(4), ones, least) for least in (None, ones - 3)]
 
 
 def _filtered(ops: Ops, given: Tensors) -> list[Tensor]:
-    logits, ones = given.make(4, 5000, dtype=torch.float32) * 4, torch.ones(4, device=given.device)
-    top_k, top_p = given.integers(5000, 20, 3, 5000), ones * 0.9
-    return [ops.draw_filtered(logits, given.make_keys(4), ones, top_k, top_p, ones - 9, 5000)]
+    logits, ones = given.make(4, 2500, dtype=torch.float32) * 4, torch.ones(4, device=given.device)
+    top_k, top_p = given.integers(2500, 20, 3, 2500), ones * 0.9
+    return [ops.draw_filtered(logits, given.make_keys(4), ones, top_k, top_p, ones - 9, 2500)]
 
 
 def _mask(ops: Ops, given: Tensors) -> list[Tensor]:
@@ -176,6 +183,7 @@ CASES: dict[Names, Callable[[Ops, Tensors], list[Tensor]]] = {
     ("norm_rope_store",): _norm_rope_store,
     ATTENTION: _attention,
     EXPERTS: _experts,
+    ("add_lora", "pack_lora"): _lora,
     ("draw_greedy",): _greedy,
     ("draw_full",): _full,
     ("draw_filtered",): _filtered,

@@ -18,8 +18,7 @@ GROUPS = [
     for names in (
         ("paged_attention",),
         ("cascade_attention",),
-        ("elementwise", "sampling", "lm_head", "lora"),
-        ("experts",),
+        ("experts", "lora", "self_check"),
     )
 ]
 

@@ -13,13 +13,19 @@ import triton.language as tl
 from torch import Tensor
 
 import kernels.torch as torch_ops
-from kernels.ops import Ops
 from kernels.torch.elementwise import FP8
 from kernels.triton import make_ops
 from kernels.triton.self_check import check_ops
-from kernels.triton.self_check_cases import ATTENTION, CASES
+from kernels.triton.self_check_cases import ATTENTION, CASES, EXPERTS
 
 pytestmark = pytest.mark.gpu
+
+FLOAT = torch.float32
+# What each op writes to, where that is not its result.
+WRITTEN: dict[str, Callable[..., Tensor]] = {
+    "apply_bitmask": lambda logits, _: logits,
+    "gather_inputs": lambda *given: given[-1].block_tables,
+}
 
 
 @triton.jit
@@ -32,31 +38,47 @@ def launch_uncompilable(x: Tensor, *_: Any, **__: Any) -> Tensor:
     return x
 
 
-def spoil(op: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """The op, with its last result off by one."""
+def spoil(name: str, op: Callable[..., Any]) -> Callable[..., Any]:
+    """The op, with one number of its result off by one."""
 
-    def spoiled(*given: Any, **options: Any) -> Tensor:
+    def spoiled(*given: Any, **options: Any) -> Any:
         result = op(*given, **options)
-        result.view(-1)[-1] += 1
+        written = WRITTEN[name](*given) if name in WRITTEN else result
+        (written[0] if isinstance(written, tuple) else written).view(-1)[-1] += 1
         return result
 
     return spoiled
 
 
-def check(ops: Ops, device: torch.device, dtype: torch.dtype = torch.float32) -> Ops:
-    return check_ops(ops, device, dtype, dtype)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_right_kernels_stay(device: torch.device, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(("dtype", "cache_dtype"), [(FLOAT, FLOAT), (torch.float16, FP8)])
+def test_right_kernels_stay(device: torch.device, dtype: torch.dtype, cache_dtype: torch.dtype) -> None:
     ops = make_ops(device, dtype)
-    assert check(ops, device, dtype) == ops
-    assert check_ops(ops, device, dtype, FP8) == ops
+    assert check_ops(ops, device, dtype, cache_dtype) == ops
 
 
-@pytest.mark.parametrize("name", [names[0] for names in CASES if names[0] not in ("gather_inputs", "apply_bitmask")])
-def test_a_wrong_result_is_replaced(
-    device: torch.device, name: str, caplog: pytest.LogCaptureFixture
+def test_all_that_triton_computes_is_checked(device: torch.device) -> None:
+    ops, plain = make_ops(device, FLOAT), torch_ops.make_ops(device)
+    own = {name for name in ops.__slots__ if getattr(ops, name) != getattr(plain, name)}
+    assert own - {"name", "is_graph_safe"} == {name for names in CASES for name in names}
+
+
+def test_wrong_results_are_replaced(device: torch.device, caplog: pytest.LogCaptureFixture) -> None:
+    right, plain = make_ops(device, FLOAT), torch_ops.make_ops(device)
+    spoiled = {names[0]: spoil(names[0], getattr(right, names[0])) for names in CASES}
+    checked = check_ops(replace(right, **spoiled), device, FLOAT, FLOAT)
+    assert checked.replaced == tuple(spoiled) and not checked.is_graph_safe
+    assert len(caplog.records) == len(spoiled) and "rms_norm is replaced by torch's op" in caplog.text
+    names = [name for names in CASES for name in names if name != "estimate_scratch"]
+    assert [getattr(checked, name) for name in names] == [getattr(plain, name) for name in names]
+
+
+@pytest.mark.parametrize("names", [("silu_mul",), ATTENTION, EXPERTS], ids=lambda names: names[0])
+def test_a_kernel_that_does_not_compile_is_replaced_alone(
+    device: torch.device, caplog: pytest.LogCaptureFixture, names: tuple[str, ...]
 ) -> None:
-    right = make_ops(device, torch.float32)
-    spoiled = replace(right, **{name: spoil_first(getattr(right, name))})
+    ops = replace(make_ops(device, FLOAT), **{names[0]: launch_uncompilable})
+    checked = check_ops(ops, device, FLOAT, FLOAT)
+    assert checked.replaced == names[:1] and checked.is_graph_safe == (names == ("silu_mul",))
+    assert "no_such_function" in caplog.text
+    assert all(getattr(checked, name) is not getattr(ops, name) for name in names)
+    assert checked.add_rms_norm is ops.add_rms_norm

@@ -204,9 +204,9 @@ def test_a_table_of_any_width_is_gathered_in_one_launch(monkeypatch: pytest.Monk
     num_rows, width = 4096, 2**24
     with torch.device("meta"):
         ids, rows = torch.empty(num_rows, dtype=torch.int64), torch.empty(num_rows, dtype=torch.int32)
-        tables = torch.empty(num_rows, width, dtype=torch.int32)
+        tables = torch.empty(1, num_rows, width, dtype=torch.int32)
         starts, bounds = torch.empty(num_rows).int(), torch.empty(num_rows + 1).int()
-    buffers = StepBuffers(ids, ids, ids, tables, rows)
+    buffers = StepBuffers(ids, ids, ids.unsqueeze(0), tables, rows)
     gather_inputs(tables, tables, rows, starts, bounds, 1, buffers)
     assert all(grid[0] < 2**31 and max(grid[1:], default=0) < 2**16 for grid in grids.values())
     assert set(grids) == {"gather_tokens_kernel", "gather_tables_kernel"}
