@@ -18,7 +18,9 @@ GROUPS = [
     for names in (
         ("paged_attention",),
         ("cascade_attention",),
-        ("experts", "lora", "self_check"),
+        ("elementwise", "sampling", "lm_head", "lora"),
+        ("experts",),
+        ("self_check",),
     )
 ]
 
