@@ -6,8 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.attention_layout import Gather, Segment, UniformBatch
-from kernels.torch.attention_plan import AttentionPlan
+from kernels.torch.attention_plan import AttentionPlan, Gather, Segment, UniformBatch
 from kernels.torch.elementwise import take_slots
 
 
