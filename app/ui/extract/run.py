@@ -151,9 +151,8 @@ class ExtractRun:
         except EditError:
             return tuple(gr.skip() for _ in range(5))
         _, record, table, marked = views(edited, {})
-        # A click on the button that keeps the record also ends an edit: its verdict must stay.
-        is_same = edited.result.valid == shown.result.valid
-        return gr.skip() if is_same else render_verdict(edited.result), record, table, marked, edited
+        # No verdict: a click on the button that keeps the record also ends an edit, and that verdict must stay.
+        return gr.skip(), record, table, marked, edited
 
     def change_items(self, shown: Shown | None, verified: Verified | None, data: gr.EventData) -> Update:
         """Add or remove an item of a list; what was typed before is taken in first."""
