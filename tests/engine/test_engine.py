@@ -165,15 +165,6 @@ async def test_a_full_queue_refuses_with_a_hint(make_config: MakeConfig) -> None
             task.cancel()
 
 
-async def test_abort_by_id_ends_the_stream_with_reason_abort(make_config: MakeConfig) -> None:
-    async with Engine(make_config()) as engine:
-        stream = engine.generate("hello", LONG, "mine")
-        await anext(stream)
-        await engine.abort("mine")
-        last = [output async for output in stream][-1]
-        assert last.outputs[0].finish_reason == "abort"
-
-
 async def test_a_crash_is_a_pause_and_changes_no_text(
     make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -130,16 +130,6 @@ async def test_running_requests_end_before_the_engine_sleeps_and_new_ones_are_re
             await anext(engine.generate("hello", LONG))
 
 
-async def test_an_impatient_sleep_aborts_what_runs(make_config: MakeConfig) -> None:
-    async with Engine(make_config()) as engine:
-        streams = [engine.generate("hello", LONG) for _ in range(3)]
-        for stream in streams:
-            await anext(stream)
-        assert await engine.sleep(drain=False)
-        for stream in streams:
-            assert [output async for output in stream][-1].outputs[0].finish_reason == "abort"
-
-
 async def test_a_wake_up_calls_off_a_sleep_that_still_waits(make_config: MakeConfig) -> None:
     async with Engine(make_config()) as engine:
         stream, falling = await begin_to_sleep(engine)

@@ -41,14 +41,6 @@ def text_of(reply: Any) -> str:
     return text
 
 
-async def test_stream_and_whole_reply_have_the_same_text(server: Server) -> None:
-    status, reply = await chat(server, temperature=0)
-    assert status == 200 and text_of(reply)
-    chunks = events(await server.stream("/v1/chat/completions", CHAT | {"temperature": 0}))
-    assert "".join(c["choices"][0]["delta"].get("content", "") for c in chunks) == text_of(reply)
-    assert chunks[-1]["choices"][0]["finish_reason"] == reply["choices"][0]["finish_reason"]
-
-
 @pytest.mark.parametrize(
     ("backend", "wanted"),
     [("xgrammar", {"grammar": 'root ::= "red" | "green"'}), ("llguidance", {"choice": COLOURS}),

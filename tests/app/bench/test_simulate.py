@@ -24,29 +24,10 @@ def test_the_smallest_number_of_replicas_that_keeps_the_limits_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     picture, figures = tmp_path / "plot.png", tmp_path / "figures.json"
-    code = run(
-        *(
-            tmp_path,
-            "--num-prompts",
-            "300",
-            "--request-rate",
-            "60",
-            "--replicas",
-            "1,2,4",
-            "--input-len",
-            "600",
-        ),
-        *(
-            "--output-len",
-            "16",
-            "--ttft-ms",
-            "400",
-            "--output-png",
-            str(picture),
-            "--output-json",
-            str(figures),
-        ),
+    flags = (
+        "--num-prompts 300 --request-rate 60 --replicas 1,2,4 --input-len 600 --output-len 16 --ttft-ms 400"
     )
+    code = run(tmp_path, *flags.split(), "--output-png", str(picture), "--output-json", str(figures))
     points = json.loads(figures.read_text(encoding="utf-8"))["points"]
     enough = [point["num_replicas"] for point in points if point["ttft"][2] <= 400 and point["itl"][2] <= 200]
     assert code == 0 and min(enough) > 1

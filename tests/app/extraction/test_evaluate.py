@@ -42,11 +42,6 @@ async def test_strings_that_are_not_in_the_text_are_counted() -> None:
     assert (figures.num_strings, figures.num_found, figures.found) == (2, 1, 0.5)
 
 
-async def test_a_record_of_the_fake_has_a_confidence_for_every_field() -> None:
-    (judged,) = await judge_cases(Extractor(FakeEngine()), [make_case()])
-    assert judged.confidence == {"/name": 0.7788, "/age": 0.7788}
-
-
 async def test_a_case_that_fails_alone_counts_as_wrong() -> None:
     judged = await judge_cases(Extractor(FakeEngine()), [make_case(text="x" * 3000), make_case()])
     assert judged[0].error and not judged[0].is_whole and judged[1].is_whole

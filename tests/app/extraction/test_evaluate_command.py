@@ -120,10 +120,3 @@ def test_what_cannot_be_used_is_refused(argv: list[str], message: str, engine: F
     with pytest.raises(UsageError, match=message):
         evaluate(*argv)
     assert engine.requests == []
-
-
-def test_without_evaluate_a_schema_and_files_are_needed() -> None:
-    parser = Parser(allow_abbrev=False)
-    add_arguments(parser)
-    with pytest.raises(UsageError, match="needs --schema and at least one file"):
-        run(parser.parse_args(["a.txt"]), 0.0)
