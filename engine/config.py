@@ -20,6 +20,8 @@ from engine.kv_cache_spec import KVCacheGroup, KVCacheSpec, group_layers
 from engine.spec.config import SpeculativeConfig, parse_speculative_config
 
 DEMO_MODEL = str(Path(__file__).resolve().parents[1] / "assets" / "demo_model")
+# Defaults by device: requests and tokens in one step.
+STEP_LIMITS = {"cpu": (64, 1024), "cuda": (256, 8192)}
 # Largest number of KV cache blocks chosen automatically, unless the largest batch needs more.
 # Each block is a Python object.
 AMPLE_BLOCKS = 2**18
@@ -147,9 +149,16 @@ class EngineConfig:
             "help": "file that holds kv_offload_gb instead of RAM, so that the blocks survive a restart"
         },
     )
-    max_num_seqs: int = field(default=64, metadata={"help": "maximum number of requests in one step"})
-    max_num_batched_tokens: int = field(
-        default=1024, metadata={"help": "maximum number of tokens in one step, prefill and decode together"}
+    max_num_seqs: int | None = field(
+        default=None,
+        metadata={"help": "maximum number of requests in one step; default: 64 on CPU, 256 on CUDA"},
+    )
+    max_num_batched_tokens: int | None = field(
+        default=None,
+        metadata={
+            "help": "maximum number of tokens in one step, prefill and decode together; "
+            "default: 1,024 on CPU, 8,192 on CUDA, and at least max_num_seqs"
+        },
     )
     enable_chunked_prefill: bool = field(
         default=True, metadata={"help": "compute long prompts in chunks over several steps"}
@@ -356,11 +365,25 @@ class EngineConfig:
         if isinstance(given, Mapping):  # as LLM(speculative_config={...}) passes it
             object.__setattr__(self, "speculative_config", json.dumps(dict(given)))
         self.read_speculative()
-        if self.max_num_batched_tokens < self.max_num_seqs:
+        self.find_step_limits("cpu")
+
+    def find_step_limits(self, device: str) -> tuple[int, int]:
+        """Return the maximum numbers of requests and of tokens in one step on this device.
+
+        Raises:
+            ConfigError: a request would get no token.
+        """
+        default_seqs, default_tokens = STEP_LIMITS[device]
+        num_tokens = self.max_num_batched_tokens or max(default_tokens, self.max_num_seqs or 0)
+        # Few tokens lower the default of a GPU to that of the CPU, so that a config is valid on both or on neither.
+        least_seqs, _ = STEP_LIMITS["cpu"]
+        num_seqs = self.max_num_seqs or min(default_seqs, max(num_tokens, least_seqs))
+        if num_tokens < num_seqs:
             raise ConfigError(
-                f"max_num_batched_tokens={self.max_num_batched_tokens} must be at least "
-                f"max_num_seqs={self.max_num_seqs}, so that every running request gets one token a step"
+                f"max_num_batched_tokens={num_tokens} must be at least max_num_seqs={num_seqs}, so that every running "
+                "request gets one token a step"
             )
+        return num_seqs, num_tokens
 
     def read_speculative(self) -> SpeculativeConfig | None:
         """Return the parsed `speculative_config`; None without one.
@@ -511,11 +534,12 @@ def resolve_config(
     """
     notices = []
     groups = group_layers(kv_specs)
+    max_num_seqs, max_num_batched_tokens = config.find_step_limits(worker.device)
     num_blocks = config.num_blocks or free_bytes // bytes_per_block
     if config.num_blocks is None and config.memory_share is None:
         # A GPU holds millions of blocks of a tiny model, and creating them takes seconds at every start.
         longest = config.max_model_len or model_max_len
-        largest_batch = len(groups) * config.max_num_seqs * longest // config.block_size
+        largest_batch = len(groups) * max_num_seqs * longest // config.block_size
         num_blocks = min(num_blocks, max(AMPLE_BLOCKS, largest_batch + 1))
     if num_blocks < 2:
         raise ConfigError(
@@ -525,7 +549,7 @@ def resolve_config(
     if config.max_model_len is not None and config.max_model_len > model_max_len:
         raise ConfigError(f"max_model_len={config.max_model_len} exceeds the checkpoint's {model_max_len}")
     max_model_len = config.max_model_len or model_max_len
-    max_chunk_len = config.max_num_batched_tokens if config.enable_chunked_prefill else max_model_len
+    max_chunk_len = max_num_batched_tokens if config.enable_chunked_prefill else max_model_len
     capacity = _find_capacity(groups, num_blocks, config.block_size, max_model_len, max_chunk_len)
     if capacity < 2:
         raise ConfigError(
@@ -536,13 +560,12 @@ def resolve_config(
     if max_model_len > capacity:
         notices.append(f"max_model_len lowered from {max_model_len} to {capacity} to fit the KV cache")
         max_model_len = capacity
-    max_num_batched_tokens = config.max_num_batched_tokens
     if not config.enable_chunked_prefill and max_num_batched_tokens < max_model_len:
         notices.append(f"max_num_batched_tokens raised to {max_model_len}, because chunked prefill is off")
         max_num_batched_tokens = max_model_len
     scheduler = SchedulerConfig(
         max_model_len=max_model_len,
-        max_num_seqs=config.max_num_seqs,
+        max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
         enable_chunked_prefill=config.enable_chunked_prefill,
         policy=config.scheduling_policy,

@@ -183,7 +183,7 @@ async def show_properties(context: Context) -> Json:
     max_model_len = context.engine.resolved.max_model_len
     return {
         "default_generation_settings": {"n_ctx": max_model_len, "params": DEFAULTS | {"n_predict": -1}},
-        "total_slots": context.engine.config.max_num_seqs,
+        "total_slots": context.engine.resolved.scheduler.max_num_seqs,
         "model_alias": context.served_names[0],
         "model_path": context.served_names[0],
         "modalities": {"vision": False, "audio": False},
@@ -198,7 +198,7 @@ async def list_slots(context: Context) -> list[Json]:
     num_running, n_ctx = context.engine.stats().num_running, context.engine.resolved.max_model_len
     return [
         {"id": number, "n_ctx": n_ctx, "is_processing": number < num_running}
-        for number in range(context.engine.config.max_num_seqs)
+        for number in range(context.engine.resolved.scheduler.max_num_seqs)
     ]
 
 

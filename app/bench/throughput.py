@@ -79,7 +79,9 @@ def measure_all(arguments: argparse.Namespace, config: EngineConfig) -> dict[str
     jobs = read_work(arguments, read_model_config(config)["vocab_size"])
     num_in, num_out = count_tokens(jobs)
     longest = max(len(job.prompt_token_ids) + job.max_tokens for job in jobs)
-    config = fit(config, len(jobs), min(num_in + num_out, config.max_num_seqs * longest), longest)
+    config = fit(
+        config, len(jobs), min(num_in + num_out, config.find_step_limits("cuda")[0] * longest), longest
+    )
     settings = as_settings(config)
     runners = {"free": TroupeRunner(settings, None, arguments.temperature)}
     folder = TemporaryDirectory()

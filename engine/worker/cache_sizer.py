@@ -57,18 +57,19 @@ class CacheSizer:
             return max(of_now, 0 if native is None else native.estimate_scratch(shape))
 
         max_len = config.max_model_len or self.model.max_model_len
+        num_rows, num_tokens = config.find_step_limits(self.worker.device)
         step = StepMemory(
             self.model,
             DTYPES[self.worker.dtype],
-            num_tokens=max(config.max_num_batched_tokens, 0 if config.enable_chunked_prefill else max_len),
-            num_rows=config.max_num_seqs,
+            num_tokens=max(num_tokens, 0 if config.enable_chunked_prefill else max_len),
+            num_rows=num_rows,
             estimate_scratch=estimate_scratch,
         )
         # No row is longer than the cache, so estimate rows and attention scratch with the cache's capacity.
         cache_bytes = self._share_host(step.estimate_step() + kept_bytes)
         capacity = cache_bytes // self._bytes_per_block * config.block_size
         length = min(max_len, capacity)
-        step_bytes = step.estimate_step(length, min(length * config.max_num_seqs, capacity))
+        step_bytes = step.estimate_step(length, min(length * num_rows, capacity))
         row_bytes = step.estimate_rows(length, config.block_size)
         return self._resolve(self._share_host(step_bytes + row_bytes + kept_bytes))
 

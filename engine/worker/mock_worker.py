@@ -32,7 +32,7 @@ class MockWorker:
         self.sleep_level = 0
         self._config = config
         self._step_s = (config.mock_step_ms or 0.0) / 1000
-        self._seeds = np.zeros(config.max_num_seqs, dtype=np.int64)  # by row
+        self._seeds = np.zeros(config.find_step_limits("cpu")[0], dtype=np.int64)  # by row
 
     def load(self) -> Loaded:
         model_config = read_model_config(self._config.model, self._config.model_impl)

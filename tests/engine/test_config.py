@@ -205,3 +205,20 @@ def test_the_scheduler_receives_its_settings() -> None:
     )
     assert got == (5, "priority", 7.0, 2)
     assert resolve(EngineConfig(enable_overlap=False)).scheduler.max_steps_in_flight == 1
+
+
+@pytest.mark.parametrize(
+    ("given", "on_cpu", "on_cuda"),
+    [
+        ({}, (64, 1024), (256, 8192)),
+        ({"max_num_seqs": 2000}, (2000, 2000), (2000, 8192)),
+        ({"max_num_batched_tokens": 100}, (64, 100), (100, 100)),
+        ({"max_num_seqs": 3, "max_num_batched_tokens": 5}, (3, 5), (3, 5)),
+    ],
+)
+def test_limits_of_a_step_that_are_not_set_depend_on_the_device(
+    given: dict[str, int], on_cpu: tuple[int, int], on_cuda: tuple[int, int]
+) -> None:
+    config = EngineConfig("m", **given)
+    assert (config.find_step_limits("cpu"), config.find_step_limits("cuda")) == (on_cpu, on_cuda)
+    assert resolve(config).scheduler.max_num_seqs == on_cpu[0]

@@ -159,7 +159,7 @@ def test_the_cache_leaves_room_for_the_rows_and_the_scratch_of_attention(
     say_memory(GIB, GIB)
     sizer = make_sizer(model=replace(MODEL, max_position_embeddings=2**20), memory_share=1.0, max_num_seqs=50)
     ops = replace(torch_ops.make_ops(), estimate_scratch=lambda _: scratch)
-    num_tokens = sizer.config.max_num_batched_tokens
+    _, num_tokens = sizer.config.find_step_limits("cpu")
     memory = StepMemory(sizer.model, torch.float32, num_tokens, 50, lambda _: scratch)
     resolved = sizer.estimate(ops, None)
     room = resolved.cache.num_blocks * BLOCK_BYTES
