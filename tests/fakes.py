@@ -84,10 +84,16 @@ class FakeWorkerConfig:
 
 
 @dataclass(frozen=True)
+class FakeSchedulerConfig:
+    max_num_seqs: int = 64
+
+
+@dataclass(frozen=True)
 class FakeResolvedConfig:
     max_model_len: int = 2048
     notices: tuple[str, ...] = ()
     worker: FakeWorkerConfig = FakeWorkerConfig()
+    scheduler: FakeSchedulerConfig = FakeSchedulerConfig()
 
 
 @dataclass

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -147,6 +148,12 @@ def test_a_library_that_is_there_is_used_from_the_first_step_unless_it_is_off(
     ready = {"ops": "native", "native_ops": f"ready ({library.isa_name})"}
     assert load_worker(make_config).describe() == ready
     assert load_worker(make_config, attention_backend="sdpa").describe() == {"ops": "torch-sdpa"}
+
+
+def test_kernels_that_failed_their_check_are_told(make_config: MakeConfig) -> None:
+    worker = load_worker(make_config, attention_backend="sdpa")
+    worker.model.ops = replace(worker.model.ops, replaced=("silu_mul", "rms_norm"))
+    assert worker.describe() == {"ops": "torch-sdpa", "replaced_kernels": "silu_mul, rms_norm"}
 
 
 def test_a_dtype_without_native_ops_stays_with_torch(checkpoint: Path, library: NativeLibrary) -> None:
