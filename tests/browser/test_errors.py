@@ -89,26 +89,6 @@ def test_an_engine_that_restarts_says_so_and_then_answers(small: Site, flag: Pat
     small.figures.wait_for()
 
 
-def test_a_prompt_that_is_too_long_is_counted_and_can_be_undone(site: Site) -> None:
-    site.ask("word " * 3000)
-    said = error_of(site)
-    assert "The conversation is too long." in said and "the model takes 2,048" in said
-    assert "shorten the message" in said
-    site.page.get_by_role("button", name="Undo").click()
-    site.wait_for(lambda: site.composer.input_value().startswith("word word"))
-
-
-def test_a_refused_schema_names_the_keyword_where_the_record_would_stand(site: Site) -> None:
-    site.go_to("Extract")
-    site.go_to("JSON Schema")
-    site.type_code("#schema", '{"type": "array", "$dynamicRef": "#a"}')
-    site.page.get_by_text("Unsupported keyword “$dynamicRef” at the root.").wait_for()
-    site.extract("Some text.")
-    problem = site.page.locator("#verdict .problem")
-    problem.wait_for()
-    assert "$dynamicRef" in problem.inner_text() and "take the keyword out" in problem.inner_text()
-
-
 def test_a_file_that_is_no_text_is_named_in_the_chat_and_in_the_workbench(site: Site, tmp_path: Path) -> None:
     path = tmp_path / "picture.txt"
     path.write_bytes(b"\xff\xfe\x00\x01")

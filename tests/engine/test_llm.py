@@ -114,15 +114,6 @@ def test_a_setting_that_there_is_not_is_told_with_the_nearest(name: str, hint: s
     assert str(caught.value) == f"{name} is not a setting of this engine{hint}"
 
 
-def test_more_completions_than_may_ever_wait_are_no_case_for_later(llm: LLM) -> None:
-    with pytest.raises(
-        InvalidRequest, match="n=43 must be at most 42: the engine runs max_num_seqs=32 at a time"
-    ) as caught:
-        llm.generate("a", SamplingParams(n=43), use_tqdm=False)
-    assert caught.value.param == "n"
-    assert llm.stats().num_rejected == 0
-
-
 def user(content: object) -> list[dict[str, object]]:
     return [{"role": "user", "content": content}]
 

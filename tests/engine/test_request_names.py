@@ -238,8 +238,10 @@ async def test_free_seats_are_room_beside_the_queue(make_config: MakeConfig) -> 
         reasons = await asyncio.gather(*(end(engine, make_params(4)) for _ in range(9)))
         assert reasons == ["length"] * 9
         assert await end(engine, make_params(4, n=9)) == "length"
-        with pytest.raises(InvalidRequest, match="n=10 must be at most 9: the engine runs max_num_seqs=8"):
+        told = "n=10 must be at most 9: the engine runs max_num_seqs=8 at a time"
+        with pytest.raises(InvalidRequest, match=told) as caught:
             await end(engine, make_params(4, n=10))
+        assert (caught.value.param, engine.stats().num_rejected) == ("n", 0)
 
 
 async def test_a_request_whose_matcher_fails_leaves_nothing_behind(

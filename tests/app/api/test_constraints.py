@@ -196,27 +196,6 @@ async def test_a_record_is_checked_against_its_schema(start: Start, record: str,
     assert [chunk["structured"]["valid"] for chunk in chunks if "structured" in chunk] == [valid]
 
 
-@pytest.mark.parametrize(
-    ("fields", "record", "valid"),
-    [
-        ({"regex": "[a-c]+"}, "abc", True),
-        ({"regex": "[a-c]+"}, "abd", False),
-        ({"choice": ["yes", "no"]}, "maybe", False),
-        ({"json_object": True}, "[1]", False),
-        ({"csv": {"columns": {"n": "integer"}}}, "n\n1\n", True),
-        ({"csv": {"columns": {"n": "integer"}}}, "n\nx\n", False),
-        ({"xml": {"name": "a", "text": "integer"}}, "<a>1</a>", True),
-        ({"xml": {"name": "a", "text": "integer"}}, "<a>x</a>", False),
-        ({"grammar": 'start: "a"'}, "b", None),
-    ],
-)
-async def test_every_kind_has_its_check_or_none(
-    start: Start, fields: dict[str, Any], record: str, valid: bool | None
-) -> None:
-    server = await start(FakeEngine(record=record))
-    assert await validity(server, structured_outputs=fields) is valid
-
-
 async def test_what_was_cut_is_never_valid(start: Start) -> None:
     server = await start(FakeEngine(record="12345"))
     assert await validity(server, **outputs(json={"type": "integer"}), max_tokens=3) is False

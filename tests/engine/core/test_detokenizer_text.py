@@ -139,13 +139,6 @@ def test_a_character_comes_out_with_its_last_byte_and_stays(
     assert stream(byte_fallback, ids_of(byte_fallback, *tokens)) == [*deltas, ""]
 
 
-def test_an_open_character_is_flushed_at_the_end(byte_level: Tokenizer) -> None:
-    text = byte_level.make_text()
-    assert text.feed(ids_of(byte_level, "ð", "Ł")) == ""
-    assert text.finish() == REPLACEMENT
-    assert text.finish() == ""
-
-
 def test_a_replacement_character_in_the_text_is_not_held_back(byte_level: Tokenizer) -> None:
     text = byte_level.make_text()
     assert text.feed(byte_level.encode(REPLACEMENT)) == REPLACEMENT
