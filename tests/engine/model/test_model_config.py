@@ -12,27 +12,8 @@ from engine.errors import ConfigError
 from engine.model import ModelConfig, read_eos_token_ids
 
 # As they are published.
-QWEN3 = json.loads("""{
-  "architectures": ["Qwen3ForCausalLM"], "attention_bias": false, "attention_dropout": 0.0,
-  "bos_token_id": 151643, "eos_token_id": 151645, "head_dim": 128, "hidden_act": "silu",
-  "hidden_size": 1024, "initializer_range": 0.02, "intermediate_size": 3072,
-  "max_position_embeddings": 40960, "max_window_layers": 28, "model_type": "qwen3",
-  "num_attention_heads": 16, "num_hidden_layers": 28, "num_key_value_heads": 8, "rms_norm_eps": 1e-06,
-  "rope_scaling": null, "rope_theta": 1000000, "sliding_window": null, "tie_word_embeddings": true,
-  "torch_dtype": "bfloat16", "transformers_version": "4.51.0", "use_cache": true,
-  "use_sliding_window": false, "vocab_size": 151936
-}""")
-SMOLLM2 = json.loads("""{
-  "architectures": ["LlamaForCausalLM"], "attention_bias": false, "attention_dropout": 0.0,
-  "bos_token_id": 1, "eos_token_id": 2, "hidden_act": "silu", "hidden_size": 576,
-  "initializer_range": 0.041666666666666664, "intermediate_size": 1536, "is_llama_config": true,
-  "max_position_embeddings": 8192, "mlp_bias": false, "model_type": "llama", "num_attention_heads": 9,
-  "num_hidden_layers": 30, "num_key_value_heads": 3, "pad_token_id": 2, "pretraining_tp": 1,
-  "rms_norm_eps": 1e-05, "rope_interleaved": false, "rope_scaling": null, "rope_theta": 100000,
-  "tie_word_embeddings": true, "torch_dtype": "bfloat16",
-  "transformers.js_config": {"kv_cache_dtype": {"q4f16": "float16"}}, "transformers_version": "4.42.3",
-  "use_cache": true, "vocab_size": 49152
-}""")
+PUBLISHED = json.loads(Path(__file__).with_name("published_configs.json").read_text())
+QWEN3, SMOLLM2 = PUBLISHED["qwen3"], PUBLISHED["smollm2"]
 MISTRAL = SMOLLM2 | {"architectures": ["MistralForCausalLM"], "model_type": "mistral"}
 
 
