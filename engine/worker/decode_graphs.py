@@ -52,8 +52,8 @@ class Recording(NamedTuple):
 
 
 def list_padded_sizes(max_num_seqs: int) -> list[int]:
-    """Return 1, 2, 4 and then every 8, up to the first that holds `max_num_seqs`."""
-    sizes = [1, 2, 4, *range(8, max_num_seqs + 8, 8)]
+    """Return 1, 2, 4, then every 8 up to 64 and every 16 above, up to the first that holds `max_num_seqs`."""
+    sizes = [1, 2, 4, *range(8, 64, 8), *range(64, max_num_seqs + 16, 16)]
     return sizes[: bisect_left(sizes, max_num_seqs) + 1]
 
 

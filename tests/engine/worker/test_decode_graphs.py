@@ -212,9 +212,17 @@ def play(rows: Rows, num_steps: int, seed: int = 0) -> list[list[int]]:
 
 @pytest.mark.parametrize(
     ("max_num_seqs", "sizes"),
-    [(1, [1]), (2, [1, 2]), (3, [1, 2, 4]), (5, [1, 2, 4, 8]), (8, [1, 2, 4, 8]), (17, [1, 2, 4, 8, 16, 24])],
+    [
+        (1, [1]),
+        (2, [1, 2]),
+        (3, [1, 2, 4]),
+        (5, [1, 2, 4, 8]),
+        (8, [1, 2, 4, 8]),
+        (17, [1, 2, 4, 8, 16, 24]),
+        (72, [1, 2, 4, 8, 16, 24, 32, 40, 48, 56, 64, 80]),
+    ],
 )
-def test_sizes_are_1_2_4_and_then_every_8(max_num_seqs: int, sizes: list[int]) -> None:
+def test_sizes_are_1_2_4_then_every_8_and_above_64_every_16(max_num_seqs: int, sizes: list[int]) -> None:
     assert list_padded_sizes(max_num_seqs) == sizes
 
 
