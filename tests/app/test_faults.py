@@ -83,8 +83,8 @@ async def test_logits_that_are_no_numbers_are_an_error_of_their_request_alone(mo
         assert isinstance(worker, Worker)
         compute = worker.model.compute_logits
 
-        def poison(hidden: torch.Tensor) -> torch.Tensor:
-            logits = compute(hidden)
+        def poison(hidden: torch.Tensor, adapters: object) -> torch.Tensor:
+            logits = compute(hidden, adapters)
             if len(logits) > 1:
                 logits[1:] = math.nan  # of whoever joined the first
             return logits

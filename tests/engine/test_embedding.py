@@ -91,8 +91,7 @@ async def test_a_forgotten_stream_is_aborted_when_it_is_collected(make_config: M
         assert engine.stats().num_running == 1
         del stream
         gc.collect()
-        await wait_until(lambda: engine.stats().num_running == 0)
-        assert engine.stats().finished["abort"] == 1
+        await wait_until(lambda: engine.stats().num_running == 0 and engine.stats().finished["abort"] == 1)
         assert engine.stats().num_free_blocks == engine.stats().num_blocks
 
 

@@ -143,7 +143,7 @@ async def test_chores_are_done_while_nothing_is_to_do() -> None:
     async with open_desk(worker) as desk:
         await desk.send(100)
         assert await desk.answers.get() == 100
-    assert worker.chores < 0
+        await wait_until(lambda: worker.chores < 0)
 
 
 async def test_a_chore_that_comes_up_while_nothing_happens_is_done() -> None:
