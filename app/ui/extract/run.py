@@ -142,17 +142,20 @@ class ExtractRun:
         self.stops.ask(str(request.session_hash))
 
     def edit(self, shown: Shown | None, data: gr.EventData) -> Update:
-        """Take in a correction at once: JSON, table and the checked record follow, the fields stay as they are."""
-        edits = data._data.get("edits") or {}
-        if shown is None or not edits:
-            return tuple(gr.skip() for _ in range(5))
+        """Take in a correction at once: JSON, table and the checked record follow, the fields stay as they are.
+
+        Every event carries all edits since the fields were drawn, and a value that was put back is none of them. So
+        what the fields show stays too, and the edited record stands beside it.
+        """
+        if shown is None:
+            return tuple(gr.skip() for _ in range(4))
         try:
-            edited = correct(shown, edits)
+            edited = correct(shown, data._data.get("edits") or {})
         except EditError:
-            return tuple(gr.skip() for _ in range(5))
+            return tuple(gr.skip() for _ in range(4))
         _, record, table, marked = views(edited, {})
         # No verdict: a click on the button that keeps the record also ends an edit, and that verdict must stay.
-        return gr.skip(), record, table, marked, edited
+        return record, table, marked, (shown, edited)
 
     def change_items(self, shown: Shown | None, verified: Verified | None, data: gr.EventData) -> Update:
         """Add or remove an item of a list; what was typed before is taken in first."""
@@ -212,8 +215,10 @@ def read_examples(text: str | None) -> tuple[Example, ...]:
     return tuple(examples)
 
 
-def add_example(shown: Shown | None, examples: str | None) -> str:
-    """The examples with the record that is shown behind them."""
+def add_example(shown: Shown | None, typed: tuple[Shown, Shown] | None, examples: str | None) -> str:
+    """The examples with the record that is shown behind them, as it was corrected since the fields were drawn."""
+    if typed is not None and typed[0] is shown:
+        shown = typed[1]
     if shown is None or not shown.result.valid:
         raise gr.Error("Extract a record that fits the schema, and correct it, before it can be an example.")
     line = json.dumps({"text": shown.text, "record": shown.result.record}, ensure_ascii=False)

@@ -58,7 +58,8 @@ class ExtractTab(ExtractRun):
                     run = gr.Button("Extract", variant="primary", elem_id="run", min_width=120)
                     stop = gr.Button("Stop", variant="stop", visible=False, elem_id="stop", min_width=80)
                 badge, fields, record, table, figures = self._build_results()
-        state = gr.State(None)
+        # What the fields show, and, beside the one it was made from, the record with what was typed since.
+        state, typed = gr.State(None), gr.State(None)
         # As an input all that the browser keeps, as an output one more.
         verified = gr.HTML(
             {}, html_template="", apply_default_css=False, elem_id="verified",
@@ -71,12 +72,12 @@ class ExtractTab(ExtractRun):
         stop.click(self.stop, None, None, queue=False, **quiet)
         kept = [badge, fields, record, table, source.marked, state, verified]
         fields.keep(self.keep, state, kept, queue=False, **quiet)
-        fields.edit(self.edit, state, [badge, record, table, source.marked, state], queue=False, **quiet)
+        fields.edit(self.edit, state, [record, table, source.marked, typed], queue=False, **quiet)
         changed = [badge, fields, record, table, source.marked, state]
         fields.items(
             self.change_items, [state, verified], changed, js=read_kept("readVerified"), queue=False, **quiet
         )
-        add.click(add_example, [state, settings[-1]], settings[-1], queue=False, **quiet)
+        add.click(add_example, [state, typed, settings[-1]], settings[-1], queue=False, **quiet)
         self._connect_source(
             source, schema, [badge, fields, record, table, figures, source.marked, state], quiet
         )

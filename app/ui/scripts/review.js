@@ -93,6 +93,7 @@ element.addEventListener("keydown", (event) => {
   } else if (event.key === "Escape" && event.target.matches?.(".value")) {
     event.target.value = event.target.defaultValue;
     showEdits();
+    event.target.dispatchEvent(new Event("change", { bubbles: true }));
   }
 });
 watch("value", () => {

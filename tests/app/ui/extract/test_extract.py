@@ -12,7 +12,7 @@ import pytest
 
 from app.extraction.extractor import make_again
 from app.ui.examples import Examples
-from app.ui.extract.run import NO_RESULT, Shown
+from app.ui.extract.run import NO_RESULT, Shown, add_example
 from app.ui.extract.tab import ExtractTab
 from engine import EngineOverloaded
 from tests.fakes import FakeEngine
@@ -267,11 +267,15 @@ async def test_items_come_and_go_and_json_follows_a_correction_at_once() -> None
         json.loads(record) == {"names": ["Ada", ""]}
         and 'data-items="remove" data-pointer="/names/1"' in fields
     )
-    _, record, *_, edited = tab.edit(added, SimpleNamespace(_data={"edits": {"/names/1": "Bob"}}))
-    assert json.loads(record) == {"names": ["Ada", "Bob"]} and edited.result.evidence["/names/1"].start == 5
-    event._data |= {"action": "remove"}
-    assert tab.change_items(edited, None, event)[-1].result.record == {"names": ["Bob"]}
+    typed: Any = SimpleNamespace(_data={"edits": {"/names/1": "Bob"}})
+    record, *_, both = tab.edit(added, typed)
+    assert json.loads(record) == {"names": ["Ada", "Bob"]} and both[1].result.evidence["/names/1"].start == 5
+    assert "Bob" in add_example(added, both, "") and "Bob" in tab.keep(added, typed)[2]
+    # Put back, it is no edit any more.
+    assert json.loads(tab.edit(added, SimpleNamespace(_data={"edits": {}}))[0]) == {"names": ["Ada", ""]}
+    event._data |= {"action": "remove", **typed._data}
+    assert tab.change_items(added, None, event)[-1].result.record == {"names": ["Bob"]}
     assert (
         "not changed"
-        in tab.change_items(edited, None, SimpleNamespace(_data={"pointer": "/x", "action": "add"}))[0]
+        in tab.change_items(added, None, SimpleNamespace(_data={"pointer": "/x", "action": "add"}))[0]
     )
