@@ -45,9 +45,8 @@ def test_a_turn_is_asked_again_changed_and_taken_back(site: Site) -> None:
 def test_the_text_grows_and_stop_ends_the_request(lasting: Site) -> None:
     num_aborted = lasting.num_aborted()
     begin_a_long_answer(lasting)
-    lasting.wait_for(
-        lambda: lasting.page.locator("#growing .bot-row").count() > 0 and len(lasting.answer) > 0
-    )
+    growing = lasting.page.locator("#growing .bot-row")
+    lasting.wait_for(lambda: growing.count() > 0 and len(lasting.answer) > 0)
     length = len(lasting.answer)
     lasting.wait_for(lambda: len(lasting.answer) > length)
     lasting.press_stop()
@@ -56,8 +55,10 @@ def test_the_text_grows_and_stop_ends_the_request(lasting: Site) -> None:
     # Ended by the button, not by the token limit: the engine counts how requests end.
     lasting.wait_for(lambda: lasting.num_running() == 0)
     assert lasting.num_aborted() == num_aborted + 1
+    lasting.wait_for(lambda: growing.count() == 0)
     begin_a_long_answer(lasting)
-    lasting.wait_for(lambda: len(lasting.answer) > 5)
+    # The engine may have begun before the page shows it: until then, the last answer is the one before.
+    lasting.wait_for(lambda: growing.count() > 0 and len(lasting.answer) > 5)
     begun = lasting.answer
     lasting.page.reload()
     lasting.wait_for(lambda: len(lasting.answer) > len(begun) and lasting.answer.startswith(begun))
