@@ -56,7 +56,7 @@ const drawTiles = (data) => {
   if (stats.resumed) tiles.push(["resumed after a loss", `${stats.resumed}`, resumed ? `${resumed} just now` : `${stats.restarts} restarts`]);
   if (data.replicas.length > 1) data.replicas.forEach((each, index) => tiles.push([
     `replica ${index}`, each.state === "ready" ? `${each.running} of ${each.requests}` : each.state,
-    `${Math.round(each.hit_share * 100)}% hits, ${Math.round(each.kv_usage * 100)}% KV, ${each.restarts} restarts`,
+    `${Math.round(each.hit_share * 100)}% hits, ${Math.round(each.kv_usage * 100)}% KV${each.restarts ? `, ${each.restarts} restarts` : ""}`,
   ]));
   at(".tiles").innerHTML = tiles.map(([name, value, more]) =>
     `<div class="tile"><span>${name}</span><b>${value}</b><small title="${more}">${more}</small></div>`).join("");
