@@ -1,7 +1,5 @@
 """Chi-square test of counts against probabilities, without a statistics package."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 

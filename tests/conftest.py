@@ -4,8 +4,6 @@ make test-avx2                                    the suite as a machine with AV
 pytest --native-arch x86-64-v3 tests/kernels      native ops for an older processor, in child processes as well
 """
 
-from __future__ import annotations
-
 import os
 import shlex
 import shutil

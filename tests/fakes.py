@@ -3,8 +3,6 @@
 A token is a character, a prompt is answered by a script, and a test decides when tokens come.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -169,7 +167,7 @@ class FakeEngine:
     async def close(self) -> None:
         self.state = "closed"
 
-    async def __aenter__(self) -> FakeEngine:
+    async def __aenter__(self) -> "FakeEngine":
         await self.start()
         return self
 

@@ -1,7 +1,5 @@
 """The public surface: every promised name is there and says what it is."""
 
-from __future__ import annotations
-
 import inspect
 from pathlib import Path
 from types import ModuleType

@@ -3,8 +3,6 @@
 kernels, grammar ◀── engine ◀── app        checked on the syntax trees; nothing is imported
 """
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache

@@ -1,7 +1,5 @@
 """Waiting for what can only be looked at from outside."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import Callable

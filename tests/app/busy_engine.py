@@ -1,7 +1,5 @@
 """A fake engine whose queue is full at first."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass

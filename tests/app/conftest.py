@@ -1,7 +1,5 @@
 """Servers as fixtures, with a FakeEngine behind them."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any

@@ -1,7 +1,5 @@
 """Flags, variables, verbs, and what the user reads when something is wrong."""
 
-from __future__ import annotations
-
 import argparse
 import gc
 import os

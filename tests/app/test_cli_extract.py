@@ -1,7 +1,5 @@
 """`extract`: what it reads and refuses, and its records as lines, CSV or Parquet, on stdout or in a file."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

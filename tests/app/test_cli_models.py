@@ -1,7 +1,5 @@
 """`python -m app models`: families, and a report or a refusal for one checkpoint before anything is loaded."""
 
-from __future__ import annotations
-
 import json
 import time
 from pathlib import Path

@@ -3,8 +3,6 @@
 Only what was touched fails, and it says why.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import math

@@ -1,7 +1,5 @@
 """`bench gpu` without a GPU: its ceilings, its isolation of parts, its table, and the parts themselves, tiny."""
 
-from __future__ import annotations
-
 import argparse
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The curl lines of app/README.md do what they say."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from pathlib import Path

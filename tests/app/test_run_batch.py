@@ -1,7 +1,5 @@
 """run-batch: the OpenAI batch format, row by row, and over a kill."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -1,7 +1,5 @@
 """The life of the server: the loading page, the ready line, draining, signals, and what must not hang."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import json

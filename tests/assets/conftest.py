@@ -1,7 +1,5 @@
 """Torch in one thread: the models here are tiny, and threads that wait for each other cost more than they compute."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

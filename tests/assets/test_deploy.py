@@ -1,7 +1,5 @@
 """assets/deploy: the manifests fit the server that they start, and the commands of the container files run."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import re

@@ -1,7 +1,5 @@
 """axe-core, where a machine has it: the accessibility checker is looked for, never fetched."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

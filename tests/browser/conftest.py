@@ -1,7 +1,5 @@
 """One server with the demo model and one headless Chromium; each test gets a fresh page that it must keep clean."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys

@@ -4,8 +4,6 @@ Everything else is real: the crash, the restart, and what the page says meanwhil
 gone again.
 """
 
-from __future__ import annotations
-
 import sys
 import time
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Site: one open page of the app, in the words of a person who uses it."""
 
-from __future__ import annotations
-
 import json
 import re
 import time

@@ -3,8 +3,6 @@
 Counted, not timed: a machine that does other work is slow, and that is no fault of the page.
 """
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from typing import Any

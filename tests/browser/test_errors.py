@@ -1,7 +1,5 @@
 """When something goes wrong the page says what, why, and what to do; and goes on working."""
 
-from __future__ import annotations
-
 import json
 import threading
 import urllib.request

@@ -1,7 +1,5 @@
 """What a visitor of a Space sees while a large model comes from the hub: the step, the share, and then the app."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

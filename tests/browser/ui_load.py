@@ -8,8 +8,6 @@ the turn, and refreshes the strip on top once a second. Before the crowd one pag
 machine that does other work, the ratio of the two says more than either.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import json

@@ -1,7 +1,5 @@
 """instructor: a model class in its modes, partial objects, and lists."""
 
-from __future__ import annotations
-
 import sys
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """langchain-openai: chat, stream with usage, structured output, a forced tool, the Responses API, an error."""
 
-from __future__ import annotations
-
 import sys
 
 import openai

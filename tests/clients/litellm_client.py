@@ -1,7 +1,5 @@
 """litellm: chat, stream, JSON schema, a forced tool, text completion, and errors by their class."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -1,7 +1,5 @@
 """llm: the model as its users set it up, in a file of their own; then its command line."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

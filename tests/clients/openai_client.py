@@ -3,8 +3,6 @@
 python tests/clients/openai_client.py URL/v1 KEY
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """One torch thread; a tiny random checkpoint with a tokenizer, made once per session; engines and LLMs over it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path

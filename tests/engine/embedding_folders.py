@@ -1,7 +1,5 @@
 """Tiny checkpoints that say how embeddings are made, and one under the name of a reranker."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A step that fails once, as if the device had."""
 
-from __future__ import annotations
-
 import pytest
 
 from engine.worker.model_runner import ModelRunner

@@ -1,7 +1,5 @@
 """200 requests of every kind side by side, and what each of their completions was."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 from collections.abc import Sequence

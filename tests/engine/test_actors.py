@@ -3,8 +3,6 @@
 ReaderPacing: nobody waits without need, nobody is forgotten, and a round that takes long is followed by a rest.
 """
 
-from __future__ import annotations
-
 import asyncio
 import threading
 import time

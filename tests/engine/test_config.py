@@ -1,7 +1,5 @@
 """EngineConfig: ranges of its fields; resolve_config: what becomes of them on a given model and memory."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import fields

@@ -1,7 +1,5 @@
 """The embedded model: it loads in transformers too, agrees on every token, and does the demo's job."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

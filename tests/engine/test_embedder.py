@@ -1,7 +1,5 @@
 """Embeddings and scores: the hidden states of transformers, in any batch; what the files do not say is refused."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The engine as a guest: in any loop, in any thread, twice, forgotten, interrupted. Nothing hangs, nothing stays."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import os

@@ -1,7 +1,5 @@
 """The engine as a whole: its door, its ends, its crashes, and what ends a text."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging

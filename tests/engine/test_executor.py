@@ -1,7 +1,5 @@
 """ExecutorActor over a worker whose results come back late, as those of a GPU do."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 from collections.abc import AsyncIterator, Callable

@@ -1,7 +1,5 @@
 """Compiling at the door: nobody stands behind a grammar that takes long, and only a compile's own time counts."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 import time

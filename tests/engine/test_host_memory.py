@@ -1,7 +1,5 @@
 """Memory of the host: what the machine has, less what control groups keep from this process."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

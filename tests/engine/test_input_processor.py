@@ -1,7 +1,5 @@
 """InputProcessor: prompts in every form, what is refused at the door, and how n completions are told apart."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 import threading

@@ -1,7 +1,5 @@
 """KV blocks in host memory: they save prefill and change no text, also after a restart and with damaged files."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """LLM: what its two calls take, hand on and refuse. Chat messages: parts become one text."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Iterator
 from pathlib import Path

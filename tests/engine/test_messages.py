@@ -1,7 +1,5 @@
 """Every message survives the way through bytes, and a scheduler whose messages go that way answers the same."""
 
-from __future__ import annotations
-
 import random
 from collections import deque
 from types import NoneType, UnionType

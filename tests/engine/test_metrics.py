@@ -1,7 +1,5 @@
 """Metrics: histograms and their copies. A snapshot says where every request is and who owns which block."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

@@ -1,7 +1,5 @@
 """200 requests of every kind side by side: drafts and interruptions change none of their texts."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Sequence
 from functools import partial

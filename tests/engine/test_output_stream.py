@@ -1,7 +1,5 @@
 """OutputStream: deltas merge while nobody reads, every kind of output, and exactly one end."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

@@ -1,7 +1,5 @@
 """The same requests give the same tokens whatever the engine does meanwhile; and the tokens transformers gives."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable
 from pathlib import Path

@@ -3,8 +3,6 @@
 The first and the last moments of requests: at the door, while others crash, side by side for the first time.
 """
 
-from __future__ import annotations
-
 import asyncio
 import threading
 import time

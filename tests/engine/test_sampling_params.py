@@ -1,7 +1,5 @@
 """SamplingParams: every field's range, and the forms it is accepted in."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Sleep and wake-up: what the engine gives back, who may still finish, and that nothing else changes."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import weakref

@@ -1,7 +1,5 @@
 """Models whose layers have sliding windows, all or three of four: transformers' tokens, in few blocks."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Tokenizer: loading, ends of sequence, token bytes, chat templates."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The watchdog: a step that hangs fails its requests, is shown in the log, and is waited for."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import threading

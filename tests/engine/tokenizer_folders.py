@@ -1,7 +1,5 @@
 """Small tokenizers trained on the spot and written as checkpoint folders, one for each way of decoding."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

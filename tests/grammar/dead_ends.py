@@ -5,8 +5,6 @@
 The schemas and the walks are the same each time. Printed are the counts; the exit status is 1 for an invalid text.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 from collections import Counter

@@ -6,8 +6,6 @@ The schemas go round, greedy first, then at temperature 1 with ever new seeds. E
 independent validator. Counts, and the texts of what went wrong; the exit status is 1 if anything did.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import math

@@ -6,8 +6,6 @@ Writes the table into grammar/CONFORMANCE.md. An instance is accepted when every
 in the compact spelling, and the text is complete.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

@@ -1,7 +1,5 @@
 """One torch thread for the kernel tests: the sizes are small, the cores are shared."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

@@ -1,7 +1,5 @@
 """Experts with random weights, for the tests of all implementations."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import torch

@@ -1,7 +1,5 @@
 """Paged batches for kernel tests: shuffled pages, NaN in every slot that belongs to no request."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import dataclass
 

@@ -3,8 +3,6 @@
 Tests compare the fast ops with these; nothing else calls them.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

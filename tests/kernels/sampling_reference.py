@@ -4,8 +4,6 @@ What decides an order (edited logits, scores) is float32 as in the fast path, so
 probabilities and noise are float64.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 

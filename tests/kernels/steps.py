@@ -1,7 +1,5 @@
 """Random steps for the tests of what gathers their inputs."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from dataclasses import fields

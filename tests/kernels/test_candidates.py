@@ -1,7 +1,5 @@
 """The best candidates and ranks of rows as long as real vocabularies, against a plain sort."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """Norms, RoPE with the cache write, and the gated activation of torch's and the native ops against the reference."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

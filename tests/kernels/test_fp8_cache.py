@@ -1,7 +1,5 @@
 """Keys and values stored in float8: what is written, and attention over it."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

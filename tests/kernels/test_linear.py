@@ -1,7 +1,5 @@
 """Products with packed weights: unchanged values, int8 against its slow twin, and what float8 and int4 keep."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

@@ -1,7 +1,5 @@
 """Torch's and native attention against the reference: decode, chunks, prefill and mixes over NaN-filled pages."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from typing import Any

@@ -1,7 +1,5 @@
 """Noise, candidates, filters and draws of `kernels.torch.sampling` against their slow twin."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

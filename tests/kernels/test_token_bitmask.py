@@ -1,7 +1,5 @@
 """Unpacking of token masks, bit by bit."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

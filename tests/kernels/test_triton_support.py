@@ -1,7 +1,5 @@
 """What Triton needs beside a GPU, and how the lack of it is told."""
 
-from __future__ import annotations
-
 import importlib.util
 import shutil
 import sysconfig

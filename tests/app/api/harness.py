@@ -1,7 +1,5 @@
 """A real uvicorn on a free port in the test's own loop, and a client for it."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable

@@ -1,7 +1,5 @@
 """Who may use the server: keys, admin keys, and the pages of other sites in a user's browser."""
 
-from __future__ import annotations
-
 import asyncio
 from base64 import b64encode
 from typing import Any

@@ -1,7 +1,5 @@
 """Adapters through the API: names of models, loading and unloading while the server runs."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import shutil

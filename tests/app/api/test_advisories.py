@@ -3,8 +3,6 @@
 Costs are told in the CPU time of the server's event loop, which a busy machine does not change.
 """
 
-from __future__ import annotations
-
 import asyncio
 import io
 import json

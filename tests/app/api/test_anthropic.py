@@ -1,7 +1,5 @@
 """POST /v1/messages: what Anthropic's own client makes of it, its events, and what it refuses."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import AsyncIterator, Mapping, Sequence
 from datetime import datetime

@@ -1,7 +1,5 @@
 """What a body may be: its size, the time it takes, its values, and what JSON alone lets through."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from typing import Any

@@ -1,7 +1,5 @@
 """POST /v1/chat/completions against a FakeEngine: replies, raw event streams, and requests that are cut off."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import AsyncIterator

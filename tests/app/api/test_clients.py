@@ -1,7 +1,5 @@
 """OpenAI's client and the terminal's verbs against our server: each understands what the other sends."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from typing import Any
 

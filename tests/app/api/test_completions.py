@@ -1,7 +1,5 @@
 """POST /v1/completions against a FakeEngine; places, names and bytes of its tokens."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Every kind of grammar has a field of the API; a reply tells whether a check by other means found it valid."""
 
-from __future__ import annotations
-
 import asyncio
 import csv
 import json

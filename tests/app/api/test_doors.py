@@ -1,7 +1,5 @@
 """Request ids, models, health, version, metrics, tokens, unknown routes."""
 
-from __future__ import annotations
-
 import logging
 import threading
 from dataclasses import replace
@@ -170,7 +168,11 @@ async def test_tokenize_counts_what_a_chat_with_these_fields_would(start: Start)
 @pytest.mark.parametrize(
     ("path", "body", "message"),
     [
-        ("/tokenize", {"prompt": LONG}, "prompt has 2049 characters, which do not fit the model's 2048 tokens"),
+        (
+            "/tokenize",
+            {"prompt": LONG},
+            "prompt has 2049 characters, which do not fit the model's 2048 tokens",
+        ),
         ("/v1/completions", {"prompt": LONG, "add_special_tokens": False}, "prompt has 2049 characters"),
         ("/detokenize", {"tokens": [97] * 2049}, "tokens has 2049 entries"),
     ],

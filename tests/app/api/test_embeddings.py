@@ -1,7 +1,5 @@
 """Embeddings, rerank and score over HTTP, with OpenAI's client and a tiny model."""
 
-from __future__ import annotations
-
 import base64
 import re
 from collections.abc import AsyncIterator

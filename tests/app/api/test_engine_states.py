@@ -1,7 +1,5 @@
 """The real engine as its clients and its operator see it while it sleeps, crashes, or gets one bad request."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from typing import Any

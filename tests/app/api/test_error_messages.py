@@ -1,7 +1,5 @@
 """Refusals tell the whole place of what is wrong, in the names of the route that was asked."""
 
-from __future__ import annotations
-
 import json
 import pickle
 from typing import Any

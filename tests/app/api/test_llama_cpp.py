@@ -1,7 +1,5 @@
 """The routes that clients of llama.cpp's server ask for."""
 
-from __future__ import annotations
-
 import json
 
 from tests.app.api.harness import Server

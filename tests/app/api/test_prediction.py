@@ -1,7 +1,5 @@
 """OpenAI's prediction reaches the engine and is counted in usage; malformed ones are refused."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

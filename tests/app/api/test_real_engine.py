@@ -1,7 +1,5 @@
 """The API in front of the real engine with the embedded demo model, whose chat template knows no tools."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Constraints behind thoughts on the real engine: the embedded model, led into thoughts it never learnt."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import AsyncIterator

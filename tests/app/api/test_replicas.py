@@ -1,7 +1,5 @@
 """Replicas as the operator sees them: routes, health, metrics."""
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import AsyncIterator

@@ -1,7 +1,5 @@
 """POST /v1/responses: its object, its events, and what it refuses."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import AsyncIterator
 from typing import Any

@@ -1,7 +1,5 @@
 """Calls among words, in the styles of the models: the grammar that shapes them and the parser that tells them apart."""
 
-from __future__ import annotations
-
 import json
 import random
 import time

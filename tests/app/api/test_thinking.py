@@ -1,7 +1,5 @@
 """Models that think: their thoughts are told apart from their words; what reaches the template beside messages."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Mapping, Sequence

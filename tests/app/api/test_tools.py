@@ -1,7 +1,5 @@
 """Tools: forced through the grammar, found in the text, and refused when they cannot work."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from typing import Any

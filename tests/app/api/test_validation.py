@@ -1,7 +1,5 @@
 """Requests that must not be served: each is a quick 400 that names its field and reaches no engine."""
 
-from __future__ import annotations
-
 import time
 from typing import Any
 

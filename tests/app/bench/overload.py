@@ -14,8 +14,6 @@ What is compared is the time between two chunks of an admitted request, p99 agai
 machine that others keep busy spoils it: each line says how long the server's event loop waited for a core.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import re

@@ -5,8 +5,6 @@
 is the storm in a process of its own, and prints its seconds: what it costs must not slow down who measures beside it.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import socket

@@ -1,7 +1,5 @@
 """The peer that needs a file of its own: what is written into it, and that it computes the same model."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any

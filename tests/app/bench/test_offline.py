@@ -1,7 +1,5 @@
 """Offline benchmarks, run on the tiniest of models: works, footprints, spreads, and generations over schemas."""
 
-from __future__ import annotations
-
 import argparse
 import json
 from pathlib import Path

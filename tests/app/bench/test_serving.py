@@ -1,7 +1,5 @@
 """Benchmarks of servers: waiting for one, the client that drives it, its figures, and what overload leaves behind."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import AsyncIterator

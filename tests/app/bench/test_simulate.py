@@ -1,7 +1,5 @@
 """`bench simulate`: how many replicas a load needs."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

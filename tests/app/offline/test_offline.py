@@ -1,7 +1,5 @@
 """Offline jobs over parts: one record per row, whatever ends in between. Ray itself is played by a small one here."""
 
-from __future__ import annotations
-
 import io
 import json
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """`route`: one address in front of several OpenAI-compatible servers, which are played by small ones here."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import json

@@ -1,7 +1,5 @@
 """A lean page: its components describe themselves as before, and what one session changes stays in it."""
 
-from __future__ import annotations
-
 import copy
 
 import gradio as gr

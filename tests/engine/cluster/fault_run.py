@@ -4,8 +4,6 @@ Every text must equal that of an undisturbed run with one core. The sizes of rec
 replicas of the demo model, 20 faults.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import json

@@ -3,8 +3,6 @@
 python -m tests.engine.cluster.measure_replicas
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import resource

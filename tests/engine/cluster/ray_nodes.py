@@ -4,8 +4,6 @@ python -m tests.engine.cluster.ray_nodes serve
 python -m tests.engine.cluster.ray_nodes extract 2000
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

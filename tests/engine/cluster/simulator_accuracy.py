@@ -5,8 +5,6 @@ On a machine that other programs use, the times of one minute do not predict tho
 python -m tests.engine.cluster.simulator_accuracy --rates 1,2,3
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import time

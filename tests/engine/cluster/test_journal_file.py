@@ -1,7 +1,5 @@
 """The journal on disk: bounded, private, complete after a full disk and after a crash; and its replay."""
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import logging

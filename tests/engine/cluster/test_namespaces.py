@@ -1,7 +1,5 @@
 """Three network namespaces: the front in one, a headless replica in each of the others, and links that fail."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Replicas in processes: the same texts as one core in this process, whatever ends a replica."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 import signal

@@ -1,7 +1,5 @@
 """Ray as the one who starts replicas: what it is asked for. The real one: tests.engine.cluster.ray_nodes, by hand."""
 
-from __future__ import annotations
-
 import sys
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """Replicas that connect by TCP: authentication, equal texts, lost connections."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 from collections.abc import AsyncIterator, Callable

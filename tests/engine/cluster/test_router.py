@@ -1,7 +1,5 @@
 """Router: where requests go, by prefix and by load."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 

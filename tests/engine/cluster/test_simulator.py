@@ -1,7 +1,5 @@
 """Simulator: the times of requests under a virtual clock, and what routing and crashes do to them."""
 
-from __future__ import annotations
-
 from random import Random
 
 import numpy as np

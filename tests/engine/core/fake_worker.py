@@ -3,8 +3,6 @@
 So any block that is shared wrongly, freed too early or not written shows as a wrong token.
 """
 
-from __future__ import annotations
-
 import random
 import zlib
 from collections.abc import Iterable, Sequence

@@ -1,7 +1,5 @@
 """SchedulerHarness: the scheduler with a fake worker and fake grammar, driven by hand in any order."""
 
-from __future__ import annotations
-
 import itertools
 import random
 from collections import Counter, deque

@@ -1,7 +1,5 @@
 """Admission under max_loras: adapters take turns, nobody starves, the base model never waits."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

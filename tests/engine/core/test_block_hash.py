@@ -1,7 +1,5 @@
 """Names of blocks: chained hashes within a process, and the fingerprint that stands beside them elsewhere."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """BlockPool: ownership, the order of the free list, and the hash index."""
 
-from __future__ import annotations
-
 from itertools import takewhile
 
 import pytest

@@ -1,7 +1,5 @@
 """Detokenizer: tokens of many requests in, text deltas out, and StopStrings: no part of one is ever shown."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """IncrementalText, WindowedText, TextGroup: the deltas join to the full decode and never split a character."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from itertools import chain

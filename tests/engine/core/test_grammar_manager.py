@@ -1,7 +1,5 @@
 """GrammarManager: matchers advance by accepted tokens, masks are filled by place, and a failure stays alone."""
 
-from __future__ import annotations
-
 import time
 
 import numpy as np
@@ -181,7 +179,7 @@ def test_a_matcher_that_hits_a_limit_loses_its_row_and_says_why(
 class SlowFiller:
     """Fills what its matchers say, after a while."""
 
-    def fill(self, matchers: list[SlowMatcher], rows: list[int], bitmask: np.ndarray) -> None:
+    def fill(self, matchers: list["SlowMatcher"], rows: list[int], bitmask: np.ndarray) -> None:
         for matcher, row in zip(matchers, rows, strict=True):
             time.sleep(matcher.delay_s)
             bitmask[row] = len(matcher.accepted)

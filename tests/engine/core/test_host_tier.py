@@ -1,7 +1,5 @@
 """Blocks that leave the KV cache and come back: with simulated memory, whatever is admitted and ended."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import dataclass, field
 

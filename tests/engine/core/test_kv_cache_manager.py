@@ -1,7 +1,5 @@
 """KVCacheManager: room for tokens, and the prefix cache."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import pytest

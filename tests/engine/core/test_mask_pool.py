@@ -1,7 +1,5 @@
 """Masks live in memory that is used again, but never while somebody reads it."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 

@@ -1,7 +1,5 @@
 """RequestQueue: who is admitted next, under both policies."""
 
-from __future__ import annotations
-
 from itertools import permutations
 
 import pytest

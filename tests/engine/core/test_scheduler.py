@@ -1,7 +1,5 @@
 """Scheduler: who computes what in a step, how requests end, and what overlap costs."""
 
-from __future__ import annotations
-
 import pytest
 
 from engine.messages import StepPlan

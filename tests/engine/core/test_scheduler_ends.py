@@ -1,7 +1,5 @@
 """Scheduler: how requests end, wherever they are, and what late masks do."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import msgspec

@@ -3,8 +3,6 @@
 The arrays against a loop: what each running request gets in a step is what walking through them one by one gives.
 """
 
-from __future__ import annotations
-
 import random
 
 import pytest

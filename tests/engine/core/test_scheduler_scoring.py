@@ -1,7 +1,5 @@
 """Prompts whose log-probabilities are asked for: few tokens a step, told in order, also after a preemption."""
 
-from __future__ import annotations
-
 import random
 
 import msgspec

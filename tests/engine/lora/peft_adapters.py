@@ -1,7 +1,5 @@
 """Random adapters of every supported kind, made and computed by PEFT on a tiny model."""
 
-from __future__ import annotations
-
 from copy import deepcopy
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Adapters of every kind on every family, all in one batch, against PEFT."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

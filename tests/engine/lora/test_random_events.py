@@ -1,7 +1,5 @@
 """A thousand random events around adapters: every text is that of the adapter that was chosen, and nothing is left."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 import shutil

@@ -3,8 +3,6 @@
 Also builds tiny random checkpoints with transformers, whose logits the tests compare with.
 """
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 from typing import Any

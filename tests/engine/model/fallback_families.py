@@ -3,8 +3,6 @@
 Each generative config class writes a tiny random checkpoint, which is then loaded and compared with transformers.
 """
 
-from __future__ import annotations
-
 import argparse
 import tempfile
 from pathlib import Path

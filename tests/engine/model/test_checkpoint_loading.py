@@ -1,7 +1,5 @@
 """Loading safetensors: single, sharded, wrong in every way we could think of, and dummy weights."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Logits of every family of the registry against transformers, beyond its windows, however the prompt is cut."""
 
-from __future__ import annotations
-
 import functools
 import json
 from collections.abc import Callable

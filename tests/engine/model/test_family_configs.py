@@ -1,7 +1,5 @@
 """Published config.json texts of the families: which keys are read, which are ignored, which are refused."""
 
-from __future__ import annotations
-
 import json
 import math
 import time

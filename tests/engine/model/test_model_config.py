@@ -1,7 +1,5 @@
 """What config.json may say, what is refused, and how the refusal reads; which tokens end a text."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -4,8 +4,6 @@ Tolerances on models of random weights, worst token of every batch: float32 1e-4
 int8, alone or with bfloat16, 0.985.
 """
 
-from __future__ import annotations
-
 import functools
 import tempfile
 from pathlib import Path

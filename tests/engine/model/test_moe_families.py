@@ -1,7 +1,5 @@
 """Mixtures of experts: logits of every family against transformers, however the prompt is cut and batched."""
 
-from __future__ import annotations
-
 import functools
 import json
 import tempfile

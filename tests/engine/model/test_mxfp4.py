@@ -1,7 +1,5 @@
 """4-bit blocks against transformers' decoder."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

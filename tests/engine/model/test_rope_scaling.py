@@ -1,7 +1,5 @@
 """Every RoPE scaling against transformers, from old and new keys of config.json."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

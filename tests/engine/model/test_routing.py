@@ -1,7 +1,5 @@
 """The choice of experts against transformers' own routers."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Models on transformers' code over our KV cache: logits of transformers, refusals with reasons, equal texts."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

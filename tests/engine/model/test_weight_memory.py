@@ -1,7 +1,5 @@
 """Weights that the device has no room for are refused with numbers; those that fit are not."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

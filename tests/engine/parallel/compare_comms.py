@@ -1,7 +1,5 @@
 """Times sums over two ranks, shared memory against gloo in turn: `python -m tests.engine.parallel.compare_comms`."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import socket

@@ -1,7 +1,5 @@
 """Ranks in processes: the same texts as one rank, and a rank that ends."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

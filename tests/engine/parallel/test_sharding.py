@@ -1,7 +1,5 @@
 """Ranks as threads of one process: every family's logits, against transformers and bit for bit against one rank."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor

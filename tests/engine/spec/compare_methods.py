@@ -4,8 +4,6 @@
 with preemptions and with aborts of other requests. Prints the number of differences per method, and the acceptance.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import json

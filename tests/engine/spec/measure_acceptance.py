@@ -5,8 +5,6 @@ model's evaluation, one request at a time, three drafts a step. `forced` is meas
 share is that of accepted forced drafts among all output tokens.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import time

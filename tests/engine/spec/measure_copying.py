@@ -6,8 +6,6 @@ the answer predicts the next one. Both engines then write the answer, and all el
 the n-gram drafts from the prompt, their verification. No token occurs twice, and the output matrix is not tied.
 """
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 from random import Random

@@ -1,7 +1,5 @@
 """speculative_config: vLLM's keys, and a clear error for everything else."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

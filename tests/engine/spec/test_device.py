@@ -1,7 +1,5 @@
 """Draft model, EAGLE and Medusa: their drafts are those of slow references, and texts stay the same."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Drafts from a grammar: forced text in the tokenizer's own tokens, cut drafts, and limits that end no request."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Callable
@@ -99,7 +97,7 @@ class Fragile:
             return False
         return self.error is None and self._inner.accept_token(token_id)
 
-    def fill(self, matchers: list[Fragile], rows: list[int], bitmask: np.ndarray) -> None:
+    def fill(self, matchers: list["Fragile"], rows: list[int], bitmask: np.ndarray) -> None:
         for matcher, row in zip(matchers, rows, strict=True):
             matcher.fill_next_token_bitmask(bitmask, row)
 

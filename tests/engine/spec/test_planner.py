@@ -1,7 +1,5 @@
 """How many drafts a step gets: as many as raise the expected tokens per second, and none where they do not pay."""
 
-from __future__ import annotations
-
 import itertools
 import random
 

@@ -1,7 +1,5 @@
 """The host's sources propose what slow, obvious searches propose, and learn only from the right requests."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

@@ -1,7 +1,5 @@
 """Builders of new rows and step plans."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Builders for the sampler's tests: requests, a sampler that holds them, and the reference's view of them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """CacheSizer: the room it leaves for weights, rows and the largest step, estimated or counted."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import astuple, dataclass, field, replace
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """The worker on a real GPU: no hidden waits, recorded steps, fewer bits, and every way to attend."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

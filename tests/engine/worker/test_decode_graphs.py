@@ -1,7 +1,5 @@
 """Recorded decode steps: padding, buffers, and the same tokens as without. A fake recorder runs the step again."""
 
-from __future__ import annotations
-
 import copy
 import random
 from collections import defaultdict

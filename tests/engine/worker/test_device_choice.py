@@ -1,7 +1,5 @@
 """What a device makes of the config: dtype, attention, quantization; and what is refused, with a way out."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -4,8 +4,6 @@ Whatever reads a value back raises there, as torch's check for waits does on a G
 with all that Triton compiles a kernel for: constants, dtypes, alignment, and which integers are 1 or divided by 16.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Drafts: rows that sample several tokens in one step get those that they would have got one at a time."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import islice

@@ -1,7 +1,5 @@
 """FusedHead: which steps it takes, and that their tokens are those drawn from logits."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path

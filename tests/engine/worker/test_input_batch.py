@@ -3,8 +3,6 @@
 The groups: who shares a prefix, whether it pays, and that nobody looks twice.
 """
 
-from __future__ import annotations
-
 import random
 
 import numpy as np

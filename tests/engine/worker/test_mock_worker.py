@@ -1,7 +1,5 @@
 """MockWorker: its made-up tokens are the same however a request is scheduled."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from itertools import pairwise
 from typing import Any

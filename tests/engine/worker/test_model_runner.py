@@ -1,7 +1,5 @@
 """ModelRunner: which rows of a step are computed, sampled, parked or skipped. The model counts upwards."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Native ops: there from the first step, or moved to while steps run; never needed, and off when told so."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from dataclasses import replace

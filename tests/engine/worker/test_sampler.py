@@ -1,7 +1,5 @@
 """The sampler's promises: seeds, batches, order, resumption, masks, greedy, broken rows, log-probabilities."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -3,8 +3,6 @@
 Distributions are compared by chi-square over 20,000 draws at different positions.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

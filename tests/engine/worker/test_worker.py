@@ -1,7 +1,5 @@
 """Worker: what it makes of the config on this machine, and what it refuses."""
 
-from __future__ import annotations
-
 import gc
 import weakref
 from collections.abc import Callable

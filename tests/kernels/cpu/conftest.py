@@ -1,7 +1,5 @@
 """Native libraries for the tests: built once per machine, for it and for older processors."""
 
-from __future__ import annotations
-
 import functools
 
 import pytest

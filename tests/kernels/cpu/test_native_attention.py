@@ -1,7 +1,5 @@
 """Native attention gives the same bits alone, in a batch, in chunks, and on any number of threads."""
 
-from __future__ import annotations
-
 import itertools
 from typing import Any
 

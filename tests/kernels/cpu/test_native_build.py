@@ -1,7 +1,5 @@
 """Building the native library: from the cache, in the background, and what is said when it cannot be."""
 
-from __future__ import annotations
-
 import logging
 import stat
 import subprocess

@@ -1,7 +1,5 @@
 """Native and torch's experts against the slow twin, and native ones against themselves in other company."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

@@ -1,7 +1,5 @@
 """A whole step in one native call: equal to the single ops bit for bit, and to transformers within tolerances."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import tempfile

@@ -1,7 +1,5 @@
 """Native products against float64, and against themselves in other company."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Low-rank products of adapters on native ops: against torch, bit for bit in any company."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

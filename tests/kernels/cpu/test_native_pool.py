@@ -1,7 +1,5 @@
 """The pool of threads: every tile once, whatever sleeps, from several callers and engines."""
 
-from __future__ import annotations
-
 import gc
 import os
 import threading

@@ -1,7 +1,5 @@
 """Memory for packed matrices: pieces of one map that never meet, and that stay as long as somebody reads them."""
 
-from __future__ import annotations
-
 import gc
 import mmap
 import weakref

@@ -1,7 +1,5 @@
 """What the pool of native ops holds after a step, as the process sees it, beside what was estimated."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Ahead-of-time compilation of the kernels for a GPU that is not there, and what the result is made of."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import tempfile

@@ -1,7 +1,5 @@
 """Paged batches on the device of a test: shuffled pages, NaN in every slot that belongs to no request."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -4,8 +4,6 @@ Triton decides when it is imported whether it interprets, so a process does one 
 starts the process that interprets and runs these same tests there.
 """
 
-from __future__ import annotations
-
 import inspect
 import os
 from typing import Any

@@ -3,8 +3,6 @@
 What is compiled is what the tile tables choose, so that a table cannot ship a tile that does not fit its GPU.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from functools import cache

@@ -1,7 +1,5 @@
 """Cascade attention: the slow twin within a tolerance, and the plain kernels bit for bit."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Norms, activations, RoPE with the cache write, masks and gathered inputs against their slow twins."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

@@ -1,7 +1,5 @@
 """Experts against their slow twin, and against themselves in other company."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Runs the tests of the kernels in a process whose Triton interprets them on the CPU."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

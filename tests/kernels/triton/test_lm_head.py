@@ -1,7 +1,5 @@
 """The fused last product and draw against its slow twin and against the draw over logits."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """The products of adapters as Triton computes them, against torch, and in any company."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

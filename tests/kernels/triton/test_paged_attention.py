@@ -1,7 +1,5 @@
 """Triton attention against the slow twin: decode, drafts, chunks, prefill, over NaN in all memory of others."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

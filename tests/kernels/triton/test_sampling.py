@@ -1,7 +1,5 @@
 """The draws on the device against those of torch: the same noise, the same kept tokens, the same winner."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """The check at start: right kernels stay, those that are broken on purpose are replaced by torch's ops and named."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """What is chosen on the host: tiles from tables, sizes from plans, and what a launch is not specialised on."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Answers of the model and its adapter side by side, on the real engine."""
 
-from __future__ import annotations
-
 from contextlib import aclosing
 
 from app.ui.chat.side_by_side import join_streams

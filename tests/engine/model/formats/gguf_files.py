@@ -1,7 +1,5 @@
 """Writes GGUF files for the tests with the package `gguf`; it cannot round to Q4_K, so that is done here."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """GGUF files against the package `gguf` and transformers, and what is refused in them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

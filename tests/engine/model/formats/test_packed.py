@@ -1,7 +1,5 @@
 """Matrices of quantized safetensors against the libraries of their formats, alone and in whole checkpoints."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from collections.abc import Callable
