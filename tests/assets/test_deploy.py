@@ -106,7 +106,7 @@ def test_commands_of_a_container_file_run_in_a_clean_environment(path: Path, tmp
     for instruction, text in read_instructions(path):
         match instruction:
             case "COPY":
-                copy(text.split()[0], work)
+                copy(text.split()[0], work / text.split()[1])
             case "RUN":
                 subprocess.run(["sh", "-ec", text], cwd=work, env=environment, check=True)
             case "ENV":
@@ -130,14 +130,11 @@ def test_commands_of_a_container_file_run_in_a_clean_environment(path: Path, tmp
     serve(command, work, environment | {"TROUPE_UI": "false", "TROUPE_CORE": "local"})
 
 
-def copy(source: str, work: Path) -> None:
-    if source != ".":
-        shutil.copy(ROOT / source, work)
-        return
-    ignored = (ROOT / ".dockerignore").read_text().splitlines()
-    for folder in ("app", "engine", "grammar", "kernels", "assets"):
-        assert folder not in ignored
-        shutil.copytree(ROOT / folder, work / folder, ignore=shutil.ignore_patterns("__pycache__", "recipe"))
+def copy(source: str, target: Path) -> None:
+    if (ROOT / source).is_file():
+        shutil.copy(ROOT / source, target)
+    else:
+        shutil.copytree(ROOT / source, target, ignore=shutil.ignore_patterns("__pycache__", "recipe"))
 
 
 def serve(command: list[str], work: Path, environment: dict[str, str]) -> None:
