@@ -6,7 +6,7 @@ A name is imported when it is first used: torch and transformers take seconds, a
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from engine.config import EngineConfig, ResolvedConfig
+from engine.config import EngineConfig
 from engine.errors import (
     ConfigError,
     EngineDead,
@@ -17,6 +17,7 @@ from engine.errors import (
     PromptTooLong,
     RequestTimeout,
 )
+from engine.resolved_config import ResolvedConfig
 
 if TYPE_CHECKING:
     from engine.adapter_catalog import LoRARequest

@@ -1,31 +1,46 @@
-"""EngineConfig: all settings of an engine in one flat class; `resolve_config` splits it by component.
+"""EngineConfig: all settings of an engine in one flat class; each is a flag, a keyword of `LLM` and TROUPE_<FIELD>.
 
-EngineConfig(model=..., max_num_seqs=...)      set by users, flags and TROUPE_<FIELD>; "auto" allowed
-    │ resolve_config
-    ▼
-ResolvedConfig(worker, cache, scheduler)       no "auto" left; logged once, never changed
+"auto" and None mean that `engine.resolved_config` chooses by device and checkpoint.
 """
 
 from __future__ import annotations
 
 import json
-from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from functools import cache
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from engine.errors import ConfigError
-from engine.kv_cache_spec import KVCacheGroup, KVCacheSpec, group_layers
 from engine.spec.config import SpeculativeConfig, parse_speculative_config
 
 DEMO_MODEL = str(Path(__file__).resolve().parents[1] / "assets" / "demo_model")
 # Defaults by device: requests and tokens in one step.
 STEP_LIMITS = {"cpu": (64, 1024), "cuda": (256, 8192)}
-# Largest number of KV cache blocks chosen automatically, unless the largest batch needs more.
-# Each block is a Python object.
-AMPLE_BLOCKS = 2**18
 MIN_KEY_LENGTH = 16
+_RANGES: dict[str, tuple[float, float]] = {
+    "num_threads": (1, 1024),
+    "seed": (0, 2**63 - 1),
+    "max_model_len": (2, 2**24),
+    "block_size": (1, 1024),
+    "memory_share": (0.001, 1.0),
+    "num_blocks": (2, 2**31 - 1),
+    "kv_offload_gb": (0.0, 2**20),
+    "max_num_seqs": (1, 4096),
+    "max_num_batched_tokens": (1, 2**24),
+    "priority_ageing_s": (0.001, 86400.0),
+    "max_num_waiting": (1, 2**20),
+    "grammar_timeout_s": (0.01, 3600.0),
+    "max_restarts": (0, 1000),
+    "step_timeout_s": (0.0, 86400.0),
+    "mock_step_ms": (0.0, 10000.0),
+    "max_loras": (1, 1024),
+    "max_lora_rank": (1, 4096),
+    "journal_max_mib": (1, 2**20),
+    "data_parallel_size": (1, 256),
+    "data_parallel_rpc_port": (0, 65535),
+}
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 Device = Literal["auto", "cpu", "cuda"]
@@ -288,84 +303,49 @@ class EngineConfig:
     )
 
     def __post_init__(self) -> None:
-        _check_choice(self, "load_format", ("auto", "dummy"))
-        _check_choice(self, "model_impl", ("auto", "troupe", "transformers"))
-        _check_choice(self, "dtype", ("auto", "float32", "bfloat16", "float16"))
-        _check_choice(self, "device", ("auto", "cpu", "cuda"))
-        _check_choice(self, "scheduling_policy", ("fcfs", "priority"))
-        _check_choice(self, "attention_backend", ("auto", "triton", "sdpa", "native"))
-        _check_choice(self, "quantization", ("none", "int8", "int4", "fp8"))
-        _check_choice(self, "kv_cache_dtype", ("auto", "fp8"))
-        _check_choice(self, "core", get_args(CoreKind))
-        _check_choice(self, "router_policy", get_args(RouterPolicy))
-        _check_choice(self, "data_parallel_backend", get_args(ParallelBackend))
-        for name in ("enable_native_ops", "enable_cuda_graphs", "check_syncs"):
-            _check_switch(self, name)
-        _check_switch(self, "skip_tokenizer_init")
-        _check_switch(self, "enable_prefix_caching")
-        _check_switch(self, "enable_chunked_prefill")
-        _check_switch(self, "enable_overlap")
-        _check_switch(self, "batch_invariant_tp")
-        _check_switch(self, "enable_lora")
-        _check_range(self, "max_loras", 1, 1024)
-        _check_range(self, "max_lora_rank", 1, 4096)
-        _check_range(self, "max_cpu_loras", self.max_loras, 2**20)
-        for name in ("lora_modules", "lora_root"):
-            if getattr(self, name) and not self.enable_lora:
-                raise ConfigError(f"{name} needs enable_lora")
-        self.read_lora_modules()
-        if self.enable_lora:
-            for name, other in (
-                ("tensor_parallel_size", 1),
-                ("batch_invariant_tp", False),
-                ("mock_step_ms", None),
-            ):
-                if (value := getattr(self, name)) != other:
-                    raise ConfigError(
-                        f"{name}={value!r} does not work with enable_lora; it must be {other!r}"
-                    )
-        _check_switch(self, "journal_fsync")
-        _check_range(self, "journal_max_mib", 1, 2**20)
-        _check_range(self, "num_threads", 1, 1024)
-        _check_range(self, "seed", 0, 2**63 - 1)
-        _check_range(self, "max_model_len", 2, 2**24)
-        _check_range(self, "block_size", 1, 1024)
-        _check_range(self, "memory_share", 0.001, 1.0)
-        _check_range(self, "num_blocks", 2, 2**31 - 1)
-        _check_range(self, "kv_offload_gb", 0.0, 2**20)
+        for name, hint in _find_hints().items():
+            if get_origin(hint) is Literal:
+                _check_choice(self, name, get_args(hint))
+            elif hint is bool:
+                _check_switch(self, name)
+        for name, (low, high) in _RANGES.items():
+            _check_range(self, name, low, high)
+        self._check_adapters()
+        self._check_replicas()
+        _check_choice(self, "tensor_parallel_size", (1, 2, 4, 8))
         if self.kv_offload_file is not None and not self.kv_offload_gb:
             raise ConfigError("kv_offload_file needs kv_offload_gb, the size of the file")
         if self.kv_offload_gb and self.tensor_parallel_size > 1:
             raise ConfigError("kv_offload_gb does not work with tensor_parallel_size yet")
-        _check_range(self, "max_num_seqs", 1, 4096)
-        _check_range(self, "max_num_batched_tokens", 1, 2**24)
-        _check_range(self, "priority_ageing_s", 0.001, 86400.0)
-        _check_range(self, "max_num_waiting", 1, 2**20)
-        _check_range(self, "grammar_timeout_s", 0.01, 3600.0)
-        _check_range(self, "max_restarts", 0, 1000)
-        _check_range(self, "step_timeout_s", 0.0, 86400.0)
-        _check_range(self, "mock_step_ms", 0.0, 10000.0)
-        _check_choice(self, "tensor_parallel_size", (1, 2, 4, 8))
-        _check_range(self, "data_parallel_size", 1, 256)
-        if self.core == "local" and self.data_parallel_size > 1:
-            raise ConfigError(
-                f"core=local runs one replica, and data_parallel_size={self.data_parallel_size}"
-            )
-        _check_range(self, "data_parallel_size_local", 0, self.data_parallel_size)
-        _check_range(self, "data_parallel_rpc_port", 0, 65535)
-        _check_range(self, "data_parallel_rank", 0, self.data_parallel_size - 1)
-        if self.data_parallel_key is not None and len(self.data_parallel_key) < MIN_KEY_LENGTH:
-            raise ConfigError(f"data_parallel_key must have at least {MIN_KEY_LENGTH} characters")
-        is_ray = self.data_parallel_backend == "ray"
-        if is_ray and self.data_parallel_size_local is not None:
-            raise ConfigError("data_parallel_size_local has no meaning with data_parallel_backend=ray")
-        if self.num_remote_replicas and self.data_parallel_key is None and not is_ray:
-            raise ConfigError("replicas on other machines need data_parallel_key")
         given: object = self.speculative_config
         if isinstance(given, Mapping):  # as LLM(speculative_config={...}) passes it
             object.__setattr__(self, "speculative_config", json.dumps(dict(given)))
         self.read_speculative()
         self.find_step_limits("cpu")
+
+    def _check_adapters(self) -> None:
+        _check_range(self, "max_cpu_loras", self.max_loras, 2**20)
+        for name in ("lora_modules", "lora_root"):
+            if getattr(self, name) and not self.enable_lora:
+                raise ConfigError(f"{name} needs enable_lora")
+        self.read_lora_modules()
+        needed = {"tensor_parallel_size": 1, "batch_invariant_tp": False, "mock_step_ms": None}
+        for name, other in needed.items() if self.enable_lora else ():
+            if (value := getattr(self, name)) != other:
+                raise ConfigError(f"{name}={value!r} does not work with enable_lora; it must be {other!r}")
+
+    def _check_replicas(self) -> None:
+        size, is_ray = self.data_parallel_size, self.data_parallel_backend == "ray"
+        if self.core == "local" and size > 1:
+            raise ConfigError(f"core=local runs one replica, and data_parallel_size={size}")
+        _check_range(self, "data_parallel_size_local", 0, size)
+        _check_range(self, "data_parallel_rank", 0, size - 1)
+        if self.data_parallel_key is not None and len(self.data_parallel_key) < MIN_KEY_LENGTH:
+            raise ConfigError(f"data_parallel_key must have at least {MIN_KEY_LENGTH} characters")
+        if is_ray and self.data_parallel_size_local is not None:
+            raise ConfigError("data_parallel_size_local has no meaning with data_parallel_backend=ray")
+        if self.num_remote_replicas and self.data_parallel_key is None and not is_ray:
+            raise ConfigError("replicas on other machines need data_parallel_key")
 
     def find_step_limits(self, device: str) -> tuple[int, int]:
         """Return the maximum numbers of requests and of tokens in one step on this device.
@@ -430,64 +410,10 @@ class EngineConfig:
         return tuple(given) or (Path(self.model).name or self.model,)
 
 
-@dataclass(frozen=True, slots=True)
-class CacheConfig:
-    """Size of the KV cache: `num_blocks` blocks of `block_size` tokens; block 0 is the null block."""
-
-    num_blocks: int
-    block_size: int
-    enable_prefix_caching: bool
-    groups: tuple[KVCacheGroup, ...]
-    max_chunk_len: int  # most tokens of a prompt in one step
-    num_host_blocks: int = 0  # blocks that the host keeps after they were evicted
-
-
-@dataclass(frozen=True, slots=True)
-class SchedulerConfig:
-    """Limits of one step, and the order of waiting requests."""
-
-    max_model_len: int
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    enable_chunked_prefill: bool
-    policy: SchedulingPolicy
-    priority_ageing_s: float
-    max_steps_in_flight: int  # 2 with overlap, else 1
-    max_loras: int = 0  # adapters in one step
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerConfig:
-    """Where and how the model runs. `dtype` and `device` are torch names."""
-
-    model: str
-    load_format: LoadFormat
-    dtype: str
-    device: str
-    num_threads: int
-    seed: int
-    attention_backend: str = "sdpa"  # at the start; native ops may replace it later
-    quantization: Quantization = "none"
-    kv_cache_dtype: str = "auto"  # auto: same as `dtype`
-    enable_native_ops: bool = False
-    enable_cuda_graphs: bool = False
-    check_syncs: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class ResolvedConfig:
-    """An EngineConfig with every "auto" filled in, split by component."""
-
-    worker: WorkerConfig
-    cache: CacheConfig
-    scheduler: SchedulerConfig
-    notices: tuple[str, ...] = ()  # log messages about settings that were changed to fit
-    # Of weights, arithmetic and KV layout, see `compute_fingerprint`; "" where there is no model.
-    fingerprint: str = ""
-
-    @property
-    def max_model_len(self) -> int:
-        return self.scheduler.max_model_len
+@cache
+def _find_hints() -> dict[str, Any]:
+    """Return the types of the fields by name."""
+    return get_type_hints(EngineConfig)
 
 
 def _check_choice(config: EngineConfig, name: str, allowed: tuple[str | int, ...]) -> None:
@@ -510,89 +436,3 @@ def _check_range(config: EngineConfig, name: str, low: float, high: float) -> No
         raise ConfigError(f"{name}={value!r} must be a number from {low} to {high}")
     if isinstance(low, int) and not isinstance(value, int):
         raise ConfigError(f"{name}={value!r} must be an integer from {low} to {high}")
-
-
-def resolve_config(
-    config: EngineConfig,
-    worker: WorkerConfig,
-    *,
-    model_max_len: int,
-    free_bytes: int,
-    bytes_per_block: int,
-    kv_specs: Sequence[KVCacheSpec],
-) -> ResolvedConfig:
-    """Fill in every "auto" and size the KV cache.
-
-    Args:
-        model_max_len: context length of the checkpoint.
-        free_bytes: memory that the KV cache may take.
-        bytes_per_block: size of one block over all layers of a group.
-        kv_specs: shape of each layer's keys and values.
-
-    Raises:
-        ConfigError: the cache cannot hold one request, or `max_model_len` exceeds the checkpoint's.
-    """
-    notices = []
-    groups = group_layers(kv_specs)
-    max_num_seqs, max_num_batched_tokens = config.find_step_limits(worker.device)
-    num_blocks = config.num_blocks or free_bytes // bytes_per_block
-    if config.num_blocks is None and config.memory_share is None:
-        # A GPU holds millions of blocks of a tiny model, and creating them takes seconds at every start.
-        longest = config.max_model_len or model_max_len
-        largest_batch = len(groups) * max_num_seqs * longest // config.block_size
-        num_blocks = min(num_blocks, max(AMPLE_BLOCKS, largest_batch + 1))
-    if num_blocks < 2:
-        raise ConfigError(
-            f"the KV cache gets {free_bytes / 2**20:.0f} MiB, and one block takes {bytes_per_block / 2**20:.1f} MiB; "
-            "raise memory_share, or lower block_size"
-        )
-    if config.max_model_len is not None and config.max_model_len > model_max_len:
-        raise ConfigError(f"max_model_len={config.max_model_len} exceeds the checkpoint's {model_max_len}")
-    max_model_len = config.max_model_len or model_max_len
-    max_chunk_len = max_num_batched_tokens if config.enable_chunked_prefill else max_model_len
-    capacity = _find_capacity(groups, num_blocks, config.block_size, max_model_len, max_chunk_len)
-    if capacity < 2:
-        raise ConfigError(
-            f"num_blocks={num_blocks} with block_size={config.block_size} hold {capacity} tokens of {len(groups)} "
-            "groups of layers, because block 0 is reserved, and a request needs at least 2 tokens; "
-            "raise num_blocks (or memory_share), or block_size"
-        )
-    if max_model_len > capacity:
-        notices.append(f"max_model_len lowered from {max_model_len} to {capacity} to fit the KV cache")
-        max_model_len = capacity
-    if not config.enable_chunked_prefill and max_num_batched_tokens < max_model_len:
-        notices.append(f"max_num_batched_tokens raised to {max_model_len}, because chunked prefill is off")
-        max_num_batched_tokens = max_model_len
-    scheduler = SchedulerConfig(
-        max_model_len=max_model_len,
-        max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=max_num_batched_tokens,
-        enable_chunked_prefill=config.enable_chunked_prefill,
-        policy=config.scheduling_policy,
-        priority_ageing_s=config.priority_ageing_s,
-        max_steps_in_flight=2 if config.enable_overlap else 1,
-        max_loras=config.max_loras if config.enable_lora else 0,
-    )
-    cache = CacheConfig(
-        num_blocks,
-        config.block_size,
-        config.enable_prefix_caching,
-        groups,
-        max_num_batched_tokens,
-        num_host_blocks=int(config.kv_offload_gb * 2**30) // bytes_per_block,
-    )
-    return ResolvedConfig(worker, cache, scheduler, tuple(notices))
-
-
-def _find_capacity(
-    groups: Sequence[KVCacheGroup], num_blocks: int, block_size: int, max_model_len: int, max_chunk_len: int
-) -> int:
-    """Return the length of the longest request, up to `max_model_len` in whole blocks, that fits into the cache."""
-
-    def count_blocks(num_columns: int) -> int:
-        return sum(
-            group.count_blocks(num_columns * block_size, max_chunk_len, block_size) for group in groups
-        )
-
-    columns = range(-(-max_model_len // block_size) + 1)
-    return (bisect_right(columns, num_blocks - 1, key=count_blocks) - 1) * block_size

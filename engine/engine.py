@@ -16,7 +16,7 @@ from typing import Any
 
 from engine.adapter_catalog import AdapterCatalog, LoRARequest
 from engine.cluster.placement import make_supervisor
-from engine.config import EngineConfig, ResolvedConfig
+from engine.config import EngineConfig
 from engine.errors import ConfigError, EngineDead, EngineOverloaded, InvalidRequest, RequestTimeout
 from engine.input.input_processor import InputProcessor, Prompt, check_options
 from engine.input.tokenizer import Tokenizer
@@ -26,6 +26,7 @@ from engine.model import ModelConfig
 from engine.model.report import ModelReport, make_report
 from engine.output_stream import OutputStream
 from engine.outputs import EngineSnapshot, RequestOutput
+from engine.resolved_config import ResolvedConfig
 from engine.sampling_params import SamplingParams
 from engine.supervisor import EngineState
 

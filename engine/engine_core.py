@@ -20,7 +20,7 @@ from engine.actors.executor import ExecutorActor
 from engine.actors.grammar import GrammarActor
 from engine.actors.scheduler import SchedulerActor
 from engine.actors.switch_interval import shorten_switch_interval
-from engine.config import CacheConfig, EngineConfig
+from engine.config import EngineConfig
 from engine.core.host_tier import HostTier
 from engine.core.kv_cache_manager import KVCacheManager
 from engine.core.request_table import RequestTable
@@ -40,6 +40,7 @@ from engine.messages import (
     Sleep,
     TakeSnapshot,
 )
+from engine.resolved_config import CacheConfig
 from engine.spec.draft_planner import DraftPlanner
 from engine.spec.step_costs import StepCosts
 from engine.worker.executor import Executor, Loaded

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from tqdm import tqdm
 
 from engine.adapter_catalog import LoRARequest
-from engine.config import DEMO_MODEL, EngineConfig, ResolvedConfig
+from engine.config import DEMO_MODEL, EngineConfig
 from engine.embedder import Embedder, Embedding, Score
 from engine.engine import Engine
 from engine.errors import InvalidRequest
@@ -33,6 +33,7 @@ from engine.llm_inputs import (
 )
 from engine.metrics import EngineStats
 from engine.outputs import RequestOutput
+from engine.resolved_config import ResolvedConfig
 from engine.sampling_params import SamplingParams
 
 Result = TypeVar("Result")

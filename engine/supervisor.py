@@ -27,7 +27,7 @@ from engine.cluster.messages import Asleep, StepHangs
 from engine.cluster.remote import RemoteListener
 from engine.cluster.replica import Replica
 from engine.cluster.router import Router
-from engine.config import EngineConfig, ResolvedConfig
+from engine.config import EngineConfig
 from engine.core_client import CoreClient
 from engine.errors import EngineDead, EngineSleeping, InvalidRequest
 from engine.input.input_processor import InputProcessor
@@ -35,6 +35,7 @@ from engine.input.tokenizer import Tokenizer
 from engine.messages import Sleep
 from engine.metrics import Metrics, ReplicaStats
 from engine.model import ModelConfig, read_model_config
+from engine.resolved_config import ResolvedConfig
 
 logger = logging.getLogger("troupe.engine")
 

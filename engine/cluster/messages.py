@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from engine.config import EngineConfig, ResolvedConfig
+from engine.config import EngineConfig
 from engine.messages import (
     AbortRequest,
     Accepted,
@@ -30,6 +30,7 @@ from engine.messages import (
     TakeSnapshot,
 )
 from engine.outputs import EngineSnapshot
+from engine.resolved_config import ResolvedConfig
 
 PROTOCOL_VERSION = 2  # raise it with every change of a message or of MESSAGE_TYPES
 

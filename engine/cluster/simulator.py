@@ -21,13 +21,14 @@ import numpy as np
 
 from engine.cluster.router import Router, Ticket
 from engine.cluster.step_table import StepSize, StepTable
-from engine.config import EngineConfig, ResolvedConfig, RouterPolicy, WorkerConfig, resolve_config
+from engine.config import EngineConfig, RouterPolicy
 from engine.core.kv_cache_manager import KVCacheManager
 from engine.core.request import Request
 from engine.core.scheduler import Scheduler
 from engine.errors import InvalidRequest
 from engine.kv_cache_spec import KVCacheSpec
 from engine.messages import AddRequest, Detail, KVEvents, NewCompletion, NewTokens, StepDone, StepPlan
+from engine.resolved_config import ResolvedConfig, WorkerConfig, resolve_config
 from engine.sampling_params import SamplingParams
 
 NOTICE_S = 0.1  # from a crash until the other replicas have the requests

@@ -10,8 +10,8 @@ import hashlib
 from array import array
 from collections.abc import Sequence
 
-from engine.config import CacheConfig
 from engine.messages import AdapterRef
+from engine.resolved_config import CacheConfig
 
 # Version of a layer's memory layout: [block, slot, KV head, element], keys and values in separate tensors.
 _KV_LAYOUT = b"1"

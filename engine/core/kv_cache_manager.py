@@ -20,11 +20,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from engine.config import CacheConfig
 from engine.core.block_hash import extend_block_hashes, list_extra_keys, list_keys
 from engine.core.block_pool import NULL_BLOCK, BlockPool, name_slot
 from engine.core.host_tier import HostTier
 from engine.core.request import Request
+from engine.resolved_config import CacheConfig
 
 
 class KVCacheManager:

@@ -21,7 +21,6 @@ from itertools import chain, compress, islice
 
 import numpy as np
 
-from engine.config import SchedulerConfig
 from engine.core.answer_reader import AnswerReader
 from engine.core.batch import Batch
 from engine.core.kv_cache_manager import KVCacheManager
@@ -40,6 +39,7 @@ from engine.messages import (
     StepPlan,
 )
 from engine.outputs import FinishReason
+from engine.resolved_config import SchedulerConfig
 from engine.spec.draft_planner import DraftPlanner
 
 # Known tokens of the requests that one step admits, cached ones included. Hashing, finding and copying a token takes

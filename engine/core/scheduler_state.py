@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from engine.config import SchedulerConfig
 from engine.core.adapter_slots import AdapterSlots
 from engine.core.batch import Batch
 from engine.core.kv_cache_manager import KVCacheManager
@@ -22,6 +21,7 @@ from engine.core.request_table import RequestTable
 from engine.core.slot_pool import SlotPool
 from engine.messages import Detail
 from engine.outputs import FinishReason
+from engine.resolved_config import SchedulerConfig
 
 
 class SchedulerState:

@@ -10,8 +10,9 @@ import struct
 
 import msgspec
 
-from engine.config import EngineConfig, WorkerConfig
+from engine.config import EngineConfig
 from engine.parallel.comm import RankLost
+from engine.resolved_config import WorkerConfig
 
 _LENGTH = struct.Struct("<I")
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from engine.config import CacheConfig, EngineConfig, WorkerConfig
+from engine.config import EngineConfig
 from engine.errors import ConfigError
 from engine.parallel.comm import Comm, RankLost, TorchComm
 from engine.parallel.commands import (
@@ -29,6 +29,7 @@ from engine.parallel.commands import (
     send,
 )
 from engine.parallel.shared_memory import SharedMemoryComm, make_memory, make_pipes
+from engine.resolved_config import CacheConfig, WorkerConfig
 
 ROOT = Path(__file__).resolve().parents[2]
 EXIT_TIMEOUT_S = 5.0

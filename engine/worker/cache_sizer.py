@@ -12,11 +12,12 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from engine.config import EngineConfig, ResolvedConfig, WorkerConfig, resolve_config
+from engine.config import EngineConfig
 from engine.errors import ConfigError
 from engine.host_memory import measure_host_memory
 from engine.kv_cache_spec import KVCacheSpec
 from engine.model import ModelConfig
+from engine.resolved_config import ResolvedConfig, WorkerConfig, resolve_config
 from engine.worker.device import DeviceMemory
 from engine.worker.kv_cache import DTYPES, choose_kv_dtype, compute_bytes_per_block
 from engine.worker.native_swap import NativeSwap

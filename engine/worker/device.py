@@ -8,7 +8,7 @@ from typing import Protocol
 
 import torch
 
-from engine.config import WorkerConfig
+from engine.resolved_config import WorkerConfig
 from engine.worker.cuda_link import CudaLink
 from engine.worker.device_link import DeviceLink, HostLink
 

@@ -12,9 +12,10 @@ from pathlib import Path
 
 import torch
 
-from engine.config import EngineConfig, WorkerConfig
+from engine.config import EngineConfig
 from engine.errors import ConfigError
 from engine.model import ModelConfig
+from engine.resolved_config import WorkerConfig
 from kernels.triton_support import MIN_CAPABILITY, find_triton_gap
 
 NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")

@@ -10,9 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from engine.config import ResolvedConfig
 from engine.messages import AdapterRef, StepDone, StepMasks, StepPlan
 from engine.model import ModelConfig
+from engine.resolved_config import ResolvedConfig
 from engine.worker.device_link import PendingStep
 
 

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from engine.config import WorkerConfig
 from engine.errors import ConfigError
 from engine.kv_cache_spec import KVCacheSpec, group_layers
+from engine.resolved_config import WorkerConfig
 from kernels.cpu.panel_memory import map_large_pages
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}

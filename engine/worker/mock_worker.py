@@ -9,9 +9,10 @@ import time
 
 import numpy as np
 
-from engine.config import EngineConfig, WorkerConfig, resolve_config
+from engine.config import EngineConfig
 from engine.messages import StepDone, StepMasks, StepPlan
 from engine.model import read_model_config
+from engine.resolved_config import WorkerConfig, resolve_config
 from engine.worker.executor import Loaded
 from engine.worker.sampling.drafts import SampleRuns
 from kernels.torch.sampling import make_row_keys

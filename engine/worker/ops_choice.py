@@ -6,8 +6,8 @@ import importlib
 
 import torch
 
-from engine.config import WorkerConfig
 from engine.errors import ConfigError
+from engine.resolved_config import WorkerConfig
 from engine.worker.native_swap import NativeSwap
 from kernels import Ops
 from kernels import torch as torch_ops

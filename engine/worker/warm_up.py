@@ -17,9 +17,9 @@ from collections.abc import Iterable, Iterator
 import msgspec
 import numpy as np
 
-from engine.config import SchedulerConfig
 from engine.core.step import MAX_SCORED_TOKENS
 from engine.messages import NewRow, StepMasks, StepPlan
+from engine.resolved_config import SchedulerConfig
 from engine.sampling_params import SamplingParams
 from engine.worker.decode_graphs import DecodeGraphs
 from engine.worker.device_link import PendingStep

@@ -17,7 +17,7 @@ from functools import partial
 
 import torch
 
-from engine.config import EngineConfig, ResolvedConfig
+from engine.config import EngineConfig
 from engine.core.block_hash import compute_fingerprint
 from engine.errors import ConfigError
 from engine.host_memory import measure_host_memory
@@ -33,6 +33,7 @@ from engine.model.sharding import Sharding, check_shardable
 from engine.parallel.leader import LeaderDecoder
 from engine.parallel.load import limit_ops
 from engine.parallel.ranks import Ranks
+from engine.resolved_config import ResolvedConfig
 from engine.spec.device.drafter import Drafter
 from engine.spec.device.load import load_drafter
 from engine.worker.cache_sizer import CacheSizer

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from engine import ConfigError, EngineConfig, ResolvedConfig
-from engine.config import WorkerConfig, resolve_config
 from engine.kv_cache_spec import KVCacheGroup, KVCacheSpec, find_groups, group_layers
+from engine.resolved_config import WorkerConfig, resolve_config
 
 MIB = 2**20
 

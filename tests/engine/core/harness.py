@@ -10,7 +10,6 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from engine.config import CacheConfig, SchedulerConfig
 from engine.core.kv_cache_manager import KVCacheManager
 from engine.core.request import Request
 from engine.core.request_table import RequestTable
@@ -32,6 +31,7 @@ from engine.messages import (
     StepMasks,
     StepPlan,
 )
+from engine.resolved_config import CacheConfig, SchedulerConfig
 from engine.sampling_params import SamplingParams
 from engine.spec.config import SpeculativeConfig
 from engine.spec.draft_planner import DraftPlanner

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from engine.config import CacheConfig
 from engine.core.block_hash import compute_fingerprint, extend_block_hashes, make_extra_key
+from engine.resolved_config import CacheConfig
 from tests.engine.core.harness import make_group
 
 BLOCK = 4

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from engine.config import CacheConfig
 from engine.core.block_hash import extend_block_hashes, list_keys
 from engine.core.kv_cache_manager import KVCacheManager
 from engine.core.request import Request
+from engine.resolved_config import CacheConfig
 from tests.engine.core import harness
 from tests.engine.core.harness import SchedulerHarness
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from engine import ConfigError, EngineConfig
-from engine.config import ResolvedConfig, WorkerConfig
 from engine.model import ModelConfig, RopeConfig
+from engine.resolved_config import ResolvedConfig, WorkerConfig
 from engine.worker.cache_sizer import CacheSizer
 from engine.worker.device import CudaMemory
 from engine.worker.input_batch import InputBatch
