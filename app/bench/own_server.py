@@ -57,41 +57,36 @@ async def run_server(
             await process.wait()
 
 
-async def wait_until_ready(url: str, process: asyncio.subprocess.Process | None = None) -> None:
-    """Poll /health.
+async def wait_until_ready(url: str) -> None:
+    """Poll /health of a server that is not ours; stderr says who is waited for and what they answer.
 
-    For a server that is not ours, stderr tells who is waited for and what they answer; one that does not say that it
-    is about to be ready (503) gets a minute only: nobody may be there, or somebody else.
+    A server that does not say that it is about to be ready (503) gets a minute only: it may be the wrong one.
 
     Raises:
-        UsageError: the process ended instead, or the time was over; the message says what came last.
+        UsageError: the time was over; the message says what came last.
     """
-    is_ours = process is not None
     seen = "no answer"
-    if not is_ours:
-        print(f"waiting for {url} ...", file=sys.stderr)
+    print(f"waiting for {url} ...", file=sys.stderr)
     loop = asyncio.get_running_loop()
     begun = loop.time()
-    timeout = aiohttp.ClientTimeout(total=None)
     try:
         async with (
-            asyncio.timeout(START_TIMEOUT_S if is_ours else ANSWER_TIMEOUT_S) as limit,
-            aiohttp.ClientSession(timeout=timeout) as session,
+            asyncio.timeout(ANSWER_TIMEOUT_S) as limit,
+            aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None)) as session,
         ):
-            while process is None or process.returncode is None:
+            while True:
                 status, answer = await ask_health(session, url)
                 if status == 200:
                     return
-                if status == 503 and not is_ours:
+                if status == 503:
                     limit.reschedule(min(begun + START_TIMEOUT_S, loop.time() + ANSWER_TIMEOUT_S))
-                if answer != seen and not is_ours:
+                if answer != seen:
                     print(f"waiting for {url}: {answer}", file=sys.stderr)
                 seen = answer
                 await asyncio.sleep(0.05)
     except TimeoutError:
         waited = f"{loop.time() - begun:.0f} s"
         raise UsageError(f"{url} did not become ready within {waited}; the last attempt: {seen}") from None
-    raise UsageError(f"the server ended with exit code {process.returncode} instead of becoming ready")
 
 
 async def ask_health(session: aiohttp.ClientSession, url: str) -> tuple[int, str]:

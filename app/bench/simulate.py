@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import importlib
 import json
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from types import ModuleType
 from typing import Any, get_args
 
 import numpy as np
@@ -57,7 +55,6 @@ FILES = (
     ("--trace", "JSONL with timestamp, input_length, output_length, hash_ids, instead of random requests"),
     ("--step-table", "measured step times; without it the model is measured now"),
     ("--save-step-table", "write the measured step times"),
-    ("--output-png", "draw the times over the replicas (needs matplotlib)"),
 )
 HEADER = (
     f"{'policy':19}{'replicas':>8}{'TTFT ms mean/p50/{p}':>30}{'ITL ms mean/p50/{p}':>26}{'tok/s':>9}{'hits':>7}"
@@ -81,18 +78,6 @@ class Point:
     num_resumed: int
     is_enough: bool
     cpu_s: float  # of the simulation
-
-
-def load_plot() -> ModuleType:
-    """The module that draws; by name, because matplotlib is no part of the application.
-
-    Raises:
-        UsageError: matplotlib is missing.
-    """
-    try:
-        return importlib.import_module("app.bench.plot")
-    except ImportError as error:
-        raise UsageError(f"--output-png needs matplotlib (pip install matplotlib): {error}") from error
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -122,8 +107,13 @@ def run(arguments: argparse.Namespace, start: float) -> int:
     policies = [part.strip() for part in arguments.policy.split(",")]
     if unknown := [policy for policy in policies if policy not in POLICIES]:
         raise UsageError(f"--policy {unknown[0]!r} is not one of {', '.join(POLICIES)}")
-    plot = None if arguments.output_png is None else load_plot()
-    requests = make_requests(arguments)
+    if arguments.trace is not None:
+        requests = read_trace(arguments.trace)
+    else:
+        requests = make_poisson(
+            *(arguments.num_prompts, arguments.request_rate, arguments.num_prefixes, arguments.prefix_len),
+            *(arguments.input_len, arguments.output_len, arguments.work_seed),
+        )
     with engine_settings(arguments) as config:
         table, config = find_table(arguments, config)
         print(HEADER.format(p=f"p{arguments.percentile:g}"))
@@ -137,11 +127,6 @@ def run(arguments: argparse.Namespace, start: float) -> int:
         enough = [point.num_replicas for point in points if point.policy == policy and point.is_enough]
         found = f"{min(enough)} replicas keep" if enough else "no number of replicas keeps"
         print(f"{policy}: {found} {limits}")
-    if plot is not None:
-        plot.draw_replicas(
-            [(p.policy, p.num_replicas, p.ttft[2], p.itl[2]) for p in points],
-            *(arguments.ttft_ms, arguments.itl_ms, arguments.output_png),
-        )
     write_json(arguments.output_json, config, {"points": [asdict(p) for p in points], "steps": asdict(table)})
     return 0 if any(point.is_enough for point in points) else 1
 
@@ -153,15 +138,6 @@ def describe(point: Point) -> str:
         f"{point.policy:19}{point.num_replicas:>7}{'*' if point.is_enough else ' '}{ttft:>28}{itl:>24}"
         f"{point.output_tokens_per_s:>9.0f}{point.hit_rate:>7.3f}{point.load_ratio:>6.2f}{point.num_preemptions:>10}"
         f"{point.num_resumed:>8}{point.cpu_s:>7.1f}"
-    )
-
-
-def make_requests(arguments: argparse.Namespace) -> list[SimulatedRequest]:
-    if arguments.trace is not None:
-        return read_trace(arguments.trace)
-    return make_poisson(
-        *(arguments.num_prompts, arguments.request_rate, arguments.num_prefixes, arguments.prefix_len),
-        *(arguments.input_len, arguments.output_len, arguments.work_seed),
     )
 
 

@@ -48,21 +48,12 @@ class Client(asyncio.Protocol):
             self.done.set_exception(ConnectionError(f"a stream ended early: {self._tail[-300:]!r}"))
 
 
-def make_request(tokens: int, is_chat: bool) -> bytes:
+def make_request(tokens: int) -> bytes:
     """A whole HTTP request; the server closes the connection after its answer."""
-    body = {
-        "max_tokens": tokens,
-        "ignore_eos": True,
-        "stream": True,
-        "stream_options": {"include_usage": True},
-    }
-    path = "/v1/chat/completions" if is_chat else "/v1/completions"
-    body |= {"messages": [{"role": "user", "content": "Hello"}]} if is_chat else {"prompt": "Hello"}
-    data = json.dumps(body).encode()
-    head = (
-        f"POST {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Type: application/json\r\n"
-    )
-    return f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data
+    options = {"ignore_eos": True, "stream": True, "stream_options": {"include_usage": True}}
+    data = json.dumps({"prompt": "Hello", "max_tokens": tokens, **options}).encode()
+    head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Type: application/json"
+    return f"{head}\r\nContent-Length: {len(data)}\r\n\r\n".encode() + data
 
 
 def read_cpu_seconds(pid: int) -> float:
@@ -74,9 +65,9 @@ def read_cpu_seconds(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-async def measure(pid: int, port: int, streams: int, tokens: int, is_chat: bool) -> str:
+async def measure(pid: int, port: int, streams: int, tokens: int) -> str:
     """Stream everything once; a line about it."""
-    request = make_request(tokens, is_chat)
+    request = make_request(tokens)
     loop = asyncio.get_running_loop()
     start, cpu, own_cpu = time.monotonic(), read_cpu_seconds(pid), time.process_time()
     pairs = [await loop.create_connection(lambda: Client(request), "127.0.0.1", port) for _ in range(streams)]
@@ -90,7 +81,7 @@ async def measure(pid: int, port: int, streams: int, tokens: int, is_chat: bool)
     )
 
 
-async def run(streams: int, tokens: int, step_ms: float, repeats: int, is_chat: bool) -> None:
+async def run(streams: int, tokens: int, step_ms: float, repeats: int) -> None:
     flags = {
         "mock-step-ms": step_ms, "max-num-seqs": streams, "max-num-waiting": 2 * streams,
         "max-num-batched-tokens": 4 * streams, "num-blocks": 140 * streams,
@@ -99,9 +90,9 @@ async def run(streams: int, tokens: int, step_ms: float, repeats: int, is_chat: 
     pids: list[int] = []
     async with run_server(["--no-ui", *words], pids.append) as url:
         port = urlsplit(url).port or 0
-        await measure(pids[0], port, min(streams, 16), 50, is_chat)
+        await measure(pids[0], port, min(streams, 16), 50)
         for _ in range(repeats):
-            print(await measure(pids[0], port, streams, tokens, is_chat), flush=True)
+            print(await measure(pids[0], port, streams, tokens), flush=True)
 
 
 def main() -> None:
@@ -112,9 +103,8 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=600, help="tokens of each")
     parser.add_argument("--step-ms", type=float, default=0.0, help="time of a mock step")
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--chat", action="store_true", help="chat completions instead of text completions")
     args = parser.parse_args()
-    asyncio.run(run(args.streams, args.tokens, args.step_ms, args.repeats, args.chat))
+    asyncio.run(run(args.streams, args.tokens, args.step_ms, args.repeats))
 
 
 if __name__ == "__main__":

@@ -9,14 +9,13 @@ from __future__ import annotations
 import argparse
 import asyncio
 import socket
-import sys
 import time
 from pathlib import Path
 
 import aiohttp
 
 from app.bench.client import Target, send
-from app.bench.own_server import wait_until_ready
+from app.bench.own_server import run_server
 from app.bench.serve import find_model
 from app.bench.settings import write_json
 from app.bench.spread import Spread
@@ -53,35 +52,27 @@ async def start_once(flags: list[str]) -> tuple[float, float, float]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    url = f"http://127.0.0.1:{port}"
     begun = time.perf_counter()
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "app", "serve", "--port", str(port), *flags,
-        stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL,
-    )  # fmt: skip
+    waiting = asyncio.create_task(wait_for_port(port))
     try:
-        await wait_for_port(port, process)
-        port_at = time.perf_counter() - begun
-        await wait_until_ready(url, process)
-        ready_at = time.perf_counter() - begun
-        async with aiohttp.ClientSession() as session:
+        async with run_server(["--port", str(port), *flags]) as url, aiohttp.ClientSession() as session:
+            ready_at = time.perf_counter() - begun
             record = await send(session, Target(url, await find_model(url, None)), Job([1, 2, 3, 4], 2))
-        if record.error:
-            raise UsageError(f"the first request failed: {record.error}")
-        return port_at, ready_at, time.perf_counter() - begun - record.e2e + record.ttft
+            if record.error:
+                raise UsageError(f"the first request failed: {record.error}")
+            first_token_at = time.perf_counter() - begun - record.e2e + record.ttft
+            return await waiting - begun, ready_at, first_token_at
     finally:
-        if process.returncode is None:
-            process.terminate()
-        await process.wait()
+        waiting.cancel()
 
 
-async def wait_for_port(port: int, process: asyncio.subprocess.Process) -> None:
-    """Return when somebody listens."""
-    while process.returncode is None:
+async def wait_for_port(port: int) -> float:
+    """Return the time at which a connection is accepted."""
+    while True:
         try:
             _, writer = await asyncio.open_connection("127.0.0.1", port)
         except OSError:
             await asyncio.sleep(0.02)
             continue
         writer.close()
-        return
+        return time.perf_counter()

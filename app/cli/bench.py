@@ -10,27 +10,15 @@ from app.config import UsageError
 
 # kind -> (module, summary); imported when it is used, because some take seconds
 KINDS = {
-    "latency": (
-        "app.bench.latency",
-        "one batch: prefill and decode rates, beside peers and the machine's limits",
-    ),
+    "latency": ("app.bench.latency", "one batch: prefill and decode rates, beside peers and the machine's limits"),
     "throughput": ("app.bench.throughput", "a heap of requests offline, free or structured"),
     "serve": ("app.bench.serve", "drive an OpenAI-compatible server: TTFT, TPOT, ITL, goodput"),
     "startup": ("app.bench.startup", "from process start to the first token"),
-    "gpu": (
-        "app.bench.gpu.run",
-        "everything that proves a GPU machine, in ten minutes: limits, kernels, graphs, work",
-    ),
-    "grammar": (
-        "app.bench.grammar.maskbench",
-        "compile and mask times over many schemas, beside raw xgrammar and llguidance",
-    ),
-    "simulate": (
-        "app.bench.simulate",
-        "how many replicas a load needs: the real scheduler and router under a virtual clock",
-    ),
+    "gpu": ("app.bench.gpu.run", "everything that proves a GPU machine, in ten minutes: limits, kernels, graphs, work"),
+    "grammar": ("app.bench.grammar.maskbench", "compile and mask times over many schemas, beside its peers"),
+    "simulate": ("app.bench.simulate", "replicas for a load: the real scheduler and router under a virtual clock"),
     "sweep": ("app.bench.sweep", "throughput against latency, its knee, and settings for this machine"),
-}
+}  # fmt: skip
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -9,9 +9,7 @@ import pytest
 import torch
 
 from app.bench.gpu import run as gpu
-from app.bench.gpu.ceiling import compute_ceiling
-from app.bench.gpu.idle import find_gaps
-from app.bench.gpu.parts import Setup, run_part
+from app.bench.gpu.parts import Setup, compute_ceiling, find_gaps, run_part
 from app.bench.gpu.report import MAX_LINES, report
 from app.bench.shapes import SHAPES
 from app.bench.workload import Job, make_nano

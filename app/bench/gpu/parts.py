@@ -7,23 +7,24 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
+from torch.profiler import ProfilerActivity, profile
 
-from app.bench.gpu.ceiling import compute_ceiling
-from app.bench.gpu.idle import measure_idle
 from app.bench.runners import TroupeRunner
-from app.bench.shapes import SHAPES, Json
+from app.bench.shapes import SHAPES, Footprint, Json
 from app.bench.throughput import RECORDS
 from app.bench.workload import Job, count_tokens, make_nano, make_random
 from grammar import GrammarSpec
 
 DEMO_MODEL = Path(__file__).resolve().parents[3] / "assets" / "demo_model"
 TEMPERATURE = 0.6
+LOGIT_BYTES = 8  # a float32 written and read
 # Measured on one H200: bytes a second of a copy, operations a second of a bfloat16 product.
 H200 = (4.3e12, 790e12)
 SMOKE_SHAPE = {
@@ -167,6 +168,76 @@ def check_syncs(setup: Setup) -> Json:
     jobs = make_random(setup.pick(40, 3), setup.pick(200, 6), setup.pick(40, 6), 0.5, 1000, 0)
     run_work(setup.settings("qwen3-0.6b", check_syncs=not setup.is_smoke), jobs)
     return {"verdict": "not checked on a CPU" if setup.is_smoke else "no launch waits for the device"}
+
+
+def compute_ceiling(
+    config: Json, jobs: Sequence[Job], bytes_per_s: float, flops_per_s: float, value_bytes: int = 2
+) -> float:
+    """Output tokens a second that no engine can exceed, from what was measured of memory and products.
+
+    A prefill computes; a decode step reads all weights and every running request's keys and values, and writes and
+    reads the logits. All requests start together and leave when they are done.
+
+    Args:
+        config: the model's config.json.
+        value_bytes: of a weight and of an element of the cache.
+    """
+    footprint = Footprint.from_config(config)
+    vocab_weights = config["vocab_size"] * config["hidden_size"]
+    seconds = 0.0
+    for job in jobs:
+        length = len(job.prompt_token_ids)
+        attended = 2 * footprint.num_layers * footprint.attention_width * length**2
+        products = 2 * (footprint.num_weights - vocab_weights) * length + 2 * vocab_weights
+        seconds += (products + attended) / flops_per_s
+    for step in range(1, max(job.max_tokens for job in jobs)):
+        contexts = [len(job.prompt_token_ids) + step for job in jobs if job.max_tokens > step]
+        size = footprint.step_bytes(1, sum(contexts), value_bytes, value_bytes)
+        size += len(contexts) * config["vocab_size"] * LOGIT_BYTES
+        flops = 2 * footprint.num_weights * len(contexts)
+        seconds += max(size / bytes_per_s, flops / flops_per_s)
+    return sum(job.max_tokens for job in jobs) / seconds
+
+
+def measure_idle(settings: dict[str, Any], jobs: list[Job]) -> dict[str, Any]:
+    """Profile a warm run: the largest gap of each step is the one between two forward passes."""
+    runner = TroupeRunner(settings, None, TEMPERATURE)
+    try:
+        runner.run(jobs)
+        runner.await_graphs()
+        before = runner.llm.stats().num_steps
+        has_device = torch.cuda.is_available()
+        kinds = [ProfilerActivity.CUDA] if has_device else [ProfilerActivity.CPU]
+        with profile(activities=kinds) as profiler:
+            runner.run(jobs)
+        num_steps = runner.llm.stats().num_steps - before
+    finally:
+        runner.close()
+    if not has_device:
+        return {"num_steps": num_steps, "verdict": "no device whose idle time could be measured"}
+    busy = [
+        (event.time_range.start, event.time_range.end)
+        for event in profiler.events()
+        if event.device_type == torch.autograd.DeviceType.CUDA
+    ]
+    gaps = find_gaps(busy)[:num_steps]
+    gap = median(gaps) if gaps else 0.0
+    return {
+        "num_steps": num_steps,
+        "median_gap_us": gap,
+        "idle_share": sum(gaps) / (max(end for _, end in busy) - min(start for start, _ in busy)),
+        "verdict": f"median gap between forward passes {gap:.0f} us over {num_steps} steps of {len(jobs)} rows",
+    }
+
+
+def find_gaps(busy: list[tuple[float, float]]) -> list[float]:
+    """Times in which no interval runs, longest first."""
+    gaps, end = [], float("inf")
+    for start, stop in sorted(busy):
+        if start > end:
+            gaps.append(start - end)
+        end = max(end, stop) if end != float("inf") else stop
+    return sorted(gaps, reverse=True)
 
 
 def run_part(name: str, setup: Setup) -> Json:

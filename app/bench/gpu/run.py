@@ -1,7 +1,7 @@
 """`bench gpu`: all that has to be proven on a GPU, in one run of ten minutes on a machine that has nothing yet.
 
-    python -m app.bench.gpu.run --output-json gpu.json
-    python -m app.bench.gpu.run --smoke        the same parts on a CPU, tiny; shows that they work, and no speed
+    python -m app bench gpu --output-json gpu.json
+    python -m app bench gpu --smoke        the same parts on a CPU, tiny; shows that they work, and no speed
 
 Every part is a process of its own with its own time: one that fails, hangs or takes the device down with it is
 recorded, and the next one goes on.
@@ -158,20 +158,3 @@ def run_part(part: Part, target: Path, limit_s: float, is_smoke: bool) -> dict[s
     if status == "ok":
         return result | {"figures": json.loads(target.read_text(encoding="utf-8"))}
     return result | {"exit_code": process.returncode, "error": errors.strip()[-ERROR_CHARS:]}
-
-
-def main() -> int:
-    """The command line of this module alone."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    add_arguments(parser)
-    try:
-        return run(parser.parse_args(), time.perf_counter())
-    except UsageError as error:
-        print(error, file=sys.stderr)
-        return 2
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -75,19 +75,19 @@ class TroupePeer:
         vocabulary = Vocabulary([*ranks.token_bytes, b""], [ranks.eos_token_id])
         self._compiler = GrammarCompiler(vocabulary, num_threads=1)
 
-    def compile(self, schema: Any) -> Callable[[], TroupeSession]:
+    def compile(self, schema: Any) -> Callable[[], MatcherSession]:
         try:
             compiled = self._compiler.compile(GrammarSpec.json_schema(schema))
         except GrammarError as error:
             raise Refused(str(error)) from error
-        return lambda: TroupeSession(compiled.matcher())
+        return lambda: MatcherSession(compiled.matcher())
 
-    def fill_rows(self, sessions: Sequence[TroupeSession], bitmask: np.ndarray) -> None:
+    def fill_rows(self, sessions: Sequence[MatcherSession], bitmask: np.ndarray) -> None:
         fill_bitmask([session.matcher for session in sessions], range(len(sessions)), bitmask)
 
 
-class TroupeSession:
-    """A matcher."""
+class MatcherSession:
+    """A matcher of this project or of xgrammar: both have the same methods."""
 
     def __init__(self, matcher: Any) -> None:
         self.matcher = matcher
@@ -156,25 +156,15 @@ class XGrammarPeer:
         self._compiler = self._library.GrammarCompiler(info, max_threads=1, cache_enabled=False)
         self._batch = self._library.BatchGrammarMatcher(1)
 
-    def compile(self, schema: Any) -> Callable[[], XGrammarSession]:
+    def compile(self, schema: Any) -> Callable[[], MatcherSession]:
         try:
             compiled = self._compiler.compile_json_schema(json.dumps(schema), any_whitespace=False)
         except RuntimeError as error:
             raise Refused(str(error)) from error
-        return lambda: XGrammarSession(self._library.GrammarMatcher(compiled))
+        return lambda: MatcherSession(self._library.GrammarMatcher(compiled))
 
-    def fill_rows(self, sessions: Sequence[XGrammarSession], bitmask: np.ndarray) -> None:
+    def fill_rows(self, sessions: Sequence[MatcherSession], bitmask: np.ndarray) -> None:
         self._batch.batch_fill_next_token_bitmask([session.matcher for session in sessions], bitmask)
-
-
-class XGrammarSession:
-    """A matcher of xgrammar."""
-
-    def __init__(self, matcher: Any) -> None:
-        self.matcher = matcher
-        self.fill = matcher.fill_next_token_bitmask
-        self.accept = matcher.accept_token
-        self.is_complete = matcher.is_completed
 
 
 PEERS: dict[str, Callable[[TokenRanks], Peer]] = {
@@ -182,8 +172,6 @@ PEERS: dict[str, Callable[[TokenRanks], Peer]] = {
     "llguidance": LLGuidancePeer,
     "xgrammar": XGrammarPeer,
 }
-
-
 # Processor time is the better one where other programs take the core away.
 CLOCKS: dict[str, Clock] = {"wall": time.perf_counter_ns, "cpu": time.process_time_ns}
 

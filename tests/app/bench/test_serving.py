@@ -4,7 +4,6 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -218,12 +217,6 @@ async def test_a_server_of_ours_that_does_not_start_says_why(
     with pytest.raises(UsageError, match=said):
         async with run_server(["--max-num-seqs", "0"]):
             pass
-
-
-async def test_a_process_that_ends_is_not_waited_for() -> None:
-    process: Any = SimpleNamespace(returncode=3)
-    with pytest.raises(UsageError, match="ended with exit code 3 instead of becoming ready"):
-        await wait_until_ready("http://127.0.0.1:1", process)
 
 
 async def test_a_crowd_a_storm_and_a_slow_reader_leave_nothing_behind() -> None:
