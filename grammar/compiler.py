@@ -88,10 +88,6 @@ class GrammarCompiler:
             return pending.result()
         return self._compile_as_owner(spec, own)
 
-    def close(self) -> None:
-        """End xgrammar's process, if one was started."""
-        self._xgrammar.close()
-
     def find(self, spec: GrammarSpec) -> CompiledGrammar | None:
         """Return the compiled grammar if the cache holds it, or raise GrammarError if it was refused just now.
 

@@ -72,8 +72,6 @@ def run(arguments: argparse.Namespace, start: float) -> int:
         verdicts = [try_instance(compiled, name, arguments.kind) for name in arguments.instances]
     except GrammarError as error:
         raise UsageError(str(error)) from error
-    finally:
-        compiler.close()
     for name, verdict in zip(arguments.instances, verdicts, strict=True):
         print(f"{shorten(name)}: {verdict or 'accepted'}")
     return EXIT_REFUSED if any(verdicts) else 0

@@ -162,8 +162,6 @@ class GrammarActor(ThreadActor[GrammarInbox | OpenMatcher | SlowMask]):
                 task.cancel()
             for pool in (self._pool, self._slow_pool, self._mask_pool):
                 pool.shutdown(wait=False, cancel_futures=True)
-            if self._compiler is not None:
-                await asyncio.to_thread(self._compiler.close)
 
     def work(self) -> None:
         self.mark_ready()

@@ -1,17 +1,18 @@
 """xgrammar: EBNF, matched character by character.
 
-Its compiler has no limits and cannot be cancelled (400 character classes in a row take minutes), so it runs in a
-process that is killed at a deadline (xgrammar_worker.py). It imports torch and transformers, which takes seconds, so
-it is loaded when first used and not before.
+Its compiler has no limits and cannot be cancelled (400 character classes in a row take minutes), so each compile runs
+in a process that is killed at a deadline (xgrammar_worker.py). xgrammar imports torch and transformers, which takes
+seconds, so it is loaded when first used and not before.
 """
 
 import importlib
-import math
+import json
 import re
+import subprocess
+import sys
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -21,10 +22,10 @@ from ..bit_row import check_bitmask
 from ..errors import InvalidGrammar, UnsupportedGrammar
 from ..limits import GrammarLimits
 from ..spec import GrammarSpec
+from ..tags.gbnf_rules import write_ebnf
 from ..vocabulary import Vocabulary
-from .gbnf import rewrite_gbnf
-from .killable_worker import KillableWorker, WorkerDied
 
+START_SECONDS = 60
 WORKER_SCRIPT = Path(__file__).with_name("xgrammar_worker.py")
 _REPETITION = re.compile(r"\{\s*(\d*)\s*,?\s*(\d*)\s*\}")
 
@@ -40,49 +41,56 @@ class XGrammarBackend:
         self._num_threads = num_threads
         self._lock = threading.Lock()
         self._info: Any = None
-        self._loaded: tuple[ModuleType, KillableWorker] | None = None
+        self._tokenizer = ""  # the vocabulary as the process reads it
+        self.xgrammar: Any = None
         self.filler: XGrammarFiller | None = None
 
     def compile(self, spec: GrammarSpec) -> "XGrammarProgram":
         """Compile an EBNF grammar."""
         check_bounds(spec, self._limits)
-        order = {"text": rewrite_gbnf(spec.text)}
+        text = write_ebnf(spec.text)
         with self._lock:
-            xgrammar, worker = self._load()
-        try:
-            answer = worker.ask(order, self._limits.max_xgrammar_s)
-        except WorkerDied as error:
-            raise UnsupportedGrammar("", spec.kind, f"too large for xgrammar: {error}") from error
+            self._load()
+        answer = self._run_worker(text)
         if "error" in answer:
             raise InvalidGrammar(f"{spec.kind} cannot be compiled: {tidy(answer['error'])}")
-        compiled = xgrammar.CompiledGrammar.deserialize_json(answer["compiled"], self._info)
-        return XGrammarProgram(compiled, xgrammar, self)
+        return XGrammarProgram(
+            self.xgrammar.CompiledGrammar.deserialize_json(answer["compiled"], self._info), self
+        )
 
-    def close(self) -> None:
-        """End the compile process."""
-        if self._loaded is not None:
-            self._loaded[1].close()
+    def _run_worker(self, text: str) -> dict[str, str]:
+        limits = self._limits
+        order = {
+            "tokenizer": self._tokenizer,
+            "text": text,
+            "max_seconds": limits.max_xgrammar_s,
+            "max_memory_bytes": limits.max_xgrammar_memory_bytes,
+        }
+        # -P keeps the script's folder, whose module names are ours, off the import path.
+        command = [sys.executable, "-P", str(WORKER_SCRIPT)]
+        data, seconds = json.dumps(order).encode(), START_SECONDS + limits.max_xgrammar_s
+        try:
+            done = subprocess.run(command, input=data, capture_output=True, timeout=seconds, check=True)
+        except (subprocess.SubprocessError, OSError) as error:
+            reason = f"too large for xgrammar: no answer within {limits.max_xgrammar_s:g} s or out of memory"
+            raise UnsupportedGrammar("", "ebnf", reason) from error
+        answer: dict[str, str] = json.loads(done.stdout)
+        return answer
 
-    def _load(self) -> tuple[ModuleType, KillableWorker]:
-        if self._loaded is None:
-            xgrammar = importlib.import_module("xgrammar")
-            self._info = xgrammar.TokenizerInfo(
-                # Only empty tokens count as special there.
-                list(self.vocabulary.token_bytes),
-                xgrammar.VocabType.RAW,
-                vocab_size=self.vocabulary.size,
-                stop_token_ids=list(self.vocabulary.eos_token_ids),
-                add_prefix_space=False,
-            )
-            hello = {
-                "tokenizer": self._info.serialize_json(),
-                "max_memory_bytes": self._limits.max_xgrammar_memory_bytes,
-                "max_seconds": math.ceil(self._limits.max_xgrammar_s) + 1,
-            }
-            worker = KillableWorker(WORKER_SCRIPT, hello, start_seconds=60)
-            self.filler = XGrammarFiller(self.vocabulary, xgrammar.BatchGrammarMatcher(self._num_threads))
-            self._loaded = xgrammar, worker
-        return self._loaded
+    def _load(self) -> None:
+        if self.filler is not None:
+            return
+        self.xgrammar = importlib.import_module("xgrammar")
+        self._info = self.xgrammar.TokenizerInfo(
+            # Only empty tokens count as special there.
+            list(self.vocabulary.token_bytes),
+            self.xgrammar.VocabType.RAW,
+            vocab_size=self.vocabulary.size,
+            stop_token_ids=list(self.vocabulary.eos_token_ids),
+            add_prefix_space=False,
+        )
+        self._tokenizer = self._info.serialize_json()
+        self.filler = XGrammarFiller(self.vocabulary, self.xgrammar.BatchGrammarMatcher(self._num_threads))
 
 
 def check_bounds(spec: GrammarSpec, limits: GrammarLimits) -> None:
@@ -105,15 +113,14 @@ def tidy(message: str) -> str:
 class XGrammarProgram:
     """A compiled grammar, shared by its matchers."""
 
-    def __init__(self, compiled: Any, xgrammar: ModuleType, backend: XGrammarBackend) -> None:
+    def __init__(self, compiled: Any, backend: XGrammarBackend) -> None:
         self._compiled = compiled
-        self._xgrammar = xgrammar
         self._backend = backend
         self.size_bytes: int = compiled.memory_size_bytes
 
     def new_matcher(self) -> "XGrammarMatcher":
         """Return a matcher at the start of the grammar."""
-        return XGrammarMatcher(self._xgrammar.GrammarMatcher(self._compiled), self._backend)
+        return XGrammarMatcher(self._backend.xgrammar.GrammarMatcher(self._compiled), self._backend)
 
 
 class XGrammarMatcher(Matcher):

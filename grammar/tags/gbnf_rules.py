@@ -1,4 +1,4 @@
-"""GBNF in a structural tag as rules of Lark with one lexeme for each character: read as GBNF means it."""
+"""GBNF as rules of Lark with one lexeme for each character, as GBNF means it; or as xgrammar's EBNF."""
 
 import re
 
@@ -16,20 +16,21 @@ _TOKENS = re.compile(
     re.VERBOSE | re.ASCII | re.DOTALL,
 )
 _ESCAPES = re.compile(r"\\(?:x([0-9A-Fa-f]{2})|u([0-9A-Fa-f]{4})|U([0-9A-Fa-f]{8})|(.))", re.DOTALL)
+ANY_CHARACTER = r"[\u0000-\U0010FFFF]"
 _LETTERS = {"n": "\n", "r": "\r", "t": "\t", "0": "\0"}
 
 
-def write_gbnf(text: str, prefix: str) -> str:
-    """Return the rules of a grammar; its start rule is `{prefix}root`.
+def read_gbnf(text: str) -> dict[str, list[tuple[str, str]]]:
+    """Return rule -> the kinds and texts of the tokens in its body.
 
     Raises:
         InvalidGrammar: it is not GBNF, has no rule `root` or refers to a rule that is missing.
     """
-    rules: dict[str, list[str]] = {}
+    rules: dict[str, list[tuple[str, str]]] = {}
     used: set[str] = {"root"}
-    body: list[str] | None = None
+    body: list[tuple[str, str]] | None = None
     for token in _TOKENS.finditer(text):
-        kind, found = token.lastgroup, token[0]
+        kind, found = token.lastgroup or "", token[0]
         if kind == "head":
             name = found.split("::=")[0].strip()
             if name in rules:
@@ -40,11 +41,30 @@ def write_gbnf(text: str, prefix: str) -> str:
                 raise InvalidGrammar(f"not GBNF at character {token.start()}: {found[:20]!r}")
             if kind == "name":
                 used.add(found)
-            body.append(write_token(kind or "", found, prefix))
+            body.append((kind, found))
     missing = sorted(used - rules.keys())
     if missing:
         raise InvalidGrammar(f"the grammar has no rule {missing[0]!r}")
-    return "\n".join(f"{prefix}{make_name(name)}: {fill_empty(body)}" for name, body in rules.items())
+    return rules
+
+
+def write_gbnf(text: str, prefix: str) -> str:
+    """Return a grammar as rules of Lark, of which `{prefix}root` is the start."""
+    return "\n".join(
+        f"{prefix}{make_name(name)}: {fill_empty([write_token(*token, prefix) for token in body])}"
+        for name, body in read_gbnf(text).items()
+    )
+
+
+def write_ebnf(text: str) -> str:
+    """Return a grammar as xgrammar reads it: "" for each empty alternative, a class for each dot."""
+    rules = []
+    for name, body in read_gbnf(text).items():
+        if not body:
+            raise InvalidGrammar(f'the rule {name!r} says nothing; write "" for an empty text')
+        parts = [ANY_CHARACTER if found == "." else found for _, found in body]
+        rules.append(f"{name} ::= {fill_empty(parts)}")
+    return "\n".join(rules)
 
 
 def write_token(kind: str, found: str, prefix: str) -> str:

@@ -1,7 +1,5 @@
 """Compilers shared by the grammar tests; each keeps its own cache."""
 
-from collections.abc import Iterator
-
 import pytest
 
 from grammar import GrammarCompiler
@@ -9,16 +7,12 @@ from tests.grammar.vocabularies import make_byte_vocabulary, make_merged_vocabul
 
 
 @pytest.fixture(scope="session")
-def byte_compiler() -> Iterator[GrammarCompiler]:
+def byte_compiler() -> GrammarCompiler:
     """A compiler over single bytes: what it accepts depends on the grammar alone."""
-    compiler = GrammarCompiler(make_byte_vocabulary(), num_threads=2)
-    yield compiler
-    compiler.close()
+    return GrammarCompiler(make_byte_vocabulary(), num_threads=2)
 
 
 @pytest.fixture(scope="session")
-def merged_compiler() -> Iterator[GrammarCompiler]:
+def merged_compiler() -> GrammarCompiler:
     """A compiler over a vocabulary as byte pair encoding makes them."""
-    compiler = GrammarCompiler(make_merged_vocabulary(), num_threads=2)
-    yield compiler
-    compiler.close()
+    return GrammarCompiler(make_merged_vocabulary(), num_threads=2)
