@@ -13,29 +13,19 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from enum import IntEnum
-from functools import partial
 
 import torch
 
 from engine.config import EngineConfig
 from engine.core.block_hash import compute_fingerprint
-from engine.errors import ConfigError
 from engine.host_memory import measure_host_memory
 from engine.kv_cache_spec import KVCacheSpec
 from engine.lora.adapter_rows import AdapterRows
-from engine.lora.adapter_store import AdapterStore, estimate_adapter_bytes
+from engine.lora.adapter_store import AdapterStore
 from engine.messages import StepDone, StepMasks, StepPlan
-from engine.model import Model, load_model, read_model_config
-from engine.model.decoder import DecoderModel
+from engine.model import Model, read_model_config
 from engine.model.implementation import TransformersConfig
-from engine.model.loader import BuildDecoder
-from engine.model.sharding import Sharding, check_shardable
-from engine.parallel.leader import LeaderDecoder
-from engine.parallel.load import limit_ops
-from engine.parallel.ranks import Ranks
 from engine.resolved_config import ResolvedConfig
-from engine.spec.device.drafter import Drafter
-from engine.spec.device.load import load_drafter
 from engine.worker.cache_sizer import CacheSizer
 from engine.worker.cuda_link import CudaGraphRecorder
 from engine.worker.decode_graphs import DecodeGraphs
@@ -45,10 +35,10 @@ from engine.worker.device_link import PendingStep
 from engine.worker.executor import Loaded
 from engine.worker.host_store import HostStore
 from engine.worker.input_batch import InputBatch
-from engine.worker.kv_cache import DTYPES, allocate_kv_cache, choose_kv_dtype
+from engine.worker.kv_cache import allocate_kv_cache, choose_kv_dtype
+from engine.worker.loaded_model import LoadedModel
 from engine.worker.model_runner import ModelRunner
-from engine.worker.native_swap import NativeSwap
-from engine.worker.ops_choice import note_rounding, start_ops
+from engine.worker.ops_choice import note_rounding
 from engine.worker.sampling.state import SamplingState
 from engine.worker.warm_up import (
     list_largest_steps,
@@ -58,7 +48,6 @@ from engine.worker.warm_up import (
     run_steps,
     run_timed,
 )
-from engine.worker.weight_moves import list_tensors, move_tensors
 
 # Under constant load, one chore runs after this many steps. Recording a graph waits for the device; repacking one
 # matrix takes less time than a step.
@@ -87,26 +76,25 @@ class Worker:
         self._timeline: list[tuple[str, float]] = []  # (phase, seconds)
         self._eos_token_ids = eos_token_ids
         self._memory: DeviceMemory | None = None  # None on the CPU
-        self._model: Model | None = None
-        self._adapters: AdapterStore | None = None
-        self._native: NativeSwap | None = None
+        self._loaded: LoadedModel | None = None
         self._graphs: DecodeGraphs | None = None
         self._runner: ModelRunner | None = None
-        self._drafter: Drafter | None = None
         self._draft_caches: list[tuple[torch.Tensor, torch.Tensor]] = []
-        self._draft_native: NativeSwap | None = None
-        self._ranks: Ranks | None = None  # the other ranks of the model
         self._host_store: HostStore | None = None  # blocks that left the KV cache
         self._num_steps = 0
 
     @property
     def model(self) -> Model:
-        assert self._model is not None, "no model is loaded"
-        return self._model
+        return self.loaded.model
+
+    @property
+    def loaded(self) -> LoadedModel:
+        assert self._loaded is not None, "no model is loaded"
+        return self._loaded
 
     @property
     def adapters(self) -> AdapterStore | None:
-        return self._adapters
+        return None if self._loaded is None else self._loaded.adapters
 
     @property
     def runner(self) -> ModelRunner:
@@ -124,7 +112,7 @@ class Worker:
         self.device, self._link, self._memory = open_device(self._worker_config)
         with self._phase("weights"):
             self._load_model()
-        notices += note_rounding(self._worker_config, self.model.ops.name, self._native)
+        notices += note_rounding(self._worker_config, self.model.ops.name, self.loaded.native)
         with self._phase("kv cache"):
             resolved = self._size_cache()
             notices = [*notices, *resolved.notices]
@@ -135,18 +123,19 @@ class Worker:
             self.reset()
         with self._phase("warm-up"):
             self.warm_up()
-        step_times = () if self._speculative is None else self._measure_steps()
+        step_times = () if self.config.speculative_config is None else self._measure_steps()
         self.state = WorkerState.READY
         return Loaded(self.resolved, self.model_config, tuple(self._timeline), step_times)
 
     def reset(self) -> None:
         """Start with an empty batch on the same weights, cache memory and recorded graphs."""
         self._link.enter_thread()
-        if self._ranks is not None and self._ranks.is_broken:
+        if self.loaded.is_broken:
             self._reload()
+        adapters, drafter = self.loaded.adapters, self.loaded.drafter
         self._runner = None  # frees its token pool before the next one is allocated
-        if self._adapters is not None:
-            self._adapters.unpin_all()
+        if adapters is not None:
+            adapters.unpin_all()
         scheduler, cache = self.resolved.scheduler, self.resolved.cache
         batch = InputBatch(
             *(scheduler.max_num_seqs, scheduler.max_model_len, cache.block_size, self.device),
@@ -162,11 +151,11 @@ class Worker:
             self._eos_token_ids,
             self._link,
             self._graphs,
-            self._drafter,
-            None if self._adapters is None else AdapterRows(self._adapters, self.model, self.device),
+            drafter,
+            None if adapters is None else AdapterRows(adapters, self.model, self.device),
         )
-        if self._drafter is not None:
-            self._drafter.start(batch, self._runner.sampler, self._draft_caches)
+        if drafter is not None:
+            drafter.start(batch, self._runner.sampler, self._draft_caches)
 
     def sleep(self, level: int) -> None:
         """Free the memory that this level does not hold, see WorkerState."""
@@ -179,8 +168,8 @@ class Worker:
         try:
             if self.state is WorkerState.ASLEEP_2:
                 self._load_model()
-            elif self.device.type != "cpu":
-                move_tensors(list_tensors(self.model), self.device)
+            else:
+                self.loaded.move_weights(self.device)
             self._make_caches()
             self.reset()
         except BaseException:
@@ -198,16 +187,13 @@ class Worker:
             self.sleep(WorkerState.ASLEEP_2)
 
     def _free_memory(self) -> None:
-        if self.state is WorkerState.ASLEEP_2:
-            self._model = self._native = self._drafter = self._draft_native = self._adapters = None
-            if self._ranks is not None:
-                self._ranks.close()
-            self._ranks = None
+        loaded = self._loaded
+        if self.state is WorkerState.ASLEEP_2 and loaded is not None:
+            self._loaded = None
+            loaded.close()
         self._drop_cache()
-        if self.state is WorkerState.ASLEEP_1 and self.device.type != "cpu":
-            move_tensors(list_tensors(self.model), torch.device("cpu"))
-            if self._adapters is not None:
-                self._adapters.unbind()
+        if self.state is WorkerState.ASLEEP_1:
+            self.loaded.move_weights(torch.device("cpu"))
         if self._memory is not None:
             self._memory.empty_cache()
 
@@ -215,12 +201,12 @@ class Worker:
         """Drop everything whose size depends on the cache or the rows."""
         self._runner = self._graphs = None
         self.kv_caches, self._draft_caches = [], []
-        if self._ranks is not None:
-            self._ranks.free(max(0, self.state))
         if self._host_store is not None:
             self._host_store.detach()
-        if self._model is not None:
-            self._model.release_positions()
+        if self._loaded is not None:
+            self._loaded.model.release_positions()
+            if self._loaded.ranks is not None:
+                self._loaded.ranks.free(max(0, self.state))
 
     def warm_up(self) -> None:
         """Run steps in the null block and record graphs, so that the first requests are not delayed by compilation."""
@@ -250,17 +236,12 @@ class Worker:
 
     def do_chore(self) -> bool:
         """Record the graph of one more batch size, or repack one more matrix; see Executor.do_chore."""
-        if self._ranks is not None:
-            self._ranks.check()
+        if self.loaded.ranks is not None:
+            self.loaded.ranks.check()
         if self._graphs is not None and self._graphs.has_more:
             self._graphs.record_next()
-        elif self._native is not None and self._native.has_move:
-            self._native.move_next(self.model)
-        elif self._draft_native is not None and self._draft_native.has_move and self._drafter is not None:
-            self._draft_native.move_next(self._drafter)
-        else:
-            return False
-        return True
+            return True
+        return self.loaded.move_next()
 
     def describe(self) -> dict[str, str | int]:
         if self.sleep_level:
@@ -270,8 +251,8 @@ class Worker:
             found["replaced_kernels"] = ", ".join(self.model.ops.replaced)
         if isinstance(self.model_config, TransformersConfig):
             found["model_impl"] = "transformers"
-        if self._native is not None:
-            found["native_ops"] = self._native.status
+        if self.loaded.native is not None:
+            found["native_ops"] = self.loaded.native.status
         if self._graphs is not None:
             found["num_recorded_graphs"] = self._graphs.num_recorded
             found["num_graphs_left"] = self._graphs.num_left
@@ -284,52 +265,7 @@ class Worker:
         self._timeline.append((name, time.monotonic() - start))
 
     def _load_model(self) -> None:
-        config = self._worker_config
-        dtype = DTYPES[config.dtype]
-        weight_format = self.model_config.weight_format
-        has_codes = weight_format is not None and weight_format.has_int4
-        size = self.config.tensor_parallel_size
-        num_threads = self.config.num_threads if size == 1 else config.num_threads
-        ops, self._native = start_ops(config, dtype, num_threads, has_codes, waits=size > 1)
-        sharding, build = self._choose_decoder()
-        if size > 1:
-            ops = limit_ops(ops)
-        self._model = load_model(
-            self.config.model,
-            dtype=dtype,
-            device=self.device,
-            load_format=self.config.load_format,
-            config=self.model_config,
-            seed=config.seed,
-            ops=ops,
-            quantization=None if config.quantization == "none" else config.quantization,
-            sharding=sharding,
-            build=build,
-        )
-        if self._ranks is not None:
-            self._ranks.wait_loaded()
-        if self.config.enable_lora:
-            self._adapters = self._make_adapters(self._model)
-        self._speculative = self.config.read_speculative()
-        if self._speculative is not None and self._speculative.device_method is not None:
-            # Ops of its own: native ops keep what they computed for one model.
-            draft_ops, self._draft_native = start_ops(config, dtype, num_threads)
-            self._drafter = load_drafter(self._speculative, self.model, draft_ops, self.device)
-        if self._drafter is not None:
-            self.model.aux_layers = self._drafter.aux_layers
-
-    def _choose_decoder(self) -> tuple[Sharding, BuildDecoder]:
-        """Return rank 0's part and what makes the decoder, and start the other ranks if there are any.
-
-        Raises:
-            ConfigError: the ranks cannot divide the model.
-        """
-        size, is_sliced = self.config.tensor_parallel_size, self.config.batch_invariant_tp
-        if size == 1:
-            return Sharding(is_sliced=is_sliced), DecoderModel
-        check_shardable(self.model_config, size)
-        self._ranks = Ranks(self.config, self._worker_config, size)
-        return Sharding(0, size, self._ranks.comm), partial(LeaderDecoder, ranks=self._ranks)
+        self._loaded = LoadedModel(self.config, self._worker_config, self.model_config, self.device)
 
     def _reload(self) -> None:
         """Load the model again, with new ranks."""
@@ -339,33 +275,18 @@ class Worker:
         self._make_caches()
         self.state = WorkerState.READY
 
-    def _make_adapters(self, model: Model) -> AdapterStore:
-        config = self.config
-        if not model.matrix_parts:
-            raise ConfigError(
-                "enable_lora: adapters need a model of our decoder, not one on transformers' code"
-            )
-        return AdapterStore(model, config.max_lora_rank, self._count_adapter_bytes(model, on_host=True))
-
-    def _count_adapter_bytes(self, model: Model, on_host: bool) -> int:
-        """Return the memory for adapters of `max_lora_rank`: those in host memory, or those of one step."""
-        config = self.config
-        count = (config.max_cpu_loras or 2 * config.max_loras) if on_host else config.max_loras
-        return count * estimate_adapter_bytes(model, config.max_lora_rank) if config.enable_lora else 0
-
     def _size_cache(self) -> ResolvedConfig:
-        draft_specs = () if self._drafter is None else self._drafter.kv_specs()
         sizer = CacheSizer(
             self.config,
             self._worker_config,
             self.model_config,
             self.model.kv_specs(),
-            draft_specs,
-            self._count_adapter_bytes(self.model, on_host=self._memory is None),
+            self.loaded.draft_specs,
+            self.loaded.count_adapter_bytes(on_host=self._memory is None),
         )
         if self._memory is not None:
             return sizer.measure(self._memory, self._run_largest_steps)
-        return sizer.estimate(self.model.ops, self._native)
+        return sizer.estimate(self.model.ops, self.loaded.native)
 
     def _compute_fingerprint(self, resolved: ResolvedConfig) -> str:
         config = self._worker_config
@@ -389,10 +310,10 @@ class Worker:
             self._drop_cache()
 
     def _make_caches(self) -> None:
-        if self._ranks is not None:
-            self._ranks.allocate(self.resolved.cache, self.resolved.max_model_len)
+        if self.loaded.ranks is not None:
+            self.loaded.ranks.allocate(self.resolved.cache, self.resolved.max_model_len)
         self.kv_caches = self._allocate(self.model.kv_specs())
-        self._draft_caches = [] if self._drafter is None else self._allocate(self._drafter.kv_specs())
+        self._draft_caches = self._allocate(self.loaded.draft_specs)
         self._open_host_store()
         self.model.limit_positions(self.resolved.max_model_len)
         if self.device.type == "cuda":
@@ -442,10 +363,10 @@ class Worker:
         if not self.resolved.worker.enable_cuda_graphs or not is_static:
             return None
         scheduler = self.resolved.scheduler
-        widths = [1]
-        if self._speculative is not None:
+        widths, speculative = [1], self.config.read_speculative()
+        if speculative is not None:
             # Steps in which every row verifies the same number of drafts.
-            widths += [1 + count for count in (1, 3, 7) if count <= self._speculative.num_speculative_tokens]
+            widths += [1 + count for count in (1, 3, 7) if count <= speculative.num_speculative_tokens]
         return DecodeGraphs(
             self.model,
             self.kv_caches,

@@ -197,7 +197,7 @@ async def test_an_engine_that_cannot_wake_up_says_why_and_can_be_asked_again(
             with pytest.raises(EngineDead, match=r"failed to wake up and is still asleep: .* no memory left"):
                 await engine.wake_up()
         assert (engine.state, engine.error) == ("sleeping", "RuntimeError: no memory left")
-        assert worker_of(engine)._model is None  # a second try needs the room of one model
+        assert worker_of(engine)._loaded is None  # a second try needs the room of one model
         await engine.wake_up()
         assert engine.error is None and await answer_all(engine) == before
 

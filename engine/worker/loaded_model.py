@@ -1,0 +1,148 @@
+"""LoadedModel: the weights, and what lives as long as they do: adapters, drafter, other ranks, moves to native ops."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+
+from engine.config import EngineConfig
+from engine.errors import ConfigError
+from engine.kv_cache_spec import KVCacheSpec
+from engine.lora.adapter_store import AdapterStore, estimate_adapter_bytes
+from engine.model import ModelConfig, load_model
+from engine.model.decoder import DecoderModel
+from engine.model.loader import BuildDecoder
+from engine.model.sharding import Sharding, check_shardable
+from engine.parallel.leader import LeaderDecoder
+from engine.parallel.load import limit_ops
+from engine.parallel.ranks import Ranks
+from engine.resolved_config import WorkerConfig
+from engine.spec.device.drafter import Drafter
+from engine.spec.device.load import load_drafter
+from engine.worker.kv_cache import DTYPES
+from engine.worker.native_swap import NativeSwap
+from engine.worker.ops_choice import start_ops
+from engine.worker.weight_moves import list_tensors, move_tensors
+
+
+class LoadedModel:
+    """Loads a model with its companions.
+
+    Raises:
+        ConfigError: the checkpoint, the adapters or the drafter do not fit the config.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        worker_config: WorkerConfig,
+        model_config: ModelConfig,
+        device: torch.device,
+    ) -> None:
+        self._config = config
+        self._worker_config = worker_config
+        self._model_config = model_config
+        self._device = device
+        self.ranks: Ranks | None = None  # the other ranks of the model
+        try:
+            self._load()
+            self.adapters = self._make_adapters() if config.enable_lora else None
+            self.drafter, self._draft_native = self._load_drafter()
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def draft_specs(self) -> tuple[KVCacheSpec, ...]:
+        """Content of the drafter's layers in the KV cache."""
+        return () if self.drafter is None else tuple(self.drafter.kv_specs())
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether another rank was lost, so that the model must be loaded again."""
+        return self.ranks is not None and self.ranks.is_broken
+
+    def move_next(self) -> bool:
+        """Move one more matrix to the native ops. Returns False if none is left."""
+        if self.native is not None and self.native.has_move:
+            self.native.move_next(self.model)
+        elif self._draft_native is not None and self._draft_native.has_move and self.drafter is not None:
+            self._draft_native.move_next(self.drafter)
+        else:
+            return False
+        return True
+
+    def move_weights(self, device: torch.device) -> None:
+        """Move the weights to the host or back. They stay where they are if the model's device is the host."""
+        if self._device.type == "cpu":
+            return
+        move_tensors(list_tensors(self.model), device)
+        if device.type == "cpu" and self.adapters is not None:
+            self.adapters.unbind()
+
+    def close(self) -> None:
+        """End the other ranks."""
+        if self.ranks is not None:
+            self.ranks.close()
+
+    def count_adapter_bytes(self, on_host: bool) -> int:
+        """Return the memory for adapters of `max_lora_rank`: those in host memory, or those of one step."""
+        config = self._config
+        count = (config.max_cpu_loras or 2 * config.max_loras) if on_host else config.max_loras
+        return count * estimate_adapter_bytes(self.model, config.max_lora_rank) if config.enable_lora else 0
+
+    def _load(self) -> None:
+        config = self._worker_config
+        weight_format = self._model_config.weight_format
+        has_codes = weight_format is not None and weight_format.has_int4
+        has_ranks = self._config.tensor_parallel_size > 1
+        self._dtype = DTYPES[config.dtype]
+        self._num_threads = config.num_threads if has_ranks else self._config.num_threads
+        ops, self.native = start_ops(config, self._dtype, self._num_threads, has_codes, waits=has_ranks)
+        sharding, build = self._choose_decoder()
+        self.model = load_model(
+            self._config.model,
+            dtype=self._dtype,
+            device=self._device,
+            load_format=self._config.load_format,
+            config=self._model_config,
+            seed=config.seed,
+            ops=limit_ops(ops) if has_ranks else ops,
+            quantization=None if config.quantization == "none" else config.quantization,
+            sharding=sharding,
+            build=build,
+        )
+        if self.ranks is not None:
+            self.ranks.wait_loaded()
+
+    def _choose_decoder(self) -> tuple[Sharding, BuildDecoder]:
+        """Return rank 0's part and what makes the decoder, and start the other ranks if there are any.
+
+        Raises:
+            ConfigError: the ranks cannot divide the model.
+        """
+        size = self._config.tensor_parallel_size
+        if size == 1:
+            return Sharding(is_sliced=self._config.batch_invariant_tp), DecoderModel
+        check_shardable(self._model_config, size)
+        self.ranks = Ranks(self._config, self._worker_config, size)
+        return Sharding(0, size, self.ranks.comm), partial(LeaderDecoder, ranks=self.ranks)
+
+    def _make_adapters(self) -> AdapterStore:
+        if not self.model.matrix_parts:
+            raise ConfigError(
+                "enable_lora: adapters need a model of our decoder, not one on transformers' code"
+            )
+        return AdapterStore(self.model, self._config.max_lora_rank, self.count_adapter_bytes(on_host=True))
+
+    def _load_drafter(self) -> tuple[Drafter | None, NativeSwap | None]:
+        speculative = self._config.read_speculative()
+        if speculative is None or speculative.device_method is None:
+            return None, None
+        # Ops of its own: native ops keep what they computed for one model.
+        ops, native = start_ops(self._worker_config, self._dtype, self._num_threads)
+        drafter = load_drafter(speculative, self.model, ops, self._device)
+        if drafter is not None:
+            self.model.aux_layers = drafter.aux_layers
+        return drafter, native
